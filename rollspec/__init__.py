@@ -1,0 +1,32 @@
+"""rollspec: exact speculative decoding for the rollout stage of RL post-training.
+
+`import rollspec` is light on purpose: it needs neither vllm, verl, ray nor torch, so that a launcher, a config linter or
+a login node can use it. Everything heavy is imported where it is used.
+
+    import rollspec
+    config = rollspec.RollspecConfig.load("default", overrides=["proposal.k_max=8"])
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from rollspec.config import RollspecConfig as RollspecConfig
+    from rollspec.errors import RollspecError as RollspecError
+
+__all__ = ["RollspecConfig", "RollspecError", "__version__"]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "RollspecConfig":
+        from rollspec.config import RollspecConfig
+
+        return RollspecConfig
+    if name == "RollspecError":
+        from rollspec.errors import RollspecError
+
+        return RollspecError
+    raise AttributeError(f"module 'rollspec' has no attribute {name!r}")

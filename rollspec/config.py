@@ -1,0 +1,283 @@
+"""Every knob of rollspec, once: typed, described, validated.
+
+A configuration comes from a preset name (`default`), a YAML file, a mapping, or a mapping that names a preset and changes
+some of it; later layers win, and the environment and dotted overrides come last:
+
+    RollspecConfig.load("default")
+    RollspecConfig.load("my.yaml", overrides=["proposal.k_max=8"])
+    RollspecConfig.load({"preset": "suffix_only", "proposal.suffix.window": 2})
+    ROLLSPEC__PROPOSAL__K_MAX=8 python train.py
+
+An unknown key is an error that names the nearest valid one: a typo must not silently leave the default in place.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, TypeAlias
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from rollspec.errors import ConfigError
+
+ENV_SWITCH = "ROLLSPEC"
+ENV_PREFIX = "ROLLSPEC__"
+
+Source: TypeAlias = "str | Path | Mapping[str, Any] | RollspecConfig | None"
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
+
+
+class SuffixConfig(_Section):
+    """Suffix drafts: what was said before, by the group's siblings, in past epochs, or anywhere."""
+
+    max_depth: int = Field(32, ge=4, le=128, description="Tokens of context a suffix tree can match, and its depth.")
+    siblings: bool = Field(True, description="Draft from the prompt group's other samples while they are generated.")
+    past: bool = Field(True, description="Draft from earlier responses to the same prompt.")
+    global_tree: bool = Field(True, description="Fall back to one tree over the latest responses to all prompts.")
+    window: int = Field(3, ge=1, description="Past rounds (policy versions) of a prompt that stay in its tree.")
+    spec_factor: float = Field(4.0, gt=0, description="A draft is at most this many times as long as its match.")
+    min_prob: float = Field(
+        0.1, gt=0, le=1, description="Stop a draft where its cumulative frequency falls below this."
+    )
+
+
+class BudgetConfig(_Section):
+    """How much of what was proposed is verified."""
+
+    policy: Literal["fixed", "goodput"] = Field(
+        "goodput",
+        description="`fixed` verifies every proposed token up to k_max; `goodput` keeps a token only while its calibrated "
+        "probability of acceptance pays for the measured cost of verifying it.",
+    )
+
+
+class ProposalConfig(_Section):
+    """Who drafts, and how far."""
+
+    drafters: tuple[Literal["suffix"], ...] = Field(("suffix",), description="Drafters in use; empty means none.")
+    k_max: int = Field(16, ge=1, le=64, description="Longest draft of a request in one step, in tokens.")
+    suffix: SuffixConfig = SuffixConfig()
+    budget: BudgetConfig = BudgetConfig()
+
+
+class HistoryConfig(_Section):
+    """Past rollouts: kept in memory for drafting, on disk across engine restarts."""
+
+    dir: Path | None = Field(None, description="Folder for saved history; unset keeps history in memory only.")
+    max_bytes: int = Field(256 << 20, ge=1 << 16, description="Bytes of past responses kept (oldest prompts go first).")
+    tree_max_bytes: int = Field(1 << 30, ge=1 << 16, description="Bytes of suffix trees kept in memory.")
+    autosave: bool = Field(True, description="Write history to `dir` in the background when the policy version changes.")
+
+
+class TelemetryConfig(_Section):
+    """Where measurements go besides the trainer's own logger."""
+
+    jsonl: Path | None = Field(None, description="Append one JSON object per drained interval to this file.")
+
+
+class RollspecConfig(_Section):
+    """The whole configuration. `mode` names the law of the rollout; `standard` is exact."""
+
+    preset: str = Field("default", description="The preset this configuration started from (provenance).")
+    enabled: bool = Field(True, description="False leaves the engine exactly as it would be without rollspec.")
+    mode: Literal["standard"] = Field(
+        "standard",
+        description="Law of the rollout. `standard`: exactly the policy, by the engine's rejection sampling.",
+    )
+    proposal: ProposalConfig = ProposalConfig()
+    history: HistoryConfig = HistoryConfig()
+    telemetry: TelemetryConfig = TelemetryConfig()
+
+    @model_validator(mode="after")
+    def _consistent(self) -> RollspecConfig:
+        s = self.proposal.suffix
+        if "suffix" in self.proposal.drafters and not (s.siblings or s.past or s.global_tree):
+            raise ValueError(
+                "proposal.suffix has siblings, past and global_tree all false, so nothing could be drafted: "
+                "set one of them, or proposal.drafters=[]"
+            )
+        return self
+
+    @classmethod
+    def load(
+        cls,
+        source: Source = None,
+        *,
+        overrides: Mapping[str, Any] | Sequence[str] = (),
+        env: Mapping[str, str] | None = None,
+    ) -> RollspecConfig:
+        """Resolve `source` (preset name, YAML path, mapping or None for `default`) and apply overrides.
+
+        Args:
+            source: what to start from.
+            overrides: `{"proposal.k_max": 8}` or `["proposal.k_max=8"]`; they win over `source`.
+            env: environment to read `ROLLSPEC__A__B=value` from; `os.environ` when None.
+
+        Raises:
+            ConfigError: unknown preset, file, key or a value out of range, as one sentence.
+        """
+        if isinstance(source, RollspecConfig):
+            layers = [(source.model_dump(), "the given configuration")]
+        else:
+            layers = _layers(source)
+        environ = os.environ if env is None else env
+        env_layer = {
+            k[len(ENV_PREFIX) :].lower().replace("__", "."): _parse(v)
+            for k, v in environ.items()
+            if k.startswith(ENV_PREFIX)
+        }
+        layers.append((env_layer, "the environment"))
+        layers.append((_override_mapping(overrides), "the overrides"))
+        merged: dict[str, Any] = {}
+        for mapping, origin in layers:
+            _merge(merged, _expand(mapping, origin), origin)
+        try:
+            return cls.model_validate(merged)
+        except ValidationError as e:
+            raise ConfigError(_sentence(e)) from e
+
+    def to_dict(self) -> dict[str, Any]:
+        """A JSON-able mapping from which `load` rebuilds an equal configuration."""
+        return self.model_dump(mode="json")
+
+
+def presets() -> dict[str, Path]:
+    """Preset names and their files: the packaged ones, or those of the source tree when run from a checkout."""
+    here = Path(__file__).resolve().parent
+    for folder in (here.parent / "configs", here / "_presets"):
+        if folder.is_dir():
+            return {p.stem: p for p in sorted(folder.glob("*.yaml"))}
+    return {}
+
+
+def knobs(section: type[BaseModel] = RollspecConfig, prefix: str = "") -> Iterator[tuple[str, str, Any, str]]:
+    """Every knob as (dotted name, type, default, description), for documentation and for nearest-name hints."""
+    for name, field in section.model_fields.items():
+        kind = field.annotation
+        if isinstance(kind, type) and issubclass(kind, BaseModel):
+            yield from knobs(kind, f"{prefix}{name}.")
+        else:
+            text = getattr(kind, "__name__", None) if isinstance(kind, type) else str(kind).replace("typing.", "")
+            yield f"{prefix}{name}", text or str(kind), field.default, field.description or ""
+
+
+def _layers(source: str | Path | Mapping[str, Any] | None) -> list[tuple[dict[str, Any], str]]:
+    if source is None:
+        source = "default"
+    if isinstance(source, Mapping):
+        data = dict(source)
+        base = data.pop("preset", None)
+        return [*(_layers(base) if base is not None else []), (data, "the given mapping")]
+    text = str(source)
+    known = presets()
+    if text in known:
+        return [({**_read_yaml(known[text]), "preset": text}, f"preset {text!r}")]
+    path = Path(text)
+    if path.suffix in (".yaml", ".yml") or path.is_file():
+        if not path.is_file():
+            raise ConfigError(f"rollspec: the configuration file {text!r} does not exist; give a path to a YAML file.")
+        data = _read_yaml(path)
+        base = data.pop("preset", None)
+        return [*(_layers(base) if base is not None else []), (data, str(path))]
+    near = difflib.get_close_matches(text, known, n=1)
+    hint = f"did you mean {near[0]!r}? " if near else ""
+    raise ConfigError(f"rollspec: there is no preset {text!r}; {hint}choose one of {', '.join(known)} or a YAML file.")
+
+
+def _read_yaml(path: Path) -> dict[str, Any]:
+    try:
+        data = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, yaml.YAMLError) as e:
+        raise ConfigError(f"rollspec: {path} cannot be read as YAML ({' '.join(str(e).split())}); fix the file.") from e
+    if data is None:
+        return {}
+    if not isinstance(data, dict):
+        raise ConfigError(f"rollspec: {path} holds {type(data).__name__}, not a mapping of keys to values.")
+    return data
+
+
+def _override_mapping(overrides: Mapping[str, Any] | Sequence[str]) -> dict[str, Any]:
+    if isinstance(overrides, Mapping):
+        return dict(overrides)
+    out: dict[str, Any] = {}
+    for item in overrides:
+        key, eq, value = item.partition("=")
+        if not eq:
+            raise ConfigError(f"rollspec: the override {item!r} has no '='; write key.sub=value.")
+        out[key.strip()] = _parse(value)
+    return out
+
+
+def _parse(text: str) -> Any:
+    try:
+        return yaml.safe_load(text)
+    except yaml.YAMLError:
+        return text
+
+
+def _expand(mapping: Mapping[str, Any], origin: str) -> dict[str, Any]:
+    """`{"a.b": 1}` and `{"a": {"b": 1}}` become the same nested dict."""
+    out: dict[str, Any] = {}
+    for key, value in mapping.items():
+        node = out
+        *parents, leaf = str(key).split(".")
+        for part in parents:
+            node = node.setdefault(part, {})
+            if not isinstance(node, dict):
+                raise ConfigError(f"rollspec: {key!r} in {origin} is set both as a value and as a section.")
+        if isinstance(value, Mapping):
+            value = _expand(value, origin)
+            if isinstance(node.get(leaf), dict):
+                _merge(node[leaf], value, origin)
+                continue
+        node[leaf] = value
+    return out
+
+
+def _merge(into: dict[str, Any], new: Mapping[str, Any], origin: str, prefix: str = "") -> None:
+    """Deep-merge `new` over `into`, refusing keys that no knob has."""
+    section = _section_at(prefix)
+    for key, value in new.items():
+        if section is not None and key not in section.model_fields:
+            raise ConfigError(_unknown(f"{prefix}{key}", value, origin))
+        if isinstance(value, Mapping) and _section_at(f"{prefix}{key}.") is not None:
+            child = into.setdefault(key, {})
+            _merge(child, value, origin, f"{prefix}{key}.")
+        else:
+            into[key] = value
+
+
+def _section_at(prefix: str) -> type[BaseModel] | None:
+    section: type[BaseModel] = RollspecConfig
+    for part in prefix.split(".")[:-1]:
+        field = section.model_fields.get(part)
+        kind = field.annotation if field else None
+        if not (isinstance(kind, type) and issubclass(kind, BaseModel)):
+            return None
+        section = kind
+    return section
+
+
+def _unknown(key: str, value: Any, origin: str) -> str:
+    names = [name for name, *_ in knobs()]
+    # A user who writes only the leaf ("k_max") should still be led to the full name.
+    near = difflib.get_close_matches(key, names, n=1, cutoff=0.6) or [
+        n for n in names if n.rsplit(".", 1)[-1] == key.rsplit(".", 1)[-1]
+    ]
+    hint = f"did you mean {near[0]!r}?" if near else "run `rollspec config` for the list."
+    return f"rollspec: unknown key {key!r} (value {value!r}) in {origin}; {hint}"
+
+
+def _sentence(error: ValidationError) -> str:
+    first = error.errors()[0]
+    where = ".".join(str(p) for p in first["loc"]) or "the configuration"
+    message = first["msg"].removeprefix("Value error, ")
+    value = "" if not first["loc"] else f" = {first['input']!r}"
+    return f"rollspec: {where}{value} cannot be used: {message}."

@@ -1,0 +1,43 @@
+"""The words every drafter shares: prompt keys, drafts, and what happened to them.
+
+Pure: numpy only, no engine. Token ids are int32 everywhere, as arctic-inference's trees take them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+TokenArray = npt.NDArray[np.int32]
+
+
+def as_tokens(token_ids: Sequence[int] | npt.NDArray[np.integer]) -> TokenArray:
+    """Contiguous int32 copy-if-needed of `token_ids`, shape [n]."""
+    return np.ascontiguousarray(token_ids, dtype=np.int32)
+
+
+def prompt_key(token_ids: Sequence[int] | npt.NDArray[np.integer]) -> str:
+    """Stable 128-bit hex key of a token sequence: group siblings and past epochs of one prompt share it."""
+    return hashlib.blake2b(as_tokens(token_ids).astype("<i4").tobytes(), digest_size=16).hexdigest()
+
+
+@dataclass(slots=True)
+class Draft:
+    """One request's proposal for one step.
+
+    `token_ids`: the chain, at most k_max tokens, possibly empty. `probs`: the drafter's estimate per token that it is
+    accepted given that all before it are; same length. `source`: who drafted, for telemetry. `match_len`: context tokens
+    that matched.
+    """
+
+    token_ids: list[int]
+    probs: list[float]
+    source: str
+    match_len: int
+
+
+NO_DRAFT = Draft([], [], "none", 0)

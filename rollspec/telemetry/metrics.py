@@ -1,0 +1,156 @@
+"""Every metric rollspec reports: name, unit, kind, meaning. One table; documentation and sinks are made from it.
+
+`EngineStats` is what an engine's worker counts between two drains; `to_metrics` turns it into the names users see.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """One row of the table. `kind`: gauge (a level) or counter (a sum over the interval)."""
+
+    name: str
+    unit: str
+    kind: str
+    meaning: str
+
+
+TABLE: tuple[Metric, ...] = (
+    Metric("rollspec/rollout/engine_seconds", "s", "counter", "time the engine spent in decode and prefill steps"),
+    Metric("rollspec/rollout/tokens", "tokens", "counter", "tokens emitted by the engine"),
+    Metric("rollspec/rollout/tokens_per_second", "tokens/s", "gauge", "emitted tokens per second of engine step time"),
+    Metric("rollspec/rollout/steps", "steps", "counter", "engine steps that sampled tokens"),
+    Metric("rollspec/rollout/batch_mean", "requests", "gauge", "mean number of requests sampled in a step"),
+    Metric("rollspec/rollout/tail_seconds", "s", "counter", "step time at a batch of at most a quarter of the peak"),
+    Metric("rollspec/rollout/propose_seconds", "s", "counter", "time spent proposing, inside the step"),
+    Metric("rollspec/rollout/propose_share", "ratio", "gauge", "propose_seconds / engine_seconds"),
+    Metric("rollspec/rollout/generation_share", "ratio", "gauge", "generation time / time of the whole training step"),
+    Metric("rollspec/rollout/speculating", "0/1", "gauge", "1 while drafts are verified, 0 while speculation is off"),
+    Metric("rollspec/accept/rate", "ratio", "gauge", "accepted / drafted tokens"),
+    Metric("rollspec/accept/length", "tokens", "gauge", "tokens emitted per request and verify step (accepted + 1)"),
+    Metric("rollspec/accept/drafted", "tokens", "counter", "tokens drafted and verified"),
+    Metric("rollspec/accept/accepted", "tokens", "counter", "drafted tokens accepted"),
+    Metric("rollspec/accept/draft_length", "tokens", "gauge", "drafted tokens per non-empty draft"),
+    Metric("rollspec/accept/rate/<drafter>", "ratio", "gauge", "accepted / drafted of one drafter"),
+    Metric("rollspec/accept/drafted/<drafter>", "tokens", "counter", "tokens drafted by one drafter"),
+    Metric("rollspec/accept/position/<i>", "ratio", "gauge", "acceptance of the i-th drafted token, given it was verified"),
+    Metric("rollspec/accept/predicted", "ratio", "gauge", "acceptance the drafters' calibrated confidence predicted"),
+    Metric("rollspec/history/bytes", "bytes", "gauge", "past responses kept"),
+    Metric("rollspec/history/tree_bytes", "bytes", "gauge", "suffix trees in memory"),
+    Metric("rollspec/history/prompts", "prompts", "gauge", "prompts with history"),
+    Metric("rollspec/history/evicted", "responses", "counter", "responses dropped to stay within the byte bound"),
+    Metric("rollspec/history/rewarded", "responses", "counter", "responses whose reward reached the history"),
+    Metric("rollspec/policy/version", "version", "gauge", "policy version the engine samples from"),
+    Metric("rollspec/guard/faults", "faults", "counter", "faults survived by degrading (each cause is logged once)"),
+    Metric("rollspec/health/logprob_gap", "nats", "gauge", "mean |log p engine - log p trainer| of sampled tokens"),
+    Metric("rollspec/health/logprob_corr", "ratio", "gauge", "correlation of engine and trainer probabilities"),
+    Metric("rollspec/reward/mean", "reward", "gauge", "mean reward of the rollouts of this step"),
+)
+
+
+@dataclass(slots=True)
+class EngineStats:
+    """Sums over the steps since the last drain, from one engine worker. JSON-able through `to_dict`."""
+
+    steps: int = 0
+    step_seconds: float = 0.0
+    tail_seconds: float = 0.0
+    propose_seconds: float = 0.0
+    requests: int = 0  # request-steps: sum over steps of requests that sampled
+    verified: int = 0  # request-steps whose draft was verified
+    drafted: int = 0
+    accepted: int = 0
+    emitted: int = 0
+    predicted: float = 0.0  # sum of calibrated acceptance probabilities of the drafted tokens
+    by_position: list[list[int]] = field(default_factory=list)  # [[verified_i, accepted_i], ...]
+    by_source: dict[str, list[int]] = field(default_factory=dict)  # drafter -> [drafts, drafted, accepted]
+    peak_batch: int = 0
+    version: int = 0
+    speculating: bool = True
+    history_bytes: int = 0
+    tree_bytes: int = 0
+    prompts: int = 0
+    evicted: int = 0
+    rewarded: int = 0
+    faults: dict[str, int] = field(default_factory=dict)  # cause -> count
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON types only: this crosses process borders."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> EngineStats:
+        """Inverse of `to_dict`. Unknown keys raise TypeError: both ends are one version of rollspec."""
+        return cls(**data)
+
+    @classmethod
+    def merge(cls, parts: Iterable[EngineStats]) -> EngineStats:
+        """Sum over replicas; levels (version, batch) take the maximum, `speculating` holds if any replica does."""
+        out = cls(speculating=False)
+        for p in parts:
+            for name in ("steps", "requests", "verified", "drafted", "accepted", "emitted", "history_bytes",
+                         "tree_bytes", "prompts", "evicted", "rewarded"):  # fmt: skip
+                setattr(out, name, getattr(out, name) + getattr(p, name))
+            for name in ("step_seconds", "tail_seconds", "propose_seconds", "predicted"):
+                setattr(out, name, getattr(out, name) + getattr(p, name))
+            for i, (n, a) in enumerate(p.by_position):
+                while len(out.by_position) <= i:
+                    out.by_position.append([0, 0])
+                out.by_position[i][0] += n
+                out.by_position[i][1] += a
+            for source, row in p.by_source.items():
+                total = out.by_source.setdefault(source, [0, 0, 0])
+                for j, v in enumerate(row):
+                    total[j] += v
+            for cause, n in p.faults.items():
+                out.faults[cause] = out.faults.get(cause, 0) + n
+            out.version = max(out.version, p.version)
+            out.peak_batch = max(out.peak_batch, p.peak_batch)
+            out.speculating = out.speculating or p.speculating
+        return out
+
+
+def to_metrics(s: EngineStats) -> dict[str, float]:
+    """The user-facing names of DESIGN's telemetry section from raw counts. Ratios with no denominator are left out."""
+    out: dict[str, float] = {
+        "rollspec/rollout/engine_seconds": s.step_seconds,
+        "rollspec/rollout/tail_seconds": s.tail_seconds,
+        "rollspec/rollout/propose_seconds": s.propose_seconds,
+        "rollspec/rollout/tokens": s.emitted,
+        "rollspec/rollout/steps": s.steps,
+        "rollspec/rollout/speculating": float(s.speculating),
+        "rollspec/accept/drafted": s.drafted,
+        "rollspec/accept/accepted": s.accepted,
+        "rollspec/history/bytes": s.history_bytes,
+        "rollspec/history/tree_bytes": s.tree_bytes,
+        "rollspec/history/prompts": s.prompts,
+        "rollspec/history/evicted": s.evicted,
+        "rollspec/history/rewarded": s.rewarded,
+        "rollspec/policy/version": s.version,
+        "rollspec/guard/faults": sum(s.faults.values()),
+    }
+    if s.step_seconds > 0:
+        out["rollspec/rollout/tokens_per_second"] = s.emitted / s.step_seconds
+        out["rollspec/rollout/propose_share"] = s.propose_seconds / s.step_seconds
+    if s.steps:
+        out["rollspec/rollout/batch_mean"] = s.requests / s.steps
+    if s.requests:
+        out["rollspec/accept/length"] = s.emitted / s.requests
+    if s.drafted:
+        out["rollspec/accept/rate"] = s.accepted / s.drafted
+        out["rollspec/accept/predicted"] = s.predicted / s.drafted
+    if s.verified:
+        out["rollspec/accept/draft_length"] = s.drafted / s.verified
+    for source, (_, drafted, accepted) in sorted(s.by_source.items()):
+        out[f"rollspec/accept/drafted/{source}"] = drafted
+        if drafted:
+            out[f"rollspec/accept/rate/{source}"] = accepted / drafted
+    for i, (n, a) in enumerate(s.by_position):
+        if n:
+            out[f"rollspec/accept/position/{i + 1}"] = a / n
+    return out
