@@ -47,10 +47,24 @@ TABLE: tuple[Metric, ...] = (
     Metric("rollspec/history/rewarded", "responses", "counter", "responses whose reward reached the history"),
     Metric("rollspec/policy/version", "version", "gauge", "policy version the engine samples from"),
     Metric("rollspec/guard/faults", "faults", "counter", "faults survived by degrading (each cause is logged once)"),
+    Metric("rollspec/guard/faults/<cause>", "faults", "counter", "faults of one cause"),
     Metric("rollspec/health/logprob_gap", "nats", "gauge", "mean |log p engine - log p trainer| of sampled tokens"),
     Metric("rollspec/health/logprob_corr", "ratio", "gauge", "correlation of engine and trainer probabilities"),
     Metric("rollspec/reward/mean", "reward", "gauge", "mean reward of the rollouts of this step"),
+    Metric("rollspec/length/p50", "tokens", "gauge", "median response length of this step"),
+    Metric("rollspec/length/p90", "tokens", "gauge", "90th percentile of response length of this step"),
+    Metric("rollspec/length/p99", "tokens", "gauge", "99th percentile of response length of this step"),
+    Metric("rollspec/length/max", "tokens", "gauge", "longest response of this step"),
 )
+
+
+def find(name: str) -> Metric | None:
+    """The row that describes the concrete metric `name`: `rollspec/accept/rate/suffix` is `.../rate/<drafter>`."""
+    stem = name.rsplit("/", 1)[0]
+    for row in TABLE:
+        if row.name == name or (row.name.endswith(">") and row.name.rsplit("/", 1)[0] == stem):
+            return row
+    return None
 
 
 @dataclass(slots=True)
@@ -150,6 +164,9 @@ def to_metrics(s: EngineStats) -> dict[str, float]:
         out[f"rollspec/accept/drafted/{source}"] = drafted
         if drafted:
             out[f"rollspec/accept/rate/{source}"] = accepted / drafted
+    for cause, n in sorted(s.faults.items()):
+        # A slash would open a new group in the trainer's logger.
+        out[f"rollspec/guard/faults/{cause.replace('/', '.')}"] = n
     for i, (n, a) in enumerate(s.by_position):
         if n:
             out[f"rollspec/accept/position/{i + 1}"] = a / n

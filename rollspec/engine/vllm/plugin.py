@@ -1,0 +1,141 @@
+"""The one entry point of `vllm.general_plugins`: reaches the engine whoever builds it, and is inert until asked.
+
+vLLM loads it in every process: where the engine is built it wraps `EngineArgs.create_engine_config`, and in the worker
+it installs the hooks. It is asked by `ROLLSPEC=<preset|yaml>`, by `additional_config={"rollspec": ...}`, or by an
+integration through `enable(...)`; without one of these it changes nothing.
+
+    ROLLSPEC=default python train.py
+    vllm serve MODEL --additional-config '{"rollspec": "default"}'
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import os
+from types import ModuleType
+from typing import Any
+
+from rollspec.config import ENV_SWITCH, RollspecConfig, Source
+from rollspec.engine.vllm import compat, patches
+
+logger = logging.getLogger("rollspec")
+
+KEY = "rollspec"
+PROPOSER = "rollspec.engine.vllm.proposer.VllmProposer"
+
+_enabled: Source = None
+
+
+def register() -> None:
+    """Called by vLLM in every process, possibly more than once. Installs wrappers only; imports nothing heavy."""
+    if patches.wanted_by_environment():
+        patches.install()
+    patches.on_import("vllm.engine.arg_utils", _wrap_engine_args)
+    patches.on_import("vllm.v1.worker.worker_base", _wrap_worker)
+
+
+def enable(source: Source = "default") -> None:
+    """Switch rollspec on for engines that this process builds from now on (`None` switches it off again)."""
+    global _enabled
+    _enabled = source
+    register()
+
+
+def _asked_for(args: Any) -> Source:
+    given = (args.additional_config or {}).get(KEY)
+    if given is not None:
+        return given  # type: ignore[no-any-return]
+    if _enabled is not None:
+        return _enabled
+    return os.environ.get(ENV_SWITCH) or None
+
+
+def _wrap_engine_args(module: ModuleType) -> None:
+    cls = module.EngineArgs
+    create = cls.create_engine_config
+    if getattr(create, "_rollspec", False):
+        return
+
+    @functools.wraps(create)
+    def create_engine_config(self: Any, *args: Any, **kwargs: Any) -> Any:
+        source = _asked_for(self)
+        if source is not None:
+            configure(self, source)
+        return create(self, *args, **kwargs)
+
+    create_engine_config._rollspec = True  # type: ignore[attr-defined]
+    cls.create_engine_config = create_engine_config
+
+
+def configure(args: Any, source: Source) -> None:
+    """Turn `EngineArgs` into those of an accelerated engine, or log in one sentence why they are left as they are.
+
+    Raises:
+        ConfigError: the configuration itself is wrong (a typo must stop the start, not silently cost the speed-up).
+    """
+    if isinstance(source, dict) and "off" in source:
+        return
+    # The environment has been applied by whoever resolved a full mapping already; doing it again is idempotent.
+    config = RollspecConfig.load(source)
+    reason = compat.unaccelerated_because(args, config)
+    if reason is not None:
+        level = logging.INFO if not config.enabled else logging.WARNING
+        logger.log(level, "rollspec: this engine runs without speculation because %s.", reason)
+        args.additional_config = {**(args.additional_config or {}), KEY: {"off": reason}}
+        return
+    args.additional_config = {**(args.additional_config or {}), KEY: config.to_dict()}
+    # A fresh dict each time: vLLM writes into it.
+    args.speculative_config = {
+        "method": "custom_class",
+        "model": PROPOSER,
+        "num_speculative_tokens": config.proposal.k_max,
+    }
+    logger.info(
+        "rollspec: speculation is on (preset %s, drafters %s, up to %d tokens).",
+        config.preset,
+        ", ".join(config.proposal.drafters),
+        config.proposal.k_max,
+    )
+
+
+def engine_config(vllm_config: Any) -> RollspecConfig | None:
+    """The configuration an engine was built with, or None where rollspec is off in it."""
+    given = (getattr(vllm_config, "additional_config", None) or {}).get(KEY)
+    if not isinstance(given, dict) or "off" in given:
+        return None
+    return RollspecConfig.load(given, env={})
+
+
+def _wrap_worker(module: ModuleType) -> None:
+    wrapper, base = module.WorkerWrapperBase, module.WorkerBase
+    init_worker, initialize = wrapper.init_worker, wrapper.initialize_from_config
+    if getattr(init_worker, "_rollspec", False):
+        return
+
+    @functools.wraps(init_worker)
+    def init_worker_patched(self: Any, all_kwargs: list[dict[str, Any]]) -> None:
+        # Before the model is loaded: packing of weights happens there.
+        vllm_config = all_kwargs[self.rpc_rank].get("vllm_config")
+        if patches.wanted_by_environment() is not False and engine_config(vllm_config) is not None:
+            patches.install()
+        init_worker(self, all_kwargs)
+
+    @functools.wraps(initialize)
+    def initialize_and_install(self: Any, kv_cache_configs: list[Any]) -> None:
+        initialize(self, kv_cache_configs)
+        config = engine_config(self.vllm_config)
+        if config is not None:
+            from rollspec.engine.vllm.worker import install
+
+            install(self.worker, config)
+
+    def rollspec(self: Any, op: str, payload: dict[str, Any] | None = None) -> dict[str, Any]:
+        from rollspec.engine.vllm.worker import call
+
+        return call(self, op, payload or {})
+
+    init_worker_patched._rollspec = True  # type: ignore[attr-defined]
+    wrapper.init_worker = init_worker_patched
+    wrapper.initialize_from_config = initialize_and_install
+    base.rollspec = rollspec

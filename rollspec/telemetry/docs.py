@@ -1,0 +1,90 @@
+"""Renders the metric table as `docs/metrics.md`, so that the page cannot disagree with the code.
+
+    python -m rollspec.telemetry.docs            # write docs/metrics.md
+    python -m rollspec.telemetry.docs --check    # exit 1 when it is out of date
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from rollspec.telemetry.metrics import TABLE
+
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "metrics.md"
+
+_GROUPS = {
+    "rollout": "Generation as the engine sees it: time, tokens, batch, and what proposing costs.",
+    "accept": "What the target accepted of what was drafted.",
+    "history": "The past responses that drafts come from.",
+    "policy": "Which policy is being sampled.",
+    "guard": "What went wrong and was survived.",
+    "health": "Whether engine and trainer still agree about the policy.",
+    "reward": "What the rollouts earned.",
+    "length": "Response lengths; the tail is what speculation is for.",
+}
+
+_HEAD = """\
+# Metrics
+
+Every metric rollspec reports. Generated from `rollspec/telemetry/metrics.py` by `python -m rollspec.telemetry.docs`:
+edit the table there.
+
+A *gauge* is a level, a *counter* a sum over the interval since the last report (one training step). `<drafter>`,
+`<i>` and `<cause>` stand for a drafter's name, a draft position counted from 1, and a short name of a fault. A ratio
+whose denominator is zero is left out rather than reported as zero.
+
+The metrics go to the trainer's own logger (so to W&B, TensorBoard or a console without further set-up) and, with
+`telemetry.jsonl`, to a JSON-lines file. `rollspec report RUN` reads a folder with `metrics.jsonl` (one object per
+training step; verl's `file` logger is read too) and `run.json` (where the run came from).
+"""
+
+_TAIL = """\
+## Read by the report from the trainer
+
+| name | meaning |
+|---|---|
+| `training/global_step`, `training/epoch` | the step (from 1) and the epoch (from 0) |
+| `timing_s/gen`, `timing_s/step`, `timing_s/<phase>` | seconds of generation, of the whole step, of its other phases |
+| `timing_per_token_ms/gen` | milliseconds of generation per response token; gives the token count |
+| `critic/score/mean`, `critic/rewards/mean` | mean reward, where `rollspec/reward/mean` is missing |
+| `response_length/mean`, `max`, `min`, `clip_ratio` | response lengths; `clip_ratio` is the share cut at the limit |
+| `rollout/spec_accept_rate`, `rollout/spec_accept_length` | acceptance, where `rollspec/accept/*` is missing |
+| `training/rollout_actor_probs_pearson_corr`, `training/rollout_probs_diff_mean` | agreement of engine and trainer |
+| `lengths` | optional list: response lengths of the step, for the histogram |
+"""
+
+
+def render() -> str:
+    """The page as Markdown, one section per metric group in the order of the table."""
+    parts = [_HEAD]
+    for group in dict.fromkeys(row.name.split("/")[1] for row in TABLE):
+        parts.append(f"## {group}\n\n{_GROUPS[group]}\n\n| name | unit | kind | meaning |\n|---|---|---|---|")
+        parts.append(
+            "\n".join(
+                f"| `{row.name}` | {row.unit} | {row.kind} | {row.meaning.replace('|', chr(92) + '|')} |"
+                for row in TABLE
+                if row.name.split("/")[1] == group
+            )
+            + "\n"
+        )
+    return "\n".join([*parts, _TAIL])
+
+
+def main(argv: Sequence[str]) -> int:
+    """Write the page, or compare it with `--check`; the exit status."""
+    text = render()
+    if "--check" in argv:
+        if PAGE.is_file() and PAGE.read_text(encoding="utf-8") == text:
+            return 0
+        print(f"{PAGE} is out of date; run `python -m rollspec.telemetry.docs`.", file=sys.stderr)
+        return 1
+    PAGE.parent.mkdir(parents=True, exist_ok=True)
+    PAGE.write_text(text, encoding="utf-8")
+    print(PAGE)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
