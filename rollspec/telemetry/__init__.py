@@ -1,0 +1,1 @@
+"""What is measured, where it goes, and the report made of it."""

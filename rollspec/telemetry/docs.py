@@ -1,7 +1,9 @@
 """Renders the metric table as `docs/metrics.md`, so that the page cannot disagree with the code.
 
-    python -m rollspec.telemetry.docs            # write docs/metrics.md
-    python -m rollspec.telemetry.docs --check    # exit 1 when it is out of date
+Write the page, or exit 1 when it is out of date:
+
+    python -m rollspec.telemetry.docs
+    python -m rollspec.telemetry.docs --check
 """
 
 from __future__ import annotations

@@ -38,7 +38,9 @@ TABLE: tuple[Metric, ...] = (
     Metric("rollspec/accept/draft_length", "tokens", "gauge", "drafted tokens per non-empty draft"),
     Metric("rollspec/accept/rate/<drafter>", "ratio", "gauge", "accepted / drafted of one drafter"),
     Metric("rollspec/accept/drafted/<drafter>", "tokens", "counter", "tokens drafted by one drafter"),
-    Metric("rollspec/accept/position/<i>", "ratio", "gauge", "acceptance of the i-th drafted token, given it was verified"),
+    Metric(
+        "rollspec/accept/position/<i>", "ratio", "gauge", "acceptance of the i-th draft token, given it was verified"
+    ),
     Metric("rollspec/accept/predicted", "ratio", "gauge", "acceptance the drafters' calibrated confidence predicted"),
     Metric("rollspec/history/bytes", "bytes", "gauge", "past responses kept"),
     Metric("rollspec/history/tree_bytes", "bytes", "gauge", "suffix trees in memory"),

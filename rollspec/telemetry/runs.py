@@ -1,0 +1,190 @@
+"""Reads a run folder: `metrics.jsonl` (one object per training step) and `run.json` (where the run came from).
+
+    run = load_run("runs/latest/rollspec")
+    run.series("timing_s/gen")        # [11.2, 9.8, None, ...], one entry per step
+
+Two line formats are read: flat metric names, and verl's `file` logger, `{"step": 3, "data": {...}}`. What was not
+measured stays None: the report says what is missing instead of showing zeros.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rollspec.errors import RollspecError
+
+METRICS = "metrics.jsonl"
+PROVENANCE = "run.json"
+STEP = "training/global_step"
+EPOCH = "training/epoch"
+LENGTHS = ("lengths", "rollspec/lengths")
+GEN, STEP_TIME = "timing_s/gen", "timing_s/step"
+
+Row = dict[str, float]
+
+
+@dataclass(frozen=True)
+class Run:
+    """One training run as it was measured. `steps` are step numbers, ascending; `rows[i]` belongs to `steps[i]`."""
+
+    name: str
+    folder: Path
+    steps: tuple[int, ...]
+    rows: tuple[Row, ...]
+    lengths: tuple[tuple[int, ...], ...]  # response lengths of each step, empty where they were not recorded
+    provenance: dict[str, Any]
+    notes: tuple[str, ...]
+
+    def series(self, *names: str) -> list[float | None]:
+        """One value per step: of the first of `names` that the run has at all, None where that step lacks it."""
+        for name in names:
+            if any(name in row for row in self.rows):
+                return [row.get(name) for row in self.rows]
+        return [None] * len(self.rows)
+
+    def has(self, *names: str) -> bool:
+        """Whether any step carries one of `names`."""
+        return any(name in row for row in self.rows for name in names)
+
+    def names(self, prefix: str) -> list[str]:
+        """Metric names under `prefix`, numbers in numeric order (`position/2` before `position/10`)."""
+        found = {name for row in self.rows for name in row if name.startswith(prefix)}
+        return sorted(found, key=lambda n: [int(p) if p.isdigit() else p for p in re.split(r"(\d+)", n)])
+
+    @property
+    def epochs(self) -> list[int]:
+        """Epoch of each step, from 0; all 0 when the run does not say."""
+        return [int(e or 0) for e in self.series(EPOCH)]
+
+    @property
+    def all_lengths(self) -> list[int]:
+        """Response lengths of all steps together."""
+        return [n for step in self.lengths for n in step]
+
+
+def load_run(folder: str | Path, name: str | None = None) -> Run:
+    """Read a run folder.
+
+    Raises:
+        RollspecError: the folder or its metrics are missing, empty or corrupted; names the file and the line.
+    """
+    folder = Path(folder)
+    if not folder.is_dir():
+        raise RollspecError(f"rollspec: there is no run folder {str(folder)!r}; give the folder that holds {METRICS}.")
+    path = folder / METRICS
+    if not path.is_file():
+        raise RollspecError(f"rollspec: {path} does not exist; a run folder holds {METRICS}, one JSON object per step.")
+    objects, notes = _read_lines(path)
+    steps, rows, lengths = _rows(objects)
+    if not rows:
+        raise RollspecError(f"rollspec: {path} holds no training step; let the run finish its first step, then retry.")
+    provenance = _read_provenance(folder / PROVENANCE, notes)
+    status = provenance.get("status")
+    if status not in (None, "finished"):
+        notes.append(f"{PROVENANCE} says the run is {status!r}, so it may be incomplete.")
+    label = name or str(provenance.get("name") or folder.resolve().name)
+    return Run(label, folder, tuple(steps), tuple(rows), tuple(lengths), provenance, tuple(notes))
+
+
+def find_pair(folder: str | Path) -> tuple[Path, Path | None]:
+    """(run, baseline) of `folder`: a run folder stands for itself, a demo folder for the two runs inside it."""
+    folder = Path(folder)
+    if (folder / METRICS).is_file():
+        return folder, None
+    inside = [folder / name for name in ("rollspec", "baseline") if (folder / name / METRICS).is_file()]
+    if len(inside) == 2:
+        return inside[0], inside[1]
+    return (inside[0], None) if inside else (folder, None)
+
+
+def parse_row(obj: dict[str, Any]) -> tuple[int | None, Row, tuple[int, ...]]:
+    """(step number or None, numeric metrics, response lengths) of one line of `metrics.jsonl`."""
+    data = obj.get("data")
+    if isinstance(data, dict):
+        obj = {STEP: obj.get("step"), **data}
+    row: Row = {}
+    for key, value in obj.items():
+        number = _number(value)
+        if number is not None:
+            row[key] = number
+    lengths: tuple[int, ...] = ()
+    for key in LENGTHS:
+        if isinstance(obj.get(key), list):
+            lengths = tuple(int(n) for n in map(_number, obj[key]) if n is not None)
+    step = row.get(STEP, row.get("step"))
+    return (None if step is None else int(step)), row, lengths
+
+
+def _read_lines(path: Path) -> tuple[list[dict[str, Any]], list[str]]:
+    try:
+        raw = path.read_bytes()
+    except OSError as e:
+        raise RollspecError(f"rollspec: {path} cannot be read ({e.strerror or e}); check its permissions.") from e
+    lines = raw.split(b"\n")
+    objects: list[dict[str, Any]] = []
+    notes: list[str] = []
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        try:
+            obj = json.loads(line.decode("utf-8"))
+        except ValueError as e:  # JSONDecodeError and UnicodeDecodeError
+            if number == len(lines):  # no newline after it: the writer was stopped in the middle of the line
+                notes.append(f"Line {number} of {METRICS} was cut off in the middle and is left out.")
+                continue
+            raise RollspecError(
+                f"rollspec: {path}, line {number}, is not valid JSON ({_short(e)}); repair or delete that line."
+            ) from e
+        if not isinstance(obj, dict):
+            raise RollspecError(
+                f"rollspec: {path}, line {number}, holds {type(obj).__name__}, not an object of names and values."
+            )
+        objects.append(obj)
+    if not objects:
+        raise RollspecError(f"rollspec: {path} is empty; let the run finish its first step, then retry.")
+    return objects, notes
+
+
+def _rows(objects: Iterable[dict[str, Any]]) -> tuple[list[int], list[Row], list[tuple[int, ...]]]:
+    """Rows by step; several lines of one step (validation, a resumed run) are merged, the later one wins."""
+    merged: dict[int, Row] = {}
+    lengths: dict[int, tuple[int, ...]] = {}
+    for index, obj in enumerate(objects, 1):
+        step, row, sizes = parse_row(obj)
+        if step == 0 and GEN not in row:
+            continue  # validation before the first training step
+        key = index if step is None else step
+        merged.setdefault(key, {}).update(row)
+        if sizes:
+            lengths[key] = sizes
+    steps = sorted(merged)
+    return steps, [merged[s] for s in steps], [lengths.get(s, ()) for s in steps]
+
+
+def _read_provenance(path: Path, notes: list[str]) -> dict[str, Any]:
+    if not path.is_file():
+        notes.append(f"There is no {PROVENANCE}: versions, machine and command line of this run are unknown.")
+        return {}
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as e:
+        raise RollspecError(f"rollspec: {path} cannot be read as JSON ({_short(e)}); repair or delete it.") from e
+    if not isinstance(data, dict):
+        raise RollspecError(f"rollspec: {path} holds {type(data).__name__}, not an object; repair or delete it.")
+    return data
+
+
+def _number(value: Any) -> float | None:
+    if isinstance(value, bool | int | float) and math.isfinite(value):
+        return float(value)
+    return None
+
+
+def _short(error: Exception) -> str:
+    return " ".join(str(error).split())[:120]

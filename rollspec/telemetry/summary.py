@@ -1,0 +1,281 @@
+"""From two measured runs to the numbers a report states: per run, per epoch, and one against the other.
+
+Claims are kept honest here: a speed-up comes with its bootstrap interval over steps, "unchanged" means that the paired
+difference per step cannot be told from zero, and a number whose metric is missing is None.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import numpy as np
+
+from rollspec.telemetry.runs import GEN, STEP_TIME, Run
+
+REWARD = ("rollspec/reward/mean", "critic/score/mean", "critic/rewards/mean")
+ACCEPT_LENGTH = ("rollspec/accept/length", "rollout/spec_accept_length")
+ACCEPT_RATE = ("rollspec/accept/rate", "rollout/spec_accept_rate")
+GAP = ("rollspec/health/logprob_gap", "training/rollout_probs_diff_mean")
+CORR = ("rollspec/health/logprob_corr", "training/rollout_actor_probs_pearson_corr")
+SPECULATING = "rollspec/rollout/speculating"
+FAULTS = "rollspec/guard/faults"
+# verl's phases of a step that do not contain each other.
+PHASES = ("gen", "reward", "old_log_prob", "ref", "values", "adv", "update_critic", "update_actor", "update_weights",
+          "save_checkpoint")  # fmt: skip
+
+
+@dataclass(frozen=True)
+class RunSummary:
+    """Numbers of one run; None where it was not measured. Seconds, tokens, tokens per second, ratios."""
+
+    name: str
+    steps: int
+    epochs: int
+    gen_total: float | None
+    gen_median: float | None
+    step_total: float | None
+    step_median: float | None
+    gen_share: float | None
+    tokens: float | None
+    tokens_per_second: float | None
+    accept_length: float | None
+    accept_rate: float | None
+    reward_first: float | None
+    reward_last: float | None
+    length_mean: float | None
+    length_p50: float | None
+    length_p90: float | None
+    length_p99: float | None
+    length_max: float | None
+    clip_ratio: float | None
+    propose_share: float | None
+    logprob_gap: float | None
+    logprob_corr_min: float | None
+    speculating_share: float | None
+    faults: dict[str, int] = field(default_factory=dict)
+    phases: dict[str, float] = field(default_factory=dict)  # seconds of each phase of the step, and of the rest
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """How many times faster, with a 95 % bootstrap interval over steps."""
+
+    value: float
+    low: float
+    high: float
+    steps: int
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Mean over paired steps of (run - baseline). `unchanged`: it cannot be told from zero at 95 %."""
+
+    mean: float
+    t: float
+    steps: int
+    unchanged: bool
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """A run against its baseline, over the steps that both have."""
+
+    steps: int
+    overall: Ratio | None
+    later: Ratio | None  # from the second epoch on
+    by_epoch: dict[int, Ratio]
+    tokens_per_second: float | None  # ratio
+    step: Ratio | None
+    saved_seconds: float | None
+    reward: Difference | None
+    length: Difference | None
+
+
+def summarize(run: Run) -> RunSummary:
+    """The numbers of one run."""
+    gen, step, tokens = run.series(GEN), run.series(STEP_TIME), tokens_per_step(run)
+    both = [(g, s) for g, s in zip(gen, step, strict=True) if g is not None and s is not None]
+    timed = [(t, g) for t, g in zip(tokens, gen, strict=True) if t is not None and g]
+    sizes = run.all_lengths
+    rewards = run.series(*REWARD)
+    first, last = _ends(run)
+    accepted, drafted = _total(run.series("rollspec/accept/accepted")), _total(run.series("rollspec/accept/drafted"))
+    propose, engine = (_total(run.series(f"rollspec/rollout/{n}_seconds")) for n in ("propose", "engine"))
+    return RunSummary(
+        name=run.name,
+        steps=len(run.steps),
+        epochs=len(set(run.epochs)),
+        gen_total=_total(gen),
+        gen_median=_median(gen),
+        step_total=_total(step),
+        step_median=_median(step),
+        gen_share=sum(g for g, _ in both) / sum(s for _, s in both) if both else None,
+        tokens=_total(tokens),
+        tokens_per_second=sum(t for t, _ in timed) / sum(g for _, g in timed) if timed else None,
+        accept_length=_mean(run.series(*ACCEPT_LENGTH)),
+        accept_rate=accepted / drafted if accepted is not None and drafted else _mean(run.series(*ACCEPT_RATE)),
+        reward_first=_mean(rewards[i] for i in first),
+        reward_last=_mean(rewards[i] for i in last),
+        length_mean=float(np.mean(sizes)) if sizes else _mean(run.series("response_length/mean")),
+        length_p50=_percentile(sizes, 50, run, "rollspec/length/p50"),
+        length_p90=_percentile(sizes, 90, run, "rollspec/length/p90"),
+        length_p99=_percentile(sizes, 99, run, "rollspec/length/p99"),
+        length_max=max(sizes) if sizes else _max(run.series("rollspec/length/max", "response_length/max")),
+        clip_ratio=_mean(run.series("response_length/clip_ratio")),
+        propose_share=propose / engine if propose is not None and engine else None,
+        logprob_gap=_mean(run.series(*GAP)),
+        logprob_corr_min=_min(run.series(*CORR)),
+        speculating_share=_mean(run.series(SPECULATING)),
+        faults=_faults(run),
+        phases=_phases(run),
+    )
+
+
+def compare(run: Run, baseline: Run) -> Comparison:
+    """`run` against `baseline`, step by step."""
+    here, there = dict(zip(run.steps, run.rows, strict=True)), dict(zip(baseline.steps, baseline.rows, strict=True))
+    common = sorted(here.keys() & there.keys())
+    epoch = dict(zip(run.steps, run.epochs, strict=True))
+    gen = {s: (there[s][GEN], here[s][GEN]) for s in common if GEN in here[s] and GEN in there[s]}
+    step = [(there[s][STEP_TIME], here[s][STEP_TIME]) for s in common if STEP_TIME in here[s] and STEP_TIME in there[s]]
+    first_epoch = min((epoch[s] for s in gen), default=0)
+    mine, theirs = summarize(run).tokens_per_second, summarize(baseline).tokens_per_second
+    return Comparison(
+        steps=len(common),
+        overall=ratio(list(gen.values())),
+        later=ratio([pair for s, pair in gen.items() if epoch[s] > first_epoch]),
+        by_epoch={
+            e: r
+            for e in sorted({epoch[s] for s in gen})
+            if (r := ratio([pair for s, pair in gen.items() if epoch[s] == e])) is not None
+        },
+        tokens_per_second=mine / theirs if mine and theirs else None,
+        step=ratio(step),
+        saved_seconds=sum(b - r for b, r in gen.values()) if gen else None,
+        reward=_paired(run, baseline, common, REWARD),
+        length=_paired(run, baseline, common, ("response_length/mean",)),
+    )
+
+
+def ratio(pairs: Sequence[tuple[float, float]], draws: int = 2000) -> Ratio | None:
+    """Total of the first over total of the second, with a 95 % interval from resampling pairs; None without data."""
+    if not pairs or sum(b for _, b in pairs) <= 0:
+        return None
+    table = np.asarray(pairs, dtype=np.float64)  # [steps, 2]
+    rng = np.random.default_rng(0)  # the same file must give the same report
+    sums = table[rng.integers(0, len(pairs), size=(draws, len(pairs)))].sum(axis=1)  # [draws, 2]
+    low, high = np.percentile(sums[:, 0] / np.maximum(sums[:, 1], 1e-12), [2.5, 97.5])
+    total = table.sum(axis=0)
+    return Ratio(float(total[0] / total[1]), float(low), float(high), len(pairs))
+
+
+def tokens_per_step(run: Run) -> list[float | None]:
+    """Response tokens of each step, from the most direct measurement the run has."""
+    per_token, gen, emitted = (
+        run.series(n) for n in ("timing_per_token_ms/gen", GEN, "rollspec/rollout/tokens")
+    )  # fmt: skip
+    out: list[float | None] = []
+    for i, sizes in enumerate(run.lengths):
+        ms, seconds = per_token[i], gen[i]
+        if sizes:
+            out.append(float(sum(sizes)))
+        elif ms and seconds is not None:
+            out.append(seconds * 1000 / ms)
+        else:
+            out.append(emitted[i])
+    return out
+
+
+def to_json(run: Run, baseline: Run | None) -> dict[str, Any]:
+    """Every number of the report, for programs."""
+    out: dict[str, Any] = {"run": asdict(summarize(run)), "baseline": None, "comparison": None}
+    if baseline is not None:
+        out["baseline"] = asdict(summarize(baseline))
+        out["comparison"] = asdict(compare(run, baseline))
+    return out
+
+
+def _paired(run: Run, baseline: Run, common: Sequence[int], names: Sequence[str]) -> Difference | None:
+    mine = dict(zip(run.steps, run.series(*names), strict=True))
+    theirs = dict(zip(baseline.steps, baseline.series(*names), strict=True))
+    gaps = [a - b for s in common if (a := mine[s]) is not None and (b := theirs[s]) is not None]
+    if len(gaps) < 3:  # two steps have no spread worth a test
+        return None
+    mean, error = float(np.mean(gaps)), float(np.std(gaps, ddof=1)) / math.sqrt(len(gaps))
+    t = mean / error if error > 0 else (0.0 if mean == 0 else math.inf)
+    return Difference(mean, t, len(gaps), abs(t) < _t95(len(gaps) - 1))
+
+
+def _t95(n: int) -> float:
+    """Two-sided 95 % quantile of Student's t with n >= 2 degrees of freedom, within 3 % (Cornish-Fisher expansion)."""
+    z = 1.959964
+    return (
+        z
+        + (z**3 + z) / (4 * n)
+        + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * n**2)
+        + (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / (384 * n**3)
+    )
+
+
+def _ends(run: Run) -> tuple[list[int], list[int]]:
+    """Row numbers of the first and the last epoch, which hold the same prompts; else the first and last third."""
+    epochs = run.epochs
+    if len(set(epochs)) > 1:
+        return [i for i, e in enumerate(epochs) if e == epochs[0]], [i for i, e in enumerate(epochs) if e == epochs[-1]]
+    third = max(1, len(epochs) // 3)
+    return list(range(third)), list(range(len(epochs) - third, len(epochs)))
+
+
+def _faults(run: Run) -> dict[str, int]:
+    """Cause -> count over the run; counts without a cause go under 'unnamed'."""
+    out = {n.rsplit("/", 1)[1]: int(_total(run.series(n)) or 0) for n in run.names(f"{FAULTS}/")}
+    out = {cause: n for cause, n in out.items() if n}
+    missing = int(_total(run.series(FAULTS)) or 0) - sum(out.values())
+    return {**out, **({"unnamed": missing} if missing > 0 else {})}
+
+
+def _phases(run: Run) -> dict[str, float]:
+    out: dict[str, float] = {}
+    for phase in PHASES:
+        seconds = _total(run.series(f"timing_s/{phase}"))
+        if seconds:
+            out[phase] = seconds
+    whole = _total(run.series(STEP_TIME))
+    if whole and out and whole > sum(out.values()):
+        out["other"] = whole - sum(out.values())
+    return out
+
+
+def _percentile(sizes: Sequence[int], q: float, run: Run, name: str) -> float | None:
+    # Without single lengths, the mean over steps of each step's own percentile is the closest thing measured.
+    return float(np.percentile(sizes, q)) if sizes else _mean(run.series(name))
+
+
+def _known(values: Iterable[float | None]) -> list[float]:
+    return [v for v in values if v is not None]
+
+
+def _total(values: Iterable[float | None]) -> float | None:
+    known = _known(values)
+    return sum(known) if known else None
+
+
+def _mean(values: Iterable[float | None]) -> float | None:
+    known = _known(values)
+    return sum(known) / len(known) if known else None
+
+
+def _median(values: Iterable[float | None]) -> float | None:
+    known = _known(values)
+    return float(np.median(known)) if known else None
+
+
+def _min(values: Iterable[float | None]) -> float | None:
+    return min(_known(values), default=None)
+
+
+def _max(values: Iterable[float | None]) -> float | None:
+    return max(_known(values), default=None)

@@ -1,0 +1,88 @@
+"""Synthetic runs for the report's tests: the shape of a real demo, invented numbers."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+
+def rows(speculating: bool, epochs: int = 3, per_epoch: int = 6, seed: int = 0) -> list[dict[str, Any]]:
+    """One row per step; generation gets faster from the second epoch on when `speculating`."""
+    rng = random.Random(seed + speculating)
+    out = []
+    for i in range(epochs * per_epoch):
+        epoch = i // per_epoch
+        lengths = [min(512, max(12, int(rng.lognormvariate(3.9, 0.7)))) for _ in range(64)]
+        pace = 1.0 if not speculating else (1.15, 1.6, 1.75)[min(epoch, 2)]
+        gen = sum(lengths) / (420 * pace) * rng.uniform(0.95, 1.05) + 0.4
+        row: dict[str, Any] = {
+            "training/global_step": i + 1,
+            "training/epoch": epoch,
+            "timing_s/gen": gen,
+            "timing_s/step": gen + 5.2 + rng.uniform(0, 0.4),
+            "timing_s/update_actor": 3.1 + rng.uniform(0, 0.2),
+            "timing_s/old_log_prob": 1.1,
+            "timing_s/update_weights": 0.4,
+            "timing_s/adv": 0.01,
+            "timing_per_token_ms/gen": gen * 1000 / sum(lengths),
+            "critic/score/mean": 0.35 + 0.02 * i + rng.gauss(0, 0.03),
+            "critic/rewards/mean": 0.35 + 0.02 * i + rng.gauss(0, 0.03),
+            "response_length/mean": sum(lengths) / len(lengths),
+            "response_length/max": max(lengths),
+            "response_length/min": min(lengths),
+            "response_length/clip_ratio": sum(n == 512 for n in lengths) / len(lengths),
+            "training/rollout_actor_probs_pearson_corr": 0.9995 + rng.uniform(0, 0.0004),
+            "training/rollout_probs_diff_mean": 0.004 + rng.uniform(0, 0.001),
+            "rollspec/length/p50": sorted(lengths)[32],
+            "rollspec/length/p90": sorted(lengths)[57],
+            "rollspec/length/p99": sorted(lengths)[63],
+            "rollspec/length/max": max(lengths),
+            "lengths": lengths,
+        }
+        if speculating:
+            rate = (0.31, 0.47, 0.52)[min(epoch, 2)] + rng.uniform(-0.03, 0.03)
+            drafted = 9000 + rng.randrange(500)
+            row |= {
+                "rollspec/accept/rate": rate,
+                "rollspec/accept/length": 1 + 2.4 * rate,
+                "rollspec/accept/drafted": drafted,
+                "rollspec/accept/accepted": int(drafted * rate),
+                "rollspec/accept/rate/group": rate + 0.05,
+                "rollspec/accept/rate/global": rate - 0.12,
+                "rollspec/accept/drafted/group": int(drafted * 0.8),
+                "rollspec/accept/drafted/global": int(drafted * 0.2),
+                "rollspec/rollout/propose_share": 0.03 + rng.uniform(0, 0.01),
+                "rollspec/rollout/propose_seconds": gen * 0.03,
+                "rollspec/rollout/engine_seconds": gen * 0.97,
+                "rollspec/rollout/speculating": 1.0,
+                "rollspec/guard/faults": 1 if i == 7 else 0,
+                **({"rollspec/guard/faults/history.save": 1} if i == 7 else {}),
+                **{f"rollspec/accept/position/{k}": rate * 0.97**k + 0.1 for k in range(1, 17)},
+            }
+        out.append(row)
+    return out
+
+
+def write_run(folder: Path, data: list[dict[str, Any]], **provenance: Any) -> Path:
+    """`data` and `provenance` as a run folder."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in data))
+    (folder / "run.json").write_text(json.dumps({"name": folder.name, "status": "finished", **provenance}))
+    return folder
+
+
+def write_demo(folder: Path) -> Path:
+    """A demo folder with both runs."""
+    shared: dict[str, Any] = {
+        "settings": {"prompts_per_step": 8, "n": 8, "epochs": 3, "lr": 1e-5, "dtype": "bfloat16"},
+        "machine": {"cpu": "2 cores of a test machine", "memory_gib": 23},
+        "versions": {"rollspec": "0.1.0", "verl": "0.9.1", "vllm": "0.29.0", "torch": "2.13.0+cpu"},
+        "git_sha": "0" * 40,
+        "seed": 0,
+        "command": ["python", "-m", "verl.trainer.main_ppo", *(f"key.number.{i}=value{i}" for i in range(12))],
+    }
+    write_run(folder / "baseline", rows(False), **shared)
+    write_run(folder / "rollspec", rows(True), **shared)
+    return folder
