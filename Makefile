@@ -1,0 +1,47 @@
+# The commands of the house. `make` alone lists them. Everything runs in the CPU environment that `make setup` makes.
+SHELL := bash
+VENV := $(abspath $(or $(ROLLSPEC_VENV),.venv))
+export PATH := $(VENV)/bin:$(PATH)
+export ROLLSPEC_VENV := $(VENV)
+ARGS ?=
+
+.DEFAULT_GOAL := help
+.PHONY: help setup test test-unit test-engine test-e2e lint format demo bench clean clean-all
+
+help:  ## list the targets
+	@grep -E '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | \
+		while IFS=$$'\t' read -r name text; do printf '  make %-12s %s\n' "$$name" "$$text"; done
+
+setup:  ## make the CPU environment in .venv (once; a second run returns at once)
+	@scripts/setup.sh
+
+test: setup  ## everything: static checks, unit, engine and end-to-end tests
+	@scripts/test.sh lint unit engine e2e
+
+test-unit: setup  ## pure tests, seconds (ARGS="-k config" goes to pytest, here and below)
+	@scripts/test.sh unit $(ARGS)
+
+test-engine: setup  ## tests against a real vLLM engine on CPU, minutes
+	@scripts/test.sh engine $(ARGS)
+
+test-e2e: setup  ## whole training jobs on CPU, minutes
+	@scripts/test.sh e2e $(ARGS)
+
+lint: setup  ## ruff check, ruff format --check, mypy, shellcheck
+	@scripts/test.sh lint
+
+format: setup  ## apply ruff's fixes and format
+	@ruff check --fix . && ruff format .
+
+demo: setup  ## a GRPO job on CPU with and without rollspec, and the report
+	@rollspec demo $(ARGS)
+
+bench: setup  ## every benchmark (ARGS="..." goes to rollspec bench)
+	@rollspec bench $(or $(ARGS),all)
+
+clean:  ## remove build outputs and caches of this repository
+	@rm -rf build dist .pytest_cache .ruff_cache .mypy_cache .hypothesis *.egg-info
+	@find . -path ./.git -prune -o -path './.venv*' -prune -o -type d -name __pycache__ -exec rm -rf {} +
+
+clean-all: clean  ## clean, and remove .venv, runs/ and outputs/
+	@rm -rf .venv runs outputs wandb .cache

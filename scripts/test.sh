@@ -1,0 +1,76 @@
+#!/usr/bin/env bash
+# Runs the named test stages, each within a time limit, and ends with one line: `N passed, N failed`.
+#
+#   scripts/test.sh lint unit engine e2e
+#   scripts/test.sh unit -k config -x        (arguments from the first dash on go to pytest)
+#
+# A stage that fails does not stop the later ones: one run shows everything. A failed static check counts as one failure.
+set -uo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit 1
+
+declare -A LIMIT=([unit]=300 [engine]=1200 [e2e]=1800)
+passed=0
+failed=0
+timings=()
+stages=()
+while (($#)) && [[ "$1" != -* ]]; do
+    stages+=("$1")
+    shift
+done
+
+check() {
+    local name="$1" start=$SECONDS
+    shift
+    echo "=== $name"
+    # INT, not TERM: pytest then tears its fixtures down and still prints what it has.
+    timeout --foreground -s INT -k 30 300 "$@" || failed=$((failed + 1))
+    timings+=("$(printf '%5d s  %s' "$((SECONDS - start))" "$name")")
+}
+
+count() { # count WORD FILE: the number before WORD in pytest's closing line
+    grep -E '[0-9]+ (passed|failed|error|skipped|deselected|xfailed|warning)|no tests ran' "$2" | tail -n 1 |
+        grep -oE "[0-9]+ $1" | grep -oE '[0-9]+' || echo 0
+}
+
+run_pytest() {
+    local stage="$1" start=$SECONDS log status
+    shift
+    echo "=== pytest tests/$stage"
+    if ! compgen -G "tests/$stage/test_*.py" >/dev/null; then
+        echo "tests/$stage has no tests"
+        return
+    fi
+    log="$(mktemp)"
+    timeout --foreground -s INT -k 30 "${LIMIT[$stage]}" python -m pytest "tests/$stage" "$@" 2>&1 | tee "$log"
+    status=${PIPESTATUS[0]}
+    passed=$((passed + $(count passed "$log")))
+    local bad=$(($(count failed "$log") + $(count 'error' "$log")))
+    if ((status == 124 || status == 137)); then
+        echo "tests/$stage was stopped at its limit of ${LIMIT[$stage]} s" >&2
+    fi
+    # A run that broke off, or found no test at all, is a failure even where no test failed.
+    ((status != 0 && bad == 0)) && bad=1
+    failed=$((failed + bad))
+    rm -f "$log"
+    timings+=("$(printf '%5d s  %s' "$((SECONDS - start))" "pytest tests/$stage")")
+}
+
+for stage in "${stages[@]}"; do
+    case "$stage" in
+    lint)
+        check "ruff check" ruff check .
+        check "ruff format" ruff format --check .
+        check "mypy" mypy
+        check "shellcheck" shellcheck scripts/*.sh .ci/run
+        ;;
+    unit | engine | e2e) run_pytest "$stage" "$@" ;;
+    *)
+        echo "scripts/test.sh: there is no stage '$stage'; choose from lint, unit, engine, e2e." >&2
+        exit 2
+        ;;
+    esac
+done
+echo "=== time"
+printf '%s\n' "${timings[@]}"
+echo "$passed passed, $failed failed"
+((failed == 0))
