@@ -1,0 +1,1 @@
+"""Continual drafter training; knows no RL trainer and no engine internals."""

@@ -1,7 +1,7 @@
 """Every knob of rollspec, once: typed, described, validated.
 
-A configuration comes from a preset name (`default`), a YAML file, a mapping, or a mapping that names a preset and changes
-some of it; later layers win, and the environment and dotted overrides come last:
+A configuration comes from a preset name (`default`), a YAML file, a mapping, or a mapping that names a preset and
+changes some of it; later layers win, and the environment and dotted overrides come last:
 
     RollspecConfig.load("default")
     RollspecConfig.load("my.yaml", overrides=["proposal.k_max=8"])
@@ -53,8 +53,8 @@ class BudgetConfig(_Section):
 
     policy: Literal["fixed", "goodput"] = Field(
         "goodput",
-        description="`fixed` verifies every proposed token up to k_max; `goodput` keeps a token only while its calibrated "
-        "probability of acceptance pays for the measured cost of verifying it.",
+        description="`fixed` verifies every proposed token up to k_max; `goodput` keeps a token only while its "
+        "calibrated probability of acceptance pays for the measured cost of verifying it.",
     )
 
 
@@ -73,7 +73,9 @@ class HistoryConfig(_Section):
     dir: Path | None = Field(None, description="Folder for saved history; unset keeps history in memory only.")
     max_bytes: int = Field(256 << 20, ge=1 << 16, description="Bytes of past responses kept (oldest prompts go first).")
     tree_max_bytes: int = Field(1 << 30, ge=1 << 16, description="Bytes of suffix trees kept in memory.")
-    autosave: bool = Field(True, description="Write history to `dir` in the background when the policy version changes.")
+    autosave: bool = Field(
+        True, description="Write history to `dir` in the background when the policy version changes."
+    )
 
 
 class TelemetryConfig(_Section):

@@ -1,0 +1,1 @@
+"""Who drafts, and how far. Pure: numpy and arctic-inference, no engine."""

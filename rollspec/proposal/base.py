@@ -25,13 +25,13 @@ def prompt_key(token_ids: Sequence[int] | npt.NDArray[np.integer]) -> str:
     return hashlib.blake2b(as_tokens(token_ids).astype("<i4").tobytes(), digest_size=16).hexdigest()
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, frozen=True)
 class Draft:
     """One request's proposal for one step.
 
-    `token_ids`: the chain, at most k_max tokens, possibly empty. `probs`: the drafter's estimate per token that it is
-    accepted given that all before it are; same length. `source`: who drafted, for telemetry. `match_len`: context tokens
-    that matched.
+    `token_ids`: the chain, at most k_max tokens, possibly empty. `probs`: the drafter's estimate, per token, that it
+    and all before it are accepted (so they never rise along the chain); same length. `source`: who drafted, for
+    telemetry and calibration. `match_len`: context tokens that matched.
     """
 
     token_ids: list[int]

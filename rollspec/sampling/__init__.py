@@ -1,0 +1,1 @@
+"""What is exact, and how that is checked."""

@@ -46,9 +46,8 @@ def unaccelerated_because(args: Any, config: RollspecConfig) -> str | None:
     if reason:
         return reason
     if args.speculative_config:
-        return (
-            f"speculative_config {args.speculative_config!r} was given to the engine and is kept; remove it to let rollspec speculate"
-        )
+        given = args.speculative_config
+        return f"the engine was given speculative_config {given!r}, which is kept; remove it to let rollspec speculate"
     if getattr(args, "pipeline_parallel_size", 1) > 1:
         return "pipeline_parallel_size > 1 is not tested with speculation; set it to 1"
     if getattr(args, "async_scheduling", None):

@@ -109,17 +109,17 @@ def engine_config(vllm_config: Any) -> RollspecConfig | None:
 
 def _wrap_worker(module: ModuleType) -> None:
     wrapper, base = module.WorkerWrapperBase, module.WorkerBase
-    init_worker, initialize = wrapper.init_worker, wrapper.initialize_from_config
-    if getattr(init_worker, "_rollspec", False):
+    init_device, initialize = wrapper.init_device, wrapper.initialize_from_config
+    if getattr(init_device, "_rollspec", False):
         return
 
-    @functools.wraps(init_worker)
-    def init_worker_patched(self: Any, all_kwargs: list[dict[str, Any]]) -> None:
-        # Before the model is loaded: packing of weights happens there.
-        vllm_config = all_kwargs[self.rpc_rank].get("vllm_config")
-        if patches.wanted_by_environment() is not False and engine_config(vllm_config) is not None:
+    @functools.wraps(init_device)
+    def patch_and_init_device(self: Any) -> None:
+        # Plugins are loaded inside `init_worker`, so this is the first step that can be wrapped; it is early enough:
+        # the model runner is made here and the model, whose weights are packed, is loaded after it.
+        if patches.wanted_by_environment() is not False and engine_config(self.vllm_config) is not None:
             patches.install()
-        init_worker(self, all_kwargs)
+        init_device(self)
 
     @functools.wraps(initialize)
     def initialize_and_install(self: Any, kv_cache_configs: list[Any]) -> None:
@@ -135,7 +135,7 @@ def _wrap_worker(module: ModuleType) -> None:
 
         return call(self, op, payload or {})
 
-    init_worker_patched._rollspec = True  # type: ignore[attr-defined]
-    wrapper.init_worker = init_worker_patched
+    patch_and_init_device._rollspec = True  # type: ignore[attr-defined]
+    wrapper.init_device = patch_and_init_device
     wrapper.initialize_from_config = initialize_and_install
     base.rollspec = rollspec

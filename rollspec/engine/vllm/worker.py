@@ -1,0 +1,221 @@
+"""Hooks inside a vLLM worker, and the operations a trainer calls on it by `collective_rpc("rollspec", (op, payload))`.
+
+Every operation answers with a JSON-able dict; a failing one answers `{"error": sentence}` and never raises, because an
+exception in a worker call ends the engine. Ranks that do not draft answer `{}`.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from rollspec.config import RollspecConfig
+from rollspec.engine.vllm import patches
+from rollspec.engine.vllm.compat import vllm_version
+from rollspec.engine.vllm.proposer import VllmProposer
+from rollspec.errors import HistoryError, RollspecError, UnsupportedEngineError
+
+logger = logging.getLogger("rollspec")
+
+
+def install(worker: Any, config: RollspecConfig) -> None:
+    """Attach rollspec to a worker whose model and KV cache are ready.
+
+    A fault here leaves the engine without speculation; it does not keep it from starting.
+    """
+    runner = worker.model_runner
+    drafter = getattr(runner, "drafter", None)
+    if not isinstance(drafter, VllmProposer):
+        return
+    try:
+        absent = patches.missing()
+        if absent:
+            # Speculating without them samples from another law than the policy's.
+            raise UnsupportedEngineError(
+                f"vLLM {vllm_version()} needs the patches {', '.join(absent)} to sample correctly, and "
+                f"{patches.ENV_PATCHES}=none forbids them; unset it"
+            )
+        drafter.attach(runner, drafts_here=_is_output_rank(worker))
+        _wrap_execute_model(runner, drafter)
+    except Exception as e:
+        drafter.fail("installation", e)
+        return
+    if config.history.dir is not None and drafter.drafting:
+        _load(drafter, {"dir": str(config.history.dir)})
+
+
+def call(worker: Any, op: str, payload: dict[str, Any]) -> dict[str, Any]:
+    """Run one operation; see `OPERATIONS` for their names and payloads."""
+    drafter = getattr(getattr(worker, "model_runner", None), "drafter", None)
+    if not isinstance(drafter, VllmProposer):
+        return {"state": "off", "reason": "rollspec is not on in this engine"} if op == "info" else {}
+    if drafter.runner is not None and not drafter.drafting and drafter.fault is None:
+        return {}  # a rank whose drafts vLLM does not read
+    operation = OPERATIONS.get(op)
+    if operation is None:
+        return {"error": f"rollspec: there is no operation {op!r}; use one of {', '.join(sorted(OPERATIONS))}."}
+    try:
+        return operation(drafter, payload)
+    except RollspecError as e:
+        return {"error": str(e)}
+    except Exception as e:
+        logger.exception("rollspec: the operation %r failed", op)
+        return {"error": f"rollspec: the operation {op!r} failed ({type(e).__name__}: {e})."}
+
+
+def _is_output_rank(worker: Any) -> bool:
+    """vLLM reads drafts from the first tensor-parallel rank of the last pipeline stage only (executor
+    `output_rank`).
+    """
+    parallel = worker.vllm_config.parallel_config
+    return int(worker.rank) % int(parallel.tensor_parallel_size) == 0
+
+
+def _wrap_execute_model(runner: Any, drafter: VllmProposer) -> None:
+    execute_model = runner.execute_model
+
+    @functools.wraps(execute_model)
+    def observed(scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
+        drafter.before_step(scheduler_output)
+        return execute_model(scheduler_output, *args, **kwargs)
+
+    runner.execute_model = observed
+
+
+# ---- operations
+# ---------------------------------------------------------------------------------------------------------
+
+
+def _info(drafter: VllmProposer, payload: dict[str, Any]) -> dict[str, Any]:
+    state, reason = drafter.state()
+    p = drafter.proposer
+    return {
+        "state": state,
+        "reason": reason,
+        "version": p.version,
+        "k": p.k,
+        "k_max": p.k_max,
+        "preset": drafter.config.preset,
+        "mode": drafter.config.mode,
+        "vllm": vllm_version(),
+        "running": len(p.requests),
+        "prompts": len(p.history),
+        "cost": {"c0": p.cost.c0, "c1": p.cost.c1, "fitted": p.cost.fitted},
+    }
+
+
+def _stats(drafter: VllmProposer, payload: dict[str, Any]) -> dict[str, Any]:
+    stats = drafter.proposer.drain()
+    stats.speculating = drafter.state()[0] != "none"
+    stats.faults, drafter.faults = drafter.faults, {}
+    return stats.to_dict()
+
+
+def _set_version(drafter: VllmProposer, payload: dict[str, Any]) -> dict[str, Any]:
+    version = int(payload["version"])
+    drafter.proposer.set_version(version)
+    history = drafter.config.history
+    if history.dir is not None and history.autosave and drafter.drafting:
+        _save(drafter, {"dir": str(history.dir), "wait": False})
+    return {"version": version}
+
+
+def _set_k(drafter: VllmProposer, payload: dict[str, Any]) -> dict[str, Any]:
+    k, most = int(payload["k"]), drafter.proposer.k_max
+    if not 0 <= k <= most:
+        return {"error": f"rollspec: k = {k} cannot be used; give 0 to proposal.k_max = {most}."}
+    drafter.proposer.k = k
+    return {"k": k}
+
+
+def _rewards(drafter: VllmProposer, payload: dict[str, Any]) -> dict[str, Any]:
+    items = [(str(p), str(r), float(v)) for p, r, v in payload["items"]]
+    _collect(drafter)
+    return {"matched": drafter.proposer.history.reward(items), "of": len(items)}
+
+
+def _save(drafter: VllmProposer, payload: dict[str, Any]) -> dict[str, Any]:
+    folder = Path(payload["dir"])
+    snapshot = drafter.proposer.snapshot()
+    if payload.get("wait", True):
+        return {"path": str(drafter.proposer.history.save(folder, snapshot))}
+    writer = _Writer.of(drafter)
+    writer.submit(lambda: drafter.proposer.history.save(folder, snapshot))
+    return {"path": str(folder)}
+
+
+def _load(drafter: VllmProposer, payload: dict[str, Any]) -> dict[str, Any]:
+    try:
+        count = drafter.proposer.history.load(payload["dir"])
+    except HistoryError as e:
+        _note(drafter, "history file refused", e)
+        return {"error": str(e)}
+    drafter.proposer.suffix.warm()
+    return {"responses": count}
+
+
+def _collect(drafter: VllmProposer) -> None:
+    """Take requests that ended in the last step as finished: vLLM tells the worker only when the next step starts."""
+    running = drafter.runner.requests
+    for req_id, r in list(drafter.proposer.requests.items()):
+        ended = bool(r.output) and (r.output[-1] in r.stop_ids or len(r.output) >= r.max_tokens)
+        if req_id not in running or ended:
+            drafter.proposer.finish(req_id)
+
+
+def _note(drafter: VllmProposer, cause: str, error: BaseException) -> None:
+    if cause not in drafter.faults:
+        logger.warning("%s", error)
+    drafter.faults[cause] = drafter.faults.get(cause, 0) + 1
+
+
+class _Writer:
+    """Writes history one file at a time off the step path; a newer snapshot replaces one that is still waiting."""
+
+    def __init__(self, drafter: VllmProposer) -> None:
+        self.drafter = drafter
+        self.lock = threading.Lock()
+        self.waiting: Callable[[], Any] | None = None
+        self.busy = False
+
+    @classmethod
+    def of(cls, drafter: VllmProposer) -> _Writer:
+        writer = drafter.__dict__.get("_history_writer")
+        if writer is None:
+            writer = drafter.__dict__["_history_writer"] = cls(drafter)
+        return writer
+
+    def submit(self, job: Callable[[], Any]) -> None:
+        with self.lock:
+            self.waiting = job
+            if self.busy:
+                return
+            self.busy = True
+        threading.Thread(target=self._run, name="rollspec-history", daemon=True).start()
+
+    def _run(self) -> None:
+        while True:
+            with self.lock:
+                job, self.waiting = self.waiting, None
+                if job is None:
+                    self.busy = False
+                    return
+            try:
+                job()
+            except Exception as e:
+                _note(self.drafter, "history not saved", e)
+
+
+OPERATIONS: dict[str, Callable[[VllmProposer, dict[str, Any]], dict[str, Any]]] = {
+    "info": _info,
+    "stats": _stats,
+    "set_version": _set_version,
+    "set_k": _set_k,
+    "rewards": _rewards,
+    "save": _save,
+    "load": _load,
+}

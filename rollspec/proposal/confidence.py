@@ -1,0 +1,93 @@
+"""Turns a drafter's frequencies into acceptance probabilities, from what the target then said.
+
+A frequency of 1.0 seen once and one seen fifty times are not the same promise, and neither is a match of two tokens and
+one of thirty. So the chance that the next drafted token is accepted is counted per (drafter, match length, frequency).
+
+Nothing has to be verified for this: a one-hot proposal x is accepted with probability p(x), and p(x) is also the chance
+that the target says x by itself, so every chain is scored against the tokens that were emitted, verified or not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rollspec.proposal.base import Draft
+
+_MATCH_EDGES = (2, 3, 5, 9, 17)  # match lengths 1, 2, 3-4, 5-8, 9-16, 17+
+_FREQ_EDGES = (0.25, 0.45, 0.65, 0.85, 0.985)
+_FREQ_MEANS = (0.2, 0.35, 0.55, 0.75, 0.9, 0.99)
+_COLUMNS = len(_FREQ_EDGES) + 1
+_CELLS = (len(_MATCH_EDGES) + 1) * _COLUMNS
+_MAX_MATCH = 128
+_MATCH_BASE = [sum(m >= e for e in _MATCH_EDGES) * _COLUMNS for m in range(_MAX_MATCH + 1)]
+_FREQ_COLUMN = [sum(f / 200 >= e for e in _FREQ_EDGES) for f in range(201)]
+
+PRIOR_WEIGHT = 6.0
+"""Observations the raw frequency counts for, before there are any."""
+
+MEMORY = 1000.0
+"""Observations per cell after which the past is halved, so that a drifting policy is followed."""
+
+
+class Confidence:
+    """Calibration table: one row of cells per drafter."""
+
+    def __init__(self) -> None:
+        self._tables: dict[str, _Table] = {}
+
+    def cumulative(self, draft: Draft, floor: float) -> tuple[list[float], list[int]]:
+        """Calibrated probability, per token, that it and all before it are accepted; and the table cells used.
+
+        The chain ends where the probability falls below `floor`: deeper tokens could not pay for themselves.
+        """
+        table = self._tables.get(draft.source)
+        if table is None:
+            table = self._tables[draft.source] = _Table()
+        rate = table.rate
+        match = draft.match_len
+        before = cumulative = 1.0
+        out: list[float] = []
+        cells: list[int] = []
+        for p in draft.probs:
+            cell = (
+                _MATCH_BASE[match if match < _MAX_MATCH else _MAX_MATCH] + _FREQ_COLUMN[int(min(p / before, 1.0) * 200)]
+            )
+            cumulative *= rate[cell]
+            if cumulative < floor:
+                break
+            out.append(cumulative)
+            cells.append(cell)
+            before = p
+            match += 1
+        return out, cells
+
+    def observe(self, source: str, cells: Sequence[int], proposed: Sequence[int], emitted: Sequence[int]) -> None:
+        """Score the chain `proposed` (with its `cells`) against the tokens the target then emitted."""
+        table = self._tables[source]
+        for cell, guess, token in zip(cells, proposed, emitted):  # noqa: B905 - the shortest ends what is known
+            if guess != token:
+                table.add(cell, 0.0)
+                return
+            table.add(cell, 1.0)
+
+
+class _Table:
+    """Hits and tries per cell, with the resulting rate kept ready for the step path."""
+
+    __slots__ = ("hits", "rate", "tries")
+
+    def __init__(self) -> None:
+        prior = [_FREQ_MEANS[i % _COLUMNS] for i in range(_CELLS)]
+        self.rate = list(prior)
+        self.tries = [PRIOR_WEIGHT] * _CELLS
+        self.hits = [PRIOR_WEIGHT * p for p in prior]
+
+    def add(self, cell: int, hit: float) -> None:
+        tries = self.tries[cell] + 1.0
+        hits = self.hits[cell] + hit
+        if tries > MEMORY:
+            tries *= 0.5
+            hits *= 0.5
+        self.tries[cell] = tries
+        self.hits[cell] = hits
+        self.rate[cell] = hits / tries

@@ -1,0 +1,253 @@
+"""Past rollouts: per prompt, the responses of the latest rounds; bounded in bytes; saved and reloaded.
+
+This is the durable part of suffix drafting: trees are rebuilt from it. One safetensors file holds one flat int32
+array of tokens with row offsets, and a JSON header with a checksum; a file that does not match its checksum is
+refused and set aside, never half-loaded.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import tempfile
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from rollspec.errors import HistoryError
+from rollspec.proposal.base import TokenArray, as_tokens, prompt_key
+
+FORMAT = "rollspec-history-1"
+FILE = "history.safetensors"
+
+
+@dataclass(slots=True)
+class Response:
+    """One finished (or, when saved mid-rollout, unfinished) response. `version`: policy version it was started
+    under.
+    """
+
+    tokens: TokenArray
+    version: int
+    reward: float | None = None
+    key: str | None = None  # prompt_key of the tokens, computed when a reward first asks for it
+
+
+@dataclass(slots=True)
+class PromptHistory:
+    """A prompt's tokens and its responses, oldest first."""
+
+    prompt: TokenArray
+    responses: list[Response]
+
+
+class History:
+    """Responses by prompt key, least recently used prompt evicted first.
+
+    Args:
+        max_bytes: bound on the token bytes kept; a single prompt larger than it is not kept at all.
+        window: rounds (distinct policy versions) kept per prompt.
+    """
+
+    def __init__(self, max_bytes: int, window: int) -> None:
+        self.max_bytes = max_bytes
+        self.window = window
+        self.bytes = 0
+        self.evicted = 0
+        self.rewarded = 0
+        self._prompts: OrderedDict[str, PromptHistory] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._prompts)
+
+    def __iter__(self) -> Iterator[tuple[str, PromptHistory]]:
+        return iter(self._prompts.items())
+
+    def get(self, key: str) -> PromptHistory | None:
+        """The prompt's history, now the most recently used, or None."""
+        entry = self._prompts.get(key)
+        if entry is not None:
+            self._prompts.move_to_end(key)
+        return entry
+
+    def add(self, key: str, prompt: TokenArray, response: Response) -> None:
+        """Keep `response`, drop rounds of this prompt beyond the window, then prompts beyond the byte bound."""
+        entry = self._prompts.get(key)
+        if entry is None:
+            entry = self._prompts[key] = PromptHistory(prompt, [])
+            self.bytes += prompt.nbytes
+        self._prompts.move_to_end(key)
+        entry.responses.append(response)
+        self.bytes += response.tokens.nbytes
+        versions = sorted({r.version for r in entry.responses})
+        if len(versions) > self.window:
+            self._keep(entry, lambda r: r.version >= versions[-self.window])
+        while self.bytes > self.max_bytes and self._prompts:
+            oldest = next(iter(self._prompts))
+            if oldest == key and len(entry.responses) > 1:
+                # Only this prompt is left: keep its newest response rather than nothing.
+                self._keep(entry, lambda r: r is response)
+                if self.bytes <= self.max_bytes:
+                    break
+            self._drop(oldest)
+
+    def reward(self, items: Iterable[tuple[str, str, float]]) -> int:
+        """Join rewards to responses; items are (prompt key, key of the response tokens, reward). Returns the
+        matches.
+        """
+        found = 0
+        for key, response_key, value in items:
+            entry = self._prompts.get(key)
+            for r in reversed(entry.responses if entry else ()):
+                if r.key is None:
+                    r.key = prompt_key(r.tokens)
+                if r.key == response_key and r.reward is None:
+                    r.reward = float(value)
+                    found += 1
+                    break
+        self.rewarded += found
+        return found
+
+    def _keep(self, entry: PromptHistory, wanted: Any) -> None:
+        kept = [r for r in entry.responses if wanted(r)]
+        dropped = [r for r in entry.responses if not wanted(r)]
+        self.bytes -= sum(r.tokens.nbytes for r in dropped)
+        self.evicted += len(dropped)
+        entry.responses[:] = kept
+
+    def _drop(self, key: str) -> None:
+        entry = self._prompts.pop(key)
+        self.bytes -= entry.prompt.nbytes + sum(r.tokens.nbytes for r in entry.responses)
+        self.evicted += len(entry.responses)
+
+    # ---- disk -------------------------------------------------------------------------------------------------------
+
+    def snapshot(self, unfinished: Iterable[tuple[str, TokenArray, Response]] = ()) -> dict[str, Any]:
+        """Arrays and header to be written; cheap enough for the step path, so that writing can happen in a thread."""
+        prompts: list[dict[str, Any]] = []
+        rows: list[TokenArray] = []
+        index: dict[str, int] = {}
+
+        def row_of(key: str, prompt: TokenArray) -> dict[str, Any]:
+            if key not in index:
+                index[key] = len(prompts)
+                prompts.append({"key": key, "versions": [], "rewards": [], "row": len(rows)})
+                rows.append(prompt)
+            return prompts[index[key]]
+
+        for key, entry in self._prompts.items():
+            record = row_of(key, entry.prompt)
+            for r in entry.responses:
+                record["versions"].append([r.version, len(rows)])
+                record["rewards"].append(r.reward)
+                rows.append(r.tokens)
+        for key, prompt, r in unfinished:
+            record = row_of(key, prompt)
+            record["versions"].append([r.version, len(rows)])
+            record["rewards"].append(None)
+            rows.append(r.tokens)
+        lengths = np.fromiter((len(r) for r in rows), dtype=np.int64, count=len(rows))
+        tokens = np.concatenate(rows) if rows else np.empty(0, np.int32)
+        return {"tokens": tokens.astype(np.int32, copy=False), "lengths": lengths, "prompts": prompts}
+
+    def save(self, folder: Path | str, snapshot: dict[str, Any] | None = None) -> Path:
+        """Write `folder/history.safetensors` atomically.
+
+        Raises:
+            HistoryError: the folder cannot be written or the disk is full; an earlier file stays as it was.
+        """
+        from safetensors.numpy import save
+
+        folder = Path(folder)
+        snap = self.snapshot() if snapshot is None else snapshot
+        header = {
+            "format": FORMAT,
+            "prompts": json.dumps(snap["prompts"], separators=(",", ":")),
+        }
+        header["checksum"] = _checksum(snap["tokens"], snap["lengths"], header["prompts"])
+        target = folder / FILE
+        temporary: str | None = None
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            data = save({"tokens": snap["tokens"], "lengths": snap["lengths"]}, metadata=header)
+            with tempfile.NamedTemporaryFile(dir=folder, prefix=".history-", delete=False) as f:
+                temporary = f.name
+                f.write(data)
+                f.flush()
+                os.fsync(f.fileno())
+            os.replace(temporary, target)
+        except OSError as e:
+            if temporary is not None:
+                Path(temporary).unlink(missing_ok=True)
+            raise HistoryError(
+                f"rollspec: history cannot be written to {folder} ({e.strerror or e}); make it writable, free space, "
+                "or set history.dir elsewhere."
+            ) from e
+        return target
+
+    def load(self, folder: Path | str) -> int:
+        """Add what `folder/history.safetensors` holds; returns the number of responses, 0 where there is no file.
+
+        Raises:
+            HistoryError: the file is truncated, altered or of another format. It is renamed to `*.corrupt` so that the
+                next save does not destroy it, and nothing of it is used.
+        """
+        path = Path(folder) / FILE
+        if not path.is_file():
+            return 0
+        try:
+            snap = _read(path)
+        except (OSError, ValueError, KeyError, TypeError, IndexError) as e:
+            aside = path.with_suffix(".safetensors.corrupt")
+            try:
+                os.replace(path, aside)
+                where = f"it was moved to {aside}"
+            except OSError:
+                where = "delete it"
+            raise HistoryError(
+                f"rollspec: the history file {path} is refused ({e}); {where} and history starts empty."
+            ) from e
+        count = 0
+        for key, prompt, responses in snap:
+            for r in responses:
+                self.add(key, prompt, r)
+                count += 1
+        return count
+
+
+def _checksum(tokens: TokenArray, lengths: Any, prompts: str) -> str:
+    h = hashlib.blake2b(digest_size=16)
+    for part in (tokens.astype("<i4").tobytes(), lengths.astype("<i8").tobytes(), prompts.encode()):
+        h.update(part)
+    return h.hexdigest()
+
+
+def _read(path: Path) -> list[tuple[str, TokenArray, list[Response]]]:
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(str(path), framework="numpy") as f:
+            header = f.metadata() or {}
+            tokens, lengths = f.get_tensor("tokens"), f.get_tensor("lengths")
+    except SafetensorError as e:
+        raise ValueError(f"it is not a readable safetensors file: {e}") from e
+    if header.get("format") != FORMAT:
+        raise ValueError(f"its format is {header.get('format')!r}, not {FORMAT!r}")
+    if _checksum(tokens, lengths, header["prompts"]) != header.get("checksum"):
+        raise ValueError("its checksum does not match its contents")
+    ends = np.cumsum(lengths)
+
+    def row(i: int) -> TokenArray:
+        return as_tokens(tokens[ends[i] - lengths[i] : ends[i]])
+
+    out = []
+    for record in json.loads(header["prompts"]):
+        pairs = zip(record["versions"], record["rewards"], strict=True)
+        responses = [Response(row(i), int(version), reward) for (version, i), reward in pairs]
+        out.append((str(record["key"]), row(int(record["row"])), responses))
+    return out

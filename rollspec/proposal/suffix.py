@@ -1,0 +1,191 @@
+"""Suffix drafts: one tree per prompt group, one global tree as fallback (arctic-inference's C++ `SuffixTree`).
+
+A group's tree holds its prompt, what its siblings have said so far in this round, and the responses of past rounds,
+so that a request can be drafted from any of them (SuffixDecoding arXiv:2411.04975; siblings as in Seer
+arXiv:2511.14617, past epochs as in RhymeRL arXiv:2508.18588 and DAS arXiv:2511.13841). The trees are a cache over
+`History`: dropped under memory pressure, rebuilt when their prompt comes back.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict, deque
+from dataclasses import dataclass, field
+from typing import Any
+
+from rollspec.config import SuffixConfig
+from rollspec.proposal.base import NO_DRAFT, Draft, TokenArray
+from rollspec.proposal.history import History
+
+PROMPT_TAIL = 8
+"""Prompt tokens put before each response in a tree, so that its first tokens have a context to match."""
+
+TREE_BYTES_PER_TOKEN = 320
+"""Upper estimate used between exact measurements; `SuffixTree.estimate_memory` walks the tree."""
+
+WEAK_MATCH = 8
+"""Below this match length the group's draft is compared with the global tree's."""
+
+
+@dataclass(slots=True)
+class Group:
+    """The tree of one prompt and which sequences are in it."""
+
+    key: str
+    prompt: TokenArray
+    tree: Any
+    head: TokenArray  # prompt tail that starts each response in the tree
+    next_seq: int = 1
+    active: int = 0
+    bytes: int = 0
+    sequences: dict[int, int] = field(default_factory=dict)  # sequence id -> policy version
+    versions: set[int] = field(default_factory=set)
+
+
+class SuffixDrafter:
+    """Keeps the trees and drafts from them. Not thread-safe: the engine's worker is one thread."""
+
+    def __init__(self, config: SuffixConfig, history: History, tree_max_bytes: int) -> None:
+        from arctic_inference.suffix_decoding._C import SuffixTree
+
+        self._new_tree = SuffixTree
+        self.config = config
+        self.history = history
+        self.tree_max_bytes = tree_max_bytes
+        self.bytes = 0
+        self._groups: OrderedDict[str, Group] = OrderedDict()
+        self._global = SuffixTree(config.max_depth)
+        self._global_seqs: deque[tuple[int, int]] = deque()  # (sequence id, bytes), oldest first
+        self._global_next = 0
+        self._global_bytes = 0
+
+    # ---- life of a request ------------------------------------------------------------------------------------------
+
+    def open(self, key: str, prompt: TokenArray, version: int) -> tuple[Group, int]:
+        """The prompt's group, built from history if need be, and this request's sequence id in it."""
+        group = self._groups.get(key)
+        if group is None:
+            group = self._build(key, prompt)
+        else:
+            self._groups.move_to_end(key)
+        if version not in group.versions:
+            group.versions.add(version)
+            self._forget_rounds(group, version)
+        group.active += 1
+        sequence = group.next_seq
+        group.next_seq += 1
+        if self.config.siblings:
+            group.sequences[sequence] = version
+            group.tree.extend_ndarray(sequence, group.head)
+        self._shrink(group)
+        return group, sequence
+
+    def extend(self, group: Group, sequence: int, tokens: list[int]) -> None:
+        """A request said `tokens`. Call it after drafting: a sequence's own end would count as a match that nothing
+        follows.
+        """
+        if self.config.siblings:
+            group.tree.extend(sequence, tokens)
+            grown = len(tokens) * TREE_BYTES_PER_TOKEN
+            group.bytes += grown
+            self.bytes += grown
+
+    def close(self, group: Group, sequence: int, tokens: TokenArray, version: int) -> None:
+        """A request ended with `tokens` (its whole response): keep it for later rounds and for the global tree."""
+        group.active -= 1
+        if not self.config.siblings and self.config.past:
+            self._insert(group, sequence, tokens, version)
+        if self.config.global_tree and len(tokens):
+            self._global.extend_ndarray(self._global_next, tokens)
+            size = len(tokens) * TREE_BYTES_PER_TOKEN
+            self._global_seqs.append((self._global_next, size))
+            self._global_next += 1
+            self._global_bytes += size
+            # A quarter of the memory for the fallback; the groups' trees earn more.
+            while self._global_bytes > self.tree_max_bytes // 4 and len(self._global_seqs) > 1:
+                old, freed = self._global_seqs.popleft()
+                self._global.remove(old)
+                self._global_bytes -= freed
+
+    # ---- drafting ---------------------------------------------------------------------------------------------------
+
+    def draft(self, group: Group, context: list[int], k: int) -> Draft:
+        """The likeliest chain of at most `k` tokens after `context` (the last `max_depth` tokens of prompt +
+        response).
+        """
+        c = self.config
+        best = group.tree.speculate(context, k, c.spec_factor, 0.0, c.min_prob, False)
+        source = "group"
+        if c.global_tree and best.match_len < WEAK_MATCH:
+            other = self._global.speculate(context, k, c.spec_factor, 0.0, c.min_prob, False)
+            if other.score > best.score:
+                best, source = other, "global"
+        tokens = best.token_ids
+        if not tokens:
+            return NO_DRAFT
+        return Draft(tokens, best.probs, source, best.match_len)
+
+    # ---- memory -----------------------------------------------------------------------------------------------------
+
+    @property
+    def tree_bytes(self) -> int:
+        """Estimated bytes of all trees."""
+        return self.bytes + self._global_bytes
+
+    def warm(self) -> None:
+        """Fill the global tree from a reloaded history; the groups' trees are built when their prompts come."""
+        if self.config.global_tree:
+            for _, entry in self.history:
+                for r in entry.responses[-1:]:
+                    self._global.extend_ndarray(self._global_next, r.tokens)
+                    size = len(r.tokens) * TREE_BYTES_PER_TOKEN
+                    self._global_seqs.append((self._global_next, size))
+                    self._global_next += 1
+                    self._global_bytes += size
+                    if self._global_bytes > self.tree_max_bytes // 4:
+                        return
+
+    def _build(self, key: str, prompt: TokenArray) -> Group:
+        tree = self._new_tree(self.config.max_depth)
+        tree.extend_ndarray(0, prompt)
+        group = Group(key, prompt, tree, prompt[-PROMPT_TAIL:].copy())
+        group.bytes = len(prompt) * TREE_BYTES_PER_TOKEN
+        self.bytes += group.bytes
+        self._groups[key] = group
+        past = self.history.get(key) if self.config.past else None
+        for response in past.responses if past else ():
+            group.versions.add(response.version)
+            self._insert(group, group.next_seq, response.tokens, response.version)
+            group.next_seq += 1
+        return group
+
+    def _insert(self, group: Group, sequence: int, tokens: TokenArray, version: int) -> None:
+        group.sequences[sequence] = version
+        group.tree.extend_ndarray(sequence, group.head)
+        group.tree.extend_ndarray(sequence, tokens)
+        grown = (len(tokens) + PROMPT_TAIL) * TREE_BYTES_PER_TOKEN
+        group.bytes += grown
+        self.bytes += grown
+
+    def _forget_rounds(self, group: Group, current: int) -> None:
+        """Slide the window: drop sequences of rounds older than the last `window` before the current one."""
+        past = sorted(v for v in group.versions if v != current)
+        keep = set(past[-self.config.window :]) if self.config.past else set()
+        for sequence, version in list(group.sequences.items()):
+            if version != current and version not in keep:
+                group.tree.remove(sequence)
+                del group.sequences[sequence]
+        before = group.bytes
+        group.bytes = int(group.tree.estimate_memory())
+        self.bytes += group.bytes - before
+        group.versions = keep | {current}
+
+    def _shrink(self, current: Group) -> None:
+        """Drop the least recently used trees that no running request needs."""
+        if self.bytes <= self.tree_max_bytes:
+            return
+        for key, group in list(self._groups.items()):
+            if self.bytes <= self.tree_max_bytes:
+                break
+            if group.active == 0 and group is not current:
+                self.bytes -= group.bytes
+                del self._groups[key]
