@@ -1,0 +1,31 @@
+"""Fixtures of the engine tests: the example's shipped policy, and prompts it was trained for."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+
+
+@pytest.fixture(scope="session")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    from examples.grpo_arithmetic.prepare import prepare
+
+    return Path(prepare(tmp_path_factory.mktemp("policy"), size="tiny").model)
+
+
+@pytest.fixture(scope="session")
+def prompts(model: Path) -> list[list[int]]:
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(model)
+    rng = random.Random(0)
+    out = []
+    for _ in range(6):
+        terms = "+".join(str(rng.randrange(10, 99)) for _ in range(rng.choice([2, 3, 5, 9])))
+        text = tokenizer.apply_chat_template(
+            [{"role": "user", "content": f"{terms}=?"}], add_generation_prompt=True, tokenize=False
+        )
+        out.append(tokenizer.encode(text))
+    return out

@@ -1,0 +1,47 @@
+"""Real vLLM engines for the tests: built small, called through the same operations a trainer uses."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+MAX_LEN = 256
+
+
+def build(model: Path, rollspec: Any = None, **kwargs: Any) -> Any:
+    from vllm import LLM
+
+    # Functions sent to the worker by these tests are pickled; nothing outside tests does that.
+    os.environ["VLLM_ALLOW_INSECURE_SERIALIZATION"] = "1"
+    return LLM(
+        model=str(model),
+        dtype="float32",
+        enforce_eager=True,
+        max_model_len=MAX_LEN,
+        max_num_seqs=16,
+        disable_log_stats=False,
+        enable_prefix_caching=False,
+        additional_config={} if rollspec is None else {"rollspec": rollspec},
+        **kwargs,
+    )
+
+
+def close(llm: Any) -> None:
+    llm.llm_engine.engine_core.shutdown()
+
+
+def call(llm: Any, op: str, **payload: Any) -> dict[str, Any]:
+    return next(r for r in llm.collective_rpc("rollspec", args=(op, payload)) if r)
+
+
+def generate(llm: Any, prompts: list[list[int]], copies: int = 2, limit: int = 160, **params: Any) -> list[list[int]]:
+    from vllm import SamplingParams
+
+    requests = [{"prompt_token_ids": p} for p in prompts for _ in range(copies)]
+    # Staggered limits: requests leave the batch at different steps, as in a long tail.
+    sampling = [
+        SamplingParams(temperature=0.0, detokenize=False, **{"max_tokens": limit - 7 * (i % 5), **params})
+        for i in range(len(requests))
+    ]
+    return [list(o.outputs[0].token_ids) for o in llm.generate(requests, sampling, use_tqdm=False)]

@@ -1,0 +1,157 @@
+"""Suffix drafts in a real vLLM engine: what is sampled does not change, and faults leave a working engine.
+
+float32 and greedy: the law is deterministic, so every comparison is token identity.
+"""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+from engines import MAX_LEN, build, call, close, generate
+
+from rollspec.proposal.base import prompt_key
+
+pytestmark = pytest.mark.engine
+
+
+@pytest.fixture(scope="module")
+def reference(model: Path, prompts: list[list[int]]) -> dict[str, Any]:
+    """What the engine says without rollspec."""
+    llm = build(model)
+    try:
+        return {
+            "info": call(llm, "info"),
+            "greedy": generate(llm, prompts),
+            "long": generate(llm, prompts[:4], copies=1, limit=MAX_LEN, ignore_eos=True),
+            "penalty": generate(llm, prompts, copies=1, repetition_penalty=1.3),
+        }
+    finally:
+        close(llm)
+
+
+@pytest.fixture(scope="module")
+def engine(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    llm = build(model, {"preset": "default", "history.dir": str(tmp_path_factory.mktemp("history"))})
+    yield llm
+    close(llm)
+
+
+def test_inert_without_a_switch(reference: dict[str, Any]) -> None:
+    assert reference["info"]["state"] == "off"
+
+
+def test_greedy_tokens_are_identical_over_epochs(
+    engine: Any, prompts: list[list[int]], reference: dict[str, Any]
+) -> None:
+    rates = []
+    for version in range(3):
+        call(engine, "set_version", version=version)
+        assert generate(engine, prompts) == reference["greedy"]
+        stats = call(engine, "stats")
+        assert stats["speculating"] and not stats["faults"]
+        rates.append((stats["drafted"], stats["accepted"], stats["steps"]))
+    assert rates[0][0] > 0, "siblings were not drafted from"
+    # The second epoch replays the first: nearly everything is accepted, in far fewer steps.
+    assert rates[1][1] > 0.9 * rates[1][0]
+    assert rates[1][2] < 0.5 * rates[0][2]
+    assert call(engine, "info")["state"] == "suffix"
+
+
+def test_k_changes_between_steps(engine: Any, prompts: list[list[int]], reference: dict[str, Any]) -> None:
+    from vllm import SamplingParams
+
+    rng = random.Random(1)
+    core = engine.llm_engine
+    for i, prompt in enumerate(prompts):
+        core.add_request(f"k-{i}", {"prompt_token_ids": prompt}, SamplingParams(temperature=0.0, max_tokens=120))
+    done: dict[str, list[int]] = {}
+    seen = set()
+    for _ in range(2000):
+        if not core.has_unfinished_requests():
+            break
+        k = rng.choice([0, 1, 3, 16])
+        seen.add(k)
+        assert call(engine, "set_k", k=k) == {"k": k}
+        for out in core.step():
+            if out.finished:
+                done[out.request_id.split("-")[1]] = list(out.outputs[0].token_ids)
+    call(engine, "set_k", k=16)
+    assert len(seen) > 2
+    for i in range(len(prompts)):
+        expected = reference["greedy"][2 * i][:120]
+        assert done[str(i)][: len(expected)] == expected
+    assert "error" in call(engine, "set_k", k=99)
+
+
+def test_identical_up_to_the_context_limit(engine: Any, prompts: list[list[int]], reference: dict[str, Any]) -> None:
+    for _ in range(2):
+        out = generate(engine, prompts[:4], copies=1, limit=MAX_LEN, ignore_eos=True)
+        assert out == reference["long"]
+    assert not call(engine, "stats")["faults"]
+
+
+def test_identical_with_a_repetition_penalty(engine: Any, prompts: list[list[int]], reference: dict[str, Any]) -> None:
+    assert generate(engine, prompts, copies=1, repetition_penalty=1.3) == reference["penalty"]
+
+
+def test_aborted_requests_leave_nothing_behind(engine: Any, prompts: list[list[int]]) -> None:
+    from vllm import SamplingParams
+
+    core = engine.llm_engine
+    for i, prompt in enumerate(prompts):
+        core.add_request(f"abort-{i}", {"prompt_token_ids": prompt}, SamplingParams(temperature=0.0, max_tokens=120))
+    for _ in range(4):
+        core.step()
+    core.abort_request([f"abort-{i}" for i in range(len(prompts))])
+    generate(engine, prompts[:1], copies=1)
+    call(engine, "rewards", items=[])  # collects what ended in the last step
+    assert call(engine, "info")["running"] == 0
+
+
+def test_rewards_join_their_responses(engine: Any, prompts: list[list[int]]) -> None:
+    call(engine, "set_version", version=10)
+    out = generate(engine, prompts[:2], copies=1)
+    items = [[prompt_key(p), prompt_key(o), 1.0] for p, o in zip(prompts[:2], out, strict=True)]
+    assert call(engine, "rewards", items=[*items, ["no such prompt", "x", 0.0]]) == {"matched": 2, "of": 3}
+
+
+def test_history_survives_a_restart(engine: Any, model: Path, prompts: list[list[int]], tmp_path: Path) -> None:
+    expected = generate(engine, prompts, copies=1)
+    saved = Path(call(engine, "save", dir=str(tmp_path))["path"])
+    assert saved.is_file()
+    # The same operations on a file that was damaged: refused in one sentence, set aside, the engine goes on.
+    damaged = tmp_path / "damaged"
+    damaged.mkdir()
+    (damaged / saved.name).write_bytes(saved.read_bytes()[:-7])
+    error = call(engine, "load", dir=str(damaged))["error"]
+    assert "refused" in error and str(damaged) in error
+    assert list(damaged.glob("*.corrupt"))
+    blocked = tmp_path / "file"
+    blocked.write_text("")
+    assert "cannot be written" in call(engine, "save", dir=str(blocked / "sub"))["error"]
+    assert "no operation" in call(engine, "nonsense")["error"]
+
+    again = build(model, {"preset": "default", "history.dir": str(tmp_path)})
+    try:
+        call(again, "set_version", version=11)
+        assert generate(again, prompts, copies=1) == expected
+        stats = call(again, "stats")
+        assert stats["accepted"] > 0.5 * stats["emitted"], "reloaded history was not drafted from"
+        # A fault while drafting: off, said, counted; the tokens stay the same.
+        again.collective_rpc(_break_drafting)
+        assert generate(again, prompts, copies=1) == expected
+        info = call(again, "info")
+        assert info["state"] == "none" and "planted" in info["reason"]
+        assert any("planted" in cause for cause in call(again, "stats")["faults"])
+    finally:
+        close(again)
+
+
+def _break_drafting(worker: Any) -> None:
+    def broken(*args: Any, **kwargs: Any) -> Any:
+        raise RuntimeError("planted fault")
+
+    worker.model_runner.drafter.proposer.suffix.draft = broken
