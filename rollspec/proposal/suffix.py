@@ -50,7 +50,9 @@ class SuffixDrafter:
         self._new_tree = SuffixTree
         self.config = config
         self.history = history
-        self.tree_max_bytes = tree_max_bytes
+        # A quarter of the memory for the fallback; the groups' trees earn more.
+        self._global_max = tree_max_bytes // 4
+        self._group_max = tree_max_bytes - self._global_max
         self.bytes = 0
         self._groups: OrderedDict[str, Group] = OrderedDict()
         self._global = SuffixTree(config.max_depth)
@@ -100,8 +102,7 @@ class SuffixDrafter:
             self._global_seqs.append((self._global_next, size))
             self._global_next += 1
             self._global_bytes += size
-            # A quarter of the memory for the fallback; the groups' trees earn more.
-            while self._global_bytes > self.tree_max_bytes // 4 and len(self._global_seqs) > 1:
+            while self._global_bytes > self._global_max and len(self._global_seqs) > 1:
                 old, freed = self._global_seqs.popleft()
                 self._global.remove(old)
                 self._global_bytes -= freed
@@ -141,7 +142,7 @@ class SuffixDrafter:
                     self._global_seqs.append((self._global_next, size))
                     self._global_next += 1
                     self._global_bytes += size
-                    if self._global_bytes > self.tree_max_bytes // 4:
+                    if self._global_bytes > self._global_max:
                         return
 
     def _build(self, key: str, prompt: TokenArray) -> Group:
@@ -181,10 +182,10 @@ class SuffixDrafter:
 
     def _shrink(self, current: Group) -> None:
         """Drop the least recently used trees that no running request needs."""
-        if self.bytes <= self.tree_max_bytes:
+        if self.bytes <= self._group_max:
             return
         for key, group in list(self._groups.items()):
-            if self.bytes <= self.tree_max_bytes:
+            if self.bytes <= self._group_max:
                 break
             if group.active == 0 and group is not current:
                 self.bytes -= group.bytes

@@ -1,0 +1,120 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from rollspec.errors import HistoryError
+from rollspec.proposal.base import as_tokens, prompt_key
+from rollspec.proposal.history import FILE, History, Response
+
+
+def filled(prompts: int = 3, rounds: int = 2, window: int = 4, max_bytes: int = 1 << 20) -> History:
+    h = History(max_bytes, window)
+    for version in range(rounds):
+        for i in range(prompts):
+            prompt = as_tokens([i, i + 1, i + 2])
+            h.add(prompt_key(prompt), prompt, Response(as_tokens([version, i] * 5), version))
+    return h
+
+
+def contents(h: History) -> dict[str, list[tuple[list[int], int, float | None]]]:
+    return {k: [(r.tokens.tolist(), r.version, r.reward) for r in e.responses] for k, e in h}
+
+
+def test_window_keeps_the_latest_rounds() -> None:
+    h = filled(prompts=1, rounds=6, window=2)
+    ((_, entry),) = list(h)
+    assert [r.version for r in entry.responses] == [4, 5]
+
+
+def test_bytes_are_bounded_and_counted() -> None:
+    h = filled(prompts=200, rounds=2, max_bytes=2000)
+    assert h.bytes <= 2000
+    assert h.bytes == sum(e.prompt.nbytes + sum(r.tokens.nbytes for r in e.responses) for _, e in h)
+    assert h.evicted > 0
+
+
+def test_one_prompt_larger_than_the_bound_keeps_its_newest_response() -> None:
+    h = History(200, 10)
+    prompt = as_tokens([1, 2])
+    for version in range(5):
+        h.add("k", prompt, Response(as_tokens(range(40)), version))
+    assert [r.version for r in h.get("k").responses] == [4]  # type: ignore[union-attr]
+    h.add("k", prompt, Response(as_tokens(range(400)), 9))
+    assert h.bytes <= 200 and len(h) == 0
+
+
+def test_save_and_load_round_trip(tmp_path: Path) -> None:
+    h = filled()
+    key = next(k for k, _ in h)
+    response = h.get(key).responses[-1]  # type: ignore[union-attr]
+    assert h.reward([(key, prompt_key(response.tokens), 0.5), (key, "unknown", 1.0)]) == 1
+    h.save(tmp_path)
+    again = History(1 << 20, 4)
+    assert again.load(tmp_path) == 6
+    assert contents(again) == contents(h)
+    assert again.bytes == h.bytes
+
+
+def test_unfinished_responses_are_saved_too(tmp_path: Path) -> None:
+    h = filled(prompts=1)
+    new = as_tokens([9, 9, 9])
+    h.save(tmp_path, h.snapshot([(prompt_key(new), new, Response(as_tokens([5, 6]), 3))]))
+    again = History(1 << 20, 4)
+    again.load(tmp_path)
+    assert again.get(prompt_key(new)).responses[0].tokens.tolist() == [5, 6]  # type: ignore[union-attr]
+
+
+def test_no_file_is_an_empty_history(tmp_path: Path) -> None:
+    assert History(1000, 1).load(tmp_path) == 0
+
+
+@pytest.mark.parametrize("damage", ["truncate", "flip", "empty", "foreign"])
+def test_damaged_file_is_refused_set_aside_and_rebuilt(tmp_path: Path, damage: str) -> None:
+    h = filled()
+    path = h.save(tmp_path)
+    data = bytearray(path.read_bytes())
+    if damage == "truncate":
+        path.write_bytes(data[:-9])
+    elif damage == "flip":
+        data[-3] ^= 1
+        path.write_bytes(data)
+    elif damage == "empty":
+        path.write_bytes(b"")
+    else:
+        from safetensors.numpy import save_file
+
+        save_file({"tokens": np.zeros(3, np.int32), "lengths": np.zeros(1, np.int64)}, path)
+    again = History(1 << 20, 4)
+    with pytest.raises(HistoryError, match="refused") as e:
+        again.load(tmp_path)
+    assert "\n" not in str(e.value)
+    assert len(again) == 0
+    assert list(tmp_path.glob("*.corrupt")) and not path.exists()
+    h.save(tmp_path)  # and the next save goes through
+    assert again.load(tmp_path) == 6
+
+
+def test_unwritable_folder_is_one_sentence(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(HistoryError, match="cannot be written"):
+        filled().save(tmp_path / "file")
+
+
+def test_a_failed_write_keeps_the_earlier_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import os
+
+    h = filled()
+    h.save(tmp_path)
+    before = (tmp_path / FILE).read_bytes()
+
+    def full(fd: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(HistoryError, match="No space left"):
+        filled(prompts=9).save(tmp_path)
+    assert (tmp_path / FILE).read_bytes() == before
+    assert [p.name for p in tmp_path.iterdir()] == [FILE]

@@ -1,0 +1,208 @@
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rollspec import RollspecConfig
+from rollspec.proposal.base import as_tokens
+from rollspec.proposal.proposer import Proposer
+
+pytest.importorskip("arctic_inference")
+
+
+def make(**overrides: Any) -> Proposer:
+    return Proposer(RollspecConfig.load("default", overrides=overrides, env={}), 4096)
+
+
+def simulate(p: Proposer, texts: dict[str, tuple[list[int], list[int]]], c0: float = 0.01, c1: float = 0.0003) -> int:
+    """Decode fixed texts with exact verification, as an engine would; returns the steps taken."""
+    drafts: dict[str, list[int]] = {}
+    said: dict[str, list[int]] = {r: [] for r in texts}
+    for r, (prompt, text) in texts.items():
+        p.begin(r, prompt, len(text))
+    steps = 0
+    while any(len(said[r]) < len(texts[r][1]) for r in texts):
+        ids = [r for r in texts if len(said[r]) < len(texts[r][1])]
+        new = []
+        for r in ids:
+            text, at, draft = texts[r][1], len(said[r]), drafts.get(r, [])
+            assert at + len(draft) < len(text), "a draft left no room for the target's own token"
+            n = 0
+            while n < len(draft) and draft[n] == text[at + n]:
+                n += 1
+            new.append(text[at : at + n + 1])
+            said[r].extend(new[-1])
+        scheduled = {r: drafts[r] for r in ids if drafts.get(r)}
+        out = p.step(ids, new, scheduled)
+        tokens = len(ids) + sum(map(len, scheduled.values()))
+        p.timed(tokens, True, c0 + c1 * tokens, len(ids))
+        assert all(len(d) <= p.k for d in out)
+        drafts.update(zip(ids, out, strict=True))
+        steps += 1
+    for r in texts:
+        p.finish(r)
+    return steps
+
+
+def story(seed: int, n: int = 120) -> list[int]:
+    rng = random.Random(seed)
+    return [rng.randrange(5, 500) for _ in range(n)]
+
+
+def test_second_epoch_is_drafted_from_the_first() -> None:
+    p = make()
+    texts = {str(i): ([1, 2, i], story(i)) for i in range(4)}
+    assert simulate(p, texts) == 120
+    p.set_version(1)
+    p.drain()
+    assert simulate(p, texts) < 30
+    s = p.drain()
+    assert s.accepted > 0.9 * s.drafted
+    assert s.emitted == 4 * 120
+    assert s.by_source.keys() == {"group"}
+
+
+def test_slow_siblings_are_drafted_from_fast_ones() -> None:
+    p = make()
+    text = story(1)
+    simulate(p, {"fast": ([1, 2], text)})
+    p.drain()
+    # The same round, the same prompt: the first sibling has finished.
+    assert simulate(p, {"slow": ([1, 2], text)}) < 30
+    off = make(**{"proposal.suffix.siblings": False, "proposal.suffix.past": False})
+    off.suffix.config = off.suffix.config.model_copy(update={"global_tree": False})
+    simulate(off, {"fast": ([1, 2], text)})
+    assert simulate(off, {"slow": ([1, 2], text)}) == 120
+
+
+def test_past_rounds_can_be_left_out() -> None:
+    p = make(**{"proposal.suffix.past": False, "proposal.suffix.global_tree": False})
+    texts = {"a": ([1, 2], story(1))}
+    simulate(p, texts)
+    p.set_version(1)
+    assert simulate(p, texts) == 120
+
+
+def test_window_slides_in_the_trees() -> None:
+    p = make(**{"proposal.suffix.window": 1, "proposal.suffix.global_tree": False})
+    old, new = story(1), story(2)
+    for version, text in enumerate((old, new, new)):
+        p.set_version(version)
+        simulate(p, {f"{version}": ([1, 2], text)})
+    p.set_version(3)
+    p.drain()
+    assert simulate(p, {"x": ([1, 2], old)}) == 120, "text of a round outside the window was drafted"
+
+
+def test_global_tree_serves_other_prompts() -> None:
+    p = make()
+    text = story(3)
+    simulate(p, {"a": ([1, 2], text)})
+    p.drain()
+    assert simulate(p, {"b": ([7, 8, 9], text)}) < 40
+    assert "global" in p.drain().by_source
+
+
+def test_useless_drafts_are_not_verified() -> None:
+    """Text that never repeats, over few symbols so that suffixes always match: the budget learns to verify little."""
+    rng = random.Random(0)
+    texts = {str(i): ([1, i], [rng.randrange(4) for _ in range(300)]) for i in range(32)}
+    p, greedy = make(), make(**{"proposal.budget.policy": "fixed"})
+    simulate(p, texts)
+    simulate(greedy, texts)
+    assert p.drain().step_seconds < 0.5 * greedy.drain().step_seconds
+
+
+def test_calibration_predicts_acceptance() -> None:
+    p = make()
+    rng = random.Random(0)
+    base = {i: story(i, 300) for i in range(8)}
+    for version in range(4):
+        p.set_version(version)
+        p.drain()
+        texts = {
+            f"{version}-{i}": ([1, 2, i], [t if rng.random() > 0.1 else rng.randrange(5, 500) for t in base[i]])
+            for i in base
+        }
+        simulate(p, texts)
+    s = p.drain()
+    assert s.predicted / s.drafted == pytest.approx(s.accepted / s.drafted, abs=0.07)
+
+
+def test_k_is_respected_and_zero_means_no_draft() -> None:
+    p = make()
+    texts = {"a": ([1, 2], story(1))}
+    simulate(p, texts)
+    p.k = 0
+    assert simulate(p, texts) == 120
+    p.k = 2
+    p.drain()
+    simulate(p, texts)
+    assert p.drain().drafted > 0
+
+
+def test_tokens_past_a_stop_or_the_limit_are_not_history() -> None:
+    p = make()
+    p.begin("a", [1, 2], 4, stop_ids={9})
+    p.step(["a"], [[5, 9, 7]], {"a": [9, 7]})
+    p.finish("a")
+    p.begin("b", [1, 2], 3)
+    p.step(["b"], [[5, 6, 7, 8]], {"b": [6, 7, 8]})
+    p.finish("b")
+    ((_, entry),) = list(p.history)
+    assert [r.tokens.tolist() for r in entry.responses] == [[5, 9], [5, 6, 7]]
+
+
+def test_unknown_requests_and_prefill_rows_are_skipped() -> None:
+    p = make()
+    p.begin("a", [1, 2], 10)
+    assert p.step(["a", "stranger"], [[], [4]], {}) == [[], []]
+    p.finish("stranger")
+
+
+def test_trees_stay_within_their_bound() -> None:
+    bound = 1 << 20
+    p = make(**{"history.tree_max_bytes": bound})
+    for i in range(60):
+        simulate(p, {f"{i}": ([i, 1, 2], story(i, 200))})
+    assert p.suffix.tree_bytes <= 1.1 * bound
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.data())
+def test_any_interleaving_keeps_counts_consistent(data: st.DataObject) -> None:
+    """Requests that begin, step, finish and change version in any order: counts add up, drafts fit."""
+    p = make(**{"proposal.k_max": 4})
+    running: dict[str, list[int]] = {}
+    emitted = 0
+    for n in range(data.draw(st.integers(1, 30))):
+        action = data.draw(st.sampled_from(["begin", "step", "step", "finish", "version"]))
+        if action == "begin":
+            p.begin(f"r{n}", data.draw(st.lists(st.integers(0, 3), min_size=1, max_size=5)), 50)
+            running[f"r{n}"] = []
+        elif action == "step" and running:
+            ids = list(running)
+            new = [data.draw(st.lists(st.integers(0, 3), max_size=3)) for _ in ids]
+            out = p.step(ids, new, {r: d for r, d in running.items() if d})
+            assert all(len(d) <= 4 for d in out)
+            emitted += sum(map(len, new))
+            running = dict(zip(ids, out, strict=True))
+        elif action == "finish" and running:
+            r = data.draw(st.sampled_from(sorted(running)))
+            p.finish(r)
+            del running[r]
+        elif action == "version":
+            p.set_version(n)
+    s = p.drain()
+    assert s.emitted == emitted
+    assert s.accepted <= s.drafted
+    assert p.requests.keys() == running.keys()
+
+
+def test_as_tokens_is_contiguous_int32() -> None:
+    a = as_tokens(range(10))[::2]
+    assert as_tokens(a).flags.c_contiguous
