@@ -155,3 +155,18 @@ def _break_drafting(worker: Any) -> None:
         raise RuntimeError("planted fault")
 
     worker.model_runner.drafter.proposer.suffix.draft = broken
+
+
+def test_measurements_reach_the_file_and_the_trainer(model: Path, prompts: list[list[int]], tmp_path: Path) -> None:
+    import json
+
+    path = tmp_path / "metrics.jsonl"
+    llm = build(model, {"preset": "default", "telemetry.jsonl": str(path)})
+    try:
+        generate(llm, prompts, copies=1)
+        stats = call(llm, "stats")
+        rows = [json.loads(line) for line in path.read_text().splitlines()]
+        assert sum(r["rollspec/rollout/tokens"] for r in rows) == stats["emitted"] > 0
+        assert call(llm, "stats")["emitted"] == 0
+    finally:
+        close(llm)

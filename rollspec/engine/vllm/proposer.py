@@ -14,8 +14,13 @@ from typing import Any
 from rollspec.config import RollspecConfig
 from rollspec.engine.vllm.plugin import engine_config
 from rollspec.proposal.proposer import Proposer
+from rollspec.telemetry.metrics import EngineStats, to_metrics
+from rollspec.telemetry.sinks import JsonlSink
 
 logger = logging.getLogger("rollspec")
+
+JSONL_SECONDS = 10.0
+"""How often measurements are appended to `telemetry.jsonl`, while the engine steps."""
 
 LONG_GAP = 0.25
 """Seconds between two steps beyond which the engine was idle rather than busy between them."""
@@ -34,6 +39,9 @@ class VllmProposer:
         self.drafting = False
         self.fault: str | None = None
         self.faults: dict[str, int] = {}
+        self._drained: list[EngineStats] = []  # taken for the file, not yet by the trainer
+        self._sink = JsonlSink(config.telemetry.jsonl) if config.telemetry.jsonl else None
+        self._written = time.perf_counter()
         self._scheduler_output: Any = None
         self._began = 0.0  # start of this step's forward pass
         self._ended = 0.0  # end of the last step's drafting
@@ -88,6 +96,31 @@ class VllmProposer:
         self.drafting = False
         self.proposer.requests.clear()
 
+    def drain(self) -> EngineStats:
+        """Everything counted since the last call."""
+        self._write()
+        latest = self._take()
+        out = EngineStats.merge([*self._drained, latest])
+        # Counts add up over time as they do over replicas; levels do not: they are what they are now.
+        for level in ("history_bytes", "tree_bytes", "prompts", "speculating"):
+            setattr(out, level, getattr(latest, level))
+        self._drained = []
+        return out
+
+    def _take(self) -> EngineStats:
+        stats = self.proposer.drain()
+        stats.speculating = self.state()[0] != "none"
+        stats.faults, self.faults = self.faults, {}
+        return stats
+
+    def _write(self) -> None:
+        if self._sink is not None and self.proposer.stats.steps:
+            stats = self._take()
+            self._drained.append(stats)
+            self._sink.write({"time": time.time(), **to_metrics(stats)})
+            self._drained = [EngineStats.merge(self._drained)]
+        self._written = time.perf_counter()
+
     def state(self) -> tuple[str, str]:
         """("suffix" | "none", why)."""
         if self.drafting and self.proposer.k > 0:
@@ -114,6 +147,8 @@ class VllmProposer:
         seconds = now - self._began + (gap if 0.0 < gap < LONG_GAP else 0.0)
         self.proposer.timed(tokens, decode_only, seconds, batch)
         self._ended = time.perf_counter()
+        if self._sink is not None and self._ended - self._written > JSONL_SECONDS:
+            self._write()
         self.proposer.stats.step_seconds += self._ended - now  # drafting is part of the step, not of the target's cost
         return drafts
 

@@ -109,10 +109,7 @@ def _info(drafter: VllmProposer, payload: dict[str, Any]) -> dict[str, Any]:
 
 
 def _stats(drafter: VllmProposer, payload: dict[str, Any]) -> dict[str, Any]:
-    stats = drafter.proposer.drain()
-    stats.speculating = drafter.state()[0] != "none"
-    stats.faults, drafter.faults = drafter.faults, {}
-    return stats.to_dict()
+    return drafter.drain().to_dict()
 
 
 def _set_version(drafter: VllmProposer, payload: dict[str, Any]) -> dict[str, Any]:
