@@ -42,7 +42,7 @@ class SuffixConfig(_Section):
     past: bool = Field(True, description="Draft from earlier responses to the same prompt.")
     global_tree: bool = Field(True, description="Fall back to one tree over the latest responses to all prompts.")
     window: int = Field(3, ge=1, description="Past rounds (policy versions) of a prompt that stay in its tree.")
-    spec_factor: float = Field(4.0, gt=0, description="A draft is at most this many times as long as its match.")
+    spec_factor: float = Field(2.0, gt=0, description="A draft is at most this many times as long as its match.")
     min_prob: float = Field(
         0.1, gt=0, le=1, description="Stop a draft where its cumulative frequency falls below this."
     )
