@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from rollspec.errors import RollspecError
-from rollspec.telemetry.charts import Figure, figures
+from rollspec.telemetry.charts import figures
 from rollspec.telemetry.runs import Run, find_pair, load_run
 from rollspec.telemetry.sinks import plain
 from rollspec.telemetry.summary import (
@@ -97,15 +97,16 @@ def render(run: Run, baseline: Run | None = None) -> str:
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True)
     mine, theirs = summarize(run), summarize(baseline) if baseline is not None else None
     comparison = compare(run, baseline) if baseline is not None else None
-    drawn: list[Figure] = figures(run, baseline)
+    bars = [_phase_bar(s) for s in (theirs, mine) if s is not None and s.phases]
     return environment.from_string(source).render(
         headline=headline(run, baseline),
         tiles=_tiles(mine, comparison),
         columns=[s.name for s in (theirs, mine) if s is not None],
         table=table(mine, theirs, comparison),
         epochs=_epochs(comparison),
-        figures=drawn,
-        phases=[_phase_bar(s) for s in (theirs, mine) if s is not None and s.phases],
+        figures=figures(run, baseline),
+        phases=bars,
+        phase_names=list(dict.fromkeys(phase for _, parts in bars for phase, *_ in parts)),
         health=_health(run, mine, theirs),
         notes=_notes(run, baseline),
         provenance=[(r.name, _provenance(r)) for r in (baseline, run) if r is not None],
@@ -291,7 +292,9 @@ def _sameness(c: Comparison) -> str:
 def _difference(d: Difference | None, form: str) -> str:
     if d is None:
         return ""
-    return f"{d.mean:+{form}} per step" + (", within noise" if d.unchanged else f", beyond noise (t = {d.t:.1f})")
+    text = f"{d.mean:{form}}"
+    mean = text.lstrip("-") if float(text) == 0 else f"{d.mean:+{form}}".replace("-", "−")
+    return f"{mean} on average" + (", within noise" if d.unchanged else f", beyond noise (t = {d.t:.1f})")
 
 
 def _brief(r: Ratio | None) -> str:

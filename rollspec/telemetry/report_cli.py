@@ -9,7 +9,6 @@ from typing import Annotated
 
 import typer
 
-from rollspec.errors import RollspecError
 from rollspec.telemetry.report import write_report
 
 
@@ -21,11 +20,7 @@ def command(
     open_page: Annotated[bool, typer.Option("--open/--no-open", help="Open the page in a browser.")] = False,
 ) -> None:
     """Write one self-contained HTML page (and JSON) about a run, alone or against a baseline."""
-    try:
-        paths = write_report(run, baseline, out)
-    except RollspecError as e:
-        typer.echo(str(e), err=True)
-        raise typer.Exit(2) from e
+    paths = write_report(run, baseline, out)
     if as_json:
         sys.stdout.write(paths.json.read_text(encoding="utf-8"))
     else:

@@ -14,7 +14,7 @@ from html import escape
 import numpy as np
 
 WIDTH, HEIGHT = 460, 250
-LEFT, RIGHT, TOP, BOTTOM = 48, 12, 16, 38
+LEFT, RIGHT, TOP, BOTTOM = 62, 12, 16, 38
 
 
 @dataclass(frozen=True)
@@ -141,12 +141,15 @@ def nice_ticks(low: float, high: float, count: int = 5) -> list[float]:
 
 
 def number(value: float, percent: bool = False) -> str:
-    """Three significant digits at most, no exponent, thousands separated."""
+    """About three significant digits, trailing zeros kept so that columns line up; thousands separated."""
     if percent:
-        return f"{value * 100:.3g} %" if abs(value) < 1 else f"{value * 100:.0f} %"
-    if value == 0 or abs(value) >= 100:
+        return f"{value * 100:.1f} %"
+    size = abs(value)
+    if size == 0 or size >= 100:
         return f"{value:,.0f}"
-    return f"{value:.3g}" if abs(value) >= 0.001 else f"{value:.1e}"
+    if size < 0.001:
+        return f"{value:.1e}"
+    return f"{value:.1f}" if size >= 10 else f"{value:.2f}" if size >= 1 else f"{value:.3f}"
 
 
 @dataclass(frozen=True)

