@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 from importlib import metadata
 from importlib.util import find_spec
 from typing import Any
 
 from rollspec.config import RollspecConfig
+
+logger = logging.getLogger("rollspec")
 
 TESTED = ">=0.29,<0.30"
 """vLLM versions whose internals the engine hooks were run against."""
@@ -57,3 +60,31 @@ def unaccelerated_because(args: Any, config: RollspecConfig) -> str | None:
     if "suffix" in config.proposal.drafters and find_spec("arctic_inference") is None:
         return "arctic-inference is not installed, so there are no suffix drafts; run pip install 'rollspec[suffix]'"
     return None
+
+
+def vocabulary_mismatch(tokenizer_size: int, vocab_size: int) -> str | None:
+    """One sentence if the tokenizer knows ids that the model has no logits for, else None.
+
+    The other way round is usual (vocabularies are padded) and harmless in the engine.
+    """
+    if tokenizer_size <= vocab_size:
+        return None
+    return (
+        f"the tokenizer has {tokenizer_size} tokens and the model's vocab_size is {vocab_size}, so the ids from {vocab_size} up "
+        "cannot be embedded or sampled; use the tokenizer that belongs to the model, or resize its embeddings"
+    )
+
+
+def check_vocabulary(vllm_config: Any) -> str | None:
+    """`vocabulary_mismatch` for an engine about to be built; None where it has no tokenizer or that cannot be read."""
+    model = vllm_config.model_config
+    if model.skip_tokenizer_init:
+        return None
+    try:
+        from transformers import AutoTokenizer
+
+        tokenizer = AutoTokenizer.from_pretrained(model.tokenizer, trust_remote_code=model.trust_remote_code)
+        return vocabulary_mismatch(len(tokenizer), int(model.get_vocab_size()))
+    except Exception as e:  # vLLM reports an unusable tokenizer itself, and in its own words
+        logger.debug("rollspec: the tokenizer was not checked (%s)", e)
+        return None

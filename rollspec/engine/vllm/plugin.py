@@ -62,7 +62,10 @@ def _wrap_engine_args(module: ModuleType) -> None:
         source = _asked_for(self)
         if source is not None:
             configure(self, source)
-        return create(self, *args, **kwargs)
+        vllm_config = create(self, *args, **kwargs)
+        if engine_config(vllm_config) is not None and (problem := compat.check_vocabulary(vllm_config)):
+            logger.warning("rollspec: %s.", problem)
+        return vllm_config
 
     create_engine_config._rollspec = True  # type: ignore[attr-defined]
     cls.create_engine_config = create_engine_config

@@ -1,0 +1,102 @@
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from rollspec import RollspecConfig
+from rollspec.engine.vllm import compat, plugin
+from rollspec.errors import ConfigError
+
+
+def args(**kwargs: Any) -> SimpleNamespace:
+    return SimpleNamespace(**{"speculative_config": None, "additional_config": {}, **kwargs})
+
+
+@pytest.fixture(autouse=True)
+def tested_version(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compat, "vllm_version", lambda: "0.29.0")
+    monkeypatch.delenv("ROLLSPEC", raising=False)
+
+
+def reason(config: Any = "default", **kwargs: Any) -> str | None:
+    return compat.unaccelerated_because(args(**kwargs), RollspecConfig.load(config))
+
+
+def test_an_ordinary_engine_is_accelerated() -> None:
+    assert reason() is None
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "word"),
+    [
+        ({"speculative_config": {"method": "ngram"}}, "speculative_config"),
+        ({"pipeline_parallel_size": 2}, "pipeline_parallel_size"),
+        ({"async_scheduling": True}, "async_scheduling"),
+        ({"runner": "pooling"}, "pooling"),
+        ({"config": {"enabled": False}}, "enabled"),
+        ({"config": {"proposal.drafters": []}}, "drafters"),
+    ],
+)
+def test_what_cannot_be_accelerated_says_why(kwargs: dict[str, Any], word: str) -> None:
+    said = reason(**kwargs)
+    assert said is not None and word in said and "\n" not in said
+
+
+@pytest.mark.parametrize("version", ["0.28.1", "0.30.0", "1.0", "0"])
+def test_versions_outside_the_range(version: str) -> None:
+    said = compat.unsupported_version(version)
+    assert said is not None and version in said and compat.TESTED in said
+
+
+def test_configure_writes_the_speculative_config() -> None:
+    a = args(additional_config={"other": 1, "rollspec": "default"})
+    plugin.configure(a, "default")
+    assert a.speculative_config == {"method": "custom_class", "model": plugin.PROPOSER, "num_speculative_tokens": 16}
+    assert a.additional_config["other"] == 1
+    again = plugin.engine_config(a)
+    assert again == RollspecConfig.load("default")
+
+
+def test_configure_leaves_an_unsupported_engine_alone() -> None:
+    a = args(pipeline_parallel_size=2)
+    plugin.configure(a, "default")
+    assert a.speculative_config is None
+    assert plugin.engine_config(a) is None
+    plugin.configure(a, a.additional_config["rollspec"])  # as when the arguments are used a second time
+    assert a.speculative_config is None
+
+
+def test_configure_refuses_a_typo() -> None:
+    with pytest.raises(ConfigError, match=r"proposal\.k_max"):
+        plugin.configure(args(), {"proposal.kmax": 4})
+
+
+def test_switches_and_their_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert plugin._asked_for(args()) is None
+    monkeypatch.setenv("ROLLSPEC", "suffix_only")
+    assert plugin._asked_for(args()) == "suffix_only"
+    monkeypatch.setattr(plugin, "_enabled", "default")
+    assert plugin._asked_for(args()) == "default"
+    assert plugin._asked_for(args(additional_config={"rollspec": {"proposal.k_max": 2}})) == {"proposal.k_max": 2}
+
+
+def test_vocabulary_mismatch() -> None:
+    assert compat.vocabulary_mismatch(151665, 151936) is None
+    said = compat.vocabulary_mismatch(300, 272)
+    assert said is not None and "300" in said and "272" in said
+
+
+def test_every_patch_states_its_range_reference_and_end() -> None:
+    from rollspec.engine.vllm.patches import PATCHES
+
+    for patch in PATCHES:
+        assert patch.name and patch.versions and patch.upstream and patch.removal
+
+
+def test_patch_outside_its_range_is_left_out() -> None:
+    from rollspec.engine.vllm.patches import PATCHES
+
+    for patch in PATCHES:
+        assert patch().install("0.1.0") is False
