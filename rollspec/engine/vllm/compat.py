@@ -70,8 +70,9 @@ def vocabulary_mismatch(tokenizer_size: int, vocab_size: int) -> str | None:
     if tokenizer_size <= vocab_size:
         return None
     return (
-        f"the tokenizer has {tokenizer_size} tokens and the model's vocab_size is {vocab_size}, so the ids from {vocab_size} up "
-        "cannot be embedded or sampled; use the tokenizer that belongs to the model, or resize its embeddings"
+        f"the tokenizer has {tokenizer_size} tokens and the model's vocab_size is {vocab_size}, so the ids from "
+        f"{vocab_size} up cannot be embedded or sampled; use the tokenizer that belongs to the model, or resize its "
+        "embeddings"
     )
 
 
