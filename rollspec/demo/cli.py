@@ -74,7 +74,7 @@ def command(
     try:
         run_plan(plan, Display(console))
     except JobFailed as e:
-        console.print(f"\n[dim]{escape(e.tail)}[/dim]\n", highlight=False)
+        console.print(f"\n[dim]{escape(e.tail)}[/dim]\n", highlight=False, soft_wrap=True)
         typer.echo(str(e), err=True)
         raise typer.Exit(FAILED) from e
     except KeyboardInterrupt:

@@ -15,11 +15,12 @@ import importlib.util
 import json
 import netrc
 import os
+import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from rollspec.config import RollspecConfig
 from rollspec.errors import RollspecError
@@ -29,8 +30,9 @@ EXAMPLE = ROOT / "examples" / "grpo_arithmetic"
 PROJECT = "rollspec-demo"
 
 
-class Assets(Protocol):
-    """What `examples.grpo_arithmetic.prepare.prepare` returns, as far as it is used here."""
+@dataclass(frozen=True)
+class Assets:
+    """Paths that `examples.grpo_arithmetic.prepare` reports, as far as they are used here."""
 
     model: str
     train: str
@@ -104,14 +106,23 @@ def require_checkout() -> None:
             )
 
 
-def prepare_assets(settings: JobSettings, cache: Path) -> Assets:
-    """The example's policy, prompts and reward; built once per set of inputs."""
-    if str(ROOT) not in sys.path:
-        sys.path.insert(0, str(ROOT))  # `examples` is a folder of the checkout, not an installed package
-    from examples.grpo_arithmetic.prepare import prepare
+def prepare_assets(settings: JobSettings, cache: Path, timeout: float = 300.0) -> Assets:
+    """The example's policy, prompts and reward; built once per set of inputs.
 
-    assets: Assets = prepare(cache, size=settings.size, seed=settings.seed, train_size=settings.train_prompts)
-    return assets
+    In a process of its own, so that torch's memory is free again before the job starts on a small machine.
+    """
+    arguments = {"out": cache, "size": settings.size, "seed": settings.seed, "train-size": settings.train_prompts}
+    options = [text for name, value in arguments.items() for text in (f"--{name}", str(value))]
+    command = [sys.executable, "-m", "examples.grpo_arithmetic.prepare", *options, "--json"]
+    try:
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=timeout, check=True)
+        found = json.loads(done.stdout.splitlines()[-1])
+    except subprocess.CalledProcessError as e:
+        last = (e.stderr.strip().splitlines() or ["no message"])[-1]
+        raise RollspecError(f"rollspec: the example's policy and data could not be built ({last}).") from e
+    except (OSError, subprocess.TimeoutExpired, ValueError, IndexError) as e:
+        raise RollspecError(f"rollspec: the example's policy and data could not be built ({e}).") from e
+    return Assets(**{field: found[field] for field in ("model", "train", "val", "reward", "manifest")})
 
 
 def build_job(

@@ -81,7 +81,7 @@ class Display:
         assert self.view is not None
         self.view.add(row)
         if self._live is None:
-            self.console.print(self._line(row), highlight=False)
+            self.console.print(self._line(row), highlight=False, soft_wrap=True)
 
     def tick(self) -> None:
         """Time passed."""
@@ -90,7 +90,7 @@ class Display:
 
     def say(self, message: str) -> None:
         """One line that stays."""
-        self.console.print(message, highlight=False)
+        self.console.print(message, highlight=False, soft_wrap=True)
 
     def _line(self, row: Row) -> str:
         assert self.view is not None

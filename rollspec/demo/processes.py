@@ -19,6 +19,7 @@ from pathlib import Path
 
 MARKER = "ROLLSPEC_DEMO_JOB"
 SHM = Path("/dev/shm")
+PREFIXES = ("psm_", "sem.mp-")
 PROC = Path("/proc")
 
 
@@ -118,9 +119,9 @@ def process_table() -> dict[int, Process]:
 
 
 def segments() -> set[str]:
-    """Names of the shared-memory segments that Python's `SharedMemory` made and nobody removed yet."""
+    """Names of the segments and semaphores that Python's multiprocessing made and nobody removed yet."""
     with suppress(OSError):
-        return {p.name for p in SHM.iterdir() if p.name.startswith("psm_")}
+        return {p.name for p in SHM.iterdir() if p.name.startswith(PREFIXES)}
     return set()
 
 
@@ -131,7 +132,7 @@ def remove_segments(names: Iterable[str]) -> list[str]:
     for name in sorted(set(names) - used):
         path = SHM / name
         with suppress(OSError):
-            if name.startswith("psm_") and path.stat().st_uid == os.getuid():
+            if name.startswith(PREFIXES) and path.stat().st_uid == os.getuid():
                 path.unlink()
                 removed.append(name)
     return removed
@@ -145,11 +146,11 @@ def _segments_in_use() -> set[str]:
         if not entry.name.isdigit():
             continue
         with suppress(OSError, UnicodeDecodeError):
-            used |= set(re.findall(r"/dev/shm/(psm_\w+)", (entry / "maps").read_text()))
+            used |= set(re.findall(r"/dev/shm/(\S+)", (entry / "maps").read_text()))
         with suppress(OSError):
             for fd in (entry / "fd").iterdir():
                 with suppress(OSError):
                     target = os.readlink(fd)
-                    if target.startswith("/dev/shm/psm_"):
+                    if target.startswith("/dev/shm/"):
                         used.add(target.rsplit("/", 1)[1].split(" ")[0])
     return used

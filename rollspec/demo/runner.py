@@ -31,6 +31,7 @@ from rollspec.errors import RollspecError
 from rollspec.telemetry.runs import METRICS, PROVENANCE, Row, parse_row
 
 LOG = "job.log"
+RAY_LOGS = "ray_logs"  # only of a run that failed
 POLL_SECONDS = 0.25
 
 
@@ -217,6 +218,7 @@ def _clear(folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         for name in (METRICS, PROVENANCE, LOG):
             (folder / name).unlink(missing_ok=True)
+        shutil.rmtree(folder / RAY_LOGS, ignore_errors=True)
     except OSError as e:
         raise RollspecError(f"rollspec: {folder} cannot be written ({e.strerror or e}); choose another --out.") from e
 
@@ -230,9 +232,8 @@ def _write(folder: Path, data: dict[str, Any]) -> None:
 
 def _keep_ray_logs(scratch: Path, folder: Path) -> None:
     """Ray's own logs say why a worker died; large ones are left out."""
-    target = folder / "ray_logs"
+    target = folder / RAY_LOGS
     with suppress(OSError):
-        shutil.rmtree(target, ignore_errors=True)
         for log in scratch.glob("ray/session_2*/logs/*"):
             if log.is_file() and 0 < log.stat().st_size < 1 << 20:
                 target.mkdir(exist_ok=True)

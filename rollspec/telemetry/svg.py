@@ -103,9 +103,8 @@ def histogram(
     everything = [v for _, _, values in samples for v in values]
     if not everything:
         return ""
-    span = max(everything) - min(everything) + 1
-    width = max(1, math.ceil(span / bins))  # whole tokens per bin: a fractional bin would comb
-    edges = [min(everything) + width * i for i in range(math.ceil(span / width) + 1)]
+    width = max(1, math.ceil((max(everything) + 1) / bins))  # whole tokens per bin: a fractional bin would comb
+    edges = [width * i for i in range(math.ceil((max(everything) + 1) / width) + 1)]
     counted = [(label, style, np.histogram(values, bins=edges)[0]) for label, style, values in samples]
     top = max(int(counts.max()) for _, _, counts in counted)
     decades = list(range(0, max(1, math.ceil(math.log10(max(top, 2)))) + 1))

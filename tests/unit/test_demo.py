@@ -22,7 +22,7 @@ from typer.testing import CliRunner
 from rollspec.cli import app
 from rollspec.config import RollspecConfig
 from rollspec.demo import cli
-from rollspec.demo.job import Job, JobSettings, build_job, hydra_value, wandb_environment
+from rollspec.demo.job import Assets, Job, JobSettings, build_job, hydra_value, wandb_environment
 from rollspec.demo.live import Display, RunView
 from rollspec.demo.processes import Family, process_table, remove_segments
 from rollspec.demo.runner import JobFailed, MetricsTail, finished_run, log_tail, run_job
@@ -207,10 +207,10 @@ def test_log_tail_is_plain_and_short(tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def assets(tmp_path: Path) -> types.SimpleNamespace:
+def assets(tmp_path: Path) -> Assets:
     (tmp_path / "manifest.json").write_text("{}")
     names = {name: f"/data/{name}" for name in ("model", "train", "val", "reward")}
-    return types.SimpleNamespace(**names, manifest=str(tmp_path / "manifest.json"))
+    return Assets(**names, manifest=str(tmp_path / "manifest.json"))
 
 
 @pytest.fixture
@@ -223,7 +223,7 @@ def cpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("cpu")
-def test_runs_differ_in_rollspec_alone(assets: types.SimpleNamespace, tmp_path: Path) -> None:
+def test_runs_differ_in_rollspec_alone(assets: Assets, tmp_path: Path) -> None:
     environ = {"RAY_ADDRESS": "x", "ROLLSPEC__PROPOSAL__K_MAX": "3", "HOME": str(tmp_path)}
     a, b = (
         build_job(JobSettings(), assets, tmp_path / "runs" / "d" / name, speculate=on, environ=environ)
@@ -242,7 +242,7 @@ def test_runs_differ_in_rollspec_alone(assets: types.SimpleNamespace, tmp_path: 
 
 
 @pytest.mark.usefixtures("cpu")
-def test_settings_hash(assets: types.SimpleNamespace, tmp_path: Path) -> None:
+def test_settings_hash(assets: Assets, tmp_path: Path) -> None:
     def digest(folder: str = "a", seed: int = 0, **kwargs: object) -> str:
         settings = replace(JobSettings(), seed=seed)
         return build_job(settings, assets, tmp_path / folder, speculate=True, **kwargs).settings_hash  # type: ignore[arg-type]
@@ -252,7 +252,7 @@ def test_settings_hash(assets: types.SimpleNamespace, tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("cpu")
-def test_overrides_are_hydra_and_load_again(assets: types.SimpleNamespace, tmp_path: Path) -> None:
+def test_overrides_are_hydra_and_load_again(assets: Assets, tmp_path: Path) -> None:
     parser = pytest.importorskip("hydra.core.override_parser.overrides_parser").OverridesParser.create()
     made = build_job(JobSettings(), assets, tmp_path / "it's", speculate=True, overrides=["proposal.k_max=5"])
     parsed = {o.key_or_group: o.value() for o in parser.parse_overrides(list(made.command[3:]))}
@@ -324,9 +324,7 @@ def test_conclusion_and_latest_link(tmp_path: Path) -> None:
     assert not (tmp_path / "latest").exists()
 
 
-def test_finished_baseline_is_not_run_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, assets: types.SimpleNamespace
-) -> None:
+def test_finished_baseline_is_not_run_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, assets: Assets) -> None:
     out = tmp_path / "runs" / "d"
     monkeypatch.setattr(cli, "prepare_assets", lambda *a: assets)
     monkeypatch.setattr(cli, "build_job", lambda s, a, folder, *, speculate, **k: job(folder, STEPS.format(n=3)))
