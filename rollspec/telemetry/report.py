@@ -104,7 +104,7 @@ def render(run: Run, baseline: Run | None = None) -> str:
         columns=[s.name for s in (theirs, mine) if s is not None],
         table=table(mine, theirs, comparison),
         epochs=_epochs(comparison),
-        figures=figures(run, baseline),
+        figures=sorted(figures(run, baseline), key=lambda f: bool(f.missing)),  # gaps go last
         phases=bars,
         phase_names=list(dict.fromkeys(phase for _, parts in bars for phase, *_ in parts)),
         health=_health(run, mine, theirs),
