@@ -237,10 +237,18 @@ def _expand(mapping: Mapping[str, Any], origin: str) -> dict[str, Any]:
         if isinstance(value, Mapping):
             value = _expand(value, origin)
             if isinstance(node.get(leaf), dict):
-                _merge(node[leaf], value, origin)
+                _deepen(node[leaf], value)
                 continue
         node[leaf] = value
     return out
+
+
+def _deepen(into: dict[str, Any], new: Mapping[str, Any]) -> None:
+    for key, value in new.items():
+        if isinstance(value, Mapping) and isinstance(into.get(key), dict):
+            _deepen(into[key], value)
+        else:
+            into[key] = value
 
 
 def _merge(into: dict[str, Any], new: Mapping[str, Any], origin: str, prefix: str = "") -> None:

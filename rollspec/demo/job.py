@@ -149,7 +149,7 @@ def build_job(
     Raises:
         ConfigError: the preset or an override cannot be used.
     """
-    cpu = importlib.import_module("rollspec_verl.cpu")  # by name: only the demo reaches up to an integration
+    cpu = importlib.import_module("rollspec_verl_cpu")  # by name: only the demo reaches up to an integration
     caller = os.environ if environ is None else environ
     folder = folder.resolve()
     # Resolved here, so that a typo is refused before minutes of baseline and the run is fully described.
@@ -199,7 +199,7 @@ def build_job(
 
 
 def _overrides(s: JobSettings, assets: Assets, loggers: Sequence[str]) -> list[str]:
-    """Hydra overrides of the job; those that make it run on a CPU come from `rollspec_verl.cpu`."""
+    """Hydra overrides of the job; those that make it run on a CPU come from `rollspec_verl_cpu`."""
     samples = s.prompts_per_step * s.n
     context = s.max_prompt_length + s.max_response_length
     return [

@@ -51,7 +51,6 @@ def test_mappings_may_be_dotted_or_nested() -> None:
     assert RollspecConfig.load(None, overrides={"proposal.k_max": 6}, env={}).proposal.k_max == 6
 
 
-@pytest.mark.xfail(strict=True, raises=ConfigError, reason="config._expand merges a section as if it were the root")
 def test_a_section_may_be_given_dotted_and_nested_at_once() -> None:
     config = RollspecConfig.load({"proposal.k_max": 5, "proposal": {"suffix": {"window": 2}}}, env={})
     assert (config.proposal.suffix.window, config.proposal.k_max) == (2, 5)

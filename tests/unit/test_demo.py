@@ -216,10 +216,10 @@ def assets(tmp_path: Path) -> Assets:
 @pytest.fixture
 def cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """Stands in for the trainer's CPU part."""
-    module = types.ModuleType("rollspec_verl.cpu")
+    module = types.ModuleType("rollspec_verl_cpu")
     module.environment = lambda: {"VERL_PLATFORM": "cpu"}  # type: ignore[attr-defined]
     module.overrides = lambda: ["trainer.device=cpu"]  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "rollspec_verl.cpu", module)
+    monkeypatch.setitem(sys.modules, "rollspec_verl_cpu", module)
 
 
 @pytest.mark.usefixtures("cpu")

@@ -1,0 +1,45 @@
+"""rollspec for verl: one line, and the rollouts of a GRPO or PPO job are drafted and verified.
+
+    python -m verl.trainer.main_ppo ... actor_rollout_ref.model.external_lib=rollspec_verl
+
+Options go under `rollout.custom.rollspec` (a preset's name, or any knob of `rollspec config`):
+
+    +actor_rollout_ref.rollout.custom.rollspec=suffix_only
+    '+actor_rollout_ref.rollout.custom.rollspec={preset:default,proposal:{k_max:8}}'
+    +actor_rollout_ref.rollout.custom.rollspec.enabled=false
+
+verl imports `external_lib` first thing in `HFModelConfig.__post_init__` (verl/workers/config/model.py:149), in every
+process that builds a model config: task runner, FSDP workers, agent workers and vLLM servers. Importing this package
+registers the rollout replica and, in the task runner, the trainer's hooks. The engine's own processes do not import it:
+they are reached by rollspec's vLLM plugin through `additional_config`.
+"""
+
+from __future__ import annotations
+
+import logging
+from importlib import metadata
+
+logger = logging.getLogger("rollspec")
+
+TESTED = ">=0.9.1,<0.10"
+"""verl versions whose internals the hooks were run against."""
+
+
+def _register() -> None:
+    from packaging.specifiers import SpecifierSet
+
+    version = metadata.version("verl")
+    if not SpecifierSet(TESTED).contains(version, prereleases=True):
+        logger.warning(
+            "rollspec: verl %s is outside the tested range %s, so this job runs without rollspec; use one in it.",
+            version,
+            TESTED,
+        )
+        return
+    from rollspec_verl import replica, trainer
+
+    replica.register()
+    trainer.register()
+
+
+_register()

