@@ -59,11 +59,19 @@ def num_ops_at(quantile: float) -> int:
     return int(MIN_OPS * (1.0 - quantile * (1.0 - beyond)) ** (-1.0 / TAIL_EXPONENT))
 
 
-def sample_problem(rng: random.Random, num_ops: int | None = None) -> Problem:
-    """Draw a chain whose running total stays within ``0..MAX_TOTAL``."""
+def sample_num_ops(rng: random.Random, exponent: float = TAIL_EXPONENT) -> int:
+    """An independent draw from that law, optionally with another exponent."""
+    while True:
+        ops = int(MIN_OPS * (1.0 - rng.random()) ** (-1.0 / exponent))
+        if ops <= MAX_OPS:  # drawn again rather than clipped: clipping would pile a spike up at MAX_OPS
+            return ops
+
+
+def sample_problem(rng: random.Random, num_ops: int | None = None, exponent: float = TAIL_EXPONENT) -> Problem:
+    """Draw a chain whose running total stays within ``0..MAX_TOTAL``; ``num_ops`` is drawn when not given."""
     total = start = rng.randint(1, MAX_OPERAND)
     ops: list[tuple[str, int]] = []
-    for _ in range(num_ops_at(rng.random()) if num_ops is None else num_ops):
+    for _ in range(sample_num_ops(rng, exponent) if num_ops is None else num_ops):
         # Operands are drawn first and the sign adapts: all operands stay equally likely along the whole chain.
         operand = rng.randint(1, MAX_OPERAND)
         signs = [s for s, nxt in (("+", total + operand), ("-", total - operand)) if 0 <= nxt <= MAX_TOTAL]

@@ -24,6 +24,7 @@ from typing import Any
 
 from rollspec.config import RollspecConfig
 from rollspec.errors import RollspecError
+from rollspec.telemetry.runs import LENGTHS_FILE
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLE = ROOT / "examples" / "grpo_arithmetic"
@@ -170,6 +171,7 @@ def build_job(
         **cpu_environment,
         **wandb_environment(caller, folder),
         "VERL_FILE_LOGGER_PATH": str(folder / "metrics.jsonl"),
+        "ROLLSPEC_VERL_LENGTHS": str(folder / LENGTHS_FILE),
         "HYDRA_FULL_ERROR": "1",
         "PYTHONUNBUFFERED": "1",
         "PYTHONHASHSEED": str(settings.seed),

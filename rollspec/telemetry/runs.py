@@ -23,6 +23,7 @@ METRICS = "metrics.jsonl"
 PROVENANCE = "run.json"
 STEP = "training/global_step"
 EPOCH = "training/epoch"
+LENGTHS_FILE = "lengths.jsonl"
 LENGTHS = ("lengths", "rollspec/lengths")
 GEN, STEP_TIME = "timing_s/gen", "timing_s/step"
 
@@ -84,6 +85,12 @@ def load_run(folder: str | Path, name: str | None = None) -> Run:
     steps, rows, lengths = _rows(objects)
     if not rows:
         raise RollspecError(f"rollspec: {path} holds no training step; let the run finish its first step, then retry.")
+    if (folder / LENGTHS_FILE).is_file():
+        # Loggers take scalars only, so single lengths come in a file of their own.
+        recorded, more = _read_lines(folder / LENGTHS_FILE)
+        by_step = {step: sizes for step, _, sizes in map(parse_row, recorded) if step is not None}
+        lengths = [by_step.get(step, sizes) for step, sizes in zip(steps, lengths, strict=True)]
+        notes.extend(more)
     provenance = _read_provenance(folder / PROVENANCE, notes)
     status = provenance.get("status")
     if status not in (None, "finished"):

@@ -233,3 +233,11 @@ def test_ratio_interval_and_ticks() -> None:
     assert svg.nice_ticks(0, 12) == [0, 2.5, 5, 7.5, 10, 12.5]
     assert svg.nice_ticks(3, 3)[0] <= 3 <= svg.nice_ticks(3, 3)[-1]
     assert svg.line_chart([], title="", x_label="", y_label="") == ""
+
+
+def test_lengths_come_from_their_own_file(tmp_path: Path) -> None:
+    rows = [{"step": s, "data": {"training/global_step": s, "timing_s/gen": 1.0}} for s in (1, 2)]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rows))
+    (tmp_path / "lengths.jsonl").write_text('{"step":2,"lengths":[3,4]}\n{"step":3,"lengths":[9]}\n')
+    run = load_run(tmp_path)
+    assert run.lengths == ((), (3, 4))
