@@ -1,7 +1,7 @@
 """rollspec: exact speculative decoding for the rollout stage of RL post-training.
 
-`import rollspec` is light on purpose: it needs neither vllm, verl, ray nor torch, so that a launcher, a config linter or
-a login node can use it. Everything heavy is imported where it is used.
+`import rollspec` is light on purpose: it needs neither vllm, verl, ray nor torch, so that a launcher, a config linter
+or a login node can use it. Everything heavy is imported where it is used.
 
     import rollspec
     config = rollspec.RollspecConfig.load("default", overrides=["proposal.k_max=8"])

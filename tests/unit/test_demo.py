@@ -235,7 +235,11 @@ def test_runs_differ_in_rollspec_alone(assets: Assets, tmp_path: Path) -> None:
         "trainer.default_local_dir",
         "+actor_rollout_ref.rollout.custom.rollspec",
     }
-    assert {k for k in a.environment if a.environment[k] != b.environment[k]} == {"VERL_FILE_LOGGER_PATH", "WANDB_DIR"}
+    assert {k for k in a.environment if a.environment[k] != b.environment[k]} == {
+        "VERL_FILE_LOGGER_PATH",
+        "ROLLSPEC_VERL_LENGTHS",
+        "WANDB_DIR",
+    }
     assert a.removed == ("RAY_ADDRESS", "ROLLSPEC__PROPOSAL__K_MAX")
     assert a.settings == b.settings and a.settings_hash != b.settings_hash
     assert a.command[-1].endswith("={enabled:false}")
