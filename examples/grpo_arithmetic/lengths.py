@@ -74,7 +74,10 @@ def sample_report(llm: Any, prompts: int, samples: int, max_tokens: int, split: 
 
 
 def step_time_ms(llm: Any, batch: int, tokens: int = 64) -> float:
-    """Milliseconds per decode step at a fixed batch size: two runs of different length, so prefill cancels out."""
+    """Milliseconds per decode step at a fixed batch size, by runs of two lengths, so that prefill cancels out.
+
+    Raises ``RuntimeError`` when the machine was too busy for the longer runs to take longer.
+    """
     from vllm import SamplingParams
 
     texts = [prompt_text(problem.question) for problem in problems("val", batch)]
@@ -86,7 +89,12 @@ def step_time_ms(llm: Any, batch: int, tokens: int = 64) -> float:
         return time.perf_counter() - started
 
     run(8)  # first use of a batch size compiles
-    return round(min(run(tokens + 8) - run(8) for _ in range(3)) / tokens * 1000, 2)
+    # The fastest of each length, then the difference: the smallest difference would reward a disturbed short run.
+    pairs = [(run(tokens + 8), run(8)) for _ in range(5)]
+    seconds = min(long for long, _ in pairs) - min(short for _, short in pairs)
+    if seconds <= 0:
+        raise RuntimeError(f"batch={batch}: {tokens} more tokens took no longer; the machine is too busy to be timed")
+    return round(seconds / tokens * 1000, 2)
 
 
 def main() -> None:

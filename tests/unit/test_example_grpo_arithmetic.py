@@ -126,6 +126,14 @@ def test_problems_are_deterministic_and_splits_differ() -> None:
         data.problems("test", 1)
 
 
+@pytest.mark.parametrize("count", [32, 64, 256])
+def test_few_prompts_hold_long_chains(count: int) -> None:
+    ops = [len(problem.ops) for problem in data.problems("train", count)]
+    assert percentile(ops, 0.5) <= 4
+    assert max(ops) >= 5 * percentile(ops, 0.5)
+    assert task.MIN_OPS <= min(ops) and max(ops) <= task.MAX_OPS
+
+
 def test_parquet_rows_feed_the_reward(tmp_path: Path) -> None:
     path = data.write_split(tmp_path / "train.parquet", "train", 8)
     rows = datasets.Dataset.from_parquet(str(path), cache_dir=str(tmp_path / "cache"))
