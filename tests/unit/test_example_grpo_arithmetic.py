@@ -131,7 +131,7 @@ def test_few_prompts_hold_long_chains(count: int) -> None:
     ops = [len(problem.ops) for problem in data.problems("train", count)]
     assert percentile(ops, 0.5) <= 4
     assert max(ops) >= 5 * percentile(ops, 0.5)
-    assert task.MIN_OPS <= min(ops) and max(ops) <= task.MAX_OPS
+    assert min(ops) >= task.MIN_OPS and max(ops) <= task.MAX_OPS
 
 
 def test_parquet_rows_feed_the_reward(tmp_path: Path) -> None:
@@ -252,7 +252,7 @@ def test_grown_checkpoint_has_the_same_logits() -> None:
     ids = torch.tensor([tokenizer.build_tokenizer().encode(tokenizer.prompt_text("17+58-23=?") + "17+58=75\n75-23=")])
     with torch.no_grad():
         before, after = model(ids).logits, grown(ids).logits  # [1, T, V]
-    assert (before - after).abs().max() < 1e-3 * before.abs().max()
+    assert (before - after).abs().max() < 1e-4
     assert torch.equal(before.argmax(-1), after.argmax(-1))
     assert 15e6 < count_parameters(grown) < 60e6
 
