@@ -1,0 +1,264 @@
+"""The audit: did these tokens come from this law? Statistics and verdict, no engine.
+
+    evidence = Evidence(samples, vocab, np.random.default_rng(0))
+    for s in range(len(samples.tokens)):
+        evidence.add(s, log_probs_of_the_target)        # [tokens of s, V]
+    tests = law_tests(evidence)                          # Holm-adjusted, most significant first
+
+`rollspec audit` (audit_cli.py) runs the engines and the reference model and puts the pieces together with `conclude`.
+What each test sees, and how many tokens it needs, is in docs/exactness.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+import numpy as np
+
+from rollspec.sampling.audit_evidence import AuditError, Evidence, Samples, samples_from
+from rollspec.sampling.audit_law import law_tests
+from rollspec.sampling.audit_tests import Ints, TestResult
+
+__all__ = [
+    "ALPHA",
+    "AuditError",
+    "AuditResult",
+    "DraftCounts",
+    "Evidence",
+    "GreedyCheck",
+    "LogProbCheck",
+    "Mismatch",
+    "Samples",
+    "TestResult",
+    "check_greedy",
+    "check_log_probs",
+    "conclude",
+    "law_tests",
+    "samples_from",
+]
+
+Verdict = Literal["pass", "fail", "inconclusive"]
+
+ALPHA = 1e-3
+
+# What float32 engines and the float32 reference may differ by, against what a half-precision engine differs by anyway.
+TIE = {"float32": 1e-4}
+TIE_HALF = 0.5
+MAX_LOG_PROB_ERROR = {"float32": 1e-2}
+MEAN_LOG_PROB_ERROR = {"float32": 1e-3}
+MEAN_LOG_PROB_ERROR_HALF = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class DraftCounts:
+    """Draft tokens of one part of the audit."""
+
+    drafted: int
+    accepted: int
+
+    @property
+    def rejected(self) -> int:
+        """Drafted and not accepted."""
+        return self.drafted - self.accepted
+
+
+@dataclass(frozen=True, slots=True)
+class LogProbCheck:
+    """The engine's reported log-probabilities against the reference's, over `n` sampled tokens."""
+
+    n: int
+    not_finite: int
+    max_error: float
+    mean_error: float
+    max_allowed: float | None
+    mean_allowed: float
+
+    @property
+    def passed(self) -> bool:
+        """Finite, and as close as the engine's precision allows."""
+        return (
+            self.not_finite == 0
+            and self.mean_error <= self.mean_allowed
+            and (self.max_allowed is None or self.max_error <= self.max_allowed)
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Mismatch:
+    """Where two greedy responses part: `gap` is how far the reference's logits of the two tokens lie
+    apart there; None, as the tokens, where one response ended and the other went on.
+    """
+
+    sequence: int
+    prompt: int
+    position: int
+    reference_token: int | None
+    subject_token: int | None
+    gap: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class GreedyCheck:
+    """Greedy responses with drafts against those without. A sequence is compared up to its first difference."""
+
+    sequences: int
+    tokens: int
+    identical: int
+    ties: int
+    mismatches: tuple[Mismatch, ...]
+    drafts: DraftCounts | None = None
+
+    @property
+    def passed(self) -> bool:
+        """No difference that is not a tie in the reference's logits."""
+        return not self.mismatches
+
+
+@dataclass(frozen=True, slots=True)
+class AuditResult:
+    """The whole audit. `reasons` are sentences; empty for a pass. `tests` are sorted by p-value."""
+
+    verdict: Verdict
+    reasons: tuple[str, ...]
+    alpha: float
+    n_tokens: int
+    tests: tuple[TestResult, ...]
+    log_probs: LogProbCheck | None
+    greedy: GreedyCheck | None
+    drafts: DraftCounts | None
+    provenance: dict[str, Any]
+
+    @property
+    def min_p(self) -> float:
+        """The smallest p-value before adjustment."""
+        return min((t.p_value for t in self.tests), default=1.0)
+
+    def to_dict(self) -> dict[str, Any]:
+        """A JSON-able mapping of everything above."""
+        out = asdict(self)
+        out |= {"min_p": self.min_p, "n_tests": len(self.tests)}
+        for name in ("log_probs", "greedy"):
+            check = getattr(self, name)
+            if check is not None:
+                out[name]["passed"] = check.passed
+        if self.drafts is not None:
+            out["drafts"]["rejected"] = self.drafts.rejected
+        return out
+
+
+def check_log_probs(evidence: Evidence, dtype: str = "float32") -> LogProbCheck | None:
+    """Compare what the engine reported with the reference; None where it reported nothing."""
+    if evidence.samples.log_probs is None:
+        return None
+    reported = np.concatenate([*evidence.samples.log_probs, np.zeros(0)])
+    finite = np.isfinite(reported)
+    error = np.abs(reported[finite] - evidence.log_prob[finite])
+    return LogProbCheck(
+        n=len(reported),
+        not_finite=int((~finite).sum()),
+        max_error=float(error.max(initial=0.0)),
+        mean_error=float(error.mean()) if len(error) else 0.0,
+        max_allowed=MAX_LOG_PROB_ERROR.get(dtype),
+        mean_allowed=MEAN_LOG_PROB_ERROR.get(dtype, MEAN_LOG_PROB_ERROR_HALF),
+    )
+
+
+def check_greedy(
+    reference: Sequence[Ints],
+    subject: Samples,
+    gap: Callable[[int, list[int], int, int], float],
+    dtype: str = "float32",
+    drafts: DraftCounts | None = None,
+) -> GreedyCheck:
+    """Compare greedy responses token by token.
+
+    Args:
+        reference: [prompt] responses of the engine without drafts.
+        subject: responses of the engine with drafts, any number per prompt.
+        gap: (prompt, prefix tokens, token a, token b) -> how much larger a's logit is in the reference model, a and b
+            being the two engines' tokens. Called only where they part.
+        dtype: the engines' precision; it decides what counts as a tie.
+        drafts: what was drafted in `subject`, for the record.
+    """
+    identical, ties, compared = 0, 0, 0
+    mismatches: list[Mismatch] = []
+    for s, (prompt, tokens) in enumerate(zip(subject.prompt.tolist(), subject.tokens, strict=True)):
+        want = reference[prompt]
+        n = min(len(want), len(tokens))
+        differ = np.flatnonzero(want[:n] != tokens[:n])
+        if not len(differ) and len(want) == len(tokens):
+            identical += 1
+            compared += n
+            continue
+        at = int(differ[0]) if len(differ) else n
+        compared += at
+        if at == n:  # one ended where the other went on: no tie can do that
+            mismatches.append(Mismatch(s, prompt, at, None, None, None))
+            continue
+        a, b = int(want[at]), int(tokens[at])
+        distance = abs(gap(prompt, want[:at].tolist(), a, b))
+        if distance <= TIE.get(dtype, TIE_HALF):
+            ties += 1
+        else:
+            mismatches.append(Mismatch(s, prompt, at, a, b, distance))
+    return GreedyCheck(len(subject.tokens), compared, identical, ties, tuple(mismatches), drafts)
+
+
+def conclude(
+    tests: Sequence[TestResult],
+    n_tokens: int,
+    *,
+    alpha: float = ALPHA,
+    log_probs: LogProbCheck | None = None,
+    greedy: GreedyCheck | None = None,
+    drafts: DraftCounts | None = None,
+    provenance: dict[str, Any] | None = None,
+) -> AuditResult:
+    """The verdict. A failed test is a failure whatever else is missing; a pass needs drafts of both fates.
+
+    Args:
+        tests: Holm-adjusted results of `law_tests`.
+        drafts: draft counts of an engine that should have drafted; None for one without speculation.
+    """
+    failures: list[str] = []
+    rejected = [t for t in tests if t.p_adjusted <= alpha]
+    if rejected:
+        t = rejected[0]
+        failures.append(
+            f"{len(rejected)} of {len(tests)} tests reject the target's law; the strongest is {t.name} ({t.where}) "
+            f"with p = {t.p_value:.1e}, adjusted {t.p_adjusted:.1e}."
+        )
+    if log_probs is not None and not log_probs.passed:
+        failures.append(
+            f"{log_probs.not_finite} of {log_probs.n} log-probabilities that the engine reported are NaN or infinite."
+            if log_probs.not_finite
+            else f"the engine's log-probabilities are off the reference by {log_probs.mean_error:.2g} on average and "
+            f"{log_probs.max_error:.2g} at most."
+        )
+    if greedy is not None and not greedy.passed:
+        m = greedy.mismatches[0]
+        how = (
+            "one response ends there"
+            if m.gap is None
+            else (f"{m.reference_token} without drafts, {m.subject_token} with; their logits differ by {m.gap:.3g}")
+        )
+        failures.append(
+            f"{len(greedy.mismatches)} of {greedy.sequences} greedy responses change with drafts, the first "
+            f"at position {m.position} of prompt {m.prompt} ({how})."
+        )
+    missing: list[str] = []
+    if not tests:
+        missing.append(f"{n_tokens} sampled tokens are too few for any test; ask for more.")
+    if drafts is not None:
+        if drafts.drafted == 0:
+            missing.append("nothing was drafted, so speculation was not tested; use more rounds or longer responses.")
+        elif drafts.accepted == 0:
+            missing.append(f"none of {drafts.drafted} drafted tokens was accepted, so acceptance was not tested.")
+        elif drafts.rejected == 0:
+            missing.append(f"all {drafts.drafted} drafted tokens were accepted, so rejection was not tested.")
+    verdict: Verdict = "fail" if failures else "inconclusive" if missing else "pass"
+    return AuditResult(
+        verdict, (*failures, *missing), alpha, n_tokens, tuple(tests), log_probs, greedy, drafts, dict(provenance or {})
+    )

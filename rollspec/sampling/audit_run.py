@@ -1,0 +1,154 @@
+"""A whole audit: two engines, the reference model, the tests, the verdict.
+
+result = run_audit("path/to/model", Plan(prompts), Arm.with_rollspec("default"))
+result.verdict, result.reasons
+"""
+
+from __future__ import annotations
+
+import platform
+import time
+from collections.abc import Callable
+from dataclasses import asdict, replace
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from rollspec import __version__
+from rollspec.sampling.audit import (
+    ALPHA,
+    AuditResult,
+    Evidence,
+    LogProbCheck,
+    Samples,
+    TestResult,
+    check_greedy,
+    check_log_probs,
+    conclude,
+    law_tests,
+)
+from rollspec.sampling.audit_engine import ARM_SECONDS, Arm, ArmOutput, Plan, Progress, run_arm
+from rollspec.sampling.audit_reference import Reference
+
+Stage = Callable[[str], Progress]
+"""Called when a stage begins, with its name; returns the callback for its progress."""
+
+
+def run_audit(
+    model: str | Path,
+    plan: Plan,
+    subject: Arm,
+    *,
+    alpha: float = ALPHA,
+    timeout: float = ARM_SECONDS,
+    device: str = "auto",
+    stage: Stage | None = None,
+    control: bool = True,
+) -> AuditResult:
+    """Audit `subject` against the same engine without drafts (greedy) and against the target's probabilities (sampled).
+
+    Args:
+        timeout: seconds for each engine process.
+        device: of the reference model.
+        control: after a failure, sample from the engine without speculation too and say whether that fails as well.
+
+    Raises:
+        AuditError: an engine or the reference model does not run.
+    """
+    announce = stage or (lambda _: lambda done, total: None)
+    seconds: dict[str, float] = {}
+
+    def timed(name: str, run: Callable[[Progress], Any]) -> Any:
+        began = time.perf_counter()
+        out = run(announce(name))
+        seconds[name] = round(time.perf_counter() - began, 1)
+        return out
+
+    plain = Arm.plain(subject.engine)
+    reference: ArmOutput = timed(
+        f"greedy, {plain.name}",
+        lambda p: run_arm(model, plan, plain, sample=False, greedy_rounds=1, timeout=timeout, progress=p),
+    )
+    output: ArmOutput = timed(
+        f"sampling, {subject.name}", lambda p: run_arm(model, plan, subject, timeout=timeout, progress=p)
+    )
+    target: Reference = timed("loading the reference model", lambda p: Reference(model, plan.temperature, device))
+    tests, log_probs, entropy = timed("target's probabilities", lambda p: _judge(output.samples, target, plan, p))
+    greedy = check_greedy(
+        reference.greedy.tokens,
+        output.greedy,
+        lambda i, r, a, b: target.gap(plan.prompts[i], r, a, b),
+        plan.dtype,
+        output.greedy_drafts,
+    )
+    result = conclude(
+        tests,
+        output.samples.n_tokens,
+        alpha=alpha,
+        log_probs=log_probs,
+        greedy=greedy,
+        drafts=output.drafts if subject.speculates else None,
+    )
+    reasons = list(result.reasons)
+    if output.off is not None:
+        reasons.append(f"rollspec did not speculate in this engine: {output.off}.")
+    provenance = _provenance(model, plan, subject, target) | {"mean_entropy": entropy, "seconds": seconds}
+    if result.verdict == "fail" and control and subject.speculates:
+        sentence, provenance["control"] = timed(
+            f"sampling, {plain.name}", lambda p: _control(model, plan, plain, target, alpha, timeout, p)
+        )
+        reasons.append(sentence)
+    return replace(result, reasons=tuple(reasons), provenance=provenance)
+
+
+def _judge(
+    samples: Samples, target: Reference, plan: Plan, progress: Progress
+) -> tuple[list[TestResult], LogProbCheck | None, float]:
+    evidence = Evidence(samples, target.vocab, np.random.default_rng(plan.seed))
+    target.fill(evidence, plan.prompts, progress)
+    entropy = float(evidence.entropy.mean()) if samples.n_tokens else 0.0
+    return law_tests(evidence), check_log_probs(evidence, plan.dtype), entropy
+
+
+def _control(
+    model: str | Path, plan: Plan, plain: Arm, target: Reference, alpha: float, timeout: float, progress: Progress
+) -> tuple[str, dict[str, Any]]:
+    """Whether speculation is to blame: the same tests on the engine without it."""
+    output = run_arm(model, plan, plain, greedy_rounds=0, timeout=timeout, progress=progress)
+    tests, log_probs, _ = _judge(output.samples, target, plan, progress)
+    result = conclude(tests, output.samples.n_tokens, alpha=alpha, log_probs=log_probs)
+    if result.verdict == "fail":
+        sentence = (
+            "the same engine without speculation fails too, so speculation alone is not the cause: compare the "
+            "engine's checkpoint, precision and sampling with the reference's."
+        )
+    else:
+        sentence = "the same engine without speculation passes, so the failure comes with speculation."
+    return sentence, {"verdict": result.verdict, "min_p": result.min_p, "n_tokens": result.n_tokens}
+
+
+def _provenance(model: str | Path, plan: Plan, subject: Arm, target: Reference) -> dict[str, Any]:
+    from rollspec.engine.vllm.compat import vllm_version
+
+    plain = asdict(plan)
+    return {
+        "model": str(model),
+        "subject": asdict(subject),
+        "plan": plain | {"prompts": len(plain["prompts"])},
+        "reference_device": target.device,
+        "versions": {
+            "rollspec": __version__,
+            "vllm": vllm_version(),
+            **{name: _version(name) for name in ("torch", "transformers", "numpy", "scipy")},
+            "python": platform.python_version(),
+        },
+    }
+
+
+def _version(name: str) -> str:
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return "not installed"

@@ -1,0 +1,184 @@
+"""The elementary tests of the audit: sums against exact moments, counts against probabilities, many tests at once.
+
+Pure functions over numpy arrays. Every null law here is exact in its moments or checked by simulation, because an audit
+that cries wolf once in a hundred runs is switched off after the second.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+MIN_EXPECTED = 5.0
+"""Cells with a smaller expected count are merged before a G-test (Cochran 1954)."""
+
+MAX_SKEW = 0.5
+"""A sum whose null law is more skewed than this holds too few random events to be tested by its moments."""
+
+SIMULATIONS = 400
+"""Simulated tables per prefix from which the null moments of the pooled G are taken."""
+
+
+@dataclass(frozen=True, slots=True)
+class TestResult:
+    """One test. `statistic` is a z-score or a G; `df` is None for z. `p_adjusted` is Holm's, over the whole audit."""
+
+    __test__ = False  # not a test class, whatever pytest thinks of its name
+
+    name: str
+    where: str
+    n: int
+    statistic: float
+    df: float | None
+    p_value: float
+    p_adjusted: float = 1.0
+
+    @property
+    def kind(self) -> str:
+        """Which statistic it is: "z" or "G"."""
+        return "z" if self.df is None else "G"
+
+    def to_dict(self) -> dict[str, Any]:
+        """A JSON-able mapping."""
+        return asdict(self)
+
+
+def moment_test(value: float, mean: float, variance: float, third: float, step: float = 0.0) -> tuple[float, float]:
+    """Two-sided test that a sum of independent terms has the given moments.
+
+    The tail is that of a gamma law with the same mean, variance and skewness (Pearson type III) where it is heavier
+    than the normal one, and the normal one elsewhere: a sum of rare events is skewed, and a plain z-test would alarm on
+    it.
+
+    Args:
+        value: the observed sum.
+        mean, variance, third: sums of the terms' means, variances and third central moments.
+        step: lattice width of the sum (1 for counts), for the continuity correction.
+
+    Returns:
+        (z, p). With no variance at all, p is 1 if the value is the mean and 0 otherwise.
+    """
+    from scipy.special import gammainc, gammaincc
+
+    value, mean, variance, third = float(value), float(mean), float(variance), float(third)
+    deviation = value - mean
+    if variance <= 1e-12:
+        return (0.0, 1.0) if abs(deviation) <= 1e-6 else (math.copysign(math.inf, deviation), 0.0)
+    sd = math.sqrt(variance)
+    z = math.copysign(max(abs(deviation) - step / 2, 0.0), deviation) / sd
+    skew = third / sd**3
+    normal = 0.5 * math.erfc(abs(z) / math.sqrt(2))
+    gamma = 0.0
+    if abs(skew) > 1e-4:
+        shape = 4 / skew**2
+        at = shape + math.copysign(1, skew) * z * math.sqrt(shape)
+        upper = (z > 0) == (skew > 0)
+        gamma = float(gammaincc(shape, at) if upper else gammainc(shape, at)) if at > 0 else float(upper)
+    return z, min(1.0, 2 * max(normal, gamma))
+
+
+def testable(variance: float, third: float) -> bool:
+    """Whether a sum holds enough randomness for `moment_test` (see `MAX_SKEW`)."""
+    return variance > 1e-9 and abs(third) / variance**1.5 <= MAX_SKEW
+
+
+def merge_rare(probabilities: Floats, n: int, min_expected: float = MIN_EXPECTED) -> Ints:
+    """Cell of each token for a G-test with n draws: a common token has its own, the rare ones share the last.
+
+    Args:
+        probabilities: [V], summing to 1.
+        n: draws.
+
+    Returns:
+        [V] cell numbers 0..c-1; c is 1 where nothing can be tested. Where the rare ones together are still rare, the
+        rarest common token joins them.
+    """
+    common = np.flatnonzero(probabilities * n >= min_expected)
+    common = common[np.argsort(-probabilities[common], kind="stable")]
+    while len(common) and 0 < (1 - probabilities[common].sum()) * n < min_expected and len(common) < len(probabilities):
+        common = common[:-1]
+    cells = np.full(len(probabilities), len(common), dtype=np.int64)
+    cells[common] = np.arange(len(common))
+    return cells
+
+
+def g_statistic(observed: Floats, expected: Floats) -> Floats:
+    """2 Σ O ln(O/E) over the last axis (Woolf 1957), with 0 ln 0 = 0.
+
+    Args:
+        observed: [..., c] counts. expected: [c] or [..., c] expected counts, all positive, of the same total.
+    """
+    ratio = np.divide(observed, expected, out=np.ones_like(observed, dtype=np.float64), where=observed > 0)
+    out: Floats = 2 * np.asarray((observed * np.log(ratio)).sum(-1), dtype=np.float64)
+    return out
+
+
+def g_test(observed: ArrayLike, probabilities: ArrayLike) -> tuple[float, int, float]:
+    """G-test of multinomial counts, with Williams' (1976) correction for small expected counts.
+
+    Args:
+        observed: [c] counts. probabilities: [c], positive, summing to 1.
+
+    Returns:
+        (G, degrees of freedom, p).
+    """
+    from scipy.special import chdtrc
+
+    counts, p = np.asarray(observed, dtype=np.float64), np.asarray(probabilities, dtype=np.float64)
+    n, df = counts.sum(), len(counts) - 1
+    if df < 1 or n == 0:
+        return 0.0, 0, 1.0
+    q = 1 + ((1 / p).sum() - 1) / (6 * n * df)
+    g = float(g_statistic(counts, n * p) / q)
+    return g, df, float(chdtrc(df, max(g, 0.0)))
+
+
+def pooled_g_test(tables: Sequence[tuple[Ints, Floats]], rng: np.random.Generator) -> tuple[float, float, float]:
+    """Sum of the G of many small tables. With expected counts near 5 its mean is not the degrees of freedom, and over a
+    thousand tables that would be an alarm; so mean and variance under the null are simulated, table by table.
+
+    Args:
+        tables: (observed [c], probabilities [c]) each.
+
+    Returns:
+        (G rescaled to chi-square, its degrees of freedom, p).
+    """
+    from scipy.special import chdtrc
+
+    total, mean, variance = 0.0, 0.0, 0.0
+    for observed, p in tables:
+        n = int(observed.sum())
+        p = p / p.sum()
+        total += float(g_statistic(observed.astype(np.float64), n * p))
+        null = g_statistic(rng.multinomial(n, p, size=SIMULATIONS).astype(np.float64), n * p)
+        mean += float(null.mean())
+        # Of the mean's own error too: it is an estimate from SIMULATIONS tables.
+        variance += float(null.var(ddof=1)) * (1 + 1 / SIMULATIONS)
+    if variance <= 0:
+        return 0.0, 0.0, 1.0
+    # A scaled chi-square with the simulated mean and variance (Satterthwaite 1946).
+    df = 2 * mean**2 / variance
+    g = total * df / mean
+    return g, df, float(chdtrc(df, max(g, 0.0)))
+
+
+def holm(results: Sequence[TestResult]) -> list[TestResult]:
+    """The results with Holm's (1979) adjusted p-values, most significant first.
+
+    Rejecting where `p_adjusted` <= alpha keeps the chance of any false alarm among all tests at most alpha, however the
+    tests depend on each other.
+    """
+    ordered = sorted(results, key=lambda r: r.p_value)
+    worst, out = 0.0, []
+    for i, r in enumerate(ordered):
+        worst = max(worst, min(1.0, (len(ordered) - i) * r.p_value))
+        out.append(replace(r, p_adjusted=worst))
+    return out

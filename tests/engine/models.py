@@ -1,0 +1,47 @@
+"""Tiny random models for engine tests: untrained, but with laws so sharp that drafts are sometimes accepted."""
+
+from __future__ import annotations
+
+import string
+from pathlib import Path
+
+LETTERS = string.ascii_lowercase + string.digits + " .,?!+-=\n"
+SPECIAL = ("<pad>", "<eos>", "<unk>")
+
+
+def make_sharp_model(folder: Path, seed: int = 0, sharpness: float = 25.0) -> Path:
+    """A 2-layer Qwen3 in float32 whose LM head is scaled up: entropy about 1.5 nats instead of ln V.
+
+    Its tokenizer knows one token per character of `LETTERS`; vocab_size == len(tokenizer).
+    """
+    import torch
+    from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+
+    vocab = {token: i for i, token in enumerate((*SPECIAL, *LETTERS))}
+    backend = Tokenizer(models.WordLevel(vocab, unk_token="<unk>"))
+    backend.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
+    backend.decoder = decoders.Fuse()
+    PreTrainedTokenizerFast(
+        tokenizer_object=backend, pad_token="<pad>", eos_token="<eos>", unk_token="<unk>"
+    ).save_pretrained(folder)
+    torch.manual_seed(seed)
+    model = Qwen3ForCausalLM(
+        Qwen3Config(
+            vocab_size=len(vocab),
+            hidden_size=64,
+            intermediate_size=128,
+            num_hidden_layers=2,
+            num_attention_heads=2,
+            num_key_value_heads=1,
+            head_dim=32,
+            max_position_embeddings=1024,
+            tie_word_embeddings=False,
+            eos_token_id=1,
+            pad_token_id=0,
+        )
+    )
+    with torch.no_grad():
+        model.lm_head.weight.mul_(sharpness)
+    model.save_pretrained(folder)
+    return folder
