@@ -46,7 +46,7 @@ def command(
         typer.Option(help="JSONL or Parquet with `prompt` (text or messages) or `token_ids`; default: built-in ones."),
     ] = None,
     max_prompts: Annotated[int, typer.Option(min=1, help="Use at most so many prompts.")] = 8,
-    tokens: Annotated[int, typer.Option(min=1, help="Sampled tokens to test.")] = 20_000,
+    tokens: Annotated[int, typer.Option(min=1, help="Sampled tokens to test.")] = 40_000,
     samples: Annotated[int, typer.Option(min=1, help="Responses per prompt and round (the group size).")] = 16,
     max_tokens: Annotated[int, typer.Option(min=1, help="Longest response.")] = 64,
     temperature: Annotated[float, typer.Option(help="Sampling temperature, above 0.")] = 1.0,

@@ -41,7 +41,7 @@ class Plan:
     """
 
     prompts: tuple[tuple[int, ...], ...]
-    tokens: int = 20_000
+    tokens: int = 40_000
     samples: int = 16
     max_tokens: int = 64
     temperature: float = 1.0
@@ -81,7 +81,10 @@ class Arm:
 
 @dataclass(frozen=True, slots=True)
 class ArmOutput:
-    """What an engine said, and its drafts while it sampled and while it was greedy. `off` is why rollspec did not speculate in it, or None."""
+    """What an engine said, and its drafts while it sampled and while it was greedy.
+
+    `off` is why rollspec did not speculate in it, or None.
+    """
 
     samples: Samples
     greedy: Samples

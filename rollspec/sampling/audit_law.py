@@ -12,12 +12,23 @@ from collections.abc import Iterator
 import numpy as np
 
 from rollspec.sampling.audit_evidence import Evidence
-from rollspec.sampling.audit_tests import Floats, Ints, TestResult, g_test, holm, moment_test, pooled_g_test, testable
+from rollspec.sampling.audit_tests import (
+    Floats,
+    Ints,
+    TestResult,
+    binomial_test,
+    g_test,
+    holm,
+    moment_test,
+    pooled_g_test,
+    testable,
+)
 
 BINS = 20
 MIN_BUCKET = 200  # tokens from which on a range of positions is tested by itself
 MAX_TOKENS = 64  # token ids tested one by one
 MIN_TOKEN_COUNT = 25.0  # expected occurrences of a token id tested by itself
+TAILS = (0.01, 0.001, 0.0001)  # least likely shares of the target's mass
 MAX_PREFIXES = 16  # exact prefixes tested one by one; the others only in the pool
 
 
@@ -25,7 +36,15 @@ def law_tests(evidence: Evidence) -> list[TestResult]:
     """Every test of the sampled tokens against the target's law, Holm-adjusted, most significant first."""
     if not evidence.seen.all():
         raise ValueError(f"{int((~evidence.seen).sum())} sampled tokens were not given the reference's probabilities")
-    return holm([*_by_position(evidence), *_tokens(evidence), *_prefixes(evidence), *_independence(evidence)])
+    return holm(
+        [
+            *_by_position(evidence),
+            *_tails(evidence),
+            *_tokens(evidence),
+            *_prefixes(evidence),
+            *_independence(evidence),
+        ]
+    )
 
 
 def buckets(position: Ints, least: int = MIN_BUCKET) -> list[tuple[int, int]]:
@@ -68,6 +87,16 @@ def _by_position(e: Evidence) -> Iterator[TestResult]:
             observed = np.bincount(np.minimum((u[rows] * BINS).astype(int), BINS - 1), minlength=BINS)
             g, df, p = g_test(observed, np.full(BINS, 1 / BINS))
             yield TestResult(f"uniformity in {name}", where, n, g, df, p)
+
+
+def _tails(e: Evidence) -> Iterator[TestResult]:
+    """Tokens from the far tail of the target: what a broken sampler emits now and then, too few for a bin of 5 %."""
+    n = len(e.rank_pit)
+    for share in TAILS:
+        if n * share >= 1:
+            count = int((e.rank_pit > 1 - share).sum())
+            z, p = binomial_test(count, n, share)
+            yield TestResult("rare tokens", f"last {share:g} of the mass", n, z, None, p)
 
 
 def _range(a: int, b: int) -> str:

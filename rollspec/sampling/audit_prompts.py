@@ -84,7 +84,7 @@ def _rows(file: Path, most: int) -> list[Any]:
     out: list[Any] = []
     for i, record in enumerate(records[: 4 * most]):
         row = record.get("token_ids", record.get("prompt")) if isinstance(record, dict) else None
-        if row is None or len(row) == 0:
+        if row is None or (isinstance(row, str | list) and not row):
             raise AuditError(
                 f"rollspec: row {i} of {str(file)!r} has neither `prompt` nor `token_ids`, or an empty one."
             )

@@ -85,6 +85,15 @@ def moment_test(value: float, mean: float, variance: float, third: float, step: 
     return z, min(1.0, 2 * max(normal, gamma))
 
 
+def binomial_test(count: int, n: int, p: float) -> tuple[float, float]:
+    """Exact two-sided test of a count with law Binomial(n, p): (z, twice the smaller tail)."""
+    from scipy.special import bdtr, bdtrc
+
+    upper = 1.0 if count == 0 else float(bdtrc(count - 1, n, p))
+    z = (count - n * p) / math.sqrt(n * p * (1 - p))
+    return z, min(1.0, 2 * min(upper, float(bdtr(count, n, p))))
+
+
 def testable(variance: float, third: float) -> bool:
     """Whether a sum holds enough randomness for `moment_test` (see `MAX_SKEW`)."""
     return variance > 1e-9 and abs(third) / variance**1.5 <= MAX_SKEW

@@ -32,7 +32,6 @@ def run(folder: Path, job: dict[str, Any]) -> None:
         greedy += [(i, r, o) for i, o in _generate(llm, plan, copies=2 if r else 1, temperature=0.0)]
     arrays |= _arrays("greedy", greedy)
     before, sampled, tokens, r = _counters(llm), [], 0, 0
-    # The engine's counters start at 0, and a plain engine has none.
     while job["sample"] and (tokens < plan["tokens"] or r < plan["min_rounds"]) and r < plan["max_rounds"]:
         version = _next_round(llm, job, version)
         for i, o in _generate(llm, plan, copies=plan["samples"], temperature=plan["temperature"]):

@@ -1,0 +1,456 @@
+"""The audit's statistics on cases with known answers, its verdicts, its files, its prompts and its command."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import stats
+from typer.testing import CliRunner
+
+from rollspec.cli import app
+from rollspec.sampling import audit_cli, audit_prompts, audit_tests
+from rollspec.sampling.audit import (
+    AuditError,
+    AuditResult,
+    DraftCounts,
+    Evidence,
+    GreedyCheck,
+    LogProbCheck,
+    Samples,
+    TestResult,
+    check_greedy,
+    check_log_probs,
+    conclude,
+    law_tests,
+    samples_from,
+)
+from rollspec.sampling.audit_engine import Arm, Plan, _cause, _environment
+from rollspec.sampling.audit_law import buckets
+from rollspec.sampling.audit_report import families, markdown, page, verdict_line, write
+
+runner = CliRunner()
+GOOD = TestResult("surprisal", "all positions", 100, 0.5, None, 0.6, 1.0)
+BAD = TestResult("token frequency", "token 7", 100, 9.0, None, 1e-9, 1e-7)
+DRAFTS = DraftCounts(100, 40)
+
+
+# ---- elementary tests
+
+
+@pytest.mark.parametrize("observed", [30, 40, 60, 75])
+def test_a_count_is_tested_as_the_binomial_would(observed: int) -> None:
+    n, p = 1000, 0.05
+    variance = n * p * (1 - p)
+    _, got = audit_tests.moment_test(observed, n * p, variance, variance * (1 - 2 * p), step=1)
+    law = stats.binom(n, p)
+    exact = 2 * min(law.cdf(observed), law.sf(observed - 1), 0.5)
+    assert 0.8 * exact < got < 2.2 * exact  # never much below: that would be a false alarm
+
+
+def test_a_skewed_sum_does_not_alarm_where_a_z_test_would() -> None:
+    """31 events of a Poisson law with mean 12: far out for a normal law, less so for itself."""
+    z, p = audit_tests.moment_test(31, 12, 12, 12, step=1)
+    assert 2 * stats.norm.sf(z) < 1e-7 < 2e-6 < p
+    assert p == pytest.approx(2 * stats.poisson(12).sf(30), rel=0.5)
+
+
+def test_a_binomial_count_is_tested_exactly() -> None:
+    for count in (0, 3, 20, 41):
+        _, got = audit_tests.binomial_test(count, 20_000, 1e-3)
+        law = stats.binom(20_000, 1e-3)
+        assert got == pytest.approx(min(1.0, 2 * min(law.cdf(count), law.sf(count - 1))))
+
+
+def test_a_certain_sum_must_be_met() -> None:
+    assert audit_tests.moment_test(3, 3, 0, 0) == (0.0, 1.0)
+    assert audit_tests.moment_test(4, 3, 0, 0)[1] == 0.0
+
+
+def test_g_test_is_scipys_up_to_williams_correction() -> None:
+    observed, p = np.array([30, 50, 20]), np.array([0.25, 0.5, 0.25])
+    g, df, got = audit_tests.g_test(observed, p)
+    want = stats.power_divergence(observed, p * 100, lambda_="log-likelihood")
+    assert df == 2
+    assert g == pytest.approx(want.statistic, rel=0.02)
+    assert g < want.statistic
+    assert got == pytest.approx(want.pvalue, rel=0.05)
+    assert audit_tests.g_test([10], [1.0])[2] == 1.0
+
+
+@given(st.integers(2, 60), st.integers(1, 2000), st.integers(0, 2**31))
+@settings(max_examples=60, deadline=None)
+def test_merged_cells_all_expect_enough(v: int, n: int, seed: int) -> None:
+    p = np.random.default_rng(seed).dirichlet(np.full(v, 0.3))
+    cells = audit_tests.merge_rare(p, n)
+    merged = np.bincount(cells, weights=p)
+    assert merged.sum() == pytest.approx(1)
+    if len(merged) > 1:
+        assert (merged[merged > 0] * n).min() >= audit_tests.MIN_EXPECTED - 1e-6
+
+
+def test_holm_by_hand() -> None:
+    p = [0.01, 0.04, 0.03]
+    found = audit_tests.holm([TestResult("t", str(i), 1, 0, None, x) for i, x in enumerate(p)])
+    assert [t.p_value for t in found] == [0.01, 0.03, 0.04]
+    assert [t.p_adjusted for t in found] == pytest.approx([0.03, 0.06, 0.06])
+
+
+def test_buckets_cover_every_position_once() -> None:
+    position = np.concatenate([np.arange(50) for _ in range(100)])
+    found = buckets(position, least=200)
+    assert found[0][0] == 0 and found[-1][1] == 50
+    assert all(a[1] == b[0] for a, b in itertools.pairwise(found))
+    assert all(((position >= a) & (position < b)).sum() >= 200 for a, b in found)
+    assert buckets(np.arange(10), least=200) == []
+
+
+# ---- evidence
+
+
+def _evidence(rows: list[list[int]], p: np.ndarray, log_probs: Any = None) -> Evidence:
+    samples = samples_from(rows, [0] * len(rows))
+    if log_probs is not None:
+        samples = Samples(samples.tokens, samples.prompt, samples.round, log_probs)
+    e = Evidence(samples, len(p), np.random.default_rng(0))
+    for s, row in enumerate(rows):
+        e.add(s, np.log(np.tile(p, (len(row), 1))))
+    return e
+
+
+def test_statistics_of_one_token_by_hand() -> None:
+    p = np.array([0.5, 0.2, 0.3])
+    e = _evidence([[1]], p)
+    h = -(p * np.log(p)).sum()
+    assert e.entropy[0] == pytest.approx(h)
+    assert e.surprisal_variance[0] == pytest.approx((p * (-np.log(p) - h) ** 2).sum())
+    assert e.log_prob[0] == pytest.approx(np.log(0.2))
+    assert not e.is_argmax[0] and e.p_max[0] == 0.5
+    assert 0.5 <= e.pit[0] <= 0.7  # token 0 lies below it
+    assert 0.8 <= e.rank_pit[0] <= 1.0  # tokens 0 and 2 are likelier
+    np.testing.assert_allclose(e.token_moments[:2], [[0, 1, 0], p])
+
+
+def test_chunks_of_any_size_give_the_same() -> None:
+    rng = np.random.default_rng(0)
+    law, row = rng.dirichlet(np.ones(6), size=9), rng.integers(0, 6, 9).tolist()
+    whole, parts = (Evidence(samples_from([row], [0]), 6, np.random.default_rng(1)) for _ in range(2))
+    whole.add(0, np.log(law))
+    for first in (0, 4, 7):
+        parts.add(0, np.log(law[first : {0: 4, 4: 7, 7: 9}[first]]), first)
+    for name in ("log_prob", "entropy", "surprisal_variance", "surprisal_third", "p_max", "token_moments"):
+        np.testing.assert_allclose(getattr(whole, name), getattr(parts, name))
+
+
+def test_equal_prefixes_share_a_table() -> None:
+    e = _evidence([[0, 1]] * 60 + [[1, 1]] * 60, np.array([0.5, 0.5]))
+    assert sorted((t.position, t.n) for t in e.tables.values()) == [(0, 120), (1, 60), (1, 60)]
+    assert e.tables[0].observed.tolist() == [60, 60]
+
+
+def test_a_token_of_probability_zero_fails() -> None:
+    with np.errstate(divide="ignore"):
+        e = _evidence([[0, 1, 2] * 100], np.array([0.5, 0.5, 0.0]))
+    assert law_tests(e)[0].p_value < 1e-12
+
+
+@pytest.mark.parametrize(
+    ("log_probs", "says"),
+    [
+        (np.full((1, 3), np.nan), "NaN or do not sum to one"),
+        (np.zeros((1, 3)), "do not sum to one"),
+        (np.log(np.full((1, 4), 0.25)), "a vocabulary of 3"),
+    ],
+)
+def test_a_useless_reference_is_refused(log_probs: np.ndarray, says: str) -> None:
+    with pytest.raises(AuditError, match=says):
+        Evidence(samples_from([[1]], [0]), 3, np.random.default_rng(0)).add(0, log_probs)
+
+
+def test_missing_probabilities_are_an_error() -> None:
+    with pytest.raises(ValueError, match="2 sampled tokens"):
+        law_tests(Evidence(samples_from([[1, 2]], [0]), 3, np.random.default_rng(0)))
+
+
+def test_nothing_sampled_is_no_test() -> None:
+    e = Evidence(samples_from([[]], [0]), 3, np.random.default_rng(0))
+    assert law_tests(e) == []
+    assert "too few" in conclude([], 0).reasons[0]
+
+
+# ---- checks and verdicts
+
+
+def test_nan_log_probs_fail_with_a_sentence() -> None:
+    p = np.array([0.5, 0.5])
+    good = _evidence([[0, 1]], p, (np.log([0.5, 0.5]),))
+    assert check_log_probs(good).passed  # type: ignore[union-attr]
+    bad = check_log_probs(_evidence([[0, 1]], p, (np.array([np.log(0.5), np.nan]),)))
+    assert bad is not None and not bad.passed and bad.not_finite == 1
+    result = conclude([GOOD], 2, log_probs=bad)
+    assert result.verdict == "fail"
+    assert result.reasons == ("1 of 2 log-probabilities that the engine reported are NaN or infinite.",)
+    off = check_log_probs(_evidence([[0, 1]], p, (np.log([0.5, 0.5]) + 0.05,)))
+    assert off is not None and not off.passed
+    assert check_log_probs(_evidence([[0]], p)) is None
+    assert LogProbCheck(9, 0, 0.05, 0.05, None, 0.1).passed  # what bfloat16 may differ by
+
+
+def _greedy(rows: list[list[int]], gap: float, dtype: str = "float32") -> GreedyCheck:
+    want = [np.array([1, 2, 3, 4])]
+    return check_greedy(want, samples_from(rows, [0] * len(rows)), lambda i, prefix, a, b: gap, dtype)
+
+
+def test_greedy_identity() -> None:
+    same = _greedy([[1, 2, 3, 4]] * 3, 9.0)
+    assert (same.identical, same.tokens, same.passed) == (3, 12, True)
+    tie = _greedy([[1, 2, 9, 9]], 1e-6)
+    assert (tie.ties, tie.tokens, tie.passed) == (1, 2, True)
+    differ = _greedy([[1, 2, 9, 9]], -0.2)
+    assert not differ.passed
+    m = differ.mismatches[0]
+    assert (m.position, m.reference_token, m.subject_token, m.gap) == (2, 3, 9, 0.2)
+    assert (
+        "at position 2 of prompt 0 (3 without drafts, 9 with; their logits differ by 0.2)"
+        in (conclude([GOOD], 4, greedy=differ).reasons[0])
+    )
+    assert _greedy([[1, 2, 9, 9]], 0.2, "bfloat16").passed
+    cut = _greedy([[1, 2, 3]], 0.0)
+    assert not cut.passed and "one response ends there" in conclude([GOOD], 3, greedy=cut).reasons[0]
+
+
+@pytest.mark.parametrize(
+    ("tests", "drafts", "verdict", "says"),
+    [
+        ([GOOD], DRAFTS, "pass", None),
+        ([GOOD], None, "pass", None),
+        ([BAD, GOOD], DRAFTS, "fail", "1 of 2 tests reject"),
+        ([BAD], DraftCounts(0, 0), "fail", "1 of 1 tests reject"),
+        ([GOOD], DraftCounts(0, 0), "inconclusive", "nothing was drafted"),
+        ([GOOD], DraftCounts(9, 0), "inconclusive", "none of 9"),
+        ([GOOD], DraftCounts(9, 9), "inconclusive", "all 9"),
+    ],
+)
+def test_verdicts(tests: list[TestResult], drafts: DraftCounts | None, verdict: str, says: str | None) -> None:
+    result = conclude(tests, 100, drafts=drafts)
+    assert result.verdict == verdict
+    assert (says in result.reasons[0]) if says else result.reasons == ()
+
+
+# ---- files
+
+
+def _result(verdict: str = "fail") -> AuditResult:
+    tests = [BAD, GOOD] if verdict == "fail" else [GOOD]
+    greedy = _greedy([[1, 2, 9, 9], [1, 2, 3]], 0.2)
+    return conclude(
+        tests, 100, drafts=DRAFTS, greedy=greedy if verdict == "fail" else None, provenance={"model": "<m>"}
+    )
+
+
+def test_the_result_is_strict_json(tmp_path: Path) -> None:
+    write(_result(), tmp_path / "a" / "r.json")
+    found = json.loads((tmp_path / "a" / "r.json").read_text(), parse_constant=lambda c: pytest.fail(c))
+    assert found["verdict"] == "fail" and found["n_tests"] == 2 and found["min_p"] == 1e-9
+    assert found["drafts"] == {"drafted": 100, "accepted": 40, "rejected": 60}
+    assert found["tests"][0]["where"] == "token 7"
+
+
+def test_pages_say_the_verdict_and_escape(tmp_path: Path) -> None:
+    result = _result()
+    assert verdict_line(result) in markdown(result)
+    text = page(result)
+    assert "&lt;m&gt;" in text and "<m>" not in text and "http" not in text
+    assert families(result)[0][-1] == "rejects"
+    for name in ("r.md", "r.html"):
+        write(result, tmp_path / name)
+    with pytest.raises(AuditError, match=r"ends in none of \.json, \.md, \.html"):
+        write(result, tmp_path / "r.pdf")
+
+
+# ---- arms
+
+
+def test_an_arm_leaves_the_jobs_files_alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    arm = Arm.with_rollspec("default", [f"history.dir={tmp_path}", "proposal.k_max=3"])
+    assert arm.speculates and arm.rollspec is not None
+    assert arm.rollspec["history"]["dir"] is None
+    assert arm.rollspec["proposal"]["k_max"] == 3
+    assert not Arm.plain().speculates
+    monkeypatch.setenv("ROLLSPEC", "default")
+    monkeypatch.setenv("ROLLSPEC__PROPOSAL__K_MAX", "9")
+    monkeypatch.setenv("ROLLSPEC_PATCHES", "cpu")
+    env = _environment()
+    assert "ROLLSPEC" not in env and "ROLLSPEC__PROPOSAL__K_MAX" not in env
+    assert env["ROLLSPEC_PATCHES"] == "cpu"
+
+
+def test_the_first_error_of_a_log_is_the_cause() -> None:
+    log = "INFO fine\n(Worker) ERROR 11-21 [x.py:1] RuntimeError: out of chairs\nEngineDeadError: see above\n"
+    assert _cause(log) == ": RuntimeError: out of chairs"
+    assert "one\ntwo" in _cause("one\ntwo")
+
+
+# ---- prompts
+
+
+class _Tokenizer:
+    def __init__(self, size: int = 100) -> None:
+        self.size = size
+
+    def __len__(self) -> int:
+        return self.size
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        return [len(w) for w in text.split()]
+
+    def apply_chat_template(self, messages: Any, **_: Any) -> str:
+        return " ".join(m["content"] for m in messages)
+
+
+class _Config:
+    vocab_size = 100
+    max_position_embeddings = 64
+
+
+@pytest.fixture
+def loads(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(audit_prompts, "_load", lambda *_: (_Config(), _Tokenizer()))
+
+
+@pytest.mark.usefixtures("loads")
+def test_prompts_of_every_kind(tmp_path: Path) -> None:
+    rows = [
+        {"prompt": "a bb"},
+        {"token_ids": [4, 5]},
+        {"prompt": [{"role": "user", "content": "ccc"}]},
+        {"prompt": "a bb"},
+    ]
+    file = tmp_path / "p.jsonl"
+    file.write_text("\n".join(map(json.dumps, rows)) + "\n\n")
+    assert audit_prompts.token_prompts("m", file, 8, 10) == ((1, 2), (4, 5), (3,))
+    assert len(audit_prompts.token_prompts("m", None, 3, 10)) == 3
+    parquet = pytest.importorskip("pyarrow.parquet")
+    import pyarrow
+
+    parquet.write_table(pyarrow.table({"prompt": ["a bb", "ccc"], "x": [1, 2]}), tmp_path / "p.parquet")
+    assert audit_prompts.token_prompts("m", tmp_path / "p.parquet", 8, 10) == ((1, 2), (3,))
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("", "holds no rows"),
+        ("{", "line 1 of .* is not JSON"),
+        ('{"text": "a"}', "row 0 of .* has neither `prompt` nor `token_ids`"),
+        ('{"token_ids": [100]}', "token id 100, and the model's vocab_size is 100"),
+        ('{"prompt": 3.5}', "neither"),
+        ('{"prompt": [1, "a"]}', "neither text, nor chat messages, nor token ids"),
+    ],
+)
+@pytest.mark.usefixtures("loads")
+def test_bad_prompts_are_one_sentence(tmp_path: Path, text: str, says: str) -> None:
+    file = tmp_path / "p.jsonl"
+    file.write_text(text)
+    with pytest.raises(AuditError, match=says) as e:
+        audit_prompts.token_prompts("m", file, 8, 10)
+    assert "\n" not in str(e.value)
+
+
+def test_sizes_that_do_not_fit(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(audit_prompts, "_load", lambda *_: (_Config(), _Tokenizer(size=101)))
+    with pytest.raises(AuditError, match="the tokenizer has 101 tokens and the model's vocab_size is 100"):
+        audit_prompts.token_prompts("m", None, 8, 10)
+    monkeypatch.setattr(audit_prompts, "_load", lambda *_: (_Config(), None))
+    with pytest.raises(AuditError, match="no tokenizer"):
+        audit_prompts.token_prompts("m", None, 8, 10)
+    monkeypatch.setattr(audit_prompts, "_load", lambda *_: (_Config(), _Tokenizer()))
+    with pytest.raises(AuditError, match="exceeds the model's 64 positions"):
+        audit_prompts.token_prompts("m", None, 8, 60)
+    with pytest.raises(AuditError, match="cannot be read"):
+        audit_prompts.token_prompts("m", tmp_path / "none.jsonl", 8, 10)
+
+
+# ---- the command
+
+
+@pytest.fixture
+def ran(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Plan, Arm]]:
+    """The command without engines: what it would have run."""
+    calls: list[tuple[Plan, Arm]] = []
+
+    def run_audit(model: str, plan: Plan, subject: Arm, **kwargs: Any) -> AuditResult:
+        calls.append((plan, subject))
+        kwargs["stage"]("sampling")(1, 2)
+        return {"fail": _result, "pass": lambda: _result("pass")}.get(
+            model, lambda: conclude([GOOD], 9, drafts=DraftCounts(0, 0))
+        )()
+
+    monkeypatch.setattr(audit_cli, "run_audit", run_audit)
+    monkeypatch.setattr(audit_prompts, "_load", lambda *_: (_Config(), _Tokenizer()))
+    return calls
+
+
+@pytest.mark.parametrize(("model", "status"), [("pass", 0), ("fail", 1), ("nothing drafted", 2)])
+def test_exit_status_is_the_verdict(ran: list[tuple[Plan, Arm]], model: str, status: int) -> None:
+    out = runner.invoke(app, ["audit", "--model", model, "--max-tokens", "8"])
+    assert out.exit_code == status, out.output
+    assert {0: "PASS", 1: "FAIL", 2: "INCONCLUSIVE"}[status] in out.output
+    assert len(ran) == 1
+
+
+def test_json_is_all_of_stdout(ran: list[tuple[Plan, Arm]], tmp_path: Path) -> None:
+    file = tmp_path / "r.html"
+    out = runner.invoke(app, ["audit", "--model", "fail", "--max-tokens", "8", "--json", "--out", str(file)])
+    assert json.loads(out.stdout)["verdict"] == "fail"
+    assert "FAIL" in file.read_text()
+
+
+def test_options_reach_the_plan_and_the_engine(ran: list[tuple[Plan, Arm]]) -> None:
+    args = ["--preset", "suffix_only", "--set", "proposal.k_max=5", "--tokens", "99", "--samples", "3", "--seed", "4"]
+    args += ["--max-tokens", "8", "--engine", "tensor_parallel_size=2", "--temperature", "0.7", "--dtype", "bfloat16"]
+    runner.invoke(app, ["audit", "--model", "pass", *args])
+    plan, arm = ran[0]
+    assert (plan.tokens, plan.samples, plan.max_tokens, plan.seed) == (99, 3, 8, 4)
+    assert (plan.temperature, plan.dtype) == (0.7, "bfloat16")
+    assert arm.rollspec is not None and arm.rollspec["proposal"]["k_max"] == 5
+    assert arm.engine == {"tensor_parallel_size": 2}
+    runner.invoke(app, ["audit", "--model", "pass", "--max-tokens", "8", "--speculative-config", '{"method": "ngram"}'])
+    assert ran[1][1].speculative_config == {"method": "ngram"} and ran[1][1].rollspec is None
+    runner.invoke(app, ["audit", "--model", "pass", "--max-tokens", "8", "--speculative-config", "none"])
+    assert not ran[2][1].speculates
+
+
+@pytest.mark.parametrize(
+    ("args", "says"),
+    [
+        (["--set", "proposal.k_maks=9"], "did you mean 'proposal.k_max'?"),
+        (["--preset", "defualt"], "did you mean 'default'?"),
+        (["--temperature", "0"], "--temperature 0 cannot be used"),
+        (["--alpha", "1.5"], "--alpha 1.5 cannot be used"),
+        (["--out", "x.pdf"], "ends in none of"),
+        (["--speculative-config", "{"], "is not JSON"),
+        (["--speculative-config", "[1]"], "write a JSON object or none"),
+        (["--speculative-config", "none", "--set", "a=1"], "leave out --preset and --set"),
+        (["--engine", "nonsense"], "is not KEY=VALUE"),
+    ],
+)
+def test_bad_input_is_one_sentence_and_status_2(ran: list[tuple[Plan, Arm]], args: list[str], says: str) -> None:
+    out = runner.invoke(app, ["audit", "--model", "pass", "--max-tokens", "8", *args])
+    assert out.exit_code == 2, out.output
+    assert says in out.stderr
+    assert len(out.stderr.strip().splitlines()) == 1
+    assert not ran
+
+
+def test_a_model_that_is_none_is_one_sentence(tmp_path: Path) -> None:
+    out = runner.invoke(app, ["audit", "--model", str(tmp_path)])
+    assert out.exit_code == 2, out.output
+    assert "is no model that can be read" in out.stderr
+    assert len(out.stderr.strip().splitlines()) == 1
