@@ -1,0 +1,128 @@
+"""Whole verl jobs on CPU with the stock vLLM rollout: GRPO with a resumed checkpoint, PPO with a critic, a killed
+engine."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from rollspec.demo.job import Job, JobSettings, build_job, prepare_assets
+from rollspec.demo.runner import JobFailed, run_job
+
+pytestmark = pytest.mark.e2e
+
+SETTINGS = JobSettings(size="tiny", train_prompts=16, prompts_per_step=8, n=4, epochs=2, max_response_length=200)
+
+
+@pytest.fixture(scope="module")
+def make(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Job]:
+    assets = prepare_assets(SETTINGS, tmp_path_factory.mktemp("assets"))
+
+    def build(folder: Path, *more: str, speculate: bool = True, **changes: Any) -> Job:
+        settings = dataclasses.replace(SETTINGS, **changes)
+        folder.mkdir(parents=True, exist_ok=True)
+        job = build_job(settings, assets, folder, speculate=speculate)
+        environment = {**job.environment, "TENSORBOARD_DIR": str(folder / "tensorboard")}
+        return dataclasses.replace(job, command=(*job.command, *more), environment=environment)
+
+    return build
+
+
+def rows(job: Job) -> list[dict[str, Any]]:
+    return [json.loads(line)["data"] for line in (job.folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def test_grpo_reports_accepts_and_resumes(make: Callable[..., Job], tmp_path: Path) -> None:
+    """Two epochs: the second is drafted from the first, engine and trainer agree, and a resumed job has its history."""
+    checkpoints = f"trainer.default_local_dir={tmp_path / 'checkpoints'}"
+    logger = "trainer.logger=[console,file,wandb,tensorboard]"
+    job = make(tmp_path / "first", checkpoints, logger, "trainer.save_freq=4")
+    run_job(job, timeout=300, stall=200)
+    steps = rows(job)
+    assert len(steps) == 4
+    for row in steps:
+        assert row["rollspec/rollout/speculating"] == 1.0
+        assert row["rollspec/guard/faults"] == 0
+        assert row["rollspec/health/logprob_corr"] > 0.99
+        assert row["training/rollout_actor_probs_pearson_corr"] > 0.99
+        assert row["rollspec/history/rewarded"] == 32
+        assert row["rollspec/rollout/tokens"] >= row["response_length/mean"] * 32 - 1
+        assert 0 < row["rollout/spec_accept_rate"] <= 1 <= row["rollout/spec_accept_length"]
+    assert [r["rollspec/policy/version"] for r in steps] == sorted({r["rollspec/policy/version"] for r in steps})
+    first, second = steps[:2], steps[2:]
+    assert sum(r["rollspec/accept/length"] for r in second) > sum(r["rollspec/accept/length"] for r in first)
+    lengths = [json.loads(line) for line in (job.folder / "lengths.jsonl").read_text().splitlines()]
+    assert [len(x["lengths"]) for x in lengths] == [32] * 4
+    assert "rollspec/accept/rate" in (job.folder / "job.log").read_text(errors="replace")
+    assert list((job.folder / "tensorboard").rglob("events.*")) and list(job.folder.rglob("*.wandb"))
+
+    saved = tmp_path / "checkpoints" / "global_step_4" / "rollspec" / "replica_0" / "history.safetensors"
+    assert saved.is_file()
+    again = make(
+        tmp_path / "second", checkpoints, "trainer.resume_mode=auto", "trainer.total_training_steps=5", epochs=3
+    )
+    again = dataclasses.replace(again, total_steps=1)
+    run_job(again, timeout=300, stall=200)
+    (row,) = rows(again)
+    assert row["rollspec/history/prompts"] == 16, "the checkpoint's history was not loaded"
+    assert row["rollspec/accept/length"] > 1.05 * first[0]["rollspec/accept/length"]
+
+
+def test_ppo_with_a_critic_and_rollspec_disabled_then_on(make: Callable[..., Job], tmp_path: Path) -> None:
+    from rollspec_verl_cpu import critic_overrides
+
+    for speculate in (False, True):
+        job = make(tmp_path / str(speculate), speculate=speculate, epochs=1)
+        model = next(o.split("=", 1)[1] for o in job.command if o.startswith("actor_rollout_ref.model.path="))
+        critic = [
+            "algorithm.adv_estimator=gae",
+            f"critic.model.path={model}",
+            "critic.ppo_micro_batch_size_per_gpu=16",
+            *critic_overrides(),
+        ]
+        run_job(dataclasses.replace(job, command=(*job.command, *critic)), timeout=300, stall=200)
+        steps = rows(job)
+        assert len(steps) == 2 and "critic/vf_loss" in steps[0]
+        assert ("rollspec/accept/rate" in steps[1]) is speculate
+        assert steps[1]["rollspec/health/logprob_corr"] > 0.99
+
+
+def test_an_engine_killed_in_mid_rollout_ends_the_job_by_its_own_error(
+    make: Callable[..., Job], tmp_path: Path
+) -> None:
+    job = make(tmp_path / "killed", epochs=50)
+    killed: list[int] = []
+
+    def kill(row: Any) -> None:
+        if killed:
+            return
+        for process in psutil.Process().children(recursive=True) + list(psutil.process_iter()):
+            try:
+                name = " ".join([process.name(), *process.cmdline()[:1]])
+            except psutil.Error:
+                continue
+            if "VLLM::Engine" in name and mine(process, job):
+                killed.append(process.pid)
+                os.kill(process.pid, signal.SIGKILL)
+                return
+
+    with pytest.raises(JobFailed) as failure:
+        run_job(job, timeout=280, stall=120, on_step=kill)
+    assert killed, "no engine process was found to kill"
+    assert "\n" not in str(failure.value).strip()
+    assert not [p for p in psutil.process_iter() if "VLLM::" in p.name() and mine(p, job)]
+
+
+def mine(process: psutil.Process, job: Job) -> bool:
+    try:
+        return process.environ().get("VERL_FILE_LOGGER_PATH") == job.environment["VERL_FILE_LOGGER_PATH"]
+    except psutil.Error:
+        return False
