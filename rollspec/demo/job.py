@@ -48,13 +48,13 @@ class JobSettings:
 
     size: str = "demo"
     seed: int = 0
-    train_prompts: int = 48
-    prompts_per_step: int = 8
+    train_prompts: int = 32
+    prompts_per_step: int = 4
     n: int = 8
-    epochs: int = 3
+    epochs: int = 4
     max_prompt_length: int = 160
     max_response_length: int = 512
-    lr: float = 1e-5
+    lr: float = 1e-4
     max_num_seqs: int = 64
     micro_batch: int = 16
     temperature: float = 1.0

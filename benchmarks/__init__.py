@@ -1,0 +1,1 @@
+"""Benchmarks: real engines, alternating runs, ratios with their spread, JSON with provenance."""

@@ -1,0 +1,69 @@
+"""A drifting policy: checkpoints that the demo's own GRPO job saves at the end of each epoch.
+
+    python -m benchmarks.drift --json
+
+Runs the job once (a few minutes on two cores) and keeps the weights under ~/.cache/rollspec/drift.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import os
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+from rollspec.demo.job import JobSettings, build_job, prepare_assets
+from rollspec.demo.runner import run_job
+
+CACHE = Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")).expanduser() / "rollspec"
+
+
+@dataclass(frozen=True)
+class Drift:
+    """`model`: folder of the starting policy; `weights`: one safetensors file per epoch, the starting policy first."""
+
+    model: str
+    prompts: str
+    weights: list[str]
+
+
+def drift(settings: JobSettings | None = None, cache: Path = CACHE) -> Drift:
+    """Checkpoints of the demo job, one per epoch; run now unless they are there already."""
+    settings = settings or JobSettings()
+    assets = prepare_assets(settings, cache / "grpo_arithmetic")
+    # The identity is the baseline's: what is saved does not depend on how the rollouts were made.
+    probe = build_job(settings, assets, cache / "drift" / "probe", speculate=False)
+    folder = cache / "drift" / probe.settings_hash
+    start = str(Path(assets.model) / "model.safetensors")
+    expected = [folder / f"epoch_{e}.safetensors" for e in range(1, settings.epochs)]
+    if not all(p.is_file() for p in expected):
+        work = folder / "job"
+        work.mkdir(parents=True, exist_ok=True)
+        job = build_job(settings, assets, work, speculate=True)
+        more = (
+            f"trainer.save_freq={settings.steps_per_epoch}",
+            "actor_rollout_ref.actor.checkpoint.save_contents=[hf_model]",
+            f"trainer.default_local_dir={work / 'checkpoints'}",
+        )
+        run_job(dataclasses.replace(job, command=(*job.command, *more)), timeout=900)
+        for epoch, path in enumerate(expected, 1):
+            saved = work / "checkpoints" / f"global_step_{epoch * settings.steps_per_epoch}" / "actor" / "huggingface"
+            shutil.copyfile(saved / "model.safetensors", path)
+        shutil.rmtree(work / "checkpoints")
+    return Drift(assets.model, assets.train, [start, *map(str, expected)])
+
+
+def main() -> None:
+    """Command line."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--json", action="store_true", help="print the paths as JSON")
+    args = parser.parse_args()
+    found = drift()
+    print(json.dumps(dataclasses.asdict(found)) if args.json else "\n".join(found.weights))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,75 @@
+"""`rollspec bench`: runs the benchmarks of a source checkout and prints where the JSON went."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from rollspec.errors import RollspecError
+
+ROOT = Path(__file__).resolve().parents[1]
+NAMES = ("propose", "inert", "rollout")
+
+command = typer.Typer(help="Run the benchmarks: alternating runs, ratios with their spread, JSON with provenance.")
+
+Quick = Annotated[bool, typer.Option("--quick", help="Show that it runs; the numbers mean nothing.")]
+Out = Annotated[Path | None, typer.Option("--out", help="JSON file; default benchmarks/results/NAME.json.")]
+Json = Annotated[bool, typer.Option("--json", help="Print the JSON on stdout.")]
+
+
+def _module(name: str) -> Any:
+    if not (ROOT / "benchmarks" / "harness.py").is_file():
+        raise RollspecError(
+            "rollspec: the benchmarks need the folder benchmarks/, which an installed package does not carry; clone "
+            "the repository and run `make bench` in it."
+        )
+    if str(ROOT) not in sys.path:
+        sys.path.insert(0, str(ROOT))
+    return importlib.import_module(f"benchmarks.{name}")
+
+
+def _done(path: Path, as_json: bool) -> None:
+    typer.echo(f"written: {path}", err=True)
+    if as_json:
+        typer.echo(path.read_text())
+
+
+@command.command()
+def propose(quick: Quick = False, out: Out = None, json: Json = False) -> None:
+    """Host time of drafting, without an engine (seconds)."""
+    _done(_module("propose").run(quick=quick, out=out), json)
+
+
+@command.command()
+def inert(quick: Quick = False, out: Out = None, json: Json = False) -> None:
+    """Cost of the installed plugin in an engine that did not ask for it (minutes)."""
+    _done(_module("inert").run(quick=quick, out=out), json)
+
+
+@command.command()
+def rollout(
+    quick: Quick = False,
+    out: Out = None,
+    json: Json = False,
+    rounds: Annotated[int, typer.Option(min=1, help="Alternating rounds per batch size.")] = 2,
+    batches: Annotated[str, typer.Option(help="Batch sizes, separated by commas.")] = "1,8,32,64",
+) -> None:
+    """Epochs of a drifting policy: none, vLLM's ngram and suffix at their best K, rollspec (a quarter of an hour)."""
+    try:
+        sizes = tuple(int(b) for b in batches.split(","))
+    except ValueError as e:
+        raise RollspecError(f"rollspec: --batches {batches!r} is not a list of numbers; write 1,8,32.") from e
+    if not all(1 <= b <= 64 for b in sizes):
+        raise RollspecError(f"rollspec: --batches {batches!r} has a size outside 1 to 64; the engines run 64 at most.")
+    _done(_module("rollout").run(quick=quick, rounds=rounds, batches=sizes, out=out), json)
+
+
+@command.command(name="all")
+def all_(quick: Quick = False) -> None:
+    """Every benchmark in turn."""
+    for name in NAMES:
+        _done(_module(name).run(quick=quick), False)
