@@ -174,7 +174,12 @@ def _run_process(name: str, folder: Path, timeout: float, progress: Progress | N
             process.wait()
     if code == 0 and (folder / "counters.json").exists():
         return
-    what = f"did not finish within {timeout:g} s" if code is None else f"ended with status {code}"
+    if code is None:
+        what = f"did not finish within {timeout:g} s"
+    elif code < 0:
+        what = f"was killed by signal {-code} (from outside, or for want of memory)"
+    else:
+        what = f"ended with status {code}"
     raise AuditError(f"rollspec: the engine ({name}) {what}{_cause((folder / 'log.txt').read_text(errors='replace'))}")
 
 

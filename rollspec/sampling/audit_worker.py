@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
+import threading
 import time
 from collections.abc import Iterable
 from pathlib import Path
@@ -149,6 +151,20 @@ def _write(path: Path, data: dict[str, Any]) -> None:
     os.replace(part, path)
 
 
+def _end_with_parent() -> None:
+    """End this process and its engine once the audit is gone: killed, it cannot do so itself."""
+    parent = os.getppid()
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(1.0)
+        os.killpg(0, signal.SIGKILL)  # the audit gave this process a group of its own
+
+    threading.Thread(target=watch, name="rollspec-audit-parent", daemon=True).start()
+
+
 if __name__ == "__main__":
+    if os.getpgrp() == os.getpid():
+        _end_with_parent()
     _job = Path(sys.argv[1])
     run(_job.parent, json.loads(_job.read_text()))
