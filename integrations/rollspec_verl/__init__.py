@@ -17,7 +17,6 @@ they are reached by rollspec's vLLM plugin through `additional_config`.
 from __future__ import annotations
 
 import logging
-from importlib import metadata
 
 logger = logging.getLogger("rollspec")
 
@@ -26,9 +25,10 @@ TESTED = ">=0.9.1,<0.10"
 
 
 def _register() -> None:
+    import verl
     from packaging.specifiers import SpecifierSet
 
-    version = metadata.version("verl")
+    version = verl.__version__
     if not SpecifierSet(TESTED).contains(version, prereleases=True):
         logger.warning(
             "rollspec: verl %s is outside the tested range %s, so this job runs without rollspec; use one in it.",
@@ -36,10 +36,13 @@ def _register() -> None:
             TESTED,
         )
         return
-    from rollspec_verl import replica, trainer
+    try:
+        from rollspec_verl import replica, servers, trainer, weights
 
-    replica.register()
-    trainer.register()
+        for part in (servers, weights, trainer, replica):
+            part.register()
+    except (ImportError, AttributeError) as e:
+        logger.error("rollspec: verl %s is not as expected (%s), so this job runs without rollspec.", version, e)
 
 
 _register()

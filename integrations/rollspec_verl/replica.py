@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 from typing import Any
 
@@ -14,7 +15,13 @@ from rollspec_verl import options
 logger = logging.getLogger("rollspec")
 
 CALL_SECONDS = 30.0
-"""Bound on every call into the engine's workers: rollspec may cost a job at most this once before it is left alone."""
+"""Bound on every call into the engine's workers."""
+
+MOST_TIMEOUTS = 3
+"""Calls in a row without an answer after which the workers are left alone: each one holds up the job by its bound."""
+
+WATCH_SECONDS = 1.0
+"""How often a server looks whether its engine lives."""
 
 
 def register() -> None:
@@ -24,28 +31,97 @@ def register() -> None:
     RolloutReplicaRegistry.register("vllm", load)
 
 
+def merge_additional_config(given: Any, config: dict[str, Any]) -> dict[str, Any]:
+    """The engine's `additional_config` with rollspec's part: `given` is a user's mapping, JSON text or nothing."""
+    if isinstance(given, str):
+        given = json.loads(given)
+    return {**dict(given or {}), "rollspec": config}
+
+
+class EngineCalls:
+    """What the task runner asks a server: operations of rollspec's worker, and whether the engine lives.
+
+    Mixed into verl's server, which has `engine` (vLLM's `AsyncLLM`), `replica_rank` and `node_rank`.
+    """
+
+    engine: Any
+    replica_rank: int
+    node_rank: int
+    rollspec_on = False
+    rollspec_timeouts = 0
+
+    async def rollspec_call(self, op: str, payload: dict[str, Any]) -> dict[str, Any]:
+        """One operation on the worker that drafts (rollspec/engine/vllm/worker.py). Never raises, never hangs."""
+        if not self.rollspec_on or self.node_rank != 0:
+            return {}
+        if self.rollspec_timeouts >= MOST_TIMEOUTS or self.engine.errored:
+            return {"error": "the engine does not answer"}
+        try:
+            # verl's own `collective_rpc` drops the results.
+            answers = await asyncio.wait_for(
+                self.engine.collective_rpc("rollspec", timeout=CALL_SECONDS, args=(op, payload)), CALL_SECONDS
+            )
+        except Exception as e:  # a dead or stuck engine is verl's to report; rollspec must not add to it
+            slow = isinstance(e, asyncio.TimeoutError | TimeoutError)
+            # It may be busy with weights; anything else (an engine without the plugin's method) will not pass.
+            self.rollspec_timeouts = self.rollspec_timeouts + 1 if slow else MOST_TIMEOUTS
+            cause = f"{type(e).__name__}: {e}".rstrip(": ")
+            again = "" if self.rollspec_timeouts < MOST_TIMEOUTS else ", which is not asked again"
+            logger.error(
+                "rollspec: the engine of replica %d%s does not answer %r (%s).",
+                self.replica_rank,
+                again,
+                op,
+                cause,
+            )
+            return {"error": cause}
+        self.rollspec_timeouts = 0
+        answer: dict[str, Any] = next((a for a in answers if a), {})
+        if "error" in answer:
+            logger.warning("%s", answer["error"])
+        return answer
+
+    async def rollspec_lost(self) -> str:
+        """Why the engine is certainly dead; empty while it is not."""
+        engine = getattr(self, "engine", None)
+        if engine is None or not engine.errored:
+            return ""
+        return "its process has ended" if engine.engine_core.resources.engine_dead else "its output has stopped"
+
+    async def _rollspec_watch(self) -> None:
+        """Say once, in one sentence, that the engine died: verl's log has a traceback per request instead."""
+        while not (reason := await self.rollspec_lost()):
+            await asyncio.sleep(WATCH_SECONDS)
+        print(
+            f"rollspec: the vLLM engine of replica {self.replica_rank} died ({reason}); its rollouts cannot end.",
+            flush=True,
+        )
+
+
 def load() -> type:
     """Build the classes; vLLM is imported here, in the processes that need it, and not with the package."""
     import ray
     from verl.workers.rollout.vllm_rollout.vllm_async_server import vLLMHttpServer, vLLMReplica
 
-    class RollspecServer(vLLMHttpServer):  # type: ignore[misc]
+    class RollspecServer(EngineCalls, vLLMHttpServer):  # type: ignore[misc]
         """One vLLM server of the policy."""
 
-        rollspec_on = False
-        rollspec_broken = False
+        rollspec_watcher: asyncio.Task[None] | None = None
 
         # vllm_async_server.py:292, before the engine's arguments are built; engine_kwargs win over verl's own.
         def _preprocess_engine_kwargs(self, engine_kwargs: dict[str, Any]) -> None:
             super()._preprocess_engine_kwargs(engine_kwargs)
             config = options.read(self.config)
             if config.enabled:
-                given = dict(engine_kwargs.get("additional_config") or {})
-                engine_kwargs["additional_config"] = {**given, "rollspec": config.to_dict()}
+                # verl writes mappings as JSON on vLLM's command line (vllm_rollout/utils.py:477).
+                engine_kwargs["additional_config"] = merge_additional_config(
+                    engine_kwargs.get("additional_config"), config.to_dict()
+                )
                 self.rollspec_on = True
 
         async def run_server(self, args: Any) -> None:
             await super().run_server(args)
+            self.rollspec_watcher = asyncio.create_task(self._rollspec_watch())
             if not self.rollspec_on:
                 return
             info = await self.rollspec_call("info", {})
@@ -60,29 +136,11 @@ def load() -> type:
                 # A print, because verl leaves the loggers of its actors at WARNING.
                 print(f"rollspec: replica {self.replica_rank} speculates: {info}", flush=True)
 
-        # Called by the weight sync with the trainer's step (vllm_rollout.py, `ServerAdapter.update_weights`).
+        # Called by the weight sync with the trainer's step (vllm_rollout.py:250, `ServerAdapter.update_weights`).
         async def set_global_steps(self, global_steps: int) -> None:
             await super().set_global_steps(global_steps)
             if self.rollspec_on:
                 await self.rollspec_call("set_version", {"version": int(global_steps or 0)})
-
-        async def rollspec_call(self, op: str, payload: dict[str, Any]) -> dict[str, Any]:
-            """One operation on the worker that drafts (rollspec/engine/vllm/worker.py). Never raises, never hangs."""
-            if not self.rollspec_on or self.rollspec_broken or self.node_rank != 0:
-                return {}
-            try:
-                # verl's own `collective_rpc` drops the results.
-                answers = await asyncio.wait_for(
-                    self.engine.collective_rpc("rollspec", timeout=CALL_SECONDS, args=(op, payload)), CALL_SECONDS
-                )
-            except Exception as e:  # a dead or stuck engine is verl's to report; rollspec must not add to it
-                self.rollspec_broken = True
-                logger.error("rollspec: the engine does not answer %r any more (%s: %s).", op, type(e).__name__, e)
-                return {"error": f"{type(e).__name__}: {e}"}
-            answer: dict[str, Any] = next((a for a in answers if a), {})
-            if "error" in answer:
-                logger.warning("%s", answer["error"])
-            return answer
 
     class RollspecReplica(vLLMReplica):  # type: ignore[misc]
         """verl's replica, with the server above for the policy (reward and teacher models are left alone)."""
@@ -90,6 +148,7 @@ def load() -> type:
         def __init__(self, *args: Any, **kwargs: Any) -> None:
             super().__init__(*args, **kwargs)
             if not (self.is_reward_model or self.is_teacher_model):
+                options.read(self.config)  # an error in the options ends the job here, before an engine starts
                 self.server_class = ray.remote(RollspecServer)
 
     return RollspecReplica

@@ -1,8 +1,9 @@
 """The trainer side, in verl's task runner: rewards to the history, measurements to verl's logger, history to
 checkpoints.
 
-Every hook runs verl's own code first and unchanged. What rollspec does after it is caught, logged once and left out:
-a training job does not end because a measurement failed.
+Every hook runs verl's own code unchanged. What rollspec adds is caught, logged once, counted and left out: a training
+job does not end because a measurement failed. One thing is not caught: an engine that is dead, for which verl would
+wait forever (servers.py).
 """
 
 from __future__ import annotations
@@ -11,54 +12,68 @@ import functools
 import json
 import logging
 import os
+import shutil
 import time
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from rollspec.config import RollspecConfig
 from rollspec.engine.vllm.patches.base import on_import
-from rollspec_verl import options
+from rollspec_verl import options, servers
 from rollspec_verl.rollouts import Rollouts
 
 logger = logging.getLogger("rollspec")
 
-WAIT_SECONDS = 60.0
-"""Bound on waiting for the servers' answers at the end of a step."""
-
 POLL_SECONDS = 0.05
-"""verl's replay buffer looks for finished rollouts every 2.0 s (replay_buffer.py, `poll_interval`), which rounds every
-generation time up to it and would hide what speculation saves."""
+"""verl's replay buffer looks for finished rollouts every 2.0 s (replay_buffer.py:144, `poll_interval`), which rounds
+every generation time up to it and would hide what speculation saves."""
+
+POLL_SHARE = 0.05
+"""Most of its time that polling may take: with very many prompts one look is slow, and the queue serves others too."""
 
 ENV_LENGTHS = "ROLLSPEC_VERL_LENGTHS"
 """File that gets one JSON line per step with all response lengths (loggers take scalars only); unset writes none."""
+
+HOOKED = ("fit", "step", "_compute_advantage", "_save_checkpoint", "_consume_sync_metrics", "_rollout_server_managers")
 
 
 def register() -> None:
     """Hook the trainer where it is, or will be, imported: only in the task runner."""
     on_import("verl.trainer.ppo.v1.trainer_base", install)
+    on_import("verl.trainer.main_ppo_v0", _legacy)
 
 
 def install(module: ModuleType) -> None:
-    """Wrap the methods of `PPOTrainer` (verl/trainer/ppo/v1/trainer_base.py). Idempotent."""
-    cls = module.PPOTrainer  # type: ignore[attr-defined]
+    """Wrap the methods of `PPOTrainer` (verl/trainer/ppo/v1/trainer_base.py). Idempotent; all or nothing."""
+    cls, buffers = module.PPOTrainer, (module.ReplayBuffer, module.ReplayBufferAsync)
     if getattr(cls, "_rollspec", False):
         return
+    absent = [name for name in HOOKED if not hasattr(cls, name)]
+    if absent:
+        logger.error("rollspec: verl's PPOTrainer has no %s here, so nothing is measured.", ", ".join(absent))
+        return
     cls._rollspec = True
+    _before(cls, "fit", _on_fit)
     _after(cls, "_compute_advantage", _on_rollouts)
     _after(cls, "_save_checkpoint", _on_save)
-    _after(cls, "on_train_begin", _on_train_begin)
     _wrap_step(cls)
     _wrap_metrics(cls)
-    _wrap_sample(module.ReplayBuffer)  # type: ignore[attr-defined]
+    _wrap_poll(*buffers)
+
+
+def _legacy(module: ModuleType) -> None:
+    logger.warning("rollspec: trainer.use_v1=false has no hooks: rollouts are accelerated, but nothing is measured.")
 
 
 class State:
     """What the hooks keep per trainer."""
 
-    def __init__(self, trainer: Any) -> None:
-        self.config = options.read(trainer.config.actor_rollout_ref.rollout)
+    def __init__(self, config: RollspecConfig) -> None:
+        self.config = config
         self.metrics: dict[str, float] = {}
+        self.faults: dict[str, int] = {}
         self.step_began = time.perf_counter()
         self.failed: set[str] = set()
 
@@ -67,39 +82,47 @@ class State:
         """The trainer's state, made when first asked for."""
         state = trainer.__dict__.get("_rollspec_state")
         if state is None:
-            state = trainer.__dict__["_rollspec_state"] = cls(trainer)
+            state = trainer.__dict__["_rollspec_state"] = cls(_config(trainer))
         return state  # type: ignore[no-any-return]
 
     def guard(self, what: str, error: Exception) -> None:
-        """Log a failed hook once."""
+        """Count a failed hook, log it once."""
+        self.faults[what] = self.faults.get(what, 0) + 1
         if what not in self.failed:
             self.failed.add(what)
             logger.error("rollspec: %s failed and is left out (%s: %s).", what, type(error).__name__, error)
 
 
-def servers(trainer: Any) -> list[Any]:
-    """Handles of the policy's servers, one per replica (trainer_base.py, `_rollout_server_managers`)."""
-    return [
-        replica.server_handle
-        for manager in trainer._rollout_server_managers()
-        for replica in manager.get_replicas()
-        if replica.server_handle is not None
-    ]
+def _config(trainer: Any) -> RollspecConfig:
+    rollout = trainer.config.actor_rollout_ref.rollout
+    off = RollspecConfig.load({"enabled": False}, env={})
+    try:
+        config = options.read(rollout)
+    except Exception as e:  # the servers were refused these options already; nothing here may add to that
+        logger.error("%s", e)
+        return off
+    if config.enabled and rollout.get("name") != "vllm":
+        logger.warning(
+            "rollspec: rollout.name=%s is not accelerated, only vllm is; set it, or remove rollspec_verl.",
+            rollout.get("name"),
+        )
+        return off
+    return config
 
 
-def call(trainer: Any, op: str, payload: Callable[[int], dict[str, Any]], wait: bool = True) -> list[dict[str, Any]]:
-    """Run one operation on every replica; `payload` takes the replica's number. Without `wait` nothing is returned."""
-    import ray
-
-    pending = [server.rollspec_call.remote(op, payload(i)) for i, server in enumerate(servers(trainer))]
-    if not wait:
-        return []
-    ready, _ = ray.wait(pending, num_returns=len(pending), timeout=WAIT_SECONDS)
-    return [a for a in ray.get(ready) if a]
+# ---- wrappers
+# -----------------------------------------------------------------------------------------------------------
 
 
-# ---- hooks
-# --------------------------------------------------------------------------------------------------------------
+def _before(cls: type, name: str, hook: Callable[..., None]) -> None:
+    original = getattr(cls, name)
+
+    @functools.wraps(original)
+    def wrapped(self: Any, *args: Any, **kwargs: Any) -> Any:
+        _run(hook, self, args, kwargs)
+        return original(self, *args, **kwargs)
+
+    setattr(cls, name, wrapped)
 
 
 def _after(cls: type, name: str, hook: Callable[..., None]) -> None:
@@ -108,41 +131,18 @@ def _after(cls: type, name: str, hook: Callable[..., None]) -> None:
     @functools.wraps(original)
     def wrapped(self: Any, *args: Any, **kwargs: Any) -> Any:
         out = original(self, *args, **kwargs)
-        state = State.of(self)
-        try:
-            hook(self, state, *args, **kwargs)
-        except Exception as e:
-            state.guard(hook.__name__.removeprefix("_on_").replace("_", " "), e)
+        _run(hook, self, args, kwargs)
         return out
 
     setattr(cls, name, wrapped)
 
 
-def _on_train_begin(trainer: Any, state: State) -> None:
-    """Resumed from a checkpoint: its history first (trainer_base.py, `_load_checkpoint`, ran before the first step)."""
-    folder = Path(trainer.config.trainer.default_local_dir) / f"global_step_{trainer.global_steps - 1}" / "rollspec"
-    if state.config.enabled and folder.is_dir():
-        for answer in call(trainer, "load", lambda i: {"dir": str(folder / f"replica_{i}")}):
-            logger.warning("rollspec: history of the checkpoint %s: %s", folder, answer)
-
-
-def _on_save(trainer: Any, state: State) -> None:
-    folder = Path(trainer.config.trainer.default_local_dir) / f"global_step_{trainer.global_steps}" / "rollspec"
-    if state.config.enabled:
-        call(trainer, "save", lambda i: {"dir": str(folder.resolve() / f"replica_{i}")})
-
-
-def _on_rollouts(trainer: Any, state: State, batch: Any, *args: Any, **kwargs: Any) -> None:
-    """Rollouts are finished and scored: measure them, and send their rewards to the engines."""
-    rollouts = Rollouts.read(batch)
-    state.metrics.update(rollouts.metrics())
-    path = os.environ.get(ENV_LENGTHS)
-    if path:
-        with open(path, "a", encoding="utf-8") as f:
-            f.write(json.dumps({"step": trainer.global_steps, "lengths": rollouts.lengths}) + "\n")
-    if state.config.enabled:
-        items = rollouts.rewards()
-        call(trainer, "rewards", lambda i: {"items": items}, wait=False)
+def _run(hook: Callable[..., None], trainer: Any, args: Any, kwargs: Any) -> None:
+    state = State.of(trainer)
+    try:
+        hook(trainer, state, *args, **kwargs)
+    except Exception as e:
+        state.guard(hook.__name__.removeprefix("_on_").replace("_", " "), e)
 
 
 def _wrap_step(cls: type) -> None:
@@ -151,13 +151,22 @@ def _wrap_step(cls: type) -> None:
     @functools.wraps(step)
     def timed(self: Any, *args: Any, **kwargs: Any) -> Any:
         State.of(self).step_began = time.perf_counter()
-        return step(self, *args, **kwargs)
+        try:
+            return step(self, *args, **kwargs)
+        except servers.EngineLost:
+            raise
+        except Exception as e:
+            # verl reports a dead engine as, for example, a batch without trajectories: say what it was.
+            sentence = servers.lost(servers.replicas_of(self))
+            if sentence is None:
+                raise
+            raise servers.EngineLost(sentence) from e
 
     cls.step = timed  # type: ignore[attr-defined]
 
 
 def _wrap_metrics(cls: type) -> None:
-    """`_consume_sync_metrics` (trainer_base.py) is merged into the step's metrics right before they are logged."""
+    """`_consume_sync_metrics` (trainer_base.py:674) is merged into the step's metrics right before they are logged."""
     consume = cls._consume_sync_metrics  # type: ignore[attr-defined]
 
     @functools.wraps(consume)
@@ -173,6 +182,83 @@ def _wrap_metrics(cls: type) -> None:
     cls._consume_sync_metrics = with_rollspec  # type: ignore[attr-defined]
 
 
+def _wrap_poll(buffer: type, asynchronous: type) -> None:
+    """Look for finished rollouts often, in synchronous training: trainer_separate_async.py:299 reads the interval."""
+    look = buffer._sync_metadata_from_transfer_queue  # type: ignore[attr-defined]
+
+    @functools.wraps(look)
+    def timed(self: Any) -> Any:
+        began = time.perf_counter()
+        out = look(self)
+        if not isinstance(self, asynchronous):
+            most = self.__dict__.setdefault("_rollspec_poll", self.poll_interval)
+            self.poll_interval = min(most, max(POLL_SECONDS, (time.perf_counter() - began) / POLL_SHARE))
+        return out
+
+    buffer._sync_metadata_from_transfer_queue = timed  # type: ignore[attr-defined]
+
+
+# ---- hooks
+# --------------------------------------------------------------------------------------------------------------
+
+
+def _on_fit(trainer: Any, state: State, agent_loop_manager: Any) -> None:
+    """Before the first rollout: a look at the engines before prompts are sent, and the history of the checkpoint that
+    `_load_checkpoint` resumed from (trainer_base.py:850, which has set `global_steps`).
+    """
+    generate = agent_loop_manager.generate_sequences
+
+    @functools.wraps(generate)
+    def generate_sequences(*args: Any, **kwargs: Any) -> Any:
+        # A dead engine fails each prompt at once, and sync_refill_failed_groups would send new ones without end.
+        servers.require_alive(servers.replicas_of(trainer))
+        return generate(*args, **kwargs)
+
+    agent_loop_manager.generate_sequences = generate_sequences
+    if state.config.enabled and trainer.global_steps > 0:
+        saved = sorted((_resumed_from(trainer.config.trainer, trainer.global_steps) / "rollspec").glob("replica_*"))
+        if saved:
+            # Another number of replicas than when it was saved: histories are shared out again.
+            answers = _call(trainer, "load", lambda i: {"dir": str(saved[i % len(saved)])})
+            print(f"rollspec: history of the checkpoint {saved[0].parent}: {answers}", flush=True)
+
+
+def _on_save(trainer: Any, state: State) -> None:
+    if not state.config.enabled:
+        return
+    steps = Path(trainer.config.trainer.default_local_dir).resolve()
+    folder = steps / f"global_step_{trainer.global_steps}" / "rollspec"
+    _call(trainer, "save", lambda i: {"dir": str(folder / f"replica_{i}")})
+    # verl removes weights beyond max_actor_ckpt_to_keep and leaves the rest of those folders; ours go with them.
+    for old in steps.glob("global_step_*/rollspec"):
+        if old != folder and not (old.parent / "actor").exists():
+            shutil.rmtree(old, ignore_errors=True)
+
+
+def _on_rollouts(trainer: Any, state: State, batch: Any, *args: Any, **kwargs: Any) -> None:
+    """Rollouts are finished and scored: measure them, and send their rewards to the engines."""
+    rollouts = Rollouts.read(batch)
+    state.metrics.update(rollouts.metrics())
+    path = os.environ.get(ENV_LENGTHS)
+    if path:
+        with open(path, "a", encoding="utf-8") as f:
+            f.write(json.dumps({"step": trainer.global_steps, "lengths": rollouts.lengths}) + "\n")
+    if state.config.enabled:
+        items = rollouts.rewards()
+        _call(trainer, "rewards", lambda i: {"items": items}, wait=False)
+
+
+def _call(trainer: Any, op: str, payload: Callable[[int], dict[str, Any]], wait: bool = True) -> list[dict[str, Any]]:
+    return servers.call(servers.replicas_of(trainer), op, payload, wait)
+
+
+def _resumed_from(config: Any, step: int) -> Path:
+    """The checkpoint's folder, as `_load_checkpoint` finds it."""
+    if config.get("resume_mode") == "resume_path":
+        return Path(config.resume_from_path).resolve()
+    return Path(config.default_local_dir).resolve() / f"global_step_{step}"
+
+
 def _metrics(trainer: Any, state: State) -> dict[str, float]:
     from rollspec.telemetry.metrics import EngineStats, to_metrics
 
@@ -182,23 +268,19 @@ def _metrics(trainer: Any, state: State) -> dict[str, float]:
         out["rollspec/rollout/generation_share"] = generation / max(time.perf_counter() - state.step_began, 1e-9)
     if not state.config.enabled:
         return out
-    answers = [a for a in call(trainer, "stats", lambda i: {}) if "error" not in a]
-    stats = EngineStats.merge(EngineStats.from_dict(a) for a in answers)
-    out.update(to_metrics(stats))
-    # verl fills these two for its own MTP drafts only (trainer_base.py:1901); here they are weighted by tokens.
+    answers = _call(trainer, "stats", lambda i: {})
+    parts = [EngineStats.from_dict(a) for a in answers if a and "error" not in a]
+    silent = sum("error" in a for a in answers)
+    faults, state.faults = {**state.faults, **({servers.NO_ANSWER: silent} if silent else {})}, {}
+    stats = EngineStats.merge([*parts, EngineStats(speculating=False, faults=faults)])
+    measured = to_metrics(stats)
+    if silent and not parts:  # nothing was measured, which is not the same as zero
+        measured = {name: value for name, value in measured.items() if name.startswith("rollspec/guard/")}
+    out.update(measured)
+    # verl fills these two for its own MTP drafts only (trainer_base.py:1901), as means over requests
+    # (ray_trainer.py:138); here every token counts the same, so a long response weighs more than a short one.
     if stats.drafted:
         out["rollout/spec_accept_rate"] = stats.accepted / stats.drafted
     if stats.verified:
         out["rollout/spec_accept_length"] = 1.0 + stats.accepted / stats.verified
     return out
-
-
-def _wrap_sample(cls: type) -> None:
-    sample = cls.sample  # type: ignore[attr-defined]
-
-    @functools.wraps(sample)
-    def sample_promptly(self: Any, *args: Any, **kwargs: Any) -> Any:
-        self.poll_interval = min(self.poll_interval, POLL_SECONDS)
-        return sample(self, *args, **kwargs)
-
-    cls.sample = sample_promptly  # type: ignore[attr-defined]

@@ -1,0 +1,121 @@
+"""The policy's servers as the task runner sees them: one bounded call to all of them, and whether one is lost.
+
+verl does not look whether an engine lives before it sends weights to it, and the sender then waits without a bound
+(bucketed_weight_transfer.py, `BucketedWeightSender.async_send_weights`). So the hooks here ask first: a job that would
+hang ends with one sentence instead. Asking itself never ends a job: a server that does not answer in time counts as
+alive.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+from collections.abc import Callable, Sequence
+from types import ModuleType
+from typing import Any
+
+logger = logging.getLogger("rollspec")
+
+WAIT_SECONDS = 60.0
+"""Bound on waiting for the answers of an operation."""
+
+ALIVE_SECONDS = 10.0
+"""Bound on waiting for signs of life."""
+
+NO_ANSWER = "no answer"
+
+
+class EngineLost(RuntimeError):  # noqa: N818 - reads as what happened
+    """A rollout replica has no engine any more, and verl cannot go on without it."""
+
+
+def register() -> None:
+    """Ask before every weight sync, in whichever trainer (verl/checkpoint_engine/base.py:510)."""
+    from rollspec.engine.vllm.patches.base import on_import
+
+    on_import("verl.checkpoint_engine.base", install)
+
+
+def install(module: ModuleType) -> None:
+    """Wrap `CheckpointEngineManager.update_weights`. Idempotent."""
+    cls = module.CheckpointEngineManager
+    original = cls.update_weights
+    if getattr(original, "_rollspec", False):
+        return
+
+    @functools.wraps(original)
+    def update_weights(self: Any, *args: Any, **kwargs: Any) -> Any:
+        require_alive(self.replicas)
+        return original(self, *args, **kwargs)  # verl's `auto_await` makes it blocking outside an event loop
+
+    update_weights._rollspec = True  # type: ignore[attr-defined]
+    cls.update_weights = update_weights
+
+
+def replicas_of(trainer: Any) -> list[Any]:
+    """The replicas that sample the policy (trainer_base.py:1381)."""
+    return [r for manager in trainer._rollout_server_managers() for r in manager.get_replicas()]
+
+
+def call(
+    replicas: Sequence[Any], op: str, payload: Callable[[int], dict[str, Any]], wait: bool = True
+) -> list[dict[str, Any]]:
+    """Run one operation on every replica; `payload` takes the replica's number.
+
+    Returns one answer per replica, `{"error": ...}` where there was none, `{}` where rollspec is off; nothing at all
+    without `wait`.
+    """
+    import ray
+
+    handles = [r.server_handle for r in replicas if r.server_handle is not None]
+    pending = [handle.rollspec_call.remote(op, payload(i)) for i, handle in enumerate(handles)]
+    if not wait:
+        return []
+    ready, _ = ray.wait(pending, num_returns=len(pending), timeout=WAIT_SECONDS) if pending else ([], [])
+    answers: list[dict[str, Any]] = []
+    for ref in pending:
+        if ref not in ready:
+            answers.append({"error": NO_ANSWER})
+            continue
+        try:
+            answers.append(dict(ray.get(ref)))
+        except Exception as e:  # the server's process is gone; verl will meet it too
+            answers.append({"error": f"{type(e).__name__}: {e}"})
+    return answers
+
+
+def lost(replicas: Sequence[Any]) -> str | None:
+    """One sentence if the engine of one of `replicas` is certainly dead, else None. Never raises."""
+    import ray
+
+    try:
+        asked = {
+            i: ask.remote()
+            for i, r in enumerate(replicas)
+            if (ask := getattr(r.server_handle, "rollspec_lost", None)) is not None
+        }
+        if not asked:
+            return None
+        ready, _ = ray.wait(list(asked.values()), num_returns=len(asked), timeout=ALIVE_SECONDS)
+        for i, ref in asked.items():
+            if ref not in ready:
+                continue
+            try:
+                reason = ray.get(ref)
+            except ray.exceptions.RayActorError:
+                reason = "its server's process is gone"
+            if reason:
+                return (
+                    f"rollspec: the vLLM engine of rollout replica {i} is dead ({reason}), and the job cannot go on "
+                    "without it; its own log says why it died. Resume the job from its last checkpoint."
+                )
+    except Exception as e:
+        logger.error("rollspec: cannot tell whether the engines live (%s: %s).", type(e).__name__, e)
+    return None
+
+
+def require_alive(replicas: Sequence[Any]) -> None:
+    """Raises EngineLost if the engine of one of `replicas` is certainly dead."""
+    sentence = lost(replicas)
+    if sentence is not None:
+        raise EngineLost(sentence)
