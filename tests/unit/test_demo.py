@@ -267,7 +267,7 @@ def test_overrides_are_hydra_and_load_again(assets: Assets, tmp_path: Path) -> N
 
 def test_settings_bound_the_steps() -> None:
     assert JobSettings().total_steps == 32
-    assert JobSettings(steps=4).total_steps == 4 and JobSettings(steps=99).total_steps == 18
+    assert JobSettings(steps=4).total_steps == 4 and JobSettings(steps=99).total_steps == 32
     with pytest.raises(RollspecError, match="number from 1 up"):
         JobSettings(steps=0)
 
