@@ -25,7 +25,8 @@ class JsonlSink:
 
     Atomic because a whole line goes out in one `write` to a file opened with O_APPEND, so writers in several processes
     may share a file. A line that an earlier crash or a full disk tore is closed with a newline first: the reader then
-    loses that line and not the next one as well.
+    loses that line and not the next one as well. A file opened while another process writes to it may look torn, which
+    costs an empty line; readers skip those.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
