@@ -13,6 +13,7 @@ import os
 import signal
 import subprocess
 import tempfile
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -171,7 +172,9 @@ def _segments() -> set[str]:
 def _remove_unmapped(segment: Path) -> None:
     """Remove a segment of ours that no living process has mapped or open."""
     with contextlib.suppress(FileNotFoundError):
-        if segment.stat().st_uid == os.getuid() and not _in_use(segment):
+        stat = segment.stat()
+        young = time.time() - stat.st_ctime < GRACE  # another job's, made but not mapped yet
+        if stat.st_uid == os.getuid() and not young and not _in_use(segment):
             segment.unlink()
 
 

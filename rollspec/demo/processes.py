@@ -19,6 +19,7 @@ from pathlib import Path
 
 MARKER = "ROLLSPEC_DEMO_JOB"
 SHM = Path("/dev/shm")
+SEGMENTS_SECONDS = 10.0  # between looks at what members map: it reads some MB of /proc
 PREFIXES = ("psm_", "sem.mp-")
 PROC = Path("/proc")
 
@@ -41,6 +42,8 @@ class Family:
     root: int
     marker: str
     members: dict[int, int] = field(default_factory=dict)  # pid -> started
+    segments: set[str] = field(default_factory=set)  # shared memory that members were seen to map
+    next_segments: float = 0.0
 
     def look(self) -> None:
         """Take note of who belongs to the job now; call this every second or so while it runs."""
@@ -58,6 +61,9 @@ class Family:
             seen.add(pid)
             self.members[pid] = table[pid].started
             queue += [child.pid for child in children.get(pid, ())]
+        if time.monotonic() >= self.next_segments:
+            self.segments |= {name for pid in seen for name in mapped(pid)}
+            self.next_segments = time.monotonic() + SEGMENTS_SECONDS
 
     def alive(self, strays: bool = False) -> list[int]:
         """Pids of the job that still run; with `strays`, found by the marker variable as well."""
@@ -82,6 +88,9 @@ class Family:
         Never touches the calling process or a process that got the pid of a dead member.
         """
         stopped: set[int] = set()
+        self.alive(strays=True)
+        self.next_segments = 0.0  # the last chance to see what they map
+        self.look()
         for sig, wait in ((signal.SIGTERM, grace), (signal.SIGKILL, 5.0)):
             end = time.monotonic() + wait
             left = self.alive(strays=True)
@@ -118,15 +127,19 @@ def process_table() -> dict[int, Process]:
     return out
 
 
-def segments() -> set[str]:
-    """Names of the segments and semaphores that Python's multiprocessing made and nobody removed yet."""
-    with suppress(OSError):
-        return {p.name for p in SHM.iterdir() if p.name.startswith(PREFIXES)}
+def mapped(pid: int) -> set[str]:
+    """Names of the segments and semaphores of Python's multiprocessing that a process maps."""
+    with suppress(OSError, UnicodeDecodeError):
+        found: list[str] = re.findall(r"/dev/shm/(\S+)", (PROC / str(pid) / "maps").read_text())
+        return {name for name in found if name.startswith(PREFIXES)}
     return set()
 
 
 def remove_segments(names: Iterable[str]) -> list[str]:
-    """Remove those of `names` that are ours and that no live process has mapped or open; the ones removed."""
+    """Remove those of `names` that are ours and that no live process has mapped or open; the ones removed.
+
+    Names come from `Family.segments`: another job here may be about to attach to a segment that looks unused.
+    """
     removed = []
     used = _segments_in_use()
     for name in sorted(set(names) - used):
@@ -141,7 +154,7 @@ def remove_segments(names: Iterable[str]) -> list[str]:
 def _segments_in_use() -> set[str]:
     used: set[str] = set()
     if not PROC.is_dir():
-        return segments()  # cannot tell, so keep all
+        return used
     for entry in PROC.iterdir():
         if not entry.name.isdigit():
             continue

@@ -25,7 +25,7 @@ from types import FrameType
 from typing import Any
 
 from rollspec.demo.job import Job
-from rollspec.demo.processes import MARKER, Family, remove_segments, segments
+from rollspec.demo.processes import MARKER, Family, remove_segments
 from rollspec.demo.provenance import describe, now
 from rollspec.errors import RollspecError
 from rollspec.telemetry.runs import METRICS, PROVENANCE, Row, parse_row
@@ -102,7 +102,6 @@ def run_job(
     _clear(folder)
     provenance = describe(job)
     _write(folder, {**provenance, "status": "running"})
-    before = segments()
     scratch = tempfile.mkdtemp(prefix="rs-")  # short: Ray puts unix sockets in it, whose paths are limited
     marker = uuid.uuid4().hex
     environment = {k: v for k, v in os.environ.items() if k not in job.removed}
@@ -128,7 +127,7 @@ def run_job(
                 family.stop()
                 with suppress(subprocess.TimeoutExpired):
                     process.wait(5)
-                remove_segments(segments() - before)
+                remove_segments(family.segments)
                 if status == "failed":
                     _keep_ray_logs(Path(scratch), folder)
                 shutil.rmtree(scratch, ignore_errors=True)
