@@ -57,6 +57,7 @@ def rollout(
     json: Json = False,
     rounds: Annotated[int, typer.Option(min=1, help="Alternating rounds per batch size.")] = 2,
     batches: Annotated[str, typer.Option(help="Batch sizes, separated by commas.")] = "1,8,32,64",
+    epochs: Annotated[int, typer.Option(min=2, max=4, help="Policy versions; the first has no history.")] = 4,
 ) -> None:
     """Epochs of a drifting policy: none, vLLM's ngram and suffix at their best K, rollspec (a quarter of an hour)."""
     try:
@@ -65,11 +66,15 @@ def rollout(
         raise RollspecError(f"rollspec: --batches {batches!r} is not a list of numbers; write 1,8,32.") from e
     if not all(1 <= b <= 64 for b in sizes):
         raise RollspecError(f"rollspec: --batches {batches!r} has a size outside 1 to 64; the engines run 64 at most.")
-    _done(_module("rollout").run(quick=quick, rounds=rounds, batches=sizes, out=out), json)
+    _done(_module("rollout").run(quick=quick, rounds=rounds, batches=sizes, epochs=epochs, out=out), json)
 
 
 @command.command(name="all")
-def all_(quick: Quick = False) -> None:
+def all_(
+    quick: Quick = False,
+    out: Annotated[Path | None, typer.Option("--out", help="Folder for the JSON files.")] = None,
+    json: Json = False,
+) -> None:
     """Every benchmark in turn."""
     for name in NAMES:
-        _done(_module(name).run(quick=quick), False)
+        _done(_module(name).run(quick=quick, out=out / f"{name}.json" if out else None), json)

@@ -30,10 +30,10 @@ class Size:
     """Target sizes of a grown policy."""
 
     hidden_size: int = 512
-    intermediate_size: int = 1536
-    num_hidden_layers: int = 9
-    num_attention_heads: int = 8
-    num_key_value_heads: int = 4
+    intermediate_size: int = 384
+    num_hidden_layers: int = 16
+    num_attention_heads: int = 4
+    num_key_value_heads: int = 2
 
 
 def grown_config(old: Qwen3Config, size: Size) -> Qwen3Config:

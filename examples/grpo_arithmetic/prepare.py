@@ -77,7 +77,7 @@ def prepare(
 
     Args:
         cache_dir: folder for the results, made when missing; one sub-folder per set of inputs.
-        size: ``demo`` (grown, about 29 M parameters) or ``tiny`` (as shipped, 1 M, for tests).
+        size: ``demo`` (grown, 16 M parameters) or ``tiny`` (as shipped, 1 M, for tests).
         seed: seed of the prompts and of the grown policy's new weights.
         train_size: training prompts.
         val_size: validation prompts.

@@ -10,7 +10,7 @@ import json
 import logging
 from typing import Any
 
-from rollspec_verl import options
+from rollspec_verl import options, segments
 
 logger = logging.getLogger("rollspec")
 
@@ -49,6 +49,7 @@ class EngineCalls:
     node_rank: int
     rollspec_on = False
     rollspec_timeouts = 0
+    rollspec_segments: frozenset[str] = frozenset()
 
     async def rollspec_call(self, op: str, payload: dict[str, Any]) -> dict[str, Any]:
         """One operation on the worker that drafts (rollspec/engine/vllm/worker.py). Never raises, never hangs."""
@@ -88,6 +89,11 @@ class EngineCalls:
             return ""
         return "its process has ended" if engine.engine_core.resources.engine_dead else "its output has stopped"
 
+    async def rollspec_tidy(self) -> list[str]:
+        """Remove the names of the engine's shared memory: it is dead, or has nothing to start any more."""
+        names, self.rollspec_segments = self.rollspec_segments, frozenset()
+        return segments.remove(names)
+
     async def _rollspec_watch(self) -> None:
         """Say once, in one sentence, that the engine died: verl's log has a traceback per request instead."""
         while not (reason := await self.rollspec_lost()):
@@ -96,6 +102,7 @@ class EngineCalls:
             f"rollspec: the vLLM engine of replica {self.replica_rank} died ({reason}); its rollouts cannot end.",
             flush=True,
         )
+        await self.rollspec_tidy()
 
 
 def load() -> type:
@@ -121,6 +128,7 @@ def load() -> type:
 
         async def run_server(self, args: Any) -> None:
             await super().run_server(args)
+            self.rollspec_segments = frozenset(segments.mapped_below())
             self.rollspec_watcher = asyncio.create_task(self._rollspec_watch())
             if not self.rollspec_on:
                 return

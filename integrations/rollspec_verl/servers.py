@@ -20,7 +20,7 @@ WAIT_SECONDS = 60.0
 """Bound on waiting for the answers of an operation."""
 
 ALIVE_SECONDS = 10.0
-"""Bound on waiting for signs of life."""
+"""Bound on waiting for signs of life, and on tidying up."""
 
 NO_ANSWER = "no answer"
 
@@ -119,3 +119,12 @@ def require_alive(replicas: Sequence[Any]) -> None:
     sentence = lost(replicas)
     if sentence is not None:
         raise EngineLost(sentence)
+
+
+def tidy(replicas: Sequence[Any]) -> None:
+    """The training loop has ended: remove the names of the engines' shared memory (segments.py)."""
+    import ray
+
+    pending = [ask.remote() for r in replicas if (ask := getattr(r.server_handle, "rollspec_tidy", None)) is not None]
+    if pending:
+        ray.wait(pending, num_returns=len(pending), timeout=ALIVE_SECONDS)

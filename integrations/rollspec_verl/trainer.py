@@ -55,7 +55,7 @@ def install(module: ModuleType) -> None:
         logger.error("rollspec: verl's PPOTrainer has no %s here, so nothing is measured.", ", ".join(absent))
         return
     cls._rollspec = True
-    _before(cls, "fit", _on_fit)
+    _wrap_fit(cls)
     _after(cls, "_compute_advantage", _on_rollouts)
     _after(cls, "_save_checkpoint", _on_save)
     _wrap_step(cls)
@@ -114,15 +114,18 @@ def _config(trainer: Any) -> RollspecConfig:
 # -----------------------------------------------------------------------------------------------------------
 
 
-def _before(cls: type, name: str, hook: Callable[..., None]) -> None:
-    original = getattr(cls, name)
+def _wrap_fit(cls: type) -> None:
+    fit = cls.fit  # type: ignore[attr-defined]
 
-    @functools.wraps(original)
-    def wrapped(self: Any, *args: Any, **kwargs: Any) -> Any:
-        _run(hook, self, args, kwargs)
-        return original(self, *args, **kwargs)
+    @functools.wraps(fit)
+    def begin_and_tidy(self: Any, *args: Any, **kwargs: Any) -> Any:
+        _run(_on_fit, self, args, kwargs)
+        try:
+            return fit(self, *args, **kwargs)
+        finally:
+            _run(_on_end, self, (), {})
 
-    setattr(cls, name, wrapped)
+    cls.fit = begin_and_tidy  # type: ignore[attr-defined]
 
 
 def _after(cls: type, name: str, hook: Callable[..., None]) -> None:
@@ -221,6 +224,10 @@ def _on_fit(trainer: Any, state: State, agent_loop_manager: Any) -> None:
             # Another number of replicas than when it was saved: histories are shared out again.
             answers = _call(trainer, "load", lambda i: {"dir": str(saved[i % len(saved)])})
             print(f"rollspec: history of the checkpoint {saved[0].parent}: {answers}", flush=True)
+
+
+def _on_end(trainer: Any, state: State) -> None:
+    servers.tidy(servers.replicas_of(trainer))
 
 
 def _on_save(trainer: Any, state: State) -> None:

@@ -17,9 +17,19 @@ from pathlib import Path
 PLATFORM = "cpu"
 
 
+def cores() -> int:
+    """Threads of what may have the machine for itself, as an update of the policy: all cores but never more than 8."""
+    return min(os.cpu_count() or 1, 8)
+
+
 def environment(threads: int | None = None) -> dict[str, str]:
-    """Environment variables of a verl job on CPU. `threads` pins OMP_NUM_THREADS; all cores but never more than 8."""
-    cores = threads or min(os.cpu_count() or 1, 8)
+    """Environment variables of a verl job on CPU.
+
+    `threads` pins OMP_NUM_THREADS, of the engine above all. One core fewer than there are by default: between two steps
+    the scheduler, the server and the agent loops run in processes of their own, and an OpenMP team of which one thread
+    waits for a core waits as a whole. Trainer processes take all `cores()` (patches.py).
+    """
+    threads = threads or max(1, cores() - 1)
     return {
         "VERL_PLATFORM": PLATFORM,
         # FSDP engines are registered for cuda and npu only; verl's own override (workers/engine/base.py:405).
@@ -30,7 +40,7 @@ def environment(threads: int | None = None) -> dict[str, str]:
         "VLLM_CPU_KVCACHE_SPACE": "1",
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",
         "VLLM_NO_USAGE_STATS": "1",
-        "OMP_NUM_THREADS": str(cores),
+        "OMP_NUM_THREADS": str(threads),
         "HF_HUB_OFFLINE": "1",
         "TOKENIZERS_PARALLELISM": "false",
         "RAY_USAGE_STATS_ENABLED": "0",

@@ -8,6 +8,7 @@ from types import ModuleType
 from typing import Any
 
 from rollspec.engine.vllm.patches.base import on_import
+from rollspec_verl_cpu import cores
 
 
 def apply() -> None:
@@ -39,11 +40,17 @@ def _name_vllm() -> None:
 
 
 def _gloo_only(module: ModuleType) -> None:
-    """verl/utils/distributed.py:89 builds `cpu:gloo,{device}:{backend}`, which names the device type cpu twice."""
+    """verl/utils/distributed.py:89 builds `cpu:gloo,{device}:{backend}`, which names the device type cpu twice.
+
+    Every trainer process calls it first, and no other process does: they get their threads here.
+    """
     original = module.initialize_global_process_group_ray  # type: ignore[attr-defined]
 
     @functools.wraps(original)
     def initialize_global_process_group_ray(timeout_second: Any = None, backend: str | None = None) -> Any:
+        import torch
+
+        torch.set_num_threads(cores())
         return original(timeout_second=timeout_second, backend=backend or "gloo")
 
     module.initialize_global_process_group_ray = initialize_global_process_group_ray  # type: ignore[attr-defined]

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import sys
 from types import SimpleNamespace
 from typing import Any
 
@@ -100,3 +101,26 @@ def test_patch_outside_its_range_is_left_out() -> None:
 
     for patch in PATCHES:
         assert patch().install("0.1.0") is False
+
+
+def test_waiting_pauses_instead_of_spinning(monkeypatch: pytest.MonkeyPatch) -> None:
+    from types import ModuleType
+
+    from rollspec.engine.vllm.patches import CpuIdleWait, cpu_wait
+
+    slept: list[float] = []
+    queue = ModuleType("vllm.distributed.device_communicators.shm_broadcast")
+    monkeypatch.setitem(sys.modules, queue.__name__, queue)
+    monkeypatch.setattr(cpu_wait.time, "sleep", slept.append)
+    CpuIdleWait().apply()
+    queue.sched_yield()
+    assert slept == [cpu_wait.PAUSE_SECONDS]
+
+
+def test_a_patch_that_only_saves_time_does_not_switch_speculation_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    from rollspec.engine.vllm import patches
+
+    monkeypatch.setattr(patches, "_installed", [])
+    for cls in patches.PATCHES:
+        monkeypatch.setattr(cls, "needed", lambda self: True)
+    assert patches.missing() == ["cpu_expand_batch", "cpu_repack_weights"]

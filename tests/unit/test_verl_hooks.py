@@ -33,6 +33,7 @@ class Handle:
     def __init__(self, answers: dict[str, Any] | None = None, reason: Any = "") -> None:
         self.answers, self.reason, self.calls = answers or {}, reason, []
         self.rollspec_call = SimpleNamespace(remote=self._call)
+        self.rollspec_tidy = SimpleNamespace(remote=lambda: self._call("tidy", {}))
         self.rollspec_lost = SimpleNamespace(remote=lambda: Ref(self.reason, self.reason is not None))
 
     def _call(self, op: str, payload: dict[str, Any]) -> Ref:
@@ -201,11 +202,13 @@ def test_history_is_loaded_from_the_checkpoint_that_was_resumed(tmp_path: Path, 
     trainer = module().PPOTrainer(tmp_path, *handles)
     trainer.config.trainer.update({"resume_mode": mode, "resume_from_path": str(elsewhere)})
     manager = SimpleNamespace(generate_sequences=lambda b: b)
-    assert trainer.fit(manager) == "fitted" and handles[0].calls == [], "from scratch there is nothing to load"
+    assert trainer.fit(manager) == "fitted" and handles[0].calls == [("tidy", {})], (
+        "from scratch there is nothing to load"
+    )
     trainer.global_steps = 4
     trainer.fit(manager)
     for handle in handles:  # more replicas than when it was saved
-        assert handle.calls == [("load", {"dir": str(saved)})]
+        assert handle.calls[-2:] == [("load", {"dir": str(saved)}), ("tidy", {})]
 
 
 def test_a_dead_engine_is_named_and_nothing_is_sent_to_it(tmp_path: Path) -> None:

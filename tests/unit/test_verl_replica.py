@@ -85,3 +85,37 @@ def test_a_dead_engine_is_not_asked_and_is_said_to_be_dead(capsys: pytest.Captur
     assert "process has ended" in asyncio.run(s.rollspec_lost())
     asyncio.run(s._rollspec_watch())
     assert capsys.readouterr().out.count("replica 0 died") == 1
+
+
+def test_the_engines_shared_memory_is_removed_by_name_and_nothing_else(
+    tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import multiprocessing
+    from multiprocessing import shared_memory
+
+    from rollspec_verl import segments
+
+    mine = shared_memory.SharedMemory(create=True, size=4096)
+    child = multiprocessing.get_context("fork").Process(target=_sleep, daemon=True)
+    child.start()
+    try:
+        s = server([{}])
+        s.rollspec_segments = frozenset(segments.mapped_below())
+        assert mine.name in s.rollspec_segments
+        monkeypatch.setattr(segments, "SHM", tmp_path)
+        (tmp_path / mine.name).touch()
+        (tmp_path / "psm_other").touch()
+        assert mine.name in asyncio.run(s.rollspec_tidy())
+        assert [p.name for p in tmp_path.iterdir()] == ["psm_other"]
+        assert asyncio.run(s.rollspec_tidy()) == []
+    finally:
+        child.kill()
+        child.join()
+        mine.close()
+        mine.unlink()
+
+
+def _sleep() -> None:
+    import time
+
+    time.sleep(60)

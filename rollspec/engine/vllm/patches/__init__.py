@@ -6,13 +6,14 @@ import os
 
 from rollspec.engine.vllm.patches.base import Patch, on_import
 from rollspec.engine.vllm.patches.cpu_sampler import CpuExpandBatch
+from rollspec.engine.vllm.patches.cpu_wait import CpuIdleWait
 from rollspec.engine.vllm.patches.cpu_weights import CpuRepackWeights
 
-PATCHES: tuple[type[Patch], ...] = (CpuExpandBatch, CpuRepackWeights)
+PATCHES: tuple[type[Patch], ...] = (CpuExpandBatch, CpuRepackWeights, CpuIdleWait)
 
 ENV_PATCHES = "ROLLSPEC_PATCHES"
 
-__all__ = ["ENV_PATCHES", "PATCHES", "Patch", "install", "missing", "on_import", "wanted_by_environment"]
+__all__ = ["ENV_PATCHES", "PATCHES", "CpuIdleWait", "Patch", "install", "missing", "on_import", "wanted_by_environment"]
 
 _installed: list[str] | None = None
 
@@ -38,5 +39,6 @@ def install() -> list[str]:
 
 
 def missing() -> list[str]:
-    """Patches that this process needs and does not have: with one of these missing, speculation must stay off."""
-    return [cls.name for cls in PATCHES if cls.name not in (_installed or ()) and cls().needed()]
+    """Patches that correct outputs need and this process does not have: with one missing, speculation must stay off."""
+    have = _installed or ()
+    return [cls.name for cls in PATCHES if cls.correctness and cls.name not in have and cls().needed()]

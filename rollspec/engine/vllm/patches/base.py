@@ -23,13 +23,15 @@ class Patch(ABC):
     """One change to foreign code.
 
     Class attributes: `name`; `versions`, a PEP 440 specifier of vLLM versions it was written for; `upstream`, the
-    line or issue it works around; `removal`, the condition under which this class is deleted.
+    line or issue it works around; `removal`, the condition under which this class is deleted; `correctness`, whether
+    speculation must stay off without it (False: it only costs time).
     """
 
     name: ClassVar[str]
     versions: ClassVar[str]
     upstream: ClassVar[str]
     removal: ClassVar[str]
+    correctness: ClassVar[bool] = True
 
     @abstractmethod
     def needed(self) -> bool:

@@ -1,0 +1,291 @@
+"""vLLM engines that take turns: each arm of a comparison lives in a process of its own and is driven over a pipe.
+
+    engine = Engine(Arm("suffix K=4", speculative={...}), model, max_len=704)
+    engine.run(Work(prompts, lengths, batch=8, version=0))["seconds"]
+    engine.close()
+
+An idle engine waits without using a core (`cpu_seconds` shows it), so that several can be alive while one is measured.
+"""
+
+from __future__ import annotations
+
+import multiprocessing as mp
+import os
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+START_SECONDS = 240.0
+RUN_SECONDS = 600.0
+MAX_NEW = 512  # tokens of a response that ends by itself
+
+
+@dataclass(frozen=True)
+class Arm:
+    """One side of a comparison: how its engine is built."""
+
+    name: str
+    speculative: dict[str, Any] | None = None  # vLLM's own methods
+    rollspec: str | None = None  # a preset
+    environment: dict[str, str] = field(default_factory=dict)
+    accept_all: bool = False  # every draft counts as accepted: what a perfect drafter would cost, not a result
+
+
+@dataclass(frozen=True)
+class Work:
+    """One epoch for an engine: prompts, the length of each response, how many run at once."""
+
+    prompts: list[list[int]]
+    lengths: list[int] | None  # None: responses end by themselves, and their lengths are reported
+    batch: int
+    version: int
+    weights: str | None = None  # safetensors file of the policy
+    reset: bool = False  # forget what drafters learned before
+    k: int | None = None  # draft length of the perfect drafter
+
+
+class Engine:
+    """A vLLM engine in a child process."""
+
+    def __init__(self, arm: Arm, model: str, max_len: int, max_seqs: int = 64) -> None:
+        context = mp.get_context("spawn")
+        self.arm = arm
+        self._pipe, child = context.Pipe()
+        # Not a daemon: vLLM starts processes of its own.
+        self._process = context.Process(target=_serve, args=(child, arm, model, max_len, max_seqs))
+        self._process.start()
+        self._answer(START_SECONDS)
+
+    def run(self, work: Work) -> dict[str, Any]:
+        """Do `work`; returns seconds, tokens, steps and the drafter's counters."""
+        self._pipe.send(work)
+        return self._answer(RUN_SECONDS)
+
+    def cpu_seconds(self) -> float:
+        """Processor time used so far by the engine's processes."""
+        import psutil
+
+        total = 0.0
+        for process in self._family():
+            try:
+                times = process.cpu_times()
+            except psutil.Error:
+                continue
+            total += times.user + times.system
+        return total
+
+    def close(self) -> None:
+        """End the engine and every process it started."""
+        import psutil
+
+        family = self._family()
+        try:
+            self._pipe.send(None)
+            self._process.join(20)
+        except (OSError, ValueError):
+            pass
+        if self._process.is_alive():
+            self._process.kill()
+            self._process.join(5)
+        for process in family:
+            try:
+                process.kill()
+            except psutil.Error:
+                continue
+
+    def _family(self) -> list[Any]:
+        import psutil
+
+        try:
+            root = psutil.Process(self._process.pid)
+            return [root, *root.children(recursive=True)]
+        except psutil.Error:
+            return []
+
+    def _answer(self, seconds: float) -> dict[str, Any]:
+        if not self._pipe.poll(seconds):
+            self.close()
+            raise TimeoutError(f"rollspec: the engine of arm {self.arm.name!r} did not answer within {seconds:g} s.")
+        try:
+            answer: dict[str, Any] = self._pipe.recv()
+        except EOFError as e:
+            self.close()
+            raise RuntimeError(f"rollspec: the engine of arm {self.arm.name!r} ended; its output is above.") from e
+        return answer
+
+
+def idle_cores(engines: list[Engine], seconds: float = 2.0) -> float:
+    """Cores that engines without work keep busy; anything but about 0 would spoil the comparison."""
+    before = sum(e.cpu_seconds() for e in engines)
+    time.sleep(seconds)
+    return (sum(e.cpu_seconds() for e in engines) - before) / seconds
+
+
+# ---- in the child ---------------------------------------------------------------------------------------------------
+
+
+def _serve(pipe: Any, arm: Arm, model: str, max_len: int, max_seqs: int) -> None:
+    os.environ.update(arm.environment)
+    # Functions sent to this process's own workers are pickled; nothing from outside is.
+    os.environ.update(VLLM_ALLOW_INSECURE_SERIALIZATION="1", VLLM_LOGGING_LEVEL="ERROR")
+    from vllm import LLM
+
+    llm = LLM(
+        model=model,
+        dtype="bfloat16",
+        enforce_eager=True,
+        max_model_len=max_len,
+        max_num_seqs=max_seqs,
+        enable_prefix_caching=False,
+        disable_log_stats=False,
+        speculative_config=dict(arm.speculative) if arm.speculative else None,
+        additional_config={"rollspec": arm.rollspec} if arm.rollspec else {},
+    )
+    if arm.accept_all:
+        llm.collective_rpc(_accept_all)
+    pipe.send({"ready": True})
+    while (work := pipe.recv()) is not None:
+        pipe.send(_epoch(llm, work, arm))
+    llm.llm_engine.engine_core.shutdown()
+
+
+def _epoch(llm: Any, work: Work, arm: Arm) -> dict[str, Any]:
+    from vllm import SamplingParams
+    from vllm.sampling_params import RequestOutputKind
+
+    if work.reset:
+        llm.collective_rpc(_forget)
+    if work.k is not None:
+        llm.collective_rpc(_set_k, args=(work.k,))
+    if work.weights:
+        llm.collective_rpc(_load_weights, args=(work.weights,))
+    if arm.rollspec:
+        llm.collective_rpc("rollspec", args=("set_version", {"version": work.version}))
+        llm.collective_rpc("rollspec", args=("stats", {}))
+    end = llm.get_tokenizer().eos_token_id
+    said: dict[str, list[int]] = {}
+    before = _counters(llm)
+    engine, queue, running = llm.llm_engine, list(enumerate(work.prompts)), set()
+    steps = 0
+    start = time.perf_counter()
+    while queue or running:
+        while queue and len(running) < work.batch:
+            i, prompt = queue.pop(0)
+            request = f"{work.version}-{work.batch}-{i}-{start}"
+            params = SamplingParams(
+                temperature=1.0,
+                max_tokens=work.lengths[i] if work.lengths else MAX_NEW,
+                ignore_eos=work.lengths is not None,
+                detokenize=False,
+                output_kind=RequestOutputKind.FINAL_ONLY,
+            )
+            engine.add_request(request, {"prompt_token_ids": prompt}, params)
+            running.add(request)
+            said[request] = []
+        steps += 1
+        for out in engine.step():
+            if out.finished:
+                running.discard(out.request_id)
+                said[out.request_id] = list(out.outputs[0].token_ids)
+    seconds = time.perf_counter() - start
+    after = _counters(llm)
+    texts = list(said.values())
+    out = {
+        "seconds": seconds,
+        "tokens": sum(map(len, texts)),
+        "steps": steps,
+        "after_end": sum(len(t) - t.index(end) - 1 for t in texts if end in t),
+        "drafted": after["drafted"] - before["drafted"],
+        "accepted": after["accepted"] - before["accepted"],
+    }
+    if work.lengths is None:
+        out["lengths"] = [len(t) for t in texts]
+    return out | (_own(llm) if arm.rollspec else {})
+
+
+def _own(llm: Any) -> dict[str, Any]:
+    """What rollspec counted, from the rank that drafts."""
+    stats: dict[str, Any] = next((a for a in llm.collective_rpc("rollspec", args=("stats", {})) if a), {})
+    info: dict[str, Any] = next((a for a in llm.collective_rpc("rollspec", args=("info", {})) if a), {})
+    if not stats.get("step_seconds"):
+        return {"state": info.get("state")}
+    return {
+        "propose_share": stats["propose_seconds"] / stats["step_seconds"],
+        "propose_seconds": stats["propose_seconds"],
+        "engine_seconds": stats["step_seconds"],
+        "by_source": stats["by_source"],
+        "predicted": stats["predicted"],
+        "cost": info.get("cost"),
+        "state": info.get("state"),
+        "faults": stats["faults"],
+    }
+
+
+def _counters(llm: Any) -> dict[str, float]:
+    found = {m.name: getattr(m, "value", 0) for m in llm.get_metrics()}
+    return {
+        "drafted": found.get("vllm:spec_decode_num_draft_tokens", 0),
+        "accepted": found.get("vllm:spec_decode_num_accepted_tokens", 0),
+    }
+
+
+# ---- in the worker --------------------------------------------------------------------------------------------------
+
+
+def _load_weights(worker: Any, path: str) -> None:
+    from safetensors.torch import load_file
+
+    worker.model_runner.model.load_weights(list(load_file(path).items()))
+
+
+def _forget(worker: Any) -> None:
+    """Drafters start an epoch sequence knowing nothing: the same for vLLM's suffix cache and for rollspec's history."""
+    drafter = getattr(worker.model_runner, "drafter", None)
+    if type(drafter).__name__ == "SuffixDecodingProposer":
+        drafter.__init__(worker.vllm_config)
+    elif type(drafter).__name__ == "VllmProposer":
+        cost = drafter.proposer.cost  # of the machine, not of the texts
+        drafter.proposer = type(drafter.proposer)(drafter.config, drafter.proposer.max_model_len)
+        drafter.proposer.cost = cost
+
+
+def _set_k(worker: Any, k: int) -> None:
+    worker.model_runner.drafter.k = k
+
+
+class PerfectDrafter:
+    """Proposes `k` arbitrary tokens at no cost. With `accept_all` it has the step count and the step cost of a drafter
+    that is always right; what is then said is nonsense.
+    """
+
+    def __init__(self, vllm_config: Any) -> None:
+        self.k: int = vllm_config.speculative_config.num_speculative_tokens
+
+    def load_model(self, *args: Any, **kwargs: Any) -> None:
+        """Nothing to load; vLLM calls it unconditionally."""
+
+    def propose(self, sampled: list[list[int]], *args: Any, **kwargs: Any) -> list[list[int]]:
+        """`k` tokens for every request that sampled."""
+        return [list(range(10, 10 + self.k)) if new else [] for new in sampled]
+
+
+def _accept_all(worker: Any) -> None:
+    """Overwrite the verdict of rejection sampling after it was computed, so that its cost is kept.
+
+    vLLM's own `rejection_sample_method="synthetic"` is not implemented in its CPU kernels (0.29).
+    """
+    import vllm.v1.sample.rejection_sampler as module
+
+    sample = module.rejection_sample
+
+    def accept(draft_ids: Any, counts: list[int], *rest: Any, **more: Any) -> Any:
+        out = sample(draft_ids, counts, *rest, **more)  # [batch, longest draft + 1]
+        bonus = rest[4]  # [batch, 1]
+        at = 0
+        for i, n in enumerate(counts):
+            out[i, :n] = draft_ids[at : at + n]
+            out[i, n] = bonus[i, 0]
+            at += n
+        return out
+
+    module.rejection_sample = accept

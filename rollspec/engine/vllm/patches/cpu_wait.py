@@ -1,0 +1,41 @@
+"""vLLM-CPU: a process that waits for another takes a core from the one that computes."""
+
+from __future__ import annotations
+
+import time
+from types import ModuleType
+
+from rollspec.engine.vllm.patches.base import Patch, on_import
+
+
+class CpuIdleWait(Patch):
+    """Look for messages in shared memory a few thousand times a second instead of without a pause.
+
+    The engine core polls for the worker's answer with `sched_yield` for as long as a step takes. Beside a GPU that
+    costs a core nobody needs; on a CPU it is one of those that run the model, and under a trainer the server's and the
+    scheduler's too. vLLM's own sleep (`busy_loop_s`, woken over a socket) loses wake-ups when it begins at once.
+    """
+
+    name = "cpu_idle_wait"
+    versions = ">=0.29,<0.30"
+    upstream = "vllm/distributed/device_communicators/shm_broadcast.py:SpinCondition.wait"
+    removal = "vLLM-CPU does not spin (the engine core takes little processor time while its worker computes)"
+    correctness = False
+
+    def needed(self) -> bool:
+        """Every CPU engine of the version range spins."""
+        from vllm.platforms import current_platform
+
+        return bool(current_platform.is_cpu())
+
+    def apply(self) -> None:
+        """Hook the queue's module when it is imported."""
+        on_import("vllm.distributed.device_communicators.shm_broadcast", _pause)
+
+
+PAUSE_SECONDS = 2e-4
+"""Between two looks: what a message may come late by, against steps of several milliseconds."""
+
+
+def _pause(module: ModuleType) -> None:
+    module.sched_yield = lambda: time.sleep(PAUSE_SECONDS)  # type: ignore[attr-defined]
