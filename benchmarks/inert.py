@@ -24,8 +24,8 @@ from benchmarks.harness import ROOT, pin, provenance, ratio, save
 from rollspec.demo.job import JobSettings, prepare_assets
 
 MAX_LEN = 256
-ROUNDS = 60
-REQUESTS, LENGTH = 8, 48
+ROUNDS = 240
+REQUESTS, LENGTH = 8, 32
 
 HOOKS = """
 import json, time, timeit, types

@@ -25,7 +25,7 @@ def prompt_key(token_ids: Sequence[int] | npt.NDArray[np.integer]) -> str:
     return hashlib.blake2b(as_tokens(token_ids).astype("<i4").tobytes(), digest_size=16).hexdigest()
 
 
-@dataclass(slots=True, frozen=True)
+@dataclass(slots=True)  # not frozen: that would triple the cost of making one
 class Draft:
     """One request's proposal for one step.
 

@@ -18,6 +18,15 @@ import numpy as np
 from rollspec.tuning.cost import CostModel
 
 
+def floor(batch: int, cost: CostModel) -> float:
+    """Acceptance probability below which no token can be worth verifying at this batch size.
+
+    A token raises goodput only if its p exceeds c1 times the goodput without it, and that is at least what the step
+    reaches without any draft, B/T(B).
+    """
+    return cost.c1 * batch / cost.seconds(batch)
+
+
 def allocate(chains: Sequence[Sequence[float]], tokens: int, cost: CostModel) -> list[int]:
     """Draft length per request that maximises expected emitted tokens per second.
 

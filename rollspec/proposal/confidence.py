@@ -38,7 +38,8 @@ class Confidence:
     def cumulative(self, draft: Draft, floor: float) -> tuple[list[float], list[int]]:
         """Calibrated probability, per token, that it and all before it are accepted; and the table cells used.
 
-        The chain ends where the probability falls below `floor`: deeper tokens could not pay for themselves.
+        The chain ends with the first token below `floor`: deeper ones could not pay for themselves. That token is kept
+        so that its cell goes on being scored; a cell that fell below could never rise again otherwise.
         """
         table = self._tables.get(draft.source)
         if table is None:
@@ -53,10 +54,10 @@ class Confidence:
                 _MATCH_BASE[match if match < _MAX_MATCH else _MAX_MATCH] + _FREQ_COLUMN[int(min(p / before, 1.0) * 200)]
             )
             cumulative *= rate[cell]
-            if cumulative < floor:
-                break
             out.append(cumulative)
             cells.append(cell)
+            if cumulative < floor:
+                break
             before = p
             match += 1
         return out, cells

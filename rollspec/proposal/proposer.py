@@ -21,7 +21,7 @@ from rollspec.telemetry.metrics import EngineStats
 from rollspec.tuning.cost import CostModel
 
 FLOOR = 0.03
-"""Chains end below this chance of acceptance: no step is so cheap per token that it would pay."""
+"""Chains end below this chance of acceptance at the latest: no step is so cheap per token that it would pay."""
 
 
 @dataclass(slots=True)
@@ -37,7 +37,7 @@ class Request:
     stop_ids: Collection[int]
     context: list[int]
     output: list[int] = field(default_factory=list)
-    draft: Draft = NO_DRAFT  # proposed after the last step, whole
+    draft: Draft = field(default_factory=lambda: NO_DRAFT)  # proposed after the last step, whole
     cells: list[int] = field(default_factory=list)  # its calibration cells
     expected: list[float] = field(default_factory=list)  # its calibrated cumulative probabilities
     sent: int = 0  # how much of it was handed to the engine
@@ -108,6 +108,9 @@ class Proposer:
         stats = self.stats
         drafts: list[list[int]] = [[] for _ in req_ids]
         rows: list[tuple[int, Request]] = []
+        floor = FLOOR
+        if self._goodput:
+            floor = max(floor, budget.floor(sum(map(bool, sampled)), self.cost))
         for i, new in enumerate(sampled):
             if not new:
                 continue
@@ -131,7 +134,7 @@ class Proposer:
             if room > 0 and r.output[-1] not in r.stop_ids:
                 draft = self.suffix.draft(r.group, context, room)
                 r.draft = draft
-                r.expected, r.cells = self.confidence.cumulative(draft, FLOOR) if draft.token_ids else ([], [])
+                r.expected, r.cells = self.confidence.cumulative(draft, floor) if draft.token_ids else ([], [])
             else:
                 r.draft, r.expected, r.cells = NO_DRAFT, [], []
         if self._goodput:

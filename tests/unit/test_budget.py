@@ -2,11 +2,13 @@ from __future__ import annotations
 
 import itertools
 import random
+from itertools import accumulate
+from operator import mul
 
 import pytest
 
 from rollspec.proposal.base import Draft
-from rollspec.proposal.budget import allocate
+from rollspec.proposal.budget import allocate, floor
 from rollspec.proposal.confidence import Confidence
 from rollspec.tuning.cost import CostModel
 
@@ -83,4 +85,18 @@ def test_confidence_cuts_at_the_floor_and_never_rises() -> None:
     out, cells = Confidence().cumulative(Draft([1, 2, 3, 4, 5], probs, "group", 1), 0.15)
     assert out == sorted(out, reverse=True)
     assert len(out) == len(cells) < 5
-    assert min(out) >= 0.15
+    assert out[-1] < 0.15 <= out[-2], "the first one below goes on being scored"
+
+
+def test_no_token_below_the_floor_is_ever_worth_verifying() -> None:
+    rng = random.Random(2)
+    cost = CostModel()
+    for _ in range(300):
+        cost.c1 = rng.choice([0.0, 1e-5, 1e-4, 1e-3])
+        chains = [
+            list(accumulate((rng.random() ** rng.choice([0.1, 1.0]) for _ in range(rng.randrange(6))), mul))
+            for _ in range(rng.randrange(1, 40))
+        ]
+        low = floor(len(chains), cost)
+        kept = allocate(chains, len(chains), cost)
+        assert all(p >= low for chain, n in zip(chains, kept, strict=True) for p in chain[:n])
