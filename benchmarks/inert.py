@@ -85,12 +85,16 @@ def run(quick: bool = False, out: Path | None = None) -> Path:
         for engine in engines:
             for _ in range(3):
                 engine.run(work)
+            engine.suspend()
         idle = idle_cores(engines)
         for r in range(rounds):
             for engine in engines if r % 2 == 0 else reversed(engines):
+                engine.resume()
                 seconds[engine.arm.name].append(engine.run(work)["seconds"])
+                engine.suspend()
     finally:
         for engine in engines:
+            engine.resume()
             engine.close()
     found = ratio(seconds["installed"], seconds["filtered"])
     result: dict[str, Any] = {
