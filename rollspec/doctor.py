@@ -44,7 +44,7 @@ TESTED: Mapping[str, str] = {
 
 PACKAGES: tuple[str, ...] = (
     "torch", "vllm", "verl", "transformers", "ray", "arctic-inference", "trl", "openrlhf", "speculators", "wandb",
-    "scipy", "matplotlib", "jinja2",
+    "scipy", "jinja2",
 )  # fmt: skip
 
 DISTRIBUTIONS: Mapping[str, tuple[str, ...]] = {"vllm": compat.DISTRIBUTIONS}
@@ -114,7 +114,7 @@ def examine(env: Mapping[str, str] | None = None, version_of: Lookup = installed
         suffix,
         verl,
         _other_trainers(by_name),
-        _extra("report", "report", by_name, ("jinja2", "matplotlib")),
+        _extra("report", "report", by_name, ("jinja2",)),
         _extra("audit", "audit", by_name, ("scipy", "transformers")),
     )
     usable = "off" not in (vllm.status, plugin.status, suffix.status, switch.status)
@@ -187,7 +187,10 @@ def _verl(package: Package) -> Check:
         return Check(name, "off", "the module rollspec_verl is missing; reinstall rollspec with pip.")
     if package.in_range is False:
         return Check(
-            name, "warn", f"verl {package.version} is outside the tested range {package.tested}; install one in it."
+            name,
+            "off",
+            f"verl {package.version} is outside the tested range {package.tested}, so jobs run without rollspec; "
+            "install one in it.",
         )
     return Check(name, "ok", "add actor_rollout_ref.model.external_lib=rollspec_verl to the job.")
 
