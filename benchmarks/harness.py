@@ -6,6 +6,7 @@ import json
 import os
 import platform
 import random
+import signal
 import statistics
 import subprocess
 import time
@@ -90,8 +91,12 @@ def pin() -> None:
 
     One thread fewer than there are cores, as in the demo: an engine's scheduler and whoever drives it need one.
     """
+    for name in [n for n in os.environ if n == "ROLLSPEC" or n.startswith("ROLLSPEC__")]:
+        del os.environ[name]  # would switch rollspec on in the arms without it
+    os.environ["ROLLSPEC_PATCHES"] = "cpu"
+    # `timeout` and `kill` end a benchmark through `finally`, as Ctrl-C does.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     for name, value in {
-        "ROLLSPEC_PATCHES": "cpu",
         "VLLM_CPU_KVCACHE_SPACE": "1",
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",
         "OMP_NUM_THREADS": str(max(1, min(os.cpu_count() or 1, 8) - 1)),

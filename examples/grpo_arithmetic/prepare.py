@@ -31,7 +31,7 @@ _CODE = ("data.py", "grow.py", "prepare.py", "task.py", "tokenizer.py")
 
 @dataclass(frozen=True)
 class Prepared:
-    """Where things are. ``reward`` is the file for verl's ``custom_reward_function.path``."""
+    """Where things are. ``reward`` is the file for verl's ``reward.custom_reward_function.path``."""
 
     model: str
     train: str

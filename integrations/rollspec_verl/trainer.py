@@ -160,7 +160,10 @@ def _wrap_step(cls: type) -> None:
             raise
         except Exception as e:
             # verl reports a dead engine as, for example, a batch without trajectories: say what it was.
-            sentence = servers.lost(servers.replicas_of(self))
+            try:
+                sentence = servers.lost(servers.replicas_of(self))
+            except Exception:  # the job's own error is the one to show
+                sentence = None
             if sentence is None:
                 raise
             raise servers.EngineLost(sentence) from e

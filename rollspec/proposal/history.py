@@ -190,8 +190,11 @@ class History:
             ) from e
         return target
 
-    def load(self, folder: Path | str) -> int:
-        """Add what `folder/history.safetensors` holds; returns the number of responses, 0 where there is no file.
+    def load(self, folder: Path | str, version: int = 0) -> int:
+        """Take what `folder/history.safetensors` holds; returns the number of responses, 0 where there is no file.
+
+        What is kept for a prompt already is replaced. Versions are shifted to below `version`, the present one, where
+        they are not: another job's, or a later state of this one's, must not count as newer than what is said now.
 
         Raises:
             HistoryError: the file is truncated, altered or of another format. It is renamed to `*.corrupt` so that the
@@ -213,8 +216,15 @@ class History:
                 f"rollspec: the history file {path} is refused ({e}); {where} and history starts empty."
             ) from e
         count = 0
+        newest = max((r.version for _, _, responses in snap for r in responses), default=version)
+        shift = min(0, version - 1 - newest)
         for key, prompt, responses in snap:
+            if key in self._prompts:
+                evicted = self.evicted
+                self._drop(key)
+                self.evicted = evicted  # replaced, not lost
             for r in responses:
+                r.version += shift
                 self.add(key, prompt, r)
                 count += 1
         return count

@@ -67,22 +67,27 @@ class Proposer:
         self, req_id: str, prompt: Sequence[int] | TokenArray, max_tokens: int, stop_ids: Collection[int] = ()
     ) -> None:
         """A request samples its first token next."""
+        start = time.perf_counter()
         tokens = as_tokens(prompt)
         key = prompt_key(tokens)
         group, sequence = self.suffix.open(key, tokens, self.version)
+        max_tokens = min(max_tokens, self.max_model_len - len(tokens))
         self.requests[req_id] = Request(
             key, tokens, group, sequence, self.version, max_tokens, stop_ids, tokens[-self._depth :].tolist()
         )
+        self.stats.propose_seconds += time.perf_counter() - start
 
     def finish(self, req_id: str) -> None:
         """A request ended or was aborted; what it said is history from now on. Unknown ids are ignored."""
         r = self.requests.pop(req_id, None)
         if r is None:
             return
-        tokens = as_tokens(_trim(r.output, r.max_tokens, r.stop_ids))
+        start = time.perf_counter()
+        tokens = as_tokens(r.output)
         self.suffix.close(r.group, r.sequence, tokens, r.version)
         if len(tokens):
             self.history.add(r.key, r.prompt, Response(tokens, r.version))
+        self.stats.propose_seconds += time.perf_counter() - start
 
     def set_version(self, version: int) -> None:
         """The policy changed: a new round begins for every prompt that comes from now on."""
@@ -108,6 +113,7 @@ class Proposer:
         stats = self.stats
         drafts: list[list[int]] = [[] for _ in req_ids]
         rows: list[tuple[int, Request]] = []
+        said: list[Sequence[int]] = []  # `sampled` without what the scheduler will cut, in the order of `rows`
         floor = FLOOR
         if self._goodput:
             floor = max(floor, budget.floor(sum(map(bool, sampled)), self.cost))
@@ -118,19 +124,19 @@ class Proposer:
             if r is None:
                 continue
             verified = scheduled.get(req_ids[i])
-            self._learn(r, new, len(verified) if verified else 0)
+            accepted = len(new) - 1
+            if accepted:
+                new = _trim(new, r.max_tokens - len(r.output), r.stop_ids)
+            self._learn(r, new, len(verified) if verified else 0, min(accepted, len(new)))
             rows.append((i, r))
+            said.append(new)
             context = r.context
             context.extend(new)
             if len(context) > self._depth:
                 del context[: -self._depth]
             r.output.extend(new)
             # The last token of a request is sampled by the target itself, so one draft less than what is left.
-            room = min(
-                self.k,
-                r.max_tokens - len(r.output) - 1,
-                self.max_model_len - len(r.prompt) - len(r.output) - 1,
-            )
+            room = min(self.k, r.max_tokens - len(r.output) - 1)
             if room > 0 and r.output[-1] not in r.stop_ids:
                 draft = self.suffix.draft(r.group, context, room)
                 r.draft = draft
@@ -141,11 +147,11 @@ class Proposer:
             lengths = budget.allocate([r.expected for _, r in rows], len(rows), self.cost)
         else:
             lengths = [len(r.draft.token_ids) for _, r in rows]
-        for (i, r), n in zip(rows, lengths, strict=True):
+        for (i, r), n, new in zip(rows, lengths, said, strict=True):
             r.sent = n
             if n:
                 drafts[i] = r.draft.token_ids[:n]
-            self.suffix.extend(r.group, r.sequence, list(sampled[i]))
+            self.suffix.extend(r.group, r.sequence, list(new))
         stats.requests += len(rows)
         self._peak = max(self._peak, len(rows))
         stats.peak_batch = max(stats.peak_batch, len(rows))
@@ -161,7 +167,7 @@ class Proposer:
         if decode_only:
             self.cost.observe(tokens, seconds)
 
-    def _learn(self, r: Request, new: Sequence[int], verified: int) -> None:
+    def _learn(self, r: Request, new: Sequence[int], verified: int, accepted: int) -> None:
         stats = self.stats
         stats.emitted += len(new)
         draft = r.draft
@@ -169,7 +175,7 @@ class Proposer:
             self.confidence.observe(draft.source, r.cells, draft.token_ids, new)
         if not verified:
             return
-        accepted = min(len(new) - 1, verified)
+        accepted = min(accepted, verified)
         stats.verified += 1
         stats.drafted += verified
         stats.accepted += accepted
@@ -201,20 +207,17 @@ class Proposer:
     def snapshot(self) -> dict[str, Any]:
         """History including what running requests have said so far, to be written by `History.save`."""
         running = (
-            (r.key, r.prompt, Response(as_tokens(_trim(r.output, r.max_tokens, r.stop_ids)), r.version))
-            for r in self.requests.values()
-            if r.output
+            (r.key, r.prompt, Response(as_tokens(r.output), r.version)) for r in self.requests.values() if r.output
         )
         return self.history.snapshot(running)
 
 
-def _trim(output: list[int], max_tokens: int, stop_ids: Collection[int]) -> list[int]:
-    """The response as the engine's scheduler keeps it: up to the first stop token and the length limit.
+def _trim(new: Sequence[int], room: int, stop_ids: Collection[int]) -> Sequence[int]:
+    """What the engine's scheduler keeps of a step's tokens: up to the first stop token and the length limit.
 
     In a verify step the sampler may emit tokens past either; the scheduler cuts them after the worker saw them.
     """
-    out = output[:max_tokens]
-    for i, token in enumerate(out):
+    for i, token in enumerate(new):
         if token in stop_ids:
-            return out[: i + 1]
-    return out
+            return new[: min(i + 1, room)]
+    return new[:room]

@@ -135,6 +135,9 @@ class SuffixDrafter:
     def warm(self) -> None:
         """Fill the global tree from a reloaded history; the groups' trees are built when their prompts come."""
         if self.config.global_tree:
+            self._global = self._new_tree(self.config.max_depth)
+            self._global_seqs.clear()
+            self._global_bytes = 0
             for _, entry in self.history:
                 for r in entry.responses[-1:]:
                     self._global.extend_ndarray(self._global_next, r.tokens)

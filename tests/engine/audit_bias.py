@@ -6,7 +6,7 @@ from typing import Any
 
 from vllm.v1.sample.logits_processor import LogitsProcessor
 
-TOKEN, BIAS = 7, 0.4
+TOKEN, BIAS = 7, 0.7
 
 
 class FavourOneToken(LogitsProcessor):

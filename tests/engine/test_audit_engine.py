@@ -94,7 +94,7 @@ def test_a_lossy_redraw_fails(audit: Callable[..., AuditResult], monkeypatch: py
 
 
 def test_a_planted_bias_fails(audit: Callable[..., AuditResult], monkeypatch: pytest.MonkeyPatch) -> None:
-    """A logit of one token raised by 0.4, in the engine: found in the tokens, and that token is named."""
+    """A logit of one token raised by 0.7, in the engine: found in the tokens, and that token is named."""
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))
     result = audit(Arm("biased", engine={"logits_processors": ["audit_bias:FavourOneToken"]}), tokens=20000)
     assert result.verdict == "fail"

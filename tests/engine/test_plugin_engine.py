@@ -37,24 +37,11 @@ def test_weight_sync_without_repacking_matches_hf(
     tmp_path: Path,
 ) -> None:
     """After a large weight change loaded the TRL way, greedy vLLM with drafts equals greedy HF, token for token."""
-    import torch
-    from safetensors.torch import save_file
-    from transformers import AutoModelForCausalLM
-
-    policy = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32).eval()
-    policy.generation_config.eos_token_id = None
+    policy, weights = _changed(model, tmp_path)
     llm = build(model, "default")
     try:
         before = generate(llm, prompts, copies=1, limit=60, ignore_eos=True)
-        torch.manual_seed(7)
-        with torch.no_grad():
-            for p in policy.parameters():
-                p.add_(torch.randn_like(p) * p.std().clamp_min(0.02))
-        state = {k: v.contiguous().clone() for k, v in policy.state_dict().items() if k != "lm_head.weight"}
-        if not policy.config.tie_word_embeddings:
-            state["lm_head.weight"] = policy.lm_head.weight.detach().clone()
-        save_file(state, str(tmp_path / "new.safetensors"))
-        llm.collective_rpc(_load_weights, args=(str(tmp_path / "new.safetensors"),))
+        llm.collective_rpc(_load_weights, args=(weights,))
         call(llm, "set_version", version=1)
         for _ in range(2):  # the second time with the first one's tokens as drafts
             after = generate(llm, prompts, copies=1, limit=60, ignore_eos=True)
@@ -64,6 +51,43 @@ def test_weight_sync_without_repacking_matches_hf(
         assert call(llm, "stats")["accepted"] > 0
     finally:
         close(llm)
+
+
+def test_weight_sync_without_the_patch_is_lost(
+    model: Path, prompts: list[list[int]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The fault that the patch is for: new weights are refused, or the engine goes on with the old ones."""
+    monkeypatch.setenv("ROLLSPEC_PATCHES", "none")
+    _, weights = _changed(model, tmp_path)
+    llm = build(model, None)
+    try:
+        before = generate(llm, prompts, copies=1, limit=60, ignore_eos=True)
+        try:
+            llm.collective_rpc(_load_weights, args=(weights,))
+        except Exception:
+            return
+        assert generate(llm, prompts, copies=1, limit=60, ignore_eos=True) == before
+    finally:
+        close(llm)
+
+
+def _changed(model: Path, folder: Path) -> tuple[Any, str]:
+    """The policy after a large change of its weights, and a file with them."""
+    import torch
+    from safetensors.torch import save_file
+    from transformers import AutoModelForCausalLM
+
+    policy = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32).eval()
+    policy.generation_config.eos_token_id = None
+    torch.manual_seed(7)
+    with torch.no_grad():
+        for p in policy.parameters():
+            p.add_(torch.randn_like(p) * p.std().clamp_min(0.02))
+    state = {k: v.contiguous().clone() for k, v in policy.state_dict().items() if k != "lm_head.weight"}
+    if not policy.config.tie_word_embeddings:
+        state["lm_head.weight"] = policy.lm_head.weight.detach().clone()
+    save_file(state, str(folder / "new.safetensors"))
+    return policy, str(folder / "new.safetensors")
 
 
 def test_preemption_keeps_tokens(model: Path, prompts: list[list[int]]) -> None:

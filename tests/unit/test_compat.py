@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import sys
+from importlib import metadata
 from types import SimpleNamespace
 from typing import Any
 
@@ -38,6 +39,7 @@ def test_an_ordinary_engine_is_accelerated() -> None:
         ({"runner": "pooling"}, "pooling"),
         ({"config": {"enabled": False}}, "enabled"),
         ({"config": {"proposal.drafters": []}}, "drafters"),
+        ({"logits_processors": ["mine:Processor"]}, "logits_processors"),
     ],
 )
 def test_what_cannot_be_accelerated_says_why(kwargs: dict[str, Any], word: str) -> None:
@@ -124,3 +126,25 @@ def test_a_patch_that_only_saves_time_does_not_switch_speculation_off(monkeypatc
     for cls in patches.PATCHES:
         monkeypatch.setattr(cls, "needed", lambda self: True)
     assert patches.missing() == ["cpu_expand_batch", "cpu_repack_weights"]
+
+
+def test_what_vllm_would_drop_silently_keeps_speculation_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as m:
+        m.setenv("VLLM_USE_V2_MODEL_RUNNER", "1")
+        assert "VLLM_USE_V2_MODEL_RUNNER" in (reason() or "")
+    entry = metadata.EntryPoint("watermark", "somewhere:Processor", "vllm.logits_processors")
+    monkeypatch.setattr(compat.metadata, "entry_points", lambda group: [entry])
+    assert "'watermark'" in (reason() or "")
+
+
+def test_a_tokenizer_larger_than_the_model_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    import transformers
+
+    tokenizer = SimpleNamespace(from_pretrained=lambda *a, **k: range(300))
+    monkeypatch.setattr(transformers, "AutoTokenizer", tokenizer)
+    model = SimpleNamespace(
+        skip_tokenizer_init=False, tokenizer="t", trust_remote_code=False, get_vocab_size=lambda: 272
+    )
+    assert "300" in (compat.check_vocabulary(SimpleNamespace(model_config=model)) or "")
+    model.skip_tokenizer_init = True
+    assert compat.check_vocabulary(SimpleNamespace(model_config=model)) is None

@@ -53,7 +53,7 @@ def test_save_and_load_round_trip(tmp_path: Path) -> None:
     assert h.reward([(key, prompt_key(response.tokens), 0.5), (key, "unknown", 1.0)]) == 1
     h.save(tmp_path)
     again = History(1 << 20, 4)
-    assert again.load(tmp_path) == 6
+    assert again.load(tmp_path, version=6) == 6
     assert contents(again) == contents(h)
     assert again.bytes == h.bytes
 
@@ -94,7 +94,7 @@ def test_damaged_file_is_refused_set_aside_and_rebuilt(tmp_path: Path, damage: s
     assert len(again) == 0
     assert list(tmp_path.glob("*.corrupt")) and not path.exists()
     h.save(tmp_path)  # and the next save goes through
-    assert again.load(tmp_path) == 6
+    assert again.load(tmp_path, version=6) == 6
 
 
 def test_unwritable_folder_is_one_sentence(tmp_path: Path) -> None:
@@ -118,3 +118,26 @@ def test_a_failed_write_keeps_the_earlier_file(tmp_path: Path, monkeypatch: pyte
         filled(prompts=9).save(tmp_path)
     assert (tmp_path / FILE).read_bytes() == before
     assert [p.name for p in tmp_path.iterdir()] == [FILE]
+
+
+def test_what_a_longer_job_said_is_older_than_what_this_one_says(tmp_path: Path) -> None:
+    """A new job, or one resumed from an earlier checkpoint, starts at a version below the saved ones."""
+    old = History(1 << 20, 2)
+    prompt, key = as_tokens([1, 2, 3]), prompt_key([1, 2, 3])
+    for version in (498, 499):
+        old.add(key, prompt, Response(as_tokens([version]), version))
+    old.save(tmp_path)
+    h = History(1 << 20, 2)
+    h.load(tmp_path)
+    for version in (0, 1, 2):
+        h.add(key, prompt, Response(as_tokens([version]), version))
+    assert [r.version for r in h.get(key).responses] == [1, 2]  # type: ignore[union-attr]
+
+
+def test_loading_twice_replaces(tmp_path: Path) -> None:
+    h = filled()
+    h.save(tmp_path)
+    size, evicted = h.bytes, h.evicted
+    h.load(tmp_path, version=6)
+    assert (h.bytes, h.evicted) == (size, evicted)
+    assert sum(len(e.responses) for _, e in h) == 6

@@ -157,6 +157,26 @@ def test_tokens_past_a_stop_or_the_limit_are_not_history() -> None:
     assert [r.tokens.tolist() for r in entry.responses] == [[5, 9], [5, 6, 7]]
 
 
+def test_nothing_past_a_stop_is_counted_or_drafted_for_siblings() -> None:
+    p = make(**{"proposal.suffix.global_tree": False, "proposal.budget.policy": "fixed"})
+    p.begin("a", [1, 2], 40, stop_ids={9})
+    p.begin("b", [1, 2], 40, stop_ids={9})
+    p.step(["a", "b"], [[5], []], {})
+    p.step(["a", "b"], [[6, 9, 7, 8], []], {"a": [6, 9, 7]})
+    assert (p.stats.emitted, p.stats.drafted, p.stats.accepted) == (3, 3, 2)
+    assert p.step(["b"], [[5]], {}) == [[6, 9]]
+
+
+def test_a_prompt_near_the_context_limit_is_not_drafted_past_it() -> None:
+    p = Proposer(RollspecConfig.load("default", overrides={"proposal.budget.policy": "fixed"}, env={}), 12)
+    for name in ("a", "b"):
+        p.begin(name, [1, 2, 3, 4], 100)
+    p.step(["a"], [[5, 6, 7, 8, 9, 10, 11, 12, 13]], {"a": [5] * 8})
+    assert p.requests["a"].output == [5, 6, 7, 8, 9, 10, 11, 12]
+    (draft,) = p.step(["b"], [[5]], {})
+    assert 0 < len(draft) <= 6
+
+
 def test_unknown_requests_and_prefill_rows_are_skipped() -> None:
     p = make()
     p.begin("a", [1, 2], 10)

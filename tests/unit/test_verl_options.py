@@ -49,3 +49,16 @@ def test_additional_config_keeps_what_the_user_gave(given: Any) -> None:
     assert ("theirs" in merged) is bool(given)
     # verl writes it as JSON on vLLM's command line, and the plugin loads it back.
     assert RollspecConfig.load(json.loads(json.dumps(merged))["rollspec"], env={}) == RollspecConfig.load("default")
+
+
+def test_a_verl_outside_the_range_is_left_alone(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    import rollspec_verl
+    import verl
+    from rollspec_verl import servers
+
+    monkeypatch.setattr(verl, "__version__", "0.8.0")
+    monkeypatch.setattr(servers, "register", lambda: pytest.fail("hooks were installed"))
+    rollspec_verl._register()
+    assert "verl 0.8.0 is outside the tested range" in caplog.text and len(caplog.records) == 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from importlib import metadata
 from importlib.util import find_spec
 from typing import Any
@@ -51,6 +52,13 @@ def unaccelerated_because(args: Any, config: RollspecConfig) -> str | None:
     if args.speculative_config:
         given = args.speculative_config
         return f"the engine was given speculative_config {given!r}, which is kept; remove it to let rollspec speculate"
+    # vLLM that speculates refuses processors given by name and leaves installed ones out without a word: another law.
+    if getattr(args, "logits_processors", None):
+        return "logits_processors were given, which vLLM does not run when it speculates; leave them out to speculate"
+    if installed := [p.name for p in metadata.entry_points(group="vllm.logits_processors")]:
+        return f"vLLM leaves the installed logits processor {installed[0]!r} out when it speculates; uninstall it"
+    if os.environ.get("VLLM_USE_V2_MODEL_RUNNER", "").strip() in ("1", "true", "True"):
+        return "VLLM_USE_V2_MODEL_RUNNER asks for a model runner that suffix drafts do not work with; unset it"
     if getattr(args, "pipeline_parallel_size", 1) > 1:
         return "pipeline_parallel_size > 1 is not tested with speculation; set it to 1"
     if getattr(args, "async_scheduling", None):

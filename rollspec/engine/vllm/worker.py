@@ -147,7 +147,7 @@ def _save(drafter: VllmProposer, payload: dict[str, Any]) -> dict[str, Any]:
 
 def _load(drafter: VllmProposer, payload: dict[str, Any]) -> dict[str, Any]:
     try:
-        count = drafter.proposer.history.load(payload["dir"])
+        count = drafter.proposer.history.load(payload["dir"], drafter.proposer.version)
     except HistoryError as e:
         _note(drafter, "history file refused", e)
         return {"error": str(e)}

@@ -21,7 +21,9 @@ class CpuRepackWeights(Patch):
     name = "cpu_repack_weights"
     versions = ">=0.29,<0.30"
     upstream = "vllm/model_executor/layers/utils.py:dispatch_cpu_unquantized_gemm"
-    removal = "vLLM-CPU repacks on load_weights (tests/engine/test_patches.py::test_weight_sync passes without it)"
+    removal = (
+        "vLLM-CPU repacks on load_weights (test_plugin_engine.py::test_weight_sync_without_the_patch_is_lost fails)"
+    )
 
     def needed(self) -> bool:
         """Every CPU build in the version range packs."""
