@@ -62,7 +62,7 @@ def test_grpo_reports_accepts_and_resumes(make: Callable[..., Job], tmp_path: Pa
         assert row["rollspec/health/logprob_corr"] > 0.99
         assert row["training/rollout_actor_probs_pearson_corr"] > 0.99
         assert row["rollspec/history/rewarded"] == 32
-        assert row["rollspec/rollout/tokens"] >= row["response_length/mean"] * 32 - 1
+        assert row["rollspec/rollout/tokens"] == pytest.approx(row["response_length/mean"] * 32, rel=0.005)
         assert 0 < row["rollout/spec_accept_rate"] <= 1 <= row["rollout/spec_accept_length"]
     assert [r["rollspec/policy/version"] for r in steps] == sorted({r["rollspec/policy/version"] for r in steps})
     first, second = steps[:2], steps[2:]
