@@ -143,6 +143,8 @@ def table(mine: RunSummary, theirs: RunSummary | None, c: Comparison | None) -> 
 
     faster = {k: _brief(r) for k, r in (("gen", c.overall), ("step", c.step))} if c is not None else {}
     rate = f"{c.tokens_per_second:.2f}×" if c is not None and c.tokens_per_second else ""
+    if c is not None and c.later_tokens_per_second is not None:
+        rate += f" ({c.later_tokens_per_second.value:.2f}× from the second epoch on)"
     return [
         row("Generation, total", "gen_total", "s", faster.get("gen", "")),
         row("Generation per step, median", "gen_median", "s", _fold(theirs, mine, "gen_median")),

@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from rollspec.telemetry.runs import GEN, STEP_TIME, Run
 
@@ -88,6 +89,7 @@ class Comparison:
     later: Ratio | None  # from the second epoch on
     by_epoch: dict[int, Ratio]
     tokens_per_second: float | None  # ratio
+    later_tokens_per_second: Ratio | None  # from the second epoch on; what `later` would be at equal lengths
     step: Ratio | None
     saved_seconds: float | None
     reward: Difference | None
@@ -153,6 +155,7 @@ def compare(run: Run, baseline: Run) -> Comparison:
             if (r := ratio([pair for s, pair in gen.items() if epoch[s] == e])) is not None
         },
         tokens_per_second=mine / theirs if mine and theirs else None,
+        later_tokens_per_second=_per_token(run, baseline, [s for s in gen if epoch[s] > first_epoch]),
         step=ratio(step),
         saved_seconds=sum(b - r for b, r in gen.values()) if gen else None,
         reward=_paired(run, baseline, common, REWARD),
@@ -165,11 +168,31 @@ def ratio(pairs: Sequence[tuple[float, float]], draws: int = 2000) -> Ratio | No
     if not pairs or sum(b for _, b in pairs) <= 0:
         return None
     table = np.asarray(pairs, dtype=np.float64)  # [steps, 2]
-    rng = np.random.default_rng(0)  # the same file must give the same report
-    sums = table[rng.integers(0, len(pairs), size=(draws, len(pairs)))].sum(axis=1)  # [draws, 2]
+    sums = _resampled(table, draws)  # [draws, 2]
     low, high = np.percentile(sums[:, 0] / np.maximum(sums[:, 1], 1e-12), [2.5, 97.5])
     total = table.sum(axis=0)
     return Ratio(float(total[0] / total[1]), float(low), float(high), len(pairs))
+
+
+def _resampled(table: npt.NDArray[np.float64], draws: int) -> npt.NDArray[np.float64]:
+    """Column sums [draws, columns] of `table` [steps, columns] with its rows drawn again."""
+    rng = np.random.default_rng(0)  # the same file must give the same report
+    return table[rng.integers(0, len(table), size=(draws, len(table)))].sum(axis=1)  # type: ignore[no-any-return]
+
+
+def _per_token(run: Run, baseline: Run, steps: Sequence[int], draws: int = 2000) -> Ratio | None:
+    """Tokens per second of `run` over those of `baseline` in `steps`, with a 95 % interval from resampling steps."""
+    sides = []
+    for side in (run, baseline):
+        values = dict(zip(side.steps, zip(tokens_per_step(side), side.series(GEN), strict=True), strict=True))
+        sides.append([values[s] for s in steps])
+    rows = [(*a, *b) for a, b in zip(*sides, strict=True) if None not in a and None not in b]
+    table = np.asarray(rows, dtype=np.float64).reshape(len(rows), 4)  # tokens and seconds of the one, of the other
+    if not rows or not (table.sum(axis=0) > 0).all():
+        return None
+    total, sums = table.sum(axis=0), np.maximum(_resampled(table, draws), 1e-12)
+    low, high = np.percentile(sums[:, 0] * sums[:, 3] / (sums[:, 1] * sums[:, 2]), [2.5, 97.5])
+    return Ratio(float(total[0] * total[3] / (total[1] * total[2])), float(low), float(high), len(rows))
 
 
 def tokens_per_step(run: Run) -> list[float | None]:

@@ -241,3 +241,15 @@ def test_lengths_come_from_their_own_file(tmp_path: Path) -> None:
     (tmp_path / "lengths.jsonl").write_text('{"step":2,"lengths":[3,4]}\n{"step":3,"lengths":[9]}\n')
     run = load_run(tmp_path)
     assert run.lengths == ((), (3, 4))
+
+
+def test_tokens_per_second_from_the_second_epoch_on(demo: Path) -> None:
+    runs = [load_run(demo / name) for name in ("rollspec", "baseline")]
+    speeds = []
+    for run in runs:
+        later = [i for i, e in enumerate(run.epochs) if e > run.epochs[0]]
+        tokens, seconds = tokens_per_step(run), run.series("timing_s/gen")
+        speeds.append(sum(tokens[i] or 0 for i in later) / sum(seconds[i] or 0 for i in later))
+    found = compare(*runs).later_tokens_per_second
+    assert found is not None and found.value == pytest.approx(speeds[0] / speeds[1])
+    assert found.low < found.value < found.high
