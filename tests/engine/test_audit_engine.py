@@ -87,7 +87,7 @@ def test_a_lossy_redraw_fails(audit: Callable[..., AuditResult], monkeypatch: py
     monkeypatch.setenv("ROLLSPEC_PATCHES", "cpu")
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))
     lossy = {"worker_extension_cls": "audit_redraw.RedrawFromTarget"}
-    result = audit(Arm("lossy", speculative_config=NGRAM, engine=lossy))
+    result = audit(Arm("lossy", speculative_config=NGRAM, engine=lossy), tokens=24000)
     assert result.verdict == "fail"
     assert result.log_probs is not None and result.log_probs.passed
     assert result.min_p < 1e-6
