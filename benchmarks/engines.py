@@ -260,9 +260,9 @@ def _forget(worker: Any) -> None:
     if type(drafter).__name__ == "SuffixDecodingProposer":
         drafter.__init__(worker.vllm_config)
     elif type(drafter).__name__ == "VllmProposer":
-        cost = drafter.proposer.cost  # of the machine, not of the texts
+        cost = drafter.proposer.tuner.cost  # of the machine, not of the texts
         drafter.proposer = type(drafter.proposer)(drafter.config, drafter.proposer.max_model_len)
-        drafter.proposer.cost = cost
+        drafter.proposer.tuner.cost = cost
 
 
 def _set_k(worker: Any, k: int) -> None:

@@ -56,6 +56,19 @@ class BudgetConfig(_Section):
         description="`fixed` verifies every proposed token up to k_max; `goodput` keeps a token only while its "
         "calibrated probability of acceptance pays for the measured cost of verifying it.",
     )
+    max_tokens: int | None = Field(None, ge=1, description="Most draft tokens verified in one step, over all requests.")
+    length_weight: float = Field(
+        1.0,
+        ge=0,
+        le=2,
+        description="How much more a token counts for requests expected to run long, while no request waits for a "
+        "place in the batch: (remaining / mean)^this (DAS). 0: all count the same.",
+    )
+    cut: Literal["none", "svip", "specdec++"] = Field(
+        "none",
+        description="Stop a draft where the drafter is unsure, by SVIP's entropy bound or SpecDec++'s threshold.",
+    )
+    cut_threshold: float = Field(0.7, gt=0, description="Threshold of `cut`: sqrt(nats) for svip, a probability else.")
 
 
 class ProposalConfig(_Section):
@@ -65,6 +78,29 @@ class ProposalConfig(_Section):
     k_max: int = Field(16, ge=1, le=64, description="Longest draft of a request in one step, in tokens.")
     suffix: SuffixConfig = SuffixConfig()
     budget: BudgetConfig = BudgetConfig()
+
+
+class GuardConfig(_Section):
+    """The collapse alarm: a drafter whose acceptance is below break-even is switched off until it would pay."""
+
+    enabled: bool = Field(True, description="False lets a drafter go on however few of its tokens are accepted.")
+    patience: int = Field(50, ge=5, description="Verify steps (and, to come back, probes) that the verdict rests on.")
+
+
+class TuningConfig(_Section):
+    """How much is drafted: the policy that chooses an arm (drafters, K) per step and batch bucket."""
+
+    policy: Literal["hedge", "static", "table", "ucbspec", "exp3spec", "beg_mab", "thompson"] = Field(
+        "hedge",
+        description="`hedge`: discounted full-information Hedge over measured goodput. `static`: longest of `arms`. "
+        "`table`: `options.table`. The others are published bandits (docs/tuning.md).",
+    )
+    arms: tuple[int, ...] | None = Field(
+        None, description="Draft lengths K to choose from, 0 for none; unset: 0, 1, 2, 4, ... up to proposal.k_max."
+    )
+    options: dict[str, Any] = Field({}, description="The policy's own settings, by name.")
+    seed: int = Field(0, ge=0, description="Seed of the policy's draws; they decide speed, never what is sampled.")
+    guard: GuardConfig = GuardConfig()
 
 
 class HistoryConfig(_Section):
@@ -94,6 +130,7 @@ class RollspecConfig(_Section):
         description="Law of the rollout. `standard`: exactly the policy, by the engine's rejection sampling.",
     )
     proposal: ProposalConfig = ProposalConfig()
+    tuning: TuningConfig = TuningConfig()
     history: HistoryConfig = HistoryConfig()
     telemetry: TelemetryConfig = TelemetryConfig()
 
@@ -105,6 +142,20 @@ class RollspecConfig(_Section):
                 "proposal.suffix has siblings, past and global_tree all false, so nothing could be drafted: "
                 "set one of them, or proposal.drafters=[]"
             )
+        arms, k_max = self.tuning.arms, self.proposal.k_max
+        if arms is not None and (not arms or len(set(arms)) != len(arms)):
+            raise ValueError(f"tuning.arms = {list(arms)} must name each draft length once, and at least one")
+        if bad := [k for k in arms or () if not 0 <= k <= k_max]:
+            raise ValueError(
+                f"tuning.arms has {bad[0]}, which is not between 0 and proposal.k_max = {k_max}: change one of the two"
+            )
+        if self.tuning.options or self.tuning.policy == "table":
+            from rollspec.tuning.tuner import check
+
+            try:
+                check(self.tuning, k_max)
+            except ConfigError as e:
+                raise ValueError(str(e).removeprefix("rollspec: ").rstrip(".")) from e
         return self
 
     @classmethod

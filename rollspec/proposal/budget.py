@@ -3,14 +3,17 @@
 The step emits one token per request plus the accepted ones, and takes T(n). Goodput (B + Σ p)/T(B + m) over the
 chosen m tokens is largest for the m likeliest: they are taken in falling order of cumulative acceptance probability
 until the next one would lower it (SmartSpec arXiv:2406.14066; TETRIS arXiv:2502.15197). A chain's probabilities never
-rise, so each request keeps a prefix.
+rise, so each request keeps a prefix. Tokens of requests that are expected to run long may count for more (DAS
+arXiv:2511.13841): they are what the rollout waits for.
 
-Exact for one-hot proposals and coupled sampling only: with sampled drafts a decision that looks at the drawn token
-biases the law.
+Selection trap: with *sampled* drafts a token may not be dropped by looking at the token itself, its q(x) included: what
+is kept is then no longer distributed as q, and the acceptance test is biased. For those, give probabilities that were
+known before the tokens were drawn (`expected_chain`). One-hot proposals and coupled sampling are exact under any rule.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -18,45 +21,109 @@ import numpy as np
 from rollspec.tuning.cost import CostModel
 
 
-def floor(batch: int, cost: CostModel) -> float:
+def floor(batch: int, cost: CostModel, held: float = 0.0) -> float:
     """Acceptance probability below which no token can be worth verifying at this batch size.
 
-    A token raises goodput only if its p exceeds c1 times the goodput without it, and that is at least what the step
-    reaches without any draft, B/T(B).
+    A token raises goodput only if its p exceeds what it costs times the goodput without it; it costs at least the
+    lowest slope of the step's curve, and the goodput is at least what the step reaches without any draft, B/T(B).
     """
-    return cost.c1 * batch / cost.seconds(batch)
+    return cost.slope(batch) * batch / cost.seconds(batch, held)
 
 
-def allocate(chains: Sequence[Sequence[float]], tokens: int, cost: CostModel) -> list[int]:
-    """Draft length per request that maximises expected emitted tokens per second.
+def allocate(
+    chains: Sequence[Sequence[float]],
+    tokens: int,
+    cost: CostModel,
+    held: float = 0.0,
+    weights: Sequence[float] | None = None,
+    copies: float = 1.0,
+    most: int | None = None,
+) -> list[int]:
+    """Draft length per request that maximises expected (weighted) emitted tokens per second.
 
     Args:
         chains: per request, cumulative acceptance probabilities along its chain (non-increasing; possibly empty).
         tokens: tokens the step computes without any draft (one per request).
         cost: predicts the step's duration.
+        held: context tokens the batch holds.
+        weights: what a token of each request counts; 1 for all where None.
+        copies: each chain stands for this many requests (a sample of the batch).
+        most: draft tokens that the whole step may verify; None for no bound.
 
     Returns:
         Tokens to keep of each chain, same order.
     """
-    flat = np.fromiter((p for chain in chains for p in chain), dtype=np.float64)
+    if weights is None:
+        flat = np.fromiter((p for chain in chains for p in chain), dtype=np.float64)
+        base = copies * len(chains)
+    else:
+        flat = np.fromiter((w * p for w, chain in zip(weights, chains, strict=True) for p in chain), dtype=np.float64)
+        base = copies * sum(weights)
     if flat.size == 0:
         return [0] * len(chains)
     flat[::-1].sort()
-    emitted = len(chains) + np.cumsum(flat)
-    seconds = cost.c0 + cost.c1 * (tokens + np.arange(1, flat.size + 1))
-    rate = emitted / seconds
+    if most is not None:
+        flat = flat[: max(0, int(most / copies))]
+        if not flat.size:
+            return [0] * len(chains)
+    if copies == 1.0:
+        seconds = cost.curve(tokens, flat.size, held)
+    else:
+        seconds = cost.curve(tokens, math.ceil(copies * flat.size), held)[
+            (copies * np.arange(flat.size + 1)).astype(int)
+        ]
+    rate = (base + copies * np.cumsum(flat)) / seconds[1:]
     best = int(rate.argmax())
-    if rate[best] <= len(chains) / cost.seconds(tokens):
+    if rate[best] <= base / seconds[0]:
         return [0] * len(chains)
     threshold = float(flat[best])
     lengths = []
     left = best + 1  # ties at the threshold: no more than were counted
-    for chain in chains:
+    for i, chain in enumerate(chains):
+        w = 1.0 if weights is None else weights[i]
         n = 0
         for p in chain:
-            if p < threshold or left == 0:
+            if w * p < threshold or left == 0:
                 break
             n += 1
             left -= 1
         lengths.append(n)
     return lengths
+
+
+def expected_chain(rates: Sequence[float]) -> list[float]:
+    """Cumulative acceptance from rates per position that were known before the tokens were drawn."""
+    out, p = [], 1.0
+    for rate in rates:
+        p *= min(max(rate, 0.0), 1.0)
+        out.append(p)
+    return out
+
+
+def svip_cut(chain: Sequence[float], threshold: float) -> int:
+    """Tokens to keep under SVIP's entropy bound (arXiv:2411.18462): stop where √H of the drafter's next-token
+    distribution exceeds `threshold`.
+
+    A suffix tree knows the frequency f of its choice only, so H is that of {f, 1 - f}: the least it can be.
+    `chain`: cumulative probabilities.
+    """
+    before = 1.0
+    for n, p in enumerate(chain):
+        f = min(max(p / before, 0.0), 1.0) if before > 0 else 0.0
+        entropy = -sum(x * math.log(x) for x in (f, 1.0 - f) if x > 0)
+        if f < 0.5:  # an unlikely choice is unsure, however little its complement says
+            entropy = max(entropy, math.log(2.0))
+        if math.sqrt(entropy) > threshold:
+            return n
+        before = p
+    return len(chain)
+
+
+def specdec_cut(chain: Sequence[float], threshold: float) -> int:
+    """Tokens to keep under SpecDec++ (arXiv:2405.19715, §3): stop where the chance that any token so far is rejected,
+    1 - Π p, exceeds `threshold`. `chain`: cumulative probabilities.
+    """
+    for n, p in enumerate(chain):
+        if 1.0 - p > threshold:
+            return n
+    return len(chain)

@@ -9,7 +9,8 @@ that the target says x by itself, so every chain is scored against the tokens th
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from rollspec.proposal.base import Draft
 
@@ -62,14 +63,41 @@ class Confidence:
             match += 1
         return out, cells
 
-    def observe(self, source: str, cells: Sequence[int], proposed: Sequence[int], emitted: Sequence[int]) -> None:
-        """Score the chain `proposed` (with its `cells`) against the tokens the target then emitted."""
-        table = self._tables[source]
+    def observe(self, source: str, cells: Sequence[int], proposed: Sequence[int], emitted: Sequence[int]) -> int:
+        """Score the chain `proposed` (with its `cells`) against the tokens the target then emitted.
+
+        Returns:
+            Leading proposed tokens that the target said; `~hits` (negative) where the next one is unknown, because
+            all that was said had been proposed.
+        """
+        add = self._tables[source].add
+        hits = 0
         for cell, guess, token in zip(cells, proposed, emitted):  # noqa: B905 - the shortest ends what is known
             if guess != token:
-                table.add(cell, 0.0)
-                return
-            table.add(cell, 1.0)
+                add(cell, 0.0)
+                return hits
+            add(cell, 1.0)
+            hits += 1
+        return hits if hits == len(cells) else ~hits
+
+    def state(self) -> dict[str, Any]:
+        """Hits and tries per drafter, in JSON types."""
+        return {source: {"hits": t.hits, "tries": t.tries} for source, t in self._tables.items()}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Inverse of `state`. Raises ValueError if the numbers cannot be used."""
+        tables = {}
+        for source, row in state.items():
+            table = _Table()
+            hits, tries = [float(x) for x in row["hits"]], [float(x) for x in row["tries"]]
+            if len(hits) != _CELLS or len(tries) != _CELLS or not all(0 <= h <= t for h, t in zip(hits, tries)):  # noqa: B905
+                raise ValueError(f"the calibration of {source!r} has numbers that cannot be")
+            if not all(0.0 < t <= MEMORY for t in tries):
+                raise ValueError(f"the calibration of {source!r} has counts outside 0 to {MEMORY:g}")
+            table.hits, table.tries = hits, tries
+            table.rate = [h / t for h, t in zip(hits, tries, strict=True)]
+            tables[str(source)] = table
+        self._tables = tables
 
 
 class _Table:

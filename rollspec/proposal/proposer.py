@@ -7,18 +7,21 @@ when a request ends. Timing is the adapter's: it passes how long the step took a
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from rollspec.config import RollspecConfig
-from rollspec.proposal import budget
+from rollspec.proposal import budget, lengths
 from rollspec.proposal.base import NO_DRAFT, Draft, TokenArray, as_tokens, prompt_key
 from rollspec.proposal.confidence import Confidence
 from rollspec.proposal.history import History, Response
 from rollspec.proposal.suffix import Group, SuffixDrafter
 from rollspec.telemetry.metrics import EngineStats
-from rollspec.tuning.cost import CostModel
+from rollspec.tuning.tuner import Plan, Tuner
+
+LENGTHS_EVERY = 16
+"""Tokens after which a request's expected length is looked at again."""
 
 FLOOR = 0.03
 """Chains end below this chance of acceptance at the latest: no step is so cheap per token that it would pay."""
@@ -40,7 +43,10 @@ class Request:
     draft: Draft = field(default_factory=lambda: NO_DRAFT)  # proposed after the last step, whole
     cells: list[int] = field(default_factory=list)  # its calibration cells
     expected: list[float] = field(default_factory=list)  # its calibrated cumulative probabilities
-    sent: int = 0  # how much of it was handed to the engine
+    asked: bool = False  # whether a draft was looked for
+    offered: int = 0  # how much of it the budget allowed, whatever the arm
+    remaining: float = 0.0  # expected tokens until its end
+    remaining_at: int = 0  # output length from which on that is too old
 
 
 class Proposer:
@@ -54,11 +60,16 @@ class Proposer:
         self.history = History(config.history.max_bytes, config.proposal.suffix.window)
         self.suffix = SuffixDrafter(config.proposal.suffix, self.history, config.history.tree_max_bytes)
         self.confidence = Confidence()
-        self.cost = CostModel()
+        self.tuner = Tuner(config.tuning, self.k_max, config.proposal.drafters)
         self.requests: dict[str, Request] = {}
         self.stats = EngineStats()
         self._depth = config.proposal.suffix.max_depth
-        self._goodput = config.proposal.budget.policy == "goodput"
+        self._budget = config.proposal.budget
+        self._plan: Plan | None = None  # what was decided after the last step
+        self._refill = lengths.Refill()
+        self._turn = 0  # which requests are drafted for while nothing is verified
+        self._host = 0.0  # drafting seconds since the last step, `begin` and `finish` included
+        self._held = 0.0  # context tokens of the batch when the plan was made
         self._peak = 0  # largest batch of this rollout round, for the tail
 
     # ---- requests ---------------------------------------------------------------------------------------------------
@@ -68,6 +79,7 @@ class Proposer:
     ) -> None:
         """A request samples its first token next."""
         start = time.perf_counter()
+        self._refill.began()
         tokens = as_tokens(prompt)
         key = prompt_key(tokens)
         group, sequence = self.suffix.open(key, tokens, self.version)
@@ -75,7 +87,7 @@ class Proposer:
         self.requests[req_id] = Request(
             key, tokens, group, sequence, self.version, max_tokens, stop_ids, tokens[-self._depth :].tolist()
         )
-        self.stats.propose_seconds += time.perf_counter() - start
+        self._count(start)
 
     def finish(self, req_id: str) -> None:
         """A request ended or was aborted; what it said is history from now on. Unknown ids are ignored."""
@@ -83,21 +95,28 @@ class Proposer:
         if r is None:
             return
         start = time.perf_counter()
+        self._refill.ended()
         tokens = as_tokens(r.output)
         self.suffix.close(r.group, r.sequence, tokens, r.version)
         if len(tokens):
             self.history.add(r.key, r.prompt, Response(tokens, r.version))
-        self.stats.propose_seconds += time.perf_counter() - start
+        self._count(start)
+
+    def _count(self, start: float) -> None:
+        seconds = time.perf_counter() - start
+        self.stats.propose_seconds += seconds
+        self._host += seconds
 
     def set_version(self, version: int) -> None:
         """The policy changed: a new round begins for every prompt that comes from now on."""
         self.version = version
         self._peak = 0
+        self.tuner.changed()
 
     # ---- the step ---------------------------------------------------------------------------------------------------
 
     def step(
-        self, req_ids: Sequence[str], sampled: Sequence[Sequence[int]], scheduled: dict[str, Any]
+        self, req_ids: Sequence[str], sampled: Sequence[Sequence[int]], scheduled: dict[str, Any], held: float = 0.0
     ) -> list[list[int]]:
         """Learn from a finished step and draft for the next one.
 
@@ -105,6 +124,7 @@ class Proposer:
             req_ids: the batch, in the engine's order.
             sampled: tokens each request emitted in the step; empty where it is still in its prompt.
             scheduled: drafts that the step verified, by request id (the engine may have cut what was proposed).
+            held: context tokens that the batch holds.
 
         Returns:
             A draft per request, same order, each of 0..k tokens.
@@ -112,11 +132,11 @@ class Proposer:
         start = time.perf_counter()
         stats = self.stats
         drafts: list[list[int]] = [[] for _ in req_ids]
-        rows: list[tuple[int, Request]] = []
-        said: list[Sequence[int]] = []  # `sampled` without what the scheduler will cut, in the order of `rows`
-        floor = FLOOR
-        if self._goodput:
-            floor = max(floor, budget.floor(sum(map(bool, sampled)), self.cost))
+        rows: list[tuple[int, Request, Sequence[int]]] = []
+        offered: list[int] = []
+        hits: list[int] = []
+        unknown: list[tuple[int, list[float]]] = []
+        decoding = 0
         for i, new in enumerate(sampled):
             if not new:
                 continue
@@ -127,54 +147,143 @@ class Proposer:
             accepted = len(new) - 1
             if accepted:
                 new = _trim(new, r.max_tokens - len(r.output), r.stop_ids)
-            self._learn(r, new, len(verified) if verified else 0, min(accepted, len(new)))
-            rows.append((i, r))
-            said.append(new)
-            context = r.context
-            context.extend(new)
-            if len(context) > self._depth:
-                del context[: -self._depth]
+            known = self._learn(r, new, len(verified) if verified else 0, min(accepted, len(new)))
+            decoding += bool(r.output)
+            if r.asked:
+                if known < 0:
+                    known = ~known
+                    if known < r.offered:
+                        unknown.append((len(offered), r.expected))
+                offered.append(r.offered)
+                hits.append(known)
+            r.context.extend(new)
+            if len(r.context) > self._depth:
+                del r.context[: -self._depth]
             r.output.extend(new)
-            # The last token of a request is sampled by the target itself, so one draft less than what is left.
-            room = min(self.k, r.max_tokens - len(r.output) - 1)
-            if room > 0 and r.output[-1] not in r.stop_ids:
-                draft = self.suffix.draft(r.group, context, room)
-                r.draft = draft
-                r.expected, r.cells = self.confidence.cumulative(draft, floor) if draft.token_ids else ([], [])
-            else:
-                r.draft, r.expected, r.cells = NO_DRAFT, [], []
-        if self._goodput:
-            lengths = budget.allocate([r.expected for _, r in rows], len(rows), self.cost)
-        else:
-            lengths = [len(r.draft.token_ids) for _, r in rows]
-        for (i, r), n, new in zip(rows, lengths, said, strict=True):
-            r.sent = n
-            if n:
-                drafts[i] = r.draft.token_ids[:n]
+            rows.append((i, r, new))
+        learned = time.perf_counter()
+        if self._plan is not None:
+            self.tuner.observe(self._plan, decoding, self._held, offered, hits, unknown)
+        plan = self._plan = self.tuner.plan(len(rows), held)
+        self._held = held
+        planned = time.perf_counter()
+        chains, asked = self._draft(rows, plan, held)
+        drafted = time.perf_counter()
+        self._spend(chains, asked, len(rows), plan, held)
+        k = min(self.k, plan.k)
+        if k:
+            for i, r, _ in asked:
+                if r.offered:
+                    drafts[i] = r.draft.token_ids[: min(r.offered, k)]
+        spent = time.perf_counter()
+        for _, r, new in rows:
             self.suffix.extend(r.group, r.sequence, list(new))
+        self._refill.step()
         stats.requests += len(rows)
         self._peak = max(self._peak, len(rows))
         stats.peak_batch = max(stats.peak_batch, len(rows))
-        stats.propose_seconds += time.perf_counter() - start
+        end = time.perf_counter()
+        stats.propose_seconds += end - start
+        stats.tuner_seconds += planned - learned + spent - drafted
+        self.tuner.host(self._host + end - start, len(rows), plan.k > 0)
+        self._host = 0.0
         return drafts
 
+    def _draft(
+        self, rows: Sequence[tuple[int, Request, Sequence[int]]], plan: Plan, held: float
+    ) -> tuple[list[list[float]], list[tuple[int, Request, Sequence[int]]]]:
+        """Look drafts up for the requests that the plan names; their calibrated chains, and those requests."""
+        floor = FLOOR
+        b = self._budget
+        if b.policy == "fixed":
+            floor = 0.0
+        else:
+            floor = max(floor, budget.floor(len(rows), self.tuner.cost, held))
+            if self._power():
+                floor /= lengths.LIMITS[1]  # what counts double pays at half the chance
+        most = min(self.k, self.tuner.k_most)
+        chains: list[list[float]] = []
+        asked: list[tuple[int, Request, Sequence[int]]] = []
+        self._turn += 1
+        for place, row in enumerate(rows):
+            r = row[1]
+            r.draft, r.expected, r.cells, r.offered, r.asked = NO_DRAFT, [], [], 0, False
+            if not most or (plan.watch and (place + self._turn) % plan.watch):
+                continue
+            # The last token of a request is sampled by the target itself, so one draft less than what is left.
+            room = min(most, r.max_tokens - len(r.output) - 1)
+            if room <= 0 or r.output[-1] in r.stop_ids:
+                continue
+            r.asked = True
+            draft = self.suffix.draft(r.group, r.context, room)
+            if draft.token_ids:
+                r.draft = draft
+                r.expected, r.cells = self.confidence.cumulative(draft, floor)
+            chain = r.expected
+            if b.cut != "none":
+                n = (
+                    budget.svip_cut(draft.probs, b.cut_threshold)
+                    if b.cut == "svip"
+                    else budget.specdec_cut(chain, b.cut_threshold)
+                )
+                chain = chain[:n]
+            chains.append(chain)
+            asked.append(row)
+        return chains, asked
+
+    def _spend(
+        self,
+        chains: list[list[float]],
+        asked: Sequence[tuple[int, Request, Sequence[int]]],
+        batch: int,
+        plan: Plan,
+        held: float,
+    ) -> None:
+        """How much of each proposal is worth verifying, before the arm's own limit."""
+        b = self._budget
+        if b.policy == "fixed":
+            for (_, r, _), chain in zip(asked, chains, strict=True):
+                r.offered = len(chain)
+            return
+        if not any(chains):
+            return
+        weights = None
+        if (power := self._power()) and len(asked) > 1:
+            weights = lengths.weights([self._remaining(r) for _, r, _ in asked], power)
+        copies = batch / len(asked) if plan.watch else 1.0
+        found = budget.allocate(chains, batch, self.tuner.cost, held, weights, copies, b.max_tokens)
+        for (_, r, _), n in zip(asked, found, strict=True):
+            r.offered = n
+
+    def _power(self) -> float:
+        """How much more the long requests count now."""
+        power = self._budget.length_weight * (1.0 - self._refill.rate)
+        return power if power > 0.05 else 0.0
+
+    def _remaining(self, r: Request) -> float:
+        said = len(r.output)
+        if said >= r.remaining_at:
+            r.remaining = lengths.remaining(said, r.group.ended, r.max_tokens)
+            r.remaining_at = said + LENGTHS_EVERY
+        return r.remaining
+
     def timed(self, tokens: int, decode_only: bool, seconds: float, batch: int) -> None:
-        """The step that `step` was told of computed `tokens` tokens in `seconds`."""
+        """The step that `step` is about to be told of computed `tokens` tokens in `seconds`."""
         self.stats.steps += 1
         self.stats.step_seconds += seconds
         if 4 * batch <= self._peak:
             self.stats.tail_seconds += seconds
         if decode_only:
-            self.cost.observe(tokens, seconds)
+            self.tuner.cost.observe(tokens, seconds, self._held, 0, batch)
 
-    def _learn(self, r: Request, new: Sequence[int], verified: int, accepted: int) -> None:
+    def _learn(self, r: Request, new: Sequence[int], verified: int, accepted: int) -> int:
+        """Count a request's step. Returns what `Confidence.observe` says of its proposal; 0 if there was none."""
         stats = self.stats
         stats.emitted += len(new)
         draft = r.draft
-        if r.cells:
-            self.confidence.observe(draft.source, r.cells, draft.token_ids, new)
+        hits = self.confidence.observe(draft.source, r.cells, draft.token_ids, new) if r.cells else 0
         if not verified:
-            return
+            return hits
         accepted = min(accepted, verified)
         stats.verified += 1
         stats.drafted += verified
@@ -190,6 +299,7 @@ class Proposer:
         for i in range(min(accepted + 1, verified)):
             positions[i][0] += 1
             positions[i][1] += i < accepted
+        return hits
 
     # ---- what the trainer and telemetry ask for ---------------------------------------------------------------------
 
@@ -202,6 +312,15 @@ class Proposer:
         out.prompts = len(self.history)
         out.evicted, self.history.evicted = self.history.evicted, 0
         out.rewarded, self.history.rewarded = self.history.rewarded, 0
+        tuner = self.tuner
+        out.modelled = tuner.ledger.close()
+        out.plays = {a.name: int(n) for a, n in zip(tuner.arms, tuner.plays, strict=True) if n}
+        tuner.plays[:] = 0
+        out.cost_error = tuner.cost.error
+        out.cost_skipped, tuner.cost.skipped = tuner.cost.skipped, 0
+        out.alarms, tuner.guard.alarms = tuner.guard.alarms, 0
+        out.recoveries, tuner.guard.recoveries = tuner.guard.recoveries, 0
+        out.drafters_off = tuner.guard.off
         return out
 
     def snapshot(self) -> dict[str, Any]:
@@ -210,6 +329,22 @@ class Proposer:
             (r.key, r.prompt, Response(as_tokens(r.output), r.version)) for r in self.requests.values() if r.output
         )
         return self.history.snapshot(running)
+
+    def learned(self) -> dict[str, Any]:
+        """What was learned about speed and acceptance, in JSON types; `rollspec.tuning.store` keeps it."""
+        return {"tuner": self.tuner.state(), "confidence": self.confidence.state()}
+
+    def relearn(self, learned: Mapping[str, Any]) -> None:
+        """Start from what an earlier run learned.
+
+        Raises:
+            ValueError, KeyError, TypeError: it cannot be used; nothing of it is.
+        """
+        confidence, tuner = Confidence(), Tuner(self.config.tuning, self.k_max, self.config.proposal.drafters)
+        confidence.restore(learned["confidence"])
+        if "tuner" in learned:
+            tuner.restore(learned["tuner"])
+        self.confidence, self.tuner, self._plan = confidence, tuner, None
 
 
 def _trim(new: Sequence[int], room: int, stop_ids: Collection[int]) -> Sequence[int]:

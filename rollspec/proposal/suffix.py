@@ -8,6 +8,7 @@ arXiv:2511.14617, past epochs as in RhymeRL arXiv:2508.18588 and DAS arXiv:2511.
 
 from __future__ import annotations
 
+from bisect import insort
 from collections import OrderedDict, deque
 from dataclasses import dataclass, field
 from typing import Any
@@ -25,6 +26,9 @@ TREE_BYTES_PER_TOKEN = 320
 WEAK_MATCH = 8
 """Below this match length the group's draft is compared with the global tree's."""
 
+MAX_ENDED = 256
+"""Lengths of finished responses kept per prompt."""
+
 
 @dataclass(slots=True)
 class Group:
@@ -39,6 +43,7 @@ class Group:
     bytes: int = 0
     sequences: dict[int, int] = field(default_factory=dict)  # sequence id -> policy version
     versions: set[int] = field(default_factory=set)
+    ended: list[int] = field(default_factory=list)  # lengths of finished responses, ascending
 
 
 class SuffixDrafter:
@@ -94,6 +99,9 @@ class SuffixDrafter:
     def close(self, group: Group, sequence: int, tokens: TokenArray, version: int) -> None:
         """A request ended with `tokens` (its whole response): keep it for later rounds and for the global tree."""
         group.active -= 1
+        insort(group.ended, len(tokens))
+        if len(group.ended) > MAX_ENDED:
+            del group.ended[::2]  # thinned, the distribution stays
         if not self.config.siblings and self.config.past:
             self._insert(group, sequence, tokens, version)
         if self.config.global_tree and len(tokens):
@@ -158,6 +166,7 @@ class SuffixDrafter:
         past = self.history.get(key) if self.config.past else None
         for response in past.responses if past else ():
             group.versions.add(response.version)
+            insort(group.ended, len(response.tokens))
             self._insert(group, group.next_seq, response.tokens, response.version)
             group.next_seq += 1
         return group

@@ -19,6 +19,7 @@ PAGE = Path(__file__).resolve().parents[2] / "docs" / "metrics.md"
 _GROUPS = {
     "rollout": "Generation as the engine sees it: time, tokens, batch, and what proposing costs.",
     "accept": "What the target accepted of what was drafted.",
+    "tuner": "How much is drafted, how that was decided, and how far from the best it was.",
     "history": "The past responses that drafts come from.",
     "policy": "Which policy is being sampled.",
     "guard": "What went wrong and was survived.",
@@ -34,7 +35,8 @@ Every metric rollspec reports. Generated from `rollspec/telemetry/metrics.py` by
 edit the table there.
 
 A *gauge* is a level, a *counter* a sum over the interval since the last report (one training step). `<drafter>`,
-`<i>` and `<cause>` stand for a drafter's name, a draft position counted from 1, and a short name of a fault. A ratio
+`<i>`, `<cause>`, `<arm>` and `<setting>` stand for a drafter's name, a draft position counted from 1, a short name of a
+fault, an arm (`none` or `drafters:K`), and a setting that the ledger replays (docs/tuning.md). A ratio
 whose denominator is zero is left out rather than reported as zero.
 
 The metrics go to the trainer's own logger (so to W&B, TensorBoard or a console without further set-up) and, with

@@ -41,7 +41,29 @@ TABLE: tuple[Metric, ...] = (
     Metric(
         "rollspec/accept/position/<i>", "ratio", "gauge", "acceptance of the i-th draft token, given it was verified"
     ),
+    Metric(
+        "rollspec/accept/ceiling", "ratio", "gauge", "mean largest probability of the target: what no draft can beat"
+    ),
     Metric("rollspec/accept/predicted", "ratio", "gauge", "acceptance the drafters' calibrated confidence predicted"),
+    Metric(
+        "rollspec/rollout/speedup", "ratio", "gauge", "against no speculation, for the same tokens, by the cost model"
+    ),
+    Metric("rollspec/rollout/speedup_best_fixed", "ratio", "gauge", "what the best single arm would have reached"),
+    Metric("rollspec/rollout/speedup_oracle", "ratio", "gauge", "what the best arm of each batch bucket would have"),
+    Metric("rollspec/rollout/speedup_clairvoyant", "ratio", "gauge", "what knowing each step's acceptance would have"),
+    Metric("rollspec/rollout/speedup_perfect", "ratio", "gauge", "what a drafter that is always right would have"),
+    Metric("rollspec/tuner/arm/<arm>", "ratio", "gauge", "share of the steps that played this arm (drafters:K)"),
+    Metric("rollspec/tuner/regret", "ratio", "gauge", "modelled time over that of the oracle arm per bucket, less 1"),
+    Metric(
+        "rollspec/tuner/modelled_seconds/<setting>", "s", "counter", "modelled time for the same tokens, by setting"
+    ),
+    Metric("rollspec/tuner/cost_error", "ratio", "gauge", "median relative error of predicted step times"),
+    Metric("rollspec/tuner/cost_skipped", "steps", "counter", "steps whose time could not be used"),
+    Metric("rollspec/tuner/seconds", "s", "counter", "time spent deciding how much to draft, inside propose_seconds"),
+    Metric("rollspec/tuner/share", "ratio", "gauge", "tuner/seconds / engine_seconds"),
+    Metric("rollspec/guard/alarms", "alarms", "counter", "drafters switched off because too little was accepted"),
+    Metric("rollspec/guard/recoveries", "drafters", "counter", "drafters switched on again by their probes"),
+    Metric("rollspec/guard/off", "drafters", "gauge", "(drafter, batch bucket) pairs that are off now"),
     Metric("rollspec/history/bytes", "bytes", "gauge", "past responses kept"),
     Metric("rollspec/history/tree_bytes", "bytes", "gauge", "suffix trees in memory"),
     Metric("rollspec/history/prompts", "prompts", "gauge", "prompts with history"),
@@ -94,6 +116,15 @@ class EngineStats:
     evicted: int = 0
     rewarded: int = 0
     faults: dict[str, int] = field(default_factory=dict)  # cause -> count
+    tuner_seconds: float = 0.0  # deciding how much to draft, part of propose_seconds
+    plays: dict[str, int] = field(default_factory=dict)  # arm -> steps
+    modelled: dict[str, float] = field(default_factory=dict)  # setting -> seconds by the cost model (tuning/regret.py)
+    cost_error: float | None = None  # median relative error of the cost model's latest predictions
+    cost_skipped: int = 0  # steps without a usable time
+    alarms: int = 0  # drafters switched off
+    recoveries: int = 0  # drafters switched on again
+    drafters_off: list[str] = field(default_factory=list)
+    max_prob: list[float] = field(default_factory=lambda: [0.0, 0.0])  # sum of the target's largest p, rows
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON types only: this crosses process borders."""
@@ -110,9 +141,10 @@ class EngineStats:
         out = cls(speculating=False)
         for p in parts:
             for name in ("steps", "requests", "verified", "drafted", "accepted", "emitted", "history_bytes",
-                         "tree_bytes", "prompts", "evicted", "rewarded"):  # fmt: skip
+                         "tree_bytes", "prompts", "evicted", "rewarded", "cost_skipped", "alarms",
+                         "recoveries"):  # fmt: skip
                 setattr(out, name, getattr(out, name) + getattr(p, name))
-            for name in ("step_seconds", "tail_seconds", "propose_seconds", "predicted"):
+            for name in ("step_seconds", "tail_seconds", "propose_seconds", "predicted", "tuner_seconds"):
                 setattr(out, name, getattr(out, name) + getattr(p, name))
             for i, (n, a) in enumerate(p.by_position):
                 while len(out.by_position) <= i:
@@ -125,6 +157,14 @@ class EngineStats:
                     total[j] += v
             for cause, n in p.faults.items():
                 out.faults[cause] = out.faults.get(cause, 0) + n
+            for arm, n in p.plays.items():
+                out.plays[arm] = out.plays.get(arm, 0) + n
+            for setting, seconds in p.modelled.items():
+                out.modelled[setting] = out.modelled.get(setting, 0.0) + seconds
+            out.max_prob = [a + b for a, b in zip(out.max_prob, p.max_prob, strict=True)]
+            if p.cost_error is not None:
+                out.cost_error = max(out.cost_error or 0.0, p.cost_error)
+            out.drafters_off = sorted({*out.drafters_off, *p.drafters_off})
             out.version = max(out.version, p.version)
             out.peak_batch = max(out.peak_batch, p.peak_batch)
             out.speculating = out.speculating or p.speculating
@@ -172,4 +212,36 @@ def to_metrics(s: EngineStats) -> dict[str, float]:
     for i, (n, a) in enumerate(s.by_position):
         if n:
             out[f"rollspec/accept/position/{i + 1}"] = a / n
+    return out | _tuner_metrics(s)
+
+
+def _tuner_metrics(s: EngineStats) -> dict[str, float]:
+    out: dict[str, float] = {
+        "rollspec/tuner/seconds": s.tuner_seconds,
+        "rollspec/tuner/cost_skipped": s.cost_skipped,
+        "rollspec/guard/alarms": s.alarms,
+        "rollspec/guard/recoveries": s.recoveries,
+        "rollspec/guard/off": len(s.drafters_off),
+    }
+    if s.step_seconds > 0:
+        out["rollspec/tuner/share"] = s.tuner_seconds / s.step_seconds
+    if s.cost_error is not None:
+        out["rollspec/tuner/cost_error"] = s.cost_error
+    steps = sum(s.plays.values())
+    for arm, n in s.plays.items():
+        out[f"rollspec/tuner/arm/{arm}"] = n / steps
+    if s.max_prob[1]:
+        out["rollspec/accept/ceiling"] = s.max_prob[0] / s.max_prob[1]
+    m = s.modelled
+    if m.get("played") and m.get("fixed/none"):
+        for setting, seconds in m.items():
+            out[f"rollspec/tuner/modelled_seconds/{setting.replace('fixed/', '')}"] = seconds
+        out["rollspec/tuner/regret"] = m["played"] / m["oracle"] - 1.0
+        out["rollspec/rollout/speedup"] = m["fixed/none"] / m["played"]
+        out["rollspec/rollout/speedup_best_fixed"] = m["fixed/none"] / min(
+            t for k, t in m.items() if k.startswith("fixed/")
+        )
+        out["rollspec/rollout/speedup_oracle"] = m["fixed/none"] / m["oracle"]
+        out["rollspec/rollout/speedup_clairvoyant"] = m["fixed/none"] / m["clairvoyant"]
+        out["rollspec/rollout/speedup_perfect"] = m["fixed/none"] / m["perfect"]
     return out

@@ -1,68 +1,231 @@
-"""What an engine step costs: T(n) = c0 + c1·n seconds for n tokens through the target, fitted online.
+"""What an engine step costs, fitted online from measured steps: T(n, h, d) seconds.
 
-Steps are gathered in bins of n, each with a robust running mean, and the line is fitted over the bins. So the many
-steps of a long tail at batch 1 do not wash out what was learned at batch 64, and one slow step (a compile, a noisy
-neighbour) moves nothing.
+n: tokens that go through the target (one per request, plus what is verified). h: context tokens held by the batch.
+d: forward passes of a learned drafter.
+
+    T = c0 + f(n) + c_h·h + c_d·d
+
+f is piecewise linear over octaves of n and never falls: an accelerator's curve has a knee (memory-bound below it,
+compute-bound above) and a CPU's has steps, which one line would miss. Segments that were never measured take the slope
+of their neighbours.
+
+Steps are gathered in cells of similar (n, requests, h), each a robust running mean, and the curve is fitted over the
+cells by non-negative least squares. So the many steps of a long tail at batch 1 do not wash out what was learned at
+batch 64, one slow step (a compile, a noisy neighbour) moves little, and memory stays bounded.
 """
 
 from __future__ import annotations
 
 import math
+from collections import deque
+from collections.abc import Mapping
+from typing import Any
 
-_BINS_PER_OCTAVE = 3
-_REFIT_EVERY = 16
-_CLIP = 3.0  # a step that took this many times its bin's mean counts as this many
-_MEMORY = 64.0  # steps a bin remembers
+import numpy as np
+import numpy.typing as npt
+
+_REFIT_AFTER = (8, 16, 32)  # steps until the first refits; later ones come every `_REFIT_EVERY`
+_REFIT_EVERY = 64
+_CLIP = 2.0  # a step that took this many times its cell's mean counts as this many
+_MEMORY = 64.0  # steps a cell remembers
+_MAX_CELLS = 256
+_STALE = 2000  # steps after which a cell speaks only where no fresher one does
+_KNOTS = np.array([1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096], dtype=np.float64)
+_SMOOTH = 0.05  # weight of "neighbouring segments have one slope" against one measured cell
+_SURPRISE = 0.3  # relative error of a prediction that, three times in a row, brings the next refit forward
+_PRIOR = 0.1  # weight of "fifty tokens double a step" against one measured cell
+_NARROW = 1.5  # most over fewest tokens measured, below which their differences say nothing about the slope
+_ERRORS = 256  # latest predictions whose error is kept
+LONGEST = 60.0
+"""Seconds; a longer step is a clock that jumped or a machine that slept."""
 
 
 class CostModel:
-    """Linear step cost over the number of tokens verified. Units: seconds."""
+    """Step cost over the tokens verified, the context held and the drafter's passes. Units: seconds.
 
-    def __init__(self) -> None:
+    `c0` and `c1` describe the curve as one line (for people and for bounds); predictions use the curve itself.
+    """
+
+    def __init__(self, c0: float = 0.010, c1: float = 0.0002) -> None:
         # Before anything is measured: fifty tokens double a step. Only the ratio matters.
-        self.c0 = 0.010
-        self.c1 = 0.0002
+        self.c0, self.c1, self.c_held, self.c_draft = c0, c1, 0.0, 0.0
         self.fitted = False
-        self._bins: dict[int, list[float]] = {}  # bin -> [mean n, mean seconds, weight]
-        self._since = 0
+        self.skipped = 0
+        """Steps whose time could not be used (no clock, a jump), or that came with nothing computed."""
+        self._curve = c0 + c1 * np.arange(1024, dtype=np.float64)  # c0 + f(n), seconds
+        self._tail = c1  # slope beyond it
+        self._slopes = self._lowest_slopes()
+        self._cells: dict[tuple[int, int, int], list[float]] = {}  # means of n, h, d, seconds; weight; last step
+        self._errors: deque[float] = deque(maxlen=_ERRORS)
+        self._steps = 0
+        self._surprises = 0
+        self._next_fit = _REFIT_AFTER[0]
 
-    def seconds(self, tokens: float) -> float:
-        """Predicted duration of a step with `tokens` tokens."""
-        return self.c0 + self.c1 * tokens
+    # ---- prediction -------------------------------------------------------------------------------------------------
 
-    def observe(self, tokens: int, seconds: float) -> None:
-        """A step with `tokens` tokens took `seconds`. Clocks that jump (non-positive or absurd values) are left out."""
-        if tokens <= 0 or not 0.0 < seconds < 60.0:
+    def seconds(self, tokens: float, held: float = 0.0, passes: int = 0) -> float:
+        """Predicted duration of a step with `tokens` tokens, `held` tokens of context, `passes` drafter passes."""
+        more = self.c_held * held + self.c_draft * passes
+        low = int(tokens)
+        if low + 1 >= len(self._curve):
+            return float(self._curve[-1] + self._tail * (tokens - len(self._curve) + 1) + more)
+        below = float(self._curve[low])
+        return below + (tokens - low) * (float(self._curve[low + 1]) - below) + more
+
+    def curve(self, tokens: int, most: int, held: float = 0.0) -> npt.NDArray[np.float64]:
+        """Predicted durations with `tokens`, `tokens` + 1, ... `tokens` + `most` tokens. Shape [most + 1]."""
+        if tokens + most >= len(self._curve):
+            self._grow(tokens + most + 1)
+        return self._curve[tokens : tokens + most + 1] + self.c_held * held
+
+    def slope(self, tokens: int) -> float:
+        """The least that one more token costs anywhere from `tokens` on: a bound for what can pay."""
+        return float(self._slopes[min(tokens, len(self._slopes) - 1)])
+
+    @property
+    def error(self) -> float | None:
+        """Median of |predicted - measured| / measured over the latest steps, each predicted before it was learned."""
+        return float(np.median(self._errors)) if self._errors else None
+
+    # ---- learning ---------------------------------------------------------------------------------------------------
+
+    def observe(self, tokens: int, seconds: float, held: float = 0.0, passes: int = 0, requests: int = 0) -> None:
+        """A step took `seconds`. Times that cannot be (non-positive, not finite, a minute) are left out and counted."""
+        if tokens <= 0 or not 0.0 < seconds < LONGEST:
+            self.skipped += 1
             return
-        index = int(_BINS_PER_OCTAVE * math.log2(tokens))
-        cell = self._bins.get(index)
-        if cell is None:
-            self._bins[index] = [float(tokens), seconds, 1.0]
+        if self.fitted:
+            error = abs(self.seconds(tokens, held, passes) - seconds) / seconds
+            self._errors.append(error)
+            self._surprises = self._surprises + 1 if error > _SURPRISE else 0
+        key = (int(3 * math.log2(tokens)), requests.bit_length(), int(held).bit_length() + 64 * passes)
+        cell = self._cells.get(key)
+        if cell is None or cell[5] < self._steps - _STALE:
+            if cell is None and len(self._cells) >= _MAX_CELLS:
+                del self._cells[min(self._cells, key=lambda k: self._cells[k][4])]
+            self._cells[key] = [float(tokens), float(held), float(passes), seconds, 1.0, 0.0]
         else:
-            weight = min(cell[2] + 1.0, _MEMORY)
+            weight = min(cell[4] + 1.0, _MEMORY)
             cell[0] += (tokens - cell[0]) / weight
-            cell[1] += (min(seconds, _CLIP * cell[1]) - cell[1]) / weight
-            cell[2] = weight
-        self._since += 1
-        if self._since >= _REFIT_EVERY:
-            self._since = 0
+            cell[1] += (held - cell[1]) / weight
+            cell[3] += (min(seconds, _CLIP * cell[3]) - cell[3]) / weight
+            cell[4] = weight
+        self._steps += 1
+        self._cells[key][5] = self._steps
+        if self._steps >= self._next_fit or self._surprises == 3:
+            later = [s for s in _REFIT_AFTER if s > self._steps]
+            self._next_fit = later[0] if later else self._steps + _REFIT_EVERY
             self._fit()
 
     def _fit(self) -> None:
-        cells = [c for c in self._bins.values() if c[2] >= 3.0]
-        if len(cells) < 2:
+        """Fit the curve to the cells; where they say too little, only its height."""
+        since = self._steps - _STALE
+        fresh = {k[0] for k, c in self._cells.items() if c[5] > since}
+        cells = np.array(
+            [
+                c[:5]
+                for k, c in self._cells.items()
+                # One measurement alone may be a step that compiled something.
+                if (c[5] > since or k[0] not in fresh) and (c[4] >= 2.0 or self._plausible(c))
+            ]
+        )
+        if not len(cells):
             return
-        # Relative errors matter: weight each bin by 1/seconds².
-        weights = [min(w, 16.0) / (t * t) for _, t, w in cells]
-        total = sum(weights)
-        mean_n = sum(w * n for w, (n, _, _) in zip(weights, cells, strict=True)) / total
-        mean_t = sum(w * t for w, (_, t, _) in zip(weights, cells, strict=True)) / total
-        spread = sum(w * (n - mean_n) ** 2 for w, (n, _, _) in zip(weights, cells, strict=True))
-        if spread <= 0.0:
+        n, held, passes, seconds, weight = cells.T
+        trust = np.sqrt(np.minimum(weight, 16.0))
+        if n.max() < _NARROW * n.min():
+            shape = np.array([self.seconds(c[0], c[1], int(c[2])) for c in cells])
+            self._scale(float(np.average(seconds / shape, weights=trust)))
             return
-        slope = sum(w * (n - mean_n) * (t - mean_t) for w, (n, t, _) in zip(weights, cells, strict=True)) / spread
-        # A step cannot get cheaper by doing more, nor start at less than nothing; noise can pretend so.
-        slope = max(slope, 1e-9)
-        self.c1 = slope
-        self.c0 = max(mean_t - slope * mean_n, 0.05 * mean_t)
+        from scipy.optimize import nnls
+
+        segments = _ramps(n)
+        used = int(np.flatnonzero(segments.max(axis=0) > 0).max()) + 1
+        columns = [np.ones_like(n), *segments.T[:used]]
+        with_held = bool(held.max() > 2.0 * max(held.min(), 1.0))
+        with_passes = bool(passes.max() > 0)
+        columns += [held] * with_held + [passes] * with_passes
+        # Relative errors matter, so each row is divided by what it should give.
+        rows = np.stack(columns, axis=1) * (trust / seconds)[:, None]
+        # Slopes in units of what their segment adds to a step here, so that weights mean the same on every machine.
+        unit = float(np.median(seconds))
+        prior = unit / (50.0 + float(np.median(n)))
+        smooth = np.zeros((2 * used - 1, rows.shape[1]))
+        wanted = np.zeros(2 * used - 1)
+        for j in range(used):
+            width = float(_KNOTS[j]) / unit
+            smooth[j, 1 + j], wanted[j] = _PRIOR * width, _PRIOR * width * prior
+            if j + 1 < used:
+                smooth[used + j, 1 + j], smooth[used + j, 2 + j] = _SMOOTH * 2 * width, -_SMOOTH * 2 * width
+        try:
+            found, _ = nnls(np.vstack([rows, smooth]), np.concatenate([trust, wanted]))
+        except RuntimeError:  # no convergence: the last fit stays
+            return
+        rest = list(found[1 + used :])
+        self.c_held = float(rest.pop(0)) if with_held else 0.0
+        self.c_draft = float(rest.pop(0)) if with_passes else self.c_draft
+        self._set(float(found[0]), found[1 : 1 + used])
         self.fitted = True
+
+    def _plausible(self, cell: list[float]) -> bool:
+        return 0.5 < cell[3] / self.seconds(cell[0], cell[1], int(cell[2])) < 2.0
+
+    def _scale(self, factor: float) -> None:
+        self._curve = self._curve * factor
+        self._tail *= factor
+        self._slopes = self._lowest_slopes()
+        self.c0, self.c1 = self.c0 * factor, self.c1 * factor
+        self.fitted = True
+
+    def _set(self, base: float, slopes: npt.NDArray[np.float64]) -> None:
+        """Lay the curve out, with at least a vanishing slope: a step does not get cheaper by doing more."""
+        slopes = np.maximum(slopes, 1e-9)
+        self._tail = float(slopes[-1])
+        n = np.arange(len(self._curve), dtype=np.float64)
+        ramps = _ramps(n)
+        full = np.concatenate([slopes, np.full(ramps.shape[1] - len(slopes), self._tail)])
+        self._curve = base + ramps @ full
+        self._slopes = self._lowest_slopes()
+        # As one line, through the range that was measured.
+        top = float(_KNOTS[min(len(slopes), len(_KNOTS) - 1)])
+        self.c1 = (self.seconds(top) - self.seconds(1)) / max(top - 1.0, 1.0)
+        self.c0 = self.seconds(1) - self.c1
+
+    def _lowest_slopes(self) -> npt.NDArray[np.float64]:
+        steps = np.append(np.diff(self._curve), self._tail)
+        lowest: npt.NDArray[np.float64] = np.minimum.accumulate(steps[::-1])[::-1]
+        return lowest
+
+    def _grow(self, size: int) -> None:
+        have = len(self._curve)
+        more = self._curve[-1] + self._tail * np.arange(1, max(size, 2 * have) - have + 1)
+        self._curve = np.concatenate([self._curve, more])
+        self._slopes = self._lowest_slopes()
+
+    # ---- kept with the job ------------------------------------------------------------------------------------------
+
+    def state(self) -> dict[str, Any]:
+        """The fit and the cells behind it, in JSON types."""
+        return {"cells": [[*k, *v[:5]] for k, v in self._cells.items()], "error": self.error}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Start from a stored fit; its cells count until this run measured the same number of tokens.
+
+        Raises:
+            ValueError: the stored numbers cannot be used.
+        """
+        cells: dict[tuple[int, int, int], list[float]] = {}
+        for row in state["cells"]:
+            a, b, c, *values = row
+            if len(values) != 5 or not all(math.isfinite(v) and v >= 0 for v in values) or values[3] <= 0:
+                raise ValueError(f"a cell of the cost model is {row!r}")
+            values[4] = min(float(values[4]), 4.0)  # the machine of today outweighs the stored one soon
+            cells[int(a), int(b), int(c)] = [*(float(v) for v in values), -math.inf]
+        self._cells = cells
+        self._fit()
+
+
+def _ramps(n: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    """Tokens of `n` that fall into each segment between knots. Shape [len(n), segments]; rows sum to max(n - 1, 0)."""
+    low, high = _KNOTS, np.append(_KNOTS[1:], np.inf)
+    return np.clip(n[:, None] - low, 0.0, high - low)

@@ -41,7 +41,7 @@ def generate(llm: Any, prompts: list[list[int]], copies: int = 2, limit: int = 1
     requests = [{"prompt_token_ids": p} for p in prompts for _ in range(copies)]
     # Staggered limits: requests leave the batch at different steps, as in a long tail.
     sampling = [
-        SamplingParams(temperature=0.0, detokenize=False, **{"max_tokens": limit - 7 * (i % 5), **params})
+        SamplingParams(detokenize=False, **{"temperature": 0.0, "max_tokens": limit - 7 * (i % 5), **params})
         for i in range(len(requests))
     ]
     return [list(o.outputs[0].token_ids) for o in llm.generate(requests, sampling, use_tqdm=False)]

@@ -5,11 +5,14 @@ import random
 from itertools import accumulate
 from operator import mul
 
+import numpy as np
 import pytest
 
+from rollspec.proposal import lengths
 from rollspec.proposal.base import Draft
-from rollspec.proposal.budget import allocate, floor
+from rollspec.proposal.budget import allocate, expected_chain, floor, specdec_cut, svip_cut
 from rollspec.proposal.confidence import Confidence
+from rollspec.sampling.audit_tests import g_test
 from rollspec.tuning.cost import CostModel
 
 
@@ -21,8 +24,7 @@ def goodput(chains: list[list[float]], lengths: tuple[int, ...] | list[int], cos
 def test_allocation_is_the_optimum_found_by_brute_force() -> None:
     rng = random.Random(0)
     for _ in range(200):
-        cost = CostModel()
-        cost.c0, cost.c1 = rng.uniform(0, 0.02), rng.uniform(1e-5, 0.01)
+        cost = CostModel(rng.uniform(0, 0.02), rng.uniform(1e-5, 0.01))
         chains = []
         for _ in range(rng.randrange(1, 5)):
             p, chain = 1.0, []
@@ -41,32 +43,10 @@ def test_nothing_proposed() -> None:
 
 
 def test_free_verification_takes_everything_and_dear_verification_nothing() -> None:
-    cost = CostModel()
-    cost.c1 = 0.0
+    cost = CostModel(0.01, 0.0)
     assert allocate([[0.9, 0.1], [0.3]], 2, cost) == [2, 1]
-    cost.c0, cost.c1 = 0.0, 1.0
+    cost = CostModel(0.0, 1.0)
     assert allocate([[0.9, 0.1], [0.3]], 2, cost) == [0, 0]
-
-
-def test_cost_model_recovers_a_line_in_noise() -> None:
-    rng = random.Random(1)
-    cost = CostModel()
-    for _ in range(2000):
-        n = int(2 ** rng.uniform(0, 8))
-        noise = rng.lognormvariate(0, 0.1) * (20 if rng.random() < 0.02 else 1)
-        cost.observe(n, (0.009 + 0.0003 * n) * noise)
-    for n in (1, 16, 64, 200):
-        assert cost.seconds(n) == pytest.approx(0.009 + 0.0003 * n, rel=0.2)
-
-
-def test_cost_model_ignores_clocks_that_jump() -> None:
-    cost = CostModel()
-    for seconds in (-1.0, 0.0, 1e9, float("nan")):
-        for _ in range(40):
-            cost.observe(4, seconds)
-            cost.observe(64, seconds)
-    assert not cost.fitted
-    assert cost.seconds(10) > 0
 
 
 def test_confidence_learns_the_hit_rate_of_a_cell() -> None:
@@ -90,9 +70,8 @@ def test_confidence_cuts_at_the_floor_and_never_rises() -> None:
 
 def test_no_token_below_the_floor_is_ever_worth_verifying() -> None:
     rng = random.Random(2)
-    cost = CostModel()
     for _ in range(300):
-        cost.c1 = rng.choice([0.0, 1e-5, 1e-4, 1e-3])
+        cost = CostModel(0.01, rng.choice([0.0, 1e-5, 1e-4, 1e-3]))
         chains = [
             list(accumulate((rng.random() ** rng.choice([0.1, 1.0]) for _ in range(rng.randrange(6))), mul))
             for _ in range(rng.randrange(1, 40))
@@ -100,3 +79,106 @@ def test_no_token_below_the_floor_is_ever_worth_verifying() -> None:
         low = floor(len(chains), cost)
         kept = allocate(chains, len(chains), cost)
         assert all(p >= low for chain, n in zip(chains, kept, strict=True) for p in chain[:n])
+
+
+def test_weighted_and_bounded_allocation_is_the_optimum_found_by_brute_force() -> None:
+    rng = random.Random(4)
+    for _ in range(150):
+        cost = CostModel(rng.uniform(0.001, 0.02), rng.uniform(1e-5, 0.01))
+        sizes = [rng.randrange(4) for _ in range(rng.randrange(1, 5))]
+        chains = [list(accumulate((rng.random() for _ in range(n)), mul)) for n in sizes]
+        weights = [rng.uniform(0.5, 2.0) for _ in chains]
+        most = rng.randrange(1, 6)
+
+        def value(lengths: tuple[int, ...] | list[int]) -> float:
+            gained = sum(w * (1 + sum(c[:n])) for w, c, n in zip(weights, chains, lengths, strict=True))  # noqa: B023
+            return gained / cost.seconds(len(chains) + sum(lengths))  # noqa: B023
+
+        lengths = allocate(chains, len(chains), cost, weights=weights, most=most)
+        every = itertools.product(*(range(len(chain) + 1) for chain in chains))
+        assert sum(lengths) <= most
+        assert value(lengths) == pytest.approx(max(value(c) for c in every if sum(c) <= most), rel=1e-9)
+
+
+def test_a_sample_of_the_batch_is_given_what_the_whole_would_be() -> None:
+    cost = CostModel(0.01, 0.0003)
+    chains = [[0.9, 0.8, 0.5], [0.7, 0.3], [0.2], []]
+    whole = allocate(chains * 8, 32, cost)
+    assert allocate(chains, 32, cost, copies=8.0) == whole[:4]
+
+
+def test_a_curve_with_a_knee_is_used_up_to_the_knee() -> None:
+    cost = CostModel()
+    rng = random.Random(0)
+    for _ in range(3000):
+        n = rng.randrange(1, 120)
+        cost.observe(n, 0.01 + 0.002 * max(0, n - 32), 0, 0, 8)
+    assert sum(allocate([[0.6] * 16] * 8, 8, cost)) == pytest.approx(24, abs=4)
+
+
+def test_unsure_drafts_are_cut() -> None:
+    chain = list(accumulate([0.99, 0.97, 0.6, 0.99], mul))
+    assert svip_cut(chain, 0.7) == 2  # sqrt of 0.67 nats at 0.6
+    assert svip_cut(chain, 0.9) == 4
+    assert svip_cut([0.3], 0.7) == 0, "an unlikely choice is unsure"
+    assert specdec_cut(chain, 0.3) == 2 and specdec_cut(chain, 0.5) == 4 and specdec_cut([], 0.5) == 0
+
+
+def rejection_sampled(
+    p: np.ndarray, q: np.ndarray, keep: np.ndarray | bool, rng: np.random.Generator, n: int
+) -> np.ndarray:
+    """Counts of the token that is emitted: drafts x ~ q where `keep[x]`, verified against p; else the target's own."""
+    drawn = rng.choice(len(q), n, p=q)
+    verified = np.broadcast_to(keep, len(q))[drawn]
+    accepted = verified & (rng.random(n) * q[drawn] < p[drawn])
+    residual = np.maximum(p - q, 0.0)
+    out = np.where(accepted, drawn, rng.choice(len(p), n, p=residual / residual.sum()))
+    out = np.where(verified, out, rng.choice(len(p), n, p=p))
+    return np.bincount(out, minlength=len(p))
+
+
+def test_dropping_a_sampled_draft_by_its_own_probability_biases_the_law_and_the_audit_sees_it() -> None:
+    rng = np.random.default_rng(0)
+    p, q = rng.dirichlet(np.ones(12)), rng.dirichlet(np.ones(12))
+    trap = rejection_sampled(p, q, q > np.median(q), rng, 40_000)
+    assert g_test(trap, p)[2] < 1e-6
+    # Decided from what was known before the token was drawn: all of them, or none.
+    for keep in (True, False):
+        assert g_test(rejection_sampled(p, q, keep, rng, 40_000), p)[2] > 1e-3
+    # One-hot proposals are exact under any rule, q(x) included.
+    for token in range(12):
+        hot = np.eye(12)[token]
+        assert g_test(rejection_sampled(p, hot, q > np.median(q), rng, 20_000), p)[2] > 1e-4
+    # What a sampled drafter's budget may look at: acceptance rates per position, learned from the past.
+    assert expected_chain([0.9, 0.5, 2.0, -1.0]) == pytest.approx([0.9, 0.45, 0.45, 0.0])
+
+
+def test_expected_remaining_length() -> None:
+    assert lengths.remaining(10, [5, 20, 40], 512) == 20.0
+    assert lengths.remaining(50, [5, 20, 40], 512) == 50.0, "it outlived all: as much again"
+    assert lengths.remaining(400, [5], 512) == 112.0
+    assert lengths.remaining(512, [600], 512) == 0.0
+    weights = lengths.weights([10.0, 10.0, 1000.0], 1.0)
+    assert sum(weights) == pytest.approx(3.0) and weights[2] == pytest.approx(4 * weights[0])
+    assert lengths.weights([0.0, 0.0], 1.0) == [1.0, 1.0] and lengths.weights([], 1.0) == []
+
+
+def test_refill_tells_a_queue_from_a_draining_batch() -> None:
+    queue, drain = lengths.Refill(), lengths.Refill()
+    for _ in range(64):
+        queue.began()
+        drain.began()
+    assert queue.rate == drain.rate == 0.0, "a first wave replaces nobody"
+    for _ in range(40):
+        queue.ended()
+        drain.ended()
+        for _ in range(3):
+            queue.step()
+            drain.step()
+        queue.began()
+    assert queue.rate > 0.9 and drain.rate == 0.0
+    for _ in range(40):
+        queue.ended()
+        for _ in range(40):
+            queue.step()
+    assert queue.rate < 0.1, "its queue is empty now"

@@ -14,6 +14,10 @@ from rollspec.proposal.proposer import Proposer
 pytest.importorskip("arctic_inference")
 
 
+STATIC = {"tuning.policy": "static", "tuning.guard.enabled": False}
+"""Everything that is proposed is verified, whatever it brings."""
+
+
 def make(**overrides: Any) -> Proposer:
     return Proposer(RollspecConfig.load("default", overrides=overrides, env={}), 4096)
 
@@ -111,7 +115,7 @@ def test_useless_drafts_are_not_verified() -> None:
     """Text that never repeats, over few symbols so that suffixes always match: the budget learns to verify little."""
     rng = random.Random(0)
     texts = {str(i): ([1, i], [rng.randrange(4) for _ in range(300)]) for i in range(32)}
-    p, greedy = make(), make(**{"proposal.budget.policy": "fixed"})
+    p, greedy = make(), make(**{"proposal.budget.policy": "fixed", **STATIC})
     simulate(p, texts)
     simulate(greedy, texts)
     assert p.drain().step_seconds < 0.5 * greedy.drain().step_seconds

@@ -8,10 +8,13 @@ cause, counted, and the engine goes on without drafts.
 from __future__ import annotations
 
 import logging
+import os
+import platform
 import time
 from typing import Any
 
 from rollspec.config import RollspecConfig
+from rollspec.engine.vllm.compat import vllm_version
 from rollspec.engine.vllm.plugin import engine_config
 from rollspec.proposal.proposer import Proposer
 from rollspec.telemetry.metrics import EngineStats, to_metrics
@@ -35,7 +38,9 @@ class VllmProposer:
             raise ValueError("rollspec: the engine has no rollspec configuration in additional_config")
         self.config: RollspecConfig = config
         self.proposer = Proposer(config, int(vllm_config.model_config.max_model_len))
+        self.machine = _machine(vllm_config)
         self.runner: Any = None
+        self.ceiling: Any = None
         self.drafting = False
         self.fault: str | None = None
         self.faults: dict[str, int] = {}
@@ -102,7 +107,7 @@ class VllmProposer:
         latest = self._take()
         out = EngineStats.merge([*self._drained, latest])
         # Counts add up over time as they do over replicas; levels do not: they are what they are now.
-        for level in ("history_bytes", "tree_bytes", "prompts", "speculating"):
+        for level in ("history_bytes", "tree_bytes", "prompts", "speculating", "cost_error", "drafters_off"):
             setattr(out, level, getattr(latest, level))
         self._drained = []
         return out
@@ -111,6 +116,8 @@ class VllmProposer:
         stats = self.proposer.drain()
         stats.speculating = self.state()[0] != "none"
         stats.faults, self.faults = self.faults, {}
+        if self.ceiling is not None:
+            stats.max_prob, self.ceiling.sums = self.ceiling.sums, [0.0, 0.0]
         return stats
 
     def _write(self) -> None:
@@ -138,7 +145,6 @@ class VllmProposer:
                 self._begin(req_ids[i])
         output = self._scheduler_output
         scheduled = output.scheduled_spec_decode_tokens
-        drafts = self.proposer.step(req_ids, sampled, scheduled)
         batch = len(sampled)
         tokens = output.total_num_scheduled_tokens
         decode_only = tokens == batch + sum(map(len, scheduled.values()))
@@ -146,6 +152,8 @@ class VllmProposer:
         gap = self._began - self._ended
         seconds = now - self._began + (gap if 0.0 < gap < LONG_GAP else 0.0)
         self.proposer.timed(tokens, decode_only, seconds, batch)
+        held = float(self.runner.input_batch.num_tokens_no_spec[:batch].sum())
+        drafts = self.proposer.step(req_ids, sampled, scheduled, held)
         self._ended = time.perf_counter()
         if self._sink is not None and self._ended - self._written > JSONL_SECONDS:
             self._write()
@@ -166,3 +174,31 @@ class VllmProposer:
             params.max_tokens if params is not None and params.max_tokens is not None else self.proposer.max_model_len
         )
         self.proposer.begin(req_id, state.prompt_token_ids, limit, stop)
+
+
+def _machine(vllm_config: Any) -> dict[str, Any]:
+    """What step costs depend on: a cost model holds for this only."""
+    import torch
+
+    model, parallel = vllm_config.model_config, vllm_config.parallel_config
+    hf = getattr(model, "hf_text_config", None)
+    on_gpu = torch.cuda.is_available()
+    return {
+        "device": torch.cuda.get_device_name() if on_gpu else _cpu(),
+        "threads": None if on_gpu else torch.get_num_threads(),
+        "layers": getattr(hf, "num_hidden_layers", None),
+        "hidden_size": getattr(hf, "hidden_size", None),
+        "vocab_size": getattr(hf, "vocab_size", None),
+        "dtype": str(getattr(model, "dtype", None)),
+        "tensor_parallel": int(getattr(parallel, "tensor_parallel_size", 1)),
+        "vllm": vllm_version(),
+    }
+
+
+def _cpu() -> str:
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8") as f:
+            name = next((line.split(":", 1)[1].strip() for line in f if line.startswith("model name")), "")
+    except OSError:
+        name = ""
+    return f"{name or platform.processor()} x{os.cpu_count()}"

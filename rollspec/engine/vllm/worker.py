@@ -15,9 +15,11 @@ from typing import Any
 
 from rollspec.config import RollspecConfig
 from rollspec.engine.vllm import patches
+from rollspec.engine.vllm.ceiling import Ceiling
 from rollspec.engine.vllm.compat import vllm_version
 from rollspec.engine.vllm.proposer import VllmProposer
 from rollspec.errors import HistoryError, RollspecError, UnsupportedEngineError
+from rollspec.tuning import store
 
 logger = logging.getLogger("rollspec")
 
@@ -40,6 +42,8 @@ def install(worker: Any, config: RollspecConfig) -> None:
                 f"{patches.ENV_PATCHES}=none forbids them; unset it"
             )
         drafter.attach(runner, drafts_here=_is_output_rank(worker))
+        if drafter.drafting:
+            drafter.ceiling = Ceiling(runner)
         _wrap_execute_model(runner, drafter)
     except Exception as e:
         drafter.fail("installation", e)
@@ -93,6 +97,7 @@ def _wrap_execute_model(runner: Any, drafter: VllmProposer) -> None:
 def _info(drafter: VllmProposer, payload: dict[str, Any]) -> dict[str, Any]:
     state, reason = drafter.state()
     p = drafter.proposer
+    cost = p.tuner.cost
     return {
         "state": state,
         "reason": reason,
@@ -104,7 +109,10 @@ def _info(drafter: VllmProposer, payload: dict[str, Any]) -> dict[str, Any]:
         "vllm": vllm_version(),
         "running": len(p.requests),
         "prompts": len(p.history),
-        "cost": {"c0": p.cost.c0, "c1": p.cost.c1, "fitted": p.cost.fitted},
+        "cost": {"c0": cost.c0, "c1": cost.c1, "fitted": cost.fitted, "error": cost.error},
+        "policy": p.config.tuning.policy,
+        "arms": [a.name for a in p.tuner.arms],
+        "drafters_off": p.tuner.guard.off,
     }
 
 
@@ -137,11 +145,15 @@ def _rewards(drafter: VllmProposer, payload: dict[str, Any]) -> dict[str, Any]:
 
 def _save(drafter: VllmProposer, payload: dict[str, Any]) -> dict[str, Any]:
     folder = Path(payload["dir"])
-    snapshot = drafter.proposer.snapshot()
+    snapshot, learned = drafter.proposer.snapshot(), drafter.proposer.learned()
+
+    def write() -> Path:
+        store.save(folder, learned, drafter.machine)
+        return drafter.proposer.history.save(folder, snapshot)
+
     if payload.get("wait", True):
-        return {"path": str(drafter.proposer.history.save(folder, snapshot))}
-    writer = _Writer.of(drafter)
-    writer.submit(lambda: drafter.proposer.history.save(folder, snapshot))
+        return {"path": str(write())}
+    _Writer.of(drafter).submit(write)
     return {"path": str(folder)}
 
 
@@ -152,7 +164,25 @@ def _load(drafter: VllmProposer, payload: dict[str, Any]) -> dict[str, Any]:
         _note(drafter, "history file refused", e)
         return {"error": str(e)}
     drafter.proposer.suffix.warm()
-    return {"responses": count}
+    return {"responses": count, "tuning": _load_learned(drafter, Path(payload["dir"]))}
+
+
+def _load_learned(drafter: VllmProposer, folder: Path) -> str:
+    """Take what was learned about speed: "loaded", "none", or why not all of it. Without it, it is learned anew."""
+    try:
+        learned, problem = store.load(folder, drafter.machine)
+        if learned is None:
+            return "none"
+        try:
+            drafter.proposer.relearn(learned)
+        except (ValueError, KeyError, TypeError) as e:
+            raise HistoryError(store.refuse(folder / store.FILE, e)) from e
+    except HistoryError as e:
+        _note(drafter, "tuning file refused", e)
+        return str(e)
+    if problem is not None:
+        logger.warning("%s", problem)
+    return problem or "loaded"
 
 
 def _collect(drafter: VllmProposer) -> None:

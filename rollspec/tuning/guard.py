@@ -1,0 +1,87 @@
+"""The collapse alarm: a drafter whose acceptance stays below break-even is switched off until it would pay again.
+
+Verifying v tokens at batch B takes T(B + v) - T(B) longer, in which the engine would have emitted that times B/T(B)
+tokens without drafts. That many must be accepted to break even. The guard compares the two over the last `patience`
+verify steps, per batch bucket: what collapses at 64 may still pay in the tail.
+
+While a drafter is off, its drafts for a few requests are scored against what the target says, unverified: a one-hot
+proposal x is accepted with probability p(x), which is also the chance that the target says x by itself. Such a probe
+costs host time only and cannot change what is sampled.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass, field
+
+logger = logging.getLogger("rollspec")
+
+RECOVER = 1.1
+"""A drafter comes back when its probes reach break-even by this factor, so that it does not flap."""
+
+
+@dataclass(slots=True)
+class _Watch:
+    """One drafter at one batch bucket; discounted sums of tokens."""
+
+    accepted: float = 0.0
+    needed: float = 0.0
+    steps: float = 0.0
+    off: bool = False
+
+
+@dataclass(slots=True)
+class Guard:
+    """Switches (drafter, batch bucket) off and on. `patience`: steps that must speak against it, or for it."""
+
+    patience: int
+    alarms: int = 0
+    recoveries: int = 0
+    _watches: dict[tuple[str, int], _Watch] = field(default_factory=dict)
+    _told: set[str] = field(default_factory=set)
+
+    def allows(self, drafter: str, bucket: int) -> bool:
+        """Whether the drafter may draft at this batch bucket."""
+        w = self._watches.get((drafter, bucket))
+        return w is None or not w.off
+
+    @property
+    def off(self) -> list[str]:
+        """What is switched off now, as `drafter@batch bucket`."""
+        return sorted(f"{d}@{1 << (b % 16)}" for (d, b), w in self._watches.items() if w.off)
+
+    def observe(self, drafter: str, bucket: int, accepted: float, needed: float) -> None:
+        """A verify step (or a probe, while it is off) accepted `accepted` tokens where `needed` would break even."""
+        if needed <= 0.0:
+            return
+        w = self._watches.get((drafter, bucket))
+        if w is None:
+            w = self._watches[drafter, bucket] = _Watch()
+        keep = 1.0 - 1.0 / self.patience
+        w.accepted = keep * w.accepted + accepted
+        w.needed = keep * w.needed + needed
+        w.steps += 1.0
+        if w.steps < self.patience:
+            return
+        if not w.off and w.accepted < w.needed:
+            w.off, w.steps = True, 0.0
+            self.alarms += 1
+            self._tell(drafter, bucket, w)
+        elif w.off and w.accepted > RECOVER * w.needed:
+            w.off, w.steps = False, 0.0
+            self.recoveries += 1
+            logger.info("rollspec: the drafter %r pays again at a batch of %d; it is on.", drafter, 1 << (bucket % 16))
+
+    def _tell(self, drafter: str, bucket: int, w: _Watch) -> None:
+        # Once per drafter: later alarms are counted in rollspec/guard/alarms.
+        level = logging.DEBUG if drafter in self._told else logging.WARNING
+        self._told.add(drafter)
+        logger.log(
+            level,
+            "rollspec: the drafter %r is off at a batch of about %d: over the last %d verify steps %.2f of the tokens "
+            "that break even were accepted. Probes will bring it back when it pays.",
+            drafter,
+            1 << (bucket % 16),
+            self.patience,
+            w.accepted / w.needed,
+        )

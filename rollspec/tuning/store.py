@@ -1,0 +1,90 @@
+"""What was learned about speed, kept on disk beside the history: the cost model, the policy, the calibration.
+
+One JSON file with a checksum and the machine and model it was measured on. Another machine's cost model would mislead,
+so it is left out there; the calibration of drafts holds anywhere.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from rollspec.errors import HistoryError
+
+FORMAT = "rollspec-tuning-1"
+FILE = "tuning.json"
+
+
+def save(folder: Path | str, learned: Mapping[str, Any], machine: Mapping[str, Any]) -> Path:
+    """Write `folder/tuning.json` atomically.
+
+    Raises:
+        HistoryError: the folder cannot be written; an earlier file stays as it was.
+    """
+    folder = Path(folder)
+    body = json.dumps({"machine": dict(machine), "learned": learned}, allow_nan=False, separators=(",", ":"))
+    temporary: str | None = None
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile("w", dir=folder, prefix=".tuning-", delete=False) as f:
+            temporary = f.name
+            json.dump({"format": FORMAT, "checksum": _checksum(body), "body": body}, f)
+        os.replace(temporary, folder / FILE)
+    except OSError as e:
+        if temporary is not None:
+            Path(temporary).unlink(missing_ok=True)
+        raise HistoryError(
+            f"rollspec: what was learned cannot be written to {folder} ({e.strerror or e}); make it writable, free "
+            "space, or set history.dir elsewhere."
+        ) from e
+    return folder / FILE
+
+
+def load(folder: Path | str, machine: Mapping[str, Any]) -> tuple[dict[str, Any] | None, str | None]:
+    """What `folder/tuning.json` holds, and in one sentence what of it does not apply here; (None, None) without a file.
+
+    Raises:
+        HistoryError: the file is truncated, altered or of another format. It is renamed to `*.corrupt`.
+    """
+    path = Path(folder) / FILE
+    if not path.is_file():
+        return None, None
+    try:
+        outer = json.loads(path.read_text(encoding="utf-8"))
+        if outer.get("format") != FORMAT:
+            raise ValueError(f"its format is {outer.get('format')!r}, not {FORMAT!r}")
+        if outer["checksum"] != _checksum(outer["body"]):
+            raise ValueError("its checksum does not match its contents")
+        body = json.loads(outer["body"])
+        learned, then = dict(body["learned"]), dict(body["machine"])
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as e:
+        raise HistoryError(refuse(path, e)) from e
+    differs = [k for k in sorted({*then, *machine}) if then.get(k) != machine.get(k)]
+    if not differs:
+        return learned, None
+    learned.pop("tuner", None)
+    k = differs[0]
+    return learned, (
+        f"rollspec: the step costs in {path} were measured with {k} = {then.get(k)!r} and this is {machine.get(k)!r}; "
+        "they are learned anew."
+    )
+
+
+def refuse(path: Path, error: BaseException) -> str:
+    """Set a file aside that cannot be used, and say so in one sentence."""
+    aside = path.with_name(path.name + ".corrupt")
+    try:
+        os.replace(path, aside)
+        where = f"it was moved to {aside}"
+    except OSError:
+        where = "delete it"
+    return f"rollspec: the file {path} is refused ({error}); {where} and step costs are learned anew."
+
+
+def _checksum(body: str) -> str:
+    return hashlib.blake2b(body.encode(), digest_size=16).hexdigest()

@@ -1,0 +1,235 @@
+"""Decides, once per step and in one place, how much is drafted; learns from what every step tells of every arm.
+
+The engine's output rank asks `plan` before it drafts and tells `observe` what became of the drafts. Other ranks decide
+nothing: they verify what the scheduler sends them, so no clock of theirs can matter.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Any
+
+import numpy as np
+
+from rollspec.config import TuningConfig
+from rollspec.tuning.cost import CostModel
+from rollspec.tuning.guard import Guard
+from rollspec.tuning.policy import Arm, Outcome, Vector, bucket_of, make
+from rollspec.tuning.regret import Ledger
+
+CONTEXT_BUCKET = 4096
+"""Mean context below which all steps share a bucket; each factor of four above it is another."""
+
+WATCHED = 8
+"""One request in this many is drafted for, unverified, while nothing is verified: what keeps the arms comparable."""
+
+_SEED_STEPS = 8.0  # steps that a batch bucket's prior, taken from the other buckets, counts for
+_SMOOTH = 1.0 / 64.0
+
+
+@dataclass(slots=True)
+class Plan:
+    """One step's decision. `k`: longest draft of a request that is verified. `watch`: draft for every `watch`-th
+    request only, and verify nothing; 0: draft for all.
+    """
+
+    bucket: int
+    chosen: int  # the policy's arm
+    played: int  # what the guard lets through
+    k: int
+    watch: int
+    batch: int
+
+
+class Tuner:
+    """Cost model, policy, guard and ledger of one engine. One thread."""
+
+    def __init__(self, config: TuningConfig, k_max: int, drafters: tuple[str, ...]) -> None:
+        self.config = config
+        self.arms = arms_of(config, k_max, drafters)
+        self.ks = np.array([a.k for a in self.arms])
+        self.none = next(i for i, a in enumerate(self.arms) if not a.k)
+        self.cost = CostModel()
+        # "none" is known of always; it is played only if it was asked for.
+        self._index = [i for i, a in enumerate(self.arms) if config.arms is None or a.k in config.arms] or [self.none]
+        self.policy = make(config.policy, [self.arms[i] for i in self._index], config.options, config.seed)
+        self.k_most = max(self.arms[i].k for i in self._index)
+        self.guard = Guard(config.guard.patience)
+        self.ledger = Ledger(self.arms)
+        self.plays = np.zeros(len(self.arms))
+        """Steps per arm since the last drain."""
+        self._host = np.zeros(2)  # drafting seconds per request: while nothing is verified, else
+        # Per request and arm, smoothed: tokens emitted and verified. The prior of buckets not seen yet.
+        self._emitted: Vector = np.ones(len(self.arms))
+        self._verified: Vector = np.zeros(len(self.arms))
+        self._seen = 0
+        self._seeded: set[int] = set()
+
+    def plan(self, batch: int, held: float) -> Plan:
+        """The decision for the next step of `batch` requests that hold `held` tokens of context."""
+        bucket = _bucket(batch, held)
+        if bucket not in self._seeded and self._seen:
+            self._seeded.add(bucket)
+            self._seed(bucket, batch, held)
+        chosen = self._index[self.policy.choose(bucket)]
+        played = chosen
+        if self.config.guard.enabled and not all(self.guard.allows(d, bucket) for d in self.arms[chosen].drafters):
+            played = self.none
+        self.plays[played] += 1
+        watch = 0
+        if played == self.none and len(self.arms) > 1:
+            watch = WATCHED if batch >= 2 * WATCHED else max(1, batch // 2)
+        return Plan(bucket, chosen, played, self.arms[played].k, watch, batch)
+
+    def observe(
+        self,
+        plan: Plan,
+        batch: int,
+        held: float,
+        offered: Sequence[int],
+        hits: Sequence[int],
+        unknown: Sequence[tuple[int, list[float]]] = (),
+    ) -> None:
+        """What became of the step that `plan` decided.
+
+        Args:
+            plan: that decision.
+            batch: requests that went through the step with a chance of a draft.
+            held: context tokens they held.
+            offered: per request whose proposal is known (a sample where the plan was to watch), the tokens its budget
+                allowed, whatever the arm.
+            hits: leading proposed tokens that the target said, same order.
+            unknown: (row, calibrated cumulative probabilities) of proposals that outlived what is known: all that the
+                target said was proposed, and more was offered.
+        """
+        rows = len(offered)
+        if not rows or batch <= 0:
+            return
+        cut = np.minimum(np.array(offered), self.ks[:, None])
+        emitted = np.minimum(np.array(hits), cut).sum(1).astype(float)
+        for i, expected in unknown:
+            self._fill(emitted, cut[:, i].tolist(), hits[i], expected)
+        emitted /= rows
+        verified = cut.sum(1) / rows
+        seconds = self._seconds(batch, verified, held)
+        outcome = Outcome(plan.played, batch, batch * (1.0 + emitted), seconds)
+        weight = max(_SMOOTH, 1.0 / (self._seen + 1))
+        self._emitted += weight * (1.0 + emitted - self._emitted)
+        self._verified += weight * (verified - self._verified)
+        self._seen += 1
+        self._teach(plan, outcome)
+        self.ledger.add(plan.bucket, outcome, held, self.cost)
+        if self.config.guard.enabled and plan.chosen != self.none:
+            needed = (seconds[plan.chosen] - seconds[self.none]) * batch / seconds[self.none]
+            for drafter in self.arms[plan.chosen].drafters:
+                self.guard.observe(drafter, plan.bucket, batch * float(emitted[plan.chosen]), float(needed))
+
+    def _teach(self, plan: Plan, outcome: Outcome) -> None:
+        if plan.played in self._index:
+            at = self._index.index(plan.played)
+        elif self.policy.full_information:
+            at = 0  # it looks at no arm in particular
+        else:
+            return  # the guard played an arm that this bandit does not have
+        self.policy.observe(
+            plan.bucket, Outcome(at, outcome.batch, outcome.emitted[self._index], outcome.seconds[self._index])
+        )
+
+    def host(self, seconds: float, requests: int, verifying: bool) -> None:
+        """Drafting for a step of `requests` took `seconds` on the host, which is part of what an arm costs."""
+        if requests and seconds > 0.0:
+            i = int(verifying)
+            each = seconds / requests
+            self._host[i] += (min(each, 4.0 * self._host[i]) - self._host[i]) * _SMOOTH if self._host[i] else each
+
+    def changed(self) -> None:
+        """The policy's or a drafter's weights moved."""
+        self.policy.changed()
+        self._seen = min(self._seen, 16)
+
+    def _seconds(self, batch: int, verified: Vector, held: float) -> Vector:
+        """Cost of a step under each arm that verifies `verified` tokens per request, drafting included."""
+        tokens = batch * (1.0 + verified)
+        curve = self.cost.curve(batch, math.ceil(float(tokens.max())) - batch + 1, held)
+        at = tokens - batch
+        low = at.astype(int)
+        seconds: Vector = curve[low] + (at - low) * (curve[np.minimum(low + 1, len(curve) - 1)] - curve[low])
+        host = np.where(self.ks > 0, self._host[1] or self._host[0], self._host[0])
+        total: Vector = seconds + batch * host
+        return total
+
+    def _fill(self, emitted: Vector, cut: Sequence[int], hits: int, expected: Sequence[float]) -> None:
+        """Add what the calibrated confidence expects beyond the last token that is known."""
+        known = expected[hits - 1] if hits else 1.0
+        if known <= 0.0:
+            return
+        sums = list(accumulate(expected, initial=0.0))
+        for a, n in enumerate(cut):
+            if n > hits:
+                emitted[a] += (sums[min(n, len(expected))] - sums[hits]) / known
+
+    def _seed(self, bucket: int, batch: int, held: float) -> None:
+        seconds = _SEED_STEPS * self._seconds(batch, self._verified, held)
+        emitted = _SEED_STEPS * batch * self._emitted
+        self.policy.prior(bucket, Outcome(0, batch, emitted[self._index], seconds[self._index]))
+
+    # ---- kept with the job ------------------------------------------------------------------------------------------
+
+    def state(self) -> dict[str, Any]:
+        """All that was learned, in JSON types."""
+        return {
+            "policy": self.config.policy,
+            "learned": self.policy.state(),
+            "cost": self.cost.state(),
+            "host": self._host.tolist(),
+            "arms": [a.name for a in self.arms],
+            "emitted": self._emitted.tolist(),
+            "verified": self._verified.tolist(),
+            "seen": self._seen,
+        }
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Inverse of `state`; what belongs to another policy or other arms is left out.
+
+        Raises:
+            ValueError: the numbers cannot be used.
+        """
+        self.cost.restore(state["cost"])
+        if state["arms"] != [a.name for a in self.arms]:
+            return
+        host, emitted, verified = (np.array(state[k], float) for k in ("host", "emitted", "verified"))
+        if host.shape != (2,) or emitted.shape != self._emitted.shape or verified.shape != emitted.shape:
+            raise ValueError("its arrays have other lengths than the arms")
+        if not all(np.isfinite(x).all() and (x >= 0).all() for x in (host, emitted, verified)):
+            raise ValueError("it holds numbers that cannot be")
+        self._host, self._emitted, self._verified = host, emitted, verified
+        self._seen = min(int(state["seen"]), 64)
+        if state["policy"] == self.config.policy:
+            self.policy.restore(state["learned"])
+
+
+def check(config: TuningConfig, k_max: int) -> None:
+    """Refuse options that the policy would refuse when the engine starts.
+
+    Raises:
+        ConfigError: as one sentence.
+    """
+    arms = [a for a in arms_of(config, k_max, ("any",)) if config.arms is None or a.k in config.arms]
+    make(config.policy, arms, config.options, config.seed)
+
+
+def arms_of(config: TuningConfig, k_max: int, drafters: tuple[str, ...]) -> tuple[Arm, ...]:
+    """The arms of a configuration, shortest first; "none" is always among them, if only for comparison."""
+    if not drafters:
+        return (Arm((), 0),)
+    ks = config.arms if config.arms is not None else [0, *(1 << i for i in range(k_max.bit_length())), k_max]
+    return tuple(Arm(drafters if k else (), k) for k in sorted({0, *(k for k in ks if k <= k_max)}))
+
+
+def _bucket(batch: int, held: float) -> int:
+    context = held / batch if batch else 0.0
+    level = int(math.log(context / CONTEXT_BUCKET, 4)) + 1 if context >= CONTEXT_BUCKET else 0
+    return bucket_of(batch) + 16 * level
