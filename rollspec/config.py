@@ -37,7 +37,7 @@ class _Section(BaseModel):
 class SuffixConfig(_Section):
     """Suffix drafts: what was said before, by the group's siblings, in past epochs, or anywhere."""
 
-    max_depth: int = Field(32, ge=4, le=128, description="Tokens of context a suffix tree can match, and its depth.")
+    max_depth: int = Field(32, ge=4, le=128, description="Depth of a suffix tree: tokens matched and drafted together.")
     siblings: bool = Field(True, description="Draft from the prompt group's other samples while they are generated.")
     past: bool = Field(True, description="Draft from earlier responses to the same prompt.")
     global_tree: bool = Field(True, description="Fall back to one tree over the latest responses to all prompts.")

@@ -63,7 +63,7 @@ class Proposer:
         self.tuner = Tuner(config.tuning, self.k_max, config.proposal.drafters)
         self.requests: dict[str, Request] = {}
         self.stats = EngineStats()
-        self._depth = config.proposal.suffix.max_depth
+        self._depth = self.suffix.context
         self._budget = config.proposal.budget
         self._plan: Plan | None = None  # what was decided after the last step
         self._refill = lengths.Refill()

@@ -23,6 +23,11 @@ PROMPT_TAIL = 8
 TREE_BYTES_PER_TOKEN = 320
 """Upper estimate used between exact measurements; `SuffixTree.estimate_memory` walks the tree."""
 
+CONTEXT = 16
+"""Tokens of context that are matched. The C++ search tries every length, so its cost grows with the square; longer
+matches than this found nothing better on the demo's texts.
+"""
+
 WEAK_MATCH = 8
 """Below this match length the group's draft is compared with the global tree's."""
 
@@ -55,6 +60,7 @@ class SuffixDrafter:
         self._new_tree = SuffixTree
         self.config = config
         self.history = history
+        self.context = min(config.max_depth, CONTEXT)  # how much of it `draft` wants
         # A quarter of the memory for the fallback; the groups' trees earn more.
         self._global_max = tree_max_bytes // 4
         self._group_max = tree_max_bytes - self._global_max
@@ -118,9 +124,7 @@ class SuffixDrafter:
     # ---- drafting ---------------------------------------------------------------------------------------------------
 
     def draft(self, group: Group, context: list[int], k: int) -> Draft:
-        """The likeliest chain of at most `k` tokens after `context` (the last `max_depth` tokens of prompt +
-        response).
-        """
+        """The likeliest chain of at most `k` tokens after `context` (the last tokens of prompt + response)."""
         c = self.config
         best = group.tree.speculate(context, k, c.spec_factor, 0.0, c.min_prob, False)
         source = "group"

@@ -16,6 +16,9 @@ from dataclasses import dataclass, field
 
 logger = logging.getLogger("rollspec")
 
+BELOW = 0.9
+"""A drafter is off when it reaches less than this of break-even; closer to it the policy decides, without an alarm."""
+
 RECOVER = 1.1
 """A drafter comes back when its probes reach break-even by this factor, so that it does not flap."""
 
@@ -63,7 +66,7 @@ class Guard:
         w.steps += 1.0
         if w.steps < self.patience:
             return
-        if not w.off and w.accepted < w.needed:
+        if not w.off and w.accepted < BELOW * w.needed:
             w.off, w.steps = True, 0.0
             self.alarms += 1
             self._tell(drafter, bucket, w)
