@@ -26,7 +26,7 @@ from rollspec.demo.job import ROOT, Job, JobSettings, build_job, prepare_assets,
 from rollspec.demo.live import Display, RunView, clock
 from rollspec.demo.runner import JobFailed, finished_run, run_job
 from rollspec.errors import RollspecError
-from rollspec.telemetry.report import headline, report_json, table, write_report
+from rollspec.telemetry.report import headline, limits_sentence, report_json, table, write_report
 from rollspec.telemetry.runs import PROVENANCE, load_run
 from rollspec.telemetry.summary import compare, summarize
 
@@ -133,6 +133,8 @@ def conclude(out: Path, console: Console, html: bool) -> dict[str, Any]:
     console.print()
     console.print(shown)
     console.print(f"[bold]{headline(main, base)}[/bold]", highlight=False, soft_wrap=True)
+    if sentence := limits_sentence(main):
+        console.print(sentence, highlight=False, soft_wrap=True)
     numbers = report_json(main, base)
     if html:
         paths = write_report(main.folder, base.folder if base is not None else None, out)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from rollspec.telemetry import svg
+from rollspec.telemetry.limits import ARM, MODELLED, arm_shares, speedups
 from rollspec.telemetry.runs import GEN, STEP_TIME, Run
 from rollspec.telemetry.summary import ACCEPT_LENGTH, ACCEPT_RATE, REWARD
 
@@ -33,6 +34,8 @@ def figures(run: Run, baseline: Run | None) -> list[Figure]:
         acceptance_by_drafter(run),
         acceptance_by_position(run),
         response_lengths(run, baseline),
+        speedup_limits(run),
+        arms_played(run),
         propose_overhead(run),
         over_steps(run, baseline, (STEP_TIME,), "Time of the whole training step", "seconds"),
     ]
@@ -142,6 +145,38 @@ def response_lengths(run: Run, baseline: Run | None) -> Figure:
     drawing = svg.line_chart(lines, title=title, x_label="training step", y_label="tokens", borders=_borders(run))
     note = f"Of {run.name}, per step: it did not record the single lengths that a histogram needs."
     return Figure(title, drawing, tuple((line.label, line.style) for line in lines), note=note)
+
+
+def speedup_limits(run: Run) -> Figure:
+    """Modelled speed-up over the steps, beside what was possible."""
+    title = "Speed-up and its limits"
+    lines = speedups(run)
+    if not lines:
+        return Figure(title, "", missing=_not_speculating(run, (MODELLED + "<setting>",)))
+    drawing = svg.line_chart(
+        lines, title=title, x_label="training step", y_label="times no drafts", borders=_borders(run)
+    )
+    note = "By the fitted cost of engine steps. The clairvoyant knows what will be accepted; no policy can reach it."
+    return Figure(title, drawing, tuple((line.label, line.style) for line in lines), note=note)
+
+
+def arms_played(run: Run) -> Figure:
+    """What the tuner chose, as shares of the engine's steps."""
+    title = "Draft lengths chosen"
+    shares = arm_shares(run)
+    if not shares:
+        return Figure(title, "", missing=_not_speculating(run, (ARM + "<arm>",)))
+    steps = [float(s) for s in run.steps]
+    lines = [svg.Line(arm, f"s-{i % COLOURS}", steps, values) for i, (arm, values) in enumerate(shares)]
+    drawing = svg.line_chart(
+        lines,
+        title=title,
+        x_label="training step",
+        y_label="share of engine steps",
+        borders=_borders(run),
+        percent=True,
+    )
+    return Figure(title, drawing, tuple((line.label, line.style) for line in lines))
 
 
 def propose_overhead(run: Run) -> Figure:

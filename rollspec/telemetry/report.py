@@ -19,6 +19,7 @@ from typing import Any
 
 from rollspec.errors import RollspecError
 from rollspec.telemetry.charts import figures
+from rollspec.telemetry.limits import Limits, limits
 from rollspec.telemetry.runs import Run, find_pair, load_run
 from rollspec.telemetry.sinks import plain
 from rollspec.telemetry.summary import (
@@ -40,11 +41,12 @@ DASH = "–"
 
 @dataclass(frozen=True)
 class ReportPaths:
-    """What `write_report` wrote, and its first sentence."""
+    """What `write_report` wrote, its first sentence, and how far from optimal the run was if it says."""
 
     html: Path
     json: Path
     headline: str
+    limits: str | None
 
 
 def write_report(run: str | Path, baseline: str | Path | None = None, out: str | Path | None = None) -> ReportPaths:
@@ -72,7 +74,7 @@ def write_report(run: str | Path, baseline: str | Path | None = None, out: str |
         target.with_suffix(".json").write_text(json.dumps(numbers, indent=2) + "\n", encoding="utf-8")
     except OSError as e:
         raise RollspecError(f"rollspec: {target} cannot be written ({e.strerror or e}); choose another --out.") from e
-    return ReportPaths(target, target.with_suffix(".json"), numbers["headline"])
+    return ReportPaths(target, target.with_suffix(".json"), numbers["headline"], limits_sentence(main))
 
 
 def report_json(run: Run, baseline: Run | None) -> dict[str, Any]:
@@ -104,6 +106,7 @@ def render(run: Run, baseline: Run | None = None) -> str:
         columns=[s.name for s in (theirs, mine) if s is not None],
         table=table(mine, theirs, comparison),
         epochs=_epochs(comparison),
+        limits=_limits(limits(run)),
         figures=sorted(figures(run, baseline), key=lambda f: bool(f.missing)),  # gaps go last
         phases=bars,
         phase_names=list(dict.fromkeys(phase for _, parts in bars for phase, *_ in parts)),
@@ -132,6 +135,12 @@ def headline(run: Run, baseline: Run | None) -> str:
     else:
         speed = f"generation {_times(c.overall)}"
     return f"{speed}; {_sameness(c)}"
+
+
+def limits_sentence(run: Run) -> str | None:
+    """How far from optimal, in one sentence; None where the run does not carry it."""
+    found = limits(run)
+    return None if found is None else found.sentence()
 
 
 def table(mine: RunSummary, theirs: RunSummary | None, c: Comparison | None) -> list[tuple[str, list[str], str]]:
@@ -190,6 +199,28 @@ def _epochs(c: Comparison | None) -> list[tuple[str, str, str]]:
     if c is None or len(c.by_epoch) < 2:
         return []
     return [(f"epoch {e + 1}", f"{r.value:.2f}×", f"{r.low:.2f}–{r.high:.2f}") for e, r in c.by_epoch.items()]
+
+
+def _limits(found: Limits | None) -> list[str]:
+    """What was possible, in sentences."""
+    if found is None:
+        return []
+    sentences = [found.sentence()]
+    sentences.append(
+        f"Against the oracle, the best arm of each batch size known in hindsight, {100 * found.regret:.1f} % more time."
+    )
+    if found.ceiling is not None:
+        sentences.append(
+            f"One drafted token per place can have at most {100 * found.ceiling:.0f} % accepted: E[max p]."
+        )
+    if found.host_share is not None and found.tuner_share is not None:
+        sentences.append(
+            f"Drafting took {100 * found.host_share:.1f} % of engine time, of which deciding how much took "
+            f"{100 * found.tuner_share:.1f}."
+        )
+    error = "" if found.cost_error is None else f", whose median error is {100 * found.cost_error:.1f} % of a step"
+    sentences.append(f"All of these are computed by the fitted cost of engine steps{error}.")
+    return sentences
 
 
 def _phase_bar(s: RunSummary) -> tuple[str, list[tuple[str, float, str]]]:

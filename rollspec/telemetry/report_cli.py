@@ -25,6 +25,8 @@ def command(
         sys.stdout.write(paths.json.read_text(encoding="utf-8"))
     else:
         typer.echo(paths.headline)
+        if paths.limits:
+            typer.echo(paths.limits)
         typer.echo(f"report: {paths.html}\nnumbers: {paths.json}")
     if open_page:
         webbrowser.open(paths.html.resolve().as_uri())

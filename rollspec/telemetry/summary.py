@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from rollspec.telemetry.limits import limits
 from rollspec.telemetry.runs import GEN, STEP_TIME, Run
 
 REWARD = ("rollspec/reward/mean", "critic/score/mean", "critic/rewards/mean")
@@ -215,6 +216,8 @@ def tokens_per_step(run: Run) -> list[float | None]:
 def to_json(run: Run, baseline: Run | None) -> dict[str, Any]:
     """Every number of the report, for programs."""
     out: dict[str, Any] = {"run": asdict(summarize(run)), "baseline": None, "comparison": None}
+    found = limits(run)
+    out["limits"] = None if found is None else {**asdict(found), "regret": found.regret}
     if baseline is not None:
         out["baseline"] = asdict(summarize(baseline))
         out["comparison"] = asdict(compare(run, baseline))

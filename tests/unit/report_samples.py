@@ -7,6 +7,9 @@ import random
 from pathlib import Path
 from typing import Any
 
+MODELLED = {"played": 1.0, "none": 1.6, "suffix:4": 1.05, "suffix:16": 1.2, "oracle": 0.98, "clairvoyant": 0.9,
+            "perfect": 0.5}  # fmt: skip
+
 
 def rows(speculating: bool, epochs: int = 3, per_epoch: int = 6, seed: int = 0) -> list[dict[str, Any]]:
     """One row per step; generation gets faster from the second epoch on when `speculating`."""
@@ -59,6 +62,11 @@ def rows(speculating: bool, epochs: int = 3, per_epoch: int = 6, seed: int = 0) 
                 "rollspec/rollout/speculating": 1.0,
                 "rollspec/guard/faults": 1 if i == 7 else 0,
                 **({"rollspec/guard/faults/history.save": 1} if i == 7 else {}),
+                **{f"rollspec/tuner/modelled_seconds/{k}": gen * v for k, v in MODELLED.items()},
+                **{f"rollspec/tuner/arm/{k}": v for k, v in {"none": 0.2, "suffix:4": 0.5, "suffix:16": 0.3}.items()},
+                "rollspec/tuner/cost_error": 0.04,
+                "rollspec/tuner/share": 0.006,
+                "rollspec/accept/ceiling": 0.81,
                 **{f"rollspec/accept/position/{k}": rate * 0.97**k + 0.1 for k in range(1, 17)},
             }
         out.append(row)

@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 from rollspec.cli import app
 from rollspec.errors import RollspecError
 from rollspec.telemetry import svg
+from rollspec.telemetry.limits import limits
 from rollspec.telemetry.report import headline, render, write_report
 from rollspec.telemetry.runs import load_run
 from rollspec.telemetry.summary import compare, ratio, summarize, tokens_per_step
@@ -56,7 +57,7 @@ def test_page_is_whole_and_self_contained(demo: Path) -> None:
     checker.feed(page)
     assert checker.open == []
     assert "script" not in checker.tags and "link" not in checker.tags
-    assert page.count("<svg") == 8
+    assert page.count("<svg") == 10
     assert not re.search(r"url\(|@import|nan|None", page)
     assert "history.save ×1" in page and "verl.trainer.main_ppo" in page
     assert paths.html == demo / "report.html"
@@ -120,7 +121,7 @@ def test_one_run_alone(demo: Path) -> None:
 
 def test_baseline_alone_says_what_is_missing(demo: Path) -> None:
     page = render(load_run(demo / "baseline"))
-    assert page.count('class="missing"') == 4
+    assert page.count('class="missing"') == 6
     assert "speculation was off, or its metrics did not arrive" in page
 
 
@@ -253,3 +254,16 @@ def test_tokens_per_second_from_the_second_epoch_on(demo: Path) -> None:
     found = compare(*runs).later_tokens_per_second
     assert found is not None and found.value == pytest.approx(speeds[0] / speeds[1])
     assert found.low < found.value < found.high
+
+
+def test_how_far_from_optimal(demo: Path) -> None:
+    found = limits(load_run(demo / "rollspec"))
+    assert found is not None and found.best_fixed_arm == "suffix:4"
+    assert (found.got, found.oracle, found.perfect) == pytest.approx((1.6, 1.6 / 0.98, 3.2))
+    assert found.regret == pytest.approx(1 / 0.98 - 1) and found.ceiling == pytest.approx(0.81)
+    page = render(load_run(demo / "rollspec"))
+    assert "You got 1.60×; the best fixed setting (suffix:4) would have got 1.52×; the oracle 1.63×" in page
+    assert limits(load_run(demo / "baseline")) is None
+    assert "How far from optimal" not in render(load_run(demo / "baseline"))
+    data = json.loads(write_report(demo).json.read_text())
+    assert data["limits"]["best_fixed"] == pytest.approx(1.6 / 1.05)

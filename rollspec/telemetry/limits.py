@@ -1,0 +1,113 @@
+"""How far a run was from what was possible, by its engine's cost model: what the report says of the tuner.
+
+The engine's ledger (`rollspec/tuning/regret.py`) writes, per training step, the seconds that other settings would have
+taken for the tokens of that step. Sums over the run give a speed-up for each, all against no drafts at all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from rollspec.telemetry import svg
+from rollspec.telemetry.runs import Run
+
+MODELLED = "rollspec/tuner/modelled_seconds/"
+ARM = "rollspec/tuner/arm/"
+PLAYED, NONE, ORACLE, CLAIRVOYANT, PERFECT = "played", "none", "oracle", "clairvoyant", "perfect"
+_BOUNDS = (PLAYED, ORACLE, CLAIRVOYANT, PERFECT)
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Speed-ups over no drafts, of one run, all modelled so that they compare. Shares are of engine time.
+
+    `oracle`: the best arm of each batch bucket, known in hindsight; `clairvoyant`: the best arm of each engine step,
+    which no policy can reach; `perfect`: a drafter that is always right.
+    """
+
+    got: float
+    best_fixed: float
+    best_fixed_arm: str
+    oracle: float
+    clairvoyant: float
+    perfect: float
+    cost_error: float | None  # median relative error of predicted step times
+    ceiling: float | None  # E[max p]: the most that one-hot drafts can have accepted per token
+    tuner_share: float | None
+    host_share: float | None
+
+    @property
+    def regret(self) -> float:
+        """Modelled time over the oracle's, less 1."""
+        return self.oracle / self.got - 1.0
+
+    def sentence(self) -> str:
+        """The limits in one sentence."""
+        return (
+            f"You got {self.got:.2f}×; the best fixed setting ({self.best_fixed_arm}) would have got "
+            f"{self.best_fixed:.2f}×; the oracle {self.oracle:.2f}×; a perfect drafter on this machine "
+            f"{self.perfect:.2f}×."
+        )
+
+
+def limits(run: Run) -> Limits | None:
+    """The limits of a run; None where its metrics do not carry them."""
+    seconds = {name.removeprefix(MODELLED): _sum(run, name) for name in run.names(MODELLED)}
+    if not all(seconds.get(k) for k in (*_BOUNDS, NONE)):
+        return None
+    fixed = {k: t for k, t in seconds.items() if k not in _BOUNDS and t > 0}
+    arm = min(fixed, key=lambda k: fixed[k])
+    base = seconds[NONE]
+    weights = run.series("rollspec/rollout/engine_seconds")
+    return Limits(
+        got=base / seconds[PLAYED],
+        best_fixed=base / fixed[arm],
+        best_fixed_arm=arm,
+        oracle=base / seconds[ORACLE],
+        clairvoyant=base / seconds[CLAIRVOYANT],
+        perfect=base / seconds[PERFECT],
+        cost_error=_weighted(run.series("rollspec/tuner/cost_error"), weights),
+        ceiling=_weighted(run.series("rollspec/accept/ceiling"), weights),
+        tuner_share=_weighted(run.series("rollspec/tuner/share"), weights),
+        host_share=_weighted(run.series("rollspec/rollout/propose_share"), weights),
+    )
+
+
+def speedups(run: Run) -> list[svg.Line]:
+    """Modelled speed-up per training step: what the run got, and its bounds."""
+    steps = [float(s) for s in run.steps]
+    base = run.series(MODELLED + NONE)
+    lines = []
+    for label, key, style in (
+        ("perfect drafter", PERFECT, "s-4"),
+        ("clairvoyant", CLAIRVOYANT, "s-2"),
+        ("oracle arm", ORACLE, "s-1"),
+        ("got", PLAYED, "s-run"),
+    ):
+        if run.has(MODELLED + key):
+            ratios = [b / t if b and t else None for b, t in zip(base, run.series(MODELLED + key), strict=True)]
+            lines.append(svg.Line(label, style, steps, ratios))
+    return lines
+
+
+def arm_shares(run: Run, most: int = 5) -> list[tuple[str, list[float | None]]]:
+    """Share of engine steps per arm and training step, the `most` arms that were played most."""
+    # A step that carries any arm carries all that were played in it.
+    told = [any(name.startswith(ARM) for name in row) for row in run.rows]
+    found = {
+        name.removeprefix(ARM): [(v or 0.0) if t else None for v, t in zip(run.series(name), told, strict=True)]
+        for name in run.names(ARM)
+    }
+    order = sorted(found, key=lambda a: -sum(v or 0.0 for v in found[a]))[:most]
+    return [(arm, found[arm]) for arm in found if arm in order]
+
+
+def _sum(run: Run, name: str) -> float:
+    return sum(v for v in run.series(name) if v is not None)
+
+
+def _weighted(values: Sequence[float | None], weights: Sequence[float | None]) -> float | None:
+    pairs = [(v, w) for v, w in zip(values, weights, strict=True) if v is not None and w]
+    total = sum(w for _, w in pairs)
+    return sum(v * w for v, w in pairs) / total if total else None
