@@ -207,8 +207,8 @@ def _limits(found: Limits | None) -> list[str]:
         return []
     sentences = [found.sentence()]
     sentences.append(
-        f"Against the oracle, the best arm of each batch size known in hindsight, it took {100 * abs(found.regret):.1f} % "
-        f"{'more' if found.regret >= 0 else 'less'} time."
+        "Against the oracle, the best arm of each batch size known in hindsight, it took "
+        f"{100 * abs(found.regret):.1f} % {'more' if found.regret >= 0 else 'less'} time."
     )
     if found.ceiling is not None:
         sentences.append(
