@@ -89,7 +89,8 @@ def _sections() -> dict[str, list[str]]:
         value: Any = defaults
         for part in name.split("."):
             value = value[part]
-        cells = (f"`{name}`", _value(kind, _field(name)), _default(name, value), text.replace("|", "\\|"))
+        meaning = text.replace("|", "\\|").replace("docs/tuning.md", "[tuning](tuning.md)")
+        cells = (f"`{name}`", _value(kind, _field(name)), _default(name, value), meaning)
         out.setdefault(name.rpartition(".")[0], []).append("| " + " | ".join(cells) + " |")
     return out
 
