@@ -6,7 +6,7 @@ export ROLLSPEC_VENV := $(VENV)
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup test test-unit test-engine test-e2e lint format demo bench clean clean-all
+.PHONY: help setup test test-unit test-engine test-e2e lint format demo bench docs clean clean-all
 
 help:  ## list the targets
 	@grep -E '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | \
@@ -38,6 +38,11 @@ demo: setup  ## a GRPO job on CPU with and without rollspec, and the report
 
 bench: setup  ## every benchmark (ARGS="..." goes to rollspec bench)
 	@rollspec bench $(or $(ARGS),all)
+
+docs: setup  ## the documentation as a site in build/docs (generated pages are written anew)
+	@python -m rollspec.config_docs >/dev/null && python -m rollspec.telemetry.docs >/dev/null
+	@NO_MKDOCS_2_WARNING=1 mkdocs build --strict --quiet
+	@echo "documentation: $(CURDIR)/build/docs/index.html (with search: python -m http.server --directory build/docs)"
 
 clean:  ## remove build outputs and caches of this repository
 	@rm -rf build dist .pytest_cache .ruff_cache .mypy_cache .hypothesis *.egg-info

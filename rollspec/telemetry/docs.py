@@ -36,8 +36,8 @@ edit the table there.
 
 A *gauge* is a level, a *counter* a sum over the interval since the last report (one training step). `<drafter>`,
 `<i>`, `<cause>`, `<arm>` and `<setting>` stand for a drafter's name, a draft position counted from 1, a short name of a
-fault, an arm (`none` or `drafters:K`), and a setting that the ledger replays (docs/tuning.md). A ratio
-whose denominator is zero is left out rather than reported as zero.
+fault, an arm (`none` or `drafters:K`), and a setting that the ledger replays
+([tuning](tuning.md#how-far-from-optimal)). A ratio whose denominator is zero is left out rather than reported as zero.
 
 The metrics go to the trainer's own logger (so to W&B, TensorBoard or a console without further set-up) and, with
 `telemetry.jsonl`, to a JSON-lines file. `rollspec report RUN` reads a folder with `metrics.jsonl` (one object per
