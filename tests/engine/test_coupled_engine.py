@@ -99,16 +99,12 @@ def test_batches_chunks_and_preemption_change_no_token(
         assert preempted and preempted[0] > 0, "the cache was meant to be too small"
         assert call(llm, "stats")["accepted"] > 0
         # One request at a time, each alone in its batch.
+        same = LONG | {"max_tokens": 60}
         call(llm, "set_version", version=7)
-        alone = [generate(llm, [p], copies=2, limit=60, **LONG) for p in prompts[:2]]
+        alone = [generate(llm, [p], copies=1, **same) for p in prompts for _ in range(2)]
         call(llm, "set_version", version=8)
         call(llm, "set_version", version=7)
-        assert [x for pair in alone for x in pair] == [
-            x[: len(y)]
-            for x, y in zip(
-                generate(llm, prompts[:2], copies=2, limit=60, **LONG), [y for pair in alone for y in pair], strict=True
-            )
-        ]
+        assert [[text] for text in generate(llm, prompts, copies=2, **same)] == alone
     finally:
         close(llm)
 
@@ -135,7 +131,7 @@ def test_greedy_requests_stay_greedy(model: Path, prompts: list[list[int]]) -> N
             outputs = llm.generate(requests, mixed, use_tqdm=False)
             assert [list(o.outputs[0].token_ids) for o in outputs[::2]] == expected
         assert call(llm, "stats")["accepted"] > 0
-        with pytest.raises(ValueError, match="min_p"):
+        with pytest.raises(Exception, match="min_p"):
             generate(llm, prompts[:1], copies=1, min_p=0.1, temperature=1.0)
     finally:
         close(llm)
