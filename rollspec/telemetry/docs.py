@@ -21,6 +21,7 @@ _GROUPS = {
     "accept": "What the target accepted of what was drafted.",
     "tuner": "How much is drafted, how that was decided, and how far from the best it was.",
     "history": "The past responses that drafts come from.",
+    "reuse": "What was said again from past rollouts (`reuse.mode: coupled` only).",
     "policy": "Which policy is being sampled.",
     "guard": "What went wrong and was survived.",
     "health": "Whether engine and trainer still agree about the policy.",

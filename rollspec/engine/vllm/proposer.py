@@ -15,6 +15,7 @@ from typing import Any
 
 from rollspec.config import RollspecConfig
 from rollspec.engine.vllm.compat import vllm_version
+from rollspec.engine.vllm.coupled import CoupledSampler
 from rollspec.engine.vllm.plugin import engine_config
 from rollspec.proposal.proposer import Proposer
 from rollspec.telemetry.metrics import EngineStats, to_metrics
@@ -41,6 +42,7 @@ class VllmProposer:
         self.machine = _machine(vllm_config)
         self.runner: Any = None
         self.ceiling: Any = None
+        self.coupled: CoupledSampler | None = None
         self.drafting = False
         self.fault: str | None = None
         self.faults: dict[str, int] = {}
@@ -82,6 +84,8 @@ class VllmProposer:
         """The engine starts a step: note the time, and take what finished requests said as history."""
         self._scheduler_output = scheduler_output
         self._began = time.perf_counter()
+        if self.coupled is not None:
+            self.coupled.before_step(scheduler_output)
         if self.drafting:
             try:
                 for req_id in scheduler_output.finished_req_ids:
@@ -89,10 +93,21 @@ class VllmProposer:
             except Exception as e:
                 self.fail("history", e)
 
+    def set_version(self, version: int) -> None:
+        """The policy changed; on every rank."""
+        self.proposer.set_version(version)
+        if self.coupled is not None:
+            self.coupled.streams.set_version(version)
+
+    @property
+    def mode(self) -> str:
+        """The law's name as it is sampled now."""
+        return "coupled" if self.coupled is not None and self.coupled.on else "standard"
+
     def fail(self, what: str, error: BaseException) -> None:
         """Speculation is off from now on: count the cause, say it once."""
         cause = f"{what}: {type(error).__name__}: {error}"
-        self.faults[cause] = self.faults.get(cause, 0) + 1
+        self.count(cause)
         if self.fault is None:
             self.fault = cause
             logger.error(
@@ -101,13 +116,18 @@ class VllmProposer:
         self.drafting = False
         self.proposer.requests.clear()
 
+    def count(self, cause: str) -> None:
+        """Note a fault for telemetry."""
+        self.faults[cause] = self.faults.get(cause, 0) + 1
+
     def drain(self) -> EngineStats:
         """Everything counted since the last call."""
         self._write()
         latest = self._take()
         out = EngineStats.merge([*self._drained, latest])
         # Counts add up over time as they do over replicas; levels do not: they are what they are now.
-        for level in ("history_bytes", "tree_bytes", "prompts", "speculating", "cost_error", "drafters_off"):
+        for level in ("history_bytes", "tree_bytes", "prompts", "speculating", "cost_error", "drafters_off",
+                      "correlated"):  # fmt: skip
             setattr(out, level, getattr(latest, level))
         self._drained = []
         return out
@@ -130,6 +150,8 @@ class VllmProposer:
 
     def state(self) -> tuple[str, str]:
         """("suffix" | "none", why)."""
+        if self.drafting and not self.config.proposal.drafters:
+            return "none", "proposal.drafters is empty"
         if self.drafting and self.proposer.k > 0:
             return "suffix", ""
         return "none", self.fault or ("k is 0" if self.drafting else "this rank does not draft")
@@ -173,7 +195,10 @@ class VllmProposer:
         limit = (
             params.max_tokens if params is not None and params.max_tokens is not None else self.proposer.max_model_len
         )
-        self.proposer.begin(req_id, state.prompt_token_ids, limit, stop)
+        stream = None
+        if self.config.reuse.seeds == "keep" and self.coupled is not None and self.coupled.on:
+            stream = self.coupled.streams.keys.get(req_id)
+        self.proposer.begin(req_id, state.prompt_token_ids, limit, stop, stream)
 
 
 def _machine(vllm_config: Any) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from rollspec.config import RollspecConfig
 from rollspec.engine.vllm import patches
 from rollspec.engine.vllm.ceiling import Ceiling
 from rollspec.engine.vllm.compat import vllm_version
+from rollspec.engine.vllm.coupled import CoupledSampler
 from rollspec.engine.vllm.proposer import VllmProposer
 from rollspec.errors import HistoryError, RollspecError, UnsupportedEngineError
 from rollspec.tuning import store
@@ -42,7 +43,9 @@ def install(worker: Any, config: RollspecConfig) -> None:
                 f"{patches.ENV_PATCHES}=none forbids them; unset it"
             )
         drafter.attach(runner, drafts_here=_is_output_rank(worker))
-        if drafter.drafting:
+        if config.mode == "coupled":  # on every rank: each draws, and all must draw alike
+            drafter.coupled = CoupledSampler(runner, config, drafter.count)
+        if drafter.drafting and config.reuse.mode == "independent":  # a replay is right more often than max p
             drafter.ceiling = Ceiling(runner)
         _wrap_execute_model(runner, drafter)
     except Exception as e:
@@ -58,6 +61,8 @@ def call(worker: Any, op: str, payload: dict[str, Any]) -> dict[str, Any]:
     if not isinstance(drafter, VllmProposer):
         return {"state": "off", "reason": "rollspec is not on in this engine"} if op == "info" else {}
     if drafter.runner is not None and not drafter.drafting and drafter.fault is None:
+        if op == "set_version" and drafter.coupled is not None:
+            drafter.set_version(int(payload["version"]))  # its noise depends on it
         return {}  # a rank whose drafts vLLM does not read
     operation = OPERATIONS.get(op)
     if operation is None:
@@ -105,7 +110,7 @@ def _info(drafter: VllmProposer, payload: dict[str, Any]) -> dict[str, Any]:
         "k": p.k,
         "k_max": p.k_max,
         "preset": drafter.config.preset,
-        "mode": drafter.config.mode,
+        "mode": drafter.mode,
         "vllm": vllm_version(),
         "running": len(p.requests),
         "prompts": len(p.history),
@@ -122,7 +127,7 @@ def _stats(drafter: VllmProposer, payload: dict[str, Any]) -> dict[str, Any]:
 
 def _set_version(drafter: VllmProposer, payload: dict[str, Any]) -> dict[str, Any]:
     version = int(payload["version"])
-    drafter.proposer.set_version(version)
+    drafter.set_version(version)
     history = drafter.config.history
     if history.dir is not None and history.autosave and drafter.drafting:
         _save(drafter, {"dir": str(history.dir), "wait": False})
@@ -159,7 +164,8 @@ def _save(drafter: VllmProposer, payload: dict[str, Any]) -> dict[str, Any]:
 
 def _load(drafter: VllmProposer, payload: dict[str, Any]) -> dict[str, Any]:
     try:
-        count = drafter.proposer.history.load(payload["dir"], drafter.proposer.version)
+        vocab = int(drafter.runner.model_config.get_vocab_size())
+        count = drafter.proposer.history.load(payload["dir"], drafter.proposer.version, vocab)
     except HistoryError as e:
         _note(drafter, "history file refused", e)
         return {"error": str(e)}

@@ -1,0 +1,129 @@
+"""Coupled sampling: every token is argmax(logits / T + Gumbel(key, position, token)), whether or not it was drafted.
+
+A draft token is accepted while it equals that argmax, and the first that differs is replaced by it. So drafts decide
+how many tokens a step yields and never which: any selection of drafts is exact, and the text is the same with any
+drafter, any K and none. Pure: torch and numpy, no engine.
+"""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from rollspec.sampling.noise import BLOCK, Ints, Words, block_minima, gumbel, later
+
+if TYPE_CHECKING:
+    import torch
+
+CHUNK = 1 << 14
+"""Blocks whose noise is drawn together: what stays in a core's cache."""
+
+NEAR = 1 << 10
+"""Blocks whose scores are read together, likewise."""
+
+SMALL, FEW = 8, 32
+"""Blocks of a vocabulary, and of all rows, up to which all noise is drawn: there it is cheaper than choosing blocks."""
+
+WHOLE = 1 << 8
+"""Blocks whose noise is drawn whole together."""
+
+
+def sample(logits: torch.Tensor, keys: Words, positions: Ints) -> torch.Tensor:
+    """One token per row: an exact draw from softmax(logits), the same for the same (logits, key, position).
+
+    Args:
+        logits: [n, vocab] float32, temperature and masks applied; -inf tokens are never drawn.
+        keys: [n] noise keys. positions: [n] index of the drawn token in the whole sequence.
+
+    Returns:
+        [n] int64 on the device of `logits`.
+    """
+    import torch
+
+    if logits.is_cuda and find_spec("triton") is not None:
+        from rollspec.sampling import noise_cuda
+
+        return noise_cuda.choose(logits, keys, positions)
+    return torch.from_numpy(choose(logits.cpu().numpy(), keys, positions)).to(logits.device)
+
+
+def choose(scores: npt.NDArray[np.float32], keys: Words, positions: Ints) -> Ints:
+    """argmax(scores + noise.gumbel(...)) per row, computing noise only for blocks that can win.
+
+    Args:
+        scores: [n, vocab], no NaN. keys, positions: [n].
+
+    Returns:
+        [n] tokens, the lowest of equals; 0 where a row has nothing but -inf.
+    """
+    n, vocab = scores.shape
+    blocks = -(-vocab // BLOCK)
+    if blocks <= SMALL or n * blocks <= FEW:
+        out = np.empty(n, dtype=np.int64)
+        rows = max(1, WHOLE // blocks)
+        for at in range(0, n, rows):
+            part = slice(at, at + rows)
+            (scores[part] + gumbel(keys[part], positions[part], vocab)).argmax(1, out=out[part])
+        return out
+    if missing := -vocab % BLOCK:
+        scores = np.pad(scores, ((0, 0), (0, missing)), constant_values=-np.inf)
+    scores = scores.reshape(n, blocks, BLOCK)
+    out = np.zeros(n, dtype=np.int64)
+    rows = max(1, CHUNK // blocks)
+    for at in range(0, n, rows):
+        part = slice(at, at + rows)
+        _choose(scores[part], keys[part], positions[part], out[part])
+    return out
+
+
+def _choose(x: npt.NDArray[np.float32], keys: Words, positions: Ints, out: Ints) -> None:
+    """`choose` for [n, blocks, 128] scores, into `out`."""
+    n, blocks, _ = x.shape
+    times, holder = block_minima(keys, positions, blocks)
+    bound = -np.log(times)  # of the noise in a block; its holder has exactly this
+    top, held = np.empty((n, blocks), dtype=x.dtype), np.empty((n, blocks), dtype=x.dtype)
+    some = max(1, NEAR // blocks)
+    for at in range(0, n, some):  # read what was just read: a large vocabulary's rows do not fit the cache together
+        part = slice(at, at + some)
+        x[part].max(-1, out=top[part])
+        held[part] = np.take_along_axis(x[part], holder[part, :, None], -1)[..., 0]
+    best = (held + bound).max(1)
+    row, block = np.divmod(np.flatnonzero(top + bound >= best[:, None]), blocks)
+    near = x[row, block]  # [candidate blocks, 128]
+    which, place = np.divmod(np.flatnonzero(near + bound[row, block][:, None] >= best[row][:, None]), BLOCK)
+    if not len(which):
+        return
+    row, block = row[which], block[which]
+    more = later(keys[row], positions[row], block * BLOCK + place)
+    more[place == holder[row, block]] = 0.0
+    value = near[which, place] - np.log(times[row, block] + more)  # [candidate tokens], by row and token
+    new = np.concatenate([[True], row[1:] != row[:-1]])
+    winner = np.maximum.reduceat(value, np.flatnonzero(new))
+    wins = np.flatnonzero(value == winner[np.cumsum(new) - 1])[::-1]  # the lowest of equals is written last
+    out[row[wins]] = block[wins] * BLOCK + place[wins]
+
+
+def accept(tokens: Ints, drafts: Ints, counts: Ints, width: int) -> Ints:
+    """What a verify step emits.
+
+    Args:
+        tokens: [sum(counts + 1)] coupled tokens, request by request: one per draft token and one more.
+        drafts: [sum(counts)] draft tokens, request by request; negative ones are never accepted.
+        counts: [batch] draft tokens per request, each below `width`.
+        width: columns of the result.
+
+    Returns:
+        [batch, width]: each request's tokens up to the first that differs from its draft, then -1.
+    """
+    batch = len(counts)
+    at = np.arange(width)
+    rows = np.full((batch, width), -1, dtype=np.int64)
+    rows[at <= counts[:, None]] = tokens
+    guesses = np.full((batch, width), -2, dtype=np.int64)
+    guesses[at < counts[:, None]] = drafts
+    emitted = 1 + np.cumprod(rows == guesses, axis=1).sum(1)
+    rows[at >= emitted[:, None]] = -1
+    return rows
