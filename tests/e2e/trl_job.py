@@ -1,7 +1,7 @@
 """A GRPO job with TRL in a process of its own; prints what `test_trl.py` checks as one JSON line.
 
-    python trl_job.py OUT MODEL train            two epochs with a checkpoint, then a weight sync against HF
-    python trl_job.py OUT MODEL resume           one step more, from that checkpoint
+python trl_job.py OUT MODEL train            two epochs with a checkpoint, then a weight sync against HF
+python trl_job.py OUT MODEL resume           one step more, from that checkpoint
 """
 
 from __future__ import annotations

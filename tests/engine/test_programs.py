@@ -1,0 +1,192 @@
+"""Any vLLM program: `ROLLSPEC=default` and nothing else. Greedy outputs are those of an engine without it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+from engines import MAX_LEN, build, close
+
+pytestmark = pytest.mark.engine
+
+APPS = Path(__file__).with_name("apps")
+MAX_TOKENS = 64
+ENGINE: dict[str, Any] = {
+    "dtype": "float32", "enforce_eager": True, "max_model_len": MAX_LEN, "max_num_seqs": 16,
+    "enable_prefix_caching": False,
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def reference(model: Path, prompts: list[list[int]]) -> list[Any]:
+    """What an engine without rollspec says, greedily: one vLLM completion per prompt."""
+    from vllm import SamplingParams
+
+    llm = build(model, None)
+    try:
+        params = SamplingParams(temperature=0.0, max_tokens=MAX_TOKENS, logprobs=1)
+        outputs = llm.generate([{"prompt_token_ids": p} for p in prompts], params, use_tqdm=False)
+        return [o.outputs[0] for o in outputs]
+    finally:
+        close(llm)
+
+
+def run_app(
+    run_bounded: Callable[..., Any], name: str, model: Path, prompts: list[list[int]], folder: Path
+) -> dict[str, Any]:
+    task = folder / "task.json"
+    engine = {**ENGINE, "model": str(model)}
+    task.write_text(json.dumps({"engine": engine, "prompts": prompts, "max_tokens": MAX_TOKENS}))
+    done = run_bounded([sys.executable, APPS / name, task], 180, env={"ROLLSPEC": "default"})
+    assert done.returncode == 0, done.stdout[-4000:]
+    return json.loads(next(x for x in done.stdout.splitlines() if x.startswith('{"tokens"')))  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("name", ["llm_app.py", "async_app.py"])
+def test_a_program_needs_nothing_but_the_switch(
+    name: str,
+    model: Path,
+    prompts: list[list[int]],
+    reference: list[Any],
+    run_bounded: Callable[..., Any],
+    tmp_path: Path,
+) -> None:
+    result = run_app(run_bounded, name, model, prompts, tmp_path)
+    assert result["tokens"] == [list(r.token_ids) for r in reference for _ in range(2)]
+    assert result["accepted"][0] > 0
+    if "chunks" in result:
+        assert max(result["chunks"]) > 1, "nothing was streamed"
+
+
+# ---- vllm serve
+# --------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def server(model: Path) -> Iterator[str]:
+    """`vllm serve` with the settings that TRL's servers have, apart from NCCL; its base URL."""
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        port = s.getsockname()[1]
+    command = [
+        sys.executable, "-m", "vllm.entrypoints.cli.main", "serve", str(model), "--host", "127.0.0.1",
+        "--port", str(port), "--dtype", "float32", "--enforce-eager", "--max-model-len", str(MAX_LEN),
+        "--max-num-seqs", "16", "--no-enable-prefix-caching", "--served-model-name", "policy",
+        "--logprobs-mode", "processed_logprobs", "--max-logprobs", "-1",
+    ]  # fmt: skip
+    environment = {**os.environ, "ROLLSPEC": "default", "VLLM_SERVER_DEV_MODE": "1"}
+    with tempfile.TemporaryFile() as log:
+        process = subprocess.Popen(
+            command, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )  # fmt: skip
+        try:
+            url = f"http://127.0.0.1:{port}"
+            end = time.monotonic() + 180
+            while not _healthy(url):
+                if process.poll() is not None or time.monotonic() > end:
+                    log.seek(0)
+                    pytest.fail(f"the server did not start:\n{log.read().decode(errors='replace')[-4000:]}")
+                time.sleep(0.5)
+            yield url
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGINT)
+            try:
+                process.wait(20)
+            except subprocess.TimeoutExpired:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+
+
+def _healthy(url: str) -> bool:
+    import requests
+
+    try:
+        return bool(requests.get(f"{url}/health", timeout=2).status_code == 200)
+    except requests.RequestException:
+        return False
+
+
+@pytest.fixture(scope="module")
+def client(server: str) -> Any:
+    from openai import OpenAI
+
+    return OpenAI(base_url=f"{server}/v1", api_key="none", max_retries=0, timeout=120)
+
+
+def test_serve_answers_as_without(client: Any, prompts: list[list[int]], reference: list[Any]) -> None:
+    """One request with all prompts and n=2; then each streamed."""
+    kwargs = {"model": "policy", "temperature": 0.0, "max_tokens": MAX_TOKENS}
+    answer = client.completions.create(prompt=prompts, n=2, **kwargs)
+    assert [c.text for c in answer.choices] == [r.text for r in reference for _ in range(2)]
+    for prompt, r in zip(prompts, reference, strict=True):
+        parts = [x.choices[0].text for x in client.completions.create(prompt=prompt, stream=True, **kwargs)]
+        assert "".join(parts) == r.text
+        # Several tokens may come at once: that is what acceptance looks like to a client.
+        assert len(parts) > 1
+
+
+def test_serve_stop_strings_logprobs_and_seeds(client: Any, prompts: list[list[int]], reference: list[Any]) -> None:
+    kwargs = {"model": "policy", "max_tokens": MAX_TOKENS}
+    for prompt, r in zip(prompts, reference, strict=True):
+        stop = r.text[len(r.text) // 2 :][:2]
+        answer = client.completions.create(prompt=prompt, temperature=0.0, stop=[stop], logprobs=1, **kwargs)
+        choice = answer.choices[0]
+        assert choice.text == r.text[: r.text.index(stop)] and choice.finish_reason == "stop"
+        expected = [step[t].logprob for t, step in zip(r.token_ids, r.logprobs, strict=True)]
+        got = choice.logprobs.token_logprobs
+        assert got == pytest.approx(expected[: len(got)], abs=1e-3)
+    sampled = [
+        client.completions.create(prompt=prompts[0], temperature=1.0, seed=seed, n=2, **kwargs).choices
+        for seed in (1, 2)
+    ]
+    assert all(c.text and c.finish_reason in ("stop", "length") for choices in sampled for c in choices)
+
+
+def test_serve_shows_its_metrics(server: str, client: Any, prompts: list[list[int]]) -> None:
+    import requests
+
+    client.completions.create(model="policy", prompt=prompts, temperature=0.0, max_tokens=MAX_TOKENS)
+    end = time.monotonic() + 30
+    while True:
+        text = requests.get(f"{server}/metrics", timeout=10).text
+        if 'rollspec_accept_accepted_total{model_name="policy"}' in text:
+            break
+        assert time.monotonic() < end, "no metrics of rollspec at /metrics"
+        time.sleep(0.5)
+    value = {line.split(" ")[0]: float(line.split(" ")[1]) for line in text.splitlines() if line[:1].isalpha()}
+    assert value['rollspec_accept_accepted_total{model_name="policy"}'] > 0
+    assert 0 < value['rollspec_accept_rate_by_drafter{drafter="suffix",model_name="policy"}'] <= 1
+    assert any(name.startswith("vllm:num_requests_running") for name in value)
+
+
+def test_trl_generates_with_the_server(server: str, prompts: list[list[int]], reference: list[Any]) -> None:
+    """TRL's own client, and the operations that `rollspec_trl` asks of a server (weight sync there needs NCCL)."""
+    client_module = pytest.importorskip("trl.generation.vllm_client")
+    from rollspec_trl.engines import Server
+
+    from rollspec.proposal.base import prompt_key
+
+    engine = Server(server)
+    assert engine.call("info")["state"] == "suffix"
+    assert engine.call("set_version", {"version": 3}) == {"version": 3}
+    client = client_module.VLLMClient(base_url=server, connection_timeout=10)
+    out = client.generate(prompts, n=2, temperature=0.0, max_tokens=MAX_TOKENS, logprobs=0)
+    assert out["completion_ids"] == [list(r.token_ids) for r in reference for _ in range(2)]
+    pairs = zip([p for p in prompts for _ in range(2)], out["completion_ids"], strict=True)
+    items = [[prompt_key(p), prompt_key(c), 1.0] for p, c in pairs]
+    assert engine.call("rewards", {"items": items})["matched"] == len(items)
+    stats = engine.call("stats")
+    assert stats["accepted"] > 0 and stats["version"] == 3
