@@ -31,7 +31,8 @@ async def main(task: dict[str, Any]) -> None:
         if s.name == "vllm:spec_decode_num_accepted_tokens_total"
     ]
     engine.shutdown()
-    print(json.dumps({"tokens": [sum(c, []) for c in chunks], "chunks": list(map(len, chunks)), "accepted": accepted}))
+    tokens = [[t for part in parts for t in part] for parts in chunks]
+    print(json.dumps({"tokens": tokens, "chunks": list(map(len, chunks)), "accepted": accepted}))
 
 
 if __name__ == "__main__":
