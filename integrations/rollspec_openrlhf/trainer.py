@@ -1,7 +1,8 @@
 """The trainer's actor: what the engines counted goes into the step's `status`, hence into OpenRLHF's own loggers.
 
-Its class is wrapped in the driver and travels to the actor with it. Policy versions need no hook: OpenRLHF loads weights
-parameter by parameter, and the engine takes the first step after that as a new version (rollspec/engine/vllm/policy.py).
+Its class is wrapped in the driver and travels to the actor with it. Policy versions need no hook: OpenRLHF loads
+weights parameter by parameter, and the engine takes the first step after that as a new version
+(rollspec/engine/vllm/policy.py).
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
     python openrlhf_job.py MODEL NEW_WEIGHTS OUT
 
-Its trainer cannot run here: it imports flash-attention and DeepSpeed, and its weight sync is CUDA's. A small actor stands
-for it; weights are loaded as its worker extension does once they have arrived.
+Its trainer cannot run here: it imports flash-attention and DeepSpeed, and its weight sync is CUDA's. A small actor
+stands for it; weights are loaded as its worker extension does once they have arrived.
 """
 
 from __future__ import annotations

@@ -59,7 +59,7 @@ def main(out: str, model: str, what: str) -> None:
     # Short ones, so that a step takes a second or two on two cores.
     args = parser().parse_args(
         ["--out", out, "--model", model, "--prompts", "8", "--prompts-per-step", "4", "--generations", "4",
-         "--max-response", "96", "--epochs", epochs, "--save-steps", "4"]
+         "--max-response", "96", "--epochs", epochs, "--save-steps", "4", "--rollspec", "suffix_only"]
     )  # fmt: skip
     trainer = build(args)
     generation = trainer.vllm_generation
