@@ -19,11 +19,12 @@ def greedy_hf(model: Any, prompts: list[list[int]], n: int) -> list[list[int]]:
     import torch
 
     model.eval()
+    model.generation_config.eos_token_id = None  # the engine ignores it too
     out = []
     with torch.no_grad():
         for p in prompts:
             got = model.generate(
-                torch.tensor([p]), max_new_tokens=n, min_new_tokens=n, do_sample=False, pad_token_id=0,
+                torch.tensor([p]), max_new_tokens=n, do_sample=False, pad_token_id=0,
                 temperature=None, top_p=None, top_k=None,
             )  # fmt: skip
             out.append(got[0, len(p) :].tolist())
