@@ -190,3 +190,21 @@ def test_trl_generates_with_the_server(server: str, prompts: list[list[int]], re
     assert engine.call("rewards", {"items": items})["matched"] == len(items)
     stats = engine.call("stats")
     assert stats["accepted"] > 0 and stats["version"] == 3
+
+
+def test_a_trl_job_with_a_server_tells_it_versions_and_rewards(
+    server: str, model: Path, run_bounded: Callable[..., Any], tmp_path: Path
+) -> None:
+    pytest.importorskip("trl")
+    from rollspec_trl.engines import Server
+
+    Server(server).call("stats")  # what was counted before is not this job's
+    out = tmp_path / "log.json"
+    done = run_bounded([sys.executable, APPS / "trl_server_app.py", model, server, out], 120)
+    assert done.returncode == 0, done.stdout[-4000:]
+    steps = [row for row in json.loads(out.read_text()) if "loss" in row]
+    assert [row["rollspec/policy/version"] for row in steps] == [0, 1]
+    for row in steps:
+        assert row["rollspec/history/rewarded"] == 8 and row["rollspec/guard/faults"] == 0
+        assert row["rollspec/health/nan_logprobs"] == 0 and row["rollspec/health/logprob_corr"] > 0.999
+    assert steps[1]["rollspec/accept/accepted"] > 0

@@ -304,3 +304,9 @@ def test_a_server_that_does_not_answer_is_left_alone(
         for _ in range(5):
             assert "error" in server.call("stats")
     assert len(sent) == 1 + engines.MOST_FAILURES and "not asked again" in caplog.text
+
+
+def test_trl_passes_the_switch_on_to_its_server() -> None:
+    serve = pytest.importorskip("trl.scripts.vllm_serve")
+    extra = ["--additional-config", '{"rollspec": "default"}']
+    assert serve.build_command(serve.ScriptArguments(model="m"), extra)[-2:] == extra
