@@ -1,7 +1,7 @@
 """A GRPO job with TRL in server mode: `python trl_server_app.py MODEL URL OUT`. Writes its log history to OUT.
 
-Weight sync to a server needs NCCL, so TRL's client is kept from it: two of its methods do nothing, and the learning rate
-is zero. All else is TRL's own.
+Weight sync to a server needs NCCL, so TRL's client is kept from it: two of its methods do nothing, and the learning
+rate is zero. All else is TRL's own.
 """
 
 from __future__ import annotations
