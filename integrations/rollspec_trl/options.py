@@ -33,9 +33,9 @@ def config() -> RollspecConfig:
 
 @contextmanager
 def for_engine(generation: Any) -> Iterator[None]:
-    """While TRL builds its engine: leave it unaccelerated if its sampling could not be served with speculation."""
+    """While TRL builds its engine in this process: leave it unaccelerated if its sampling could not be served with speculation."""
     reason = refused(generation)
-    if reason is None or not _config.enabled:
+    if reason is None or not _config.enabled or generation.mode != "colocate":
         yield
         return
     logger.warning("rollspec: this engine runs without speculation because %s.", reason)

@@ -59,7 +59,7 @@ class State:
         info = engine.call("info")
         if info.get("state") in (None, "off"):
             reason = info.get("reason") or info.get("error") or "its vLLM plugin is not loaded (see rollspec doctor)"
-            if options.refused(generation) is None:  # else it has been said
+            if generation.mode == "server" or options.refused(generation) is None:  # else it has been said
                 logger.warning("rollspec: this job samples without speculation because %s.", reason)
             return
         self.engine = engine

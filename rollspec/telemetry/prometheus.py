@@ -9,6 +9,7 @@ Counters add up over the life of the process; gauges are of the latest interval 
 
 from __future__ import annotations
 
+import functools
 import re
 from dataclasses import dataclass
 from typing import Any
@@ -52,6 +53,22 @@ def _series(row: Metric) -> Series:
     return Series(row, stem.replace("/", "_") + by, label)
 
 
+@functools.cache  # a second engine in this process has the same metrics with another model's name
+def _registered(registry: Any) -> dict[str, tuple[Series, Any]]:
+    from prometheus_client import REGISTRY, Counter, Gauge
+
+    out: dict[str, tuple[Series, Any]] = {}
+    for s in series():
+        labels = [MODEL, *([s.label] if s.label else [])]
+        options: dict[str, Any] = {"labelnames": labels, "registry": registry or REGISTRY}
+        help_ = f"{s.row.meaning} ({s.row.unit})"
+        if s.row.kind == "counter":
+            out[s.row.name] = (s, Counter(s.name, help_, **options))
+        else:
+            out[s.row.name] = (s, Gauge(s.name, help_, multiprocess_mode="mostrecent", **options))
+    return out
+
+
 class Exporter:
     """Prometheus metrics of one engine, kept up to date by `update`.
 
@@ -62,19 +79,8 @@ class Exporter:
     """
 
     def __init__(self, model: str, registry: Any = None) -> None:
-        from prometheus_client import REGISTRY, Counter, Gauge
-
         self._model = model
-        self._metrics: dict[str, tuple[Series, Any]] = {}
-        for s in series():
-            labels = [MODEL, *([s.label] if s.label else [])]
-            help_ = f"{s.row.meaning} ({s.row.unit})"
-            options: dict[str, Any] = {"labelnames": labels, "registry": registry or REGISTRY}
-            if s.row.kind == "counter":
-                metric: Any = Counter(s.name, help_, **options)
-            else:
-                metric = Gauge(s.name, help_, multiprocess_mode="mostrecent", **options)
-            self._metrics[s.row.name] = (s, metric)
+        self._metrics = _registered(registry)
 
     def update(self, stats: EngineStats) -> None:
         """Add what was counted since the last call."""

@@ -42,6 +42,7 @@ def test_counters_add_up_and_gauges_are_the_latest() -> None:
     exporter.update(STATS)
     exporter.update(STATS)
     exporter.update(EngineStats())  # an idle interval
+    Exporter("other", registry).update(STATS)
 
     def value(name: str, **labels: str) -> float | None:
         return registry.get_sample_value(name, {"model_name": "m", **labels})

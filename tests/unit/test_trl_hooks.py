@@ -204,6 +204,18 @@ def test_what_vllm_would_refuse_is_not_speculated(
     assert [r for r in caplog.records if word in r.getMessage()] == caplog.records and len(caplog.records) == 1
 
 
+def test_a_server_that_speculates_is_told_apart(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its engine cannot be changed from here: what will fail is said, in one sentence."""
+    rollspec_trl.enable()
+    monkeypatch.setattr(engines.Server, "ask", lambda self, op, payload: [{"state": "suffix"}])
+    client = SimpleNamespace(base_url="http://host:8000")
+    with caplog.at_level(logging.WARNING, "rollspec"):
+        generation_class()(Llm(), mode="server", vllm_client=client, min_p=0.1)
+    assert len(caplog.records) == 1 and "the server speculates, but min_p" in caplog.text
+
+
 def test_an_engine_without_rollspec_is_said_once_and_left_alone(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
