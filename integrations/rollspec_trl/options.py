@@ -33,7 +33,7 @@ def config() -> RollspecConfig:
 
 @contextmanager
 def for_engine(generation: Any) -> Iterator[None]:
-    """While TRL builds its engine in this process: leave it unaccelerated if its sampling could not be served with speculation."""
+    """While TRL builds its engine in this process: leave it as it is if vLLM would refuse its requests otherwise."""
     reason = refused(generation)
     if reason is None or not _config.enabled or generation.mode != "colocate":
         yield
