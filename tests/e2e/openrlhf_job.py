@@ -16,7 +16,7 @@ from typing import Any
 
 import ray
 import rollspec_openrlhf
-from rollspec_openrlhf import trainer
+from rollspec_openrlhf import engines, trainer
 
 PROMPTS = ["17+58-23=?", "17+58-23=?", "40+2=?", "91-15+7=?"]
 
@@ -50,14 +50,21 @@ class Base:
 
 
 def main(model: str, weights: str, out: str) -> None:
+    subclass = engines.subclass
+
+    def with_load(base: type, config: Any) -> type:
+        cls = subclass(base, config)
+        cls.load_weights = load_weights  # type: ignore[attr-defined]
+        return cls
+
+    engines.subclass = with_load
     rollspec_openrlhf.enable("default")
     # A GPU only for Ray's bookkeeping: OpenRLHF asks for one per engine.
     ray.init(num_cpus=4, num_gpus=1, include_dashboard=False)
-    from openrlhf.trainer.ray import create_vllm_engines, vllm_engine
+    from openrlhf.trainer.ray import create_vllm_engines
     from transformers import AutoTokenizer
 
-    vllm_engine.RolloutRayActor.__ray_metadata__.modified_class.load_weights = load_weights
-    engines = create_vllm_engines(1, 1, model, 0, False, False, True, 256, gpu_memory_utilization=0.5)
+    actors = create_vllm_engines(1, 1, model, 0, False, False, True, 256, gpu_memory_utilization=0.5)
     found = ModuleType("ppo_trainer")
     found.PPOTrainer = ray.remote(type("PPOTrainer", (Base,), {}))  # type: ignore[attr-defined]
     trainer.install(found, "PPOTrainer")
@@ -68,11 +75,11 @@ def main(model: str, weights: str, out: str) -> None:
         )
         for p in PROMPTS
     ]
-    actor = found.PPOTrainer.remote(engines)
+    actor = found.PPOTrainer.remote(actors)
     steps = [ray.get(actor.train_step.remote(prompts, 0))[0] for _ in range(2)]
-    extended = ray.get(engines[0].load_weights.remote(weights))
+    extended = ray.get(actors[0].load_weights.remote(weights))
     steps.append(ray.get(actor.train_step.remote(prompts, 2))[0])
-    info = ray.get(engines[0].rollspec_call.remote("info", {}))
+    info = ray.get(actors[0].rollspec_call.remote("info", {}))
     Path(out).write_text(json.dumps({"steps": steps, "info": info, "extended": extended, "prompts": prompts}))
     ray.shutdown()
 
