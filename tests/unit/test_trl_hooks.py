@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
+from importlib import metadata
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -44,7 +45,10 @@ class Llm:
 
 
 @pytest.fixture(autouse=True)
-def _switch() -> Iterator[None]:
+def _switch(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A tested TRL is there, whatever is; afterwards rollspec is off again."""
+    real = metadata.version
+    monkeypatch.setattr(metadata, "version", lambda name: "1.16.0" if name == "trl" else real(name))
     before = options._config
     yield
     options._config = before
@@ -271,8 +275,6 @@ def test_disabled_asks_nothing(tmp_path: Path) -> None:
 def test_another_trl_is_left_alone(
     version: str | None, says: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    from importlib import metadata
-
     def look(name: str) -> str:
         if version is None:
             raise metadata.PackageNotFoundError(name)

@@ -11,8 +11,9 @@ if __name__ == "__main__":
 
     task = json.loads(Path(sys.argv[1]).read_text())
     llm = LLM(**task["engine"], disable_log_stats=False)
-    params = SamplingParams(temperature=0.0, max_tokens=task["max_tokens"], n=2)
-    outputs = llm.generate([{"prompt_token_ids": p} for p in task["prompts"]], params, use_tqdm=False)
+    params = SamplingParams(temperature=0.0, max_tokens=task["max_tokens"])
+    prompts = [{"prompt_token_ids": p} for p in task["prompts"] for _ in range(2)]
+    outputs = llm.generate(prompts, params, use_tqdm=False)
     accepted = [m.value for m in llm.get_metrics() if m.name == "vllm:spec_decode_num_accepted_tokens"]
-    tokens = [list(c.token_ids) for o in outputs for c in o.outputs]
+    tokens = [list(o.outputs[0].token_ids) for o in outputs]
     print(json.dumps({"tokens": tokens, "accepted": accepted}), flush=True)
