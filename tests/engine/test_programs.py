@@ -161,19 +161,21 @@ def test_serve_stop_strings_logprobs_and_seeds(client: Any, prompts: list[list[i
 
 def test_serve_shows_its_metrics(server: str, client: Any, prompts: list[list[int]]) -> None:
     import requests
+    from prometheus_client.parser import text_string_to_metric_families
 
     client.completions.create(model="policy", prompt=prompts, temperature=0.0, max_tokens=MAX_TOKENS)
     end = time.monotonic() + 30
     while True:
         text = requests.get(f"{server}/metrics", timeout=10).text
-        if 'rollspec_accept_accepted_total{model_name="policy"}' in text:
+        samples = [s for family in text_string_to_metric_families(text) for s in family.samples]
+        value = {s.name: s.value for s in samples if s.labels.get("model_name") == "policy"}
+        if value.get("rollspec_accept_accepted_total", 0) > 0:
             break
-        assert time.monotonic() < end, "no metrics of rollspec at /metrics"
+        assert time.monotonic() < end, "nothing of rollspec at /metrics"
         time.sleep(0.5)
-    value = {line.split(" ")[0]: float(line.split(" ")[1]) for line in text.splitlines() if line[:1].isalpha()}
-    assert value['rollspec_accept_accepted_total{model_name="policy"}'] > 0
-    assert 0 < value['rollspec_accept_rate_by_drafter{drafter="suffix",model_name="policy"}'] <= 1
-    assert any(name.startswith("vllm:num_requests_running") for name in value)
+    assert 0 < value["rollspec_accept_rate_by_drafter"] <= 1
+    assert {s.labels["drafter"] for s in samples if s.name == "rollspec_accept_rate_by_drafter"} == {"suffix"}
+    assert value["rollspec_rollout_speculating"] == 1 and "vllm:num_requests_running" in value
 
 
 def test_trl_generates_with_the_server(server: str, prompts: list[list[int]], reference: list[Any]) -> None:

@@ -124,7 +124,9 @@ class VllmProposer:
         out = self._untaken[reader][0]
         self._untaken[reader] = []
         # Counts add up over time as they do over replicas; levels do not: they are what they are now.
-        for level in ("history_bytes", "tree_bytes", "prompts", "speculating", "cost_error", "drafters_off"):
+        for level in (
+            "version", "history_bytes", "tree_bytes", "prompts", "speculating", "cost_error", "drafters_off",
+        ):  # fmt: skip
             setattr(out, level, getattr(stats, level))
         return out
 
