@@ -35,12 +35,14 @@ Lookup = Callable[[str], "str | None"]
 TESTED: Mapping[str, str] = {
     "vllm": compat.TESTED,
     "verl": ">=0.9.1,<0.10",
+    "trl": ">=1.16,<1.17",
+    "openrlhf": ">=0.11.2,<0.12",
     "torch": ">=2.13,<2.14",
     "transformers": ">=5.9,<6",
     "ray": ">=2.60,<3",
     "arctic-inference": ">=0.3,<0.4",
 }
-"""Version ranges the tests run against. Only vllm's and verl's decide what is on; the others are a hint."""
+"""Version ranges the tests run against. vllm's and the trainers' decide what is on; the others are a hint."""
 
 PACKAGES: tuple[str, ...] = (
     "torch", "vllm", "verl", "transformers", "ray", "arctic-inference", "trl", "openrlhf", "speculators", "wandb",
@@ -49,6 +51,13 @@ PACKAGES: tuple[str, ...] = (
 
 DISTRIBUTIONS: Mapping[str, tuple[str, ...]] = {"vllm": compat.DISTRIBUTIONS}
 """Packages that are published under more than one name."""
+
+TRAINERS: Mapping[str, tuple[str, str]] = {
+    "verl": ("verl", "add actor_rollout_ref.model.external_lib=rollspec_verl to the job"),
+    "trl": ("TRL", "call rollspec_trl.enable() before the trainer is made"),
+    "openrlhf": ("OpenRLHF", "run rollspec_openrlhf.train_ppo_ray in place of openrlhf.cli.train_ppo_ray"),
+}
+"""Trainers with an integration, `rollspec_<name>`: how they are spelt, and the line that switches it on."""
 
 PLUGIN_GROUP, PLUGIN = "vllm.general_plugins", "rollspec"
 
@@ -107,13 +116,12 @@ def examine(env: Mapping[str, str] | None = None, version_of: Lookup = installed
     plugin = _plugin(environ)
     vllm = _vllm(by_name["vllm"])
     suffix = _suffix(by_name["arctic-inference"])
-    verl = _verl(by_name["verl"])
+    trainers = [_trainer(by_name[name], *TRAINERS[name]) for name in TRAINERS]
     capabilities = (
         vllm,
         plugin,
         suffix,
-        verl,
-        _other_trainers(by_name),
+        *trainers,
         _extra("report", "report", by_name, ("jinja2",)),
         _extra("audit", "audit", by_name, ("scipy", "transformers")),
     )
@@ -179,26 +187,22 @@ def _suffix(package: Package) -> Check:
     return Check("suffix drafts", "ok", f"arctic-inference {package.version}.")
 
 
-def _verl(package: Package) -> Check:
-    name = "verl integration"
+def _trainer(package: Package, title: str, line: str) -> Check:
+    name = f"{title} integration"
     if package.version is None:
-        return Check(name, "off", "verl is not installed; run pip install 'rollspec[verl]'.")
-    if find_spec("rollspec_verl") is None:
-        return Check(name, "off", "the module rollspec_verl is missing; reinstall rollspec with pip.")
+        # OpenRLHF's own requirements name another Ray and flash-attention, which pip would install with it.
+        how = f"run pip install 'rollspec[{package.name}]'" if package.name != "openrlhf" else "follow its own guide"
+        return Check(name, "off", f"{title} is not installed; to use it, {how}.")
+    if find_spec(f"rollspec_{package.name}") is None:
+        return Check(name, "off", f"the module rollspec_{package.name} is missing; reinstall rollspec with pip.")
     if package.in_range is False:
         return Check(
             name,
             "off",
-            f"verl {package.version} is outside the tested range {package.tested}, so jobs run without rollspec; "
+            f"{title} {package.version} is outside the tested range {package.tested}, so jobs run without rollspec; "
             "install one in it.",
         )
-    return Check(name, "ok", "add actor_rollout_ref.model.external_lib=rollspec_verl to the job.")
-
-
-def _other_trainers(packages: Mapping[str, Package]) -> Check:
-    there = [f"{n} {packages[n].version}" for n in ("trl", "openrlhf") if packages[n].version]
-    found = " and ".join(there) if there else "neither TRL nor OpenRLHF is installed"
-    return Check("other trainers", "info", f"{found}; any program on vLLM is reached by {ENV_SWITCH}=default.")
+    return Check(name, "ok", f"{line}.")
 
 
 def _extra(name: str, extra: str, packages: Mapping[str, Package], needs: tuple[str, ...]) -> Check:

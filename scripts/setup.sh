@@ -158,7 +158,7 @@ print("torch" + m.version("torch"), sys.implementation.cache_tag, platform.machi
 
 verify() {
     # A failing import names the module; the doctor's exit code says whether anything can be accelerated.
-    VLLM_LOGGING_LEVEL=ERROR "$VENV/bin/python" -c 'import vllm, verl, arctic_inference.suffix_decoding' || return 1
+    VLLM_LOGGING_LEVEL=ERROR "$VENV/bin/python" -c 'import vllm, verl, trl, arctic_inference.suffix_decoding' || return 1
     "$VENV/bin/rollspec" doctor --json
 }
 
@@ -184,6 +184,6 @@ run_step "$(grep '^torch==' "$LOCK") (CPU)" install_torch
 run_step "$(grep -c '==' "$LOCK") pinned packages" pip_install --no-deps -r "$LOCK"
 run_step "suffix tree: $(grep '^arctic-inference==' "$SOURCE_LOCK")" install_arctic
 run_step "rollspec (editable)" pip_install --no-deps --no-build-isolation -e "$ROOT"
-run_step "check: import vllm, verl, arctic_inference; rollspec doctor" verify
+run_step "check: import vllm, verl, trl, arctic_inference; rollspec doctor" verify
 fingerprint >"$STAMP"
 echo "rollspec setup: ready in $SECONDS s; activate it with: source ${VENV#"$PWD"/}/bin/activate"

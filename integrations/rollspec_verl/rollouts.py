@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from rollspec.proposal.base import TokenArray, as_tokens, prompt_key
+from rollspec.telemetry.rollouts import rollout_metrics
 
 
 @dataclass
@@ -59,23 +60,8 @@ class Rollouts:
         ]
 
     def metrics(self) -> dict[str, float]:
-        """Mean reward, length quantiles, and whether engine and trainer agree about the sampled tokens."""
-        out: dict[str, float] = {}
-        if self.scores:
-            out["rollspec/reward/mean"] = float(np.mean(self.scores))
-        if self.responses:
-            for q in (50, 90, 99):
-                out[f"rollspec/length/p{q}"] = float(np.percentile(self.lengths, q))
-            out["rollspec/length/max"] = float(max(self.lengths))
-        if self.engine_logprobs and self.trainer_logprobs:
-            engine, trainer = np.concatenate(self.engine_logprobs), np.concatenate(self.trainer_logprobs)
-            if engine.size > 1 and engine.shape == trainer.shape:
-                # NaN must show, not be averaged away: a NaN log-prob is how a broken sampler looks.
-                out["rollspec/health/logprob_gap"] = float(np.abs(engine - trainer).mean())
-                p, q_ = np.exp(engine), np.exp(trainer)
-                if p.std() > 0 and q_.std() > 0:
-                    out["rollspec/health/logprob_corr"] = float(np.corrcoef(p, q_)[0, 1])
-        return out
+        """See `rollout_metrics`."""
+        return rollout_metrics(self.lengths, self.scores, self.engine_logprobs, self.trainer_logprobs)
 
 
 def _masked(values: list[np.ndarray], masks: list[np.ndarray]) -> list[np.ndarray]:

@@ -14,6 +14,8 @@ from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import Any
 
+from rollspec.telemetry.rollouts import NO_ANSWER
+
 logger = logging.getLogger("rollspec")
 
 WAIT_SECONDS = 60.0
@@ -21,8 +23,6 @@ WAIT_SECONDS = 60.0
 
 ALIVE_SECONDS = 10.0
 """Bound on waiting for signs of life, and on tidying up."""
-
-NO_ANSWER = "no answer"
 
 
 class EngineLost(RuntimeError):  # noqa: N818 - reads as what happened

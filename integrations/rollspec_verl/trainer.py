@@ -21,6 +21,8 @@ from typing import Any
 
 from rollspec.config import RollspecConfig
 from rollspec.engine.vllm.patches.base import on_import
+from rollspec.telemetry.rollouts import engine_metrics
+from rollspec.telemetry.wandb_run import WandbWatch
 from rollspec_verl import options, servers
 from rollspec_verl.rollouts import Rollouts
 
@@ -74,6 +76,7 @@ class State:
         self.config = config
         self.metrics: dict[str, float] = {}
         self.faults: dict[str, int] = {}
+        self.watch = WandbWatch()
         self.step_began = time.perf_counter()
         self.failed: set[str] = set()
 
@@ -181,6 +184,7 @@ def _wrap_metrics(cls: type) -> None:
         state = State.of(self)
         try:
             out.update(_metrics(self, state))
+            state.watch.observe(out)
         except Exception as e:
             state.guard("collecting metrics", e)
         return out
@@ -270,8 +274,6 @@ def _resumed_from(config: Any, step: int) -> Path:
 
 
 def _metrics(trainer: Any, state: State) -> dict[str, float]:
-    from rollspec.telemetry.metrics import EngineStats, to_metrics
-
     out, state.metrics = state.metrics, {}
     generation = trainer.timing_raw.get("gen")
     if generation is not None:
@@ -279,18 +281,13 @@ def _metrics(trainer: Any, state: State) -> dict[str, float]:
     if not state.config.enabled:
         return out
     answers = _call(trainer, "stats", lambda i: {})
-    parts = [EngineStats.from_dict(a) for a in answers if a and "error" not in a]
-    silent = sum("error" in a for a in answers)
-    faults, state.faults = {**state.faults, **({servers.NO_ANSWER: silent} if silent else {})}, {}
-    stats = EngineStats.merge([*parts, EngineStats(speculating=False, faults=faults)])
-    measured = to_metrics(stats)
-    if silent and not parts:  # nothing was measured, which is not the same as zero
-        measured = {name: value for name, value in measured.items() if name.startswith("rollspec/guard/")}
-    out.update(measured)
+    faults, state.faults = state.faults, {}
+    out.update(engine_metrics(answers, faults))
     # verl fills these two for its own MTP drafts only (trainer_base.py:1901), as means over requests
     # (ray_trainer.py:138); here every token counts the same, so a long response weighs more than a short one.
-    if stats.drafted:
-        out["rollout/spec_accept_rate"] = stats.accepted / stats.drafted
-    if stats.verified:
-        out["rollout/spec_accept_length"] = 1.0 + stats.accepted / stats.verified
+    if drafted := out.get("rollspec/accept/drafted"):
+        out["rollout/spec_accept_rate"] = out["rollspec/accept/accepted"] / drafted
+        # Drafted tokens over those per draft: the drafts that were verified.
+        verified = drafted / out["rollspec/accept/draft_length"]
+        out["rollout/spec_accept_length"] = 1.0 + out["rollspec/accept/accepted"] / verified
     return out

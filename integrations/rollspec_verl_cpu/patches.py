@@ -16,6 +16,8 @@ def apply() -> None:
     _name_vllm()
     on_import("verl.utils.distributed", _gloo_only)
     on_import("verl.utils.model", _sdpa_critic)
+    for name in ("verl.utils.model", "verl.models.transformers.monkey_patch"):
+        on_import(name, _no_value_heads)
 
 
 def _name_vllm() -> None:
@@ -54,6 +56,13 @@ def _gloo_only(module: ModuleType) -> None:
         return original(timeout_second=timeout_second, backend=backend or "gloo")
 
     module.initialize_global_process_group_ray = initialize_global_process_group_ray  # type: ignore[attr-defined]
+
+
+def _no_value_heads(module: ModuleType) -> None:
+    """verl/models/transformers/monkey_patch.py:356 takes a class from any TRL that is installed which newer ones (1.16)
+    do not have, and every job fails; this environment has both trainers.
+    """
+    module.is_trl_available = lambda: False  # type: ignore[attr-defined]
 
 
 def _sdpa_critic(module: ModuleType) -> None:

@@ -41,8 +41,9 @@ fault, an arm (`none` or `drafters:K`), and a setting that the ledger replays
 ([tuning](tuning.md#how-far-from-optimal)). A ratio whose denominator is zero is left out rather than reported as zero.
 
 The metrics go to the trainer's own logger (so to W&B, TensorBoard or a console without further set-up) and, with
-`telemetry.jsonl`, to a JSON-lines file. `rollspec report RUN` reads a folder with `metrics.jsonl` (one object per
-training step; verl's `file` logger is read too) and `run.json` (where the run came from).
+`telemetry.jsonl`, to a JSON-lines file; a server shows them at `/metrics` ([monitoring](monitoring.md)).
+`rollspec report RUN` reads a folder with `metrics.jsonl` (one object per training step; verl's `file` logger is read
+too) and `run.json` (where the run came from), or what TRL or W&B wrote.
 """
 
 _TAIL = """\

@@ -13,7 +13,7 @@ from rollspec.telemetry.report import write_report
 
 
 def command(
-    run: Annotated[Path, typer.Argument(help="Run folder (metrics.jsonl, run.json), or a demo folder with both runs.")],
+    run: Annotated[Path, typer.Argument(help="Run folder (metrics.jsonl; TRL's or W&B's folder), or a demo folder.")],
     baseline: Annotated[Path | None, typer.Option(help="Run folder of the same job without rollspec.")] = None,
     out: Annotated[Path | None, typer.Option(help="HTML file or folder to write; default: inside RUN.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the numbers as JSON.")] = False,

@@ -1,4 +1,5 @@
-"""Reads a run folder: `metrics.jsonl` (one object per training step) and `run.json` (where the run came from).
+"""Reads a run folder: `metrics.jsonl` (one object per training step) and `run.json` (where the run came from); or, in
+its place, TRL's `trainer_state.json`, or what W&B wrote (wandb_files.py).
 
     run = load_run("runs/latest/rollspec")
     run.series("timing_s/gen")        # [11.2, 9.8, None, ...], one entry per step
@@ -18,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from rollspec.errors import RollspecError
+from rollspec.telemetry import wandb_files
 
 METRICS = "metrics.jsonl"
 PROVENANCE = "run.json"
@@ -26,6 +28,20 @@ EPOCH = "training/epoch"
 LENGTHS_FILE = "lengths.jsonl"
 LENGTHS = ("lengths", "rollspec/lengths")
 GEN, STEP_TIME = "timing_s/gen", "timing_s/step"
+
+TRAINER_STATE = "trainer_state.json"
+"""Of transformers' trainers: `log_history` holds what was logged."""
+
+ALIASES = {
+    "global_step": STEP,
+    "rollspec/rollout/generation_seconds": GEN,
+    "step_time": STEP_TIME,
+    "completions/mean_length": "response_length/mean",
+    "completions/max_length": "response_length/max",
+    "completions/clipped_ratio": "response_length/clip_ratio",
+    "reward": "critic/rewards/mean",
+}
+"""TRL's names of what the report reads, and ours for it."""
 
 Row = dict[str, float]
 
@@ -70,7 +86,7 @@ class Run:
 
 
 def load_run(folder: str | Path, name: str | None = None) -> Run:
-    """Read a run folder.
+    """Read a run folder, or a run of W&B's.
 
     Raises:
         RollspecError: the folder or its metrics are missing, empty or corrupted; names the file and the line.
@@ -78,10 +94,7 @@ def load_run(folder: str | Path, name: str | None = None) -> Run:
     folder = Path(folder)
     if not folder.is_dir():
         raise RollspecError(f"rollspec: there is no run folder {str(folder)!r}; give the folder that holds {METRICS}.")
-    path = folder / METRICS
-    if not path.is_file():
-        raise RollspecError(f"rollspec: {path} does not exist; a run folder holds {METRICS}, one JSON object per step.")
-    objects, notes = _read_lines(path)
+    path, objects, found, notes = _source(folder)
     steps, rows, lengths = _rows(objects)
     if not rows:
         raise RollspecError(f"rollspec: {path} holds no training step; let the run finish its first step, then retry.")
@@ -91,7 +104,7 @@ def load_run(folder: str | Path, name: str | None = None) -> Run:
         by_step = {step: sizes for step, _, sizes in map(parse_row, recorded) if step is not None}
         lengths = [by_step.get(step, sizes) for step, sizes in zip(steps, lengths, strict=True)]
         notes.extend(more)
-    provenance = _read_provenance(folder / PROVENANCE, notes)
+    provenance = found or _read_provenance(folder / PROVENANCE, notes)
     status = provenance.get("status")
     if status not in (None, "finished"):
         notes.append(f"{PROVENANCE} says the run is {status!r}, so it may be incomplete.")
@@ -99,12 +112,41 @@ def load_run(folder: str | Path, name: str | None = None) -> Run:
     return Run(label, folder, tuple(steps), tuple(rows), tuple(lengths), provenance, tuple(notes))
 
 
+def is_run(folder: Path) -> bool:
+    """Whether `folder` holds measurements of a run."""
+    return (folder / METRICS).is_file() or (folder / TRAINER_STATE).is_file() or len(wandb_files.find(folder)) == 1
+
+
+def _source(folder: Path) -> tuple[Path, list[dict[str, Any]], dict[str, Any], list[str]]:
+    """(file, one object per logged step, where the run came from as far as the file says, notes)."""
+    path = folder / METRICS
+    if path.is_file():
+        objects, notes = _read_lines(path)
+        return path, objects, {}, notes
+    if (folder / TRAINER_STATE).is_file():
+        path = folder / TRAINER_STATE
+        try:
+            return path, list(json.loads(path.read_text(encoding="utf-8"))["log_history"]), {}, []
+        except (OSError, ValueError, KeyError, TypeError) as e:
+            raise RollspecError(f"rollspec: {path} cannot be read ({_short(e)}); repair or delete it.") from e
+    found = wandb_files.find(folder)
+    if len(found) == 1:
+        return found[0], *wandb_files.read(found[0])
+    if found:
+        names = ", ".join(p.parent.name for p in found[:5])
+        raise RollspecError(f"rollspec: {folder} holds {len(found)} runs of W&B's; give one of their folders: {names}.")
+    raise RollspecError(
+        f"rollspec: {path} does not exist; a run folder holds {METRICS}, one JSON object per step, or {TRAINER_STATE} "
+        "of TRL, or a wandb folder."
+    )
+
+
 def find_pair(folder: str | Path) -> tuple[Path, Path | None]:
     """(run, baseline) of `folder`: a run folder stands for itself, a demo folder for the two runs inside it."""
     folder = Path(folder)
-    if (folder / METRICS).is_file():
+    if is_run(folder):
         return folder, None
-    inside = [folder / name for name in ("rollspec", "baseline") if (folder / name / METRICS).is_file()]
+    inside = [folder / name for name in ("rollspec", "baseline") if is_run(folder / name)]
     if len(inside) == 2:
         return inside[0], inside[1]
     return (inside[0], None) if inside else (folder, None)
@@ -119,12 +161,15 @@ def parse_row(obj: dict[str, Any]) -> tuple[int | None, Row, tuple[int, ...]]:
     for key, value in obj.items():
         number = _number(value)
         if number is not None:
-            row[key] = number
+            name = key.removeprefix("train/")  # transformers' callbacks put it before every name
+            row[ALIASES.get(name, name)] = number
+    if EPOCH not in row and "epoch" in row:  # of transformers: epochs that are over, fractions included
+        row[EPOCH] = max(math.ceil(row["epoch"]) - 1, 0)
     lengths: tuple[int, ...] = ()
     for key in LENGTHS:
         if isinstance(obj.get(key), list):
             lengths = tuple(int(n) for n in map(_number, obj[key]) if n is not None)
-    step = row.get(STEP, row.get("step"))
+    step = row.get(STEP, row.get("step", row.get("_step")))
     return (None if step is None else int(step)), row, lengths
 
 

@@ -34,6 +34,7 @@ _KNOTS = np.array([1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096], dty
 _SMOOTH = 0.05  # weight of "neighbouring segments have one slope" against one measured cell
 _SURPRISE = 0.3  # relative error of a prediction that, three times in a row, brings the next refit forward
 _PRIOR = 0.1  # weight of "fifty tokens double a step" against one measured cell
+_LEAST = 0.05  # share of the fastest measured step that every step takes at the least
 _NARROW = 1.5  # most over fewest tokens measured, below which their differences say nothing about the slope
 _ERRORS = 256  # latest predictions whose error is kept
 LONGEST = 60.0
@@ -164,7 +165,8 @@ class CostModel:
         rest = list(found[1 + used :])
         self.c_held = float(rest.pop(0)) if with_held else 0.0
         self.c_draft = float(rest.pop(0)) if with_passes else self.c_draft
-        self._set(float(found[0]), found[1 : 1 + used])
+        # A step takes time whatever it computes; what was measured may be explained without, and then T(1) would be 0.
+        self._set(max(float(found[0]), _LEAST * float(seconds.min())), found[1 : 1 + used])
         self.fitted = True
 
     def _plausible(self, cell: list[float]) -> bool:

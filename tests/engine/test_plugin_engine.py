@@ -42,13 +42,17 @@ def test_weight_sync_without_repacking_matches_hf(
     try:
         before = generate(llm, prompts, copies=1, limit=60, ignore_eos=True)
         llm.collective_rpc(_load_weights, args=(weights,))
-        call(llm, "set_version", version=1)
         for _ in range(2):  # the second time with the first one's tokens as drafts
             after = generate(llm, prompts, copies=1, limit=60, ignore_eos=True)
             expected = _greedy_hf(policy, prompts, 60)
             assert after == [e[: len(a)] for a, e in zip(after, expected, strict=True)]
         assert after != before
         assert call(llm, "stats")["accepted"] > 0
+        assert call(llm, "info")["version"] == 1, "loading weights began a version"
+        call(llm, "set_version", version=5)
+        llm.collective_rpc(_load_weights, args=(weights,))
+        generate(llm, prompts[:1], copies=1, limit=20)
+        assert call(llm, "info")["version"] == 5, "from then on it is told"
     finally:
         close(llm)
 

@@ -36,6 +36,7 @@ def test_an_ordinary_engine_is_accelerated() -> None:
         ({"speculative_config": {"method": "ngram"}}, "speculative_config"),
         ({"pipeline_parallel_size": 2}, "pipeline_parallel_size"),
         ({"async_scheduling": True}, "async_scheduling"),
+        ({"distributed_executor_backend": "external_launcher", "tensor_parallel_size": 2}, "tensor_parallel_size"),
         ({"runner": "pooling"}, "pooling"),
         ({"config": {"enabled": False}}, "enabled"),
         ({"config": {"proposal.drafters": []}}, "drafters"),

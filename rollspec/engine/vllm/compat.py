@@ -61,6 +61,9 @@ def unaccelerated_because(args: Any, config: RollspecConfig) -> str | None:
         return "VLLM_USE_V2_MODEL_RUNNER asks for a model runner that suffix drafts do not work with; unset it"
     if getattr(args, "pipeline_parallel_size", 1) > 1:
         return "pipeline_parallel_size > 1 is not tested with speculation; set it to 1"
+    if getattr(args, "distributed_executor_backend", None) == "external_launcher" and args.tensor_parallel_size > 1:
+        # Each rank schedules for itself, and drafts of different length would leave them waiting for each other.
+        return "tensor_parallel_size > 1 with the external launcher (TRL, colocated) cannot speculate; set it to 1"
     if getattr(args, "async_scheduling", None):
         return "async_scheduling=True was asked for, and suffix drafts need synchronous scheduling; leave it unset"
     if getattr(args, "runner", "auto") == "pooling":

@@ -17,7 +17,7 @@ from types import ModuleType
 from typing import Any
 
 from rollspec.config import ENV_SWITCH, RollspecConfig, Source
-from rollspec.engine.vllm import compat, patches
+from rollspec.engine.vllm import compat, patches, prometheus
 
 logger = logging.getLogger("rollspec")
 
@@ -33,6 +33,7 @@ def register() -> None:
         patches.install()
     patches.on_import("vllm.engine.arg_utils", _wrap_engine_args)
     patches.on_import("vllm.v1.worker.worker_base", _wrap_worker)
+    prometheus.register()
 
 
 def enable(source: Source = "default") -> None:

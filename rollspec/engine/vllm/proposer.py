@@ -17,6 +17,7 @@ from rollspec.config import RollspecConfig
 from rollspec.engine.vllm.compat import vllm_version
 from rollspec.engine.vllm.coupled import CoupledSampler
 from rollspec.engine.vllm.plugin import engine_config
+from rollspec.engine.vllm.policy import PolicyWatch
 from rollspec.proposal.proposer import Proposer
 from rollspec.telemetry.metrics import EngineStats, to_metrics
 from rollspec.telemetry.sinks import JsonlSink
@@ -25,6 +26,9 @@ logger = logging.getLogger("rollspec")
 
 JSONL_SECONDS = 10.0
 """How often measurements are appended to `telemetry.jsonl`, while the engine steps."""
+
+TRAINER, FILE = "trainer", "file"
+"""Readers of the counters; a front end that serves /metrics is another (prometheus.py)."""
 
 LONG_GAP = 0.25
 """Seconds between two steps beyond which the engine was idle rather than busy between them."""
@@ -46,7 +50,8 @@ class VllmProposer:
         self.drafting = False
         self.fault: str | None = None
         self.faults: dict[str, int] = {}
-        self._drained: list[EngineStats] = []  # taken for the file, not yet by the trainer
+        self.policy: PolicyWatch | None = None
+        self._untaken: dict[str, list[EngineStats]] = {TRAINER: []}  # what each reader has not had yet
         self._sink = JsonlSink(config.telemetry.jsonl) if config.telemetry.jsonl else None
         self._written = time.perf_counter()
         self._scheduler_output: Any = None
@@ -120,32 +125,33 @@ class VllmProposer:
         """Note a fault for telemetry."""
         self.faults[cause] = self.faults.get(cause, 0) + 1
 
-    def drain(self) -> EngineStats:
-        """Everything counted since the last call."""
-        self._write()
-        latest = self._take()
-        out = EngineStats.merge([*self._drained, latest])
-        # Counts add up over time as they do over replicas; levels do not: they are what they are now.
-        for level in ("history_bytes", "tree_bytes", "prompts", "speculating", "cost_error", "drafters_off",
-                      "correlated"):  # fmt: skip
-            setattr(out, level, getattr(latest, level))
-        self._drained = []
-        return out
+    def drain(self, reader: str = TRAINER) -> EngineStats:
+        """Everything counted since this reader's last call; readers do not take from each other."""
+        if reader == TRAINER:
+            self._write()
+        return self._read(reader)
 
-    def _take(self) -> EngineStats:
+    def _read(self, reader: str) -> EngineStats:
+        self._untaken.setdefault(reader, [])
         stats = self.proposer.drain()
         stats.speculating = self.state()[0] != "none"
         stats.faults, self.faults = self.faults, {}
         if self.ceiling is not None:
             stats.max_prob, self.ceiling.sums = self.ceiling.sums, [0.0, 0.0]
-        return stats
+        for name, parts in self._untaken.items():
+            self._untaken[name] = [EngineStats.merge([*parts, stats])]
+        out = self._untaken[reader][0]
+        self._untaken[reader] = []
+        # Counts add up over time as they do over replicas; levels do not: they are what they are now.
+        for level in (
+            "version", "history_bytes", "tree_bytes", "prompts", "speculating", "cost_error", "drafters_off",
+        ):  # fmt: skip
+            setattr(out, level, getattr(stats, level))
+        return out
 
     def _write(self) -> None:
-        if self._sink is not None and self.proposer.stats.steps:
-            stats = self._take()
-            self._drained.append(stats)
+        if self._sink is not None and (stats := self._read(FILE)).steps:
             self._sink.write({"time": time.time(), **to_metrics(stats)})
-            self._drained = [EngineStats.merge(self._drained)]
         self._written = time.perf_counter()
 
     def state(self) -> tuple[str, str]:

@@ -18,7 +18,8 @@ from rollspec.engine.vllm import patches
 from rollspec.engine.vllm.ceiling import Ceiling
 from rollspec.engine.vllm.compat import vllm_version
 from rollspec.engine.vllm.coupled import CoupledSampler
-from rollspec.engine.vllm.proposer import VllmProposer
+from rollspec.engine.vllm.policy import PolicyWatch
+from rollspec.engine.vllm.proposer import TRAINER, VllmProposer
 from rollspec.errors import HistoryError, RollspecError, UnsupportedEngineError
 from rollspec.tuning import store
 
@@ -47,7 +48,8 @@ def install(worker: Any, config: RollspecConfig) -> None:
             drafter.coupled = CoupledSampler(runner, config, drafter.count)
         if drafter.drafting and config.reuse.mode == "independent":  # a replay is right more often than max p
             drafter.ceiling = Ceiling(runner)
-        _wrap_execute_model(runner, drafter)
+        drafter.policy = PolicyWatch(runner.get_model(), functools.partial(_next_version, drafter))
+        _wrap_execute_model(runner, drafter, drafter.policy)
     except Exception as e:
         drafter.fail("installation", e)
         return
@@ -84,11 +86,17 @@ def _is_output_rank(worker: Any) -> bool:
     return int(worker.rank) % int(parallel.tensor_parallel_size) == 0
 
 
-def _wrap_execute_model(runner: Any, drafter: VllmProposer) -> None:
+def _next_version(drafter: VllmProposer) -> None:
+    if drafter.drafting:
+        _new_version(drafter, drafter.proposer.version + 1)
+
+
+def _wrap_execute_model(runner: Any, drafter: VllmProposer, policy: PolicyWatch) -> None:
     execute_model = runner.execute_model
 
     @functools.wraps(execute_model)
     def observed(scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
+        policy.before_step()
         drafter.before_step(scheduler_output)
         return execute_model(scheduler_output, *args, **kwargs)
 
@@ -122,11 +130,17 @@ def _info(drafter: VllmProposer, payload: dict[str, Any]) -> dict[str, Any]:
 
 
 def _stats(drafter: VllmProposer, payload: dict[str, Any]) -> dict[str, Any]:
-    return drafter.drain().to_dict()
+    return drafter.drain(str(payload.get("reader", TRAINER))).to_dict()
 
 
 def _set_version(drafter: VllmProposer, payload: dict[str, Any]) -> dict[str, Any]:
     version = int(payload["version"])
+    if drafter.policy is not None:
+        drafter.policy.told()
+    return _new_version(drafter, version)
+
+
+def _new_version(drafter: VllmProposer, version: int) -> dict[str, Any]:
     drafter.set_version(version)
     history = drafter.config.history
     if history.dir is not None and history.autosave and drafter.drafting:

@@ -1,0 +1,53 @@
+"""rollspec for OpenRLHF: one word of the command line, and the rollouts of a job are drafted and verified.
+
+    python -m rollspec_openrlhf.train_ppo_ray ...        # in place of: python -m openrlhf.cli.train_ppo_ray ...
+
+A preset or YAML file is named by `ROLLSPEC`, knobs by `ROLLSPEC__PROPOSAL__K_MAX=8` and the like, in the environment of
+that command (with `ray job submit`, in its runtime environment). Without this package the same variable in the
+environment of the engines' actors accelerates them, but nothing is measured.
+"""
+
+from __future__ import annotations
+
+import logging
+
+from rollspec.config import RollspecConfig, Source
+
+logger = logging.getLogger("rollspec")
+
+TESTED = ">=0.11.2,<0.12"
+"""OpenRLHF versions whose internals the hooks were written for; what of them was run is in docs/trainers.md."""
+
+
+def enable(source: Source = "default") -> None:
+    """Switch rollspec on for the engines that this process, the job's driver, creates from now on.
+
+    With another version of OpenRLHF, or none, this says so in one sentence and changes nothing.
+
+    Raises:
+        ConfigError: `source` cannot be used; a typo must stop the start, not silently cost the speed-up.
+    """
+    from rollspec_openrlhf import engines, trainer
+
+    config = RollspecConfig.load(source)
+    problem = _unsupported()
+    if problem is not None:
+        logger.warning("rollspec: %s, so this job runs without rollspec; use one in it.", problem)
+        return
+    if config.enabled:
+        engines.register(config)
+        trainer.register()
+
+
+def _unsupported() -> str | None:
+    from importlib import metadata
+
+    from packaging.specifiers import SpecifierSet
+
+    try:
+        version = metadata.version("openrlhf")
+    except metadata.PackageNotFoundError:
+        return f"OpenRLHF is not installed (the tested range is {TESTED})"
+    if SpecifierSet(TESTED).contains(version, prereleases=True):
+        return None
+    return f"OpenRLHF {version} is outside the tested range {TESTED}"

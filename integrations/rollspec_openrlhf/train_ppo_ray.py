@@ -1,0 +1,13 @@
+"""`openrlhf.cli.train_ppo_ray` with rollspec on; takes the same arguments."""
+
+from __future__ import annotations
+
+import os
+import runpy
+
+import rollspec_openrlhf
+from rollspec.config import ENV_SWITCH
+
+if __name__ == "__main__":
+    rollspec_openrlhf.enable(os.environ.get(ENV_SWITCH) or "default")
+    runpy.run_module("openrlhf.cli.train_ppo_ray", run_name="__main__", alter_sys=True)

@@ -1,0 +1,80 @@
+"""The trainer's actor: what the engines counted goes into the step's `status`, hence into OpenRLHF's own loggers.
+
+Its class is wrapped in the driver and travels to the actor with it. Policy versions need no hook: OpenRLHF loads
+weights parameter by parameter, and the engine takes the first step after that as a new version
+(rollspec/engine/vllm/policy.py).
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+from collections.abc import Sequence
+from types import ModuleType
+from typing import Any
+
+from rollspec.engine.vllm.patches.base import on_import
+from rollspec.telemetry.rollouts import NO_ANSWER, engine_metrics
+from rollspec.telemetry.wandb_run import WandbWatch
+
+logger = logging.getLogger("rollspec")
+
+WAIT_SECONDS = 60.0
+"""Bound on waiting for the engines' answers."""
+
+TRAINERS = (("openrlhf.trainer.ppo_trainer", "PPOTrainer"), ("openrlhf.trainer.ppo_trainer_async", "TrainingActor"))
+
+
+def register() -> None:
+    """Wrap the trainers where they are, or will be, imported: in the driver."""
+    for module, name in TRAINERS:
+        on_import(module, functools.partial(install, name=name))
+
+
+def install(module: ModuleType, name: str) -> None:
+    """Wrap `train_step` of the actor class `module.name` (openrlhf/trainer/ppo_trainer.py). Idempotent."""
+    try:
+        cls = getattr(module, name).__ray_metadata__.modified_class
+        train_step = cls.train_step
+    except AttributeError as e:
+        logger.error("rollspec: OpenRLHF's %s is not as expected (%s), so nothing is measured.", name, e)
+        return
+    if getattr(train_step, "_rollspec", False):
+        return
+
+    @functools.wraps(train_step)
+    def measured(self: Any, *args: Any, **kwargs: Any) -> Any:
+        status, step = train_step(self, *args, **kwargs)
+        add_metrics(self, status)
+        return status, step
+
+    measured._rollspec = True  # type: ignore[attr-defined]
+    cls.train_step = measured
+
+
+def add_metrics(trainer: Any, status: dict[str, Any]) -> None:
+    """Add `rollspec/*` to a step's status. Never raises."""
+    try:
+        watch = trainer.__dict__.setdefault("_rollspec_watch", WandbWatch())
+        metrics = engine_metrics(ask(trainer.vllm_engines or ()), {})
+        status.update(metrics)
+        watch.observe(metrics)
+    except Exception as e:
+        if not trainer.__dict__.get("_rollspec_failed", False):
+            trainer.__dict__["_rollspec_failed"] = True
+            logger.error("rollspec: collecting metrics failed and is left out (%s: %s).", type(e).__name__, e)
+
+
+def ask(engines: Sequence[Any], op: str = "stats") -> list[dict[str, Any]]:
+    """The answer of every engine's actor, `{"error": ...}` where there was none in time."""
+    import ray
+
+    pending = [engine.rollspec_call.remote(op, {}) for engine in engines]
+    ready = ray.wait(pending, num_returns=len(pending), timeout=WAIT_SECONDS)[0] if pending else []
+    answers: list[dict[str, Any]] = []
+    for ref in pending:
+        try:
+            answers.append(dict(ray.get(ref)) if ref in ready else {"error": NO_ANSWER})
+        except Exception as e:  # the actor is gone; OpenRLHF will meet it too
+            answers.append({"error": f"{type(e).__name__}: {e}"})
+    return answers

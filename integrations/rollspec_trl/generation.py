@@ -1,0 +1,80 @@
+"""Hooks on TRL's `VLLMGeneration`, through which all but one of its trainers generate.
+
+TRL's own code runs unchanged; what rollspec adds is caught, logged once, counted and left out.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+from rollspec.engine.vllm.patches.base import on_import
+from rollspec_trl import options
+from rollspec_trl.state import State, wrap
+
+logger = logging.getLogger("rollspec")
+
+HOOKED = ("_init_vllm", "sync_weights", "generate")
+
+
+def register() -> None:
+    """Hook the class where it is, or will be, imported."""
+    on_import("trl.generation.vllm_generation", install)
+
+
+def install(module: ModuleType) -> None:
+    """Wrap the methods of `VLLMGeneration` (trl/generation/vllm_generation.py). Idempotent; all or nothing."""
+    cls = module.VLLMGeneration
+    if cls.__dict__.get("_rollspec_hooked", False):
+        return
+    absent = [name for name in HOOKED if not hasattr(cls, name)]
+    if absent:
+        logger.error("rollspec: TRL's VLLMGeneration has no %s here, so policy versions stay 0.", ", ".join(absent))
+        return
+    cls._rollspec_hooked = True
+    for name, around in zip(HOOKED, (_init, _sync, _generate), strict=True):
+        wrap(cls, name, around)
+
+
+def _init(original: Callable[..., Any], self: Any) -> Any:
+    with options.for_engine(self):
+        out = original(self)
+    state = State.of(self)
+    state.run("connecting", state.connect, self)
+    return out
+
+
+def _sync(original: Callable[..., Any], self: Any) -> Any:
+    out = original(self)
+    state = State.of(self)
+    state.run("policy version", _on_sync, state)
+    return out
+
+
+def _on_sync(state: State) -> None:
+    """The engine has new weights: a round begins. With several ranks each tells its own engine."""
+    version = state.syncs if state.step is None else state.step()
+    state.syncs += 1
+    if state.engine is None:
+        return
+    if version != state.version:  # with sleep mode TRL sends the same weights again
+        state.engine.call("set_version", {"version": version})
+        state.version = version
+    if state.resume is not None:
+        folder, state.resume = state.resume, None
+        answer = state.engine.call("load", {"dir": str(folder)})
+        logger.info("rollspec: history of the checkpoint %s: %s", folder, answer)
+
+
+def _generate(original: Callable[..., Any], self: Any, *args: Any, **kwargs: Any) -> Any:
+    began = time.perf_counter()
+    out = original(self, *args, **kwargs)
+    state = State.of(self)
+    state.generation_seconds += time.perf_counter() - began
+    if state.step is not None:
+        prompts = kwargs["prompts"] if "prompts" in kwargs else args[0]
+        state.turns.append((prompts, out[1]))
+    return out

@@ -1,0 +1,93 @@
+"""What the hooks keep per `VLLMGeneration`, and how a hook that fails is left out."""
+
+from __future__ import annotations
+
+import functools
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from rollspec.telemetry.wandb_run import WandbWatch
+from rollspec_trl import options
+from rollspec_trl.engines import Colocated, Engine, Server
+
+logger = logging.getLogger("rollspec")
+
+
+class State:
+    """One engine of a job, as its trainer process sees it.
+
+    `turns`: what each call of `generate` returned since the trainer began a batch, as (prompts, responses).
+    """
+
+    def __init__(self) -> None:
+        self.engine: Engine | None = None  # None where rollspec is off in it, or another process talks to it
+        self.step: Callable[[], int] | None = None  # the trainer's step, where a trainer is hooked
+        self.syncs = 0
+        self.version: int | None = None
+        self.resume: Path | None = None  # checkpoint whose history is still to be loaded
+        self.turns: list[tuple[list[Any], list[Any]]] = []
+        self.scores: Any = None  # [local batch] reward of each row, NaN where it has none
+        self.generation_seconds = 0.0
+        self.lengths: list[int] = []
+        self.rewards: list[float] = []
+        self.logprobs: tuple[list[Any], list[Any]] = ([], [])  # engine's, trainer's
+        self.watch = WandbWatch()
+        self.faults: dict[str, int] = {}
+        self.failed: set[str] = set()
+
+    @classmethod
+    def of(cls, generation: Any) -> State:
+        """The state of a `VLLMGeneration`, made when first asked for."""
+        state = generation.__dict__.get("_rollspec")
+        if state is None:
+            state = generation.__dict__["_rollspec"] = cls()
+        return state  # type: ignore[no-any-return]
+
+    def connect(self, generation: Any) -> None:
+        """The engine is up: find out whether rollspec is on in it."""
+        if not options.config().enabled:
+            return
+        engine: Engine
+        if generation.mode == "colocate":
+            engine = Colocated(generation.llm)
+        elif generation.accelerator.is_main_process:
+            engine = Server(generation.vllm_client.base_url)
+        else:
+            return  # the main process talks to the server
+        info = engine.call("info")
+        if info.get("state") in (None, "off"):
+            reason = info.get("reason") or info.get("error") or "its vLLM plugin is not loaded (see rollspec doctor)"
+            if generation.mode == "server" or options.refused(generation) is None:  # else it has been said
+                logger.warning("rollspec: this job samples without speculation because %s.", reason)
+            return
+        self.engine = engine
+        if generation.mode == "server" and (reason := options.refused(generation)):
+            logger.error("rollspec: the server speculates, but %s, or start the server without rollspec.", reason)
+        logger.info("rollspec: the engine speculates: %s", info)
+
+    def guard(self, what: str, error: Exception) -> None:
+        """Count a failed hook, log it once."""
+        self.faults[what] = self.faults.get(what, 0) + 1
+        if what not in self.failed:
+            self.failed.add(what)
+            logger.error("rollspec: %s failed and is left out (%s: %s).", what, type(error).__name__, error)
+
+    def run(self, what: str, hook: Callable[..., None], *args: Any) -> None:
+        """Run a hook; whatever it raises is caught, counted and logged once."""
+        try:
+            hook(*args)
+        except Exception as e:
+            self.guard(what, e)
+
+
+def wrap(cls: type, name: str, around: Callable[..., Any]) -> None:
+    """Replace `cls.name` by `around(original, self, *args, **kwargs)`."""
+    original = getattr(cls, name)
+
+    @functools.wraps(original)
+    def wrapped(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return around(original, self, *args, **kwargs)
+
+    setattr(cls, name, wrapped)

@@ -1,0 +1,198 @@
+"""Hooks on `GRPOTrainer`: its step to the policy version, rewards to the history, measurements to its logger, history
+to its checkpoints.
+
+TRL's own code runs unchanged; what rollspec adds is caught, logged once, counted and left out.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+
+from rollspec.engine.vllm.patches.base import on_import
+from rollspec.proposal.base import prompt_key
+from rollspec.telemetry.rollouts import engine_metrics, rollout_metrics
+from rollspec_trl import options
+from rollspec_trl.state import State, wrap
+
+logger = logging.getLogger("rollspec")
+
+HOOKED = (
+    "_generate_and_score_completions",
+    "_calculate_rewards",
+    "log",
+    "_save_checkpoint",
+    "_load_optimizer_and_scheduler",
+)
+
+
+def register() -> None:
+    """Hook the trainer where it is, or will be, imported."""
+    on_import("trl.trainer.grpo_trainer", install)
+
+
+def install(module: ModuleType) -> None:
+    """Wrap the methods of `GRPOTrainer` (trl/trainer/grpo_trainer.py). Idempotent; all or nothing."""
+    cls = module.GRPOTrainer
+    if cls.__dict__.get("_rollspec_hooked", False):
+        return
+    absent = [name for name in HOOKED if not hasattr(cls, name)]
+    if absent:
+        logger.error("rollspec: TRL's GRPOTrainer has no %s here, so nothing is measured.", ", ".join(absent))
+        return
+    cls._rollspec_hooked = True
+    for name, around in zip(HOOKED, (_batch, _rewards, _log, _save, _resume), strict=True):
+        wrap(cls, name, around)
+
+
+def state_of(trainer: Any) -> State | None:
+    """The state of the trainer's engine; None where it does not generate with vLLM."""
+    generation = trainer.__dict__.get("vllm_generation")
+    if generation is None:
+        if not trainer.__dict__.get("_rollspec_said", False):
+            trainer.__dict__["_rollspec_said"] = True
+            logger.warning("rollspec: use_vllm=False is not accelerated; set use_vllm=True, or leave rollspec out.")
+        return None
+    return State.of(generation)
+
+
+# ---- hooks
+# --------------------------------------------------------------------------------------------------------------
+
+
+def _batch(original: Callable[..., Any], self: Any, *args: Any, **kwargs: Any) -> Any:
+    """Prompts in, scored rollouts out."""
+    state = state_of(self)
+    if state is None:
+        return original(self, *args, **kwargs)
+    if state.step is None:
+        state.step = lambda: int(self.state.global_step)
+        self.__dict__["_rollspec_logged"] = time.perf_counter()
+    state.turns, state.scores = [], None
+    out = original(self, *args, **kwargs)
+    if self.model.training:
+        items: list[list[Any]] = []
+        state.run("rollouts", _on_batch, state, out, items)
+        # By itself: with a server all ranks meet in it, whatever failed on one of them.
+        state.run("rewards", _send_rewards, self, state, items)
+    return out
+
+
+def _rewards(original: Callable[..., Any], self: Any, inputs: Any, prompts: Any, *args: Any, **kwargs: Any) -> Any:
+    """TRL returns the rewards of all ranks, [batch of all ranks, reward functions], NaN where one does not apply."""
+    out = original(self, inputs, prompts, *args, **kwargs)
+    state = state_of(self)
+    if state is not None:
+
+        def keep() -> None:
+            first = self.accelerator.process_index * len(prompts)
+            rewards = out[first : first + len(prompts)].float().cpu().numpy()  # [local batch, functions]
+            weights = self.reward_weights.float().cpu().numpy()
+            state.scores = np.where(np.isnan(rewards).all(1), np.nan, np.nansum(rewards * weights, 1))
+
+        state.run("rewards", keep)
+    return out
+
+
+def _on_batch(state: State, out: dict[str, Any], items: list[list[Any]]) -> None:
+    """Rollouts are finished and scored: measure them; `items` gets what the engine is told of their rewards."""
+    mask = out["completion_mask"].bool()  # [local batch, longest]
+    if "tool_mask" in out:
+        mask &= out["tool_mask"].bool()
+    sampled, trained = out.get("sampling_per_token_logps"), out.get("old_per_token_logps")
+    if sampled is not None:
+        state.logprobs[0].append(sampled[mask].float().cpu().numpy())
+        if trained is not None:
+            state.logprobs[1].append(trained[mask].float().cpu().numpy())
+    if not state.turns:
+        return
+    # The first turn of a rollout with tools is the one that answers the prompt.
+    prompts, responses = state.turns[0]
+    # TRL can mask truncated responses, so with one turn they are counted before that.
+    state.lengths.extend(map(len, responses) if len(state.turns) == 1 else map(int, mask.sum(1).tolist()))
+    if state.scores is None or len(state.scores) != len(responses):
+        return
+    state.rewards.extend(map(float, state.scores))
+    rows = zip(prompts, responses, state.scores, strict=True)
+    items.extend([prompt_key(p), prompt_key(r), float(s)] for p, r, s in rows if np.isfinite(s))
+
+
+def _send_rewards(trainer: Any, state: State, items: list[list[Any]]) -> None:
+    if not options.config().enabled:
+        return
+    if trainer.vllm_generation.mode == "server" and trainer.accelerator.num_processes > 1:
+        from accelerate.utils import gather_object
+
+        items = gather_object(items)  # the main process talks to the server
+    if state.engine is not None and items:
+        state.engine.call("rewards", {"items": items})
+
+
+def _log(original: Callable[..., Any], self: Any, logs: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
+    """A training step is logged (evaluations, and the summary at the end, have no `loss`)."""
+    if self.model.training and "loss" in logs:
+        state = state_of(self)
+        if state is not None:
+            state.run("collecting metrics", _add_metrics, self, state, logs)
+            state.watch.observe(logs)
+    return original(self, logs, *args, **kwargs)
+
+
+def _add_metrics(trainer: Any, state: State, logs: dict[str, Any]) -> None:
+    now = time.perf_counter()
+    since = trainer.__dict__.get("_rollspec_logged", now)
+    trainer.__dict__["_rollspec_logged"] = now
+    seconds, state.generation_seconds = state.generation_seconds, 0.0
+    mine = {"lengths": state.lengths, "rewards": state.rewards}
+    mine["answers"] = [state.engine.call("stats")] if state.engine is not None else []
+    engine, trained = state.logprobs
+    state.lengths, state.rewards, state.logprobs = [], [], ([], [])
+    parts = [mine]
+    if trainer.accelerator.num_processes > 1:
+        from accelerate.utils import gather_object
+
+        parts = gather_object([mine])  # nothing before this may raise on one rank only: the others would wait
+    faults, state.faults = state.faults, {}
+    lengths = [n for p in parts for n in p["lengths"]]
+    logs.update(rollout_metrics(lengths, [r for p in parts for r in p["rewards"]], engine, trained))
+    logs["rollspec/rollout/generation_seconds"] = seconds
+    logs["rollspec/rollout/generation_share"] = seconds / max(now - since, 1e-9)
+    if options.config().enabled:
+        logs.update(engine_metrics([a for p in parts for a in p["answers"]], faults))
+
+
+# ---- checkpoints
+# --------------------------------------------------------------------------------------------------------
+
+
+def _folder(checkpoint: Path) -> Path:
+    return checkpoint / "rollspec"
+
+
+def _save(original: Callable[..., Any], self: Any, model: Any, trial: Any, *args: Any, **kwargs: Any) -> Any:
+    """TRL removes old checkpoints whole, so their histories go with them."""
+    out = original(self, model, trial, *args, **kwargs)
+    state = state_of(self)
+    # A server may be on another machine and outlives the trainer: its history is its own (history.dir).
+    if state is not None and state.engine is not None and self.vllm_generation.mode == "colocate":
+        checkpoint = Path(self._get_output_dir(trial=trial)).resolve() / f"checkpoint-{self.state.global_step}"
+        rank = self.accelerator.process_index
+        state.run("saving history", state.engine.call, "save", {"dir": str(_folder(checkpoint) / f"replica_{rank}")})
+    return out
+
+
+def _resume(original: Callable[..., Any], self: Any, checkpoint: Any, *args: Any, **kwargs: Any) -> Any:
+    """`train(resume_from_checkpoint=...)`: its history is loaded once the engine has its weights and version."""
+    out = original(self, checkpoint, *args, **kwargs)
+    state = state_of(self) if checkpoint is not None else None
+    if state is not None and self.vllm_generation.mode == "colocate":
+        saved = sorted(_folder(Path(checkpoint).resolve()).glob("replica_*"))
+        if saved:  # another number of ranks than when it was saved: histories are shared out again
+            state.resume = saved[self.accelerator.process_index % len(saved)]
+    return out

@@ -1,0 +1,52 @@
+"""The policy version of programs that do not tell it: loading weights begins a new one.
+
+Trainers with an integration say which version they sync (`set_version`). OpenRLHF, and any program that loads weights
+into a running engine, does not; there the next step after a `load_weights` counts as the next version, so that past
+rounds leave the trees all the same. Once somebody tells the version, this only watches.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+from collections.abc import Callable
+from typing import Any
+
+logger = logging.getLogger("rollspec")
+
+
+class PolicyWatch:
+    """Watches `model.load_weights`; `begin` is called before the first step with other weights.
+
+    Many calls between two steps (one per parameter, or per bucket) are one version.
+    """
+
+    def __init__(self, model: Any, begin: Callable[[], None]) -> None:
+        self._begin = begin
+        self._told = False
+        self._changed = False
+        load_weights = model.load_weights
+
+        @functools.wraps(load_weights)
+        def load_and_note(*args: Any, **kwargs: Any) -> Any:
+            self._changed = True
+            return load_weights(*args, **kwargs)
+
+        model.__dict__["load_weights"] = load_and_note
+
+    def told(self) -> None:
+        """Somebody says which version the weights are."""
+        self._told, self._changed = True, False
+
+    def before_step(self) -> None:
+        """The engine starts a step. Never raises."""
+        if not self._changed:
+            return
+        self._changed = False
+        if self._told:
+            return
+        try:
+            self._begin()
+        except Exception as e:  # rounds do not slide; what is sampled does not depend on it
+            self._told = True
+            logger.error("rollspec: policy versions are not counted any more (%s: %s).", type(e).__name__, e)

@@ -1,0 +1,128 @@
+"""Renders the metric table as a Grafana dashboard, `docs/monitoring/grafana.json`: import it, choose the data source.
+
+Write the file, or exit 1 when it is out of date:
+
+    python -m rollspec.telemetry.grafana
+    python -m rollspec.telemetry.grafana --check
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rollspec.telemetry.prometheus import MODEL, Series, series
+
+FILE = Path(__file__).resolve().parents[2] / "docs" / "monitoring" / "grafana.json"
+
+OVERVIEW = (
+    "rollspec/rollout/tokens_per_second",
+    "rollspec/rollout/speedup",
+    "rollspec/accept/length",
+    "rollspec/accept/rate",
+    "rollspec/rollout/speculating",
+    "rollspec/guard/faults",
+)
+"""Shown large, on top."""
+
+UNITS = {"s": "s", "ratio": "percentunit", "bytes": "bytes", "tokens/s": "short", "0/1": "bool"}
+WIDTH, HEIGHT = 8, 7
+SOURCE = {"type": "prometheus", "uid": "${datasource}"}
+
+
+def render() -> str:
+    """The dashboard as JSON: an overview, then a row of panels per metric group in the order of the table."""
+    panels: list[dict[str, Any]] = []
+    by_name = {s.row.name: s for s in series()}
+    y = 0
+    for i, name in enumerate(OVERVIEW):
+        place = {"x": 4 * i, "y": y, "w": 4, "h": 4}
+        panels.append(_panel(by_name[name], len(panels) + 1, place, "stat"))
+    y += 4
+    for group in dict.fromkeys(s.row.name.split("/")[1] for s in series()):
+        rows = [s for s in series() if s.row.name.split("/")[1] == group]
+        panels.append(
+            {"id": len(panels) + 1, "type": "row", "title": group, "gridPos": {"x": 0, "y": y, "w": 24, "h": 1}}
+        )
+        y += 1
+        for i, s in enumerate(rows):
+            place = {"x": WIDTH * (i % 3), "y": y + HEIGHT * (i // 3), "w": WIDTH, "h": HEIGHT}
+            panels.append(_panel(s, len(panels) + 1, place, "timeseries"))
+        y += HEIGHT * -(-len(rows) // 3)
+    dashboard = {
+        "title": "rollspec",
+        "uid": "rollspec",
+        "tags": ["rollspec", "vllm"],
+        "schemaVersion": 39,
+        "time": {"from": "now-1h", "to": "now"},
+        "refresh": "10s",
+        "templating": {"list": [_source_variable(), _model_variable()]},
+        "panels": panels,
+    }
+    return json.dumps(dashboard, indent=1) + "\n"
+
+
+def expression(s: Series) -> str:
+    """PromQL of a panel: counters as rates per second, gauges as they are."""
+    selected = f'{s.full_name}{{{MODEL}=~"$model"}}'
+    if s.row.kind != "counter":
+        return selected
+    return f"sum by ({s.label or MODEL}) (rate({selected}[$__rate_interval]))"
+
+
+def _panel(s: Series, number: int, place: dict[str, int], kind: str) -> dict[str, Any]:
+    per_second = s.row.kind == "counter"
+    unit = "short" if per_second else UNITS.get(s.row.unit, "short")
+    if s.row.name.startswith("rollspec/rollout/speedup"):
+        unit = "short"  # a factor, not a share
+    return {
+        "id": number,
+        "type": kind,
+        "title": s.row.name.removeprefix("rollspec/") + (f" ({s.row.unit} per second)" if per_second else ""),
+        "description": s.row.meaning,
+        "datasource": SOURCE,
+        "gridPos": place,
+        "fieldConfig": {"defaults": {"unit": unit}, "overrides": []},
+        "targets": [
+            {"refId": "A", "datasource": SOURCE, "expr": expression(s), "legendFormat": f"{{{{{s.label or MODEL}}}}}"}
+        ],
+    }
+
+
+def _source_variable() -> dict[str, Any]:
+    return {"name": "datasource", "label": "data source", "type": "datasource", "query": "prometheus"}
+
+
+def _model_variable() -> dict[str, Any]:
+    return {
+        "name": "model",
+        "type": "query",
+        "datasource": SOURCE,
+        "query": f"label_values(rollspec_rollout_tokens_total, {MODEL})",
+        "includeAll": True,
+        "multi": True,
+        "allValue": ".*",
+        "current": {"text": "All", "value": "$__all"},
+        "refresh": 2,
+    }
+
+
+def main(argv: Sequence[str]) -> int:
+    """Write the file, or compare it with `--check`; the exit status."""
+    text = render()
+    if "--check" in argv:
+        if FILE.is_file() and FILE.read_text(encoding="utf-8") == text:
+            return 0
+        print(f"{FILE} is out of date; run `python -m rollspec.telemetry.grafana`.", file=sys.stderr)
+        return 1
+    FILE.parent.mkdir(parents=True, exist_ok=True)
+    FILE.write_text(text, encoding="utf-8")
+    print(FILE)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,97 @@
+"""The metric table as Prometheus metrics: `rollspec/accept/rate` is `rollspec_accept_rate`, a counter ends in `_total`,
+and what the table writes as `<drafter>` is a label.
+
+    exporter = Exporter("my-model")
+    exporter.update(stats)          # EngineStats counted since the last update
+
+Counters add up over the life of the process; gauges are of the latest interval in which the engine did anything.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from dataclasses import dataclass
+from typing import Any
+
+from rollspec.telemetry.metrics import TABLE, EngineStats, Metric, find, to_metrics
+
+OF_THE_TRAINER = ("rollspec/rollout/generation_s", "rollspec/health/", "rollspec/reward/", "rollspec/length/")
+"""What only a trainer can measure; an engine that serves does not have it."""
+
+MODEL = "model_name"
+"""The label that every series has, as vLLM's own metrics do."""
+
+
+@dataclass(frozen=True, slots=True)
+class Series:
+    """One Prometheus metric. `label`: what tells its series apart besides the model, or None."""
+
+    row: Metric
+    name: str
+    label: str | None
+
+    @property
+    def full_name(self) -> str:
+        """As it is scraped."""
+        return f"{self.name}_total" if self.row.kind == "counter" else self.name
+
+
+def series() -> tuple[Series, ...]:
+    """Every metric that an engine has, in the order of the table."""
+    return tuple(_series(row) for row in TABLE if not row.name.startswith(OF_THE_TRAINER))
+
+
+def _series(row: Metric) -> Series:
+    stem, _, last = row.name.rpartition("/")
+    placeholder = re.fullmatch(r"<(\w+)>", last)
+    if placeholder is None:
+        return Series(row, row.name.replace("/", "_"), None)
+    label = {"i": "position"}.get(placeholder[1], placeholder[1])
+    # `accept/rate` is a metric by itself, so the one per drafter needs a name of its own.
+    by = f"_by_{label}" if any(r.name == stem for r in TABLE) else ""
+    return Series(row, stem.replace("/", "_") + by, label)
+
+
+@functools.cache  # a second engine in this process has the same metrics with another model's name
+def _registered(registry: Any) -> dict[str, tuple[Series, Any]]:
+    from prometheus_client import REGISTRY, Counter, Gauge
+
+    out: dict[str, tuple[Series, Any]] = {}
+    for s in series():
+        labels = [MODEL, *([s.label] if s.label else [])]
+        options: dict[str, Any] = {"labelnames": labels, "registry": registry or REGISTRY}
+        help_ = f"{s.row.meaning} ({s.row.unit})"
+        if s.row.kind == "counter":
+            out[s.row.name] = (s, Counter(s.name, help_, **options))
+        else:
+            out[s.row.name] = (s, Gauge(s.name, help_, multiprocess_mode="mostrecent", **options))
+    return out
+
+
+class Exporter:
+    """Prometheus metrics of one engine, kept up to date by `update`.
+
+    Args:
+        model: value of the label `model_name`.
+        registry: where they are registered; prometheus_client's own by default, which is the one that vLLM serves. In
+            its multi-process mode (PROMETHEUS_MULTIPROC_DIR) they are written to that folder as vLLM's are.
+    """
+
+    def __init__(self, model: str, registry: Any = None) -> None:
+        self._model = model
+        self._metrics = _registered(registry)
+
+    def update(self, stats: EngineStats) -> None:
+        """Add what was counted since the last call."""
+        for name, value in to_metrics(stats).items():
+            row = find(name)
+            if row is None or row.name not in self._metrics:
+                continue
+            s, metric = self._metrics[row.name]
+            labels = [self._model, *([name.rsplit("/", 1)[1]] if s.label else [])]
+            child = metric.labels(*labels)
+            if s.row.kind == "counter":
+                child.inc(max(float(value), 0.0))
+            else:
+                child.set(float(value))

@@ -1,0 +1,84 @@
+"""A GRPO job with TRL in a process of its own; prints what `test_trl.py` checks as one JSON line.
+
+python trl_job.py OUT MODEL train            two epochs with a checkpoint, then a weight sync against HF
+python trl_job.py OUT MODEL resume           one step more, from that checkpoint
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+from examples.trl_grpo.train import build, parser
+
+
+def greedy_hf(model: Any, prompts: list[list[int]], n: int) -> list[list[int]]:
+    import torch
+
+    model.eval()
+    model.generation_config.eos_token_id = None  # the engine ignores it too
+    out = []
+    with torch.no_grad():
+        for p in prompts:
+            got = model.generate(
+                torch.tensor([p]), max_new_tokens=n, do_sample=False, pad_token_id=0,
+                temperature=None, top_p=None, top_k=None,
+            )  # fmt: skip
+            out.append(got[0, len(p) :].tolist())
+    return out
+
+
+def change_and_sync(trainer: Any) -> dict[str, Any]:
+    """A large change of the policy through TRL's own sync: greedy vLLM, with drafts, against greedy HF."""
+    import torch
+
+    generation = trainer.vllm_generation
+    tokenizer = trainer.processing_class
+    prompts = [
+        tokenizer.apply_chat_template(r["prompt"], add_generation_prompt=True, tokenize=True, return_dict=False)
+        for r in list(trainer.train_dataset)[:4]
+    ]
+    generation.temperature, generation.max_completion_length = 0.0, 48
+    generation.generation_kwargs = {"ignore_eos": True}
+    before = generation.generate(prompts, None, 1)[1]
+    torch.manual_seed(7)
+    with torch.no_grad():
+        for p in trainer.model.parameters():
+            p.add_(torch.randn_like(p) * p.std().clamp_min(0.02))
+    generation.sync_weights()
+    # The second time with the first one's tokens as drafts.
+    after = [generation.generate(prompts, None, 1)[1] for _ in range(2)]
+    accepted = generation.llm.collective_rpc("rollspec", args=("stats", {}))[0]["accepted"]
+    return {"before": before, "after": after, "hf": greedy_hf(trainer.model, prompts, 48), "accepted": accepted}
+
+
+def main(out: str, model: str, what: str) -> None:
+    epochs = "2" if what == "train" else "3"
+    # Short ones, so that a step takes a second or two on two cores.
+    args = parser().parse_args(
+        ["--out", out, "--model", model, "--prompts", "8", "--prompts-per-step", "4", "--generations", "4",
+         "--max-response", "96", "--epochs", epochs, "--save-steps", "4", "--rollspec", "suffix_only"]
+    )  # fmt: skip
+    trainer = build(args)
+    generation = trainer.vllm_generation
+    result: dict[str, Any] = {"start": generation.llm.collective_rpc("rollspec", args=("info", {}))[0]}
+    if what == "train":
+        trainer.train()
+    else:
+        trainer.args.max_steps = 5
+        trainer.train(resume_from_checkpoint=True)
+    trainer.save_state()
+    result["info"] = generation.llm.collective_rpc("rollspec", args=("info", {}))[0]
+    result["log"] = trainer.state.log_history
+    if what == "train":
+        result["sync"] = change_and_sync(trainer)
+    (Path(out) / f"{what}.json").write_text(json.dumps(result))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
+    sys.stdout.flush()
+    os._exit(0)  # vLLM in this process leaves threads that would hold it

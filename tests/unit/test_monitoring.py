@@ -1,0 +1,208 @@
+"""Monitoring: Prometheus names, the Grafana dashboard, W&B's definitions and alerts, runs read from W&B and TRL."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rollspec.errors import RollspecError
+from rollspec.telemetry import grafana, wandb_files, wandb_run
+from rollspec.telemetry.metrics import TABLE, EngineStats, find, to_metrics
+from rollspec.telemetry.prometheus import OF_THE_TRAINER, Exporter, series
+from rollspec.telemetry.report import write_report
+from rollspec.telemetry.runs import load_run
+from rollspec.telemetry.wandb_run import HARM_REPORTS, WandbWatch
+
+STATS = EngineStats(
+    steps=2, step_seconds=1.0, requests=4, verified=3, drafted=6, accepted=3, emitted=7, version=2, alarms=1,
+    by_position=[[3, 2], [2, 1]], by_source={"suffix": [3, 6, 3]}, faults={"history": 2}, plays={"none": 1},
+    modelled={"played": 1.0, "oracle": 0.9, "clairvoyant": 0.8, "perfect": 0.5, "fixed/none": 1.2},
+)  # fmt: skip
+
+
+def test_every_engine_metric_has_one_prometheus_name() -> None:
+    names = [s.full_name for s in series()]
+    assert len(set(names)) == len(names) and all(n.replace("_", "").isalnum() for n in names)
+    rows = {s.row.name for s in series()}
+    assert all(find(name).name in rows for name in to_metrics(STATS))  # type: ignore[union-attr]
+    left_out = {r.name for r in TABLE} - rows
+    assert all(name.startswith(OF_THE_TRAINER) for name in left_out)
+
+
+def test_counters_add_up_and_gauges_are_the_latest() -> None:
+    from prometheus_client import CollectorRegistry
+
+    registry = CollectorRegistry()
+    exporter = Exporter("m", registry)
+    exporter.update(STATS)
+    exporter.update(STATS)
+    exporter.update(EngineStats())  # an idle interval
+    Exporter("other", registry).update(STATS)
+
+    def value(name: str, **labels: str) -> float | None:
+        return registry.get_sample_value(name, {"model_name": "m", **labels})
+
+    assert value("rollspec_accept_drafted_total") == 12
+    assert value("rollspec_accept_rate") == 0.5
+    assert value("rollspec_accept_rate_by_drafter", drafter="suffix") == 0.5
+    assert value("rollspec_accept_position", position="1") == pytest.approx(2 / 3)
+    assert value("rollspec_guard_faults_total") == 4
+    assert value("rollspec_guard_faults_by_cause_total", cause="history") == 4
+    assert value("rollspec_tuner_arm", arm="none") == 1
+
+
+def test_several_api_servers_share_them(tmp_path: Path) -> None:
+    """prometheus_client's multi-process mode, which vLLM uses with several API servers; it is chosen at import."""
+    code = """
+from prometheus_client import CollectorRegistry, generate_latest, multiprocess
+from rollspec.telemetry.metrics import EngineStats
+from rollspec.telemetry.prometheus import Exporter
+Exporter("m").update(EngineStats(steps=1, drafted=6, accepted=3))
+registry = CollectorRegistry()
+multiprocess.MultiProcessCollector(registry)
+print(generate_latest(registry).decode())
+"""
+    out = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60,
+        env={**__import__("os").environ, "PROMETHEUS_MULTIPROC_DIR": str(tmp_path)},
+    )  # fmt: skip
+    assert out.returncode == 0, out.stderr
+    assert 'rollspec_accept_drafted_total{model_name="m"} 6.0' in out.stdout
+    assert 'rollspec_accept_rate{model_name="m"} 0.5' in out.stdout
+
+
+def test_the_dashboard_is_up_to_date_and_whole() -> None:
+    assert grafana.FILE.read_text() == grafana.render(), "run `python -m rollspec.telemetry.grafana`"
+    board = json.loads(grafana.render())
+    asked = " ".join(t["expr"] for p in board["panels"] for t in p.get("targets", ()))
+    assert all(f"{s.full_name}{{" in asked for s in series())
+    places = [(p["gridPos"]["x"], p["gridPos"]["y"]) for p in board["panels"]]
+    assert len(set(places)) == len(places)
+    assert len({p["id"] for p in board["panels"]}) == len(board["panels"])
+
+
+# ---- W&B
+# ---------------------------------------------------------------------------------------------------------------
+
+
+class Run:
+    id = "r"
+
+    def __init__(self) -> None:
+        self.defined: dict[str, Any] = {}
+        self.alerts: list[str] = []
+
+    def define_metric(self, name: str, **options: Any) -> None:
+        self.defined[name] = options
+
+    def alert(self, title: str, text: str, level: str, wait_duration: int) -> None:
+        self.alerts.append(title)
+
+
+def test_alerts_only_for_what_deserves_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = Run()
+    watch = WandbWatch()
+    watch.observe({"rollspec/guard/faults": 1})  # no run is active
+    monkeypatch.setattr(wandb_run, "active_run", lambda: run)
+    good = {"rollspec/accept/rate": 0.5, "rollspec/rollout/speedup": 1.3, "rollspec/guard/faults": 0}
+    watch.observe(good)
+    assert run.alerts == []
+    assert run.defined["rollspec/accept/rate"] == {"summary": "mean,last"}
+    assert run.defined["train/rollspec/accept/rate/*"]["step_metric"] == "train/global_step"
+    assert len(run.defined) == 2 * len(TABLE)
+    watch.observe({**good, "rollspec/guard/alarms": 1})
+    watch.observe({**good, "rollspec/guard/faults": 2, "rollspec/guard/faults/history": 2})
+    watch.observe({**good, "rollspec/health/nan_logprobs": 3})
+    assert [t.split(": ")[1] for t in run.alerts] == ["acceptance collapsed", "degraded", "NaN log-probs"]
+    for _ in range(HARM_REPORTS - 1):
+        watch.observe({**good, "rollspec/rollout/speedup": 0.8})
+    assert len(run.alerts) == 3, "a bad report or two is noise"
+    watch.observe({**good, "rollspec/rollout/speedup": 0.8})
+    assert run.alerts[-1] == "rollspec: speculation costs time"
+
+
+def test_a_broken_run_is_left_alone(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    run = Run()
+    run.define_metric = lambda name, **options: 1 / 0  # type: ignore[method-assign,assignment]
+    monkeypatch.setattr(wandb_run, "active_run", lambda: run)
+    watch = WandbWatch()
+    for _ in range(3):
+        watch.observe({})
+    assert len(caplog.records) == 1 and "no alerts" in caplog.text
+
+
+@pytest.fixture(scope="module")
+def offline(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A W&B run written by wandb itself, offline, as a TRL job logs it, with an alert."""
+    pytest.importorskip("wandb")
+    folder = tmp_path_factory.mktemp("wandb_run")
+    code = """
+import sys, wandb
+from rollspec.telemetry.wandb_run import WandbWatch
+run = wandb.init(project="p", mode="offline", dir=sys.argv[1], settings=wandb.Settings(silent=True, console="off"))
+watch = WandbWatch()
+for step in range(1, 31):
+    row = {"rollspec/accept/rate": step / 100, "rollspec/accept/drafted": 100, "rollspec/accept/accepted": step,
+           "rollspec/rollout/generation_seconds": 2.0, "rollspec/guard/faults": int(step == 7)}
+    watch.observe(row)
+    long = {"note": "x" * 3000}  # rows that cross the blocks of the file
+    run.log({f"train/{k}": v for k, v in row.items()} | {"train/global_step": step, "train/step_time": 5.0,
+             "train/epoch": step / 10, **long})
+run.finish()
+"""
+    out = subprocess.run([sys.executable, "-c", code, folder], capture_output=True, text=True, timeout=120)
+    assert out.returncode == 0, out.stderr
+    return folder
+
+
+def test_an_offline_run_is_read_back(offline: Path, tmp_path: Path) -> None:
+    run = load_run(offline)
+    assert run.steps == tuple(range(1, 31))
+    assert run.series("rollspec/accept/rate")[9] == pytest.approx(0.1)
+    assert run.series("timing_s/gen") == [2.0] * 30 and run.series("timing_s/step") == [5.0] * 30
+    assert run.epochs == [(step - 1) // 10 for step in range(1, 31)]
+    assert run.provenance["project"] == "p"
+    (file,) = wandb_files.find(offline)
+    assert load_run(file.parent).steps == run.steps
+    paths = write_report(file.parent, None, tmp_path)
+    assert "30" in paths.html.read_text()
+    assert b"rollspec: degraded" in file.read_bytes(), "the alert is in the file"
+
+
+def test_a_run_that_was_killed_is_read_as_far_as_it_goes(offline: Path, tmp_path: Path) -> None:
+    (file,) = wandb_files.find(offline)
+    data = file.read_bytes()
+    (tmp_path / "run-x.wandb").write_bytes(data[: len(data) // 2])
+    run = load_run(tmp_path)
+    assert 0 < len(run.steps) < 30 and "killed" in run.notes[0]
+    (tmp_path / "run-x.wandb").write_bytes(b"something else")
+    with pytest.raises(RollspecError, match="not a file of W&B's"):
+        load_run(tmp_path)
+
+
+def test_several_runs_are_not_mixed(tmp_path: Path) -> None:
+    for name in ("offline-run-1-a", "offline-run-2-b"):
+        (tmp_path / "wandb" / name).mkdir(parents=True)
+        (tmp_path / "wandb" / name / f"run-{name[-1]}.wandb").write_bytes(b":W&B")
+    with pytest.raises(RollspecError, match=r"2 runs of W&B's.*offline-run-1-a"):
+        load_run(tmp_path)
+
+
+def test_a_trl_run_is_read_from_its_trainer_state(tmp_path: Path) -> None:
+    rows = [
+        {"step": i, "epoch": i / 2, "loss": 0.1, "reward": 0.5, "rollspec/rollout/generation_seconds": 1.5,
+         "step_time": 4.0, "completions/mean_length": 80.0}
+        for i in range(1, 5)
+    ]  # fmt: skip
+    (tmp_path / "trainer_state.json").write_text(json.dumps({"log_history": [*rows, {"step": 4, "train_runtime": 9}]}))
+    run = load_run(tmp_path)
+    assert run.steps == (1, 2, 3, 4) and run.epochs == [0, 0, 1, 1]
+    assert run.series("timing_s/gen") == [1.5] * 4 and run.series("critic/rewards/mean") == [0.5] * 4
+    (tmp_path / "trainer_state.json").write_text("{}")
+    with pytest.raises(RollspecError, match=r"trainer_state.json cannot be read"):
+        load_run(tmp_path)

@@ -1,0 +1,49 @@
+"""Policy versions of programs that do not tell them."""
+
+from __future__ import annotations
+
+import pytest
+
+from rollspec.engine.vllm.policy import PolicyWatch
+
+
+class Model:
+    def __init__(self) -> None:
+        self.loaded = 0
+
+    def load_weights(self, weights: object) -> str:
+        self.loaded += 1
+        return "names"
+
+
+def test_loading_begins_a_version_at_the_next_step() -> None:
+    model, begun = Model(), []
+    watch = PolicyWatch(model, lambda: begun.append(1))
+    watch.before_step()
+    assert begun == []
+    for _ in range(3):  # one call per parameter
+        assert model.load_weights([]) == "names"
+    assert model.loaded == 3 and begun == []
+    watch.before_step()
+    watch.before_step()
+    assert begun == [1]
+
+
+def test_once_the_version_is_told_it_is_not_guessed() -> None:
+    model, begun = Model(), []
+    watch = PolicyWatch(model, lambda: begun.append(1))
+    model.load_weights([])
+    watch.told()
+    watch.before_step()
+    model.load_weights([])
+    watch.before_step()
+    assert begun == []
+
+
+def test_a_failure_is_said_once_and_ends_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    model = Model()
+    watch = PolicyWatch(model, lambda: 1 / 0)
+    for _ in range(2):
+        model.load_weights([])
+        watch.before_step()
+    assert len(caplog.records) == 1 and "not counted any more" in caplog.text
