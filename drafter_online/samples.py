@@ -55,8 +55,8 @@ class Verify:
     """The verify steps of a sample: S steps, P = sum of `lengths` proposed tokens, in step order.
 
     Row j of `top_ids`, `top_logits` and `logsumexp` is the target's distribution of the token for which `proposed[j]`
-    was proposed, given everything before it *including the earlier proposals of its step, accepted or not*: the rows after
-    the first rejected proposal are the target's opinion on states that only the drafter reached. Logits are the
+    was proposed, given everything before it *including the earlier proposals of its step, accepted or not*: the rows
+    after the first rejected proposal are the target's opinion on states that only the drafter reached. Logits are the
     model's own, before temperature; the log-sum-exp is over the whole vocabulary, in nats.
     """
 
