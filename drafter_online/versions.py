@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import dataclasses
 import errno
-import hashlib
 import json
 import os
 import shutil
@@ -32,6 +31,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from drafter_online.errors import VersionError
+from drafter_online.files import digest, sha256, sync_folder, write_synced
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -166,7 +166,7 @@ class Versions:
             target_version=target_version,
             parent=parent,
             created=_now(),
-            files={n: {"sha256": hashlib.sha256(b).hexdigest(), "bytes": len(b)} for n, b in files.items()},
+            files={n: {"sha256": sha256(b), "bytes": len(b)} for n, b in files.items()},
             tensors={n: _kind_of(t) for n, t in plain.items()},
             provenance=dict(provenance or {}),
         )
@@ -174,7 +174,7 @@ class Versions:
         try:
             temporary.mkdir(parents=True)
             for name, data in files.items():
-                _write(temporary / name, data)
+                write_synced(temporary / name, data)
             number = self._rename(temporary, manifest, parent)
         except OSError as e:
             shutil.rmtree(temporary, ignore_errors=True)
@@ -189,15 +189,15 @@ class Versions:
         number = max(self.latest() or 0, parent or 0)
         while True:
             number += 1
-            _write(temporary / MANIFEST, _dump(dataclasses.replace(manifest, version=number)))
-            _sync_folder(temporary)
+            write_synced(temporary / MANIFEST, _dump(dataclasses.replace(manifest, version=number)))
+            sync_folder(temporary)
             try:
                 os.rename(temporary, self.path(number))
             except OSError as e:
                 if e.errno not in (errno.ENOTEMPTY, errno.EEXIST):
                     raise
                 continue  # another publisher was faster: the next number
-            _sync_folder(self.folder)
+            sync_folder(self.folder)
             return number
 
     def _prune(self) -> None:
@@ -233,7 +233,7 @@ class Versions:
             checksum = data.pop("checksum")
             if data.pop("format") != FORMAT:
                 raise ValueError(f"its format is not {FORMAT!r}")
-            if checksum != _digest(data):
+            if checksum != digest(data):
                 raise ValueError("its checksum does not match")
             found = Manifest(**data)
         except FileNotFoundError as e:
@@ -296,7 +296,7 @@ class Versions:
             raise _refused(number, f"{path} cannot be read ({e.strerror or e})") from e
         if len(data) != expected["bytes"]:
             raise _refused(number, f"{path} has {len(data)} bytes, not {expected['bytes']}: it is truncated or altered")
-        if hashlib.sha256(data).hexdigest() != expected["sha256"]:
+        if sha256(data) != expected["sha256"]:
             raise _refused(number, f"{path} does not match its checksum: it was altered")
         return data
 
@@ -381,25 +381,6 @@ def _now() -> str:
     return datetime.now(timezone.utc).isoformat(timespec="milliseconds")
 
 
-def _digest(data: Mapping[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(data, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
-
-
 def _dump(manifest: Manifest) -> bytes:
     data = dataclasses.asdict(manifest)
-    return json.dumps({"format": FORMAT, **data, "checksum": _digest(data)}, indent=2).encode()
-
-
-def _write(path: Path, data: bytes) -> None:
-    with open(path, "wb") as f:
-        f.write(data)
-        f.flush()
-        os.fsync(f.fileno())
-
-
-def _sync_folder(path: Path) -> None:
-    fd = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
+    return json.dumps({"format": FORMAT, **data, "checksum": digest(data)}, indent=2).encode()

@@ -65,7 +65,7 @@ def remanifest(store: Versions, n: int, **change: Any) -> None:
     path = store.path(n) / MANIFEST
     data = {**json.loads(path.read_text()), **change}
     del data["checksum"], data["format"]
-    path.write_text(json.dumps({"format": module.FORMAT, **data, "checksum": module._digest(data)}))
+    path.write_text(json.dumps({"format": module.FORMAT, **data, "checksum": module.digest(data)}))
 
 
 def test_what_does_not_fit_is_refused_in_one_sentence(tmp_path: Path) -> None:
