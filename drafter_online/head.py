@@ -27,6 +27,8 @@ log = logging.getLogger(__name__)
 
 MODEL, CONFIG = "model.safetensors", "config.json"
 OURS = "drafter_online"  # our key in config.json
+# torch's own attention with a dense mask: flex attention would have to be compiled, which stalls an engine's worker.
+ATTENTION = "sdpa"
 # What of a target decides whether a drafter fits it. Weights are not among it: in RL they change at every step.
 _BASE_FIELDS = (
     "model_type",
@@ -99,7 +101,7 @@ def fresh(
     layers: int = 1,
     speculative_tokens: int = 3,
     seed: int = 0,
-    attention: str | None = None,
+    attention: str = ATTENTION,
 ) -> Any:
     """A new EAGLE-3 head in float32: random decoder layer, embedding and LM head from the target.
 
@@ -112,7 +114,7 @@ def fresh(
         layers: decoder layers of the head.
         speculative_tokens: draft length written into the configuration (engines can override it).
         seed: of the random weights.
-        attention: `transformers`' attention implementation for training; `default_attention()` when None.
+        attention: `transformers`' attention implementation for training.
 
     Raises:
         HeadError: the target cannot be read, or an argument does not fit it.
@@ -153,7 +155,7 @@ def fresh(
         tie_word_embeddings=False,
         pad_token_id=None,
     )
-    layer._attn_implementation = attention or default_attention()
+    layer._attn_implementation = attention
     config = Eagle3SpeculatorConfig(
         transformer_layer_config=layer,
         architectures=["Eagle3DraftModel"],
@@ -194,13 +196,6 @@ def vocabulary_map(counts: Mapping[int, int], size: int, vocabulary: int) -> tup
     d2t, t2d = build_vocab_mappings_from_distribution(dict(counts), size, vocabulary)
     total = sum(counts.values())
     return d2t, t2d, sum(n for t, n in counts.items() if bool(t2d[t])) / total if total else 1.0
-
-
-def default_attention() -> str:
-    """`speculators`' flex attention where there is an accelerator, torch's own on the CPU."""
-    import torch
-
-    return "simple_flex_attention" if torch.cuda.is_available() else "sdpa"
 
 
 def own_weights(head: Any, dtype: Any = None) -> dict[str, Tensor]:
@@ -245,7 +240,7 @@ def save(head: Any, folder: Path | str, dtype: Any = None) -> Path:
     return folder
 
 
-def load(folder: Path | str, target: str | Path | None = None, attention: str | None = None) -> Any:
+def load(folder: Path | str, target: str | Path | None = None, attention: str = ATTENTION) -> Any:
     """Read a head in `speculators` format, or a SpecForge/SGLang one (`midlayer.*`), for training in float32.
 
     Args:
@@ -287,7 +282,7 @@ def load(folder: Path | str, target: str | Path | None = None, attention: str | 
                 f"drafter-online: the head in {folder} has {name} {getattr(layer, name)}, but its target {where} has "
                 f"{getattr(verifier, name)}; give the target it was made for."
             )
-    layer._attn_implementation = attention or default_attention()
+    layer._attn_implementation = attention
     head = Eagle3DraftModel(config).float()
     _fill(head, weights, folder)
     _attach(head, where)
