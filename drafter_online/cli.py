@@ -195,10 +195,10 @@ def train(
     before = trainer.evaluate(held)
     _run(trainer, steps, quiet=as_json)
     after = trainer.evaluate(held)
-    if state is not None:
-        trainer.checkpoint()
-        trainer.close()
     number = trainer.publish(store, _dtype(dtype))
+    if state is not None:
+        trainer.checkpoint()  # after publishing: the next run's versions are this one's children
+        trainer.close()
     facts = {
         "version": number,
         "resumed": resumed,

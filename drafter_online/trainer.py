@@ -28,7 +28,8 @@ from drafter_online import losses
 from drafter_online.buffer import Buffer
 from drafter_online.checkpoint import Checkpoints
 from drafter_online.errors import TrainingError
-from drafter_online.model import Drafter, Preempted, evaluating, normal_mode
+from drafter_online.model import Drafter, Preempted
+from drafter_online.modes import evaluating, normal_mode
 from drafter_online.objective import Acceptance, LossTerms, Result, evaluate
 from drafter_online.packing import Batch, pack
 from drafter_online.samples import Sample
