@@ -190,7 +190,7 @@ class Trainer:
                 return self._bad(batch, result, kept)
             if interrupt is not None and interrupt():
                 raise Preempted
-            (result.loss / self.config.accumulate).backward()
+            torch.autograd.backward(result.loss / self.config.accumulate)
         except Preempted:
             self._undo(before, kept)
             self.counts.preempted += 1
