@@ -88,8 +88,6 @@ class Eagle3:
 
     def logits(self, batch: Batch, steps: int, interrupt: Callable[[], bool] | None = None) -> list[Tensor]:
         """See `Drafter`."""
-        import torch
-
         found: list[Tensor] = []
         step = -1
 
@@ -109,15 +107,19 @@ class Eagle3:
             self.head.embed_tokens.register_forward_pre_hook(enter),
             self.head.lm_head.register_forward_hook(lambda _m, _a, out: found.append(out)),
         ]
+        # On an accelerator the library compiles this forward. The plain one is called: compiling would stall an engine
+        # that trains in its worker, and torch's switch for it is global, so other threads would see it.
+        compiled = type(self.head).forward
+        plain = getattr(compiled, "_torchdynamo_orig_callable", compiled)
         try:
-            with torch.compiler.set_stance("force_eager"):
-                self.head(
-                    hidden_states=batch.hidden_states,
-                    input_ids=batch.input_ids,
-                    document_ids=batch.document_ids,
-                    position_ids=batch.position_ids,
-                    ttt_steps=steps,
-                )
+            plain(
+                self.head,
+                hidden_states=batch.hidden_states,
+                input_ids=batch.input_ids,
+                document_ids=batch.document_ids,
+                position_ids=batch.position_ids,
+                ttt_steps=steps,
+            )
         finally:
             for hook in hooks:
                 hook.remove()
