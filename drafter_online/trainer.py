@@ -28,6 +28,7 @@ from drafter_online import losses
 from drafter_online.buffer import Buffer
 from drafter_online.checkpoint import Checkpoints
 from drafter_online.errors import TrainingError
+from drafter_online.masters import Masters
 from drafter_online.model import Drafter, Preempted
 from drafter_online.modes import evaluating, normal_mode
 from drafter_online.objective import Acceptance, LossTerms, Result, evaluate
@@ -132,28 +133,13 @@ class Trainer:
         wants_bf16 = self.config.precision == "bf16" or (self.config.precision == "auto" and self.device.type != "cpu")
         self.dtype = torch.bfloat16 if wants_bf16 else torch.float32
         with normal_mode():
-            self._take(drafter)
+            drafter.module.to(self.device, self.dtype).train()
+            self._masters = Masters(
+                drafter.module, self.config.learning_rate, self.config.betas, self.config.weight_decay
+            )
         self._accumulated = 0
         self._bad_in_a_row = 0
         self._good = self._state()
-
-    def _take(self, drafter: Drafter) -> None:
-        """Masters and optimiser of what is trained."""
-        import torch
-
-        drafter.module.to(self.device, self.dtype).train()
-        self._params = {n: p for n, p in drafter.module.named_parameters() if p.requires_grad}
-        # With fp32 weights the masters are the weights themselves.
-        self._masters = {
-            n: p if p.dtype == torch.float32 else p.detach().float().clone().requires_grad_()
-            for n, p in self._params.items()
-        }
-        self._optimiser = torch.optim.AdamW(
-            list(self._masters.values()),
-            lr=self.config.learning_rate,
-            betas=self.config.betas,
-            weight_decay=self.config.weight_decay,
-        )
 
     @property
     def steps(self) -> int:
@@ -180,7 +166,7 @@ class Trainer:
         import torch
 
         before = self._rng.getstate()
-        kept = self._gradients() if self._accumulated else None
+        kept = self._masters.gradients() if self._accumulated else None
         try:
             batch = self._draw()
             if batch is None:
@@ -240,45 +226,16 @@ class Trainer:
         return evaluate(logits, self.drafter.targets(batch), batch, self.config, self.drafter.to_draft)
 
     def _step(self) -> float:
-        """The optimiser step; returns the gradient's norm. One that is not finite changes nothing."""
-        import torch
-
-        for n, p in self._params.items():
-            if self._masters[n] is not p:
-                self._masters[n].grad = None if p.grad is None else p.grad.float()
-        norm = float(torch.nn.utils.clip_grad_norm_(self._masters.values(), self.config.clip_norm))
+        """The optimiser step; returns the gradient's norm."""
         self._accumulated = 0
-        if math.isfinite(norm):
-            warm = min(1.0, (self.counts.steps + 1) / max(1, self.config.warmup_steps))
-            for group in self._optimiser.param_groups:
-                group["lr"] = self.config.learning_rate * warm
-            self._optimiser.step()
-            self.counts.steps += 1
-            self._copy_masters()
-        self._clear()
+        warm = min(1.0, (self.counts.steps + 1) / max(1, self.config.warmup_steps))
+        norm = self._masters.step(warm, self.config.clip_norm)
+        self.counts.steps += math.isfinite(norm)
         return norm
-
-    def _copy_masters(self) -> None:
-        import torch
-
-        with torch.no_grad():
-            for n, p in self._params.items():
-                if self._masters[n] is not p:
-                    p.copy_(self._masters[n])
-
-    def _clear(self) -> None:
-        self._optimiser.zero_grad(set_to_none=True)
-        for p in self._params.values():
-            p.grad = None
-
-    def _gradients(self) -> dict[str, Tensor]:
-        return {n: p.grad.clone() for n, p in self._params.items() if p.grad is not None}
 
     def _undo(self, rng: Any, gradients: dict[str, Tensor] | None) -> None:
         self._rng.setstate(rng)
-        self._clear()
-        for n, g in (gradients or {}).items():
-            self._params[n].grad = g
+        self._masters.clear(gradients)
 
     # ---- what can go wrong ------------------------------------------------------------------------------------------
 
@@ -354,17 +311,8 @@ class Trainer:
 
     def _state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """Copies on the CPU of all that decides the next step, but for the buffer."""
-        import torch
-
-        tensors: dict[str, Tensor] = {}
-        for n, m in self._masters.items():
-            tensors[f"master.{n}"] = m.detach().to("cpu", copy=True)
-            for k, v in self._optimiser.state.get(m, {}).items():
-                tensors[f"adam.{k}.{n}"] = torch.as_tensor(v).detach().to("cpu", copy=True)
-        if self._accumulated:
-            tensors |= {f"grad.{n}": g.to("cpu", copy=True) for n, g in self._gradients().items()}
         version, state, gauss = self._rng.getstate()
-        return tensors, {
+        return self._masters.state(gradients=self._accumulated > 0), {
             "rng": [version, list(state), gauss],
             "counts": vars(self.counts).copy(),
             "accumulated": self._accumulated,
@@ -376,25 +324,7 @@ class Trainer:
         }
 
     def _restore(self, tensors: dict[str, Tensor], record: dict[str, Any]) -> None:
-        import torch
-
-        with torch.no_grad():
-            for n, m in self._masters.items():
-                m.copy_(tensors[f"master.{n}"])
-                state = {
-                    k: tensors[f"adam.{k}.{n}"] for k in ("step", "exp_avg", "exp_avg_sq") if f"adam.{k}.{n}" in tensors
-                }
-                self._optimiser.state.pop(m, None)
-                if state:
-                    # torch keeps the step counter on the CPU.
-                    self._optimiser.state[m] = {
-                        k: v.clone() if k == "step" else v.to(m.device, copy=True) for k, v in state.items()
-                    }
-        self._copy_masters()
-        self._clear()
-        for n, p in self._params.items():
-            if f"grad.{n}" in tensors:
-                p.grad = tensors[f"grad.{n}"].to(p.device, p.dtype, copy=True)
+        self._masters.restore(tensors)
         version, state_, gauss = record["rng"]
         self._rng.setstate((version, tuple(state_), gauss))
         self.counts = TrainerCounts(**record["counts"])
@@ -425,13 +355,7 @@ class Trainer:
                 f"drafter-online: the checkpoint is for the target {record['base']!r}, not {self.drafter.base!r}; give "
                 "another folder."
             )
-        for n, m in self._masters.items():
-            t = tensors.get(f"master.{n}")
-            if t is None or t.shape != m.shape:
-                raise TrainingError(
-                    f"drafter-online: the checkpoint has no {n} of shape {list(m.shape)}: it is of another drafter; "
-                    "give another folder."
-                )
+        self._masters.check(tensors)
         self._restore(tensors, record)
         self._good = self._state()
         return True
