@@ -114,10 +114,36 @@ class HistoryConfig(_Section):
     )
 
 
+class HealthConfig(_Section):
+    """When training rollouts are said to look off: thresholds of one warning each, which is all that they cause."""
+
+    max_gap: float = Field(0.1, gt=0, description="Largest mean |log p engine - log p trainer|, in nats.")
+    min_corr: float = Field(0.98, le=1, description="Least correlation of engine and trainer probabilities.")
+    min_ess: float = Field(
+        0.9, ge=0, le=1, description="Least effective sample size of the tokens' importance weights, per token."
+    )
+    min_ess_sequence: float = Field(
+        0.1,
+        ge=0,
+        le=1,
+        description="The same of whole responses, per response. Rounding alone lowers it as responses get longer.",
+    )
+    max_outside: float = Field(
+        0.05, ge=0, le=1, description="Largest share of tokens whose importance ratio is outside 0.8 to 1.25."
+    )
+    max_overlap: float = Field(
+        0.2,
+        ge=0,
+        le=1,
+        description="Largest share of tokens, beyond chance, in prefixes that repeat the last epoch's response.",
+    )
+
+
 class TelemetryConfig(_Section):
-    """Where measurements go besides the trainer's own logger."""
+    """Where measurements go besides the trainer's own logger, and when they are worth a warning."""
 
     jsonl: Path | None = Field(None, description="Append one JSON object per drained interval to this file.")
+    health: HealthConfig = HealthConfig()
 
 
 class RollspecConfig(_Section):

@@ -21,6 +21,7 @@ from typing import Any
 
 from rollspec.config import RollspecConfig
 from rollspec.engine.vllm.patches.base import on_import
+from rollspec.telemetry.health import HealthWatch
 from rollspec_verl import options, servers
 from rollspec_verl.rollouts import Rollouts
 
@@ -73,6 +74,7 @@ class State:
     def __init__(self, config: RollspecConfig) -> None:
         self.config = config
         self.metrics: dict[str, float] = {}
+        self.health = HealthWatch(config.telemetry.health, config.history.max_bytes)
         self.faults: dict[str, int] = {}
         self.step_began = time.perf_counter()
         self.failed: set[str] = set()
@@ -248,7 +250,9 @@ def _on_save(trainer: Any, state: State) -> None:
 def _on_rollouts(trainer: Any, state: State, batch: Any, *args: Any, **kwargs: Any) -> None:
     """Rollouts are finished and scored: measure them, and send their rewards to the engines."""
     rollouts = Rollouts.read(batch)
-    state.metrics.update(rollouts.metrics())
+    found = rollouts.metrics() | rollouts.epochs(state.health)
+    found |= state.health.check(found, trainer.global_steps, _suspects(trainer, rollouts))
+    state.metrics.update(found)
     path = os.environ.get(ENV_LENGTHS)
     if path:
         with open(path, "a", encoding="utf-8") as f:
@@ -256,6 +260,20 @@ def _on_rollouts(trainer: Any, state: State, batch: Any, *args: Any, **kwargs: A
     if state.config.enabled:
         items = rollouts.rewards()
         _call(trainer, "rewards", lambda i: {"items": items}, wait=False)
+
+
+def _suspects(trainer: Any, rollouts: Rollouts) -> dict[str, list[str]]:
+    """What in this job is known to move importance ratios away from 1, as clauses of a log line."""
+    rollout, clauses = trainer.config.actor_rollout_ref.rollout, []
+    if rollout.get("top_p", 1.0) < 1.0 or rollout.get("top_k", -1) > 0:
+        clauses.append("rollout.top_p and rollout.top_k cut the engine's distribution, and the trainer's is whole")
+    if not str(rollout.get("logprobs_mode") or "processed").startswith("processed") and rollout.temperature != 1.0:
+        clauses.append(f"rollout.logprobs_mode = {rollout.logprobs_mode} leaves out the temperature")
+    if rollout.get("quantization"):
+        clauses.append(f"the engine's weights are quantised ({rollout.quantization})")
+    if spanning := rollouts.spanning:
+        clauses.append(f"{spanning} of {len(rollouts.responses)} responses were sampled by several policy versions")
+    return {"ratios": clauses}
 
 
 def _call(trainer: Any, op: str, payload: Callable[[int], dict[str, Any]], wait: bool = True) -> list[dict[str, Any]]:

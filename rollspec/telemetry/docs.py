@@ -23,7 +23,7 @@ _GROUPS = {
     "history": "The past responses that drafts come from.",
     "policy": "Which policy is being sampled.",
     "guard": "What went wrong and was survived.",
-    "health": "Whether engine and trainer still agree about the policy.",
+    "health": "Whether the rollouts are what the trainer takes them for: draws of its policy, and fresh ones.",
     "reward": "What the rollouts earned.",
     "length": "Response lengths; the tail is what speculation is for.",
 }
@@ -35,9 +35,9 @@ Every metric rollspec reports. Generated from `rollspec/telemetry/metrics.py` by
 edit the table there.
 
 A *gauge* is a level, a *counter* a sum over the interval since the last report (one training step). `<drafter>`,
-`<i>`, `<cause>`, `<arm>` and `<setting>` stand for a drafter's name, a draft position counted from 1, a short name of a
-fault, an arm (`none` or `drafters:K`), and a setting that the ledger replays (docs/tuning.md). A ratio
-whose denominator is zero is left out rather than reported as zero.
+`<i>`, `<cause>`, `<kind>`, `<arm>` and `<setting>` stand for a drafter's name, a draft position counted from 1, a short
+name of a fault, one of a warning, an arm (`none` or `drafters:K`), and a setting that the ledger replays
+(docs/tuning.md). A ratio whose denominator is zero is left out rather than reported as zero.
 
 The metrics go to the trainer's own logger (so to W&B, TensorBoard or a console without further set-up) and, with
 `telemetry.jsonl`, to a JSON-lines file. `rollspec report RUN` reads a folder with `metrics.jsonl` (one object per

@@ -74,6 +74,18 @@ TABLE: tuple[Metric, ...] = (
     Metric("rollspec/guard/faults/<cause>", "faults", "counter", "faults of one cause"),
     Metric("rollspec/health/logprob_gap", "nats", "gauge", "mean |log p engine - log p trainer| of sampled tokens"),
     Metric("rollspec/health/logprob_corr", "ratio", "gauge", "correlation of engine and trainer probabilities"),
+    Metric("rollspec/health/logprob_lost", "log-probs", "counter", "log-probs of either side that are not finite"),
+    Metric("rollspec/health/ess_token", "ratio", "gauge", "effective sample size of the tokens' weights, 0..1"),
+    Metric("rollspec/health/ess_sequence", "ratio", "gauge", "effective sample size of the responses' weights, 1/n..1"),
+    Metric("rollspec/health/ratio_outside", "ratio", "gauge", "share of importance ratios outside 0.8 to 1.25"),
+    Metric("rollspec/health/ratio_max", "ratio", "gauge", "largest importance ratio p trainer / p engine of a token"),
+    Metric(
+        "rollspec/health/epoch_overlap", "ratio", "gauge", "share of tokens in a prefix of the last epoch's response"
+    ),
+    Metric("rollspec/health/epoch_overlap_chance", "ratio", "gauge", "what it would be for independent draws"),
+    Metric("rollspec/health/epoch_identical", "ratio", "gauge", "share of responses equal to the last epoch's"),
+    Metric("rollspec/health/warnings", "warnings", "counter", "thresholds of telemetry.health crossed in this step"),
+    Metric("rollspec/health/warnings/<kind>", "warnings", "counter", "one of them (each kind is logged once)"),
     Metric("rollspec/reward/mean", "reward", "gauge", "mean reward of the rollouts of this step"),
     Metric("rollspec/length/p50", "tokens", "gauge", "median response length of this step"),
     Metric("rollspec/length/p90", "tokens", "gauge", "90th percentile of response length of this step"),
