@@ -114,6 +114,23 @@ class HistoryConfig(_Section):
     )
 
 
+class ReuseConfig(_Section):
+    """What past rollouts may do besides being drafted from."""
+
+    mode: Literal["independent", "lenient"] = Field(
+        "independent",
+        description="`independent`: each epoch's randomness is fresh. `lenient` is LOSSY: SPEC-RL's rule starts a "
+        "rollout from a prefix of the last epoch's response, and rollouts do not follow the policy exactly (verl).",
+    )
+    bias: float = Field(
+        0.0,
+        ge=0,
+        description="Of `lenient`: an old token is accepted while log U <= scale * (log p_new - log p_old + bias), in "
+        "nats. More bias reuses more and distorts more; 0 is lossy too.",
+    )
+    scale: float = Field(1.0, gt=0, description="Of `lenient`: factor of the log-ratio; below 1 accepts more.")
+
+
 class HealthConfig(_Section):
     """When training rollouts are said to look off: thresholds of one warning each, which is all that they cause."""
 
@@ -157,6 +174,7 @@ class RollspecConfig(_Section):
     )
     proposal: ProposalConfig = ProposalConfig()
     tuning: TuningConfig = TuningConfig()
+    reuse: ReuseConfig = ReuseConfig()
     history: HistoryConfig = HistoryConfig()
     telemetry: TelemetryConfig = TelemetryConfig()
 

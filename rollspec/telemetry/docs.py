@@ -23,6 +23,7 @@ _GROUPS = {
     "history": "The past responses that drafts come from.",
     "policy": "Which policy is being sampled.",
     "guard": "What went wrong and was survived.",
+    "reuse": "What was taken over from the last epoch's responses (lossy).",
     "health": "Whether the rollouts are what the trainer takes them for: draws of its policy, and fresh ones.",
     "reward": "What the rollouts earned.",
     "length": "Response lengths; the tail is what speculation is for.",

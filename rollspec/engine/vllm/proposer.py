@@ -14,6 +14,7 @@ import time
 from typing import Any
 
 from rollspec.config import RollspecConfig
+from rollspec.engine.vllm import scoring
 from rollspec.engine.vllm.compat import vllm_version
 from rollspec.engine.vllm.plugin import engine_config
 from rollspec.proposal.proposer import Proposer
@@ -41,6 +42,7 @@ class VllmProposer:
         self.machine = _machine(vllm_config)
         self.runner: Any = None
         self.ceiling: Any = None
+        self.scores = False  # whether prompts can be scored at a temperature
         self.drafting = False
         self.fault: str | None = None
         self.faults: dict[str, int] = {}
@@ -165,6 +167,9 @@ class VllmProposer:
         if state.prompt_token_ids is None:
             return  # a prompt of embeddings has no tokens to key or match: the request runs without drafts
         params = state.sampling_params
+        own = scoring.asked(params)
+        if scoring.TEMPERATURE in own:
+            return  # a prompt to be scored: nothing is said
         stop: frozenset[int] = frozenset()
         if params is not None and not params.ignore_eos:
             stop = frozenset(params.all_stop_token_ids)
@@ -173,7 +178,10 @@ class VllmProposer:
         limit = (
             params.max_tokens if params is not None and params.max_tokens is not None else self.proposer.max_model_len
         )
-        self.proposer.begin(req_id, state.prompt_token_ids, limit, stop)
+        # What lenient reuse starts a rollout from is not its prompt: trees and history are those of the prompt itself.
+        prompt = state.prompt_token_ids
+        cut = int(own.get(scoring.PROMPT, len(prompt)))
+        self.proposer.begin(req_id, prompt[:cut], limit + len(prompt) - cut, stop, prompt[cut:])
 
 
 def _machine(vllm_config: Any) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from rollspec.config import RollspecConfig
-from rollspec.engine.vllm import patches
+from rollspec.engine.vllm import patches, scoring
 from rollspec.engine.vllm.ceiling import Ceiling
 from rollspec.engine.vllm.compat import vllm_version
 from rollspec.engine.vllm.proposer import VllmProposer
@@ -44,6 +44,9 @@ def install(worker: Any, config: RollspecConfig) -> None:
         drafter.attach(runner, drafts_here=_is_output_rank(worker))
         if drafter.drafting:
             drafter.ceiling = Ceiling(runner)
+        if config.reuse.mode == "lenient":  # on every rank: each computes the log-probs
+            scoring.install(runner)
+            drafter.scores = True
         _wrap_execute_model(runner, drafter)
     except Exception as e:
         drafter.fail("installation", e)
@@ -105,6 +108,7 @@ def _info(drafter: VllmProposer, payload: dict[str, Any]) -> dict[str, Any]:
         "k": p.k,
         "k_max": p.k_max,
         "preset": drafter.config.preset,
+        "reuse": "lenient" if drafter.scores else "independent",
         "mode": drafter.config.mode,
         "vllm": vllm_version(),
         "running": len(p.requests),
