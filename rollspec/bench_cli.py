@@ -12,7 +12,7 @@ import typer
 from rollspec.errors import RollspecError
 
 ROOT = Path(__file__).resolve().parents[1]
-NAMES = ("propose", "inert", "rollout")
+NAMES = ("propose", "coupled", "inert", "rollout")
 
 command = typer.Typer(help="Run the benchmarks: alternating runs, ratios with their spread, JSON with provenance.")
 
@@ -42,6 +42,12 @@ def _done(path: Path, as_json: bool) -> None:
 def propose(quick: Quick = False, out: Out = None, json: Json = False) -> None:
     """Host time of drafting, without an engine (seconds)."""
     _done(_module("propose").run(quick=quick, out=out), json)
+
+
+@command.command()
+def coupled(quick: Quick = False, out: Out = None, json: Json = False) -> None:
+    """Sampling a verify step: coupled against vLLM's rejection sampling, without a model (minutes)."""
+    _done(_module("coupled").run(quick=quick, out=out), json)
 
 
 @command.command()

@@ -90,10 +90,10 @@ class GuardConfig(_Section):
 class TuningConfig(_Section):
     """How much is drafted: the policy that chooses an arm (drafters, K) per step and batch bucket."""
 
-    policy: Literal["hedge", "static", "table", "ucbspec", "exp3spec", "beg_mab", "thompson"] = Field(
+    policy: Literal["hedge", "static", "table", "random", "ucbspec", "exp3spec", "beg_mab", "thompson"] = Field(
         "hedge",
         description="`hedge`: discounted full-information Hedge over measured goodput. `static`: longest of `arms`. "
-        "`table`: `options.table`. The others are published bandits (docs/tuning.md).",
+        "`table`: `options.table`. `random`: any arm at any step. The others are published bandits (docs/tuning.md).",
     )
     arms: tuple[int, ...] | None = Field(
         None, description="Draft lengths K to choose from, 0 for none; unset: 0, 1, 2, 4, ... up to proposal.k_max."
@@ -114,13 +114,29 @@ class HistoryConfig(_Section):
     )
 
 
+class CoupledConfig(_Section):
+    """Noise of `mode: coupled`."""
+
+    seed: int = Field(
+        0,
+        ge=0,
+        description="The run's seed: with the same one, the same engine seeds and policies, tokens are the same. "
+        "Engines that sample siblings of one prompt must differ in vLLM's own seed, as trainers make them.",
+    )
+
+
 class ReuseConfig(_Section):
     """What past rollouts may do besides being drafted from."""
 
-    mode: Literal["independent", "lenient"] = Field(
+    mode: Literal["independent", "coupled", "lenient"] = Field(
         "independent",
-        description="`independent`: each epoch's randomness is fresh. `lenient` is LOSSY: SPEC-RL's rule starts a "
-        "rollout from a prefix of the last epoch's response, and rollouts do not follow the policy exactly (verl).",
+        description="`independent`: each epoch's randomness is fresh. `coupled`: a sample keeps its noise over epochs "
+        "and repeats its old response while the new policy's choice agrees; each epoch is exact by itself, but epochs "
+        "are correlated. Needs mode=coupled and reuse.seeds=keep. `lenient` is LOSSY: SPEC-RL's rule starts a rollout "
+        "from a prefix of the last epoch's response, and rollouts do not follow the policy exactly (verl only).",
+    )
+    seeds: Literal["fresh", "keep"] = Field(
+        "fresh", description="`keep`: noise does not depend on the policy version. Goes with reuse.mode=coupled."
     )
     bias: float = Field(
         0.0,
@@ -164,17 +180,19 @@ class TelemetryConfig(_Section):
 
 
 class RollspecConfig(_Section):
-    """The whole configuration. `mode` names the law of the rollout; `standard` is exact."""
+    """The whole configuration. `mode` names the law of the rollout, all exact; `reuse.mode: lenient` gives that up."""
 
     preset: str = Field("default", description="The preset this configuration started from (provenance).")
     enabled: bool = Field(True, description="False leaves the engine exactly as it would be without rollspec.")
-    mode: Literal["standard"] = Field(
+    mode: Literal["standard", "coupled"] = Field(
         "standard",
-        description="Law of the rollout. `standard`: exactly the policy, by the engine's rejection sampling.",
+        description="Law of the rollout. `standard`: exactly the policy, by the engine's rejection sampling. "
+        "`coupled`: exactly the policy, and the same tokens whatever is drafted, by seeded Gumbel noise.",
     )
+    coupled: CoupledConfig = CoupledConfig()
+    reuse: ReuseConfig = ReuseConfig()
     proposal: ProposalConfig = ProposalConfig()
     tuning: TuningConfig = TuningConfig()
-    reuse: ReuseConfig = ReuseConfig()
     history: HistoryConfig = HistoryConfig()
     telemetry: TelemetryConfig = TelemetryConfig()
 
@@ -185,6 +203,17 @@ class RollspecConfig(_Section):
             raise ValueError(
                 "proposal.suffix has siblings, past and global_tree all false, so nothing could be drafted: "
                 "set one of them, or proposal.drafters=[]"
+            )
+        if self.reuse.mode == "coupled" and (self.mode, self.reuse.seeds) != ("coupled", "keep"):
+            raise ValueError("reuse.mode = coupled repeats past noise: set mode: coupled and reuse.seeds: keep as well")
+        if self.reuse.mode == "coupled" and not self.proposal.drafters:
+            raise ValueError("reuse.mode = coupled drafts old responses: proposal.drafters must not be empty")
+        if self.reuse.mode == "lenient" and self.mode != "standard":
+            raise ValueError("reuse.mode = lenient is lossy, which mode = coupled excludes: set mode: standard")
+        if self.reuse.seeds == "keep" and self.reuse.mode != "coupled":
+            raise ValueError(
+                f"reuse.seeds = keep makes epochs correlated, which reuse.mode = {self.reuse.mode} excludes: set "
+                "reuse.mode: coupled, or reuse.seeds: fresh"
             )
         arms, k_max = self.tuning.arms, self.proposal.k_max
         if arms is not None and (not arms or len(set(arms)) != len(arms)):

@@ -29,13 +29,14 @@ FILE = "history.safetensors"
 @dataclass(slots=True)
 class Response:
     """One finished (or, when saved mid-rollout, unfinished) response. `version`: policy version it was started
-    under.
+    under. `stream`: key of its noise, which says which sample of its prompt it is; None where noise is not kept.
     """
 
     tokens: TokenArray
     version: int
     reward: float | None = None
     key: str | None = None  # prompt_key of the tokens, computed when a reward first asks for it
+    stream: int | None = None
 
 
 @dataclass(slots=True)
@@ -74,6 +75,14 @@ class History:
         if entry is not None:
             self._prompts.move_to_end(key)
         return entry
+
+    def previous(self, key: str, stream: int, version: int) -> TokenArray | None:
+        """The latest response to a prompt that was sampled with the noise `stream` before policy `version`."""
+        entry = self.get(key)
+        for r in reversed(entry.responses if entry else ()):
+            if r.stream == stream and r.version < version:
+                return r.tokens
+        return None
 
     def add(self, key: str, prompt: TokenArray, response: Response) -> None:
         """Keep `response`, drop rounds of this prompt beyond the window, then prompts beyond the byte bound."""
@@ -136,7 +145,7 @@ class History:
         def row_of(key: str, prompt: TokenArray) -> dict[str, Any]:
             if key not in index:
                 index[key] = len(prompts)
-                prompts.append({"key": key, "versions": [], "rewards": [], "row": len(rows)})
+                prompts.append({"key": key, "versions": [], "rewards": [], "streams": [], "row": len(rows)})
                 rows.append(prompt)
             return prompts[index[key]]
 
@@ -145,11 +154,13 @@ class History:
             for r in entry.responses:
                 record["versions"].append([r.version, len(rows)])
                 record["rewards"].append(r.reward)
+                record["streams"].append(r.stream)
                 rows.append(r.tokens)
         for key, prompt, r in unfinished:
             record = row_of(key, prompt)
             record["versions"].append([r.version, len(rows)])
             record["rewards"].append(None)
+            record["streams"].append(r.stream)
             rows.append(r.tokens)
         lengths = np.fromiter((len(r) for r in rows), dtype=np.int64, count=len(rows))
         tokens = np.concatenate(rows) if rows else np.empty(0, np.int32)
@@ -190,21 +201,22 @@ class History:
             ) from e
         return target
 
-    def load(self, folder: Path | str, version: int = 0) -> int:
+    def load(self, folder: Path | str, version: int = 0, vocab: int | None = None) -> int:
         """Take what `folder/history.safetensors` holds; returns the number of responses, 0 where there is no file.
 
         What is kept for a prompt already is replaced. Versions are shifted to below `version`, the present one, where
         they are not: another job's, or a later state of this one's, must not count as newer than what is said now.
+        `vocab`: size of the target's vocabulary, which no token may be outside of.
 
         Raises:
-            HistoryError: the file is truncated, altered or of another format. It is renamed to `*.corrupt` so that the
-                next save does not destroy it, and nothing of it is used.
+            HistoryError: the file is truncated, altered, of another format or another vocabulary. It is renamed to
+                `*.corrupt` so that the next save does not destroy it, and nothing of it is used.
         """
         path = Path(folder) / FILE
         if not path.is_file():
             return 0
         try:
-            snap = _read(path)
+            snap = _read(path, vocab)
         except (OSError, ValueError, KeyError, TypeError, IndexError) as e:
             aside = path.with_suffix(".safetensors.corrupt")
             try:
@@ -237,7 +249,7 @@ def _checksum(tokens: TokenArray, lengths: Any, prompts: str) -> str:
     return h.hexdigest()
 
 
-def _read(path: Path) -> list[tuple[str, TokenArray, list[Response]]]:
+def _read(path: Path, vocab: int | None) -> list[tuple[str, TokenArray, list[Response]]]:
     from safetensors import SafetensorError, safe_open
 
     try:
@@ -250,6 +262,8 @@ def _read(path: Path) -> list[tuple[str, TokenArray, list[Response]]]:
         raise ValueError(f"its format is {header.get('format')!r}, not {FORMAT!r}")
     if _checksum(tokens, lengths, header["prompts"]) != header.get("checksum"):
         raise ValueError("its checksum does not match its contents")
+    if vocab is not None and len(tokens) and not 0 <= int(tokens.min()) <= int(tokens.max()) < vocab:
+        raise ValueError(f"it has token {int(tokens.max())}, and the model's vocabulary ends at {vocab - 1}")
     ends = np.cumsum(lengths)
 
     def row(i: int) -> TokenArray:
@@ -257,7 +271,8 @@ def _read(path: Path) -> list[tuple[str, TokenArray, list[Response]]]:
 
     out = []
     for record in json.loads(header["prompts"]):
-        pairs = zip(record["versions"], record["rewards"], strict=True)
-        responses = [Response(row(i), int(version), reward) for (version, i), reward in pairs]
+        streams = record.get("streams") or [None] * len(record["versions"])  # written by an older version
+        parts = zip(record["versions"], record["rewards"], streams, strict=True)
+        responses = [Response(row(i), int(version), reward, stream=s) for (version, i), reward, s in parts]
         out.append((str(record["key"]), row(int(record["row"])), responses))
     return out

@@ -16,6 +16,7 @@ from rollspec.proposal import budget, lengths
 from rollspec.proposal.base import NO_DRAFT, Draft, TokenArray, as_tokens, prompt_key
 from rollspec.proposal.confidence import Confidence
 from rollspec.proposal.history import History, Response
+from rollspec.proposal.replay import Replay
 from rollspec.proposal.suffix import Group, SuffixDrafter
 from rollspec.telemetry.metrics import EngineStats
 from rollspec.tuning.tuner import Plan, Tuner
@@ -48,6 +49,8 @@ class Request:
     offered: int = 0  # how much of it the budget allowed, whatever the arm
     remaining: float = 0.0  # expected tokens until its end
     remaining_at: int = 0  # output length from which on that is too old
+    stream: int | None = None  # key of its noise, where that is kept over epochs
+    replay: Replay | None = None  # what it said with it an epoch ago
 
 
 class Proposer:
@@ -81,9 +84,13 @@ class Proposer:
         prompt: Sequence[int] | TokenArray,
         max_tokens: int,
         stop_ids: Collection[int] = (),
+        stream: int | None = None,
         said: Sequence[int] = (),
     ) -> None:
-        """A request samples its next token: its first, or the one after the tokens `said` that it starts from."""
+        """A request samples its first token next, or the one after the tokens `said` that it starts from.
+
+        `stream`: key of its noise, where that is kept over epochs.
+        """
         start = time.perf_counter()
         self._refill.began()
         tokens = as_tokens(prompt)
@@ -91,11 +98,15 @@ class Proposer:
         group, sequence = self.suffix.open(key, tokens, self.version)
         max_tokens = min(max_tokens, self.max_model_len - len(tokens))
         context = [*tokens[-self._depth :].tolist(), *said][-self._depth :]
-        self.requests[req_id] = Request(
+        r = self.requests[req_id] = Request(
             key, tokens, group, sequence, self.version, max_tokens, stop_ids, context, list(said), len(said)
         )
         if said:
             self.suffix.extend(group, sequence, list(said))
+        if stream is not None:
+            r.stream = stream
+            old = self.history.previous(key, stream, self.version)
+            r.replay = Replay(old.tolist()) if old is not None else None
         self._count(start)
 
     def finish(self, req_id: str) -> None:
@@ -108,7 +119,10 @@ class Proposer:
         tokens = as_tokens(r.output)
         self.suffix.close(r.group, r.sequence, tokens, r.version)
         if len(tokens):
-            self.history.add(r.key, r.prompt, Response(tokens, r.version))
+            self.history.add(r.key, r.prompt, Response(tokens, r.version, stream=r.stream))
+        if r.replay is not None:
+            counts = (1, len(tokens), r.replay.at, int(r.replay.identical(len(tokens))))
+            self.stats.reuse = [a + b for a, b in zip(self.stats.reuse, counts, strict=True)]
         self._count(start)
 
     def _count(self, start: float) -> None:
@@ -169,6 +183,8 @@ class Proposer:
             if len(r.context) > self._depth:
                 del r.context[: -self._depth]
             r.output.extend(new)
+            if r.replay is not None:
+                r.replay.said(new)
             rows.append((i, r, new))
         learned = time.perf_counter()
         if self._plan is not None:
@@ -224,7 +240,7 @@ class Proposer:
             if room <= 0 or r.output[-1] in r.stop_ids:
                 continue
             r.asked = True
-            draft = self.suffix.draft(r.group, r.context, room)
+            draft = (r.replay and r.replay.draft(room)) or self.suffix.draft(r.group, r.context, room)
             if draft.token_ids:
                 r.draft = draft
                 r.expected, r.cells = self.confidence.cumulative(draft, floor)
@@ -316,6 +332,7 @@ class Proposer:
         """Counters since the last call, with the present levels filled in."""
         out, self.stats = self.stats, EngineStats()
         out.version = self.version
+        out.correlated = self.config.reuse.seeds == "keep"
         out.history_bytes = self.history.bytes
         out.tree_bytes = self.suffix.tree_bytes
         out.prompts = len(self.history)
@@ -335,7 +352,9 @@ class Proposer:
     def snapshot(self) -> dict[str, Any]:
         """History including what running requests have said so far, to be written by `History.save`."""
         running = (
-            (r.key, r.prompt, Response(as_tokens(r.output), r.version)) for r in self.requests.values() if r.output
+            (r.key, r.prompt, Response(as_tokens(r.output), r.version, stream=r.stream))
+            for r in self.requests.values()
+            if r.output
         )
         return self.history.snapshot(running)
 

@@ -19,6 +19,7 @@ import numpy as np
 
 from rollspec.sampling.audit_evidence import AuditError, Evidence, Samples, samples_from
 from rollspec.sampling.audit_law import law_tests
+from rollspec.sampling.audit_noise import NoiseCheck
 from rollspec.sampling.audit_tests import Ints, TestResult
 
 __all__ = [
@@ -127,8 +128,18 @@ class AuditResult:
     tests: tuple[TestResult, ...]
     log_probs: LogProbCheck | None
     greedy: GreedyCheck | None
+    noise: NoiseCheck | None
     drafts: DraftCounts | None
     provenance: dict[str, Any]
+
+    @property
+    def subject(self) -> str | None:
+        """What was audited, the mode and how draft lengths were chosen; None where it was not recorded."""
+        arm = self.provenance.get("subject")
+        if not arm:
+            return None
+        own = arm.get("rollspec")
+        return f"{arm['name']}, draft lengths by {own['tuning']['policy']}" if own else str(arm["name"])
 
     @property
     def min_p(self) -> float:
@@ -213,6 +224,7 @@ def conclude(
     alpha: float = ALPHA,
     log_probs: LogProbCheck | None = None,
     greedy: GreedyCheck | None = None,
+    noise: NoiseCheck | None = None,
     drafts: DraftCounts | None = None,
     provenance: dict[str, Any] | None = None,
 ) -> AuditResult:
@@ -220,6 +232,7 @@ def conclude(
 
     Args:
         tests: Holm-adjusted results of `law_tests`.
+        noise: of an engine that samples in `mode: coupled`.
         drafts: draft counts of an engine that should have drafted; None for one without speculation.
     """
     failures: list[str] = []
@@ -248,6 +261,12 @@ def conclude(
             f"{len(greedy.mismatches)} of {greedy.sequences} greedy responses change with drafts, the first "
             f"at position {m.position} of prompt {m.prompt} ({how})."
         )
+    if noise is not None and noise.first is not None:
+        _, position, best, token, distance = noise.first
+        failures.append(
+            f"{noise.wrong} of {noise.tokens} tokens are not the ones that the target and their noise make; the first "
+            f"is token {position} of a response: {token} where {best} wins by {distance:.3g}."
+        )
     missing: list[str] = []
     if not tests:
         missing.append(f"{n_tokens} sampled tokens are too few for any test; ask for more.")
@@ -260,5 +279,14 @@ def conclude(
             missing.append(f"all {drafts.drafted} drafted tokens were accepted, so rejection was not tested.")
     verdict: Verdict = "fail" if failures else "inconclusive" if missing else "pass"
     return AuditResult(
-        verdict, (*failures, *missing), alpha, n_tokens, tuple(tests), log_probs, greedy, drafts, dict(provenance or {})
+        verdict,
+        (*failures, *missing),
+        alpha,
+        n_tokens,
+        tuple(tests),
+        log_probs,
+        greedy,
+        noise,
+        drafts,
+        dict(provenance or {}),
     )

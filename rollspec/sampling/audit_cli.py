@@ -37,6 +37,9 @@ def command(
     overrides: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a knob; may be repeated.")
     ] = None,
+    switch_arms: Annotated[
+        bool, typer.Option("--switch-arms", help="Change the draft length at random at every step.")
+    ] = False,
     speculative_config: Annotated[
         str | None,
         typer.Option(metavar="JSON|none", help="Audit vLLM's own speculation instead, or `none`: the plain engine."),
@@ -78,7 +81,8 @@ def command(
     if not 0 < alpha < 1:
         raise AuditError(f"rollspec: --alpha {alpha:g} cannot be used; give a probability such as {ALPHA:g}.")
     arguments = _arguments(engine or ())
-    arm = _arm(preset, overrides or (), speculative_config, arguments)
+    switches = ["tuning.policy=random", "tuning.options={}", "tuning.guard.enabled=false"] if switch_arms else []
+    arm = _arm(preset, [*(overrides or ()), *switches], speculative_config, arguments)
     found = token_prompts(model, prompts, max_prompts, max_tokens, bool(arguments.get("trust_remote_code")))
     plan = Plan(
         found, tokens=tokens, samples=samples, max_tokens=max_tokens, temperature=temperature, seed=seed, dtype=dtype
@@ -143,7 +147,8 @@ def _arm(preset: str, overrides: Sequence[str], speculative_config: str | None, 
         return Arm.with_rollspec(preset, overrides, engine)
     if overrides or preset != "default":
         raise AuditError(
-            "rollspec: --speculative-config replaces rollspec's speculation; leave out --preset and --set."
+            "rollspec: --speculative-config replaces rollspec's speculation; leave out --preset, --set and "
+            "--switch-arms."
         )
     if speculative_config == "none":
         return Arm.plain(engine)

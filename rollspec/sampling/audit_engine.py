@@ -29,6 +29,7 @@ from rollspec.sampling.audit import AuditError, DraftCounts, Samples
 Progress = Callable[[int, int], None]
 
 ARM_SECONDS = 900.0
+GREEDY_ROUNDS = 3
 TAIL_LINES = 25
 CPU_ENVIRONMENT = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
 """Set where the user has not: without them vLLM on CPU reserves half the memory and may pin threads to one core."""
@@ -76,7 +77,11 @@ class Arm:
     ) -> Arm:
         """An engine with rollspec. The audit's text must not reach the job's history or metrics, so both stay off."""
         config = RollspecConfig.load(source, overrides=[*overrides, "history.dir=null", "telemetry.jsonl=null"])
-        return cls(f"rollspec, preset {config.preset}", rollspec=config.to_dict(), engine=dict(engine or {}))
+        return cls(
+            f"rollspec, preset {config.preset}, mode {config.mode}",
+            rollspec=config.to_dict(),
+            engine=dict(engine or {}),
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +105,7 @@ def run_arm(
     arm: Arm,
     *,
     sample: bool = True,
-    greedy_rounds: int = 3,
+    greedy_rounds: int = GREEDY_ROUNDS,
     timeout: float = ARM_SECONDS,
     progress: Progress | None = None,
 ) -> ArmOutput:

@@ -12,6 +12,7 @@ import numpy as np
 
 from rollspec.sampling.audit import AuditError, Evidence, Samples
 from rollspec.sampling.audit_engine import Progress
+from rollspec.sampling.audit_noise import Witness
 from rollspec.sampling.audit_tests import Floats
 
 CHUNK_BYTES = 256 << 20  # of float32 logits held at once
@@ -51,7 +52,9 @@ class Reference:
             # One more than the response: the logits at a position are of the next token; the last ones are dropped.
             return self.model(input_ids=ids, use_cache=False, logits_to_keep=longest + 1).logits[:, :-1].float()
 
-    def fill(self, evidence: Evidence, prompts: tuple[tuple[int, ...], ...], progress: Progress | None = None) -> None:
+    def fill(
+        self, evidence: Evidence | Witness, prompts: tuple[tuple[int, ...], ...], progress: Progress | None = None
+    ) -> None:
         """Give `evidence` the probabilities of all its samples; `progress` gets (tokens done, tokens in all)."""
         samples = evidence.samples
         done = 0

@@ -29,6 +29,8 @@ def verdict_line(result: AuditResult) -> str:
 def facts(result: AuditResult) -> list[tuple[str, str]]:
     """What was checked besides the law, as (name, finding)."""
     out: list[tuple[str, str]] = []
+    if result.subject is not None:
+        out.append(("engine", result.subject))
     if result.drafts is not None:
         d = result.drafts
         share = d.accepted / d.drafted if d.drafted else 0.0
@@ -40,6 +42,11 @@ def facts(result: AuditResult) -> list[tuple[str, str]]:
         drafts = f", {g.drafts.accepted:,} of {g.drafts.drafted:,} drafts accepted" if g.drafts else ""
         found = f"{g.identical} of {g.sequences} responses identical{ties}{bad} ({g.tokens:,} tokens{drafts})"
         out.append(("greedy identity", found))
+    if result.noise is not None:
+        k = result.noise
+        rest = f", {k.ties} at a tie" if k.ties else ""
+        rest += f", {k.wrong} are not" if k.wrong else ""
+        out.append(("coupled noise", f"{k.exact:,} of {k.tokens:,} tokens are what target and noise make{rest}"))
     if result.log_probs is not None:
         c = result.log_probs
         broken = f", {c.not_finite:,} NaN or infinite" if c.not_finite else ""

@@ -17,8 +17,11 @@ from typing import Any
 import numpy as np
 
 from rollspec import __version__
+from rollspec.config import RollspecConfig
 from rollspec.sampling.audit import (
     ALPHA,
+    TIE,
+    TIE_HALF,
     AuditResult,
     Evidence,
     LogProbCheck,
@@ -29,7 +32,8 @@ from rollspec.sampling.audit import (
     conclude,
     law_tests,
 )
-from rollspec.sampling.audit_engine import ARM_SECONDS, Arm, ArmOutput, Plan, Progress, run_arm
+from rollspec.sampling.audit_engine import ARM_SECONDS, GREEDY_ROUNDS, Arm, ArmOutput, Plan, Progress, run_arm
+from rollspec.sampling.audit_noise import NoiseCheck, Witness, first_round, keys_of
 from rollspec.sampling.audit_reference import Reference
 
 Stage = Callable[[str], Progress]
@@ -75,7 +79,9 @@ def run_audit(
         f"sampling, {subject.name}", lambda p: run_arm(model, plan, subject, timeout=timeout, progress=p)
     )
     target: Reference = timed("loading the reference model", lambda p: Reference(model, plan.temperature, device))
-    tests, log_probs, entropy = timed("target's probabilities", lambda p: _judge(output.samples, target, plan, p))
+    tests, log_probs, entropy, noise = timed(
+        "target's probabilities", lambda p: _judge(output.samples, target, plan, p, subject)
+    )
     greedy = check_greedy(
         reference.greedy.tokens,
         output.greedy,
@@ -89,6 +95,7 @@ def run_audit(
         alpha=alpha,
         log_probs=log_probs,
         greedy=greedy,
+        noise=noise,
         drafts=output.drafts if subject.speculates else None,
     )
     reasons = list(result.reasons)
@@ -104,12 +111,20 @@ def run_audit(
 
 
 def _judge(
-    samples: Samples, target: Reference, plan: Plan, progress: Progress
-) -> tuple[list[TestResult], LogProbCheck | None, float]:
-    evidence = Evidence(samples, target.vocab, np.random.default_rng(plan.seed))
-    target.fill(evidence, plan.prompts, progress)
-    entropy = float(evidence.entropy.mean()) if samples.n_tokens else 0.0
-    return law_tests(evidence), check_log_probs(evidence, plan.dtype), entropy
+    samples: Samples, target: Reference, plan: Plan, progress: Progress, arm: Arm
+) -> tuple[list[TestResult], LogProbCheck | None, float, NoiseCheck | None]:
+    config = RollspecConfig.load(arm.rollspec, env={}) if arm.rollspec is not None else None
+    # Kept noise repeats with every round: only the first is a sample of the law.
+    lawful = first_round(samples) if config is not None and config.reuse.seeds == "keep" else samples
+    evidence = Evidence(lawful, target.vocab, np.random.default_rng(plan.seed))
+    witness = None
+    if config is not None and config.mode == "coupled":
+        engine_seed = int(arm.engine.get("seed", plan.seed))
+        keys = keys_of(samples, plan.prompts, config, engine_seed, GREEDY_ROUNDS)
+        witness = Witness(samples, evidence, keys, plan.prompts, TIE.get(plan.dtype, TIE_HALF))
+    target.fill(witness or evidence, plan.prompts, progress)
+    entropy = float(evidence.entropy.mean()) if lawful.n_tokens else 0.0
+    return law_tests(evidence), check_log_probs(evidence, plan.dtype), entropy, witness and witness.result()
 
 
 def _control(
@@ -117,7 +132,7 @@ def _control(
 ) -> tuple[str, dict[str, Any]]:
     """Whether speculation is to blame: the same tests on the engine without it."""
     output = run_arm(model, plan, plain, greedy_rounds=0, timeout=timeout, progress=progress)
-    tests, log_probs, _ = _judge(output.samples, target, plan, progress)
+    tests, log_probs, *_ = _judge(output.samples, target, plan, progress, plain)
     result = conclude(tests, output.samples.n_tokens, alpha=alpha, log_probs=log_probs)
     if result.verdict == "fail":
         sentence = (

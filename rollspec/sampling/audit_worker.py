@@ -116,7 +116,8 @@ def _off(llm: Any, job: dict[str, Any]) -> str | None:
         infos = [i for i in llm.collective_rpc("rollspec", args=("info", {})) if i]
     except Exception as e:
         return f"its plugin is not loaded in the engine's worker ({type(e).__name__}: {e})"
-    return next((str(i["reason"]) for i in infos if i["state"] in ("none", "off")), None)
+    # Coupled sampling without drafters is on, though it drafts nothing.
+    return next((str(i["reason"]) for i in infos if i["state"] in ("none", "off") and i.get("mode") != "coupled"), None)
 
 
 def _counters(llm: Any) -> tuple[int, int]:

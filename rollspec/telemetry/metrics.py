@@ -69,6 +69,13 @@ TABLE: tuple[Metric, ...] = (
     Metric("rollspec/history/prompts", "prompts", "gauge", "prompts with history"),
     Metric("rollspec/history/evicted", "responses", "counter", "responses dropped to stay within the byte bound"),
     Metric("rollspec/history/rewarded", "responses", "counter", "responses whose reward reached the history"),
+    Metric("rollspec/reuse/correlated", "0/1", "gauge", "1 while noise is kept, so that epochs are correlated"),
+    Metric(
+        "rollspec/reuse/responses", "responses", "counter", "responses that had one with the same noise before them"
+    ),
+    Metric("rollspec/reuse/repeated", "tokens", "counter", "their leading tokens that repeat the old response"),
+    Metric("rollspec/reuse/share", "ratio", "gauge", "repeated / all tokens of those responses"),
+    Metric("rollspec/reuse/identical", "ratio", "gauge", "share of those responses that repeat the old one whole"),
     Metric("rollspec/policy/version", "version", "gauge", "policy version the engine samples from"),
     Metric("rollspec/guard/faults", "faults", "counter", "faults survived by degrading (each cause is logged once)"),
     Metric("rollspec/guard/faults/<cause>", "faults", "counter", "faults of one cause"),
@@ -148,6 +155,8 @@ class EngineStats:
     alarms: int = 0  # drafters switched off
     recoveries: int = 0  # drafters switched on again
     drafters_off: list[str] = field(default_factory=list)
+    correlated: bool = False  # whether noise is kept over epochs
+    reuse: list[int] = field(default_factory=lambda: [0, 0, 0, 0])  # responses, their tokens, repeated, identical
     max_prob: list[float] = field(default_factory=lambda: [0.0, 0.0])  # sum of the target's largest p, rows
     lenient: dict[str, float] = field(default_factory=dict)  # counts of lenient reuse (engine/vllm/lenient.py)
 
@@ -188,6 +197,8 @@ class EngineStats:
                 out.lenient[name] = out.lenient.get(name, 0) + n
             for setting, seconds in p.modelled.items():
                 out.modelled[setting] = out.modelled.get(setting, 0.0) + seconds
+            out.correlated = out.correlated or p.correlated
+            out.reuse = [a + b for a, b in zip(out.reuse, p.reuse, strict=True)]
             out.max_prob = [a + b for a, b in zip(out.max_prob, p.max_prob, strict=True)]
             if p.cost_error is not None:
                 out.cost_error = max(out.cost_error or 0.0, p.cost_error)
@@ -239,6 +250,14 @@ def to_metrics(s: EngineStats) -> dict[str, float]:
     for i, (n, a) in enumerate(s.by_position):
         if n:
             out[f"rollspec/accept/position/{i + 1}"] = a / n
+    if s.correlated:
+        responses, tokens, repeated, identical = s.reuse
+        out["rollspec/reuse/correlated"] = 1.0
+        out["rollspec/reuse/responses"] = responses
+        out["rollspec/reuse/repeated"] = repeated
+        if tokens:
+            out["rollspec/reuse/share"] = repeated / tokens
+            out["rollspec/reuse/identical"] = identical / responses
     return out | _tuner_metrics(s) | _lenient_metrics(s.lenient)
 
 

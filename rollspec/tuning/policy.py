@@ -132,6 +132,17 @@ class Static(Policy):
         return
 
 
+@register("random")
+class Random(Policy):
+    """Any arm at any step, evenly: for audits and tests, which want every switch to happen."""
+
+    def choose(self, bucket: int) -> int:  # noqa: D102
+        return int(self.rng.integers(len(self.arms)))
+
+    def observe(self, bucket: int, outcome: Outcome) -> None:  # noqa: D102
+        return
+
+
 @register("table")
 class Table(Policy):
     """A draft length per batch size, fixed beforehand: ReSpec's profile (arXiv:2510.26475), vLLM's

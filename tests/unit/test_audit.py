@@ -437,7 +437,7 @@ def test_options_reach_the_plan_and_the_engine(ran: list[tuple[Plan, Arm]]) -> N
         (["--out", "x.pdf"], "ends in none of"),
         (["--speculative-config", "{"], "is not JSON"),
         (["--speculative-config", "[1]"], "write a JSON object or none"),
-        (["--speculative-config", "none", "--set", "a=1"], "leave out --preset and --set"),
+        (["--speculative-config", "none", "--set", "a=1"], "leave out --preset, --set and --switch-arms"),
         (["--engine", "nonsense"], "is not KEY=VALUE"),
     ],
 )

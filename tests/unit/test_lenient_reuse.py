@@ -36,8 +36,8 @@ class Engine:
         if self.aborts:
             return None
         values = [0.0] * len(PROMPT) + list(self.logprobs)
-        found: list[Any] = [None] + [{t: SimpleNamespace(logprob=v)} for t, v in zip(prompt, values, strict=False)][1:]
-        return SimpleNamespace(prompt_token_ids=prompt, prompt_logprobs=found, finished=True)
+        found = [{t: SimpleNamespace(logprob=v)} for t, v in zip(prompt, values, strict=False)]
+        return SimpleNamespace(prompt_token_ids=prompt, prompt_logprobs=[None, *found[1:]], finished=True)
 
 
 def reuse(bias: float = 0.0, old: Any = OLD, seed: int = 0, **changes: Any) -> LenientReuse:

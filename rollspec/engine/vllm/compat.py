@@ -44,7 +44,7 @@ def unaccelerated_because(args: Any, config: RollspecConfig) -> str | None:
     """
     if not config.enabled:
         return "enabled is false"
-    if not config.proposal.drafters:
+    if not config.proposal.drafters and config.mode == "standard":
         return "proposal.drafters is empty"
     reason = unsupported_version(vllm_version())
     if reason:
@@ -65,7 +65,7 @@ def unaccelerated_because(args: Any, config: RollspecConfig) -> str | None:
         return "async_scheduling=True was asked for, and suffix drafts need synchronous scheduling; leave it unset"
     if getattr(args, "runner", "auto") == "pooling":
         return "the engine is a pooling model, which generates nothing"
-    if "suffix" in config.proposal.drafters and find_spec("arctic_inference") is None:
+    if ("suffix" in config.proposal.drafters or not config.proposal.drafters) and find_spec("arctic_inference") is None:
         return "arctic-inference is not installed, so there are no suffix drafts; run pip install 'rollspec[suffix]'"
     return None
 

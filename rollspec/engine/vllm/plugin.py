@@ -84,7 +84,8 @@ def configure(args: Any, source: Source) -> None:
     reason = compat.unaccelerated_because(args, config)
     if reason is not None:
         level = logging.INFO if not config.enabled else logging.WARNING
-        logger.log(level, "rollspec: this engine runs without speculation because %s.", reason)
+        what = "without speculation" if config.mode == "standard" else "without speculation and coupled sampling"
+        logger.log(level, "rollspec: this engine runs %s because %s.", what, reason)
         args.additional_config = {**(args.additional_config or {}), KEY: {"off": reason}}
         return
     args.additional_config = {**(args.additional_config or {}), KEY: config.to_dict()}
@@ -95,11 +96,17 @@ def configure(args: Any, source: Source) -> None:
         "num_speculative_tokens": config.proposal.k_max,
     }
     logger.info(
-        "rollspec: speculation is on (preset %s, drafters %s, up to %d tokens).",
+        "rollspec: speculation is on (preset %s, mode %s, drafters %s, up to %d tokens).",
         config.preset,
-        ", ".join(config.proposal.drafters),
+        config.mode,
+        ", ".join(config.proposal.drafters) or "none",
         config.proposal.k_max,
     )
+    if config.reuse.mode == "lenient":
+        logger.warning(
+            "rollspec: reuse.mode = lenient (LOSSY) starts rollouts from old responses only where a trainer's integration "
+            "does it, which is rollspec_verl; by itself this engine reuses none and stays exact."
+        )
 
 
 def engine_config(vllm_config: Any) -> RollspecConfig | None:

@@ -16,6 +16,7 @@ from typing import Any
 from rollspec.config import RollspecConfig
 from rollspec.engine.vllm import scoring
 from rollspec.engine.vllm.compat import vllm_version
+from rollspec.engine.vllm.coupled import CoupledSampler
 from rollspec.engine.vllm.plugin import engine_config
 from rollspec.proposal.proposer import Proposer
 from rollspec.telemetry.metrics import EngineStats, to_metrics
@@ -43,6 +44,7 @@ class VllmProposer:
         self.runner: Any = None
         self.ceiling: Any = None
         self.scores = False  # whether prompts can be scored at a temperature
+        self.coupled: CoupledSampler | None = None
         self.drafting = False
         self.fault: str | None = None
         self.faults: dict[str, int] = {}
@@ -84,6 +86,8 @@ class VllmProposer:
         """The engine starts a step: note the time, and take what finished requests said as history."""
         self._scheduler_output = scheduler_output
         self._began = time.perf_counter()
+        if self.coupled is not None:
+            self.coupled.before_step(scheduler_output)
         if self.drafting:
             try:
                 for req_id in scheduler_output.finished_req_ids:
@@ -91,10 +95,21 @@ class VllmProposer:
             except Exception as e:
                 self.fail("history", e)
 
+    def set_version(self, version: int) -> None:
+        """The policy changed; on every rank."""
+        self.proposer.set_version(version)
+        if self.coupled is not None:
+            self.coupled.streams.set_version(version)
+
+    @property
+    def mode(self) -> str:
+        """The law's name as it is sampled now."""
+        return "coupled" if self.coupled is not None and self.coupled.on else "standard"
+
     def fail(self, what: str, error: BaseException) -> None:
         """Speculation is off from now on: count the cause, say it once."""
         cause = f"{what}: {type(error).__name__}: {error}"
-        self.faults[cause] = self.faults.get(cause, 0) + 1
+        self.count(cause)
         if self.fault is None:
             self.fault = cause
             logger.error(
@@ -103,13 +118,18 @@ class VllmProposer:
         self.drafting = False
         self.proposer.requests.clear()
 
+    def count(self, cause: str) -> None:
+        """Note a fault for telemetry."""
+        self.faults[cause] = self.faults.get(cause, 0) + 1
+
     def drain(self) -> EngineStats:
         """Everything counted since the last call."""
         self._write()
         latest = self._take()
         out = EngineStats.merge([*self._drained, latest])
         # Counts add up over time as they do over replicas; levels do not: they are what they are now.
-        for level in ("history_bytes", "tree_bytes", "prompts", "speculating", "cost_error", "drafters_off"):
+        for level in ("history_bytes", "tree_bytes", "prompts", "speculating", "cost_error", "drafters_off",
+                      "correlated"):  # fmt: skip
             setattr(out, level, getattr(latest, level))
         self._drained = []
         return out
@@ -132,6 +152,8 @@ class VllmProposer:
 
     def state(self) -> tuple[str, str]:
         """("suffix" | "none", why)."""
+        if self.drafting and not self.config.proposal.drafters:
+            return "none", "proposal.drafters is empty"
         if self.drafting and self.proposer.k > 0:
             return "suffix", ""
         return "none", self.fault or ("k is 0" if self.drafting else "this rank does not draft")
@@ -178,10 +200,13 @@ class VllmProposer:
         limit = (
             params.max_tokens if params is not None and params.max_tokens is not None else self.proposer.max_model_len
         )
+        stream = None
+        if self.config.reuse.seeds == "keep" and self.coupled is not None and self.coupled.on:
+            stream = self.coupled.streams.keys.get(req_id)
         # What lenient reuse starts a rollout from is not its prompt: trees and history are those of the prompt itself.
         prompt = state.prompt_token_ids
         cut = int(own.get(scoring.PROMPT, len(prompt)))
-        self.proposer.begin(req_id, prompt[:cut], limit + len(prompt) - cut, stop, prompt[cut:])
+        self.proposer.begin(req_id, prompt[:cut], limit + len(prompt) - cut, stop, stream, prompt[cut:])
 
 
 def _machine(vllm_config: Any) -> dict[str, Any]:

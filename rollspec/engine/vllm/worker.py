@@ -17,6 +17,7 @@ from rollspec.config import RollspecConfig
 from rollspec.engine.vllm import patches, scoring
 from rollspec.engine.vllm.ceiling import Ceiling
 from rollspec.engine.vllm.compat import vllm_version
+from rollspec.engine.vllm.coupled import CoupledSampler
 from rollspec.engine.vllm.proposer import VllmProposer
 from rollspec.errors import HistoryError, RollspecError, UnsupportedEngineError
 from rollspec.tuning import store
@@ -42,7 +43,9 @@ def install(worker: Any, config: RollspecConfig) -> None:
                 f"{patches.ENV_PATCHES}=none forbids them; unset it"
             )
         drafter.attach(runner, drafts_here=_is_output_rank(worker))
-        if drafter.drafting:
+        if config.mode == "coupled":  # on every rank: each draws, and all must draw alike
+            drafter.coupled = CoupledSampler(runner, config, drafter.count)
+        if drafter.drafting and config.reuse.mode != "coupled":  # a replay is right more often than max p
             drafter.ceiling = Ceiling(runner)
         if config.reuse.mode == "lenient":  # on every rank: each computes the log-probs
             scoring.install(runner)
@@ -61,6 +64,8 @@ def call(worker: Any, op: str, payload: dict[str, Any]) -> dict[str, Any]:
     if not isinstance(drafter, VllmProposer):
         return {"state": "off", "reason": "rollspec is not on in this engine"} if op == "info" else {}
     if drafter.runner is not None and not drafter.drafting and drafter.fault is None:
+        if op == "set_version" and drafter.coupled is not None:
+            drafter.set_version(int(payload["version"]))  # its noise depends on it
         return {}  # a rank whose drafts vLLM does not read
     operation = OPERATIONS.get(op)
     if operation is None:
@@ -108,8 +113,8 @@ def _info(drafter: VllmProposer, payload: dict[str, Any]) -> dict[str, Any]:
         "k": p.k,
         "k_max": p.k_max,
         "preset": drafter.config.preset,
-        "reuse": "lenient" if drafter.scores else "independent",
-        "mode": drafter.config.mode,
+        "reuse": "lenient" if drafter.scores else drafter.config.reuse.mode,
+        "mode": drafter.mode,
         "vllm": vllm_version(),
         "running": len(p.requests),
         "prompts": len(p.history),
@@ -126,7 +131,7 @@ def _stats(drafter: VllmProposer, payload: dict[str, Any]) -> dict[str, Any]:
 
 def _set_version(drafter: VllmProposer, payload: dict[str, Any]) -> dict[str, Any]:
     version = int(payload["version"])
-    drafter.proposer.set_version(version)
+    drafter.set_version(version)
     history = drafter.config.history
     if history.dir is not None and history.autosave and drafter.drafting:
         _save(drafter, {"dir": str(history.dir), "wait": False})
@@ -163,7 +168,8 @@ def _save(drafter: VllmProposer, payload: dict[str, Any]) -> dict[str, Any]:
 
 def _load(drafter: VllmProposer, payload: dict[str, Any]) -> dict[str, Any]:
     try:
-        count = drafter.proposer.history.load(payload["dir"], drafter.proposer.version)
+        vocab = int(drafter.runner.model_config.get_vocab_size())
+        count = drafter.proposer.history.load(payload["dir"], drafter.proposer.version, vocab)
     except HistoryError as e:
         _note(drafter, "history file refused", e)
         return {"error": str(e)}

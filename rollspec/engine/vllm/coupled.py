@@ -1,0 +1,200 @@
+"""Coupled sampling in vLLM's V1 model runner: the same token for the same (seed, position, policy), drafted or not.
+
+vLLM's own code goes on doing everything before the draw (grammar masks, allowed tokens, bad words, min_tokens,
+penalties, temperature, top-k, top-p) and after it (log-probabilities); only the draw itself is replaced, and in a
+verify step the comparison with the drafts. Batches without a random request are left to vLLM. min_p, logit_bias and
+custom logits processors are refused by vLLM in any engine that speculates.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+
+from rollspec.config import RollspecConfig
+from rollspec.sampling.coupled import accept, sample
+from rollspec.sampling.noise import Ints, Words
+from rollspec.sampling.streams import Streams
+
+logger = logging.getLogger("rollspec")
+
+GREEDY = 1e-5
+"""Temperatures below it are greedy (vllm/v1/sample/sampler.py, `_SAMPLING_EPS`)."""
+
+
+class CoupledSampler:
+    """Replaces how one model runner samples. On every rank: tensor-parallel ranks each draw, and must draw alike.
+
+    Args:
+        runner: vLLM's `GPUModelRunner` (vllm/v1/worker/gpu_model_runner.py), whose `_sample` is wrapped.
+        count: told the cause of a fault. After one the engine samples as without this class: from the same law, with
+            noise that cannot be repeated.
+    """
+
+    def __init__(self, runner: Any, config: RollspecConfig, count: Callable[[str], None]) -> None:
+        # Replicas of one job sample siblings of one prompt: trainers give each engine a seed of its own.
+        engine = (int(runner.model_config.seed or 0), int(runner.parallel_config.data_parallel_rank))
+        self.streams = Streams(config.coupled.seed, engine, keep=config.reuse.seeds == "keep")
+        self.on = True
+        self._count = count
+        self._runner = runner
+        self._rows: tuple[Words, Ints] | None = None  # keys and positions of the rows about to be drawn
+        self._standard = runner._sample
+        top = runner.sampler.topk_topp_sampler
+        self._draw_standard = top.forward
+        runner._sample = self._sample
+        top.forward = self._draw  # vLLM itself chooses this method per platform by assigning it
+        if config.reuse.seeds == "keep":
+            logger.warning(
+                "rollspec: noise is kept over epochs (reuse.mode = coupled): the rollouts of each policy follow it "
+                "exactly, but they are correlated with those of the policies before it, which it was trained on."
+            )
+
+    def before_step(self, scheduler_output: Any) -> None:
+        """Forget requests that ended, and give those that begin their noise, in the order in which they arrived."""
+        try:
+            for request in scheduler_output.finished_req_ids:
+                self.streams.end(request)
+            for new in scheduler_output.scheduled_new_reqs:
+                seed = new.sampling_params.seed if new.sampling_params is not None else None
+                self.streams.begin(new.req_id, new.prompt_token_ids, seed)
+        except Exception as e:
+            self._fail(e)
+
+    def _fail(self, error: Exception) -> None:
+        self.on = False
+        cause = f"coupled sampling: {type(error).__name__}: {error}"
+        self._count(cause)
+        logger.error(
+            "rollspec: coupled sampling is off from now on (%s); tokens still follow the policy, by vLLM's own "
+            "sampling, but depend on the batch and the drafts.",
+            cause,
+            exc_info=error,
+        )
+
+    # ---- the draw ---------------------------------------------------------------------------------------------------
+
+    def _sample(self, logits: torch.Tensor | None, spec_decode_metadata: Any) -> Any:
+        """vLLM's `_sample`: logits [rows, vocab], one row per request, or one per draft token and one more."""
+        runner = self._runner
+        sampling = runner.input_batch.sampling_metadata
+        if logits is None or sampling.all_greedy or not self.on:
+            return self._standard(logits, spec_decode_metadata)
+        try:
+            self._rows = self._noise_of(spec_decode_metadata)
+        except Exception as e:  # logits are untouched: what follows is exact, if not repeatable
+            self._fail(e)
+            return self._standard(logits, spec_decode_metadata)
+        try:
+            if spec_decode_metadata is None:
+                return self._standard(logits, None)  # ends in `_draw`
+            return self._verify(logits, spec_decode_metadata, sampling)
+        finally:
+            self._rows = None
+
+    def _noise_of(self, metadata: Any) -> tuple[Words, Ints]:
+        """Key and position of each row of logits. A row is fed the token at i and yields the one at i + 1."""
+        runner = self._runner
+        requests = runner.input_batch.req_ids[: runner.input_batch.num_reqs]
+        keys = np.array([self.streams.keys[r] for r in requests], dtype=np.uint64)
+        if metadata is None:
+            fed = runner.query_start_loc.gpu[1 : len(requests) + 1] - 1
+        else:
+            fed = metadata.logits_indices
+            keys = np.repeat(keys, np.array(metadata.num_draft_tokens) + 1)
+        return keys, runner.positions[fed].cpu().numpy().astype(np.int64) + 1
+
+    def _draw(self, logits: torch.Tensor, generators: Any, k: Any, p: Any) -> Any:
+        """vLLM's `TopKTopPSampler.forward`, with coupled noise in the place of its own."""
+        if self._rows is None:  # a dummy run
+            return self._draw_standard(logits, generators, k, p)
+        from vllm.v1.sample.ops.topk_topp_sampler import apply_top_k_top_p
+
+        logits = apply_top_k_top_p(logits, k, p)
+        mode = self._runner.sampler.logprobs_mode
+        processed = None
+        if mode == "processed_logits":
+            processed = logits
+        elif mode == "processed_logprobs":
+            processed = logits.log_softmax(dim=-1, dtype=torch.float32)
+        return sample(logits, *self._rows), processed
+
+    # ---- a verify step ----------------------------------------------------------------------------------------------
+
+    def _verify(self, logits: torch.Tensor, metadata: Any, sampling: Any) -> Any:
+        """vLLM's `RejectionSampler.forward` (vllm/v1/sample/rejection_sampler.py), without its rejection."""
+        from vllm.v1.outputs import SamplerOutput
+
+        assert self._rows is not None
+        rejection = self._runner.rejection_sampler
+        counts = np.array(metadata.num_draft_tokens)
+        if _temperature_alone(sampling):
+            scores = logits.float()
+            temperature = _per_row(sampling.temperature, counts)
+            if bool((temperature != 1.0).any()):
+                scores = scores / torch.where(temperature < GREEDY, 1.0, temperature)[:, None]
+        else:
+            scores = self._processed(logits, metadata, sampling)
+        tokens = sample(scores, *self._rows)
+        if not sampling.all_random:
+            greedy = _per_row(sampling.temperature, counts) < GREEDY
+            tokens = torch.where(greedy, scores.argmax(-1), tokens)
+        drafts = metadata.draft_token_ids.cpu().numpy().astype(np.int64)
+        emitted = accept(tokens.cpu().numpy(), drafts, counts, metadata.max_spec_len + 1)
+        out = torch.from_numpy(emitted).to(logits.device, torch.int32)
+        log_probs = None
+        if sampling.max_num_logprobs is not None:
+            of = scores if rejection.is_processed_logprobs_mode else logits
+            log_probs = rejection._get_logprobs_tensors(
+                sampling.max_num_logprobs,
+                metadata,
+                logits,
+                of[metadata.target_logits_indices],
+                of[metadata.bonus_logits_indices],
+                out,
+            )
+        return SamplerOutput(sampled_token_ids=out, logprobs_tensors=log_probs)
+
+    def _processed(self, logits: torch.Tensor, metadata: Any, sampling: Any) -> torch.Tensor:
+        """What both kinds of rows are sampled from, in the order of `logits`: each through its own code of vLLM."""
+        from vllm.v1.sample.ops.topk_topp_sampler import apply_top_k_top_p
+        from vllm.v1.sample.rejection_sampler import apply_sampling_constraints
+
+        sampler, rejection = self._runner.sampler, self._runner.rejection_sampler
+        last = logits[metadata.bonus_logits_indices].float()
+        last = sampler.apply_logits_processors(last, sampling, predict_bonus_token=True)
+        last = sampler.apply_temperature(last, sampling.temperature, sampling.all_random)
+        for processor in sampling.logitsprocs.argmax_invariant:
+            last = processor.apply(last)
+        drafted = logits[metadata.target_logits_indices].float()
+        drafted = rejection.apply_logits_processors(drafted, sampling, metadata)
+        scores = torch.empty_like(logits, dtype=torch.float32)
+        scores[metadata.bonus_logits_indices] = apply_top_k_top_p(last, sampling.top_k, sampling.top_p)
+        scores[metadata.target_logits_indices] = apply_sampling_constraints(
+            drafted, metadata.cu_num_draft_tokens, sampling
+        )
+        return scores
+
+
+def _temperature_alone(sampling: Any) -> bool:
+    """Whether a temperature is all that stands between logits and law."""
+    holder = sampling.thinking_budget_state_holder
+    return (
+        sampling.top_k is None
+        and sampling.top_p is None
+        and sampling.no_penalties
+        and not sampling.bad_words_token_ids
+        and sampling.allowed_token_ids_mask is None
+        and not any(getattr(p, "min_toks", True) for p in sampling.logitsprocs.non_argmax_invariant)
+        and not any(getattr(p, "min_p_count", True) for p in sampling.logitsprocs.argmax_invariant)
+        and not (holder is not None and holder.has_tracked_requests())
+    )
+
+
+def _per_row(values: torch.Tensor, counts: Ints) -> torch.Tensor:
+    """A value per request, repeated for each of its rows."""
+    return torch.repeat_interleave(values, torch.from_numpy(counts + 1).to(values.device))

@@ -1,0 +1,117 @@
+"""Reuse under kept noise in a real vLLM engine: old responses return while the policy agrees, and no further."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from engines import build, call, close
+from models import make_sharp_model
+
+from rollspec import RollspecConfig
+from rollspec.sampling.audit import conclude, law_tests
+from rollspec.sampling.audit_evidence import Evidence, Samples, samples_from
+from rollspec.sampling.audit_noise import NoiseCheck, Witness, keys_of
+from rollspec.sampling.audit_reference import Reference
+
+pytestmark = pytest.mark.engine
+
+PROMPTS = tuple(tuple(range(3 + i, 11 + i)) for i in range(6))
+REUSE = {"preset": "default", "mode": "coupled", "reuse.mode": "coupled", "reuse.seeds": "keep", "coupled.seed": 5}
+COPIES, LIMIT = 40, 48
+
+
+@pytest.fixture(scope="module")
+def policies(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """A policy, and the same after a step that moved all its weights."""
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    first = make_sharp_model(tmp_path_factory.mktemp("first"))
+    model = AutoModelForCausalLM.from_pretrained(first, dtype=torch.float32)
+    torch.manual_seed(1)
+    with torch.no_grad():
+        for p in model.parameters():
+            p.mul_(1.0 + 0.02 * torch.randn_like(p))
+    second = tmp_path_factory.mktemp("second")
+    model.save_pretrained(second)
+    AutoTokenizer.from_pretrained(first).save_pretrained(second)
+    return [first, second]
+
+
+@pytest.fixture(scope="module")
+def engine(policies: list[Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    llm = build(policies[0], REUSE | {"history.dir": str(tmp_path_factory.mktemp("history"))})
+    yield llm
+    close(llm)
+
+
+def _load(worker: Any, folder: str) -> None:
+    from safetensors.torch import load_file
+
+    worker.model_runner.model.load_weights(list(load_file(f"{folder}/model.safetensors").items()))
+
+
+def _epoch(llm: Any, version: int) -> tuple[list[list[int]], dict[str, Any]]:
+    from vllm import SamplingParams
+
+    call(llm, "set_version", version=version)
+    call(llm, "stats")
+    params = SamplingParams(temperature=1.0, max_tokens=LIMIT, detokenize=False)
+    requests = [{"prompt_token_ids": list(p)} for p in PROMPTS for _ in range(COPIES)]
+    said = [list(o.outputs[0].token_ids) for o in llm.generate(requests, params, use_tqdm=False)]
+    call(llm, "rewards", items=[])  # collects what ended in the last step
+    return said, call(llm, "stats")
+
+
+def _samples(said: list[list[int]]) -> Samples:
+    return samples_from(said, [i for i in range(len(PROMPTS)) for _ in range(COPIES)])
+
+
+def _check(policy: Path, said: list[list[int]]) -> tuple[NoiseCheck, Any]:
+    """Every token against the policy's logits and its noise, and all of them against the policy's law."""
+    samples = _samples(said)
+    target = Reference(policy, 1.0)
+    evidence = Evidence(samples, target.vocab, np.random.default_rng(0))
+    keys = keys_of(samples, PROMPTS, RollspecConfig.load(REUSE, env={}), engine_seed=0, version=0)
+    witness = Witness(samples, evidence, keys, PROMPTS, tie=1e-4)
+    target.fill(witness, PROMPTS)
+    return witness.result(), conclude(law_tests(evidence), samples.n_tokens)
+
+
+def test_old_responses_return_until_the_policy_disagrees(engine: Any, policies: list[Path]) -> None:
+    first, stats = _epoch(engine, 0)
+    assert stats["reuse"] == [0, 0, 0, 0] and stats["correlated"]
+    n, tokens = len(first), sum(map(len, first))
+    again, stats = _epoch(engine, 1)
+    assert again == first
+    assert stats["reuse"] == [n, tokens, tokens, n]
+    assert stats["accepted"] == stats["drafted"] > 0.5 * stats["emitted"]
+    assert set(stats["by_source"]) == {"replay"}
+
+    engine.collective_rpc(_load, args=(str(policies[1]),))
+    moved, stats = _epoch(engine, 2)
+    responses, _, repeated, identical = stats["reuse"]
+    assert responses == n and 0 < repeated < sum(map(len, moved)) and identical < n
+    assert stats["by_source"]["replay"][2] > 0 and len(stats["by_source"]) > 1, "no realignment by the suffix tree"
+    for said, policy in ((first, policies[0]), (moved, policies[1])):
+        noise, result = _check(policy, said)
+        assert noise.tokens == sum(map(len, said)) and noise.passed, noise
+        assert noise.ties <= 2
+        assert result.verdict == "pass", result.reasons
+    wrong, _ = _check(policies[0], moved)
+    assert not wrong.passed, "the check would not see another policy"
+
+
+def test_noise_of_a_history_on_disk_is_found_again(engine: Any, policies: list[Path], tmp_path: Path) -> None:
+    said, _ = _epoch(engine, 3)
+    call(engine, "save", dir=str(tmp_path))
+    other = build(policies[1], REUSE | {"history.dir": str(tmp_path)})
+    try:
+        again, stats = _epoch(other, 9)
+        assert again == said and stats["reuse"][0] == stats["reuse"][3] == len(said)
+    finally:
+        close(other)

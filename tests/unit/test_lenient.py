@@ -1,0 +1,71 @@
+"""SPEC-RL's rule, and that the distance it is said to have is the one it has."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rollspec.sampling.lenient import keep_probability, kept, law, total_variation
+
+
+def _pair(seed: int, vocab: int, drift: float) -> tuple[np.ndarray, np.ndarray]:
+    rng = np.random.default_rng(seed)
+    logits = 2.0 * rng.standard_normal(vocab)
+    moved = logits + drift * rng.standard_normal(vocab)
+    p, q = np.exp(moved), np.exp(logits)
+    return p / p.sum(), q / q.sum()
+
+
+def test_cut_is_the_first_refused_token() -> None:
+    log_old = np.zeros((3, 4))
+    log_new = np.log(np.array([[1.0, 0.5, 1.0, 1.0], [1.0, 0.5, 1.0, 1.0], [1.0, 1.0, 1.0, 1.0]]))
+    uniform = np.array([[0.9, 0.6, 0.9, 0.9], [0.9, 0.4, 0.9, 0.9], [0.9, 0.9, 0.9, 0.9]])
+    valid = np.array([[True] * 4, [True] * 4, [True, True, False, False]])
+    assert kept(log_new, log_old, uniform, valid).tolist() == [1, 4, 2]
+    assert kept(log_new, log_old, uniform, valid, bias=np.log(1.5)).tolist() == [4, 4, 2]
+    assert kept(log_new[:, :0], log_old[:, :0], uniform[:, :0], valid[:, :0]).tolist() == [0, 0, 0]
+
+
+def test_impossible_tokens_are_never_kept() -> None:
+    log_new, log_old = np.array([[-np.inf, -np.inf]]), np.array([[-1.0, -np.inf]])
+    assert keep_probability(log_new, log_old, bias=50.0).tolist() == [[0.0, 0.0]]
+
+
+def test_bad_shapes_are_refused() -> None:
+    x = np.zeros((1, 3))
+    with pytest.raises(ValueError, match="one shape"):
+        kept(x, x, x[:, :2], x > -1)
+    with pytest.raises(ValueError, match="after it"):
+        kept(x, x, x, np.array([[True, False, True]]))
+
+
+@settings(max_examples=50, deadline=None)
+@given(
+    seed=st.integers(0, 10_000),
+    vocab=st.integers(2, 40),
+    drift=st.floats(0.0, 3.0),
+    bias=st.floats(-1.0, 2.0),
+    scale=st.floats(0.2, 2.0),
+)
+def test_law_and_distance(seed: int, vocab: int, drift: float, bias: float, scale: float) -> None:
+    p, q = _pair(seed, vocab, drift)
+    out = law(p, q, bias, scale)
+    assert np.isclose(out.sum(), 1.0) and (out >= -1e-12).all()
+    assert np.isclose(total_variation(p, q, bias, scale), 0.5 * np.abs(out - p).sum())
+    ell = np.exp(bias)
+    overlap = np.minimum(ell * p, q)
+    assert np.isclose(total_variation(p, q, bias), 0.5 * np.abs(overlap - overlap.sum() * p).sum())
+    assert total_variation(p, p, bias, scale) < 1e-12
+
+
+def test_not_exact_at_bias_0_and_simulated() -> None:
+    p, q = _pair(1, 6, 1.0)
+    assert total_variation(p, q) > 0.01
+    rng = np.random.default_rng(0)
+    n = 200_000
+    old = rng.choice(6, n, p=q)
+    cut = kept(np.log(p[old])[:, None], np.log(q[old])[:, None], rng.random((n, 1)), np.ones((n, 1), dtype=bool))
+    said = np.where(cut == 1, old, rng.choice(6, n, p=p))
+    assert np.abs(np.bincount(said, minlength=6) / n - law(p, q)).max() < 0.005
