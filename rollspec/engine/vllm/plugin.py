@@ -104,8 +104,8 @@ def configure(args: Any, source: Source) -> None:
     )
     if config.reuse.mode == "lenient":
         logger.warning(
-            "rollspec: reuse.mode = lenient (LOSSY) starts rollouts from old responses only where a trainer's integration "
-            "does it, which is rollspec_verl; by itself this engine reuses none and stays exact."
+            "rollspec: reuse.mode = lenient (LOSSY) starts rollouts from old responses where rollspec_verl drives the "
+            "engine; driven by anything else it reuses none and stays exact."
         )
 
 
