@@ -44,6 +44,10 @@ def sharp(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def run() -> Iterator[Run]:
     loop = asyncio.new_event_loop()
     yield lambda coroutine: loop.run_until_complete(asyncio.wait_for(coroutine, 240))
+    pending = asyncio.all_tasks(loop)  # vLLM's, which read from the engine
+    for task in pending:
+        task.cancel()
+    loop.run_until_complete(asyncio.gather(*pending, return_exceptions=True))
     loop.close()
 
 
@@ -90,7 +94,6 @@ async def make_server(engine: Any, **reuse: Any) -> Any:
         model_config = SimpleNamespace(tokenizer=engine.get_tokenizer())
         lora_as_adapter, _disaggregation_role = False, "null"
         replica_rank = node_rank = global_steps = _admitting = 0
-        rollspec_on = True
 
         async def _park_until_admitted(self, request_id: str) -> None:
             self._admitting += 1
@@ -108,7 +111,7 @@ async def make_server(engine: Any, **reuse: Any) -> Any:
         pass
 
     out = Server()
-    out.engine = engine  # type: ignore[attr-defined]
+    out.engine, out.rollspec_on = engine, True
     config = RollspecConfig.load({"preset": "spec_rl", "reuse": {"mode": "lenient", "bias": 0.0, **reuse}}, env={})
     await out.rollspec_begin_reuse(config, await out.rollspec_call("info", {}))
     assert out.rollspec_reuse is not None
