@@ -204,9 +204,10 @@ class ReusingServer:
         whole = functools.partial(super().generate, request_id=request_id, **kwargs)  # type: ignore[misc]
         if self.rollspec_reuse is None:
             return await whole(prompt_ids, sampling_params)
+        from verl.utils.tokenizer import normalize_token_ids
         from verl.workers.rollout.replica import TokenOutput
 
-        prompt_ids = [int(t) for t in prompt_ids]
+        prompt_ids = normalize_token_ids(prompt_ids)
         params = dict(sampling_params)
         own = dict((params.get("extra_args") or {}).get(scoring.KEY) or {})
         sample = own.pop(SAMPLE, None)

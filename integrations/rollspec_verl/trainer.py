@@ -310,7 +310,7 @@ def _metrics(trainer: Any, state: State) -> dict[str, float]:
         measured = {name: value for name, value in measured.items() if name.startswith("rollspec/guard/")}
     out.update(measured)
     if (lossy := state.config.reuse).mode == "lenient":
-        out |= {"rollspec/reuse/lossy": 1.0, "rollspec/reuse/bias": lossy.bias, "rollspec/reuse/scale": lossy.scale}
+        out |= {"rollspec/reuse/bias": lossy.bias, "rollspec/reuse/scale": lossy.scale}
     # verl fills these two for its own MTP drafts only (trainer_base.py:1901), as means over requests
     # (ray_trainer.py:138); here every token counts the same, so a long response weighs more than a short one.
     if stats.drafted:

@@ -11,6 +11,7 @@ from rollspec.telemetry.runs import GEN, STEP_TIME, Run
 from rollspec.telemetry.summary import ACCEPT_LENGTH, ACCEPT_RATE, CHANCE, ESS_SEQUENCE, ESS_TOKEN, OVERLAP, REWARD
 
 RATE, DRAFTED, POSITION = "rollspec/accept/rate/", "rollspec/accept/drafted/", "rollspec/accept/position/"
+SKIPPED, SAVED = "rollspec/reuse/skip_ratio", "rollspec/reuse/avg_saved_tokens"
 COLOURS = 5  # the template defines s-0 ... s-4
 
 
@@ -39,6 +40,7 @@ def figures(run: Run, baseline: Run | None) -> list[Figure]:
         propose_overhead(run),
         importance_weights(run),
         epochs_apart(run),
+        *([lossy_reuse(run)] if run.has(SKIPPED) else []),
         over_steps(run, baseline, (STEP_TIME,), "Time of the whole training step", "seconds"),
     ]
 
@@ -211,6 +213,18 @@ def epochs_apart(run: Run) -> Figure:
     lines = _shares(run, (("repeated", OVERLAP), ("by chance", CHANCE)))
     note = "Tokens in a prefix that equals the prompt's last response of the same number."
     return _health(run, "Repeats of the last epoch", lines, "share of tokens", (OVERLAP,), note)
+
+
+def lossy_reuse(run: Run) -> Figure:
+    """What lenient reuse took over, as SPEC-RL counts it."""
+    lines = _shares(run, (("responses taken over whole", SKIPPED),))
+    kept = [
+        s / n if s is not None and n else None
+        for s, n in zip(run.series(SAVED), run.series("rollspec/reuse/avg_resp_len"), strict=True)
+    ]
+    lines.append(svg.Line("tokens of old responses kept", "s-1", [float(s) for s in run.steps], kept))
+    note = "Lossy: these rollouts do not follow the policy exactly."
+    return _health(run, "Old responses reused (lossy)", lines, "share", (SKIPPED,), note)
 
 
 def _shares(run: Run, names: Sequence[tuple[str, str]]) -> list[svg.Line]:

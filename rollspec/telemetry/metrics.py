@@ -79,7 +79,7 @@ TABLE: tuple[Metric, ...] = (
     Metric("rollspec/policy/version", "version", "gauge", "policy version the engine samples from"),
     Metric("rollspec/guard/faults", "faults", "counter", "faults survived by degrading (each cause is logged once)"),
     Metric("rollspec/guard/faults/<cause>", "faults", "counter", "faults of one cause"),
-    Metric("rollspec/reuse/lossy", "0/1", "gauge", "1 where reuse.mode = lenient: rollouts are not the policy's"),
+    Metric("rollspec/reuse/lossy", "0/1", "gauge", "1 where rollouts started from old responses (lenient)"),
     Metric("rollspec/reuse/bias", "nats", "gauge", "reuse.bias of the lenient rule"),
     Metric("rollspec/reuse/scale", "ratio", "gauge", "reuse.scale of the lenient rule"),
     Metric("rollspec/reuse/verified", "responses", "counter", "old responses scored by the present policy"),
@@ -266,6 +266,8 @@ def _lenient_metrics(counts: Mapping[str, float]) -> dict[str, float]:
     prefix = "refused/"
     out = {f"rollspec/reuse/{name}": n for name, n in sorted(counts.items()) if name.startswith(prefix)}
     verified, rollouts = counts.get("verified", 0.0), counts.get("requests", 0.0)
+    if counts:
+        out["rollspec/reuse/lossy"] = float(verified > 0)
     if verified:
         skipped, accepted = counts.get("skipped", 0.0), counts.get("accepted", 0.0)
         out["rollspec/reuse/verified"] = verified

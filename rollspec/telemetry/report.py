@@ -120,6 +120,12 @@ def render(run: Run, baseline: Run | None = None) -> str:
 
 def headline(run: Run, baseline: Run | None) -> str:
     """What the measurement says, in one sentence that claims no more than it."""
+    lossy = [r.name for r in (baseline, run) if r is not None and summarize(r).lossy]
+    suffix = f"; the rollouts of {' and '.join(lossy)} are LOSSY (reuse.mode = lenient)" if lossy else ""
+    return _headline(run, baseline) + suffix
+
+
+def _headline(run: Run, baseline: Run | None) -> str:
     if baseline is None:
         s = summarize(run)
         parts = [f"{s.steps} training steps"]
@@ -270,6 +276,14 @@ def _on_policy(run: Run, s: RunSummary) -> list[tuple[str, str, str]]:
     """Importance weights, what repeats the last epoch, and the warnings that either caused."""
     out: list[tuple[str, str, str]] = []
     kinds = s.health_warnings
+    if s.lossy:
+        bias, skipped, saved = (
+            _mean_of(run, f"rollspec/reuse/{n}") for n in ("bias", "skip_ratio", "avg_saved_tokens")
+        )
+        took = "" if skipped is None else f" {100 * skipped:.1f} % of rollouts are an old response whole,"
+        took += "" if saved is None else f" {saved:.1f} tokens per rollout are taken over."
+        text = f"Lossy by reuse.mode = lenient, bias {bias or 0.0:g}: not the policy's, and no ratio can show it.{took}"
+        out.append(("warn", "Law of the rollouts", text))
     if s.ess_token_min is not None:
         whole = "" if s.ess_sequence_min is None else f", of whole responses {s.ess_sequence_min:.3f}"
         away = "" if s.ratio_outside is None else f"; {100 * s.ratio_outside:.2f} % of ratios are outside 0.8 to 1.25"
@@ -286,6 +300,11 @@ def _on_policy(run: Run, s: RunSummary) -> list[tuple[str, str, str]]:
     elif run.has(WARNINGS):
         out.append(("ok", "Health warnings", "No threshold was crossed."))
     return out
+
+
+def _mean_of(run: Run, name: str) -> float | None:
+    known = [v for v in run.series(name) if v is not None]
+    return sum(known) / len(known) if known else None
 
 
 def _provenance(run: Run) -> list[tuple[str, str]]:

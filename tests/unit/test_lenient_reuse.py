@@ -164,6 +164,7 @@ def test_counts_become_the_papers_metrics() -> None:
     merged = EngineStats.merge([counts, counts])
     found = {n: v for n, v in to_metrics(merged).items() if n.startswith("rollspec/reuse/")}
     assert found == {
+        "rollspec/reuse/lossy": 1.0,
         "rollspec/reuse/refused/temperature 0": 2,
         "rollspec/reuse/verified": 4,
         "rollspec/reuse/skip_ratio": 0.25,

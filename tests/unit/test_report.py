@@ -127,6 +127,19 @@ def test_health_of_the_rollouts(demo: Path, tmp_path: Path) -> None:
         assert re.search(rf'class="warn"><i>[^<]*</i><div><b>{what}', page)
 
 
+def test_a_lossy_run_is_called_lossy_everywhere(demo: Path, tmp_path: Path) -> None:
+    lossy = {"rollspec/reuse/lossy": 1.0, "rollspec/reuse/bias": 0.5, "rollspec/reuse/skip_ratio": 0.25,
+             "rollspec/reuse/avg_saved_tokens": 40.0, "rollspec/reuse/avg_resp_len": 80.0}  # fmt: skip
+    run = load_run(write_run(tmp_path / "spec_rl", [{**row, **lossy} for row in rows(True)]))
+    assert headline(run, load_run(demo / "baseline")).endswith(
+        "; the rollouts of spec_rl are LOSSY (reuse.mode = lenient)"
+    )
+    page = render(run, load_run(demo / "baseline"))
+    assert "Lossy by reuse.mode = lenient, bias 0.5" in page and "25.0 % of rollouts are an old response whole" in page
+    assert "Old responses reused (lossy)" in page and not re.search("nan|None", page)
+    assert "LOSSY" not in render(load_run(demo / "rollspec"))
+
+
 def test_one_run_alone(demo: Path) -> None:
     paths = write_report(demo / "rollspec")
     assert "no baseline" in paths.headline
