@@ -170,6 +170,7 @@ class ReusingServer:
             (me.lora_as_adapter, "the policy is a LoRA adapter"),
             (me._disaggregation_role != "null", "prefill and decode are disaggregated"),
             (me.config.enable_rollout_routing_replay, "routed experts are recorded (enable_rollout_routing_replay)"),
+            (me.config.full_determinism, "full_determinism seeds all requests alike, so the rest would repeat draws"),
         ):
             if found:
                 return what

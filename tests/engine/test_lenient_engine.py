@@ -89,7 +89,11 @@ async def make_server(engine: Any, **reuse: Any) -> Any:
         """vLLMHttpServer.generate: SamplingParams from a mapping, tokens and log-probs back."""
 
         config = SimpleNamespace(
-            response_length=LIMIT, prompt_length=16, max_model_len=256, enable_rollout_routing_replay=False
+            response_length=LIMIT,
+            prompt_length=16,
+            max_model_len=256,
+            enable_rollout_routing_replay=False,
+            full_determinism=False,
         )
         model_config = SimpleNamespace(tokenizer=engine.get_tokenizer())
         lora_as_adapter, _disaggregation_role = False, "null"

@@ -104,6 +104,7 @@ def test_where_it_ends() -> None:
         ({"top_k": 5}, "top_k", "top_k = 5"),
         ({"repetition_penalty": 1.1}, "repetition_penalty", "1.1"),
         ({"stop": ["x"]}, "stop", "stop is set"),
+        ({"seed": 0}, "seed", "seed is set"),
         ({"limit": 4}, "longer than the limit", "it has 5 tokens and the rollout may have 4"),
     ],
 )

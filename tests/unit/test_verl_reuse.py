@@ -129,7 +129,11 @@ class Base:
 
     def __init__(self) -> None:
         self.config = SimpleNamespace(
-            response_length=8, prompt_length=8, max_model_len=32, enable_rollout_routing_replay=False
+            response_length=8,
+            prompt_length=8,
+            max_model_len=32,
+            enable_rollout_routing_replay=False,
+            full_determinism=False,
         )
         self.model_config = SimpleNamespace(tokenizer=SimpleNamespace(get_vocab=lambda: {"a": 0}, __len__=lambda: 1))
         self.replica_rank = self.global_steps = self._admitting = 0

@@ -37,7 +37,7 @@ NEUTRAL = {"top_p": 1.0, "min_p": 0.0, "repetition_penalty": 1.0, "presence_pena
 """Values at which a sampling parameter leaves the law what `temperature` alone makes of it."""
 
 EMPTY = ("stop", "bad_words", "allowed_token_ids", "logit_bias", "logits_processors", "structured_outputs",
-         "prompt_logprobs")  # fmt: skip
+         "prompt_logprobs", "seed")  # fmt: skip
 """Sampling parameters that must be unset: the rule compares the laws of the temperature alone."""
 
 
@@ -167,7 +167,7 @@ class LenientReuse:
                 return name, f"{name} = {params[name]} changes the law that the rule compares; set it to {neutral}"
         for name in EMPTY:
             if params.get(name) not in (None, [], {}, ""):
-                return name, f"{name} is set and would have to be applied to the old response; unset it"
+                return name, f"{name} is set, which the rule knows nothing of; unset it"
         if self.logprobs_mode != "processed_logprobs" and (self.logprobs_mode, temperature) != ("raw_logprobs", 1.0):
             return "logprobs_mode", f"logprobs_mode = {self.logprobs_mode} is not the law that is sampled; unset it"
         return None
