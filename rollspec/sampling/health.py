@@ -67,7 +67,7 @@ def agreement(engine: Sequence[FloatArray], trainer: Sequence[FloatArray]) -> Ag
         return Agreement(gap, None, None, None, None, None, lost)
     log_ratio = np.where(known, q, 0.0) - np.where(known, p, 0.0)  # [tokens]; 0 where unknown
     row = np.repeat(np.arange(len(lengths)), lengths)  # [tokens] -> response
-    sums: FloatArray = np.bincount(row, log_ratio, len(lengths))  # [responses]
+    sums = np.bincount(row, log_ratio, len(lengths)).astype(np.float64)  # [responses]
     whole = np.asarray(lengths) > 0
     whole[row[~known]] = False
     largest = float(log_ratio[known].max())

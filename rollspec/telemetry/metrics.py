@@ -193,8 +193,8 @@ class EngineStats:
                 out.faults[cause] = out.faults.get(cause, 0) + n
             for arm, n in p.plays.items():
                 out.plays[arm] = out.plays.get(arm, 0) + n
-            for name, n in p.lenient.items():
-                out.lenient[name] = out.lenient.get(name, 0) + n
+            for name, count in p.lenient.items():
+                out.lenient[name] = out.lenient.get(name, 0) + count
             for setting, seconds in p.modelled.items():
                 out.modelled[setting] = out.modelled.get(setting, 0.0) + seconds
             out.correlated = out.correlated or p.correlated
