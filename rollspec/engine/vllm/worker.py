@@ -48,8 +48,12 @@ def install(worker: Any, config: RollspecConfig) -> None:
         if drafter.drafting and config.reuse.mode != "coupled":  # a replay is right more often than max p
             drafter.ceiling = Ceiling(runner)
         if config.reuse.mode == "lenient":  # on every rank: each computes the log-probs
-            scoring.install(runner)
-            drafter.scores = True
+            try:
+                scoring.install(runner)
+                drafter.scores = True
+            except AttributeError as e:  # whoever would reuse asks `info` first
+                drafter.count(f"scoring: {e}")
+                logger.error("rollspec: this engine cannot score old responses (%s), so none are reused.", e)
         _wrap_execute_model(runner, drafter)
     except Exception as e:
         drafter.fail("installation", e)
