@@ -72,7 +72,7 @@ def test_second_epoch_is_drafted_from_the_first() -> None:
 
 def test_a_response_that_starts_from_an_old_prefix_is_one_response() -> None:
     """Drafts go on where the prefix ends, history holds it whole, and its tokens are not counted as emitted."""
-    p = make()
+    p = make(**STATIC, **{"proposal.budget.policy": "fixed"})
     prompt, text = [1, 2, 3], story(0)
     simulate(p, {"old": (prompt, text)})
     p.set_version(1)
