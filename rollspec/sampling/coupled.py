@@ -13,13 +13,22 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from rollspec.sampling.noise import BLOCK, Ints, Words, block_minima, later
+from rollspec.sampling.noise import BLOCK, Ints, Words, block_minima, gumbel, later
 
 if TYPE_CHECKING:
     import torch
 
 CHUNK = 1 << 14
-"""Blocks looked at together: what stays in a core's cache."""
+"""Blocks whose noise is drawn together: what stays in a core's cache."""
+
+NEAR = 1 << 10
+"""Blocks whose scores are read together, likewise."""
+
+SMALL, FEW = 8, 32
+"""Blocks of a vocabulary, and of all rows, up to which all noise is drawn: there it is cheaper than choosing blocks."""
+
+WHOLE = 1 << 8
+"""Blocks whose noise is drawn whole together."""
 
 
 def sample(logits: torch.Tensor, keys: Words, positions: Ints) -> torch.Tensor:
@@ -45,15 +54,22 @@ def choose(scores: npt.NDArray[np.float32], keys: Words, positions: Ints) -> Int
     """argmax(scores + noise.gumbel(...)) per row, computing noise only for blocks that can win.
 
     Args:
-        scores: [n, vocab]. keys, positions: [n].
+        scores: [n, vocab], no NaN. keys, positions: [n].
 
     Returns:
-        [n] tokens, the lowest of equals; 0 where a row has NaN or nothing but -inf.
+        [n] tokens, the lowest of equals; 0 where a row has nothing but -inf.
     """
     n, vocab = scores.shape
+    blocks = -(-vocab // BLOCK)
+    if blocks <= SMALL or n * blocks <= FEW:
+        out = np.empty(n, dtype=np.int64)
+        rows = max(1, WHOLE // blocks)
+        for at in range(0, n, rows):
+            part = slice(at, at + rows)
+            (scores[part] + gumbel(keys[part], positions[part], vocab)).argmax(1, out=out[part])
+        return out
     if missing := -vocab % BLOCK:
         scores = np.pad(scores, ((0, 0), (0, missing)), constant_values=-np.inf)
-    blocks = scores.shape[1] // BLOCK
     scores = scores.reshape(n, blocks, BLOCK)
     out = np.zeros(n, dtype=np.int64)
     rows = max(1, CHUNK // blocks)
@@ -65,20 +81,28 @@ def choose(scores: npt.NDArray[np.float32], keys: Words, positions: Ints) -> Int
 
 def _choose(x: npt.NDArray[np.float32], keys: Words, positions: Ints, out: Ints) -> None:
     """`choose` for [n, blocks, 128] scores, into `out`."""
-    times, holder = block_minima(keys, positions, x.shape[1])
+    n, blocks, _ = x.shape
+    times, holder = block_minima(keys, positions, blocks)
     bound = -np.log(times)  # of the noise in a block; its holder has exactly this
-    held = np.take_along_axis(x, holder[..., None], -1)[..., 0] + bound
-    row, block = np.nonzero(x.max(-1) + bound >= held.max(1, keepdims=True))
-    if not len(row):
+    top, held = np.empty((n, blocks), dtype=x.dtype), np.empty((n, blocks), dtype=x.dtype)
+    some = max(1, NEAR // blocks)
+    for at in range(0, n, some):  # read what was just read: a large vocabulary's rows do not fit the cache together
+        part = slice(at, at + some)
+        x[part].max(-1, out=top[part])
+        held[part] = np.take_along_axis(x[part], holder[part, :, None], -1)[..., 0]
+    best = (held + bound).max(1)
+    row, block = np.divmod(np.flatnonzero(top + bound >= best[:, None]), blocks)
+    near = x[row, block]  # [candidate blocks, 128]
+    which, place = np.divmod(np.flatnonzero(near + bound[row, block][:, None] >= best[row][:, None]), BLOCK)
+    if not len(which):
         return
-    more = later(keys[row], positions[row], block)
-    more[np.arange(len(row)), holder[row, block]] = 0.0
-    found = x[row, block] - np.log(times[row, block][:, None] + more)  # [candidates, 128]
-    place = found.argmax(1)
-    value = found[np.arange(len(row)), place]
-    first = np.flatnonzero(np.diff(row, prepend=-1))  # candidates come sorted by row
-    best = np.maximum.reduceat(value, first)
-    wins = np.flatnonzero(value == np.repeat(best, np.diff(first, append=len(row))))[::-1]  # the lowest is written last
+    row, block = row[which], block[which]
+    more = later(keys[row], positions[row], block * BLOCK + place)
+    more[place == holder[row, block]] = 0.0
+    value = near[which, place] - np.log(times[row, block] + more)  # [candidate tokens], by row and token
+    new = np.concatenate([[True], row[1:] != row[:-1]])
+    winner = np.maximum.reduceat(value, np.flatnonzero(new))
+    wins = np.flatnonzero(value == winner[np.cumsum(new) - 1])[::-1]  # the lowest of equals is written last
     out[row[wins]] = block[wins] * BLOCK + place[wins]
 
 

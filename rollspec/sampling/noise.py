@@ -34,7 +34,7 @@ _LOW = np.uint64(0xFFFFFFFF)
 _32 = np.uint64(32)
 _BUMPS = np.arange(ROUNDS, dtype=np.uint64)[:, None] * _W  # [rounds, 2]
 
-BLOCKS, TOKENS = 0, 1  # third counter word: what the draw is for
+_OF_BLOCKS, _OF_TOKENS = np.uint64(0), np.uint64(1)  # third counter word: what the draw is for
 
 
 def philox(c0: Any, c1: Any, c2: Any, c3: Any, key: Words) -> Words:
@@ -48,13 +48,18 @@ def philox(c0: Any, c1: Any, c2: Any, c3: Any, key: Words) -> Words:
         [4, ...] words below 2^32, as uint64.
     """
     shape = np.broadcast_shapes(*map(np.shape, (c0, c1, c2, c3, key)))
-    key = np.asarray(key, dtype=np.uint64)
-    halves = np.stack([key & _LOW, key >> _32])  # [2, ...]
-    halves = halves.reshape(2, *(1,) * (len(shape) - key.ndim), *key.shape)
-    keys = (halves + _BUMPS.reshape(ROUNDS, 2, *(1,) * len(shape))) & _LOW
-    m = _M.reshape(2, *(1,) * len(shape))
     even, odd = np.empty((2, *shape), dtype=np.uint64), np.empty((2, *shape), dtype=np.uint64)
     even[0], even[1], odd[0], odd[1] = c0, c2, c1, c3
+    key = np.broadcast_to(np.asarray(key, dtype=np.uint64), shape)
+    _rounds(even, odd, np.stack([key & _LOW, key >> _32]))
+    return np.stack([even[0], odd[0], even[1], odd[1]])
+
+
+def _rounds(even: Words, odd: Words, key: Words) -> None:
+    """Ten rounds in place. even: [2, ...] counter words 0 and 2; odd: 1 and 3. key: [2, ...], its halves."""
+    ones = (1,) * (even.ndim - 1)
+    keys = (key + _BUMPS.reshape(ROUNDS, 2, *ones)) & _LOW
+    m = _M.reshape(2, *ones)
     product = np.empty_like(even)
     crossed = product[::-1]  # each lane takes the other's product
     for r in range(ROUNDS):
@@ -63,7 +68,20 @@ def philox(c0: Any, c1: Any, c2: Any, c3: Any, key: Words) -> Words:
         np.bitwise_xor(even, odd, out=even)
         np.bitwise_xor(even, keys[r], out=even)
         np.bitwise_and(crossed, _LOW, out=odd)
-    return np.stack([even[0], odd[0], even[1], odd[1]])
+
+
+def _draw(first: Words, what: Words, keys: Words, positions: Ints) -> tuple[Words, Words]:
+    """Words (0, 2) and (1, 3) of counters (first, position, what, 0), each [2, n, counters].
+
+    Args:
+        first: [counters] or [n, counters]. what: scalar or [counters]. keys, positions: [n].
+    """
+    shape = (2, len(keys), first.shape[-1])
+    even, odd = np.empty(shape, dtype=np.uint64), np.empty(shape, dtype=np.uint64)
+    even[0], even[1] = first, what
+    odd[0], odd[1] = positions[:, None], 0
+    _rounds(even, odd, np.array([keys & _LOW, keys >> _32])[..., None])
+    return even, odd
 
 
 def block_minima(keys: Words, positions: Ints, blocks: int) -> tuple[Floats, Ints]:
@@ -75,41 +93,52 @@ def block_minima(keys: Words, positions: Ints, blocks: int) -> tuple[Floats, Int
     Returns:
         [n, blocks] times ~ Exp(128), positive, on a grid of 2^-52; [n, blocks] places 0..127.
     """
-    pairs = (blocks + 1) // 2  # a counter serves two blocks: 52 bits for the time and 7 for the place, each
-    w = philox(np.arange(pairs, dtype=np.uint64), _column(positions), BLOCKS, 0, keys[:, None])
-    high = np.stack([w[0], w[2]], -1).reshape(len(keys), -1)[:, :blocks]
-    low = np.stack([w[1], w[3]], -1).reshape(len(keys), -1)[:, :blocks]
+    counters = np.arange((blocks + 1) // 2, dtype=np.uint64)
+    return _minima(*_draw(counters, _OF_BLOCKS, keys, positions), blocks)
+
+
+def _minima(even: Words, odd: Words, blocks: int) -> tuple[Floats, Ints]:
+    """A counter serves two blocks: 52 bits for the time and 7 for the place, each."""
+    n = even.shape[1]
+    high = even.transpose(1, 2, 0).reshape(n, -1)[:, :blocks]
+    low = odd.transpose(1, 2, 0).reshape(n, -1)[:, :blocks]
     bits = (high << np.uint64(20)) | (low >> np.uint64(12))
     times = -np.log((bits + 0.5) * 2.0**-52) / BLOCK
     return times, (low & np.uint64(BLOCK - 1)).astype(np.int64)
 
 
-def later(keys: Words, positions: Ints, blocks: Ints) -> Floats:
-    """How much longer than the block's smallest each token waits, were it not the holder.
+def later(keys: Words, positions: Ints, tokens: Ints) -> Floats:
+    """How much longer than its block's smallest a token waits, were it not the holder.
 
     Args:
-        keys, positions: [n], as above. blocks: [n] one block for each.
+        keys, positions: [n], as above. tokens: [n] one token for each.
 
     Returns:
-        [n, 128] times ~ Exp(1), positive.
+        [n] times ~ Exp(1), positive.
     """
-    first = blocks.astype(np.uint64)[:, None] * np.uint64(BLOCK // 4)
-    w = philox(first + np.arange(BLOCK // 4, dtype=np.uint64), _column(positions), TOKENS, 0, keys[:, None])
-    words = np.moveaxis(w, 0, -1).reshape(len(keys), BLOCK)  # token 4 i + j has word j of counter i
-    out: Floats = -np.log((words + 0.5) * 2.0**-32)
+    counters = tokens.astype(np.uint64)[:, None] // np.uint64(4)
+    even, odd = _draw(counters, _OF_TOKENS, keys, positions)
+    return _later(even, odd)[np.arange(len(tokens)), tokens % 4]
+
+
+def _later(even: Words, odd: Words) -> Floats:
+    """Token 4 i + j has word j of counter i: [n, 4 * counters]."""
+    n, counters = even.shape[1:]
+    words = np.empty((n, counters, 4), dtype=np.uint64)
+    words[..., 0], words[..., 1], words[..., 2], words[..., 3] = even[0], odd[0], even[1], odd[1]
+    out: Floats = -np.log((words.reshape(n, 4 * counters) + 0.5) * 2.0**-32)
     return out
 
 
 def gumbel(keys: Words, positions: Ints, vocab: int) -> Floats:
     """All of the noise, [n, vocab]: the plain definition that `coupled.choose` must agree with."""
     n, blocks = len(keys), -(-vocab // BLOCK)
-    times, holder = block_minima(keys, positions, blocks)
-    each = np.tile(np.arange(blocks), n)
-    more = later(np.repeat(keys, blocks), np.repeat(positions, blocks), each).reshape(n, blocks, BLOCK)
-    np.put_along_axis(more, holder[..., None], 0.0, -1)
+    pairs = (blocks + 1) // 2
+    tokens = blocks * BLOCK // 4
+    counters = np.concatenate([np.arange(pairs, dtype=np.uint64), np.arange(tokens, dtype=np.uint64)])
+    even, odd = _draw(counters, np.repeat([_OF_BLOCKS, _OF_TOKENS], [pairs, tokens]), keys, positions)
+    times, holder = _minima(even[..., :pairs], odd[..., :pairs], blocks)
+    more = _later(even[..., pairs:], odd[..., pairs:]).reshape(n, blocks, BLOCK)
+    more[np.arange(n)[:, None], np.arange(blocks), holder] = 0.0
     out: Floats = -np.log(times[..., None] + more).reshape(n, blocks * BLOCK)
     return out[:, :vocab]
-
-
-def _column(positions: Ints) -> Words:
-    return positions.astype(np.uint64)[:, None]

@@ -65,6 +65,20 @@ def test_the_command_passes_with_suffix_drafts(sharp: Path, tmp_path: Path, run_
     assert greedy["drafts"]["accepted"] > 0
 
 
+def test_the_command_checks_every_token_of_coupled_sampling(
+    sharp: Path, tmp_path: Path, run_bounded: Callable[..., Any]
+) -> None:
+    out = tmp_path / "audit.json"
+    cmd = [sys.executable, "-m", "rollspec.cli", "audit", "--model", sharp, "--set", "mode=coupled", "--switch-arms"]
+    done = run_bounded([*map(str, cmd), "--tokens", "12000", "--out", str(out)], timeout=2 * LIMIT)
+    assert done.returncode == 0, done.stdout[-3000:]
+    assert "mode coupled, draft lengths by random" in " ".join(done.stdout.split())
+    result = json.loads(out.read_text())
+    noise = result["noise"]
+    assert noise["tokens"] == result["n_tokens"] >= 12000 and noise["wrong"] == 0 and noise["ties"] <= 2
+    assert min(result["drafts"][k] for k in ("accepted", "rejected")) > 500
+
+
 def test_the_unpatched_engine_fails(audit: Callable[..., AuditResult], monkeypatch: pytest.MonkeyPatch) -> None:
     from rollspec.engine.vllm.patches.cpu_sampler import CpuExpandBatch
 
