@@ -140,14 +140,22 @@ class ReusingServer:
     rollspec_tokenizer = ""
 
     async def rollspec_begin_reuse(self, config: RollspecConfig, info: dict[str, Any]) -> None:
-        """Switch lenient reuse on, or say why not."""
+        """Switch lenient reuse on, or say why not. Never raises."""
+        me: Any = self
+        self.rollspec_reuse_faults = {}
+        try:
+            await self._rollspec_begin(config, info)
+        except Exception as e:
+            self.rollspec_reuse = None
+            logger.error("rollspec: replica %d reuses no old responses (%s: %s).", me.replica_rank, type(e).__name__, e)
+
+    async def _rollspec_begin(self, config: RollspecConfig, info: dict[str, Any]) -> None:
         me: Any = self
         reason = self._rollspec_no_reuse(info)
         if reason is not None:
             logger.warning("rollspec: replica %d reuses no old responses because %s.", me.replica_rank, reason)
             return
         model, tokenizer = me.engine.model_config, me.model_config.tokenizer
-        self.rollspec_reuse_faults = {}
         self.rollspec_tokenizer = await asyncio.to_thread(lambda: tokenizer_name(tokenizer.get_vocab().items()))
         self.rollspec_reuse = LenientReuse(
             config.reuse,
@@ -275,8 +283,8 @@ class ReusingServer:
             return
         try:
             await asyncio.to_thread(self.rollspec_reuse.old.save, folder, self.rollspec_tokenizer)
-        except HistoryError as e:
-            self._rollspec_fault("old responses not saved", str(e))
+        except Exception as e:  # weights are being synced, or a checkpoint written: neither may fail by this
+            self._rollspec_fault("old responses not saved", _sentence(e))
 
     def _rollspec_restore(self, folder: Path) -> None:
         reuse = self.rollspec_reuse
@@ -286,10 +294,14 @@ class ReusingServer:
             count = reuse.old.load(folder, self.rollspec_tokenizer, reuse.version)
             if count:
                 print(f"rollspec: {count} old responses of {folder}.", flush=True)
-        except HistoryError as e:
-            self._rollspec_fault("old responses refused", str(e))
+        except Exception as e:
+            self._rollspec_fault("old responses refused", _sentence(e))
 
     def _rollspec_fault(self, cause: str, sentence: str) -> None:
         if cause not in self.rollspec_reuse_faults:
             logger.error("%s", sentence)
         self.rollspec_reuse_faults[cause] = self.rollspec_reuse_faults.get(cause, 0) + 1
+
+
+def _sentence(e: Exception) -> str:
+    return str(e) if isinstance(e, HistoryError) else f"rollspec: old responses: {type(e).__name__}: {e}."
