@@ -128,25 +128,59 @@ class CoupledConfig(_Section):
 class ReuseConfig(_Section):
     """What past rollouts may do besides being drafted from."""
 
-    mode: Literal["independent", "coupled"] = Field(
+    mode: Literal["independent", "coupled", "lenient"] = Field(
         "independent",
         description="`independent`: each epoch's randomness is fresh. `coupled`: a sample keeps its noise over epochs "
         "and repeats its old response while the new policy's choice agrees; each epoch is exact by itself, but epochs "
-        "are correlated. Needs mode=coupled and reuse.seeds=keep.",
+        "are correlated. Needs mode=coupled and reuse.seeds=keep. `lenient` is LOSSY: SPEC-RL's rule starts a rollout "
+        "from a prefix of the last epoch's response, and rollouts do not follow the policy exactly (verl only).",
     )
     seeds: Literal["fresh", "keep"] = Field(
         "fresh", description="`keep`: noise does not depend on the policy version. Goes with reuse.mode=coupled."
     )
+    bias: float = Field(
+        0.0,
+        ge=0,
+        description="Of `lenient`: an old token is accepted while log U <= scale * (log p_new - log p_old + bias), in "
+        "nats. More bias reuses more and distorts more; 0 is lossy too.",
+    )
+    scale: float = Field(1.0, gt=0, description="Of `lenient`: factor of the log-ratio; below 1 accepts more.")
+
+
+class HealthConfig(_Section):
+    """When training rollouts are said to look off: thresholds of one warning each, which is all that they cause."""
+
+    max_gap: float = Field(0.1, gt=0, description="Largest mean |log p engine - log p trainer|, in nats.")
+    min_corr: float = Field(0.98, le=1, description="Least correlation of engine and trainer probabilities.")
+    min_ess: float = Field(
+        0.9, ge=0, le=1, description="Least effective sample size of the tokens' importance weights, per token."
+    )
+    min_ess_sequence: float = Field(
+        0.1,
+        ge=0,
+        le=1,
+        description="The same of whole responses, per response. Rounding alone lowers it as responses get longer.",
+    )
+    max_outside: float = Field(
+        0.05, ge=0, le=1, description="Largest share of tokens whose importance ratio is outside 0.8 to 1.25."
+    )
+    max_overlap: float = Field(
+        0.2,
+        ge=0,
+        le=1,
+        description="Largest share of tokens, beyond chance, in prefixes that repeat the last epoch's response.",
+    )
 
 
 class TelemetryConfig(_Section):
-    """Where measurements go besides the trainer's own logger."""
+    """Where measurements go besides the trainer's own logger, and when they are worth a warning."""
 
     jsonl: Path | None = Field(None, description="Append one JSON object per drained interval to this file.")
+    health: HealthConfig = HealthConfig()
 
 
 class RollspecConfig(_Section):
-    """The whole configuration. `mode` names the law of the rollout; all of them are exact."""
+    """The whole configuration. `mode` names the law of the rollout, all exact; `reuse.mode: lenient` gives that up."""
 
     preset: str = Field("default", description="The preset this configuration started from (provenance).")
     enabled: bool = Field(True, description="False leaves the engine exactly as it would be without rollspec.")
@@ -174,10 +208,12 @@ class RollspecConfig(_Section):
             raise ValueError("reuse.mode = coupled repeats past noise: set mode: coupled and reuse.seeds: keep as well")
         if self.reuse.mode == "coupled" and not self.proposal.drafters:
             raise ValueError("reuse.mode = coupled drafts old responses: proposal.drafters must not be empty")
+        if self.reuse.mode == "lenient" and self.mode != "standard":
+            raise ValueError("reuse.mode = lenient is lossy, which mode = coupled excludes: set mode: standard")
         if self.reuse.seeds == "keep" and self.reuse.mode != "coupled":
             raise ValueError(
-                "reuse.seeds = keep makes epochs correlated, which reuse.mode = independent excludes: set reuse.mode: "
-                "coupled, or reuse.seeds: fresh"
+                f"reuse.seeds = keep makes epochs correlated, which reuse.mode = {self.reuse.mode} excludes: set "
+                "reuse.mode: coupled, or reuse.seeds: fresh"
             )
         arms, k_max = self.tuning.arms, self.proposal.k_max
         if arms is not None and (not arms or len(set(arms)) != len(arms)):

@@ -11,6 +11,7 @@ import logging
 from typing import Any
 
 from rollspec_verl import options, segments
+from rollspec_verl.reuse import ReusingServer
 
 logger = logging.getLogger("rollspec")
 
@@ -110,7 +111,7 @@ def load() -> type:
     import ray
     from verl.workers.rollout.vllm_rollout.vllm_async_server import vLLMHttpServer, vLLMReplica
 
-    class RollspecServer(EngineCalls, vLLMHttpServer):  # type: ignore[misc]
+    class RollspecServer(ReusingServer, EngineCalls, vLLMHttpServer):  # type: ignore[misc]
         """One vLLM server of the policy."""
 
         rollspec_watcher: asyncio.Task[None] | None = None
@@ -146,10 +147,14 @@ def load() -> type:
             else:
                 # A print, because verl leaves the loggers of its actors at WARNING.
                 print(f"rollspec: replica {self.replica_rank} speculates: {info}", flush=True)
+            config = options.read(self.config)
+            if config.reuse.mode == "lenient":
+                await self.rollspec_begin_reuse(config, info)
 
         # Called by the weight sync with the trainer's step (vllm_rollout.py:250, `ServerAdapter.update_weights`).
         async def set_global_steps(self, global_steps: int) -> None:
             await super().set_global_steps(global_steps)
+            await self.rollspec_new_version(int(global_steps or 0), options.read(self.config).history)
             if self.rollspec_on:
                 await self.rollspec_call("set_version", {"version": int(global_steps or 0)})
 

@@ -4,24 +4,29 @@ them.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from rollspec.proposal.base import TokenArray, as_tokens, prompt_key
+from rollspec.telemetry.health import HealthWatch
 from rollspec.telemetry.rollouts import rollout_metrics
 
 
 @dataclass
 class Rollouts:
-    """Per response: tokens of prompt and response, reward, and the engine's and the trainer's log-probs if kept."""
+    """Per response: tokens of prompt and response, reward, the engine's and the trainer's log-probs if kept, which of
+    its prompt's samples it is, and the first and last policy version it was sampled under, if verl noted them.
+    """
 
     prompts: list[TokenArray]
     responses: list[TokenArray]
     scores: list[float]
     engine_logprobs: list[np.ndarray]
     trainer_logprobs: list[np.ndarray]
+    samples: list[str] = field(default_factory=list)
+    versions: list[tuple[Any, Any]] = field(default_factory=list)
 
     @classmethod
     def read(cls, batch: Any) -> Rollouts:
@@ -46,6 +51,8 @@ class Rollouts:
             [float(s.sum()) for s in rows("rm_scores")],
             masked["rollout_log_probs"],
             masked["old_log_probs"],
+            _samples([batch.keys[i] for i in keep]),
+            [(batch.tags[i].get("min_global_steps"), batch.tags[i].get("max_global_steps")) for i in keep],
         )
 
     @property
@@ -59,6 +66,16 @@ class Rollouts:
             [prompt_key(p), prompt_key(r), s] for p, r, s in zip(self.prompts, self.responses, self.scores, strict=True)
         ]
 
+    @property
+    def spanning(self) -> int:
+        """Responses whose tokens were sampled by more than one policy version."""
+        return sum(first is not None and last is not None and first != last for first, last in self.versions)
+
+    def epochs(self, watch: HealthWatch) -> dict[str, float]:
+        """How much of the last epoch's responses these repeat."""
+        keys = [prompt_key(p) for p in self.prompts]
+        return watch.epochs(keys, self.samples, self.responses, self.engine_logprobs or self.trainer_logprobs or None)
+
     def metrics(self) -> dict[str, float]:
         """See `rollout_metrics`."""
         return rollout_metrics(self.lengths, self.scores, self.engine_logprobs, self.trainer_logprobs)
@@ -67,3 +84,10 @@ class Rollouts:
 def _masked(values: list[np.ndarray], masks: list[np.ndarray]) -> list[np.ndarray]:
     """Values of tokens the policy sampled (tool output in a multi-turn response is not)."""
     return [v[m] if v.shape == m.shape else v for v, m in zip(values, masks, strict=False)]
+
+
+def _samples(keys: list[str]) -> list[str]:
+    """Which of its prompt's samples each response is: verl's keys are uid_session_output (replay_buffer.py:70), and a
+    prompt's uid is another one in every epoch.
+    """
+    return [key.partition("_")[2] for key in keys]

@@ -21,9 +21,10 @@ from typing import Any
 
 from rollspec.config import RollspecConfig
 from rollspec.engine.vllm.patches.base import on_import
+from rollspec.telemetry.health import HealthWatch
 from rollspec.telemetry.rollouts import engine_metrics
 from rollspec.telemetry.wandb_run import WandbWatch
-from rollspec_verl import options, servers
+from rollspec_verl import options, reuse, servers
 from rollspec_verl.rollouts import Rollouts
 
 logger = logging.getLogger("rollspec")
@@ -75,6 +76,7 @@ class State:
     def __init__(self, config: RollspecConfig) -> None:
         self.config = config
         self.metrics: dict[str, float] = {}
+        self.health = HealthWatch(config.telemetry.health, config.history.max_bytes)
         self.faults: dict[str, int] = {}
         self.watch = WandbWatch()
         self.step_began = time.perf_counter()
@@ -252,14 +254,34 @@ def _on_save(trainer: Any, state: State) -> None:
 def _on_rollouts(trainer: Any, state: State, batch: Any, *args: Any, **kwargs: Any) -> None:
     """Rollouts are finished and scored: measure them, and send their rewards to the engines."""
     rollouts = Rollouts.read(batch)
-    state.metrics.update(rollouts.metrics())
+    found = rollouts.metrics() | rollouts.epochs(state.health)
+    found |= state.health.check(found, trainer.global_steps, _suspects(trainer, state, rollouts))
+    state.metrics.update(found)
     path = os.environ.get(ENV_LENGTHS)
     if path:
         with open(path, "a", encoding="utf-8") as f:
             f.write(json.dumps({"step": trainer.global_steps, "lengths": rollouts.lengths}) + "\n")
     if state.config.enabled:
+        if state.config.reuse.mode == "lenient":
+            reuse.remember(servers.replicas_of(trainer), rollouts, trainer.global_steps)
         items = rollouts.rewards()
         _call(trainer, "rewards", lambda i: {"items": items}, wait=False)
+
+
+def _suspects(trainer: Any, state: State, rollouts: Rollouts) -> dict[str, list[str]]:
+    """What in this job is known to move importance ratios away from 1, or to repeat the last epoch, as clauses."""
+    rollout, clauses = trainer.config.actor_rollout_ref.rollout, []
+    if rollout.get("top_p", 1.0) < 1.0 or rollout.get("top_k", -1) > 0:
+        clauses.append("rollout.top_p and rollout.top_k cut the engine's distribution, and the trainer's is whole")
+    if not str(rollout.get("logprobs_mode") or "processed").startswith("processed") and rollout.temperature != 1.0:
+        clauses.append(f"rollout.logprobs_mode = {rollout.logprobs_mode} leaves out the temperature")
+    if rollout.get("quantization"):
+        clauses.append(f"the engine's weights are quantised ({rollout.quantization})")
+    if spanning := rollouts.spanning:
+        clauses.append(f"{spanning} of {len(rollouts.responses)} responses were sampled by several policy versions")
+    mode = state.config.reuse.mode
+    repeats = [] if not state.config.enabled or mode == "independent" else [f"reuse.mode = {mode} does that"]
+    return {"ratios": clauses, "overlap": repeats}
 
 
 def _call(trainer: Any, op: str, payload: Callable[[int], dict[str, Any]], wait: bool = True) -> list[dict[str, Any]]:
@@ -283,6 +305,8 @@ def _metrics(trainer: Any, state: State) -> dict[str, float]:
     answers = _call(trainer, "stats", lambda i: {})
     faults, state.faults = state.faults, {}
     out.update(engine_metrics(answers, faults))
+    if (lossy := state.config.reuse).mode == "lenient":
+        out |= {"rollspec/reuse/bias": lossy.bias, "rollspec/reuse/scale": lossy.scale}
     # verl fills these two for its own MTP drafts only (trainer_base.py:1901), as means over requests
     # (ray_trainer.py:138); here every token counts the same, so a long response weighs more than a short one.
     if drafted := out.get("rollspec/accept/drafted"):

@@ -41,6 +41,7 @@ class Request:
     stop_ids: Collection[int]
     context: list[int]
     output: list[int] = field(default_factory=list)
+    said: int = 0  # tokens of it that were there from the start
     draft: Draft = field(default_factory=lambda: NO_DRAFT)  # proposed after the last step, whole
     cells: list[int] = field(default_factory=list)  # its calibration cells
     expected: list[float] = field(default_factory=list)  # its calibrated cumulative probabilities
@@ -84,17 +85,24 @@ class Proposer:
         max_tokens: int,
         stop_ids: Collection[int] = (),
         stream: int | None = None,
+        said: Sequence[int] = (),
     ) -> None:
-        """A request samples its first token next. `stream`: key of its noise, where that is kept over epochs."""
+        """A request samples its first token next, or the one after the tokens `said` that it starts from.
+
+        `stream`: key of its noise, where that is kept over epochs.
+        """
         start = time.perf_counter()
         self._refill.began()
         tokens = as_tokens(prompt)
         key = prompt_key(tokens)
         group, sequence = self.suffix.open(key, tokens, self.version)
         max_tokens = min(max_tokens, self.max_model_len - len(tokens))
+        context = [*tokens[-self._depth :].tolist(), *said][-self._depth :]
         r = self.requests[req_id] = Request(
-            key, tokens, group, sequence, self.version, max_tokens, stop_ids, tokens[-self._depth :].tolist()
+            key, tokens, group, sequence, self.version, max_tokens, stop_ids, context, list(said), len(said)
         )
+        if said:
+            self.suffix.extend(group, sequence, list(said))
         if stream is not None:
             r.stream = stream
             old = self.history.previous(key, stream, self.version)
@@ -163,7 +171,7 @@ class Proposer:
             if accepted:
                 new = _trim(new, r.max_tokens - len(r.output), r.stop_ids)
             known = self._learn(r, new, len(verified) if verified else 0, min(accepted, len(new)))
-            decoding += bool(r.output)
+            decoding += len(r.output) > r.said
             if r.asked:
                 if known < 0:
                     known = ~known

@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from rollspec.telemetry import svg
 from rollspec.telemetry.limits import ARM, MODELLED, arm_shares, speedups
 from rollspec.telemetry.runs import GEN, STEP_TIME, Run
-from rollspec.telemetry.summary import ACCEPT_LENGTH, ACCEPT_RATE, REWARD
+from rollspec.telemetry.summary import ACCEPT_LENGTH, ACCEPT_RATE, CHANCE, ESS_SEQUENCE, ESS_TOKEN, OVERLAP, REWARD
 
 RATE, DRAFTED, POSITION = "rollspec/accept/rate/", "rollspec/accept/drafted/", "rollspec/accept/position/"
+SKIPPED, SAVED = "rollspec/reuse/skip_ratio", "rollspec/reuse/avg_saved_tokens"
 COLOURS = 5  # the template defines s-0 ... s-4
 
 
@@ -37,6 +38,9 @@ def figures(run: Run, baseline: Run | None) -> list[Figure]:
         speedup_limits(run),
         arms_played(run),
         propose_overhead(run),
+        importance_weights(run),
+        epochs_apart(run),
+        *([lossy_reuse(run)] if run.has(SKIPPED) else []),
         over_steps(run, baseline, (STEP_TIME,), "Time of the whole training step", "seconds"),
     ]
 
@@ -195,6 +199,47 @@ def propose_overhead(run: Run) -> Figure:
         percent=True,
     )
     return Figure(title, drawing)
+
+
+def importance_weights(run: Run) -> Figure:
+    """Effective sample size of the importance weights: 1 while engine and trainer hold the same policy."""
+    lines = _shares(run, (("of tokens", ESS_TOKEN), ("of whole responses", ESS_SEQUENCE)))
+    note = "Engine against trainer; rounding alone lowers that of whole responses as they get longer."
+    return _health(run, "Effective sample size", lines, "share of the sample", (ESS_TOKEN,), note)
+
+
+def epochs_apart(run: Run) -> Figure:
+    """What the responses share with those of an epoch ago, beside what independent draws would."""
+    lines = _shares(run, (("repeated", OVERLAP), ("by chance", CHANCE)))
+    note = "Tokens in a prefix that equals the prompt's last response of the same number."
+    return _health(run, "Repeats of the last epoch", lines, "share of tokens", (OVERLAP,), note)
+
+
+def lossy_reuse(run: Run) -> Figure:
+    """What lenient reuse took over, as SPEC-RL counts it."""
+    lines = _shares(run, (("responses taken over whole", SKIPPED),))
+    kept = [
+        s / n if s is not None and n else None
+        for s, n in zip(run.series(SAVED), run.series("rollspec/reuse/avg_resp_len"), strict=True)
+    ]
+    lines.append(svg.Line("tokens of old responses kept", "s-1", [float(s) for s in run.steps], kept))
+    note = "Lossy: these rollouts do not follow the policy exactly."
+    return _health(run, "Old responses reused (lossy)", lines, "share", (SKIPPED,), note)
+
+
+def _shares(run: Run, names: Sequence[tuple[str, str]]) -> list[svg.Line]:
+    steps = [float(s) for s in run.steps]
+    found = [(label, name) for label, name in names if run.has(name)]
+    return [svg.Line(label, f"s-{i}", steps, run.series(name)) for i, (label, name) in enumerate(found)]
+
+
+def _health(run: Run, title: str, lines: list[svg.Line], unit: str, names: Sequence[str], note: str) -> Figure:
+    if not lines:
+        return Figure(title, "", missing=f"No step of {run.name} carries {_names(names)}.")
+    drawing = svg.line_chart(
+        lines, title=title, x_label="training step", y_label=unit, borders=_borders(run), percent=True
+    )
+    return Figure(title, drawing, tuple((line.label, line.style) for line in lines), note=note)
 
 
 def _both(run: Run, baseline: Run | None) -> list[tuple[Run, str]]:

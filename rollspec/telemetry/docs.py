@@ -21,10 +21,10 @@ _GROUPS = {
     "accept": "What the target accepted of what was drafted.",
     "tuner": "How much is drafted, how that was decided, and how far from the best it was.",
     "history": "The past responses that drafts come from.",
-    "reuse": "What was said again from past rollouts (`reuse.mode: coupled` only).",
+    "reuse": "What was taken over from past rollouts: `reuse.mode: coupled`, and the lossy `lenient`.",
     "policy": "Which policy is being sampled.",
     "guard": "What went wrong and was survived.",
-    "health": "Whether engine and trainer still agree about the policy.",
+    "health": "Whether the rollouts are what the trainer takes them for: draws of its policy, and fresh ones.",
     "reward": "What the rollouts earned.",
     "length": "Response lengths; the tail is what speculation is for.",
 }
@@ -36,8 +36,8 @@ Every metric rollspec reports. Generated from `rollspec/telemetry/metrics.py` by
 edit the table there.
 
 A *gauge* is a level, a *counter* a sum over the interval since the last report (one training step). `<drafter>`,
-`<i>`, `<cause>`, `<arm>` and `<setting>` stand for a drafter's name, a draft position counted from 1, a short name of a
-fault, an arm (`none` or `drafters:K`), and a setting that the ledger replays
+`<i>`, `<cause>`, `<kind>`, `<arm>` and `<setting>` stand for a drafter's name, a draft position counted from 1, a short
+name of a fault, one of a warning, an arm (`none` or `drafters:K`), and a setting that the ledger replays
 ([tuning](tuning.md#how-far-from-optimal)). A ratio whose denominator is zero is left out rather than reported as zero.
 
 The metrics go to the trainer's own logger (so to W&B, TensorBoard or a console without further set-up) and, with

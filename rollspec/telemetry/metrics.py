@@ -80,9 +80,33 @@ TABLE: tuple[Metric, ...] = (
     Metric("rollspec/policy/version", "version", "gauge", "policy version the engine samples from"),
     Metric("rollspec/guard/faults", "faults", "counter", "faults survived by degrading (each cause is logged once)"),
     Metric("rollspec/guard/faults/<cause>", "faults", "counter", "faults of one cause"),
+    Metric("rollspec/reuse/lossy", "0/1", "gauge", "1 where rollouts started from old responses (lenient)"),
+    Metric("rollspec/reuse/bias", "nats", "gauge", "reuse.bias of the lenient rule"),
+    Metric("rollspec/reuse/scale", "ratio", "gauge", "reuse.scale of the lenient rule"),
+    Metric("rollspec/reuse/verified", "responses", "counter", "old responses scored by the present policy"),
+    Metric("rollspec/reuse/skip_ratio", "ratio", "gauge", "rollouts that were an old response whole (SPEC-RL)"),
+    Metric("rollspec/reuse/cont_ratio", "ratio", "gauge", "the other rollouts: generated, in part or whole (SPEC-RL)"),
+    Metric(
+        "rollspec/reuse/avg_cut_idx", "tokens", "gauge", "where old responses are cut, mean over rollouts (SPEC-RL)"
+    ),
+    Metric("rollspec/reuse/avg_saved_tokens", "tokens", "gauge", "tokens not generated, mean over rollouts (SPEC-RL)"),
+    Metric("rollspec/reuse/avg_resp_len", "tokens", "gauge", "length of old responses, mean over rollouts (SPEC-RL)"),
+    Metric("rollspec/reuse/refused/<cause>", "responses", "counter", "rollouts generated whole for one cause"),
     Metric("rollspec/health/logprob_gap", "nats", "gauge", "mean |log p engine - log p trainer| of sampled tokens"),
     Metric("rollspec/health/logprob_corr", "ratio", "gauge", "correlation of engine and trainer probabilities"),
     Metric("rollspec/health/nan_logprobs", "tokens", "counter", "sampled tokens whose log-prob the engine gave as NaN"),
+    Metric("rollspec/health/logprob_lost", "log-probs", "counter", "log-probs of either side that are not finite"),
+    Metric("rollspec/health/ess_token", "ratio", "gauge", "effective sample size of the tokens' weights, 0..1"),
+    Metric("rollspec/health/ess_sequence", "ratio", "gauge", "effective sample size of the responses' weights, 1/n..1"),
+    Metric("rollspec/health/ratio_outside", "ratio", "gauge", "share of importance ratios outside 0.8 to 1.25"),
+    Metric("rollspec/health/ratio_max", "ratio", "gauge", "largest importance ratio p trainer / p engine of a token"),
+    Metric(
+        "rollspec/health/epoch_overlap", "ratio", "gauge", "share of tokens in a prefix of the last epoch's response"
+    ),
+    Metric("rollspec/health/epoch_overlap_chance", "ratio", "gauge", "what it would be for independent draws"),
+    Metric("rollspec/health/epoch_identical", "ratio", "gauge", "share of responses equal to the last epoch's"),
+    Metric("rollspec/health/warnings", "warnings", "counter", "thresholds of telemetry.health crossed in this step"),
+    Metric("rollspec/health/warnings/<kind>", "warnings", "counter", "one of them (each kind is logged once)"),
     Metric("rollspec/reward/mean", "reward", "gauge", "mean reward of the rollouts of this step"),
     Metric("rollspec/length/p50", "tokens", "gauge", "median response length of this step"),
     Metric("rollspec/length/p90", "tokens", "gauge", "90th percentile of response length of this step"),
@@ -136,6 +160,7 @@ class EngineStats:
     correlated: bool = False  # whether noise is kept over epochs
     reuse: list[int] = field(default_factory=lambda: [0, 0, 0, 0])  # responses, their tokens, repeated, identical
     max_prob: list[float] = field(default_factory=lambda: [0.0, 0.0])  # sum of the target's largest p, rows
+    lenient: dict[str, float] = field(default_factory=dict)  # counts of lenient reuse (engine/vllm/lenient.py)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON types only: this crosses process borders."""
@@ -170,6 +195,8 @@ class EngineStats:
                 out.faults[cause] = out.faults.get(cause, 0) + n
             for arm, n in p.plays.items():
                 out.plays[arm] = out.plays.get(arm, 0) + n
+            for name, count in p.lenient.items():
+                out.lenient[name] = out.lenient.get(name, 0) + count
             for setting, seconds in p.modelled.items():
                 out.modelled[setting] = out.modelled.get(setting, 0.0) + seconds
             out.correlated = out.correlated or p.correlated
@@ -233,7 +260,25 @@ def to_metrics(s: EngineStats) -> dict[str, float]:
         if tokens:
             out["rollspec/reuse/share"] = repeated / tokens
             out["rollspec/reuse/identical"] = identical / responses
-    return out | _tuner_metrics(s)
+    return out | _tuner_metrics(s) | _lenient_metrics(s.lenient)
+
+
+def _lenient_metrics(counts: Mapping[str, float]) -> dict[str, float]:
+    """SPEC-RL's own metrics, over all rollouts of the step as there; left out while no old response was verified."""
+    prefix = "refused/"
+    out = {f"rollspec/reuse/{name}": n for name, n in sorted(counts.items()) if name.startswith(prefix)}
+    verified, rollouts = counts.get("verified", 0.0), counts.get("requests", 0.0)
+    if counts:
+        out["rollspec/reuse/lossy"] = float(verified > 0)
+    if verified:
+        skipped, accepted = counts.get("skipped", 0.0), counts.get("accepted", 0.0)
+        out["rollspec/reuse/verified"] = verified
+        out["rollspec/reuse/skip_ratio"] = skipped / rollouts
+        out["rollspec/reuse/cont_ratio"] = 1.0 - skipped / rollouts
+        out["rollspec/reuse/avg_cut_idx"] = accepted / rollouts
+        out["rollspec/reuse/avg_saved_tokens"] = accepted / rollouts
+        out["rollspec/reuse/avg_resp_len"] = counts.get("old_tokens", 0.0) / rollouts
+    return out
 
 
 def _tuner_metrics(s: EngineStats) -> dict[str, float]:

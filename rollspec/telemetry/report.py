@@ -20,6 +20,7 @@ from typing import Any
 from rollspec.errors import RollspecError
 from rollspec.telemetry.charts import figures
 from rollspec.telemetry.limits import Limits, limits
+from rollspec.telemetry.on_policy import on_policy
 from rollspec.telemetry.runs import Run, find_pair, load_run
 from rollspec.telemetry.sinks import plain
 from rollspec.telemetry.summary import (
@@ -119,6 +120,12 @@ def render(run: Run, baseline: Run | None = None) -> str:
 
 def headline(run: Run, baseline: Run | None) -> str:
     """What the measurement says, in one sentence that claims no more than it."""
+    lossy = [r.name for r in (baseline, run) if r is not None and summarize(r).lossy]
+    suffix = f"; the rollouts of {' and '.join(lossy)} are LOSSY (reuse.mode = lenient)" if lossy else ""
+    return _headline(run, baseline) + suffix
+
+
+def _headline(run: Run, baseline: Run | None) -> str:
     if baseline is None:
         s = summarize(run)
         parts = [f"{s.steps} training steps"]
@@ -249,6 +256,7 @@ def _health(run: Run, mine: RunSummary, theirs: RunSummary | None) -> list[tuple
         unit = "|log p| gap" if run.has(GAP[0]) else "probability gap"
         without = f", {_gap(theirs)} without" if theirs is not None and theirs.logprob_gap is not None else ""
         out.append(("ok", f"Mean {unit}", f"{_gap(mine)}{without}."))
+    out += on_policy(run, mine)
     if mine.speculating_share is None:
         out.append(("none", "Speculation", f"No step carries {SPECULATING}."))
     else:

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from rollspec.telemetry.health import HealthWatch
 from rollspec.telemetry.metrics import EngineStats, to_metrics
 
 Logprobs = Sequence[npt.NDArray[np.floating[Any]]]
@@ -39,18 +40,7 @@ def rollout_metrics(
         sampled = np.concatenate(engine)
         out["rollspec/health/nan_logprobs"] = int(np.isnan(sampled).sum())
         if len(trainer):
-            out |= _agreement(sampled, np.concatenate(trainer))
-    return out
-
-
-def _agreement(engine: npt.NDArray[np.floating[Any]], trainer: npt.NDArray[np.floating[Any]]) -> dict[str, float]:
-    if engine.size < 2 or engine.shape != trainer.shape:
-        return {}
-    # NaN must show, not be averaged away: a NaN log-prob is how a broken sampler looks.
-    out = {"rollspec/health/logprob_gap": float(np.abs(engine - trainer).mean())}
-    p, q = np.exp(engine), np.exp(trainer)
-    if p.std() > 0 and q.std() > 0:
-        out["rollspec/health/logprob_corr"] = float(np.corrcoef(p, q)[0, 1])
+            out |= HealthWatch.agreement(engine, trainer)
     return out
 
 

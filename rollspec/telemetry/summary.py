@@ -22,6 +22,10 @@ ACCEPT_LENGTH = ("rollspec/accept/length", "rollout/spec_accept_length")
 ACCEPT_RATE = ("rollspec/accept/rate", "rollout/spec_accept_rate")
 GAP = ("rollspec/health/logprob_gap", "training/rollout_probs_diff_mean")
 CORR = ("rollspec/health/logprob_corr", "training/rollout_actor_probs_pearson_corr")
+ESS_TOKEN, ESS_SEQUENCE = "rollspec/health/ess_token", "rollspec/health/ess_sequence"
+OVERLAP, CHANCE = "rollspec/health/epoch_overlap", "rollspec/health/epoch_overlap_chance"
+WARNINGS = "rollspec/health/warnings"
+LOSSY = "rollspec/reuse/lossy"
 SPECULATING = "rollspec/rollout/speculating"
 FAULTS = "rollspec/guard/faults"
 # verl's phases of a step that do not contain each other.
@@ -57,6 +61,13 @@ class RunSummary:
     logprob_gap: float | None
     logprob_corr_min: float | None
     speculating_share: float | None
+    ess_token_min: float | None = None
+    ess_sequence_min: float | None = None
+    ratio_outside: float | None = None
+    epoch_overlap: float | None = None
+    epoch_overlap_chance: float | None = None
+    lossy: bool = False  # rollouts started from old responses by SPEC-RL's rule
+    health_warnings: dict[str, int] = field(default_factory=dict)  # kind -> steps
     faults: dict[str, int] = field(default_factory=dict)
     phases: dict[str, float] = field(default_factory=dict)  # seconds of each phase of the step, and of the rest
 
@@ -132,6 +143,13 @@ def summarize(run: Run) -> RunSummary:
         logprob_gap=_mean(run.series(*GAP)),
         logprob_corr_min=_min(run.series(*CORR)),
         speculating_share=_mean(run.series(SPECULATING)),
+        ess_token_min=_min(run.series(ESS_TOKEN)),
+        ess_sequence_min=_min(run.series(ESS_SEQUENCE)),
+        ratio_outside=_mean(run.series("rollspec/health/ratio_outside")),
+        epoch_overlap=_mean(run.series(OVERLAP)),
+        epoch_overlap_chance=_mean(run.series(CHANCE)),
+        lossy=bool(_max(run.series(LOSSY))),
+        health_warnings={n.rsplit("/", 1)[1]: int(_total(run.series(n)) or 0) for n in run.names(f"{WARNINGS}/")},
         faults=_faults(run),
         phases=_phases(run),
     )

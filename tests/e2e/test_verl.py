@@ -34,10 +34,10 @@ SETTINGS = JobSettings(size="tiny", train_prompts=16, prompts_per_step=8, n=4, e
 def make(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Job]:
     assets = prepare_assets(SETTINGS, tmp_path_factory.mktemp("assets"))
 
-    def build(folder: Path, *more: str, speculate: bool = True, **changes: Any) -> Job:
+    def build(folder: Path, *more: str, speculate: bool = True, preset: str = "default", **changes: Any) -> Job:
         settings = dataclasses.replace(SETTINGS, **changes)
         folder.mkdir(parents=True, exist_ok=True)
-        job = build_job(settings, assets, folder, speculate=speculate)
+        job = build_job(settings, assets, folder, speculate=speculate, preset=preset)
         environment = {**job.environment, "TENSORBOARD_DIR": str(folder / "tensorboard")}
         return dataclasses.replace(job, command=(*job.command, *more), environment=environment)
 
@@ -101,6 +101,28 @@ def test_ppo_with_a_critic_and_rollspec_disabled_then_on(make: Callable[..., Job
         assert len(steps) == 2 and "critic/vf_loss" in steps[0]
         assert ("rollspec/accept/rate" in steps[1]) is speculate
         assert steps[1]["rollspec/health/logprob_corr"] > 0.99
+
+
+def test_lossy_reuse_says_so_and_keeps_to_the_present_policys_log_probs(
+    make: Callable[..., Job], tmp_path: Path
+) -> None:
+    """The second epoch starts from the first one's responses; engine and trainer agree about every token of them."""
+    job = make(tmp_path / "lossy", preset="spec_rl", train_prompts=8, max_response_length=96)
+    run_job(job, timeout=420, stall=360)
+    first, second = rows(job)
+    for row in (first, second):
+        assert row["rollspec/reuse/lossy"] == (row is second) and row["rollspec/reuse/bias"] == 0.5
+        assert row["rollspec/guard/faults"] == 0
+        assert row["rollspec/health/ess_token"] > 0.99 and row["rollspec/health/logprob_corr"] > 0.99
+    assert "rollspec/reuse/skip_ratio" not in first
+    assert second["rollspec/reuse/verified"] == 32
+    assert 0 < second["rollspec/reuse/avg_saved_tokens"] <= second["rollspec/reuse/avg_resp_len"]
+    assert second["rollspec/reuse/skip_ratio"] + second["rollspec/reuse/cont_ratio"] == pytest.approx(1.0)
+    assert second["rollspec/health/epoch_overlap"] > second["rollspec/health/epoch_overlap_chance"] + 0.2
+    assert second["rollspec/health/warnings/overlap"] == 1.0
+    log = (job.folder / "job.log").read_text(errors="replace")
+    assert "LOSSY: old responses are reused (reuse.mode = lenient, bias 0.5" in log
+    assert "reuse.mode = lenient does that" in log
 
 
 def test_an_engine_killed_in_mid_rollout_ends_the_job_by_its_own_error(

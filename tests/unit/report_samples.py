@@ -42,8 +42,14 @@ def rows(speculating: bool, epochs: int = 3, per_epoch: int = 6, seed: int = 0) 
             "rollspec/length/p90": sorted(lengths)[57],
             "rollspec/length/p99": sorted(lengths)[63],
             "rollspec/length/max": max(lengths),
+            "rollspec/health/ess_token": 0.9991 + rng.uniform(0, 0.0004),
+            "rollspec/health/ess_sequence": 0.93 + rng.uniform(0, 0.03),
+            "rollspec/health/ratio_outside": 0.002,
+            "rollspec/health/warnings": 0,
             "lengths": lengths,
         }
+        if epoch:
+            row |= {"rollspec/health/epoch_overlap": 0.05, "rollspec/health/epoch_overlap_chance": 0.048}
         if speculating:
             rate = (0.31, 0.47, 0.52)[min(epoch, 2)] + rng.uniform(-0.03, 0.03)
             drafted = 9000 + rng.randrange(500)

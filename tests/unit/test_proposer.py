@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rollspec import RollspecConfig
-from rollspec.proposal.base import as_tokens
+from rollspec.proposal.base import as_tokens, prompt_key
 from rollspec.proposal.proposer import Proposer
 
 pytest.importorskip("arctic_inference")
@@ -68,6 +68,22 @@ def test_second_epoch_is_drafted_from_the_first() -> None:
     assert s.accepted > 0.9 * s.drafted
     assert s.emitted == 4 * 120
     assert s.by_source.keys() == {"group"}
+
+
+def test_a_response_that_starts_from_an_old_prefix_is_one_response() -> None:
+    """Drafts go on where the prefix ends, history holds it whole, and its tokens are not counted as emitted."""
+    p = make(**STATIC, **{"proposal.budget.policy": "fixed"})
+    prompt, text = [1, 2, 3], story(0)
+    simulate(p, {"old": (prompt, text)})
+    p.set_version(1)
+    p.drain()
+    p.begin("new", prompt, len(text), said=text[:60])
+    ((first, *_),) = p.step(["new"], [[text[60]]], {})
+    assert first == text[61], "drafted from the same prompt's old response"
+    assert p.drain().emitted == 1
+    p.finish("new")
+    kept = p.history.get(prompt_key(prompt))
+    assert kept is not None and kept.responses[-1].tokens.tolist() == text[:61] and len(p.history) == 1
 
 
 def test_slow_siblings_are_drafted_from_fast_ones() -> None:

@@ -57,7 +57,7 @@ def test_page_is_whole_and_self_contained(demo: Path) -> None:
     checker.feed(page)
     assert checker.open == []
     assert "script" not in checker.tags and "link" not in checker.tags
-    assert page.count("<svg") == 10
+    assert page.count("<svg") == 12
     assert not re.search(r"url\(|@import|nan|None", page)
     assert "history.save ×1" in page and "verl.trainer.main_ppo" in page
     assert paths.html == demo / "report.html"
@@ -111,6 +111,33 @@ def test_changed_reward_is_said(tmp_path: Path) -> None:
     worse = [{**row, "critic/score/mean": row["critic/score/mean"] - 0.2} for row in rows(True)]
     b = load_run(write_run(tmp_path / "b", worse))
     assert re.search("lengths unchanged, reward lower by 0.2", headline(b, a))
+
+
+def test_health_of_the_rollouts(demo: Path, tmp_path: Path) -> None:
+    page = render(load_run(demo / "rollspec"))
+    assert "0.20 % of ratios are outside 0.8 to 1.25" in page
+    assert "5.0 % of tokens repeat the prompt&#39;s last response of that number, 4.8 % would by chance" in page
+    assert re.search(r'class="ok"><i>[^<]*</i><div><b>Health warnings</b><span>No threshold', page)
+    warned = [{**row, "rollspec/health/warnings": 1, "rollspec/health/warnings/overlap": 1} for row in rows(True)]
+    run = load_run(write_run(tmp_path / "warned", warned))
+    assert summarize(run).health_warnings == {"overlap": 18}
+    page = render(run)
+    assert "overlap in 18 steps" in page
+    for what in ("Independent of the last epoch", "Health warnings"):
+        assert re.search(rf'class="warn"><i>[^<]*</i><div><b>{what}', page)
+
+
+def test_a_lossy_run_is_called_lossy_everywhere(demo: Path, tmp_path: Path) -> None:
+    lossy = {"rollspec/reuse/lossy": 1.0, "rollspec/reuse/bias": 0.5, "rollspec/reuse/skip_ratio": 0.25,
+             "rollspec/reuse/avg_saved_tokens": 40.0, "rollspec/reuse/avg_resp_len": 80.0}  # fmt: skip
+    run = load_run(write_run(tmp_path / "spec_rl", [{**row, **lossy} for row in rows(True)]))
+    assert headline(run, load_run(demo / "baseline")).endswith(
+        "; the rollouts of spec_rl are LOSSY (reuse.mode = lenient)"
+    )
+    page = render(run, load_run(demo / "baseline"))
+    assert "Lossy by reuse.mode = lenient, bias 0.5" in page and "25.0 % of rollouts are an old response whole" in page
+    assert "Old responses reused (lossy)" in page and not re.search("nan|None", page)
+    assert "LOSSY" not in render(load_run(demo / "rollspec"))
 
 
 def test_one_run_alone(demo: Path) -> None:

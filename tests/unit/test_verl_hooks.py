@@ -10,8 +10,10 @@ from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
+from rollspec.proposal.base import as_tokens
 from rollspec.telemetry.metrics import EngineStats
 
 omegaconf = pytest.importorskip("omegaconf")
@@ -170,6 +172,37 @@ def test_a_failing_hook_is_logged_once_and_counted(
     out = trainer._consume_sync_metrics()
     assert out["rollspec/guard/faults/rollouts"] == 2
     assert trainer._consume_sync_metrics()["rollspec/guard/faults"] == 0
+
+
+def test_the_health_of_the_rollouts_reaches_verls_logger(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from rollspec_verl.rollouts import Rollouts
+
+    sampled = np.log([0.5, 0.25, 0.5, 0.25])
+    responses = [as_tokens([4, 5, 6, 7]), as_tokens([8, 9, 8, 9])]
+
+    def read(batch: Any) -> Any:
+        versions = [(3, 3), (3, 4)]
+        return Rollouts([as_tokens([1])] * 2, responses, [0.0] * 2, [sampled] * 2, [sampled - 1] * 2, ["0_0", "1_0"],
+                        versions)  # fmt: skip
+
+    monkeypatch.setattr(Rollouts, "read", read)
+    trainer = module().PPOTrainer(
+        tmp_path, custom={"rollspec": {"enabled": False, "telemetry.health.max_gap": 2.0}}, top_p=0.9
+    )
+    with caplog.at_level(logging.WARNING, "rollspec"):
+        trainer._compute_advantage("batch", metrics={})
+        first = trainer._consume_sync_metrics()
+        trainer.global_steps = 1
+        trainer._compute_advantage("batch", metrics={})
+        second = trainer._consume_sync_metrics()
+    assert first["rollspec/health/warnings"] == 1.0 and first["rollspec/health/warnings/ratios"] == 1.0
+    assert first["rollspec/health/ess_token"] == pytest.approx(1.0), "all weights are alike"
+    assert "rollspec/health/epoch_overlap" not in first
+    assert second["rollspec/health/epoch_overlap"] == 1.0 and second["rollspec/health/warnings"] == 2.0
+    said = [r.getMessage() for r in caplog.records]
+    assert len(said) == 2 and "top_p" in said[0] and "1 of 2 responses" in said[0] and "at step 1" in said[1]
 
 
 def test_broken_options_do_not_end_a_running_job(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

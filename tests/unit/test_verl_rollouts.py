@@ -47,6 +47,13 @@ def test_disagreement_and_nan_show() -> None:
     assert math.isnan(broken["rollspec/health/logprob_gap"])
 
 
+def test_importance_weights_are_measured() -> None:
+    m = rollouts(trainer_logprobs=[np.log([0.5, 0.5, 0.9]), np.log([0.1])]).metrics()
+    assert m["rollspec/health/ratio_max"] == pytest.approx(2.0) and m["rollspec/health/ratio_outside"] == 0.25
+    assert m["rollspec/health/ess_token"] == pytest.approx(25 / 28)
+    assert m["rollspec/health/ess_sequence"] == pytest.approx(9 / 10)
+
+
 def test_no_log_probs_and_no_rollouts_leave_metrics_out() -> None:
     assert "rollspec/health/logprob_gap" not in rollouts(engine_logprobs=[]).metrics()
     assert rollouts(prompts=[], responses=[], scores=[], engine_logprobs=[], trainer_logprobs=[]).metrics() == {}
@@ -70,8 +77,13 @@ def test_read_drops_padding_and_tokens_the_policy_did_not_sample(monkeypatch: py
     queue = SimpleNamespace(kv_batch_get=lambda keys, partition_id, select_fields: data)
     monkeypatch.setitem(sys.modules, "transfer_queue", queue)
     got = Rollouts.read(
-        SimpleNamespace(keys=["a", "b", "c"], partition_id="train", tags=[{}, {}, {"is_padding": True}])
+        SimpleNamespace(
+            keys=["u1_0_0", "u1_11_0", "pad"],
+            partition_id="train",
+            tags=[{"min_global_steps": 3, "max_global_steps": 4}, {"min_global_steps": None}, {"is_padding": True}],
+        )
     )
+    assert got.samples == ["0_0", "11_0"] and got.spanning == 1
     assert got.lengths == [3, 2]
     assert got.scores == [1.0, 0.5]
     assert [list(x) for x in got.engine_logprobs] == [[-1, -2], [-3, -4]]

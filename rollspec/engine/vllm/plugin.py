@@ -103,6 +103,11 @@ def configure(args: Any, source: Source) -> None:
         ", ".join(config.proposal.drafters) or "none",
         config.proposal.k_max,
     )
+    if config.reuse.mode == "lenient":
+        logger.warning(
+            "rollspec: reuse.mode = lenient (LOSSY) starts rollouts from old responses where rollspec_verl drives the "
+            "engine; driven by anything else it reuses none and stays exact."
+        )
 
 
 def engine_config(vllm_config: Any) -> RollspecConfig | None:

@@ -14,6 +14,7 @@ import time
 from typing import Any
 
 from rollspec.config import RollspecConfig
+from rollspec.engine.vllm import scoring
 from rollspec.engine.vllm.compat import vllm_version
 from rollspec.engine.vllm.coupled import CoupledSampler
 from rollspec.engine.vllm.plugin import engine_config
@@ -46,6 +47,7 @@ class VllmProposer:
         self.machine = _machine(vllm_config)
         self.runner: Any = None
         self.ceiling: Any = None
+        self.scores = False  # whether prompts can be scored at a temperature
         self.coupled: CoupledSampler | None = None
         self.drafting = False
         self.fault: str | None = None
@@ -193,6 +195,9 @@ class VllmProposer:
         if state.prompt_token_ids is None:
             return  # a prompt of embeddings has no tokens to key or match: the request runs without drafts
         params = state.sampling_params
+        own = scoring.asked(params)
+        if scoring.TEMPERATURE in own:
+            return  # a prompt to be scored: nothing is said
         stop: frozenset[int] = frozenset()
         if params is not None and not params.ignore_eos:
             stop = frozenset(params.all_stop_token_ids)
@@ -204,7 +209,10 @@ class VllmProposer:
         stream = None
         if self.config.reuse.seeds == "keep" and self.coupled is not None and self.coupled.on:
             stream = self.coupled.streams.keys.get(req_id)
-        self.proposer.begin(req_id, state.prompt_token_ids, limit, stop, stream)
+        # What lenient reuse starts a rollout from is not its prompt: trees and history are those of the prompt itself.
+        prompt = state.prompt_token_ids
+        cut = int(own.get(scoring.PROMPT, len(prompt)))
+        self.proposer.begin(req_id, prompt[:cut], limit + len(prompt) - cut, stop, stream, prompt[cut:])
 
 
 def _machine(vllm_config: Any) -> dict[str, Any]:

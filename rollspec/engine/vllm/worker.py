@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from rollspec.config import RollspecConfig
-from rollspec.engine.vllm import patches
+from rollspec.engine.vllm import patches, scoring
 from rollspec.engine.vllm.ceiling import Ceiling
 from rollspec.engine.vllm.compat import vllm_version
 from rollspec.engine.vllm.coupled import CoupledSampler
@@ -46,8 +46,15 @@ def install(worker: Any, config: RollspecConfig) -> None:
         drafter.attach(runner, drafts_here=_is_output_rank(worker))
         if config.mode == "coupled":  # on every rank: each draws, and all must draw alike
             drafter.coupled = CoupledSampler(runner, config, drafter.count)
-        if drafter.drafting and config.reuse.mode == "independent":  # a replay is right more often than max p
+        if drafter.drafting and config.reuse.mode != "coupled":  # a replay is right more often than max p
             drafter.ceiling = Ceiling(runner)
+        if config.reuse.mode == "lenient":  # on every rank: each computes the log-probs
+            try:
+                scoring.install(runner)
+                drafter.scores = True
+            except AttributeError as e:  # whoever would reuse asks `info` first
+                drafter.count(f"scoring: {e}")
+                logger.error("rollspec: this engine cannot score old responses (%s), so none are reused.", e)
         drafter.policy = PolicyWatch(runner.get_model(), functools.partial(_next_version, drafter))
         _wrap_execute_model(runner, drafter, drafter.policy)
     except Exception as e:
@@ -118,6 +125,7 @@ def _info(drafter: VllmProposer, payload: dict[str, Any]) -> dict[str, Any]:
         "k": p.k,
         "k_max": p.k_max,
         "preset": drafter.config.preset,
+        "reuse": "lenient" if drafter.scores else drafter.config.reuse.mode,
         "mode": drafter.mode,
         "vllm": vllm_version(),
         "running": len(p.requests),

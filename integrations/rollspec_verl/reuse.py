@@ -1,0 +1,307 @@
+"""LOSSY reuse of the last epoch's responses in verl (`reuse.mode: lenient`), in its three places:
+
+- the agent loop's worker says with each request which of its prompt's samples it is (`install`);
+- the task runner sends a step's finished rollouts, with the log-probs they were sampled with, to every server
+  (`remember`): which server gets a prompt in the next epoch is the load balancer's choice;
+- the server verifies, cuts and continues (`ReusingServer`, around rollspec/engine/vllm/lenient.py).
+
+Single-turn rollouts of text only. Whatever else comes is generated whole, and the reason is said once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from rollspec.config import HistoryConfig, RollspecConfig
+from rollspec.engine.vllm import lenient, scoring
+from rollspec.engine.vllm.lenient import LenientReuse, Prefix
+from rollspec.errors import HistoryError
+from rollspec.proposal.base import prompt_key
+from rollspec.proposal.old import OldResponses, tokenizer_name
+from rollspec_verl import options
+from rollspec_verl.rollouts import Rollouts
+
+logger = logging.getLogger("rollspec")
+
+SAMPLE = "sample"
+"""Key, in a request's own settings, of the sample's name: session and output number, as in verl's trajectory keys."""
+
+SINGLE_TURN = "single_turn_agent"
+
+_said: set[str] = set()
+
+
+def _once(sentence: str) -> None:
+    if sentence not in _said:
+        _said.add(sentence)
+        logger.warning("rollspec: %s.", sentence)
+
+
+# ---- the agent loop's worker
+# --------------------------------------------------------------------------------------------
+
+
+def register() -> None:
+    """Hook the agent loop's worker where it is, or will be, imported."""
+    from rollspec.engine.vllm.patches.base import on_import
+
+    on_import("verl.experimental.agent_loop.agent_loop", install)
+
+
+def install(module: ModuleType) -> None:
+    """Wrap `AgentLoopWorker._run_agent_loop` (agent_loop.py:661): its requests carry their sample. Idempotent."""
+    cls = module.AgentLoopWorker
+    run = cls._run_agent_loop
+    if getattr(run, "_rollspec", False):
+        return
+
+    @functools.wraps(run)
+    async def with_sample(
+        self: Any, sampling_params: dict[str, Any], trajectory: dict[str, Any], *args: Any, **kwargs: Any
+    ) -> Any:
+        if not trajectory.get("validate") and _lenient(self):
+            sampling_params = _named(sampling_params, kwargs.get("agent_name"), kwargs.get("session_id"))
+        return await run(self, sampling_params, trajectory, *args, **kwargs)
+
+    with_sample._rollspec = True  # type: ignore[attr-defined]
+    cls._run_agent_loop = with_sample
+
+
+def _lenient(worker: Any) -> bool:
+    on = worker.__dict__.get("_rollspec_lenient")
+    if on is None:
+        try:
+            config = options.read(worker.rollout_config)
+            on = config.enabled and config.reuse.mode == "lenient"
+        except Exception as e:  # the servers were refused these options already
+            logger.error("%s", e)
+            on = False
+        worker.__dict__["_rollspec_lenient"] = on
+    return bool(on)
+
+
+def _named(sampling_params: dict[str, Any], agent: str | None, session: int | None) -> dict[str, Any]:
+    if agent != SINGLE_TURN:
+        _once(f"responses of the agent loop {agent!r} are not reused, only those of {SINGLE_TURN} are")
+        return sampling_params
+    if session is None:
+        _once("nothing is reused because verl does not number the samples of a prompt here; use trainer.use_v1=true")
+        return sampling_params
+    extra = dict(sampling_params.get("extra_args") or {})
+    return {**sampling_params, "extra_args": {**extra, scoring.KEY: {SAMPLE: f"{int(session)}_0"}}}
+
+
+# ---- the task runner
+# ----------------------------------------------------------------------------------------------------
+
+
+def remember(replicas: Sequence[Any], rollouts: Rollouts, version: int) -> int:
+    """Send what can be reused to every server, without waiting; the number of responses."""
+    import ray
+
+    items = reusable(rollouts)
+    if items:
+        sent = ray.put(items)
+        for r in replicas:
+            if r.server_handle is not None:
+                r.server_handle.rollspec_remember.remote(sent, version)
+    return len(items)
+
+
+def reusable(rollouts: Rollouts) -> list[tuple[str, str, Any, Any]]:
+    """(prompt key, sample, tokens, log-probs) of the rollouts whose tokens were all sampled, in one output."""
+    if rollouts.responses and not rollouts.engine_logprobs:
+        _once("nothing is reused without log-probs of the rollouts; set rollout.calculate_log_probs=true")
+        return []
+    out = []
+    for prompt, sample, tokens, logprobs in zip(
+        rollouts.prompts, rollouts.samples, rollouts.responses, rollouts.engine_logprobs, strict=True
+    ):
+        if sample.endswith("_0") and len(tokens) == len(logprobs) > 0:
+            out.append((prompt_key(prompt), sample, tokens, logprobs))
+    return out
+
+
+# ---- the server
+# ---------------------------------------------------------------------------------------------------------
+
+
+class ReusingServer:
+    """Mixed into verl's server before it; needs `EngineCalls` after it (replica.py)."""
+
+    rollspec_reuse: LenientReuse | None = None
+    rollspec_reuse_faults: dict[str, int]
+    rollspec_tokenizer = ""
+
+    async def rollspec_begin_reuse(self, config: RollspecConfig, info: dict[str, Any]) -> None:
+        """Switch lenient reuse on, or say why not. Never raises."""
+        me: Any = self
+        self.rollspec_reuse_faults = {}
+        try:
+            await self._rollspec_begin(config, info)
+        except Exception as e:
+            self.rollspec_reuse = None
+            logger.error("rollspec: replica %d reuses no old responses (%s: %s).", me.replica_rank, type(e).__name__, e)
+
+    async def _rollspec_begin(self, config: RollspecConfig, info: dict[str, Any]) -> None:
+        me: Any = self
+        reason = self._rollspec_no_reuse(info)
+        if reason is not None:
+            logger.warning("rollspec: replica %d reuses no old responses because %s.", me.replica_rank, reason)
+            return
+        model, tokenizer = me.engine.model_config, me.model_config.tokenizer
+        self.rollspec_tokenizer = await asyncio.to_thread(lambda: tokenizer_name(tokenizer.get_vocab().items()))
+        self.rollspec_reuse = LenientReuse(
+            config.reuse,
+            OldResponses(config.history.max_bytes),
+            int(model.max_model_len),
+            min(int(model.get_vocab_size()), len(tokenizer)),
+            scoring.eos_tokens(me.engine),
+            str(model.logprobs_mode),
+        )
+        # A print, because verl leaves the loggers of its actors at WARNING.
+        print(f"rollspec: replica {me.replica_rank}: {lenient.warning(config.reuse)}", flush=True)
+        if config.history.dir is not None:
+            self._rollspec_restore(config.history.dir)
+
+    def _rollspec_no_reuse(self, info: dict[str, Any]) -> str | None:
+        """Why this server cannot reuse anything; None where it can."""
+        me: Any = self
+        for found, what in (
+            (info.get("reuse") != "lenient", "its engine runs without rollspec or cannot score prompts"),
+            (me.lora_as_adapter, "the policy is a LoRA adapter"),
+            (me._disaggregation_role != "null", "prefill and decode are disaggregated"),
+            (me.config.enable_rollout_routing_replay, "routed experts are recorded (enable_rollout_routing_replay)"),
+            (me.config.full_determinism, "full_determinism seeds all requests alike, so the rest would repeat draws"),
+        ):
+            if found:
+                return what
+        return None
+
+    async def rollspec_remember(self, items: list[tuple[str, str, Any, Any]], version: int) -> dict[str, int]:
+        """Take a step's finished rollouts (see `reusable`)."""
+        return {} if self.rollspec_reuse is None else self.rollspec_reuse.remember(items, version)
+
+    async def rollspec_call(self, op: str, payload: dict[str, Any]) -> dict[str, Any]:
+        """As `EngineCalls.rollspec_call`, with what is kept here saved, loaded and counted along."""
+        answer: dict[str, Any] = await super().rollspec_call(op, payload)  # type: ignore[misc]
+        reuse = self.rollspec_reuse
+        if reuse is not None and op == "save":
+            await self._rollspec_keep(Path(payload["dir"]).parent)
+        elif reuse is not None and op == "load":
+            self._rollspec_restore(Path(payload["dir"]).parent)
+        elif reuse is not None and op == "stats" and answer and "error" not in answer:
+            faults, self.rollspec_reuse_faults = self.rollspec_reuse_faults, {}
+            answer = {**answer, "lenient": reuse.drain(), "faults": {**answer.get("faults", {}), **faults}}
+        return answer
+
+    async def rollspec_new_version(self, version: int, history: HistoryConfig) -> None:
+        """The policy changed."""
+        if self.rollspec_reuse is not None:
+            self.rollspec_reuse.version = version
+            if history.dir is not None and history.autosave:
+                await self._rollspec_keep(history.dir)
+
+    async def generate(self, prompt_ids: Any, sampling_params: dict[str, Any], request_id: str, **kwargs: Any) -> Any:
+        """verl's `generate` (vllm_async_server.py:558), after as much of the old response as is accepted."""
+        whole = functools.partial(super().generate, request_id=request_id, **kwargs)  # type: ignore[misc]
+        if self.rollspec_reuse is None:
+            return await whole(prompt_ids, sampling_params)
+        from verl.utils.tokenizer import normalize_token_ids
+        from verl.workers.rollout.replica import TokenOutput
+
+        prompt_ids = normalize_token_ids(prompt_ids)
+        params = dict(sampling_params)
+        own = dict((params.get("extra_args") or {}).get(scoring.KEY) or {})
+        sample = own.pop(SAMPLE, None)
+        if any(kwargs.get(f"{kind}_data") is not None for kind in ("image", "video", "audio")):
+            _once("responses to prompts with images, video or sound are not reused")
+            sample = None
+        limit = self._rollspec_limit(params, len(prompt_ids))
+        found: Prefix | None = None
+        try:
+            score = functools.partial(self._rollspec_score, f"{request_id}-score", kwargs.get("priority", 0))
+            found = await self.rollspec_reuse.prefix(score, prompt_ids, params, limit, sample)
+        except Exception as e:  # the rollout is generated whole, from the policy itself
+            self._rollspec_fault(
+                "lenient reuse", f"rollspec: reusing an old response failed ({type(e).__name__}: {e})."
+            )
+        if found is None or not found.tokens:
+            return await whole(prompt_ids, params)
+        if found.finished:
+            fields = {"global_steps": self.global_steps, "num_cached_tokens": None}  # type: ignore[attr-defined]
+            return TokenOutput(
+                token_ids=found.tokens, log_probs=found.logprobs, stop_reason="completed", extra_fields=fields
+            )
+        params.pop("max_new_tokens", None)
+        params["max_tokens"] = limit - len(found.tokens)
+        params["extra_args"] = {
+            **(params.get("extra_args") or {}),
+            scoring.KEY: {**own, scoring.PROMPT: len(prompt_ids)},
+        }
+        rest = await whole([*prompt_ids, *found.tokens], params)
+        rest.token_ids = [*found.tokens, *rest.token_ids]
+        rest.log_probs = [*found.logprobs, *(rest.log_probs or [])]
+        return rest
+
+    def _rollspec_limit(self, params: dict[str, Any], prompt: int) -> int:
+        """Most response tokens, as `generate` computes them."""
+        config = self.config  # type: ignore[attr-defined]
+        given = params.get("max_tokens", params.get("max_new_tokens"))
+        if given is None:
+            given = min(config.response_length, config.prompt_length + config.response_length - prompt)
+        return max(1, min(int(given), config.max_model_len - prompt))
+
+    async def _rollspec_score(self, request_id: str, priority: int, prompt: list[int], params: Any) -> Any:
+        """One scoring request, through the gate that verl closes while it syncs weights."""
+        me: Any = self
+        if await me._park_until_admitted(request_id) is not None:
+            return None
+        final, admitted = None, False
+        try:
+            async for output in me.engine.generate(
+                prompt={"prompt_token_ids": prompt}, sampling_params=params, request_id=request_id, priority=priority
+            ):
+                if not admitted:
+                    admitted = True
+                    me._admitting -= 1
+                final = output
+        finally:
+            if not admitted:
+                me._admitting -= 1
+        return final if final is not None and final.outputs else None
+
+    async def _rollspec_keep(self, folder: Path) -> None:
+        """Every server has the same responses: one file beside the replicas' own folders, written by the first."""
+        if self.rollspec_reuse is None or self.replica_rank != 0:  # type: ignore[attr-defined]
+            return
+        try:
+            await asyncio.to_thread(self.rollspec_reuse.old.save, folder, self.rollspec_tokenizer)
+        except Exception as e:  # weights are being synced, or a checkpoint written: neither may fail by this
+            self._rollspec_fault("old responses not saved", _sentence(e))
+
+    def _rollspec_restore(self, folder: Path) -> None:
+        reuse = self.rollspec_reuse
+        if reuse is None:
+            return
+        try:
+            count = reuse.old.load(folder, self.rollspec_tokenizer, reuse.version)
+            if count:
+                print(f"rollspec: {count} old responses of {folder}.", flush=True)
+        except Exception as e:
+            self._rollspec_fault("old responses refused", _sentence(e))
+
+    def _rollspec_fault(self, cause: str, sentence: str) -> None:
+        if cause not in self.rollspec_reuse_faults:
+            logger.error("%s", sentence)
+        self.rollspec_reuse_faults[cause] = self.rollspec_reuse_faults.get(cause, 0) + 1
+
+
+def _sentence(e: Exception) -> str:
+    return str(e) if isinstance(e, HistoryError) else f"rollspec: old responses: {type(e).__name__}: {e}."

@@ -1,0 +1,203 @@
+"""LOSSY reuse of old responses with vLLM: SPEC-RL's verification pass, cut and continuation (arXiv:2509.23232).
+
+For a prompt with an old response of the same sample number the present policy scores that response in one prefill
+(`scoring`), `rollspec.sampling.lenient` says where it is cut, and the caller generates the rest after the prefix. The
+rollout's log-probs are the present policy's throughout, so importance ratios stay at 1 and no trainer can notice that
+the law is another one: that is why this is called lossy wherever it is on.
+
+    found = await reuse.prefix(score, prompt, sampling_params, limit, sample)
+    if found is None:      generate as ever
+    elif found.finished:   the response is found.tokens, and nothing is generated
+    else:                  generate up to limit - len(found.tokens) tokens after prompt + found.tokens
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from rollspec.config import ReuseConfig
+from rollspec.engine.vllm import scoring
+from rollspec.proposal.base import prompt_key
+from rollspec.proposal.old import OldResponse, OldResponses
+from rollspec.sampling import lenient
+
+logger = logging.getLogger("rollspec")
+
+Score = Callable[[list[int], Any], Awaitable[Any]]
+"""Runs one request of (prompt token ids, SamplingParams); a finished `RequestOutput`, or None if it was aborted."""
+
+NEUTRAL = {"top_p": 1.0, "min_p": 0.0, "repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0,
+           "min_tokens": 0, "n": 1}  # fmt: skip
+"""Values at which a sampling parameter leaves the law what `temperature` alone makes of it."""
+
+EMPTY = ("stop", "bad_words", "allowed_token_ids", "logit_bias", "logits_processors", "structured_outputs",
+         "prompt_logprobs", "seed")  # fmt: skip
+"""Sampling parameters that must be unset: the rule compares the laws of the temperature alone."""
+
+
+def warning(config: ReuseConfig) -> str:
+    """What is said at start wherever this is on."""
+    return (
+        f"LOSSY: old responses are reused (reuse.mode = lenient, bias {config.bias:g}, scale {config.scale:g}), so "
+        "rollouts do not follow the policy exactly; importance ratios cannot show it."
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Prefix:
+    """What of an old response was accepted; `logprobs` are the present policy's. `finished`: nothing is to follow."""
+
+    tokens: list[int]
+    logprobs: list[float]
+    finished: bool
+
+
+class LenientReuse:
+    """Decides prefixes for one engine and counts what SPEC-RL counts. One event loop.
+
+    Args:
+        config: bias and scale of the rule.
+        old: the responses to reuse.
+        max_model_len: tokens of prompt and response that the engine takes.
+        vocab_size: of the target; an old token beyond it is not reused.
+        eos: tokens that end a response unless `ignore_eos`.
+        logprobs_mode: vLLM's; log-probs must be the sampled law's.
+        rng: draws the rule's U. Fresh entropy by default: the same U in every epoch would repeat its decisions.
+    """
+
+    def __init__(
+        self,
+        config: ReuseConfig,
+        old: OldResponses,
+        max_model_len: int,
+        vocab_size: int,
+        eos: frozenset[int] = frozenset(),
+        logprobs_mode: str = "processed_logprobs",
+        rng: np.random.Generator | None = None,
+    ) -> None:
+        self.config = config
+        self.old = old
+        self.max_model_len = max_model_len
+        self.vocab_size = vocab_size
+        self.eos = eos
+        self.logprobs_mode = logprobs_mode
+        self.version = 0
+        self._rng = np.random.default_rng() if rng is None else rng
+        self._counts: dict[str, float] = {}
+        self._said: set[str] = set()
+
+    async def prefix(
+        self, score: Score, prompt: Sequence[int], params: Mapping[str, Any], limit: int, sample: str | None
+    ) -> Prefix | None:
+        """The prefix that the rollout of `prompt` starts from; None where it starts from nothing.
+
+        Args:
+            score: runs a scoring request on the engine.
+            prompt: token ids.
+            params: the rollout's sampling parameters, as `SamplingParams` takes them.
+            limit: most response tokens.
+            sample: which of the prompt's samples it is; None where that is not known.
+        """
+        if sample is None:
+            return None
+        self._count("requests")
+        old = self.old.get(prompt_key(prompt), sample)
+        reason = self.refuses(params) or (self._unusable(old, limit) if old is not None else None)
+        if reason is not None:
+            self._refuse(*reason)
+            return None
+        # One place is for the token that vLLM samples after what is scored.
+        tokens = [] if old is None else old.tokens[: max(0, self.max_model_len - 1 - len(prompt))].tolist()
+        if old is None or not tokens:
+            return None
+        version = self.version
+        output = await score([*prompt, *tokens], scoring.params(float(params.get("temperature", 1.0))))
+        if output is None or not output.finished or self.version != version:
+            self._refuse("interrupted", "the policy changed, or the request was aborted, while it was scored")
+            return None
+        return self._cut(tokens, old, scoring.read(output, len(prompt)), params, limit)
+
+    def _unusable(self, old: OldResponse, limit: int) -> tuple[str, str] | None:
+        """(cause, sentence part) why this response cannot be reused."""
+        n = len(old.tokens)
+        if n > limit:
+            return "longer than the limit", f"it has {n} tokens and the rollout may have {limit}"
+        if n and not 0 <= int(old.tokens.min()) <= int(old.tokens.max()) < self.vocab_size:
+            worst = int(old.tokens.max())
+            return "outside the vocabulary", f"it has token {worst} and the vocabulary ends at {self.vocab_size - 1}"
+        return None
+
+    def _cut(
+        self, tokens: list[int], old: OldResponse, new: npt.NDArray[np.float32], params: Mapping[str, Any], limit: int
+    ) -> Prefix:
+        kept = self._kept(new, old.logprobs[: len(tokens)])
+        stop = {*(params.get("stop_token_ids") or ()), *(() if params.get("ignore_eos") else self.eos)}
+        end = next((i + 1 for i, t in enumerate(tokens[:kept]) if t in stop), 0)
+        finished = bool(end) or kept == limit
+        kept = end or kept
+        self._count("verified")
+        self._count("skipped", finished)
+        self._count("accepted", kept)
+        self._count("old_tokens", len(old.tokens))
+        return Prefix(tokens[:kept], [float(x) for x in new[:kept]], finished)
+
+    def _kept(self, new: npt.NDArray[np.float32], old: npt.NDArray[np.float32]) -> int:
+        """Leading tokens that the rule keeps; both are log-probs [n] of the old response's tokens."""
+        log_new = np.where(np.isnan(new), -np.inf, new).astype(np.float64)[None]  # [1, n]; NaN must not pass
+        uniform = 1.0 - self._rng.random(log_new.shape)  # (0, 1]
+        valid = np.ones(log_new.shape, dtype=bool)
+        config = self.config
+        return int(lenient.kept(log_new, old.astype(np.float64)[None], uniform, valid, config.bias, config.scale)[0])
+
+    def refuses(self, params: Mapping[str, Any]) -> tuple[str, str] | None:
+        """(cause, sentence part) why a rollout with these sampling parameters cannot be started from an old one."""
+        temperature = float(params.get("temperature", 1.0))
+        if temperature < 1e-5:
+            return "temperature 0", "a greedy rollout has no law to compare with"
+        if int(params.get("top_k") or 0) > 0:
+            return "top_k", f"top_k = {params['top_k']} cuts the law that the rule compares; set it to -1"
+        for name, neutral in NEUTRAL.items():
+            if params.get(name, neutral) not in (neutral, None):
+                return name, f"{name} = {params[name]} changes the law that the rule compares; set it to {neutral}"
+        for name in EMPTY:
+            if params.get(name) not in (None, [], {}, ""):
+                return name, f"{name} is set, which the rule knows nothing of; unset it"
+        if self.logprobs_mode != "processed_logprobs" and (self.logprobs_mode, temperature) != ("raw_logprobs", 1.0):
+            return "logprobs_mode", f"logprobs_mode = {self.logprobs_mode} is not the law that is sampled; unset it"
+        return None
+
+    def remember(self, items: Sequence[tuple[str, str, Any, Any]], version: int) -> dict[str, int]:
+        """Keep finished rollouts, (prompt key, sample, tokens [n], log-probs [n]), for the next epoch. What cannot be
+        reused is counted and said once.
+        """
+        kept = 0
+        for key, sample, tokens, logprobs in items:
+            try:
+                response = OldResponse(
+                    np.ascontiguousarray(tokens, np.int32), np.ascontiguousarray(logprobs, np.float32), version
+                )
+                self.old.add(key, sample, response)
+                kept += 1
+            except ValueError as e:
+                self._refuse("log-probs", str(e).removeprefix("rollspec: ").rstrip("."))
+        return {"kept": kept, "responses": len(self.old), "bytes": self.old.bytes}
+
+    def drain(self) -> dict[str, float]:
+        """Counts since the last call, for `EngineStats.lenient`: they add up over engines."""
+        out, self._counts = self._counts, {}
+        return out
+
+    def _count(self, name: str, n: float = 1) -> None:
+        self._counts[name] = self._counts.get(name, 0) + n
+
+    def _refuse(self, cause: str, text: str) -> None:
+        self._count(f"refused/{cause}")
+        if cause not in self._said:
+            self._said.add(cause)
+            logger.warning("rollspec: an old response is not reused because %s; the rollout is generated whole.", text)

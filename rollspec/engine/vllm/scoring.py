@@ -1,0 +1,100 @@
+"""The log-probs that the policy gives to given tokens, at the temperature it is sampled at: one prefill, no sampling.
+
+vLLM returns log-probs of prompt tokens, but of the unscaled logits: `prompt_logprobs` skip the temperature
+(vllm/v1/worker/gpu_model_runner.py, `_get_prompt_logprobs_dict`). At another temperature than 1 that is another law
+than the one responses are drawn from, and what it differs by needs the whole vocabulary, so the worker divides the
+logits itself for requests that ask for it.
+
+    params = scoring.params(temperature=0.7)
+    async for output in engine.generate({"prompt_token_ids": prompt + response}, params, request_id): ...
+    logprobs = scoring.read(output, first=len(prompt))     # [len(response)]
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+KEY = "rollspec"
+"""Under which a request carries rollspec's own settings in `SamplingParams.extra_args`."""
+
+TEMPERATURE, PROMPT = "score_temperature", "prompt_tokens"
+
+
+def params(temperature: float) -> Any:
+    """Sampling parameters of a request whose prompt is scored. vLLM samples one token at least; it means nothing."""
+    from vllm import SamplingParams
+    from vllm.sampling_params import RequestOutputKind
+
+    return SamplingParams(
+        max_tokens=1,
+        temperature=0.0,
+        prompt_logprobs=0,
+        flat_logprobs=True,
+        detokenize=False,
+        output_kind=RequestOutputKind.FINAL_ONLY,
+        extra_args={KEY: {TEMPERATURE: float(temperature)}},
+    )
+
+
+def read(output: Any, first: int) -> npt.NDArray[np.float32]:
+    """Log-probs of the prompt's tokens from position `first` >= 1 on, from a finished `RequestOutput`."""
+    tokens, found = output.prompt_token_ids, output.prompt_logprobs
+    values = [found[i][tokens[i]].logprob for i in range(first, len(tokens))]
+    return np.array(values, dtype=np.float32)
+
+
+def eos_tokens(engine: Any) -> frozenset[int]:
+    """Tokens that end a response on `engine` (`AsyncLLM`) unless a request ignores them."""
+    from vllm import SamplingParams
+
+    found = SamplingParams()
+    processor = engine.input_processor
+    found.update_from_generation_config(processor.generation_config_fields, processor.renderer.get_eos_token_id())
+    return frozenset(found.all_stop_token_ids)
+
+
+def asked(sampling_params: Any) -> Mapping[str, Any]:
+    """Rollspec's own settings of a request; empty where it has none."""
+    given = (getattr(sampling_params, "extra_args", None) or {}).get(KEY)
+    return given if isinstance(given, Mapping) else {}
+
+
+def install(runner: Any) -> None:
+    """Make `runner` (vLLM's V1 `GPUModelRunner`) score at the temperature that a request asks for.
+
+    Raises:
+        AttributeError: this model runner scores prompts in another way.
+    """
+    unscaled = runner._get_prompt_logprobs_dict
+    sampler = runner.sampler
+    compute = sampler.compute_logprobs
+
+    @functools.wraps(unscaled)
+    def scaled(hidden_states: Any, num_scheduled_tokens: Any) -> Any:
+        waiting = runner.num_prompt_logprobs
+        groups: dict[float, dict[str, int]] = {}
+        for request, count in waiting.items():
+            temperature = float(asked(runner.requests[request].sampling_params).get(TEMPERATURE, 1.0))
+            groups.setdefault(temperature, {})[request] = count
+        if not groups.keys() - {1.0}:
+            return unscaled(hidden_states, num_scheduled_tokens)
+        out: dict[str, Any] = {}
+        try:
+            for temperature, group in groups.items():
+                # vLLM loops over this mapping, and removes from it the requests whose prompt is scored to its end.
+                runner.num_prompt_logprobs = group
+                sampler.compute_logprobs = lambda logits, t=temperature: compute(logits.float() / t)
+                out.update(unscaled(hidden_states, num_scheduled_tokens))
+        finally:
+            sampler.compute_logprobs = compute
+            runner.num_prompt_logprobs = waiting
+        for request in [r for r in waiting if not any(r in group for group in groups.values())]:
+            del waiting[request]
+        return out
+
+    runner._get_prompt_logprobs_dict = scaled

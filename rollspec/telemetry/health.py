@@ -1,0 +1,178 @@
+"""Watches the health of training rollouts over the steps: what `rollspec.sampling.health` measures, as metrics, and one
+warning per kind when a threshold of `telemetry.health` is crossed.
+
+    watch = HealthWatch(config.telemetry.health, config.history.max_bytes)
+    metrics = watch.agreement(engine_logprobs, trainer_logprobs)
+    metrics |= watch.epochs(prompt_keys, samples, responses, engine_logprobs)
+    metrics |= watch.check(metrics, step, suspects)
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from rollspec.config import HealthConfig
+from rollspec.proposal.base import TokenArray
+from rollspec.sampling import health
+
+logger = logging.getLogger("rollspec")
+
+PREFIX = "rollspec/health/"
+
+
+@dataclass(frozen=True, slots=True)
+class _Threshold:
+    kind: str
+    metric: str
+    knob: str
+    text: str
+
+
+_THRESHOLDS = (
+    _Threshold("gap", "logprob_gap", "max_gap", "engine and trainer differ by {:.3g} nats per token"),
+    _Threshold("corr", "logprob_corr", "min_corr", "engine and trainer probabilities correlate at {:.4f} only"),
+    _Threshold("ess", "ess_token", "min_ess", "the tokens' importance weights are worth {:.3f} of their number"),
+    _Threshold(
+        "ess_sequence",
+        "ess_sequence",
+        "min_ess_sequence",
+        "the responses' importance weights are worth {:.3f} of their number",
+    ),
+    _Threshold(
+        "ratios",
+        "ratio_outside",
+        "max_outside",
+        f"a share of {{:.3f}} of the importance ratios is outside {health.BAND[0]:g} to {health.BAND[1]:g}",
+    ),
+)
+_USUAL = {
+    "lost": "the engine's sampler or the trainer's forward pass is broken, and what is learned from them too",
+    "ratios": "usual causes are weights that did not reach the engine, other kernels or precision on the two sides, "
+    "and a temperature or logits processor that the trainer does not know of",
+    "overlap": "usual causes are the same seeds in both epochs and responses that are reused",
+}
+
+
+class HealthWatch:
+    """Remembers the last responses per prompt, and which warnings were said. One per trainer, one thread.
+
+    Args:
+        config: the thresholds.
+        max_bytes: bound on the tokens of remembered responses; the prompts not seen for longest go first.
+    """
+
+    def __init__(self, config: HealthConfig, max_bytes: int) -> None:
+        self.config = config
+        self.max_bytes = max_bytes
+        self.bytes = 0
+        self._last: OrderedDict[str, dict[str, TokenArray]] = OrderedDict()  # prompt key -> sample -> response
+        self._said: set[str] = set()
+
+    @staticmethod
+    def agreement(engine: Sequence[health.FloatArray], trainer: Sequence[health.FloatArray]) -> dict[str, float]:
+        """Metrics of engine against trainer log-probs, one array per response on either side."""
+        a = health.agreement(engine, trainer)
+        if a is None:
+            return {}
+        found = {
+            # NaN must show, not be averaged away: a NaN log-prob is how a broken sampler looks.
+            "logprob_gap": a.gap,
+            "logprob_corr": a.corr,
+            "ess_token": a.ess_token,
+            "ess_sequence": a.ess_sequence,
+            "ratio_outside": a.outside,
+            "ratio_max": a.ratio_max,
+            "logprob_lost": float(a.not_finite),
+        }
+        return {f"{PREFIX}{name}": value for name, value in found.items() if value is not None}
+
+    def epochs(
+        self,
+        keys: Sequence[str],
+        samples: Sequence[str],
+        responses: Sequence[TokenArray],
+        logprobs: Sequence[health.FloatArray] | None = None,
+    ) -> dict[str, float]:
+        """Metrics of this step's responses against those the same prompts got when they came last; then remembers them.
+
+        Args:
+            keys: `prompt_key` per response.
+            samples: which of its prompt's samples each response is, the same number in every epoch.
+            responses: their tokens.
+            logprobs: their tokens' log-probs under the policy, for what is shared by chance. A response with another
+                number of log-probs than tokens (one with tool output) is left out.
+        """
+        seen: dict[str, dict[str, TokenArray]] = {}
+        pairs: list[tuple[TokenArray, TokenArray, health.FloatArray | None]] = []
+        for i, (key, sample, response) in enumerate(zip(keys, samples, responses, strict=True)):
+            if logprobs is not None and len(logprobs[i]) != len(response):
+                continue
+            # A prompt that is in the data twice has two responses of one number: the first counts.
+            if len(response) and seen.setdefault(key, {}).setdefault(sample, response) is response:
+                old = self._last.get(key, {}).get(sample)
+                if old is not None:
+                    pairs.append((response, old, None if logprobs is None else logprobs[i]))
+        for key, group in seen.items():
+            self._remember(key, group)
+        chances = None if logprobs is None else [c for _, _, c in pairs if c is not None]
+        found = health.overlap([new for new, _, _ in pairs], [old for _, old, _ in pairs], chances)
+        if found is None:
+            return {}
+        out = {f"{PREFIX}epoch_overlap": found.shared, f"{PREFIX}epoch_identical": found.identical}
+        if found.chance is not None:
+            out[f"{PREFIX}epoch_overlap_chance"] = found.chance
+        return out
+
+    def check(self, metrics: Mapping[str, float], step: int, suspects: Mapping[str, Sequence[str]]) -> dict[str, float]:
+        """The warnings that `metrics` call for, as counts; each kind is logged the first time, with its cause.
+
+        Args:
+            metrics: of this step, as the other methods give them.
+            step: training step, for the log.
+            suspects: what in this job is known to cause a kind of warning, "ratios" or "overlap", as clauses.
+        """
+        if not any(name.startswith(PREFIX) for name in metrics):
+            return {}
+        out = {f"{PREFIX}warnings": 0.0}
+        for kind, what, cause in self._crossed(metrics):
+            out[f"{PREFIX}warnings"] += 1.0
+            out[f"{PREFIX}warnings/{kind}"] = 1.0
+            if kind in self._said:
+                continue
+            self._said.add(kind)
+            known = "; ".join(suspects.get(cause, ())) or _USUAL[cause]
+            logger.warning(
+                "rollspec: at step %d %s: %s. Later ones are counted in %swarnings/%s.", step, what, known, PREFIX, kind
+            )
+        return out
+
+    def _crossed(self, metrics: Mapping[str, float]) -> list[tuple[str, str, str]]:
+        """(kind, what was seen, group of causes) of each threshold that is crossed."""
+        m = {name.removeprefix(PREFIX): value for name, value in metrics.items() if name.startswith(PREFIX)}
+        out = []
+        if lost := m.get("logprob_lost", 0.0):
+            out.append(("not_finite", f"{lost:.0f} log-probs are NaN or infinite", "lost"))
+        for t in _THRESHOLDS:
+            limit = float(getattr(self.config, t.knob))
+            value = m.get(t.metric)
+            if value is not None and (value > limit if t.knob.startswith("max") else value < limit):
+                out.append((t.kind, f"{t.text.format(value)} (telemetry.health.{t.knob} = {limit:g})", "ratios"))
+        if "epoch_overlap_chance" in m:
+            shared, chance, limit = m["epoch_overlap"], m["epoch_overlap_chance"], self.config.max_overlap
+            if shared - chance > limit:
+                what = f"a share of {shared:.3f} of the tokens repeats the last epoch's, {chance:.3f} would by chance"
+                out.append(("overlap", f"{what} (telemetry.health.max_overlap = {limit:g})", "overlap"))
+        return out
+
+    def _remember(self, key: str, group: dict[str, TokenArray]) -> None:
+        self.bytes += _bytes(group) - _bytes(self._last.pop(key, {}))
+        self._last[key] = group
+        while self.bytes > self.max_bytes and self._last:
+            self.bytes -= _bytes(self._last.popitem(last=False)[1])
+
+
+def _bytes(group: Mapping[str, TokenArray]) -> int:
+    return sum(tokens.nbytes for tokens in group.values())

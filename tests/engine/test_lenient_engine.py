@@ -1,0 +1,243 @@
+"""Lossy reuse on a real engine, through the code that verl's server runs: scoring, cut, continuation, and its law.
+
+What stands in for verl's server is the request handling around `AsyncLLM.generate` alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from models import make_sharp_model
+
+from rollspec.config import RollspecConfig
+from rollspec.engine.vllm import scoring
+from rollspec.proposal.base import prompt_key
+from rollspec.sampling.audit import Evidence, check_log_probs, conclude, law_tests
+from rollspec.sampling.audit_evidence import Samples
+from rollspec.sampling.audit_reference import Reference
+from rollspec.sampling.audit_tests import g_test, merge_rare
+from rollspec.sampling.lenient import law, total_variation
+from rollspec.telemetry.metrics import EngineStats, to_metrics
+
+pytest.importorskip("verl")
+pytestmark = pytest.mark.engine
+
+PROMPTS = tuple(tuple(range(3 + i, 11 + i)) for i in range(6))
+LIMIT = 24
+COLD, WARM = 0.8, 1.6  # the policy that samples, and another one to have sampled the old responses
+
+Run = Callable[[Coroutine[Any, Any, Any]], Any]
+
+
+@pytest.fixture(scope="module")
+def sharp(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_sharp_model(tmp_path_factory.mktemp("sharp"))
+
+
+@pytest.fixture(scope="module")
+def run() -> Iterator[Run]:
+    loop = asyncio.new_event_loop()
+    yield lambda coroutine: loop.run_until_complete(asyncio.wait_for(coroutine, 240))
+    pending = asyncio.all_tasks(loop)  # vLLM's, which read from the engine
+    for task in pending:
+        task.cancel()
+    loop.run_until_complete(asyncio.gather(*pending, return_exceptions=True))
+    loop.close()
+
+
+@pytest.fixture(scope="module")
+def engine(sharp: Path, run: Run) -> Iterator[Any]:
+    from vllm import AsyncEngineArgs
+    from vllm.v1.engine.async_llm import AsyncLLM
+
+    async def start() -> Any:
+        return AsyncLLM.from_engine_args(
+            AsyncEngineArgs(
+                model=str(sharp),
+                dtype="float32",
+                enforce_eager=True,
+                max_model_len=256,
+                max_num_seqs=64,
+                logprobs_mode="processed_logprobs",
+                additional_config={"rollspec": {"preset": "default", "reuse": {"mode": "lenient"}}},
+            )
+        )
+
+    found = run(start())
+    yield found
+    found.shutdown()
+
+
+@pytest.fixture
+def server(engine: Any, run: Run) -> Any:
+    return run(make_server(engine))
+
+
+async def make_server(engine: Any, **reuse: Any) -> Any:
+    from rollspec_verl.replica import EngineCalls
+    from rollspec_verl.reuse import ReusingServer
+    from verl.workers.rollout.replica import TokenOutput
+    from vllm import SamplingParams
+
+    class Verl:
+        """vLLMHttpServer.generate: SamplingParams from a mapping, tokens and log-probs back."""
+
+        config = SimpleNamespace(
+            response_length=LIMIT,
+            prompt_length=16,
+            max_model_len=256,
+            enable_rollout_routing_replay=False,
+            full_determinism=False,
+        )
+        model_config = SimpleNamespace(tokenizer=engine.get_tokenizer())
+        lora_as_adapter, _disaggregation_role = False, "null"
+        replica_rank = node_rank = global_steps = _admitting = 0
+
+        async def _park_until_admitted(self, request_id: str) -> None:
+            self._admitting += 1
+
+        async def generate(self, prompt_ids: list[int], sampling_params: dict[str, Any], request_id: str) -> Any:
+            params = {"max_tokens": LIMIT, **sampling_params, "logprobs": 0, "detokenize": False}
+            prompt = {"prompt_token_ids": prompt_ids}
+            async for out in engine.generate(prompt, SamplingParams(**params), request_id):
+                last = out.outputs[0]
+            tokens = list(last.token_ids)
+            log_probs = [found[t].logprob for t, found in zip(tokens, last.logprobs, strict=True)]
+            return TokenOutput(token_ids=tokens, log_probs=log_probs, stop_reason="completed")
+
+    class Server(ReusingServer, EngineCalls, Verl):
+        pass
+
+    out = Server()
+    out.engine, out.rollspec_on = engine, True
+    config = RollspecConfig.load({"preset": "spec_rl", "reuse": {"mode": "lenient", "bias": 0.0, **reuse}}, env={})
+    await out.rollspec_begin_reuse(config, await out.rollspec_call("info", {}))
+    assert out.rollspec_reuse is not None
+    await out.rollspec_call("stats", {})  # from here on
+    return out
+
+
+async def rollouts(server: Any, temperature: float, copies: int, tag: str) -> list[tuple[int, str, Any]]:
+    """(prompt number, sample, output), all at once."""
+
+    async def one(i: int, c: int) -> tuple[int, str, Any]:
+        sample = f"{c}_0"
+        params = {"temperature": temperature, "extra_args": {scoring.KEY: {"sample": sample}}}
+        return i, sample, await server.generate(list(PROMPTS[i]), params, request_id=f"{tag}-{i}-{c}")
+
+    return await asyncio.gather(*(one(i, c) for i in range(len(PROMPTS)) for c in range(copies)))
+
+
+def remember(server: Any, found: list[tuple[int, str, Any]], shift: float = 0.0) -> None:
+    items = [(prompt_key(PROMPTS[i]), s, o.token_ids, np.array(o.log_probs) + shift) for i, s, o in found]
+    server.rollspec_reuse.remember(items, 0)
+
+
+def audit(sharp: Path, found: list[tuple[int, str, Any]], temperature: float) -> Any:
+    samples = Samples(
+        tuple(np.array(o.token_ids) for _, _, o in found),
+        np.array([i for i, _, _ in found]),
+        np.zeros(len(found), dtype=np.int64),
+        tuple(np.array(o.log_probs) for _, _, o in found),
+    )
+    target = Reference(sharp, temperature)
+    evidence = Evidence(samples, target.vocab, np.random.default_rng(0))
+    target.fill(evidence, PROMPTS)
+    return conclude(law_tests(evidence), samples.n_tokens, log_probs=check_log_probs(evidence))
+
+
+def counts(answer: dict[str, Any]) -> dict[str, float]:
+    return {n: v for n, v in to_metrics(EngineStats.from_dict(answer)).items() if n.startswith("rollspec/reuse/")}
+
+
+def test_under_an_unchanged_policy_old_responses_are_taken_whole(sharp: Path, server: Any, run: Run) -> None:
+    """Ratio 1 at every token: what is scored is what was sampled, at this temperature and batch, to rounding."""
+    first = run(rollouts(server, COLD, 8, "first"))
+    assert counts(run(server.rollspec_call("stats", {}))) == {"rollspec/reuse/lossy": 0.0}
+    remember(server, first)
+    again = run(rollouts(server, COLD, 8, "again"))
+    stats = run(server.rollspec_call("stats", {}))
+    found = counts(stats)
+    assert found["rollspec/reuse/verified"] == 48 and found["rollspec/reuse/skip_ratio"] > 0.95
+    same = [a[2].token_ids == b[2].token_ids for a, b in zip(first, again, strict=True)]
+    assert sum(same) >= 46
+    for (_, _, a), (_, _, b) in zip(first, again, strict=True):
+        if a.token_ids == b.token_ids:
+            assert np.abs(np.array(a.log_probs) - np.array(b.log_probs)).max() < 2e-4
+    assert stats["prompts"] == len(PROMPTS), "neither scored prompts nor prefixes are prompts of their own"
+
+
+def test_a_large_bias_takes_everything_and_a_lower_ratio_cuts(sharp: Path, engine: Any, run: Run) -> None:
+    server = run(make_server(engine, bias=50.0))
+    first = run(rollouts(server, COLD, 4, "one"))
+    remember(server, first, shift=2.0)
+    again = run(rollouts(server, COLD, 4, "two"))
+    assert counts(run(server.rollspec_call("stats", {})))["rollspec/reuse/skip_ratio"] == 1.0
+    assert [o.token_ids for *_, o in again] == [o.token_ids for *_, o in first]
+
+    server = run(make_server(engine))
+    remember(server, first, shift=0.2)  # as if each token had been e^0.2 times as likely: kept with chance e^-0.2
+    cut = run(rollouts(server, COLD, 4, "three"))
+    found = counts(run(server.rollspec_call("stats", {})))
+    kept = found["rollspec/reuse/avg_cut_idx"]
+    assert 1.5 < kept < 8.0, "4.5 on average, of responses that are long enough"
+    assert 0 <= found["rollspec/reuse/skip_ratio"] < 0.5
+    for _, _, o in cut:
+        assert len(o.token_ids) == len(o.log_probs) <= LIMIT
+    # Every log-prob, of prefix and continuation, is the present policy's: an independent model in float32 agrees.
+    result = audit(sharp, cut, COLD)
+    assert result.log_probs is not None and result.log_probs.passed, result.log_probs
+
+
+def test_the_audit_finds_that_the_law_is_not_the_policys(sharp: Path, engine: Any, run: Run) -> None:
+    """Old responses of another policy: lossy at bias 0. Without them the same server passes."""
+    server = run(make_server(engine))
+    fresh = run(rollouts(server, COLD, 80, "fresh"))
+    verdict = audit(sharp, fresh, COLD)
+    assert verdict.verdict == "pass", verdict.reasons
+    remember(server, run(rollouts(server, WARM, 80, "warm")))
+    reused = run(rollouts(server, COLD, 80, "reused"))
+    verdict = audit(sharp, reused, COLD)
+    assert verdict.verdict == "fail" and verdict.min_p < 1e-6
+    assert verdict.log_probs is not None and verdict.log_probs.passed, "nothing but the tokens can show it"
+
+
+def test_the_law_is_the_published_one(sharp: Path, engine: Any, run: Run) -> None:
+    """2,000 first tokens: distributed as the rule says they are, and as far from the policy."""
+    n, bias = 2000, 0.5
+    server = run(make_server(engine, bias=bias))
+    p, q = (np.exp(Reference(sharp, t)._log_softmax(first_logits(sharp))) for t in (COLD, WARM))
+    rng = np.random.default_rng(0)
+    old = rng.choice(len(q), n, p=q / q.sum())
+    items = [(prompt_key(PROMPTS[0]), f"{c}_0", [t], [np.log(q[t])]) for c, t in enumerate(old)]
+    server.rollspec_reuse.remember(items, 0)
+
+    async def one(c: int) -> int:
+        params = {"temperature": COLD, "max_tokens": 1, "extra_args": {scoring.KEY: {"sample": f"{c}_0"}}}
+        out = await server.generate(list(PROMPTS[0]), params, request_id=f"law-{c}")
+        (token,) = out.token_ids
+        assert abs(out.log_probs[0] - np.log(p[token])) < 1e-3
+        return int(token)
+
+    async def everyone() -> list[int]:
+        return await asyncio.gather(*map(one, range(n)))
+
+    observed = np.bincount(run(everyone()), minlength=len(p))
+    expected = law(p, q, bias)
+    for probabilities, agrees in ((expected, True), (p, False)):
+        cells = merge_rare(probabilities, n)
+        merged = np.bincount(cells, weights=probabilities)
+        *_, p_value = g_test(np.bincount(cells, weights=observed, minlength=len(merged)), merged / merged.sum())
+        assert (p_value > 1e-3) if agrees else (p_value < 1e-6), (agrees, p_value)
+    theory = float(total_variation(p, q, bias))
+    assert theory > 0.1 and abs(0.5 * np.abs(observed / n - p).sum() - theory) < 0.04
+
+
+def first_logits(sharp: Path) -> Any:
+    return Reference(sharp, 1.0)._logits(PROMPTS[0], [[0]])[0, 0]
