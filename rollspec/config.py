@@ -71,12 +71,35 @@ class BudgetConfig(_Section):
     cut_threshold: float = Field(0.7, gt=0, description="Threshold of `cut`: sqrt(nats) for svip, a probability else.")
 
 
+class LearnedConfig(_Section):
+    """A drafter with weights: an EAGLE-3 head in speculators format, or a plain draft model."""
+
+    model: str | None = Field(
+        None,
+        description="Folder (or hub name) of the head or draft model; unset: a fresh EAGLE-3 head is made for the "
+        "target (day-0), which earns its drafts as it is trained.",
+    )
+    k_max: int = Field(4, ge=1, le=16, description="Most passes of the learned drafter in one step.")
+    keep_bytes: int = Field(
+        256 << 20,
+        ge=0,
+        description="Bytes of the target's hidden states kept for running requests, from which the drafter catches up "
+        "after it rested and is rebuilt after its weights were replaced.",
+    )
+    folder: Path | None = Field(
+        None, description="Where fresh heads are kept; unset: beside history.dir, else temporary."
+    )
+
+
 class ProposalConfig(_Section):
     """Who drafts, and how far."""
 
-    drafters: tuple[Literal["suffix"], ...] = Field(("suffix",), description="Drafters in use; empty means none.")
+    drafters: tuple[Literal["suffix", "eagle3", "draft_model"], ...] = Field(
+        ("suffix",), description="Drafters in use (one of eagle3 and draft_model at most); empty means none."
+    )
     k_max: int = Field(16, ge=1, le=64, description="Longest draft of a request in one step, in tokens.")
     suffix: SuffixConfig = SuffixConfig()
+    learned: LearnedConfig = LearnedConfig()
     budget: BudgetConfig = BudgetConfig()
 
 
@@ -142,6 +165,14 @@ class RollspecConfig(_Section):
                 "proposal.suffix has siblings, past and global_tree all false, so nothing could be drafted: "
                 "set one of them, or proposal.drafters=[]"
             )
+        drafters = self.proposal.drafters
+        if len(set(drafters)) != len(drafters) or {"eagle3", "draft_model"} <= set(drafters):
+            raise ValueError(
+                f"proposal.drafters = {list(drafters)} must name each drafter once, and one of eagle3 and draft_model "
+                "at most: remove one"
+            )
+        if "draft_model" in drafters and self.proposal.learned.model is None:
+            raise ValueError("proposal.drafters has draft_model and proposal.learned.model is unset: give its folder")
         arms, k_max = self.tuning.arms, self.proposal.k_max
         if arms is not None and (not arms or len(set(arms)) != len(arms)):
             raise ValueError(f"tuning.arms = {list(arms)} must name each draft length once, and at least one")

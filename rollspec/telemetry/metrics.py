@@ -29,6 +29,8 @@ TABLE: tuple[Metric, ...] = (
     Metric("rollspec/rollout/tail_seconds", "s", "counter", "step time at a batch of at most a quarter of the peak"),
     Metric("rollspec/rollout/propose_seconds", "s", "counter", "time spent proposing, inside the step"),
     Metric("rollspec/rollout/propose_share", "ratio", "gauge", "propose_seconds / engine_seconds"),
+    Metric("rollspec/drafter/passes", "passes", "counter", "forward passes of the learned drafter"),
+    Metric("rollspec/drafter/pass_seconds", "s", "counter", "time of these passes, inside engine_seconds"),
     Metric("rollspec/rollout/generation_share", "ratio", "gauge", "generation time / time of the whole training step"),
     Metric("rollspec/rollout/speculating", "0/1", "gauge", "1 while drafts are verified, 0 while speculation is off"),
     Metric("rollspec/accept/rate", "ratio", "gauge", "accepted / drafted tokens"),
@@ -124,6 +126,8 @@ class EngineStats:
     alarms: int = 0  # drafters switched off
     recoveries: int = 0  # drafters switched on again
     drafters_off: list[str] = field(default_factory=list)
+    passes: int = 0  # of the learned drafter
+    pass_seconds: float = 0.0
     max_prob: list[float] = field(default_factory=lambda: [0.0, 0.0])  # sum of the target's largest p, rows
 
     def to_dict(self) -> dict[str, Any]:
@@ -142,9 +146,16 @@ class EngineStats:
         for p in parts:
             for name in ("steps", "requests", "verified", "drafted", "accepted", "emitted", "history_bytes",
                          "tree_bytes", "prompts", "evicted", "rewarded", "cost_skipped", "alarms",
-                         "recoveries"):  # fmt: skip
+                         "recoveries", "passes"):  # fmt: skip
                 setattr(out, name, getattr(out, name) + getattr(p, name))
-            for name in ("step_seconds", "tail_seconds", "propose_seconds", "predicted", "tuner_seconds"):
+            for name in (
+                "step_seconds",
+                "tail_seconds",
+                "propose_seconds",
+                "predicted",
+                "tuner_seconds",
+                "pass_seconds",
+            ):
                 setattr(out, name, getattr(out, name) + getattr(p, name))
             for i, (n, a) in enumerate(p.by_position):
                 while len(out.by_position) <= i:
@@ -227,6 +238,9 @@ def _tuner_metrics(s: EngineStats) -> dict[str, float]:
         out["rollspec/tuner/share"] = s.tuner_seconds / s.step_seconds
     if s.cost_error is not None:
         out["rollspec/tuner/cost_error"] = s.cost_error
+    if s.passes:
+        out["rollspec/drafter/passes"] = s.passes
+        out["rollspec/drafter/pass_seconds"] = s.pass_seconds
     steps = sum(s.plays.values())
     for arm, n in s.plays.items():
         out[f"rollspec/tuner/arm/{arm}"] = n / steps

@@ -17,7 +17,7 @@ from types import ModuleType
 from typing import Any
 
 from rollspec.config import ENV_SWITCH, RollspecConfig, Source
-from rollspec.engine.vllm import compat, patches
+from rollspec.engine.vllm import compat, heads, patches
 
 logger = logging.getLogger("rollspec")
 
@@ -87,13 +87,18 @@ def configure(args: Any, source: Source) -> None:
         logger.log(level, "rollspec: this engine runs without speculation because %s.", reason)
         args.additional_config = {**(args.additional_config or {}), KEY: {"off": reason}}
         return
+    config, method = heads.settle(args, config)
+    if not config.proposal.drafters:
+        return
     args.additional_config = {**(args.additional_config or {}), KEY: config.to_dict()}
     # A fresh dict each time: vLLM writes into it.
-    args.speculative_config = {
-        "method": "custom_class",
-        "model": PROPOSER,
-        "num_speculative_tokens": config.proposal.k_max,
-    }
+    args.speculative_config = {"num_speculative_tokens": config.proposal.k_max}
+    if method is None:
+        args.speculative_config |= {"method": "custom_class", "model": PROPOSER}
+    else:
+        # vLLM's own proposer, whose rows ours replaces on their way out: greedy drafts and synchronous scheduling.
+        args.speculative_config |= {"method": method, "model": config.proposal.learned.model}
+        args.async_scheduling = False
     logger.info(
         "rollspec: speculation is on (preset %s, drafters %s, up to %d tokens).",
         config.preset,

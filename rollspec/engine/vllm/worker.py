@@ -31,8 +31,11 @@ def install(worker: Any, config: RollspecConfig) -> None:
     """
     runner = worker.model_runner
     drafter = getattr(runner, "drafter", None)
-    if not isinstance(drafter, VllmProposer):
+    if drafter is None:
         return
+    learned = not isinstance(drafter, VllmProposer)
+    if learned:  # vLLM's own proposer drafts; ours decides beside it
+        drafter = runner.__dict__["_rollspec"] = VllmProposer(worker.vllm_config)
     try:
         absent = patches.missing()
         if absent:
@@ -45,6 +48,11 @@ def install(worker: Any, config: RollspecConfig) -> None:
         if drafter.drafting:
             drafter.ceiling = Ceiling(runner)
         _wrap_execute_model(runner, drafter)
+        if learned:
+            from rollspec.engine.vllm.learned import LearnedDrafts
+
+            ranks = int(worker.vllm_config.parallel_config.tensor_parallel_size)
+            drafter.learned = LearnedDrafts(drafter, runner, ranks)
     except Exception as e:
         drafter.fail("installation", e)
         return
@@ -54,8 +62,8 @@ def install(worker: Any, config: RollspecConfig) -> None:
 
 def call(worker: Any, op: str, payload: dict[str, Any]) -> dict[str, Any]:
     """Run one operation; see `OPERATIONS` for their names and payloads."""
-    drafter = getattr(getattr(worker, "model_runner", None), "drafter", None)
-    if not isinstance(drafter, VllmProposer):
+    drafter = bridge(worker)
+    if drafter is None:
         return {"state": "off", "reason": "rollspec is not on in this engine"} if op == "info" else {}
     if drafter.runner is not None and not drafter.drafting and drafter.fault is None:
         return {}  # a rank whose drafts vLLM does not read
@@ -69,6 +77,15 @@ def call(worker: Any, op: str, payload: dict[str, Any]) -> dict[str, Any]:
     except Exception as e:
         logger.exception("rollspec: the operation %r failed", op)
         return {"error": f"rollspec: the operation {op!r} failed ({type(e).__name__}: {e})."}
+
+
+def bridge(worker: Any) -> VllmProposer | None:
+    """rollspec's side of a worker, or None where rollspec is not on in it."""
+    runner = getattr(worker, "model_runner", None)
+    for found in (getattr(runner, "drafter", None), getattr(runner, "_rollspec", None)):
+        if isinstance(found, VllmProposer):
+            return found
+    return None
 
 
 def _is_output_rank(worker: Any) -> bool:

@@ -1,0 +1,285 @@
+"""Runs vLLM's own proposer (an EAGLE-3 head, or a draft model) when the router asks for it, and keeps its KV in step.
+
+vLLM's proposer drafts after every step, for every request, K tokens. Here `Proposer.prepare` decides first, from the
+tokens that were just sampled, whether anybody wants it and for how many passes:
+
+    passes > 0   it runs; its rows go to `take_draft_token_ids`, where each request gets them or its suffix draft
+    passes = 0   it does not; the target's hidden states of the step are kept, and read in one pass when it resumes
+
+A pause therefore costs one pass at its end instead of one per step; when the states kept exceed their bound it runs
+once without drafting. Rows of different drafters may have any length up to num_speculative_tokens: the scheduler takes
+them as they are. Synchronous scheduling only (asynchronous scheduling leaves drafts on the device).
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import time
+from typing import Any
+
+import torch
+
+from rollspec.engine.vllm.proposer import VllmProposer
+from rollspec.engine.vllm.states import Entry, States
+from rollspec.proposal.hybrid import HybridProposer
+
+logger = logging.getLogger("rollspec")
+
+REBUILD_TOKENS = 512
+"""Positions per step that are read again after a swap: a part of what a prefill step computes."""
+
+
+class LearnedDrafts:
+    """One worker's learned drafter."""
+
+    def __init__(self, bridge: VllmProposer, runner: Any, tensor_parallel: int) -> None:
+        self.bridge = bridge
+        self.runner = runner
+        self.drafter = runner.drafter
+        self.eagle = bool(self.drafter.pass_hidden_states_to_model)
+        self.aux_layers = len(_aux_layers(runner)) if self.eagle else 0
+        config = runner.speculative_config.draft_model_config
+        self.limit = int(getattr(config, "max_model_len", None) or runner.max_model_len)
+        width = self.aux_layers * int(runner.model_config.get_hidden_size())
+        keep = bridge.config.proposal.learned.keep_bytes
+        self.states = States(keep, int(self.drafter.max_num_tokens), width, runner.dtype.itemsize)
+        self.off = False
+        self.rebuilt = 0  # positions read again after swaps
+        self.caught_up = 0  # positions read late, after pauses
+        self._group = _group() if tensor_parallel > 1 else None
+        self._ran = 0  # passes of this step
+        self._seconds = 0.0
+        self._probs: list[torch.Tensor] = []
+        self._propose = runner.propose_draft_token_ids
+        self._take = runner.take_draft_token_ids
+        self._greedy = self.drafter._greedy_sample
+        runner.propose_draft_token_ids = functools.wraps(self._propose)(self.propose)
+        runner.take_draft_token_ids = functools.wraps(self._take)(self.take)
+        self.drafter._greedy_sample = self.sample
+
+    @property
+    def proposer(self) -> HybridProposer:
+        """The router's side."""
+        assert isinstance(self.bridge.proposer, HybridProposer)
+        return self.bridge.proposer
+
+    # ---- vLLM's interface -------------------------------------------------------------------------------------------
+
+    def propose(
+        self,
+        scheduler_output: Any,
+        sampled: Any,
+        sampling_metadata: Any,
+        hidden_states: torch.Tensor,
+        sample_hidden_states: torch.Tensor,
+        aux: list[torch.Tensor] | None,
+        spec_decode_metadata: Any,
+        common: Any,
+        slot_mappings: Any = None,
+    ) -> Any:
+        """In the place of `GPUModelRunner.propose_draft_token_ids`: rows [requests, passes], or an empty list each."""
+        tokens = self._tokens(sampled)
+        req_ids = list(self.runner.input_batch.req_ids[: len(tokens)])
+        if aux is not None:
+            aux = aux[: self.aux_layers]
+        wanted = self.bridge.decide(tokens)
+        passes = self._agree(-1 if self.off or self.bridge.fault else wanted)
+        self._ran, self._probs, self._seconds = 0, [], 0.0
+        nothing: list[list[int]] = [[] for _ in tokens]
+        if passes < 0:
+            return nothing
+        try:
+            starts = self._note(req_ids, tokens, aux, spec_decode_metadata, common)
+            passes = max(0, min(passes, self.limit - int(common.max_seq_len)))
+            if not passes and not self.states.full:
+                return nothing
+            begin = time.perf_counter()
+            self._repair(req_ids, starts, common, sampling_metadata)
+            scheduler_output.num_spec_tokens_to_schedule = passes
+            rows = self._propose(
+                scheduler_output,
+                sampled,
+                sampling_metadata,
+                hidden_states,
+                sample_hidden_states,
+                aux,
+                spec_decode_metadata,
+                common,
+                slot_mappings,
+            )
+            self.states.read(req_ids)
+            self._ran, self._seconds = passes, time.perf_counter() - begin
+            return rows if passes else nothing
+        except Exception as e:  # the target's sample is made; without drafts it is as good
+            self.fail("learned drafts", e)
+            return nothing
+
+    def take(self) -> Any:
+        """In the place of `GPUModelRunner.take_draft_token_ids`: every request's row, whoever drafted it."""
+        begin = time.perf_counter()
+        drafts = self._take()
+        if drafts is None:
+            return None
+        rows = drafts.draft_token_ids if self._ran else None
+        probs = torch.stack(self._probs, dim=1).tolist() if self._ran and self._probs else None
+        if self._ran:
+            # On a GPU the passes end here: what was queued is waited for.
+            waited = time.perf_counter() - begin if self.runner.device.type != "cpu" else 0.0
+            self.bridge.passed(self._ran, self._seconds + waited, len(drafts.req_ids))
+        self._ran = 0
+        drafts.draft_token_ids = self.bridge.finish(rows, probs, len(drafts.req_ids))
+        return drafts
+
+    def sample(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        """In the place of the proposer's `_greedy_sample`: the same tokens, and how sure the drafter was of them."""
+        if self.drafter.use_local_argmax_reduction or self.drafter.use_heterogeneous_vocab:
+            return self._greedy(hidden_states)  # type: ignore[no-any-return]
+        logits = self.drafter.model.compute_logits(hidden_states)
+        top = logits.max(dim=-1)
+        self._probs.append((top.values.float() - logits.float().logsumexp(-1)).exp())
+        return top.indices
+
+    def forget(self, req_ids: Any) -> None:
+        """These requests ended."""
+        for req_id in req_ids:
+            self.states.drop(req_id)
+
+    def fail(self, what: str, error: BaseException) -> None:
+        """The learned drafter is off from now on; suffix drafts go on."""
+        self.off = True
+        self.proposer.resting = True
+        cause = f"{what}: {type(error).__name__}: {error}"
+        self.bridge.faults[cause] = self.bridge.faults.get(cause, 0) + 1
+        logger.error("rollspec: the learned drafter is off from now on (%s).", cause, exc_info=error)
+
+    # ---- the drafter's KV -------------------------------------------------------------------------------------------
+
+    def _note(
+        self, req_ids: list[str], tokens: list[list[int]], aux: list[torch.Tensor] | None, spec: Any, common: Any
+    ) -> dict[str, int]:
+        """Keep the hidden states of what the target just computed and did not reject; first positions by request."""
+        where = common.query_start_loc_cpu.tolist()
+        drafted = spec.num_draft_tokens if spec is not None else None
+        computed = self.runner.input_batch.num_computed_tokens_cpu
+        starts: dict[str, int] = {}
+        counts, index = [], []
+        for i, new in enumerate(tokens):
+            n = where[i + 1] - where[i]
+            if drafted is not None and drafted[i] > 0:
+                n -= drafted[i] + 1 - len(new)
+            starts[req_ids[i]] = int(computed[i])
+            counts.append(n)
+            index.append(torch.arange(where[i], where[i] + n))
+        states = None
+        if aux is not None:
+            at = torch.cat(index)
+            states = torch.cat([h[at.to(h.device)] for h in aux], dim=-1)  # [sum of counts, A*H]
+        at_row = 0
+        for req_id, n in zip(req_ids, counts, strict=True):
+            self.states.add(req_id, starts[req_id], n if states is None else states[at_row : at_row + n])
+            at_row += n
+        self.states.trim()
+        return starts
+
+    def _repair(self, req_ids: list[str], starts: dict[str, int], common: Any, sampling_metadata: Any) -> None:
+        """Read what went by while the drafter rested, and some of what older weights wrote."""
+        late = list(self.states.unread(req_ids, starts))
+        again = list(self.states.stale(req_ids, REBUILD_TOKENS))
+        room = int(self.drafter.max_num_tokens) - len(req_ids)
+        batch: list[tuple[int, Entry, int, int]] = []
+        used = 0
+        for i, entry, start, stop in [*late, *again]:
+            while start < stop:
+                if used >= room:
+                    self._read(batch, common, sampling_metadata)
+                    batch, used = [], 0
+                n = min(stop - start, room - used)
+                batch.append((i, entry, start, start + n))
+                used, start = used + n, start + n
+        if batch:
+            self._read(batch, common, sampling_metadata)
+        self.caught_up += sum(stop - start for _, _, start, stop in late)
+        self.rebuilt += sum(stop - start for _, _, start, stop in again)
+        for _, entry, _, stop in again:
+            entry.fresh = stop
+
+    def _read(self, batch: list[tuple[int, Entry, int, int]], common: Any, sampling_metadata: Any) -> None:
+        """One pass over positions [start, stop) of some rows: it writes the drafter's KV there and drafts nothing."""
+        device = self.drafter.device
+        token_ids = self.runner.input_batch.token_ids_cpu
+        rows = torch.tensor([i for i, *_ in batch])
+        lengths = torch.tensor([stop - start for _, _, start, stop in batch], dtype=torch.int32)
+        ends = torch.tensor([stop for *_, stop in batch], dtype=torch.int32)
+        begins = torch.zeros(len(batch) + 1, dtype=torch.int32)
+        torch.cumsum(lengths, 0, out=begins[1:])
+        ids = torch.cat([torch.from_numpy(token_ids[i, a:b].copy()) for i, _, a, b in batch])
+        following = torch.tensor([int(token_ids[i, b]) for i, _, _, b in batch], dtype=torch.int32)
+        positions = torch.cat([torch.arange(a, b) for _, _, a, b in batch])
+        table = common.block_table_tensor[rows.to(device)]
+        size = int(self.drafter.block_size)
+        owner = torch.repeat_interleave(torch.arange(len(batch)), lengths.long())
+        slots = table[owner.to(device), (positions // size).to(device)].long() * size + (positions % size).to(device)
+        states = None
+        if self.eagle:
+            parts = [entry.rows(a, b) for _, entry, a, b in batch]
+            states = torch.cat([p for p in parts if p is not None])
+        meta = common.replace(
+            query_start_loc=begins.to(device),
+            query_start_loc_cpu=begins,
+            seq_lens=ends.to(device),
+            num_reqs=len(batch),
+            num_actual_tokens=int(begins[-1]),
+            max_query_len=int(lengths.max()),
+            max_seq_len=int(ends.max()),
+            block_table_tensor=table,
+            slot_mapping=slots,
+            seq_lens_cpu_upper_bound=ends.clone(),
+            is_prefilling=None,
+            positions=None,
+            _seq_lens_cpu=ends.clone(),
+            _num_computed_tokens_cpu=ends - lengths,
+            _num_computed_tokens_cache=None,
+            _token_to_req_indices_cache=None,
+        )
+        self.drafter.propose(
+            num_speculative_tokens=0,
+            target_token_ids=ids.to(device, torch.int32),
+            target_positions=positions.to(device),
+            target_hidden_states=states,
+            next_token_ids=following.to(device),
+            token_indices_to_sample=None,
+            common_attn_metadata=meta,
+            sampling_metadata=sampling_metadata,
+        )
+
+    # ---- small things -----------------------------------------------------------------------------------------------
+
+    def _tokens(self, sampled: Any) -> list[list[int]]:
+        """What each request said in this step; empty where it is still in its prompt."""
+        if isinstance(sampled, list):
+            return sampled
+        rows = sampled.tolist()
+        drop = self.runner.discard_request_mask.np[: len(rows)]
+        return [[] if skip else [t for t in row if t >= 0] for row, skip in zip(rows, drop, strict=True)]
+
+    def _agree(self, passes: int) -> int:
+        """Ranks compute the drafter together, so all take the output rank's decision."""
+        if self._group is None:
+            return passes
+        told = torch.tensor([passes])
+        torch.distributed.broadcast(told, src=self._group.first_rank, group=self._group.cpu_group)
+        return int(told)
+
+
+def _group() -> Any:
+    from vllm.distributed.parallel_state import get_tp_group
+
+    return get_tp_group()
+
+
+def _aux_layers(runner: Any) -> tuple[int, ...]:
+    """Layers whose hidden states the head reads, in its order."""
+    return tuple(
+        runner._get_eagle3_aux_layers_from_config() or runner.model.get_eagle3_default_aux_hidden_state_layers()
+    )
