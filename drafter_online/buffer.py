@@ -1,0 +1,409 @@
+"""What the drafter is trained on: bounded in bytes, fair to every policy version, and with the long tail kept.
+
+Which samples stay. Each gets a random priority on arrival; per target version those with the highest stay, which is a
+uniform sample of all that came (a reservoir), however the bytes run out. A version's share of the bytes halves every
+`half_life` versions. Besides, the longest responses of the last `tail_versions` versions stay up to `tail_quota` of the
+bytes: long responses are rare, finish last, and are what speculation is for.
+
+What is drawn. Windows from anywhere in the responses, samples chosen by recency times response tokens held, so that a
+token late in a long response is seen as often as an early one.
+
+Saved as one file per sample, named by its checksum, and an index: a save writes only what is new, and a damaged file
+costs that sample and nothing else.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import random
+from collections import Counter, OrderedDict
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from drafter_online.errors import BufferFileError, SampleError
+from drafter_online.files import digest, replace, sha256, sync_folder, write_synced
+from drafter_online.samples import Sample
+
+FORMAT = "drafter-online-buffer-1"
+INDEX, SAMPLES = "index.json", "samples"
+PENDING_REWARDS = 1 << 16  # rewards remembered for samples that have not come yet
+
+
+class BufferConfig(BaseModel):
+    """How much is kept, and what."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
+
+    max_bytes: int = Field(1 << 30, ge=1 << 12, description="Bytes of samples kept in memory.")
+    half_life: float = Field(4.0, gt=0, description="Policy versions after which a sample's weight halves.")
+    tail_quota: float = Field(0.25, ge=0, le=0.9, description="Share of the bytes kept for the longest responses.")
+    tail_versions: int = Field(8, ge=1, description="Policy versions after which a long response is as any other.")
+    seed: int = Field(0, ge=0, description="Seed of what is kept.")
+
+
+@dataclass(eq=False)
+class _Entry:
+    sample: Sample
+    priority: float
+    nbytes: int
+    response: int  # response tokens held
+    drawn: int = 0
+    checksum: str | None = None  # of its file, once written
+
+
+@dataclass
+class Counts:
+    """What became of samples. `dropped`: evicted, of which `unseen` were never drawn."""
+
+    added: int = 0
+    dropped: int = 0
+    unseen: int = 0
+    refused: int = 0
+    rewarded: int = 0
+    damaged: int = 0
+    by_drafter: Counter[str] = field(default_factory=Counter)
+
+
+class Buffer:
+    """Samples to train on. Not thread-safe: one owner, fed through an `Inbox`."""
+
+    def __init__(self, config: BufferConfig | None = None) -> None:
+        self.config = config or BufferConfig()
+        self.bytes = 0
+        self.counts = Counts()
+        self._rng = random.Random(self.config.seed)
+        self._entries: list[_Entry] = []
+        self._newest = 0
+        self._rewards: OrderedDict[str, float] = OrderedDict()
+        self._reward_n, self._reward_sum, self._reward_squares = 0, 0.0, 0.0
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def __iter__(self) -> Iterator[Sample]:
+        return (e.sample for e in self._entries)
+
+    @property
+    def newest(self) -> int:
+        """The newest target version that came, 0 when none did."""
+        return self._newest
+
+    # ---- coming in --------------------------------------------------------------------------------------------------
+
+    def add(self, sample: Sample) -> bool:
+        """Take a sample, then drop what does not fit. False: the sample itself was not kept.
+
+        Raises:
+            SampleError: it does not fit together, is not finite, or has other sizes than the samples held.
+        """
+        try:
+            self._check(sample)
+        except SampleError:
+            self.counts.refused += 1
+            raise
+        reward = self._rewards.pop(sample.request_id, None)
+        if reward is not None and sample.reward is None:
+            sample = sample.with_reward(reward)
+        if sample.reward is not None:
+            self._count_reward(sample.reward)
+        entry = _Entry(sample, self._rng.random(), sample.nbytes, int(sample.loss_mask.sum()))
+        self.counts.added += 1
+        self.counts.by_drafter.update(sample.verify.drafter)
+        self._entries.append(entry)
+        self._newest = max(self._newest, sample.target_version)
+        self.bytes += entry.nbytes
+        self._evict()
+        return any(e is entry for e in self._entries)
+
+    def _check(self, sample: Sample) -> None:
+        sample.validate()
+        if not bool(sample.loss_mask.any()):
+            raise SampleError("drafter-online: a sample is refused: `loss_mask` has no response token in it.")
+        if self._entries:
+            other = self._entries[0].sample
+            for name in ("hidden_states", "verifier_last_hidden_states"):
+                mine, theirs = getattr(sample, name), getattr(other, name)
+                if mine.shape[1] != theirs.shape[1]:
+                    raise SampleError(
+                        f"drafter-online: a sample is refused: `{name}` is {mine.shape[1]} wide, but the others' are "
+                        f"{theirs.shape[1]}; it is of another target."
+                    )
+
+    def reward(self, rewards: Mapping[str, float]) -> int:
+        """Join rewards by request id; those of samples still to come are remembered. Returns how many joined now."""
+        joined = 0
+        held: dict[str, list[_Entry]] = {}
+        for e in self._entries:
+            held.setdefault(e.sample.request_id, []).append(e)
+        for request, value in rewards.items():
+            value = float(value)
+            if not abs(value) < float("inf"):
+                continue
+            if request not in held:
+                self._rewards[request] = value
+                while len(self._rewards) > PENDING_REWARDS:
+                    self._rewards.popitem(last=False)
+            for e in held.get(request, ()):
+                if e.sample.reward is None:
+                    e.sample = e.sample.with_reward(value)
+                    self._count_reward(value)
+                    joined += 1
+        return joined
+
+    def _count_reward(self, value: float) -> None:
+        self.counts.rewarded += 1
+        self._reward_n += 1
+        self._reward_sum += value
+        self._reward_squares += value * value
+
+    @property
+    def reward_moments(self) -> tuple[float, float]:
+        """Mean and standard deviation of all rewards that came."""
+        if not self._reward_n:
+            return 0.0, 0.0
+        mean = self._reward_sum / self._reward_n
+        return mean, max(0.0, self._reward_squares / self._reward_n - mean * mean) ** 0.5
+
+    # ---- what stays -------------------------------------------------------------------------------------------------
+
+    def _tail(self) -> set[int]:
+        """Identities of the longest responses that the quota keeps."""
+        room = self.config.tail_quota * self.config.max_bytes
+        oldest = self.newest - self.config.tail_versions
+        young = [e for e in self._entries if e.sample.target_version > oldest]
+        kept: set[int] = set()
+        for e in sorted(young, key=lambda e: (-e.sample.response_length, -e.priority)):
+            room -= e.nbytes
+            if room < 0:
+                break
+            kept.add(id(e))
+        return kept
+
+    def recency(self, version: int) -> float:
+        """2^(-age / half_life), age in policy versions."""
+        return float(2.0 ** (-(self.newest - version) / self.config.half_life))
+
+    def _evict(self) -> None:
+        if self.bytes <= self.config.max_bytes:
+            return
+        tail = self._tail()
+        rest: dict[int, list[_Entry]] = {}
+        for e in self._entries:
+            if id(e) not in tail:
+                rest.setdefault(e.sample.target_version, []).append(e)
+        size = {v: sum(e.nbytes for e in es) for v, es in rest.items()}
+        for es in rest.values():
+            es.sort(key=lambda e: -e.priority)
+        gone: set[int] = set()
+        while self.bytes > self.config.max_bytes and rest:
+            version = max(rest, key=lambda v: size[v] / self.recency(v))  # furthest beyond its share
+            e = rest[version].pop()
+            size[version] -= e.nbytes
+            if not rest[version]:
+                del rest[version]
+            gone.add(id(e))
+            self.bytes -= e.nbytes
+            self.counts.dropped += 1
+            self.counts.unseen += e.drawn == 0
+        self._entries = [e for e in self._entries if id(e) not in gone]
+
+    # ---- going out --------------------------------------------------------------------------------------------------
+
+    def draw(self, rng: random.Random, tokens: int, window: int, least: int = 8) -> list[Sample]:
+        """Windows that together hold up to `tokens` tokens; empty when the buffer is.
+
+        Args:
+            rng: the caller's; its state decides what is drawn.
+            tokens: bound on their sum.
+            window: longest window.
+            least: no window shorter than this is cut to fill up the rest.
+        """
+        if not self._entries:
+            return []
+        weights = [self.recency(e.sample.target_version) * e.response for e in self._entries]
+        out: list[Sample] = []
+        room = tokens
+        while room >= least:
+            (e,) = rng.choices(self._entries, weights)
+            cut = _window(e.sample, rng, min(window, room))
+            if len(cut) < 2 or (len(cut) < least and out):
+                break
+            e.drawn += 1
+            out.append(cut)
+            room -= len(cut)
+        return out
+
+    def token_counts(self) -> Counter[int]:
+        """How often each response token occurs: for the vocabulary map of a fresh head."""
+        counts: Counter[int] = Counter()
+        for e in self._entries:
+            counts.update(e.sample.input_ids[e.sample.loss_mask].tolist())
+        return counts
+
+    def stats(self) -> dict[str, Any]:
+        """What is held, as a JSON object."""
+        versions: dict[int, dict[str, float]] = {}
+        for e in self._entries:
+            v = versions.setdefault(e.sample.target_version, {"samples": 0, "bytes": 0, "tokens": 0, "rewarded": 0})
+            v["samples"] += 1
+            v["bytes"] += e.nbytes
+            v["tokens"] += e.response
+            v["rewarded"] += e.sample.reward is not None
+        lengths = sorted(e.sample.response_length for e in self._entries)
+        tail = self._tail()
+        c = self.counts
+        return {
+            "samples": len(self),
+            "bytes": self.bytes,
+            "max_bytes": self.config.max_bytes,
+            "tail_samples": len(tail),
+            "tail_bytes": sum(e.nbytes for e in self._entries if id(e) in tail),
+            "response_length": {
+                "median": lengths[len(lengths) // 2] if lengths else 0,
+                "max": lengths[-1] if lengths else 0,
+            },
+            "versions": {str(v): versions[v] for v in sorted(versions)},
+            "drafters": dict(c.by_drafter),
+            "added": c.added,
+            "dropped": c.dropped,
+            "dropped_unseen": c.unseen,
+            "refused": c.refused,
+            "rewarded": c.rewarded,
+            "damaged": c.damaged,
+            "pending_rewards": len(self._rewards),
+        }
+
+    # ---- disk -------------------------------------------------------------------------------------------------------
+
+    def save(self, folder: Path | str) -> Path:
+        """Write what is new and the index; then delete the files of samples that are no longer held.
+
+        Raises:
+            BufferFileError: the folder cannot be written; what was saved before stays valid.
+        """
+        folder = Path(folder)
+        try:
+            (folder / SAMPLES).mkdir(parents=True, exist_ok=True)
+            for e in self._entries:
+                if e.checksum is None or not _file(folder, e.checksum).exists():
+                    blob = e.sample.to_bytes()
+                    e.checksum = sha256(blob)
+                    _write_new(_file(folder, e.checksum), blob)
+            sync_folder(folder / SAMPLES)
+            index = self._index()
+            replace(folder / INDEX, json.dumps({**index, "checksum": digest(index)}).encode())
+            held = {e.checksum for e in self._entries}
+            for path in (folder / SAMPLES).iterdir():
+                if path.stem not in held:
+                    path.unlink(missing_ok=True)
+        except OSError as e:
+            raise BufferFileError(
+                f"drafter-online: the buffer cannot be written to {folder} ({e.strerror or e}); make it writable, or "
+                "free space."
+            ) from e
+        return folder
+
+    def _index(self) -> dict[str, Any]:
+        c = self.counts
+        return {
+            "format": FORMAT,
+            "rng": list(self._rng.getstate()[1]),
+            "rewards": [self._reward_n, self._reward_sum, self._reward_squares],
+            "pending": dict(self._rewards),
+            "counts": {n: getattr(c, n) for n in ("added", "dropped", "unseen", "refused", "rewarded", "damaged")},
+            "drafters": dict(c.by_drafter),
+            "samples": [[e.checksum, e.priority, e.drawn, e.sample.reward] for e in self._entries],
+        }
+
+    @classmethod
+    def load(cls, folder: Path | str, config: BufferConfig | None = None) -> Buffer:
+        """Read a saved buffer; empty where there is none. A damaged sample is refused and counted.
+
+        Raises:
+            BufferFileError: the index is damaged; it is renamed to `index.json.corrupt`, so that the next save does
+                not destroy it.
+        """
+        buffer = cls(config)
+        path = Path(folder) / INDEX
+        if not path.is_file():
+            return buffer
+        try:
+            index = json.loads(path.read_bytes())
+            if index.pop("checksum") != digest(index) or index["format"] != FORMAT:
+                raise ValueError("its checksum or format does not match")
+            buffer._restore(Path(folder), index)
+        except (OSError, ValueError, KeyError, TypeError) as e:
+            aside = path.with_name(f"{INDEX}.corrupt")
+            where = "delete it"
+            with contextlib.suppress(OSError):
+                os.replace(path, aside)
+                where = f"it was moved to {aside}"
+            raise BufferFileError(
+                f"drafter-online: the buffer's index {path} is refused ({e}); {where} and the buffer starts empty."
+            ) from e
+        buffer._evict()
+        return buffer
+
+    def _restore(self, folder: Path, index: dict[str, Any]) -> None:
+        version, _, gauss = self._rng.getstate()
+        self._rng.setstate((version, tuple(index["rng"]), gauss))
+        self._reward_n, self._reward_sum, self._reward_squares = index["rewards"]
+        self._rewards = OrderedDict(index["pending"])
+        self.counts = Counts(**index["counts"], by_drafter=Counter(index["drafters"]))
+        for checksum, priority, drawn, reward in index["samples"]:
+            sample = _read(_file(folder, checksum), checksum)
+            if sample is None:
+                self.counts.damaged += 1
+                continue
+            sample = sample if reward is None else sample.with_reward(reward)
+            entry = _Entry(sample, priority, sample.nbytes, int(sample.loss_mask.sum()), drawn, checksum)
+            self._entries.append(entry)
+            self._newest = max(self._newest, sample.target_version)
+            self.bytes += entry.nbytes
+
+
+def add_all(buffer: Buffer, samples: Iterable[Sample]) -> list[SampleError]:
+    """Add samples; returns why some were refused."""
+    errors = []
+    for sample in samples:
+        try:
+            buffer.add(sample)
+        except SampleError as e:
+            errors.append(e)
+    return errors
+
+
+def _window(sample: Sample, rng: random.Random, width: int) -> Sample:
+    """A window of at most `width` tokens, placed uniformly over where the response is."""
+    total = len(sample)
+    if total <= width:
+        return sample
+    first = int(sample.loss_mask.int().argmax())
+    # A quarter of the window may be prompt: the first response tokens need something to attend to.
+    low = min(max(0, first - width // 4), total - width)
+    start = rng.randint(low, total - width)
+    return sample.window(start, start + width)
+
+
+def _file(folder: Path, checksum: str) -> Path:
+    return folder / SAMPLES / f"{checksum}.safetensors"
+
+
+def _write_new(path: Path, blob: bytes) -> None:
+    temporary = path.with_suffix(f".{os.getpid()}.tmp")
+    write_synced(temporary, blob)
+    os.replace(temporary, path)
+
+
+def _read(path: Path, checksum: str) -> Sample | None:
+    try:
+        blob = path.read_bytes()
+        return Sample.from_bytes(blob) if sha256(blob) == checksum else None
+    except (OSError, SampleError):
+        return None

@@ -1,0 +1,27 @@
+"""The errors a user can meet. Each message is one sentence: which field or file, which value, what to do."""
+
+from __future__ import annotations
+
+
+class DrafterError(Exception):
+    """Base of everything drafter_online raises on purpose."""
+
+
+class SampleError(DrafterError, ValueError):
+    """A training sample whose fields do not fit each other, or bytes that are not a sample."""
+
+
+class VersionError(DrafterError):
+    """A drafter version, or the folder of versions, that cannot be used."""
+
+
+class HeadError(DrafterError, ValueError):
+    """A target or draft checkpoint that a head cannot be made of."""
+
+
+class BufferFileError(DrafterError):
+    """A saved buffer that cannot be read or written."""
+
+
+class TrainingError(DrafterError):
+    """Training that cannot go on: nothing good to go back to, or a checkpoint that cannot be read or written."""

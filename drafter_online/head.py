@@ -1,0 +1,402 @@
+"""EAGLE-3 heads as folders on disk: made fresh for a target, converted, read and written in `speculators` format.
+
+    head = fresh("Qwen/Qwen3-8B", draft_vocab_size=32000, counts=token_counts)
+    save(head, "head/")        # vLLM: speculative_config={"method": "eagle3", "model": "head/"}
+
+The model class, its configuration and the vocabulary map are those of the `speculators` library. What belongs to the
+target (embedding, final norm and, with the whole vocabulary, the LM head) is read from the target and never written:
+the engine shares its own, and a copy in a drafter's file would be loaded over it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from drafter_online.errors import HeadError
+from drafter_online.files import replace
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+log = logging.getLogger(__name__)
+
+MODEL, CONFIG = "model.safetensors", "config.json"
+OURS = "drafter_online"  # our key in config.json
+# torch's own attention with a dense mask: flex attention would have to be compiled, which stalls an engine's worker.
+ATTENTION = "sdpa"
+# What of a target decides whether a drafter fits it. Weights are not among it: in RL they change at every step.
+_BASE_FIELDS = (
+    "model_type",
+    "hidden_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "head_dim",
+    "intermediate_size",
+    "vocab_size",
+)
+
+
+def target_config(target: str | Path) -> Any:
+    """The target's (text) configuration as `transformers` reads it.
+
+    Raises:
+        HeadError: there is none.
+    """
+    from speculators.models.utils import get_verifier_config
+
+    try:
+        return get_verifier_config(str(target))
+    except (OSError, ValueError, KeyError) as e:
+        raise HeadError(
+            f"drafter-online: {target} is not a model that transformers can read ({e}); give a checkpoint's folder."
+        ) from e
+
+
+def base_of(config: Any) -> str:
+    """A name for what a drafter must fit: the target's architecture, sizes and vocabulary.
+
+    Args:
+        config: the target's text configuration (an object or a mapping). Engines have it at hand.
+    """
+    get = config.get if isinstance(config, Mapping) else lambda n: getattr(config, n, None)
+    fields = {n: get(n) for n in _BASE_FIELDS}
+    short = hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()[:8]
+    return "{model_type}-l{num_hidden_layers}-h{hidden_size}-v{vocab_size}-".format(**fields) + short
+
+
+def aux_layers(layers: int) -> list[int]:
+    """Auxiliary layers for a target with that many: EAGLE-3's (2, n/2, n-3) where they are three, else spread out."""
+    chosen = [2, layers // 2, layers - 3]
+    if not 2 < layers // 2 < layers - 3:
+        chosen = [1, layers // 2, layers - 1] if layers > 3 else list(range(layers - 2, layers + 1))
+    check_aux_layers(chosen, layers)
+    return chosen
+
+
+def check_aux_layers(chosen: Sequence[int], layers: int) -> None:
+    """Assert the convention of `samples`: ascending, each the number of decoder layers before it, 0..layers.
+
+    Raises:
+        HeadError: naming the first that does not fit.
+    """
+    if len(chosen) < 2 or list(chosen) != sorted(set(chosen)) or chosen[0] < 0 or chosen[-1] > layers:
+        raise HeadError(
+            f"drafter-online: auxiliary layers {list(chosen)} do not fit a target of {layers} layers; give at least "
+            f"two, ascending, each from 0 (the embedding) to {layers} (after the last layer)."
+        )
+
+
+def fresh(
+    target: str | Path,
+    *,
+    aux: Sequence[int] | None = None,
+    draft_vocab_size: int | None = None,
+    counts: Mapping[int, int] | None = None,
+    layers: int = 1,
+    speculative_tokens: int = 3,
+    seed: int = 0,
+    attention: str = ATTENTION,
+) -> Any:
+    """A new EAGLE-3 head in float32: random decoder layer, embedding and LM head from the target.
+
+    Args:
+        target: folder (or hub name) of the target's checkpoint.
+        aux: auxiliary layers; `aux_layers` when None.
+        draft_vocab_size: tokens the head can draft; the whole vocabulary when None or not smaller than it.
+        counts: how often the target said each token; decides which tokens the head can draft. The share of them it
+            covers is logged and kept in the configuration.
+        layers: decoder layers of the head.
+        speculative_tokens: draft length written into the configuration (engines can override it).
+        seed: of the random weights.
+        attention: `transformers`' attention implementation for training.
+
+    Raises:
+        HeadError: the target cannot be read, or an argument does not fit it.
+    """
+    import torch
+    from speculators.models.eagle3 import Eagle3DraftModel, Eagle3SpeculatorConfig
+    from speculators.models.utils import flatten_rope_parameters, resolve_draft_intermediate_size
+    from transformers import LlamaConfig
+
+    verifier = target_config(target)
+    chosen = list(aux) if aux is not None else aux_layers(verifier.num_hidden_layers)
+    check_aux_layers(chosen, verifier.num_hidden_layers)
+    vocabulary = int(verifier.vocab_size)
+    size = min(draft_vocab_size or vocabulary, vocabulary)
+    if size < 1:
+        raise HeadError(
+            f"drafter-online: draft_vocab_size = {draft_vocab_size} leaves nothing to draft; give 1 or more."
+        )
+    if size < vocabulary and not counts:
+        raise HeadError(
+            f"drafter-online: draft_vocab_size = {size} needs token counts to choose from the target's {vocabulary} "
+            "tokens; give counts, or leave draft_vocab_size out."
+        )
+    # A Llama layer with the target's sizes, whatever the target is: every engine that serves EAGLE-3 serves this one.
+    layer = LlamaConfig(
+        vocab_size=vocabulary,
+        hidden_size=verifier.hidden_size,
+        intermediate_size=resolve_draft_intermediate_size(verifier),
+        num_hidden_layers=layers,
+        num_attention_heads=verifier.num_attention_heads,
+        num_key_value_heads=getattr(verifier, "num_key_value_heads", None) or verifier.num_attention_heads,
+        head_dim=getattr(verifier, "head_dim", None) or verifier.hidden_size // verifier.num_attention_heads,
+        max_position_embeddings=verifier.max_position_embeddings,
+        rms_norm_eps=getattr(verifier, "rms_norm_eps", 1e-6),
+        rope_parameters=flatten_rope_parameters(verifier).rope_parameters,
+        hidden_act="silu",
+        attention_bias=False,
+        tie_word_embeddings=False,
+        pad_token_id=None,
+    )
+    layer._attn_implementation = attention
+    config = Eagle3SpeculatorConfig(
+        transformer_layer_config=layer,
+        architectures=["Eagle3DraftModel"],
+        draft_vocab_size=size,
+        target_hidden_size=verifier.hidden_size,
+        norm_before_residual=False,
+        eagle_aux_hidden_state_layer_ids=chosen,
+        speculators_config=_speculators_config(target, speculative_tokens),
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        head = Eagle3DraftModel(config).float()
+    coverage = 1.0
+    if size < vocabulary:
+        d2t, t2d, coverage = vocabulary_map(counts or {}, size, vocabulary)
+        head.load_vocab_mappings(t2d, d2t)
+    _attach(head, target)
+    extra = {"base": base_of(verifier), "vocabulary_coverage": round(coverage, 6)}
+    setattr(head.config, OURS, extra)
+    log.info("drafter-online: a fresh head drafts %d of %d tokens, %.4f of what was said", size, vocabulary, coverage)
+    return head
+
+
+def vocabulary_map(counts: Mapping[int, int], size: int, vocabulary: int) -> tuple[Tensor, Tensor, float]:
+    """The `size` most frequent tokens: draft-to-target offsets [size], target-to-draft mask [vocabulary], and the
+    share of `counts` they cover.
+
+    Raises:
+        HeadError: a counted token is not in the vocabulary.
+    """
+    from speculators.train.vocab_mapping import build_vocab_mappings_from_distribution
+
+    if counts and not 0 <= min(counts) <= max(counts) < vocabulary:
+        raise HeadError(
+            f"drafter-online: counts has token {max(counts)}, but the target's vocabulary has {vocabulary}; count the "
+            "same target's tokens."
+        )
+    d2t, t2d = build_vocab_mappings_from_distribution(dict(counts), size, vocabulary)
+    total = sum(counts.values())
+    return d2t, t2d, sum(n for t, n in counts.items() if bool(t2d[t])) / total if total else 1.0
+
+
+def own_weights(head: Any, dtype: Any = None) -> dict[str, Tensor]:
+    """What a head's file holds: everything that the target does not have.
+
+    The LM head belongs to the target where the head drafts the whole vocabulary; a pruned one is the head's own.
+    """
+    shared = {"embed_tokens.weight", "verifier_lm_head.weight", "verifier_norm.weight"}
+    if not head.use_draft_vocab:
+        shared.add("lm_head.weight")
+    state: dict[str, Tensor] = {n: t.detach() for n, t in head.state_dict().items() if n not in shared}
+    return {n: t.to(dtype) if dtype is not None and t.is_floating_point() else t for n, t in state.items()}
+
+
+def config_of(head: Any, dtype: Any = None) -> dict[str, Any]:
+    """config.json of a head. Layer fields are written out in full: engines do not know `transformers`' defaults."""
+    plain: dict[str, Any] = json.loads(head.config.to_json_string(use_diff=False))
+    layer = head.config.transformer_layer_config.to_dict()
+    layer = {k: v for k, v in layer.items() if v is not None and not k.startswith("_")}
+    name = str(dtype or head.fc.weight.dtype).removeprefix("torch.")
+    plain["transformer_layer_config"] = {**layer, "dtype": name, "torch_dtype": name}
+    plain[OURS] = getattr(head.config, OURS)
+    return {**plain, "dtype": name, "torch_dtype": name}
+
+
+def save(head: Any, folder: Path | str, dtype: Any = None) -> Path:
+    """Write a head as `speculators` and vLLM read it; `dtype` of the weights, the head's own when None.
+
+    Raises:
+        HeadError: the folder cannot be written.
+    """
+    from safetensors.torch import save as dump
+
+    folder = Path(folder)
+    weights = {n: t.to("cpu").contiguous() for n, t in own_weights(head, dtype).items()}
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        replace(folder / MODEL, dump(weights, metadata={"format": "pt"}))
+        replace(folder / CONFIG, json.dumps(config_of(head, dtype), indent=2).encode())
+    except OSError as e:
+        raise HeadError(f"drafter-online: a head cannot be written to {folder} ({e.strerror or e}).") from e
+    return folder
+
+
+def load(folder: Path | str, target: str | Path | None = None, attention: str = ATTENTION) -> Any:
+    """Read a head in `speculators` format, or a SpecForge/SGLang one (`midlayer.*`), for training in float32.
+
+    Args:
+        folder: of the head.
+        target: its target; where the head's configuration says when None.
+        attention: as in `fresh`.
+
+    Raises:
+        HeadError: a file is missing or damaged, a weight is missing, superfluous or mis-shaped, or the head is not for
+            `target`.
+    """
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+    from speculators.models.eagle3 import Eagle3DraftModel, Eagle3SpeculatorConfig
+
+    folder = Path(folder)
+    try:
+        plain = json.loads((folder / CONFIG).read_bytes())
+        weights: dict[str, Tensor] = {}
+        for file in sorted(folder.glob("*.safetensors")):
+            weights |= load_file(file)
+    except (OSError, ValueError, SafetensorError) as e:
+        raise HeadError(f"drafter-online: {folder} is not a readable head ({e}).") from e
+    if not weights:
+        raise HeadError(f"drafter-online: {folder} has no safetensors file; heads in other formats are not read.")
+    if "speculators_model_type" not in plain:
+        if target is None:
+            raise HeadError(f"drafter-online: {folder} does not say which target it is for; give the target.")
+        plain, weights = _from_specforge(plain, weights, target)
+    config = Eagle3SpeculatorConfig.from_dict({k: v for k, v in plain.items() if k not in ("dtype", "torch_dtype")})
+    where = str(target or config.speculators_config.verifier.name_or_path)
+    config.speculators_config.verifier.name_or_path = where
+    verifier = target_config(where)
+    check_aux_layers(config.eagle_aux_hidden_state_layer_ids or [], verifier.num_hidden_layers)
+    layer = config.transformer_layer_config
+    for name in ("hidden_size", "vocab_size"):
+        if getattr(layer, name) != getattr(verifier, name):
+            raise HeadError(
+                f"drafter-online: the head in {folder} has {name} {getattr(layer, name)}, but its target {where} has "
+                f"{getattr(verifier, name)}; give the target it was made for."
+            )
+    layer._attn_implementation = attention
+    head = Eagle3DraftModel(config).float()
+    _fill(head, weights, folder)
+    _attach(head, where)
+    extra = {"vocabulary_coverage": None, **(plain.get(OURS) or {}), "base": base_of(verifier)}
+    setattr(head.config, OURS, extra)
+    return head
+
+
+def refresh(
+    head: Any, *, embed: Tensor | None = None, norm: Tensor | None = None, lm_head: Tensor | None = None
+) -> None:
+    """Copy the target's present weights into a head under training: in RL they move with the policy.
+
+    Args:
+        head: the head.
+        embed: input embedding [V, H].
+        norm: gain of the final norm [H], as the target stores it.
+        lm_head: output matrix [V, H], of the whole vocabulary.
+    """
+    import torch
+    from speculators.models.utils import uses_gemma_style_final_norm
+
+    with torch.no_grad():
+        if embed is not None:
+            head.embed_tokens.weight.copy_(embed)
+        if norm is not None:
+            # Gemma's norms multiply by 1 + gain (speculators models/utils.py); the head's by the gain.
+            head.verifier_norm.weight.copy_(norm + 1.0 if uses_gemma_style_final_norm(head.config) else norm)
+        if lm_head is not None:
+            rows = lm_head[head.t2d.to(lm_head.device)] if head.use_draft_vocab else lm_head
+            head.verifier_lm_head.weight.copy_(rows)
+            if not head.use_draft_vocab:
+                head.lm_head.weight.copy_(rows)
+
+
+def _speculators_config(target: str | Path, tokens: int) -> Any:
+    from speculators.config import SpeculatorsConfig, VerifierConfig
+    from speculators.proposals.greedy import GreedyTokenProposalConfig
+
+    return SpeculatorsConfig(
+        algorithm="eagle3",
+        proposal_methods=[GreedyTokenProposalConfig(speculative_tokens=tokens)],
+        default_proposal_method="greedy",
+        verifier=VerifierConfig.from_pretrained(str(target)),
+    )
+
+
+def _attach(head: Any, target: str | Path) -> None:
+    """Fill in what belongs to the target, from its checkpoint."""
+    from loguru import logger
+    from speculators.utils.loading import load_model_layers
+
+    logger.disable("speculators.utils.loading")  # a line per file that is read
+    try:
+        found = load_model_layers(["embed_tokens.weight", "lm_head.weight", "model.norm.weight"], str(target))
+        embed, norm = found["embed_tokens.weight"], found["model.norm.weight"]
+    except (OSError, ValueError, KeyError) as e:
+        raise HeadError(f"drafter-online: the target {target} has no readable embedding and final norm ({e}).") from e
+    lm_head = found.get("lm_head.weight", embed)
+    pruned = head.use_draft_vocab and bool(head.lm_head.weight.isnan().any())
+    refresh(head, embed=embed, norm=norm, lm_head=lm_head)
+    if pruned:
+        head.lm_head.weight.data.copy_(head.verifier_lm_head.weight)
+    for name in ("embed_tokens", "lm_head", "verifier_lm_head", "verifier_norm"):
+        getattr(head, name).weight.requires_grad_(False)
+
+
+def _fill(head: Any, weights: dict[str, Tensor], folder: Path) -> None:
+    expected = own_weights(head)
+    # A head that brings a copy of what its target has: the target's own is used.
+    given = {n: t for n, t in weights.items() if n in expected}
+    spare = set(weights) - set(given) - set(head.state_dict()) - {"d2t", "t2d"}
+    missing = sorted(set(expected) - set(given))
+    if missing or spare:
+        what = f"lacks {missing[0]}" if missing else f"has {min(spare)}, which an EAGLE-3 head of its kind has not"
+        raise HeadError(f"drafter-online: the head in {folder} {what}; it cannot be used.")
+    for name, t in given.items():
+        if t.shape != expected[name].shape:
+            raise HeadError(
+                f"drafter-online: the head in {folder} has {name} of shape {list(t.shape)}, but its configuration says "
+                f"{list(expected[name].shape)}."
+            )
+    head.load_state_dict(given, strict=False)
+
+
+def _from_specforge(
+    plain: dict[str, Any], weights: dict[str, Tensor], target: str | Path
+) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """SpecForge's and SGLang's layout: `midlayer.*`, and a flat configuration with the layer's fields."""
+    if not any(n.startswith("midlayer.") for n in weights):
+        raise HeadError(
+            "drafter-online: a head without `speculators_model_type` and without `midlayer.*` is not known."
+        )
+    weights = {n.replace("midlayer.", "layers.0.", 1): t for n, t in weights.items()}
+    verifier = target_config(target)
+    eagle = plain.get("eagle_config") or {}
+    aux = eagle.get("eagle_aux_hidden_state_layer_ids") or plain.get("eagle_aux_hidden_state_layer_ids")
+    drop = {"architectures", "eagle_config", "draft_vocab_size", "dtype", "torch_dtype", "transformers_version"}
+    layer = {k: v for k, v in plain.items() if k not in drop}
+    layer.setdefault("head_dim", layer["hidden_size"] // layer["num_attention_heads"])
+    config = {
+        "speculators_model_type": "eagle3",
+        "architectures": ["Eagle3DraftModel"],
+        "draft_vocab_size": plain.get("draft_vocab_size") or verifier.vocab_size,
+        "target_hidden_size": plain.get("target_hidden_size"),
+        "norm_before_residual": plain.get("norm_before_residual", False),
+        "eagle_aux_hidden_state_layer_ids": aux or aux_layers(verifier.num_hidden_layers),
+        "transformer_layer_config": {
+            **layer,
+            "model_type": "llama",
+            "vocab_size": verifier.vocab_size,
+            "num_hidden_layers": 1,
+            "tie_word_embeddings": False,
+        },
+        "speculators_config": _speculators_config(target, 3).model_dump(),
+    }
+    return config, weights

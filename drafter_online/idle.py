@@ -1,0 +1,165 @@
+"""When training may use the machine: a pure rule, and the accounting of what it found and took.
+
+A step runs only while the engine is awake, has no request running or waiting, the trainer of the policy is not in its
+update phase (it needs the memory, and the policy is changing), and there is memory for it. It is asked again before
+every training-time-test step: a request that arrives waits for a part of one micro-step at most.
+
+    idle = Idle(IdleConfig())
+    report = idle.tick(state, trainer.micro_step)       # does nothing unless `state()` allows it
+
+The clock and the state are given from outside: nothing here knows an engine.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Generic, Literal, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field
+
+log = logging.getLogger(__name__)
+T = TypeVar("T")
+
+Why = Literal["idle", "asleep", "busy", "updating", "memory", "settling", "stopped"]
+
+
+@dataclass(frozen=True)
+class EngineState:
+    """What an engine is doing now."""
+
+    awake: bool = True  # its memory is in place (not put to sleep)
+    running: int = 0  # requests in the batch
+    waiting: int = 0  # requests queued
+    updating: bool = False  # the policy is being trained, or its weights are being sent
+    free_bytes: int | None = None  # memory a step could use; None: not known, not limited
+
+
+class IdleConfig(BaseModel):
+    """How eager training is."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
+
+    settle_seconds: float = Field(
+        0.02, ge=0, description="The engine must have been idle this long: gaps between requests are not idleness."
+    )
+    step_bytes: int = Field(0, ge=0, description="Memory a micro-step needs; none runs with less free.")
+    max_failures: int = Field(3, ge=1, description="Micro-steps that raise, in a row, before training is stopped.")
+
+
+@dataclass
+class IdleCounts:
+    """Seconds and events since the start."""
+
+    available: float = 0.0  # the engine was idle (awake, nothing to do, no update), whether or not a step ran
+    harvested: float = 0.0  # micro-steps that did their work
+    wasted: float = 0.0  # micro-steps that were preempted or failed
+    steps: int = 0
+    preempted: int = 0
+    failed: int = 0
+    latencies: list[float] = field(default_factory=list)  # seconds from the wish to preempt to the engine's turn
+
+
+class Idle(Generic[T]):
+    """Decides and accounts. One thread calls `tick`; `state` is asked often and must be cheap.
+
+    Args:
+        config: the rule's numbers.
+        clock: seconds, monotonic.
+    """
+
+    def __init__(self, config: IdleConfig | None = None, clock: Callable[[], float] = time.monotonic) -> None:
+        self.config = config or IdleConfig()
+        self.counts = IdleCounts()
+        self.stopped: str | None = None  # why training was given up, None while it goes on
+        self._clock = clock
+        self._idle_since: float | None = None
+        self._seen: float | None = None  # when `available` was last brought up to date
+        self._failures = 0
+
+    def decide(self, state: EngineState, now: float | None = None) -> Why:
+        """`idle` when a step may start now, else what forbids it. Brings the accounting up to date."""
+        now = self._clock() if now is None else now
+        reason = _forbids(state)
+        if self._seen is not None and self._idle_since is not None:
+            self.counts.available += now - self._seen
+        self._seen = now
+        if reason is not None:
+            self._idle_since = None
+            return reason
+        if self._idle_since is None:
+            self._idle_since = now
+        if self.stopped is not None:
+            return "stopped"
+        if now - self._idle_since < self.config.settle_seconds:
+            return "settling"
+        if state.free_bytes is not None and state.free_bytes < self.config.step_bytes:
+            return "memory"
+        return "idle"
+
+    def tick(self, state: Callable[[], EngineState], step: Callable[[Callable[[], bool]], T]) -> T | None:
+        """Run one micro-step if it may run.
+
+        Args:
+            state: what the engine is doing now.
+            step: a micro-step that takes the question "must I stop?" (`Trainer.micro_step`). What it raises is counted
+                and logged; after `max_failures` in a row training is stopped and `stopped` says why.
+
+        Returns:
+            what the step returned; None when none ran, or it raised.
+        """
+        if self.decide(state()) != "idle":
+            return None
+        asked: list[float] = []
+
+        def must_stop() -> bool:
+            if _forbids(state()) is None:
+                return False
+            asked.append(self._clock())
+            return True
+
+        start = self._clock()
+        result: T | None = None
+        failure: Exception | None = None
+        try:
+            result = step(must_stop)
+        except Exception as e:  # training must not end the engine: counted, logged, and given up after a few
+            failure = e
+        end = self._clock()
+        self.decide(state(), end)
+        self._account(end - start, end - asked[0] if asked else None, failure)
+        return result
+
+    def _account(self, seconds: float, latency: float | None, failure: Exception | None) -> None:
+        c = self.counts
+        if failure is not None:
+            c.failed += 1
+            c.wasted += seconds
+            self._failures += 1
+            if self._failures == 1:
+                log.warning("drafter-online: a training step failed (%s: %s)", type(failure).__name__, failure)
+            if self._failures >= self.config.max_failures:
+                self.stopped = f"{self._failures} training steps in a row failed, the last with {failure!r}"
+                log.error("drafter-online: training is stopped: %s; drafting goes on as it is", self.stopped)
+            return
+        self._failures = 0
+        if latency is not None:
+            c.preempted += 1
+            c.wasted += seconds
+            c.latencies.append(latency)
+            del c.latencies[:-1000]
+            return
+        c.steps += 1
+        c.harvested += seconds
+
+
+def _forbids(state: EngineState) -> Why | None:
+    if not state.awake:
+        return "asleep"
+    if state.updating:
+        return "updating"
+    if state.running or state.waiting:
+        return "busy"
+    return None

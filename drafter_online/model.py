@@ -1,0 +1,274 @@
+"""Drafters under training: logits for a packed batch, targets from the target's hidden states, weights to publish.
+
+Two kinds, one interface: `Eagle3` runs the `speculators` library's training-time-test forward as it is; `DraftModel` is
+a separate small language model of the same vocabulary (Online Speculative Decoding, arXiv 2310.07177).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from drafter_online import head as heads
+from drafter_online.errors import HeadError, TrainingError
+from drafter_online.packing import PADDING, Batch
+from drafter_online.versions import Kind
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class Preempted(Exception):  # noqa: N818 - not an error: somebody else needs the machine
+    """A micro-step was asked to stop before it changed anything."""
+
+
+class Drafter(Protocol):
+    """What the trainer trains."""
+
+    kind: Kind
+    base: str
+
+    @property
+    def module(self) -> Any:
+        """The torch module; its parameters that require gradients are trained."""
+
+    @property
+    def to_draft(self) -> Tensor | None:
+        """Draft id by target id [V], -1 where the drafter has no such token; None: the same vocabulary."""
+
+    def logits(self, batch: Batch, steps: int, interrupt: Callable[[], bool] | None = None) -> list[Tensor]:
+        """Logits [1, L, V] of every step. Raises `Preempted` when `interrupt` says so before the last step."""
+
+    def targets(self, batch: Batch) -> Tensor:
+        """The target's logits [1, L, V] over the drafter's vocabulary, without gradient."""
+
+    def weights(self, dtype: Any = None) -> dict[str, Tensor]:
+        """What a version holds."""
+
+    def config(self, dtype: Any = None) -> dict[str, Any]:
+        """config.json of a version."""
+
+
+class Eagle3:
+    """An EAGLE-3 head (`head.fresh`, `head.load`).
+
+    The library feeds emitted tokens into the later steps; a hook on its embedding puts in the proposals of the columns
+    that had an error, and a hook on its LM head takes the logits.
+    """
+
+    kind: Kind = "eagle3"
+
+    def __init__(self, head: Any, *, train_lm_head: bool = False) -> None:
+        import torch
+
+        if train_lm_head and not head.use_draft_vocab:
+            raise HeadError(
+                "drafter-online: training.train_lm_head needs a head with a vocabulary of its own (draft_vocab_size): "
+                "the LM head of the whole vocabulary is the target's."
+            )
+        self.head = head
+        self.base: str = head.config.drafter_online["base"]
+        head.lm_head.weight.requires_grad_(train_lm_head)
+        self._to_draft: Tensor | None = None
+        if head.use_draft_vocab:
+            ids = torch.full((len(head.t2d),), -1, dtype=torch.int64)
+            ids[head.t2d.cpu()] = torch.arange(head.draft_vocab_size)
+            self._to_draft = ids
+
+    @property
+    def module(self) -> Any:
+        """The head."""
+        return self.head
+
+    @property
+    def to_draft(self) -> Tensor | None:
+        """See `Drafter`."""
+        return self._to_draft
+
+    def logits(self, batch: Batch, steps: int, interrupt: Callable[[], bool] | None = None) -> list[Tensor]:
+        """See `Drafter`."""
+        import torch
+
+        found: list[Tensor] = []
+        step = -1
+
+        def enter(_: Any, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+            nonlocal step
+            step += 1
+            if interrupt is not None and interrupt():
+                raise Preempted
+            here = batch.replace_step == step
+            if step == 0 or not bool(here.any()):
+                return args
+            ids = args[0].clone()
+            ids[0, batch.replace_column[here]] = batch.replace_token[here]
+            return (ids, *args[1:])
+
+        hooks = [
+            self.head.embed_tokens.register_forward_pre_hook(enter),
+            self.head.lm_head.register_forward_hook(lambda _m, _a, out: found.append(out)),
+        ]
+        try:
+            with torch.compiler.set_stance("force_eager"):
+                self.head(
+                    hidden_states=batch.hidden_states,
+                    input_ids=batch.input_ids,
+                    document_ids=batch.document_ids,
+                    position_ids=batch.position_ids,
+                    ttt_steps=steps,
+                )
+        finally:
+            for hook in hooks:
+                hook.remove()
+        if len(found) != steps:
+            raise TrainingError(
+                f"drafter-online: speculators' forward gave {len(found)} logits for {steps} steps; this version of the "
+                "library is not supported."
+            )
+        return found
+
+    def targets(self, batch: Batch) -> Tensor:
+        """See `Drafter`."""
+        import torch
+
+        with torch.no_grad():
+            return self.head.verifier_lm_head(  # type: ignore[no-any-return]
+                self.head.verifier_norm(batch.verifier_last_hidden_states)
+            )
+
+    def weights(self, dtype: Any = None) -> dict[str, Tensor]:
+        """See `Drafter`."""
+        return heads.own_weights(self.head, dtype)
+
+    def config(self, dtype: Any = None) -> dict[str, Any]:
+        """See `Drafter`."""
+        return heads.config_of(self.head, dtype)
+
+
+class DraftModel:
+    """A causal language model of `transformers` that drafts for a target with the same vocabulary.
+
+    Args:
+        model: the model, in the dtype it is trained in.
+        target: folder of the target: its final norm and LM head turn hidden states into targets.
+
+    Raises:
+        HeadError: the vocabularies differ, or the target cannot be read.
+    """
+
+    kind: Kind = "draft_model"
+
+    def __init__(self, model: Any, target: str | Path) -> None:
+        from speculators.models.utils import GEMMA_STYLE_FINAL_NORM_MODEL_TYPES
+        from speculators.utils.loading import load_model_layers
+
+        verifier = heads.target_config(target)
+        if model.config.vocab_size != verifier.vocab_size:
+            raise HeadError(
+                f"drafter-online: the draft model has {model.config.vocab_size} tokens and its target {target} "
+                f"{verifier.vocab_size}; a draft model must have its target's vocabulary."
+            )
+        try:
+            found = load_model_layers(["embed_tokens.weight", "lm_head.weight", "model.norm.weight"], str(target))
+            norm = found["model.norm.weight"]
+            lm_head = found.get("lm_head.weight", found.get("embed_tokens.weight"))
+        except (OSError, ValueError, KeyError) as e:
+            raise HeadError(f"drafter-online: the target {target} has no readable final norm ({e}).") from e
+        self.model = model
+        self.base = heads.base_of(verifier)
+        self._gemma = verifier.model_type in GEMMA_STYLE_FINAL_NORM_MODEL_TYPES
+        self._eps = float(getattr(verifier, "rms_norm_eps", 1e-6))
+        self.refresh(norm=norm, lm_head=lm_head)
+
+    def refresh(self, *, norm: Tensor | None = None, lm_head: Tensor | None = None) -> None:
+        """Take the target's present final norm [H] and LM head [V, H]."""
+        device = self.model.device
+        if norm is not None:
+            self._norm = (norm.float() + 1.0 if self._gemma else norm.float()).to(device)
+        if lm_head is not None:
+            self._lm_head = lm_head.float().to(device)
+
+    @property
+    def module(self) -> Any:
+        """The model."""
+        return self.model
+
+    @property
+    def to_draft(self) -> Tensor | None:
+        """See `Drafter`: the vocabulary is the target's."""
+        return None
+
+    def logits(self, batch: Batch, steps: int, interrupt: Callable[[], bool] | None = None) -> list[Tensor]:
+        """See `Drafter`; a model of sequences has one step."""
+        if interrupt is not None and interrupt():
+            raise Preempted
+        out = self.model(
+            input_ids=batch.input_ids,
+            attention_mask=block_diagonal(batch.document_ids),
+            position_ids=batch.position_ids,
+            use_cache=False,
+        )
+        return [out.logits]
+
+    def targets(self, batch: Batch) -> Tensor:
+        """See `Drafter`."""
+        import torch
+
+        with torch.no_grad():
+            y = batch.verifier_last_hidden_states.float()  # [1, L, H]
+            y = y * (y.pow(2).mean(-1, keepdim=True) + self._eps).rsqrt() * self._norm
+            return y @ self._lm_head.T
+
+    def weights(self, dtype: Any = None) -> dict[str, Tensor]:
+        """See `Drafter`; tied weights are written once."""
+        seen: set[int] = set()
+        out: dict[str, Tensor] = {}
+        for name, t in self.model.state_dict().items():
+            if t.data_ptr() not in seen or not t.numel():
+                seen.add(t.data_ptr())
+                out[name] = t.detach().to(dtype) if dtype is not None and t.is_floating_point() else t.detach()
+        return out
+
+    def config(self, dtype: Any = None) -> dict[str, Any]:
+        """See `Drafter`."""
+        plain: dict[str, Any] = self.model.config.to_dict()
+        name = str(dtype or self.model.dtype).removeprefix("torch.")
+        return {**plain, "dtype": name, "torch_dtype": name}
+
+
+def block_diagonal(documents: Tensor) -> Tensor:
+    """[1, 1, L, L] bool: causal, within a document; padding sees itself only (a row of nothing would be NaN)."""
+    import torch
+
+    d = documents[0]
+    n = len(d)
+    causal = torch.ones(n, n, dtype=torch.bool, device=d.device).tril()
+    same = (d[:, None] == d[None, :]) & (d != PADDING)[:, None]
+    return ((causal & same) | torch.eye(n, dtype=torch.bool, device=d.device))[None, None]
+
+
+@contextmanager
+def normal_mode() -> Iterator[None]:
+    """Autograd on, whatever the caller's mode: engines run their workers in inference mode, whose tensors cannot be
+    trained.
+    """
+    import torch
+
+    with torch.inference_mode(False), torch.enable_grad():
+        yield
+
+
+@contextmanager
+def evaluating(module: Any) -> Iterator[None]:
+    """Evaluation mode, without gradients."""
+    import torch
+
+    was = module.training
+    module.eval()
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        module.train(was)

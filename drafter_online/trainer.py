@@ -1,0 +1,483 @@
+"""Training a drafter one micro-step at a time, so that whoever owns the machine can have it back at any moment.
+
+    trainer = Trainer(Eagle3(head.load("head/")), buffer, DrafterTraining(), checkpoints="state/")
+    trainer.resume()
+    while idle():
+        trainer.micro_step(interrupt=somebody_waits)
+    number = trainer.publish(Versions("versions/"))
+
+A micro-step is one forward and backward over one packed sequence. Until its optimiser step it changes nothing but the
+gradients: it can be preempted or fail anywhere, and the next one draws the same data again.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import logging
+import math
+import random
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from pydantic import Field
+
+from drafter_online import losses
+from drafter_online.buffer import Buffer
+from drafter_online.checkpoint import Checkpoints
+from drafter_online.errors import TrainingError
+from drafter_online.model import Drafter, Preempted, evaluating, normal_mode
+from drafter_online.objective import Acceptance, LossTerms, Result, evaluate
+from drafter_online.packing import Batch, pack
+from drafter_online.samples import Sample
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from drafter_online.versions import Versions
+
+log = logging.getLogger(__name__)
+SMALLEST_BATCH = 64  # tokens: running out of memory does not shrink a batch below this
+
+
+class DrafterTraining(LossTerms):
+    """Every knob of training."""
+
+    learning_rate: float = Field(1e-3, gt=0, description="Of AdamW, after warm-up; constant: the target never settles.")
+    warmup_steps: int = Field(20, ge=0, description="Optimiser steps over which the learning rate grows from 0.")
+    betas: tuple[float, float] = Field((0.9, 0.95), description="Of AdamW.")
+    weight_decay: float = Field(0.0, ge=0, description="Of AdamW.")
+    clip_norm: float = Field(1.0, gt=0, description="Largest norm of the gradient.")
+    accumulate: int = Field(1, ge=1, description="Micro-steps per optimiser step.")
+    ttt_steps: int = Field(
+        3, ge=1, le=8, description="Training-time-test steps: drafted tokens a column is trained for."
+    )
+    batch_tokens: int = Field(2048, ge=16, description="Tokens packed into one micro-step.")
+    window_tokens: int = Field(512, ge=16, description="Longest window of a response.")
+    precision: Literal["auto", "fp32", "bf16"] = Field(
+        "auto", description="Of the weights; bf16 keeps fp32 masters. `auto`: fp32 on the CPU, else bf16."
+    )
+    train_lm_head: bool = Field(False, description="Train the LM head of a head with a vocabulary of its own.")
+    max_bad_steps: int = Field(
+        3, ge=1, description="Steps with a loss that is not finite, in a row, before going back."
+    )
+    checkpoint_every: int = Field(50, ge=1, description="Optimiser steps between checkpoints.")
+    seed: int = Field(0, ge=0, description="Seed of what is drawn.")
+
+
+@dataclass(frozen=True)
+class StepReport:
+    """What a micro-step did. `skipped`: why it changed nothing, None when it did its work."""
+
+    micro_step: int
+    step: int  # optimiser steps so far
+    tokens: int
+    terms: dict[str, float]
+    acceptance: Acceptance
+    grad_norm: float | None = None  # of an optimiser step
+    skipped: Literal["empty", "preempted", "not_finite", "out_of_memory"] | None = None
+
+
+@dataclass
+class TrainerCounts:
+    """Since the training began, over restarts."""
+
+    micro_steps: int = 0
+    steps: int = 0
+    tokens: int = 0
+    preempted: int = 0
+    not_finite: int = 0
+    restored: int = 0
+    out_of_memory: int = 0
+    failed: int = 0
+
+
+class Trainer:
+    """Trains one drafter from one buffer.
+
+    Args:
+        drafter: what is trained; its module is moved to `device`.
+        buffer: what it is trained on.
+        config: how.
+        checkpoints: folder for checkpoints; None keeps the last good state in memory only.
+        device: torch device.
+        parent: the version the weights come from, None for a fresh drafter.
+    """
+
+    def __init__(
+        self,
+        drafter: Drafter,
+        buffer: Buffer,
+        config: DrafterTraining | None = None,
+        *,
+        checkpoints: Path | str | None = None,
+        device: Any = "cpu",
+        parent: int | None = None,
+    ) -> None:
+        import torch
+
+        self.drafter = drafter
+        self.buffer = buffer
+        self.config = config or DrafterTraining()
+        self.checkpoints = Checkpoints(checkpoints) if checkpoints is not None else None
+        self.device = torch.device(device)
+        self.parent = parent
+        self.counts = TrainerCounts()
+        self._rng = random.Random(self.config.seed)
+        self.last_loss = math.nan
+        self.batch_tokens = self.config.batch_tokens
+        wants_bf16 = self.config.precision == "bf16" or (self.config.precision == "auto" and self.device.type != "cpu")
+        self.dtype = torch.bfloat16 if wants_bf16 else torch.float32
+        with normal_mode():
+            self._take(drafter)
+        self._accumulated = 0
+        self._bad_in_a_row = 0
+        self._good = self._state()
+
+    def _take(self, drafter: Drafter) -> None:
+        """Masters and optimiser of what is trained."""
+        import torch
+
+        drafter.module.to(self.device, self.dtype).train()
+        self._params = {n: p for n, p in drafter.module.named_parameters() if p.requires_grad}
+        # With fp32 weights the masters are the weights themselves.
+        self._masters = {
+            n: p if p.dtype == torch.float32 else p.detach().float().clone().requires_grad_()
+            for n, p in self._params.items()
+        }
+        self._optimiser = torch.optim.AdamW(
+            list(self._masters.values()),
+            lr=self.config.learning_rate,
+            betas=self.config.betas,
+            weight_decay=self.config.weight_decay,
+        )
+
+    @property
+    def steps(self) -> int:
+        """Training-time-test steps the drafter is run for; a model of sequences has one."""
+        return 1 if self.drafter.kind == "draft_model" else self.config.ttt_steps
+
+    # ---- a micro-step -----------------------------------------------------------------------------------------------
+
+    def micro_step(self, interrupt: Callable[[], bool] | None = None) -> StepReport:
+        """One forward and backward, and an optimiser step where it is due.
+
+        Args:
+            interrupt: asked before every training-time-test step and before the backward pass; True stops here, nothing
+                is changed.
+
+        Raises:
+            TrainingError: the loss was not finite too often, and there is nothing good to go back to.
+            Exception: whatever else the forward or backward raised, with gradients and random state as before it.
+        """
+        with normal_mode():
+            return self._micro_step(interrupt)
+
+    def _micro_step(self, interrupt: Callable[[], bool] | None) -> StepReport:
+        import torch
+
+        before = self._rng.getstate()
+        kept = self._gradients() if self._accumulated else None
+        try:
+            batch = self._draw()
+            if batch is None:
+                return self._report(0, None, "empty")
+            result = self._forward(batch, interrupt)
+            if not math.isfinite(result.terms["loss"]):
+                return self._bad(batch, result, kept)
+            if interrupt is not None and interrupt():
+                raise Preempted
+            (result.loss / self.config.accumulate).backward()
+        except Preempted:
+            self._undo(before, kept)
+            self.counts.preempted += 1
+            return self._report(0, None, "preempted")
+        except torch.OutOfMemoryError:
+            self._undo(before, kept)
+            return self._out_of_memory()
+        except Exception:
+            self._undo(before, kept)
+            self.counts.failed += 1
+            raise
+        self._accumulated += 1
+        norm: float | None = None
+        if self._accumulated >= self.config.accumulate:
+            norm = self._step()
+            if not math.isfinite(norm):
+                return self._bad(batch, result, None)
+        self._bad_in_a_row = 0
+        self.last_loss = result.terms["loss"]
+        self.counts.micro_steps += 1
+        self.counts.tokens += batch.tokens
+        if norm is not None and self.counts.steps % self.config.checkpoint_every == 0:
+            self.checkpoint()
+        return self._report(batch.tokens, result, None, norm)
+
+    def _draw(self) -> Batch | None:
+        windows = self.buffer.draw(self._rng, self.batch_tokens, min(self.config.window_tokens, self.batch_tokens))
+        if not windows:
+            return None
+        return pack(
+            windows,
+            self._weights(windows),
+            steps=self.steps,
+            rejected_from=self.config.reads_rejected,
+        ).to(self.device, self.dtype)
+
+    def _weights(self, windows: list[Sample]) -> list[float]:
+        import torch
+
+        rewards = torch.tensor([math.nan if w.reward is None else w.reward for w in windows])
+        mean, std = self.buffer.reward_moments
+        weights = losses.reward_weights(rewards, mean, std, self.config.reward_beta, self.config.reward_clip)
+        return [float(w) for w in weights]
+
+    def _forward(self, batch: Batch, interrupt: Callable[[], bool] | None) -> Result:
+        logits = self.drafter.logits(batch, self.steps, interrupt)
+        return evaluate(logits, self.drafter.targets(batch), batch, self.config, self.drafter.to_draft)
+
+    def _step(self) -> float:
+        """The optimiser step; returns the gradient's norm. One that is not finite changes nothing."""
+        import torch
+
+        for n, p in self._params.items():
+            if self._masters[n] is not p:
+                self._masters[n].grad = None if p.grad is None else p.grad.float()
+        norm = float(torch.nn.utils.clip_grad_norm_(self._masters.values(), self.config.clip_norm))
+        self._accumulated = 0
+        if math.isfinite(norm):
+            warm = min(1.0, (self.counts.steps + 1) / max(1, self.config.warmup_steps))
+            for group in self._optimiser.param_groups:
+                group["lr"] = self.config.learning_rate * warm
+            self._optimiser.step()
+            self.counts.steps += 1
+            self._copy_masters()
+        self._clear()
+        return norm
+
+    def _copy_masters(self) -> None:
+        import torch
+
+        with torch.no_grad():
+            for n, p in self._params.items():
+                if self._masters[n] is not p:
+                    p.copy_(self._masters[n])
+
+    def _clear(self) -> None:
+        self._optimiser.zero_grad(set_to_none=True)
+        for p in self._params.values():
+            p.grad = None
+
+    def _gradients(self) -> dict[str, Tensor]:
+        return {n: p.grad.clone() for n, p in self._params.items() if p.grad is not None}
+
+    def _undo(self, rng: Any, gradients: dict[str, Tensor] | None) -> None:
+        self._rng.setstate(rng)
+        self._clear()
+        for n, g in (gradients or {}).items():
+            self._params[n].grad = g
+
+    # ---- what can go wrong ------------------------------------------------------------------------------------------
+
+    def _bad(self, batch: Batch, result: Result, kept: dict[str, Tensor] | None) -> StepReport:
+        """A loss or gradient that is not finite: skip it, and after too many in a row go back to the last good state.
+
+        The random state is not taken back: the same data would give the same loss.
+        """
+        self._undo(self._rng.getstate(), kept)
+        self.counts.not_finite += 1
+        self._bad_in_a_row += 1
+        if self._bad_in_a_row >= self.config.max_bad_steps:
+            log.warning(
+                "drafter-online: %d losses in a row were not finite; training goes back to the last good state",
+                self._bad_in_a_row,
+            )
+            self._go_back()
+        return self._report(batch.tokens, result, "not_finite")
+
+    def _go_back(self) -> None:
+        tensors, record = self._good
+        if not all(bool(t.isfinite().all()) for t in tensors.values() if t.is_floating_point()):
+            raise TrainingError(
+                "drafter-online: the loss is not finite and there is no good state to go back to; use another head."
+            )
+        rng, counts, parent, room = self._rng.getstate(), self.counts, self.parent, self.batch_tokens
+        self._restore(tensors, record)
+        self._rng.setstate(rng)  # not the same data again
+        self.counts, self.parent, self.batch_tokens = counts, parent, room
+        self.counts.restored += 1
+        self._bad_in_a_row = 0
+
+    def _out_of_memory(self) -> StepReport:
+        """Half the batch from now on."""
+        import gc
+
+        import torch
+
+        self.counts.out_of_memory += 1
+        smaller = max(SMALLEST_BATCH, self.batch_tokens // 2)
+        if smaller < self.batch_tokens:
+            log.warning("drafter-online: out of memory; micro-steps of %d tokens from now on", smaller)
+        self.batch_tokens = min(self.batch_tokens, smaller)
+        gc.collect()
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+        return self._report(0, None, "out_of_memory")
+
+    def _report(self, tokens: int, result: Result | None, skipped: Any, norm: float | None = None) -> StepReport:
+        none = Acceptance(0, (0,) * self.steps)
+        c = self.counts
+        terms, acceptance = (result.terms, result.acceptance) if result else ({}, none)
+        return StepReport(c.micro_steps, c.steps, tokens, terms, acceptance, norm, skipped)
+
+    # ---- evaluation -------------------------------------------------------------------------------------------------
+
+    def evaluate(self, samples: Iterable[Sample], tokens: int = 4096) -> Acceptance:
+        """What the drafter achieves on samples as they are: whole, without replayed errors, in evaluation mode."""
+        total = Acceptance(0, (0,) * self.steps)
+        with normal_mode(), evaluating(self.drafter.module):
+            waiting: list[Sample] = []
+            for sample in [*samples, None]:
+                if waiting and (sample is None or sum(map(len, waiting)) + len(sample) > tokens):
+                    batch = pack(waiting, steps=self.steps).to(self.device, self.dtype)
+                    result = self._forward(batch, None)
+                    total = total + result.acceptance
+                    waiting = []
+                if sample is not None:
+                    waiting.append(sample)
+        return total
+
+    # ---- state ------------------------------------------------------------------------------------------------------
+
+    def _state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """Copies on the CPU of all that decides the next step, but for the buffer."""
+        import torch
+
+        tensors: dict[str, Tensor] = {}
+        for n, m in self._masters.items():
+            tensors[f"master.{n}"] = m.detach().to("cpu", copy=True)
+            for k, v in self._optimiser.state.get(m, {}).items():
+                tensors[f"adam.{k}.{n}"] = torch.as_tensor(v).detach().to("cpu", copy=True)
+        if self._accumulated:
+            tensors |= {f"grad.{n}": g.to("cpu", copy=True) for n, g in self._gradients().items()}
+        version, state, gauss = self._rng.getstate()
+        return tensors, {
+            "rng": [version, list(state), gauss],
+            "counts": vars(self.counts).copy(),
+            "accumulated": self._accumulated,
+            "batch_tokens": self.batch_tokens,
+            "parent": self.parent,
+            "base": self.drafter.base,
+            "config": json.loads(self.config.model_dump_json()),
+            "last_loss": self.last_loss if math.isfinite(self.last_loss) else None,
+        }
+
+    def _restore(self, tensors: dict[str, Tensor], record: dict[str, Any]) -> None:
+        import torch
+
+        with torch.no_grad():
+            for n, m in self._masters.items():
+                m.copy_(tensors[f"master.{n}"])
+                state = {
+                    k: tensors[f"adam.{k}.{n}"] for k in ("step", "exp_avg", "exp_avg_sq") if f"adam.{k}.{n}" in tensors
+                }
+                self._optimiser.state.pop(m, None)
+                if state:
+                    # torch keeps the step counter on the CPU.
+                    self._optimiser.state[m] = {
+                        k: v.clone() if k == "step" else v.to(m.device, copy=True) for k, v in state.items()
+                    }
+        self._copy_masters()
+        self._clear()
+        for n, p in self._params.items():
+            if f"grad.{n}" in tensors:
+                p.grad = tensors[f"grad.{n}"].to(p.device, p.dtype, copy=True)
+        version, state_, gauss = record["rng"]
+        self._rng.setstate((version, tuple(state_), gauss))
+        self.counts = TrainerCounts(**record["counts"])
+        self._accumulated = record["accumulated"]
+        self.batch_tokens = min(record["batch_tokens"], self.config.batch_tokens)
+        self.parent = record["parent"]
+        self.last_loss = math.nan if record["last_loss"] is None else record["last_loss"]
+
+    def checkpoint(self) -> None:
+        """Keep the present state as the last good one, and write it in the background where there is a folder."""
+        self._good = self._state()
+        if self.checkpoints is not None:
+            tensors, record = self._good
+            self.checkpoints.save(self.counts.micro_steps, tensors, {**record, "provenance": provenance()})
+
+    def resume(self) -> bool:
+        """Go on from the newest whole checkpoint. False: there is none.
+
+        Raises:
+            TrainingError: it is of another drafter or target, or every checkpoint is damaged.
+        """
+        found = self.checkpoints.load() if self.checkpoints is not None else None
+        if found is None:
+            return False
+        tensors, record = found
+        if record["base"] != self.drafter.base:
+            raise TrainingError(
+                f"drafter-online: the checkpoint is for the target {record['base']!r}, not {self.drafter.base!r}; give "
+                "another folder."
+            )
+        for n, m in self._masters.items():
+            t = tensors.get(f"master.{n}")
+            if t is None or t.shape != m.shape:
+                raise TrainingError(
+                    f"drafter-online: the checkpoint has no {n} of shape {list(m.shape)}: it is of another drafter; "
+                    "give another folder."
+                )
+        self._restore(tensors, record)
+        self._good = self._state()
+        return True
+
+    def close(self) -> None:
+        """Wait for a checkpoint that is being written."""
+        if self.checkpoints is not None:
+            self.checkpoints.wait()
+
+    # ---- publishing -------------------------------------------------------------------------------------------------
+
+    def publish(self, versions: Versions, dtype: Any = None, target_version: int | None = None) -> int:
+        """Publish the present weights as a version and return its number.
+
+        Args:
+            versions: the store.
+            dtype: of the weights as published (the engine's); the training's when None.
+            target_version: newest policy version among the data; the buffer's when None.
+
+        Raises:
+            VersionError: the weights are not finite, or the store cannot be written. Training can go on.
+        """
+        number = versions.publish(
+            self.drafter.weights(dtype),
+            self.drafter.config(dtype),
+            base=self.drafter.base,
+            target_version=self.buffer.newest if target_version is None else target_version,
+            kind=self.drafter.kind,
+            parent=self.parent,
+            provenance={
+                **provenance(),
+                "counts": vars(self.counts).copy(),
+                "loss": self.last_loss if math.isfinite(self.last_loss) else None,
+                "training": json.loads(self.config.model_dump_json()),
+                "samples": len(self.buffer),
+            },
+        )
+        self.parent = number
+        return number
+
+
+def provenance() -> dict[str, str]:
+    """Versions of what the weights were made with."""
+    found = {}
+    for name in ("rollspec", "speculators", "torch", "transformers", "safetensors"):
+        try:
+            found[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            found[name] = "not installed"
+    return found

@@ -1,0 +1,193 @@
+from __future__ import annotations
+
+import errno
+import json
+import os
+import shutil
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from drafter_online import versions as module
+from drafter_online.errors import VersionError
+from drafter_online.versions import MANIFEST, MODEL, Versions
+
+BASE = "qwen3-l4-h8"
+
+
+def weights(seed: int = 0, **more: torch.Tensor) -> dict[str, torch.Tensor]:
+    g = torch.Generator().manual_seed(seed)
+    return {"fc.weight": torch.randn(8, 24, generator=g).bfloat16(), "d2t": torch.arange(5), **more}
+
+
+def publish(store: Versions, seed: int = 0, **kw: Any) -> int:
+    return store.publish(weights(seed), {"a": 1}, **{"base": BASE, "target_version": 3, **kw})
+
+
+def test_what_is_published_is_loaded(tmp_path: Path) -> None:
+    store = Versions(tmp_path / "store")
+    assert store.latest() is None and store.numbers() == []
+    n = publish(store, provenance={"steps": 7})
+    v = store.load(n, base=BASE, newer_than=0, like={"fc.weight": (8, 24), "d2t": (5,)})
+    assert n == v.number == 1 and v.config == {"a": 1} and v.manifest.provenance == {"steps": 7}
+    assert all(torch.equal(t, weights()[k]) and t.dtype == weights()[k].dtype for k, t in v.tensors.items())
+    assert v.manifest.target_version == 3 and v.manifest.tensors["fc.weight"] == ["bfloat16", [8, 24]]
+    assert sorted(p.name for p in store.path(1).iterdir()) == ["config.json", MANIFEST, MODEL]
+
+
+def damage(path: Path, how: str) -> None:
+    data = bytearray(path.read_bytes())
+    if how == "truncate":
+        path.write_bytes(data[: len(data) // 2])
+    elif how == "flip":
+        data[-3] ^= 4
+        path.write_bytes(data)
+    elif how == "delete":
+        path.unlink()
+    else:
+        path.write_bytes(b"")
+
+
+@pytest.mark.parametrize("name", [MODEL, "config.json", MANIFEST])
+@pytest.mark.parametrize("how", ["truncate", "flip", "delete", "empty"])
+def test_a_damaged_file_is_refused(tmp_path: Path, name: str, how: str) -> None:
+    store = Versions(tmp_path)
+    damage(store.path(publish(store)) / name, how)
+    with pytest.raises(VersionError, match=r"version 1 is (refused|not in)"):
+        store.load(1)
+
+
+def remanifest(store: Versions, n: int, **change: Any) -> None:
+    """Change a manifest and make its checksum right again."""
+    path = store.path(n) / MANIFEST
+    data = {**json.loads(path.read_text()), **change}
+    del data["checksum"], data["format"]
+    path.write_text(json.dumps({"format": module.FORMAT, **data, "checksum": module.digest(data)}))
+
+
+def test_what_does_not_fit_is_refused_in_one_sentence(tmp_path: Path) -> None:
+    store = Versions(tmp_path)
+    n = publish(store)
+    for kw, says in (
+        ({"base": "llama"}, "for the target 'qwen3-l4-h8', not 'llama'"),
+        ({"newer_than": 1}, "not newer than version 1"),
+        ({"newer_than": 9}, "not newer than version 9"),
+        ({"like": {"fc.weight": (8, 25), "d2t": (5,)}}, r"fc.weight has shape \[8, 24\], not \[8, 25\]"),
+        ({"like": {"norm.weight": (8,)}}, "norm.weight is missing"),
+        ({"like": {"d2t": (5,)}}, "fc.weight in it is not a weight of the drafter"),
+    ):
+        with pytest.raises(VersionError, match=says) as e:
+            store.load(n, **kw)  # type: ignore[arg-type]
+        assert str(e.value).count(". ") == 0
+    with pytest.raises(VersionError, match=r"version 5 is not in .*it has \[1\]"):
+        store.load(5)
+    remanifest(store, n, tensors={"fc.weight": ["bfloat16", [8, 25]], "d2t": ["int64", [5]]})
+    with pytest.raises(VersionError, match=r"fc.weight is \['bfloat16', \[8, 24\]\], but its manifest says"):
+        store.load(n)
+    remanifest(store, n, version=4)
+    with pytest.raises(VersionError, match="manifest is that of version 4"):
+        store.load(n)
+
+
+def test_non_finite_and_the_targets_own_weights_are_neither_published_nor_loaded(tmp_path: Path) -> None:
+    store = Versions(tmp_path)
+    bad = {"fc.weight": torch.full((2, 2), float("nan"))}
+    shared = weights(**{"embed_tokens.weight": torch.ones(2, 2)})
+    for tensors, says in (
+        (bad, "NaN or infinity"),
+        (shared, "embed_tokens.weight belongs to the target"),
+        ({}, "without"),
+    ):
+        with pytest.raises(VersionError, match=says):
+            store.publish(tensors, {}, base=BASE, target_version=0)
+    assert store.numbers() == [] and list(tmp_path.iterdir()) == []
+    # A draft model's embedding is its own.
+    n = store.publish(shared, {}, base=BASE, target_version=0, kind="draft_model")
+    store.load(n)
+    remanifest(store, n, kind="eagle3")
+    with pytest.raises(VersionError, match=r"version 1 is refused: embed_tokens\.weight belongs to the target"):
+        store.load(n)
+
+
+def test_retention_keeps_the_newest_and_the_promoted(tmp_path: Path) -> None:
+    store = Versions(tmp_path, keep=2)
+    for seed in range(3):
+        publish(store, seed)
+    store.record(2, "promoted")
+    for seed in range(3):
+        publish(store, seed)
+    assert store.numbers() == [2, 5, 6] and store.promoted() == 2
+    assert not list(tmp_path.glob(".publish*"))
+
+
+def test_verdicts(tmp_path: Path) -> None:
+    store = Versions(tmp_path)
+    for seed in range(4):
+        publish(store, seed)
+    assert store.promoted() is None and store.candidate() == 4
+    store.record(1, "promoted", "first")
+    store.record(3, "promoted", accepted=1.9, incumbent=1.6)
+    store.record(4, "refused", "truncated")
+    assert store.promoted() == 3 and store.candidate() == 3 and store.candidate(after=3) is None
+    store.record(3, "rolled_back", "acceptance fell")
+    assert store.promoted() == 1 and store.candidate(after=1) == 2
+    with open(tmp_path / "events.jsonl", "ab") as f:
+        f.write(b'{"version": 9, "verd')  # a crash
+    assert [e.verdict for e in store.events()] == ["promoted", "promoted", "refused", "rolled_back"]
+    assert store.events()[1].facts == {"accepted": 1.9, "incumbent": 1.6}
+
+
+def test_two_publishers_never_share_a_number(tmp_path: Path) -> None:
+    got: list[int] = []
+
+    def work() -> None:
+        store = Versions(tmp_path, keep=100)
+        got.extend(publish(store, i) for i in range(12))
+
+    threads = [threading.Thread(target=work) for _ in range(3)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    store = Versions(tmp_path, keep=100)
+    assert sorted(got) == list(range(1, 37)) == store.numbers()
+    assert all(store.load(n).number == n for n in store.numbers())
+
+
+def test_a_deleted_store_starts_again_above_the_parent(tmp_path: Path) -> None:
+    store = Versions(tmp_path / "s")
+    n = publish(store)
+    shutil.rmtree(store.folder)
+    with pytest.raises(VersionError, match="folder does not exist"):
+        store.load(n)
+    assert store.latest() is None and store.events() == []
+    assert publish(store, parent=n) == n + 1
+
+
+@pytest.mark.parametrize("where", ["fsync", "rename"])
+def test_a_full_disk_is_said_and_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str) -> None:
+    store = Versions(tmp_path)
+    publish(store)
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as m:
+        m.setattr(module.os, where, full)
+        with pytest.raises(VersionError, match=r"cannot be written to .* \(No space left on device\)"):
+            publish(store)
+        if where == "fsync":
+            with pytest.raises(VersionError, match="verdict 'promoted' on version 1"):
+                store.record(1, "promoted")
+    assert store.numbers() == [1] and not list(tmp_path.glob(".publish*"))
+    store.load(1)
+    assert publish(store) == 2
+
+
+def test_a_file_in_the_way_is_said(tmp_path: Path) -> None:
+    (tmp_path / "store").write_text("")
+    with pytest.raises(VersionError, match="cannot be written"):
+        publish(Versions(tmp_path / "store"))
