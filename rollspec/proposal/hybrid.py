@@ -10,7 +10,7 @@ While the learned drafter rests, one pass every so many steps keeps its acceptan
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -35,6 +35,8 @@ class HybridProposer(Proposer):
         self.router = Router(min(config.proposal.learned.k_max, self.k_max))
         self.passes = 0
         """Passes that `prepare` asks for; 0 for none."""
+        self.scored: Callable[[str, int, int], None] | None = None
+        """Told of every scored draft: request, tokens right, tokens that could be judged."""
         self.resting = False
         """True while the learned drafter cannot be run."""
         self._view = View([], [], [], [], np.zeros(len(self.tuner.arms)))
@@ -164,13 +166,15 @@ class HybridProposer(Proposer):
             self._tally(self.name, x.expected, verified, min(accepted, verified))
         hits = 0
         if x.draft.token_ids:
-            hits = self._score(x, new)
+            length = verified if x.sent else min(len(x.draft.token_ids), len(new))
+            hits = self._score(r, new, length)
         if r.asked:
             self._see(r, known, hits)
         return known
 
-    def _score(self, x: Learned, new: Sequence[int]) -> int:
-        """Score the learned chain; as `Confidence.observe`."""
+    def _score(self, r: Request, new: Sequence[int], length: int) -> int:
+        """Score the learned chain, of which `length` tokens could be judged; as `Confidence.observe`."""
+        x = r.learned
         tokens = x.draft.token_ids
         hits = 0
         while hits < min(len(tokens), len(new)) and tokens[hits] == new[hits]:
@@ -178,6 +182,8 @@ class HybridProposer(Proposer):
         judged = min(hits + 1, len(tokens), len(new))
         x.record(hits, judged, self.router.acceptance.rates)
         self.router.acceptance.observe(hits, judged)
+        if self.scored is not None and length:
+            self.scored(r.req_id, min(hits, length), length)
         if x.cells:
             return self.confidence.observe(self.name, list(x.cells), tokens, new)
         return hits if judged > hits or hits == len(tokens) else ~hits

@@ -48,6 +48,7 @@ class Request:
     offered: int = 0  # how much of it the budget allowed, whatever the arm
     remaining: float = 0.0  # expected tokens until its end
     remaining_at: int = 0  # output length from which on that is too old
+    req_id: str = ""
     learned: Learned = field(default_factory=Learned)
 
 
@@ -100,6 +101,7 @@ class Proposer:
         self.requests[req_id] = Request(
             key, tokens, group, sequence, self.version, max_tokens, stop_ids, tokens[-self._depth :].tolist()
         )
+        self.requests[req_id].req_id = req_id
         self._count(start)
 
     def finish(self, req_id: str) -> None:

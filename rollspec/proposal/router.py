@@ -68,6 +68,11 @@ class Acceptance:
             self.tries[i] += 1.0
             self.hits[i] += i < hits
 
+    def restore(self, rates: Vector) -> None:
+        """The drafter is again the one that had these rates."""
+        self.tries[:] = PRIOR_WEIGHT
+        self.hits = PRIOR_WEIGHT * np.array(rates)
+
     def changed(self) -> None:
         """The drafter's weights were replaced: what was seen is a hint only, and hope is renewed."""
         rates = self.rates

@@ -13,7 +13,6 @@ them as they are. Synchronous scheduling only (asynchronous scheduling leaves dr
 
 from __future__ import annotations
 
-import functools
 import logging
 import time
 from typing import Any
@@ -22,6 +21,7 @@ import torch
 
 from rollspec.engine.vllm.proposer import VllmProposer
 from rollspec.engine.vllm.states import Entry, States
+from rollspec.engine.vllm.swap import Swapper
 from rollspec.proposal.hybrid import HybridProposer
 
 logger = logging.getLogger("rollspec")
@@ -51,12 +51,19 @@ class LearnedDrafts:
         self._ran = 0  # passes of this step
         self._seconds = 0.0
         self._probs: list[torch.Tensor] = []
+        self.swapper: Swapper | None = None
+        self.proposer.scored = self._scored
         self._propose = runner.propose_draft_token_ids
         self._take = runner.take_draft_token_ids
         self._greedy = self.drafter._greedy_sample
-        runner.propose_draft_token_ids = functools.wraps(self._propose)(self.propose)
-        runner.take_draft_token_ids = functools.wraps(self._take)(self.take)
+        runner.propose_draft_token_ids = self.propose
+        runner.take_draft_token_ids = self.take
         self.drafter._greedy_sample = self.sample
+
+    def _scored(self, req_id: str, hits: int, length: int) -> None:
+        """A draft was scored: news for a trial of new weights, if the request's KV is theirs."""
+        if self.swapper is not None and self.swapper.canary is not None and self.states.current(req_id):
+            self.swapper.observe(hits, length)
 
     @property
     def proposer(self) -> HybridProposer:
@@ -140,10 +147,15 @@ class LearnedDrafts:
         self._probs.append((top.values.float() - logits.float().logsumexp(-1)).exp())
         return top.indices
 
-    def forget(self, req_ids: Any) -> None:
-        """These requests ended."""
-        for req_id in req_ids:
+    def before_step(self, ended: Any) -> None:
+        """A step begins; `ended`: requests that did since the last one. Never raises."""
+        for req_id in ended:
             self.states.drop(req_id)
+        if self.swapper is not None:
+            try:
+                self.swapper.poll()
+            except Exception as e:  # the drafter may be half of one version and half of another: it must rest
+                self.fail("swap", e)
 
     def fail(self, what: str, error: BaseException) -> None:
         """The learned drafter is off from now on; suffix drafts go on."""

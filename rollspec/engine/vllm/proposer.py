@@ -89,7 +89,7 @@ class VllmProposer:
         self._scheduler_output = scheduler_output
         self._began = time.perf_counter()
         if self.learned is not None:
-            self.learned.forget(scheduler_output.finished_req_ids)
+            self.learned.before_step(scheduler_output.finished_req_ids)
         if self.drafting:
             try:
                 for req_id in scheduler_output.finished_req_ids:

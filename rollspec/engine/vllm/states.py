@@ -29,6 +29,8 @@ class Entry:
     done: int
     stale: int  # rows below it are to be read again
     fresh: int  # where reading again has got to
+    origin: int = 0  # where the request's first kept position was
+    clean: bool = True  # False once some KV of older weights cannot be replaced
     parts: list[Any] = field(default_factory=list)
 
     def rows(self, start: int, stop: int) -> torch.Tensor | None:
@@ -72,7 +74,7 @@ class States:
         if entry is None or entry.end != start:
             # New, or computed again after a preemption; what lies below came from cached blocks.
             self.drop(req_id)
-            entry = self._entries[req_id] = Entry(start, start, start, start, start)
+            entry = self._entries[req_id] = Entry(start, start, start, start, start, start)
         entry.parts.append(rows)
         entry.end += n
         self.bytes += n * self._row_bytes
@@ -93,6 +95,8 @@ class States:
         """The drafter's weights were replaced: what it read is stale. Returns the positions that can be read again."""
         total = 0
         for entry in self._entries.values():
+            # What lies below `base`, or was dropped while stale, cannot be read again.
+            entry.clean &= entry.base == entry.origin
             entry.stale, entry.fresh = entry.done, entry.base
             total += entry.stale - entry.fresh
         return total
@@ -116,6 +120,11 @@ class States:
             most -= stop - entry.fresh
             yield i, entry, entry.fresh, stop
 
+    def current(self, req_id: str) -> bool:
+        """Whether all of the drafter's KV of a request was written by its present weights."""
+        entry = self._entries.get(req_id)
+        return entry is not None and entry.clean and entry.fresh >= entry.stale
+
     @property
     def full(self) -> bool:
         """Whether so much is unread that the drafter must run now."""
@@ -129,7 +138,8 @@ class States:
         for entry in entries:
             if entry.done == entry.end and entry.parts:
                 self.bytes -= (entry.end - entry.base) * self._row_bytes
-                entry.base = entry.fresh = entry.stale = entry.end  # what was stale stays so
+                entry.clean &= entry.fresh >= entry.stale  # what was stale stays so
+                entry.base = entry.fresh = entry.stale = entry.end
                 entry.parts = []
                 if self.bytes <= self.max_bytes:
                     return

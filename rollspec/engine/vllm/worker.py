@@ -50,10 +50,14 @@ def install(worker: Any, config: RollspecConfig) -> None:
         _wrap_execute_model(runner, drafter)
         if learned:
             from rollspec.engine.vllm.learned import LearnedDrafts
+            from rollspec.engine.vllm.swap import Swapper
 
             ranks = int(worker.vllm_config.parallel_config.tensor_parallel_size)
             drafter.learned = LearnedDrafts(drafter, runner, ranks)
+            drafter.learned.swapper = Swapper(drafter.learned, worker.vllm_config)
     except Exception as e:
+        if learned:  # vLLM's own proposer would go on by itself
+            runner.propose_draft_token_ids = lambda *_, **__: [[] for _ in runner.input_batch.req_ids]
         drafter.fail("installation", e)
         return
     if config.history.dir is not None and drafter.drafting:
@@ -130,6 +134,7 @@ def _info(drafter: VllmProposer, payload: dict[str, Any]) -> dict[str, Any]:
         "policy": p.config.tuning.policy,
         "arms": [a.name for a in p.tuner.arms],
         "drafters_off": p.tuner.guard.off,
+        **({"drafter": drafter.learned.swapper.info()} if drafter.learned is not None else {}),
     }
 
 
@@ -140,10 +145,19 @@ def _stats(drafter: VllmProposer, payload: dict[str, Any]) -> dict[str, Any]:
 def _set_version(drafter: VllmProposer, payload: dict[str, Any]) -> dict[str, Any]:
     version = int(payload["version"])
     drafter.proposer.set_version(version)
+    if drafter.learned is not None:
+        drafter.learned.swapper.verify()
     history = drafter.config.history
     if history.dir is not None and history.autosave and drafter.drafting:
         _save(drafter, {"dir": str(history.dir), "wait": False})
     return {"version": version}
+
+
+def _swap(drafter: VllmProposer, payload: dict[str, Any]) -> dict[str, Any]:
+    if drafter.learned is None:
+        return {"error": "rollspec: this engine runs no learned drafter, so there are no weights to swap."}
+    answer: dict[str, Any] = drafter.learned.swapper.request(payload)
+    return answer
 
 
 def _set_k(drafter: VllmProposer, payload: dict[str, Any]) -> dict[str, Any]:
@@ -259,6 +273,7 @@ OPERATIONS: dict[str, Callable[[VllmProposer, dict[str, Any]], dict[str, Any]]] 
     "stats": _stats,
     "set_version": _set_version,
     "set_k": _set_k,
+    "swap": _swap,
     "rewards": _rewards,
     "save": _save,
     "load": _load,
