@@ -103,6 +103,34 @@ class ProposalConfig(_Section):
     budget: BudgetConfig = BudgetConfig()
 
 
+class CaptureConfig(_Section):
+    """Training samples for the drafter, taken from what the target computes anyway."""
+
+    enabled: bool = Field(
+        False, description="True captures also where nothing trains in the engine (drafter.mode off)."
+    )
+    rate: float = Field(1.0, ge=0, le=1, description="Share of the requests that is recorded.")
+    share: float = Field(
+        0.02, gt=0, le=1, description="No new request is recorded while capturing takes more of the step time."
+    )
+    max_bytes: int = Field(256 << 20, ge=1 << 16, description="Bytes of samples held until they are drained.")
+    top_k: int = Field(8, ge=0, le=64, description="Logits of the target kept per proposed token.")
+
+
+class DrafterConfig(_Section):
+    """Continual training of the learned drafter."""
+
+    mode: Literal["off", "idle"] = Field(
+        "off", description="`idle` trains inside the engine's worker while it has nothing to do; `off` does not train."
+    )
+    capture: CaptureConfig = CaptureConfig()
+
+    @property
+    def captures(self) -> bool:
+        """Whether samples are captured."""
+        return self.capture.enabled or self.mode != "off"
+
+
 class GuardConfig(_Section):
     """The collapse alarm: a drafter whose acceptance is below break-even is switched off until it would pay."""
 
@@ -153,6 +181,7 @@ class RollspecConfig(_Section):
         description="Law of the rollout. `standard`: exactly the policy, by the engine's rejection sampling.",
     )
     proposal: ProposalConfig = ProposalConfig()
+    drafter: DrafterConfig = DrafterConfig()
     tuning: TuningConfig = TuningConfig()
     history: HistoryConfig = HistoryConfig()
     telemetry: TelemetryConfig = TelemetryConfig()

@@ -15,6 +15,9 @@ from heads import random_head
 
 pytestmark = pytest.mark.engine
 
+ALWAYS = {"tuning.policy": "static", "proposal.budget.policy": "fixed", "tuning.guard.enabled": False}
+"""A draft is made and verified whatever it costs."""
+
 TIGHT = {"max_num_batched_tokens": 64, "enable_chunked_prefill": True, "num_gpu_blocks_override": 14}
 
 
@@ -68,7 +71,7 @@ def _learned(worker: Any) -> dict[str, Any]:
 def test_a_perfect_draft_model_beside_suffix_drafts(
     model: Path, prompts: list[list[int]], reference: dict[str, Any]
 ) -> None:
-    config = {"proposal.drafters": ["suffix", "draft_model"], "proposal.learned.model": str(model)}
+    config = {"proposal.drafters": ["suffix", "draft_model"], "proposal.learned.model": str(model), **ALWAYS}
     llm = build(model, config)
     try:
         assert call(llm, "info")["state"] == "suffix+draft_model"

@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 
+from rollspec.engine.vllm.capture import Capture
 from rollspec.engine.vllm.proposer import VllmProposer
 from rollspec.engine.vllm.states import Entry, States
 from rollspec.engine.vllm.swap import Swapper
@@ -52,6 +53,9 @@ class LearnedDrafts:
         self._seconds = 0.0
         self._probs: list[torch.Tensor] = []
         self.swapper: Swapper | None = None
+        self.capture: Capture | None = None
+        if self.eagle and bridge.drafting and bridge.config.drafter.captures:
+            self.capture = Capture(self)
         self.proposer.scored = self._scored
         self._propose = runner.propose_draft_token_ids
         self._take = runner.take_draft_token_ids
@@ -88,6 +92,11 @@ class LearnedDrafts:
         """In the place of `GPUModelRunner.propose_draft_token_ids`: rows [requests, passes], or an empty list each."""
         tokens = self._tokens(sampled)
         req_ids = list(self.runner.input_batch.req_ids[: len(tokens)])
+        # Before `decide`: it asks who drafted what was just verified.
+        rows = self._rows(tokens, spec_decode_metadata, common)
+        starts = {q: int(n) for q, n in zip(req_ids, self.runner.input_batch.num_computed_tokens_cpu, strict=False)}
+        if self.capture is not None and aux is not None:
+            self.capture.step(req_ids, starts, tokens, rows, aux)
         if aux is not None:
             aux = aux[: self.aux_layers]
         wanted = self.bridge.decide(tokens)
@@ -97,14 +106,14 @@ class LearnedDrafts:
         if passes < 0:
             return nothing
         try:
-            starts = self._note(req_ids, tokens, aux, spec_decode_metadata, common)
+            self._note(req_ids, starts, rows, aux)
             passes = max(0, min(passes, self.limit - int(common.max_seq_len)))
             if not passes and not self.states.full:
                 return nothing
             begin = time.perf_counter()
             self._repair(req_ids, starts, common, sampling_metadata)
             scheduler_output.num_spec_tokens_to_schedule = passes
-            rows = self._propose(
+            drafts = self._propose(
                 scheduler_output,
                 sampled,
                 sampling_metadata,
@@ -117,7 +126,7 @@ class LearnedDrafts:
             )
             self.states.read(req_ids)
             self._ran, self._seconds = passes, time.perf_counter() - begin
-            return rows if passes else nothing
+            return drafts if passes else nothing
         except Exception as e:  # the target's sample is made; without drafts it is as good
             self.fail("learned drafts", e)
             return nothing
@@ -151,6 +160,8 @@ class LearnedDrafts:
         """A step begins; `ended`: requests that did since the last one. Never raises."""
         for req_id in ended:
             self.states.drop(req_id)
+            if self.capture is not None:
+                self.capture.finish(req_id, self.proposer.requests.get(req_id))
         if self.swapper is not None:
             try:
                 self.swapper.poll()
@@ -167,32 +178,29 @@ class LearnedDrafts:
 
     # ---- the drafter's KV -------------------------------------------------------------------------------------------
 
-    def _note(
-        self, req_ids: list[str], tokens: list[list[int]], aux: list[torch.Tensor] | None, spec: Any, common: Any
-    ) -> dict[str, int]:
-        """Keep the hidden states of what the target just computed and did not reject; first positions by request."""
+    @staticmethod
+    def _rows(tokens: list[list[int]], spec: Any, common: Any) -> list[tuple[int, int]]:
+        """Where each request's rows begin in the step's tensors, and how many of them were not rejected."""
         where = common.query_start_loc_cpu.tolist()
-        drafted = spec.num_draft_tokens if spec is not None else None
-        computed = self.runner.input_batch.num_computed_tokens_cpu
-        starts: dict[str, int] = {}
-        counts, index = [], []
-        for i, new in enumerate(tokens):
-            n = where[i + 1] - where[i]
-            if drafted is not None and drafted[i] > 0:
-                n -= drafted[i] + 1 - len(new)
-            starts[req_ids[i]] = int(computed[i])
-            counts.append(n)
-            index.append(torch.arange(where[i], where[i] + n))
+        drafted = spec.num_draft_tokens if spec is not None else [0] * len(tokens)
+        return [
+            (where[i], where[i + 1] - where[i] - (drafted[i] + 1 - len(new) if drafted[i] else 0))
+            for i, new in enumerate(tokens)
+        ]
+
+    def _note(
+        self, req_ids: list[str], starts: dict[str, int], rows: list[tuple[int, int]], aux: list[torch.Tensor] | None
+    ) -> None:
+        """Keep the hidden states of what the target just computed and did not reject."""
         states = None
         if aux is not None:
-            at = torch.cat(index)
-            states = torch.cat([h[at.to(h.device)] for h in aux], dim=-1)  # [sum of counts, A*H]
-        at_row = 0
-        for req_id, n in zip(req_ids, counts, strict=True):
-            self.states.add(req_id, starts[req_id], n if states is None else states[at_row : at_row + n])
-            at_row += n
+            index = torch.cat([torch.arange(a, a + n) for a, n in rows]).to(aux[0].device)
+            states = torch.cat([h[index] for h in aux], dim=-1)  # [sum of counts, A*H]
+        at = 0
+        for req_id, (_, n) in zip(req_ids, rows, strict=True):
+            self.states.add(req_id, starts[req_id], n if states is None else states[at : at + n])
+            at += n
         self.states.trim()
-        return starts
 
     def _repair(self, req_ids: list[str], starts: dict[str, int], common: Any, sampling_metadata: Any) -> None:
         """Read what went by while the drafter rested, and some of what older weights wrote."""

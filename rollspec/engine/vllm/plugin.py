@@ -127,6 +127,11 @@ def _wrap_worker(module: ModuleType) -> None:
         # the model runner is made here and the model, whose weights are packed, is loaded after it.
         if patches.wanted_by_environment() is not False and engine_config(self.vllm_config) is not None:
             patches.install()
+        config = engine_config(self.vllm_config)
+        if config is not None and config.drafter.captures:
+            from rollspec.engine.vllm import capture
+
+            patches.on_import("vllm.v1.worker.gpu_model_runner", capture.widen)
         init_device(self)
 
     @functools.wraps(initialize)

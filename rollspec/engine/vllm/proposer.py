@@ -76,6 +76,11 @@ class VllmProposer:
 
     # ---- hooks of the worker ----------------------------------------------------------------------------------------
 
+    @property
+    def scheduled(self) -> dict[str, list[int]]:
+        """The drafts that this step verifies, by request."""
+        return self._scheduler_output.scheduled_spec_decode_tokens  # type: ignore[no-any-return]
+
     def attach(self, runner: Any, drafts_here: bool) -> None:
         """Take the model runner. `drafts_here` is false on ranks whose drafts vLLM does not read."""
         self.runner = runner
@@ -191,6 +196,8 @@ class VllmProposer:
         gap = self._began - self._ended
         seconds = now - self._began + (gap if 0.0 < gap < LONG_GAP else 0.0)
         self.proposer.timed(tokens, decode_only, seconds, batch)
+        if self.learned is not None and self.learned.capture is not None:
+            self.learned.capture.stepped(seconds)
         held = float(self.runner.input_batch.num_tokens_no_spec[:batch].sum())
         self.proposer.prepare(req_ids, sampled, scheduled, held)
         return now

@@ -160,6 +160,16 @@ def _swap(drafter: VllmProposer, payload: dict[str, Any]) -> dict[str, Any]:
     return answer
 
 
+def _samples(drafter: VllmProposer, payload: dict[str, Any]) -> dict[str, Any]:
+    if drafter.learned is None or drafter.learned.capture is None:
+        return {
+            "error": "rollspec: this engine captures no samples; set drafter.capture.enabled and draft with eagle3."
+        }
+    _collect(drafter)
+    answer: dict[str, Any] = drafter.learned.capture.drain(Path(payload["dir"]))
+    return answer
+
+
 def _set_k(drafter: VllmProposer, payload: dict[str, Any]) -> dict[str, Any]:
     k, most = int(payload["k"]), drafter.proposer.k_max
     if not 0 <= k <= most:
@@ -222,6 +232,8 @@ def _collect(drafter: VllmProposer) -> None:
     for req_id, r in list(drafter.proposer.requests.items()):
         ended = bool(r.output) and (r.output[-1] in r.stop_ids or len(r.output) >= r.max_tokens)
         if req_id not in running or ended:
+            if drafter.learned is not None and drafter.learned.capture is not None:
+                drafter.learned.capture.finish(req_id, r)
             drafter.proposer.finish(req_id)
 
 
@@ -274,6 +286,7 @@ OPERATIONS: dict[str, Callable[[VllmProposer, dict[str, Any]], dict[str, Any]]] 
     "set_version": _set_version,
     "set_k": _set_k,
     "swap": _swap,
+    "samples": _samples,
     "rewards": _rewards,
     "save": _save,
     "load": _load,
