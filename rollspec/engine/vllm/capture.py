@@ -1,8 +1,8 @@
 """Training samples for the drafter, taken from what the target computes anyway.
 
 Some requests are recorded, whole: per position the target's auxiliary and last hidden states, per verify step what was
-proposed, by whom, how much was accepted, and the target's top-k logits at every proposed position, accepted or not. When
-the request ends, however it ends, this becomes a `drafter_online.samples.Sample`, to be drained by the trainer.
+proposed, by whom, how much was accepted, and the target's top-k logits at every proposed position, accepted or not.
+When the request ends, however it ends, this becomes a `drafter_online.samples.Sample`, to be drained by the trainer.
 
 Nothing is recomputed. The last layer's states come out with the auxiliary ones, as one more auxiliary layer. What it
 costs is timed, and no new request is recorded while it exceeds its share of the step; memory is bounded, oldest first.
@@ -44,8 +44,8 @@ LEAST_TOKENS = 4
 def widen(module: ModuleType) -> None:
     """Let the target give its last layer's states (before the final norm) along with the auxiliary ones.
 
-    Called when `vllm.v1.worker.gpu_model_runner` is imported: the layers are set while the model is loaded, before it is
-    compiled. Engines without capture get what they would without this.
+    Called when `vllm.v1.worker.gpu_model_runner` is imported: the layers are set while the model is loaded, before it
+    is compiled. Engines without capture get what they would without this.
     """
     cls = module.GPUModelRunner
     layers_of = cls._get_eagle3_aux_layers_from_config

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
 import os
+import shutil
+import subprocess
+import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +19,9 @@ from rollspec.tuning.tuner import LEARNED
 logger = logging.getLogger("rollspec")
 
 V2_SWITCH = "VLLM_USE_V2_MODEL_RUNNER"
+
+MAKE = "import sys; from drafter_online import head; head.save(head.fresh(sys.argv[1]), sys.argv[2])"
+MAKE_SECONDS = 600.0
 
 
 def settle(args: Any, config: RollspecConfig) -> tuple[RollspecConfig, str | None]:
@@ -91,5 +99,45 @@ def _read(folder: str) -> dict[str, Any] | None:
 
 
 def _fresh(args: Any, config: RollspecConfig) -> tuple[str | None, str | None]:
-    """A fresh head for the target, made once: its folder, or why there is none."""
-    return None, "proposal.learned.model is unset and fresh heads are not available"
+    """A fresh head for the target, made once per target: its folder, or why there is none.
+
+    In a process of its own: making it imports torch and `speculators`, which the process that builds the engine (a
+    trainer, a server) may not want, and may not have initialised yet.
+    """
+    target = str(args.model)
+    plain = _read(target)
+    key = hashlib.sha256(json.dumps(plain if plain is not None else target, sort_keys=True).encode()).hexdigest()[:16]
+    learned = config.proposal.learned
+    parent = learned.folder or (config.history.dir / "heads" if config.history.dir else None)
+    try:
+        parent = Path(parent) if parent is not None else Path(tempfile.gettempdir()) / f"rollspec-heads-{os.getuid()}"
+        folder = parent / f"fresh-{key}"
+        if (folder / "config.json").is_file():
+            return str(folder), None
+        parent.mkdir(parents=True, exist_ok=True)
+        temporary = Path(tempfile.mkdtemp(prefix=".fresh-", dir=parent))
+    except OSError as e:
+        return None, f"a fresh head cannot be written ({e}); set proposal.learned.folder"
+    try:
+        made = subprocess.run(
+            [sys.executable, "-c", MAKE, target, str(temporary)],
+            env={**os.environ, "CUDA_VISIBLE_DEVICES": ""},
+            capture_output=True,
+            text=True,
+            timeout=MAKE_SECONDS,
+            check=False,
+        )
+        if made.returncode:
+            last = (made.stderr.strip().splitlines() or ["no message"])[-1]
+            return None, f"no fresh head could be made for {target} ({last})"
+        try:
+            os.rename(temporary, folder)
+        except OSError:  # another process was faster
+            if not (folder / "config.json").is_file():
+                raise
+        logger.info("rollspec: a fresh EAGLE-3 head for %s is in %s.", target, folder)
+        return str(folder), None
+    except (OSError, subprocess.SubprocessError) as e:
+        return None, f"no fresh head could be made for {target} ({e})"
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)

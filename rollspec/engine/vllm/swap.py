@@ -127,7 +127,8 @@ class Swapper:
     def info(self) -> dict[str, Any]:
         """What runs, and what became of the last swap."""
         state = "staging" if self._thread is not None else "canary" if self.canary is not None else "settled"
-        return {"version": self.version, "state": state, **self.counts, "last": self.last}
+        started = str(self.learned.drafter.draft_model_config.model)
+        return {"version": self.version, "state": state, **self.counts, "last": self.last, "started_with": started}
 
     def verify(self) -> bool:
         """Whether the drafter still has its weights; if not (a policy sync, a sleep), they are put back."""
