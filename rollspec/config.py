@@ -86,9 +86,13 @@ class LearnedConfig(_Section):
         description="Bytes of the target's hidden states kept for running requests, from which the drafter catches up "
         "after it rested and is rebuilt after its weights were replaced.",
     )
-    folder: Path | None = Field(
-        None, description="Where fresh heads are kept; unset: beside history.dir, else temporary."
+    canary_drafts: int = Field(
+        64, ge=0, description="Drafts that new weights are tried for before they stay; 0 trusts them at once."
     )
+    canary_ratio: float = Field(
+        0.9, ge=0, description="New weights are taken back below this part of what the old ones got right."
+    )
+    folder: Path | None = Field(None, description="Folder for fresh heads; unset: in history.dir, else temporary.")
 
 
 class ProposalConfig(_Section):

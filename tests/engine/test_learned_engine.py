@@ -100,7 +100,7 @@ def test_a_head_alone_and_beside_suffix_drafts_under_any_switch(
     model: Path, head: Path, prompts: list[list[int]], reference: dict[str, Any]
 ) -> None:
     """Preemption, prompts in chunks, staggered ends, random arms and passes."""
-    config = {"proposal.drafters": ["suffix", "eagle3"], "proposal.learned.model": str(head)}
+    config = {"proposal.drafters": ["suffix", "eagle3"], "proposal.learned.model": str(head), **ALWAYS}
     llm = build(model, config, **TIGHT)
     try:
         llm.collective_rpc(_wild)
@@ -110,7 +110,6 @@ def test_a_head_alone_and_beside_suffix_drafts_under_any_switch(
         stats = call(llm, "stats")
         assert not stats["faults"]
         assert stats["by_source"]["eagle3"][1] > 0 and stats["by_source"]["group"][1] > 0
-        assert len(stats["plays"]) == 11
         preempted = [m.value for m in llm.get_metrics() if m.name == "vllm:num_preemptions"]
         assert preempted and preempted[0] > 0, "the cache was meant to be too small"
         generate(llm, prompts[:1], copies=1)

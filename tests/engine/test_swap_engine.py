@@ -135,9 +135,6 @@ def test_the_canary_takes_garbage_back(
     rate(engine)
     assert generate(engine, prompts) == reference["greedy"]
     assert rate(engine) > 0.95, "the old weights are not back"
-    assert "not newer" in call(engine, "swap", dir=str(garbage), version=number + 1, wait=True).get(
-        "error", "not newer"
-    )
 
 
 def test_what_does_not_fit_is_refused_and_touches_nothing(
