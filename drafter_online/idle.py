@@ -55,7 +55,7 @@ class IdleCounts:
 
     available: float = 0.0  # the engine was idle (awake, nothing to do, no update), whether or not a step ran
     harvested: float = 0.0  # micro-steps that did their work
-    wasted: float = 0.0  # micro-steps that were preempted or failed
+    wasted: float = 0.0  # micro-steps that were preempted or skipped, or failed
     steps: int = 0
     preempted: int = 0
     failed: int = 0
@@ -129,10 +129,11 @@ class Idle(Generic[T]):
             failure = e
         end = self._clock()
         self.decide(state(), end)
-        self._account(end - start, end - asked[0] if asked else None, failure)
+        worked = getattr(result, "skipped", None) is None  # a report of `Trainer.micro_step` says why it did nothing
+        self._account(end - start, end - asked[0] if asked else None, failure, worked)
         return result
 
-    def _account(self, seconds: float, latency: float | None, failure: Exception | None) -> None:
+    def _account(self, seconds: float, latency: float | None, failure: Exception | None, worked: bool) -> None:
         c = self.counts
         if failure is not None:
             c.failed += 1
@@ -150,6 +151,9 @@ class Idle(Generic[T]):
             c.wasted += seconds
             c.latencies.append(latency)
             del c.latencies[:-1000]
+            return
+        if not worked:
+            c.wasted += seconds
             return
         c.steps += 1
         c.harvested += seconds

@@ -105,7 +105,7 @@ def test_forward_kl_on_a_rejected_row_by_hand() -> None:
 
 def test_reward_weights() -> None:
     r = torch.tensor([1.0, 0.0, float("nan"), 1.0])
-    w = losses.reward_weights(r, 0.5, 0.5)
+    w = losses.reward_weights(r, 0.5, 0.5, clip=(0.1, 5.0))
     assert float(w[2]) == 1.0 and float(w[0]) == float(w[3]) > 1 > float(w[1])
     assert float(w[[0, 1, 3]].mean()) == pytest.approx(1.0)
     assert float(w[0] / w[1]) == pytest.approx(math.exp(2.0))

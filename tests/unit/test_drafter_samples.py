@@ -118,7 +118,7 @@ def test_foreign_safetensors_are_refused() -> None:
 
 def test_the_library_is_light_to_import() -> None:
     code = (
-        "import drafter_online, drafter_online.samples, drafter_online.versions, sys\n"
+        "import drafter_online.cli, drafter_online.samples, drafter_online.versions, sys\n"
         "print([m for m in ('torch', 'speculators', 'transformers', 'rollspec', 'vllm') if m in sys.modules])"
     )
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)

@@ -1,0 +1,110 @@
+"""A head made, trained and written by drafter_online is served by vLLM, and accepted there as the library says."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from engines import build, close, generate
+
+from drafter_online import head as heads
+from drafter_online.buffer import Buffer
+from drafter_online.model import Eagle3
+from drafter_online.reference import capture, replay
+from drafter_online.samples import Sample
+from drafter_online.trainer import DrafterTraining, Trainer
+from drafter_online.versions import Versions
+
+K = 3
+LIMIT = 120
+
+pytestmark = pytest.mark.engine
+
+
+@dataclass
+class Trained:
+    drafter: Eagle3
+    policy: Any
+    head: Path
+    before: float
+    after: float
+
+
+def problems(model: Path, split: str, count: int) -> list[list[int]]:
+    from transformers import AutoTokenizer
+
+    from examples.grpo_arithmetic.data import problems as draw
+    from examples.grpo_arithmetic.tokenizer import prompt_text
+
+    tokenizer = AutoTokenizer.from_pretrained(model)
+    return [tokenizer.encode(prompt_text(p.question), add_special_tokens=False) for p in draw(split, count)]
+
+
+def greedy(policy: Any, prompts: list[list[int]], aux: list[int]) -> list[Sample]:
+    out = []
+    for i, prompt in enumerate(prompts):
+        ids = torch.tensor([prompt])
+        done = policy.generate(ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=LIMIT)
+        out.append(capture(policy, done[0].tolist(), len(prompt), aux, request_id=str(i), temperature=0.0))
+    return out
+
+
+@pytest.fixture(scope="module")
+def trained(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Trained:
+    """A fresh head after a few hundred micro-steps on greedy responses of the example's policy."""
+    from transformers import AutoModelForCausalLM
+
+    policy = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32).eval()
+    fresh = heads.fresh(model)
+    aux = fresh.config.eagle_aux_hidden_state_layer_ids
+    buffer = Buffer()
+    for s in greedy(policy, problems(model, "train", 48), aux):
+        buffer.add(s)
+    held_out = greedy(policy, problems(model, "val", 12), aux)
+    config = DrafterTraining(learning_rate=3e-3, batch_tokens=768)
+    trainer = Trainer(Eagle3(fresh), buffer, config)
+    before = trainer.evaluate(held_out).length
+    for _ in range(250):
+        trainer.micro_step()
+    after = trainer.evaluate(held_out).length
+    store = Versions(tmp_path_factory.mktemp("versions"))
+    number = trainer.publish(store, torch.float32)
+    assert store.load(number, base=trainer.drafter.base).number == 1
+    return Trained(Eagle3(fresh), policy, store.path(number), before, after)
+
+
+@pytest.fixture(scope="module")
+def llm(model: Path, trained: Trained) -> Iterator[Any]:
+    spec = {"method": "eagle3", "model": str(trained.head), "num_speculative_tokens": K}
+    engine = build(model, speculative_config=spec)
+    yield engine
+    close(engine)
+
+
+def test_acceptance_rises_on_prompts_it_was_not_trained_on(trained: Trained) -> None:
+    assert trained.before < 1.3 and trained.after > 1.7, (trained.before, trained.after)
+
+
+def counters(llm: Any) -> dict[str, Any]:
+    found = {m.name.removeprefix("vllm:spec_decode_num_"): m for m in llm.get_metrics() if "spec_decode" in m.name}
+    return {n: getattr(m, "value", None) or getattr(m, "values", 0) for n, m in found.items()}
+
+
+def test_the_engine_accepts_what_the_library_predicts(model: Path, trained: Trained, llm: Any) -> None:
+    prompts = problems(model, "val", 12)
+    aux = trained.drafter.head.config.eagle_aux_hidden_state_layer_ids
+    emitted = generate(llm, prompts, copies=1, limit=LIMIT, max_tokens=LIMIT)
+    expected = greedy(trained.policy, prompts, aux)
+    assert emitted == [s.input_ids[s.loss_mask].tolist() for s in expected]  # drafts change nothing
+    got = counters(llm)
+    drafts = accepted = 0
+    for s in expected:
+        v = replay(trained.policy, trained.drafter, s, K).verify
+        drafts += len(v)
+        accepted += int(v.accepted.sum())
+    assert got["drafts"] == pytest.approx(drafts, rel=0.03), (got, drafts, accepted)
+    assert got["accepted_tokens"] == pytest.approx(accepted, rel=0.03), (got, drafts, accepted)

@@ -1,0 +1,169 @@
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+
+import pytest
+import torch
+from drafter_target import HIDDEN, VOCABULARY, head, model, sample, target
+from safetensors.torch import load_file, save_file
+
+from drafter_online import head as heads
+from drafter_online.errors import HeadError
+from drafter_online.model import Eagle3
+from drafter_online.packing import pack
+
+
+def states_equal(a: object, b: object) -> bool:
+    x, y = a.state_dict(), b.state_dict()  # type: ignore[attr-defined]
+    return x.keys() == y.keys() and all(torch.equal(x[k], y[k]) for k in x)
+
+
+def test_a_fresh_head_is_finite_and_holds_nothing_of_the_target(tiny_target: Path, tmp_path: Path) -> None:
+    h = head(tiny_target)
+    assert all(bool(t.isfinite().all()) for t in h.state_dict().values())
+    file = load_file(heads.save(h, tmp_path, torch.bfloat16) / "model.safetensors")
+    assert not [n for n in file if "embed" in n or "verifier" in n or "lm_head" in n]
+    assert file["fc.weight"].shape == (HIDDEN, 3 * HIDDEN) and file["fc.weight"].dtype == torch.bfloat16
+    again = heads.load(heads.save(h, tmp_path), tiny_target)
+    assert states_equal(h, again) and again.config.drafter_online == h.config.drafter_online
+    assert states_equal(head(tiny_target), h) and not states_equal(head(tiny_target, seed=1), h)
+
+
+def test_the_configuration_says_all_that_an_engine_reads(tiny_target: Path, tmp_path: Path) -> None:
+    config = json.loads((heads.save(head(tiny_target), tmp_path) / "config.json").read_text())
+    layer = config["transformer_layer_config"]
+    assert config["speculators_model_type"] == "eagle3" and config["eagle_aux_hidden_state_layer_ids"] == [1, 2, 3]
+    assert layer["model_type"] == "llama" and layer["vocab_size"] == VOCABULARY and layer["head_dim"] == 16
+    assert layer["rms_norm_eps"] == 1e-6 and layer["rope_parameters"]["rope_theta"] == 10000.0
+    assert config["speculators_config"]["verifier"]["name_or_path"] == str(tiny_target)
+    assert config["draft_vocab_size"] == VOCABULARY and not config["norm_before_residual"]
+
+
+def test_a_pruned_vocabulary_keeps_the_frequent_tokens(
+    tiny_target: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    counts = {t: 100 - t for t in range(20)}
+    with caplog.at_level(logging.INFO, logger="drafter_online.head"):
+        h = head(tiny_target, draft_vocab_size=10, counts=counts)
+    share = sum(100 - t for t in range(10)) / sum(counts.values())
+    assert "10 of 40 tokens" in caplog.text and f"{share:.4f}" in caplog.text
+    assert h.config.drafter_online["vocabulary_coverage"] == pytest.approx(share, abs=1e-6)
+    assert h.t2d.sum() == 10 and bool(h.t2d[:10].all()) and h.d2t.tolist() == [0] * 10
+    whole = load_file(tiny_target / "model.safetensors")["lm_head.weight"]
+    assert torch.equal(h.lm_head.weight, whole[:10]) and torch.equal(h.verifier_lm_head.weight, whole[:10])
+    again = heads.load(heads.save(h, tmp_path))
+    assert states_equal(again, h)
+    assert Eagle3(again).to_draft.tolist() == [*range(10), *[-1] * 30]  # type: ignore[union-attr]
+
+
+def test_speculators_reads_what_we_write(tiny_target: Path, tmp_path: Path) -> None:
+    from speculators import SpeculatorModel
+
+    h = head(tiny_target, draft_vocab_size=10, counts={t: 1 for t in range(10)})
+    theirs = SpeculatorModel.from_pretrained(str(heads.save(h, tmp_path)))
+    assert states_equal(theirs, h)
+
+
+@pytest.mark.parametrize("pruned", [False, True])
+def test_specforge_layout_is_read(tiny_target: Path, tmp_path: Path, pruned: bool) -> None:
+    h = head(tiny_target, **({"draft_vocab_size": 10, "counts": {1: 1}} if pruned else {}))
+    layer = h.config.transformer_layer_config
+    weights = {n.replace("layers.0.", "midlayer."): t.contiguous() for n, t in heads.own_weights(h).items()}
+    save_file({**weights, "embed_tokens.weight": torch.zeros(VOCABULARY, HIDDEN)}, tmp_path / "model.safetensors")
+    plain = {
+        "architectures": ["LlamaForCausalLMEagle3"],
+        "draft_vocab_size": h.draft_vocab_size,
+        "eagle_config": {"eagle_aux_hidden_state_layer_ids": [1, 2, 3]},
+        **{
+            n: getattr(layer, n)
+            for n in (
+                "hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim",
+                "vocab_size", "max_position_embeddings", "rms_norm_eps", "rope_parameters",
+            )
+        },
+    }  # fmt: skip
+    (tmp_path / "config.json").write_text(json.dumps(plain))
+    with pytest.raises(HeadError, match="give the target"):
+        heads.load(tmp_path)
+    again = heads.load(tmp_path, tiny_target)
+    assert states_equal(again, h)  # the target's embedding, not the file's
+    batch = pack([sample(tiny_target)], steps=2)
+    for a, b in zip(Eagle3(again).logits(batch, 2), Eagle3(h).logits(batch, 2), strict=True):
+        assert torch.equal(a, b)
+
+
+def test_what_cannot_be_a_head_is_refused(tiny_target: Path, tmp_path: Path) -> None:
+    good = heads.save(head(tiny_target), tmp_path / "good")
+    weights = load_file(good / "model.safetensors")
+    config = json.loads((good / "config.json").read_text())
+
+    def broken(name: str, w: dict[str, torch.Tensor], **change: object) -> Path:
+        folder = tmp_path / name
+        folder.mkdir()
+        save_file(w, folder / "model.safetensors")
+        (folder / "config.json").write_text(json.dumps({**config, **change}))
+        return folder
+
+    layer = {**config["transformer_layer_config"], "hidden_size": 64}
+    without = {n: t for n, t in weights.items() if n != "fc.weight"}
+    for folder, says in (
+        (tmp_path / "nothing", "not a readable head"),
+        (broken("a", without), "lacks fc.weight"),
+        (broken("b", {**weights, "x": torch.ones(1)}), "has x, which"),
+        (broken("c", {**weights, "norm.weight": torch.ones(3)}), r"norm.weight of shape \[3\]"),
+        (broken("d", weights, transformer_layer_config=layer), "hidden_size 64, but its target"),
+        (broken("e", weights, eagle_aux_hidden_state_layer_ids=[1, 2, 9]), r"\[1, 2, 9\] do not fit"),
+    ):
+        with pytest.raises(HeadError, match=says):
+            heads.load(folder)
+    (good / "model.safetensors").write_bytes((good / "model.safetensors").read_bytes()[:-20])
+    with pytest.raises(HeadError, match="not a readable head"):
+        heads.load(good)
+    with pytest.raises(HeadError, match="not a model"):
+        heads.fresh(tmp_path / "nothing")
+    with pytest.raises(HeadError, match="needs token counts"):
+        heads.fresh(tiny_target, draft_vocab_size=5)
+    with pytest.raises(HeadError, match="counts has token 99"):
+        heads.fresh(tiny_target, draft_vocab_size=5, counts={99: 1})
+
+
+def test_auxiliary_layers_fit_the_target() -> None:
+    assert heads.aux_layers(36) == [2, 18, 33] and heads.aux_layers(4) == [1, 2, 3]
+    for n in range(2, 80):
+        heads.check_aux_layers(heads.aux_layers(n), n)
+    for bad in ([1], [2, 1, 3], [1, 1, 2], [0, 5], [-1, 2]):
+        with pytest.raises(HeadError, match="auxiliary layers"):
+            heads.check_aux_layers(bad, 4)
+
+
+def test_the_base_names_the_architecture_and_not_the_weights(tiny_target: Path) -> None:
+    config = heads.target_config(tiny_target)
+    base = heads.base_of(config)
+    assert base.startswith("qwen3-l4-h32-v40-") and heads.base_of(config.to_dict()) == base
+    assert heads.base_of({**config.to_dict(), "vocab_size": 41}) != base
+
+
+def test_the_targets_weights_can_be_refreshed(tiny_target: Path) -> None:
+    h = head(tiny_target, draft_vocab_size=10, counts={t: 1 for t in range(30, 40)})
+    lm_head, norm, embed = torch.randn(VOCABULARY, HIDDEN), torch.randn(HIDDEN), torch.randn(VOCABULARY, HIDDEN)
+    before = h.lm_head.weight.clone()
+    heads.refresh(h, embed=embed, norm=norm, lm_head=lm_head)
+    assert torch.equal(h.verifier_lm_head.weight, lm_head[30:]) and torch.equal(h.verifier_norm.weight, norm)
+    assert torch.equal(h.embed_tokens.weight, embed) and torch.equal(h.lm_head.weight, before)
+
+
+def test_targets_are_the_targets_own_logits(tiny_target: Path) -> None:
+    s = sample(tiny_target)
+    with torch.no_grad():
+        logits = model(tiny_target)(s.input_ids[None]).logits[0]
+    for drafter, rows in (
+        (Eagle3(head(tiny_target)), slice(None)),
+        (Eagle3(head(tiny_target, draft_vocab_size=10, counts={t: 1 for t in range(10)})), slice(0, 10)),
+    ):
+        torch.testing.assert_close(drafter.targets(pack([s], steps=1))[0], logits[1:, rows], atol=1e-4, rtol=1e-4)
+
+
+def test_target_fixture_is_shared(tiny_target: Path) -> None:
+    assert target(tiny_target.parent) == tiny_target

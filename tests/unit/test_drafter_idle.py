@@ -1,0 +1,111 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from drafter_online.idle import EngineState, Idle, IdleConfig
+
+IDLE = EngineState()
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def idle(**kw: float) -> tuple[Idle[str], Clock]:
+    clock = Clock()
+    return Idle(IdleConfig(**{"settle_seconds": 1.0, **kw}), clock), clock  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("state", "why"),
+    [
+        (EngineState(awake=False), "asleep"),
+        (EngineState(running=1), "busy"),
+        (EngineState(waiting=1), "busy"),
+        (EngineState(updating=True), "updating"),
+        (EngineState(updating=True, awake=False), "asleep"),
+        (EngineState(free_bytes=99), "memory"),
+        (EngineState(free_bytes=100), "idle"),
+        (IDLE, "idle"),
+    ],
+)
+def test_when_a_step_may_run(state: EngineState, why: str) -> None:
+    rule, clock = idle(step_bytes=100)
+    rule.decide(state)
+    clock.now = 5.0
+    assert rule.decide(state) == why
+
+
+def test_a_gap_between_requests_is_not_idleness() -> None:
+    rule, clock = idle()
+    for t, state, why in (
+        (0.0, IDLE, "settling"),
+        (0.9, IDLE, "settling"),
+        (0.95, EngineState(running=3), "busy"),
+        (1.1, IDLE, "settling"),
+        (2.2, IDLE, "idle"),
+    ):
+        clock.now = t
+        assert rule.decide(state) == why
+
+
+def test_seconds_available_and_harvested() -> None:
+    rule, clock = idle()
+
+    def step(_: Callable[[], bool]) -> str:
+        clock.now += 2.0
+        return "done"
+
+    assert rule.tick(lambda: EngineState(running=1), step) is None
+    clock.now = 10.0
+    assert rule.tick(lambda: IDLE, step) is None  # settling; idle from here
+    clock.now = 13.0
+    assert rule.tick(lambda: IDLE, step) == "done"
+    clock.now = 16.0
+    rule.decide(EngineState(awake=False))  # it fell asleep somewhere before: counted as idle until seen
+    clock.now = 50.0
+    rule.decide(EngineState(awake=False))
+    assert rule.counts.available == pytest.approx(6.0) and rule.counts.harvested == pytest.approx(2.0)
+    assert rule.counts.steps == 1 and rule.counts.wasted == 0
+
+
+def test_preemption_within_a_step_and_its_latency() -> None:
+    rule, clock = idle(settle_seconds=0.0)
+    state = IDLE
+
+    def step(must_stop: Callable[[], bool]) -> str:
+        nonlocal state
+        clock.now += 1.0
+        assert not must_stop()
+        state = EngineState(waiting=1)
+        clock.now += 0.5
+        assert must_stop()
+        clock.now += 0.25  # what it takes to get out
+        return "preempted"
+
+    assert rule.tick(lambda: state, step) == "preempted"
+    c = rule.counts
+    assert (c.preempted, c.steps, c.latencies) == (1, 0, [0.25])
+    assert c.wasted == pytest.approx(1.75) and c.harvested == 0
+    assert rule.tick(lambda: state, step) is None
+
+
+def test_failures_are_counted_and_end_training_but_nothing_else(caplog: pytest.LogCaptureFixture) -> None:
+    rule, _ = idle(settle_seconds=0.0, max_failures=2)
+
+    def crash(_: Callable[[], bool]) -> str:
+        raise RuntimeError("boom")
+
+    assert rule.tick(lambda: IDLE, crash) is None
+    assert rule.tick(lambda: IDLE, lambda _: "fine") == "fine"
+    assert rule.stopped is None
+    assert rule.tick(lambda: IDLE, crash) is None and rule.tick(lambda: IDLE, crash) is None
+    assert rule.counts.failed == 3 and "boom" in (rule.stopped or "")
+    assert rule.decide(IDLE) == "stopped" and rule.tick(lambda: IDLE, lambda _: "never") is None
+    assert caplog.text.count("boom") == 3  # once per streak, and the last verdict

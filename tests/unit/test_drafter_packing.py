@@ -1,0 +1,190 @@
+"""Packed documents are closed to each other, and replayed errors are what the drafter would see in the engine."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from drafter_target import VOCABULARY, head, model, sample
+
+from drafter_online import losses
+from drafter_online.model import DraftModel, Eagle3, Preempted
+from drafter_online.objective import LossTerms, evaluate
+from drafter_online.packing import ALWAYS, PADDING, pack
+from drafter_online.samples import Sample
+
+STEPS = 3
+
+
+@pytest.fixture(scope="module")
+def eagle(tiny_target: Path) -> Eagle3:
+    return Eagle3(head(tiny_target))
+
+
+@pytest.fixture(scope="module")
+def small(tiny_target: Path) -> DraftModel:
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(1)
+        config = LlamaConfig(
+            vocab_size=VOCABULARY, hidden_size=16, intermediate_size=32, num_hidden_layers=2, num_attention_heads=2,
+            max_position_embeddings=256,
+        )  # fmt: skip
+        return DraftModel(LlamaForCausalLM(config).eval(), tiny_target)
+
+
+def test_alignment(tiny_target: Path) -> None:
+    a, b = sample(tiny_target, 0, 9), sample(tiny_target, 1, 7)
+    p = pack([a, b], [2.0, 0.5], steps=STEPS, multiple=8)
+    assert p.input_ids[0].tolist() == [*a.input_ids[1:].tolist(), *b.input_ids[1:].tolist(), 0, 0]
+    assert p.document_ids[0].tolist() == [0] * 8 + [1] * 6 + [PADDING] * 2 and p.tokens == 14
+    assert torch.equal(p.hidden_states[0, :8], a.hidden_states[:-1])
+    assert torch.equal(p.verifier_last_hidden_states[0, 8:14], b.verifier_last_hidden_states[1:])
+    assert p.position_ids[0].tolist() == [*range(1, 9), *range(1, 7), 0, 0]
+    assert p.weight[0].tolist() == [2.0] * 8 + [0.5] * 6 + [0.0] * 2
+    assert int(p.forced_until.min()) == ALWAYS and len(p.rejected.column) == 0
+
+
+@pytest.mark.parametrize("kind", ["eagle", "small"])
+def test_documents_do_not_see_each_other(tiny_target: Path, kind: str, request: pytest.FixtureRequest) -> None:
+    drafter: Any = request.getfixturevalue(kind)
+    steps = STEPS if kind == "eagle" else 1
+    a, b, c = (sample(tiny_target, i, 15) for i in range(3))
+    alone = drafter.logits(pack([b], steps=steps), steps)
+    for others, at in (([a, b, c], 14), ([b, a], 0), ([c, c, b, a], 28)):
+        packed = drafter.logits(pack(others, steps=steps, multiple=16), steps)
+        for i, (x, y) in enumerate(zip(alone, packed, strict=True)):
+            n = 14 - i  # the last columns of a document have nothing of its own left to read at step i
+            torch.testing.assert_close(x[0, :n], y[0, at : at + n], atol=1e-5, rtol=1e-5)
+            assert bool(y.isfinite().all())
+
+
+def test_no_target_of_the_next_document_is_learnt(tiny_target: Path, eagle: Eagle3) -> None:
+    a, b = sample(tiny_target, 0, 12), sample(tiny_target, 1, 12)
+    changed = dataclasses.replace(
+        b,
+        input_ids=(b.input_ids + 7) % VOCABULARY,
+        hidden_states=b.hidden_states * 3,
+        verifier_last_hidden_states=-b.verifier_last_hidden_states,
+    )
+    terms = LossTerms(rejected=1.0)
+
+    def loss(other: Sample) -> torch.Tensor:
+        p = pack([a, other], [1.0, 0.0], steps=STEPS)  # the second counts nothing
+        return evaluate(eagle.logits(p, STEPS), eagle.targets(p), p, terms, None).loss
+
+    torch.testing.assert_close(loss(b), loss(changed), atol=1e-6, rtol=1e-5)
+
+
+def test_replayed_errors_are_the_states_the_engine_was_in(tiny_target: Path, eagle: Eagle3) -> None:
+    s = sample(tiny_target, 3, 24, errors=1)
+    (at,), proposed = s.verify.position.tolist(), s.verify.proposed.tolist()
+    assert s.verify.accepted.tolist() == [1]
+    p = pack([s], steps=STEPS, rejected_from=("learned",))
+    assert p.forced_until[0, at - 1] == 1 and int((p.forced_until == ALWAYS).sum()) == 22
+    assert p.rejected.column.tolist() == [at - 1] * 2
+    assert p.rejected.step.tolist() == [1, 2] and p.rejected.depth.tolist() == [0, 1]
+    # The same prefix, had the proposals been emitted: teacher forcing then gives the very same states.
+    ids = s.input_ids.clone()
+    ids[at + 1 : at + 4] = torch.tensor(proposed)
+    as_if = dataclasses.replace(s, input_ids=ids)
+    want = eagle.logits(pack([as_if], steps=STEPS), STEPS)
+    have = eagle.logits(p, STEPS)
+    plain = eagle.logits(pack([s], steps=STEPS), STEPS)
+    for i in range(STEPS):
+        torch.testing.assert_close(have[i][0, at - 1], want[i][0, at - 1], atol=1e-5, rtol=1e-5)
+        rest = [c for c in range(23) if c != at - 1]
+        torch.testing.assert_close(have[i][0, rest], plain[i][0, rest], atol=1e-5, rtol=1e-5)
+    assert not torch.allclose(have[2][0, at - 1], plain[2][0, at - 1], atol=1e-4)
+
+
+def test_rejected_rows_say_what_the_target_says_there(tiny_target: Path, eagle: Eagle3) -> None:
+    s = sample(tiny_target, 3, 24, errors=1)
+    (at,), proposed = s.verify.position.tolist(), s.verify.proposed.tolist()
+    p = pack([s], steps=STEPS, rejected_from=("learned",))
+    with torch.no_grad():
+        read = torch.tensor([s.input_ids[: at + 1].tolist() + proposed])
+        logits = model(tiny_target)(read).logits[0, at + 1 : at + 3]
+    terms = LossTerms(accept=0.0, rejected=1.0, induced=2.0, gamma=0.5)
+    result = evaluate(eagle.logits(p, STEPS), eagle.targets(p), p, terms, None)
+    z = torch.stack([eagle.logits(p, STEPS)[i][0, at - 1] for i in (1, 2)])
+    forward = losses.forward_kl(z, logits).mean()
+    reverse = (losses.forward_kl(logits, z) * torch.tensor([1.0, 0.5])).mean()
+    assert result.terms["rejected"] == pytest.approx(float(forward), rel=1e-3)
+    assert result.terms["induced"] == pytest.approx(float(reverse), rel=1e-3)
+    assert result.terms["loss"] == pytest.approx(float(forward + 2 * reverse), rel=1e-3)
+
+
+def test_only_the_chosen_drafters_errors_are_replayed(tiny_target: Path) -> None:
+    s = sample(tiny_target, 3, 24, errors=2)
+    other = dataclasses.replace(s, verify=dataclasses.replace(s.verify, drafter=("suffix", "learned")))
+    assert len(pack([other], steps=STEPS, rejected_from=("learned",)).rejected.column) == 2
+    assert len(pack([other], steps=STEPS, rejected_from=("learned", "suffix")).rejected.column) == 4
+    assert len(pack([other], steps=STEPS).rejected.column) == 0
+
+
+def test_a_model_of_sequences_learns_the_first_rejection_in_its_own_column(tiny_target: Path) -> None:
+    s = sample(tiny_target, 3, 24, errors=1)
+    p = pack([s], steps=1, rejected_from=("learned",))
+    (at,) = s.verify.position.tolist()
+    assert p.rejected.column.tolist() == [at] and p.rejected.step.tolist() == [0] and len(p.replace_step) == 0
+
+
+def test_accept_term_by_hand(tiny_target: Path, eagle: Eagle3) -> None:
+    s = sample(tiny_target, 5, 14)
+    p = pack([s], steps=2)
+    z, t = eagle.logits(p, 2), eagle.targets(p)
+    result = evaluate(z, t, p, LossTerms(), None)
+    per = [losses.forward_kl(z[i][0, : 13 - i], t[0, i:])[s.loss_mask[1 + i :]].mean() for i in range(2)]
+    assert result.terms["accept_0"] == pytest.approx(float(per[0]), rel=1e-5)
+    assert result.terms["accept_1"] == pytest.approx(float(per[1]), rel=1e-5)
+    assert result.terms["loss"] == pytest.approx(float(per[0] + 0.8 * per[1]), rel=1e-5)
+
+
+def test_temperature_and_weights_count(tiny_target: Path, eagle: Eagle3) -> None:
+    hot = pack([sample(tiny_target, 5, 14, temperature=2.0)], steps=1)
+    greedy = pack([sample(tiny_target, 5, 14, temperature=0.0)], steps=1)
+    z, t = eagle.logits(hot, 1), eagle.targets(hot)
+    mask = hot.loss_mask[0]
+
+    def accept(p: Any, **kw: Any) -> float:
+        return evaluate(z, t, p, LossTerms(**kw), None).terms["accept_0"]
+
+    assert accept(hot) == pytest.approx(float(losses.forward_kl(z[0][0], t[0] / 2)[mask].mean()), rel=1e-5)
+    both = losses.forward_kl(z[0][0] / 2, t[0] / 2)[mask].mean()
+    assert accept(hot, draft_sampling="probabilistic") == pytest.approx(float(both), rel=1e-5)
+    assert accept(greedy) == accept(hot, match_temperature=False)
+    assert LossTerms(objective="matched").divergence == "top1"
+    assert LossTerms(objective="matched", draft_sampling="probabilistic").divergence == "lk_hybrid"
+
+
+def test_acceptance_counts_leading_matches(tiny_target: Path) -> None:
+    s = sample(tiny_target, 0, 12, prompt=4)
+    p = pack([s], steps=2)
+    ids = p.input_ids[0]
+    right = [torch.nn.functional.one_hot(ids.roll(-1 - i), VOCABULARY)[None].float() for i in range(2)]
+    whole = evaluate(right, right[0], p, LossTerms(), None).acceptance
+    assert whole.drafts == 7 and whole.reached == (7, 7) and whole.length == 3.0
+    wrong = [right[0].clone(), right[1]]
+    wrong[0][0, 5] = right[0][0, 6]
+    assert evaluate(wrong, right[0], p, LossTerms(), None).acceptance.reached == (6, 6)
+
+
+def test_preemption_between_steps(tiny_target: Path, eagle: Eagle3) -> None:
+    asked = 0
+
+    def interrupt() -> bool:
+        nonlocal asked
+        asked += 1
+        return asked == 3
+
+    p = pack([sample(tiny_target)], steps=STEPS)
+    with pytest.raises(Preempted):
+        eagle.logits(p, STEPS, interrupt)
+    assert asked == 3
+    eagle.logits(p, STEPS)  # its hooks are gone
+    assert not eagle.head.embed_tokens._forward_pre_hooks and not eagle.head.lm_head._forward_hooks
