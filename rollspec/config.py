@@ -127,6 +127,13 @@ class DrafterConfig(_Section):
     mode: Literal["off", "idle"] = Field(
         "off", description="`idle` trains inside the engine's worker while it has nothing to do; `off` does not train."
     )
+    dir: Path | None = Field(
+        None, description="Folder for buffer, checkpoints and versions; unset: in history.dir, else temporary."
+    )
+    publish_every: int = Field(100, ge=1, description="Optimiser steps after which new weights go to the engine.")
+    buffer_bytes: int = Field(1 << 30, ge=1 << 16, description="Bytes of samples that are trained on.")
+    step_bytes: int = Field(0, ge=0, description="Device memory that must be free for a training step.")
+    training: dict[str, Any] = Field({}, description="Settings of the training, by name (docs/drafter.md).")
     capture: CaptureConfig = CaptureConfig()
 
     @property
@@ -206,6 +213,20 @@ class RollspecConfig(_Section):
             )
         if "draft_model" in drafters and self.proposal.learned.model is None:
             raise ValueError("proposal.drafters has draft_model and proposal.learned.model is unset: give its folder")
+        if self.drafter.mode != "off" and "eagle3" not in drafters:
+            raise ValueError(
+                f"drafter.mode = {self.drafter.mode} trains an EAGLE-3 head, and proposal.drafters = {list(drafters)} "
+                "has none: add eagle3, or set drafter.mode to off"
+            )
+        if self.drafter.training:
+            from drafter_online.trainer import DrafterTraining
+
+            try:
+                DrafterTraining(**self.drafter.training)
+            except ValidationError as e:
+                first = e.errors()[0]
+                name = ".".join(str(p) for p in first["loc"])
+                raise ValueError(f"drafter.training.{name}: {first['msg'].lower()}") from e
         arms, k_max = self.tuning.arms, self.proposal.k_max
         if arms is not None and (not arms or len(set(arms)) != len(arms)):
             raise ValueError(f"tuning.arms = {list(arms)} must name each draft length once, and at least one")

@@ -14,6 +14,7 @@ import functools
 import logging
 import os
 import random
+import threading
 import time
 import uuid
 from collections import deque
@@ -102,6 +103,7 @@ class Capture:
         self._recordings: dict[str, _Recording] = {}
         self._seen: set[str] = set()  # running requests that were decided upon
         self._done: deque[Sample] = deque()
+        self._lock = threading.Lock()  # of `_done` and `bytes`: training takes samples from a thread of its own
         self._logits: tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None = None
         self._rows: dict[str, tuple[int, int]] = {}
         runner = learned.runner
@@ -141,25 +143,35 @@ class Capture:
 
     def take(self, most: int | None = None) -> list[Sample]:
         """The oldest `most` finished samples (all where None); they are forgotten here."""
-        count = len(self._done) if most is None else min(most, len(self._done))
-        out = [self._done.popleft() for _ in range(count)]
-        self.bytes -= sum(s.nbytes for s in out)
+        with self._lock:
+            count = len(self._done) if most is None else min(most, len(self._done))
+            out = [self._done.popleft() for _ in range(count)]
+            self.bytes -= sum(s.nbytes for s in out)
         return out
+
+    @property
+    def ready(self) -> bool:
+        """Whether a sample is waiting."""
+        return bool(self._done)
+
+    def end(self) -> None:
+        """A step is over: requests that ended in it are finished now; the engine says so only when the next begins."""
+        for req_id in list(self._recordings):
+            r = self.learned.bridge.proposer.requests.get(req_id)
+            if r is not None and r.output and (r.output[-1] in r.stop_ids or len(r.output) >= r.max_tokens):
+                self.finish(req_id, r)
 
     def drain(self, folder: Path) -> dict[str, Any]:
         """Write all finished samples to `folder`, one safetensors file each, whole or not at all."""
         folder.mkdir(parents=True, exist_ok=True)
         written = 0
         size = 0
-        while self._done:
-            sample = self._done[0]
+        for sample in self.take():
             blob = sample.to_bytes()
             path = folder / f"{time.time_ns():020d}-{uuid.uuid4().hex[:8]}.safetensors"
             temporary = path.with_suffix(".tmp")
             temporary.write_bytes(blob)
             os.replace(temporary, path)
-            self._done.popleft()
-            self.bytes -= sample.nbytes
             written, size = written + 1, size + len(blob)
         return {"samples": written, "bytes": size, **self.info()}
 
@@ -240,7 +252,7 @@ class Capture:
             r.parts.append(part)
             size = part.aux.nbytes + part.last.nbytes
             r.bytes += size
-            self.bytes += size
+            self._count(size)
             if tokens[i] and req_id in self._rows:
                 self._verified(r, req_id, part.start, len(tokens[i]) - 1)
         self._bound()
@@ -256,27 +268,28 @@ class Capture:
         ids, values, lse = (t[a:b].clone() for t in self._logits)
         size = ids.nbytes + values.nbytes + lse.nbytes
         r.bytes += size
-        self.bytes += size
+        self._count(size)
         drafter = "learned" if request.learned.sent else "suffix"
         r.steps.append(VerifyStep(position, drafter, list(scheduled), min(accepted, len(scheduled)), ids, values, lse))
 
     def _forget(self, r: _Recording) -> None:
         """Start over: the positions come again."""
-        self.bytes -= r.bytes
-        r.parts, r.bytes = [], sum(s.top_ids.nbytes + s.top_logits.nbytes for s in r.steps)  # type: ignore[union-attr]
-        self.bytes += r.bytes
+        self._count(-sum(p.aux.nbytes + p.last.nbytes for p in r.parts))
+        r.bytes -= sum(p.aux.nbytes + p.last.nbytes for p in r.parts)
+        r.parts = []
 
     def _finish(self, req_id: str, request: Request | None) -> None:
-        self._seen.discard(req_id)
         r = self._recordings.pop(req_id, None)
         if r is None:
+            self._seen.discard(req_id)
             return
-        self.bytes -= r.bytes
+        self._count(-r.bytes)
         if request is None or not r.parts or len(request.output) < LEAST_TOKENS:
             return
         sample = self._sample_of(r, request)
-        self._done.append(sample)
-        self.bytes += sample.nbytes
+        with self._lock:
+            self._done.append(sample)
+            self.bytes += sample.nbytes
         self.counts["samples"] += 1
         self.counts["tokens"] += len(sample)
         self._bound()
@@ -313,13 +326,18 @@ class Capture:
 
     def _bound(self) -> None:
         """Oldest samples go first, then recordings, longest first."""
-        while self.bytes > self.config.max_bytes and self._done:
-            self.bytes -= self._done.popleft().nbytes
-            self.counts["dropped"] += 1
+        with self._lock:
+            while self.bytes > self.config.max_bytes and self._done:
+                self.bytes -= self._done.popleft().nbytes
+                self.counts["dropped"] += 1
         while self.bytes > self.config.max_bytes and self._recordings:
             req_id = max(self._recordings, key=lambda q: self._recordings[q].bytes)
-            self.bytes -= self._recordings.pop(req_id).bytes
+            self._count(-self._recordings.pop(req_id).bytes)
             self.counts["dropped"] += 1
+
+    def _count(self, size: int) -> None:
+        with self._lock:
+            self.bytes += size
 
     def _last_at(self) -> int:
         """Where the last layer stands among the auxiliary ones, if a head reads it."""

@@ -20,6 +20,7 @@ from typing import Any
 import torch
 
 from rollspec.engine.vllm.capture import Capture
+from rollspec.engine.vllm.online import OnlineTraining
 from rollspec.engine.vllm.proposer import VllmProposer
 from rollspec.engine.vllm.states import Entry, States
 from rollspec.engine.vllm.swap import Swapper
@@ -53,6 +54,7 @@ class LearnedDrafts:
         self._seconds = 0.0
         self._probs: list[torch.Tensor] = []
         self.swapper: Swapper | None = None
+        self.online: OnlineTraining | None = None
         self.capture: Capture | None = None
         if self.eagle and bridge.drafting and bridge.config.drafter.captures:
             self.capture = Capture(self)
@@ -133,6 +135,14 @@ class LearnedDrafts:
 
     def take(self) -> Any:
         """In the place of `GPUModelRunner.take_draft_token_ids`: every request's row, whoever drafted it."""
+        drafts = self._finish()
+        if self.capture is not None:
+            self.capture.end()
+        if self.online is not None:
+            self.online.step_ended()
+        return drafts
+
+    def _finish(self) -> Any:
         begin = time.perf_counter()
         drafts = self._take()
         if drafts is None:
@@ -156,8 +166,20 @@ class LearnedDrafts:
         self._probs.append((top.values.float() - logits.float().logsumexp(-1)).exp())
         return top.indices
 
+    def info(self) -> dict[str, Any]:
+        """What runs, what was swapped, captured and trained."""
+        out = self.swapper.info() if self.swapper is not None else {}
+        out |= {"off": self.off, "caught_up": self.caught_up, "reread": self.rebuilt}
+        if self.capture is not None:
+            out["capture"] = self.capture.info()
+        if self.online is not None:
+            out["training"] = self.online.info()
+        return out
+
     def before_step(self, ended: Any) -> None:
         """A step begins; `ended`: requests that did since the last one. Never raises."""
+        if self.online is not None:
+            self.online.step_begins()
         for req_id in ended:
             self.states.drop(req_id)
             if self.capture is not None:

@@ -65,6 +65,7 @@ class Swapper:
         self._shadow: Any = None
         self._thread: threading.Thread | None = None
         self._staged: Staged | None = None
+        self._offered: Path | None = None
         self._error: SwapRefusedError | None = None
         self._told: set[str] = set()
         self._running: dict[str, torch.Tensor] | None = None  # payload of what runs; None: as loaded
@@ -113,8 +114,28 @@ class Swapper:
         self._thread.start()
         return {"staging": True, "version": self.version}
 
+    @property
+    def busy(self) -> bool:
+        """Whether a swap is on its way or on trial."""
+        return self._thread is not None or self._offered is not None or self.canary is not None
+
+    def offer(self, folder: Path) -> None:
+        """Have a version staged when the next step begins. For other threads."""
+        self._offered = folder
+
+    def prepare(self) -> None:
+        """Make the second copy of the drafter now rather than at the first swap."""
+        self._build()
+
     def poll(self) -> None:
-        """A step begins: swap in what is ready. Never raises."""
+        """A step begins: swap in what is ready."""
+        offered, self._offered = self._offered, None
+        if offered is not None:
+            try:
+                self.request({"dir": str(offered)})
+            except SwapRefusedError as e:
+                self.refuse(e)
+            return
         if self._thread is None or self._thread.is_alive():
             return
         self._thread = None

@@ -50,11 +50,15 @@ def install(worker: Any, config: RollspecConfig) -> None:
         _wrap_execute_model(runner, drafter)
         if learned:
             from rollspec.engine.vllm.learned import LearnedDrafts
+            from rollspec.engine.vllm.online import OnlineTraining
             from rollspec.engine.vllm.swap import Swapper
 
             ranks = int(worker.vllm_config.parallel_config.tensor_parallel_size)
             drafter.learned = LearnedDrafts(drafter, runner, ranks)
             drafter.learned.swapper = Swapper(drafter.learned, worker.vllm_config)
+            if config.drafter.mode == "idle" and drafter.learned.capture is not None:
+                drafter.learned.swapper.prepare()
+                drafter.learned.online = OnlineTraining(drafter.learned, worker)
     except Exception as e:
         if learned:  # vLLM's own proposer would go on by itself
             runner.propose_draft_token_ids = lambda *_, **__: [[] for _ in runner.input_batch.req_ids]
@@ -134,7 +138,7 @@ def _info(drafter: VllmProposer, payload: dict[str, Any]) -> dict[str, Any]:
         "policy": p.config.tuning.policy,
         "arms": [a.name for a in p.tuner.arms],
         "drafters_off": p.tuner.guard.off,
-        **({"drafter": drafter.learned.swapper.info()} if drafter.learned is not None else {}),
+        **({"drafter": drafter.learned.info()} if drafter.learned is not None else {}),
     }
 
 
@@ -145,7 +149,7 @@ def _stats(drafter: VllmProposer, payload: dict[str, Any]) -> dict[str, Any]:
 def _set_version(drafter: VllmProposer, payload: dict[str, Any]) -> dict[str, Any]:
     version = int(payload["version"])
     drafter.proposer.set_version(version)
-    if drafter.learned is not None:
+    if drafter.learned is not None and drafter.learned.swapper is not None:
         drafter.learned.swapper.verify()
     history = drafter.config.history
     if history.dir is not None and history.autosave and drafter.drafting:
@@ -154,7 +158,7 @@ def _set_version(drafter: VllmProposer, payload: dict[str, Any]) -> dict[str, An
 
 
 def _swap(drafter: VllmProposer, payload: dict[str, Any]) -> dict[str, Any]:
-    if drafter.learned is None:
+    if drafter.learned is None or drafter.learned.swapper is None:
         return {"error": "rollspec: this engine runs no learned drafter, so there are no weights to swap."}
     answer: dict[str, Any] = drafter.learned.swapper.request(payload)
     return answer
@@ -168,6 +172,14 @@ def _samples(drafter: VllmProposer, payload: dict[str, Any]) -> dict[str, Any]:
     _collect(drafter)
     answer: dict[str, Any] = drafter.learned.capture.drain(Path(payload["dir"]))
     return answer
+
+
+def _updating(drafter: VllmProposer, payload: dict[str, Any]) -> dict[str, Any]:
+    """The policy is being trained (`on` true): nothing else uses the machine."""
+    on = bool(payload["on"])
+    if drafter.learned is not None and drafter.learned.online is not None:
+        drafter.learned.online.updating = on
+    return {"updating": on}
 
 
 def _set_k(drafter: VllmProposer, payload: dict[str, Any]) -> dict[str, Any]:
@@ -287,6 +299,7 @@ OPERATIONS: dict[str, Callable[[VllmProposer, dict[str, Any]], dict[str, Any]]] 
     "set_k": _set_k,
     "swap": _swap,
     "samples": _samples,
+    "updating": _updating,
     "rewards": _rewards,
     "save": _save,
     "load": _load,
