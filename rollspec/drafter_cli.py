@@ -1,4 +1,4 @@
-"""`rollspec drafter`: the `drafter-online` command under rollspec's name, as in `rollspec drafter init --target MODEL`."""
+"""`rollspec drafter`: the command `drafter-online` under this name (`rollspec drafter init --target MODEL`)."""
 
 from __future__ import annotations
 

@@ -31,6 +31,26 @@ TABLE: tuple[Metric, ...] = (
     Metric("rollspec/rollout/propose_share", "ratio", "gauge", "propose_seconds / engine_seconds"),
     Metric("rollspec/drafter/passes", "passes", "counter", "forward passes of the learned drafter"),
     Metric("rollspec/drafter/pass_seconds", "s", "counter", "time of these passes, inside engine_seconds"),
+    Metric("rollspec/drafter/version", "version", "gauge", "version of the learned drafter's weights; 0: as started"),
+    Metric("rollspec/drafter/staleness", "versions", "gauge", "policy versions since its weights last changed"),
+    Metric("rollspec/drafter/swaps", "swaps", "counter", "times its weights were replaced, taking back included"),
+    Metric("rollspec/drafter/swap_seconds", "s", "counter", "pauses that this made, in all"),
+    Metric("rollspec/drafter/swap_longest", "s", "gauge", "longest of these pauses"),
+    Metric("rollspec/drafter/promoted", "versions", "counter", "versions that stayed after their trial"),
+    Metric("rollspec/drafter/rolled_back", "versions", "counter", "versions taken back after their trial"),
+    Metric("rollspec/drafter/refused", "versions", "counter", "versions that were not loaded (the log says why)"),
+    Metric("rollspec/drafter/resent", "times", "counter", "times lost or overwritten weights were put back"),
+    Metric("rollspec/drafter/caught_up", "positions", "counter", "positions the drafter read late, after it rested"),
+    Metric("rollspec/drafter/reread", "positions", "counter", "positions it read again after its weights changed"),
+    Metric("rollspec/drafter/captured", "samples", "counter", "training samples captured"),
+    Metric("rollspec/drafter/capture_dropped", "samples", "counter", "samples dropped to stay within their bytes"),
+    Metric("rollspec/drafter/capture_seconds", "s", "counter", "time spent capturing, inside engine_seconds"),
+    Metric("rollspec/drafter/capture_share", "ratio", "gauge", "capture_seconds / engine_seconds"),
+    Metric("rollspec/drafter/train_steps", "steps", "counter", "optimiser steps of the drafter's training"),
+    Metric("rollspec/drafter/train_tokens", "tokens", "counter", "tokens trained on"),
+    Metric("rollspec/drafter/loss", "nats", "gauge", "latest training loss"),
+    Metric("rollspec/drafter/idle_seconds", "s", "counter", "time the engine was idle while training was allowed"),
+    Metric("rollspec/drafter/harvested_seconds", "s", "counter", "part of it that training steps used"),
     Metric("rollspec/rollout/generation_share", "ratio", "gauge", "generation time / time of the whole training step"),
     Metric("rollspec/rollout/speculating", "0/1", "gauge", "1 while drafts are verified, 0 while speculation is off"),
     Metric("rollspec/accept/rate", "ratio", "gauge", "accepted / drafted tokens"),
@@ -126,6 +146,8 @@ class EngineStats:
     alarms: int = 0  # drafters switched off
     recoveries: int = 0  # drafters switched on again
     drafters_off: list[str] = field(default_factory=list)
+    drafter: dict[str, float] = field(default_factory=dict)  # what became of the learned drafter: sums, by metric
+    drafter_levels: dict[str, float] = field(default_factory=dict)  # and levels
     passes: int = 0  # of the learned drafter
     pass_seconds: float = 0.0
     max_prob: list[float] = field(default_factory=lambda: [0.0, 0.0])  # sum of the target's largest p, rows
@@ -170,6 +192,10 @@ class EngineStats:
                 out.faults[cause] = out.faults.get(cause, 0) + n
             for arm, n in p.plays.items():
                 out.plays[arm] = out.plays.get(arm, 0) + n
+            for name, value in p.drafter.items():
+                out.drafter[name] = out.drafter.get(name, 0.0) + value
+            for name, value in p.drafter_levels.items():
+                out.drafter_levels[name] = max(out.drafter_levels.get(name, value), value)
             for setting, seconds in p.modelled.items():
                 out.modelled[setting] = out.modelled.get(setting, 0.0) + seconds
             out.max_prob = [a + b for a, b in zip(out.max_prob, p.max_prob, strict=True)]
@@ -238,6 +264,10 @@ def _tuner_metrics(s: EngineStats) -> dict[str, float]:
         out["rollspec/tuner/share"] = s.tuner_seconds / s.step_seconds
     if s.cost_error is not None:
         out["rollspec/tuner/cost_error"] = s.cost_error
+    for name, value in {**s.drafter, **s.drafter_levels}.items():
+        out[f"rollspec/drafter/{name}"] = value
+    if s.step_seconds > 0 and "capture_seconds" in s.drafter:
+        out["rollspec/drafter/capture_share"] = s.drafter["capture_seconds"] / s.step_seconds
     if s.passes:
         out["rollspec/drafter/passes"] = s.passes
         out["rollspec/drafter/pass_seconds"] = s.pass_seconds

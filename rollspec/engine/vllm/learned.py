@@ -47,6 +47,7 @@ class LearnedDrafts:
         keep = bridge.config.proposal.learned.keep_bytes
         self.states = States(keep, int(self.drafter.max_num_tokens), width, runner.dtype.itemsize)
         self.off = False
+        self._drained: dict[str, float] = {}
         self.rebuilt = 0  # positions read again after swaps
         self.caught_up = 0  # positions read late, after pauses
         self._group = _group() if tensor_parallel > 1 else None
@@ -175,6 +176,32 @@ class LearnedDrafts:
         if self.online is not None:
             out["training"] = self.online.info()
         return out
+
+    def drain(self) -> tuple[dict[str, float], dict[str, float]]:
+        """Counts since the last call, and levels, by the names of `rollspec.telemetry.metrics`."""
+        sums: dict[str, float] = {"caught_up": self.caught_up, "reread": self.rebuilt}
+        levels: dict[str, float] = {}
+        if (s := self.swapper) is not None:
+            pauses, s.pauses = s.pauses, []
+            sums |= {k: float(v) for k, v in s.counts.items()}
+            levels = {"version": s.version, "staleness": self.bridge.proposer.version - s.since}
+            if pauses:
+                levels["swap_longest"] = max(pauses)
+        if self.capture is not None:
+            counts = self.capture.counts
+            sums |= {"captured": counts["samples"], "capture_dropped": counts["dropped"]}
+            sums["capture_seconds"] = self.capture.seconds
+        if self.online is not None:
+            t = self.online.info()
+            sums |= {f"train_{k}": t[k] for k in ("steps", "tokens") if k in t}
+            sums |= {k: t[k] for k in ("idle_seconds", "harvested_seconds") if k in t}
+            if t.get("loss") is not None:
+                levels["loss"] = t["loss"]
+        out = {k: v - self._drained.get(k, 0.0) for k, v in sums.items()}
+        self._drained = sums
+        if self.swapper is not None and pauses:
+            out |= {"swaps": len(pauses), "swap_seconds": sum(pauses)}
+        return out, levels
 
     def before_step(self, ended: Any) -> None:
         """A step begins; `ended`: requests that did since the last one. Never raises."""

@@ -120,7 +120,15 @@ class VllmProposer:
         latest = self._take()
         out = EngineStats.merge([*self._drained, latest])
         # Counts add up over time as they do over replicas; levels do not: they are what they are now.
-        for level in ("history_bytes", "tree_bytes", "prompts", "speculating", "cost_error", "drafters_off"):
+        for level in (
+            "drafter_levels",
+            "history_bytes",
+            "tree_bytes",
+            "prompts",
+            "speculating",
+            "cost_error",
+            "drafters_off",
+        ):
             setattr(out, level, getattr(latest, level))
         self._drained = []
         return out
@@ -129,6 +137,8 @@ class VllmProposer:
         stats = self.proposer.drain()
         stats.speculating = self.state()[0] != "none"
         stats.faults, self.faults = self.faults, {}
+        if self.learned is not None:
+            stats.drafter, stats.drafter_levels = self.learned.drain()
         if self.ceiling is not None:
             stats.max_prob, self.ceiling.sums = self.ceiling.sums, [0.0, 0.0]
         return stats

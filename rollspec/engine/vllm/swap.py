@@ -57,6 +57,7 @@ class Swapper:
         self.learned = learned
         self.vllm_config = vllm_config
         self.version = 0
+        self.since = 0  # policy version under which the weights last changed
         self.canary: Canary | None = None
         self.pauses: list[float] = []  # seconds, since the last drain
         self.counts = {"promoted": 0, "rolled_back": 0, "refused": 0, "resent": 0}
@@ -291,6 +292,7 @@ class Swapper:
         reread = self.learned.states.rewind() if staged.change >= LARGE else 0
         self._before = (self.version, before)
         self.version, self._running, self._store = staged.version, staged.tensors, staged.store
+        self.since = self.learned.proposer.version
         self.learned.proposer.swapped()
         if staged.canary and self._config.canary_drafts:
             self.canary = Canary(staged.version, rates, self._config.canary_drafts, self._config.canary_ratio)
