@@ -165,7 +165,8 @@ class LearnedDrafts:
         logits = self.drafter.model.compute_logits(hidden_states)
         top = logits.max(dim=-1)
         self._probs.append((top.values.float() - logits.float().logsumexp(-1)).exp())
-        return top.indices
+        indices: torch.Tensor = top.indices
+        return indices
 
     def info(self) -> dict[str, Any]:
         """What runs, what was swapped, captured and trained."""

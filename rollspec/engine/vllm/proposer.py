@@ -120,16 +120,9 @@ class VllmProposer:
         latest = self._take()
         out = EngineStats.merge([*self._drained, latest])
         # Counts add up over time as they do over replicas; levels do not: they are what they are now.
-        for level in (
-            "drafter_levels",
-            "history_bytes",
-            "tree_bytes",
-            "prompts",
-            "speculating",
-            "cost_error",
-            "drafters_off",
-        ):
+        for level in ("history_bytes", "tree_bytes", "prompts", "speculating", "cost_error", "drafters_off"):
             setattr(out, level, getattr(latest, level))
+        out.drafter_levels = latest.drafter_levels
         self._drained = []
         return out
 

@@ -70,6 +70,7 @@ class Swapper:
         self._error: SwapRefusedError | None = None
         self._told: set[str] = set()
         self._running: dict[str, torch.Tensor] | None = None  # payload of what runs; None: as loaded
+        self._spare: threading.Thread | None = None  # loads what ran before into the second copy
         self._before: tuple[int, dict[str, torch.Tensor]] | None = None  # what ran before the canary
         self._store: Path | None = None
         self._print: list[float] = []
@@ -102,6 +103,8 @@ class Swapper:
                 f"rollspec: version {self.canary.version} has been running for {self.canary.seen} of its "
                 f"{self.canary.drafts} trial drafts; try again after its verdict."
             )
+        if self._spare is not None:
+            self._spare.join()
         self._build()
         try:
             if payload.get("wait"):
@@ -305,6 +308,10 @@ class Swapper:
         }
         if self.canary is None:
             self._conclude("promoted")
+        else:
+            # The second copy is free: what it replaced waits there, so that taking back is one exchange as well.
+            self._spare = threading.Thread(target=self._load, args=(before,), name="rollspec-spare", daemon=True)
+            self._spare.start()
         return dict(self.last)
 
     def _exchange(self) -> float:
@@ -346,15 +353,18 @@ class Swapper:
             assert self._before is not None
             self._tell(f"{version} back", f"rollspec: drafter version {version} is taken back: {reason}.")
             number, tensors = self._before
-            self._load(tensors)
-            self.pauses.append(self._exchange())
+            begin = time.perf_counter()
+            if self._spare is not None:
+                self._spare.join()
+            self._exchange()
+            self.pauses.append(time.perf_counter() - begin)
             self.remember()
             self.learned.states.rewind()
             self.version, self._running = number, tensors
             self.learned.proposer.swapped()
             if canary is not None:
                 self.learned.proposer.router.acceptance.restore(canary.rates)
-        self._before = None
+        self._before = self._spare = None
         self.last |= {"verdict": verdict, "reason": reason}
         if store is not None:
             self._record(store, version, verdict, reason)
