@@ -25,7 +25,7 @@ def weights_of(folder: Path) -> dict[str, Any]:
     return dict(load_file(folder / "model.safetensors"))
 
 
-def noisy(folder: Path, into: Path, scale: float = 1.0, seed: int = 0) -> Path:
+def noisy(folder: Path, into: Path, scale: float = 5.0, seed: int = 0) -> Path:
     """The same model with other weights."""
     import shutil
 
@@ -158,7 +158,7 @@ def test_what_does_not_fit_is_refused_and_touches_nothing(
         "NaN": variant("nan", **{norm: torch.full_like(good[norm], float("nan"))}),
         "shape": variant("shape", **{norm: good[norm][:-1]}),
         "missing": variant("missing", **{norm: None}),
-        "not a weight": variant("extra", **{"model.more.weight": good[norm]}),
+        "not a weight": variant("extra", **{"model.more.weight": good[norm].clone()}),
         "no safetensors": tmp_path,
     }
     file = cases["truncated"] / "model.safetensors"

@@ -349,7 +349,7 @@ def _group() -> Any:
 
 
 def _aux_layers(runner: Any) -> tuple[int, ...]:
-    """Layers whose hidden states the head reads, in its order."""
-    return tuple(
-        runner._get_eagle3_aux_layers_from_config() or runner.model.get_eagle3_default_aux_hidden_state_layers()
-    )
+    """Layers whose hidden states the head reads, in its order; without the one that capture adds."""
+    given = runner._get_eagle3_aux_layers_from_config()
+    given = getattr(runner, "_rollspec_aux_layers", None) or given
+    return tuple(given or runner.model.get_eagle3_default_aux_hidden_state_layers())
