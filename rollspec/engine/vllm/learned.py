@@ -17,6 +17,7 @@ import logging
 import time
 from typing import Any
 
+import numpy as np
 import torch
 
 from rollspec.engine.vllm.capture import Capture
@@ -244,7 +245,7 @@ class LearnedDrafts:
         """Keep the hidden states of what the target just computed and did not reject."""
         states = None
         if aux is not None:
-            index = torch.cat([torch.arange(a, a + n) for a, n in rows]).to(aux[0].device)
+            index = gather(rows).to(aux[0].device)
             states = torch.cat([h[index] for h in aux], dim=-1)  # [sum of counts, A*H]
         at = 0
         for req_id, (_, n) in zip(req_ids, rows, strict=True):
@@ -340,6 +341,13 @@ class LearnedDrafts:
         told = torch.tensor([passes])
         torch.distributed.broadcast(told, src=self._group.first_rank, group=self._group.cpu_group)
         return int(told)
+
+
+def gather(rows: list[tuple[int, int]]) -> torch.Tensor:
+    """Indices of [start, start + n) of every (start, n), one after the other. Shape [sum of n]."""
+    starts, counts = np.array(rows, dtype=np.int64).T
+    before = np.cumsum(counts) - counts
+    return torch.from_numpy(np.repeat(starts - before, counts) + np.arange(int(counts.sum())))
 
 
 def _group() -> Any:
