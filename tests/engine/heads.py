@@ -11,6 +11,8 @@ def random_head(folder: Path, target: Path, seed: int = 0, scale: float = 0.05) 
     """An EAGLE-3 head in speculators format with random weights: right now and then, by chance."""
     from safetensors.torch import save_file
 
+    from drafter_online.head import aux_layers
+
     config = json.loads((target / "config.json").read_text())
     folder.mkdir(parents=True, exist_ok=True)
     save_file(random_weights(config, seed, scale), folder / "model.safetensors")
@@ -29,7 +31,7 @@ def random_head(folder: Path, target: Path, seed: int = 0, scale: float = 0.05) 
                 "draft_vocab_size": config["vocab_size"],
                 "target_hidden_size": config["hidden_size"],
                 "norm_before_residual": False,
-                "eagle_aux_hidden_state_layer_ids": [1, depth // 2, depth - 1],
+                "eagle_aux_hidden_state_layer_ids": aux_layers(depth),
                 "transformer_layer_config": {
                     **layer,
                     "model_type": "llama",

@@ -6,6 +6,7 @@ head with random weights is nearly always wrong: between them every number of ac
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -133,6 +134,26 @@ def test_a_useless_head_alone_rests(
         assert generate(llm, prompts) == reference["greedy"]
         assert any("planted" in cause for cause in call(llm, "stats")["faults"])
         assert call(llm, "info")["state"] == "none"
+    finally:
+        close(llm)
+
+
+@pytest.mark.skipif((os.cpu_count() or 1) < 2, reason="two ranks need two cores")
+def test_ranks_run_the_drafter_together(model: Path, head: Path, prompts: list[list[int]]) -> None:
+    """Two tensor-parallel ranks: one decides how many passes, both make them."""
+    plain = build(model, tensor_parallel_size=2)
+    try:
+        expected = generate(plain, prompts)
+    finally:
+        close(plain)
+    config = {"proposal.drafters": ["suffix", "eagle3"], "proposal.learned.model": str(head), **ALWAYS}
+    llm = build(model, config, tensor_parallel_size=2)
+    try:
+        llm.collective_rpc(_wild)
+        assert generate(llm, prompts) == expected
+        stats = call(llm, "stats")
+        assert not stats["faults"] and stats["passes"] > 0 and stats["by_source"]["eagle3"][1] > 0
+        assert "tensor_parallel_size" in call(llm, "swap", dir=str(head), wait=True)["error"]
     finally:
         close(llm)
 
