@@ -15,6 +15,7 @@ import logging
 import tempfile
 import threading
 import time
+from collections import deque
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -43,6 +44,7 @@ class OnlineTraining:
         self.published: int | None = None
         self.error: str | None = None
         self.acceptance: list[float] = []  # of the latest training windows, per training-time-test step
+        self._rewards: deque[tuple[str, float]] = deque(maxlen=1 << 16)
         self._asleep = False
         self._stepped = time.perf_counter()
         self._inside = False
@@ -68,6 +70,10 @@ class OnlineTraining:
         """The engine has computed."""
         self._inside = False
         self._stepped = time.perf_counter()
+
+    def reward(self, items: list[tuple[str, str, float]]) -> None:
+        """Rewards by (prompt key, response key), for the samples of these responses."""
+        self._rewards.extend((f"{prompt}:{response}", value) for prompt, response, value in items)
 
     def info(self) -> dict[str, Any]:
         """What was trained so far."""
@@ -125,13 +131,16 @@ class OnlineTraining:
     def _feed(self) -> None:
         """Move captured samples into the buffer; the trainer is made when the first ones come."""
         capture = self.learned.capture
-        if capture is None or not capture.ready or self._forbidden():
+        if capture is None or self._forbidden():
             return
-        if self._trainer is None:
-            self._make()
-        from drafter_online.buffer import add_all
+        if capture.ready:
+            if self._trainer is None:
+                self._make()
+            from drafter_online.buffer import add_all
 
-        add_all(self._trainer.buffer, capture.take(64))
+            add_all(self._trainer.buffer, capture.take(64))
+        if self._trainer is not None and self._rewards:
+            self._trainer.buffer.reward({k: v for k, v in (self._rewards.popleft() for _ in range(len(self._rewards)))})
 
     def _make(self) -> None:
         from drafter_online import head as heads

@@ -56,7 +56,12 @@ def install(worker: Any, config: RollspecConfig) -> None:
             ranks = int(worker.vllm_config.parallel_config.tensor_parallel_size)
             drafter.learned = LearnedDrafts(drafter, runner, ranks)
             drafter.learned.swapper = Swapper(drafter.learned, worker.vllm_config)
-            if config.drafter.mode == "idle" and drafter.learned.capture is not None:
+            if config.drafter.mode == "idle" and ranks > 1:
+                logger.warning(
+                    "rollspec: the drafter is not trained in this engine, because weights are not swapped with "
+                    "tensor_parallel_size > 1."
+                )
+            elif config.drafter.mode == "idle" and drafter.learned.capture is not None:
                 drafter.learned.swapper.prepare()
                 drafter.learned.online = OnlineTraining(drafter.learned, worker)
     except Exception as e:
@@ -193,6 +198,8 @@ def _set_k(drafter: VllmProposer, payload: dict[str, Any]) -> dict[str, Any]:
 def _rewards(drafter: VllmProposer, payload: dict[str, Any]) -> dict[str, Any]:
     items = [(str(p), str(r), float(v)) for p, r, v in payload["items"]]
     _collect(drafter)
+    if drafter.learned is not None and drafter.learned.online is not None:
+        drafter.learned.online.reward(items)
     return {"matched": drafter.proposer.history.reward(items), "of": len(items)}
 
 
