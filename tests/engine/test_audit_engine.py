@@ -66,7 +66,7 @@ def test_the_command_passes_with_suffix_drafts(sharp: Path, tmp_path: Path, run_
 
 
 def test_learned_and_suffix_drafts_follow_the_law(audit: Callable[..., AuditResult], sharp: Path) -> None:
-    """A draft model that is the target: a greedy draft is accepted with the largest probability, about half the time."""
+    """A draft model that is the target: its greedy drafts are accepted with the largest probability, about one half."""
     config = {
         "proposal.drafters": ["suffix", "draft_model"],
         "proposal.learned.model": str(sharp),

@@ -89,6 +89,7 @@ def configure(args: Any, source: Source) -> None:
         return
     config, method = heads.settle(args, config)
     if not config.proposal.drafters:
+        args.additional_config = {**(args.additional_config or {}), KEY: {"off": "no drafter fits this engine"}}
         return
     args.additional_config = {**(args.additional_config or {}), KEY: config.to_dict()}
     # A fresh dict each time: vLLM writes into it.
