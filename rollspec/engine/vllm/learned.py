@@ -70,8 +70,12 @@ class LearnedDrafts:
 
     def _scored(self, req_id: str, hits: int, length: int) -> None:
         """A draft was scored: news for a trial of new weights, if the request's KV is theirs."""
-        if self.swapper is not None and self.swapper.canary is not None and self.states.current(req_id):
+        if self.swapper is None or self.swapper.canary is None or not self.states.current(req_id):
+            return
+        try:
             self.swapper.observe(hits, length)
+        except Exception as e:  # taking weights back failed: the drafter must rest
+            self.fail("swap", e)
 
     @property
     def proposer(self) -> HybridProposer:
@@ -81,7 +85,16 @@ class LearnedDrafts:
 
     # ---- vLLM's interface -------------------------------------------------------------------------------------------
 
-    def propose(
+    def propose(self, scheduler_output: Any, sampled: Any, *args: Any, **kwargs: Any) -> Any:
+        """In the place of `GPUModelRunner.propose_draft_token_ids`: rows [requests, passes], or an empty list each."""
+        try:
+            return self._step(scheduler_output, sampled, *args, **kwargs)
+        except Exception as e:  # degrade, never end the job; what was sampled stands
+            self._ran = 0
+            self.bridge.fail("drafting", e)
+            return [[] for _ in self.runner.input_batch.req_ids]
+
+    def _step(
         self,
         scheduler_output: Any,
         sampled: Any,
@@ -93,7 +106,6 @@ class LearnedDrafts:
         common: Any,
         slot_mappings: Any = None,
     ) -> Any:
-        """In the place of `GPUModelRunner.propose_draft_token_ids`: rows [requests, passes], or an empty list each."""
         tokens = self._tokens(sampled)
         req_ids = list(self.runner.input_batch.req_ids[: len(tokens)])
         # Before `decide`: it asks who drafted what was just verified.
@@ -137,18 +149,21 @@ class LearnedDrafts:
 
     def take(self) -> Any:
         """In the place of `GPUModelRunner.take_draft_token_ids`: every request's row, whoever drafted it."""
-        drafts = self._finish()
+        begin = time.perf_counter()
+        drafts = self._take()
+        if drafts is not None:
+            try:
+                self._finish(drafts, begin)
+            except Exception as e:
+                self.bridge.fail("drafting", e)
+                drafts.draft_token_ids = [[] for _ in drafts.req_ids]
         if self.capture is not None:
             self.capture.end()
         if self.online is not None:
             self.online.step_ended()
         return drafts
 
-    def _finish(self) -> Any:
-        begin = time.perf_counter()
-        drafts = self._take()
-        if drafts is None:
-            return None
+    def _finish(self, drafts: Any, begin: float) -> None:
         rows = drafts.draft_token_ids if self._ran else None
         probs = torch.stack(self._probs, dim=1).tolist() if self._ran and self._probs else None
         if self._ran:
@@ -157,7 +172,6 @@ class LearnedDrafts:
             self.bridge.passed(self._ran, self._seconds + waited, len(drafts.req_ids))
         self._ran = 0
         drafts.draft_token_ids = self.bridge.finish(rows, probs, len(drafts.req_ids))
-        return drafts
 
     def sample(self, hidden_states: torch.Tensor) -> torch.Tensor:
         """In the place of the proposer's `_greedy_sample`: the same tokens, and how sure the drafter was of them."""

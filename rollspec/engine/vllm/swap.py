@@ -15,7 +15,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -47,6 +47,7 @@ class Staged:
     change: float  # |new - old| / |old| over all weights
     seconds: float
     canary: bool
+    print: list[float]  # fingerprint
     store: Path | None = None
 
 
@@ -73,8 +74,16 @@ class Swapper:
         self._spare: threading.Thread | None = None  # loads what ran before into the second copy
         self._before: tuple[int, dict[str, torch.Tensor]] | None = None  # what ran before the canary
         self._store: Path | None = None
-        self._print: list[float] = []
-        self.remember()
+        self._base: dict[str, torch.Tensor] | None = None  # what the engine was started with
+        model = learned.drafter.model
+        modules = {id(m) for m in learned.runner.get_model().modules()}
+        self._own = {
+            name: p for name, p in model.named_parameters()
+            if p.numel() and id(model.get_submodule(name.rpartition(".")[0])) not in modules
+        }  # fmt: skip
+        self._pairs: list[tuple[torch.Tensor, torch.Tensor]] = []  # the same weight in both copies of the drafter
+        self._packed: list[tuple[Any, Any]] = []  # the same layer, where vLLM-CPU packs its weight
+        self._print = _fingerprint(self._own.values())
 
     # ---- operations -------------------------------------------------------------------------------------------------
 
@@ -157,20 +166,23 @@ class Swapper:
 
     def verify(self) -> bool:
         """Whether the drafter still has its weights; if not (a policy sync, a sleep), they are put back."""
-        if self._print == self._fingerprint():
+        if self._print == _fingerprint(self._own.values()):
             return True
         self.counts["resent"] += 1
         self._tell("resent", "rollspec: the drafter's weights were lost or overwritten; they are put back.")
         self._build()
+        for thread in (self._thread, self._spare):
+            if thread is not None:
+                thread.join()
         self._load(self._running if self._running is not None else self._original())
         self._exchange()
-        self.remember()
         self.learned.states.rewind()
+        # What the second copy held is needed there again.
+        if self._staged is not None:
+            self._load(self._staged.tensors)
+        elif self._before is not None:
+            self._load(self._before[1])
         return False
-
-    def remember(self) -> None:
-        """Take the drafter's present weights as those that it should have."""
-        self._print = self._fingerprint()
 
     def observe(self, hits: int, length: int) -> None:
         """A draft of the new weights was scored."""
@@ -205,7 +217,10 @@ class Swapper:
         old = self._running if self._running is not None else like
         change = _distance(tensors, old)
         self._load(tensors)
-        return Staged(version, tensors, change, time.perf_counter() - begin, bool(payload.get("canary", True)), store)
+        # Of the second copy, whose bytes the first one will have.
+        marks = _fingerprint(second for _, second in self._pairs)
+        seconds = time.perf_counter() - begin
+        return Staged(version, tensors, change, seconds, bool(payload.get("canary", True)), marks, store)
 
     def _read(self, payload: Mapping[str, Any]) -> tuple[int, dict[str, torch.Tensor], Path | None]:
         """(version, tensors by checkpoint name, the store they are from)."""
@@ -244,12 +259,15 @@ class Swapper:
 
     def _original(self) -> dict[str, torch.Tensor]:
         """What the engine was started with."""
+        if self._base is not None:
+            return self._base
         path = Path(str(self.learned.drafter.draft_model_config.model))
         if not path.is_dir():
             from huggingface_hub import snapshot_download
 
             path = Path(snapshot_download(str(path), local_files_only=True))
-        return self._strip(read_folder(path))
+        self._base = self._strip(read_folder(path))
+        return self._base
 
     def _build(self) -> None:
         """The second copy of the drafter, made once; its attention layers are not the engine's."""
@@ -267,12 +285,19 @@ class Swapper:
             context.clear()
             context.update(kept)
         live = dict(self.learned.drafter.model.named_modules())
-        for name, module in list(self._shadow.named_modules()):
+        targets = {id(m) for m in self.learned.runner.get_model().modules()}
+        for name in [n for n, m in live.items() if id(m) in targets and n.endswith(("embed_tokens", "lm_head"))]:
             # What is shared with the target is needed once.
-            if name.endswith(("embed_tokens", "lm_head")) and self._is_targets(live.get(name)):
-                parent = self._shadow.get_submodule(name.rpartition(".")[0])
-                setattr(parent, name.rpartition(".")[2], torch.nn.Module())
-            del module
+            parent, _, leaf = name.rpartition(".")
+            setattr(self._shadow.get_submodule(parent), leaf, torch.nn.Module())
+        second = dict(self._shadow.named_parameters())
+        written = {p.data_ptr() for p in self.learned.runner.get_model().parameters() if p.numel()}
+        self._pairs = [(p, second[n]) for n, p in self._own.items() if n in second and p.data_ptr() not in written]
+        self._packed = [
+            (live[name], other)
+            for name, other in self._shadow.named_modules()
+            if name in live and id(live[name]) not in targets and hasattr(other, "cpu_linear")
+        ]
 
     def _load(self, tensors: Mapping[str, torch.Tensor]) -> None:
         with torch.no_grad():
@@ -284,14 +309,14 @@ class Swapper:
     # ---- the swap ---------------------------------------------------------------------------------------------------
 
     def _swap(self) -> dict[str, Any]:
+        begin = time.perf_counter()
         staged = self._staged
         assert staged is not None
         self._staged = None
         rates = self.learned.proposer.router.acceptance.rates.copy()
         before = self._running if self._running is not None else self._original()
-        pause = self._exchange()
-        self.pauses.append(pause)
-        self.remember()
+        self._exchange()
+        self._print = staged.print
         reread = self.learned.states.rewind() if staged.change >= LARGE else 0
         self._before = (self.version, before)
         self.version, self._running, self._store = staged.version, staged.tensors, staged.store
@@ -299,6 +324,8 @@ class Swapper:
         self.learned.proposer.swapped()
         if staged.canary and self._config.canary_drafts:
             self.canary = Canary(staged.version, rates, self._config.canary_drafts, self._config.canary_ratio)
+        pause = time.perf_counter() - begin
+        self.pauses.append(pause)
         self.last = {
             "version": staged.version,
             "pause_ms": 1e3 * pause,
@@ -314,32 +341,16 @@ class Swapper:
             self._spare.start()
         return dict(self.last)
 
-    def _exchange(self) -> float:
-        """Copy the second drafter's weights into the first one's storage; seconds that it took."""
-        live, shadow = self.learned.drafter.model, self._shadow
-        fresh = dict(shadow.named_parameters())
-        target = {p.data_ptr() for p in self.learned.runner.get_model().parameters() if p.numel()}
-        begin = time.perf_counter()
+    def _exchange(self) -> None:
+        """Copy the second drafter's weights into the first one's storage."""
         with torch.no_grad():
-            for name, p in live.named_parameters():
-                if name in fresh and p.numel() and p.data_ptr() not in target and not self._is_targets_name(name):
-                    p.data.copy_(fresh[name].data)
-        packed = dict(shadow.named_modules())
-        for name, layer in live.named_modules():
-            other = packed.get(name)
-            # vLLM-CPU packs weights into a closure: the packed ones change places.
-            if other is not None and hasattr(layer, "cpu_linear") and hasattr(other, "cpu_linear"):
-                layer.cpu_linear, other.cpu_linear = other.cpu_linear, layer.cpu_linear
+            for mine, new in self._pairs:
+                mine.data.copy_(new.data)
+        for layer, other in self._packed:
+            # vLLM-CPU packs a weight into a closure: the packed ones change places.
+            layer.cpu_linear, other.cpu_linear = other.cpu_linear, layer.cpu_linear
         if self.learned.runner.device.type == "cuda":
             torch.cuda.synchronize()
-        return time.perf_counter() - begin
-
-    def _is_targets(self, module: Any) -> bool:
-        return module is not None and any(module is m for m in self.learned.runner.get_model().modules())
-
-    def _is_targets_name(self, name: str) -> bool:
-        live = self.learned.drafter.model
-        return self._is_targets(live.get_submodule(name.rpartition(".")[0]))
 
     def _conclude(self, verdict: Verdict) -> None:
         """The trial is over: the weights stay, or those before them come back."""
@@ -358,7 +369,7 @@ class Swapper:
                 self._spare.join()
             self._exchange()
             self.pauses.append(time.perf_counter() - begin)
-            self.remember()
+            self._print = _fingerprint(self._own.values())
             self.learned.states.rewind()
             self.version, self._running = number, tensors
             self.learned.proposer.swapped()
@@ -379,17 +390,6 @@ class Swapper:
             self._tell("record", f"rollspec: {str(e).removeprefix('drafter-online: ')}")
 
     # ---- small things -----------------------------------------------------------------------------------------------
-
-    def _fingerprint(self) -> list[float]:
-        """Sums over the drafter's own weights that any overwriting or loss changes."""
-        live = self.learned.drafter.model
-        sums = []
-        for name, p in live.named_parameters():
-            if p.numel() and p.is_floating_point() and not self._is_targets_name(name):
-                flat = p.data.float().flatten()
-                weight = torch.arange(1, len(flat) + 1, device=flat.device, dtype=torch.float32).remainder_(97.0)
-                sums += [flat.sum(dtype=torch.float64), (flat * weight).sum(dtype=torch.float64)]
-        return [float(x) for x in torch.stack(sums).tolist()] if sums else []
 
     def _tell(self, key: str, sentence: str, level: int = logging.WARNING) -> None:
         logger.log(logging.DEBUG if key in self._told else level, "%s", sentence)
@@ -417,6 +417,17 @@ def read_folder(folder: Path) -> dict[str, torch.Tensor]:
                 f"rollspec: drafter weights were not loaded: {file} cannot be read ({e}); it is truncated or damaged."
             ) from e
     return tensors
+
+
+def _fingerprint(weights: Iterable[torch.Tensor]) -> list[float]:
+    """Sums over weights that any overwriting or loss changes."""
+    sums = []
+    for p in weights:
+        if p.is_floating_point():
+            flat = p.data.float().flatten()
+            places = torch.arange(1, len(flat) + 1, device=flat.device, dtype=torch.float32).remainder_(97.0)
+            sums += [flat.sum(dtype=torch.float64), (flat * places).sum(dtype=torch.float64)]
+    return [float(x) for x in torch.stack(sums).tolist()] if sums else []
 
 
 def _check(tensors: Mapping[str, torch.Tensor], like: Mapping[str, torch.Tensor]) -> None:
