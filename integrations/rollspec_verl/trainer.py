@@ -256,6 +256,9 @@ def _on_rollouts(trainer: Any, state: State, batch: Any, *args: Any, **kwargs: A
     if state.config.enabled:
         items = rollouts.rewards()
         _call(trainer, "rewards", lambda i: {"items": items}, wait=False)
+        if state.config.drafter.mode != "off":
+            # The update begins; the next `set_version` ends it.
+            _call(trainer, "updating", lambda i: {"on": True}, wait=False)
 
 
 def _call(trainer: Any, op: str, payload: Callable[[int], dict[str, Any]], wait: bool = True) -> list[dict[str, Any]]:

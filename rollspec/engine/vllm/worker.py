@@ -156,6 +156,8 @@ def _set_version(drafter: VllmProposer, payload: dict[str, Any]) -> dict[str, An
     drafter.proposer.set_version(version)
     if drafter.learned is not None and drafter.learned.swapper is not None:
         drafter.learned.swapper.verify()
+        if drafter.learned.online is not None:
+            drafter.learned.online.updating = False  # the new policy is here
     history = drafter.config.history
     if history.dir is not None and history.autosave and drafter.drafting:
         _save(drafter, {"dir": str(history.dir), "wait": False})
@@ -180,7 +182,7 @@ def _samples(drafter: VllmProposer, payload: dict[str, Any]) -> dict[str, Any]:
 
 
 def _updating(drafter: VllmProposer, payload: dict[str, Any]) -> dict[str, Any]:
-    """The policy is being trained (`on` true): nothing else uses the machine."""
+    """The policy is being trained (`on` true, until the next `set_version`): nothing else uses the machine."""
     on = bool(payload["on"])
     if drafter.learned is not None and drafter.learned.online is not None:
         drafter.learned.online.updating = on
