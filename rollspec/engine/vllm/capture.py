@@ -135,6 +135,7 @@ class Capture:
     def finish(self, req_id: str, request: Request | None) -> None:
         """A request ended, was aborted, or is unknown."""
         self._guarded(self._finish, req_id, request)
+        self._seen.discard(req_id)
 
     def stepped(self, seconds: float) -> None:
         """A step took `seconds`."""
@@ -159,7 +160,7 @@ class Capture:
         for req_id in list(self._recordings):
             r = self.learned.bridge.proposer.requests.get(req_id)
             if r is not None and r.output and (r.output[-1] in r.stop_ids or len(r.output) >= r.max_tokens):
-                self.finish(req_id, r)
+                self._guarded(self._finish, req_id, r)
 
     def drain(self, folder: Path) -> dict[str, Any]:
         """Write all finished samples to `folder`, one safetensors file each, whole or not at all."""
@@ -281,7 +282,6 @@ class Capture:
     def _finish(self, req_id: str, request: Request | None) -> None:
         r = self._recordings.pop(req_id, None)
         if r is None:
-            self._seen.discard(req_id)
             return
         self._count(-r.bytes)
         if request is None or not r.parts or len(request.output) < LEAST_TOKENS:
