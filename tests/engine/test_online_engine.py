@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from pathlib import Path
 from typing import Any
@@ -36,7 +37,7 @@ def test_acceptance_rises_while_the_engine_idles(model: Path, prompts: list[list
     try:
         assert list((tmp_path / "heads").iterdir()), "no fresh head was made"
         rates = []
-        deadline = time.monotonic() + 150
+        deadline = time.monotonic() + 90
         while time.monotonic() < deadline:
             assert generate(llm, prompts) == expected
             stats = call(llm, "stats")
@@ -47,7 +48,7 @@ def test_acceptance_rises_while_the_engine_idles(model: Path, prompts: list[list
                 break
             time.sleep(3.0)  # the engine idles
         training = info["training"]
-        assert rates[0] < 0.15 and rates[-1] > 0.3, (rates, info)
+        assert rates[0] < 0.15 and rates[-1] > 0.3, json.dumps([rates, info])
         assert training["error"] is None and training["steps"] >= 60 and training["samples"] > 0
         assert training["harvested_seconds"] > 0.0
         # While the policy is updated, nothing trains.
