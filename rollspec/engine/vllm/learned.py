@@ -219,9 +219,12 @@ class LearnedDrafts:
             out |= {"swaps": len(pauses), "swap_seconds": sum(pauses)}
         return out, levels
 
-    def before_step(self, ended: Any) -> None:
-        """A step begins; `ended`: requests that did since the last one. Never raises."""
-        if self.online is not None:
+    def before_step(self, ended: Any, computes: bool) -> None:
+        """A step begins; `ended`: requests that did since the last one. Never raises.
+
+        `computes` is False for the step after the last one, which only tells that requests ended.
+        """
+        if self.online is not None and computes:
             self.online.step_begins()
         for req_id in ended:
             self.states.drop(req_id)

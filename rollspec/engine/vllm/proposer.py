@@ -94,7 +94,8 @@ class VllmProposer:
         self._scheduler_output = scheduler_output
         self._began = time.perf_counter()
         if self.learned is not None:
-            self.learned.before_step(scheduler_output.finished_req_ids)
+            computes = scheduler_output.total_num_scheduled_tokens > 0
+            self.learned.before_step(scheduler_output.finished_req_ids, computes)
         if self.drafting:
             try:
                 for req_id in scheduler_output.finished_req_ids:
