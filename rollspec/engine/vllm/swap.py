@@ -375,7 +375,7 @@ class Swapper:
             self.learned.proposer.swapped()
             if canary is not None:
                 self.learned.proposer.router.acceptance.restore(canary.rates)
-        self._before = self._spare = None
+        self._before = None
         self.last |= {"verdict": verdict, "reason": reason}
         if store is not None:
             self._record(store, version, verdict, reason)
