@@ -102,7 +102,12 @@ def test_a_swap_mid_generation_loses_nothing_and_is_read_again(
     answers: list[dict[str, Any]] = []
     for at in (1, 3, 25):  # in the prompts, just after them, in the middle
         number = call(engine, "info")["drafter"]["version"] + 1
-        out = during(engine, prompts, lambda: answers.append(swap(engine, model, version=number)), at)  # noqa: B023
+
+        def act(number: int = number) -> None:
+            answers.append(swap(engine, model, version=number))
+            call(engine, "stats")  # what follows is counted from here
+
+        out = during(engine, prompts, act, at)
         assert out == reference["long"]
         assert "error" not in answers[-1], answers[-1]
         assert call(engine, "info")["drafter"]["last"]["verdict"] == "promoted"

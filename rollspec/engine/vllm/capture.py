@@ -286,7 +286,8 @@ class Capture:
         self._count(-r.bytes)
         if request is None or not r.parts or len(request.output) < LEAST_TOKENS:
             return
-        sample = self._sample_of(r, request)
+        with torch.inference_mode(False):  # it is trained on
+            sample = self._sample_of(r, request)
         with self._lock:
             self._done.append(sample)
             self.bytes += sample.nbytes
