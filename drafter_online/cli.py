@@ -14,6 +14,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import logging
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -195,10 +196,10 @@ def train(
     before = trainer.evaluate(held)
     _run(trainer, steps, quiet=as_json)
     after = trainer.evaluate(held)
-    if state is not None:
-        trainer.checkpoint()
-        trainer.close()
     number = trainer.publish(store, _dtype(dtype))
+    if state is not None:
+        trainer.checkpoint()  # after publishing: the next run's versions are this one's children
+        trainer.close()
     facts = {
         "version": number,
         "resumed": resumed,
@@ -240,7 +241,7 @@ def versions_list(store: Store, as_json: Json = False) -> None:
     versions = Versions(store)
     promoted = versions.promoted()
     verdicts = {e.version: e.verdict for e in versions.events()}
-    rows = []
+    rows: list[dict[str, Any]] = []
     for n in versions.numbers():
         try:
             m = versions.manifest(n)
@@ -264,22 +265,21 @@ def versions_list(store: Store, as_json: Json = False) -> None:
         typer.echo(json.dumps(rows, indent=2))
         return
     _table(
-        ("version", "of policy", "parent", "verdict", "created", "size", "for the target"),
+        ("version", "of policy", "parent", "verdict", "created", "size"),
         [
-            (str(r["version"]), "-", "-", "damaged", "-", "-", str(r["error"]))
+            (str(r["version"]), "-", "-", "damaged", "-", "-")
             if "error" in r
             else (
                 f"{r['version']}{' *' if r['promoted'] else ''}",
                 str(r["target_version"]),
                 str(r["parent"] or "-"),
                 str(r["verdict"] or "-"),
-                str(r["created"]),
+                str(r["created"])[:19],
                 _size(r["bytes"]),
-                str(r["base"]),
             )
             for r in rows
         ],
-        caption="* promoted",
+        caption="* promoted; `show` says what is wrong with a damaged one",
     )
 
 
@@ -443,7 +443,7 @@ def _facts(facts: dict[str, Any], as_json: bool) -> None:
     _table(("what", "value"), plain)
 
 
-def _table(columns: tuple[str, ...], rows: list[tuple[str, ...]], caption: str | None = None) -> None:
+def _table(columns: tuple[str, ...], rows: Sequence[tuple[str, ...]], caption: str | None = None) -> None:
     from rich.console import Console
     from rich.markup import escape
     from rich.table import Table

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from drafter_online.errors import HeadError
 from drafter_online.files import replace
+from drafter_online.modes import normal_mode
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -64,8 +65,8 @@ def base_of(config: Any) -> str:
     Args:
         config: the target's text configuration (an object or a mapping). Engines have it at hand.
     """
-    get = config.get if isinstance(config, Mapping) else lambda n: getattr(config, n, None)
-    fields = {n: get(n) for n in _BASE_FIELDS}
+    plain: dict[str, Any] = dict(config) if isinstance(config, Mapping) else vars(config)
+    fields = {n: plain.get(n, getattr(config, n, None)) for n in _BASE_FIELDS}
     short = hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()[:8]
     return "{model_type}-l{num_hidden_layers}-h{hidden_size}-v{vocab_size}-".format(**fields) + short
 
@@ -165,14 +166,14 @@ def fresh(
         eagle_aux_hidden_state_layer_ids=chosen,
         speculators_config=_speculators_config(target, speculative_tokens),
     )
-    with torch.random.fork_rng(devices=[]):
+    coverage = 1.0
+    with normal_mode(), torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         head = Eagle3DraftModel(config).float()
-    coverage = 1.0
-    if size < vocabulary:
-        d2t, t2d, coverage = vocabulary_map(counts or {}, size, vocabulary)
-        head.load_vocab_mappings(t2d, d2t)
-    _attach(head, target)
+        if size < vocabulary:
+            d2t, t2d, coverage = vocabulary_map(counts or {}, size, vocabulary)
+            head.load_vocab_mappings(t2d, d2t)
+        _attach(head, target)
     extra = {"base": base_of(verifier), "vocabulary_coverage": round(coverage, 6)}
     setattr(head.config, OURS, extra)
     log.info("drafter-online: a fresh head drafts %d of %d tokens, %.4f of what was said", size, vocabulary, coverage)
@@ -283,9 +284,10 @@ def load(folder: Path | str, target: str | Path | None = None, attention: str = 
                 f"{getattr(verifier, name)}; give the target it was made for."
             )
     layer._attn_implementation = attention
-    head = Eagle3DraftModel(config).float()
-    _fill(head, weights, folder)
-    _attach(head, where)
+    with normal_mode():
+        head = Eagle3DraftModel(config).float()
+        _fill(head, weights, folder)
+        _attach(head, where)
     extra = {"vocabulary_coverage": None, **(plain.get(OURS) or {}), "base": base_of(verifier)}
     setattr(head.config, OURS, extra)
     return head

@@ -6,8 +6,7 @@ a separate small language model of the same vocabulary (Online Speculative Decod
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -247,28 +246,3 @@ def block_diagonal(documents: Tensor) -> Tensor:
     causal = torch.ones(n, n, dtype=torch.bool, device=d.device).tril()
     same = (d[:, None] == d[None, :]) & (d != PADDING)[:, None]
     return ((causal & same) | torch.eye(n, dtype=torch.bool, device=d.device))[None, None]
-
-
-@contextmanager
-def normal_mode() -> Iterator[None]:
-    """Autograd on, whatever the caller's mode: engines run their workers in inference mode, whose tensors cannot be
-    trained.
-    """
-    import torch
-
-    with torch.inference_mode(False), torch.enable_grad():
-        yield
-
-
-@contextmanager
-def evaluating(module: Any) -> Iterator[None]:
-    """Evaluation mode, without gradients."""
-    import torch
-
-    was = module.training
-    module.eval()
-    try:
-        with torch.no_grad():
-            yield
-    finally:
-        module.train(was)

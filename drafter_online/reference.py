@@ -111,7 +111,7 @@ def proposals(drafter: Any, sample: Sample, k: int) -> Any:
 
     import torch
 
-    from drafter_online.model import evaluating
+    from drafter_online.modes import evaluating
     from drafter_online.packing import pack
 
     batch = pack([sample], steps=k).to(drafter.module.device, drafter.module.dtype)

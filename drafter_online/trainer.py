@@ -28,7 +28,8 @@ from drafter_online import losses
 from drafter_online.buffer import Buffer
 from drafter_online.checkpoint import Checkpoints
 from drafter_online.errors import TrainingError
-from drafter_online.model import Drafter, Preempted, evaluating, normal_mode
+from drafter_online.model import Drafter, Preempted
+from drafter_online.modes import evaluating, normal_mode
 from drafter_online.objective import Acceptance, LossTerms, Result, evaluate
 from drafter_online.packing import Batch, pack
 from drafter_online.samples import Sample
@@ -189,7 +190,7 @@ class Trainer:
                 return self._bad(batch, result, kept)
             if interrupt is not None and interrupt():
                 raise Preempted
-            (result.loss / self.config.accumulate).backward()
+            torch.autograd.backward(result.loss / self.config.accumulate)
         except Preempted:
             self._undo(before, kept)
             self.counts.preempted += 1

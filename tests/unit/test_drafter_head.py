@@ -63,7 +63,9 @@ def test_speculators_reads_what_we_write(tiny_target: Path, tmp_path: Path) -> N
 
     h = head(tiny_target, draft_vocab_size=10, counts={t: 1 for t in range(10)})
     theirs = SpeculatorModel.from_pretrained(str(heads.save(h, tmp_path)))
-    assert states_equal(theirs, h)
+    # The rest belongs to the target. (speculators 0.9.0 leaves an embedding that is in no file uninitialised at times.)
+    ours = heads.own_weights(h)
+    assert all(torch.equal(t, ours[n]) for n, t in heads.own_weights(theirs).items())
 
 
 @pytest.mark.parametrize("pruned", [False, True])
