@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import shutil
 import tempfile
 import threading
 import time
@@ -55,7 +56,9 @@ class OnlineTraining:
         self._vllm_config = worker.vllm_config
         folder = self.config.dir or learned.bridge.config.history.dir
         self.folder = Path(folder) / "drafter" if folder else Path(tempfile.mkdtemp(prefix="rollspec-drafter-"))
+        self._lock = threading.Lock()  # of the trainer
         self._watch(worker)
+        self._offer_promoted()
         self._thread = threading.Thread(target=self._run, name="rollspec-drafter", daemon=True)
         self._thread.start()
 
@@ -93,6 +96,34 @@ class OnlineTraining:
             }
         return out
 
+    def save(self, folder: Path) -> None:
+        """Copy buffer, training state and versions to `folder`, for the job's checkpoint; waits for a micro-step."""
+        with self._lock:
+            if self._trainer is None:
+                return
+            self._trainer.checkpoint()
+            self._trainer.checkpoints.wait()
+            self._trainer.buffer.save(self.folder / "buffer")
+            shutil.copytree(self.folder, folder, dirs_exist_ok=True)
+
+    def load(self, folder: Path) -> bool:
+        """Go on from a copy that `save` made; False where there is none, or training has begun here."""
+        with self._lock:
+            if self._trainer is not None or not folder.is_dir():
+                return False
+            shutil.copytree(folder, self.folder, dirs_exist_ok=True)
+        self._offer_promoted()
+        return True
+
+    def _offer_promoted(self) -> None:
+        """The engine starts with the head that it was given; the version that was promoted last is better."""
+        from drafter_online.versions import Versions
+
+        store = Versions(self.folder / "versions")
+        number = store.promoted()
+        if number is not None and self.learned.swapper is not None:
+            self.learned.swapper.offer(store.path(number))
+
     def stop(self) -> None:
         """End the thread; it is a daemon, so nothing waits for it."""
         self._stop.set()
@@ -119,9 +150,13 @@ class OnlineTraining:
     def _run(self) -> None:
         try:
             while not self._stop.wait(TICK_SECONDS):
-                self._feed()
-                while self._trainer is not None and self._tick() and not self._stop.is_set():
-                    self._publish()
+                worked = True
+                while worked and not self._stop.is_set():
+                    with self._lock:
+                        self._feed()
+                        worked = self._trainer is not None and self._tick()
+                        if worked:
+                            self._publish()
         except Exception as e:
             self.error = f"{type(e).__name__}: {e}"
             faults = self.learned.bridge.faults

@@ -213,6 +213,8 @@ def _save(drafter: VllmProposer, payload: dict[str, Any]) -> dict[str, Any]:
         store.save(folder, learned, drafter.machine)
         return drafter.proposer.history.save(folder, snapshot)
 
+    if drafter.learned is not None and drafter.learned.online is not None and payload.get("wait", True):
+        drafter.learned.online.save(folder / "drafter")
     if payload.get("wait", True):
         return {"path": str(write())}
     _Writer.of(drafter).submit(write)
@@ -226,6 +228,8 @@ def _load(drafter: VllmProposer, payload: dict[str, Any]) -> dict[str, Any]:
         _note(drafter, "history file refused", e)
         return {"error": str(e)}
     drafter.proposer.suffix.warm()
+    if drafter.learned is not None and drafter.learned.online is not None:
+        drafter.learned.online.load(Path(payload["dir"]) / "drafter")
     return {"responses": count, "tuning": _load_learned(drafter, Path(payload["dir"]))}
 
 
