@@ -19,6 +19,17 @@ from rollspec import RollspecConfig  # noqa: E402
 from rollspec.engine.vllm import online  # noqa: E402
 
 
+class Buffer:
+    def __init__(self, rewards: dict[str, float]) -> None:
+        self.reward = rewards.update
+
+    def __len__(self) -> int:
+        return 1
+
+    def save(self, folder: Path) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+
+
 class Trainer:
     """Counts steps instead of making them."""
 
@@ -26,9 +37,7 @@ class Trainer:
         self.counts = SimpleNamespace(steps=0, tokens=0, preempted=0)
         self.last_loss = 1.0
         self.rewards: dict[str, float] = {}
-        self.buffer = SimpleNamespace(
-            reward=self.rewards.update, save=lambda f: Path(f).mkdir(parents=True, exist_ok=True), __len__=lambda: 1
-        )
+        self.buffer = Buffer(self.rewards)
         self.checkpoints = SimpleNamespace(wait=lambda: None)
         self.fail = False
 
@@ -53,7 +62,7 @@ def training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     made = []
 
     def make(self: Any) -> None:
-        self._trainer, self._idle = Trainer(tmp_path), Idle(IdleConfig(settle_seconds=0.0))
+        self._idle, self._trainer = Idle(IdleConfig(settle_seconds=0.0)), Trainer(tmp_path)
 
     monkeypatch.setattr(online.OnlineTraining, "_make", make)
     monkeypatch.setattr(online.OnlineTraining, "_refresh", lambda self: None)

@@ -187,15 +187,16 @@ class OnlineTraining:
         model = str(self.learned.drafter.draft_model_config.model)
         head = heads.load(model, str(self._vllm_config.model_config.model))
         buffer = Buffer.load(self.folder / "buffer", BufferConfig(max_bytes=self.config.buffer_bytes))
-        self._trainer = Trainer(
+        trainer = Trainer(
             Eagle3(head),
             buffer,
             DrafterTraining(**self.config.training),
             checkpoints=self.folder / "state",
             device=self.learned.runner.device,
         )
-        self._trainer.resume()
+        trainer.resume()
         self._idle = Idle(IdleConfig(step_bytes=self.config.step_bytes))
+        self._trainer = trainer  # last: other threads look whether it is there
 
     def _forbidden(self) -> bool:
         quiet = time.perf_counter() - self._stepped > QUIET_SECONDS and not self._inside
