@@ -19,7 +19,7 @@ from rollspec.config import RollspecConfig
 from rollspec.proposal import budget
 from rollspec.proposal.base import NO_DRAFT, Draft
 from rollspec.proposal.proposer import FLOOR, Proposer, Request
-from rollspec.proposal.router import Learned, Router, Vector, worth
+from rollspec.proposal.router import Router, Vector, worth
 from rollspec.tuning.tuner import Plan, View
 
 PROBE_EVERY = 64
@@ -94,9 +94,10 @@ class HybridProposer(Proposer):
         """Estimate the learned chains, prefer drafters by them, and say how many passes to run."""
         step, router = self._step, self.router
         self._pass_seconds = np.zeros(len(self.tuner.arms))
+        for _, r, _ in step.rows:  # also of those that no draft was looked for: a draft is scored once
+            x = r.learned
+            x.draft, x.cells, x.expected, x.serves, x.sent, x.offered = NO_DRAFT, (), (), False, False, r.offered
         if not step.asked or self.resting:
-            for _, r, _ in step.asked:
-                r.learned = Learned(offered=r.offered)
             return 0
         batch = len(step.rows)
         fixed = self._budget.policy == "fixed"
@@ -117,7 +118,6 @@ class HybridProposer(Proposer):
         self._pass_seconds = np.where(self.tuner.learned, costs[[best[d] for d in limits]], 0.0)
         for (_, r, _), chain, value in zip(step.asked, chains, have, strict=True):
             x = r.learned
-            x.draft, x.cells, x.sent = NO_DRAFT, (), False
             x.expected = [p for p in chain.tolist() if p > price]
             x.serves = worth(x.expected, price) > value
             x.offered = len(x.expected) if x.serves else r.offered

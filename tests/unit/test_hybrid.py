@@ -151,3 +151,21 @@ def test_the_guard_holds_back_one_drafter_and_not_the_other() -> None:
     off = p.tuner.guard.off
     assert any(o.startswith("eagle3@") for o in off) or p.drain().by_source.get("eagle3", [0, 0])[1] < 60
     assert not any(o.startswith("suffix@") for o in off)
+
+
+def test_a_draft_is_scored_once() -> None:
+    """While nothing is verified only some requests are drafted for; what the others were proposed before is over."""
+    p = make()
+    for r in ("a", "b"):
+        p.begin(r, [1, 2, 3], 50)
+    p.prepare(["a", "b"], [[7], [7]], {})
+    p.complete([[8, 9], [8, 9]])
+    assert p.requests["a"].learned.draft.token_ids == [8, 9]
+    tries = p.router.acceptance.tries.copy()
+    p.tuner.plan = lambda batch, held: type(p._step.plan)(0, p.tuner.none, p.tuner.none, 0, 2, batch)  # type: ignore[method-assign]
+    p.prepare(["a", "b"], [[8], [8]], {})
+    p.complete(None)
+    after = p.router.acceptance.tries.copy()
+    assert after[0] == tries[0] + 2
+    p.prepare(["a", "b"], [[8], [8]], {})
+    assert (p.router.acceptance.tries == after).all()
