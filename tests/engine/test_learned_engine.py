@@ -27,20 +27,6 @@ def head(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return random_head(tmp_path_factory.mktemp("head"), model)
 
 
-@pytest.fixture(scope="module")
-def reference(model: Path, prompts: list[list[int]]) -> dict[str, Any]:
-    """What the engine says without rollspec."""
-    llm = build(model)
-    try:
-        return {
-            "greedy": generate(llm, prompts),
-            "long": generate(llm, prompts, ignore_eos=True),
-            "limit": generate(llm, prompts[:4], copies=1, limit=256, ignore_eos=True),
-        }
-    finally:
-        close(llm)
-
-
 def _wild(worker: Any, passes: bool = True) -> None:
     """Any arm and any number of passes at any step, whatever they cost: far more switches than the tuner would make."""
     import random
@@ -70,22 +56,22 @@ def _learned(worker: Any) -> dict[str, Any]:
 
 
 def test_a_perfect_draft_model_beside_suffix_drafts(
-    model: Path, prompts: list[list[int]], reference: dict[str, Any]
+    model: Path, prompts: list[list[int]], plain: dict[str, Any]
 ) -> None:
     config = {"proposal.drafters": ["suffix", "draft_model"], "proposal.learned.model": str(model), **ALWAYS}
     llm = build(model, config)
     try:
         assert call(llm, "info")["state"] == "suffix+draft_model"
-        assert generate(llm, prompts) == reference["greedy"]
+        assert generate(llm, prompts) == plain["greedy"]
         stats = call(llm, "stats")
         assert not stats["faults"] and stats["passes"] > 0
         _, drafted, accepted = stats["by_source"]["draft_model"]
         assert accepted > 0.97 * drafted > 0
-        assert generate(llm, prompts[:4], copies=1, limit=256, ignore_eos=True) == reference["limit"]
+        assert generate(llm, prompts[:4], copies=1, limit=256, ignore_eos=True) == plain["limit"]
         llm.collective_rpc(_wild)
         for version in range(2):
             call(llm, "set_version", version=version)
-            assert generate(llm, prompts) == reference["greedy"]
+            assert generate(llm, prompts) == plain["greedy"]
         stats = call(llm, "stats")
         assert not stats["faults"] and len(stats["by_source"]) >= 2
         learned = llm.collective_rpc(_learned)[0]
@@ -98,7 +84,7 @@ def test_a_perfect_draft_model_beside_suffix_drafts(
 
 
 def test_a_head_alone_and_beside_suffix_drafts_under_any_switch(
-    model: Path, head: Path, prompts: list[list[int]], reference: dict[str, Any]
+    model: Path, head: Path, prompts: list[list[int]], plain: dict[str, Any]
 ) -> None:
     """Preemption, prompts in chunks, staggered ends, random arms and passes."""
     config = {"proposal.drafters": ["suffix", "eagle3"], "proposal.learned.model": str(head), **ALWAYS}
@@ -107,7 +93,7 @@ def test_a_head_alone_and_beside_suffix_drafts_under_any_switch(
         llm.collective_rpc(_wild)
         for version in range(2):
             call(llm, "set_version", version=version)
-            assert generate(llm, prompts, ignore_eos=True) == reference["long"]
+            assert generate(llm, prompts, ignore_eos=True) == plain["long"]
         stats = call(llm, "stats")
         assert not stats["faults"]
         assert stats["by_source"]["eagle3"][1] > 0 and stats["by_source"]["group"][1] > 0
@@ -120,18 +106,16 @@ def test_a_head_alone_and_beside_suffix_drafts_under_any_switch(
         close(llm)
 
 
-def test_a_useless_head_alone_rests(
-    model: Path, head: Path, prompts: list[list[int]], reference: dict[str, Any]
-) -> None:
+def test_a_useless_head_alone_rests(model: Path, head: Path, prompts: list[list[int]], plain: dict[str, Any]) -> None:
     llm = build(model, {"proposal.drafters": ["eagle3"], "proposal.learned.model": str(head)})
     try:
         for _ in range(3):
-            assert generate(llm, prompts) == reference["greedy"]
+            assert generate(llm, prompts) == plain["greedy"]
         stats = call(llm, "stats")
         assert not stats["faults"] and stats["passes"] < stats["steps"]
         call(llm, "stats")
         llm.collective_rpc(_break)
-        assert generate(llm, prompts) == reference["greedy"]
+        assert generate(llm, prompts) == plain["greedy"]
         assert any("planted" in cause for cause in call(llm, "stats")["faults"])
         assert call(llm, "info")["state"] == "none"
     finally:
@@ -141,11 +125,11 @@ def test_a_useless_head_alone_rests(
 @pytest.mark.skipif((os.cpu_count() or 1) < 2, reason="two ranks need two cores")
 def test_ranks_run_the_drafter_together(model: Path, head: Path, prompts: list[list[int]]) -> None:
     """Two tensor-parallel ranks: one decides how many passes, both make them."""
-    plain = build(model, tensor_parallel_size=2)
+    alone = build(model, tensor_parallel_size=2)
     try:
-        expected = generate(plain, prompts)
+        expected = generate(alone, prompts)
     finally:
-        close(plain)
+        close(alone)
     config = {"proposal.drafters": ["suffix", "eagle3"], "proposal.learned.model": str(head), **ALWAYS}
     llm = build(model, config, tensor_parallel_size=2)
     try:

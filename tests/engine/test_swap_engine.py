@@ -16,7 +16,6 @@ from heads import random_head, random_weights
 pytestmark = pytest.mark.engine
 
 ALWAYS = {"tuning.policy": "static", "proposal.budget.policy": "fixed", "tuning.guard.enabled": False}
-LONG = {"ignore_eos": True}
 
 
 def weights_of(folder: Path) -> dict[str, Any]:
@@ -42,15 +41,6 @@ def noisy(folder: Path, into: Path, scale: float = 5.0, seed: int = 0) -> Path:
     }
     save_file(out, into / "model.safetensors", metadata={"format": "pt"})
     return into
-
-
-@pytest.fixture(scope="module")
-def reference(model: Path, prompts: list[list[int]]) -> dict[str, Any]:
-    llm = build(model)
-    try:
-        return {"greedy": generate(llm, prompts), "long": generate(llm, prompts, **LONG)}
-    finally:
-        close(llm)
 
 
 @pytest.fixture(scope="module")
@@ -95,9 +85,9 @@ def during(llm: Any, prompts: list[list[int]], act: Any, at: int = 12) -> list[l
 
 
 def test_a_swap_mid_generation_loses_nothing_and_is_read_again(
-    engine: Any, model: Path, prompts: list[list[int]], reference: dict[str, Any]
+    engine: Any, model: Path, prompts: list[list[int]], plain: dict[str, Any]
 ) -> None:
-    assert generate(engine, prompts) == reference["greedy"]
+    assert generate(engine, prompts) == plain["greedy"]
     assert rate(engine) < 0.2, "noise was meant to be useless"
     answers: list[dict[str, Any]] = []
     for at in (1, 3, 25):  # in the prompts, just after them, in the middle
@@ -108,14 +98,14 @@ def test_a_swap_mid_generation_loses_nothing_and_is_read_again(
             call(engine, "stats")  # what follows is counted from here
 
         out = during(engine, prompts, act, at)
-        assert out == reference["long"]
+        assert out == plain["long"]
         assert "error" not in answers[-1], answers[-1]
         assert call(engine, "info")["drafter"]["last"]["verdict"] == "promoted"
         if at == 25:
             assert answers[-1]["reread"] > 0
         found = rate(engine)
         assert found > 0.6, f"requests in flight were not drafted for with the new weights ({found:.2f})"
-        assert generate(engine, prompts) == reference["greedy"]
+        assert generate(engine, prompts) == plain["greedy"]
         assert rate(engine) > 0.95
         # Back to noise, trusted at once.
         noise = Path(call(engine, "info")["drafter"]["started_with"])
@@ -125,7 +115,7 @@ def test_a_swap_mid_generation_loses_nothing_and_is_read_again(
 
 
 def test_the_canary_takes_garbage_back(
-    engine: Any, model: Path, prompts: list[list[int]], reference: dict[str, Any], tmp_path: Path
+    engine: Any, model: Path, prompts: list[list[int]], plain: dict[str, Any], tmp_path: Path
 ) -> None:
     number = call(engine, "info")["drafter"]["version"]
     assert "error" not in swap(engine, model, version=number + 1, canary=False)
@@ -133,17 +123,17 @@ def test_the_canary_takes_garbage_back(
     assert rate(engine) > 0.95
     garbage = noisy(model, tmp_path / "garbage", seed=5)
     out = during(engine, prompts, lambda: swap(engine, garbage, version=number + 2))
-    assert out == reference["long"]
+    assert out == plain["long"]
     info = call(engine, "info")["drafter"]
     assert info["last"]["verdict"] == "rolled_back" and info["version"] == number + 1
     assert info["rolled_back"] == 1
     rate(engine)
-    assert generate(engine, prompts) == reference["greedy"]
+    assert generate(engine, prompts) == plain["greedy"]
     assert rate(engine) > 0.95, "the old weights are not back"
 
 
 def test_what_does_not_fit_is_refused_and_touches_nothing(
-    engine: Any, model: Path, prompts: list[list[int]], reference: dict[str, Any], tmp_path: Path
+    engine: Any, model: Path, prompts: list[list[int]], plain: dict[str, Any], tmp_path: Path
 ) -> None:
     import torch
     from safetensors.torch import save_file
@@ -175,12 +165,12 @@ def test_what_does_not_fit_is_refused_and_touches_nothing(
     assert after["version"] == before["version"] and after["refused"] == before["refused"] + len(cases)
     # The same, prepared on the thread.
     assert call(engine, "swap", dir=str(cases["NaN"]))["staging"]
-    assert generate(engine, prompts) == reference["greedy"]
+    assert generate(engine, prompts) == plain["greedy"]
     assert "NaN" in call(engine, "info")["drafter"]["last"]["refused"]
     assert rate(engine) > 0.95
 
 
-def test_lost_weights_are_put_back(engine: Any, prompts: list[list[int]], reference: dict[str, Any]) -> None:
+def test_lost_weights_are_put_back(engine: Any, prompts: list[list[int]], plain: dict[str, Any]) -> None:
     def lose(worker: Any) -> None:
         model = worker.model_runner.drafter.model
         for p in model.parameters():
@@ -196,14 +186,14 @@ def test_lost_weights_are_put_back(engine: Any, prompts: list[list[int]], refere
     assert rate(engine) < 0.5
     call(engine, "set_version", version=50)
     assert call(engine, "info")["drafter"]["resent"] == 1
-    assert generate(engine, prompts) == reference["greedy"]
+    assert generate(engine, prompts) == plain["greedy"]
     assert rate(engine) > 0.95
     call(engine, "set_version", version=51)
     assert call(engine, "info")["drafter"]["resent"] == 1
 
 
 def test_versions_of_a_head_with_the_targets_embedding_in_them(
-    model: Path, prompts: list[list[int]], reference: dict[str, Any], tmp_path: Path
+    model: Path, prompts: list[list[int]], plain: dict[str, Any], tmp_path: Path
 ) -> None:
     """A published version; a payload with the target's embedding in it, which must stay as it is; captured samples."""
     import json
@@ -228,7 +218,7 @@ def test_versions_of_a_head_with_the_targets_embedding_in_them(
     llm = build(model, options, max_num_batched_tokens=64, enable_chunked_prefill=True, num_gpu_blocks_override=14)
     try:
         out = during(llm, prompts, lambda: swap(llm, store.path(2)))
-        assert out == reference["long"]
+        assert out == plain["long"]
         info = call(llm, "info")["drafter"]
         assert info["version"] == 2 or info["rolled_back"] == 1
         assert [e.version for e in store.events()] == [2]
@@ -242,7 +232,7 @@ def test_versions_of_a_head_with_the_targets_embedding_in_them(
         poisoned.mkdir()
         save_file(payload, poisoned / "model.safetensors")
         out = during(llm, prompts, lambda: swap(llm, poisoned, version=9, canary=False))
-        assert out == reference["long"]
+        assert out == plain["long"]
         assert call(llm, "info")["drafter"]["version"] == 9
         stats = call(llm, "stats")
         assert not stats["faults"]
