@@ -274,7 +274,8 @@ class LearnedDrafts:
         """Read what went by while the drafter rested, and some of what older weights wrote."""
         late = list(self.states.unread(req_ids, starts))
         again = list(self.states.stale(req_ids, REBUILD_TOKENS))
-        room = int(self.drafter.max_num_tokens) - len(req_ids)
+        # A draft model reads one token more per row, and a request may have a row of each kind.
+        room = max(1, int(self.drafter.max_num_tokens) - 2 * len(req_ids))
         batch: list[tuple[int, Entry, int, int]] = []
         used = 0
         for i, entry, start, stop in [*late, *again]:
