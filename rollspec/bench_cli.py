@@ -12,7 +12,7 @@ import typer
 from rollspec.errors import RollspecError
 
 ROOT = Path(__file__).resolve().parents[1]
-NAMES = ("propose", "coupled", "inert", "rollout")
+NAMES = ("propose", "coupled", "inert", "rollout", "swap")
 
 command = typer.Typer(help="Run the benchmarks: alternating runs, ratios with their spread, JSON with provenance.")
 
@@ -73,6 +73,12 @@ def rollout(
     if not all(1 <= b <= 64 for b in sizes):
         raise RollspecError(f"rollspec: --batches {batches!r} has a size outside 1 to 64; the engines run 64 at most.")
     _done(_module("rollout").run(quick=quick, rounds=rounds, batches=sizes, epochs=epochs, out=out), json)
+
+
+@command.command()
+def swap(quick: Quick = False, out: Out = None, json: Json = False) -> None:
+    """Pauses that swaps of drafter weights make, and what capturing samples costs (minutes)."""
+    _done(_module("swap").run(quick=quick, out=out), json)
 
 
 @command.command(name="all")

@@ -1,6 +1,6 @@
 """The `rollspec` command. Its `--help` needs only the base dependencies: a command's module is imported when it runs.
 
-    rollspec demo | doctor | audit | bench | report | config
+    rollspec demo | doctor | audit | drafter | bench | report | config
 
 A command's module defines `command`, a plain function with typer annotations (or a `typer.Typer` where it has
 sub-commands of its own). What rollspec raises on purpose is printed as its one sentence, with exit status 2.
@@ -36,6 +36,7 @@ COMMANDS: dict[str, Lazy] = {
     "demo": Lazy("rollspec.demo.cli", "Run a small GRPO job on this machine with and without rollspec.", "verl"),
     "doctor": Lazy("rollspec.doctor", "Say what is installed, what it enables, and what is off and why."),
     "audit": Lazy("rollspec.sampling.audit_cli", "Test on your own model that speculation changes no law.", "audit"),
+    "drafter": Lazy("rollspec.drafter_cli", "Make, convert, train and inspect learned drafters.", "drafter"),
     "bench": Lazy("rollspec.bench_cli", "Run the benchmarks and print their tables."),
     "report": Lazy("rollspec.telemetry.report_cli", "Write one self-contained HTML page about a run.", "report"),
     "config": Lazy("rollspec.cli", "List the knobs, show a resolved configuration, list the presets."),

@@ -71,13 +71,75 @@ class BudgetConfig(_Section):
     cut_threshold: float = Field(0.7, gt=0, description="Threshold of `cut`: sqrt(nats) for svip, a probability else.")
 
 
+class LearnedConfig(_Section):
+    """A drafter with weights: an EAGLE-3 head in speculators format, or a plain draft model."""
+
+    model: str | None = Field(
+        None,
+        description="Folder (or hub name) of the head or draft model; unset: a fresh EAGLE-3 head is made for the "
+        "target (day-0), which earns its drafts as it is trained.",
+    )
+    k_max: int = Field(4, ge=1, le=16, description="Most passes of the learned drafter in one step.")
+    keep_bytes: int = Field(
+        256 << 20,
+        ge=0,
+        description="Bytes of the target's hidden states kept for running requests, from which the drafter catches up "
+        "after it rested and is rebuilt after its weights were replaced.",
+    )
+    canary_drafts: int = Field(
+        64, ge=0, description="Drafts that new weights are tried for before they stay; 0 trusts them at once."
+    )
+    canary_ratio: float = Field(
+        0.9, ge=0, description="New weights are taken back below this part of what the old ones got right."
+    )
+    folder: Path | None = Field(None, description="Folder for fresh heads; unset: in history.dir, else temporary.")
+
+
 class ProposalConfig(_Section):
     """Who drafts, and how far."""
 
-    drafters: tuple[Literal["suffix"], ...] = Field(("suffix",), description="Drafters in use; empty means none.")
+    drafters: tuple[Literal["suffix", "eagle3", "draft_model"], ...] = Field(
+        ("suffix",), description="Drafters in use (one of eagle3 and draft_model at most); empty means none."
+    )
     k_max: int = Field(16, ge=1, le=64, description="Longest draft of a request in one step, in tokens.")
     suffix: SuffixConfig = SuffixConfig()
+    learned: LearnedConfig = LearnedConfig()
     budget: BudgetConfig = BudgetConfig()
+
+
+class CaptureConfig(_Section):
+    """Training samples for the drafter, taken from what the target computes anyway."""
+
+    enabled: bool = Field(
+        False, description="True captures also where nothing trains in the engine (drafter.mode off)."
+    )
+    rate: float = Field(1.0, ge=0, le=1, description="Share of the requests that is recorded.")
+    share: float = Field(
+        0.02, gt=0, le=1, description="No new request is recorded while capturing takes more of the step time."
+    )
+    max_bytes: int = Field(256 << 20, ge=1 << 16, description="Bytes of samples held until they are drained.")
+    top_k: int = Field(8, ge=0, le=64, description="Logits of the target kept per proposed token.")
+
+
+class DrafterConfig(_Section):
+    """Continual training of the learned drafter."""
+
+    mode: Literal["off", "idle"] = Field(
+        "off", description="`idle` trains inside the engine's worker while it has nothing to do; `off` does not train."
+    )
+    dir: Path | None = Field(
+        None, description="Folder for buffer, checkpoints and versions; unset: in history.dir, else temporary."
+    )
+    publish_every: int = Field(100, ge=1, description="Optimiser steps after which new weights go to the engine.")
+    buffer_bytes: int = Field(1 << 30, ge=1 << 16, description="Bytes of samples that are trained on.")
+    step_bytes: int = Field(0, ge=0, description="Device memory that must be free for a training step.")
+    training: dict[str, Any] = Field({}, description="Settings of the training, by name (docs/drafter.md).")
+    capture: CaptureConfig = CaptureConfig()
+
+    @property
+    def captures(self) -> bool:
+        """Whether samples are captured."""
+        return self.capture.enabled or self.mode != "off"
 
 
 class GuardConfig(_Section):
@@ -192,6 +254,7 @@ class RollspecConfig(_Section):
     coupled: CoupledConfig = CoupledConfig()
     reuse: ReuseConfig = ReuseConfig()
     proposal: ProposalConfig = ProposalConfig()
+    drafter: DrafterConfig = DrafterConfig()
     tuning: TuningConfig = TuningConfig()
     history: HistoryConfig = HistoryConfig()
     telemetry: TelemetryConfig = TelemetryConfig()
@@ -215,6 +278,28 @@ class RollspecConfig(_Section):
                 f"reuse.seeds = keep makes epochs correlated, which reuse.mode = {self.reuse.mode} excludes: set "
                 "reuse.mode: coupled, or reuse.seeds: fresh"
             )
+        drafters = self.proposal.drafters
+        if len(set(drafters)) != len(drafters) or {"eagle3", "draft_model"} <= set(drafters):
+            raise ValueError(
+                f"proposal.drafters = {list(drafters)} must name each drafter once, and one of eagle3 and draft_model "
+                "at most: remove one"
+            )
+        if "draft_model" in drafters and self.proposal.learned.model is None:
+            raise ValueError("proposal.drafters has draft_model and proposal.learned.model is unset: give its folder")
+        if self.drafter.mode != "off" and "eagle3" not in drafters:
+            raise ValueError(
+                f"drafter.mode = {self.drafter.mode} trains an EAGLE-3 head, and proposal.drafters = {list(drafters)} "
+                "has none: add eagle3, or set drafter.mode to off"
+            )
+        if self.drafter.training:
+            from drafter_online.trainer import DrafterTraining
+
+            try:
+                DrafterTraining(**self.drafter.training)
+            except ValidationError as e:
+                first = e.errors()[0]
+                name = ".".join(str(p) for p in first["loc"])
+                raise ValueError(f"drafter.training.{name}: {first['msg'].lower()}") from e
         arms, k_max = self.tuning.arms, self.proposal.k_max
         if arms is not None and (not arms or len(set(arms)) != len(arms)):
             raise ValueError(f"tuning.arms = {list(arms)} must name each draft length once, and at least one")

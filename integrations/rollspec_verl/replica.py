@@ -124,6 +124,9 @@ def load() -> type:
                 if config.history.dir is not None:  # one writer per file
                     folder = config.history.dir / f"replica_{self.replica_rank}"
                     config = config.model_copy(update={"history": config.history.model_copy(update={"dir": folder})})
+                if config.drafter.dir is not None:
+                    folder = config.drafter.dir / f"replica_{self.replica_rank}"
+                    config = config.model_copy(update={"drafter": config.drafter.model_copy(update={"dir": folder})})
                 # verl writes mappings as JSON on vLLM's command line (vllm_rollout/utils.py:477).
                 engine_kwargs["additional_config"] = merge_additional_config(
                     engine_kwargs.get("additional_config"), config.to_dict()

@@ -17,6 +17,7 @@ from rollspec.proposal.base import NO_DRAFT, Draft, TokenArray, as_tokens, promp
 from rollspec.proposal.confidence import Confidence
 from rollspec.proposal.history import History, Response
 from rollspec.proposal.replay import Replay
+from rollspec.proposal.router import Learned
 from rollspec.proposal.suffix import Group, SuffixDrafter
 from rollspec.telemetry.metrics import EngineStats
 from rollspec.tuning.tuner import Plan, Tuner
@@ -51,6 +52,18 @@ class Request:
     remaining_at: int = 0  # output length from which on that is too old
     stream: int | None = None  # key of its noise, where that is kept over epochs
     replay: Replay | None = None  # what it said with it an epoch ago
+    req_id: str = ""
+    learned: Learned = field(default_factory=Learned)
+
+
+@dataclass(slots=True)
+class _Step:
+    """What `prepare` leaves to `complete`. Rows: place in the batch, request, what it just said."""
+
+    size: int
+    rows: list[tuple[int, Request, Sequence[int]]]
+    asked: list[tuple[int, Request, Sequence[int]]]
+    plan: Plan
 
 
 class Proposer:
@@ -70,6 +83,7 @@ class Proposer:
         self._depth = self.suffix.context
         self._budget = config.proposal.budget
         self._plan: Plan | None = None  # what was decided after the last step
+        self._step = _Step(0, [], [], Plan(0, 0, 0, 0, 0, 0))
         self._refill = lengths.Refill()
         self._turn = 0  # which requests are drafted for while nothing is verified
         self._host = 0.0  # drafting seconds since the last step, `begin` and `finish` included
@@ -101,6 +115,7 @@ class Proposer:
         r = self.requests[req_id] = Request(
             key, tokens, group, sequence, self.version, max_tokens, stop_ids, context, list(said), len(said)
         )
+        r.req_id = req_id
         if said:
             self.suffix.extend(group, sequence, list(said))
         if stream is not None:
@@ -141,20 +156,27 @@ class Proposer:
     def step(
         self, req_ids: Sequence[str], sampled: Sequence[Sequence[int]], scheduled: dict[str, Any], held: float = 0.0
     ) -> list[list[int]]:
-        """Learn from a finished step and draft for the next one.
+        """Learn from a finished step and draft for the next one: `prepare` and `complete` in one.
+
+        Returns:
+            A draft per request, same order, each of 0..k tokens.
+        """
+        self.prepare(req_ids, sampled, scheduled, held)
+        return self.complete()
+
+    def prepare(
+        self, req_ids: Sequence[str], sampled: Sequence[Sequence[int]], scheduled: dict[str, Any], held: float = 0.0
+    ) -> None:
+        """Learn from a finished step and look drafts up for the next one.
 
         Args:
             req_ids: the batch, in the engine's order.
             sampled: tokens each request emitted in the step; empty where it is still in its prompt.
             scheduled: drafts that the step verified, by request id (the engine may have cut what was proposed).
             held: context tokens that the batch holds.
-
-        Returns:
-            A draft per request, same order, each of 0..k tokens.
         """
         start = time.perf_counter()
         stats = self.stats
-        drafts: list[list[int]] = [[] for _ in req_ids]
         rows: list[tuple[int, Request, Sequence[int]]] = []
         offered: list[int] = []
         hits: list[int] = []
@@ -188,31 +210,59 @@ class Proposer:
             rows.append((i, r, new))
         learned = time.perf_counter()
         if self._plan is not None:
-            self.tuner.observe(self._plan, decoding, self._held, offered, hits, unknown)
+            self._observe(self._plan, decoding, offered, hits, unknown)
         plan = self._plan = self.tuner.plan(len(rows), held)
         self._held = held
         planned = time.perf_counter()
         chains, asked = self._draft(rows, plan, held)
         drafted = time.perf_counter()
-        self._spend(chains, asked, len(rows), plan, held)
-        k = min(self.k, plan.k)
+        for (_, r, _), n in zip(asked, self._spend(chains, asked, len(rows), plan, held), strict=True):
+            r.offered = n
+        self._step = _Step(len(req_ids), rows, asked, plan)
+        end = time.perf_counter()
+        stats.tuner_seconds += planned - learned + end - drafted
+        self._count(start)
+
+    def complete(self) -> list[list[int]]:
+        """The drafts that `prepare` looked up, as far as they are to be verified.
+
+        Returns:
+            A draft per request, in the order that `prepare` was given, each of 0..k tokens.
+        """
+        start = time.perf_counter()
+        step, stats = self._step, self.stats
+        drafts: list[list[int]] = [[] for _ in range(step.size)]
+        k = min(self.k, step.plan.k)
         if k:
-            for i, r, _ in asked:
-                if r.offered:
-                    drafts[i] = r.draft.token_ids[: min(r.offered, k)]
-        spent = time.perf_counter()
-        for _, r, new in rows:
+            for i, r, _ in step.asked:
+                draft, offered = self._chosen(r)
+                if offered:
+                    drafts[i] = draft.token_ids[: min(offered, k)]
+        for _, r, new in step.rows:
             self.suffix.extend(r.group, r.sequence, list(new))
         self._refill.step()
-        stats.requests += len(rows)
-        self._peak = max(self._peak, len(rows))
-        stats.peak_batch = max(stats.peak_batch, len(rows))
-        end = time.perf_counter()
-        stats.propose_seconds += end - start
-        stats.tuner_seconds += planned - learned + spent - drafted
-        self.tuner.host(self._host + end - start, len(rows), plan.k > 0)
+        batch = len(step.rows)
+        stats.requests += batch
+        self._peak = max(self._peak, batch)
+        stats.peak_batch = max(stats.peak_batch, batch)
+        self._count(start)
+        self.tuner.host(self._host, batch, step.plan.k > 0)
         self._host = 0.0
         return drafts
+
+    def _observe(
+        self,
+        plan: Plan,
+        decoding: int,
+        offered: list[int],
+        hits: list[int],
+        unknown: list[tuple[int, list[float]]],
+    ) -> None:
+        self.tuner.observe(plan, decoding, self._held, offered, hits, unknown)
+
+    def _chosen(self, r: Request) -> tuple[Draft, int]:
+        """What is proposed for the request, and how much of it the budget allows."""
+        return r.draft, r.offered
 
     def _draft(
         self, rows: Sequence[tuple[int, Request, Sequence[int]]], plan: Plan, held: float
@@ -258,27 +308,21 @@ class Proposer:
 
     def _spend(
         self,
-        chains: list[list[float]],
+        chains: Sequence[Sequence[float]],
         asked: Sequence[tuple[int, Request, Sequence[int]]],
         batch: int,
         plan: Plan,
         held: float,
-    ) -> None:
+    ) -> list[int]:
         """How much of each proposal is worth verifying, before the arm's own limit."""
         b = self._budget
-        if b.policy == "fixed":
-            for (_, r, _), chain in zip(asked, chains, strict=True):
-                r.offered = len(chain)
-            return
-        if not any(chains):
-            return
+        if b.policy == "fixed" or not any(chains):
+            return [len(chain) for chain in chains]
         weights = None
         if (power := self._power()) and len(asked) > 1:
             weights = lengths.weights([self._remaining(r) for _, r, _ in asked], power)
         copies = batch / len(asked) if plan.watch else 1.0
-        found = budget.allocate(chains, batch, self.tuner.cost, held, weights, copies, b.max_tokens)
-        for (_, r, _), n in zip(asked, found, strict=True):
-            r.offered = n
+        return budget.allocate(chains, batch, self.tuner.cost, held, weights, copies, b.max_tokens)
 
     def _power(self) -> float:
         """How much more the long requests count now."""
@@ -303,18 +347,20 @@ class Proposer:
 
     def _learn(self, r: Request, new: Sequence[int], verified: int, accepted: int) -> int:
         """Count a request's step. Returns what `Confidence.observe` says of its proposal; 0 if there was none."""
-        stats = self.stats
-        stats.emitted += len(new)
+        self.stats.emitted += len(new)
         draft = r.draft
         hits = self.confidence.observe(draft.source, r.cells, draft.token_ids, new) if r.cells else 0
-        if not verified:
-            return hits
-        accepted = min(accepted, verified)
+        if verified:
+            self._tally(draft.source, r.expected, verified, min(accepted, verified))
+        return hits
+
+    def _tally(self, source: str, expected: Sequence[float], verified: int, accepted: int) -> None:
+        stats = self.stats
         stats.verified += 1
         stats.drafted += verified
         stats.accepted += accepted
-        stats.predicted += sum(r.expected[:verified])
-        row = stats.by_source.setdefault(draft.source, [0, 0, 0])
+        stats.predicted += sum(expected[:verified])
+        row = stats.by_source.setdefault(source, [0, 0, 0])
         row[0] += 1
         row[1] += verified
         row[2] += accepted
@@ -324,7 +370,6 @@ class Proposer:
         for i in range(min(accepted + 1, verified)):
             positions[i][0] += 1
             positions[i][1] += i < accepted
-        return hits
 
     # ---- what the trainer and telemetry ask for ---------------------------------------------------------------------
 

@@ -51,13 +51,30 @@ class Group:
     ended: list[int] = field(default_factory=list)  # lengths of finished responses, ascending
 
 
+class _NoTree:
+    """Where nothing is drafted from: a tree that stays empty."""
+
+    def __init__(self, depth: int) -> None:
+        pass
+
+    def extend(self, *args: Any) -> None:
+        pass
+
+    extend_ndarray = remove = extend
+
+    def estimate_memory(self) -> int:
+        return 0
+
+
 class SuffixDrafter:
     """Keeps the trees and drafts from them. Not thread-safe: the engine's worker is one thread."""
 
     def __init__(self, config: SuffixConfig, history: History, tree_max_bytes: int) -> None:
-        from arctic_inference.suffix_decoding._C import SuffixTree
+        self._new_tree: Any = _NoTree
+        if config.siblings or config.past or config.global_tree:
+            from arctic_inference.suffix_decoding._C import SuffixTree
 
-        self._new_tree = SuffixTree
+            self._new_tree = SuffixTree
         self.config = config
         self.history = history
         self.context = min(config.max_depth, CONTEXT)  # how much of it `draft` wants
@@ -66,7 +83,7 @@ class SuffixDrafter:
         self._group_max = tree_max_bytes - self._global_max
         self.bytes = 0
         self._groups: OrderedDict[str, Group] = OrderedDict()
-        self._global = SuffixTree(config.max_depth)
+        self._global = self._new_tree(config.max_depth)
         self._global_seqs: deque[tuple[int, int]] = deque()  # (sequence id, bytes), oldest first
         self._global_next = 0
         self._global_bytes = 0
@@ -126,6 +143,8 @@ class SuffixDrafter:
     def draft(self, group: Group, context: list[int], k: int) -> Draft:
         """The likeliest chain of at most `k` tokens after `context` (the last tokens of prompt + response)."""
         c = self.config
+        if self._new_tree is _NoTree:
+            return NO_DRAFT
         best = group.tree.speculate(context, k, c.spec_factor, 0.0, c.min_prob, False)
         source = "group"
         if c.global_tree and best.match_len < WEAK_MATCH:

@@ -29,6 +29,28 @@ TABLE: tuple[Metric, ...] = (
     Metric("rollspec/rollout/tail_seconds", "s", "counter", "step time at a batch of at most a quarter of the peak"),
     Metric("rollspec/rollout/propose_seconds", "s", "counter", "time spent proposing, inside the step"),
     Metric("rollspec/rollout/propose_share", "ratio", "gauge", "propose_seconds / engine_seconds"),
+    Metric("rollspec/drafter/passes", "passes", "counter", "forward passes of the learned drafter"),
+    Metric("rollspec/drafter/pass_seconds", "s", "counter", "time of these passes, inside engine_seconds"),
+    Metric("rollspec/drafter/version", "version", "gauge", "version of the learned drafter's weights; 0: as started"),
+    Metric("rollspec/drafter/staleness", "versions", "gauge", "policy versions since its weights last changed"),
+    Metric("rollspec/drafter/swaps", "swaps", "counter", "times its weights were replaced, taking back included"),
+    Metric("rollspec/drafter/swap_seconds", "s", "counter", "pauses that this made, in all"),
+    Metric("rollspec/drafter/swap_longest", "s", "gauge", "longest of these pauses"),
+    Metric("rollspec/drafter/promoted", "versions", "counter", "versions that stayed after their trial"),
+    Metric("rollspec/drafter/rolled_back", "versions", "counter", "versions taken back after their trial"),
+    Metric("rollspec/drafter/refused", "versions", "counter", "versions that were not loaded (the log says why)"),
+    Metric("rollspec/drafter/resent", "times", "counter", "times lost or overwritten weights were put back"),
+    Metric("rollspec/drafter/caught_up", "positions", "counter", "positions the drafter read late, after it rested"),
+    Metric("rollspec/drafter/reread", "positions", "counter", "positions it read again after its weights changed"),
+    Metric("rollspec/drafter/captured", "samples", "counter", "training samples captured"),
+    Metric("rollspec/drafter/capture_dropped", "samples", "counter", "samples dropped to stay within their bytes"),
+    Metric("rollspec/drafter/capture_seconds", "s", "counter", "time spent capturing, inside engine_seconds"),
+    Metric("rollspec/drafter/capture_share", "ratio", "gauge", "capture_seconds / engine_seconds"),
+    Metric("rollspec/drafter/train_steps", "steps", "counter", "optimiser steps of the drafter's training"),
+    Metric("rollspec/drafter/train_tokens", "tokens", "counter", "tokens trained on"),
+    Metric("rollspec/drafter/loss", "nats", "gauge", "latest training loss"),
+    Metric("rollspec/drafter/idle_seconds", "s", "counter", "time the engine was idle while training was allowed"),
+    Metric("rollspec/drafter/harvested_seconds", "s", "counter", "part of it that training steps used"),
     Metric("rollspec/rollout/generation_share", "ratio", "gauge", "generation time / time of the whole training step"),
     Metric("rollspec/rollout/generation_seconds", "s", "counter", "time the trainer waited for rollouts (TRL)"),
     Metric("rollspec/rollout/speculating", "0/1", "gauge", "1 while drafts are verified, 0 while speculation is off"),
@@ -159,6 +181,10 @@ class EngineStats:
     drafters_off: list[str] = field(default_factory=list)
     correlated: bool = False  # whether noise is kept over epochs
     reuse: list[int] = field(default_factory=lambda: [0, 0, 0, 0])  # responses, their tokens, repeated, identical
+    drafter: dict[str, float] = field(default_factory=dict)  # what became of the learned drafter: sums, by metric
+    drafter_levels: dict[str, float] = field(default_factory=dict)  # and levels
+    passes: int = 0  # of the learned drafter
+    pass_seconds: float = 0.0
     max_prob: list[float] = field(default_factory=lambda: [0.0, 0.0])  # sum of the target's largest p, rows
     lenient: dict[str, float] = field(default_factory=dict)  # counts of lenient reuse (engine/vllm/lenient.py)
 
@@ -178,9 +204,16 @@ class EngineStats:
         for p in parts:
             for name in ("steps", "requests", "verified", "drafted", "accepted", "emitted", "history_bytes",
                          "tree_bytes", "prompts", "evicted", "rewarded", "cost_skipped", "alarms",
-                         "recoveries"):  # fmt: skip
+                         "recoveries", "passes"):  # fmt: skip
                 setattr(out, name, getattr(out, name) + getattr(p, name))
-            for name in ("step_seconds", "tail_seconds", "propose_seconds", "predicted", "tuner_seconds"):
+            for name in (
+                "step_seconds",
+                "tail_seconds",
+                "propose_seconds",
+                "predicted",
+                "tuner_seconds",
+                "pass_seconds",
+            ):
                 setattr(out, name, getattr(out, name) + getattr(p, name))
             for i, (n, a) in enumerate(p.by_position):
                 while len(out.by_position) <= i:
@@ -197,6 +230,10 @@ class EngineStats:
                 out.plays[arm] = out.plays.get(arm, 0) + n
             for name, count in p.lenient.items():
                 out.lenient[name] = out.lenient.get(name, 0) + count
+            for name, value in p.drafter.items():
+                out.drafter[name] = out.drafter.get(name, 0.0) + value
+            for name, value in p.drafter_levels.items():
+                out.drafter_levels[name] = max(out.drafter_levels.get(name, value), value)
             for setting, seconds in p.modelled.items():
                 out.modelled[setting] = out.modelled.get(setting, 0.0) + seconds
             out.correlated = out.correlated or p.correlated
@@ -293,6 +330,13 @@ def _tuner_metrics(s: EngineStats) -> dict[str, float]:
         out["rollspec/tuner/share"] = s.tuner_seconds / s.step_seconds
     if s.cost_error is not None:
         out["rollspec/tuner/cost_error"] = s.cost_error
+    for name, value in {**s.drafter, **s.drafter_levels}.items():
+        out[f"rollspec/drafter/{name}"] = value
+    if s.step_seconds > 0 and "capture_seconds" in s.drafter:
+        out["rollspec/drafter/capture_share"] = s.drafter["capture_seconds"] / s.step_seconds
+    if s.passes:
+        out["rollspec/drafter/passes"] = s.passes
+        out["rollspec/drafter/pass_seconds"] = s.pass_seconds
     steps = sum(s.plays.values())
     for arm, n in s.plays.items():
         out[f"rollspec/tuner/arm/{arm}"] = n / steps

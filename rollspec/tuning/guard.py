@@ -53,6 +53,10 @@ class Guard:
         """What is switched off now, as `drafter@batch bucket`."""
         return sorted(f"{d}@{1 << (b % 16)}" for (d, b), w in self._watches.items() if w.off)
 
+    def forget(self, drafter: str) -> None:
+        """The drafter is another now (its weights were replaced): it is on, and watched from the start."""
+        self._watches = {k: w for k, w in self._watches.items() if k[0] != drafter}
+
     def observe(self, drafter: str, bucket: int, accepted: float, needed: float) -> None:
         """A verify step (or a probe, while it is off) accepted `accepted` tokens where `needed` would break even."""
         if needed <= 0.0:

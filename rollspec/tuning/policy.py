@@ -123,10 +123,10 @@ def make(name: str, arms: Sequence[Arm], options: Mapping[str, Any] | None = Non
 
 @register("static")
 class Static(Policy):
-    """One arm for everything: the longest of those given (`tuning.arms: [K]`)."""
+    """One arm for everything: the longest of those given (`tuning.arms: [K]`), with all drafters."""
 
     def choose(self, bucket: int) -> int:  # noqa: D102
-        return max(range(len(self.arms)), key=lambda a: self.arms[a].k)
+        return max(range(len(self.arms)), key=lambda a: (self.arms[a].k, len(self.arms[a].drafters)))
 
     def observe(self, bucket: int, outcome: Outcome) -> None:  # noqa: D102
         return

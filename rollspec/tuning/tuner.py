@@ -20,6 +20,9 @@ from rollspec.tuning.guard import Guard
 from rollspec.tuning.policy import Arm, Outcome, Vector, bucket_of, make
 from rollspec.tuning.regret import Ledger
 
+LEARNED = ("eagle3", "draft_model")
+"""Drafters that cost forward passes; at most one of them drafts."""
+
 CONTEXT_BUCKET = 4096
 """Mean context below which all steps share a bucket; each factor of four above it is another."""
 
@@ -42,6 +45,21 @@ class Plan:
     k: int
     watch: int
     batch: int
+    drafters: tuple[str, ...] = ()  # who may draft: the arm's, less those that the guard holds back
+
+
+@dataclass(slots=True)
+class View:
+    """What the arms with a learned drafter proposed, or would have; see `Tuner.observe` for the first three.
+
+    `learned`: rows that the learned drafter served. `seconds`: what its passes take under each arm. Shape [arms].
+    """
+
+    offered: list[int]
+    hits: list[int]
+    unknown: list[tuple[int, list[float]]]
+    learned: list[bool]
+    seconds: Vector
 
 
 class Tuner:
@@ -52,6 +70,8 @@ class Tuner:
         self.arms = arms_of(config, k_max, drafters)
         self.ks = np.array([a.k for a in self.arms])
         self.none = next(i for i, a in enumerate(self.arms) if not a.k)
+        self.learned = np.array([any(d in LEARNED for d in a.drafters) for a in self.arms])
+        """Which arms have a learned drafter. Shape [arms]."""
         self.cost = CostModel()
         # "none" is known of always; it is played only if it was asked for.
         self._index = [i for i, a in enumerate(self.arms) if config.arms is None or a.k in config.arms] or [self.none]
@@ -76,13 +96,21 @@ class Tuner:
             self._seed(bucket, batch, held)
         chosen = self._index[self.policy.choose(bucket)]
         played = chosen
-        if self.config.guard.enabled and not all(self.guard.allows(d, bucket) for d in self.arms[chosen].drafters):
-            played = self.none
+        drafters = self.arms[chosen].drafters
+        if self.config.guard.enabled and drafters:
+            drafters = tuple(d for d in drafters if self.guard.allows(d, bucket))
+            played = self._arm(drafters, self.arms[chosen].k, chosen)
         self.plays[played] += 1
         watch = 0
         if played == self.none and len(self.arms) > 1:
             watch = WATCHED if batch >= 2 * WATCHED else max(1, batch // 2)
-        return Plan(bucket, chosen, played, self.arms[played].k, watch, batch)
+        return Plan(bucket, chosen, played, self.arms[played].k, watch, batch, drafters)
+
+    def _arm(self, drafters: tuple[str, ...], k: int, chosen: int) -> int:
+        """The arm of `drafters` and `k`; the chosen one where there is none of what the guard left of it."""
+        if not drafters:
+            return self.none
+        return next((i for i, a in enumerate(self.arms) if a.drafters == drafters and a.k == k), chosen)
 
     def observe(
         self,
@@ -92,6 +120,7 @@ class Tuner:
         offered: Sequence[int],
         hits: Sequence[int],
         unknown: Sequence[tuple[int, list[float]]] = (),
+        view: View | None = None,
     ) -> None:
         """What became of the step that `plan` decided.
 
@@ -104,17 +133,18 @@ class Tuner:
             hits: leading proposed tokens that the target said, same order.
             unknown: (row, calibrated cumulative probabilities) of proposals that outlived what is known: all that the
                 target said was proposed, and more was offered.
+            view: the same of the arms with a learned drafter, where there are such.
         """
         rows = len(offered)
         if not rows or batch <= 0:
             return
-        cut = np.minimum(np.array(offered), self.ks[:, None])
-        emitted = np.minimum(np.array(hits), cut).sum(1).astype(float)
-        for i, expected in unknown:
-            self._fill(emitted, cut[:, i].tolist(), hits[i], expected)
-        emitted /= rows
-        verified = cut.sum(1) / rows
+        emitted, verified = self._tokens(offered, hits, unknown)
+        if view is not None:
+            more, longer = self._tokens(view.offered, view.hits, view.unknown)
+            emitted, verified = np.where(self.learned, more, emitted), np.where(self.learned, longer, verified)
         seconds = self._seconds(batch, verified, held)
+        if view is not None:
+            seconds = seconds + view.seconds
         outcome = Outcome(plan.played, batch, batch * (1.0 + emitted), seconds)
         weight = max(_SMOOTH, 1.0 / (self._seen + 1))
         self._emitted += weight * (1.0 + emitted - self._emitted)
@@ -123,9 +153,40 @@ class Tuner:
         self._teach(plan, outcome)
         self.ledger.add(plan.bucket, outcome, held, self.cost)
         if self.config.guard.enabled and plan.chosen != self.none:
-            needed = (seconds[plan.chosen] - seconds[self.none]) * batch / seconds[self.none]
-            for drafter in self.arms[plan.chosen].drafters:
-                self.guard.observe(drafter, plan.bucket, batch * float(emitted[plan.chosen]), float(needed))
+            self._watch(plan, batch, float(emitted[plan.chosen]), seconds, view)
+
+    def _tokens(
+        self, offered: Sequence[int], hits: Sequence[int], unknown: Sequence[tuple[int, list[float]]]
+    ) -> tuple[Vector, Vector]:
+        """Tokens emitted, beyond one, and verified per request under each arm. Shapes [arms]."""
+        rows = len(offered)
+        cut = np.minimum(np.array(offered), self.ks[:, None])
+        emitted = np.minimum(np.array(hits), cut).sum(1).astype(float)
+        for i, expected in unknown:
+            self._fill(emitted, cut[:, i].tolist(), hits[i], expected)
+        return emitted / rows, cut.sum(1) / rows
+
+    def _watch(self, plan: Plan, batch: int, emitted: float, seconds: Vector, view: View | None) -> None:
+        """Tell the guard, per drafter of the chosen arm, what was accepted and what would break even."""
+        arm = self.arms[plan.chosen]
+        rate = batch / float(seconds[self.none])
+        needed = float(seconds[plan.chosen] - seconds[self.none])
+        if view is None or len(arm.drafters) == 1:
+            self.guard.observe(arm.drafters[0], plan.bucket, batch * emitted, needed * rate)
+            return
+        passes = float(view.seconds[plan.chosen])
+        cut = np.minimum(np.array(view.offered), arm.k)
+        right = np.minimum(np.array(view.hits), cut).astype(float)
+        for i, expected in view.unknown:
+            more = np.zeros(len(self.arms))
+            self._fill(more, [int(cut[i])], view.hits[i], expected)
+            right[i] += more[0]
+        mine = np.array(view.learned, bool)
+        for drafter in arm.drafters:
+            rows = mine if drafter in LEARNED else ~mine
+            share = float(cut[rows].sum()) / max(float(cut.sum()), 1.0)
+            cost = share * (needed - passes) + (passes if drafter in LEARNED else 0.0)
+            self.guard.observe(drafter, plan.bucket, batch * float(right[rows].sum()) / len(cut), cost * rate)
 
     def _teach(self, plan: Plan, outcome: Outcome) -> None:
         if plan.played in self._index:
@@ -226,7 +287,12 @@ def arms_of(config: TuningConfig, k_max: int, drafters: tuple[str, ...]) -> tupl
     if not drafters:
         return (Arm((), 0),)
     ks = config.arms if config.arms is not None else [0, *(1 << i for i in range(k_max.bit_length())), k_max]
-    return tuple(Arm(drafters if k else (), k) for k in sorted({0, *(k for k in ks if k <= k_max)}))
+    # A lookup is free beside a learned drafter's passes, so there are arms without the passes, and none without it.
+    free = tuple(d for d in drafters if d not in LEARNED)
+    sets = [free, drafters] if free and free != drafters else [drafters]
+    arms = [Arm((), 0)]
+    arms += [Arm(s, k) for k in sorted({k for k in ks if 0 < k <= k_max}) for s in sets]
+    return tuple(arms)
 
 
 def _bucket(batch: int, held: float) -> int:

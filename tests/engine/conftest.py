@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -29,3 +30,19 @@ def prompts(model: Path) -> list[list[int]]:
         )
         out.append(tokenizer.encode(text))
     return out
+
+
+@pytest.fixture(scope="session")
+def plain(model: Path, prompts: list[list[int]]) -> dict[str, Any]:
+    """What the engine says without rollspec, greedily: as it is, past ends, and up to the context limit."""
+    from engines import build, close, generate
+
+    llm = build(model)
+    try:
+        return {
+            "greedy": generate(llm, prompts),
+            "long": generate(llm, prompts, ignore_eos=True),
+            "limit": generate(llm, prompts[:4], copies=1, limit=256, ignore_eos=True),
+        }
+    finally:
+        close(llm)

@@ -79,6 +79,20 @@ def test_the_command_checks_every_token_of_coupled_sampling(
     assert min(result["drafts"][k] for k in ("accepted", "rejected")) > 500
 
 
+def test_learned_and_suffix_drafts_follow_the_law(audit: Callable[..., AuditResult], sharp: Path) -> None:
+    """A draft model that is the target: its greedy drafts are accepted with the largest probability, about one half."""
+    config = {
+        "proposal.drafters": ["suffix", "draft_model"],
+        "proposal.learned.model": str(sharp),
+        "proposal.budget.policy": "fixed",
+        "tuning.policy": "exp3spec",  # arms change all the time
+        "tuning.guard.enabled": False,
+    }
+    result = audit(Arm.with_rollspec(config), 12000)
+    assert result.verdict == "pass", result.reasons
+    assert result.drafts is not None and min(result.drafts.accepted, result.drafts.rejected) > 500
+
+
 def test_the_unpatched_engine_fails(audit: Callable[..., AuditResult], monkeypatch: pytest.MonkeyPatch) -> None:
     from rollspec.engine.vllm.patches.cpu_sampler import CpuExpandBatch
 

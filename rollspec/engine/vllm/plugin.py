@@ -17,7 +17,7 @@ from types import ModuleType
 from typing import Any
 
 from rollspec.config import ENV_SWITCH, RollspecConfig, Source
-from rollspec.engine.vllm import compat, patches, prometheus
+from rollspec.engine.vllm import compat, heads, patches, prometheus
 
 logger = logging.getLogger("rollspec")
 
@@ -89,13 +89,19 @@ def configure(args: Any, source: Source) -> None:
         logger.log(level, "rollspec: this engine runs %s because %s.", what, reason)
         args.additional_config = {**(args.additional_config or {}), KEY: {"off": reason}}
         return
+    config, method = heads.settle(args, config)
+    if not config.proposal.drafters:
+        args.additional_config = {**(args.additional_config or {}), KEY: {"off": "no drafter fits this engine"}}
+        return
     args.additional_config = {**(args.additional_config or {}), KEY: config.to_dict()}
     # A fresh dict each time: vLLM writes into it.
-    args.speculative_config = {
-        "method": "custom_class",
-        "model": PROPOSER,
-        "num_speculative_tokens": config.proposal.k_max,
-    }
+    args.speculative_config = {"num_speculative_tokens": config.proposal.k_max}
+    if method is None:
+        args.speculative_config |= {"method": "custom_class", "model": PROPOSER}
+    else:
+        # vLLM's own proposer, whose rows ours replaces on their way out: greedy drafts and synchronous scheduling.
+        args.speculative_config |= {"method": method, "model": config.proposal.learned.model}
+        args.async_scheduling = False
     logger.info(
         "rollspec: speculation is on (preset %s, mode %s, drafters %s, up to %d tokens).",
         config.preset,
@@ -130,6 +136,11 @@ def _wrap_worker(module: ModuleType) -> None:
         # the model runner is made here and the model, whose weights are packed, is loaded after it.
         if patches.wanted_by_environment() is not False and engine_config(self.vllm_config) is not None:
             patches.install()
+        config = engine_config(self.vllm_config)
+        if config is not None and config.drafter.captures:
+            from rollspec.engine.vllm import capture
+
+            patches.on_import("vllm.v1.worker.gpu_model_runner", capture.widen)
         init_device(self)
 
     @functools.wraps(initialize)

@@ -19,9 +19,11 @@ from rollspec.engine.vllm.compat import vllm_version
 from rollspec.engine.vllm.coupled import CoupledSampler
 from rollspec.engine.vllm.plugin import engine_config
 from rollspec.engine.vllm.policy import PolicyWatch
+from rollspec.proposal.hybrid import HybridProposer
 from rollspec.proposal.proposer import Proposer
 from rollspec.telemetry.metrics import EngineStats, to_metrics
 from rollspec.telemetry.sinks import JsonlSink
+from rollspec.tuning.tuner import LEARNED
 
 logger = logging.getLogger("rollspec")
 
@@ -43,7 +45,10 @@ class VllmProposer:
         if config is None:  # only rollspec's plugin names this class, and it always leaves a configuration
             raise ValueError("rollspec: the engine has no rollspec configuration in additional_config")
         self.config: RollspecConfig = config
-        self.proposer = Proposer(config, int(vllm_config.model_config.max_model_len))
+        longest = int(vllm_config.model_config.max_model_len)
+        learned = next((d for d in config.proposal.drafters if d in LEARNED), None)
+        self.proposer = HybridProposer(config, longest, learned) if learned else Proposer(config, longest)
+        self.learned: Any = None  # a LearnedDrafts where a learned drafter runs
         self.machine = _machine(vllm_config)
         self.runner: Any = None
         self.ceiling: Any = None
@@ -57,6 +62,7 @@ class VllmProposer:
         self._sink = JsonlSink(config.telemetry.jsonl) if config.telemetry.jsonl else None
         self._written = time.perf_counter()
         self._scheduler_output: Any = None
+        self._now = 0.0  # start of this step's drafting
         self._began = 0.0  # start of this step's forward pass
         self._ended = 0.0  # end of the last step's drafting
 
@@ -79,6 +85,11 @@ class VllmProposer:
 
     # ---- hooks of the worker ----------------------------------------------------------------------------------------
 
+    @property
+    def scheduled(self) -> dict[str, list[int]]:
+        """The drafts that this step verifies, by request."""
+        return self._scheduler_output.scheduled_spec_decode_tokens  # type: ignore[no-any-return]
+
     def attach(self, runner: Any, drafts_here: bool) -> None:
         """Take the model runner. `drafts_here` is false on ranks whose drafts vLLM does not read."""
         self.runner = runner
@@ -93,6 +104,9 @@ class VllmProposer:
         self._began = time.perf_counter()
         if self.coupled is not None:
             self.coupled.before_step(scheduler_output)
+        if self.learned is not None:
+            computes = scheduler_output.total_num_scheduled_tokens > 0
+            self.learned.before_step(scheduler_output.finished_req_ids, computes)
         if self.drafting:
             try:
                 for req_id in scheduler_output.finished_req_ids:
@@ -138,6 +152,8 @@ class VllmProposer:
         stats = self.proposer.drain()
         stats.speculating = self.state()[0] != "none"
         stats.faults, self.faults = self.faults, {}
+        if self.learned is not None:
+            stats.drafter, stats.drafter_levels = self.learned.drain()
         if self.ceiling is not None:
             stats.max_prob, self.ceiling.sums = self.ceiling.sums, [0.0, 0.0]
         for name, parts in self._untaken.items():
@@ -149,6 +165,7 @@ class VllmProposer:
             "version", "history_bytes", "tree_bytes", "prompts", "speculating", "cost_error", "drafters_off",
         ):  # fmt: skip
             setattr(out, level, getattr(stats, level))
+        out.drafter_levels = stats.drafter_levels
         return out
 
     def _write(self) -> None:
@@ -157,16 +174,47 @@ class VllmProposer:
         self._written = time.perf_counter()
 
     def state(self) -> tuple[str, str]:
-        """("suffix" | "none", why)."""
+        """(who drafts, such as "suffix" or "suffix+eagle3", or "none"; why not)."""
         if self.drafting and not self.config.proposal.drafters:
             return "none", "proposal.drafters is empty"
         if self.drafting and self.proposer.k > 0:
-            return "suffix", ""
+            off = self.learned is not None and self.learned.off
+            return "+".join(d for d in self.config.proposal.drafters if not (off and d in LEARNED)) or "none", ""
         return "none", self.fault or ("k is 0" if self.drafting else "this rank does not draft")
 
     # ---- the step ---------------------------------------------------------------------------------------------------
 
     def _propose(self, sampled: list[list[int]]) -> list[list[int]]:
+        now = self._prepare(sampled)
+        return self._end(self.proposer.complete(), now)
+
+    def decide(self, sampled: list[list[int]]) -> int:
+        """How many passes the learned drafter should run now; `finish` must follow. Never raises."""
+        if not self.drafting:
+            return 0
+        try:
+            self._now = self._prepare(sampled)
+            return self.proposer.passes if isinstance(self.proposer, HybridProposer) else 0
+        except Exception as e:
+            self.fail("drafting", e)
+            return 0
+
+    def passed(self, passes: int, seconds: float, batch: int) -> None:
+        """The learned drafter ran `passes` passes."""
+        if isinstance(self.proposer, HybridProposer):
+            self.proposer.passed(passes, seconds, batch)
+
+    def finish(self, rows: Any, probs: Any, batch: int) -> list[list[int]]:
+        """The drafts of the step that `decide` began; `rows` and `probs` as `HybridProposer.complete`. Never raises."""
+        if not self.drafting or not isinstance(self.proposer, HybridProposer):
+            return [[] for _ in range(batch)]
+        try:
+            return self._end(self.proposer.complete(rows, probs), self._now)
+        except Exception as e:
+            self.fail("drafting", e)
+            return [[] for _ in range(batch)]
+
+    def _prepare(self, sampled: list[list[int]]) -> float:
         now = time.perf_counter()
         req_ids = self.runner.input_batch.req_ids[: len(sampled)]
         requests = self.proposer.requests
@@ -182,8 +230,13 @@ class VllmProposer:
         gap = self._began - self._ended
         seconds = now - self._began + (gap if 0.0 < gap < LONG_GAP else 0.0)
         self.proposer.timed(tokens, decode_only, seconds, batch)
+        if self.learned is not None and self.learned.capture is not None:
+            self.learned.capture.stepped(seconds)
         held = float(self.runner.input_batch.num_tokens_no_spec[:batch].sum())
-        drafts = self.proposer.step(req_ids, sampled, scheduled, held)
+        self.proposer.prepare(req_ids, sampled, scheduled, held)
+        return now
+
+    def _end(self, drafts: list[list[int]], now: float) -> list[list[int]]:
         self._ended = time.perf_counter()
         if self._sink is not None and self._ended - self._written > JSONL_SECONDS:
             self._write()

@@ -33,8 +33,11 @@ def install(worker: Any, config: RollspecConfig) -> None:
     """
     runner = worker.model_runner
     drafter = getattr(runner, "drafter", None)
-    if not isinstance(drafter, VllmProposer):
+    if drafter is None:
         return
+    learned = not isinstance(drafter, VllmProposer)
+    if learned:  # vLLM's own proposer drafts; ours decides beside it
+        drafter = runner.__dict__["_rollspec"] = VllmProposer(worker.vllm_config)
     try:
         absent = patches.missing()
         if absent:
@@ -57,7 +60,25 @@ def install(worker: Any, config: RollspecConfig) -> None:
                 logger.error("rollspec: this engine cannot score old responses (%s), so none are reused.", e)
         drafter.policy = PolicyWatch(runner.get_model(), functools.partial(_next_version, drafter))
         _wrap_execute_model(runner, drafter, drafter.policy)
+        if learned:
+            from rollspec.engine.vllm.learned import LearnedDrafts
+            from rollspec.engine.vllm.online import OnlineTraining
+            from rollspec.engine.vllm.swap import Swapper
+
+            ranks = int(worker.vllm_config.parallel_config.tensor_parallel_size)
+            drafter.learned = LearnedDrafts(drafter, runner, ranks)
+            drafter.learned.swapper = Swapper(drafter.learned, worker.vllm_config)
+            if config.drafter.mode == "idle" and ranks > 1:
+                logger.warning(
+                    "rollspec: the drafter is not trained in this engine, because weights are not swapped with "
+                    "tensor_parallel_size > 1."
+                )
+            elif config.drafter.mode == "idle" and drafter.learned.capture is not None:
+                drafter.learned.swapper.prepare()
+                drafter.learned.online = OnlineTraining(drafter.learned, worker)
     except Exception as e:
+        if learned:  # vLLM's own proposer would go on by itself
+            runner.propose_draft_token_ids = lambda *_, **__: [[] for _ in runner.input_batch.req_ids]
         drafter.fail("installation", e)
         return
     if config.history.dir is not None and drafter.drafting:
@@ -66,8 +87,8 @@ def install(worker: Any, config: RollspecConfig) -> None:
 
 def call(worker: Any, op: str, payload: dict[str, Any]) -> dict[str, Any]:
     """Run one operation; see `OPERATIONS` for their names and payloads."""
-    drafter = getattr(getattr(worker, "model_runner", None), "drafter", None)
-    if not isinstance(drafter, VllmProposer):
+    drafter = bridge(worker)
+    if drafter is None:
         return {"state": "off", "reason": "rollspec is not on in this engine"} if op == "info" else {}
     if drafter.runner is not None and not drafter.drafting and drafter.fault is None:
         if op == "set_version" and drafter.coupled is not None:
@@ -83,6 +104,15 @@ def call(worker: Any, op: str, payload: dict[str, Any]) -> dict[str, Any]:
     except Exception as e:
         logger.exception("rollspec: the operation %r failed", op)
         return {"error": f"rollspec: the operation {op!r} failed ({type(e).__name__}: {e})."}
+
+
+def bridge(worker: Any) -> VllmProposer | None:
+    """rollspec's side of a worker, or None where rollspec is not on in it."""
+    runner = getattr(worker, "model_runner", None)
+    for found in (getattr(runner, "drafter", None), getattr(runner, "_rollspec", None)):
+        if isinstance(found, VllmProposer):
+            return found
+    return None
 
 
 def _is_output_rank(worker: Any) -> bool:
@@ -134,6 +164,7 @@ def _info(drafter: VllmProposer, payload: dict[str, Any]) -> dict[str, Any]:
         "policy": p.config.tuning.policy,
         "arms": [a.name for a in p.tuner.arms],
         "drafters_off": p.tuner.guard.off,
+        **({"drafter": drafter.learned.info()} if drafter.learned is not None else {}),
     }
 
 
@@ -150,10 +181,39 @@ def _set_version(drafter: VllmProposer, payload: dict[str, Any]) -> dict[str, An
 
 def _new_version(drafter: VllmProposer, version: int) -> dict[str, Any]:
     drafter.set_version(version)
+    if drafter.learned is not None and drafter.learned.swapper is not None:
+        drafter.learned.swapper.verify()
+        if drafter.learned.online is not None:
+            drafter.learned.online.updating = False  # the new policy is here
     history = drafter.config.history
     if history.dir is not None and history.autosave and drafter.drafting:
         _save(drafter, {"dir": str(history.dir), "wait": False})
     return {"version": version}
+
+
+def _swap(drafter: VllmProposer, payload: dict[str, Any]) -> dict[str, Any]:
+    if drafter.learned is None or drafter.learned.swapper is None:
+        return {"error": "rollspec: this engine runs no learned drafter, so there are no weights to swap."}
+    answer: dict[str, Any] = drafter.learned.swapper.request(payload)
+    return answer
+
+
+def _samples(drafter: VllmProposer, payload: dict[str, Any]) -> dict[str, Any]:
+    if drafter.learned is None or drafter.learned.capture is None:
+        return {
+            "error": "rollspec: this engine captures no samples; set drafter.capture.enabled and draft with eagle3."
+        }
+    _collect(drafter)
+    answer: dict[str, Any] = drafter.learned.capture.drain(Path(payload["dir"]))
+    return answer
+
+
+def _updating(drafter: VllmProposer, payload: dict[str, Any]) -> dict[str, Any]:
+    """The policy is being trained (`on` true, until the next `set_version`): nothing else uses the machine."""
+    on = bool(payload["on"])
+    if drafter.learned is not None and drafter.learned.online is not None:
+        drafter.learned.online.updating = on
+    return {"updating": on}
 
 
 def _set_k(drafter: VllmProposer, payload: dict[str, Any]) -> dict[str, Any]:
@@ -167,6 +227,8 @@ def _set_k(drafter: VllmProposer, payload: dict[str, Any]) -> dict[str, Any]:
 def _rewards(drafter: VllmProposer, payload: dict[str, Any]) -> dict[str, Any]:
     items = [(str(p), str(r), float(v)) for p, r, v in payload["items"]]
     _collect(drafter)
+    if drafter.learned is not None and drafter.learned.online is not None:
+        drafter.learned.online.reward(items)
     return {"matched": drafter.proposer.history.reward(items), "of": len(items)}
 
 
@@ -178,6 +240,8 @@ def _save(drafter: VllmProposer, payload: dict[str, Any]) -> dict[str, Any]:
         store.save(folder, learned, drafter.machine)
         return drafter.proposer.history.save(folder, snapshot)
 
+    if drafter.learned is not None and drafter.learned.online is not None and payload.get("wait", True):
+        drafter.learned.online.save(folder / "drafter")
     if payload.get("wait", True):
         return {"path": str(write())}
     _Writer.of(drafter).submit(write)
@@ -192,6 +256,8 @@ def _load(drafter: VllmProposer, payload: dict[str, Any]) -> dict[str, Any]:
         _note(drafter, "history file refused", e)
         return {"error": str(e)}
     drafter.proposer.suffix.warm()
+    if drafter.learned is not None and drafter.learned.online is not None:
+        drafter.learned.online.load(Path(payload["dir"]) / "drafter")
     return {"responses": count, "tuning": _load_learned(drafter, Path(payload["dir"]))}
 
 
@@ -219,6 +285,8 @@ def _collect(drafter: VllmProposer) -> None:
     for req_id, r in list(drafter.proposer.requests.items()):
         ended = bool(r.output) and (r.output[-1] in r.stop_ids or len(r.output) >= r.max_tokens)
         if req_id not in running or ended:
+            if drafter.learned is not None and drafter.learned.capture is not None:
+                drafter.learned.capture.finish(req_id, r)
             drafter.proposer.finish(req_id)
 
 
@@ -270,6 +338,9 @@ OPERATIONS: dict[str, Callable[[VllmProposer, dict[str, Any]], dict[str, Any]]] 
     "stats": _stats,
     "set_version": _set_version,
     "set_k": _set_k,
+    "swap": _swap,
+    "samples": _samples,
+    "updating": _updating,
     "rewards": _rewards,
     "save": _save,
     "load": _load,

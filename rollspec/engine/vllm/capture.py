@@ -1,0 +1,353 @@
+"""Training samples for the drafter, taken from what the target computes anyway.
+
+Some requests are recorded, whole: per position the target's auxiliary and last hidden states, per verify step what was
+proposed, by whom, how much was accepted, and the target's top-k logits at every proposed position, accepted or not.
+When the request ends, however it ends, this becomes a `drafter_online.samples.Sample`, to be drained by the trainer.
+
+Nothing is recomputed. The last layer's states come out with the auxiliary ones, as one more auxiliary layer. What it
+costs is timed, and no new request is recorded while it exceeds its share of the step; memory is bounded, oldest first.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import os
+import random
+import threading
+import time
+import uuid
+from collections import deque
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from rollspec.engine.vllm.plugin import engine_config
+from rollspec.proposal.base import as_tokens, prompt_key
+from rollspec.proposal.proposer import Request
+
+if TYPE_CHECKING:
+    from drafter_online.samples import Sample, VerifyStep
+    from rollspec.engine.vllm.learned import LearnedDrafts
+
+logger = logging.getLogger("rollspec")
+
+KEEP = 0.99
+"""Per step, of the sums that the share of the step time is judged by."""
+
+LEAST_TOKENS = 4
+"""Shorter responses teach nothing about drafts."""
+
+
+def widen(module: ModuleType) -> None:
+    """Let the target give its last layer's states (before the final norm) along with the auxiliary ones.
+
+    Called when `vllm.v1.worker.gpu_model_runner` is imported: the layers are set while the model is loaded, before it
+    is compiled. Engines without capture get what they would without this.
+    """
+    cls = module.GPUModelRunner
+    layers_of = cls._get_eagle3_aux_layers_from_config
+    if getattr(layers_of, "_rollspec", False):
+        return
+
+    @functools.wraps(layers_of)
+    def wider(self: Any) -> tuple[int, ...] | None:
+        layers: tuple[int, ...] | None = layers_of(self)
+        self._rollspec_aux_layers = layers
+        config = engine_config(self.vllm_config)
+        if not layers or config is None or not config.drafter.captures:
+            return layers
+        depth = int(self.model_config.get_total_num_hidden_layers())
+        return layers if depth in layers else (*layers, depth)
+
+    wider._rollspec = True  # type: ignore[attr-defined]
+    cls._get_eagle3_aux_layers_from_config = wider
+
+
+@dataclass(slots=True)
+class _Part:
+    """Positions [start, start + n): auxiliary states [n, A*H] and last states [n, H]."""
+
+    start: int
+    aux: torch.Tensor
+    last: torch.Tensor
+
+
+@dataclass(slots=True)
+class _Recording:
+    parts: list[_Part] = field(default_factory=list)
+    steps: list[VerifyStep] = field(default_factory=list)
+    bytes: int = 0
+
+    @property
+    def end(self) -> int:
+        return self.parts[-1].start + len(self.parts[-1].last) if self.parts else 0
+
+
+class Capture:
+    """Records requests of one worker. Everything runs on the worker's thread; it never raises into the engine."""
+
+    def __init__(self, learned: LearnedDrafts) -> None:
+        config = learned.bridge.config.drafter.capture
+        self.learned = learned
+        self.config = config
+        self.bytes = 0
+        self.off = False
+        self.counts = {"recorded": 0, "samples": 0, "dropped": 0, "skipped": 0, "tokens": 0}
+        self.seconds = 0.0  # since the last drain of the counters
+        self._share = [0.0, 0.0]  # discounted seconds: capturing, stepping
+        self._rng = random.Random(0)
+        self._recordings: dict[str, _Recording] = {}
+        self._seen: set[str] = set()  # running requests that were decided upon
+        self._done: deque[Sample] = deque()
+        self._lock = threading.Lock()  # of `_done` and `bytes`: training takes samples from a thread of its own
+        self._logits: tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None = None
+        self._rows: dict[str, tuple[int, int]] = {}
+        runner = learned.runner
+        sample = runner._sample
+
+        @functools.wraps(sample)
+        def observed(logits: Any, spec_decode_metadata: Any, *args: Any, **kwargs: Any) -> Any:
+            self._guarded(self._look, logits, spec_decode_metadata)
+            return sample(logits, spec_decode_metadata, *args, **kwargs)
+
+        runner._sample = observed
+
+    # ---- the step ---------------------------------------------------------------------------------------------------
+
+    def step(
+        self, req_ids: list[str], starts: dict[str, int], tokens: list[list[int]], rows: list[tuple[int, int]], aux: Any
+    ) -> None:
+        """The target computed a step.
+
+        Args:
+            req_ids: the batch.
+            starts: first position of each request in it.
+            tokens: what each request said; empty while it is in its prompt.
+            rows: first row of each request in the step's tensors, and how many of its rows were not rejected.
+            aux: the states of the auxiliary layers and the last one, each [all rows, H].
+        """
+        self._guarded(self._step, req_ids, starts, tokens, rows, aux)
+
+    def finish(self, req_id: str, request: Request | None) -> None:
+        """A request ended, was aborted, or is unknown."""
+        self._guarded(self._finish, req_id, request)
+        self._seen.discard(req_id)
+
+    def stepped(self, seconds: float) -> None:
+        """A step took `seconds`."""
+        self._share[0] *= KEEP
+        self._share[1] = KEEP * self._share[1] + seconds
+
+    def take(self, most: int | None = None) -> list[Sample]:
+        """The oldest `most` finished samples (all where None); they are forgotten here."""
+        with self._lock:
+            count = len(self._done) if most is None else min(most, len(self._done))
+            out = [self._done.popleft() for _ in range(count)]
+            self.bytes -= sum(s.nbytes for s in out)
+        return out
+
+    @property
+    def ready(self) -> bool:
+        """Whether a sample is waiting."""
+        return bool(self._done)
+
+    def end(self) -> None:
+        """A step is over: requests that ended in it are finished now; the engine says so only when the next begins."""
+        for req_id in list(self._recordings):
+            r = self.learned.bridge.proposer.requests.get(req_id)
+            if r is not None and r.output and (r.output[-1] in r.stop_ids or len(r.output) >= r.max_tokens):
+                self._guarded(self._finish, req_id, r)
+
+    def drain(self, folder: Path) -> dict[str, Any]:
+        """Write all finished samples to `folder`, one safetensors file each, whole or not at all."""
+        folder.mkdir(parents=True, exist_ok=True)
+        written = 0
+        size = 0
+        for sample in self.take():
+            blob = sample.to_bytes()
+            path = folder / f"{time.time_ns():020d}-{uuid.uuid4().hex[:8]}.safetensors"
+            temporary = path.with_suffix(".tmp")
+            temporary.write_bytes(blob)
+            os.replace(temporary, path)
+            written, size = written + 1, size + len(blob)
+        return {"samples": written, "bytes": size, **self.info()}
+
+    def info(self) -> dict[str, Any]:
+        """Counts since the start, and what is held."""
+        return {**self.counts, "held": len(self._done), "recording": len(self._recordings), "held_bytes": self.bytes}
+
+    # ---- inside -----------------------------------------------------------------------------------------------------
+
+    def _guarded(self, work: Any, *args: Any) -> None:
+        if self.off:
+            return
+        begin = time.perf_counter()
+        try:
+            work(*args)
+        except Exception as e:  # samples are worth less than the job
+            self.off = True
+            self._recordings.clear()
+            cause = f"capture: {type(e).__name__}: {e}"
+            faults = self.learned.bridge.faults
+            faults[cause] = faults.get(cause, 0) + 1
+            logger.warning("rollspec: no training samples are captured from now on (%s).", cause, exc_info=e)
+        spent = time.perf_counter() - begin
+        self.seconds += spent
+        self._share[0] += spent
+
+    def _wanted(self, req_id: str) -> bool:
+        """Whether to record a request; decided once, when it is first seen."""
+        if req_id in self._recordings:
+            return True
+        if req_id in self._seen:
+            return False
+        self._seen.add(req_id)
+        busy = self._share[0] > self.config.share * self._share[1] and self._share[1] > 0.0
+        if busy or self.bytes > self.config.max_bytes or self._rng.random() >= self.config.rate:
+            self.counts["skipped"] += 1
+            return False
+        self.counts["recorded"] += 1
+        self._recordings[req_id] = _Recording()
+        return True
+
+    def _look(self, logits: torch.Tensor | None, metadata: Any) -> None:
+        """Before sampling, which may write into the logits: the target's best tokens where something was proposed."""
+        self._logits, self._rows = None, {}
+        if logits is None or metadata is None or not self._recordings:
+            return
+        index: list[int] = []
+        at = 0
+        req_ids = self.learned.runner.input_batch.req_ids
+        for req_id, n in zip(req_ids, metadata.num_draft_tokens, strict=False):
+            if n and req_id in self._recordings:
+                self._rows[req_id] = (len(index), len(index) + n)
+                index += range(at, at + n)
+            at += n + 1
+        if index:
+            chosen = logits[torch.tensor(index, device=logits.device)].float()
+            values, ids = chosen.topk(min(self.config.top_k, chosen.shape[-1]), dim=-1)
+            self._logits = (ids, values, chosen.logsumexp(-1))
+
+    def _step(
+        self, req_ids: list[str], starts: dict[str, int], tokens: list[list[int]], rows: list[tuple[int, int]], aux: Any
+    ) -> None:
+        recorded = [i for i, req_id in enumerate(req_ids) if self._wanted(req_id)]
+        if not recorded:
+            return
+        width = self.learned.aux_layers
+        index = torch.cat([torch.arange(rows[i][0], sum(rows[i])) for i in recorded]).to(aux[0].device)
+        states = torch.cat([h[index] for h in aux[:width]], dim=-1)  # [rows, A*H]
+        last = aux[-1 if len(aux) > width else self._last_at()][index]  # [rows, H]
+        at = 0
+        for i in recorded:
+            req_id, n = req_ids[i], rows[i][1]
+            r = self._recordings[req_id]
+            part = _Part(starts[req_id], states[at : at + n].clone(), last[at : at + n].clone())
+            at += n
+            if part.start != r.end:  # computed again after a preemption, or begun behind a cached prefix
+                self._forget(r)
+            r.parts.append(part)
+            size = part.aux.nbytes + part.last.nbytes
+            r.bytes += size
+            self._count(size)
+            if tokens[i] and req_id in self._rows:
+                self._verified(r, req_id, part.start, len(tokens[i]) - 1)
+        self._bound()
+
+    def _verified(self, r: _Recording, req_id: str, position: int, accepted: int) -> None:
+        from drafter_online.samples import VerifyStep
+
+        scheduled = self.learned.bridge.scheduled.get(req_id)
+        request = self.learned.bridge.proposer.requests.get(req_id)
+        if not scheduled or self._logits is None or request is None:
+            return
+        a, b = self._rows[req_id]
+        ids, values, lse = (t[a:b].clone() for t in self._logits)
+        size = ids.nbytes + values.nbytes + lse.nbytes
+        r.bytes += size
+        self._count(size)
+        drafter = "learned" if request.learned.sent else "suffix"
+        r.steps.append(VerifyStep(position, drafter, list(scheduled), min(accepted, len(scheduled)), ids, values, lse))
+
+    def _forget(self, r: _Recording) -> None:
+        """Start over: the positions come again."""
+        self._count(-sum(p.aux.nbytes + p.last.nbytes for p in r.parts))
+        r.bytes -= sum(p.aux.nbytes + p.last.nbytes for p in r.parts)
+        r.parts = []
+
+    def _finish(self, req_id: str, request: Request | None) -> None:
+        r = self._recordings.pop(req_id, None)
+        if r is None:
+            return
+        self._count(-r.bytes)
+        if request is None or not r.parts or len(request.output) < LEAST_TOKENS:
+            return
+        with torch.inference_mode(False):  # it is trained on
+            sample = self._sample_of(r, request)
+        with self._lock:
+            self._done.append(sample)
+            self.bytes += sample.nbytes
+        self.counts["samples"] += 1
+        self.counts["tokens"] += len(sample)
+        self._bound()
+
+    def _sample_of(self, r: _Recording, request: Request) -> Sample:
+        from drafter_online.samples import NO_DRAFTER, Sample, Verify
+
+        learned = self.learned
+        tokens = torch.cat([torch.from_numpy(request.prompt.copy()), torch.tensor(request.output, dtype=torch.int32)])
+        base, prompt = r.parts[0].start, len(request.prompt)
+        # Past a stop the sampler may have gone on for some tokens that were never said.
+        end = min(r.end, len(tokens))
+        aux = torch.cat([p.aux for p in r.parts])[: end - base].to("cpu")
+        last = torch.cat([p.last for p in r.parts])[: end - base].to("cpu")
+        positions = torch.arange(base, end)
+        state = learned.runner.requests.get(request.req_id)
+        params = getattr(state, "sampling_params", None)
+        steps = [_moved(s, base) for s in r.steps if base <= s.position < end]
+        return Sample(
+            input_ids=tokens[base:end].long(),
+            hidden_states=aux,
+            verifier_last_hidden_states=last,
+            loss_mask=positions >= prompt,
+            position_ids=positions,
+            prompt_key=request.key,
+            # What the trainer's rewards are joined by: prompt and response.
+            request_id=f"{request.key}:{prompt_key(as_tokens(request.output))}",
+            target_version=request.version,
+            draft_version=learned.swapper.version if learned.swapper is not None else NO_DRAFTER,
+            temperature=float(params.temperature) if params is not None else 1.0,
+            response_length=len(request.output),
+            verify=Verify.gather(steps),
+        )
+
+    def _bound(self) -> None:
+        """Oldest samples go first, then recordings, longest first."""
+        with self._lock:
+            while self.bytes > self.config.max_bytes and self._done:
+                self.bytes -= self._done.popleft().nbytes
+                self.counts["dropped"] += 1
+        while self.bytes > self.config.max_bytes and self._recordings:
+            req_id = max(self._recordings, key=lambda q: self._recordings[q].bytes)
+            self._count(-self._recordings.pop(req_id).bytes)
+            self.counts["dropped"] += 1
+
+    def _count(self, size: int) -> None:
+        with self._lock:
+            self.bytes += size
+
+    def _last_at(self) -> int:
+        """Where the last layer stands among the auxiliary ones, if a head reads it."""
+        runner = self.learned.runner
+        depth = int(runner.model_config.get_total_num_hidden_layers())
+        return int(runner._rollspec_aux_layers.index(depth))
+
+
+def _moved(step: VerifyStep, base: int) -> VerifyStep:
+    import dataclasses
+
+    return dataclasses.replace(step, position=step.position - base)

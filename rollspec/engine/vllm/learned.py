@@ -1,0 +1,381 @@
+"""Runs vLLM's own proposer (an EAGLE-3 head, or a draft model) when the router asks for it, and keeps its KV in step.
+
+vLLM's proposer drafts after every step, for every request, K tokens. Here `Proposer.prepare` decides first, from the
+tokens that were just sampled, whether anybody wants it and for how many passes:
+
+    passes > 0   it runs; its rows go to `take_draft_token_ids`, where each request gets them or its suffix draft
+    passes = 0   it does not; the target's hidden states of the step are kept, and read in one pass when it resumes
+
+A pause therefore costs one pass at its end instead of one per step; when the states kept exceed their bound it runs
+once without drafting. Rows of different drafters may have any length up to num_speculative_tokens: the scheduler takes
+them as they are. Synchronous scheduling only (asynchronous scheduling leaves drafts on the device).
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import Any
+
+import numpy as np
+import torch
+
+from rollspec.engine.vllm.capture import Capture
+from rollspec.engine.vllm.online import OnlineTraining
+from rollspec.engine.vllm.proposer import VllmProposer
+from rollspec.engine.vllm.states import Entry, States
+from rollspec.engine.vllm.swap import Swapper
+from rollspec.proposal.hybrid import HybridProposer
+
+logger = logging.getLogger("rollspec")
+
+REBUILD_TOKENS = 512
+"""Positions per step that are read again after a swap: a part of what a prefill step computes."""
+
+
+class LearnedDrafts:
+    """One worker's learned drafter."""
+
+    def __init__(self, bridge: VllmProposer, runner: Any, tensor_parallel: int) -> None:
+        self.bridge = bridge
+        self.runner = runner
+        self.drafter = runner.drafter
+        self.eagle = bool(self.drafter.pass_hidden_states_to_model)
+        self.aux_layers = len(_aux_layers(runner)) if self.eagle else 0
+        config = runner.speculative_config.draft_model_config
+        self.limit = int(getattr(config, "max_model_len", None) or runner.max_model_len)
+        width = self.aux_layers * int(runner.model_config.get_hidden_size())
+        keep = bridge.config.proposal.learned.keep_bytes
+        self.states = States(keep, int(self.drafter.max_num_tokens), width, runner.dtype.itemsize)
+        self.off = False
+        self._drained: dict[str, float] = {}
+        self.rebuilt = 0  # positions read again after swaps
+        self.caught_up = 0  # positions read late, after pauses
+        self._group = _group() if tensor_parallel > 1 else None
+        self._ran = 0  # passes of this step
+        self._seconds = 0.0
+        self._probs: list[torch.Tensor] = []
+        self.swapper: Swapper | None = None
+        self.online: OnlineTraining | None = None
+        self.capture: Capture | None = None
+        if self.eagle and bridge.drafting and bridge.config.drafter.captures:
+            self.capture = Capture(self)
+        self.proposer.scored = self._scored
+        self._propose = runner.propose_draft_token_ids
+        self._take = runner.take_draft_token_ids
+        self._greedy = self.drafter._greedy_sample
+        runner.propose_draft_token_ids = self.propose
+        runner.take_draft_token_ids = self.take
+        self.drafter._greedy_sample = self.sample
+
+    def _scored(self, req_id: str, hits: int, length: int) -> None:
+        """A draft was scored: news for a trial of new weights, if the request's KV is theirs."""
+        if self.swapper is None or self.swapper.canary is None or not self.states.current(req_id):
+            return
+        try:
+            self.swapper.observe(hits, length)
+        except Exception as e:  # taking weights back failed: the drafter must rest
+            self.fail("swap", e)
+
+    @property
+    def proposer(self) -> HybridProposer:
+        """The router's side."""
+        assert isinstance(self.bridge.proposer, HybridProposer)
+        return self.bridge.proposer
+
+    # ---- vLLM's interface -------------------------------------------------------------------------------------------
+
+    def propose(self, scheduler_output: Any, sampled: Any, *args: Any, **kwargs: Any) -> Any:
+        """In the place of `GPUModelRunner.propose_draft_token_ids`: rows [requests, passes], or an empty list each."""
+        try:
+            return self._step(scheduler_output, sampled, *args, **kwargs)
+        except Exception as e:  # degrade, never end the job; what was sampled stands
+            self._ran = 0
+            self.bridge.fail("drafting", e)
+            return [[] for _ in self.runner.input_batch.req_ids]
+
+    def _step(
+        self,
+        scheduler_output: Any,
+        sampled: Any,
+        sampling_metadata: Any,
+        hidden_states: torch.Tensor,
+        sample_hidden_states: torch.Tensor,
+        aux: list[torch.Tensor] | None,
+        spec_decode_metadata: Any,
+        common: Any,
+        slot_mappings: Any = None,
+    ) -> Any:
+        tokens = self._tokens(sampled)
+        req_ids = list(self.runner.input_batch.req_ids[: len(tokens)])
+        # Before `decide`: it asks who drafted what was just verified.
+        rows = self._rows(tokens, spec_decode_metadata, common)
+        starts = {q: int(n) for q, n in zip(req_ids, self.runner.input_batch.num_computed_tokens_cpu, strict=False)}
+        if self.capture is not None and aux is not None:
+            self.capture.step(req_ids, starts, tokens, rows, aux)
+        if aux is not None:
+            aux = aux[: self.aux_layers]
+        wanted = self.bridge.decide(tokens)
+        passes = self._agree(-1 if self.off or self.bridge.fault else wanted)
+        self._ran, self._probs, self._seconds = 0, [], 0.0
+        nothing: list[list[int]] = [[] for _ in tokens]
+        if passes < 0:
+            return nothing
+        try:
+            self._note(req_ids, starts, rows, aux)
+            passes = max(0, min(passes, self.limit - int(common.max_seq_len)))
+            if not passes and not self.states.full:
+                return nothing
+            begin = time.perf_counter()
+            self._repair(req_ids, starts, common, sampling_metadata)
+            scheduler_output.num_spec_tokens_to_schedule = passes
+            drafts = self._propose(
+                scheduler_output,
+                sampled,
+                sampling_metadata,
+                hidden_states,
+                sample_hidden_states,
+                aux,
+                spec_decode_metadata,
+                common,
+                slot_mappings,
+            )
+            self.states.read(req_ids)
+            self._ran, self._seconds = passes, time.perf_counter() - begin
+            return drafts if passes else nothing
+        except Exception as e:  # the target's sample is made; without drafts it is as good
+            self.fail("learned drafts", e)
+            return nothing
+
+    def take(self) -> Any:
+        """In the place of `GPUModelRunner.take_draft_token_ids`: every request's row, whoever drafted it."""
+        begin = time.perf_counter()
+        drafts = self._take()
+        if drafts is not None:
+            try:
+                self._finish(drafts, begin)
+            except Exception as e:
+                self.bridge.fail("drafting", e)
+                drafts.draft_token_ids = [[] for _ in drafts.req_ids]
+        if self.capture is not None:
+            self.capture.end()
+        if self.online is not None:
+            self.online.step_ended()
+        return drafts
+
+    def _finish(self, drafts: Any, begin: float) -> None:
+        rows = drafts.draft_token_ids if self._ran else None
+        probs = torch.stack(self._probs, dim=1).tolist() if self._ran and self._probs else None
+        if self._ran:
+            # On a GPU the passes end here: what was queued is waited for.
+            waited = time.perf_counter() - begin if self.runner.device.type != "cpu" else 0.0
+            self.bridge.passed(self._ran, self._seconds + waited, len(drafts.req_ids))
+        self._ran = 0
+        drafts.draft_token_ids = self.bridge.finish(rows, probs, len(drafts.req_ids))
+
+    def sample(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        """In the place of the proposer's `_greedy_sample`: the same tokens, and how sure the drafter was of them."""
+        if self.drafter.use_local_argmax_reduction or self.drafter.use_heterogeneous_vocab:
+            return self._greedy(hidden_states)  # type: ignore[no-any-return]
+        logits = self.drafter.model.compute_logits(hidden_states)
+        top = logits.max(dim=-1)
+        self._probs.append((top.values.float() - logits.float().logsumexp(-1)).exp())
+        indices: torch.Tensor = top.indices
+        return indices
+
+    def info(self) -> dict[str, Any]:
+        """What runs, what was swapped, captured and trained."""
+        out = self.swapper.info() if self.swapper is not None else {}
+        out |= {"off": self.off, "caught_up": self.caught_up, "reread": self.rebuilt}
+        if self.capture is not None:
+            out["capture"] = self.capture.info()
+        if self.online is not None:
+            out["training"] = self.online.info()
+        return out
+
+    def drain(self) -> tuple[dict[str, float], dict[str, float]]:
+        """Counts since the last call, and levels, by the names of `rollspec.telemetry.metrics`."""
+        sums: dict[str, float] = {"caught_up": self.caught_up, "reread": self.rebuilt}
+        levels: dict[str, float] = {}
+        if (s := self.swapper) is not None:
+            pauses, s.pauses = s.pauses, []
+            sums |= {k: float(v) for k, v in s.counts.items()}
+            levels = {"version": s.version, "staleness": self.bridge.proposer.version - s.since}
+            if pauses:
+                levels["swap_longest"] = max(pauses)
+        if self.capture is not None:
+            counts = self.capture.counts
+            sums |= {"captured": counts["samples"], "capture_dropped": counts["dropped"]}
+            sums["capture_seconds"] = self.capture.seconds
+        if self.online is not None:
+            t = self.online.info()
+            sums |= {f"train_{k}": t[k] for k in ("steps", "tokens") if k in t}
+            sums |= {k: t[k] for k in ("idle_seconds", "harvested_seconds") if k in t}
+            if t.get("loss") is not None:
+                levels["loss"] = t["loss"]
+        out = {k: v - self._drained.get(k, 0.0) for k, v in sums.items()}
+        self._drained = sums
+        if self.swapper is not None and pauses:
+            out |= {"swaps": len(pauses), "swap_seconds": sum(pauses)}
+        return out, levels
+
+    def before_step(self, ended: Any, computes: bool) -> None:
+        """A step begins; `ended`: requests that did since the last one. Never raises.
+
+        `computes` is False for the step after the last one, which only tells that requests ended.
+        """
+        if self.online is not None and computes:
+            self.online.step_begins()
+        for req_id in ended:
+            self.states.drop(req_id)
+            if self.capture is not None:
+                self.capture.finish(req_id, self.proposer.requests.get(req_id))
+        if self.swapper is not None:
+            try:
+                self.swapper.poll()
+            except Exception as e:  # the drafter may be half of one version and half of another: it must rest
+                self.fail("swap", e)
+
+    def fail(self, what: str, error: BaseException) -> None:
+        """The learned drafter is off from now on; suffix drafts go on."""
+        self.off = True
+        self.proposer.resting = True
+        cause = f"{what}: {type(error).__name__}: {error}"
+        self.bridge.faults[cause] = self.bridge.faults.get(cause, 0) + 1
+        logger.error("rollspec: the learned drafter is off from now on (%s).", cause, exc_info=error)
+
+    # ---- the drafter's KV -------------------------------------------------------------------------------------------
+
+    @staticmethod
+    def _rows(tokens: list[list[int]], spec: Any, common: Any) -> list[tuple[int, int]]:
+        """Where each request's rows begin in the step's tensors, and how many of them were not rejected."""
+        where = common.query_start_loc_cpu.tolist()
+        drafted = spec.num_draft_tokens if spec is not None else [0] * len(tokens)
+        return [
+            (where[i], where[i + 1] - where[i] - (drafted[i] + 1 - len(new) if drafted[i] else 0))
+            for i, new in enumerate(tokens)
+        ]
+
+    def _note(
+        self, req_ids: list[str], starts: dict[str, int], rows: list[tuple[int, int]], aux: list[torch.Tensor] | None
+    ) -> None:
+        """Keep the hidden states of what the target just computed and did not reject."""
+        states = None
+        if aux is not None:
+            index = gather(rows).to(aux[0].device)
+            states = torch.cat([h[index] for h in aux], dim=-1)  # [sum of counts, A*H]
+        at = 0
+        for req_id, (_, n) in zip(req_ids, rows, strict=True):
+            self.states.add(req_id, starts[req_id], n if states is None else states[at : at + n])
+            at += n
+        self.states.trim()
+
+    def _repair(self, req_ids: list[str], starts: dict[str, int], common: Any, sampling_metadata: Any) -> None:
+        """Read what went by while the drafter rested, and some of what older weights wrote."""
+        late = list(self.states.unread(req_ids, starts))
+        again = list(self.states.stale(req_ids, REBUILD_TOKENS))
+        # A draft model reads one token more per row, and a request may have a row of each kind.
+        room = max(1, int(self.drafter.max_num_tokens) - 2 * len(req_ids))
+        batch: list[tuple[int, Entry, int, int]] = []
+        used = 0
+        for i, entry, start, stop in [*late, *again]:
+            while start < stop:
+                if used >= room:
+                    self._read(batch, common, sampling_metadata)
+                    batch, used = [], 0
+                n = min(stop - start, room - used)
+                batch.append((i, entry, start, start + n))
+                used, start = used + n, start + n
+        if batch:
+            self._read(batch, common, sampling_metadata)
+        self.caught_up += sum(stop - start for _, _, start, stop in late)
+        self.rebuilt += sum(stop - start for _, _, start, stop in again)
+        for _, entry, _, stop in again:
+            entry.fresh = stop
+
+    def _read(self, batch: list[tuple[int, Entry, int, int]], common: Any, sampling_metadata: Any) -> None:
+        """One pass over positions [start, stop) of some rows: it writes the drafter's KV there and drafts nothing."""
+        device = self.drafter.device
+        token_ids = self.runner.input_batch.token_ids_cpu
+        rows = torch.tensor([i for i, *_ in batch])
+        lengths = torch.tensor([stop - start for _, _, start, stop in batch], dtype=torch.int32)
+        ends = torch.tensor([stop for *_, stop in batch], dtype=torch.int32)
+        begins = torch.zeros(len(batch) + 1, dtype=torch.int32)
+        torch.cumsum(lengths, 0, out=begins[1:])
+        ids = torch.cat([torch.from_numpy(token_ids[i, a:b].copy()) for i, _, a, b in batch])
+        following = torch.tensor([int(token_ids[i, b]) for i, _, _, b in batch], dtype=torch.int32)
+        positions = torch.cat([torch.arange(a, b) for _, _, a, b in batch])
+        table = common.block_table_tensor[rows.to(device)]
+        size = int(self.drafter.block_size)
+        owner = torch.repeat_interleave(torch.arange(len(batch)), lengths.long())
+        slots = table[owner.to(device), (positions // size).to(device)].long() * size + (positions % size).to(device)
+        states = None
+        if self.eagle:
+            parts = [entry.rows(a, b) for _, entry, a, b in batch]
+            states = torch.cat([p for p in parts if p is not None])
+        meta = common.replace(
+            query_start_loc=begins.to(device),
+            query_start_loc_cpu=begins,
+            seq_lens=ends.to(device),
+            num_reqs=len(batch),
+            num_actual_tokens=int(begins[-1]),
+            max_query_len=int(lengths.max()),
+            max_seq_len=int(ends.max()),
+            block_table_tensor=table,
+            slot_mapping=slots,
+            seq_lens_cpu_upper_bound=ends.clone(),
+            is_prefilling=None,
+            positions=None,
+            _seq_lens_cpu=ends.clone(),
+            _num_computed_tokens_cpu=ends - lengths,
+            _num_computed_tokens_cache=None,
+            _token_to_req_indices_cache=None,
+        )
+        self.drafter.propose(
+            num_speculative_tokens=0,
+            target_token_ids=ids.to(device, torch.int32),
+            target_positions=positions.to(device),
+            target_hidden_states=states,
+            next_token_ids=following.to(device),
+            token_indices_to_sample=None,
+            common_attn_metadata=meta,
+            sampling_metadata=sampling_metadata,
+        )
+
+    # ---- small things -----------------------------------------------------------------------------------------------
+
+    def _tokens(self, sampled: Any) -> list[list[int]]:
+        """What each request said in this step; empty where it is still in its prompt."""
+        if isinstance(sampled, list):
+            return sampled
+        rows = sampled.tolist()
+        drop = self.runner.discard_request_mask.np[: len(rows)]
+        return [[] if skip else [t for t in row if t >= 0] for row, skip in zip(rows, drop, strict=True)]
+
+    def _agree(self, passes: int) -> int:
+        """Ranks compute the drafter together, so all take the output rank's decision."""
+        if self._group is None:
+            return passes
+        told = torch.tensor([passes])
+        torch.distributed.broadcast(told, src=self._group.first_rank, group=self._group.cpu_group)
+        return int(told)
+
+
+def gather(rows: list[tuple[int, int]]) -> torch.Tensor:
+    """Indices of [start, start + n) of every (start, n), one after the other. Shape [sum of n]."""
+    starts, counts = np.array(rows, dtype=np.int64).T
+    before = np.cumsum(counts) - counts
+    return torch.from_numpy(np.repeat(starts - before, counts) + np.arange(int(counts.sum())))
+
+
+def _group() -> Any:
+    from vllm.distributed.parallel_state import get_tp_group
+
+    return get_tp_group()
+
+
+def _aux_layers(runner: Any) -> tuple[int, ...]:
+    """Layers whose hidden states the head reads, in its order; without the one that capture adds."""
+    given = runner._get_eagle3_aux_layers_from_config()
+    given = getattr(runner, "_rollspec_aux_layers", None) or given
+    return tuple(given or runner.model.get_eagle3_default_aux_hidden_state_layers())

@@ -1,0 +1,464 @@
+"""New drafter weights into the running engine, between two decode steps, with nothing lost and nothing changed.
+
+    stage    verified, loaded and packed into a second copy of the drafter, on a thread, while the engine steps
+    swap     copied into the first one's own storage (CUDA graphs hold its addresses), at the start of a step
+    canary   the next drafts are compared with what the old weights reached; then they stay, or are taken back
+
+What the drafter shares with its target (embedding, LM head) is left out of every payload and never written: vLLM shares
+them by reference, so writing them would change what is sampled. Requests, the target's KV and the batch are not
+touched. The drafter's own KV is the old weights'; where they moved much, it is read again from the states that are kept
+(`States.rewind`), a part per step.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from rollspec.errors import RollspecError
+from rollspec.proposal.canary import Canary, Verdict
+
+if TYPE_CHECKING:
+    from rollspec.engine.vllm.learned import LearnedDrafts
+
+logger = logging.getLogger("rollspec")
+
+LARGE = 0.02
+"""Relative change of the weights from which on the KV that the old ones wrote is read again."""
+
+
+class SwapRefusedError(RollspecError):
+    """A payload that must not be loaded; nothing was touched."""
+
+
+@dataclass(slots=True)
+class Staged:
+    """Weights that are ready: `tensors` by checkpoint name, on the CPU; the second copy of the drafter holds them."""
+
+    version: int
+    tensors: dict[str, torch.Tensor]
+    change: float  # |new - old| / |old| over all weights
+    seconds: float
+    canary: bool
+    print: list[float]  # fingerprint
+    store: Path | None = None
+
+
+class Swapper:
+    """Swaps for one worker's drafter. Everything but staging runs on the worker's own thread, between steps."""
+
+    def __init__(self, learned: LearnedDrafts, vllm_config: Any) -> None:
+        self.learned = learned
+        self.vllm_config = vllm_config
+        self.version = 0
+        self.since = 0  # policy version under which the weights last changed
+        self.canary: Canary | None = None
+        self.pauses: list[float] = []  # seconds, since the last drain
+        self.counts = {"promoted": 0, "rolled_back": 0, "refused": 0, "resent": 0}
+        self.last: dict[str, Any] = {}
+        self._config = learned.bridge.config.proposal.learned
+        self._shadow: Any = None
+        self._thread: threading.Thread | None = None
+        self._staged: Staged | None = None
+        self._offered: Path | None = None
+        self._error: SwapRefusedError | None = None
+        self._told: set[str] = set()
+        self._running: dict[str, torch.Tensor] | None = None  # payload of what runs; None: as loaded
+        self._spare: threading.Thread | None = None  # loads what ran before into the second copy
+        self._before: tuple[int, dict[str, torch.Tensor]] | None = None  # what ran before the canary
+        self._store: Path | None = None
+        self._base: dict[str, torch.Tensor] | None = None  # what the engine was started with
+        model = learned.drafter.model
+        modules = {id(m) for m in learned.runner.get_model().modules()}
+        self._own = {
+            name: p for name, p in model.named_parameters()
+            if p.numel() and id(model.get_submodule(name.rpartition(".")[0])) not in modules
+        }  # fmt: skip
+        self._pairs: list[tuple[torch.Tensor, torch.Tensor]] = []  # the same weight in both copies of the drafter
+        self._packed: list[tuple[Any, Any]] = []  # the same layer, where vLLM-CPU packs its weight
+        self._print = _fingerprint(self._own.values())
+
+    # ---- operations -------------------------------------------------------------------------------------------------
+
+    def request(self, payload: Mapping[str, Any]) -> dict[str, Any]:
+        """Stage new weights, and swap them in when they are ready.
+
+        Args:
+            payload: `dir`, a version's folder or a head's; or `tensors`, a state dict in the checkpoint's names (in
+                this process only). `version`: its number where the folder does not say; `canary`: False promotes at
+                once; `wait`: True returns after the swap, else it happens at the start of a later step.
+
+        Returns:
+            what was done: `version`, and with `wait` also `pause_ms`, `stage_ms`, `change`, `reread` (positions).
+
+        Raises:
+            SwapRefusedError: in one sentence, why nothing was touched.
+        """
+        if int(self.vllm_config.parallel_config.tensor_parallel_size) > 1:
+            raise SwapRefusedError(
+                "rollspec: drafter weights are not swapped with tensor_parallel_size > 1; restart the engine with them."
+            )
+        if self._thread is not None and self._thread.is_alive():
+            raise SwapRefusedError("rollspec: a swap is being prepared; try again when it is done.")
+        if self.canary is not None:
+            raise SwapRefusedError(
+                f"rollspec: version {self.canary.version} has been running for {self.canary.seen} of its "
+                f"{self.canary.drafts} trial drafts; try again after its verdict."
+            )
+        if self._spare is not None:
+            self._spare.join()
+        self._build()
+        try:
+            if payload.get("wait"):
+                self._staged = self._stage(payload)
+                return self._swap()
+        except SwapRefusedError as e:
+            self.refuse(e)
+            raise
+        self._thread = threading.Thread(target=self._stage_aside, args=(dict(payload),), name="rollspec-stage")
+        self._thread.daemon = True
+        self._thread.start()
+        return {"staging": True, "version": self.version}
+
+    @property
+    def busy(self) -> bool:
+        """Whether a swap is on its way or on trial."""
+        return self._thread is not None or self._offered is not None or self.canary is not None
+
+    def offer(self, folder: Path) -> None:
+        """Have a version staged when the next step begins. For other threads."""
+        self._offered = folder
+
+    def prepare(self) -> None:
+        """Make the second copy of the drafter now rather than at the first swap."""
+        self._build()
+
+    def poll(self) -> None:
+        """A step begins: swap in what is ready."""
+        offered, self._offered = self._offered, None
+        if offered is not None:
+            try:
+                self.request({"dir": str(offered)})
+            except SwapRefusedError as e:
+                self.refuse(e)
+            return
+        if self._thread is None or self._thread.is_alive():
+            return
+        self._thread = None
+        error, self._error = self._error, None
+        if error is not None:
+            self.refuse(error)
+        elif self._staged is not None:
+            self._swap()
+
+    def info(self) -> dict[str, Any]:
+        """What runs, and what became of the last swap."""
+        state = "staging" if self._thread is not None else "canary" if self.canary is not None else "settled"
+        started = str(self.learned.drafter.draft_model_config.model)
+        return {"version": self.version, "state": state, **self.counts, "last": self.last, "started_with": started}
+
+    def verify(self) -> bool:
+        """Whether the drafter still has its weights; if not (a policy sync, a sleep), they are put back."""
+        if self._print == _fingerprint(self._own.values()):
+            return True
+        self.counts["resent"] += 1
+        self._tell("resent", "rollspec: the drafter's weights were lost or overwritten; they are put back.")
+        self._build()
+        for thread in (self._thread, self._spare):
+            if thread is not None:
+                thread.join()
+        self._load(self._running if self._running is not None else self._original())
+        self._exchange()
+        self.learned.states.rewind()
+        # What the second copy held is needed there again.
+        if self._staged is not None:
+            self._load(self._staged.tensors)
+        elif self._before is not None:
+            self._load(self._before[1])
+        return False
+
+    def observe(self, hits: int, length: int) -> None:
+        """A draft of the new weights was scored."""
+        if self.canary is None:
+            return
+        verdict = self.canary.observe(hits, length)
+        if verdict is not None:
+            self._conclude(verdict)
+
+    def refuse(self, error: SwapRefusedError) -> None:
+        """Count and log a refusal."""
+        self.counts["refused"] += 1
+        self.last = {"refused": str(error)}
+        self._tell(str(error), str(error))
+
+    # ---- staging ----------------------------------------------------------------------------------------------------
+
+    def _stage_aside(self, payload: dict[str, Any]) -> None:
+        try:
+            self._staged = self._stage(payload)
+        except SwapRefusedError as e:
+            self._error = e
+        except Exception as e:  # a fault while preparing touches nothing that runs
+            self._error = SwapRefusedError(f"rollspec: drafter weights were not prepared ({type(e).__name__}: {e}).")
+
+    def _stage(self, payload: Mapping[str, Any]) -> Staged:
+        begin = time.perf_counter()
+        version, tensors, store = self._read(payload)
+        like = self._original()
+        tensors = self._strip(tensors)
+        _check(tensors, like)
+        old = self._running if self._running is not None else like
+        change = _distance(tensors, old)
+        self._load(tensors)
+        # Of the second copy, whose bytes the first one will have.
+        marks = _fingerprint(second for _, second in self._pairs)
+        seconds = time.perf_counter() - begin
+        return Staged(version, tensors, change, seconds, bool(payload.get("canary", True)), marks, store)
+
+    def _read(self, payload: Mapping[str, Any]) -> tuple[int, dict[str, torch.Tensor], Path | None]:
+        """(version, tensors by checkpoint name, the store they are from)."""
+        if "tensors" in payload:
+            version = int(payload.get("version", self.version + 1))
+            if version <= self.version:
+                raise SwapRefusedError(
+                    f"rollspec: drafter version {version} is not newer than version {self.version}, which runs."
+                )
+            return version, {n: t.detach().to("cpu") for n, t in payload["tensors"].items()}, None
+        folder = Path(str(payload.get("dir", "")))
+        if (folder / "manifest.json").is_file() or folder.name.isdigit():
+            from drafter_online.errors import DrafterError
+            from drafter_online.head import base_of
+            from drafter_online.versions import Versions
+
+            try:
+                store = Versions(folder.parent)
+                base = base_of(self.learned.runner.model_config.hf_text_config)
+                found = store.load(int(folder.name), base=base, newer_than=self.version)
+            except (DrafterError, ValueError) as e:
+                raise SwapRefusedError(f"rollspec: {str(e).removeprefix('drafter-online: ')}") from e
+            return found.number, dict(found.tensors), folder.parent
+        return int(payload.get("version", self.version + 1)), read_folder(folder), None
+
+    def _strip(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """Without what is the target's own in this engine."""
+        live, target = self.learned.drafter.model, self.learned.runner.get_model()
+        shared = ["verifier_"]
+        inner = getattr(live, "model", live)
+        if getattr(inner, "embed_tokens", None) is getattr(getattr(target, "model", None), "embed_tokens", self):
+            shared.append("embed_tokens")
+        if getattr(live, "lm_head", None) is getattr(target, "lm_head", self):
+            shared.append("lm_head")
+        return {n: t for n, t in tensors.items() if not any(s in n for s in shared)}
+
+    def _original(self) -> dict[str, torch.Tensor]:
+        """What the engine was started with."""
+        if self._base is not None:
+            return self._base
+        path = Path(str(self.learned.drafter.draft_model_config.model))
+        if not path.is_dir():
+            from huggingface_hub import snapshot_download
+
+            path = Path(snapshot_download(str(path), local_files_only=True))
+        self._base = self._strip(read_folder(path))
+        return self._base
+
+    def _build(self) -> None:
+        """The second copy of the drafter, made once; its attention layers are not the engine's."""
+        if self._shadow is not None:
+            return
+        from vllm.config import set_current_vllm_config
+
+        context = self.vllm_config.compilation_config.static_forward_context
+        kept = dict(context)
+        context.clear()
+        try:
+            with set_current_vllm_config(self.vllm_config):
+                self._shadow = self.learned.drafter._get_model()
+        finally:
+            context.clear()
+            context.update(kept)
+        live = dict(self.learned.drafter.model.named_modules())
+        targets = {id(m) for m in self.learned.runner.get_model().modules()}
+        for name in [n for n, m in live.items() if id(m) in targets and n.endswith(("embed_tokens", "lm_head"))]:
+            # What is shared with the target is needed once.
+            parent, _, leaf = name.rpartition(".")
+            setattr(self._shadow.get_submodule(parent), leaf, torch.nn.Module())
+        second = dict(self._shadow.named_parameters())
+        written = {p.data_ptr() for p in self.learned.runner.get_model().parameters() if p.numel()}
+        self._pairs = [(p, second[n]) for n, p in self._own.items() if n in second and p.data_ptr() not in written]
+        self._packed = [
+            (live[name], other)
+            for name, other in self._shadow.named_modules()
+            if name in live and id(live[name]) not in targets and hasattr(other, "cpu_linear")
+        ]
+
+    def _load(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        with torch.no_grad():
+            self._shadow.load_weights(iter(tensors.items()))
+        from rollspec.engine.vllm.patches.cpu_weights import repack
+
+        repack(self._shadow)  # nothing to do where nothing is packed
+
+    # ---- the swap ---------------------------------------------------------------------------------------------------
+
+    def _swap(self) -> dict[str, Any]:
+        begin = time.perf_counter()
+        staged = self._staged
+        assert staged is not None
+        self._staged = None
+        rates = self.learned.proposer.router.acceptance.rates.copy()
+        before = self._running if self._running is not None else self._original()
+        self._exchange()
+        self._print = staged.print
+        reread = self.learned.states.rewind() if staged.change >= LARGE else 0
+        self._before = (self.version, before)
+        self.version, self._running, self._store = staged.version, staged.tensors, staged.store
+        self.since = self.learned.proposer.version
+        self.learned.proposer.swapped()
+        if staged.canary and self._config.canary_drafts:
+            self.canary = Canary(staged.version, rates, self._config.canary_drafts, self._config.canary_ratio)
+        pause = time.perf_counter() - begin
+        self.pauses.append(pause)
+        self.last = {
+            "version": staged.version,
+            "pause_ms": 1e3 * pause,
+            "stage_ms": 1e3 * staged.seconds,
+            "change": staged.change,
+            "reread": reread,
+        }
+        if self.canary is None:
+            self._conclude("promoted")
+        else:
+            # The second copy is free: what it replaced waits there, so that taking back is one exchange as well.
+            self._spare = threading.Thread(target=self._load, args=(before,), name="rollspec-spare", daemon=True)
+            self._spare.start()
+        return dict(self.last)
+
+    def _exchange(self) -> None:
+        """Copy the second drafter's weights into the first one's storage."""
+        with torch.no_grad():
+            for mine, new in self._pairs:
+                mine.data.copy_(new.data)
+        for layer, other in self._packed:
+            # vLLM-CPU packs a weight into a closure: the packed ones change places.
+            layer.cpu_linear, other.cpu_linear = other.cpu_linear, layer.cpu_linear
+        if self.learned.runner.device.type == "cuda":
+            torch.cuda.synchronize()
+
+    def _conclude(self, verdict: Verdict) -> None:
+        """The trial is over: the weights stay, or those before them come back."""
+        canary, self.canary = self.canary, None
+        reason = canary.reason if canary is not None else "without a trial"
+        version, store = self.version, self._store
+        self.counts[verdict] += 1
+        if verdict == "promoted":
+            self._tell(f"{version} promoted", f"rollspec: drafter version {version} stays: {reason}.", logging.INFO)
+        else:
+            assert self._before is not None
+            self._tell(f"{version} back", f"rollspec: drafter version {version} is taken back: {reason}.")
+            number, tensors = self._before
+            begin = time.perf_counter()
+            if self._spare is not None:
+                self._spare.join()
+            self._exchange()
+            self.pauses.append(time.perf_counter() - begin)
+            self._print = _fingerprint(self._own.values())
+            self.learned.states.rewind()
+            self.version, self._running = number, tensors
+            self.learned.proposer.swapped()
+            if canary is not None:
+                self.learned.proposer.router.acceptance.restore(canary.rates)
+        self._before = None
+        self.last |= {"verdict": verdict, "reason": reason}
+        if store is not None:
+            self._record(store, version, verdict, reason)
+
+    def _record(self, store: Path, version: int, verdict: Verdict, reason: str) -> None:
+        from drafter_online.errors import DrafterError
+        from drafter_online.versions import Versions
+
+        try:
+            Versions(store).record(version, verdict, reason)
+        except DrafterError as e:
+            self._tell("record", f"rollspec: {str(e).removeprefix('drafter-online: ')}")
+
+    # ---- small things -----------------------------------------------------------------------------------------------
+
+    def _tell(self, key: str, sentence: str, level: int = logging.WARNING) -> None:
+        logger.log(logging.DEBUG if key in self._told else level, "%s", sentence)
+        self._told.add(key)
+
+
+def read_folder(folder: Path) -> dict[str, torch.Tensor]:
+    """All tensors of a head's or model's folder.
+
+    Raises:
+        SwapRefusedError: there are none, or they cannot be read.
+    """
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    files = sorted(folder.glob("*.safetensors"))
+    if not files:
+        raise SwapRefusedError(f"rollspec: drafter weights were not loaded: {folder} holds no safetensors file.")
+    tensors: dict[str, torch.Tensor] = {}
+    for file in files:
+        try:
+            tensors |= load_file(file)
+        except (OSError, SafetensorError) as e:
+            raise SwapRefusedError(
+                f"rollspec: drafter weights were not loaded: {file} cannot be read ({e}); it is truncated or damaged."
+            ) from e
+    return tensors
+
+
+def _fingerprint(weights: Iterable[torch.Tensor]) -> list[float]:
+    """Sums over weights that any overwriting or loss changes."""
+    sums = []
+    for p in weights:
+        if p.is_floating_point():
+            flat = p.data.float().flatten()
+            places = torch.arange(1, len(flat) + 1, device=flat.device, dtype=torch.float32).remainder_(97.0)
+            sums += [flat.sum(dtype=torch.float64), (flat * places).sum(dtype=torch.float64)]
+    return [float(x) for x in torch.stack(sums).tolist()] if sums else []
+
+
+def _check(tensors: Mapping[str, torch.Tensor], like: Mapping[str, torch.Tensor]) -> None:
+    """Names, shapes, kinds and finiteness, before anything is touched."""
+    for name, want in like.items():
+        have = tensors.get(name)
+        if have is None:
+            raise SwapRefusedError(f"rollspec: drafter weights were not loaded: {name} is missing.")
+        if have.shape != want.shape:
+            raise SwapRefusedError(
+                f"rollspec: drafter weights were not loaded: {name} has shape {list(have.shape)}, not "
+                f"{list(want.shape)}; give a version of the drafter that runs."
+            )
+        if have.is_floating_point() != want.is_floating_point():
+            raise SwapRefusedError(
+                f"rollspec: drafter weights were not loaded: {name} is {have.dtype}, not {want.dtype}."
+            )
+        if have.is_floating_point() and not bool(have.isfinite().all()):
+            raise SwapRefusedError(f"rollspec: drafter weights were not loaded: {name} has NaN or infinity in it.")
+    if extra := sorted(set(tensors) - set(like)):
+        raise SwapRefusedError(
+            f"rollspec: drafter weights were not loaded: {extra[0]} is not a weight of the drafter that runs."
+        )
+
+
+def _distance(new: Mapping[str, torch.Tensor], old: Mapping[str, torch.Tensor]) -> float:
+    """|new - old| / |old| over all weights."""
+    moved = size = 0.0
+    for name, t in new.items():
+        if t.is_floating_point():
+            a, b = t.double(), old[name].double()
+            moved += float((a - b).square().sum())
+            size += float(b.square().sum())
+    return (moved / size) ** 0.5 if size else float("inf")

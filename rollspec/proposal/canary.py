@@ -1,0 +1,65 @@
+"""Whether a drafter's new weights stay: the first drafts made with them against what the old ones reached.
+
+The old weights' acceptance per position is what was known when they were replaced. Each draft of the new ones is scored
+against what the target then said, verified or not, and only for requests whose drafter KV is the new weights' own:
+stale KV would blame them for what the old ones wrote. The sum of hits over the sum of what the old ones would have hit
+decides.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from rollspec.proposal.router import Vector
+
+EARLY = 0.25
+"""Part of the drafts after which a version that reaches less than `EARLY_RATIO` of the old one is taken back."""
+
+EARLY_RATIO = 0.25
+
+SLACK = 0.02
+"""Hits per draft that the new weights may lack where the old ones reached next to nothing."""
+
+Verdict = Literal["promoted", "rolled_back"]
+
+
+@dataclass
+class Canary:
+    """A trial of version `version`.
+
+    `rates`: the old weights' acceptance per position [k]. `drafts`: scored drafts until the verdict. `ratio`: part of
+    the old weights' hits that must be reached.
+    """
+
+    version: int
+    rates: Vector
+    drafts: int
+    ratio: float
+    seen: int = 0
+    hits: float = 0.0
+    expected: float = 0.0
+    _cumulative: Vector = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._cumulative = self.rates.cumprod()
+
+    def observe(self, hits: int, length: int) -> Verdict | None:
+        """A draft of which `length` positions could be judged had `hits` right; the verdict once there is one."""
+        self.seen += 1
+        self.hits += hits
+        self.expected += float(self._cumulative[: min(length, len(self._cumulative))].sum())
+        if self.seen >= self.drafts:
+            return "promoted" if self.hits + SLACK * self.seen >= self.ratio * self.expected else "rolled_back"
+        if self.seen >= max(8, EARLY * self.drafts) and self.hits + SLACK * self.seen < EARLY_RATIO * self.expected:
+            return "rolled_back"
+        return None
+
+    @property
+    def reason(self) -> str:
+        """What the verdict rests on."""
+        n = max(self.seen, 1)
+        return (
+            f"{self.hits / n:.2f} tokens right per draft against {self.expected / n:.2f} of the weights before, "
+            f"over {self.seen} drafts"
+        )

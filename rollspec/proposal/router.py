@@ -1,0 +1,172 @@
+"""Which drafter serves a request, and whether the learned one is worth running at all.
+
+Suffix chains cost host time only and are looked up first. A learned drafter costs forward passes for the whole batch,
+so what it would add is estimated before it runs: for every request the chain that its acceptance so far lets expect,
+against the suffix chain in hand. What a chain is worth is Σ max(0, p - v), with p its cumulative acceptance
+probabilities and v the price of verifying one token, in tokens: exactly what a budget that stops where p < v gains.
+d passes are run if what the requests gain by them is more than the engine would emit in the time they take.
+
+One-hot proposals only: with these, any choice between drafts is exact, even one that looks at the tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from rollspec.proposal.base import NO_DRAFT, Draft
+from rollspec.tuning.policy import bucket_of
+
+Vector = npt.NDArray[np.float64]
+
+PRIOR = 0.6
+"""Acceptance per position that a drafter nobody has seen is given: enough to be tried."""
+
+PRIOR_WEIGHT = 8.0
+MEMORY = 400.0
+"""Observations per position after which the past is halved."""
+
+TRUST_WEIGHT = 6.0
+"""Tokens of one request's own record that count as much as what holds for all requests."""
+
+UNSEEN_PASS = 0.05
+"""Part of a step that a drafter's pass is taken to cost before one was timed."""
+
+
+def worth(chain: Sequence[float], price: float) -> float:
+    """Tokens gained by verifying `chain` (cumulative probabilities) at `price` tokens each."""
+    total = 0.0
+    for p in chain:
+        if p <= price:
+            break
+        total += p - price
+    return total
+
+
+class Acceptance:
+    """How often the learned drafter's i-th token is what the target says, given that those before it were."""
+
+    def __init__(self, k: int) -> None:
+        self.hits: Vector = np.full(k, PRIOR * PRIOR_WEIGHT)
+        self.tries: Vector = np.full(k, PRIOR_WEIGHT)
+
+    @property
+    def rates(self) -> Vector:
+        """Per position. Shape [k]."""
+        rates: Vector = self.hits / self.tries
+        return rates
+
+    def observe(self, hits: int, judged: int) -> None:
+        """A draft's first `hits` tokens were right; `judged` of its positions are known (`hits` or one more)."""
+        for i in range(min(judged, len(self.tries))):
+            if self.tries[i] >= MEMORY:
+                self.tries[i] *= 0.5
+                self.hits[i] *= 0.5
+            self.tries[i] += 1.0
+            self.hits[i] += i < hits
+
+    def restore(self, rates: Vector) -> None:
+        """The drafter is again the one that had these rates."""
+        self.tries[:] = PRIOR_WEIGHT
+        self.hits = PRIOR_WEIGHT * np.array(rates)
+
+    def changed(self) -> None:
+        """The drafter's weights were replaced: what was seen is a hint only, and hope is renewed."""
+        rates = self.rates
+        self.tries[:] = PRIOR_WEIGHT
+        self.hits = PRIOR_WEIGHT * np.maximum(rates, 0.5 * (rates + PRIOR))
+
+
+@dataclass(slots=True)
+class Learned:
+    """What the learned drafter means to one request."""
+
+    draft: Draft = field(default_factory=lambda: NO_DRAFT)  # its latest chain; empty where it was not run
+    cells: Sequence[int] = ()  # its calibration cells
+    expected: Sequence[float] = ()  # its calibrated cumulative probabilities; estimated where it was not run
+    serves: bool = False  # whether the router prefers it to the suffix chain
+    offered: int = 0  # tokens of the preferred chain that the budget would verify
+    sent: bool = False  # whether it is what was sent to be verified
+    right: float = 0.0  # tokens of this request that it got right, and that it was expected to
+    hoped: float = 0.0
+
+    @property
+    def trust(self) -> float:
+        """This request's own record against that of all requests."""
+        return (self.right + TRUST_WEIGHT) / (self.hoped + TRUST_WEIGHT)
+
+    def record(self, hits: int, judged: int, rates: Vector) -> None:
+        """Learn from a draft; the past counts half after some forty tokens."""
+        if judged:
+            self.right = 0.98**judged * self.right + hits
+            self.hoped = 0.98**judged * self.hoped + float(rates[:judged].sum())
+
+
+class PassCost:
+    """Seconds that d passes of the drafter take, per batch bucket; the first reads all that was verified."""
+
+    def __init__(self) -> None:
+        self._cells: dict[tuple[int, int], list[float]] = {}  # (bucket, passes) -> [seconds, weight]
+        self._each = 0.0
+
+    def observe(self, batch: int, passes: int, seconds: float) -> None:
+        """`passes` passes for `batch` requests took `seconds`."""
+        if passes <= 0 or seconds <= 0.0:
+            return
+        cell = self._cells.setdefault((bucket_of(batch), passes), [seconds, 0.0])
+        cell[1] = min(cell[1] + 1.0, 64.0)
+        cell[0] += (min(seconds, 2.0 * cell[0]) - cell[0]) / cell[1]
+        each = seconds / passes
+        self._each += (min(each, 2.0 * self._each) - self._each) / 32.0 if self._each else each
+
+    @property
+    def each(self) -> float:
+        """Mean seconds of a pass; 0 before one was timed."""
+        return self._each
+
+    def seconds(self, batch: int, passes: int, step: float) -> float:
+        """Predicted; `step` is the duration of a step, used before anything was timed."""
+        if passes <= 0:
+            return 0.0
+        bucket = bucket_of(batch)
+        if cell := self._cells.get((bucket, passes)):
+            return cell[0]
+        known = [(p, c[0]) for (b, p), c in self._cells.items() if b == bucket]
+        if known:
+            p, seconds = min(known, key=lambda row: abs(row[0] - passes))
+            return seconds * passes / p
+        return passes * (self._each or UNSEEN_PASS * step)
+
+
+class Router:
+    """Keeps what is known of one learned drafter and weighs it against suffix chains. `k`: most passes per step."""
+
+    def __init__(self, k: int) -> None:
+        self.k = k
+        self.acceptance = Acceptance(k)
+        self.cost = PassCost()
+
+    def expected(self, trust: Sequence[float]) -> Vector:
+        """Cumulative acceptance to expect of each request's next learned chain. Shape [requests, k]."""
+        rates = np.minimum(np.array(trust)[:, None] * self.acceptance.rates[None], 0.999)
+        chains: Vector = np.cumprod(rates, axis=1)
+        return chains
+
+    def gains(self, chains: Vector, have: Sequence[float], price: float) -> Vector:
+        """Tokens that the batch gains by 0, 1, ... k passes over chains worth `have`. Shape [k + 1]."""
+        worths = np.cumsum(np.maximum(chains - price, 0.0), axis=1)  # [requests, k]
+        out = np.zeros(self.k + 1)
+        out[1:] = np.maximum(worths - np.array(have)[:, None], 0.0).sum(0)
+        return out
+
+    def costs(self, batch: int, step: float) -> Vector:
+        """Seconds of 0, 1, ... k passes. Shape [k + 1]."""
+        return np.array([self.cost.seconds(batch, d, step) for d in range(self.k + 1)])
+
+    @staticmethod
+    def passes(gains: Vector, costs: Vector, rate: float, most: int) -> int:
+        """How many passes, up to `most`, gain most beyond what the engine emits meanwhile at `rate` tokens/s."""
+        return int((gains - rate * costs)[: most + 1].argmax())

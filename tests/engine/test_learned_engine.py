@@ -1,0 +1,154 @@
+"""Learned drafts in a real vLLM engine, alone and beside suffix drafts: what is sampled does not change.
+
+float32 and greedy, so every comparison is token identity. A draft model that is the target itself is always right; a
+head with random weights is nearly always wrong: between them every number of accepted tokens occurs.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+from engines import build, call, close, generate
+from heads import random_head
+
+pytestmark = pytest.mark.engine
+
+ALWAYS = {"tuning.policy": "static", "proposal.budget.policy": "fixed", "tuning.guard.enabled": False}
+"""A draft is made and verified whatever it costs."""
+
+TIGHT = {"max_num_batched_tokens": 64, "enable_chunked_prefill": True, "num_gpu_blocks_override": 14}
+
+
+@pytest.fixture(scope="module")
+def head(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return random_head(tmp_path_factory.mktemp("head"), model)
+
+
+def _wild(worker: Any, passes: bool = True) -> None:
+    """Any arm and any number of passes at any step, whatever they cost: far more switches than the tuner would make."""
+    import random
+
+    from rollspec.engine.vllm.worker import bridge
+
+    rng = random.Random(0)
+    proposer = bridge(worker).proposer
+    tuner, route = proposer.tuner, proposer._route
+    tuner.policy.choose = lambda bucket: rng.randrange(len(tuner.arms))
+    tuner.config = tuner.config.model_copy(update={"guard": tuner.config.guard.model_copy(update={"enabled": False})})
+
+    def routed(held: float) -> int:
+        found = route(held)
+        on = proposer._step.asked and proposer.name in proposer._step.plan.drafters
+        return rng.choice([0, 0, found, 1, proposer.router.k]) if on else rng.choice([0, 0, 0, 1])
+
+    if passes:
+        proposer._route = routed
+
+
+def _learned(worker: Any) -> dict[str, Any]:
+    from rollspec.engine.vllm.worker import bridge
+
+    d = bridge(worker).learned
+    return {"off": d.off, "late": d.caught_up, "kept": d.states.bytes, "entries": len(d.states)}
+
+
+def test_a_perfect_draft_model_beside_suffix_drafts(
+    model: Path, prompts: list[list[int]], plain: dict[str, Any]
+) -> None:
+    config = {"proposal.drafters": ["suffix", "draft_model"], "proposal.learned.model": str(model), **ALWAYS}
+    llm = build(model, config)
+    try:
+        assert call(llm, "info")["state"] == "suffix+draft_model"
+        assert generate(llm, prompts) == plain["greedy"]
+        stats = call(llm, "stats")
+        assert not stats["faults"] and stats["passes"] > 0
+        _, drafted, accepted = stats["by_source"]["draft_model"]
+        assert accepted > 0.97 * drafted > 0
+        assert generate(llm, prompts[:4], copies=1, limit=256, ignore_eos=True) == plain["limit"]
+        llm.collective_rpc(_wild)
+        for version in range(2):
+            call(llm, "set_version", version=version)
+            assert generate(llm, prompts) == plain["greedy"]
+        stats = call(llm, "stats")
+        assert not stats["faults"] and len(stats["by_source"]) >= 2
+        learned = llm.collective_rpc(_learned)[0]
+        assert learned["late"] > 0 and not learned["off"], "it never caught up after a pause"
+        # Its KV was whole after every pause, or it would have been wrong.
+        _, drafted, accepted = stats["by_source"]["draft_model"]
+        assert accepted > 0.97 * drafted > 0
+    finally:
+        close(llm)
+
+
+def test_a_head_alone_and_beside_suffix_drafts_under_any_switch(
+    model: Path, head: Path, prompts: list[list[int]], plain: dict[str, Any]
+) -> None:
+    """Preemption, prompts in chunks, staggered ends, random arms and passes."""
+    config = {"proposal.drafters": ["suffix", "eagle3"], "proposal.learned.model": str(head), **ALWAYS}
+    llm = build(model, config, **TIGHT)
+    try:
+        llm.collective_rpc(_wild)
+        for version in range(2):
+            call(llm, "set_version", version=version)
+            assert generate(llm, prompts, ignore_eos=True) == plain["long"]
+        stats = call(llm, "stats")
+        assert not stats["faults"]
+        assert stats["by_source"]["eagle3"][1] > 0 and stats["by_source"]["group"][1] > 0
+        preempted = [m.value for m in llm.get_metrics() if m.name == "vllm:num_preemptions"]
+        assert preempted and preempted[0] > 0, "the cache was meant to be too small"
+        generate(llm, prompts[:1], copies=1)
+        learned = llm.collective_rpc(_learned)[0]
+        assert learned["late"] > 0 and not learned["off"] and learned["entries"] <= 1
+    finally:
+        close(llm)
+
+
+def test_a_useless_head_alone_rests(model: Path, head: Path, prompts: list[list[int]], plain: dict[str, Any]) -> None:
+    llm = build(model, {"proposal.drafters": ["eagle3"], "proposal.learned.model": str(head)})
+    try:
+        for _ in range(3):
+            assert generate(llm, prompts) == plain["greedy"]
+        stats = call(llm, "stats")
+        assert not stats["faults"] and stats["passes"] < stats["steps"]
+        call(llm, "stats")
+        llm.collective_rpc(_break)
+        assert generate(llm, prompts) == plain["greedy"]
+        assert any("planted" in cause for cause in call(llm, "stats")["faults"])
+        assert call(llm, "info")["state"] == "none"
+    finally:
+        close(llm)
+
+
+@pytest.mark.skipif((os.cpu_count() or 1) < 2, reason="two ranks need two cores")
+def test_ranks_run_the_drafter_together(model: Path, head: Path, prompts: list[list[int]]) -> None:
+    """Two tensor-parallel ranks: one decides how many passes, both make them."""
+    alone = build(model, tensor_parallel_size=2)
+    try:
+        expected = generate(alone, prompts)
+    finally:
+        close(alone)
+    config = {"proposal.drafters": ["suffix", "eagle3"], "proposal.learned.model": str(head), **ALWAYS}
+    llm = build(model, config, tensor_parallel_size=2)
+    try:
+        llm.collective_rpc(_wild)
+        assert generate(llm, prompts) == expected
+        stats = call(llm, "stats")
+        assert not stats["faults"] and stats["passes"] > 0 and stats["by_source"]["eagle3"][1] > 0
+        assert "tensor_parallel_size" in call(llm, "swap", dir=str(head), wait=True)["error"]
+    finally:
+        close(llm)
+
+
+def _break(worker: Any) -> None:
+    from rollspec.engine.vllm.worker import bridge
+
+    learned = bridge(worker).learned
+    bridge(worker).proposer._since = 10**6  # it runs at the next step
+
+    def broken(*args: Any, **kwargs: Any) -> Any:
+        raise RuntimeError("planted fault")
+
+    learned.drafter.propose = broken

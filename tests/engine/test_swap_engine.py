@@ -1,0 +1,283 @@
+"""Drafter weights swapped in a running engine: nothing lost, nothing changed, bad versions refused or taken back.
+
+float32 and greedy, so every comparison is token identity. One engine drafts with the target itself, so that what is
+swapped in decides everything: the target's weights are always right, noise never is.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from engines import build, call, close, generate
+from heads import random_head, random_weights
+
+pytestmark = pytest.mark.engine
+
+ALWAYS = {"tuning.policy": "static", "proposal.budget.policy": "fixed", "tuning.guard.enabled": False}
+
+
+def weights_of(folder: Path) -> dict[str, Any]:
+    from safetensors.torch import load_file
+
+    return dict(load_file(folder / "model.safetensors"))
+
+
+def noisy(folder: Path, into: Path, scale: float = 5.0, seed: int = 0) -> Path:
+    """The same model with other weights."""
+    import shutil
+
+    import torch
+    from safetensors.torch import save_file
+
+    into.mkdir(parents=True, exist_ok=True)
+    for name in ("config.json", "generation_config.json"):
+        shutil.copy(folder / name, into)
+    g = torch.Generator().manual_seed(seed)
+    out = {
+        n: (t.float() + scale * t.float().std().nan_to_num(1.0) * torch.randn(t.shape, generator=g)).to(t.dtype)
+        for n, t in weights_of(folder).items()
+    }
+    save_file(out, into / "model.safetensors", metadata={"format": "pt"})
+    return into
+
+
+@pytest.fixture(scope="module")
+def engine(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    bad = noisy(model, tmp_path_factory.mktemp("noise"))
+    config = {"proposal.drafters": ["draft_model"], "proposal.learned.model": str(bad), **ALWAYS}
+    config |= {"proposal.learned.canary_drafts": 40}
+    llm = build(model, config, max_num_batched_tokens=256)
+    yield llm
+    close(llm)
+
+
+def rate(llm: Any) -> float:
+    """Accepted over drafted since the last call."""
+    stats = call(llm, "stats")
+    assert not stats["faults"]
+    return stats["accepted"] / max(stats["drafted"], 1)
+
+
+def swap(llm: Any, folder: Path, **payload: Any) -> dict[str, Any]:
+    return call(llm, "swap", dir=str(folder), **{"wait": True, **payload})
+
+
+def during(llm: Any, prompts: list[list[int]], act: Any, at: int = 12) -> list[list[int]]:
+    """Generate greedily; `act` is called once, after `at` steps."""
+    from vllm import SamplingParams
+
+    core = llm.llm_engine
+    for i, prompt in enumerate(p for p in prompts for _ in range(2)):
+        params = SamplingParams(temperature=0.0, max_tokens=160 - 7 * (i % 5), ignore_eos=True, detokenize=False)
+        core.add_request(f"s-{i}", {"prompt_token_ids": prompt}, params)
+    done: dict[int, list[int]] = {}
+    steps = 0
+    while core.has_unfinished_requests():
+        for out in core.step():
+            if out.finished:
+                done[int(out.request_id.split("-")[1])] = list(out.outputs[0].token_ids)
+        steps += 1
+        if steps == at:
+            act()
+    return [done[i] for i in range(2 * len(prompts))]
+
+
+def test_a_swap_mid_generation_loses_nothing_and_is_read_again(
+    engine: Any, model: Path, prompts: list[list[int]], plain: dict[str, Any]
+) -> None:
+    assert generate(engine, prompts) == plain["greedy"]
+    assert rate(engine) < 0.2, "noise was meant to be useless"
+    answers: list[dict[str, Any]] = []
+    for at in (1, 3, 25):  # in the prompts, just after them, in the middle
+        number = call(engine, "info")["drafter"]["version"] + 1
+
+        def act(number: int = number) -> None:
+            answers.append(swap(engine, model, version=number))
+            call(engine, "stats")  # what follows is counted from here
+
+        out = during(engine, prompts, act, at)
+        assert out == plain["long"]
+        assert "error" not in answers[-1], answers[-1]
+        assert call(engine, "info")["drafter"]["last"]["verdict"] == "promoted"
+        if at == 25:
+            assert answers[-1]["reread"] > 0
+        found = rate(engine)
+        assert found > 0.6, f"requests in flight were not drafted for with the new weights ({found:.2f})"
+        assert generate(engine, prompts) == plain["greedy"]
+        assert rate(engine) > 0.95
+        # Back to noise, trusted at once.
+        noise = Path(call(engine, "info")["drafter"]["started_with"])
+        assert "error" not in swap(engine, noise, version=number + 1, canary=False)
+        generate(engine, prompts[:1])
+        call(engine, "stats")
+
+
+def test_the_canary_takes_garbage_back(
+    engine: Any, model: Path, prompts: list[list[int]], plain: dict[str, Any], tmp_path: Path
+) -> None:
+    number = call(engine, "info")["drafter"]["version"]
+    assert "error" not in swap(engine, model, version=number + 1, canary=False)
+    generate(engine, prompts)
+    assert rate(engine) > 0.95
+    garbage = noisy(model, tmp_path / "garbage", seed=5)
+    out = during(engine, prompts, lambda: swap(engine, garbage, version=number + 2))
+    assert out == plain["long"]
+    info = call(engine, "info")["drafter"]
+    assert info["last"]["verdict"] == "rolled_back" and info["version"] == number + 1
+    assert info["rolled_back"] == 1
+    rate(engine)
+    assert generate(engine, prompts) == plain["greedy"]
+    assert rate(engine) > 0.95, "the old weights are not back"
+
+
+def test_what_does_not_fit_is_refused_and_touches_nothing(
+    engine: Any, model: Path, prompts: list[list[int]], plain: dict[str, Any], tmp_path: Path
+) -> None:
+    import torch
+    from safetensors.torch import save_file
+
+    before = call(engine, "info")["drafter"]
+    good = weights_of(model)
+
+    def variant(name: str, **changes: Any) -> Path:
+        folder = tmp_path / name
+        folder.mkdir()
+        save_file({n: t for n, t in {**good, **changes}.items() if t is not None}, folder / "model.safetensors")
+        return folder
+
+    norm = "model.norm.weight"
+    cases = {
+        "truncated": variant("truncated"),
+        "NaN": variant("nan", **{norm: torch.full_like(good[norm], float("nan"))}),
+        "shape": variant("shape", **{norm: good[norm][:-1]}),
+        "missing": variant("missing", **{norm: None}),
+        "not a weight": variant("extra", **{"model.more.weight": good[norm].clone()}),
+        "no safetensors": tmp_path,
+    }
+    file = cases["truncated"] / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:-1000])
+    for what, folder in cases.items():
+        error = swap(engine, folder)["error"]
+        assert what in error and error.startswith("rollspec: ") and error.endswith("."), error
+    after = call(engine, "info")["drafter"]
+    assert after["version"] == before["version"] and after["refused"] == before["refused"] + len(cases)
+    # The same, prepared on the thread.
+    assert call(engine, "swap", dir=str(cases["NaN"]))["staging"]
+    assert generate(engine, prompts) == plain["greedy"]
+    assert "NaN" in call(engine, "info")["drafter"]["last"]["refused"]
+    assert rate(engine) > 0.95
+
+
+def test_lost_weights_are_put_back(engine: Any, prompts: list[list[int]], plain: dict[str, Any]) -> None:
+    def lose(worker: Any) -> None:
+        model = worker.model_runner.drafter.model
+        for p in model.parameters():
+            p.data.zero_()
+        for m in model.modules():
+            if hasattr(m, "cpu_linear"):
+                import vllm.model_executor.layers.utils as utils
+
+                utils.dispatch_cpu_unquantized_gemm(m, remove_weight=False)
+
+    engine.collective_rpc(lose)
+    generate(engine, prompts[:2])
+    assert rate(engine) < 0.5
+    call(engine, "set_version", version=50)
+    assert call(engine, "info")["drafter"]["resent"] == 1
+    assert generate(engine, prompts) == plain["greedy"]
+    assert rate(engine) > 0.95
+    call(engine, "set_version", version=51)
+    assert call(engine, "info")["drafter"]["resent"] == 1
+
+
+def test_versions_of_a_head_with_the_targets_embedding_in_them(
+    model: Path, prompts: list[list[int]], plain: dict[str, Any], tmp_path: Path
+) -> None:
+    """A published version; a payload with the target's embedding in it, which must stay as it is; captured samples."""
+    import json
+
+    import torch
+    from safetensors.torch import save_file
+
+    from drafter_online.head import base_of
+    from drafter_online.samples import Sample
+    from drafter_online.versions import Versions
+
+    config = json.loads((model / "config.json").read_text())
+    head = random_head(tmp_path / "head", model)
+    store = Versions(tmp_path / "store")
+    base = base_of(config)
+    mine = json.loads((head / "config.json").read_text())
+    for seed in (1, 2):
+        store.publish(random_weights(config, seed), mine, base=base, target_version=0)
+    store.publish(random_weights(config, 3), mine, base="another", target_version=0)
+    options = {"proposal.drafters": ["suffix", "eagle3"], "proposal.learned.model": str(head), **ALWAYS}
+    options |= {"drafter.capture.enabled": True, "drafter.capture.share": 1.0, "proposal.learned.canary_drafts": 20}
+    llm = build(model, options, max_num_batched_tokens=64, enable_chunked_prefill=True, num_gpu_blocks_override=14)
+    try:
+        out = during(llm, prompts, lambda: swap(llm, store.path(2)))
+        assert out == plain["long"]
+        info = call(llm, "info")["drafter"]
+        assert info["version"] == 2 or info["rolled_back"] == 1
+        assert [e.version for e in store.events()] == [2]
+        assert "not newer" in swap(llm, store.path(1))["error"] if info["version"] == 2 else True
+        assert "is for the target" in swap(llm, store.path(3))["error"]
+        # Embedding and LM head of another model: left out, never written.
+        payload = random_weights(config, 4)
+        payload["embed_tokens.weight"] = torch.randn(config["vocab_size"], config["hidden_size"])
+        payload["lm_head.weight"] = torch.randn(config["vocab_size"], config["hidden_size"])
+        poisoned = tmp_path / "poisoned"
+        poisoned.mkdir()
+        save_file(payload, poisoned / "model.safetensors")
+        out = during(llm, prompts, lambda: swap(llm, poisoned, version=9, canary=False))
+        assert out == plain["long"]
+        assert call(llm, "info")["drafter"]["version"] == 9
+        stats = call(llm, "stats")
+        assert not stats["faults"]
+        drained = call(llm, "samples", dir=str(tmp_path / "samples"))
+        assert drained["samples"] >= 24 and drained["held"] == 0, drained
+        samples = [Sample.from_bytes(p.read_bytes()) for p in sorted((tmp_path / "samples").iterdir())]
+        check_samples(samples, model, prompts)
+    finally:
+        close(llm)
+
+
+def check_samples(samples: list[Any], model: Path, prompts: list[list[int]]) -> None:
+    """Against what transformers computes for the same tokens."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    from rollspec.proposal.base import prompt_key
+
+    target = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
+    keys = {prompt_key(p): p for p in prompts}
+    steps = 0
+    for s in samples:
+        prompt = keys[s.prompt_key]
+        ids = s.input_ids.tolist()
+        assert s.position_ids[0] == 0 and ids[: len(prompt)] == prompt
+        assert s.loss_mask.tolist() == [i >= len(prompt) for i in range(len(ids))]
+        assert s.temperature == 0.0 and s.response_length >= len(ids) - len(prompt)
+        with torch.no_grad():
+            out = target.model(s.input_ids[None], output_hidden_states=True)
+        layers = (1, 2, 3)
+        aux = torch.cat([out.hidden_states[i][0] for i in layers], dim=-1)
+        torch.testing.assert_close(s.hidden_states, aux, rtol=2e-3, atol=2e-3)
+        normed = target.model.norm(s.verifier_last_hidden_states)
+        torch.testing.assert_close(normed, out.last_hidden_state[0], rtol=2e-3, atol=2e-3)
+        logits = target.lm_head(out.last_hidden_state[0])
+        at = 0
+        for j in range(len(s.verify)):
+            p, n, a = (int(x[j]) for x in (s.verify.position, s.verify.lengths, s.verify.accepted))
+            said = ids[p + 1 : p + 1 + a]
+            assert s.verify.proposed[at : at + a].tolist()[: len(said)] == said
+            if a < n and p + 1 + a < len(ids):
+                assert int(s.verify.proposed[at + a]) != ids[p + 1 + a], "a rejected token was emitted"
+            assert int(s.verify.top_ids[at, 0]) == int(logits[p].argmax())
+            torch.testing.assert_close(s.verify.top_logits[at, 0], logits[p].max(), rtol=2e-3, atol=2e-3)
+            torch.testing.assert_close(s.verify.logsumexp[at], logits[p].logsumexp(-1), rtol=2e-3, atol=2e-3)
+            at += n
+            steps += 1
+    assert steps > 50 and {"suffix", "learned"} <= {d for s in samples for d in s.verify.drafter}

@@ -1,0 +1,153 @@
+"""Capture without an engine: steps as the model runner would show them, with states that say their position."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from drafter_online.samples import Sample  # noqa: E402
+from rollspec import RollspecConfig  # noqa: E402
+from rollspec.engine.vllm.capture import Capture  # noqa: E402
+from rollspec.proposal.hybrid import HybridProposer  # noqa: E402
+
+H, VOCAB = 4, 50
+
+
+class Engine:
+    """One step at a time: which positions are computed, what was drafted, what was said."""
+
+    def __init__(self, **overrides: Any) -> None:
+        given = {"proposal.drafters": ["eagle3"], "proposal.learned.model": "x", "drafter.capture.enabled": True}
+        given |= {"drafter.capture.share": 1.0, **overrides}
+        config = RollspecConfig.load(given, env={})
+        self.proposer = HybridProposer(config, 4096, "eagle3")
+        self.bridge = SimpleNamespace(config=config, proposer=self.proposer, faults={}, scheduled={})
+        self.runner = SimpleNamespace(
+            _sample=lambda logits, metadata: logits, input_batch=SimpleNamespace(req_ids=[]), requests={}
+        )
+        learned = SimpleNamespace(bridge=self.bridge, runner=self.runner, aux_layers=3, swapper=None)
+        self.capture = Capture(learned)  # type: ignore[arg-type]
+
+    def begin(self, req_id: str, prompt: list[int], limit: int = 100) -> None:
+        self.proposer.begin(req_id, prompt, limit)
+        params = SimpleNamespace(temperature=0.7)
+        self.runner.requests[req_id] = SimpleNamespace(sampling_params=params)
+
+    def step(self, batch: dict[str, tuple[int, int, list[int], list[int]]]) -> None:
+        """`batch`: request -> (first position, positions computed, draft, tokens said)."""
+        ids = list(batch)
+        self.runner.input_batch.req_ids = ids
+        self.bridge.scheduled = {q: draft for q, (_, _, draft, _) in batch.items() if draft}
+        drafts = [len(draft) for _, _, draft, _ in batch.values()]
+        logits = torch.zeros(sum(n + 1 for n in drafts), VOCAB)
+        for row in range(len(logits)):
+            logits[row, row % VOCAB] = 5.0
+        self.runner._sample(logits, SimpleNamespace(num_draft_tokens=drafts))
+        rows, positions, at = [], [], 0
+        for first, n, draft, said in batch.values():
+            rows.append((at, n - (len(draft) + 1 - len(said) if draft else 0)))
+            positions += range(first, first + n)
+            at += n
+        each = torch.tensor(positions, dtype=torch.float32)[:, None].repeat(1, H)
+        aux = [each, each + 0.1, each + 0.2, each + 0.3]
+        starts = {q: b[0] for q, b in batch.items()}
+        self.capture.step(ids, starts, [b[3] for b in batch.values()], rows, aux)
+        for q, (_, _, _, said) in batch.items():
+            if said:
+                self.proposer.requests[q].output.extend(said)
+        self.capture.end()
+
+    def end(self, req_id: str) -> None:
+        self.capture.finish(req_id, self.proposer.requests.get(req_id))
+        self.proposer.finish(req_id)
+
+
+def check(s: Sample, prompt: list[int], output: list[int]) -> None:
+    n = len(s)
+    assert s.validate().input_ids.tolist() == (prompt + output)[:n]
+    expected = torch.arange(n, dtype=torch.float32)
+    assert torch.equal(s.hidden_states[:, 0], expected) and torch.allclose(s.hidden_states[:, H], expected + 0.1)
+    assert torch.allclose(s.verifier_last_hidden_states[:, 0], expected + 0.3)
+    assert s.loss_mask.tolist() == [i >= len(prompt) for i in range(n)]
+
+
+def test_a_request_becomes_a_sample() -> None:
+    e = Engine()
+    prompt = [1, 2, 3, 4, 5]
+    e.begin("a", prompt, limit=7)
+    e.step({"a": (0, 3, [], [])})  # the prompt in two parts
+    e.step({"a": (3, 2, [], [10])})
+    e.proposer.requests["a"].learned.sent = True
+    e.step({"a": (5, 4, [11, 12, 13], [11, 12, 9])})  # two accepted, one rejected
+    e.proposer.requests["a"].learned.sent = False
+    e.step({"a": (8, 3, [20, 21], [20, 21, 22])})  # the seventh token: it ends here
+    (s,) = e.capture.take()
+    check(s, prompt, [10, 11, 12, 9, 20, 21, 22])
+    v = s.verify
+    assert v.position.tolist() == [5, 8] and v.lengths.tolist() == [3, 2] and v.accepted.tolist() == [2, 2]
+    assert v.drafter == ("learned", "suffix") and v.proposed.tolist() == [11, 12, 13, 20, 21]
+    assert v.top_ids[:, 0].tolist() == [0, 1, 2, 0, 1] and s.temperature == pytest.approx(0.7)
+    assert s.response_length == 7 and e.capture.bytes == 0
+    e.end("a")
+    assert e.capture.info()["samples"] == 1 and e.capture.info()["recording"] == 0
+
+
+def test_preempted_aborted_and_forgotten_requests() -> None:
+    e = Engine()
+    for q in ("a", "b", "c"):
+        e.begin(q, [1, 2, 3])
+    e.step({q: (0, 3, [], [10]) for q in ("a", "b", "c")})
+    for i in range(6):
+        e.step({"a": (3 + i, 1, [], [11 + i]), "b": (3 + i, 1, [], [11 + i])})
+    e.step({"a": (0, 5, [], [])})  # preempted, and computed again
+    e.step({"a": (5, 5, [], [17])})
+    e.end("b")  # aborted
+    e.end("c")  # aborted after one token: too short to teach anything
+    e.end("a")
+    b, a = e.capture.take()
+    check(a, [1, 2, 3], [10, 11, 12, 13, 14, 15, 16, 17])
+    check(b, [1, 2, 3], [10, 11, 12, 13, 14, 15, 16])
+    assert e.capture.bytes == 0 and not e.capture._recordings and not e.capture._seen
+
+
+def test_memory_is_bounded() -> None:
+    e = Engine(**{"drafter.capture.max_bytes": 1 << 16})
+    for i in range(60):
+        e.begin(f"{i}", [1, 2, 3])
+        e.step({f"{i}": (0, 3, [], [10])})
+        e.step({f"{i}": (3, 30, [], list(range(10, 40)))})
+        e.end(f"{i}")
+        assert e.capture.bytes <= 1 << 16
+    assert e.capture.counts["dropped"] > 0
+    assert e.capture.take()[-1].input_ids.tolist()[:3] == [1, 2, 3], "the newest stay"
+
+
+def test_no_new_request_is_recorded_while_it_costs_too_much() -> None:
+    e = Engine(**{"drafter.capture.share": 0.01})
+    e.capture.stepped(1.0)
+    e.begin("a", [1, 2, 3])
+    e.step({"a": (0, 3, [], [10])})
+    assert e.capture.counts["recorded"] == 1
+    e.capture._share[0] = 1.0
+    e.begin("b", [1, 2, 3])
+    e.step({"b": (0, 3, [], [10])})
+    assert e.capture.counts == {"recorded": 1, "samples": 0, "dropped": 0, "skipped": 1, "tokens": 0}
+
+
+def test_files_are_whole_and_a_fault_only_ends_the_capture(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    e = Engine()
+    e.begin("a", [1, 2, 3], limit=6)
+    e.step({"a": (0, 3, [], [10])})
+    e.step({"a": (3, 5, [], [11, 12, 13, 14, 15])})
+    assert e.capture.drain(tmp_path)["samples"] == 1
+    (path,) = tmp_path.iterdir()
+    assert Sample.from_bytes(path.read_bytes()).response_length == 6
+    e.begin("b", [1, 2, 3])
+    e.capture.step(["b"], {}, [[1]], [(0, 1)], None)  # a step that cannot be
+    assert e.capture.off and len(e.bridge.faults) == 1 and "no training samples" in caplog.text
+    e.step({"b": (0, 3, [], [10])})

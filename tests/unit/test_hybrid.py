@@ -1,0 +1,171 @@
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+
+from rollspec import RollspecConfig
+from rollspec.proposal.hybrid import PROBE_EVERY, HybridProposer
+
+pytest.importorskip("arctic_inference")
+
+
+def make(**overrides: Any) -> HybridProposer:
+    given = {"proposal.drafters": ["suffix", "eagle3"], "proposal.learned.model": "x", **overrides}
+    return HybridProposer(RollspecConfig.load("default", overrides=given, env={}), 4096, "eagle3")
+
+
+def story(seed: int, n: int = 150) -> list[int]:
+    rng = random.Random(seed)
+    return [rng.randrange(5, 500) for _ in range(n)]
+
+
+def simulate(
+    p: HybridProposer,
+    texts: dict[str, tuple[list[int], list[int]]],
+    right: float,
+    seed: int = 0,
+    pass_seconds: float = 0.0005,
+    fail: bool = False,
+) -> int:
+    """Decode fixed texts as an engine would; the learned drafter is right with probability `right` per token."""
+    rng = random.Random(seed)
+    drafts: dict[str, list[int]] = {}
+    said: dict[str, list[int]] = {r: [] for r in texts}
+    for r, (prompt, text) in texts.items():
+        p.begin(r, prompt, len(text))
+    steps = 0
+    while any(len(said[r]) < len(texts[r][1]) for r in texts):
+        ids = [r for r in texts if len(said[r]) < len(texts[r][1])]
+        new = []
+        for r in ids:
+            text, at, draft = texts[r][1], len(said[r]), drafts.get(r, [])
+            assert at + len(draft) < len(text), "a draft left no room for the target's own token"
+            n = 0
+            while n < len(draft) and draft[n] == text[at + n]:
+                n += 1
+            new.append(text[at : at + n + 1])
+            said[r].extend(new[-1])
+        scheduled = {r: drafts[r] for r in ids if drafts.get(r)}
+        tokens = len(ids) + sum(map(len, scheduled.values()))
+        p.timed(tokens, True, 0.01 + 0.0003 * tokens, len(ids))
+        p.prepare(ids, new, scheduled)
+        rows = None
+        if p.passes and not fail:
+            rows = []
+            for r in ids:
+                after = texts[r][1][len(said[r]) :] + [1] * p.passes
+                rows.append([t if rng.random() < right else 3 for t in after[: p.passes]])
+            p.passed(p.passes, pass_seconds * p.passes, len(ids))
+        out = p.complete(rows)
+        assert all(len(d) <= p.k for d in out)
+        drafts.update(zip(ids, out, strict=True))
+        steps += 1
+    for r in texts:
+        p.finish(r)
+    return steps
+
+
+def texts(n: int, seed: int = 0) -> dict[str, tuple[list[int], list[int]]]:
+    return {f"{seed}-{i}": ([1, 2, 3 + i], story(100 * seed + i)) for i in range(n)}
+
+
+def test_a_good_learned_drafter_serves_what_nobody_said_before() -> None:
+    p = make()
+    steps = simulate(p, texts(4), 0.9)
+    stats = p.drain()
+    drafts, drafted, accepted = stats.by_source["eagle3"]
+    assert drafts > 50 and accepted > 0.75 * drafted and stats.passes > 0
+    assert steps < 0.6 * 150
+
+
+def test_suffix_chains_are_preferred_where_they_reach_further() -> None:
+    p = make()
+    simulate(p, texts(4), 0.9)
+    p.set_version(1)
+    p.drain()
+    again = {f"again-{k}": v for k, v in texts(4).items()}
+    simulate(p, again, 0.5)
+    stats = p.drain()
+    assert stats.by_source["group"][2] > 5 * stats.by_source.get("eagle3", [0, 0, 0])[2]
+    assert stats.passes < 0.5 * stats.steps, "passes are not run for requests that suffix serves"
+
+
+def test_a_useless_drafter_rests_and_is_probed() -> None:
+    p = make()
+    for seed in range(4):
+        simulate(p, texts(4, seed), 0.0)
+    p.drain()
+    steps = sum(simulate(p, texts(4, 10 + seed), 0.0) for seed in range(3))
+    stats = p.drain()
+    assert 1 <= stats.passes <= 3 + 3 * steps / PROBE_EVERY
+    assert stats.by_source.get("eagle3", [0, 0, 0])[1] < 20
+    # New weights: it is tried at once, and found good.
+    p.swapped()
+    simulate(p, texts(4, 20), 0.95)
+    assert p.drain().by_source["eagle3"][2] > 100
+
+
+def test_dear_passes_are_not_run() -> None:
+    p = make()
+    for seed in range(2):
+        simulate(p, texts(2, seed), 0.5, pass_seconds=0.05)
+    p.drain()
+    simulate(p, texts(2, 5), 0.5, pass_seconds=0.05)
+    stats = p.drain()
+    assert stats.passes < 0.1 * stats.steps
+
+
+def test_a_drafter_that_cannot_run_leaves_the_suffix_drafts() -> None:
+    p = make()
+    simulate(p, texts(4), 0.9, fail=True)
+    p.resting = True
+    p.set_version(1)
+    p.drain()
+    simulate(p, {f"again-{k}": v for k, v in texts(4).items()}, 0.9)
+    stats = p.drain()
+    assert stats.passes == 0 and "eagle3" not in stats.by_source and stats.by_source["group"][2] > 300
+
+
+def test_alone_it_needs_no_trees() -> None:
+    p = make(**{"proposal.drafters": ["eagle3"]})
+    simulate(p, texts(4), 0.9)
+    stats = p.drain()
+    assert set(stats.by_source) == {"eagle3"}
+    assert [a.name for a in p.tuner.arms] == ["none", "eagle3:1", "eagle3:2", "eagle3:4", "eagle3:8", "eagle3:16"]
+
+
+def test_arms_are_drafter_sets_and_lengths() -> None:
+    names = [a.name for a in make(**{"proposal.k_max": 2}).tuner.arms]
+    assert names == ["none", "suffix:1", "suffix+eagle3:1", "suffix:2", "suffix+eagle3:2"]
+
+
+def test_the_guard_holds_back_one_drafter_and_not_the_other() -> None:
+    p = make(**{"tuning.policy": "static", "proposal.budget.policy": "fixed", "tuning.guard.patience": 10})
+    simulate(p, texts(4), 1.0, seed=1)
+    for seed in range(3):
+        p.set_version(seed + 1)
+        p.drain()
+        simulate(p, {f"{seed}-{k}": v for k, v in texts(4).items()}, 0.0, seed=seed)
+    off = p.tuner.guard.off
+    assert any(o.startswith("eagle3@") for o in off) or p.drain().by_source.get("eagle3", [0, 0])[1] < 60
+    assert not any(o.startswith("suffix@") for o in off)
+
+
+def test_a_draft_is_scored_once() -> None:
+    """While nothing is verified only some requests are drafted for; what the others were proposed before is over."""
+    p = make()
+    for r in ("a", "b"):
+        p.begin(r, [1, 2, 3], 50)
+    p.prepare(["a", "b"], [[7], [7]], {})
+    p.complete([[8, 9], [8, 9]])
+    assert p.requests["a"].learned.draft.token_ids == [8, 9]
+    tries = p.router.acceptance.tries.copy()
+    p.tuner.plan = lambda batch, held: type(p._step.plan)(0, p.tuner.none, p.tuner.none, 0, 2, batch)  # type: ignore[method-assign]
+    p.prepare(["a", "b"], [[8], [8]], {})
+    p.complete(None)
+    after = p.router.acceptance.tries.copy()
+    assert after[0] == tries[0] + 2
+    p.prepare(["a", "b"], [[8], [8]], {})
+    assert (p.router.acceptance.tries == after).all()

@@ -1,0 +1,160 @@
+"""The training thread without an engine: when it trains, what it publishes, what it keeps."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from drafter_online.idle import Idle, IdleConfig  # noqa: E402
+from drafter_online.versions import Versions  # noqa: E402
+from rollspec import RollspecConfig  # noqa: E402
+from rollspec.engine.vllm import online  # noqa: E402
+
+
+class Buffer:
+    def __init__(self, rewards: dict[str, float]) -> None:
+        self.reward = rewards.update
+
+    def __len__(self) -> int:
+        return 1
+
+    def save(self, folder: Path) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+
+
+class Trainer:
+    """Counts steps instead of making them."""
+
+    def __init__(self, folder: Path) -> None:
+        self.counts = SimpleNamespace(steps=0, tokens=0, preempted=0)
+        self.last_loss = 1.0
+        self.rewards: dict[str, float] = {}
+        self.buffer = Buffer(self.rewards)
+        self.checkpoints = SimpleNamespace(wait=lambda: None)
+        self.fail = False
+
+    def micro_step(self, interrupt: Callable[[], bool]) -> Any:
+        if self.fail:
+            raise RuntimeError("planted")
+        if interrupt():
+            return SimpleNamespace(skipped="preempted")
+        time.sleep(0.001)
+        self.counts.steps += 1
+        return SimpleNamespace(skipped=None, acceptance=SimpleNamespace(rates=[0.5]))
+
+    def checkpoint(self) -> None:
+        pass
+
+    def publish(self, store: Versions, dtype: Any) -> int:
+        return store.publish({"w": torch.ones(1)}, {}, base="b", target_version=0)
+
+
+@pytest.fixture
+def training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    made = []
+
+    def make(self: Any) -> None:
+        self._idle, self._trainer = Idle(IdleConfig(settle_seconds=0.0)), Trainer(tmp_path)
+
+    monkeypatch.setattr(online.OnlineTraining, "_make", make)
+    monkeypatch.setattr(online.OnlineTraining, "_refresh", lambda self: None)
+    monkeypatch.setattr("drafter_online.buffer.add_all", lambda buffer, samples: [])
+
+    def build(name: str = "job") -> Any:
+        given = {"proposal.drafters": ["eagle3"], "drafter.mode": "idle", "drafter.publish_every": 20}
+        given["drafter.dir"] = str(tmp_path / name)
+        config = RollspecConfig.load(given, env={})
+        offered: list[Path] = []
+        swapper = SimpleNamespace(busy=False, offer=offered.append)
+        learned = SimpleNamespace(
+            bridge=SimpleNamespace(config=config, faults={}, proposer=SimpleNamespace(version=0)),
+            capture=SimpleNamespace(ready=True, take=lambda n: []),
+            swapper=swapper,
+            runner=SimpleNamespace(device=torch.device("cpu"), dtype=torch.float32),
+        )
+        worker = SimpleNamespace(vllm_config=None, sleep=lambda level=1: None, wake_up=lambda tags=None: None)
+        t = online.OnlineTraining(learned, worker)  # type: ignore[arg-type]
+        made.append(t)
+        return SimpleNamespace(t=t, offered=offered, worker=worker, learned=learned, swapper=swapper)
+
+    yield build
+    for t in made:
+        t.stop()
+        t._thread.join(5)
+
+
+def steps(t: Any) -> int:
+    return t._trainer.counts.steps if t._trainer is not None else 0
+
+
+def until(condition: Callable[[], bool]) -> bool:
+    for _ in range(1000):
+        if condition():
+            return True
+        time.sleep(0.005)
+    return False
+
+
+def still(t: Any) -> bool:
+    """No step is made any more."""
+    time.sleep(0.15)
+    before = steps(t)
+    time.sleep(0.2)
+    return steps(t) == before
+
+
+def test_it_trains_while_nothing_runs_and_offers_versions(training: Any) -> None:
+    e = training()
+    assert until(lambda: len(e.offered) >= 2)
+    assert e.offered[0] != e.offered[1] and all((p / "manifest.json").is_file() for p in e.offered)
+    e.t.step_begins()
+    assert still(e.t), "a step is being computed"
+    e.t.step_ended()
+    before = steps(e.t)
+    assert until(lambda: steps(e.t) > before)
+    e.t.updating = True
+    assert still(e.t)
+    e.t.updating = False
+    e.worker.sleep()
+    assert still(e.t)
+    e.worker.wake_up()
+    before = steps(e.t)
+    assert until(lambda: steps(e.t) > before)
+    e.swapper.busy = True
+    time.sleep(0.1)
+    count = len(e.offered)
+    time.sleep(0.2)
+    assert len(e.offered) == count, "a version on trial is waited for"
+
+
+def test_rewards_and_state(training: Any, tmp_path: Path) -> None:
+    e = training()
+    e.t.reward([("p", "r", 1.0)])
+    assert until(lambda: e.t._trainer is not None and e.t._trainer.rewards == {"p:r": 1.0})
+    assert until(lambda: len(e.offered) >= 1)
+    Versions(e.t.folder / "versions").record(1, "promoted")
+    e.t.save(tmp_path / "checkpoint")
+    again = training("another")
+    again.t.updating = True  # it has not begun
+    if again.t._trainer is None:
+        assert again.t.load(tmp_path / "checkpoint")
+        assert [p.name for p in again.offered] == ["00000001"]
+    assert not again.t.load(tmp_path / "nothing")
+
+
+def test_a_fault_ends_the_training_and_nothing_else(training: Any, caplog: pytest.LogCaptureFixture) -> None:
+    e = training()
+    assert until(lambda: steps(e.t) > 0)
+    e.learned.capture.take = None  # a fault in the thread itself
+    assert until(lambda: e.t.error is not None)
+    assert any("drafter training" in cause for cause in e.learned.bridge.faults)
+    assert threading.main_thread().is_alive() and "not trained from now on" in caplog.text
+    assert e.t.info()["error"]

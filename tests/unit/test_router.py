@@ -1,0 +1,79 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from rollspec.proposal.canary import Canary
+from rollspec.proposal.router import Acceptance, Learned, PassCost, Router, worth
+
+
+def test_worth_counts_what_pays() -> None:
+    assert worth([0.9, 0.5, 0.1], 0.2) == pytest.approx(0.7 + 0.3)
+    assert worth([], 0.2) == worth([0.1], 0.2) == 0.0
+
+
+def test_acceptance_follows_what_it_sees() -> None:
+    a = Acceptance(3)
+    for _ in range(1000):
+        a.observe(1, 2)  # the first token is right, the second wrong, the third never judged
+    assert a.rates[0] > 0.95 and a.rates[1] < 0.05 and a.rates[2] == pytest.approx(0.6)
+    a.changed()
+    assert 0.05 < a.rates[1] < 0.6, "new weights are hoped for again"
+    a.restore(np.array([0.1, 0.2, 0.3]))
+    assert a.rates == pytest.approx([0.1, 0.2, 0.3])
+
+
+def test_a_request_that_is_drafted_badly_is_trusted_less() -> None:
+    rates = np.array([0.8, 0.8])
+    good, bad = Learned(), Learned()
+    for _ in range(50):
+        good.record(2, 2, rates)
+        bad.record(0, 1, rates)
+    assert bad.trust < 0.3 and 1.0 < good.trust < 1.3
+    chains = Router(2).expected([good.trust, bad.trust])
+    assert chains.shape == (2, 2) and (chains[0] > chains[1]).all() and (chains <= 1.0).all()
+
+
+def test_passes_are_run_only_where_they_gain_more_than_they_cost() -> None:
+    r = Router(4)
+    chains = np.cumprod(np.full((8, 4), 0.8), axis=1)
+    gains = r.gains(chains, [0.0] * 8, 0.05)
+    assert gains[0] == 0.0 and (np.diff(gains) > 0).all()
+    free, dear = np.zeros(5), np.arange(5) * 1.0
+    assert r.passes(gains, free, 100.0, 4) == 4
+    assert r.passes(gains, free, 100.0, 2) == 2
+    assert r.passes(gains, dear, 100.0, 4) == 0
+    middle = np.arange(5) * 0.035  # a pass costs what 3.5 tokens take
+    assert 0 < r.passes(gains, middle, 100.0, 4) < 4
+    # Requests with a suffix chain that is worth as much want none.
+    assert r.gains(chains, [5.0] * 8, 0.05).sum() == 0.0
+
+
+def test_pass_cost_is_learned_per_batch() -> None:
+    c = PassCost()
+    assert c.seconds(4, 2, 0.02) == pytest.approx(2 * 0.05 * 0.02)
+    for _ in range(40):
+        c.observe(4, 2, 0.004)
+        c.observe(64, 2, 0.010)
+    assert c.seconds(4, 2, 0.02) == pytest.approx(0.004) and c.seconds(64, 2, 0.02) == pytest.approx(0.010)
+    assert c.seconds(4, 4, 0.02) == pytest.approx(0.008) and c.seconds(4, 0, 0.02) == 0.0
+    c.observe(4, 2, 10.0)  # one hiccup
+    assert c.seconds(4, 2, 0.02) < 0.0045
+
+
+@pytest.mark.parametrize(
+    ("hits", "verdict"), [(3, "promoted"), (2, "promoted"), (1, "rolled_back"), (0, "rolled_back")]
+)
+def test_a_canary_compares_with_the_weights_before(hits: int, verdict: str) -> None:
+    c = Canary(7, np.array([0.9, 0.8, 0.7]), drafts=40, ratio=0.9)  # 0.9 + 0.72 + 0.504 = 2.12 per draft
+    found = None
+    while found is None:
+        found = c.observe(hits, 3)
+    assert found == verdict
+    assert c.seen == (10 if hits == 0 else 40), "what is useless is taken back early"
+    assert "against 2.12" in c.reason
+
+
+def test_a_canary_after_useless_weights_promotes() -> None:
+    c = Canary(1, np.array([0.0, 0.6]), drafts=8, ratio=0.9)
+    assert [c.observe(0, 2) for _ in range(8)][-1] == "promoted"
