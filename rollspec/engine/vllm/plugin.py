@@ -90,7 +90,7 @@ def configure(args: Any, source: Source) -> None:
         args.additional_config = {**(args.additional_config or {}), KEY: {"off": reason}}
         return
     config, method = heads.settle(args, config)
-    if not config.proposal.drafters:
+    if not config.proposal.drafters and config.mode == "standard":  # coupled sampling goes on without drafts
         args.additional_config = {**(args.additional_config or {}), KEY: {"off": "no drafter fits this engine"}}
         return
     args.additional_config = {**(args.additional_config or {}), KEY: config.to_dict()}
