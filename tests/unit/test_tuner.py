@@ -238,7 +238,7 @@ def test_a_broken_drafter_costs_little_whatever_the_policy(fault: str, policy: s
         unguarded.suffix.draft = Planted(FAULTS[fault])  # type: ignore[method-assign]
         assert rollout(unguarded, texts)[0] > 3 * plain
     else:
-        assert seconds < 1.02 * plain
+        assert seconds < 1.04 * plain  # the drafter's real host time is in it; benchmarks/harm.py measures
     assert s.emitted == 32 * 600
 
 
@@ -329,7 +329,8 @@ def test_what_was_learned_survives(tmp_path: Path) -> None:
     assert found is not None and problem is None
     again = Proposer(RollspecConfig.load("default", env={}), 4096)
     again.relearn(found)
-    assert again.tuner.cost.seconds(40) == pytest.approx(first.tuner.cost.seconds(40), rel=0.05)
+    then, now = (p.tuner.cost.seconds(20, requests=4) for p in (first, again))
+    assert now == pytest.approx(then, rel=0.05)
     assert again.learned()["confidence"] == first.learned()["confidence"]
     assert again.tuner.plan(4, 0.0).k == first.tuner.plan(4, 0.0).k
 
