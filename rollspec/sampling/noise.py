@@ -70,7 +70,7 @@ def _rounds(even: Words, odd: Words, key: Words) -> None:
         np.bitwise_and(crossed, _LOW, out=odd)
 
 
-def _draw(first: Words, what: Words, keys: Words, positions: Ints) -> tuple[Words, Words]:
+def _draw(first: Words, what: Any, keys: Words, positions: Ints) -> tuple[Words, Words]:
     """Words (0, 2) and (1, 3) of counters (first, position, what, 0), each [2, n, counters].
 
     Args:
@@ -103,7 +103,7 @@ def _minima(even: Words, odd: Words, blocks: int) -> tuple[Floats, Ints]:
     high = even.transpose(1, 2, 0).reshape(n, -1)[:, :blocks]
     low = odd.transpose(1, 2, 0).reshape(n, -1)[:, :blocks]
     bits = (high << np.uint64(20)) | (low >> np.uint64(12))
-    times = -np.log((bits + 0.5) * 2.0**-52) / BLOCK
+    times: Floats = -np.log((bits + 0.5) * 2.0**-52) / BLOCK
     return times, (low & np.uint64(BLOCK - 1)).astype(np.int64)
 
 
