@@ -174,7 +174,7 @@ class Capture:
             temporary.write_bytes(blob)
             os.replace(temporary, path)
             written, size = written + 1, size + len(blob)
-        return {"samples": written, "bytes": size, **self.info()}
+        return {**self.info(), "samples": written, "bytes": size}
 
     def info(self) -> dict[str, Any]:
         """Counts since the start, and what is held."""
