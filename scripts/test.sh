@@ -4,11 +4,16 @@
 #   scripts/test.sh lint unit engine e2e
 #   scripts/test.sh unit -k config -x        (arguments from the first dash on go to pytest)
 #
+# ROLLSPEC_TEST_WORKERS: test files that run at the same time (2 where there are two cores; not for whole jobs).
+#
 # A stage that fails does not stop the later ones: one run shows everything. A failed static check counts as one failure.
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit 1
 
-declare -A LIMIT=([unit]=300 [engine]=1200 [e2e]=1800)
+declare -A LIMIT=([unit]=600 [engine]=2400 [e2e]=1800)
+# Engines mostly wait for imports and for each other: two at a time, with one thread each, take little more than one.
+workers="${ROLLSPEC_TEST_WORKERS:-$(($(nproc) > 1 ? 2 : 1))}"
+declare -A SPREAD=([unit]="-n $workers" [engine]="-n $workers --dist loadfile" [e2e]="")
 passed=0
 failed=0
 timings=()
@@ -41,7 +46,11 @@ run_pytest() {
         return
     fi
     log="$(mktemp)"
-    timeout --foreground -s INT -k 30 "${LIMIT[$stage]}" python -m pytest "tests/$stage" "$@" 2>&1 | tee "$log"
+    local threads="${OMP_NUM_THREADS:-2}"
+    [[ "$stage" == engine ]] && ((workers > 1)) && threads=1
+    # shellcheck disable=SC2086 # several words, or none
+    OMP_NUM_THREADS="$threads" timeout --foreground -s INT -k 30 "${LIMIT[$stage]}" \
+        python -m pytest "tests/$stage" ${SPREAD[$stage]} "$@" 2>&1 | tee "$log"
     status=${PIPESTATUS[0]}
     passed=$((passed + $(count passed "$log")))
     local bad=$(($(count failed "$log") + $(count 'error' "$log")))
