@@ -119,4 +119,6 @@ def test_the_engine_accepts_what_the_library_predicts(model: Path, trained: Trai
         drafts += len(v)
         accepted += int(v.accepted.sum())
     assert got["drafts"] == pytest.approx(drafts, rel=0.03), (got, drafts, accepted)
-    assert got["accepted_tokens"] == pytest.approx(accepted, rel=0.03), (got, drafts, accepted)
+    # As many steps for the same tokens: what the engine accepted besides lies beyond the end of a response (a limit or
+    # an end token within the last step's drafts), where the replay has nothing to compare with.
+    assert 0.97 * accepted <= got["accepted_tokens"] <= 1.03 * accepted + K * len(prompts), (got, drafts, accepted)
