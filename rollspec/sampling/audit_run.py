@@ -124,7 +124,7 @@ def _judge(
         witness = Witness(samples, evidence, keys, plan.prompts, TIE.get(plan.dtype, TIE_HALF))
     target.fill(witness or evidence, plan.prompts, progress)
     entropy = float(evidence.entropy.mean()) if lawful.n_tokens else 0.0
-    return law_tests(evidence), check_log_probs(evidence, plan.dtype), entropy, witness and witness.result()
+    return law_tests(evidence), check_log_probs(evidence, plan.dtype), entropy, witness.result() if witness else None
 
 
 def _control(

@@ -50,7 +50,8 @@ def kept(
         raise ValueError("valid must be true up to each response's end and false after it")
     refused = uniform > keep_probability(log_new, log_old, bias, scale)
     ends = np.concatenate([refused | ~valid, np.ones((len(valid), 1), dtype=bool)], axis=1)
-    return ends.argmax(axis=1)
+    out: Ints = ends.argmax(axis=1)
+    return out
 
 
 def law(new: Floats, old: Floats, bias: float = 0.0, scale: float = 1.0) -> Floats:

@@ -118,7 +118,8 @@ def later(keys: Words, positions: Ints, tokens: Ints) -> Floats:
     """
     counters = tokens.astype(np.uint64)[:, None] // np.uint64(4)
     even, odd = _draw(counters, _OF_TOKENS, keys, positions)
-    return _later(even, odd)[np.arange(len(tokens)), tokens % 4]
+    out: Floats = _later(even, odd)[np.arange(len(tokens)), tokens % 4]
+    return out
 
 
 def _later(even: Words, odd: Words) -> Floats:
