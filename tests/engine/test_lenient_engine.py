@@ -30,7 +30,7 @@ pytestmark = pytest.mark.engine
 
 PROMPTS = tuple(tuple(range(3 + i, 11 + i)) for i in range(6))
 LIMIT = 24
-COLD, WARM = 0.8, 1.6  # the policy that samples, and another one to have sampled the old responses
+PRESENT, PAST = 0.8, 0.4  # the policy that samples, and a sharper one that sampled the old responses
 
 Run = Callable[[Coroutine[Any, Any, Any]], Any]
 
@@ -158,10 +158,10 @@ def counts(answer: dict[str, Any]) -> dict[str, float]:
 
 def test_under_an_unchanged_policy_old_responses_are_taken_whole(sharp: Path, server: Any, run: Run) -> None:
     """Ratio 1 at every token: what is scored is what was sampled, at this temperature and batch, to rounding."""
-    first = run(rollouts(server, COLD, 8, "first"))
+    first = run(rollouts(server, PRESENT, 8, "first"))
     assert counts(run(server.rollspec_call("stats", {}))) == {"rollspec/reuse/lossy": 0.0}
     remember(server, first)
-    again = run(rollouts(server, COLD, 8, "again"))
+    again = run(rollouts(server, PRESENT, 8, "again"))
     stats = run(server.rollspec_call("stats", {}))
     found = counts(stats)
     assert found["rollspec/reuse/verified"] == 48 and found["rollspec/reuse/skip_ratio"] > 0.95
@@ -175,15 +175,16 @@ def test_under_an_unchanged_policy_old_responses_are_taken_whole(sharp: Path, se
 
 def test_a_large_bias_takes_everything_and_a_lower_ratio_cuts(sharp: Path, engine: Any, run: Run) -> None:
     server = run(make_server(engine, bias=50.0))
-    first = run(rollouts(server, COLD, 4, "one"))
+    first = run(rollouts(server, PRESENT, 4, "one"))
+    run(server.rollspec_call("stats", {}))
     remember(server, first, shift=2.0)
-    again = run(rollouts(server, COLD, 4, "two"))
+    again = run(rollouts(server, PRESENT, 4, "two"))
     assert counts(run(server.rollspec_call("stats", {})))["rollspec/reuse/skip_ratio"] == 1.0
     assert [o.token_ids for *_, o in again] == [o.token_ids for *_, o in first]
 
     server = run(make_server(engine))
     remember(server, first, shift=0.2)  # as if each token had been e^0.2 times as likely: kept with chance e^-0.2
-    cut = run(rollouts(server, COLD, 4, "three"))
+    cut = run(rollouts(server, PRESENT, 4, "three"))
     found = counts(run(server.rollspec_call("stats", {})))
     kept = found["rollspec/reuse/avg_cut_idx"]
     assert 1.5 < kept < 8.0, "4.5 on average, of responses that are long enough"
@@ -191,35 +192,35 @@ def test_a_large_bias_takes_everything_and_a_lower_ratio_cuts(sharp: Path, engin
     for _, _, o in cut:
         assert len(o.token_ids) == len(o.log_probs) <= LIMIT
     # Every log-prob, of prefix and continuation, is the present policy's: an independent model in float32 agrees.
-    result = audit(sharp, cut, COLD)
+    result = audit(sharp, cut, PRESENT)
     assert result.log_probs is not None and result.log_probs.passed, result.log_probs
 
 
 def test_the_audit_finds_that_the_law_is_not_the_policys(sharp: Path, engine: Any, run: Run) -> None:
     """Old responses of another policy: lossy at bias 0. Without them the same server passes."""
     server = run(make_server(engine))
-    fresh = run(rollouts(server, COLD, 80, "fresh"))
-    verdict = audit(sharp, fresh, COLD)
+    fresh = run(rollouts(server, PRESENT, 80, "fresh"))
+    verdict = audit(sharp, fresh, PRESENT)
     assert verdict.verdict == "pass", verdict.reasons
-    remember(server, run(rollouts(server, WARM, 80, "warm")))
-    reused = run(rollouts(server, COLD, 80, "reused"))
-    verdict = audit(sharp, reused, COLD)
+    remember(server, run(rollouts(server, PAST, 80, "past")))
+    reused = run(rollouts(server, PRESENT, 80, "reused"))
+    verdict = audit(sharp, reused, PRESENT)
     assert verdict.verdict == "fail" and verdict.min_p < 1e-6
     assert verdict.log_probs is not None and verdict.log_probs.passed, "nothing but the tokens can show it"
 
 
 def test_the_law_is_the_published_one(sharp: Path, engine: Any, run: Run) -> None:
     """2,000 first tokens: distributed as the rule says they are, and as far from the policy."""
-    n, bias = 2000, 0.5
+    n, bias = 2000, 0.0
     server = run(make_server(engine, bias=bias))
-    p, q = (np.exp(Reference(sharp, t)._log_softmax(first_logits(sharp))) for t in (COLD, WARM))
+    p, q = (np.exp(Reference(sharp, t)._log_softmax(first_logits(sharp))) for t in (PRESENT, PAST))
     rng = np.random.default_rng(0)
     old = rng.choice(len(q), n, p=q / q.sum())
     items = [(prompt_key(PROMPTS[0]), f"{c}_0", [t], [np.log(q[t])]) for c, t in enumerate(old)]
     server.rollspec_reuse.remember(items, 0)
 
     async def one(c: int) -> int:
-        params = {"temperature": COLD, "max_tokens": 1, "extra_args": {scoring.KEY: {"sample": f"{c}_0"}}}
+        params = {"temperature": PRESENT, "max_tokens": 1, "extra_args": {scoring.KEY: {"sample": f"{c}_0"}}}
         out = await server.generate(list(PROMPTS[0]), params, request_id=f"law-{c}")
         (token,) = out.token_ids
         assert abs(out.log_probs[0] - np.log(p[token])) < 1e-3
