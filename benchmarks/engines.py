@@ -13,8 +13,11 @@ import contextlib
 import multiprocessing as mp
 import os
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
+
+from benchmarks.probes import ledger
 
 START_SECONDS = 240.0
 RUN_SECONDS = 600.0
@@ -27,7 +30,7 @@ class Arm:
 
     name: str
     speculative: dict[str, Any] | None = None  # vLLM's own methods
-    rollspec: str | None = None  # a preset
+    rollspec: str | dict[str, Any] | None = None  # a preset, or a configuration
     environment: dict[str, str] = field(default_factory=dict)
     accept_all: bool = False  # every draft counts as accepted: what a perfect drafter would cost, not a result
 
@@ -43,6 +46,8 @@ class Work:
     weights: str | None = None  # safetensors file of the policy
     reset: bool = False  # forget what drafters learned before
     k: int | None = None  # draft length of the perfect drafter
+    temperature: float = 1.0
+    texts: bool = False  # whether to report what was said
 
 
 class Engine:
@@ -60,6 +65,11 @@ class Engine:
     def run(self, work: Work) -> dict[str, Any]:
         """Do `work`; returns seconds, tokens, steps and the drafter's counters."""
         self._pipe.send(work)
+        return self._answer(RUN_SECONDS)
+
+    def call(self, act: Callable[..., Any], *args: Any) -> Any:
+        """Run `act(worker, *args)`, a function of a module, in the engine's worker; returns what it returned."""
+        self._pipe.send((act, args))
         return self._answer(RUN_SECONDS)
 
     def cpu_seconds(self) -> float:
@@ -118,16 +128,15 @@ class Engine:
         except psutil.Error:
             return []
 
-    def _answer(self, seconds: float) -> dict[str, Any]:
+    def _answer(self, seconds: float) -> Any:
         if not self._pipe.poll(seconds):
             self.close()
             raise TimeoutError(f"rollspec: the engine of arm {self.arm.name!r} did not answer within {seconds:g} s.")
         try:
-            answer: dict[str, Any] = self._pipe.recv()
+            return self._pipe.recv()
         except EOFError as e:
             self.close()
             raise RuntimeError(f"rollspec: the engine of arm {self.arm.name!r} ended; its output is above.") from e
-        return answer
 
 
 def idle_cores(engines: list[Engine], seconds: float = 2.0) -> float:
@@ -161,7 +170,11 @@ def _serve(pipe: Any, arm: Arm, model: str, max_len: int, max_seqs: int) -> None
         llm.collective_rpc(_accept_all)
     pipe.send({"ready": True})
     while (work := pipe.recv()) is not None:
-        pipe.send(_epoch(llm, work, arm))
+        if isinstance(work, Work):
+            pipe.send(_epoch(llm, work, arm))
+        else:
+            act, args = work
+            pipe.send(llm.collective_rpc(act, args=args)[0])
     llm.llm_engine.engine_core.shutdown()
 
 
@@ -189,7 +202,7 @@ def _epoch(llm: Any, work: Work, arm: Arm) -> dict[str, Any]:
             i, prompt = queue.pop(0)
             request = f"{work.version}-{work.batch}-{i}-{start}"
             params = SamplingParams(
-                temperature=1.0,
+                temperature=work.temperature,
                 max_tokens=work.lengths[i] if work.lengths else MAX_NEW,
                 ignore_eos=work.lengths is not None,
                 detokenize=False,
@@ -216,11 +229,14 @@ def _epoch(llm: Any, work: Work, arm: Arm) -> dict[str, Any]:
     }
     if work.lengths is None:
         out["lengths"] = [len(t) for t in texts]
+    if work.texts:
+        out["texts"] = texts
     return out | (_own(llm) if arm.rollspec else {})
 
 
 def _own(llm: Any) -> dict[str, Any]:
     """What rollspec counted, from the rank that drafts."""
+    buckets = llm.collective_rpc(ledger)[0]  # before they are drained
     stats: dict[str, Any] = next((a for a in llm.collective_rpc("rollspec", args=("stats", {})) if a), {})
     info: dict[str, Any] = next((a for a in llm.collective_rpc("rollspec", args=("info", {})) if a), {})
     if not stats.get("step_seconds"):
@@ -228,7 +244,14 @@ def _own(llm: Any) -> dict[str, Any]:
     return {
         "propose_share": stats["propose_seconds"] / stats["step_seconds"],
         "propose_seconds": stats["propose_seconds"],
+        "tuner_seconds": stats["tuner_seconds"],
         "engine_seconds": stats["step_seconds"],
+        "plays": stats["plays"],
+        "modelled": stats["modelled"],
+        "buckets": buckets,
+        "ceiling": stats["max_prob"][0] / stats["max_prob"][1] if stats["max_prob"][1] else None,
+        "alarms": stats["alarms"],
+        "drafters_off": stats["drafters_off"],
         "by_source": stats["by_source"],
         "predicted": stats["predicted"],
         "cost": info.get("cost"),

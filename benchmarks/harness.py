@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
+QUICK = "quick: this shows that it runs; the numbers and verdicts below mean nothing"
 RESULTS = ROOT / "benchmarks" / "results"
 
 
@@ -40,6 +41,17 @@ def ratio(numerators: Sequence[float], denominators: Sequence[float], seed: int 
     medians = sorted(statistics.median(rng.choices(pairs, k=len(pairs))) for _ in range(2000))
     quarters = statistics.quantiles(pairs, n=4, method="inclusive") if len(pairs) > 1 else [pairs[0]] * 3
     return Ratio(statistics.median(pairs), medians[50], medians[1949], (quarters[0], quarters[2]), len(pairs))
+
+
+def verdict(found: Ratio, goal: float, most: bool = True) -> str:
+    """Whether `found` keeps to `goal`, at most that or at least that: `reached`, `missed`, or `undecided` where the
+    interval holds the goal or there are fewer than six pairs, whose least and most are no 95 % interval yet.
+    """
+    if found.n < 6:
+        return "undecided"
+    low, high = (found.low, found.high) if most else (-found.high, -found.low)
+    goal = goal if most else -goal
+    return "reached" if high <= goal else "missed" if low > goal else "undecided"
 
 
 def provenance() -> dict[str, Any]:

@@ -12,7 +12,7 @@ import typer
 from rollspec.errors import RollspecError
 
 ROOT = Path(__file__).resolve().parents[1]
-NAMES = ("propose", "coupled", "inert", "rollout", "swap")
+NAMES = ("propose", "coupled", "inert", "bandits", "cost", "harm", "tuner", "rollout", "swap")
 
 command = typer.Typer(help="Run the benchmarks: alternating runs, ratios with their spread, JSON with provenance.")
 
@@ -79,6 +79,57 @@ def rollout(
 def swap(quick: Quick = False, out: Out = None, json: Json = False) -> None:
     """Pauses that swaps of drafter weights make, and what capturing samples costs (minutes)."""
     _done(_module("swap").run(quick=quick, out=out), json)
+
+
+@command.command()
+def bandits(quick: Quick = False, out: Out = None, json: Json = False) -> None:
+    """What tuning policies lose in simulated environments whose best arm is known (a minute)."""
+    _done(_module("bandits").run(quick=quick, out=out), json)
+
+
+@command.command()
+def cost(
+    quick: Quick = False,
+    out: Out = None,
+    json: Json = False,
+    model: Annotated[
+        Path | None,
+        typer.Option(exists=True, file_okay=False, help="Checkpoint to measure; default: the demo's policy."),
+    ] = None,
+    store: Annotated[
+        Path | None,
+        typer.Option(file_okay=False, help="Keep the fit in this folder; a job with history.dir there starts from it."),
+    ] = None,
+    rounds: Annotated[int, typer.Option(min=2, help="Times that each cell is measured.")] = 3,
+) -> None:
+    """Time of an engine step over requests and draft length; the fit, its error, the knee, a picture (minutes)."""
+    _done(_module("cost").run(quick=quick, rounds=rounds, model=model, keep_in=store, out=out), json)
+
+
+@command.command()
+def harm(
+    quick: Quick = False,
+    out: Out = None,
+    json: Json = False,
+    rounds: Annotated[int, typer.Option(min=1, help="Alternating jobs per scenario.")] = 10,
+) -> None:
+    """Do no harm: rollspec against none on unpredictable text, and with a useless drafter (ten minutes)."""
+    _done(_module("harm").run(quick=quick, rounds=rounds, out=out), json)
+
+
+@command.command()
+def tuner(
+    quick: Quick = False,
+    out: Out = None,
+    json: Json = False,
+    rounds: Annotated[int, typer.Option(min=1, help="Alternating rounds over all arms.")] = 3,
+    policies: Annotated[
+        str | None, typer.Option(help="Arms, separated by commas (hedge,K=4,oracle); default: all of them.")
+    ] = None,
+) -> None:
+    """A batch that falls from 64 to 1: the tuner against fixed K, bandits and the oracle (a quarter of an hour)."""
+    names = [p.strip() for p in policies.split(",")] if policies else None
+    _done(_module("tuner").run(quick=quick, rounds=rounds, policies=names, out=out), json)
 
 
 @command.command(name="all")

@@ -52,6 +52,10 @@ class Ledger:
         curve = cost.curve(batch, batch * most, held)[::batch]
         s.perfect += tokens * float((curve / (batch * np.arange(1.0, most + 2.0))).min())
 
+    def totals(self) -> dict[int, tuple[list[float], list[float]]]:
+        """By batch bucket: tokens and modelled seconds under each arm since the last call of `close`."""
+        return {b: (s.emitted.tolist(), s.seconds.tolist()) for b, s in self._sums.items()}
+
     def close(self) -> dict[str, Any]:
         """Modelled seconds for the tokens emitted since the last call, by setting; empty if nothing was."""
         if not self._sums:

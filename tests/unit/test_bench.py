@@ -7,9 +7,14 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from benchmarks import drift, harness, propose, rollout, rollout_table
+from benchmarks import bandits, cost, cost_table, drift, harm, harness, propose, rollout, rollout_table, tuner
+from benchmarks import tuner_table as tuned
 from rollspec import bench_cli
-from rollspec.errors import RollspecError
+from rollspec.config import RollspecConfig
+from rollspec.errors import HistoryError, RollspecError
+from rollspec.tuning import store
+from rollspec.tuning.cost import CostModel
+from rollspec.tuning.tuner import Tuner
 
 
 def test_ratio_is_paired_and_carries_its_spread() -> None:
@@ -129,3 +134,199 @@ def test_help_lists_every_benchmark() -> None:
 def test_batches_that_cannot_be_run(bad: str) -> None:
     result = CliRunner().invoke(bench_cli.command, ["rollout", "--batches", bad])
     assert isinstance(result.exception, RollspecError) and bad in str(result.exception)
+
+
+def test_a_verdict_needs_the_whole_interval_and_six_pairs() -> None:
+    def found(*pairs: float) -> harness.Ratio:
+        return harness.ratio(pairs, [1.0] * len(pairs))
+
+    assert harness.verdict(found(*[1.01] * 6), 1.02) == "reached"
+    assert harness.verdict(found(*[1.05] * 6), 1.02) == "missed"
+    assert harness.verdict(found(*[1.00, 1.05] * 4), 1.02) == "undecided"
+    assert harness.verdict(found(*[1.01] * 5), 1.02) == "undecided"
+    assert harness.verdict(found(*[1.10] * 6), 1.05, most=False) == "reached"
+    assert harness.verdict(found(*[1.01] * 6), 1.05, most=False) == "missed"
+
+
+# ---- cost -----------------------------------------------------------------------------------------------------------
+
+
+def seconds(tokens: float, held: float) -> float:
+    """Flat to 32 tokens, then 0.5 ms each; 2 us per token held."""
+    return 0.010 + 0.0005 * max(0.0, tokens - 32) + 2e-6 * held
+
+
+def swept() -> tuple[list[list[Any]], list[list[cost_table.Cell]]]:
+    """Two rounds of the whole grid, with no noise."""
+    steps: list[list[Any]] = [[], []]
+    cells: list[list[cost_table.Cell]] = [[], []]
+    for prompt in (16, 800):
+        for spot in cost.grid(cost.REQUESTS, cost.DRAFTS, prompt):
+            tokens, held = spot.requests * (1 + spot.k), float(spot.requests * prompt)
+            for r in range(2):
+                took = seconds(tokens, held)
+                steps[r] += [(tokens, took, held, 0, spot.requests)] * 10
+                accepted = None if spot.right is None else float(spot.right)
+                cells[r].append(cost_table.Cell(spot.requests, spot.k, spot.right, prompt, held, took, accepted))
+    return steps, cells
+
+
+def test_the_sweep_covers_accepted_and_rejected_with_whole_drafts() -> None:
+    spots = list(cost.grid(cost.REQUESTS, cost.DRAFTS))
+    assert len(spots) == len(set(spots)) == len(cost.REQUESTS) * (1 + 2 * (len(cost.DRAFTS) - 1))
+    assert {s.right for s in spots if not s.k} == {None}
+    assert cost.Spot(8, 4, True).length == 1 + 5 * cost.STEPS
+    assert cost.Spot(8, 16, False).length == 1 + cost.STEPS + 16
+    assert max(s.length for s in spots) + cost.PROMPT <= cost.LEAST_LEN
+
+
+def test_the_fit_finds_the_knee_and_the_picture_is_drawn(tmp_path: Path) -> None:
+    steps, cells = swept()
+    model = cost.fit(steps)
+    s = cost_table.summarise(model, cells, cost.fit(steps[:-1]))
+    assert s["error"]["median"] < 0.05 and s["error_held_out"]["cells"] == len(cells[0])
+    assert s["knee"]["flat"] and s["knee"]["knee"] == pytest.approx(32, rel=0.05)
+    assert s["knee"]["us_per_token"] == pytest.approx(500, rel=0.05)
+    assert s["doubles"] == pytest.approx(52, abs=8)
+    assert s["accepted_over_rejected"] == pytest.approx(1.0)
+    assert s["ms_per_1000_held"] == pytest.approx(2.0, rel=0.25)
+    assert [o["to"] for o in s["octaves"]][-1] == 64 * 17
+    t = cost_table.table(s)
+    assert t.row_count == len(cost.REQUESTS) and "knee" in str(t.caption)
+    drawn = cost_table.picture(model, s, tmp_path / "cost.png")
+    assert drawn is not None and drawn.stat().st_size > 10_000
+
+
+def test_without_a_flat_part_there_is_no_knee() -> None:
+    cells = [cost_table.Cell(b, k, None, 16, 0.0, 0.001 * b * (1 + k), None) for b in (1, 8, 64) for k in (0, 4, 16)]
+    found = cost_table.knee(cells, 0.0)
+    assert not found["flat"] and found["error"] < 0.05
+
+
+def test_a_job_starts_from_the_stored_fit(tmp_path: Path) -> None:
+    steps, _ = swept()
+    model, machine = cost.fit(steps), {"device": "here"}
+    cost.keep(tmp_path, model, machine)
+    learned, problem = store.load(tmp_path, machine)
+    assert problem is None and learned is not None
+    c = RollspecConfig.load("default")
+    again = Tuner(c.tuning, c.proposal.k_max, c.proposal.drafters)
+    again.restore(learned["tuner"])
+    assert again.cost.fitted and again.cost.seconds(64) == pytest.approx(model.seconds(64), rel=0.05)
+    # What the job learned meanwhile is kept when the sweep is made again.
+    learned["tuner"]["seen"] = 40
+    store.save(tmp_path, learned, machine)
+    cost.keep(tmp_path, model, machine)
+    assert (store.load(tmp_path, machine)[0] or {})["tuner"]["seen"] == 40
+
+
+def test_a_checkpoint_that_cannot_be_swept(tmp_path: Path) -> None:
+    for text, word in (
+        ("{", "readable"),
+        ("{}", "vocab_size"),
+        ('{"vocab_size": 9, "max_position_embeddings": 64}', "64"),
+    ):
+        (tmp_path / "config.json").write_text(text)
+        with pytest.raises(RollspecError, match=word):
+            cost.limits(str(tmp_path))
+    (tmp_path / store.FILE).write_text("{")
+    with pytest.raises(HistoryError, match="refused"):
+        cost.keep(tmp_path, CostModel(), {})
+
+
+# ---- tuner and harm -------------------------------------------------------------------------------------------------
+
+
+def test_the_moving_batch_halves_and_keeps_the_order() -> None:
+    natural = [(7 * i) % 64 for i in range(64)]
+    found = tuner.moving(natural, 48)
+    assert min(found) == 48 and max(found) == 48 * 7
+    running = [sum(n > t for n in found) for t in (0, 48, 96, 144, 48 * 7 - 1)]
+    assert running == [64, 63, 31, 15, 1]
+    assert sorted(range(64), key=found.__getitem__) == sorted(range(64), key=natural.__getitem__)
+
+
+def test_every_arm_is_a_configuration() -> None:
+    for name in tuner.ARMS[1:]:
+        c = RollspecConfig.load(tuner.configuration(name, {1: 16, 8: 4, 64: 0}), env={})
+        assert c.proposal.k_max == 16
+    assert RollspecConfig.load(tuner.configuration("K=4"), env={}).tuning.arms == (4,)
+    assert tuner.configuration("hedge") == {"preset": "default"}
+
+
+def test_policies_are_chosen_by_name() -> None:
+    assert tuner.chosen(None) == tuner.ARMS
+    assert tuner.chosen(["oracle"]) == ("none", "hedge", "oracle")
+    with pytest.raises(RollspecError, match="'edge'"):
+        tuner.chosen(["edge"])
+
+
+def tuned_epochs(took: float) -> list[dict[str, Any]]:
+    modelled = {
+        "played": 2.0,
+        "oracle": 1.9,
+        "clairvoyant": 1.7,
+        "perfect": 1.0,
+        "fixed/none": 4.0,
+        "fixed/suffix:4": 2.5,
+    }
+    return [
+        {"seconds": took, "tokens": 100, "steps": 40, "drafted": 60, "accepted": 30, "after_end": 5,
+         "propose_seconds": 0.1, "tuner_seconds": 0.01, "plays": {"none": 10, "suffix:4": 30}, "modelled": modelled,
+         "buckets": {0: ([10.0, 40.0], [1.0, 1.0]), 6: ([640.0, 700.0], [1.0, 2.0])}, "alarms": 0, "faults": {}}
+        for _ in range(3)
+    ]  # fmt: skip
+
+
+def test_the_tuner_is_held_against_the_best_fixed_arm_and_the_oracle() -> None:
+    none = [{k: e[k] for k in ("seconds", "tokens", "steps", "after_end")} | {"drafted": 0, "accepted": 0}
+            for e in tuned_epochs(4.0)]  # fmt: skip
+    runs = {"none": [none] * 2, "K=2": [tuned_epochs(3.0)] * 2, "K=4": [tuned_epochs(2.4)] * 2,
+            "hedge": [tuned_epochs(2.0)] * 2, "oracle": [tuned_epochs(1.95)] * 2}  # fmt: skip
+    table = tuned.oracle_table(runs["hedge"][0])
+    assert table == {1: 4, 64: 0}
+    s = tuned.summarise(runs)
+    assert s["best_fixed"]["arm"] == "K=4" and s["best_fixed"]["fixed_over_hedge"]["median"] == pytest.approx(1.2)
+    assert s["best_fixed"]["verdict"] == s["oracle"]["verdict"] == "reached"
+    assert s["arms"]["hedge"]["modelled_regret"] == pytest.approx(2.0 / 1.9 - 1)
+    assert s["arms"]["none"]["modelled_regret"] is None
+    shown = tuned.table({**s, "runs": runs, "requests": 64, "oracle_table": table})
+    assert shown.row_count == 5
+    assert "perfect drafter 4.00x" in str(shown.caption) and "64: 0" in str(shown.caption)
+    assert tuned.oracle_table([{"faults": {"x": 1}}]) == {}
+
+
+def test_harm_compares_whole_jobs() -> None:
+    own = tuned_epochs(1.01)
+    for e in own:
+        e |= {"ceiling": 0.01, "drafters_off": ["suffix@64"]}
+    runs = {"none": [tuned_epochs(1.0)] * 6, "rollspec": [own] * 6}
+    s = harm.summarise(runs)
+    assert s["rollspec_over_none"]["median"] == pytest.approx(1.01) and s["verdict"] == "reached"
+    assert s["drafted"] == 60 * 18 and s["plays"]["none"] == 180
+    shown = harm.table({"useless": s})
+    assert shown.row_count == 1 and "reached" in str(shown.caption)
+
+
+def test_unpredictable_prompts_never_repeat() -> None:
+    job = harm.Job("unpredictable", [[1] * 8] * 4, "w", 272, 16, 0)
+    one, two = job.work(0), job.work(1)
+    assert len({tuple(p) for p in one.prompts + two.prompts}) == 8
+    assert one.lengths == [16] * 4 and one.batch == 4
+    assert harm.Job("useless", [[1] * 8] * 4, "w", 272, 16, 0).work(1).prompts == [[1] * 8] * 4
+
+
+def test_bandits_write_json(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bandits, "SEEDS", 2)
+    found = json.loads(bandits.run(quick=True, out=tmp_path / "b.json").read_text())
+    assert set(found["environments"]["stationary"]) == {bandits.FIXED, *bandits.POLICIES}
+
+
+def test_options_of_the_new_benchmarks() -> None:
+    invoke = CliRunner().invoke
+    for name, options in (("cost", ("--model", "--store", "--rounds")), ("tuner", ("--rounds", "--policies")),
+                          ("harm", ("--rounds",)), ("bandits", ())):  # fmt: skip
+        shown = invoke(bench_cli.command, [name, "--help"], env={"COLUMNS": "200"}).output
+        assert all(o in shown for o in ("--quick", "--out", "--json", *options)), shown
+    refused = invoke(bench_cli.command, ["tuner", "--policies", "edge"])
+    assert isinstance(refused.exception, RollspecError) and "edge" in str(refused.exception)

@@ -1,0 +1,88 @@
+"""What benchmarks do inside an engine's worker to rollspec's drafter; sent there by `Engine.call`.
+
+None of this is reachable from a running job: it replaces drafters by ones that know the answer, or none.
+"""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+Step = tuple[int, float, float, int, int]
+"""What the cost model is told of a step: tokens, seconds, context tokens held, drafter passes, requests."""
+
+
+def become(worker: Any, source: dict[str, Any]) -> None:
+    """Go on under another configuration, with nothing learned and no history: as an engine that starts now."""
+    from rollspec.config import RollspecConfig
+
+    drafter = worker.model_runner.drafter
+    drafter.config = RollspecConfig.load(source)
+    drafter.proposer = type(drafter.proposer)(drafter.config, drafter.proposer.max_model_len)
+
+
+def ledger(worker: Any) -> dict[int, tuple[list[float], list[float]]]:
+    """By batch bucket: tokens and modelled seconds under each arm since the last drain."""
+    totals: dict[int, tuple[list[float], list[float]]] = worker.model_runner.drafter.proposer.tuner.ledger.totals()
+    return totals
+
+
+def machine(worker: Any) -> dict[str, Any]:
+    """What step costs depend on, as it is stored beside them."""
+    return dict(worker.model_runner.drafter.machine)
+
+
+def watch(worker: Any) -> None:
+    """Keep every step that the cost model is told of from now on; `steps` takes them."""
+    cost = worker.model_runner.drafter.proposer.tuner.cost
+    observe, worker.seen = cost.observe, []
+
+    def seen(tokens: int, seconds: float, held: float = 0.0, passes: int = 0, requests: int = 0) -> None:
+        worker.seen.append((tokens, seconds, held, passes, requests))
+        observe(tokens, seconds, held, passes, requests)
+
+    cost.observe = seen
+
+
+def steps(worker: Any) -> list[Step]:
+    """The steps seen since the last call."""
+    out, worker.seen = worker.seen, []
+    return list(out)
+
+
+def know(worker: Any, answers: dict[str, list[int]], k: int, right: bool) -> None:
+    """Draft `k` tokens of what a request is going to say, or as many that it will not say.
+
+    Args:
+        worker: vLLM's.
+        answers: by prompt key, the whole greedy response; each prompt runs once at a time.
+        k: draft length.
+        right: false shifts every token by one.
+    """
+    from rollspec.proposal.base import Draft
+
+    proposer = worker.model_runner.drafter.proposer
+    vocabulary = worker.model_runner.model_config.get_vocab_size()
+
+    def draft(group: Any, context: list[int], room: int) -> Draft:
+        said = next(len(r.output) for r in proposer.requests.values() if r.group is group)
+        tokens = answers[group.key][said : said + room]
+        if not right:
+            tokens = [(t + 1) % vocabulary for t in tokens]
+        return Draft(tokens, [0.99] * len(tokens), "group", 16)
+
+    proposer.suffix.draft = draft
+    proposer.k = k
+
+
+def useless(worker: Any) -> None:
+    """Draft random tokens, as many as allowed, and claim to be sure of them."""
+    from rollspec.proposal.base import Draft
+
+    rng = random.Random(0)
+    vocabulary = worker.model_runner.model_config.get_vocab_size()
+
+    def draft(group: Any, context: list[int], room: int) -> Draft:
+        return Draft([rng.randrange(vocabulary) for _ in range(room)], [0.99] * room, "group", 16)
+
+    worker.model_runner.drafter.proposer.suffix.draft = draft

@@ -1,0 +1,142 @@
+"""The tuner on a moving batch: 64 requests that end one after the other until one is left, epoch after epoch of a
+drifting policy, against every fixed draft length, published bandits and the oracle.
+
+Lengths are fixed so that the batch halves every `HALF_LIFE` tokens; the requests that run longest by themselves get
+the longest. Two real engines take turns, one without rollspec and one whose rollspec is made anew for each run under
+another configuration: every arm starts without history and without a cost model, and what learning costs counts.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from benchmarks import probes
+from benchmarks.drift import drift
+from benchmarks.engines import Arm, Engine, idle_cores
+from benchmarks.harness import QUICK, pin, provenance, save
+from benchmarks.rollout import MAX_LEN, PROMPTS, SAMPLES, Load, first_prompts
+from benchmarks.tuner_table import oracle_table, summarise, table
+from rollspec.errors import RollspecError
+
+FIXED = (1, 2, 4, 8, 16)
+BANDITS = ("ucbspec", "exp3spec", "beg_mab", "thompson")
+ARMS = ("none", *(f"K={k}" for k in FIXED), "goodput", *BANDITS, "hedge", "oracle")
+"""In the order in which they take turns: the oracle's table comes from the first run of hedge."""
+BATCH = PROMPTS * SAMPLES
+HALF_LIFE = 48  # tokens in which the batch halves
+ROUNDS = 3
+EPOCHS = 4
+
+
+def configuration(name: str, ks: dict[int, int] | None = None) -> dict[str, Any]:
+    """rollspec's configuration of an arm. `ks`: the oracle's draft length per batch size.
+
+    `K=...` and the bandits verify all that was drafted, as their papers do; `goodput` is the budget alone, without a
+    policy; `oracle` is hedge's setting with its policy replaced by the arms that were best in hindsight.
+    """
+    base: dict[str, Any] = {"preset": "default"}
+    plain = {"proposal.budget.policy": "fixed", "tuning.guard.enabled": False}
+    if name.startswith("K="):
+        return base | plain | {"tuning.policy": "static", "tuning.arms": [int(name[2:])]}
+    if name in BANDITS:
+        return base | plain | {"tuning.policy": name}
+    if name == "goodput":
+        return base | {"tuning.policy": "static", "tuning.guard.enabled": False}
+    if name == "oracle":
+        rows = {str(b): k for b, k in (ks or {}).items()}
+        return base | {"tuning.policy": "table", "tuning.options": {"table": rows}, "tuning.guard.enabled": False}
+    return base
+
+
+def moving(natural: Sequence[int], half_life: int = HALF_LIFE) -> list[int]:
+    """Lengths under which a batch that starts together halves every `half_life` tokens, one request left at the end.
+
+    The order is that of `natural`, the lengths that the responses have by themselves: shape [requests], tokens.
+    """
+    n = len(natural)
+    out = [0] * n
+    for rank, i in enumerate(sorted(range(n), key=natural.__getitem__, reverse=True), 1):
+        out[i] = round(half_life * (1.0 + math.log2(n / rank)))
+    return out
+
+
+def chosen(policies: Sequence[str] | None) -> tuple[str, ...]:
+    """The arms to run, in their order; `none` always among them, and hedge where the oracle is.
+
+    Raises:
+        RollspecError: there is no such arm.
+    """
+    if policies is None:
+        return ARMS
+    if unknown := sorted(set(policies) - set(ARMS)):
+        raise RollspecError(
+            f"rollspec: --policies has {unknown[0]!r}, which is no arm of this benchmark; choose of {', '.join(ARMS)}."
+        )
+    wanted = {"none", *policies} | ({"hedge"} if "oracle" in policies else set())
+    return tuple(a for a in ARMS if a in wanted)
+
+
+def run(
+    quick: bool = False, rounds: int = ROUNDS, policies: Sequence[str] | None = None, out: Path | None = None
+) -> Path:
+    """The whole benchmark; prints the table and writes JSON. `quick` only shows that it runs."""
+    arms = chosen(policies if policies or not quick else ("K=4", "goodput", "thompson", "hedge", "oracle"))
+    pin()
+    console = Console(stderr=True)
+    began, clock = provenance(), time.monotonic()
+    console.print("checkpoints of the demo job (made once, minutes)")
+    policy = drift()
+    rounds, epochs, half_life = (1, 2, 12) if quick else (rounds, EPOCHS, HALF_LIFE)
+    load = Load(policy, first_prompts(policy, PROMPTS), policy.weights[:epochs])
+    engines: dict[str, Engine] = {}
+    runs: dict[str, list[list[dict[str, Any]]]] = {name: [] for name in arms}
+    ks: dict[int, int] = {}
+    try:
+        for name in ("none", "rollspec"):
+            console.print(f"start {name}")
+            engines[name] = load.warm(
+                Engine(Arm(name, rollspec="default" if name == "rollspec" else None), policy.model, MAX_LEN, BATCH)
+            )
+        load.record(engines["none"])
+        load.lengths = [moving(natural, half_life) for natural in load.lengths]
+        idle = idle_cores(list(engines.values()))
+        for r in range(rounds):
+            # The first round keeps the order, for the oracle; then every other one is turned round.
+            for name in arms if r % 2 == 0 else arms[::-1]:
+                engine = engines["none" if name == "none" else "rollspec"]
+                if name != "none":
+                    engine.call(probes.become, configuration(name, ks))
+                runs[name].append(load.epochs(engine, BATCH))
+                if name == "hedge" and not ks:
+                    ks = oracle_table(runs[name][0])
+                    if not ks:
+                        faults = runs[name][0][-1].get("faults") or "none counted"
+                        raise RollspecError(f"rollspec: the tuner saw no step of its own run; faults: {faults}.")
+                console.print(f"round {r + 1}/{rounds} {name}: {sum(e['seconds'] for e in runs[name][-1]):.2f} s")
+    finally:
+        for engine in engines.values():
+            engine.close()
+    result = {
+        "benchmark": "tuner",
+        "provenance": began,
+        "finished": {"load": provenance()["load"], "seconds": time.monotonic() - clock},
+        "policy": {"model": policy.model, "made_by": policy.made_by, "epochs": len(load.weights)},
+        "requests": BATCH,
+        "half_life": half_life,
+        "lengths": sorted(load.lengths[0]),
+        "idle_cores": idle,
+        "oracle_table": ks,
+        "configurations": {n: configuration(n, ks) for n in arms if n != "none"},
+        **summarise(runs),
+        "runs": runs,
+    }
+    if quick:
+        console.print(QUICK)
+    console.print(table(result))
+    return save("tuner" + ("-quick" if quick else ""), result, out)
