@@ -180,6 +180,7 @@ class CostModel:
     def _set(self, base: float, slopes: npt.NDArray[np.float64]) -> None:
         """Lay the curve out, with at least a vanishing slope: a step does not get cheaper by doing more."""
         slopes = np.maximum(slopes, 1e-9)
+        base = max(base, 1e-6)  # a fit to few steps may lay all of it on the context; rates divide by what is left
         self._tail = float(slopes[-1])
         n = np.arange(len(self._curve), dtype=np.float64)
         ramps = _ramps(n)

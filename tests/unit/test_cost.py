@@ -150,3 +150,12 @@ def test_fitting_stays_off_the_step_path() -> None:
     start = time.monotonic()
     learn(cost, lambda n, h: 0.009 + 0.0003 * n, steps=3000)
     assert fits < 80 and time.monotonic() - start < 60
+
+
+def test_a_step_never_costs_nothing() -> None:
+    """Steps whose time grows with their context only: what is left for a batch of one is small, and not zero."""
+    c = CostModel()
+    for i in range(200):
+        tokens = 1 + i % 12
+        c.observe(tokens, 1e-4 * tokens * (10 + i % 50), held=tokens * (10.0 + i % 50), requests=tokens)
+    assert c.seconds(1, 0.0) > 0.0 and c.seconds(1, 0.0, 3) > 0.0
