@@ -64,7 +64,7 @@ def merge(rounds: Sequence[Sequence[Cell]]) -> list[Cell]:
 
 def errors(model: CostModel, cells: Sequence[Cell]) -> dict[str, Any]:
     """|fit - measured| / measured over cells."""
-    off = [(abs(model.seconds(c.tokens, c.held, 0, c.requests) / c.seconds - 1.0), c) for c in cells]
+    off = [(abs(model.seconds(c.tokens, c.held) / c.seconds - 1.0), c) for c in cells]
     values = [e for e, _ in off]
     worst = max(off, key=lambda e: e[0])
     return {
@@ -81,8 +81,8 @@ def octaves(model: CostModel, most: int) -> list[dict[str, float]]:
     out, low = [], 1
     while low < most:
         high = min(2 * low, most)
-        slope = (model.seconds(high, requests=1) - model.seconds(low, requests=1)) / (high - low)
-        out.append({"from": low, "to": high, "seconds": model.seconds(high, requests=1), "us_per_token": 1e6 * slope})
+        slope = (model.seconds(high) - model.seconds(low)) / (high - low)
+        out.append({"from": low, "to": high, "seconds": model.seconds(high), "us_per_token": 1e6 * slope})
         low *= 2
     return out
 
@@ -135,7 +135,7 @@ def summarise(model: CostModel, rounds: Sequence[Sequence[Cell]], before: CostMo
             asdict(c)
             | {
                 "tokens": c.tokens,
-                "fit": model.seconds(c.tokens, c.held, 0, c.requests),
+                "fit": model.seconds(c.tokens, c.held),
                 "seconds_by_round": measured[c.spot],
             }
             for c in cells
@@ -149,8 +149,6 @@ def summarise(model: CostModel, rounds: Sequence[Sequence[Cell]], before: CostMo
         "doubles": doubles(model, most),
         "knee": knee(cells, model.c_held),
         "ms_per_1000_held": 1e6 * model.c_held,
-        "ms_to_verify": 1e3 * model.c_verify,
-        "us_per_request": 1e6 * model.c_request,
         "line": {"c0": model.c0, "c1": model.c1},
     }
 
@@ -196,10 +194,6 @@ def table(result: dict[str, Any]) -> Table:
     twice = result["doubles"]
     lines[-1] += f"; twice the time of one token: at {twice}" if twice else "; twice the time of one token: not reached"
     lines.append(f"context: {result['ms_per_1000_held']:.3f} ms per 1,000 tokens held by the batch")
-    lines.append(
-        f"verifying anything: {result['ms_to_verify']:.2f} ms; a request beyond its token: "
-        f"{result['us_per_request']:.0f} us"
-    )
     t.caption = "\n".join(lines)
     return t
 

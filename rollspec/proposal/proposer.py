@@ -52,6 +52,7 @@ class Request:
     remaining_at: int = 0  # output length from which on that is too old
     stream: int | None = None  # key of its noise, where that is kept over epochs
     replay: Replay | None = None  # what it said with it an epoch ago
+    fresh: list[int] = field(default_factory=list)  # said, and not in the tree yet
     req_id: str = ""
     learned: Learned = field(default_factory=Learned)
 
@@ -132,6 +133,8 @@ class Proposer:
         start = time.perf_counter()
         self._refill.ended()
         tokens = as_tokens(r.output)
+        if r.fresh:
+            self.suffix.extend(r.group, r.sequence, r.fresh)
         self.suffix.close(r.group, r.sequence, tokens, r.version)
         if len(tokens):
             self.history.add(r.key, r.prompt, Response(tokens, r.version, stream=r.stream))
@@ -239,7 +242,11 @@ class Proposer:
                 if offered:
                     drafts[i] = draft.token_ids[: min(offered, k)]
         for _, r, new in step.rows:
-            self.suffix.extend(r.group, r.sequence, list(new))
+            if step.plan.rest:  # nobody looks; a few tokens at once cost less than one at a time
+                r.fresh.extend(new)
+            else:
+                self.suffix.extend(r.group, r.sequence, [*r.fresh, *new])
+                r.fresh.clear()
         self._refill.step()
         batch = len(step.rows)
         stats.requests += batch
@@ -283,7 +290,7 @@ class Proposer:
         for place, row in enumerate(rows):
             r = row[1]
             r.draft, r.expected, r.cells, r.offered, r.asked = NO_DRAFT, [], [], 0, False
-            if not most or (plan.watch and (place + self._turn) % plan.watch):
+            if not most or plan.rest or (plan.watch and (place + self._turn) % plan.watch):
                 continue
             # The last token of a request is sampled by the target itself, so one draft less than what is left.
             room = min(most, r.max_tokens - len(r.output) - 1)

@@ -1,17 +1,15 @@
-"""What an engine step costs, fitted online from measured steps: T(b, n, h, d) seconds.
+"""What an engine step costs, fitted online from measured steps: T(n, h, d) seconds.
 
-b: running requests. n: tokens that go through the target (one per request, plus what is verified). h: context tokens
-held by the batch. d: forward passes of a learned drafter.
+n: tokens that go through the target (one per request, plus what is verified). h: context tokens held by the batch.
+d: forward passes of a learned drafter.
 
-    T = c0 + f(n) + c_v·[n > b] + c_b·b + c_h·h + c_d·d
-
-c_v is what verifying anything takes before its first token: another path through the sampler and its bookkeeping.
+    T = c0 + f(n) + c_h·h + c_d·d
 
 f is piecewise linear over octaves of n and never falls: an accelerator's curve has a knee (memory-bound below it,
 compute-bound above) and a CPU's has steps, which one line would miss. Segments that were never measured take the slope
 of their neighbours.
 
-Steps are gathered in cells of similar (n, b, h), each a robust running mean, and the curve is fitted over the
+Steps are gathered in cells of similar (n, requests, h), each a robust running mean, and the curve is fitted over the
 cells by non-negative least squares. So the many steps of a long tail at batch 1 do not wash out what was learned at
 batch 64, one slow step (a compile, a noisy neighbour) moves little, and memory stays bounded.
 """
@@ -52,14 +50,13 @@ class CostModel:
     def __init__(self, c0: float = 0.010, c1: float = 0.0002) -> None:
         # Before anything is measured: fifty tokens double a step. Only the ratio matters.
         self.c0, self.c1, self.c_held, self.c_draft = c0, c1, 0.0, 0.0
-        self.c_verify = self.c_request = 0.0
         self.fitted = False
         self.skipped = 0
         """Steps whose time could not be used (no clock, a jump), or that came with nothing computed."""
         self._curve = c0 + c1 * np.arange(1024, dtype=np.float64)  # c0 + f(n), seconds
         self._tail = c1  # slope beyond it
         self._slopes = self._lowest_slopes()
-        self._cells: dict[tuple[int, int, int], list[float]] = {}  # means of n, b, h, d, seconds; weight; last step
+        self._cells: dict[tuple[int, int, int], list[float]] = {}  # means of n, h, d, seconds; weight; last step
         self._errors: deque[float] = deque(maxlen=_ERRORS)
         self._steps = 0
         self._surprises = 0
@@ -67,28 +64,20 @@ class CostModel:
 
     # ---- prediction -------------------------------------------------------------------------------------------------
 
-    def seconds(self, tokens: float, held: float = 0.0, passes: int = 0, requests: float = 0.0) -> float:
-        """Predicted duration of a step with `tokens` tokens of `requests` requests (0: as many, nothing is verified),
-        `held` tokens of context, `passes` drafter passes.
-        """
-        more = self.c_held * held + self.c_draft * passes + self.c_request * (requests or tokens)
-        if 0.0 < requests < tokens:
-            more += self.c_verify
+    def seconds(self, tokens: float, held: float = 0.0, passes: int = 0) -> float:
+        """Predicted duration of a step with `tokens` tokens, `held` tokens of context, `passes` drafter passes."""
+        more = self.c_held * held + self.c_draft * passes
         low = int(tokens)
         if low + 1 >= len(self._curve):
             return float(self._curve[-1] + self._tail * (tokens - len(self._curve) + 1) + more)
         below = float(self._curve[low])
         return below + (tokens - low) * (float(self._curve[low + 1]) - below) + more
 
-    def curve(self, requests: int, most: int, held: float = 0.0) -> npt.NDArray[np.float64]:
-        """Predicted durations of a step of `requests` requests that verifies 0 to `most` tokens; [most + 1]."""
-        if requests + most >= len(self._curve):
-            self._grow(requests + most + 1)
-        out: npt.NDArray[np.float64] = self._curve[requests : requests + most + 1] + (
-            self.c_held * held + self.c_request * requests
-        )
-        out[1:] += self.c_verify
-        return out
+    def curve(self, tokens: int, most: int, held: float = 0.0) -> npt.NDArray[np.float64]:
+        """Predicted durations with `tokens`, `tokens` + 1, ... `tokens` + `most` tokens. Shape [most + 1]."""
+        if tokens + most >= len(self._curve):
+            self._grow(tokens + most + 1)
+        return self._curve[tokens : tokens + most + 1] + self.c_held * held
 
     def slope(self, tokens: int) -> float:
         """The least that one more token costs anywhere from `tokens` on: a bound for what can pay."""
@@ -102,33 +91,28 @@ class CostModel:
     # ---- learning ---------------------------------------------------------------------------------------------------
 
     def observe(self, tokens: int, seconds: float, held: float = 0.0, passes: int = 0, requests: int = 0) -> None:
-        """A step of `requests` requests (0: as many as tokens) took `seconds`. Times that cannot be (non-positive, not
-        finite, a minute) are left out and counted.
-        """
+        """A step took `seconds`. Times that cannot be (non-positive, not finite, a minute) are left out and counted."""
         if tokens <= 0 or not 0.0 < seconds < LONGEST:
             self.skipped += 1
             return
-        requests = min(requests, tokens) or tokens
         if self.fitted:
-            error = abs(self.seconds(tokens, held, passes, requests) - seconds) / seconds
+            error = abs(self.seconds(tokens, held, passes) - seconds) / seconds
             self._errors.append(error)
             self._surprises = self._surprises + 1 if error > _SURPRISE else 0
-        verifies = int(tokens > requests)
-        key = (int(3 * math.log2(tokens)), 2 * requests.bit_length() + verifies, int(held).bit_length() + 64 * passes)
+        key = (int(3 * math.log2(tokens)), requests.bit_length(), int(held).bit_length() + 64 * passes)
         cell = self._cells.get(key)
-        if cell is None or cell[6] < self._steps - _STALE:
+        if cell is None or cell[5] < self._steps - _STALE:
             if cell is None and len(self._cells) >= _MAX_CELLS:
-                del self._cells[min(self._cells, key=lambda k: self._cells[k][5])]
-            self._cells[key] = [float(tokens), float(requests), float(held), float(passes), seconds, 1.0, 0.0]
+                del self._cells[min(self._cells, key=lambda k: self._cells[k][4])]
+            self._cells[key] = [float(tokens), float(held), float(passes), seconds, 1.0, 0.0]
         else:
-            weight = min(cell[5] + 1.0, _MEMORY)
+            weight = min(cell[4] + 1.0, _MEMORY)
             cell[0] += (tokens - cell[0]) / weight
-            cell[1] += (requests - cell[1]) / weight
-            cell[2] += (held - cell[2]) / weight
-            cell[4] += (min(seconds, _CLIP * cell[4]) - cell[4]) / weight
-            cell[5] = weight
+            cell[1] += (held - cell[1]) / weight
+            cell[3] += (min(seconds, _CLIP * cell[3]) - cell[3]) / weight
+            cell[4] = weight
         self._steps += 1
-        self._cells[key][6] = self._steps
+        self._cells[key][5] = self._steps
         if self._steps >= self._next_fit or self._surprises == 3:
             later = [s for s in _REFIT_AFTER if s > self._steps]
             self._next_fit = later[0] if later else self._steps + _REFIT_EVERY
@@ -137,21 +121,21 @@ class CostModel:
     def _fit(self) -> None:
         """Fit the curve to the cells; where they say too little, only its height."""
         since = self._steps - _STALE
-        fresh = {(k[0], k[1] & 1) for k, c in self._cells.items() if c[6] > since}
+        fresh = {k[0] for k, c in self._cells.items() if c[5] > since}
         cells = np.array(
             [
-                [*c[:6], k[1] & 1]
+                c[:5]
                 for k, c in self._cells.items()
                 # One measurement alone may be a step that compiled something.
-                if (c[6] > since or (k[0], k[1] & 1) not in fresh) and (c[5] >= 2.0 or self._plausible(c))
+                if (c[5] > since or k[0] not in fresh) and (c[4] >= 2.0 or self._plausible(c))
             ]
         )
         if not len(cells):
             return
-        n, requests, held, passes, seconds, weight, verifies = cells.T
+        n, held, passes, seconds, weight = cells.T
         trust = np.sqrt(np.minimum(weight, 16.0))
         if n.max() < _NARROW * n.min():
-            shape = np.array([self.seconds(c[0], c[2], int(c[3]), c[1]) for c in cells])
+            shape = np.array([self.seconds(c[0], c[1], int(c[2])) for c in cells])
             self._scale(float(np.average(seconds / shape, weights=trust)))
             return
         from scipy.optimize import nnls
@@ -161,23 +145,19 @@ class CostModel:
         columns = [np.ones_like(n), *segments.T[:used]]
         with_held = bool(held.max() > 2.0 * max(held.min(), 1.0))
         with_passes = bool(passes.max() > 0)
-        # Without steps of both kinds there is no telling what verifying takes by itself, nor tokens from requests.
-        with_both = bool(0 < verifies.sum() < len(verifies))
-        columns += [held] * with_held + [passes] * with_passes + [verifies, requests] * with_both
+        columns += [held] * with_held + [passes] * with_passes
         # Relative errors matter, so each row is divided by what it should give.
         rows = np.stack(columns, axis=1) * (trust / seconds)[:, None]
         # Slopes in units of what their segment adds to a step here, so that weights mean the same on every machine.
         unit = float(np.median(seconds))
         prior = unit / (50.0 + float(np.median(n)))
-        smooth = np.zeros((2 * used + 1, rows.shape[1]))
-        wanted = np.zeros(2 * used + 1)
+        smooth = np.zeros((2 * used - 1, rows.shape[1]))
+        wanted = np.zeros(2 * used - 1)
         for j in range(used):
             width = float(_KNOTS[j]) / unit
             smooth[j, 1 + j], wanted[j] = _PRIOR * width, _PRIOR * width * prior
             if j + 1 < used:
                 smooth[used + j, 1 + j], smooth[used + j, 2 + j] = _SMOOTH * 2 * width, -_SMOOTH * 2 * width
-        if with_both:  # both are small until measured otherwise
-            smooth[-2, -2], smooth[-1, -1] = _SMOOTH / unit, _SMOOTH * float(np.median(requests)) / unit
         try:
             found, _ = nnls(np.vstack([rows, smooth]), np.concatenate([trust, wanted]))
         except RuntimeError:  # no convergence: the last fit stays
@@ -185,17 +165,15 @@ class CostModel:
         rest = list(found[1 + used :])
         self.c_held = float(rest.pop(0)) if with_held else 0.0
         self.c_draft = float(rest.pop(0)) if with_passes else self.c_draft
-        self.c_verify, self.c_request = (float(rest.pop(0)), float(rest.pop(0))) if with_both else (0.0, 0.0)
         # A step takes time whatever it computes; what was measured may be explained without, and then T(1) would be 0.
         self._set(max(float(found[0]), _LEAST * float(seconds.min())), found[1 : 1 + used])
         self.fitted = True
 
     def _plausible(self, cell: list[float]) -> bool:
-        return 0.5 < cell[4] / self.seconds(cell[0], cell[2], int(cell[3]), cell[1]) < 2.0
+        return 0.5 < cell[3] / self.seconds(cell[0], cell[1], int(cell[2])) < 2.0
 
     def _scale(self, factor: float) -> None:
         self._curve = self._curve * factor
-        self.c_verify, self.c_request = self.c_verify * factor, self.c_request * factor
         self._tail *= factor
         self._slopes = self._lowest_slopes()
         self.c0, self.c1 = self.c0 * factor, self.c1 * factor
@@ -230,7 +208,7 @@ class CostModel:
 
     def state(self) -> dict[str, Any]:
         """The fit and the cells behind it, in JSON types."""
-        return {"cells": [[*k, *v[:6]] for k, v in self._cells.items()], "error": self.error}
+        return {"cells": [[*k, *v[:5]] for k, v in self._cells.items()], "error": self.error}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Start from a stored fit; its cells count until this run measured the same number of tokens.
@@ -241,9 +219,9 @@ class CostModel:
         cells: dict[tuple[int, int, int], list[float]] = {}
         for row in state["cells"]:
             a, b, c, *values = row
-            if len(values) != 6 or not all(math.isfinite(v) and v >= 0 for v in values) or values[4] <= 0:
+            if len(values) != 5 or not all(math.isfinite(v) and v >= 0 for v in values) or values[3] <= 0:
                 raise ValueError(f"a cell of the cost model is {row!r}")
-            values[5] = min(float(values[5]), 4.0)  # the machine of today outweighs the stored one soon
+            values[4] = min(float(values[4]), 4.0)  # the machine of today outweighs the stored one soon
             cells[int(a), int(b), int(c)] = [*(float(v) for v in values), -math.inf]
         self._cells = cells
         self._fit()

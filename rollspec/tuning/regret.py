@@ -37,17 +37,17 @@ class Ledger:
         self._arms = arms
         self._sums: dict[int, _Sums] = {}
 
-    def add(self, bucket: int, outcome: Outcome, held: float, cost: CostModel) -> None:
-        """One step."""
+    def add(self, bucket: int, outcome: Outcome, held: float, cost: CostModel, steps: int = 1) -> None:
+        """One step, which stands for `steps`."""
         s = self._sums.get(bucket)
         if s is None:
             s = self._sums[bucket] = _Sums(np.zeros(len(self._arms)), np.zeros(len(self._arms)))
-        s.emitted += outcome.emitted
-        s.seconds += outcome.seconds
+        s.emitted += steps * outcome.emitted
+        s.seconds += steps * outcome.seconds
         p, best = outcome.played, int((outcome.emitted / outcome.seconds).argmax())
-        tokens = float(outcome.emitted[p])
-        s.played += (tokens, outcome.seconds[p])
-        s.seen += (outcome.emitted[best], outcome.seconds[best])
+        tokens = steps * float(outcome.emitted[p])
+        s.played += (tokens, steps * outcome.seconds[p])
+        s.seen += (steps * outcome.emitted[best], steps * outcome.seconds[best])
         batch, most = outcome.batch, max(a.k for a in self._arms)
         curve = cost.curve(batch, batch * most, held)[::batch]
         s.perfect += tokens * float((curve / (batch * np.arange(1.0, most + 2.0))).min())

@@ -29,6 +29,9 @@ CONTEXT_BUCKET = 4096
 WATCHED = 8
 """One request in this many is drafted for, unverified, while nothing is verified: what keeps the arms comparable."""
 
+REST_AFTER, REST_EVERY = 64, 8
+"""After so many steps in which the policy wanted none, nothing is looked up at all but in every so many-th step."""
+
 _SEED_STEPS = 8.0  # steps that a batch bucket's prior, taken from the other buckets, counts for
 _SMOOTH = 1.0 / 64.0
 
@@ -46,6 +49,8 @@ class Plan:
     watch: int
     batch: int
     drafters: tuple[str, ...] = ()  # who may draft: the arm's, less those that the guard holds back
+    rest: bool = False  # not even watched
+    steps: int = 1  # that what is seen of this one stands for
 
 
 @dataclass(slots=True)
@@ -87,6 +92,7 @@ class Tuner:
         self._verified: Vector = np.zeros(len(self.arms))
         self._seen = 0
         self._seeded: set[int] = set()
+        self._quiet: dict[int, int] = {}  # steps in a row, by bucket, in which the policy wanted none
 
     def plan(self, batch: int, held: float) -> Plan:
         """The decision for the next step of `batch` requests that hold `held` tokens of context."""
@@ -104,7 +110,19 @@ class Tuner:
         watch = 0
         if played == self.none and len(self.arms) > 1:
             watch = WATCHED if batch >= 2 * WATCHED else max(1, batch // 2)
-        return Plan(bucket, chosen, played, self.arms[played].k, watch, batch, drafters)
+        quiet = self._quiet[bucket] = self._quiet.get(bucket, 0) + 1 if watch and chosen == self.none else 0
+        resting = quiet > REST_AFTER
+        return Plan(
+            bucket,
+            chosen,
+            played,
+            self.arms[played].k,
+            watch,
+            batch,
+            drafters,
+            rest=resting and quiet % REST_EVERY != 0,
+            steps=REST_EVERY if resting else 1,
+        )
 
     def _arm(self, drafters: tuple[str, ...], k: int, chosen: int) -> int:
         """The arm of `drafters` and `k`; the chosen one where there is none of what the guard left of it."""
@@ -151,7 +169,7 @@ class Tuner:
         self._verified += weight * (verified - self._verified)
         self._seen += 1
         self._teach(plan, outcome)
-        self.ledger.add(plan.bucket, outcome, held, self.cost)
+        self.ledger.add(plan.bucket, outcome, held, self.cost, plan.steps)
         if self.config.guard.enabled and plan.chosen != self.none:
             self._watch(plan, batch, float(emitted[plan.chosen]), seconds, view)
 
@@ -209,6 +227,7 @@ class Tuner:
     def changed(self) -> None:
         """The policy's or a drafter's weights moved."""
         self.policy.changed()
+        self._quiet.clear()
         self._seen = min(self._seen, 16)
 
     def _seconds(self, batch: int, verified: Vector, held: float) -> Vector:

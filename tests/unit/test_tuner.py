@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import logging
 import random
@@ -329,7 +330,7 @@ def test_what_was_learned_survives(tmp_path: Path) -> None:
     assert found is not None and problem is None
     again = Proposer(RollspecConfig.load("default", env={}), 4096)
     again.relearn(found)
-    then, now = (p.tuner.cost.seconds(20, requests=4) for p in (first, again))
+    then, now = (p.tuner.cost.seconds(20) for p in (first, again))
     assert now == pytest.approx(then, rel=0.05)
     assert again.learned()["confidence"] == first.learned()["confidence"]
     assert again.tuner.plan(4, 0.0).k == first.tuner.plan(4, 0.0).k
@@ -386,3 +387,36 @@ def test_a_folder_that_cannot_be_written_says_so(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(HistoryError, match="cannot be written"):
         store.save(tmp_path / "file" / "sub", {}, MACHINE)
+
+
+def test_where_nothing_pays_it_is_hardly_looked_at_until_the_weights_move() -> None:
+    t = tuner()
+    plans = []
+    for _ in range(400):
+        plan = t.plan(64, 0.0)
+        plans.append(plan)
+        if not plan.rest:
+            rows = len(range(0, 64, plan.watch or 1))
+            t.observe(plan, 64, 0.0, [16] * rows, [0] * rows)
+    late = plans[-80:]
+    assert all(p.k == 0 for p in late)
+    assert sum(not p.rest for p in late) == 10 and {p.steps for p in late} == {8}
+    t.changed()
+    assert not any(t.plan(64, 0.0).rest for _ in range(40)), "new weights are watched closely"
+
+
+def test_what_is_said_while_nobody_looks_reaches_the_siblings() -> None:
+    pytest.importorskip("arctic_inference")
+    p = Proposer(RollspecConfig.load("default", env={}), 4096)
+    p.begin("a", [1, 2, 3], 500)
+    p.begin("b", [1, 2, 3], 500)
+    said = random_texts(1, 40, 50)[0]
+    plan = p.tuner.plan
+    p.tuner.plan = lambda batch, held: dataclasses.replace(plan(batch, held), rest=True)  # type: ignore[method-assign]
+    for token in said:
+        assert p.step(["a"], [[token]], {}) == [[]]
+    p.tuner.plan = plan  # type: ignore[method-assign]
+    p.finish("a")
+    p.step(["b"], [said[:1]], {})
+    p.step(["b"], [said[1:3]], {})
+    assert p.requests["b"].draft.token_ids[:4] == said[3:7]
