@@ -1,6 +1,6 @@
 """LOSSY reuse of the last epoch's responses in verl (`reuse.mode: lenient`), in its three places:
 
-- the agent loop's worker says with each request which of its prompt's samples it is (`install`);
+- the agent loop says with each request which of its prompt's samples it is (`install_single`);
 - the task runner sends a step's finished rollouts, with the log-probs they were sampled with, to every server
   (`remember`): which server gets a prompt in the next epoch is the load balancer's choice;
 - the server verifies, cuts and continues (`ReusingServer`, around rollspec/engine/vllm/lenient.py).
@@ -11,9 +11,11 @@ Single-turn rollouts of text only. Whatever else comes is generated whole, and t
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import contextvars
 import functools
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -32,7 +34,7 @@ logger = logging.getLogger("rollspec")
 SAMPLE = "sample"
 """Key, in a request's own settings, of the sample's name: session and output number, as in verl's trajectory keys."""
 
-SINGLE_TURN = "single_turn_agent"
+SINGLE_TURN = "SingleTurnAgentLoop"
 
 _said: set[str] = set()
 
@@ -43,53 +45,85 @@ def _once(sentence: str) -> None:
         logger.warning("rollspec: %s.", sentence)
 
 
-# ---- the agent loop's worker
+# ---- the agent loops
 # --------------------------------------------------------------------------------------------
 
 
+_VALIDATES: contextvars.ContextVar[bool] = contextvars.ContextVar("_VALIDATES", default=False)
+_REUSES: dict[int, bool] = {}  # by the identity of a process's whole configuration
+
+
 def register() -> None:
-    """Hook the agent loop's worker where it is, or will be, imported."""
+    """Hook the agent loops where they are, or will be, imported.
+
+    Not their worker: Ray wraps every method of an actor's class when the class is made, inherited ones too, so what is
+    patched onto `AgentLoopWorker` later is never called.
+    """
     from rollspec.engine.vllm.patches.base import on_import
 
     on_import("verl.experimental.agent_loop.agent_loop", install)
+    on_import("verl.experimental.agent_loop.single_turn_agent_loop", install_single)
 
 
 def install(module: ModuleType) -> None:
-    """Wrap `AgentLoopWorker._run_agent_loop` (agent_loop.py:661): its requests carry their sample. Idempotent."""
-    cls = module.AgentLoopWorker
-    run = cls._run_agent_loop
+    """Note which rollouts validate (`rollout_trace_attr`, agent_loop.py:670); say what is not reused. Idempotent."""
+    base, trace = module.AgentLoopBase, module.rollout_trace_attr
+    if getattr(trace, "_rollspec", False):
+        return
+    init = base.__init__
+
+    @contextlib.contextmanager
+    def noting(*args: Any, **kwargs: Any) -> Iterator[None]:
+        token = _VALIDATES.set(bool(kwargs.get("validate")))
+        try:
+            with trace(*args, **kwargs):
+                yield
+        finally:
+            _VALIDATES.reset(token)
+
+    @functools.wraps(init)
+    def init_and_say(self: Any, *args: Any, **kwargs: Any) -> None:
+        init(self, *args, **kwargs)
+        name = type(self).__name__
+        if name != SINGLE_TURN and not _VALIDATES.get() and _lenient(self):
+            _once(f"responses of the agent loop {name} are not reused, only those of {SINGLE_TURN} are")
+
+    noting._rollspec = True  # type: ignore[attr-defined]
+    module.__dict__["rollout_trace_attr"] = noting
+    base.__init__ = init_and_say
+
+
+def install_single(module: ModuleType) -> None:
+    """Wrap `SingleTurnAgentLoop.run` (single_turn_agent_loop.py:38): its requests carry their sample. Idempotent."""
+    cls = module.SingleTurnAgentLoop
+    run = cls.run
     if getattr(run, "_rollspec", False):
         return
 
     @functools.wraps(run)
-    async def with_sample(
-        self: Any, sampling_params: dict[str, Any], trajectory: dict[str, Any], *args: Any, **kwargs: Any
-    ) -> Any:
-        if not trajectory.get("validate") and _lenient(self):
-            sampling_params = _named(sampling_params, kwargs.get("agent_name"), kwargs.get("session_id"))
-        return await run(self, sampling_params, trajectory, *args, **kwargs)
+    async def with_sample(self: Any, sampling_params: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
+        if not _VALIDATES.get() and _lenient(self):
+            sampling_params = _named(sampling_params, kwargs.get("session_id"))
+        return await run(self, sampling_params, *args, **kwargs)
 
     with_sample._rollspec = True  # type: ignore[attr-defined]
-    cls._run_agent_loop = with_sample
+    cls.run = with_sample
 
 
-def _lenient(worker: Any) -> bool:
-    on = worker.__dict__.get("_rollspec_lenient")
+def _lenient(loop: Any) -> bool:
+    on = _REUSES.get(id(loop.config))
     if on is None:
         try:
-            config = options.read(worker.rollout_config)
+            config = options.read(loop.rollout_config)
             on = config.enabled and config.reuse.mode == "lenient"
         except Exception as e:  # the servers were refused these options already
             logger.error("%s", e)
             on = False
-        worker.__dict__["_rollspec_lenient"] = on
-    return bool(on)
+        _REUSES[id(loop.config)] = on
+    return on
 
 
-def _named(sampling_params: dict[str, Any], agent: str | None, session: int | None) -> dict[str, Any]:
-    if agent != SINGLE_TURN:
-        _once(f"responses of the agent loop {agent!r} are not reused, only those of {SINGLE_TURN} are")
-        return sampling_params
+def _named(sampling_params: dict[str, Any], session: int | None) -> dict[str, Any]:
     if session is None:
         _once("nothing is reused because verl does not number the samples of a prompt here; use trainer.use_v1=true")
         return sampling_params

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import sys
 from pathlib import Path
@@ -33,26 +34,38 @@ def forget(monkeypatch: pytest.MonkeyPatch) -> None:
 # --------------------------------------------------------------------------------------------
 
 
-def agent(custom: dict[str, Any], validate: bool = False, **kwargs: Any) -> dict[str, Any]:
-    """The sampling parameters that an agent loop gets."""
+def agent(custom: dict[str, Any], validate: bool = False, name: str = "SingleTurnAgentLoop", **kwargs: Any) -> Any:
+    """The sampling parameters that an agent loop sends."""
     from rollspec_verl import reuse
 
-    class AgentLoopWorker:
-        rollout_config = {"custom": custom}  # noqa: RUF012
+    class AgentLoopBase:
+        def __init__(self) -> None:
+            self.config = self
+            self.rollout_config = {"custom": custom}
 
-        async def _run_agent_loop(
-            self, sampling_params: dict[str, Any], trajectory: dict[str, Any], *, agent_name: str, **kwargs: Any
-        ) -> dict[str, Any]:
+    class SingleTurnAgentLoop(AgentLoopBase):
+        async def run(self, sampling_params: dict[str, Any], priority: int = 0, **kwargs: Any) -> dict[str, Any]:
             return sampling_params
 
+    class ToolAgentLoop(SingleTurnAgentLoop):
+        run = SingleTurnAgentLoop.run
+
     module = ModuleType("agent_loop")
-    module.AgentLoopWorker = AgentLoopWorker  # type: ignore[attr-defined]
-    reuse.install(module)
-    reuse.install(module)
+    module.__dict__.update(AgentLoopBase=AgentLoopBase, rollout_trace_attr=lambda **_: contextlib.nullcontext())
+    single = ModuleType("single_turn_agent_loop")
+    single.__dict__["SingleTurnAgentLoop"] = SingleTurnAgentLoop
+    for _ in range(2):
+        reuse.install(module)
+        reuse.install_single(single)
     given = {"temperature": 1.0, "extra_args": {"theirs": 1}}
-    kwargs = {"agent_name": "single_turn_agent", "session_id": 3, **kwargs}
-    run = AgentLoopWorker()._run_agent_loop
-    out = asyncio.run(run(given, trajectory={"validate": validate}, **kwargs))
+
+    async def work() -> Any:
+        with module.rollout_trace_attr(validate=validate):
+            reuse._REUSES.clear()
+            loop = {"SingleTurnAgentLoop": SingleTurnAgentLoop, "ToolAgentLoop": ToolAgentLoop}[name]()
+            return await loop.run(given, **{"session_id": 3, **kwargs})
+
+    out = asyncio.run(work())
     assert given == {"temperature": 1.0, "extra_args": {"theirs": 1}}, "siblings share this mapping"
     return out
 
@@ -73,9 +86,9 @@ def test_validation_and_other_agents_are_left_alone(caplog: pytest.LogCaptureFix
         assert agent(LENIENT, validate=True)["extra_args"] == {"theirs": 1}
         assert not caplog.records
         for _ in range(2):
-            assert agent(LENIENT, agent_name="tool_agent")["extra_args"] == {"theirs": 1}
+            assert agent(LENIENT, name="ToolAgentLoop")["extra_args"] == {"theirs": 1}
         assert agent(LENIENT, session_id=None)["extra_args"] == {"theirs": 1}
-    assert len(caplog.records) == 2 and "agent loop 'tool_agent' are not reused" in caplog.text
+    assert len(caplog.records) == 2 and "agent loop ToolAgentLoop are not reused" in caplog.text
 
 
 # ---- the task runner
