@@ -49,7 +49,11 @@ def install(worker: Any, config: RollspecConfig) -> None:
         drafter.attach(runner, drafts_here=_is_output_rank(worker))
         if config.mode == "coupled":  # on every rank: each draws, and all must draw alike
             drafter.coupled = CoupledSampler(runner, config, drafter.count)
-        if drafter.drafting and config.reuse.mode != "coupled":  # a replay is right more often than max p
+        # Drafts that know the noise, replays among them, are right more often than max p.
+        knowing = config.reuse.mode == "coupled" or (
+            learned and config.mode == "coupled" and config.coupled.drafts == "noise"
+        )
+        if drafter.drafting and not knowing:
             drafter.ceiling = Ceiling(runner)
         if config.reuse.mode == "lenient":  # on every rank: each computes the log-probs
             try:
