@@ -242,7 +242,7 @@ def _save(drafter: VllmProposer, payload: dict[str, Any]) -> dict[str, Any]:
 
     def write() -> Path:
         store.save(folder, learned, drafter.machine)
-        return drafter.proposer.history.save(folder, snapshot)
+        return drafter.proposer.history.save(folder, snapshot, drafter.tokenizer)
 
     if drafter.learned is not None and drafter.learned.online is not None and payload.get("wait", True):
         drafter.learned.online.save(folder / "drafter")
@@ -255,7 +255,8 @@ def _save(drafter: VllmProposer, payload: dict[str, Any]) -> dict[str, Any]:
 def _load(drafter: VllmProposer, payload: dict[str, Any]) -> dict[str, Any]:
     try:
         vocab = int(drafter.runner.model_config.get_vocab_size())
-        count = drafter.proposer.history.load(payload["dir"], drafter.proposer.version, vocab)
+        p = drafter.proposer
+        count = p.history.load(payload["dir"], p.version, vocab, drafter.tokenizer)
     except HistoryError as e:
         _note(drafter, "history file refused", e)
         return {"error": str(e)}
