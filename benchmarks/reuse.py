@@ -39,8 +39,8 @@ ARMS: dict[str, tuple[str, tuple[str, ...]] | None] = {
 """Preset and overrides; None: the job without rollspec."""
 
 SEEDS = (0, 1, 2)
-SETTINGS = JobSettings(train_prompts=24, epochs=3)
-"""Three quarters of the demo's prompts and epochs: six updates between two rollouts of a prompt, there eight."""
+SETTINGS = JobSettings(epochs=2)
+"""The demo's job, stopped after its second epoch: as many updates lie between two rollouts of a prompt as there."""
 
 
 def jobs(
@@ -74,7 +74,7 @@ def train(job: Job, settings: JobSettings) -> None:
         f"trainer.save_freq={settings.steps_per_epoch}",
         "actor_rollout_ref.actor.checkpoint.save_contents=[hf_model]",
     )
-    run_job(dataclasses.replace(job, command=(*job.command, *more)), timeout=1200)
+    run_job(dataclasses.replace(job, command=(*job.command, *more)), timeout=1500, stall=900)
     for epoch in range(1, settings.epochs):
         saved = job.folder / "checkpoints" / f"global_step_{epoch * settings.steps_per_epoch}" / "actor" / "huggingface"
         if saved.is_dir():
