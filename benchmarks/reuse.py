@@ -82,6 +82,36 @@ def train(job: Job, settings: JobSettings) -> None:
     shutil.rmtree(job.folder / "checkpoints", ignore_errors=True)
 
 
+def distance(work: Path, arm: str, seed: int, settings: JobSettings) -> dict[str, Any] | None:
+    """How far a lossy job's law was from its policy's: the job's own rule between its starting policy and the one an
+    epoch later, on its prompts. Kept beside the job. None where the job saved no such policy.
+    """
+    from rollspec.sampling.audit_engine import Arm, Plan, run_arm
+    from rollspec.sampling.audit_lossy import check_lossy
+    from rollspec.sampling.audit_prompts import token_prompts
+    from rollspec.sampling.audit_reference import Reference
+
+    kept = folder(work, arm, seed) / "distance.json"
+    if kept.is_file():
+        found: dict[str, Any] = json.loads(kept.read_text())
+        return found
+    given, later = ARMS[arm], folder(work, arm, seed) / "epoch_1"
+    if given is None or not later.is_dir():
+        return None
+    assets = prepare_assets(dataclasses.replace(settings, seed=seed), CACHE / "grpo_arithmetic")
+    longest = min(settings.max_response_length, 200)
+    prompts = token_prompts(assets.model, Path(assets.train), 8, longest)
+    plan = Plan(prompts, tokens=10_000, max_tokens=longest, temperature=settings.temperature, seed=seed)
+    chosen = dataclasses.replace(Arm.with_rollspec(given[0], given[1]), old=assets.model)
+    output = run_arm(later, plan, chosen, greedy_rounds=0)
+    new, old = (Reference(m, plan.temperature) for m in (later, assets.model))
+    config = (chosen.rollspec or {})["reuse"]
+    check = check_lossy(output.samples, output.ruled, plan.prompts, new, old, config["bias"], config["scale"])
+    found = dataclasses.asdict(check) | {"ruled_share": check.ruled / max(1, check.tokens)}
+    kept.write_text(json.dumps(found, indent=1))
+    return found
+
+
 def run(
     quick: bool = False,
     seeds: Sequence[int] = SEEDS,
@@ -115,7 +145,13 @@ def run(
                 seed = int(path.parent.parent.name.removeprefix("seed-"))
                 runs.setdefault(arm, {})[seed] = read(load_run(path.parent), settings)
                 loads[f"{arm}/{seed}"] = json.loads(path.read_text()).get("wall_seconds")
-    summary = summarise(runs)
+    distances: dict[str, dict[int, Any]] = {}
+    for arm, seed in ((a, s) for a in runs for s in runs[a] if any(r["lossy"] for r in runs[a].values())):
+        with console.status(f"seed {seed}, {arm}: distance from the policy"):
+            found = distance(work, arm, seed, settings)
+        if found is not None:
+            distances.setdefault(arm, {})[seed] = found
+    summary = summarise(runs, distances)
     console.print(table(summary))
     return save(
         "reuse" + ("-quick" if quick else ""),
@@ -126,6 +162,7 @@ def run(
             "arms": {name: {"preset": a[0], "overrides": a[1]} if a else None for name, a in ARMS.items()},
             "job_seconds": loads,
             "runs": runs,
+            "distances": distances,
             "summary": summary,
         },
         out,

@@ -48,8 +48,11 @@ def read(run: Run, settings: JobSettings) -> dict[str, Any]:
     }
 
 
-def summarise(runs: Runs) -> dict[str, Any]:
-    """Per arm over its seeds. Savings and times are of the epochs from the second on: before, there is no past."""
+def summarise(runs: Runs, distances: Runs | None = None) -> dict[str, Any]:
+    """Per arm over its seeds; `distances`: what `reuse.distance` found of the lossy ones.
+
+    Savings and times are of the epochs from the second on: before, there is no past.
+    """
     out: dict[str, Any] = {"goal": GOAL, "arms": {}}
     for arm, seeds in runs.items():
         saved = {seed: _saved(found) for seed, found in seeds.items()}
@@ -76,6 +79,16 @@ def summarise(runs: Runs) -> dict[str, Any]:
             }
             one["reward_difference"] = difference([(seeds[s], runs["none"][s]) for s in common])
         out["arms"][arm] = one
+    out["total_variation"] = {
+        arm: {
+            "measured": statistics.mean(d["measured"] for d in seeds.values()),
+            "error": sum(d["error"] ** 2 for d in seeds.values()) ** 0.5 / len(seeds),
+            "theory": statistics.mean(d["theory"] for d in seeds.values()),
+            "ruled_share": statistics.mean(d["ruled_share"] for d in seeds.values()),
+            "seeds": sorted(seeds),
+        }
+        for arm, seeds in (distances or {}).items()
+    }
     if "independent" in runs and "coupled" in runs:
         common = sorted(runs["independent"].keys() & runs["coupled"].keys())
         ratios = {s: _saved(runs["coupled"][s]) / _saved(runs["independent"][s]) for s in common}
