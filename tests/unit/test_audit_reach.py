@@ -165,6 +165,60 @@ def test_folders_take_turns_while_requests_run() -> None:
     assert result.verdict == "pass" and dict(facts(result))["drafter swaps"] == "7 while requests ran"
 
 
+# ---- the lossy rule in the audit's engine
+
+
+class Engine:
+    """`LLM.generate` of a target that gives every old token the log-prob `new`, and always goes on with token 9."""
+
+    def __init__(self, new: dict[int, float]) -> None:
+        self.new = new
+        self.asked: list[tuple[list[int], Any]] = []
+
+    def generate(self, requests: list[dict[str, Any]], params: Any, use_tqdm: bool) -> list[Any]:
+        out = []
+        for request, p in zip(requests, params, strict=True):
+            ids = list(request["prompt_token_ids"])
+            self.asked.append((ids, p))
+            log_probs = [None] + [{t: SimpleNamespace(logprob=self.new.get(t, -1.0))} for t in ids[1:]]
+            said = [9] * p.max_tokens
+            one = SimpleNamespace(token_ids=said, logprobs=[{9: SimpleNamespace(logprob=-0.5)}] * len(said))
+            out.append(SimpleNamespace(finished=True, prompt_token_ids=ids, prompt_logprobs=log_probs, outputs=[one]))
+        return out
+
+
+def test_a_round_starts_from_old_responses_and_says_what_the_rule_decided() -> None:
+    pytest.importorskip("vllm")
+    from rollspec.config import ReuseConfig
+    from rollspec.engine.vllm.lenient import LenientReuse
+    from rollspec.proposal.old import OldResponses
+    from rollspec.sampling.audit_worker import Said, _generate_lossily
+
+    reuse = LenientReuse(ReuseConfig(mode="lenient"), OldResponses(1 << 20), 64, 20, frozenset({0}))
+    engine = Engine({7: -99.0})
+    old = [
+        Said(0, 0, [4, 5, 0], [-1.0] * 3),  # kept whole, to its end
+        Said(0, 0, [4, 7, 5], [-1.0] * 3),  # cut before the 7
+        Said(1, 0, [7, 4], [-1.0] * 2),  # cut at once
+        Said(1, 0, [4, 5], [-1.0] * 2),  # kept whole, and goes on
+        Said(1, 0, [4, 5, 6, 6, 6, 6, 6], [-1.0] * 7),  # longer than the limit: generated whole
+    ]
+    plan = {"prompts": [(1, 2), (3, 4)], "max_tokens": 6, "temperature": 0.8}
+    found = _generate_lossily(engine, plan, 2, reuse, old)
+    assert [(s.tokens, s.ruled) for s in found] == [
+        ([4, 5, 0], 3),
+        ([4, 9, 9, 9, 9, 9], 2),
+        ([9] * 6, 1),
+        ([4, 5, 9, 9, 9, 9], 2),
+        ([9] * 6, 0),
+    ]
+    assert [s.log_probs for s in found[:2]] == [[-1.0] * 3, [-1.0] + [-0.5] * 5]
+    assert all((s.round, s.prompt) == (2, o.prompt) for s, o in zip(found, old, strict=True))
+    scored, rest = engine.asked[:4], engine.asked[4:]
+    assert all(p.prompt_logprobs == 0 for _, p in scored)
+    assert [(ids, p.max_tokens) for ids, p in rest] == [([1, 2, 4], 5), ([3, 4], 6), ([3, 4, 4, 5], 4), ([3, 4], 6)]
+
+
 # ---- power
 
 
