@@ -1,4 +1,4 @@
-"""Drafting with the target's noise against greedy drafting: acceptance at temperature 1, over how far the drafter is off.
+"""Drafting with the target's noise against greedy drafting: acceptance at temperature 1, by how far the drafter is off.
 
     python -m benchmarks.shared_noise
 
