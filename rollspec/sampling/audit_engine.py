@@ -111,7 +111,7 @@ class ArmOutput:
     """What an engine said, and its drafts while it sampled and while it was greedy.
 
     Attributes:
-        ruled: [sequences] leading tokens of each sampled response that the lossy rule decided.
+        ruled: [sequences] leading tokens of each sampled response that the lossy rule decided. kept: those it kept.
         off: why rollspec did not speculate in it, or None.
         swaps: times the drafter's weights were replaced. swap_errors: why they were not.
     """
@@ -123,6 +123,7 @@ class ArmOutput:
     off: str | None
     seconds: dict[str, float]
     ruled: Ints
+    kept: Ints
     swaps: int = 0
     swap_errors: tuple[str, ...] = ()
 
@@ -168,15 +169,16 @@ def run_arm(
         counters = json.loads((folder / "counters.json").read_text())
         with np.load(folder / "tokens.npz") as arrays:
             samples, greedy = _read(arrays, "sample"), _read(arrays, "greedy")
-            ruled = arrays["sample_ruled"]
+            ruled, kept = arrays["sample_ruled"], arrays["sample_kept"]
     return ArmOutput(
         samples,
         greedy,
         DraftCounts(*counters["sample_drafts"]),
         DraftCounts(*counters["greedy_drafts"]),
         counters["off"],
-        {k: counters[f"{k}_seconds"] for k in ("start", "generate")},
+        {k: counters[f"{k}_seconds"] for k in ("start", "generate", "sample")},
         ruled,
+        kept,
         int(counters["swaps"]),
         tuple(counters["swap_errors"]),
     )

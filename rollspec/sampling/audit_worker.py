@@ -31,13 +31,14 @@ SWAP_STEPS = 17  # engine steps between two swaps of drafter weights: no multipl
 
 @dataclass(slots=True)
 class Said:
-    """One response. `ruled`: leading tokens that the lossy rule decided, kept or replaced; 0 without one."""
+    """One response. `ruled`: leading tokens that the lossy rule decided, kept or replaced; `kept`: those it kept."""
 
     prompt: int
     round: int
     tokens: list[int]
     log_probs: list[float]
     ruled: int = 0
+    kept: int = 0
 
 
 def run(folder: Path, job: dict[str, Any]) -> None:
@@ -51,8 +52,9 @@ def run(folder: Path, job: dict[str, Any]) -> None:
     for r in range(job["greedy_rounds"]):
         version = _next_round(llm, job, version)
         greedy += _generate(llm, plan, r, copies=2 if r else 1, temperature=0.0)
-    before = _counters(llm)
+    greedy_drafts = _counters(llm)
     sampled: list[Said] = []
+    drafts, seconds = [0, 0], 0.0
     swaps = Swaps(llm, job["swaps"])
     reuse = _lossy(llm, job)
     tokens = r = 0
@@ -64,21 +66,24 @@ def run(folder: Path, job: dict[str, Any]) -> None:
             old = _generate(llm, plan, r, plan["samples"], job["old_temperature"] or temperature)
             _load(llm, job["old"] and job["model"])
         version = _next_round(llm, job, version)
+        before, start = _counters(llm), time.perf_counter()
         if reuse is not None:
             found = _generate_lossily(llm, plan, r, reuse, old)
         else:
             found = _generate(llm, plan, r, plan["samples"], temperature, swaps)
+        seconds += time.perf_counter() - start
+        drafts = [d + b - a for d, a, b in zip(drafts, before, _counters(llm), strict=True)]
         sampled += found
         tokens += sum(len(s.tokens) for s in found)
         r += 1
         _write(folder / "progress.json", {"done": min(tokens, plan["tokens"]), "total": plan["tokens"]})
-    after = _counters(llm)
     np.savez(folder / "tokens.npz", **_arrays("greedy", greedy), **_arrays("sample", sampled))
     _write(
         folder / "counters.json",
         {
-            "greedy_drafts": before,
-            "sample_drafts": (after[0] - before[0], after[1] - before[1]),
+            "greedy_drafts": greedy_drafts,
+            "sample_drafts": drafts,
+            "sample_seconds": seconds,
             "off": _off(llm, job),
             "rounds": r,
             "swaps": swaps.made,
@@ -252,6 +257,7 @@ def _generate_lossily(llm: Any, plan: dict[str, Any], r: int, reuse: Any, old: l
         said = Said(s.prompt, r, list(start), [] if prefix is None else list(prefix.logprobs))
         if prefix is not None:  # a token that is kept, or the first one drawn in the place of a refused one
             said.ruled = min(len(start) + 1, len(s.tokens))
+            said.kept = len(start)
         out.append(said)
         if prefix is None or not prefix.finished:
             prompt = prompts[s.prompt]
@@ -318,6 +324,7 @@ def _arrays(name: str, rows: Iterable[Said]) -> dict[str, Any]:
         f"{name}_prompt": np.array([s.prompt for s in rows], dtype=np.int64),
         f"{name}_round": np.array([s.round for s in rows], dtype=np.int64),
         f"{name}_ruled": np.array([s.ruled for s in rows], dtype=np.int64),
+        f"{name}_kept": np.array([s.kept for s in rows], dtype=np.int64),
     }
 
 
