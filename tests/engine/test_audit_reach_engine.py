@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +13,17 @@ import pytest
 from heads import random_head
 from models import make_sharp_model
 
+from rollspec.sampling.audit import AuditResult, SwapCheck, conclude
+from rollspec.sampling.audit_engine import Arm, ArmOutput, Plan, run_arm
+from rollspec.sampling.audit_reference import Reference
+from rollspec.sampling.audit_run import Judged, _compare, _judge
+
 pytestmark = pytest.mark.engine
 
 LIMIT = 500.0
+PROMPTS = tuple(tuple(range(3 + i, 11 + i)) for i in range(6))
+SWITCHING = ["tuning.policy=random", "tuning.guard.enabled=false"]
+COUPLED = ["mode=coupled", *SWITCHING]
 
 Audit = Callable[..., dict[str, Any]]
 
@@ -55,10 +64,10 @@ def moved(model: Path, folder: Path, scale: float = 0.02) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("bias", [0.0, 0.5])
-def test_lenient_reuse_is_flagged_with_its_distance(audit: Audit, sharp: Path, tmp_path: Path, bias: float) -> None:
+def test_lenient_reuse_is_flagged_with_its_distance(audit: Audit, sharp: Path, tmp_path: Path) -> None:
+    """The whole command."""
     old = moved(sharp, tmp_path / "old", 0.05)
-    found = audit("--preset", "spec_rl", "--set", f"reuse.bias={bias}", "--old", str(old))
+    found = audit("--preset", "spec_rl", "--set", "reuse.bias=0", "--old", str(old))
     assert found["verdict"] == "fail"
     assert "reuse.mode = lenient" in found["reasons"][0]
     lossy = found["lossy"]
@@ -69,40 +78,55 @@ def test_lenient_reuse_is_flagged_with_its_distance(audit: Audit, sharp: Path, t
     assert "total variation" in " ".join(found["said"].split())
 
 
-def test_kept_noise_follows_the_policy_that_replaced_another(audit: Audit, sharp: Path, tmp_path: Path) -> None:
-    old = moved(sharp, tmp_path / "old")
-    found = audit("--preset", "coupled_reuse", "--old", str(old), "--samples", "64", tokens=12000)
-    assert found["verdict"] == "pass", found["reasons"]
-    assert found["noise"]["wrong"] == 0 and found["noise"]["tokens"] == found["n_tokens"]
-    assert min(found["drafts"][k] for k in ("accepted", "rejected")) > 100
+def sampled(sharp: Path, arm: Arm, tokens: int = 4000, samples: int = 16) -> tuple[ArmOutput, Judged, Plan]:
+    """The sampled half of an audit."""
+    plan = Plan(PROMPTS, tokens=tokens, samples=samples, max_tokens=48)
+    output = run_arm(sharp, plan, arm, timeout=LIMIT)
+    target = Reference(sharp, plan.temperature)
+    return output, _judge(output.samples, target, plan, lambda done, total: None, arm), plan
 
 
-def test_two_builds_say_the_same_under_coupled_and_follow_one_law_under_standard(audit: Audit) -> None:
-    second = ["max_num_seqs=7", "max_num_batched_tokens=64", "enable_chunked_prefill=true", "proposal.k_max=4"]
-    options = [text for pair in second for text in ("--second", pair)]
-    found = audit("--set", "mode=coupled", "--switch-arms", *options)
-    assert found["verdict"] == "pass", found["reasons"]
-    same = found["build"]["same"]
-    assert same["identical"] + same["ties"] == same["sequences"] > 100 and same["ties"] <= 2
-    assert found["build"]["noise"]["wrong"] == 0 and found["build"]["drafts"]["accepted"] > 0
-
-    found = audit("--switch-arms", *options)
-    assert found["verdict"] == "pass", found["reasons"]
-    assert found["build"]["same"] is None and found["build"]["n_tokens"] >= 8000
-    assert any(t["where"].startswith("second build: ") for t in found["tests"])
+def verdict(output: ArmOutput, judged: Judged, arm: Arm, **more: Any) -> AuditResult:
+    return conclude(
+        judged.tests,
+        output.samples.n_tokens,
+        log_probs=judged.log_probs,
+        noise=judged.noise,
+        drafts=output.drafts if arm.drafts else None,
+        **more,
+    )
 
 
-def test_drafter_swaps_while_requests_run_change_no_law(audit: Audit, sharp: Path, tmp_path: Path) -> None:
-    heads = [random_head(tmp_path / f"head{i}", sharp, seed=i) for i in range(3)]
-    learned = {
-        "proposal.drafters": "[suffix,eagle3]",
-        "proposal.learned.model": str(heads[0]),
-        "proposal.budget.policy": "fixed",
-    }
-    options = [text for k, v in learned.items() for text in ("--set", f"{k}={v}")]
-    options += ["--switch-arms", "--swap", str(heads[1]), "--swap", str(heads[2])]
-    for mode in ("standard", "coupled"):
-        found = audit("--set", f"mode={mode}", *options)
-        assert found["verdict"] == "pass", found["reasons"]
-        assert found["swaps"]["made"] >= 5 and not found["swaps"]["errors"]
-        assert min(found["drafts"][k] for k in ("accepted", "rejected")) > 200
+def test_kept_noise_follows_the_policy_that_replaced_another(sharp: Path, tmp_path: Path) -> None:
+    arm = replace(Arm.with_rollspec("coupled_reuse"), old=str(moved(sharp, tmp_path / "old")))
+    output, judged, _ = sampled(sharp, arm, samples=64)
+    result = verdict(output, judged, arm)
+    assert result.verdict == "pass", result.reasons
+    assert judged.noise is not None and judged.noise.tokens == output.samples.n_tokens
+    assert min(output.drafts.accepted, output.drafts.rejected) > 100
+
+
+def test_two_builds_say_the_same_under_coupled(sharp: Path) -> None:
+    tight = {"max_num_seqs": 7, "max_num_batched_tokens": 64, "enable_chunked_prefill": True}
+    first = Arm.with_rollspec("default", COUPLED)
+    second = Arm.with_rollspec("default", [*COUPLED, "proposal.k_max=4"], tight)
+    (one, judged, plan), (other, again, _) = (sampled(sharp, arm) for arm in (first, second))
+    build = _compare(one, other, judged, again, Reference(sharp, plan.temperature), plan, second)
+    result = verdict(one, judged, first, build=build)
+    assert result.verdict == "pass", result.reasons
+    same = build.same
+    assert same is not None and same.identical + same.ties == same.sequences > 80 and same.ties <= 2
+    assert build.noise is not None and build.drafts is not None and build.drafts.accepted > 0
+
+
+@pytest.mark.parametrize("mode", ["standard", "coupled"])
+def test_drafter_swaps_while_requests_run_change_no_law(model: Path, tmp_path: Path, mode: str) -> None:
+    heads = [random_head(tmp_path / f"head{i}", model, seed=i) for i in range(3)]
+    learned = ["proposal.drafters=[suffix,eagle3]", f"proposal.learned.model={heads[0]}", f"mode={mode}"]
+    arm = Arm.with_rollspec("default", [*learned, "proposal.budget.policy=fixed", *SWITCHING])
+    arm = replace(arm, swaps=(str(heads[1]), str(heads[2])))
+    output, judged, _ = sampled(model, arm)
+    result = verdict(output, judged, arm, swaps=SwapCheck(output.swaps, output.swap_errors))
+    assert result.verdict == "pass", result.reasons
+    assert output.swaps >= 3 and not output.swap_errors
+    assert min(output.drafts.accepted, output.drafts.rejected) > 100
