@@ -107,7 +107,9 @@ def test_kept_noise_follows_the_policy_that_replaced_another(sharp: Path, tmp_pa
 
 
 def test_two_builds_say_the_same_under_coupled(sharp: Path) -> None:
+    """Steps that overlap against ones that follow each other, in small batches with prompts in chunks."""
     tight = {"max_num_seqs": 7, "max_num_batched_tokens": 64, "enable_chunked_prefill": True}
+    tight |= {"async_scheduling": False}
     first = Arm.with_rollspec("default", COUPLED)
     second = Arm.with_rollspec("default", [*COUPLED, "proposal.k_max=4"], tight)
     (one, judged, plan), (other, again, _) = (sampled(sharp, arm) for arm in (first, second))
