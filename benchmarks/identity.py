@@ -19,11 +19,11 @@ import numpy as np
 from benchmarks.harness import pin, provenance, save
 from rollspec import RollspecConfig
 from rollspec.sampling.audit import Samples
+from rollspec.sampling.audit_builds import same_tokens
 from rollspec.sampling.audit_engine import Arm, Plan, run_arm
-from rollspec.sampling.audit_noise import keys_of
+from rollspec.sampling.audit_noise import keys_of, leads
 from rollspec.sampling.audit_prompts import token_prompts
 from rollspec.sampling.audit_reference import Reference
-from rollspec.sampling.noise import gumbel
 
 COUPLED = ["mode=coupled"]
 SWITCHING = [*COUPLED, "tuning.policy=random", "tuning.guard.enabled=false"]
@@ -32,31 +32,25 @@ SWITCHING = [*COUPLED, "tuning.policy=random", "tuning.guard.enabled=false"]
 def compare(a: Samples, b: Samples, plan: Plan, target: Reference) -> dict[str, Any]:
     """Tokens compared, texts that part, and the leads of the winners where they do."""
     keys = keys_of(a, plan.prompts, RollspecConfig.load({"mode": "coupled"}, env={}), plan.seed, 0)
-    compared, gaps = 0, []
-    for s, (x, y) in enumerate(zip(a.tokens, b.tokens, strict=True)):
-        n = min(len(x), len(y))
-        differ = np.flatnonzero(x[:n] != y[:n])
-        if not len(differ):
-            compared += n
-            continue
-        at = int(differ[0])
-        compared += at + 1
-        prompt = plan.prompts[int(a.prompt[s])]
-        p, q = int(x[at]), int(y[at])
-        noise = gumbel(keys[s : s + 1], np.array([len(prompt) + at]), target.vocab)[0]
-        lead = target.gap(prompt, x[:at].tolist(), p, q) / plan.temperature + noise[p] - noise[q]
-        gaps.append(abs(float(lead)))
+    found = same_tokens(a, b, leads(a, keys, plan.prompts, target), 0.0)
     return {
-        "texts": len(a.tokens),
-        "tokens": compared,
-        "parted": len(gaps),
-        "parted_per_token": len(gaps) / max(1, compared),
-        "gap_median": float(np.median(gaps)) if gaps else None,
-        "gap_max": max(gaps, default=None),
+        "texts": found.sequences,
+        "tokens": found.tokens,
+        "parted": len(found.leads),
+        "parted_per_token": len(found.leads) / max(1, found.tokens),
+        "gap_median": float(np.median(found.leads)) if found.leads else None,
+        "gap_max": max(found.leads, default=None),
+        "gaps": sorted(found.leads),
     }
 
 
-def run(model: str | None = None, dtype: str = "bfloat16", quick: bool = False, out: Path | None = None) -> Path:
+def run(
+    model: str | None = None,
+    dtype: str = "bfloat16",
+    quick: bool = False,
+    tokens: int = 20_000,
+    out: Path | None = None,
+) -> Path:
     """Print and save the comparison."""
     pin()
     began = provenance()
@@ -66,7 +60,7 @@ def run(model: str | None = None, dtype: str = "bfloat16", quick: bool = False, 
 
             model = str(prepare(folder, size="tiny" if quick else "demo").model)
         prompts = token_prompts(model, None, 8, 128)
-        plan = Plan(prompts, tokens=2_000 if quick else 60_000, samples=16, max_tokens=128, dtype=dtype)
+        plan = Plan(prompts, tokens=2_000 if quick else tokens, samples=16, max_tokens=128, dtype=dtype)
         found = []
         for overrides in ([*COUPLED, "proposal.drafters=[]"], SWITCHING):
             arm = Arm.with_rollspec("default", overrides)
@@ -96,6 +90,7 @@ if __name__ == "__main__":
     parser.add_argument("--model", help="checkpoint; default: the demo's policy")
     parser.add_argument("--dtype", default="bfloat16", choices=["bfloat16", "float16", "float32"])
     parser.add_argument("--quick", action="store_true", help="show that it runs")
+    parser.add_argument("--tokens", type=int, default=20_000, help="sampled by each of the two engines, about")
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
-    print(run(args.model, args.dtype, args.quick, args.out))
+    print(run(args.model, args.dtype, args.quick, args.tokens, args.out))

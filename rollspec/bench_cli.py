@@ -12,7 +12,7 @@ import typer
 from rollspec.errors import RollspecError
 
 ROOT = Path(__file__).resolve().parents[1]
-NAMES = ("propose", "coupled", "inert", "bandits", "scale", "cost", "harm", "tuner", "rollout", "swap")
+NAMES = ("propose", "coupled", "inert", "bandits", "scale", "cost", "harm", "tuner", "rollout", "swap", "reuse")
 
 command = typer.Typer(help="Run the benchmarks: alternating runs, ratios with their spread, JSON with provenance.")
 
@@ -79,6 +79,29 @@ def rollout(
 def swap(quick: Quick = False, out: Out = None, json: Json = False) -> None:
     """Pauses that swaps of drafter weights make, and what capturing samples costs (minutes)."""
     _done(_module("swap").run(quick=quick, out=out), json)
+
+
+@command.command()
+def reuse(
+    quick: Quick = False,
+    out: Out = None,
+    json: Json = False,
+    seeds: Annotated[str, typer.Option(help="Seeds of the jobs, separated by commas.")] = "0,1,2",
+    arms: Annotated[
+        str | None, typer.Option(help="Arms, separated by semicolons (none;coupled;lenient, bias 0); default: all.")
+    ] = None,
+    work: Annotated[
+        Path | None, typer.Option(file_okay=False, help="Folder of the jobs; finished ones are not run again.")
+    ] = None,
+) -> None:
+    """Reuse of past rollouts in the demo's job: drafts, kept noise, SPEC-RL's lossy prefixes (an hour: 15 jobs)."""
+    try:
+        chosen = tuple(int(s) for s in seeds.split(","))
+    except ValueError as e:
+        raise RollspecError(f"rollspec: --seeds {seeds!r} is not a list of numbers; write 0,1,2.") from e
+    module = _module("reuse")
+    names = tuple(a.strip() for a in arms.split(";")) if arms else tuple(module.ARMS)
+    _done(module.run(quick=quick, seeds=chosen, arms=names, work=work, out=out), json)
 
 
 @command.command()

@@ -185,6 +185,12 @@ class CoupledConfig(_Section):
         description="The run's seed: with the same one, the same engine seeds and policies, tokens are the same. "
         "Engines that sample siblings of one prompt must differ in vLLM's own seed, as trainers make them.",
     )
+    drafts: Literal["noise", "greedy"] = Field(
+        "noise",
+        description="What a learned drafter proposes: `noise`: argmax(its logits / T + the noise of the next token), "
+        "which agrees with the target as far as their laws do; `greedy`: its likeliest token, accepted with at most "
+        "max p. Either way the text is the same.",
+    )
 
 
 class ReuseConfig(_Section):

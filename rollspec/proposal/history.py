@@ -166,8 +166,8 @@ class History:
         tokens = np.concatenate(rows) if rows else np.empty(0, np.int32)
         return {"tokens": tokens.astype(np.int32, copy=False), "lengths": lengths, "prompts": prompts}
 
-    def save(self, folder: Path | str, snapshot: dict[str, Any] | None = None) -> Path:
-        """Write `folder/history.safetensors` atomically.
+    def save(self, folder: Path | str, snapshot: dict[str, Any] | None = None, tokenizer: str | None = None) -> Path:
+        """Write `folder/history.safetensors` atomically. `tokenizer` names whose tokens they are, where it is known.
 
         Raises:
             HistoryError: the folder cannot be written or the disk is full; an earlier file stays as it was.
@@ -179,6 +179,7 @@ class History:
         header = {
             "format": FORMAT,
             "prompts": json.dumps(snap["prompts"], separators=(",", ":")),
+            **({"tokenizer": tokenizer} if tokenizer is not None else {}),
         }
         header["checksum"] = _checksum(snap["tokens"], snap["lengths"], header["prompts"])
         target = folder / FILE
@@ -201,22 +202,22 @@ class History:
             ) from e
         return target
 
-    def load(self, folder: Path | str, version: int = 0, vocab: int | None = None) -> int:
+    def load(self, folder: Path | str, version: int = 0, vocab: int | None = None, tokenizer: str | None = None) -> int:
         """Take what `folder/history.safetensors` holds; returns the number of responses, 0 where there is no file.
 
         What is kept for a prompt already is replaced. Versions are shifted to below `version`, the present one, where
         they are not: another job's, or a later state of this one's, must not count as newer than what is said now.
-        `vocab`: size of the target's vocabulary, which no token may be outside of.
+        `vocab`: size of the target's vocabulary, which no token may be outside of. `tokenizer`: its tokenizer's name.
 
         Raises:
-            HistoryError: the file is truncated, altered, of another format or another vocabulary. It is renamed to
+            HistoryError: the file is truncated, altered, of another format, vocabulary or tokenizer. It is renamed to
                 `*.corrupt` so that the next save does not destroy it, and nothing of it is used.
         """
         path = Path(folder) / FILE
         if not path.is_file():
             return 0
         try:
-            snap = _read(path, vocab)
+            snap = _read(path, vocab, tokenizer)
         except (OSError, ValueError, KeyError, TypeError, IndexError) as e:
             aside = path.with_suffix(".safetensors.corrupt")
             try:
@@ -249,7 +250,7 @@ def _checksum(tokens: TokenArray, lengths: Any, prompts: str) -> str:
     return h.hexdigest()
 
 
-def _read(path: Path, vocab: int | None) -> list[tuple[str, TokenArray, list[Response]]]:
+def _read(path: Path, vocab: int | None, tokenizer: str | None) -> list[tuple[str, TokenArray, list[Response]]]:
     from safetensors import SafetensorError, safe_open
 
     try:
@@ -262,6 +263,9 @@ def _read(path: Path, vocab: int | None) -> list[tuple[str, TokenArray, list[Res
         raise ValueError(f"its format is {header.get('format')!r}, not {FORMAT!r}")
     if _checksum(tokens, lengths, header["prompts"]) != header.get("checksum"):
         raise ValueError("its checksum does not match its contents")
+    theirs = header.get("tokenizer")
+    if None not in (theirs, tokenizer) and theirs != tokenizer:
+        raise ValueError(f"it is of another tokenizer ({theirs}, not {tokenizer})")
     if vocab is not None and len(tokens) and not 0 <= int(tokens.min()) <= int(tokens.max()) < vocab:
         raise ValueError(f"it has token {int(tokens.max())}, and the model's vocabulary ends at {vocab - 1}")
     ends = np.cumsum(lengths)

@@ -10,9 +10,11 @@ Exit status: 0 pass, 1 fail, 2 bad input or inconclusive (nothing was drafted, a
 from __future__ import annotations
 
 import json
+import shlex
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -22,6 +24,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from rollspec.config import RollspecConfig
 from rollspec.sampling.audit import ALPHA, AuditError, AuditResult
 from rollspec.sampling.audit_engine import ARM_SECONDS, Arm, Plan
 from rollspec.sampling.audit_report import FAMILY_COLUMNS, check_path, facts, families, verdict_line, write
@@ -64,6 +67,25 @@ def command(
         list[str] | None,
         typer.Option(metavar="KEY=VALUE", help="Further argument of vllm.LLM for both engines; may be repeated."),
     ] = None,
+    second: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="KEY=VALUE",
+            help="Audit a second build too, changed by this: a knob of rollspec (proposal.k_max=4), or an argument of "
+            "vllm.LLM (async_scheduling=false). Coupled: the same tokens; else: the same law. May be repeated.",
+        ),
+    ] = None,
+    swap: Annotated[
+        list[Path] | None,
+        typer.Option(help="Folder of drafter weights to swap in while requests run; several take turns."),
+    ] = None,
+    old: Annotated[
+        str | None, typer.Option(help="Checkpoint of an earlier policy, whose rollouts come first: audits reuse.")
+    ] = None,
+    old_temperature: Annotated[
+        float | None,
+        typer.Option(help="Temperature of these rollouts; lenient reuse without --old: half of the other."),
+    ] = None,
     timeout: Annotated[float, typer.Option(help="Seconds an engine may take.")] = ARM_SECONDS,
     out: Annotated[Path | None, typer.Option(help="Write every test to this .json, .md or .html file.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON; progress goes to stderr.")] = False,
@@ -80,16 +102,22 @@ def command(
         raise AuditError(f"rollspec: --temperature {temperature:g} cannot be used; give one above 0 (1 is usual).")
     if not 0 < alpha < 1:
         raise AuditError(f"rollspec: --alpha {alpha:g} cannot be used; give a probability such as {ALPHA:g}.")
-    arguments = _arguments(engine or ())
+    if old_temperature is not None and not old_temperature > 0:
+        raise AuditError(f"rollspec: --old-temperature {old_temperature:g} cannot be used; give one above 0.")
+    arguments = _arguments(engine or (), "--engine")
     switches = ["tuning.policy=random", "tuning.options={}", "tuning.guard.enabled=false"] if switch_arms else []
-    arm = _arm(preset, [*(overrides or ()), *switches], speculative_config, arguments)
+    chosen = [*(overrides or ()), *switches]
+    arm = _beside(_arm(preset, chosen, speculative_config, arguments), swap or (), old, old_temperature, temperature)
+    other = _second(arm, preset, chosen, speculative_config, arguments, second) if second else None
     found = token_prompts(model, prompts, max_prompts, max_tokens, bool(arguments.get("trust_remote_code")))
     plan = Plan(
         found, tokens=tokens, samples=samples, max_tokens=max_tokens, temperature=temperature, seed=seed, dtype=dtype
     )
     console = Console(stderr=as_json)
     with _display(console) as stage:
-        result = run_audit(model, plan, arm, alpha=alpha, timeout=timeout, device=device, stage=stage)
+        result = run_audit(model, plan, arm, second=other, alpha=alpha, timeout=timeout, device=device, stage=stage)
+    words = ["rollspec", *sys.argv[1:]]
+    result = replace(result, provenance={**result.provenance, "command": shlex.join(words)})
     if out is not None:
         write(result, out)
     if as_json:
@@ -161,7 +189,33 @@ def _arm(preset: str, overrides: Sequence[str], speculative_config: str | None, 
     return Arm(f"vLLM's {config.get('method', 'own')} speculation", speculative_config=config, engine=engine)
 
 
-def _arguments(pairs: Sequence[str]) -> dict[str, Any]:
+def _beside(arm: Arm, swaps: Sequence[Path], old: str | None, old_temperature: float | None, temperature: float) -> Arm:
+    """The arm with what happens around its sampling."""
+    if swaps and not {"eagle3", "draft_model"} & set((arm.rollspec or {}).get("proposal", {}).get("drafters", ())):
+        raise AuditError(
+            "rollspec: --swap replaces the weights of a learned drafter, and this engine has none; set "
+            "proposal.drafters=[suffix,eagle3] and proposal.learned.model."
+        )
+    if missing := [p for p in swaps if not p.is_dir()]:
+        raise AuditError(f"rollspec: --swap {str(missing[0])!r} is no folder; give one with drafter weights.")
+    if arm.lossy and old is None and old_temperature is None:
+        old_temperature = temperature / 2  # the same weights would be kept whole, and show nothing
+    return replace(arm, swaps=tuple(map(str, swaps)), old=old, old_temperature=old_temperature)
+
+
+def _second(
+    arm: Arm, preset: str, overrides: Sequence[str], speculative: str | None, engine: dict[str, Any], pairs: list[str]
+) -> Arm:
+    """The second build: knobs of rollspec have a dot or are its top-level ones, the rest goes to vLLM."""
+    own = [p for p in pairs if "." in p.partition("=")[0] or p.partition("=")[0].strip() in RollspecConfig.model_fields]
+    theirs = _arguments([p for p in pairs if p not in own], "--second")
+    if own and arm.rollspec is None:
+        raise AuditError(f"rollspec: --second {own[0]!r} is a knob of rollspec, which this engine does not run.")
+    made = _arm(preset, [*overrides, *own], speculative, {**engine, **theirs})
+    return replace(made, name=", ".join(pairs), swaps=arm.swaps, old=arm.old, old_temperature=arm.old_temperature)
+
+
+def _arguments(pairs: Sequence[str], option: str) -> dict[str, Any]:
     import yaml
 
     out: dict[str, Any] = {}
@@ -169,7 +223,7 @@ def _arguments(pairs: Sequence[str]) -> dict[str, Any]:
         key, eq, value = pair.partition("=")
         if not eq or not key.strip().isidentifier():
             raise AuditError(
-                f"rollspec: --engine {pair!r} is not KEY=VALUE; write e.g. --engine tensor_parallel_size=2."
+                f"rollspec: {option} {pair!r} is not KEY=VALUE; write e.g. {option} tensor_parallel_size=2."
             )
         try:
             out[key.strip()] = yaml.safe_load(value)

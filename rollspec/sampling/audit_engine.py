@@ -25,6 +25,7 @@ import numpy as np
 
 from rollspec.config import ENV_PREFIX, ENV_SWITCH, RollspecConfig, Source
 from rollspec.sampling.audit import AuditError, DraftCounts, Samples
+from rollspec.sampling.audit_tests import Ints
 
 Progress = Callable[[int, int], None]
 
@@ -54,17 +55,38 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class Arm:
-    """One engine: rollspec's resolved configuration, vLLM's own speculation, or neither; and more `LLM` arguments."""
+    """One engine: rollspec's resolved configuration, vLLM's own speculation, or neither; and more `LLM` arguments.
+
+    Attributes:
+        swaps: folders of drafter weights that take turns while requests run.
+        old: checkpoint of an earlier policy, whose rollouts come before those that are audited.
+        old_temperature: they are sampled at; None: the plan's.
+    """
 
     name: str
     rollspec: dict[str, Any] | None = None
     speculative_config: dict[str, Any] | None = None
     engine: dict[str, Any] = field(default_factory=dict)
+    swaps: tuple[str, ...] = ()
+    old: str | None = None
+    old_temperature: float | None = None
+
+    @property
+    def lossy(self) -> bool:
+        """Whether rollouts start from old responses by SPEC-RL's rule."""
+        return self.rollspec is not None and self.rollspec["reuse"]["mode"] == "lenient"
 
     @property
     def speculates(self) -> bool:
         """Whether drafts are expected, and their absence makes the audit inconclusive."""
         return self.rollspec is not None or self.speculative_config is not None
+
+    @property
+    def drafts(self) -> bool:
+        """Whether it is configured to draft anything at all."""
+        if self.rollspec is None:
+            return self.speculative_config is not None
+        return bool(self.rollspec["proposal"]["drafters"]) and self.rollspec["tuning"]["arms"] != [0]
 
     @classmethod
     def plain(cls, engine: Mapping[str, Any] | None = None) -> Arm:
@@ -88,7 +110,10 @@ class Arm:
 class ArmOutput:
     """What an engine said, and its drafts while it sampled and while it was greedy.
 
-    `off` is why rollspec did not speculate in it, or None.
+    Attributes:
+        ruled: [sequences] leading tokens of each sampled response that the lossy rule decided. kept: those it kept.
+        off: why rollspec did not speculate in it, or None.
+        swaps: times the drafter's weights were replaced. swap_errors: why they were not.
     """
 
     samples: Samples
@@ -97,6 +122,10 @@ class ArmOutput:
     greedy_drafts: DraftCounts
     off: str | None
     seconds: dict[str, float]
+    ruled: Ints
+    kept: Ints
+    swaps: int = 0
+    swap_errors: tuple[str, ...] = ()
 
 
 def run_arm(
@@ -126,6 +155,9 @@ def run_arm(
         "rollspec": arm.rollspec,
         "speculative_config": arm.speculative_config,
         "engine": arm.engine,
+        "swaps": list(arm.swaps),
+        "old": arm.old,
+        "old_temperature": arm.old_temperature,
         "max_model_len": longest + 1,
         "sample": sample,
         "greedy_rounds": greedy_rounds,
@@ -137,13 +169,18 @@ def run_arm(
         counters = json.loads((folder / "counters.json").read_text())
         with np.load(folder / "tokens.npz") as arrays:
             samples, greedy = _read(arrays, "sample"), _read(arrays, "greedy")
+            ruled, kept = arrays["sample_ruled"], arrays["sample_kept"]
     return ArmOutput(
         samples,
         greedy,
         DraftCounts(*counters["sample_drafts"]),
         DraftCounts(*counters["greedy_drafts"]),
         counters["off"],
-        {k: counters[f"{k}_seconds"] for k in ("start", "generate")},
+        {k: counters[f"{k}_seconds"] for k in ("start", "generate", "sample")},
+        ruled,
+        kept,
+        int(counters["swaps"]),
+        tuple(counters["swap_errors"]),
     )
 
 

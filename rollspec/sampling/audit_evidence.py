@@ -70,6 +70,7 @@ class Evidence:
     seen: np.ndarray = field(init=False)  # [N] bool
     log_prob: Floats = field(init=False)  # [N] of the sampled token, as all below
     entropy: Floats = field(init=False)
+    flat: Floats = field(init=False)  # mean over the vocabulary of -log p: the surprisal of a uniform token
     surprisal_variance: Floats = field(init=False)
     surprisal_third: Floats = field(init=False)
     is_argmax: Floats = field(init=False)
@@ -91,7 +92,7 @@ class Evidence:
         self.prefix = prefix_ids(self.samples)
         self._prefix_count = np.bincount(self.prefix, minlength=1)
         self.seen = np.zeros(n, dtype=bool)
-        for name in ("log_prob", "entropy", "surprisal_variance", "surprisal_third", "is_argmax", "p_max"):
+        for name in ("log_prob", "entropy", "flat", "surprisal_variance", "surprisal_third", "is_argmax", "p_max"):
             setattr(self, name, np.zeros(n))
         self.pit, self.rank_pit = np.zeros(n), np.zeros(n)
         self.token_moments = np.zeros((4, self.vocab))
@@ -130,6 +131,7 @@ class Evidence:
         entropy = -(p * lp).sum(-1)
         excess = -lp - entropy[:, None]  # [n, V]
         self.entropy[rows] = entropy
+        self.flat[rows] = -lp.mean(-1)
         weighted = p * excess**2
         self.surprisal_variance[rows] = weighted.sum(-1)
         self.surprisal_third[rows] = (weighted * excess).sum(-1)

@@ -5,6 +5,7 @@ One forward pass per response. It shares no kernel, cache, batch or sampler with
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -75,6 +76,10 @@ class Reference:
     def _log_softmax(self, logits: Any) -> Floats:
         out: Floats = (logits.double() / self.temperature).log_softmax(-1).cpu().numpy()
         return out
+
+    def log_probs(self, prompt: Sequence[int], response: list[int]) -> Floats:
+        """[tokens, V] log-probabilities at the temperature, of the token at each position of one response."""
+        return self._log_softmax(self._logits(tuple(prompt), [response])[0])
 
     def gap(self, prompt: tuple[int, ...], response: list[int], a: int, b: int) -> float:
         """Logit of `a` less that of `b` after `response`."""

@@ -6,7 +6,8 @@ import html
 import json
 from pathlib import Path
 
-from rollspec.sampling.audit import AuditError, AuditResult
+from rollspec.sampling.audit import AuditError, AuditResult, BuildCheck
+from rollspec.sampling.audit_power import Power
 from rollspec.sampling.audit_tests import TestResult
 
 FAMILY_COLUMNS = ("test", "tests", "strongest", "statistic", "smallest p", "adjusted p", "")
@@ -31,6 +32,14 @@ def facts(result: AuditResult) -> list[tuple[str, str]]:
     out: list[tuple[str, str]] = []
     if result.subject is not None:
         out.append(("engine", result.subject))
+    if plan := result.provenance.get("plan"):
+        out.append(
+            (
+                "tested",
+                f"{result.n_tokens:,} tokens: {plan['prompts']} prompts, {plan['samples']} siblings each, temperature "
+                f"{plan['temperature']:g}, {plan['dtype']}, up to {plan['max_tokens']} tokens, seed {plan['seed']}",
+            )
+        )
     if result.drafts is not None:
         d = result.drafts
         share = d.accepted / d.drafted if d.drafted else 0.0
@@ -47,13 +56,48 @@ def facts(result: AuditResult) -> list[tuple[str, str]]:
         rest = f", {k.ties} at a tie" if k.ties else ""
         rest += f", {k.wrong} are not" if k.wrong else ""
         out.append(("coupled noise", f"{k.exact:,} of {k.tokens:,} tokens are what target and noise make{rest}"))
+    if result.lossy is not None:
+        y = result.lossy
+        out.append(
+            (
+                "lossy reuse",
+                f"total variation {y.measured:.4f} +- {y.error:.4f} measured, {y.theory:.4f} by the rule (at most "
+                f"{y.largest:.3f} at a position), over {y.positions:,} of the {y.ruled:,} tokens that it decided",
+            )
+        )
+    if result.build is not None:
+        out.append(("second build", _build(result.build)))
+    if result.swaps is not None:
+        refused = f", {len(result.swaps.errors)} refused" if result.swaps.errors else ""
+        out.append(("drafter swaps", f"{result.swaps.made} while requests ran{refused}"))
     if result.log_probs is not None:
         c = result.log_probs
         broken = f", {c.not_finite:,} NaN or infinite" if c.not_finite else ""
         out.append(("log-probabilities", f"off by {c.mean_error:.1e} on average, {c.max_error:.1e} at most{broken}"))
+    if result.power is not None and result.power.tests:
+        out.append(("power", _power(result.power)))
     if "mean_entropy" in result.provenance:
         out.append(("entropy", f"{result.provenance['mean_entropy']:.2f} nats per token on average"))
     return out
+
+
+def _power(power: Power) -> str:
+    sizes = [
+        f"{'none' if share is None else f'{share:.2%}'} of tokens {how}"
+        for share, how in ((power.uniform, "uniform instead"), (power.argmax, "most likely instead"))
+    ]
+    if power.odds is not None:
+        sizes.append(f"odds of token {power.token} changed by {power.odds:.1%}")
+    return f"found nine times in ten at p <= {power.alpha:g}: {', '.join(sizes)}"
+
+
+def _build(build: BuildCheck) -> str:
+    if build.same is None:
+        return f"{build.name}: {build.n_tokens:,} tokens, tested as the first's"
+    k = build.same
+    rest = f", {k.ties} part at a tie" if k.ties else ""
+    rest += f", {k.wrong} differ" if k.wrong else ""
+    return f"{build.name}: {k.identical} of {k.sequences} texts identical{rest} ({k.tokens:,} tokens)"
 
 
 def families(result: AuditResult) -> list[tuple[str, ...]]:
@@ -110,6 +154,8 @@ def markdown(result: AuditResult) -> str:
     """Verdict, reasons, findings, one row per family and one per test."""
     lines = ["# rollspec audit", "", f"**{verdict_line(result)}**", "", *(f"- {r}" for r in result.reasons), ""]
     lines += [f"- {name}: {found}" for name, found in facts(result)]
+    if again := result.provenance.get("command"):
+        lines += ["", f"Reproduce: `{again}`"]
     lines += ["", *_markdown_table(FAMILY_COLUMNS, families(result)), "", "## Every test", ""]
     lines += _markdown_table(_TEST_COLUMNS, _test_rows(result))
     lines += ["", "## Provenance", "", "```json", json.dumps(result.provenance, indent=2), "```", ""]
@@ -134,6 +180,8 @@ def page(result: AuditResult) -> str:
     colour = {"pass": "#1a7f37", "fail": "#b42318", "inconclusive": "#9a6700"}[result.verdict]
     items = "".join(f"<li>{html.escape(r)}</li>" for r in result.reasons)
     found = "".join(f"<tr><th>{html.escape(n)}</th><td>{html.escape(f)}</td></tr>" for n, f in facts(result))
+    command = result.provenance.get("command")
+    again = f"<p>Reproduce: <code>{html.escape(command)}</code></p>" if command else ""
     return (
         "<!doctype html><html lang=en><meta charset=utf-8><meta name=viewport content='width=device-width'>"
         "<title>rollspec audit</title><style>body{font:15px/1.5 system-ui,sans-serif;max-width:60rem;margin:2rem auto;"
@@ -141,7 +189,7 @@ def page(result: AuditResult) -> str:
         "th,td{text-align:left;padding:.25rem .75rem .25rem 0;border-bottom:1px solid #d0d7de}"
         f".v{{color:{colour};font-weight:600;font-size:1.15rem}}pre{{overflow:auto;background:#f6f8fa;padding:1rem}}"
         f"</style><h1>rollspec audit</h1><p class=v>{html.escape(verdict_line(result))}</p><ul>{items}</ul>"
-        f"<table>{found}</table>{_html_table(FAMILY_COLUMNS, families(result))}"
+        f"<table>{found}</table>{again}{_html_table(FAMILY_COLUMNS, families(result))}"
         f"<details><summary>Every test</summary>{_html_table(_TEST_COLUMNS, _test_rows(result))}</details>"
         f"<details><summary>Provenance</summary><pre>{html.escape(json.dumps(result.provenance, indent=2))}</pre>"
         "</details></html>\n"

@@ -1,4 +1,4 @@
-"""A whole audit: two engines, the reference model, the tests, the verdict.
+"""A whole audit: the engines, the reference model, the tests, the verdict.
 
 result = run_audit("path/to/model", Plan(prompts), Arm.with_rollspec("default"))
 result.verdict, result.reasons
@@ -9,7 +9,7 @@ from __future__ import annotations
 import platform
 import time
 from collections.abc import Callable
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -23,18 +23,25 @@ from rollspec.sampling.audit import (
     TIE,
     TIE_HALF,
     AuditResult,
+    BuildCheck,
     Evidence,
     LogProbCheck,
     Samples,
+    SwapCheck,
     TestResult,
     check_greedy,
     check_log_probs,
     conclude,
     law_tests,
 )
+from rollspec.sampling.audit_builds import same_tokens
 from rollspec.sampling.audit_engine import ARM_SECONDS, GREEDY_ROUNDS, Arm, ArmOutput, Plan, Progress, run_arm
-from rollspec.sampling.audit_noise import NoiseCheck, Witness, first_round, keys_of
+from rollspec.sampling.audit_lossy import LossyCheck, check_lossy
+from rollspec.sampling.audit_noise import NoiseCheck, Witness, first_round, keys_of, leads
+from rollspec.sampling.audit_power import detectable
 from rollspec.sampling.audit_reference import Reference
+from rollspec.sampling.audit_tests import holm
+from rollspec.sampling.noise import Words
 
 Stage = Callable[[str], Progress]
 """Called when a stage begins, with its name; returns the callback for its progress."""
@@ -45,6 +52,7 @@ def run_audit(
     plan: Plan,
     subject: Arm,
     *,
+    second: Arm | None = None,
     alpha: float = ALPHA,
     timeout: float = ARM_SECONDS,
     device: str = "auto",
@@ -54,6 +62,7 @@ def run_audit(
     """Audit `subject` against the same engine without drafts (greedy) and against the target's probabilities (sampled).
 
     Args:
+        second: another build of the subject: its tokens are tested too, and compared where noise decides them.
         timeout: seconds for each engine process.
         device: of the reference model.
         control: after a failure, sample from the engine without speculation too and say whether that fails as well.
@@ -78,10 +87,16 @@ def run_audit(
     output: ArmOutput = timed(
         f"sampling, {subject.name}", lambda p: run_arm(model, plan, subject, timeout=timeout, progress=p)
     )
+    other: ArmOutput | None = None
+    if second is not None:
+        other = timed(f"sampling, {second.name}", lambda p: run_arm(model, plan, second, timeout=timeout, progress=p))
     target: Reference = timed("loading the reference model", lambda p: Reference(model, plan.temperature, device))
-    tests, log_probs, entropy, noise = timed(
-        "target's probabilities", lambda p: _judge(output.samples, target, plan, p, subject)
-    )
+    judged: Judged = timed("target's probabilities", lambda p: _judge(output.samples, target, plan, p, subject))
+    tests, build = judged.tests, None
+    if second is not None and other is not None:
+        again: Judged = timed("the second build's", lambda p: _judge(other.samples, target, plan, p, second))
+        tests = holm([*tests, *(replace(t, where=f"second build: {t.where}") for t in again.tests)])
+        build = _compare(output, other, judged, again, target, plan, second)
     greedy = check_greedy(
         reference.greedy.tokens,
         output.greedy,
@@ -93,54 +108,108 @@ def run_audit(
         tests,
         output.samples.n_tokens,
         alpha=alpha,
-        log_probs=log_probs,
+        log_probs=judged.log_probs,
         greedy=greedy,
-        noise=noise,
-        drafts=output.drafts if subject.speculates else None,
+        noise=judged.noise,
+        drafts=output.drafts if subject.speculates and subject.drafts else None,
+        lossy=timed("what reuse does to the law", lambda p: _lossy(model, output, plan, subject, target, device))
+        if subject.lossy
+        else None,
+        build=build,
+        swaps=SwapCheck(output.swaps, output.swap_errors) if subject.swaps else None,
+        power=detectable(judged.evidence, len(tests), alpha),
     )
     reasons = list(result.reasons)
     if output.off is not None:
         reasons.append(f"rollspec did not speculate in this engine: {output.off}.")
-    provenance = _provenance(model, plan, subject, target) | {"mean_entropy": entropy, "seconds": seconds}
+    provenance = _provenance(model, plan, subject, target) | {"mean_entropy": judged.entropy, "seconds": seconds}
+    if second is not None:
+        provenance["second"] = asdict(second)
     if result.verdict == "fail" and control and subject.speculates:
         sentence, provenance["control"] = timed(
-            f"sampling, {plain.name}", lambda p: _control(model, plan, plain, target, alpha, timeout, p)
+            f"sampling, {plain.name}", lambda p: _control(model, plan, plain, target, alpha, timeout, p, subject.lossy)
         )
         reasons.append(sentence)
     return replace(result, reasons=tuple(reasons), provenance=provenance)
 
 
-def _judge(
-    samples: Samples, target: Reference, plan: Plan, progress: Progress, arm: Arm
-) -> tuple[list[TestResult], LogProbCheck | None, float, NoiseCheck | None]:
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """What one engine's samples say. `keys`: [sequences] of their noise, in `mode: coupled`."""
+
+    tests: list[TestResult]
+    log_probs: LogProbCheck | None
+    entropy: float
+    noise: NoiseCheck | None
+    keys: Words | None
+    evidence: Evidence
+
+
+def _judge(samples: Samples, target: Reference, plan: Plan, progress: Progress, arm: Arm) -> Judged:
     config = RollspecConfig.load(arm.rollspec, env={}) if arm.rollspec is not None else None
     # Kept noise repeats with every round: only the first is a sample of the law.
     lawful = first_round(samples) if config is not None and config.reuse.seeds == "keep" else samples
     evidence = Evidence(lawful, target.vocab, np.random.default_rng(plan.seed))
-    witness = None
+    witness = keys = None
     if config is not None and config.mode == "coupled":
         engine_seed = int(arm.engine.get("seed", plan.seed))
-        keys = keys_of(samples, plan.prompts, config, engine_seed, GREEDY_ROUNDS)
+        first = GREEDY_ROUNDS + (arm.old is not None or arm.old_temperature is not None)
+        keys = keys_of(samples, plan.prompts, config, engine_seed, first)
         witness = Witness(samples, evidence, keys, plan.prompts, TIE.get(plan.dtype, TIE_HALF))
     target.fill(witness or evidence, plan.prompts, progress)
     entropy = float(evidence.entropy.mean()) if lawful.n_tokens else 0.0
-    return law_tests(evidence), check_log_probs(evidence, plan.dtype), entropy, witness.result() if witness else None
+    found = witness.result() if witness else None
+    return Judged(law_tests(evidence), check_log_probs(evidence, plan.dtype), entropy, found, keys, evidence)
+
+
+def _compare(
+    one: ArmOutput, other: ArmOutput, first: Judged, second: Judged, target: Reference, plan: Plan, arm: Arm
+) -> BuildCheck:
+    same = None
+    if first.keys is not None and second.keys is not None:
+        lead = leads(one.samples, first.keys, plan.prompts, target)
+        same = same_tokens(one.samples, other.samples, lead, TIE.get(plan.dtype, TIE_HALF))
+    return BuildCheck(
+        arm.name,
+        other.samples.n_tokens,
+        second.log_probs,
+        second.noise,
+        other.drafts if arm.speculates and arm.drafts else None,
+        same,
+        other.off,
+    )
+
+
+def _lossy(model: str | Path, output: ArmOutput, plan: Plan, arm: Arm, target: Reference, device: str) -> LossyCheck:
+    assert arm.rollspec is not None
+    reuse = arm.rollspec["reuse"]
+    temperature = arm.old_temperature if arm.old_temperature is not None else plan.temperature
+    old = Reference(arm.old or model, temperature, device)
+    return check_lossy(output.samples, output.ruled, plan.prompts, target, old, reuse["bias"], reuse["scale"])
 
 
 def _control(
-    model: str | Path, plan: Plan, plain: Arm, target: Reference, alpha: float, timeout: float, progress: Progress
+    model: str | Path,
+    plan: Plan,
+    plain: Arm,
+    target: Reference,
+    alpha: float,
+    timeout: float,
+    progress: Progress,
+    lossy: bool = False,
 ) -> tuple[str, dict[str, Any]]:
-    """Whether speculation is to blame: the same tests on the engine without it."""
+    """Whether speculation, or reuse, is to blame: the same tests on the engine without either."""
     output = run_arm(model, plan, plain, greedy_rounds=0, timeout=timeout, progress=progress)
-    tests, log_probs, *_ = _judge(output.samples, target, plan, progress, plain)
-    result = conclude(tests, output.samples.n_tokens, alpha=alpha, log_probs=log_probs)
+    judged = _judge(output.samples, target, plan, progress, plain)
+    result = conclude(judged.tests, output.samples.n_tokens, alpha=alpha, log_probs=judged.log_probs)
+    what = "reuse and speculation" if lossy else "speculation"
     if result.verdict == "fail":
         sentence = (
-            "the same engine without speculation fails too, so speculation alone is not the cause: compare the "
+            f"the same engine without {what} fails too, so that alone is not the cause: compare the "
             "engine's checkpoint, precision and sampling with the reference's."
         )
     else:
-        sentence = "the same engine without speculation passes, so the failure comes with speculation."
+        sentence = f"the same engine without {what} passes, so the failure comes with {what}."
     return sentence, {"verdict": result.verdict, "min_p": result.min_p, "n_tokens": result.n_tokens}
 
 

@@ -24,7 +24,7 @@ CHUNK = 1 << 14
 NEAR = 1 << 10
 """Blocks whose scores are read together, likewise."""
 
-SMALL, FEW = 8, 32
+SMALL, FEW = 1, 128
 """Blocks of a vocabulary, and of all rows, up to which all noise is drawn: there it is cheaper than choosing blocks."""
 
 WHOLE = 1 << 8
@@ -90,7 +90,12 @@ def _choose(x: npt.NDArray[np.float32], keys: Words, positions: Ints, out: Ints)
         part = slice(at, at + some)
         x[part].max(-1, out=top[part])
         held[part] = np.take_along_axis(x[part], holder[part, :, None], -1)[..., 0]
-    best = (held + bound).max(1)
+    # What the most likely token reaches is a far better bound than the holders', which are any tokens.
+    rows, likely = np.arange(n), top.argmax(1)
+    place = x[rows, likely].argmax(1)
+    more = later(keys, positions, likely * BLOCK + place)
+    more[place == holder[rows, likely]] = 0.0
+    best = np.maximum((held + bound).max(1), top[rows, likely] - np.log(times[rows, likely] + more))
     row, block = np.divmod(np.flatnonzero(top + bound >= best[:, None]), blocks)
     near = x[row, block]  # [candidate blocks, 128]
     which, place = np.divmod(np.flatnonzero(near + bound[row, block][:, None] >= best[row][:, None]), BLOCK)

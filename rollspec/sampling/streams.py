@@ -87,6 +87,11 @@ class Streams:
             if not self._seeded[key]:
                 del self._seeded[key]
 
+    def repeated(self, request: str) -> bool:
+        """Whether another running request of the same prompt has the same seed of its own, and so the same noise."""
+        key = self.keys.get(request)
+        return key is not None and self._seeded.get(key, 0) > 1
+
     def set_version(self, version: int) -> None:
         """The policy changed: samples are counted from 0 again."""
         if version != self._version:

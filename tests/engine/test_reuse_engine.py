@@ -106,6 +106,32 @@ def test_old_responses_return_until_the_policy_disagrees(engine: Any, policies: 
     assert not wrong.passed, "the check would not see another policy"
 
 
+def test_the_turns_of_a_dialogue_return_too(engine: Any) -> None:
+    """A tool answers after the first turn: the second is a request of its own, whose prompt is all that was said."""
+    from vllm import SamplingParams
+
+    params = SamplingParams(temperature=1.0, max_tokens=30, detokenize=False)
+
+    def dialogue(version: int) -> tuple[list[list[int]], dict[str, Any]]:
+        call(engine, "set_version", version=version)
+        call(engine, "stats")
+        prompts = [list(p) for p in PROMPTS for _ in range(4)]
+        said: list[list[int]] = []
+        for turn in range(2):
+            outputs = engine.generate([{"prompt_token_ids": p} for p in prompts], params, use_tqdm=False)
+            answers = [list(o.outputs[0].token_ids) for o in outputs]
+            said += answers
+            prompts = [[*p, *a, 5, 6, 7 + turn] for p, a in zip(prompts, answers, strict=True)]
+        call(engine, "rewards", items=[])
+        return said, call(engine, "stats")
+
+    once, _ = dialogue(50)
+    again, stats = dialogue(51)
+    assert again == once
+    responses, tokens, repeated, identical = stats["reuse"]
+    assert responses == identical == len(once) and tokens == repeated == sum(map(len, once))
+
+
 def test_noise_of_a_history_on_disk_is_found_again(engine: Any, policies: list[Path], tmp_path: Path) -> None:
     said, _ = _epoch(engine, 3)
     call(engine, "save", dir=str(tmp_path))

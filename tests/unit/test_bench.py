@@ -7,7 +7,21 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from benchmarks import bandits, cost, cost_table, drift, harm, harness, propose, rollout, rollout_table, tuner
+from benchmarks import (
+    audit_power,
+    bandits,
+    cost,
+    cost_table,
+    drift,
+    harm,
+    harness,
+    propose,
+    reuse,
+    reuse_table,
+    rollout,
+    rollout_table,
+    tuner,
+)
 from benchmarks import tuner_table as tuned
 from rollspec import bench_cli
 from rollspec.config import RollspecConfig
@@ -330,3 +344,97 @@ def test_options_of_the_new_benchmarks() -> None:
         assert all(o in shown for o in ("--quick", "--out", "--json", *options)), shown
     refused = invoke(bench_cli.command, ["tuner", "--policies", "edge"])
     assert isinstance(refused.exception, RollspecError) and "edge" in str(refused.exception)
+
+
+# ---- reuse ----------------------------------------------------------------------------------------------------------
+
+
+def job(saved: float, prefixes: float = 0.0, seconds: float = 10.0, reward: float = 0.4) -> dict[str, Any]:
+    """Two epochs of two steps, 100 tokens each."""
+    return {
+        "epoch": [0, 0, 1, 1],
+        "tokens": [100] * 4,
+        "by_drafts": [0.0, 0.0, saved, saved],
+        "by_prefixes": [0.0, 0.0, prefixes, prefixes],
+        "drafted": [0.0, 0.0, 2 * saved, 2 * saved],
+        "engine_steps": [None] * 4,
+        "seconds": [20.0, 20.0, seconds, seconds],
+        "reward": [reward, reward, reward + 0.1, reward + 0.1],
+        "returned": [None] * 4,
+        "overlap": [None, None, 0.5, 0.5],
+        "overlap_chance": [None, None, 0.1, 0.1],
+        "lossy": prefixes > 0,
+    }
+
+
+def test_what_reuse_saves_is_counted_from_the_second_epoch_on() -> None:
+    runs = {
+        "none": {0: job(0, reward=0.40), 1: job(0, reward=0.42)},
+        "independent": {0: job(20, seconds=8.0, reward=0.41), 1: job(30, seconds=8.0, reward=0.41)},
+        "coupled": {0: job(40, seconds=5.0, reward=0.39)},
+        "lenient, bias 0.5": {0: job(0, 60, seconds=4.0)},
+    }
+    far = {"lenient, bias 0.5": {0: {"measured": 0.02, "error": 0.001, "theory": 0.021, "ruled_share": 0.6}}}
+    s = reuse_table.summarise(runs, far)
+    arms = s["arms"]
+    assert arms["independent"]["saved_share_by_seed"] == {0: pytest.approx(0.2), 1: pytest.approx(0.3)}
+    assert arms["lenient, bias 0.5"]["by_prefixes_share"] == pytest.approx(0.6) and arms["lenient, bias 0.5"]["lossy"]
+    assert arms["coupled"]["generation_speedup"] == {0: pytest.approx(2.0)}
+    assert arms["coupled"]["ms_per_token"] == pytest.approx(50.0)
+    assert s["coupled_over_independent"]["by_seed"] == {0: pytest.approx(2.0)}
+    assert s["coupled_over_independent"]["goal_reached_in_every_seed"]
+    diff = arms["independent"]["reward_difference"]
+    assert diff["mean"] == pytest.approx(0.0) and diff["within_noise"] and diff["pairs"] == 4
+    assert arms["none"]["reward_last_epoch"] == {0: pytest.approx(0.5), 1: pytest.approx(0.52)}
+    shown = reuse_table.table(s)
+    assert shown.row_count == 4 and "2.00 times" in str(shown.caption)
+
+
+def test_jobs_of_the_reuse_benchmark_differ_in_rollspec_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("verl")
+    manifest = tmp_path / "m.json"
+    manifest.write_text("{}")
+    assets = drift.Assets("model", "train", "val", "reward", str(manifest))
+    monkeypatch.setattr(reuse, "prepare_assets", lambda *_: assets)
+    found = {arm: j for arm, _, j in reuse.jobs((3,), tuple(reuse.ARMS), tmp_path)}
+    commands = {
+        arm: [c for c in j.command if "experiment_name" not in c and "local_dir" not in c] for arm, j in found.items()
+    }
+    differ = {
+        tuple(i for i, (a, b) in enumerate(zip(commands["none"], c, strict=True)) if a != b) for c in commands.values()
+    }
+    assert len(differ - {()}) == 1 and len(next(iter(differ - {()}))) == 1
+    (at,) = next(iter(differ - {()}))
+    assert "seeds:'keep'" in commands["coupled"][at] and "seed:3" in commands["coupled"][at]
+    assert "mode:'lenient'" in commands["lenient, bias 0"][at] and "bias:0.0" in commands["lenient, bias 0"][at]
+    assert "mode:'lenient'" not in commands["independent"][at] and len({j.folder for j in found.values()}) == 5
+
+
+@pytest.mark.parametrize(("args", "says"), [(["--seeds", "x"], "--seeds 'x'"), (["--arms", "nothing"], "'nothing'")])
+def test_reuse_refuses_what_it_does_not_know(args: list[str], says: str) -> None:
+    result = CliRunner().invoke(bench_cli.command, ["reuse", *args])
+    assert isinstance(result.exception, RollspecError) and says in str(result.exception)
+
+
+# ---- the audit's power ----------------------------------------------------------------------------------------------
+
+
+def test_false_alarms_add_up_with_an_exact_limit() -> None:
+    part = audit_power.false_alarms(3, 0)
+    assert part["audits"] == 3 and part["tokens"] == 3 * 2560
+    found = audit_power.rates([{"audits": 3000, "alarms": {"0.001": 0}}, {"audits": 1000, "alarms": {"0.001": 1}}])
+    assert found["audits"] == 4000 and found["by_alpha"]["0.001"]["rate"] == 1 / 4000
+    assert 0.001 < found["by_alpha"]["0.001"]["upper_95"] < 0.0013
+
+
+def test_planted_faults_are_one_percent() -> None:
+    torch = pytest.importorskip("torch")
+    pytest.importorskip("vllm")
+    from benchmarks import planted
+
+    logits = 2.0 * torch.randn(5, 40)
+    p = logits.softmax(-1)
+    for fault in ("Uniform", "MostLikely", "Second"):
+        q = getattr(planted, fault)(None, None, False).apply(logits).softmax(-1)
+        assert (0.5 * (p - q).abs().sum(-1) <= 0.01 + 1e-6).all() and (0.5 * (p - q).abs().sum(-1) > 0.001).all()
+        assert fault == "Second" or (q.argmax(-1) == p.argmax(-1)).all()

@@ -105,6 +105,7 @@ def test_where_it_ends() -> None:
         ({"repetition_penalty": 1.1}, "repetition_penalty", "1.1"),
         ({"stop": ["x"]}, "stop", "stop is set"),
         ({"seed": 0}, "seed", "seed is set"),
+        ({"logits_processors": [print]}, "logits_processors", "logits_processors is set"),
         ({"limit": 4}, "longer than the limit", "it has 5 tokens and the rollout may have 4"),
     ],
 )

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,6 +14,7 @@ from rollspec.errors import ConfigError, HistoryError
 from rollspec.proposal.base import as_tokens
 from rollspec.proposal.history import History, Response
 from rollspec.proposal.replay import Replay
+from rollspec.sampling.streams import Streams
 from rollspec.telemetry.metrics import EngineStats, find, to_metrics
 
 REUSE = {"mode": "coupled", "reuse.mode": "coupled", "reuse.seeds": "keep"}
@@ -65,6 +68,59 @@ def test_a_history_of_another_vocabulary_is_refused(tmp_path: Path) -> None:
     with pytest.raises(HistoryError, match=r"token 600.*ends at 511"):
         History(1 << 20, 3).load(tmp_path, vocab=512)
     assert list(tmp_path.glob("*.corrupt"))
+
+
+def test_a_history_of_another_tokenizer_is_refused_in_one_sentence(tmp_path: Path) -> None:
+    h = History(1 << 20, 3)
+    h.add("p", as_tokens([1, 2]), Response(as_tokens([6]), 0))
+    h.save(tmp_path, tokenizer="mine")
+    assert History(1 << 20, 3).load(tmp_path, tokenizer="mine") == 1
+    assert History(1 << 20, 3).load(tmp_path) == 1, "not known here: nothing to compare"
+    empty = History(1 << 20, 3)
+    with pytest.raises(
+        HistoryError, match=r"^rollspec: .*another tokenizer \(mine, not yours\).*history starts empty\.$"
+    ):
+        empty.load(tmp_path, tokenizer="yours")
+    assert empty.load(tmp_path, tokenizer="yours") == 0, "set aside"
+    h.save(tmp_path)
+    assert empty.load(tmp_path, tokenizer="yours") == 1, "written without a name"
+
+
+def test_an_old_response_longer_than_the_limit_is_drafted_up_to_it() -> None:
+    pytest.importorskip("arctic_inference")
+    from rollspec.proposal.proposer import Proposer
+
+    p = Proposer(RollspecConfig.load("default", overrides=REUSE | STATIC, env={}), 4096)
+    old = list(range(10, 90))
+    _run(p, 0, old, stream=4)
+    p.drain()
+    assert _run(p, 1, old[:20], stream=4) <= 3
+    stats = p.drain()
+    assert stats.reuse == [1, 20, 20, 0] and stats.accepted <= 20
+
+
+def test_greedy_requests_and_repeated_seeds_reuse_nothing_and_say_so_once(caplog: pytest.LogCaptureFixture) -> None:
+    pytest.importorskip("vllm")
+    from rollspec.engine.vllm.coupled import CoupledSampler
+
+    c = CoupledSampler.__new__(CoupledSampler)
+    c.on, c._keep, c._said, c.streams = True, True, set(), Streams(0, keep=True)
+    sampled, greedy = SimpleNamespace(temperature=1.0), SimpleNamespace(temperature=0.0)
+    for name, seed in (("a", None), ("b", None), ("c", 5), ("d", 5), ("e", 6)):
+        c.streams.begin(name, [1, 2], seed)
+    with caplog.at_level(logging.WARNING, "rollspec"):
+        keys = [c.stream(name, sampled) for name in "abe"]
+        assert None not in keys and len(set(keys)) == 3, "no seed of one's own is no reason"
+        for _ in range(2):
+            assert c.stream("a", greedy) is None and c.stream("c", sampled) is None and c.stream("d", sampled) is None
+    assert [r.getMessage() for r in caplog.records if "old responses" in r.getMessage()] == [
+        "rollspec: requests at temperature 0 reuse no old responses, because no noise makes them what they are.",
+        "rollspec: requests whose seed another one of their group has reuse no old responses; give each its own.",
+    ]
+    c.streams.end("d")
+    assert c.stream("c", sampled) == c.streams.keys["c"]
+    c._keep = False
+    assert c.stream("a", sampled) is None
 
 
 def _run(p: Any, version: int, text: list[int], stream: int) -> int:

@@ -98,3 +98,19 @@ def check_vocabulary(vllm_config: Any) -> str | None:
     except Exception as e:  # vLLM reports an unusable tokenizer itself, and in its own words
         logger.debug("rollspec: the tokenizer was not checked (%s)", e)
         return None
+
+
+def tokenizer_of(model: Any) -> str | None:
+    """The name of a running engine's tokenizer (`tokenizer_name`); None where it has none or it cannot be read."""
+    if model.skip_tokenizer_init:
+        return None
+    from rollspec.proposal.old import tokenizer_name
+
+    try:
+        from transformers import AutoTokenizer
+
+        tokenizer = AutoTokenizer.from_pretrained(model.tokenizer, trust_remote_code=model.trust_remote_code)
+        return tokenizer_name(tokenizer.get_vocab().items())
+    except Exception as e:  # history is then checked against the vocabulary's size alone
+        logger.debug("rollspec: the tokenizer was not read (%s)", e)
+        return None

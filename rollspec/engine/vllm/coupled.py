@@ -43,13 +43,15 @@ class CoupledSampler:
         self.on = True
         self._count = count
         self._runner = runner
+        self._keep = config.reuse.seeds == "keep"
+        self._said: set[str] = set()
         self._rows: tuple[Words, Ints] | None = None  # keys and positions of the rows about to be drawn
         self._standard = runner._sample
         top = runner.sampler.topk_topp_sampler
         self._draw_standard = top.forward
         runner._sample = self._sample
         top.forward = self._draw  # vLLM itself chooses this method per platform by assigning it
-        if config.reuse.seeds == "keep":
+        if self._keep:
             logger.warning(
                 "rollspec: noise is kept over epochs (reuse.mode = coupled): the rollouts of each policy follow it "
                 "exactly, but they are correlated with those of the policies before it, which it was trained on."
@@ -65,6 +67,26 @@ class CoupledSampler:
                 self.streams.begin(new.req_id, new.prompt_token_ids, seed, arrivals.of(new.sampling_params))
         except Exception as e:
             self._fail(e)
+
+    def stream(self, request: str, params: Any) -> int | None:
+        """The key under which what the request says is found again an epoch later; None where it is not to be reused.
+
+        `params` is its `SamplingParams`, or None.
+        """
+        if not self._keep or not self.on:
+            return None
+        if params is not None and params.temperature < GREEDY:
+            self._say("requests at temperature 0 reuse no old responses, because no noise makes them what they are")
+            return None
+        if self.streams.repeated(request):
+            self._say("requests whose seed another one of their group has reuse no old responses; give each its own")
+            return None
+        return self.streams.keys.get(request)
+
+    def _say(self, sentence: str) -> None:
+        if sentence not in self._said:
+            self._said.add(sentence)
+            logger.warning("rollspec: %s.", sentence)
 
     def _fail(self, error: Exception) -> None:
         self.on = False

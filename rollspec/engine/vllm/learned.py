@@ -23,6 +23,7 @@ import torch
 from rollspec.engine.vllm.capture import Capture
 from rollspec.engine.vllm.online import OnlineTraining
 from rollspec.engine.vllm.proposer import VllmProposer
+from rollspec.engine.vllm.shared_noise import SharedNoise
 from rollspec.engine.vllm.states import Entry, States
 from rollspec.engine.vllm.swap import Swapper
 from rollspec.proposal.hybrid import HybridProposer
@@ -57,6 +58,9 @@ class LearnedDrafts:
         self._probs: list[torch.Tensor] = []
         self.swapper: Swapper | None = None
         self.online: OnlineTraining | None = None
+        self.noise: SharedNoise | None = None
+        if bridge.coupled is not None and bridge.config.coupled.drafts == "noise":
+            self.noise = SharedNoise(bridge.coupled)
         self.capture: Capture | None = None
         if self.eagle and bridge.drafting and bridge.config.drafter.captures:
             self.capture = Capture(self)
@@ -128,6 +132,10 @@ class LearnedDrafts:
                 return nothing
             begin = time.perf_counter()
             self._repair(req_ids, starts, common, sampling_metadata)
+            if self.noise is not None:
+                # Rows that were computed and not rejected, and the token that was sampled after them.
+                lengths = [starts[q] + n + 1 for q, (_, n) in zip(req_ids, rows, strict=True)]
+                self.noise.begin(req_ids, lengths, sampling_metadata)
             scheduler_output.num_spec_tokens_to_schedule = passes
             drafts = self._propose(
                 scheduler_output,
@@ -174,10 +182,16 @@ class LearnedDrafts:
         drafts.draft_token_ids = self.bridge.finish(rows, probs, len(drafts.req_ids))
 
     def sample(self, hidden_states: torch.Tensor) -> torch.Tensor:
-        """In the place of the proposer's `_greedy_sample`: the same tokens, and how sure the drafter was of them."""
+        """In the place of the proposer's `_greedy_sample`: the same tokens, or under coupled sampling the ones that its
+        noise makes likeliest; and how sure the drafter was of them.
+        """
         if self.drafter.use_local_argmax_reduction or self.drafter.use_heterogeneous_vocab:
             return self._greedy(hidden_states)  # type: ignore[no-any-return]
         logits = self.drafter.model.compute_logits(hidden_states)
+        drawn = self.noise.draw(logits) if self.noise is not None else None
+        if drawn is not None:
+            self._probs.append(drawn[1])
+            return drawn[0]
         top = logits.max(dim=-1)
         self._probs.append((top.values.float() - logits.float().logsumexp(-1)).exp())
         indices: torch.Tensor = top.indices

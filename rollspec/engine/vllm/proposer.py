@@ -7,6 +7,7 @@ cause, counted, and the engine goes on without drafts.
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
 import platform
@@ -15,7 +16,7 @@ from typing import Any
 
 from rollspec.config import RollspecConfig
 from rollspec.engine.vllm import scoring
-from rollspec.engine.vllm.compat import vllm_version
+from rollspec.engine.vllm.compat import tokenizer_of, vllm_version
 from rollspec.engine.vllm.coupled import CoupledSampler
 from rollspec.engine.vllm.plugin import engine_config
 from rollspec.engine.vllm.policy import PolicyWatch
@@ -119,6 +120,11 @@ class VllmProposer:
         self.proposer.set_version(version)
         if self.coupled is not None:
             self.coupled.streams.set_version(version)
+
+    @functools.cached_property
+    def tokenizer(self) -> str | None:
+        """The name of the target's tokenizer, which saved history carries; None where it is not known."""
+        return tokenizer_of(self.runner.model_config)
 
     @property
     def mode(self) -> str:
@@ -259,9 +265,7 @@ class VllmProposer:
         limit = (
             params.max_tokens if params is not None and params.max_tokens is not None else self.proposer.max_model_len
         )
-        stream = None
-        if self.config.reuse.seeds == "keep" and self.coupled is not None and self.coupled.on:
-            stream = self.coupled.streams.keys.get(req_id)
+        stream = self.coupled.stream(req_id, params) if self.coupled is not None else None
         # What lenient reuse starts a rollout from is not its prompt: trees and history are those of the prompt itself.
         prompt = state.prompt_token_ids
         cut = int(own.get(scoring.PROMPT, len(prompt)))

@@ -49,7 +49,11 @@ def install(worker: Any, config: RollspecConfig) -> None:
         drafter.attach(runner, drafts_here=_is_output_rank(worker))
         if config.mode == "coupled":  # on every rank: each draws, and all must draw alike
             drafter.coupled = CoupledSampler(runner, config, drafter.count)
-        if drafter.drafting and config.reuse.mode != "coupled":  # a replay is right more often than max p
+        # Drafts that know the noise, replays among them, are right more often than max p.
+        knowing = config.reuse.mode == "coupled" or (
+            learned and config.mode == "coupled" and config.coupled.drafts == "noise"
+        )
+        if drafter.drafting and not knowing:
             drafter.ceiling = Ceiling(runner)
         if config.reuse.mode == "lenient":  # on every rank: each computes the log-probs
             try:
@@ -238,7 +242,7 @@ def _save(drafter: VllmProposer, payload: dict[str, Any]) -> dict[str, Any]:
 
     def write() -> Path:
         store.save(folder, learned, drafter.machine)
-        return drafter.proposer.history.save(folder, snapshot)
+        return drafter.proposer.history.save(folder, snapshot, drafter.tokenizer)
 
     if drafter.learned is not None and drafter.learned.online is not None and payload.get("wait", True):
         drafter.learned.online.save(folder / "drafter")
@@ -251,7 +255,8 @@ def _save(drafter: VllmProposer, payload: dict[str, Any]) -> dict[str, Any]:
 def _load(drafter: VllmProposer, payload: dict[str, Any]) -> dict[str, Any]:
     try:
         vocab = int(drafter.runner.model_config.get_vocab_size())
-        count = drafter.proposer.history.load(payload["dir"], drafter.proposer.version, vocab)
+        p = drafter.proposer
+        count = p.history.load(payload["dir"], p.version, vocab, drafter.tokenizer)
     except HistoryError as e:
         _note(drafter, "history file refused", e)
         return {"error": str(e)}

@@ -1,0 +1,163 @@
+"""What the audit finds, and how rarely it cries wolf: planted biases of 1 % in a simulation and in a real engine.
+
+    python -m benchmarks.audit_power false-alarms --audits 3000 --seed 0     # parts add up over calls
+    python -m benchmarks.audit_power power
+    python -m benchmarks.audit_power engine
+
+The simulation is a Markov chain over 48 tokens with 2.0 nats per token (tests/unit/test_audit_power.py). In the engine
+part the whole command's work is timed: two engines, the reference model and the tests, on the demo's policy.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.harness import RESULTS, ROOT, pin, provenance, save
+from rollspec.sampling.audit import ALPHA, law_tests
+
+TOKENS = {"uniform": (10_240, 20_480, 40_960), "argmax": (40_960, 163_840, 327_680)}
+AUDITS = 20
+SECONDS = 180.0
+ENGINE = {"Uniform": 40_000, "MostLikely": 160_000, "Second": 40_000}
+"""Tokens sampled per planted fault."""
+
+
+def chain() -> Any:
+    """The simulation that the tests use."""
+    sys.path.insert(0, str(ROOT / "tests" / "unit"))
+    import test_audit_power
+
+    return test_audit_power
+
+
+def false_alarms(audits: int, seed: int) -> dict[str, Any]:
+    """Audits of a correct sampler that fail at the default alpha, and at 5 % where the rate can be seen well."""
+    sim = chain()
+    rng = np.random.default_rng([77, seed])
+    alarms = {ALPHA: 0, 0.05: 0}
+    tokens = 0
+    for run in range(audits):
+        if run % 50 == 0:
+            law = sim.make_law(rng, sharpness=rng.choice([1.5, 2.2, 4.0]))
+        evidence, said = sim.sample(law, 1, rng)
+        least = law_tests(evidence)[0].p_adjusted
+        tokens += said.size
+        for alpha in alarms:
+            alarms[alpha] += least <= alpha
+    return {"seed": seed, "audits": audits, "tokens": tokens, "alarms": {str(a): n for a, n in alarms.items()}}
+
+
+def rates(parts: list[dict[str, Any]]) -> dict[str, Any]:
+    """Alarms over all parts, with exact 95 % upper limits."""
+    from scipy.stats import beta
+
+    n = sum(p["audits"] for p in parts)
+    out = {}
+    for alpha in parts[0]["alarms"]:
+        k = sum(p["alarms"][alpha] for p in parts)
+        out[alpha] = {"alarms": k, "rate": k / n, "upper_95": float(beta.ppf(0.95, k + 1, n - k)) if k < n else 1.0}
+    return {"audits": n, "by_alpha": out}
+
+
+def power() -> list[dict[str, Any]]:
+    """Shares of audits that find a bias of 1 %, by tokens."""
+    sim = chain()
+    biases = {"uniform": sim.mixed_with_uniform(0.01), "argmax": sim.mixed_with_argmax(0.01)}
+    out = []
+    for name, bias in biases.items():
+        for tokens in TOKENS[name]:
+            rounds = tokens // (sim.PROMPTS * sim.SIBLINGS * sim.LENGTH)
+            rng = np.random.default_rng([5, tokens])
+            law = sim.make_law(rng)
+            found = [law_tests(sim.sample(law, rounds, rng, bias)[0])[0].p_adjusted for _ in range(AUDITS)]
+            row = {
+                "bias": f"1 % {name}",
+                "tokens": tokens,
+                "audits": AUDITS,
+                "found": sum(p <= ALPHA for p in found) / AUDITS,
+                "median_adjusted_p": float(np.median(found)),
+            }
+            print(row, flush=True)
+            out.append(row)
+    return out
+
+
+def engine(faults: list[str], quick: bool = False) -> list[dict[str, Any]]:
+    """Whole audits of real engines with a planted fault, timed."""
+    from examples.grpo_arithmetic.prepare import prepare
+    from rollspec.sampling.audit_engine import Arm, Plan
+    from rollspec.sampling.audit_prompts import token_prompts
+    from rollspec.sampling.audit_run import run_audit
+
+    out = []
+    with tempfile.TemporaryDirectory() as folder:
+        model = str(prepare(folder, size="tiny" if quick else "demo").model)
+        prompts = token_prompts(model, None, 8, 64)
+        for fault in faults:
+            plan = Plan(prompts, tokens=2_000 if quick else ENGINE[fault], samples=64)
+            arm = Arm(f"1 % {fault}", engine={"logits_processors": [f"benchmarks.planted:{fault}"]})
+            began = time.perf_counter()
+            result = run_audit(model, plan, arm, control=False)
+            seconds = time.perf_counter() - began
+            row = {
+                "bias": arm.name,
+                "tokens": result.n_tokens,
+                "seconds": seconds,
+                "verdict": result.verdict,
+                "smallest_adjusted_p": min(t.p_adjusted for t in result.tests),
+                "strongest": f"{result.tests[0].name}, {result.tests[0].where}",
+                "mean_entropy": result.provenance["mean_entropy"],
+                "stages": result.provenance["seconds"],
+                "detectable": None
+                if result.power is None
+                else {"uniform": result.power.uniform, "argmax": result.power.argmax},
+                "found_in_time": result.verdict == "fail" and seconds <= SECONDS,
+            }
+            print(row, flush=True)
+            out.append(row)
+    return out
+
+
+def main() -> None:
+    """Command line: each part goes into one file, beside what is there."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("part", choices=["false-alarms", "power", "engine"])
+    parser.add_argument("--audits", type=int, default=3000)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--faults", default=",".join(ENGINE))
+    parser.add_argument("--quick", action="store_true", help="show that the engine part runs")
+    parser.add_argument("--out", type=Path, default=RESULTS / "audit_power.json")
+    args = parser.parse_args()
+    pin()
+    began = provenance()
+    out = args.out
+    found: dict[str, Any] = {}
+    if args.part == "false-alarms":
+        part = false_alarms(args.audits, args.seed)
+    elif args.part == "power":
+        part = {"cells": power()}
+    else:
+        part = {"audits": engine(args.faults.split(","), args.quick), "provenance": began}
+    if out.is_file():  # read late: another part may have been written meanwhile
+        found = json.loads(out.read_text())
+    found.setdefault("benchmark", "audit_power")
+    found["provenance"] = began
+    if args.part == "false-alarms":
+        parts = [p for p in found.get("false_alarms", {}).get("parts", []) if p["seed"] != args.seed]
+        found["false_alarms"] = {"parts": [*parts, part], **rates([*parts, part])}
+        print(found["false_alarms"])
+    else:
+        found[args.part] = part
+    print(save("audit_power", found, out))
+
+
+if __name__ == "__main__":
+    main()

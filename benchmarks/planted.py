@@ -1,0 +1,60 @@
+"""Planted faults for measuring the audit: vLLM logits processors that replace 1 % of the tokens (at temperature 1).
+
+Loaded by name in the engine's own process: `logits_processors=["benchmarks.planted:Uniform"]`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from vllm.v1.sample.logits_processor import LogitsProcessor
+
+SHARE = 0.01
+
+
+class _Mixture(LogitsProcessor):
+    """(1 - SHARE) times the policy, and SHARE of something else."""
+
+    def __init__(self, vllm_config: Any, device: Any, is_pin_memory: bool) -> None:
+        pass
+
+    def other(self, p: torch.Tensor) -> torch.Tensor:
+        """[n, V] the law that 1 % of the tokens come from, given the policy's."""
+        raise NotImplementedError
+
+    def apply(self, logits: torch.Tensor) -> torch.Tensor:
+        """[n, V] logits of the mixture; greedy requests see their order unchanged."""
+        p = logits.float().softmax(-1)
+        return ((1 - SHARE) * p + SHARE * self.other(p)).log().to(logits.dtype)
+
+    def is_argmax_invariant(self) -> bool:
+        """vLLM may skip the others in greedy batches; this one is no different there."""
+        return False
+
+    def update_state(self, batch_update: Any) -> None:
+        """Nothing is kept per request."""
+
+
+class Uniform(_Mixture):
+    """1 % of the tokens are uniform over the vocabulary."""
+
+    def other(self, p: torch.Tensor) -> torch.Tensor:
+        """1 / V."""
+        return torch.full_like(p, 1.0 / p.shape[-1])
+
+
+class MostLikely(_Mixture):
+    """1 % of the tokens are the most likely one."""
+
+    def other(self, p: torch.Tensor) -> torch.Tensor:
+        """All on the argmax."""
+        return torch.zeros_like(p).scatter_(-1, p.argmax(-1, keepdim=True), 1.0)
+
+
+class Second(_Mixture):
+    """1 % of the tokens are the second likeliest one."""
+
+    def other(self, p: torch.Tensor) -> torch.Tensor:
+        """All on the second."""
+        return torch.zeros_like(p).scatter_(-1, p.topk(2).indices[:, 1:], 1.0)

@@ -1,0 +1,176 @@
+"""What past rollouts save in the demo's GRPO job: drafts alone, replays under kept noise, SPEC-RL's lossy prefixes.
+
+    rollspec bench reuse
+    rollspec bench reuse --seeds 0 --arms 'none;coupled'      # one part; a later call goes on from what is there
+
+Each (arm, seed) is a whole training job; arms of one seed share policy, prompts, order and seeds, and differ in
+`rollout.custom.rollspec` alone. Finished jobs are kept in a folder and are not run again, so that a long benchmark can
+be made in parts. What is saved is counted in tokens, which needs no clock; times are as busy as the machine was.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from benchmarks.harness import QUICK, pin, provenance, save
+from benchmarks.reuse_table import read, steps, summarise, table
+from rollspec.demo.job import Job, JobSettings, build_job, prepare_assets
+from rollspec.demo.runner import finished_run, run_job
+from rollspec.errors import RollspecError
+from rollspec.telemetry.runs import load_run
+
+CACHE = Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")).expanduser() / "rollspec"
+
+ARMS: dict[str, tuple[str, tuple[str, ...]] | None] = {
+    "none": None,
+    "independent": ("default", ()),
+    "coupled": ("coupled_reuse", ()),
+    "lenient, bias 0": ("spec_rl", ("reuse.bias=0",)),
+    "lenient, bias 0.5": ("spec_rl", ("reuse.bias=0.5",)),
+}
+"""Preset and overrides; None: the job without rollspec."""
+
+SEEDS = (0, 1, 2)
+SETTINGS = JobSettings(epochs=2, dtype="float32")
+"""The demo's job, stopped after its second epoch: as many updates lie between two rollouts of a prompt as there. In
+float32, because a CPU without bfloat16 arithmetic takes thirty times as long to train in it.
+"""
+
+FLOAT32 = (
+    "++actor_rollout_ref.actor.fsdp_config.mixed_precision={param_dtype:fp32,reduce_dtype:fp32,buffer_dtype:fp32}",
+)
+
+
+def jobs(
+    seeds: Sequence[int], arms: Sequence[str], work: Path, settings: JobSettings = SETTINGS
+) -> list[tuple[str, int, Job]]:
+    """(arm, seed, job) of everything asked for, whole seeds first."""
+    found = []
+    for seed in seeds:
+        chosen = dataclasses.replace(settings, seed=seed)
+        assets = prepare_assets(chosen, CACHE / "grpo_arithmetic")
+        for arm in arms:
+            given = ARMS[arm]
+            preset, overrides = given or ("default", ())
+            if given is not None and preset == "coupled_reuse":
+                overrides = (*overrides, f"coupled.seed={seed}")
+            job = build_job(
+                chosen, assets, folder(work, arm, seed), speculate=given is not None, preset=preset, overrides=overrides
+            )
+            found.append((arm, seed, job))
+    return found
+
+
+def folder(work: Path, arm: str, seed: int) -> Path:
+    """Run folder of a job."""
+    return work / f"seed-{seed}" / arm.replace(", ", "-").replace(" ", "-")
+
+
+def train(job: Job, settings: JobSettings) -> None:
+    """Run a job, and keep the policy of the end of each epoch under `epoch_<e>` in its folder."""
+    more = (
+        f"trainer.save_freq={settings.steps_per_epoch}",
+        "actor_rollout_ref.actor.checkpoint.save_contents=[hf_model]",
+        *(FLOAT32 if settings.dtype == "float32" else ()),
+    )
+    run_job(dataclasses.replace(job, command=(*job.command, *more)), timeout=1500, stall=900)
+    for epoch in range(1, settings.epochs):
+        saved = job.folder / "checkpoints" / f"global_step_{epoch * settings.steps_per_epoch}" / "actor" / "huggingface"
+        if saved.is_dir():
+            shutil.copytree(saved, job.folder / f"epoch_{epoch}", dirs_exist_ok=True)
+    shutil.rmtree(job.folder / "checkpoints", ignore_errors=True)
+
+
+def distance(work: Path, arm: str, seed: int, settings: JobSettings) -> dict[str, Any] | None:
+    """How far a lossy job's law was from its policy's: the job's own rule between its starting policy and the one an
+    epoch later, on its prompts. Kept beside the job. None where the job saved no such policy.
+    """
+    from rollspec.sampling.audit_engine import Arm, Plan, run_arm
+    from rollspec.sampling.audit_lossy import check_lossy
+    from rollspec.sampling.audit_prompts import token_prompts
+    from rollspec.sampling.audit_reference import Reference
+
+    kept = folder(work, arm, seed) / "distance.json"
+    if kept.is_file():
+        found: dict[str, Any] = json.loads(kept.read_text())
+        return found
+    given, later = ARMS[arm], folder(work, arm, seed) / "epoch_1"
+    if given is None or not later.is_dir():
+        return None
+    assets = prepare_assets(dataclasses.replace(settings, seed=seed), CACHE / "grpo_arithmetic")
+    longest = min(settings.max_response_length, 200)
+    prompts = token_prompts(assets.model, Path(assets.train), 8, longest)
+    plan = Plan(prompts, tokens=10_000, max_tokens=longest, temperature=settings.temperature, seed=seed)
+    chosen = dataclasses.replace(Arm.with_rollspec(given[0], given[1]), old=assets.model)
+    output = run_arm(later, plan, chosen, greedy_rounds=0)
+    new, old = (Reference(m, plan.temperature) for m in (later, assets.model))
+    config = (chosen.rollspec or {})["reuse"]
+    check = check_lossy(output.samples, output.ruled, plan.prompts, new, old, config["bias"], config["scale"])
+    found = dataclasses.asdict(check) | {"ruled_share": check.ruled / max(1, check.tokens)}
+    kept.write_text(json.dumps(found, indent=1))
+    return found
+
+
+def run(
+    quick: bool = False,
+    seeds: Sequence[int] = SEEDS,
+    arms: Sequence[str] = tuple(ARMS),
+    work: Path | None = None,
+    out: Path | None = None,
+) -> Path:
+    """Run what is missing, print and save the comparison of all that is finished."""
+    if unknown := [a for a in arms if a not in ARMS]:
+        raise RollspecError(f"rollspec: --arms has {unknown[0]!r}; choose from {'; '.join(ARMS)}.")
+    pin()
+    console = Console(stderr=True)
+    settings = dataclasses.replace(SETTINGS, size="tiny", train_prompts=8, epochs=2) if quick else SETTINGS
+    if quick:
+        console.print(QUICK)
+        seeds = tuple(seeds)[:1]
+    work = work or CACHE / ("reuse-quick" if quick else "reuse")
+    began = provenance()
+    for arm, seed, job in jobs(seeds, arms, work, settings):
+        if finished_run(job.folder, job.settings_hash):
+            console.print(f"seed {seed}, {arm}: finished before", highlight=False)
+            continue
+        with console.status(f"seed {seed}, {arm}"):
+            train(job, settings)
+        console.print(f"seed {seed}, {arm}: {steps(settings)} steps", highlight=False)
+    runs: dict[str, dict[int, Any]] = {}
+    loads = {}
+    for arm in ARMS:
+        for path in sorted(work.glob(f"seed-*/{folder(work, arm, 0).name}/run.json")):
+            if json.loads(path.read_text()).get("status") == "finished":
+                seed = int(path.parent.parent.name.removeprefix("seed-"))
+                runs.setdefault(arm, {})[seed] = read(load_run(path.parent), settings)
+                loads[f"{arm}/{seed}"] = json.loads(path.read_text()).get("wall_seconds")
+    distances: dict[str, dict[int, Any]] = {}
+    for arm, seed in ((a, s) for a in runs for s in runs[a] if any(r["lossy"] for r in runs[a].values())):
+        with console.status(f"seed {seed}, {arm}: distance from the policy"):
+            found = distance(work, arm, seed, settings)
+        if found is not None:
+            distances.setdefault(arm, {})[seed] = found
+    summary = summarise(runs, distances)
+    console.print(table(summary))
+    return save(
+        "reuse" + ("-quick" if quick else ""),
+        {
+            "benchmark": "reuse",
+            "provenance": began,
+            "settings": dataclasses.asdict(settings),
+            "arms": {name: {"preset": a[0], "overrides": a[1]} if a else None for name, a in ARMS.items()},
+            "job_seconds": loads,
+            "runs": runs,
+            "distances": distances,
+            "summary": summary,
+        },
+        out,
+    )
