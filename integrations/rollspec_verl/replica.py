@@ -164,8 +164,8 @@ def load() -> type:
             if self.rollspec_on:
                 await self.rollspec_call("set_version", {"version": int(global_steps or 0)})
 
-        # Called when all samples of a step are there (trainer_sync.py, `on_sample_end`): from here to the next weights a
-        # colocated trainer has the machine to itself, whether or not the engine gives its memory back.
+        # Called when all samples of a step are there (trainer_sync.py, `on_sample_end`): from here to the next weights
+        # a colocated trainer has the machine to itself, whether or not the engine gives its memory back.
         async def sleep(self) -> None:
             if self.rollspec_on and self.rollspec_trains and self.rollout_mode != RolloutMode.STANDALONE:
                 await self.rollspec_call("updating", {"on": True})
