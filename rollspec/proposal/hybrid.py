@@ -68,6 +68,12 @@ class HybridProposer(Proposer):
         self.tuner.changed()
         self._since = PROBE_EVERY
 
+    @property
+    def reached(self) -> float | None:
+        """Tokens per verify step that the learned drafter's own drafts would give; None before any was scored."""
+        acceptance = self.router.acceptance
+        return 1.0 + float(acceptance.measured.cumprod().sum()) if acceptance.tries[0] else None
+
     def passed(self, passes: int, seconds: float, batch: int) -> None:
         """The learned drafter ran `passes` passes for `batch` requests."""
         self.router.cost.observe(batch, passes, seconds)

@@ -48,7 +48,7 @@ class Trainer:
             return SimpleNamespace(skipped="preempted")
         time.sleep(0.001)
         self.counts.steps += 1
-        return SimpleNamespace(skipped=None, acceptance=SimpleNamespace(rates=[0.5]))
+        return SimpleNamespace(skipped=None, acceptance=SimpleNamespace(rates=[0.5], length=1.5))
 
     def checkpoint(self) -> None:
         pass

@@ -214,6 +214,8 @@ class LearnedDrafts:
             levels = {"version": s.version, "staleness": self.bridge.proposer.version - s.since}
             if pauses:
                 levels["swap_longest"] = max(pauses)
+        if (reached := self.proposer.reached) is not None:
+            levels["accept_length"] = reached
         if self.capture is not None:
             counts = self.capture.counts
             sums |= {"captured": counts["samples"], "capture_dropped": counts["dropped"]}
@@ -221,9 +223,10 @@ class LearnedDrafts:
         if self.online is not None:
             t = self.online.info()
             sums |= {f"train_{k}": t[k] for k in ("steps", "tokens") if k in t}
-            sums |= {k: t[k] for k in ("idle_seconds", "harvested_seconds") if k in t}
+            sums |= {k: t[k] for k in ("idle_seconds", "harvested_seconds", "preempted") if k in t}
             if t.get("loss") is not None:
-                levels["loss"] = t["loss"]
+                levels |= {"loss": t["loss"], "buffered": t["samples"], "train_length": t["length"]}
+                levels["preempt_seconds"] = t["preempt_seconds"]
         out = {k: v - self._drained.get(k, 0.0) for k, v in sums.items()}
         self._drained = sums
         if self.swapper is not None and pauses:

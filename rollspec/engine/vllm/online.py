@@ -50,6 +50,7 @@ class OnlineTraining:
         self.published: int | None = None
         self.error: str | None = None
         self.acceptance: list[float] = []  # of the latest training windows, per training-time-test step
+        self.length = 1.0  # the same as an acceptance length
         self._rewards: deque[tuple[str, float]] = deque(maxlen=1 << 16)
         self.parts: dict[str, torch.Tensor] | None = None  # the target's own, put together from all ranks
         self._stepped = time.perf_counter()
@@ -101,6 +102,7 @@ class OnlineTraining:
                 "wasted_seconds": i.wasted,
                 "preempt_seconds": max(i.latencies, default=0.0),
                 "acceptance": self.acceptance,
+                "length": self.length,
             }
         return out
 
@@ -249,7 +251,7 @@ class OnlineTraining:
         report = self._idle.tick(self._state, self._trainer.micro_step)
         if report is None or report.skipped is not None:
             return False
-        self.acceptance = report.acceptance.rates
+        self.acceptance, self.length = report.acceptance.rates, report.acceptance.length
         return True
 
     def _refresh(self) -> None:
