@@ -185,7 +185,8 @@ def build_job(
         # Worker processes rename themselves over their environment block unless told not to; it marks whose they are.
         "SPT_NOENV": "1",
     }
-    described = {**asdict(settings), "assets": _digest(Path(assets.manifest)), "loggers": loggers}
+    given = {k: v for k, v in asdict(settings).items() if k != "replicas" or v != 1}
+    described = {**given, "assets": _digest(Path(assets.manifest)), "loggers": loggers}
     identity = {
         "settings": described,
         "rollspec": config,
