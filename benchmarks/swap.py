@@ -33,7 +33,7 @@ EVERY = 12
 def run(quick: bool = False, out: Path | None = None) -> Path:
     """Print the numbers and save them."""
     pin()
-    os.environ.update(VLLM_ALLOW_INSECURE_SERIALIZATION="1", VLLM_LOGGING_LEVEL="ERROR", ROLLSPEC_PATCHES="cpu")
+    os.environ.update(VLLM_ALLOW_INSECURE_SERIALIZATION="1", VLLM_LOGGING_LEVEL="ERROR")
     began = provenance()
     console = Console(stderr=True)
     model = prepare_assets(JobSettings(), CACHE / "grpo_arithmetic").model

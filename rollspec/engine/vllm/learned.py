@@ -222,7 +222,8 @@ class LearnedDrafts:
             sums["capture_seconds"] = self.capture.seconds
         if self.online is not None:
             t = self.online.info()
-            sums |= {f"train_{k}": t[k] for k in ("steps", "tokens") if k in t}
+            before = dict(zip(("steps", "tokens"), self.online.resumed, strict=True))
+            sums |= {f"train_{k}": t[k] - n for k, n in before.items() if k in t}
             sums |= {k: t[k] for k in ("idle_seconds", "harvested_seconds", "preempted") if k in t}
             if t.get("loss") is not None:
                 levels |= {"loss": t["loss"], "buffered": t["samples"], "train_length": t["length"]}

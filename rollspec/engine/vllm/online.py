@@ -51,6 +51,7 @@ class OnlineTraining:
         self.error: str | None = None
         self.acceptance: list[float] = []  # of the latest training windows, per training-time-test step
         self.length = 1.0  # the same as an acceptance length
+        self.resumed = (0, 0)  # optimiser steps and tokens that an earlier run made
         self._rewards: deque[tuple[str, float]] = deque(maxlen=1 << 16)
         self.parts: dict[str, torch.Tensor] | None = None  # the target's own, put together from all ranks
         self._stepped = time.perf_counter()
@@ -225,6 +226,7 @@ class OnlineTraining:
             trainer.resume()
         except TrainingError as e:
             self._fault("resuming", str(e))
+        self.resumed = (trainer.counts.steps, trainer.counts.tokens)
         self._idle = Idle(IdleConfig(step_bytes=self.config.step_bytes), clock=time.perf_counter)
         self._trainer = trainer  # last: other threads look whether it is there
 
