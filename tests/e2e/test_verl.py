@@ -155,10 +155,8 @@ def test_long_tail_trains_while_a_replica_idles_swaps_and_resumes(make: Callable
     assert list(saved.glob("replica_*/drafter/state/step-*")) and list(
         saved.glob("replica_*/drafter/buffer/index.json")
     )
-    again = make(
-        tmp_path / "second", checkpoints, "trainer.resume_mode=auto", "trainer.total_training_steps=4", preset="long_tail",
-        overrides=small, epochs=3,
-    )  # fmt: skip
+    resume = ("trainer.resume_mode=auto", "trainer.total_training_steps=4")
+    again = make(tmp_path / "second", checkpoints, *resume, preset="long_tail", overrides=small, epochs=3)
     again = dataclasses.replace(again, total_steps=1)
     run_job(again, timeout=420, stall=360)
     (row,) = rows(again)

@@ -63,7 +63,10 @@ class OnlineTraining:
         self._idle: Any = None
         self._vllm_config = vllm_config
         folder = self.config.dir or learned.bridge.config.history.dir
-        self.folder = Path(folder) / "drafter" if folder else Path(tempfile.mkdtemp(prefix="rollspec-drafter-"))
+        self._own = (
+            None if folder else tempfile.TemporaryDirectory(prefix="rollspec-drafter-", ignore_cleanup_errors=True)
+        )
+        self.folder = Path(folder) / "drafter" if folder else Path(self._own.name)  # type: ignore[union-attr]
         self._lock = threading.Lock()  # of the trainer
         self._offer_promoted()
         self._thread = threading.Thread(target=self._run, name="rollspec-drafter", daemon=True)
