@@ -139,7 +139,7 @@ def test_long_tail_trains_while_a_replica_idles_swaps_and_resumes(make: Callable
     for row in steps:
         assert row["rollspec/guard/faults"] == 0 and row["rollspec/health/logprob_corr"] > 0.99
     total = {k: sum(r.get(f"rollspec/drafter/{k}", 0.0) for r in steps) for k in DRAFTER_SUMS}
-    assert total["captured"] == 96 and total["passes"] > 0, total
+    assert 80 <= total["captured"] <= 96 and total["passes"] > 0, total
     assert total["train_steps"] > 0 and 0 < total["harvested_seconds"] <= total["idle_seconds"], total
     # Nothing is idle while the trainer computes.
     assert total["idle_seconds"] < 2 * sum(r["timing_s/gen"] for r in steps)
