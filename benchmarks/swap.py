@@ -82,13 +82,17 @@ def run(quick: bool = False, out: Path | None = None, parts: tuple[str, ...] = P
     return target
 
 
-def _engine(model: str, dtype: str, speculate: bool) -> Any:
+def _engine(model: str, dtype: str, speculate: bool, everything: bool = False) -> Any:
+    """`everything`: all that is drafted is verified, as much as there can be to disturb; else what pays, so that a
+    decode step is as short as it comes.
+    """
     from vllm import LLM
 
     rollspec = {
         "proposal.drafters": ["suffix", "eagle3"],
         "proposal.learned.folder": str(CACHE / "heads"),
-        "proposal.budget.policy": "fixed",  # everything is drafted: as much as there can be to disturb
+        "proposal.k_max": 4,
+        "proposal.budget.policy": "fixed" if everything else "goodput",
         "tuning.policy": "static",
         "tuning.guard.enabled": False,
         "drafter.capture.enabled": True,
@@ -188,7 +192,7 @@ def identity(model: str, requests: int) -> dict[str, Any]:
         expected = _answers(plain, requests)
     finally:
         plain.llm_engine.engine_core.shutdown()
-    llm = _engine(model, "float32", speculate=True)
+    llm = _engine(model, "float32", speculate=True, everything=True)
     try:
         weights = Swaps(llm)
         count = 0
