@@ -128,6 +128,7 @@ def _next_version(drafter: VllmProposer) -> None:
     if drafter.drafting:
         _new_version(drafter, drafter.proposer.version + 1)
     else:
+        drafter.set_version(drafter.proposer.version + 1)  # coupled noise depends on it
         _new_weights(drafter)
 
 
