@@ -25,6 +25,7 @@ from drafter_online.wire import NO_SALT, TO_DAEMON, TO_ENGINE, Message
 log = logging.getLogger(__name__)
 
 HELLO_SECONDS = 2.0  # between two attempts
+CONNECT_SECONDS = 0.1  # the same, while there is no connection
 REFUSED_SECONDS = 30.0  # the same, after the daemon said no
 AWAY_SECONDS = 8.0  # of silence, after which the daemon counts as away
 
@@ -85,6 +86,9 @@ class Link:
             if server_key is not None:
                 s.curve_publickey, s.curve_secretkey = zmq.curve_keypair()
                 s.curve_serverkey = server_key.encode()
+            # ZeroMQ looks at a port only when it connects, in the background.
+            if endpoint.startswith("tcp://") and not 0 < int(endpoint.rpartition(":")[2]) < 1 << 16:
+                raise ValueError("a port is 1 to 65535")
             s.connect(endpoint)
         except (zmq.ZMQError, ValueError) as e:
             self.close()
@@ -161,7 +165,8 @@ class Link:
         self._session, self._salt, self._seq, self._heard_seq = os.urandom(16), NO_SALT, -1, 0
         self._unanswered.clear()
         self._under_way = 0
-        self._send(Message("hello", self.hello))
+        if self._send(Message("hello", self.hello)) is None:
+            self._next_hello = now + CONNECT_SECONDS
 
     def _lose(self, why: str) -> None:
         self.away = why

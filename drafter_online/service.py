@@ -54,6 +54,7 @@ CHUNK = 8 << 20  # bytes of a version per message
 WAIT_SECONDS = 0.2  # of training, for something to do
 BACK_OFF = (1.0, 60.0)  # seconds after a failed step: first, longest
 MOST_REWARDS = 1 << 16
+ASK_SECONDS = 30.0  # for the target's tensors, once an engine that was asked has not sent them
 
 
 class Service:
@@ -67,7 +68,9 @@ class Service:
     def __init__(self, config: ServiceConfig) -> None:
         self.config = config
         self.started = time.time()
-        self._lock_file = _lock(config.dir)
+        token = wire.read_token(config.token_file)
+        wire.require_token(config.endpoint, token)
+        secret = read_key(config.curve_secret)[0] if config.curve_secret is not None else None
         self.engines = Engines()
         self.alarms = Alarms()
         self.journal = Journal()
@@ -82,13 +85,17 @@ class Service:
         self._published_at = 0
         self._fresh = 0  # tokens that came since the start
         self._tokens_before = 0
-        token = wire.read_token(config.token_file)
-        secret = read_key(config.curve_secret)[0] if config.curve_secret is not None else None
-        self.trainer = self._make_trainer()
-        self.release = Release(self.versions, config.patience)
+        self._asked = -ASK_SECONDS  # when an engine was last asked for the target's tensors
         self.parts = TargetParts()
-        self._sizes = self._expected()
-        self.hub = Hub(config.endpoint, self, token=token, secret_key=secret)
+        self._lock_file = _lock(config.dir)
+        try:
+            self.trainer = self._make_trainer()
+            self.release = Release(self.versions, config.patience)
+            self._sizes = self._expected()
+            self.hub = Hub(config.endpoint, self, token=token, secret_key=secret)
+        except BaseException:
+            os.close(self._lock_file)
+            raise
         self._thread = threading.Thread(target=self._train, name="drafter-training", daemon=True)
 
     # ---- life -------------------------------------------------------------------------------------------------------
@@ -159,6 +166,8 @@ class Service:
             self._fetch(session, message.body)
         elif message.kind == "target":
             self.parts.add(message)
+            if self.parts.ready:
+                self._asked = -ASK_SECONDS
 
     def _admit(self, session: str, message: Message) -> None:
         sample = Sample.of_parts(dict(message.tensors), message.body).validate()
@@ -205,6 +214,10 @@ class Service:
                 )
             elif news:
                 self.alarms.set("rollback", None)
+        now = time.monotonic()
+        if status.policy > self.parts.policy and now - self._asked > ASK_SECONDS:
+            self._asked = now
+            self.hub.send(session, Message("refresh", {"policy": status.policy}))
         offer = self.release.offer(engine)
         if offer is not None:
             number, canary = offer

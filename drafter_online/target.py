@@ -82,6 +82,11 @@ class TargetParts:
             with self._lock:
                 self._ready, self.policy = whole, piece.policy
 
+    @property
+    def ready(self) -> bool:
+        """Whether a whole set waits."""
+        return bool(self._ready)
+
     def take(self) -> dict[str, Any]:
         """The newest whole set of tensors, once; empty where there is none."""
         with self._lock:

@@ -52,7 +52,7 @@ TO_ENGINE: Way = b"to engine"
 
 Kind = Literal[
     "hello", "samples", "rewards", "status", "fetch", "target", "bye",  # from engines
-    "welcome", "denied", "refused", "again", "ack", "offer", "chunk",  # from the daemon
+    "welcome", "denied", "refused", "again", "ack", "offer", "chunk", "refresh",  # from the daemon
 ]  # fmt: skip
 
 _DTYPES = {"int64": 8, "int32": 4, "bool": 1, "uint8": 1, "float32": 4, "bfloat16": 2, "float16": 2}

@@ -21,6 +21,8 @@ import numpy as np
 import torch
 
 from rollspec.engine.vllm.capture import Capture
+from rollspec.engine.vllm.dedicated import DedicatedTraining
+from rollspec.engine.vllm.domains import Domains
 from rollspec.engine.vllm.online import OnlineTraining
 from rollspec.engine.vllm.proposer import VllmProposer
 from rollspec.engine.vllm.states import Entry, States
@@ -41,7 +43,8 @@ class LearnedDrafts:
         self.runner = runner
         self.drafter = runner.drafter
         self.eagle = bool(self.drafter.pass_hidden_states_to_model)
-        self.aux_layers = len(_aux_layers(runner)) if self.eagle else 0
+        self.layers = _aux_layers(runner) if self.eagle else ()
+        self.aux_layers = len(self.layers)
         config = runner.speculative_config.draft_model_config
         self.limit = int(getattr(config, "max_model_len", None) or runner.max_model_len)
         width = self.aux_layers * int(runner.model_config.get_hidden_size())
@@ -56,7 +59,8 @@ class LearnedDrafts:
         self._seconds = 0.0
         self._probs: list[torch.Tensor] = []
         self.swapper: Swapper | None = None
-        self.online: OnlineTraining | None = None
+        self.online: OnlineTraining | DedicatedTraining | None = None
+        self.domains: Domains | None = None
         self.capture: Capture | None = None
         if self.eagle and bridge.drafting and bridge.config.drafter.captures:
             self.capture = Capture(self)
@@ -113,6 +117,8 @@ class LearnedDrafts:
         starts = {q: int(n) for q, n in zip(req_ids, self.runner.input_batch.num_computed_tokens_cpu, strict=False)}
         if self.capture is not None and aux is not None:
             self.capture.step(req_ids, starts, tokens, rows, aux)
+        if self.domains is not None:
+            self.domains.observe(req_ids, tokens, self.bridge.scheduled)
         if aux is not None:
             aux = aux[: self.aux_layers]
         wanted = self.bridge.decide(tokens)
@@ -210,7 +216,10 @@ class LearnedDrafts:
         if self.online is not None:
             t = self.online.info()
             sums |= {f"train_{k}": t[k] for k in ("steps", "tokens") if k in t}
-            sums |= {k: t[k] for k in ("idle_seconds", "harvested_seconds") if k in t}
+            names = ("idle_seconds", "harvested_seconds", "sent", "sent_bytes", "feedback_dropped", "private")
+            sums |= {k: t[k] for k in names if k in t}
+            if "away" in t:
+                levels["away"] = float(t["away"] is not None)
             if t.get("loss") is not None:
                 levels["loss"] = t["loss"]
         out = {k: v - self._drained.get(k, 0.0) for k, v in sums.items()}
@@ -228,6 +237,8 @@ class LearnedDrafts:
             self.online.step_begins()
         for req_id in ended:
             self.states.drop(req_id)
+            if self.domains is not None:
+                self.domains.forget(req_id)
             if self.capture is not None:
                 self.capture.finish(req_id, self.proposer.requests.get(req_id))
         if self.swapper is not None:

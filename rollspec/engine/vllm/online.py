@@ -228,14 +228,8 @@ class OnlineTraining:
         self._version = version
         from drafter_online import head as heads
 
-        target = self.learned.runner.get_model()
-        inner = getattr(target, "model", target)
-        vocabulary = int(self._trainer.drafter.head.embed_tokens.weight.shape[0])
-        parts = {"embed": inner.embed_tokens, "norm": inner.norm, "lm_head": getattr(target, "lm_head", None)}
-        weights = {n: m.weight for n, m in parts.items() if m is not None and getattr(m, "weight", None) is not None}
-        # vLLM pads vocabularies for its shards.
-        cut = {n: w.detach().float() if n == "norm" else w.detach()[:vocabulary].float() for n, w in weights.items()}
-        heads.refresh(self._trainer.drafter.head, **cut)
+        weights = {n: w.float() for n, w in target_weights(self.learned.runner).items()}
+        heads.refresh(self._trainer.drafter.head, **weights)
 
     def _publish(self) -> None:
         """Every so many optimiser steps, what was learned is offered to the engine."""
@@ -250,3 +244,13 @@ class OnlineTraining:
         self.published = number
         self._trainer.buffer.save(self.folder / "buffer")
         swapper.offer(store.path(number))
+
+
+def target_weights(runner: Any) -> dict[str, torch.Tensor]:
+    """The target's embedding [V, H], final norm [H] and LM head [V, H], which a head under training uses."""
+    target = runner.get_model()
+    inner = getattr(target, "model", target)
+    vocabulary = int(runner.model_config.get_vocab_size())  # vLLM pads the tensors for its shards
+    parts = {"embed": inner.embed_tokens, "norm": inner.norm, "lm_head": getattr(target, "lm_head", None)}
+    weights = {n: m.weight.detach() for n, m in parts.items() if getattr(m, "weight", None) is not None}
+    return {n: w if n == "norm" else w[:vocabulary] for n, w in weights.items()}

@@ -15,7 +15,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -67,7 +67,10 @@ class Swapper:
         self._shadow: Any = None
         self._thread: threading.Thread | None = None
         self._staged: Staged | None = None
-        self._offered: Path | None = None
+        self._offered: tuple[Path, bool] | None = None
+        self._trying: int | None = None  # the offered version that is being staged
+        self.told: Callable[[int, str, str], None] | None = None
+        """Told of verdicts (version, verdict, reason) in the place of the store's own record."""
         self._error: SwapRefusedError | None = None
         self._told: set[str] = set()
         self._running: dict[str, torch.Tensor] | None = None  # payload of what runs; None: as loaded
@@ -132,9 +135,9 @@ class Swapper:
         """Whether a swap is on its way or on trial."""
         return self._thread is not None or self._offered is not None or self.canary is not None
 
-    def offer(self, folder: Path) -> None:
-        """Have a version staged when the next step begins. For other threads."""
-        self._offered = folder
+    def offer(self, folder: Path, canary: bool = True) -> None:
+        """Have a version staged when the next step begins, and tried unless `canary` is False. For other threads."""
+        self._offered = (folder, canary)
 
     def prepare(self) -> None:
         """Make the second copy of the drafter now rather than at the first swap."""
@@ -144,8 +147,10 @@ class Swapper:
         """A step begins: swap in what is ready."""
         offered, self._offered = self._offered, None
         if offered is not None:
+            folder, canary = offered
+            self._trying = int(folder.name) if folder.name.isdigit() else None
             try:
-                self.request({"dir": str(offered)})
+                self.request({"dir": str(folder), "canary": canary})
             except SwapRefusedError as e:
                 self.refuse(e)
             return
@@ -196,6 +201,9 @@ class Swapper:
         """Count and log a refusal."""
         self.counts["refused"] += 1
         self.last = {"refused": str(error)}
+        version, self._trying = self._trying, None
+        if version is not None and self.told is not None:
+            self.told(version, "refused", str(error))
         self._tell(str(error), str(error))
 
     # ---- staging ----------------------------------------------------------------------------------------------------
@@ -312,7 +320,7 @@ class Swapper:
         begin = time.perf_counter()
         staged = self._staged
         assert staged is not None
-        self._staged = None
+        self._staged = self._trying = None
         rates = self.learned.proposer.router.acceptance.rates.copy()
         before = self._running if self._running is not None else self._original()
         self._exchange()
@@ -377,7 +385,9 @@ class Swapper:
                 self.learned.proposer.router.acceptance.restore(canary.rates)
         self._before = None
         self.last |= {"verdict": verdict, "reason": reason}
-        if store is not None:
+        if self.told is not None:
+            self.told(version, verdict, reason)
+        elif store is not None:
             self._record(store, version, verdict, reason)
 
     def _record(self, store: Path, version: int, verdict: Verdict, reason: str) -> None:

@@ -68,7 +68,7 @@ def install(worker: Any, config: RollspecConfig) -> None:
             ranks = int(worker.vllm_config.parallel_config.tensor_parallel_size)
             drafter.learned = LearnedDrafts(drafter, runner, ranks)
             drafter.learned.swapper = Swapper(drafter.learned, worker.vllm_config)
-            if config.drafter.mode == "idle" and ranks > 1:
+            if config.drafter.mode != "off" and ranks > 1:
                 logger.warning(
                     "rollspec: the drafter is not trained in this engine, because weights are not swapped with "
                     "tensor_parallel_size > 1."
@@ -76,6 +76,9 @@ def install(worker: Any, config: RollspecConfig) -> None:
             elif config.drafter.mode == "idle" and drafter.learned.capture is not None:
                 drafter.learned.swapper.prepare()
                 drafter.learned.online = OnlineTraining(drafter.learned, worker)
+            elif config.drafter.mode == "dedicated" and drafter.learned.capture is not None:
+                drafter.learned.swapper.prepare()
+                _connect(drafter, worker)
     except Exception as e:
         if learned:  # vLLM's own proposer would go on by itself
             runner.propose_draft_token_ids = lambda *_, **__: [[] for _ in runner.input_batch.req_ids]
@@ -83,6 +86,19 @@ def install(worker: Any, config: RollspecConfig) -> None:
         return
     if config.history.dir is not None and drafter.drafting:
         _load(drafter, {"dir": str(config.history.dir)})
+
+
+def _connect(drafter: VllmProposer, worker: Any) -> None:
+    """Feed the daemon; where that cannot be, the engine serves with the drafter it has."""
+    from drafter_online.errors import DrafterError
+    from rollspec.engine.vllm.dedicated import DedicatedTraining
+
+    try:
+        drafter.learned.online = DedicatedTraining(drafter.learned, worker)
+    except DrafterError as e:
+        drafter.count("drafter feedback")
+        drafter.learned.capture.paused = True
+        logger.error("rollspec: the drafter gets no feedback: %s", str(e).removeprefix("drafter-online: "))
 
 
 def call(worker: Any, op: str, payload: dict[str, Any]) -> dict[str, Any]:
