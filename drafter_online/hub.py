@@ -73,6 +73,7 @@ class Hub:
         import zmq
 
         wire.require_token(endpoint, token)
+        wire.check_port(endpoint)
         self.handler = handler
         self.counts: Counter[str] = Counter()  # received, received_bytes, refused/<kind>, failed, unsent
         self._key = wire.key_of(token)

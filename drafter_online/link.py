@@ -56,6 +56,7 @@ class Link:
         import zmq
 
         wire.require_token(endpoint, token)
+        wire.check_port(endpoint)
         self.endpoint = endpoint
         self.hello = hello
         self.window = window
@@ -86,9 +87,6 @@ class Link:
             if server_key is not None:
                 s.curve_publickey, s.curve_secretkey = zmq.curve_keypair()
                 s.curve_serverkey = server_key.encode()
-            # ZeroMQ looks at a port only when it connects, in the background.
-            if endpoint.startswith("tcp://") and not 0 < int(endpoint.rpartition(":")[2]) < 1 << 16:
-                raise ValueError("a port is 1 to 65535")
             s.connect(endpoint)
         except (zmq.ZMQError, ValueError) as e:
             self.close()

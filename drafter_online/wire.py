@@ -233,3 +233,10 @@ def require_token(endpoint: str, token: str | None) -> None:
             "token",
             f"{endpoint} can be reached from other machines, which needs a token; set {TOKEN_VARIABLE}",
         )
+
+
+def check_port(endpoint: str) -> None:
+    """Raises WireError where a TCP endpoint has no port; ZeroMQ takes any number, and wraps it."""
+    port = endpoint.rpartition(":")[2]
+    if endpoint.startswith("tcp://") and port != "*" and not (port.isdigit() and int(port) < 1 << 16):
+        raise WireError("endpoint", f"{endpoint!r} cannot be used; a port is 1 to 65535, as in tcp://127.0.0.1:5765")

@@ -75,11 +75,11 @@ def test_an_engine_feeds_it_and_gets_versions(make: Make, tiny_target: Path) -> 
     engine = FakeEngine(service)
     feed(engine, tiny_target, errors=2)
     engine.until(lambda: engine.version >= 2)
+    engine.until(lambda: [e.verdict for e in service.versions.events()].count("promoted") >= 2)
     assert service.versions.promoted() == service.release.current and service.release.current
     s = status(service)
     assert s["training"]["steps"] >= 30 and s["feedback"]["samples"] == 8 and s["versions"]["published"] >= 2
     assert s["engines"][0]["name"] == "engine" and s["versions"]["lag_seconds"] < 60
-    assert [e.verdict for e in service.versions.events()].count("promoted") >= 2
     assert not s["alarms"]
     engine.link.close()
     until(lambda: not len(service.hub))

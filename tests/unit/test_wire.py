@@ -381,10 +381,12 @@ def test_replays_are_refused(ends: Ends) -> None:
     link = ends.link(hub.endpoint, token=TOKEN)
     said: list[list[bytes]] = []
     send = link._socket.send_multipart
-    link._socket.send_multipart = lambda frames, *a, **kw: (
-        said.append([bytes(f) for f in frames]),
-        send(frames, *a, **kw),
-    )
+
+    def overheard(frames: Any, *args: Any, **kw: Any) -> None:
+        send(frames, *args, **kw)
+        said.append([bytes(f) for f in frames])
+
+    link._socket.send_multipart = overheard
     until(lambda: link.away is None, link)
     for i in range(3):
         link.send(Message("rewards", {"a": float(i)}))
