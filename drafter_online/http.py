@@ -19,6 +19,11 @@ import threading
 from importlib.resources import files
 from typing import Any
 
+from fastapi import Depends, FastAPI, HTTPException, Request
+from fastapi.responses import HTMLResponse, JSONResponse, PlainTextResponse
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
+from starlette.middleware.trustedhost import TrustedHostMiddleware
+
 from drafter_online import wire
 from drafter_online.errors import DrafterError, ServiceError
 from drafter_online.overview import Collector, list_versions, status
@@ -38,11 +43,6 @@ def build(service: Service, *, token: str | None = None, local: bool = True) -> 
         token: required of callers, None where anybody who reaches it may call.
         local: whether only this machine reaches it.
     """
-    from fastapi import Depends, FastAPI, HTTPException, Request
-    from fastapi.responses import HTMLResponse, JSONResponse, PlainTextResponse
-    from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
-    from starlette.middleware.trustedhost import TrustedHostMiddleware
-
     app = FastAPI(title="drafter-online", docs_url=None, redoc_url=None, openapi_url=None)
     if local:
         app.add_middleware(TrustedHostMiddleware, allowed_hosts=LOCAL_NAMES)

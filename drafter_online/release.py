@@ -46,6 +46,7 @@ class Release:
         self._clock = clock
         self._trials: dict[str, float] = {}  # engine -> since when the candidate is with it
         self._bad: dict[str, set[int]] = {}
+        self._offered = 0  # newest version that an engine may run, though it has not said so yet
         self._lock = threading.RLock()
 
     @property
@@ -80,6 +81,7 @@ class Release:
             if number is None or number <= status.version:
                 return None
             engine.offered = now
+            self._offered = max(self._offered, number)
             return number, number not in self.trusted
 
     def _may_try(self, name: str, now: float) -> bool:
@@ -125,7 +127,7 @@ class Release:
         """
         version = self.store.load(number)
         with self._lock:
-            if number < running:
+            if number < max(running, self._offered):
                 number = self._again(version)
             self.store.record(number, "promoted", reason)
             self._settle(number)
@@ -151,7 +153,7 @@ class Release:
             if self.candidate == number:
                 self.candidate = None
             before = self.store.promoted()
-            if running < number:  # nobody runs it
+            if max(running, self._offered) < number:  # nobody runs it
                 self.current = before
                 return None
             try:

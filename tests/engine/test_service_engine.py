@@ -103,32 +103,10 @@ def test_a_daemon_learns_from_a_server_and_the_server_outlives_it(
     from openai import OpenAI
 
     endpoint, page = f"ipc://{tmp_path}/wire", f"http://127.0.0.1:{free_port()}"
-    daemon = Process(
-        [
-            sys.executable,
-            "-m",
-            "drafter_online.cli",
-            "serve",
-            "--target",
-            str(model),
-            "--dir",
-            str(tmp_path / "daemon"),
-            "--endpoint",
-            endpoint,
-            "--port",
-            page.rpartition(":")[2],
-            "--option",
-            "publish_every=40",
-            "--option",
-            "dtype=float32",
-            "--set",
-            "learning_rate=3e-3",
-            "--set",
-            "batch_tokens=512",
-            "--nice",
-            "0",
-        ]  # fmt: skip
-    )
+    command = [sys.executable, "-m", "drafter_online.cli", "serve", "--target", str(model)]
+    command += ["--dir", str(tmp_path / "daemon"), "--endpoint", endpoint, "--port", page.rpartition(":")[2]]
+    command += ["--option", "publish_every=40", "--option", "dtype=float32", "--nice", "0"]
+    daemon = Process([*command, "--set", "learning_rate=3e-3", "--set", "batch_tokens=512"])
     started.append(daemon)
     options = {
         "preset": "serve",

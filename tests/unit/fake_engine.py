@@ -63,4 +63,4 @@ class FakeEngine:
             found = condition()
             if found:
                 return found
-        raise AssertionError("it did not come")
+        raise AssertionError(f"it did not come; {self.link.away=} {self.link.counts=} {self.trials=}")
