@@ -102,6 +102,7 @@ class Service:
 
     def start(self) -> None:
         """Listen and train, on threads."""
+        self._alone = time.monotonic() + 9 * (self.config.linger or 0.0)  # an engine takes its time to load
         self.hub.start()
         self._thread.start()
 

@@ -43,7 +43,9 @@ class ServiceConfig(BaseModel):
     keep_versions: int = Field(8, ge=1, description="Newest versions kept, and the promoted one besides.")
     save_seconds: float = Field(60.0, gt=0, description="Seconds between two saves of the samples.")
     patience: float = Field(60.0, gt=0, description="Seconds until a trial without a verdict is given to one more.")
-    linger: float | None = Field(None, gt=0, description="End after this long without an engine; unset: never.")
+    linger: float | None = Field(
+        None, gt=0, description="End after this long without an engine (ten times that for the first); unset: never."
+    )
     training: dict[str, Any] = Field({}, description="Settings of the training, by name (docs/drafter.md).")
 
 

@@ -358,7 +358,7 @@ def until(condition: Callable[[], Any], seconds: float = 20.0) -> None:
 
 
 def test_it_ends_when_nobody_is_connected_for_long(make: Make) -> None:
-    service = make(linger=0.5)
+    service = make(linger=0.1)
     assert "no engine" in service.run(threading.Event())
 
 
