@@ -484,3 +484,12 @@ def test_what_is_wrong_is_one_sentence(
             signal.signal(s, handler)
     assert result.exit_code == 2 and sentence in result.output, result.output
     assert result.output.strip().count("\n") == 0
+
+
+def test_the_documentation_has_every_knob_of_the_daemon() -> None:
+    from drafter_online.settings import ServiceConfig
+
+    page = (Path(__file__).parents[2] / "docs" / "service.md").read_text()
+    options = {"dir", "target", "head", "endpoint", "token_file", "curve_secret", "device", "training"}
+    for name in ServiceConfig.model_fields:
+        assert name in options or f"| `{name}` |" in page, name
