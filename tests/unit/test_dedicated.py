@@ -175,6 +175,12 @@ def of(hub: Any, kind: str) -> list[Message]:
     return [m for m in list(handler.messages) if m.kind == kind]
 
 
+def last(hub: Any) -> list[Any]:
+    """The latest verdict that the engine told of."""
+    trials: list[list[Any]] = of(hub, "status")[-1].body["trials"]
+    return trials[-1] if trials else []
+
+
 def test_samples_rewards_and_reports_go_out(ends: Ends, tiny_target: Path) -> None:
     hub = ends.hub()
     s = side(ends, hub)
@@ -220,14 +226,14 @@ def test_versions_are_taken_from_the_store_or_copied(ends: Ends, tmp_path: Path,
     path, canary = s.swapper.offered[-1]
     assert path.parent != store.folder and canary and s.training.info()["fetched"] == 1
     assert float(Versions(path.parent).load(2).tensors["w"][0]) == 1.0
-    until(lambda: of(hub, "status")[-1].body["trials"][-1] == [2, "promoted", "fine"])
+    until(lambda: last(hub) == [2, "promoted", "fine"])
     # What is not newer, or not to be had, is left alone.
     offer(1, store.path(1))
     (store.path(3) / "model.safetensors").write_bytes(b"")
     offer(3, tmp_path / "elsewhere")
-    until(lambda: of(hub, "status")[-1].body["trials"][-1][:2] == [3, "refused"])
+    until(lambda: last(hub)[:2] == [3, "refused"])
     hub.send(session, Message("offer", {"version": 4, "path": "x", "manifest": b"{}"}))
-    until(lambda: of(hub, "status")[-1].body["trials"][-1][:2] == [4, "refused"])
+    until(lambda: last(hub)[:2] == [4, "refused"])
     assert s.swapper.version == 2 and s.training.error is None
 
 
@@ -334,7 +340,7 @@ def test_replicas_of_a_job_share_one_process_that_ends_with_them(
     from drafter_online import head as heads
     from rollspec.engine import daemon
 
-    monkeypatch.setattr(daemon, "LINGER", 3.0)
+    monkeypatch.setattr(daemon, "LINGER", 2.0)
     monkeypatch.setenv("ROLLSPEC", "not for the daemon")
     config = RollspecConfig.load(
         {"proposal.drafters": ["eagle3"], "drafter.mode": "dedicated", "drafter.dir": str(tmp_path / "d")}, env={}
