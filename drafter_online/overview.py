@@ -12,8 +12,8 @@ if TYPE_CHECKING:
     from drafter_online.service import Service
 
 
-def status(service: Service, journal: bool = True) -> dict[str, Any]:
-    """Everything, as JSON. `journal`: with the latest points."""
+def status(service: Service, points: int = 360) -> dict[str, Any]:
+    """Everything, as JSON. `points`: at most so many of the journal, evenly over it, the latest among them."""
     c, b, i = service.trainer.counts, service.trainer.buffer, service.inbox.counts
     total = service.engines.total()
     facts = service.facts()
@@ -82,7 +82,7 @@ def status(service: Service, journal: bool = True) -> dict[str, Any]:
         },
         "acceptance": {"rate": total.rate, "length": total.length},
         "alarms": service.alarms.to_list(),
-        **({"journal": list(service.journal.points)} if journal else {}),
+        "journal": thinned(list(service.journal.points), points),
     }
 
 
@@ -111,6 +111,14 @@ def list_versions(service: Service) -> list[dict[str, Any]]:
     return rows
 
 
+def thinned(points: list[Any], most: int) -> list[Any]:
+    """At most `most` of the points, evenly, the last one among them."""
+    if most < 1:
+        return []
+    each = -(-len(points) // most)
+    return points[::-1][::each][::-1] if each > 1 else points
+
+
 class Collector:
     """The status as Prometheus metrics, read when they are scraped."""
 
@@ -121,7 +129,7 @@ class Collector:
         """See prometheus_client's `Collector`."""
         from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
-        s = status(self.service, journal=False)
+        s = status(self.service, points=0)
 
         def one(kind: Any, name: str, text: str, value: float | None) -> Iterator[Any]:
             if value is not None:

@@ -76,7 +76,7 @@ def service(tmp_path: Any) -> Any:
 def client(service: Any, **kw: Any) -> Any:
     from starlette.testclient import TestClient
 
-    return TestClient(build(service, **kw))
+    return TestClient(build(service, **kw), base_url="http://localhost")
 
 
 def test_everything_is_shown(service: Any) -> None:
@@ -134,9 +134,16 @@ def test_a_token_is_asked_for(service: Any) -> None:
 def test_other_pages_cannot_drive_it(service: Any) -> None:
     c = client(service)
     assert c.post("/versions/1/promote", headers={"origin": "http://evil.example"}).status_code == 403
-    assert c.post("/versions/1/promote", headers={"origin": "http://testserver"}).status_code == 200
+    assert c.post("/versions/1/promote", headers={"origin": "http://localhost"}).status_code == 200
     assert c.get("/status", headers={"host": "evil.example"}).status_code == 400
-    assert client(service, local=False, token=TOKEN).get("/healthz", headers={"host": "any"}).status_code == 200
+    good = {"host": "any.example", "authorization": f"Bearer {TOKEN}"}
+    assert client(service, local=False, token=TOKEN).get("/status", headers=good).status_code == 200
+    assert c.get("/status", headers={"host": "[::1]:8765"}).status_code == 200
+
+
+def test_the_journal_is_thinned() -> None:
+    assert overview.thinned(list(range(10)), 4) == [0, 3, 6, 9] and overview.thinned([1, 2], 4) == [1, 2]
+    assert overview.thinned(list(range(1440)), 360)[-1] == 1439 and overview.thinned([1], 0) == []
 
 
 def test_the_page_is_whole_in_itself(service: Any) -> None:

@@ -25,7 +25,7 @@ class Domains:
         self, req_ids: Sequence[str], tokens: Sequence[Sequence[int]], scheduled: Mapping[str, Sequence[int]]
     ) -> None:
         """A step said `tokens`, of which all but each request's last one were drafts, `scheduled` by request."""
-        for req_id, new in zip(req_ids, tokens, strict=True):
+        for req_id, new in zip(req_ids, tokens, strict=False):
             if not new:
                 continue
             row = self._of.get(req_id)
