@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import re
+import shutil
+import subprocess
 import threading
 import time
 from importlib.resources import files
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -167,6 +171,23 @@ def test_what_the_page_reads_is_there(service: Any) -> None:
             assert key in s[part], f"{part}.{key}"
     for key in set(re.findall(r"\bp\.([a-z_]+)\b", page)) - {"map"}:
         assert key in s["journal"][0], key
+
+
+@pytest.mark.skipif(shutil.which("node") is None, reason="node runs the page's script")
+def test_the_page_shows_what_it_is_told(service: Any, tmp_path: Path) -> None:
+    """Its own script, over real answers: nothing throws, and names are text, not markup."""
+    service.journal.note(service.engines.domains, {"version": 3, "loss": 1.25, "lag": 7.0, "waiting": 0, "engines": 1})
+    answers = {"status": overview.status(service), "versions": overview.list_versions(service)}
+    (tmp_path / "answers.json").write_text(json.dumps(answers))
+    page = tmp_path / "page.html"
+    page.write_text((files("drafter_online") / "page.html").read_text())
+    command = ["node", str(Path(__file__).with_name("page.js")), str(page), str(tmp_path / "answers.json")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+    assert done.returncode == 0, done.stderr
+    shown = json.loads(done.stdout)
+    assert shown["hidden"] is False and "base" in shown["line"] and "no news" not in shown["line"]
+    assert "store: it cannot be written" in shown["alarms"] and "<b>host</b>:1" in shown["engines"]
+    assert "code" in shown["domains"] and "loss" in shown["loss"]
 
 
 def test_it_listens_where_it_is_told(service: Any) -> None:
