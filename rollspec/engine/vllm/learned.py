@@ -21,6 +21,7 @@ import numpy as np
 import torch
 
 from rollspec.engine.vllm.capture import Capture
+from rollspec.engine.vllm.follow import Follower
 from rollspec.engine.vllm.online import OnlineTraining
 from rollspec.engine.vllm.proposer import VllmProposer
 from rollspec.engine.vllm.ranks import NOTHING, Ranks
@@ -59,6 +60,7 @@ class LearnedDrafts:
         self._probs: list[torch.Tensor] = []
         self.swapper: Swapper | None = None
         self.online: OnlineTraining | None = None
+        self.follower: Follower | None = None
         self.capture: Capture | None = None
         if self.eagle and bridge.drafting and bridge.config.drafter.captures:
             self.capture = Capture(self)
@@ -202,6 +204,8 @@ class LearnedDrafts:
             out["capture"] = self.capture.info()
         if self.online is not None:
             out["training"] = self.online.info()
+        if self.follower is not None:
+            out["following"] = self.follower.info()
         return out
 
     def drain(self) -> tuple[dict[str, float], dict[str, float]]:

@@ -116,7 +116,8 @@ class Swapper:
         Args:
             payload: `dir`, a version's folder or a head's; or `tensors`, a state dict in the checkpoint's names (in
                 this process only). `version`: its number where the folder does not say; `canary`: False promotes at
-                once; `wait`: True returns after the swap, else it happens at the start of a later step.
+                once; `back`: True allows an older version, and without `dir` the weights that the engine was started
+                with; `wait`: True returns after the swap, else it happens at the start of a later step.
 
         Returns:
             what was done: `version`, and with `wait` also `pause_ms`, `stage_ms`, `change`, `reread` (positions);
@@ -155,9 +156,9 @@ class Swapper:
         """Whether a swap is on its way or on trial."""
         return self._pending or self._offered is not None or self._deferred is not None or self.canary is not None
 
-    def offer(self, folder: Path, canary: bool = True) -> None:
-        """Have a version staged when the next step begins. For other threads."""
-        self._offered = {"dir": str(folder), "canary": canary}
+    def offer(self, folder: Path | None, canary: bool = True, back: bool = False) -> None:
+        """Have a version staged when the next step begins. For other threads. Arguments as in `request`."""
+        self._offered = {"dir": str(folder or ""), "canary": canary, "back": back}
 
     def prepare(self) -> None:
         """Make the second copy of the drafter now rather than at the first swap."""
@@ -313,6 +314,9 @@ class Swapper:
                     f"rollspec: drafter version {version} is not newer than version {self.version}, which runs."
                 )
             return version, {n: t.detach().to("cpu") for n, t in payload["tensors"].items()}, None
+        back = bool(payload.get("back"))
+        if back and not payload.get("dir"):
+            return 0, dict(self._original()), None
         folder = Path(str(payload.get("dir", "")))
         if (folder / "manifest.json").is_file() or folder.name.isdigit():
             from drafter_online.errors import DrafterError
@@ -322,7 +326,7 @@ class Swapper:
             try:
                 store = Versions(folder.parent)
                 base = base_of(self.learned.runner.model_config.hf_text_config)
-                found = store.load(int(folder.name), base=base, newer_than=self.version)
+                found = store.load(int(folder.name), base=base, newer_than=None if back else self.version)
             except (DrafterError, ValueError) as e:
                 raise SwapRefusedError(f"rollspec: {str(e).removeprefix('drafter-online: ')}") from e
             return found.number, dict(found.tensors), folder.parent
@@ -459,14 +463,17 @@ class Swapper:
         self._before = None
         self.last |= {"verdict": verdict, "reason": reason}
         if store is not None and self.ranks.first:
-            self._record(store, version, verdict, reason)
+            self._record(store, version, verdict, reason, tried=canary is not None)
 
-    def _record(self, store: Path, version: int, verdict: Verdict, reason: str) -> None:
+    def _record(self, store: Path, version: int, verdict: Verdict, reason: str, tried: bool) -> None:
         from drafter_online.errors import DrafterError
         from drafter_online.versions import Versions
 
+        versions = Versions(store)
+        if not tried and any(e.version == version for e in versions.events()):
+            return  # it had its verdict, from another engine or before a restart
         try:
-            Versions(store).record(version, verdict, reason)
+            versions.record(version, verdict, reason)
         except DrafterError as e:
             self._tell("record", f"rollspec: {str(e).removeprefix('drafter-online: ')}")
 

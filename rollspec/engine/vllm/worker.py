@@ -77,6 +77,10 @@ def install(worker: Any, config: RollspecConfig) -> None:
                 drafter.learned.swapper.prepare()
                 if drafter.learned.capture is not None:  # on the rank that drafts
                     drafter.learned.online = OnlineTraining(drafter.learned, worker.vllm_config)
+            if config.drafter.versions is not None:
+                drafter.learned.swapper.prepare()
+                if drafter.drafting:
+                    _share(drafter, config.drafter.versions)
     except Exception as e:
         if learned:  # vLLM's own proposer would go on by itself
             runner.propose_draft_token_ids = lambda *_, **__: [[] for _ in runner.input_batch.req_ids]
@@ -84,6 +88,17 @@ def install(worker: Any, config: RollspecConfig) -> None:
         return
     if config.history.dir is not None and drafter.drafting:
         _load(drafter, {"dir": str(config.history.dir)})
+
+
+def _share(drafter: VllmProposer, folder: Path) -> None:
+    """Take versions from a store that other engines read as well."""
+    from rollspec.engine.vllm.follow import Follower
+
+    learned = drafter.learned
+    assert learned is not None and learned.swapper is not None
+    requests = learned.proposer.requests
+    learned.follower = Follower(learned.swapper, folder, lambda: bool(requests), drafter.count)
+    learned.follower.start()
 
 
 def call(worker: Any, op: str, payload: dict[str, Any]) -> dict[str, Any]:
