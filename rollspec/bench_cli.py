@@ -88,9 +88,17 @@ def bandits(quick: Quick = False, out: Out = None, json: Json = False) -> None:
 
 
 @command.command()
-def scale(quick: Quick = False, out: Out = None, json: Json = False) -> None:
+def scale(
+    quick: Quick = False,
+    out: Out = None,
+    json: Json = False,
+    measured: Annotated[
+        Path | None,
+        typer.Option(exists=True, dir_okay=False, help="Take the measured costs from this earlier result."),
+    ] = None,
+) -> None:
     """Versions, trials and feedback over 8 to 1,024 replicas, simulated; where the design stops (a minute)."""
-    _done(_module("scale").run(quick=quick, out=out), json)
+    _done(_module("scale").run(quick=quick, out=out, measured_in=measured), json)
 
 
 @command.command()

@@ -32,12 +32,22 @@ SEEDS = 3
 SECONDS = 1800.0
 
 
-def run(quick: bool = False, out: Path | None = None) -> Path:
-    """Print the tables and save them, and a picture beside them."""
+def run(quick: bool = False, out: Path | None = None, measured_in: Path | None = None) -> Path:
+    """Print the tables and save them, and a picture beside them.
+
+    Args:
+        quick: show that it runs.
+        out: the JSON file.
+        measured_in: an earlier result whose measured costs are taken instead of measuring anew.
+    """
     began, console = provenance(), Console(stderr=True)
     if quick:
         console.print(QUICK)
-    measured = costs.measure(quick)
+    source = None
+    if measured_in is None:
+        measured = costs.measure(quick)
+    else:
+        measured, source = costs.earlier(measured_in)
     world = costs.World()
     replicas, seconds = (REPLICAS[:3], 300.0) if quick else (REPLICAS, SECONDS)
     rows = []
@@ -47,6 +57,7 @@ def run(quick: bool = False, out: Path | None = None) -> Path:
         console.print(f"{n} replicas: simulated in {time.perf_counter() - clock:.1f} s", style="dim")
     result = {
         "provenance": began,
+        "measured_provenance": source,
         "measured": asdict(measured),
         "assumed": asdict(world),
         "derived": costs.derived(world),
@@ -69,9 +80,9 @@ def row(n: int, world: costs.World, measured: costs.Measured, seconds: float, se
         runs = [simulate(Fleet.of(n, kind, world, measured), seconds, seed) for seed in range(seeds)]
         fleets[kind] = {name: sum(r[name] for r in runs) / len(runs) for name in runs[0]}
     churn = [simulate(Fleet.of(n, "tree", world, measured, churn=True), seconds, seed) for seed in range(seeds)]
-    whole = feedback(Feedback.of(n, world, measured, 1.0), min(seconds, 60.0), 0)
+    whole = feedback(Feedback.of(n, world, measured, 1.0), min(seconds, 900.0), 0)
     rate = rate_for(n, world, measured)
-    budget = feedback(Feedback.of(n, world, measured, rate), min(seconds, 60.0), 0)
+    budget = feedback(Feedback.of(n, world, measured, rate), min(seconds, 900.0), 0)
     return {
         "replicas": n,
         "fan_out": fleets,

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.harness import RESULTS
+from rollspec.errors import RollspecError
 
 KEPT = 4
 """Versions in a store (the default of `drafter_online.versions.Versions`)."""
@@ -146,6 +147,19 @@ def measure(quick: bool = False) -> Measured:
     return Measured(
         publish / size, load / size, unpack / len(blob), pack / len(blob), look, operations, beat, _swap_seconds()
     )
+
+
+def earlier(path: Path) -> tuple[Measured, dict[str, Any]]:
+    """What an earlier result measured, and where and with what.
+
+    Raises:
+        RollspecError: it is not one.
+    """
+    try:
+        found = json.loads(path.read_text())
+        return Measured(**found["measured"]), found.get("measured_provenance") or found["provenance"]
+    except (OSError, ValueError, KeyError, TypeError) as e:
+        raise RollspecError(f"rollspec: {path} is no result of `rollspec bench scale` ({e!r}); give one.") from e
 
 
 def _median(do: Callable[[], Any], repeats: int) -> float:

@@ -179,7 +179,7 @@ class _Simulation:
         if not r.alive:
             return
         s = self.state
-        if not r.settled:
+        if not r.settled and r.born > min(s.decided.values()):
             s.joined.append(self.clock.now - r.born)
         r.busy, r.version, r.settled = False, version, True
         if r.born <= s.decided[version]:
@@ -223,7 +223,7 @@ class _Simulation:
     def _summary(self) -> dict[str, float]:
         """`fan_out`: from a verdict to the last replica that was there then; `to_verdict`: from publication; `age`: of
         what a replica runs, since its publication; `reached`: share of the replicas that a promoted version reached;
-        `joining`: from a replica's start to its first promoted version.
+        `joining`: from a replica's start to its first promoted version, of those that came when there was one.
         """
         s, f = self.state, self.f
         good = [n for n, ok in s.verdicts.items() if ok and n in s.decided]

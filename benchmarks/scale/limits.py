@@ -46,8 +46,8 @@ def sentences(result: dict[str, Any]) -> list[str]:
 def table(result: dict[str, Any]) -> Table:
     """One row per number of replicas."""
     out = Table(title="versions, trials and feedback over replicas (simulated)", title_justify="left")
-    for name in ("replicas", "spread: star", "store", "tree", "age: star", "store", "tree", "reached (star)",
-                 "joining", "recorded", "wait p99", "dropped if all"):  # fmt: skip
+    for name in ("replicas", "spread: star", "store", "tree", "age: star", "store", "tree", "promoted: star",
+                 "tree", "joining", "recorded", "wait p99", "dropped if all"):  # fmt: skip
         out.add_column(name, justify="right")
     for r in result["replicas"]:
         f = r["fan_out"]
@@ -55,7 +55,7 @@ def table(result: dict[str, Any]) -> Table:
             f"{r['replicas']:,}",
             *(f"{f[k]['fan_out']:.1f} s" for k in ("star", "store", "tree")),
             *(f"{f[k]['age']:.1f} s" for k in ("star", "store", "tree")),
-            f"{100 * f['star']['reached']:.0f} %",
+            *(f"{100 * f[k]['promoted'] / f[k]['versions']:.0f} %" for k in ("star", "tree")),
             f"{r['elastic']['joining']:.1f} s",
             f"{100 * r['feedback_budget']['rate']:.2f} %",
             f"{r['feedback_budget']['wait_p99']:.2f} s",

@@ -88,6 +88,9 @@ def _panel(p: Panel, x: Sequence[int], at: float) -> str:
         out.append(f'<text class="s" x="{px(n):.1f}" y="{HEIGHT - BOTTOM + 16}" text-anchor="middle">{n:,}</text>')
     middle = at + (LEFT + WIDTH - 8) / 2
     out.append(f'<text class="s" x="{middle:.0f}" y="{HEIGHT - 8}" text-anchor="middle">replicas</text>')
+    # The names stand where no line begins.
+    first = min(py(ys[0]) for _, ys in p.lines.values())
+    names = TOP + 4 if first > (TOP + HEIGHT - BOTTOM) / 2 else HEIGHT - BOTTOM - 14 * len(p.lines)
     for i, (name, (style, ys)) in enumerate(p.lines.items()):
         points = " ".join(f"{px(n):.1f},{py(v):.1f}" for n, v in zip(x, ys, strict=True))
         out.append(f'<polyline class="l {style}" points="{points}"/>')
@@ -97,6 +100,6 @@ def _panel(p: Panel, x: Sequence[int], at: float) -> str:
                 f'<circle class="d {style}" cx="{px(n):.1f}" cy="{py(v):.1f}" r="2.6">'
                 f"<title>{escape(name)}, {n:,} replicas: {said}</title></circle>"
             )
-        out.append(f'<circle class="d {style}" cx="{at + LEFT + 8:.0f}" cy="{TOP + 4 + 14 * i}" r="3"/>')
-        out.append(f'<text class="s" x="{at + LEFT + 15:.0f}" y="{TOP + 8 + 14 * i}">{escape(name)}</text>')
+        out.append(f'<circle class="d {style}" cx="{at + LEFT + 8:.0f}" cy="{names + 14 * i}" r="3"/>')
+        out.append(f'<text class="s" x="{at + LEFT + 15:.0f}" y="{names + 4 + 14 * i}">{escape(name)}</text>')
     return "".join(out)

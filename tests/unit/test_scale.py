@@ -20,6 +20,7 @@ from benchmarks.scale.feedback import Feedback, feedback, rate_for, server_secon
 from benchmarks.scale.fleet import Fleet, Replica, _Simulation, simulate
 from benchmarks.scale.spread import Kind, Spread
 from rollspec import bench_cli
+from rollspec.errors import RollspecError
 
 MEASURED = costs.Measured(2e-8, 1e-8, 3e-9, 3e-10, 3e-4, 11.0, 8e-3, None)
 WORLD = costs.World()
@@ -271,6 +272,13 @@ def test_the_whole_benchmark_writes_json_and_a_picture(tmp_path: Path) -> None:
     assert found["provenance"]["cores"] and set(found["limits"]) >= {"star", "store", "look", "record_all"}
     drawn = (tmp_path / "s.svg").read_text()
     assert drawn.count("<polyline") == sum(len(p.lines) for p in picture.panels(found)) and "http" in drawn
+    again = scale.run(quick=True, out=tmp_path / "t.json", measured_in=tmp_path / "s.json")
+    other = json.loads(again.read_text())
+    assert other["measured"] == found["measured"] and other["measured_provenance"] == found["provenance"]
+    assert other["replicas"] == found["replicas"], "nothing else is left to chance"
+    (tmp_path / "x.json").write_text("{}")
+    with pytest.raises(RollspecError, match=r"x.json is no result"):
+        costs.earlier(tmp_path / "x.json")
     assert limits.table(found).row_count == 3 and len(limits.sentences(found)) == 3
 
 
