@@ -1,4 +1,4 @@
-"""Two engines and one store: one of them tries a version, the other takes it; both go back; tokens stay what they are."""
+"""Two engines and one store: one tries a version, the other takes it; both go back; tokens stay what they are."""
 
 from __future__ import annotations
 
