@@ -1,140 +1,320 @@
-"""A fresh head trained on a small trained policy's responses: what each loss term, step count and policy buys.
+"""A fresh head trained while a small policy moves: what each loss term, step count and buffer policy buys.
 
-Offline and without an engine: responses are sampled with transformers, hidden states are captured by the reference
-(`drafter_online.reference`), verify steps are those an engine would have had. Acceptance is that of greedy drafts of
-`ttt_steps` tokens on prompts that were not trained on; at temperature 1 it is bounded by the policy's own entropy.
+Offline and without an engine. The policy's checkpoints are those that the demo's GRPO job saves after each epoch
+(`benchmarks/drift.py`); responses are sampled from each with transformers, hidden states are captured by the reference
+(`drafter_online.reference`), verify steps are those that an engine with a half-trained head would have had. Every arm
+sees the same data in the same order, a version's samples before its share of the training steps, as an online drafter
+does; acceptance is that of greedy drafts of 3 tokens on the last policy's responses to prompts that were not trained
+on. At temperature 1 it is bounded by the policy's own entropy.
 
-    python -m benchmarks.drafter --quick
-    python -m benchmarks.drafter --seeds 3
+    python -m benchmarks.drafter --quick                      # shows that it runs
+    python -m benchmarks.drafter --seeds 2                    # the table, on the example's smaller policy
+    python -m benchmarks.drafter --arms "default" "top-1"     # some arms; rows join those that are there
+    python -m benchmarks.drafter --size demo --arms frozen    # frozen against online, on the demo's own policy
 """
 
 from __future__ import annotations
 
 import argparse
+import hashlib
+import json
 import statistics
-import tempfile
 import time
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from benchmarks import harness
+from benchmarks.drift import CACHE, Drift, drift
+from rollspec.demo.job import JobSettings
 
-ARMS: dict[str, dict[str, Any]] = {
-    "forward KL (default)": {},
-    "top-1": {"objective": "top1"},
-    "LK hybrid": {"objective": "lk_hybrid"},
-    "total variation": {"objective": "tv"},
-    "no step decay": {"step_decay": 1.0},
-    "1 TTT step": {"ttt_steps": 1},
-    "rejected 0.5 (Aurora)": {"rejected": 0.5},
-    "induced 0.5 (Draft-OPD)": {"induced": 0.5},
-    "rejected + induced": {"rejected": 0.5, "induced": 0.5},
-    "windows of 64": {"window_tokens": 64},
-}
 K = 3
+"""Tokens per draft of every measurement, whatever an arm was trained for."""
+
+LEARNING = {"learning_rate": 2e-3, "batch_tokens": 512, "window_tokens": 384}
 
 
-def responses(
-    model: Any, tokenizer: Any, split: str, prompts: int, limit: int, seed: int
-) -> list[tuple[list[int], int, str]]:
-    """Sampled sequences at temperature 1: token ids, prompt length, question."""
-    import torch
+@dataclass(frozen=True)
+class Arm:
+    """How one head is trained.
 
-    from examples.grpo_arithmetic.data import problems
-    from examples.grpo_arithmetic.tokenizer import prompt_text
+    `terms`: fields of `DrafterTraining`. `buffer`: fields of `BufferConfig`. `errors`: with the verify steps of a
+    half-trained head. `sees`: policy versions that it is trained on (None: all). `clear`: only the newest version's
+    samples are kept.
+    """
 
-    questions = [p.question for p in problems(split, prompts)]
-    tokenizer.padding_side = "left"
-    out = []
-    torch.manual_seed(seed)
-    for at in range(0, prompts, 64):
-        chunk = questions[at : at + 64]
-        enc = tokenizer([prompt_text(q) for q in chunk], return_tensors="pt", padding=True, add_special_tokens=False)
-        done = model.generate(
-            input_ids=enc["input_ids"], attention_mask=enc["attention_mask"], do_sample=True, temperature=1.0, top_k=0,
-            top_p=1.0, max_new_tokens=limit,
-        )  # fmt: skip
-        for q, ids, mask in zip(chunk, done.tolist(), enc["attention_mask"].tolist(), strict=True):
-            first = mask.index(1)
-            prompt, answer = ids[first : len(mask)], ids[len(mask) :]
-            if model.generation_config.eos_token_id in answer:
-                answer = answer[: answer.index(model.generation_config.eos_token_id) + 1]
-            out.append((prompt + answer, len(prompt), q))
-    return out
+    terms: dict[str, Any] = field(default_factory=dict)
+    buffer: dict[str, Any] = field(default_factory=dict)
+    errors: bool = False
+    sees: tuple[int, ...] | None = None
+    clear: bool = False
+    share: float = 1.0  # of the training steps
 
 
-def run(quick: bool = False, out: Path | None = None, seeds: int = 1, steps: int = 600) -> Path:
-    """Collect, train every arm on the same data, and write the table."""
+ARMS: dict[str, Arm] = {
+    "default": Arm(),
+    "top-1": Arm({"objective": "top1"}),
+    "LK hybrid": Arm({"objective": "lk_hybrid"}),
+    "total variation": Arm({"objective": "tv"}),
+    "no step decay": Arm({"step_decay": 1.0}),
+    "1 TTT step": Arm({"ttt_steps": 1}),
+    "2 TTT steps": Arm({"ttt_steps": 2}),
+    "5 TTT steps": Arm({"ttt_steps": 5}),
+    "rejected 0.5 (Aurora)": Arm({"rejected": 0.5}, errors=True),
+    "induced 0.5 (Draft-OPD)": Arm({"induced": 0.5}, errors=True),
+    "rejected + induced": Arm({"rejected": 0.5, "induced": 0.5}, errors=True),
+    "reward weight 1 (ReSpec)": Arm({"reward_beta": 1.0}),
+    "no tail quota": Arm(buffer={"tail_quota": 0.0}),
+    "no recency": Arm(buffer={"half_life": 1e6}),
+    "newest version only": Arm(clear=True),
+    "windows of 64": Arm({"window_tokens": 64}),
+}
+
+FROZEN: dict[str, Arm] = {
+    "online": Arm(),
+    "frozen mid-job": Arm(sees=(0, 1), share=0.5),
+    "frozen at the start, as many steps": Arm(sees=(0,)),
+    "frozen at the start": Arm(sees=(0,), share=0.25),
+}
+
+
+@dataclass
+class Data:
+    """`train`: samples per policy version; `replayed`: the same with verify steps; `test`: of the last version."""
+
+    model: str
+    made_by: str
+    train: list[list[Any]]
+    replayed: list[list[Any]]
+    test: list[Any]
+
+
+def run(
+    quick: bool = False,
+    out: Path | None = None,
+    seeds: int = 1,
+    steps: int = 240,
+    size: str = "tiny",
+    names: list[str] | None = None,
+) -> Path:
+    """Collect (or find) the data, train the arms, and join their rows to the table."""
+    if quick:
+        seeds, steps = 1, 12
+    frozen = names == ["frozen"]
+    arms = FROZEN if frozen else {n: a for n, a in ARMS.items() if not names or n in names}
+    if quick and not names:
+        arms = dict(list(arms.items())[::6])
+    data = collect(size, quick)
+    budget = int(0.4 * sum(s.nbytes for version in data.train for s in version))  # evictions matter
+    key = "frozen" if frozen else "arms"
+    target = out or harness.RESULTS / "drafter.json"
+    table = {} if quick or not target.is_file() else json.loads(target.read_text())
+    setting = {
+        "steps": steps, "seeds": seeds, "size": size, "policy": data.made_by, "learning": LEARNING, "k": K,
+        "responses": [len(v) for v in data.train], "tokens": [sum(map(len, v)) for v in data.train],
+        "test": len(data.test), "buffer_bytes": budget,
+    }  # fmt: skip
+    if table.get(f"{key}_setting") != setting:
+        table[key] = []
+    table[f"{key}_setting"] = setting
+    if not table[key]:
+        table[key] = [row_of("fresh head", [measure(untrained(data, s), data) for s in range(seeds)])]
+    for name, arm in arms.items():
+        table[key] = [r for r in table[key] if r["arm"] != name]
+        table[key].append(row_of(name, [measure(train(data, arm, s, steps, budget), data) for s in range(seeds)]))
+        harness.save("drafter", {**table, "quick": quick, "provenance": harness.provenance()}, target)
+    return target
+
+
+def row_of(name: str, found: list[dict[str, Any]]) -> dict[str, Any]:
+    """One line of the table; printed as well."""
+    row = {
+        "arm": name,
+        "length": statistics.mean(f["length"] for f in found),
+        "tail": statistics.mean(f["tail"] for f in found),
+        "lengths": [f["length"] for f in found],
+        "rates": found[0]["rates"],
+        "seconds": [f["seconds"] for f in found],
+    }
+    print(
+        f"{name:36} length {row['length']:.3f}  tail {row['tail']:.3f}  rates {[round(x, 3) for x in row['rates']]}  "
+        f"{row['seconds'][0]:.0f} s",
+        flush=True,
+    )
+    return row
+
+
+def measure(made: tuple[Any, float], data: Data) -> dict[str, Any]:
+    """Acceptance length on the held-out prompts, and on the longest quarter of them."""
+    from drafter_online.trainer import DrafterTraining, Trainer
+
+    trainer, seconds = made
+    judge = Trainer(trainer.drafter, trainer.buffer, DrafterTraining(ttt_steps=K))
+    whole = judge.evaluate(data.test)
+    longest = sorted(data.test, key=lambda s: -s.response_length)[: max(1, len(data.test) // 4)]
+    return {
+        "length": whole.length, "rates": whole.rates, "tail": judge.evaluate(longest).length, "seconds": seconds
+    }  # fmt: skip
+
+
+def untrained(data: Data, seed: int) -> tuple[Any, float]:
+    """A fresh head."""
+    return trainer_of(data, Arm(), seed, 1 << 30), 0.0
+
+
+def trainer_of(data: Data, arm: Arm, seed: int, budget: int) -> Any:
+    """A trainer that has seen nothing."""
+    from drafter_online import head as heads
+    from drafter_online.buffer import Buffer, BufferConfig
+    from drafter_online.model import Eagle3
+    from drafter_online.trainer import DrafterTraining, Trainer
+
+    buffer = Buffer(BufferConfig(max_bytes=budget, **arm.buffer))
+    head = heads.fresh(data.model, seed=seed)
+    return Trainer(Eagle3(head), buffer, DrafterTraining(**{**LEARNING, "seed": seed, **arm.terms}))
+
+
+def train(data: Data, arm: Arm, seed: int, steps: int, budget: int) -> tuple[Any, float]:
+    """The head after the job, and the seconds that its training took."""
+    from drafter_online.buffer import Buffer
+
+    trainer = trainer_of(data, arm, seed, budget)
+    versions = range(len(data.train)) if arm.sees is None else arm.sees
+    start = time.perf_counter()
+    for version in versions:
+        if arm.clear:
+            trainer.buffer = Buffer(trainer.buffer.config)
+        for sample in (data.replayed if arm.errors else data.train)[version]:
+            trainer.buffer.add(sample)
+        for _ in range(round(arm.share * steps / len(versions))):
+            trainer.micro_step()
+    return trainer, time.perf_counter() - start
+
+
+# ---- the data -------------------------------------------------------------------------------------------------------
+
+
+def collect(size: str, quick: bool) -> Data:
+    """Responses of every policy version; kept under ~/.cache/rollspec/drafter, so that arms can be run one by one."""
+    from drafter_online import head as heads
+
+    prompts, copies, held, limit = (6, 1, 6, 48) if quick else (24, 2, 48, 320)
+    found = _policies(size, quick)
+    named = json.dumps([found.weights, found.made_by, prompts, copies, held, limit])
+    folder = CACHE / "drafter" / f"{size}-{hashlib.sha256(named.encode()).hexdigest()[:12]}"
+    if not (folder / "done").is_file():
+        model, tokenizer = _load(found.model)
+        aux = heads.aux_layers(model.config.num_hidden_layers)
+        for version, weights in enumerate(found.weights):
+            _weights(model, weights)
+            _write(
+                folder / f"train-{version}", _sample(model, tokenizer, "train", prompts, copies, limit, aux, version)
+            )
+        _write(folder / "test", _sample(model, tokenizer, "val", held, 1, limit, aux, len(found.weights) - 1))
+        (folder / "done").touch()
+    train = [_read(folder / f"train-{v}") for v in range(len(found.weights))]
+    data = Data(found.model, found.made_by, train, [], _read(folder / "test"))
+    data.replayed = _replayed(folder, data, found, 12 if quick else 60)
+    return data
+
+
+def _policies(size: str, quick: bool) -> Drift:
+    from examples.grpo_arithmetic.prepare import prepare
+
+    if not quick:
+        return drift(JobSettings(size=size))
+    model = prepare(CACHE / "grpo_arithmetic", size="tiny").model
+    start = str(Path(model) / "model.safetensors")
+    return Drift(model, "", [start, start], "the example's smaller policy, twice")
+
+
+def _load(path: str) -> tuple[Any, Any]:
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    from drafter_online import head as heads
-    from drafter_online.buffer import Buffer
-    from drafter_online.model import Eagle3
-    from drafter_online.reference import capture, replay
-    from drafter_online.trainer import DrafterTraining, Trainer
-    from examples.grpo_arithmetic.prepare import prepare
-
-    train_prompts, test_prompts, steps, limit = (24, 8, 30, 48) if quick else (256, 64, steps, 224)
-    arms = dict(list(ARMS.items())[:: 6 if quick else 1])
-    path = prepare(Path(tempfile.gettempdir()) / "rollspec-bench-policy", size="tiny").model
     model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
     tokenizer = AutoTokenizer.from_pretrained(path)
-    aux = heads.aux_layers(model.config.num_hidden_layers)
+    tokenizer.padding_side = "left"
+    return model, tokenizer
 
-    def samples(split: str, prompts: int, seed: int) -> list[Any]:
-        got = responses(model, tokenizer, split, prompts, limit, seed)
-        return [
-            capture(model, ids, n, aux, request_id=f"{split}{i}", prompt_key=q) for i, (ids, n, q) in enumerate(got)
-        ]
 
-    train, test = samples("train", train_prompts, 1), samples("val", test_prompts, 2)
-    settings = {"learning_rate": 2e-3, "batch_tokens": 1024, "window_tokens": 512}
+def _weights(model: Any, path: str) -> None:
+    from safetensors.torch import load_file
 
-    def trainer(data: list[Any], seed: int, **terms: Any) -> Any:
-        buffer = Buffer()
-        for s in data:
-            buffer.add(s)
-        fresh = heads.fresh(path, aux=aux, seed=seed)
-        return Trainer(Eagle3(fresh), buffer, DrafterTraining(**{**settings, "seed": seed, **terms}))
+    missing = model.load_state_dict(load_file(path), strict=False)
+    if missing.unexpected_keys:
+        raise RuntimeError(f"{path} holds {missing.unexpected_keys[0]}, which the policy does not have")
 
-    # Errors to learn from are those of a half-trained head, as they are in a running job.
-    half = trainer(train, 0)
-    for _ in range(steps // 4):
-        half.micro_step()
-    errors = [replay(model, half.drafter, s, K) for s in train]
-    rows = []
-    for name, terms in arms.items():
-        lengths, rates, seconds = [], [], []
-        for seed in range(seeds):
-            t = trainer(errors, seed, **terms)
-            start = time.perf_counter()
-            for _ in range(steps):
-                t.micro_step()
-            seconds.append(time.perf_counter() - start)
-            # All arms are measured at the same draft length, whatever they were trained for.
-            judge = Trainer(t.drafter, t.buffer, DrafterTraining(ttt_steps=K))
-            got = judge.evaluate(test)
-            lengths.append(got.length)
-            rates.append(got.rates)
-        row = {"arm": name, "length": statistics.mean(lengths), "lengths": lengths, "rates": rates, "seconds": seconds}
-        rows.append(row)
-        print(
-            f"{name:26} length {row['length']:.3f}  rates {[round(x, 3) for x in rates[0]]}  {seconds[0]:.1f} s",
-            flush=True,
-        )
-    fresh = trainer(train, 0).evaluate(test)
-    print(f"{'fresh head':26} length {fresh.length:.3f}  rates {[round(x, 3) for x in fresh.rates]}")
-    return harness.save(
-        "drafter",
-        {
-            "what": "acceptance length of greedy drafts of 3 tokens, held-out prompts, temperature 1",
-            "quick": quick, "steps": steps, "train": len(train), "test": len(test), "seeds": seeds,
-            "tokens": sum(map(len, train)), "fresh": {"length": fresh.length, "rates": fresh.rates}, "arms": rows,
-            **harness.provenance(),
-        },
-        out,
+
+def _sample(
+    model: Any, tokenizer: Any, split: str, prompts: int, copies: int, limit: int, aux: list[int], version: int
+) -> list[Any]:
+    """Responses at temperature 1 with their rewards, as samples."""
+    import torch
+
+    from drafter_online.reference import capture
+    from examples.grpo_arithmetic.data import problems
+    from examples.grpo_arithmetic.reward import compute_score
+    from examples.grpo_arithmetic.tokenizer import prompt_text
+
+    asked = [p for p in problems(split, prompts) for _ in range(copies)]
+    torch.manual_seed(1000 * version + len(split))
+    enc = tokenizer(
+        [prompt_text(p.question) for p in asked], return_tensors="pt", padding=True, add_special_tokens=False
+    )
+    done = model.generate(
+        **{k: enc[k] for k in ("input_ids", "attention_mask")}, do_sample=True, temperature=1.0, top_k=0, top_p=1.0,
+        max_new_tokens=limit,
     )  # fmt: skip
+    out = []
+    end = model.generation_config.eos_token_id
+    for i, (p, ids, mask) in enumerate(zip(asked, done.tolist(), enc["attention_mask"].tolist(), strict=True)):
+        first = mask.index(1)
+        prompt, answer = ids[first : len(mask)], ids[len(mask) :]
+        if end in answer:
+            answer = answer[: answer.index(end) + 1]
+        text = tokenizer.decode(answer, skip_special_tokens=True)
+        reward = compute_score("", text, str(p.answer), {"question": p.question})
+        out.append(
+            capture(
+                model,
+                prompt + answer,
+                len(prompt),
+                aux,
+                request_id=f"{split}{version}-{i}",
+                prompt_key=p.question,
+                target_version=version,
+                reward=reward,
+            )
+        )
+    return out
+
+
+def _replayed(folder: Path, data: Data, found: Drift, steps: int) -> list[list[Any]]:
+    """The samples with the verify steps of a head that was trained on the first version for a while."""
+    from drafter_online.reference import replay
+
+    if not (folder / "replayed").is_dir():
+        half, _ = train(data, Arm(sees=(0,)), 99, steps, 1 << 30)
+        model, _ = _load(found.model)
+        for version, weights in enumerate(found.weights):
+            _weights(model, weights)
+            done = [replay(model, half.drafter, s, K) for s in data.train[version]]
+            _write(folder / "replaying" / f"train-{version}", done)
+        (folder / "replaying").rename(folder / "replayed")
+    return [_read(folder / "replayed" / f"train-{v}") for v in range(len(data.train))]
+
+
+def _write(folder: Path, samples: list[Any]) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    for i, s in enumerate(samples):
+        (folder / f"{i:05d}.safetensors").write_bytes(s.to_bytes())
+
+
+def _read(folder: Path) -> list[Any]:
+    from drafter_online.samples import Sample
+
+    return [Sample.from_bytes(p.read_bytes()) for p in sorted(folder.glob("*.safetensors"))]
 
 
 if __name__ == "__main__":
@@ -142,6 +322,8 @@ if __name__ == "__main__":
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--out", type=Path)
     parser.add_argument("--seeds", type=int, default=1)
-    parser.add_argument("--steps", type=int, default=600)
+    parser.add_argument("--steps", type=int, default=240)
+    parser.add_argument("--size", choices=["tiny", "demo"], default="tiny")
+    parser.add_argument("--arms", nargs="*", help="`frozen`, or names of the table")
     args = parser.parse_args()
-    run(args.quick, args.out, args.seeds, args.steps)
+    run(args.quick, args.out, args.seeds, args.steps, args.size, args.arms)

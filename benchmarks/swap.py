@@ -1,8 +1,9 @@
 """What swaps of drafter weights and the capture of training samples cost a running engine.
 
 Swap: requests decode without a pause while weights that alternate between two versions are swapped in again and again;
-the pause of each is set against the median decode step without one. Capture: rounds with it on and off, paired and
-alternating in one engine.
+the pause of each is set against the median decode step without one, both timed inside the worker. Identity: the same
+requests in float32, greedily, without speculation and with a swap every few steps: what was lost, what changed.
+Capture: rounds with it on and off, paired and alternating in one engine.
 
     python -m benchmarks.swap [--quick]
 """
@@ -25,6 +26,8 @@ from rollspec.demo.job import JobSettings, prepare_assets
 
 MAX_LEN = 512
 REQUESTS, LENGTH = 8, 256
+EVERY = 12
+"""Steps between two swaps of the identity check, as seen by the front end."""
 
 
 def run(quick: bool = False, out: Path | None = None) -> Path:
@@ -34,37 +37,24 @@ def run(quick: bool = False, out: Path | None = None) -> Path:
     began = provenance()
     console = Console(stderr=True)
     model = prepare_assets(JobSettings(), CACHE / "grpo_arithmetic").model
-    from vllm import LLM
-
-    llm = LLM(
-        model=model,
-        dtype="bfloat16",
-        enforce_eager=True,
-        max_model_len=MAX_LEN,
-        max_num_seqs=64,
-        enable_prefix_caching=False,
-        disable_log_stats=False,
-        additional_config={
-            "rollspec": {
-                "proposal.drafters": ["suffix", "eagle3"],
-                "proposal.learned.folder": str(CACHE / "heads"),
-                "proposal.budget.policy": "fixed",  # everything is drafted: as much as there can be to disturb
-                "tuning.policy": "static",
-                "tuning.guard.enabled": False,
-                "drafter.capture.enabled": True,
-                "drafter.capture.share": 1.0,
-            }
-        },
-    )
+    result: dict[str, Any] = {"provenance": began}
+    llm = _engine(model, "bfloat16", speculate=True)
     try:
-        result = {"provenance": began, "swap": swaps(llm, 6 if quick else 200), "capture": captures(llm, quick)}
+        result |= {"swap": swaps(llm, 6 if quick else 200), "capture": captures(llm, quick)}
     finally:
         llm.llm_engine.engine_core.shutdown()
+    result["identity"] = identity(model, 12 if quick else 64)
     result["load_after"] = os.getloadavg()
     s, c = result["swap"], result["capture"]
     console.print(
         f"swap: median pause {s['pause_ms']['median']:.2f} ms, p99 {s['pause_ms']['p99']:.2f} ms, longest "
-        f"{s['pause_ms']['longest']:.2f} ms; a decode step takes {s['step_ms']:.2f} ms; {s['swaps']} swaps"
+        f"{s['pause_ms']['longest']:.2f} ms; a decode step takes {s['step_ms']['median']:.2f} ms "
+        f"({s['swap_step_ms']:.2f} ms one with a swap in it); {s['swaps']} swaps"
+    )
+    i = result["identity"]
+    console.print(
+        f"identity: {i['requests']} requests, {i['swaps']} swaps while they ran: {i['lost']} lost, "
+        f"{i['changed']} changed"
     )
     for batch, row in c.items():
         console.print(
@@ -74,51 +64,157 @@ def run(quick: bool = False, out: Path | None = None) -> Path:
     return save("swap", result, out)
 
 
-def swaps(llm: Any, count: int) -> dict[str, Any]:
-    """Pauses of `count` swaps between the steps of a running batch, and a step without one."""
-    from safetensors.torch import load_file, save_file
+def _engine(model: str, dtype: str, speculate: bool) -> Any:
+    from vllm import LLM
 
-    head = Path(_call(llm, "info")["drafter"]["started_with"])
-    other = CACHE / "heads" / "other"
-    other.mkdir(parents=True, exist_ok=True)
-    save_file({n: t * 0.98 for n, t in load_file(head / "model.safetensors").items()}, other / "model.safetensors")
+    rollspec = {
+        "proposal.drafters": ["suffix", "eagle3"],
+        "proposal.learned.folder": str(CACHE / "heads"),
+        "proposal.budget.policy": "fixed",  # everything is drafted: as much as there can be to disturb
+        "tuning.policy": "static",
+        "tuning.guard.enabled": False,
+        "drafter.capture.enabled": True,
+        "drafter.capture.share": 1.0,
+    }
+    return LLM(
+        model=model,
+        dtype=dtype,
+        enforce_eager=True,
+        max_model_len=MAX_LEN,
+        max_num_seqs=64,
+        enable_prefix_caching=False,
+        disable_log_stats=False,
+        additional_config={"rollspec": rollspec} if speculate else {},
+    )
+
+
+class Swaps:
+    """Alternates an engine's drafter between what it was started with and a copy that differs by 2 %."""
+
+    def __init__(self, llm: Any) -> None:
+        from safetensors.torch import load_file, save_file
+
+        self.llm = llm
+        info = _call(llm, "info")["drafter"]
+        head, other = Path(info["started_with"]), CACHE / "heads" / "other"
+        other.mkdir(parents=True, exist_ok=True)
+        save_file({n: t * 0.98 for n, t in load_file(head / "model.safetensors").items()}, other / "model.safetensors")
+        self.folders = (head, other)
+        self.version = int(info["version"])
+
+    def begin(self) -> None:
+        """Have the other weights staged; they are swapped in at a step to come."""
+        self.version += 1
+        folder = str(self.folders[self.version % 2])
+        answer = _call(self.llm, "swap", dir=folder, version=self.version, canary=False)
+        if "error" in answer:
+            raise RuntimeError(answer["error"])
+
+    def done(self) -> dict[str, Any] | None:
+        """What the last one took; None while it is on its way."""
+        info = _call(self.llm, "info")["drafter"]
+        return dict(info["last"]) if info["version"] == self.version and info["state"] == "settled" else None
+
+
+def swaps(llm: Any, count: int) -> dict[str, Any]:
+    """Pauses of `count` swaps between the steps of a running batch, and steps without one."""
     core = llm.llm_engine
+    weights = Swaps(llm)
     pauses: list[float] = []
     stages: list[float] = []
-    steps: list[float] = []
-    version = _call(llm, "info")["drafter"]["version"]
     fed = 0
-    while len(pauses) < count:
-        while core.get_num_unfinished_requests() < REQUESTS:
-            _add(core, f"swap-{fed}")
-            fed += 1
-        for _ in range(6):
-            begin = time.perf_counter()
+
+    def steps(n: int) -> None:
+        nonlocal fed
+        for _ in range(n):
+            while core.get_num_unfinished_requests() < REQUESTS:
+                _add(core, f"swap-{fed}")
+                fed += 1
             core.step()
-            steps.append(time.perf_counter() - begin)
-        if _call(llm, "info")["drafter"]["state"] == "settled":
-            version += 1
-            folder = str(other if version % 2 else head)
-            answer = _call(llm, "swap", dir=folder, version=version, canary=False)
-            if "error" in answer:
-                raise RuntimeError(answer["error"])
-            while _call(llm, "info")["drafter"]["version"] != version:
-                core.step()
-            last = _call(llm, "info")["drafter"]["last"]
-            pauses.append(last["pause_ms"])
-            stages.append(last["stage_ms"])
+
+    steps(32)  # the first ones compile
+    llm.collective_rpc(_watch_steps)
+    while len(pauses) < count:
+        weights.begin()
+        steps(6)
+        while (last := weights.done()) is None:
+            steps(1)
+        pauses.append(last["pause_ms"])
+        stages.append(last["stage_ms"])
+    timed = next(t for t in llm.collective_rpc(_steps) if t)
     _drain(core)
+    plain = sorted(1e3 * seconds for seconds, swapped in timed if not swapped)
+    with_swap = [1e3 * seconds for seconds, swapped in timed if swapped]
     ordered = sorted(pauses)
     return {
         "swaps": len(pauses),
         "pause_ms": {
             "median": statistics.median(pauses),
-            "p99": ordered[min(len(ordered) - 1, int(0.99 * len(ordered)))],
+            "p99": _quantile(ordered, 0.99),
             "longest": ordered[-1],
         },
+        "pause_steps": {
+            "median": statistics.median(pauses) / statistics.median(plain),
+            "p99": _quantile(ordered, 0.99) / statistics.median(plain),
+        },
         "stage_ms": statistics.median(stages),
-        "step_ms": 1e3 * statistics.median(steps),
+        "step_ms": {"median": statistics.median(plain), "p90": _quantile(plain, 0.9), "n": len(plain)},
+        "swap_step_ms": statistics.median(with_swap) if with_swap else None,
     }
+
+
+def identity(model: str, requests: int) -> dict[str, Any]:
+    """Greedy outputs in float32 without speculation, and with a swap every few steps while requests run."""
+    plain = _engine(model, "float32", speculate=False)
+    try:
+        expected = _answers(plain, requests)
+    finally:
+        plain.llm_engine.engine_core.shutdown()
+    llm = _engine(model, "float32", speculate=True)
+    try:
+        weights = Swaps(llm)
+        count = 0
+
+        def swap(step: int) -> None:
+            nonlocal count
+            if step % EVERY == 0 and weights.done() is not None:
+                weights.begin()
+                count += 1
+
+        found = _answers(llm, requests, swap)
+        stats = _call(llm, "stats")
+    finally:
+        llm.llm_engine.engine_core.shutdown()
+    if stats["faults"]:
+        raise RuntimeError(f"faults while swapping: {stats['faults']}")
+    lost = [i for i in range(requests) if i not in found]
+    changed = [i for i in expected if i in found and found[i] != expected[i]]
+    return {
+        "requests": requests,
+        "tokens": sum(map(len, found.values())),
+        "swaps": count,
+        "lost": len(lost),
+        "changed": len(changed),
+        "drafted": stats["drafted"],
+        "accepted": stats["accepted"],
+    }
+
+
+def _answers(llm: Any, requests: int, between: Any = None) -> dict[int, list[int]]:
+    """What each request says, of staggered lengths; `between` is called before every step with its number."""
+    core = llm.llm_engine
+    for i in range(requests):
+        _add(core, f"{i}-identity", 96 + 29 * (i % 6))
+    out: dict[int, list[int]] = {}
+    step = 0
+    while core.has_unfinished_requests():
+        step += 1
+        if between is not None:
+            between(step)
+        for o in core.step():
+            if o.finished:
+                out[int(o.request_id.split("-")[0])] = list(o.outputs[0].token_ids)
+    return out
 
 
 def captures(llm: Any, quick: bool) -> dict[str, Any]:
@@ -128,7 +224,7 @@ def captures(llm: Any, quick: bool) -> dict[str, Any]:
         on: list[float] = []
         off: list[float] = []
         share: list[float] = []
-        for r in range(2 if quick else 24):
+        for r in range(2 if quick else 12):
             for enabled in (True, False) if r % 2 else (False, True):
                 llm.collective_rpc(_set_rate, args=(1.0 if enabled else 0.0,))
                 _call(llm, "stats")
@@ -156,6 +252,36 @@ def _add(core: Any, name: str, length: int = LENGTH) -> None:
 def _drain(core: Any) -> None:
     while core.has_unfinished_requests():
         core.step()
+
+
+def _quantile(ordered: list[float], q: float) -> float:
+    return ordered[min(len(ordered) - 1, int(q * len(ordered)))]
+
+
+def _watch_steps(worker: Any) -> None:
+    """Time every step inside the worker, from one forward pass's beginning to the next one's."""
+    from rollspec.engine.vllm.worker import bridge
+
+    drafter = bridge(worker)
+    swapper = drafter.learned.swapper  # type: ignore[union-attr]
+    before_step = drafter.before_step  # type: ignore[union-attr]
+    rows: list[tuple[float, bool]] = []
+    last: list[Any] = [None, False]
+
+    def watched(output: Any) -> None:
+        now, version = time.perf_counter(), swapper.version
+        if last[0] is not None:
+            rows.append((now - last[0], last[1]))
+        before_step(output)
+        prompts = output.scheduled_new_reqs or not output.total_num_scheduled_tokens
+        last[:] = [None if prompts else now, swapper.version != version]
+
+    drafter.before_step = watched  # type: ignore[union-attr, method-assign]
+    worker._rollspec_steps = rows
+
+
+def _steps(worker: Any) -> list[tuple[float, bool]]:
+    return list(worker._rollspec_steps)
 
 
 def _set_rate(worker: Any, rate: float) -> None:

@@ -35,6 +35,7 @@ class EngineState:
     waiting: int = 0  # requests queued
     updating: bool = False  # the policy is being trained, or its weights are being sent
     free_bytes: int | None = None  # memory a step could use; None: not known, not limited
+    since: float | None = None  # when what forbids a step began, by the clock of `Idle`; None: when it was noticed
 
 
 class IdleConfig(BaseModel):
@@ -115,9 +116,10 @@ class Idle(Generic[T]):
         asked: list[float] = []
 
         def must_stop() -> bool:
-            if _forbids(state()) is None:
+            now = state()
+            if _forbids(now) is None:
                 return False
-            asked.append(self._clock())
+            asked.append(self._clock() if now.since is None else now.since)
             return True
 
         start = self._clock()

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from drafter_online import attention
 from drafter_online import head as heads
 from drafter_online.errors import HeadError, TrainingError
 from drafter_online.packing import PADDING, Batch
@@ -67,6 +68,7 @@ class Eagle3:
                 "drafter-online: training.train_lm_head needs a head with a vocabulary of its own (draft_vocab_size): "
                 "the LM head of the whole vocabulary is the target's."
             )
+        attention.use(head)
         self.head = head
         self.base: str = head.config.drafter_online["base"]
         head.lm_head.weight.requires_grad_(train_lm_head)
@@ -112,14 +114,15 @@ class Eagle3:
         compiled = type(self.head).forward
         plain = getattr(compiled, "_torchdynamo_orig_callable", compiled)
         try:
-            plain(
-                self.head,
-                hidden_states=batch.hidden_states,
-                input_ids=batch.input_ids,
-                document_ids=batch.document_ids,
-                position_ids=batch.position_ids,
-                ttt_steps=steps,
-            )
+            with attention.documents(batch.document_ids):
+                plain(
+                    self.head,
+                    hidden_states=batch.hidden_states,
+                    input_ids=batch.input_ids,
+                    document_ids=batch.document_ids,
+                    position_ids=batch.position_ids,
+                    ttt_steps=steps,
+                )
         finally:
             for hook in hooks:
                 hook.remove()

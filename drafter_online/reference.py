@@ -95,11 +95,8 @@ def verify(
         read = torch.tensor([known + list(proposed[:-1])], device=model.device)
         logits = model(input_ids=read, use_cache=False).logits[0, position:].float().cpu()  # [K, V]
     top = logits.topk(min(k, logits.shape[1]), -1)
-    goes_on = list(input_ids[position + 1 : position + 1 + len(proposed)])
-    accepted = next((i for i, (a, b) in enumerate(zip(proposed, goes_on, strict=False)) if a != b), len(goes_on))
-    return VerifyStep(
-        position, drafter, list(proposed), min(accepted, len(proposed)), top.indices, top.values, logits.logsumexp(-1)
-    )
+    accepted = min(_accepted(input_ids, position, proposed), len(proposed))
+    return VerifyStep(position, drafter, list(proposed), accepted, top.indices, top.values, logits.logsumexp(-1))
 
 
 def proposals(drafter: Any, sample: Sample, k: int) -> Any:
@@ -150,10 +147,61 @@ def replay(model: Any, drafter: Any, sample: Sample, k: int, *, keep: int = 8) -
 
     drafts = proposals(drafter, sample, k).tolist()
     ids = sample.input_ids.tolist()
-    position = max(1, int(sample.loss_mask.int().argmax()))  # prefill emits the first response token
-    steps = []
-    while position < len(ids) - 1:
-        step = verify(model, ids, position, drafts[position], k=keep)
-        steps.append(step)
-        position += step.accepted + 1
+    at = max(1, int(sample.loss_mask.int().argmax()))  # prefill emits the first response token
+    positions = []
+    while at < len(ids) - 1:
+        positions.append(at)
+        at += _accepted(ids, at, drafts[at]) + 1
+    steps = verify_all(model, ids, positions, [drafts[p] for p in positions], k=keep)
     return dataclasses.replace(sample, verify=Verify.gather(steps))
+
+
+def verify_all(
+    model: Any,
+    input_ids: Sequence[int],
+    positions: Sequence[int],
+    proposed: Sequence[Sequence[int]],
+    *,
+    k: int = 8,
+    drafter: str = "learned",
+) -> list[VerifyStep]:
+    """`verify` of many steps of one sequence in one pass: each step's proposals stand behind the sequence, and see it
+    up to their own position and each other.
+    """
+    import torch
+
+    if not positions:
+        return []
+    ids = list(input_ids)
+    tokens, places, blocks = list(ids), list(range(len(ids))), []
+    for p, said in zip(positions, proposed, strict=True):
+        blocks.append((p, len(tokens), len(said) - 1))  # the last proposal need not be read
+        tokens += said[:-1]
+        places += range(p + 1, p + len(said))
+    n, base = len(tokens), len(ids)
+    seen = torch.zeros(n, n, dtype=torch.bool)
+    seen[:base, :base] = torch.ones(base, base, dtype=torch.bool).tril()
+    for p, start, m in blocks:
+        seen[start : start + m, : p + 1] = True
+        seen[start : start + m, start : start + m] = torch.ones(m, m, dtype=torch.bool).tril()
+    mask = torch.zeros(n, n, dtype=model.dtype).masked_fill_(~seen, torch.finfo(model.dtype).min)
+    with torch.no_grad():
+        logits = model(
+            input_ids=torch.tensor([tokens], device=model.device),
+            position_ids=torch.tensor([places], device=model.device),
+            attention_mask=mask[None, None].to(model.device),
+            use_cache=False,
+        ).logits[0].float().cpu()  # fmt: skip
+    steps = []
+    for (p, start, m), said in zip(blocks, proposed, strict=True):
+        rows = torch.cat([logits[p : p + 1], logits[start : start + m]])  # [K, V]
+        top = rows.topk(min(k, rows.shape[1]), -1)
+        accepted = min(_accepted(ids, p, said), len(said))
+        steps.append(VerifyStep(p, drafter, list(said), accepted, top.indices, top.values, rows.logsumexp(-1)))
+    return steps
+
+
+def _accepted(ids: Sequence[int], position: int, proposed: Sequence[int]) -> int:
+    """Proposals that are the tokens which `ids` goes on with after `position`."""
+    goes_on = list(ids[position + 1 : position + 1 + len(proposed)])
+    return next((i for i, (a, b) in enumerate(zip(proposed, goes_on, strict=False)) if a != b), len(goes_on))

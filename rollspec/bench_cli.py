@@ -12,7 +12,7 @@ import typer
 from rollspec.errors import RollspecError
 
 ROOT = Path(__file__).resolve().parents[1]
-NAMES = ("propose", "coupled", "inert", "bandits", "cost", "harm", "tuner", "rollout", "swap")
+NAMES = ("propose", "coupled", "inert", "bandits", "scale", "cost", "harm", "tuner", "rollout", "swap")
 
 command = typer.Typer(help="Run the benchmarks: alternating runs, ratios with their spread, JSON with provenance.")
 
@@ -85,6 +85,20 @@ def swap(quick: Quick = False, out: Out = None, json: Json = False) -> None:
 def bandits(quick: Quick = False, out: Out = None, json: Json = False) -> None:
     """What tuning policies lose in simulated environments whose best arm is known (a minute)."""
     _done(_module("bandits").run(quick=quick, out=out), json)
+
+
+@command.command()
+def scale(
+    quick: Quick = False,
+    out: Out = None,
+    json: Json = False,
+    measured: Annotated[
+        Path | None,
+        typer.Option(exists=True, dir_okay=False, help="Take the measured costs from this earlier result."),
+    ] = None,
+) -> None:
+    """Versions, trials and feedback over 8 to 1,024 replicas, simulated; where the design stops (a minute)."""
+    _done(_module("scale").run(quick=quick, out=out, measured_in=measured), json)
 
 
 @command.command()

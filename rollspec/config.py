@@ -144,6 +144,11 @@ class DrafterConfig(_Section):
         None, description="Of `dedicated`: the daemon's public CURVE key; set, the connection is encrypted."
     )
     device: str = Field("cpu", description="Of `dedicated`: torch device of the trainer that rollspec starts.")
+    versions: Path | None = Field(
+        None,
+        description="Folder of versions that several engines share: one tries a version, the others take it when it "
+        "stays. What is trained here is published there. Unset: in `dir`, for this engine alone.",
+    )
     publish_every: int = Field(100, ge=1, description="Optimiser steps after which new weights go to the engine.")
     buffer_bytes: int = Field(1 << 30, ge=1 << 16, description="Bytes of samples that are trained on.")
     step_bytes: int = Field(0, ge=0, description="Device memory that must be free for a training step.")
@@ -304,6 +309,11 @@ class RollspecConfig(_Section):
             raise ValueError(
                 f"drafter.mode = {self.drafter.mode} trains an EAGLE-3 head, and proposal.drafters = {list(drafters)} "
                 "has none: add eagle3, or set drafter.mode to off"
+            )
+        if self.drafter.versions is not None and not {"eagle3", "draft_model"} & set(drafters):
+            raise ValueError(
+                f"drafter.versions = {self.drafter.versions} holds weights of a learned drafter, and "
+                f"proposal.drafters = {list(drafters)} has none: add eagle3, or unset drafter.versions"
             )
         if self.drafter.training:
             from drafter_online.trainer import DrafterTraining

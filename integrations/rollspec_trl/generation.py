@@ -13,6 +13,7 @@ from typing import Any
 
 from rollspec.engine.vllm.patches.base import on_import
 from rollspec_trl import options
+from rollspec_trl.engines import Colocated
 from rollspec_trl.state import State, wrap
 
 logger = logging.getLogger("rollspec")
@@ -77,4 +78,7 @@ def _generate(original: Callable[..., Any], self: Any, *args: Any, **kwargs: Any
     if state.step is not None:
         prompts = kwargs["prompts"] if "prompts" in kwargs else args[0]
         state.turns.append((prompts, out[1]))
+    if isinstance(state.engine, Colocated) and options.config().drafter.mode == "idle":
+        # The machine is the trainer's until the engine computes again.
+        state.run("drafter training", state.engine.call, "updating", {"on": True})
     return out

@@ -19,9 +19,11 @@ _config = RollspecConfig.load({"enabled": False}, env={})
 def set_config(config: RollspecConfig) -> None:
     """Engines of this process are built with `config` from now on; each rank of a job has its own history folder."""
     global _config
-    if config.history.dir is not None:  # one writer per file
-        folder = config.history.dir / f"replica_{os.environ.get('RANK', '0')}"
-        config = config.model_copy(update={"history": config.history.model_copy(update={"dir": folder})})
+    own = f"replica_{os.environ.get('RANK', '0')}"  # one writer per file
+    for name in ("history", "drafter"):
+        section = getattr(config, name)
+        if section.dir is not None:
+            config = config.model_copy(update={name: section.model_copy(update={"dir": section.dir / own})})
     _config = config
     plugin.enable(config)
 

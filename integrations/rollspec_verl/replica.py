@@ -49,6 +49,7 @@ class EngineCalls:
     replica_rank: int
     node_rank: int
     rollspec_on = False
+    rollspec_trains = False  # whether its workers train the drafter while they idle
     rollspec_timeouts = 0
     rollspec_segments: frozenset[str] = frozenset()
 
@@ -109,6 +110,7 @@ class EngineCalls:
 def load() -> type:
     """Build the classes; vLLM is imported here, in the processes that need it, and not with the package."""
     import ray
+    from verl.workers.rollout.replica import RolloutMode
     from verl.workers.rollout.vllm_rollout.vllm_async_server import vLLMHttpServer, vLLMReplica
 
     class RollspecServer(ReusingServer, EngineCalls, vLLMHttpServer):  # type: ignore[misc]
@@ -132,6 +134,7 @@ def load() -> type:
                     engine_kwargs.get("additional_config"), config.to_dict()
                 )
                 self.rollspec_on = True
+                self.rollspec_trains = config.drafter.mode == "idle"
 
         async def run_server(self, args: Any) -> None:
             await super().run_server(args)
@@ -160,6 +163,13 @@ def load() -> type:
             await self.rollspec_new_version(int(global_steps or 0), options.read(self.config).history)
             if self.rollspec_on:
                 await self.rollspec_call("set_version", {"version": int(global_steps or 0)})
+
+        # Called when all samples of a step are there (trainer_sync.py, `on_sample_end`): from here to the next weights
+        # a colocated trainer has the machine to itself, whether or not the engine gives its memory back.
+        async def sleep(self) -> None:
+            if self.rollspec_on and self.rollspec_trains and self.rollout_mode != RolloutMode.STANDALONE:
+                await self.rollspec_call("updating", {"on": True})
+            await super().sleep()
 
     class RollspecReplica(vLLMReplica):  # type: ignore[misc]
         """verl's replica, with the server above for the policy (reward and teacher models are left alone)."""

@@ -266,9 +266,6 @@ def _on_rollouts(trainer: Any, state: State, batch: Any, *args: Any, **kwargs: A
             reuse.remember(servers.replicas_of(trainer), rollouts, trainer.global_steps)
         items = rollouts.rewards()
         _call(trainer, "rewards", lambda i: {"items": items}, wait=False)
-        if state.config.drafter.mode != "off":
-            # The update begins; the next `set_version` ends it.
-            _call(trainer, "updating", lambda i: {"on": True}, wait=False)
 
 
 def _suspects(trainer: Any, state: State, rollouts: Rollouts) -> dict[str, list[str]]:

@@ -22,14 +22,15 @@ def cores() -> int:
     return min(os.cpu_count() or 1, 8)
 
 
-def environment(threads: int | None = None) -> dict[str, str]:
+def environment(threads: int | None = None, replicas: int = 1) -> dict[str, str]:
     """Environment variables of a verl job on CPU.
 
-    `threads` pins OMP_NUM_THREADS, of the engine above all. One core fewer than there are by default: between two steps
-    the scheduler, the server and the agent loops run in processes of their own, and an OpenMP team of which one thread
-    waits for a core waits as a whole. Trainer processes take all `cores()` (patches.py).
+    `threads` pins OMP_NUM_THREADS, of each engine above all. One core fewer than there are by default, shared out
+    among the `replicas`: between two steps the scheduler, the server and the agent loops run in processes of their own,
+    and an OpenMP team of which one thread waits for a core waits as a whole. Trainer processes take all `cores()`
+    (patches.py).
     """
-    threads = threads or max(1, cores() - 1)
+    threads = threads or max(1, (cores() - 1) // replicas)
     return {
         "VERL_PLATFORM": PLATFORM,
         # FSDP engines are registered for cuda and npu only; verl's own override (workers/engine/base.py:405).
@@ -49,8 +50,11 @@ def environment(threads: int | None = None) -> dict[str, str]:
     }
 
 
-def overrides() -> list[str]:
-    """Hydra overrides of a verl job on CPU; settings of the job itself (model, data, sizes) are not among them."""
+def overrides(replicas: int = 1) -> list[str]:
+    """Hydra overrides of a verl job on CPU; settings of the job itself (model, data, sizes) are not among them.
+
+    `replicas`: engines that share a rollout, and ranks that train.
+    """
     model = "actor_rollout_ref.model"
     return [
         # flash-attention and its padding-free batches need CUDA.
@@ -71,11 +75,11 @@ def overrides() -> list[str]:
         "data.dataloader_num_workers=0",
         "transfer_queue.backend.SimpleStorage.num_data_storage_units=1",
         "trainer.device=cpu",
-        "trainer.n_gpus_per_node=1",
+        f"trainer.n_gpus_per_node={replicas}",
         "trainer.nnodes=1",
         # Ray counts a pretended GPU: verl places its workers by that resource (vllm_async_server.py:1348).
         "ray_kwargs.ray_init.num_cpus=16",
-        "+ray_kwargs.ray_init.num_gpus=1",
+        f"+ray_kwargs.ray_init.num_gpus={replicas}",
         "+ray_kwargs.ray_init.include_dashboard=False",
     ]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 from importlib import metadata
 from types import ModuleType
 from typing import Any
@@ -52,7 +53,7 @@ def _gloo_only(module: ModuleType) -> None:
     def initialize_global_process_group_ray(timeout_second: Any = None, backend: str | None = None) -> Any:
         import torch
 
-        torch.set_num_threads(cores())
+        torch.set_num_threads(max(1, cores() // int(os.environ.get("WORLD_SIZE", "1"))))
         return original(timeout_second=timeout_second, backend=backend or "gloo")
 
     module.initialize_global_process_group_ray = initialize_global_process_group_ray  # type: ignore[attr-defined]

@@ -50,6 +50,10 @@ def command(
     steps: Annotated[int | None, typer.Option(help="Stop each run after so many training steps.")] = None,
     size: Annotated[Literal["demo", "tiny"], typer.Option(help="Size of the policy; `tiny` is for tests.")] = "demo",
     seed: Annotated[int, typer.Option(help="Seed of policy, prompts and sampling.")] = 0,
+    replicas: Annotated[
+        int,
+        typer.Option(help="Engines that share the rollout; with 2 one can train the drafter while the other works."),
+    ] = 1,
     only: Annotated[Literal["baseline", "rollspec"] | None, typer.Option(help="Run just one of the two.")] = None,
     preset: Annotated[str, typer.Option(help="Preset or YAML file of the rollspec run.")] = "default",
     overrides: Annotated[
@@ -63,7 +67,7 @@ def command(
     """Train a small policy on this machine without and with rollspec and compare the two runs (under 15 minutes)."""
     require_checkout()
     plan = Plan(
-        settings=JobSettings(size=size, seed=seed, steps=steps),
+        settings=JobSettings(size=size, seed=seed, steps=steps, replicas=replicas),
         out=(out or ROOT / "runs" / f"demo-{datetime.now():%Y%m%d-%H%M%S}").resolve(),
         names=(only,) if only else ("baseline", "rollspec"),
         preset=preset,

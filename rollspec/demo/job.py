@@ -60,6 +60,7 @@ class JobSettings:
     temperature: float = 1.0
     dtype: str = "bfloat16"
     steps: int | None = None  # stop earlier than epochs would
+    replicas: int = 1  # engines that share the rollout, and ranks that train
 
     @property
     def steps_per_epoch(self) -> int:
@@ -75,6 +76,11 @@ class JobSettings:
     def __post_init__(self) -> None:
         if self.steps is not None and self.steps < 1:
             raise RollspecError(f"rollspec: --steps {self.steps} leaves nothing to run; give a number from 1 up.")
+        if self.replicas < 1 or (self.prompts_per_step * self.n) % self.replicas:
+            raise RollspecError(
+                f"rollspec: --replicas {self.replicas} cannot share {self.prompts_per_step * self.n} responses; give a "
+                "divisor of that number."
+            )
 
 
 @dataclass(frozen=True)
@@ -155,7 +161,8 @@ def build_job(
     folder = folder.resolve()
     # Resolved here, so that a typo is refused before minutes of baseline and the run is fully described.
     config = RollspecConfig.load(preset, overrides=overrides, env={}).to_dict() if speculate else {"enabled": False}
-    cpu_environment, cpu_overrides = dict(cpu.environment()), list(cpu.overrides())
+    cpu_environment = dict(cpu.environment(replicas=settings.replicas))
+    cpu_overrides = list(cpu.overrides(settings.replicas))
     loggers = ["console", "file", *(["wandb"] if importlib.util.find_spec("wandb") else [])]
     command = (
         sys.executable,
@@ -178,7 +185,8 @@ def build_job(
         # Worker processes rename themselves over their environment block unless told not to; it marks whose they are.
         "SPT_NOENV": "1",
     }
-    described = {**asdict(settings), "assets": _digest(Path(assets.manifest)), "loggers": loggers}
+    given = {k: v for k, v in asdict(settings).items() if k != "replicas" or v != 1}
+    described = {**given, "assets": _digest(Path(assets.manifest)), "loggers": loggers}
     identity = {
         "settings": described,
         "rollspec": config,

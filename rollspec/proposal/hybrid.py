@@ -10,7 +10,7 @@ While the learned drafter rests, one pass every so many steps keeps its acceptan
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -43,21 +43,63 @@ class HybridProposer(Proposer):
         self._price = 0.0
         self._since = PROBE_EVERY  # steps since the drafter last ran
         self._pass_seconds: Vector = np.zeros(len(self.tuner.arms))
+        self.drafter_version = 0
+        """Version of the learned drafter's weights; 0: as started."""
+        self._remembered: tuple[int, Mapping[str, Any]] | None = None  # (version, acceptance) of an earlier run
 
-    def swapped(self) -> None:
-        """The drafter's weights were replaced: what is known of it is old, and it may draft again."""
-        self.router.acceptance.changed()
+    def swapped(self, version: int, known: Mapping[str, Sequence[float]] | None = None) -> None:
+        """The drafter's weights were replaced: what is known of it is old, and it may draft again.
+
+        Args:
+            version: of the weights that it has now.
+            known: their acceptance, where they ran before.
+        """
+        acceptance = self.router.acceptance
+        acceptance.changed()
+        if known is None and self._remembered is not None and self._remembered[0] == version:
+            known = self._remembered[1]
+        if known is not None:
+            acceptance.restore(known)
+        self._remembered = None
+        self.drafter_version = version
         for r in self.requests.values():
             r.learned.right = r.learned.hoped = 0.0
         self.tuner.guard.forget(self.name)
         self.tuner.changed()
         self._since = PROBE_EVERY
 
+    @property
+    def reached(self) -> float | None:
+        """Tokens per verify step that the learned drafter's own drafts would give; None before any was scored."""
+        acceptance = self.router.acceptance
+        return 1.0 + float(acceptance.measured.cumprod().sum()) if acceptance.tries[0] else None
+
     def passed(self, passes: int, seconds: float, batch: int) -> None:
         """The learned drafter ran `passes` passes for `batch` requests."""
         self.router.cost.observe(batch, passes, seconds)
         self.stats.passes += passes
         self.stats.pass_seconds += seconds
+
+    def learned(self) -> dict[str, Any]:
+        """See `Proposer.learned`; with the learned drafter's acceptance, and what its passes cost."""
+        acceptance = {"version": self.drafter_version, "acceptance": self.router.acceptance.state()}
+        return {**super().learned(), "drafter": acceptance, "passes": self.router.cost.state()}
+
+    def relearn(self, learned: Mapping[str, Any]) -> None:
+        """See `Proposer.relearn`. The acceptance is that of one version: it waits until that one is swapped in."""
+        router = Router(self.router.k)
+        if "passes" in learned:  # not there where it was learned on another machine
+            router.cost.restore(learned["passes"])
+        version, state = -1, None
+        if "drafter" in learned:
+            version, state = int(learned["drafter"]["version"]), learned["drafter"]["acceptance"]
+            router.acceptance.restore(state)
+        super().relearn(learned)
+        self.router.cost = router.cost
+        if state is not None and version == self.drafter_version:
+            self.router.acceptance = router.acceptance
+        elif state is not None:
+            self._remembered = (version, state)
 
     # ---- the step ---------------------------------------------------------------------------------------------------
 

@@ -11,8 +11,9 @@ One-hot proposals only: with these, any choice between drafts is exact, even one
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -50,14 +51,21 @@ class Acceptance:
     """How often the learned drafter's i-th token is what the target says, given that those before it were."""
 
     def __init__(self, k: int) -> None:
-        self.hits: Vector = np.full(k, PRIOR * PRIOR_WEIGHT)
-        self.tries: Vector = np.full(k, PRIOR_WEIGHT)
+        self.prior: Vector = np.full(k, PRIOR)  # what was hoped for before anything was seen
+        self.hits: Vector = np.zeros(k)
+        self.tries: Vector = np.zeros(k)
 
     @property
     def rates(self) -> Vector:
-        """Per position. Shape [k]."""
-        rates: Vector = self.hits / self.tries
+        """Per position, prior included. Shape [k]."""
+        rates: Vector = (self.hits + PRIOR_WEIGHT * self.prior) / (self.tries + PRIOR_WEIGHT)
         return rates
+
+    @property
+    def measured(self) -> Vector:
+        """Per position, what was seen only; 0 where nothing was. Shape [k]."""
+        measured: Vector = self.hits / np.maximum(self.tries, 1.0)
+        return measured
 
     def observe(self, hits: int, judged: int) -> None:
         """A draft's first `hits` tokens were right; `judged` of its positions are known (`hits` or one more)."""
@@ -68,16 +76,36 @@ class Acceptance:
             self.tries[i] += 1.0
             self.hits[i] += i < hits
 
-    def restore(self, rates: Vector) -> None:
-        """The drafter is again the one that had these rates."""
-        self.tries[:] = PRIOR_WEIGHT
-        self.hits = PRIOR_WEIGHT * np.array(rates)
-
     def changed(self) -> None:
         """The drafter's weights were replaced: what was seen is a hint only, and hope is renewed."""
         rates = self.rates
-        self.tries[:] = PRIOR_WEIGHT
-        self.hits = PRIOR_WEIGHT * np.maximum(rates, 0.5 * (rates + PRIOR))
+        self.prior = np.maximum(rates, 0.5 * (rates + PRIOR))
+        self.hits, self.tries = np.zeros_like(self.hits), np.zeros_like(self.tries)
+
+    def state(self) -> dict[str, list[float]]:
+        """Everything, in JSON types."""
+        return {name: getattr(self, name).tolist() for name in ("prior", "hits", "tries")}
+
+    def restore(self, state: Mapping[str, Sequence[float]]) -> None:
+        """The drafter is again the one of which `state` tells; positions that it lacks are not known.
+
+        Raises:
+            ValueError, KeyError, TypeError: `state` cannot be used; nothing of it is.
+        """
+        found = Acceptance(len(self.tries))
+        for name in ("prior", "hits", "tries"):
+            given = np.atleast_1d(np.array(state[name], dtype=np.float64))[: len(self.tries)]
+            if (
+                not isinstance(state[name], Sequence)
+                or given.ndim != 1
+                or not np.isfinite(given).all()
+                or (given < 0).any()
+            ):
+                raise ValueError(f"acceptance.{name} = {state[name]!r}")
+            getattr(found, name)[: len(given)] = given
+        if (found.hits > found.tries).any() or (found.prior > 1).any():
+            raise ValueError("acceptance above 1")
+        self.prior, self.hits, self.tries = found.prior, found.hits, found.tries
 
 
 @dataclass(slots=True)
@@ -126,6 +154,22 @@ class PassCost:
     def each(self) -> float:
         """Mean seconds of a pass; 0 before one was timed."""
         return self._each
+
+    def state(self) -> dict[str, Any]:
+        """Everything, in JSON types."""
+        return {"each": self._each, "cells": [[b, p, *cell] for (b, p), cell in self._cells.items()]}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Start from what `state` gave.
+
+        Raises:
+            ValueError, KeyError, TypeError: it cannot be used; nothing of it is.
+        """
+        each = float(state["each"])
+        cells = {(int(b), int(p)): [float(seconds), float(n)] for b, p, seconds, n in state["cells"]}
+        if not all(0.0 <= x < float("inf") for x in (each, *(x for cell in cells.values() for x in cell))):
+            raise ValueError(f"passes of {each!r} s")
+        self._each, self._cells = each, cells
 
     def seconds(self, batch: int, passes: int, step: float) -> float:
         """Predicted; `step` is the duration of a step, used before anything was timed."""

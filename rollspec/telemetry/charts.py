@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from rollspec.telemetry import svg
+from rollspec.telemetry.charts_drafter import drafter_figures
+from rollspec.telemetry.figure import Figure, borders
 from rollspec.telemetry.limits import ARM, MODELLED, arm_shares, speedups
 from rollspec.telemetry.runs import GEN, STEP_TIME, Run
 from rollspec.telemetry.summary import ACCEPT_LENGTH, ACCEPT_RATE, CHANCE, ESS_SEQUENCE, ESS_TOKEN, OVERLAP, REWARD
@@ -13,17 +14,6 @@ from rollspec.telemetry.summary import ACCEPT_LENGTH, ACCEPT_RATE, CHANCE, ESS_S
 RATE, DRAFTED, POSITION = "rollspec/accept/rate/", "rollspec/accept/drafted/", "rollspec/accept/position/"
 SKIPPED, SAVED = "rollspec/reuse/skip_ratio", "rollspec/reuse/avg_saved_tokens"
 COLOURS = 5  # the template defines s-0 ... s-4
-
-
-@dataclass(frozen=True)
-class Figure:
-    """A chart with its legend (label, CSS class), or with a sentence that says what is missing."""
-
-    title: str
-    svg: str
-    legend: tuple[tuple[str, str], ...] = ()
-    missing: str = ""
-    note: str = ""
 
 
 def figures(run: Run, baseline: Run | None) -> list[Figure]:
@@ -34,6 +24,7 @@ def figures(run: Run, baseline: Run | None) -> list[Figure]:
         acceptance_length(run),
         acceptance_by_drafter(run),
         acceptance_by_position(run),
+        *drafter_figures(run),
         response_lengths(run, baseline),
         speedup_limits(run),
         arms_played(run),
@@ -56,9 +47,7 @@ def over_steps(
     ]
     if not lines:
         return Figure(title, "", missing=f"No step carries {_names(names)}.")
-    drawing = svg.line_chart(
-        lines, title=title, x_label="training step", y_label=unit, borders=_borders(run), zero=zero
-    )
+    drawing = svg.line_chart(lines, title=title, x_label="training step", y_label=unit, borders=borders(run), zero=zero)
     without = [r.name for r, _ in _both(run, baseline) if not r.has(*names)]
     note = f"{without[0]} does not carry {_names(names)}." if without else ""
     return Figure(title, drawing, tuple((line.label, line.style) for line in lines), note=note)
@@ -71,7 +60,7 @@ def acceptance_length(run: Run) -> Figure:
         return Figure(title, "", missing=_not_speculating(run, ACCEPT_LENGTH))
     line = svg.Line("tokens per verify step", "s-run", [float(s) for s in run.steps], run.series(*ACCEPT_LENGTH))
     drawing = svg.line_chart(
-        [line], title=title, x_label="training step", y_label="tokens per verify step", borders=_borders(run)
+        [line], title=title, x_label="training step", y_label="tokens per verify step", borders=borders(run)
     )
     return Figure(title, drawing, note="Accepted draft tokens plus one; without drafts it is 1.")
 
@@ -87,7 +76,7 @@ def acceptance_by_drafter(run: Run) -> Figure:
         for i, n in enumerate(names)
     ]
     drawing = svg.line_chart(
-        lines, title=title, x_label="training step", y_label="accepted / drafted", borders=_borders(run), percent=True
+        lines, title=title, x_label="training step", y_label="accepted / drafted", borders=borders(run), percent=True
     )
     legend = []
     for line, name in zip(lines, names, strict=True):
@@ -146,7 +135,7 @@ def response_lengths(run: Run, baseline: Run | None) -> Figure:
     ]
     if not lines:
         return Figure(title, "", missing="No step carries lengths, rollspec/length/* or response_length/*.")
-    drawing = svg.line_chart(lines, title=title, x_label="training step", y_label="tokens", borders=_borders(run))
+    drawing = svg.line_chart(lines, title=title, x_label="training step", y_label="tokens", borders=borders(run))
     note = f"Of {run.name}, per step: it did not record the single lengths that a histogram needs."
     return Figure(title, drawing, tuple((line.label, line.style) for line in lines), note=note)
 
@@ -158,7 +147,7 @@ def speedup_limits(run: Run) -> Figure:
     if not lines:
         return Figure(title, "", missing=_not_speculating(run, (MODELLED + "<setting>",)))
     drawing = svg.line_chart(
-        lines, title=title, x_label="training step", y_label="times no drafts", borders=_borders(run)
+        lines, title=title, x_label="training step", y_label="times no drafts", borders=borders(run)
     )
     note = "By the fitted cost of engine steps. The clairvoyant knows what will be accepted; no policy can reach it."
     return Figure(title, drawing, tuple((line.label, line.style) for line in lines), note=note)
@@ -177,7 +166,7 @@ def arms_played(run: Run) -> Figure:
         title=title,
         x_label="training step",
         y_label="share of engine steps",
-        borders=_borders(run),
+        borders=borders(run),
         percent=True,
     )
     return Figure(title, drawing, tuple((line.label, line.style) for line in lines))
@@ -195,7 +184,7 @@ def propose_overhead(run: Run) -> Figure:
         title=title,
         x_label="training step",
         y_label="share of engine time",
-        borders=_borders(run),
+        borders=borders(run),
         percent=True,
     )
     return Figure(title, drawing)
@@ -237,23 +226,13 @@ def _health(run: Run, title: str, lines: list[svg.Line], unit: str, names: Seque
     if not lines:
         return Figure(title, "", missing=f"No step of {run.name} carries {_names(names)}.")
     drawing = svg.line_chart(
-        lines, title=title, x_label="training step", y_label=unit, borders=_borders(run), percent=True
+        lines, title=title, x_label="training step", y_label=unit, borders=borders(run), percent=True
     )
     return Figure(title, drawing, tuple((line.label, line.style) for line in lines), note=note)
 
 
 def _both(run: Run, baseline: Run | None) -> list[tuple[Run, str]]:
     return [*([(baseline, "s-base")] if baseline is not None else []), (run, "s-run")]
-
-
-def _borders(run: Run) -> list[tuple[float, str]]:
-    """Half a step before the first step of every later epoch."""
-    epochs = run.epochs
-    return [
-        (step - 0.5, f"epoch {after + 1}")
-        for step, before, after in zip(run.steps[1:], epochs, epochs[1:], strict=False)
-        if after != before
-    ]
 
 
 def _not_speculating(run: Run, names: Sequence[str]) -> str:

@@ -33,6 +33,9 @@ TABLE: tuple[Metric, ...] = (
     Metric("rollspec/drafter/pass_seconds", "s", "counter", "time of these passes, inside engine_seconds"),
     Metric("rollspec/drafter/version", "version", "gauge", "version of the learned drafter's weights; 0: as started"),
     Metric("rollspec/drafter/staleness", "versions", "gauge", "policy versions since its weights last changed"),
+    Metric(
+        "rollspec/drafter/accept_length", "tokens", "gauge", "tokens per verify step that its own drafts would give"
+    ),
     Metric("rollspec/drafter/swaps", "swaps", "counter", "times its weights were replaced, taking back included"),
     Metric("rollspec/drafter/swap_seconds", "s", "counter", "pauses that this made, in all"),
     Metric("rollspec/drafter/swap_longest", "s", "gauge", "longest of these pauses"),
@@ -54,6 +57,10 @@ TABLE: tuple[Metric, ...] = (
     Metric("rollspec/drafter/train_steps", "steps", "counter", "optimiser steps of the drafter's training"),
     Metric("rollspec/drafter/train_tokens", "tokens", "counter", "tokens trained on"),
     Metric("rollspec/drafter/loss", "nats", "gauge", "latest training loss"),
+    Metric("rollspec/drafter/train_length", "tokens", "gauge", "acceptance length on the latest training windows"),
+    Metric("rollspec/drafter/buffered", "samples", "gauge", "samples that are trained on"),
+    Metric("rollspec/drafter/preempted", "steps", "counter", "training steps given up for a request that came"),
+    Metric("rollspec/drafter/preempt_seconds", "s", "gauge", "longest time until such a step had ended"),
     Metric("rollspec/drafter/idle_seconds", "s", "counter", "time the engine was idle while training was allowed"),
     Metric("rollspec/drafter/harvested_seconds", "s", "counter", "part of it that training steps used"),
     Metric("rollspec/rollout/generation_share", "ratio", "gauge", "generation time / time of the whole training step"),

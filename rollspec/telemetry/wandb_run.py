@@ -84,6 +84,12 @@ class WandbWatch:
         if value("guard/alarms"):
             text = f"A drafter was switched off because too little was accepted (rate {value('accept/rate'):.2f})."
             out.append(("rollspec: acceptance collapsed", text, "WARN"))
+        if value("drafter/rolled_back"):
+            text = "New weights of the drafter got less right than the ones before, which are back."
+            out.append(("rollspec: drafter version taken back", text, "WARN"))
+        if value("drafter/refused"):
+            text = "New weights of the drafter were not loaded; the engine's log says why."
+            out.append(("rollspec: drafter version refused", text, "WARN"))
         speedup = metrics.get("rollspec/rollout/speedup")
         if speedup is not None:
             self._harmed = self._harmed + 1 if speedup < HARM else 0

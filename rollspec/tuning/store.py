@@ -18,6 +18,8 @@ from rollspec.errors import HistoryError
 
 FORMAT = "rollspec-tuning-1"
 FILE = "tuning.json"
+TIMED = ("tuner", "passes")
+"""What was measured in seconds, and means nothing on another machine."""
 
 
 def save(folder: Path | str, learned: Mapping[str, Any], machine: Mapping[str, Any]) -> Path:
@@ -67,7 +69,8 @@ def load(folder: Path | str, machine: Mapping[str, Any]) -> tuple[dict[str, Any]
     differs = [k for k in sorted({*then, *machine}) if then.get(k) != machine.get(k)]
     if not differs:
         return learned, None
-    learned.pop("tuner", None)
+    for name in TIMED:
+        learned.pop(name, None)
     k = differs[0]
     return learned, (
         f"rollspec: the step costs in {path} were measured with {k} = {then.get(k)!r} and this is {machine.get(k)!r}; "

@@ -20,24 +20,37 @@ from typing import Any
 import psutil
 import pytest
 
+from drafter_online.versions import Versions
 from rollspec.demo.job import Job, JobSettings, build_job, prepare_assets
 from rollspec.demo.processes import MARKER, Family
 from rollspec.demo.runner import log_tail, run_job
+from rollspec.telemetry.report import write_report
 
 # Bounds against hangs, not expectations: a job takes one to two minutes on an idle machine of two cores.
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
 
 SETTINGS = JobSettings(size="tiny", train_prompts=16, prompts_per_step=8, n=4, epochs=2, max_response_length=200)
 
+DRAFTER_SUMS = (
+    "captured", "passes", "train_steps", "idle_seconds", "harvested_seconds", "swaps", "promoted", "rolled_back"
+)  # fmt: skip
+
 
 @pytest.fixture(scope="module")
 def make(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Job]:
     assets = prepare_assets(SETTINGS, tmp_path_factory.mktemp("assets"))
 
-    def build(folder: Path, *more: str, speculate: bool = True, preset: str = "default", **changes: Any) -> Job:
+    def build(
+        folder: Path,
+        *more: str,
+        speculate: bool = True,
+        preset: str = "default",
+        overrides: tuple[str, ...] = (),
+        **changes: Any,
+    ) -> Job:
         settings = dataclasses.replace(SETTINGS, **changes)
         folder.mkdir(parents=True, exist_ok=True)
-        job = build_job(settings, assets, folder, speculate=speculate, preset=preset)
+        job = build_job(settings, assets, folder, speculate=speculate, preset=preset, overrides=overrides)
         environment = {**job.environment, "TENSORBOARD_DIR": str(folder / "tensorboard")}
         return dataclasses.replace(job, command=(*job.command, *more), environment=environment)
 
@@ -101,6 +114,56 @@ def test_ppo_with_a_critic_and_rollspec_disabled_then_on(make: Callable[..., Job
         assert len(steps) == 2 and "critic/vf_loss" in steps[0]
         assert ("rollspec/accept/rate" in steps[1]) is speculate
         assert steps[1]["rollspec/health/logprob_corr"] > 0.99
+
+
+def test_long_tail_trains_while_a_replica_idles_swaps_and_resumes(make: Callable[..., Job], tmp_path: Path) -> None:
+    """Two replicas: the one whose share of a rollout is finished trains the head, and takes over what it made of it.
+    A resumed job, with one replica, goes on from the versions, the samples and the training of the checkpoint.
+    """
+    checkpoints = f"trainer.default_local_dir={tmp_path / 'checkpoints'}"
+    # Small steps and quick verdicts: what is tested is that all parts move, not that so short a training pays.
+    small = (
+        "drafter.publish_every=3",
+        "drafter.training={batch_tokens: 128, window_tokens: 128, warmup_steps: 0, ttt_steps: 2}",
+        "drafter.capture.share=1.0",
+        "proposal.learned.canary_drafts=4",
+        "proposal.learned.k_max=2",
+        "tuning.policy=static",
+        "tuning.guard.enabled=false",
+    )
+    job = make(tmp_path / "first", checkpoints, "trainer.save_freq=3", preset="long_tail", overrides=small, replicas=2,
+               steps=3)  # fmt: skip
+    run_job(job, timeout=600, stall=480)
+    steps = rows(job)
+    assert len(steps) == 3
+    for row in steps:
+        assert row["rollspec/guard/faults"] == 0 and row["rollspec/health/logprob_corr"] > 0.99
+    total = {k: sum(r.get(f"rollspec/drafter/{k}", 0.0) for r in steps) for k in DRAFTER_SUMS}
+    assert total["captured"] == 96 and total["passes"] > 0, total
+    assert total["train_steps"] > 0 and 0 < total["harvested_seconds"] <= total["idle_seconds"], total
+    # Nothing is idle while the trainer computes.
+    assert total["idle_seconds"] < 2 * sum(r["timing_s/gen"] for r in steps)
+    assert total["swaps"] >= 1 and total["promoted"] + total["rolled_back"] >= 1, total
+    assert {"rollspec/drafter/staleness", "rollspec/drafter/loss", "rollspec/drafter/accept_length"} <= set(steps[-1])
+    assert any("rollspec/accept/rate/eagle3" in r for r in steps)
+    page = write_report(job.folder).html.read_text()
+    assert "Learned drafter: acceptance length" in page and "Idle time and what training made of it" in page
+
+    saved = tmp_path / "checkpoints" / "global_step_3" / "rollspec"
+    stores = [Versions(saved / f"replica_{i}" / "drafter" / "versions") for i in range(2)]
+    assert any(store.numbers() for store in stores) and any(store.events() for store in stores)
+    assert list(saved.glob("replica_*/drafter/state/step-*")) and list(
+        saved.glob("replica_*/drafter/buffer/index.json")
+    )
+    resume = ("trainer.resume_mode=auto", "trainer.total_training_steps=4")
+    again = make(tmp_path / "second", checkpoints, *resume, preset="long_tail", overrides=small, epochs=3)
+    again = dataclasses.replace(again, total_steps=1)
+    run_job(again, timeout=420, stall=360)
+    (row,) = rows(again)
+    promoted = stores[0].promoted()
+    assert row["rollspec/guard/faults"] == 0 and row["rollspec/history/prompts"] == 16
+    if promoted is not None:
+        assert row["rollspec/drafter/version"] >= promoted, "the checkpoint's drafter was not taken"
 
 
 def test_lossy_reuse_says_so_and_keeps_to_the_present_policys_log_probs(

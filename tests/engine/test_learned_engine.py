@@ -122,22 +122,73 @@ def test_a_useless_head_alone_rests(model: Path, head: Path, prompts: list[list[
         close(llm)
 
 
+def _track(worker: Any) -> None:
+    """Note the drafter's version at every step, on this rank."""
+    runner = worker.model_runner
+    learned = runner._rollspec.learned
+    worker._versions = []
+    propose = learned._propose
+
+    def noted(*args: Any, **kwargs: Any) -> Any:
+        worker._versions.append((learned.swapper.version, float(learned.drafter.model.model.norm.weight.sum())))
+        return propose(*args, **kwargs)
+
+    learned._propose = noted
+
+
+def _tracked(worker: Any) -> list[Any]:
+    return list(worker._versions)
+
+
+def _lose(worker: Any) -> None:
+    """One rank loses its drafter's weights."""
+    if worker.rank == 1:
+        for p in worker.model_runner._rollspec.learned.swapper._own.values():
+            p.data.zero_()
+
+
 @pytest.mark.skipif((os.cpu_count() or 1) < 2, reason="two ranks need two cores")
-def test_ranks_run_the_drafter_together(model: Path, head: Path, prompts: list[list[int]]) -> None:
-    """Two tensor-parallel ranks: one decides how many passes, both make them."""
+def test_ranks_run_and_swap_the_drafter_together(
+    model: Path, head: Path, prompts: list[list[int]], tmp_path: Path
+) -> None:
+    """Two tensor-parallel ranks: one decides how many passes, what is swapped in and what stays; both do it."""
+    from safetensors.torch import load_file, save_file
+
     alone = build(model, tensor_parallel_size=2)
     try:
         expected = generate(alone, prompts)
     finally:
         close(alone)
     config = {"proposal.drafters": ["suffix", "eagle3"], "proposal.learned.model": str(head), **ALWAYS}
+    config |= {"proposal.learned.canary_drafts": 30, "drafter.capture.enabled": True}
     llm = build(model, config, tensor_parallel_size=2)
     try:
         llm.collective_rpc(_wild)
+        llm.collective_rpc(_track)
         assert generate(llm, prompts) == expected
         stats = call(llm, "stats")
         assert not stats["faults"] and stats["passes"] > 0 and stats["by_source"]["eagle3"][1] > 0
-        assert "tensor_parallel_size" in call(llm, "swap", dir=str(head), wait=True)["error"]
+        weights = load_file(head / "model.safetensors")
+        for number, factor in ((1, 0.9), (2, 1.1)):
+            folder = tmp_path / f"v{number}"
+            folder.mkdir()
+            save_file({n: t * factor for n, t in weights.items()}, folder / "model.safetensors")
+            answer = call(llm, "swap", dir=str(folder), version=number, canary=number == 2)
+            assert answer.get("staging"), answer
+            assert generate(llm, prompts) == expected
+            info = call(llm, "info")["drafter"]
+            assert info["promoted"] + info["rolled_back"] == number and info["state"] == "settled", info
+        bad = tmp_path / "bad"
+        bad.mkdir()
+        save_file({n: t for n, t in weights.items() if n != "fc.weight"}, bad / "model.safetensors")
+        assert "fc.weight is missing" in call(llm, "swap", dir=str(bad), version=9, wait=True)["error"]
+        llm.collective_rpc(_lose)
+        call(llm, "set_version", version=1)
+        assert call(llm, "info")["drafter"]["resent"] == 1
+        assert generate(llm, prompts) == expected
+        first, second = llm.collective_rpc(_tracked)
+        assert first == second and len({v for v, _ in first}) >= 2, "the ranks swapped at different steps"
+        assert not call(llm, "stats")["faults"]
     finally:
         close(llm)
 

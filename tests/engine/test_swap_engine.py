@@ -192,6 +192,39 @@ def test_lost_weights_are_put_back(engine: Any, prompts: list[list[int]], plain:
     assert call(engine, "info")["drafter"]["resent"] == 1
 
 
+def test_a_sleep_that_loses_the_weights_and_a_swap_asked_for_meanwhile(
+    engine: Any, model: Path, prompts: list[list[int]], plain: dict[str, Any]
+) -> None:
+    """vLLM's CPU worker has no sleep mode: it is played by one that forgets the drafter, as level 2 does."""
+
+    def forgetful(worker: Any) -> None:
+        from rollspec.engine.vllm import worker as module
+        from rollspec.engine.vllm.worker import bridge
+
+        def sleep(level: int = 1) -> None:
+            for p in worker.model_runner.drafter.model.parameters():
+                p.data.zero_()
+
+        worker.sleep, worker.wake_up = sleep, lambda tags=None: None
+        module._watch_sleep(worker, bridge(worker).learned)
+
+    engine.collective_rpc(forgetful)
+    before = call(engine, "info")["drafter"]
+    engine.collective_rpc("sleep", args=(2,))
+    answer = swap(engine, model, version=before["version"] + 1, canary=False)
+    assert answer["deferred"], answer
+    call(engine, "set_version", version=60)
+    assert call(engine, "info")["drafter"]["version"] == before["version"], "it was swapped in its sleep"
+    engine.collective_rpc("wake_up")
+    assert during(engine, prompts, lambda: None) == plain["long"]
+    after = call(engine, "info")["drafter"]
+    assert after["version"] == before["version"] + 1 and after["resent"] == before["resent"] + 1
+    generate(engine, prompts)
+    rate(engine)
+    assert generate(engine, prompts) == plain["greedy"]
+    assert rate(engine) > 0.95
+
+
 def test_versions_of_a_head_with_the_targets_embedding_in_them(
     model: Path, prompts: list[list[int]], plain: dict[str, Any], tmp_path: Path
 ) -> None:
@@ -233,6 +266,8 @@ def test_versions_of_a_head_with_the_targets_embedding_in_them(
         save_file(payload, poisoned / "model.safetensors")
         out = during(llm, prompts, lambda: swap(llm, poisoned, version=9, canary=False))
         assert out == plain["long"]
+        preempted = [m.value for m in llm.get_metrics() if m.name == "vllm:num_preemptions"]
+        assert preempted and preempted[0] > 0, "the cache was meant to be too small: swaps among preemptions"
         assert call(llm, "info")["drafter"]["version"] == 9
         stats = call(llm, "stats")
         assert not stats["faults"]

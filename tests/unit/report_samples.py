@@ -79,6 +79,24 @@ def rows(speculating: bool, epochs: int = 3, per_epoch: int = 6, seed: int = 0) 
     return out
 
 
+def drafter_rows(data: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The same run with a learned drafter that gets better with every version."""
+    for i, row in enumerate(data):
+        version = i // 4
+        row |= {
+            "rollspec/drafter/version": version,
+            "rollspec/drafter/staleness": i % 4,
+            "rollspec/drafter/loss": 4.0 / (1 + i),
+            "rollspec/drafter/idle_seconds": 1.5,
+            "rollspec/drafter/harvested_seconds": 1.0,
+            "rollspec/drafter/accept_length": 1.0 + 0.2 * version,
+        }
+        if version and i % 4 == 0:
+            row |= {f"rollspec/drafter/{k}": v for k, v in {"swaps": 1, "swap_seconds": 2e-3}.items()}
+            row["rollspec/drafter/swap_longest"] = 2e-3
+    return data
+
+
 def write_run(folder: Path, data: list[dict[str, Any]], **provenance: Any) -> Path:
     """`data` and `provenance` as a run folder."""
     folder.mkdir(parents=True, exist_ok=True)

@@ -7,8 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from drafter_online.trainer import DrafterTraining
 from rollspec.config import RollspecConfig, knobs, presets
 from rollspec.errors import ConfigError
+from rollspec.tuning.tuner import Tuner
 
 CONFIGS = sorted((Path(__file__).parents[2] / "configs").glob("*.yaml"))
 
@@ -24,6 +26,39 @@ def test_every_preset_loads_by_name_and_by_path_and_says_what_it_is(path: Path) 
 
 def test_presets_are_those_of_the_checkout() -> None:
     assert set(presets()) == {p.stem for p in CONFIGS} >= {"default"}
+
+
+PUBLISHED = ("aurora", "banditspec", "das", "osd", "respec", "seer", "spec_rl", "tlt")
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_presets_of_published_systems_say_what_is_theirs_and_what_is_not(name: str) -> None:
+    header = "".join(line[2:] for line in presets()[name].read_text().splitlines(True) if line.startswith("# "))
+    assert "arXiv:" in header and "Carried over: " in header and "Differs: " in header
+
+
+def test_presets_of_published_systems_play_what_they_are_named_for() -> None:
+    plays = {name: RollspecConfig.load(name, env={}) for name in PUBLISHED}
+    tuners = {name: Tuner(c.tuning, c.proposal.k_max, c.proposal.drafters) for name, c in plays.items()}
+
+    def chosen(name: str, batch: int) -> str:
+        return tuners[name].arms[tuners[name].plan(batch, 0.0).played].name
+
+    assert [chosen("aurora", b) for b in (1, 64)] == [chosen("osd", b) for b in (1, 64)] == ["eagle3:5", "eagle3:5"]
+    assert [chosen("respec", b) for b in (4, 16, 64)] == ["eagle3:4", "eagle3:2", "none"]
+    assert plays["respec"].drafter.training["reward_beta"] > 0
+    terms = {name: DrafterTraining(**plays[name].drafter.training) for name in ("aurora", "osd", "tlt")}
+    assert terms["aurora"].accept and terms["aurora"].rejected and terms["aurora"].step_decay == 0.8
+    assert terms["osd"].rejected and not terms["osd"].accept
+    assert not terms["tlt"].rejected and plays["tlt"].drafter.captures
+    s = plays["seer"].proposal.suffix
+    assert s.siblings and not s.past and not s.global_tree
+
+
+def test_day_0_starts_from_nothing_and_may_rest() -> None:
+    c = RollspecConfig.load("day0", env={})
+    assert c.proposal.learned.model is None and c.drafter.captures and c.proposal.learned.canary_drafts
+    assert "none" in {a.name for a in Tuner(c.tuning, c.proposal.k_max, c.proposal.drafters).arms}
 
 
 def test_the_default_preset_is_the_built_in_defaults() -> None:
@@ -101,6 +136,12 @@ def test_a_file_that_is_no_mapping_is_refused(tmp_path: Path, text: str, says: s
     with pytest.raises(ConfigError, match=says) as caught:
         RollspecConfig.load(file, env={})
     assert str(file) in str(caught.value)
+
+
+def test_shared_versions_need_a_drafter_with_weights() -> None:
+    with pytest.raises(ConfigError, match=r"drafter.versions = /v .* add eagle3"):
+        RollspecConfig.load({"drafter.versions": "/v"}, env={})
+    assert RollspecConfig.load({"preset": "day0", "drafter.versions": "/v"}, env={}).drafter.versions == Path("/v")
 
 
 def test_an_unknown_key_in_the_environment_is_refused() -> None:

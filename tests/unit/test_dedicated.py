@@ -146,7 +146,10 @@ class Side:
         self.learned = SimpleNamespace(
             bridge=bridge, capture=self.capture, swapper=self.swapper, runner=runner, layers=(1, 2, 3), domains=None
         )
-        self.training = dedicated.DedicatedTraining(self.learned, None)  # type: ignore[arg-type]
+        weights = {"embed": model.model.embed_tokens, "norm": model.model.norm, "lm_head": model.lm_head}
+        self.learned.ranks = SimpleNamespace(alone=True)
+        self.learned.target_parts = lambda: {n: m.weight for n, m in weights.items()}
+        self.training = dedicated.DedicatedTraining(self.learned)  # type: ignore[arg-type]
 
     def close(self) -> None:
         self.training.stop()

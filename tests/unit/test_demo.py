@@ -217,8 +217,8 @@ def assets(tmp_path: Path) -> Assets:
 def cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """Stands in for the trainer's CPU part."""
     module = types.ModuleType("rollspec_verl_cpu")
-    module.environment = lambda: {"VERL_PLATFORM": "cpu"}  # type: ignore[attr-defined]
-    module.overrides = lambda: ["trainer.device=cpu"]  # type: ignore[attr-defined]
+    module.environment = lambda replicas=1: {"VERL_PLATFORM": "cpu"}  # type: ignore[attr-defined]
+    module.overrides = lambda replicas=1: ["trainer.device=cpu"]  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "rollspec_verl_cpu", module)
 
 

@@ -38,6 +38,14 @@ def test_a_drafter() -> None:
     run("drafter.py")
 
 
+def test_a_loss(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("torch")
+    from drafter_online import losses
+
+    monkeypatch.setattr(losses, "OBJECTIVES", dict(losses.OBJECTIVES))
+    run("loss.py")
+
+
 def test_a_policy_and_what_the_page_says_it_prints(capsys: pytest.CaptureFixture[str]) -> None:
     run("policy.py", "simulate.py")
     printed = capsys.readouterr().out

@@ -7,7 +7,7 @@ from drafter_target import AUX, VOCABULARY, head, model, sample, sequence
 
 from drafter_online.model import Eagle3
 from drafter_online.packing import pack
-from drafter_online.reference import capture, proposals, replay, verify
+from drafter_online.reference import capture, proposals, replay, verify, verify_all
 
 
 def test_hidden_states_are_those_transformers_shows(tiny_target: Path) -> None:
@@ -65,3 +65,16 @@ def test_replay_walks_the_sequence_as_an_engine_would(tiny_target: Path) -> None
     )
     rows = proposals(drafter, s, 3)
     assert r.verify.proposed.reshape(-1, 3).tolist() == [rows[p].tolist() for p in positions]
+
+
+def test_all_verify_steps_in_one_pass_are_what_each_is_alone(tiny_target: Path) -> None:
+    m = model(tiny_target)
+    ids = sequence(2, 20)
+    drafts = [[ids[p + 1], (ids[p + 2] + 3) % VOCABULARY, 7] for p in (4, 6, 17)]
+    for p, draft, step in zip((4, 6, 17), drafts, verify_all(m, ids, (4, 6, 17), drafts, k=VOCABULARY), strict=True):
+        alone = verify(m, ids, p, draft, k=VOCABULARY)
+        assert (step.position, step.proposed, step.accepted) == (alone.position, alone.proposed, alone.accepted)
+        rows = [torch.zeros(3, VOCABULARY).scatter(1, x.top_ids, x.top_logits) for x in (step, alone)]
+        torch.testing.assert_close(*rows, atol=1e-4, rtol=1e-4)
+        torch.testing.assert_close(step.logsumexp, alone.logsumexp, atol=1e-4, rtol=1e-4)
+    assert verify_all(m, ids, (), ()) == []

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import random
 from typing import Any
 
@@ -102,7 +103,7 @@ def test_a_useless_drafter_rests_and_is_probed() -> None:
     assert 1 <= stats.passes <= 3 + 3 * steps / PROBE_EVERY
     assert stats.by_source.get("eagle3", [0, 0, 0])[1] < 20
     # New weights: it is tried at once, and found good.
-    p.swapped()
+    p.swapped(1)
     simulate(p, texts(4, 20), 0.95)
     assert p.drain().by_source["eagle3"][2] > 100
 
@@ -169,3 +170,29 @@ def test_a_draft_is_scored_once() -> None:
     assert after[0] == tries[0] + 2
     p.prepare(["a", "b"], [[8], [8]], {})
     assert (p.router.acceptance.tries == after).all()
+
+
+def test_what_is_known_of_a_version_is_kept_for_that_version() -> None:
+    p = make()
+    p.swapped(3)
+    simulate(p, texts(4), 0.9)
+    kept = json.loads(json.dumps(p.learned()))
+    rates = p.router.acceptance.rates
+    assert kept["drafter"]["version"] == 3 and rates[0] > 0.8
+    again = make()
+    again.relearn(kept)  # the engine starts with the head it was given; version 3 comes at its first step
+    assert again.router.acceptance.rates[0] == pytest.approx(0.6)
+    assert again.router.cost.seconds(4, 2, 1.0) == p.router.cost.seconds(4, 2, 1.0)
+    again.swapped(3)
+    assert again.router.acceptance.rates == pytest.approx(rates)
+    again.swapped(4)
+    assert not again.router.acceptance.measured.any(), "other weights"
+    elsewhere = make()
+    elsewhere.relearn({k: v for k, v in kept.items() if k not in ("tuner", "passes")})  # as on another machine
+    elsewhere.swapped(3)
+    assert elsewhere.router.acceptance.rates == pytest.approx(rates) and elsewhere.router.cost.each == 0.0
+    broken = make()
+    with pytest.raises((ValueError, KeyError, TypeError)):
+        broken.relearn({**kept, "drafter": {"version": 3, "acceptance": {}}})
+    broken.swapped(3)
+    assert broken.router.acceptance.rates[0] == pytest.approx(0.6)

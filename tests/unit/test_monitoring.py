@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
 
 from rollspec.errors import RollspecError
-from rollspec.telemetry import grafana, wandb_files, wandb_run
+from rollspec.telemetry import grafana, wandb_files, wandb_run, wandb_workspace
 from rollspec.telemetry.metrics import TABLE, EngineStats, find, to_metrics
 from rollspec.telemetry.prometheus import OF_THE_TRAINER, Exporter, series
 from rollspec.telemetry.report import write_report
@@ -86,6 +88,83 @@ def test_the_dashboard_is_up_to_date_and_whole() -> None:
     assert len({p["id"] for p in board["panels"]}) == len(board["panels"])
 
 
+def test_the_workspace_is_up_to_date_and_names_metrics_that_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert wandb_workspace.FILE.read_text() == wandb_workspace.render(), (
+        "run `python -m rollspec.telemetry.wandb_workspace`"
+    )
+    spec = json.loads(wandb_workspace.render())
+    everything = [p for s in spec["sections"][1:] for p in s["panels"]]
+    assert len(everything) == len(TABLE) and len({p["title"] for p in everything}) == len(TABLE)
+    for p in (p for s in spec["sections"] for p in s["panels"]):
+        assert p["meaning"] and all(find(name) for name in p.get("y", ()))
+        assert ("y" in p) != ("regex" in p)
+    arms = next(p for p in everything if p["title"] == "tuner/arm/<arm>")
+    assert re.search(arms["regex"], "rollspec/tuner/arm/suffix:4") and not re.search(arms["regex"], "rollspec/tuner/x")
+    trl = wandb_workspace.specification("train/")["sections"][0]["panels"]
+    assert trl[2]["y"] == ["train/rollspec/accept/length"] and trl[4]["regex"].startswith("^train/rollspec/tuner")
+
+
+class Made:
+    def __init__(self, **fields: Any) -> None:
+        self.__dict__.update(fields)
+
+    def save(self) -> Made:
+        self.url = f"https://wandb.ai/{self.entity}/{self.project}"
+        return self
+
+
+def test_the_workspace_is_saved_by_wandbs_own_package(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made: list[Made] = []
+
+    def keep(**fields: Any) -> Made:
+        made.append(Made(**fields))
+        return made[-1]
+
+    for name in ("wandb_workspaces", "wandb_workspaces.reports"):
+        monkeypatch.setitem(sys.modules, name, ModuleType(name))
+    reports, workspaces = ModuleType("wandb_workspaces.reports.v2"), ModuleType("wandb_workspaces.workspaces")
+    reports.LinePlot, workspaces.Section, workspaces.Workspace = Made, Made, keep  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, reports.__name__, reports)
+    monkeypatch.setitem(sys.modules, workspaces.__name__, workspaces)
+    sys.modules["wandb_workspaces"].workspaces = workspaces  # type: ignore[attr-defined]
+    sys.modules["wandb_workspaces.reports"].v2 = reports  # type: ignore[attr-defined]
+    assert wandb_workspace.main(["--save", "me/project", "--prefix", "train/"]) == 0
+    assert capsys.readouterr().out.strip() == "https://wandb.ai/me/project"
+    first = made[0].sections[0].panels[2]
+    assert first.y == ["train/rollspec/accept/length"] and first.x == "train/global_step"
+    assert made[0].sections[0].is_open and len(made[0].sections) == len(wandb_workspace.specification()["sections"])
+
+
+def test_without_wandbs_package_or_a_project_it_is_one_sentence(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "wandb_workspaces", None)
+    assert wandb_workspace.main(["--save", "me/project"]) == 2
+    assert "pip install wandb-workspaces" in capsys.readouterr().err
+    assert wandb_workspace.main(["--save", "project"]) == 2
+    assert "ENTITY/PROJECT" in capsys.readouterr().err
+    assert wandb_workspace.main(["--check"]) == 0
+
+
+def test_tensorboard_takes_every_metric(tmp_path: Path) -> None:
+    """Names as verl's and transformers' loggers write them with torch's SummaryWriter, and read back."""
+    pytest.importorskip("tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+    from torch.utils.tensorboard import SummaryWriter
+
+    metrics = to_metrics(STATS)
+    with SummaryWriter(tmp_path) as writer:
+        for step in (1, 2):
+            for name, value in metrics.items():
+                writer.add_scalar(name, value, step)
+    read = EventAccumulator(str(tmp_path))
+    read.Reload()
+    assert set(read.Tags()["scalars"]) == set(metrics)
+    assert [e.value for e in read.Scalars("rollspec/accept/rate")] == [0.5, 0.5]
+
+
 # ---- W&B
 # ---------------------------------------------------------------------------------------------------------------
 
@@ -119,6 +198,11 @@ def test_alerts_only_for_what_deserves_one(monkeypatch: pytest.MonkeyPatch) -> N
     watch.observe({**good, "rollspec/guard/faults": 2, "rollspec/guard/faults/history": 2})
     watch.observe({**good, "rollspec/health/nan_logprobs": 3})
     assert [t.split(": ")[1] for t in run.alerts] == ["acceptance collapsed", "degraded", "NaN log-probs"]
+    watch.observe({**good, "rollspec/drafter/promoted": 2, "rollspec/drafter/rolled_back": 0})
+    assert len(run.alerts) == 3, "what stays is no alarm"
+    watch.observe({**good, "rollspec/drafter/rolled_back": 1, "rollspec/drafter/refused": 1})
+    assert [t.split(": ")[1] for t in run.alerts[3:]] == ["drafter version taken back", "drafter version refused"]
+    del run.alerts[3:]
     for _ in range(HARM_REPORTS - 1):
         watch.observe({**good, "rollspec/rollout/speedup": 0.8})
     assert len(run.alerts) == 3, "a bad report or two is noise"

@@ -48,7 +48,7 @@ class Trainer:
             return SimpleNamespace(skipped="preempted")
         time.sleep(0.001)
         self.counts.steps += 1
-        return SimpleNamespace(skipped=None, acceptance=SimpleNamespace(rates=[0.5]))
+        return SimpleNamespace(skipped=None, acceptance=SimpleNamespace(rates=[0.5], length=1.5))
 
     def checkpoint(self) -> None:
         pass
@@ -68,22 +68,26 @@ def training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setattr(online.OnlineTraining, "_refresh", lambda self: None)
     monkeypatch.setattr("drafter_online.buffer.add_all", lambda buffer, samples: [])
 
-    def build(name: str = "job") -> Any:
+    def build(name: str = "job", **more: Any) -> Any:
         given = {"proposal.drafters": ["eagle3"], "drafter.mode": "idle", "drafter.publish_every": 20}
         given["drafter.dir"] = str(tmp_path / name)
+        given |= more
         config = RollspecConfig.load(given, env={})
         offered: list[Path] = []
-        swapper = SimpleNamespace(busy=False, offer=offered.append)
+        swapper = SimpleNamespace(busy=False, offer=lambda folder, canary=True: offered.append(folder))
+        faults: dict[str, int] = {}
+        bridge = SimpleNamespace(config=config, faults=faults, proposer=SimpleNamespace(version=0))
+        bridge.count = lambda cause: faults.update({cause: faults.get(cause, 0) + 1})
         learned = SimpleNamespace(
-            bridge=SimpleNamespace(config=config, faults={}, proposer=SimpleNamespace(version=0)),
+            asleep=False,
+            bridge=bridge,
             capture=SimpleNamespace(ready=True, take=lambda n: []),
             swapper=swapper,
             runner=SimpleNamespace(device=torch.device("cpu"), dtype=torch.float32),
         )
-        worker = SimpleNamespace(vllm_config=None, sleep=lambda level=1: None, wake_up=lambda tags=None: None)
-        t = online.OnlineTraining(learned, worker)  # type: ignore[arg-type]
+        t = online.OnlineTraining(learned, None)  # type: ignore[arg-type]
         made.append(t)
-        return SimpleNamespace(t=t, offered=offered, worker=worker, learned=learned, swapper=swapper)
+        return SimpleNamespace(t=t, offered=offered, learned=learned, swapper=swapper, faults=faults)
 
     yield build
     for t in made:
@@ -122,10 +126,12 @@ def test_it_trains_while_nothing_runs_and_offers_versions(training: Any) -> None
     assert until(lambda: steps(e.t) > before)
     e.t.updating = True
     assert still(e.t)
-    e.t.updating = False
-    e.worker.sleep()
+    e.t.step_begins()  # the engine has the machine back
+    e.t.step_ended()
+    assert not e.t.updating
+    e.learned.asleep = True
     assert still(e.t)
-    e.worker.wake_up()
+    e.learned.asleep = False
     before = steps(e.t)
     assert until(lambda: steps(e.t) > before)
     e.swapper.busy = True
@@ -141,7 +147,7 @@ def test_rewards_and_state(training: Any, tmp_path: Path) -> None:
     assert until(lambda: e.t._trainer is not None and e.t._trainer.rewards == {"p:r": 1.0})
     assert until(lambda: len(e.offered) >= 1)
     Versions(e.t.folder / "versions").record(1, "promoted")
-    e.t.save(tmp_path / "checkpoint")
+    assert e.t.save(tmp_path / "checkpoint")
     again = training("another")
     again.t.updating = True  # it has not begun
     if again.t._trainer is None:
@@ -158,3 +164,80 @@ def test_a_fault_ends_the_training_and_nothing_else(training: Any, caplog: pytes
     assert any("drafter training" in cause for cause in e.learned.bridge.faults)
     assert threading.main_thread().is_alive() and "not trained from now on" in caplog.text
     assert e.t.info()["error"]
+
+
+def test_a_store_that_is_full_or_gone_is_tried_again(
+    training: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    import shutil
+
+    from drafter_online.errors import VersionError
+
+    e = training()
+    assert until(lambda: len(e.offered) >= 1)
+    publish = Trainer.publish
+
+    def full(self: Any, store: Versions, dtype: Any) -> int:
+        raise VersionError("drafter-online: a drafter version cannot be written (No space left on device).")
+
+    monkeypatch.setattr(Trainer, "publish", full)
+    assert until(lambda: any("publishing" in cause for cause in e.faults))
+    assert until(lambda: sum(e.faults.values()) >= 2) and e.t.error is None, "training goes on"
+    assert caplog.text.count("No space left") == 1, "said once"
+    shutil.rmtree(e.t.folder / "versions")
+    monkeypatch.setattr(Trainer, "publish", publish)
+    count = len(e.offered)
+    assert until(lambda: len(e.offered) > count and (e.offered[-1] / "manifest.json").is_file())
+
+
+def test_a_step_that_hangs_holds_up_neither_checkpoint_nor_engine(
+    training: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(online, "LOCK_SECONDS", 0.2)
+    e = training()
+    assert until(lambda: steps(e.t) > 0)
+    release = threading.Event()
+    monkeypatch.setattr(Trainer, "micro_step", lambda self, interrupt: release.wait(20) and None)
+    time.sleep(0.2)
+    begin = time.perf_counter()
+    assert not e.t.save(tmp_path / "checkpoint") and not (tmp_path / "checkpoint").exists()
+    e.t.step_begins()
+    e.t.step_ended()
+    assert e.t.info()["steps"] > 0 and time.perf_counter() - begin < 2.0
+    assert any("saving" in cause for cause in e.faults)
+    monkeypatch.undo()
+    release.set()
+    assert until(lambda: e.t.save(tmp_path / "checkpoint"))
+
+
+def test_a_checkpoint_that_cannot_take_the_state_is_left_without_it(
+    training: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    e = training()
+    assert until(lambda: steps(e.t) > 0)
+
+    def full(*args: Any, **kwargs: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(online.shutil, "copytree", full)
+    assert not e.t.save(tmp_path / "checkpoint")
+    before = steps(e.t)
+    assert until(lambda: steps(e.t) > before) and e.t.error is None
+
+
+def test_an_engine_that_died_in_a_trial_starts_with_what_was_promoted(training: Any, tmp_path: Path) -> None:
+    store = Versions(tmp_path / "job" / "drafter" / "versions")
+    for _ in range(2):
+        store.publish({"w": torch.ones(1)}, {}, base="b", target_version=0)
+    store.record(1, "promoted")  # version 2 was on trial: it has no verdict
+    e = training()
+    assert [p.name for p in e.offered] == ["00000001"]
+    assert until(lambda: len(e.offered) >= 2) and int(e.offered[1].name) == 3, "numbers go on above both"
+
+
+def test_versions_for_several_engines_are_published_and_left_to_the_follower(training: Any, tmp_path: Path) -> None:
+    store = Versions(tmp_path / "shared")
+    store.record(1, "promoted", "by another engine")
+    e = training(**{"drafter.versions": str(store.folder)})
+    assert until(lambda: len(store.numbers()) >= 2)
+    assert e.offered == [] and not (e.t.folder / "versions").exists()

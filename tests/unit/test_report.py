@@ -8,7 +8,7 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
-from report_samples import rows, write_demo, write_run
+from report_samples import drafter_rows, rows, write_demo, write_run
 from typer.testing import CliRunner
 
 from rollspec.cli import app
@@ -294,3 +294,20 @@ def test_how_far_from_optimal(demo: Path) -> None:
     assert "How far from optimal" not in render(load_run(demo / "baseline"))
     data = json.loads(write_report(demo).json.read_text())
     assert data["limits"]["best_fixed"] == pytest.approx(1.6 / 1.05)
+
+
+def test_a_learned_drafter_has_its_figures(tmp_path: Path) -> None:
+    page = write_report(write_run(tmp_path / "run", drafter_rows(rows(True)))).html.read_text()
+    checker = _Checker()
+    checker.feed(page)
+    assert checker.open == []
+    for title in ("acceptance length", "by version", "staleness", "training loss"):
+        assert f"Learned drafter: {title}" in page
+    assert "18.0 of 27.0 s, over all replicas." in page and "4 swaps, 2.00 ms each." in page
+    assert ">v4<" in page, "swaps are marked"
+    untrained = [
+        {k: v for k, v in r.items() if k != "rollspec/drafter/accept_length"} for r in drafter_rows(rows(True))
+    ]
+    page = write_report(write_run(tmp_path / "never", untrained)).html.read_text()
+    assert page.count("the drafter never drafted") == 2
+    assert "Learned drafter" not in write_report(write_run(tmp_path / "plain", rows(True))).html.read_text()

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import json
+
 import numpy as np
 import pytest
 
@@ -19,8 +21,31 @@ def test_acceptance_follows_what_it_sees() -> None:
     assert a.rates[0] > 0.95 and a.rates[1] < 0.05 and a.rates[2] == pytest.approx(0.6)
     a.changed()
     assert 0.05 < a.rates[1] < 0.6, "new weights are hoped for again"
-    a.restore(np.array([0.1, 0.2, 0.3]))
-    assert a.rates == pytest.approx([0.1, 0.2, 0.3])
+    assert not a.measured.any(), "nothing was seen of them"
+
+
+def test_acceptance_and_costs_are_kept() -> None:
+    a, again = Acceptance(3), Acceptance(2)
+    for _ in range(100):
+        a.observe(1, 2)
+    again.restore(json.loads(json.dumps(a.state())))
+    assert again.rates == pytest.approx(a.rates[:2]) and again.measured == pytest.approx([1.0, 0.0])
+    for bad in (
+        {},
+        {**a.state(), "hits": [200.0]},
+        {**a.state(), "tries": [float("nan")]},
+        {**a.state(), "hits": 1},
+    ):
+        b = Acceptance(1)
+        with pytest.raises((ValueError, KeyError, TypeError)):
+            b.restore(bad)
+        assert b.rates == pytest.approx([0.6])
+    c, d = PassCost(), PassCost()
+    c.observe(4, 2, 0.004)
+    d.restore(json.loads(json.dumps(c.state())))
+    assert d.seconds(4, 2, 1.0) == c.seconds(4, 2, 1.0) and d.each == c.each
+    with pytest.raises(ValueError, match="passes"):
+        d.restore({"each": float("inf"), "cells": []})
 
 
 def test_a_request_that_is_drafted_badly_is_trusted_less() -> None:

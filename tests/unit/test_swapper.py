@@ -13,13 +13,14 @@ from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
 
+from rollspec.engine.vllm.payload import SwapRefusedError  # noqa: E402
+from rollspec.engine.vllm.ranks import Note, Ranks  # noqa: E402
 from rollspec.engine.vllm.states import States  # noqa: E402
-from rollspec.engine.vllm.swap import Swapper, SwapRefusedError  # noqa: E402
+from rollspec.engine.vllm.swap import Swapper  # noqa: E402
 from rollspec.proposal.router import Router  # noqa: E402
 
 
@@ -56,8 +57,16 @@ def swapper(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Swapper
     drafter = Model(target.model.embed_tokens, 1)
     save_file({"fc.weight": drafter.model.fc.weight.data.clone()}, tmp_path / "model.safetensors")
     proposer = SimpleNamespace(router=Router(2), version=3, swaps=0)
-    proposer.swapped = lambda: setattr(proposer, "swaps", proposer.swaps + 1)
+
+    def swapped(version: int, known: Any = None) -> None:
+        proposer.swaps += 1
+        proposer.router.acceptance.changed()
+        if known is not None:
+            proposer.router.acceptance.restore(known)
+
+    proposer.swapped = swapped
     learned = SimpleNamespace(
+        asleep=False,
         bridge=SimpleNamespace(
             config=SimpleNamespace(
                 proposal=SimpleNamespace(learned=SimpleNamespace(canary_drafts=10, canary_ratio=0.9))
@@ -124,7 +133,10 @@ def test_older_and_unfit_versions_are_refused(swapper: Swapper) -> None:
 
 @pytest.mark.parametrize(("hits", "value", "version"), [(2, 2.0, 1), (0, 1.0, 0)])
 def test_the_trial_keeps_or_takes_back(swapper: Swapper, hits: int, value: float, version: int) -> None:
-    swapper.learned.proposer.router.acceptance.restore(np.array([0.9, 0.9]))
+    acceptance = swapper.learned.proposer.router.acceptance
+    for _ in range(100):
+        acceptance.observe(2, 2)
+    rates = acceptance.rates
     swapper.request(payload(2.0))
     assert swapper.info()["state"] == "canary" and bool((weight(swapper) == 2.0).all())
     with pytest.raises(SwapRefusedError, match="trial drafts"):
@@ -134,6 +146,8 @@ def test_the_trial_keeps_or_takes_back(swapper: Swapper, hits: int, value: float
     assert bool((weight(swapper) == value).all()) and swapper.version == version
     assert swapper.last["verdict"] == ("promoted" if hits else "rolled_back") and not swapper.busy
     assert swapper.verify(), "the fingerprint is that of what runs"
+    if not hits:
+        assert acceptance.rates == pytest.approx(rates), "so is its acceptance"
     # And the next one comes in as if nothing had been.
     swapper.request(payload(4.0, canary=False, version=7))
     assert bool((weight(swapper) == 4.0).all())
@@ -156,6 +170,116 @@ def test_staged_on_a_thread_swapped_at_a_step(swapper: Swapper) -> None:
     assert swapper.counts["refused"] == 1 and "NaN or infinity" in swapper.last["refused"]
 
 
+def test_weights_that_nobody_saw_drafting_are_no_bar(swapper: Swapper) -> None:
+    """An engine that has only just started hopes for much and has measured nothing."""
+    swapper.request(payload(2.0))
+    while swapper.canary is not None:
+        swapper.observe(0, 2)
+    assert swapper.last["verdict"] == "promoted" and swapper.version == 1
+
+
+def test_a_promoted_version_needs_no_second_trial(swapper: Swapper, tmp_path: Path) -> None:
+    from safetensors.torch import save_file
+
+    (tmp_path / "7").mkdir()
+    save_file({"fc.weight": torch.full((4, 4), 3.0)}, tmp_path / "7" / "model.safetensors")
+    swapper.offer(tmp_path / "7", canary=False)
+    run_until(swapper, lambda: not swapper.busy)
+    # A numbered folder must be a version of a store, with its manifest.
+    assert swapper.counts["refused"] == 1
+    (tmp_path / "7").rename(tmp_path / "head")
+    swapper.offer(tmp_path / "head", canary=False)
+    run_until(swapper, lambda: swapper.version == 1)
+    assert swapper.counts["promoted"] == 1 and swapper.canary is None
+
+
+def run_until(swapper: Swapper, condition: Any) -> None:
+    for _ in range(200):
+        swapper.poll()
+        if condition():
+            return
+        time.sleep(0.01)
+    raise AssertionError("not within two seconds")
+
+
+def test_a_swap_during_sleep_waits_until_the_engine_is_awake(swapper: Swapper) -> None:
+    swapper.learned.asleep = True
+    before = weight(swapper).clone()
+    assert swapper.request(payload(2.0, canary=False)) == {"deferred": True, "version": 0}
+    assert swapper.busy and torch.equal(weight(swapper), before), "memory that is not there was written"
+    weight(swapper).data.zero_()  # what sleep mode leaves
+    assert swapper.verify() and swapper.counts["resent"] == 0, "there is nothing to look at"
+    swapper.learned.asleep = False
+    swapper.woke()
+    run_until(swapper, lambda: swapper.version == 1)
+    assert swapper.counts["resent"] == 1 and bool((weight(swapper) == 2.0).all()) and not swapper.busy
+
+
+def test_weights_that_a_sleep_lost_are_back_before_the_next_step(swapper: Swapper) -> None:
+    swapper.request(payload(2.0, canary=False))
+    weight(swapper).data.normal_()
+    swapper.woke()
+    swapper.poll()
+    assert bool((weight(swapper) == 2.0).all()) and swapper.counts["resent"] == 1
+    swapper.woke()
+    swapper.poll()
+    assert swapper.counts["resent"] == 1
+
+
+class Others(Ranks):
+    """The first rank of two; what the other one gives is set by the test."""
+
+    def __init__(self) -> None:
+        super().__init__(group=SimpleNamespace(is_first_rank=True))
+        self.other = 2
+
+    def least(self, value: int) -> int:
+        return min(value, self.other)
+
+
+def test_ranks_swap_when_all_are_ready_and_refuse_together(swapper: Swapper) -> None:
+    swapper.ranks = others = Others()
+    others.other = 0
+    swapper.request(payload(2.0, wait=False, canary=False))
+    time.sleep(0.1)
+    for _ in range(20):
+        swapper.poll()
+    assert swapper.version == 0 and swapper.busy, "one rank is not ready"
+    others.other = 2
+    swapper.poll()
+    assert swapper.version == 1 and bool((weight(swapper) == 2.0).all())
+    others.other = 1
+    with pytest.raises(SwapRefusedError, match="another rank"):
+        swapper.request(payload(3.0, canary=False))
+    assert swapper.version == 1 and bool((weight(swapper) == 2.0).all()) and swapper.counts["refused"] == 1
+    others.other = 2
+    swapper.request(payload(3.0, canary=False))
+    assert swapper.version == 2, "and the next one goes through"
+    others.other = 0  # weights lost on the other rank only: put back on both, whose KV is then read again on both
+    assert not swapper.verify() and swapper.counts["resent"] == 1
+
+
+def test_ranks_are_told_of_offers_and_verdicts(swapper: Swapper, tmp_path: Path) -> None:
+    from safetensors.torch import save_file
+
+    swapper.ranks = Others()
+    (tmp_path / "head").mkdir()
+    save_file({"fc.weight": torch.full((4, 4), 3.0)}, tmp_path / "head" / "model.safetensors")
+    assert swapper.note() == Note()
+    swapper.offer(tmp_path / "head")
+    swapper.poll()
+    assert not swapper._pending, "the other rank does not know of it yet"
+    note = swapper.note()
+    assert note.kind == "swap" and str(tmp_path / "head") in note.text
+    swapper.heed(note)
+    run_until(swapper, lambda: swapper.version == 1)
+    while swapper.note().kind == "":
+        swapper.observe(2, 2)
+    assert swapper.canary is not None, "nothing is concluded before the other rank knows"
+    swapper.heed(swapper.note())
+    assert swapper.canary is None and swapper.last["verdict"] == "promoted" and swapper.note() == Note()
+
+
 def test_an_offered_folder_that_is_gone_is_refused(swapper: Swapper, tmp_path: Path) -> None:
     swapper.offer(tmp_path / "gone")
     assert swapper.busy
@@ -170,6 +294,8 @@ def test_an_offered_folder_that_is_gone_is_refused(swapper: Swapper, tmp_path: P
 @pytest.mark.parametrize("trial", [False, True])
 def test_lost_weights_come_back(swapper: Swapper, trial: bool) -> None:
     assert swapper.verify()
+    for _ in range(20):
+        swapper.learned.proposer.router.acceptance.observe(2, 2)
     swapper.request(payload(2.0, canary=trial))
     weight(swapper).data.zero_()
     assert not swapper.verify() and bool((weight(swapper) == 2.0).all()) and swapper.counts["resent"] == 1
@@ -178,3 +304,27 @@ def test_lost_weights_come_back(swapper: Swapper, trial: bool) -> None:
         while swapper.canary is not None:
             swapper.observe(0, 2)
         assert bool((weight(swapper) == 1.0).all())
+
+
+def test_going_back_needs_no_newer_number(swapper: Swapper, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from drafter_online.versions import Versions
+
+    store = Versions(tmp_path / "store")
+    for value in (2.0, 3.0):
+        store.publish({"fc.weight": torch.full((4, 4), value)}, {}, base="b", target_version=0)
+    monkeypatch.setattr("drafter_online.head.base_of", lambda config: "b")
+    swapper.learned.runner.model_config = SimpleNamespace(hf_text_config=None)
+    swapper.offer(store.path(2), canary=False)
+    run_until(swapper, lambda: swapper.version == 2)
+    swapper.offer(store.path(1), canary=False)
+    run_until(swapper, lambda: swapper.counts["refused"] == 1)
+    swapper.offer(store.path(1), canary=False, back=True)
+    run_until(swapper, lambda: swapper.version == 1)
+    assert bool((weight(swapper) == 2.0).all())
+    swapper.offer(None, canary=False, back=True)
+    run_until(swapper, lambda: swapper.version == 0)
+    assert bool((weight(swapper) == 1.0).all()), "what the engine was started with"
+    # Versions that were taken without a trial have one line each, however many engines take them.
+    swapper.offer(store.path(2), canary=False)
+    run_until(swapper, lambda: swapper.version == 2)
+    assert [e.version for e in store.events()] == [2, 1]

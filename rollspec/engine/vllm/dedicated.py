@@ -51,7 +51,7 @@ class DedicatedTraining:
         DrafterError: the endpoint cannot be used, or needs a token.
     """
 
-    def __init__(self, learned: LearnedDrafts, worker: Any) -> None:
+    def __init__(self, learned: LearnedDrafts) -> None:
         from drafter_online import wire
         from drafter_online.head import base_of
         from drafter_online.link import Link
@@ -60,6 +60,8 @@ class DedicatedTraining:
         self.learned = learned
         self.updating = False  # the trainer has a device of its own: nothing waits for this
         self.error: str | None = None
+        self.resumed = (0, 0)  # steps and tokens of an earlier run are the daemon's to count
+        self.parts: dict[str, torch.Tensor] | None = None  # the target's own, put together from all ranks
         self.domains = learned.domains = Domains(learned.runner)
         self.counts = {"sent": 0, "dropped": 0, "rewards": 0, "offers": 0, "fetched": 0}
         self._rewards: deque[tuple[str, float]] = deque(maxlen=1 << 16)
@@ -115,8 +117,9 @@ class DedicatedTraining:
             "private": self.domains.private,
         }
 
-    def save(self, folder: Path) -> None:
+    def save(self, folder: Path) -> bool:
         """Nothing: the daemon keeps its own state, in drafter.dir or its --dir."""
+        return False
 
     def load(self, folder: Path) -> bool:
         """Nothing; see `save`."""
@@ -285,10 +288,13 @@ class DedicatedTraining:
 
     def _refresh(self) -> None:
         """The daemon asks for the present policy's embedding, norm and LM head."""
-        from rollspec.engine.vllm.online import target_weights
-
+        if self.parts is None and not self.learned.ranks.alone:
+            return  # putting it together takes all ranks, which they do with the next weights
+        parts = self.parts if self.parts is not None else self.learned.target_parts()
+        vocabulary = int(self.learned.runner.model_config.get_vocab_size())  # vLLM pads tensors for its shards
+        weights = {n: w if n == "norm" else w[:vocabulary] for n, w in parts.items()}
         self._pieces_of = self.learned.bridge.proposer.version
-        self._pieces = pieces(target_weights(self.learned.runner), self.name, self._pieces_of)
+        self._pieces = pieces(weights, self.name, self._pieces_of)
 
 
 def windows(sample: Sample, limit: int = SAMPLE_BYTES) -> list[Sample]:

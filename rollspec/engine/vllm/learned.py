@@ -23,8 +23,10 @@ import torch
 from rollspec.engine.vllm.capture import Capture
 from rollspec.engine.vllm.dedicated import DedicatedTraining
 from rollspec.engine.vllm.domains import Domains
+from rollspec.engine.vllm.follow import Follower
 from rollspec.engine.vllm.online import OnlineTraining
 from rollspec.engine.vllm.proposer import VllmProposer
+from rollspec.engine.vllm.ranks import NOTHING, Ranks
 from rollspec.engine.vllm.states import Entry, States
 from rollspec.engine.vllm.swap import Swapper
 from rollspec.proposal.hybrid import HybridProposer
@@ -38,8 +40,10 @@ REBUILD_TOKENS = 512
 class LearnedDrafts:
     """One worker's learned drafter."""
 
-    def __init__(self, bridge: VllmProposer, runner: Any, tensor_parallel: int) -> None:
+    def __init__(self, bridge: VllmProposer, runner: Any, ranks: Ranks) -> None:
         self.bridge = bridge
+        self.ranks = ranks
+        self.asleep = False  # the engine's memory is taken away (sleep mode)
         self.runner = runner
         self.drafter = runner.drafter
         self.eagle = bool(self.drafter.pass_hidden_states_to_model)
@@ -54,13 +58,13 @@ class LearnedDrafts:
         self._drained: dict[str, float] = {}
         self.rebuilt = 0  # positions read again after swaps
         self.caught_up = 0  # positions read late, after pauses
-        self._group = _group() if tensor_parallel > 1 else None
         self._ran = 0  # passes of this step
         self._seconds = 0.0
         self._probs: list[torch.Tensor] = []
         self.swapper: Swapper | None = None
         self.online: OnlineTraining | DedicatedTraining | None = None
         self.domains: Domains | None = None
+        self.follower: Follower | None = None
         self.capture: Capture | None = None
         if self.eagle and bridge.drafting and bridge.config.drafter.captures:
             self.capture = Capture(self)
@@ -189,6 +193,15 @@ class LearnedDrafts:
         indices: torch.Tensor = top.indices
         return indices
 
+    def target_parts(self) -> dict[str, torch.Tensor]:
+        """The target's embedding, last norm and LM head, which the head in training uses; all ranks must call it."""
+        target = self.runner.get_model()
+        inner = getattr(target, "model", target)
+        modules = {"embed": inner.embed_tokens, "norm": inner.norm, "lm_head": getattr(target, "lm_head", None)}
+        weights = {n: getattr(m, "weight", None) for n, m in modules.items()}
+        split = {n: w.detach() for n, w in weights.items() if w is not None}
+        return {n: w if n == "norm" else self.ranks.gather(w) for n, w in split.items()}
+
     def info(self) -> dict[str, Any]:
         """What runs, what was swapped, captured and trained."""
         out = self.swapper.info() if self.swapper is not None else {}
@@ -197,6 +210,8 @@ class LearnedDrafts:
             out["capture"] = self.capture.info()
         if self.online is not None:
             out["training"] = self.online.info()
+        if self.follower is not None:
+            out["following"] = self.follower.info()
         return out
 
     def drain(self) -> tuple[dict[str, float], dict[str, float]]:
@@ -209,19 +224,23 @@ class LearnedDrafts:
             levels = {"version": s.version, "staleness": self.bridge.proposer.version - s.since}
             if pauses:
                 levels["swap_longest"] = max(pauses)
+        if (reached := self.proposer.reached) is not None:
+            levels["accept_length"] = reached
         if self.capture is not None:
             counts = self.capture.counts
             sums |= {"captured": counts["samples"], "capture_dropped": counts["dropped"]}
             sums["capture_seconds"] = self.capture.seconds
         if self.online is not None:
             t = self.online.info()
-            sums |= {f"train_{k}": t[k] for k in ("steps", "tokens") if k in t}
-            names = ("idle_seconds", "harvested_seconds", "sent", "sent_bytes", "feedback_dropped", "private")
-            sums |= {k: t[k] for k in names if k in t}
+            before = dict(zip(("steps", "tokens"), self.online.resumed, strict=True))
+            sums |= {f"train_{k}": t[k] - n for k, n in before.items() if k in t}
+            names = ("idle_seconds", "harvested_seconds", "preempted")
+            sums |= {k: t[k] for k in (*names, "sent", "sent_bytes", "feedback_dropped", "private") if k in t}
             if "away" in t:
                 levels["away"] = float(t["away"] is not None)
             if t.get("loss") is not None:
-                levels["loss"] = t["loss"]
+                levels |= {"loss": t["loss"], "buffered": t["samples"], "train_length": t["length"]}
+                levels["preempt_seconds"] = t["preempt_seconds"]
         out = {k: v - self._drained.get(k, 0.0) for k, v in sums.items()}
         self._drained = sums
         if self.swapper is not None and pauses:
@@ -364,12 +383,17 @@ class LearnedDrafts:
         return [[] if skip else [t for t in row if t >= 0] for row, skip in zip(rows, drop, strict=True)]
 
     def _agree(self, passes: int) -> int:
-        """Ranks compute the drafter together, so all take the output rank's decision."""
-        if self._group is None:
+        """Ranks compute the drafter together, so all take the output rank's decisions: passes, swaps, verdicts."""
+        if self.ranks.alone:
             return passes
-        told = torch.tensor([passes])
-        torch.distributed.broadcast(told, src=self._group.first_rank, group=self._group.cpu_group)
-        return int(told)
+        swapper = self.swapper
+        passes, note = self.ranks.decide(passes, swapper.note() if swapper is not None else NOTHING)
+        if note.kind and swapper is not None:
+            try:
+                swapper.heed(note)
+            except Exception as e:  # taking weights back failed: the drafter must rest
+                self.fail("swap", e)
+        return passes
 
 
 def gather(rows: list[tuple[int, int]]) -> torch.Tensor:
@@ -377,12 +401,6 @@ def gather(rows: list[tuple[int, int]]) -> torch.Tensor:
     starts, counts = np.array(rows, dtype=np.int64).T
     before = np.cumsum(counts) - counts
     return torch.from_numpy(np.repeat(starts - before, counts) + np.arange(int(counts.sum())))
-
-
-def _group() -> Any:
-    from vllm.distributed.parallel_state import get_tp_group
-
-    return get_tp_group()
 
 
 def _aux_layers(runner: Any) -> tuple[int, ...]:

@@ -1,16 +1,16 @@
 """Trains the drafter inside the worker while the engine has nothing to do: capture -> training -> swap, in one engine.
 
 A thread of the worker asks twenty times a second whether a micro-step may run (`drafter_online.idle`): never while the
-engine sleeps, while a step was made within the last moments, or while the trainer says that the policy is being updated
+engine sleeps, while a step was made within the last moments, or while the trainer says that the machine is its own
 (operation `updating`). A request that arrives waits for part of a micro-step at most. The engine's own thread is never
 called from here; new weights reach it as a published version, which it swaps in at the start of a step.
 
-Whatever fails here costs the training, not the engine.
+Whatever fails here costs the training, not the engine: a step that hangs is waited for `LOCK_SECONDS` at most, a store
+that is full or gone is tried again at the next publication, and a saved state that is damaged is begun anew.
 """
 
 from __future__ import annotations
 
-import functools
 import logging
 import shutil
 import tempfile
@@ -21,6 +21,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+
+from drafter_online.errors import DrafterError
 
 if TYPE_CHECKING:
     from drafter_online.idle import EngineState
@@ -34,30 +36,38 @@ TICK_SECONDS = 0.05
 QUIET_SECONDS = 0.05
 """Without a step for this long, the engine has no request running."""
 
+LOCK_SECONDS = 10.0
+"""How long saving and loading wait for a micro-step to end; one that hangs must not hold up the job."""
+
 
 class OnlineTraining:
     """One worker's training thread."""
 
-    def __init__(self, learned: LearnedDrafts, worker: Any) -> None:
+    def __init__(self, learned: LearnedDrafts, vllm_config: Any) -> None:
         self.learned = learned
         self.config = learned.bridge.config.drafter
         self.updating = False
         self.published: int | None = None
         self.error: str | None = None
         self.acceptance: list[float] = []  # of the latest training windows, per training-time-test step
+        self.length = 1.0  # the same as an acceptance length
+        self.resumed = (0, 0)  # optimiser steps and tokens that an earlier run made
         self._rewards: deque[tuple[str, float]] = deque(maxlen=1 << 16)
-        self._asleep = False
+        self.parts: dict[str, torch.Tensor] | None = None  # the target's own, put together from all ranks
         self._stepped = time.perf_counter()
         self._inside = False
         self._version = -1
+        self._told: set[str] = set()
         self._stop = threading.Event()
         self._trainer: Any = None
         self._idle: Any = None
-        self._vllm_config = worker.vllm_config
+        self._vllm_config = vllm_config
         folder = self.config.dir or learned.bridge.config.history.dir
-        self.folder = Path(folder) / "drafter" if folder else Path(tempfile.mkdtemp(prefix="rollspec-drafter-"))
+        self._own = (
+            None if folder else tempfile.TemporaryDirectory(prefix="rollspec-drafter-", ignore_cleanup_errors=True)
+        )
+        self.folder = Path(folder) / "drafter" if folder else Path(self._own.name)  # type: ignore[union-attr]
         self._lock = threading.Lock()  # of the trainer
-        self._watch(worker)
         self._offer_promoted()
         self._thread = threading.Thread(target=self._run, name="rollspec-drafter", daemon=True)
         self._thread.start()
@@ -65,8 +75,9 @@ class OnlineTraining:
     # ---- what the engine's thread says ------------------------------------------------------------------------------
 
     def step_begins(self) -> None:
-        """The engine computes."""
+        """The engine computes, so the machine is not the trainer's any more."""
         self._inside = True
+        self.updating = False
         self._stepped = time.perf_counter()
 
     def step_ended(self) -> None:
@@ -91,59 +102,74 @@ class OnlineTraining:
                 "samples": len(self._trainer.buffer),
                 "idle_seconds": i.available,
                 "harvested_seconds": i.harvested,
-                "latency_ms": 1e3 * max(i.latencies, default=0.0),
+                "micro_steps": i.steps,
+                "wasted_seconds": i.wasted,
+                "preempt_seconds": max(i.latencies, default=0.0),
                 "acceptance": self.acceptance,
+                "length": self.length,
             }
         return out
 
-    def save(self, folder: Path) -> None:
-        """Copy buffer, training state and versions to `folder`, for the job's checkpoint; waits for a micro-step."""
-        with self._lock:
+    def save(self, folder: Path) -> bool:
+        """Copy buffer, training state and versions to `folder`, for the job's checkpoint; waits for a micro-step.
+
+        False where there is nothing, or the training does not give it: the checkpoint is then without it.
+        """
+        if not self._lock.acquire(timeout=LOCK_SECONDS):
+            self._fault("saving", f"a training step has been running for more than {LOCK_SECONDS:g} s")
+            return False
+        try:
             if self._trainer is None:
-                return
+                return False
             self._trainer.checkpoint()
             self._trainer.checkpoints.wait()
             self._trainer.buffer.save(self.folder / "buffer")
             shutil.copytree(self.folder, folder, dirs_exist_ok=True)
+            return True
+        except (OSError, DrafterError) as e:  # a full disk, say; history and weights of the checkpoint are not ours
+            self._fault("saving", str(e))
+            return False
+        finally:
+            self._lock.release()
 
     def load(self, folder: Path) -> bool:
         """Go on from a copy that `save` made; False where there is none, or training has begun here."""
-        with self._lock:
-            if self._trainer is not None or not folder.is_dir():
+        if not folder.is_dir() or not self._lock.acquire(timeout=LOCK_SECONDS):
+            return False
+        try:
+            if self._trainer is not None:
                 return False
             shutil.copytree(folder, self.folder, dirs_exist_ok=True)
+        except OSError as e:
+            self._fault("loading", str(e))
+            return False
+        finally:
+            self._lock.release()
         self._offer_promoted()
         return True
 
+    @property
+    def versions(self) -> Path:
+        """The store that is published to."""
+        return self.config.versions or self.folder / "versions"
+
     def _offer_promoted(self) -> None:
-        """The engine starts with the head that it was given; the version that was promoted last is better."""
+        """The engine starts with the head that it was given; the version that was promoted last is better.
+
+        It passed its trial then. One whose trial the engine did not live to finish has no verdict and is not taken.
+        """
         from drafter_online.versions import Versions
 
-        store = Versions(self.folder / "versions")
+        if self.config.versions is not None:
+            return  # the follower takes it
+        store = Versions(self.versions)
         number = store.promoted()
         if number is not None and self.learned.swapper is not None:
-            self.learned.swapper.offer(store.path(number))
+            self.learned.swapper.offer(store.path(number), canary=False)
 
     def stop(self) -> None:
         """End the thread; it is a daemon, so nothing waits for it."""
         self._stop.set()
-
-    def _watch(self, worker: Any) -> None:
-        """Know when the engine's memory is taken away (sleep mode)."""
-        for name, asleep in (("sleep", True), ("wake_up", False)):
-            method = getattr(worker, name, None)
-            if method is None:
-                continue
-
-            @functools.wraps(method)
-            def watched(*args: Any, _method: Any = method, _asleep: bool = asleep, **kwargs: Any) -> Any:
-                if _asleep:
-                    self._asleep = True
-                out = _method(*args, **kwargs)
-                self._asleep = _asleep
-                return out
-
-            setattr(worker, name, watched)
 
     # ---- the thread -------------------------------------------------------------------------------------------------
 
@@ -159,9 +185,15 @@ class OnlineTraining:
                             self._publish()
         except Exception as e:
             self.error = f"{type(e).__name__}: {e}"
-            faults = self.learned.bridge.faults
-            faults[f"drafter training: {self.error}"] = 1
+            self.learned.bridge.count(f"drafter training: {self.error}")
             logger.warning("rollspec: the drafter is not trained from now on (%s).", self.error, exc_info=e)
+
+    def _fault(self, what: str, cause: str) -> None:
+        """Count what failed, say it once; training goes on."""
+        self.learned.bridge.count(f"drafter training, {what}: {cause}")
+        level = logging.DEBUG if what in self._told else logging.WARNING
+        self._told.add(what)
+        logger.log(level, "rollspec: %s the drafter's training failed and is left out (%s).", what, cause)
 
     def _feed(self) -> None:
         """Move captured samples into the buffer; the trainer is made when the first ones come."""
@@ -180,13 +212,19 @@ class OnlineTraining:
     def _make(self) -> None:
         from drafter_online import head as heads
         from drafter_online.buffer import Buffer, BufferConfig
+        from drafter_online.errors import BufferFileError, TrainingError
         from drafter_online.idle import Idle, IdleConfig
         from drafter_online.model import Eagle3
         from drafter_online.trainer import DrafterTraining, Trainer
 
         model = str(self.learned.drafter.draft_model_config.model)
         head = heads.load(model, str(self._vllm_config.model_config.model))
-        buffer = Buffer.load(self.folder / "buffer", BufferConfig(max_bytes=self.config.buffer_bytes))
+        keep = BufferConfig(max_bytes=self.config.buffer_bytes)
+        try:
+            buffer = Buffer.load(self.folder / "buffer", keep)
+        except BufferFileError as e:  # set aside
+            self._fault("reading the buffer of", str(e))
+            buffer = Buffer(keep)
         trainer = Trainer(
             Eagle3(head),
             buffer,
@@ -194,22 +232,30 @@ class OnlineTraining:
             checkpoints=self.folder / "state",
             device=self.learned.runner.device,
         )
-        trainer.resume()
-        self._idle = Idle(IdleConfig(step_bytes=self.config.step_bytes))
+        try:
+            trainer.resume()
+        except TrainingError as e:
+            self._fault("resuming", str(e))
+        self.resumed = (trainer.counts.steps, trainer.counts.tokens)
+        self._idle = Idle(IdleConfig(step_bytes=self.config.step_bytes), clock=time.perf_counter)
         self._trainer = trainer  # last: other threads look whether it is there
 
     def _forbidden(self) -> bool:
         quiet = time.perf_counter() - self._stepped > QUIET_SECONDS and not self._inside
-        return self._asleep or self.updating or not quiet
+        return self.learned.asleep or self.updating or not quiet
 
     def _state(self) -> EngineState:
         from drafter_online.idle import EngineState
 
-        running = int(self._inside or time.perf_counter() - self._stepped < QUIET_SECONDS)
+        since = self._stepped  # what it last began or ended
+        running = int(self._inside or time.perf_counter() - since < QUIET_SECONDS)
         free = None
         if self.learned.runner.device.type == "cuda":
             free = int(torch.cuda.mem_get_info()[0])
-        return EngineState(awake=not self._asleep, running=running, updating=self.updating, free_bytes=free)
+        awake = not self.learned.asleep
+        return EngineState(
+            awake=awake, running=running, updating=self.updating, free_bytes=free, since=since if running else None
+        )
 
     def _tick(self) -> bool:
         """One micro-step, if it may run; whether it did its work."""
@@ -217,7 +263,7 @@ class OnlineTraining:
         report = self._idle.tick(self._state, self._trainer.micro_step)
         if report is None or report.skipped is not None:
             return False
-        self.acceptance = report.acceptance.rates
+        self.acceptance, self.length = report.acceptance.rates, report.acceptance.length
         return True
 
     def _refresh(self) -> None:
@@ -228,8 +274,11 @@ class OnlineTraining:
         self._version = version
         from drafter_online import head as heads
 
-        weights = {n: w.float() for n, w in target_weights(self.learned.runner).items()}
-        heads.refresh(self._trainer.drafter.head, **weights)
+        parts = self.parts if self.parts is not None else self.learned.target_parts()
+        vocabulary = int(self._trainer.drafter.head.embed_tokens.weight.shape[0])
+        # vLLM pads vocabularies for its shards.
+        cut = {n: w.float() if n == "norm" else w[:vocabulary].float() for n, w in parts.items()}
+        heads.refresh(self._trainer.drafter.head, **cut)
 
     def _publish(self) -> None:
         """Every so many optimiser steps, what was learned is offered to the engine."""
@@ -239,18 +288,12 @@ class OnlineTraining:
             return
         from drafter_online.versions import Versions
 
-        store = Versions(self.folder / "versions")
-        number = self._trainer.publish(store, self.learned.runner.dtype)
-        self.published = number
-        self._trainer.buffer.save(self.folder / "buffer")
-        swapper.offer(store.path(number))
-
-
-def target_weights(runner: Any) -> dict[str, torch.Tensor]:
-    """The target's embedding [V, H], final norm [H] and LM head [V, H], which a head under training uses."""
-    target = runner.get_model()
-    inner = getattr(target, "model", target)
-    vocabulary = int(runner.model_config.get_vocab_size())  # vLLM pads the tensors for its shards
-    parts = {"embed": inner.embed_tokens, "norm": inner.norm, "lm_head": getattr(target, "lm_head", None)}
-    weights = {n: m.weight.detach() for n, m in parts.items() if getattr(m, "weight", None) is not None}
-    return {n: w if n == "norm" else w[:vocabulary] for n, w in weights.items()}
+        store = Versions(self.versions)
+        try:
+            number = self._trainer.publish(store, self.learned.runner.dtype)
+            self.published = number
+            if self.config.versions is None:
+                swapper.offer(store.path(number))
+            self._trainer.buffer.save(self.folder / "buffer")
+        except DrafterError as e:  # a store that is gone or full: tried again with the next version
+            self._fault("publishing", str(e))

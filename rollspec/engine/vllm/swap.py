@@ -8,21 +8,34 @@ What the drafter shares with its target (embedding, LM head) is left out of ever
 them by reference, so writing them would change what is sampled. Requests, the target's KV and the batch are not
 touched. The drafter's own KV is the old weights'; where they moved much, it is read again from the states that are kept
 (`States.rewind`), a part per step.
+
+Tensor-parallel ranks stage their parts each for itself and swap at the first step at which all are ready; a version
+that one rank refuses is refused by all (`Ranks`). While the engine sleeps its weights have no memory: a swap that is
+asked for then waits for the first step, and what woke up is verified before that step.
 """
 
 from __future__ import annotations
 
+import json
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from rollspec.errors import RollspecError
+from rollspec.engine.vllm.payload import (
+    SwapRefusedError,
+    check,
+    distance,
+    fingerprint,
+    read_folder,
+    unprepared,
+)
+from rollspec.engine.vllm.ranks import NOTHING, Note, Ranks
 from rollspec.proposal.canary import Canary, Verdict
 
 if TYPE_CHECKING:
@@ -34,8 +47,13 @@ LARGE = 0.02
 """Relative change of the weights from which on the KV that the old ones wrote is read again."""
 
 
-class SwapRefusedError(RollspecError):
-    """A payload that must not be loaded; nothing was touched."""
+@dataclass(slots=True)
+class Before:
+    """What ran before a trial: version, weights by checkpoint name, and what was known of its acceptance."""
+
+    version: int
+    tensors: dict[str, torch.Tensor]
+    acceptance: dict[str, list[float]]
 
 
 @dataclass(slots=True)
@@ -54,8 +72,9 @@ class Staged:
 class Swapper:
     """Swaps for one worker's drafter. Everything but staging runs on the worker's own thread, between steps."""
 
-    def __init__(self, learned: LearnedDrafts, vllm_config: Any) -> None:
+    def __init__(self, learned: LearnedDrafts, vllm_config: Any, ranks: Ranks | None = None) -> None:
         self.learned = learned
+        self.ranks = ranks or Ranks()
         self.vllm_config = vllm_config
         self.version = 0
         self.since = 0  # policy version under which the weights last changed
@@ -67,15 +86,19 @@ class Swapper:
         self._shadow: Any = None
         self._thread: threading.Thread | None = None
         self._staged: Staged | None = None
-        self._offered: tuple[Path, bool] | None = None
+        self._offered: dict[str, Any] | None = None  # by another thread
         self._trying: int | None = None  # the offered version that is being staged
         self.told: Callable[[int, str, str], None] | None = None
         """Told of verdicts (version, verdict, reason) in the place of the store's own record."""
+        self._deferred: dict[str, Any] | None = None  # asked for while the engine slept
+        self._pending = False  # a swap is being prepared, on every rank
+        self._verdict: Verdict | None = None  # of the trial, not told to the other ranks yet
+        self._woke = False
         self._error: SwapRefusedError | None = None
         self._told: set[str] = set()
         self._running: dict[str, torch.Tensor] | None = None  # payload of what runs; None: as loaded
         self._spare: threading.Thread | None = None  # loads what ran before into the second copy
-        self._before: tuple[int, dict[str, torch.Tensor]] | None = None  # what ran before the canary
+        self._before: Before | None = None  # what ran before the canary
         self._store: Path | None = None
         self._base: dict[str, torch.Tensor] | None = None  # what the engine was started with
         model = learned.drafter.model
@@ -86,7 +109,7 @@ class Swapper:
         }  # fmt: skip
         self._pairs: list[tuple[torch.Tensor, torch.Tensor]] = []  # the same weight in both copies of the drafter
         self._packed: list[tuple[Any, Any]] = []  # the same layer, where vLLM-CPU packs its weight
-        self._print = _fingerprint(self._own.values())
+        self._print = fingerprint(self._own.values())
 
     # ---- operations -------------------------------------------------------------------------------------------------
 
@@ -96,19 +119,20 @@ class Swapper:
         Args:
             payload: `dir`, a version's folder or a head's; or `tensors`, a state dict in the checkpoint's names (in
                 this process only). `version`: its number where the folder does not say; `canary`: False promotes at
-                once; `wait`: True returns after the swap, else it happens at the start of a later step.
+                once; `back`: True allows an older version, and without `dir` the weights that the engine was started
+                with; `wait`: True returns after the swap, else it happens at the start of a later step.
 
         Returns:
-            what was done: `version`, and with `wait` also `pause_ms`, `stage_ms`, `change`, `reread` (positions).
+            what was done: `version`, and with `wait` also `pause_ms`, `stage_ms`, `change`, `reread` (positions);
+            `deferred` where the engine sleeps, and the swap waits until it is awake.
 
         Raises:
             SwapRefusedError: in one sentence, why nothing was touched.
         """
-        if int(self.vllm_config.parallel_config.tensor_parallel_size) > 1:
-            raise SwapRefusedError(
-                "rollspec: drafter weights are not swapped with tensor_parallel_size > 1; restart the engine with them."
-            )
-        if self._thread is not None and self._thread.is_alive():
+        if self.learned.asleep:
+            self._deferred = dict(payload)
+            return {"deferred": True, "version": self.version}
+        if self._pending:
             raise SwapRefusedError("rollspec: a swap is being prepared; try again when it is done.")
         if self.canary is not None:
             raise SwapRefusedError(
@@ -117,15 +141,15 @@ class Swapper:
             )
         if self._spare is not None:
             self._spare.join()
-        self._build()
+        self._pending, self._error, self._staged = True, None, None
         try:
-            if payload.get("wait"):
-                self._staged = self._stage(payload)
-                return self._swap()
-        except SwapRefusedError as e:
-            self.refuse(e)
-            raise
-        self._thread = threading.Thread(target=self._stage_aside, args=(dict(payload),), name="rollspec-stage")
+            self._build()
+        except Exception as e:  # on one rank perhaps: all must learn of it
+            self._error = unprepared(e)
+        if payload.get("wait"):
+            self._prepare(payload)
+            return self._settle() or {}
+        self._thread = threading.Thread(target=self._prepare, args=(dict(payload),), name="rollspec-stage")
         self._thread.daemon = True
         self._thread.start()
         return {"staging": True, "version": self.version}
@@ -133,45 +157,78 @@ class Swapper:
     @property
     def busy(self) -> bool:
         """Whether a swap is on its way or on trial."""
-        return self._thread is not None or self._offered is not None or self.canary is not None
+        return self._pending or self._offered is not None or self._deferred is not None or self.canary is not None
 
-    def offer(self, folder: Path, canary: bool = True) -> None:
-        """Have a version staged when the next step begins, and tried unless `canary` is False. For other threads."""
-        self._offered = (folder, canary)
+    def offer(self, folder: Path | None, canary: bool = True, back: bool = False) -> None:
+        """Have a version staged when the next step begins. For other threads. Arguments as in `request`."""
+        self._offered = {"dir": str(folder or ""), "canary": canary, "back": back}
 
     def prepare(self) -> None:
         """Make the second copy of the drafter now rather than at the first swap."""
         self._build()
 
+    def woke(self) -> None:
+        """The engine woke up: what its memory holds is not known before it was looked at."""
+        self._woke = True
+
     def poll(self) -> None:
         """A step begins: swap in what is ready."""
+        if self._woke:
+            self._woke = False
+            self.verify()
+        asked, self._deferred = self._deferred, None
+        if asked is None and self.ranks.alone and not self._pending and self.canary is None:
+            asked, self._offered = self._offered, None
+            if asked is not None:
+                self._trying = _number(asked)
+        try:
+            if asked is not None:
+                asked.pop("wait", None)
+                try:
+                    self.request(asked)
+                except SwapRefusedError as e:
+                    self.refuse(e)
+            elif self._pending:
+                self._settle()
+        except SwapRefusedError:
+            pass  # counted and said by `_settle`
+
+    def note(self) -> Note:
+        """What the other ranks must be told; on the first rank of several."""
+        if self.ranks.alone:
+            return NOTHING
+        if self._verdict is not None:
+            return Note(self._verdict)
+        if self._offered is None or self._pending or self.canary is not None:
+            return NOTHING
         offered, self._offered = self._offered, None
-        if offered is not None:
-            folder, canary = offered
-            self._trying = int(folder.name) if folder.name.isdigit() else None
+        self._trying = _number(offered)
+        return Note("swap", json.dumps(offered))
+
+    def heed(self, note: Note) -> None:
+        """Do what the first rank says; on every rank of several, at the same step."""
+        if note.kind == "swap":
             try:
-                self.request({"dir": str(folder), "canary": canary})
+                self.request(json.loads(note.text))
             except SwapRefusedError as e:
                 self.refuse(e)
-            return
-        if self._thread is None or self._thread.is_alive():
-            return
-        self._thread = None
-        error, self._error = self._error, None
-        if error is not None:
-            self.refuse(error)
-        elif self._staged is not None:
-            self._swap()
+        elif note.kind:
+            self._conclude(note.kind)
 
     def info(self) -> dict[str, Any]:
         """What runs, and what became of the last swap."""
-        state = "staging" if self._thread is not None else "canary" if self.canary is not None else "settled"
+        waits = self._pending or self._deferred is not None
+        state = "staging" if waits else "canary" if self.canary is not None else "settled"
         started = str(self.learned.drafter.draft_model_config.model)
         return {"version": self.version, "state": state, **self.counts, "last": self.last, "started_with": started}
 
     def verify(self) -> bool:
         """Whether the drafter still has its weights; if not (a policy sync, a sleep), they are put back."""
-        if self._print == _fingerprint(self._own.values()):
+        if self.learned.asleep:
+            self._woke = True  # looked at when there is something to look at
+            return True
+        # Ranks read the drafter's KV again together, so what one has lost all put back.
+        if self.ranks.least(int(self._print == fingerprint(self._own.values()))):
             return True
         self.counts["resent"] += 1
         self._tell("resent", "rollspec: the drafter's weights were lost or overwritten; they are put back.")
@@ -186,16 +243,20 @@ class Swapper:
         if self._staged is not None:
             self._load(self._staged.tensors)
         elif self._before is not None:
-            self._load(self._before[1])
+            self._load(self._before.tensors)
         return False
 
     def observe(self, hits: int, length: int) -> None:
         """A draft of the new weights was scored."""
         if self.canary is None:
             return
+        if self._verdict is not None:
+            return  # it takes effect when all ranks know
         verdict = self.canary.observe(hits, length)
-        if verdict is not None:
+        if verdict is not None and self.ranks.alone:
             self._conclude(verdict)
+        else:
+            self._verdict = verdict
 
     def refuse(self, error: SwapRefusedError) -> None:
         """Count and log a refusal."""
@@ -208,25 +269,48 @@ class Swapper:
 
     # ---- staging ----------------------------------------------------------------------------------------------------
 
-    def _stage_aside(self, payload: dict[str, Any]) -> None:
+    def _prepare(self, payload: Mapping[str, Any]) -> None:
+        """Stage, or remember why not. Never raises: a fault while preparing touches nothing that runs."""
+        if self._error is not None:
+            return
         try:
             self._staged = self._stage(payload)
         except SwapRefusedError as e:
             self._error = e
-        except Exception as e:  # a fault while preparing touches nothing that runs
-            self._error = SwapRefusedError(f"rollspec: drafter weights were not prepared ({type(e).__name__}: {e}).")
+        except Exception as e:
+            self._error = unprepared(e)
+
+    def _settle(self) -> dict[str, Any] | None:
+        """Swap if all ranks are ready; None while one is not.
+
+        Raises:
+            SwapRefusedError: one of them refused; it is counted.
+        """
+        done = self._thread is None or not self._thread.is_alive()
+        agreed = self.ranks.least(0 if not done else 1 if self._error is not None else 2)
+        if agreed == 0:
+            return None
+        self._pending, self._thread = False, None
+        if agreed == 1:
+            error, self._error = self._error, None
+            self._staged = None
+            if error is None:
+                error = SwapRefusedError("rollspec: drafter weights were not loaded: another rank refused them.")
+            self.refuse(error)
+            raise error
+        return self._swap()
 
     def _stage(self, payload: Mapping[str, Any]) -> Staged:
         begin = time.perf_counter()
         version, tensors, store = self._read(payload)
         like = self._original()
         tensors = self._strip(tensors)
-        _check(tensors, like)
+        check(tensors, like)
         old = self._running if self._running is not None else like
-        change = _distance(tensors, old)
+        change = distance(tensors, old)
         self._load(tensors)
         # Of the second copy, whose bytes the first one will have.
-        marks = _fingerprint(second for _, second in self._pairs)
+        marks = fingerprint(second for _, second in self._pairs)
         seconds = time.perf_counter() - begin
         return Staged(version, tensors, change, seconds, bool(payload.get("canary", True)), marks, store)
 
@@ -239,6 +323,9 @@ class Swapper:
                     f"rollspec: drafter version {version} is not newer than version {self.version}, which runs."
                 )
             return version, {n: t.detach().to("cpu") for n, t in payload["tensors"].items()}, None
+        back = bool(payload.get("back"))
+        if back and not payload.get("dir"):
+            return 0, dict(self._original()), None
         folder = Path(str(payload.get("dir", "")))
         if (folder / "manifest.json").is_file() or folder.name.isdigit():
             from drafter_online.errors import DrafterError
@@ -248,7 +335,7 @@ class Swapper:
             try:
                 store = Versions(folder.parent)
                 base = base_of(self.learned.runner.model_config.hf_text_config)
-                found = store.load(int(folder.name), base=base, newer_than=self.version)
+                found = store.load(int(folder.name), base=base, newer_than=None if back else self.version)
             except (DrafterError, ValueError) as e:
                 raise SwapRefusedError(f"rollspec: {str(e).removeprefix('drafter-online: ')}") from e
             return found.number, dict(found.tensors), folder.parent
@@ -321,15 +408,16 @@ class Swapper:
         staged = self._staged
         assert staged is not None
         self._staged = self._trying = None
-        rates = self.learned.proposer.router.acceptance.rates.copy()
+        acceptance = self.learned.proposer.router.acceptance
+        rates, known = acceptance.measured, acceptance.state()
         before = self._running if self._running is not None else self._original()
         self._exchange()
         self._print = staged.print
         reread = self.learned.states.rewind() if staged.change >= LARGE else 0
-        self._before = (self.version, before)
+        self._before = Before(self.version, before, known)
         self.version, self._running, self._store = staged.version, staged.tensors, staged.store
         self.since = self.learned.proposer.version
-        self.learned.proposer.swapped()
+        self.learned.proposer.swapped(self.version)
         if staged.canary and self._config.canary_drafts:
             self.canary = Canary(staged.version, rates, self._config.canary_drafts, self._config.canary_ratio)
         pause = time.perf_counter() - begin
@@ -362,7 +450,7 @@ class Swapper:
 
     def _conclude(self, verdict: Verdict) -> None:
         """The trial is over: the weights stay, or those before them come back."""
-        canary, self.canary = self.canary, None
+        canary, self.canary, self._verdict = self.canary, None, None
         reason = canary.reason if canary is not None else "without a trial"
         version, store = self.version, self._store
         self.counts[verdict] += 1
@@ -371,31 +459,32 @@ class Swapper:
         else:
             assert self._before is not None
             self._tell(f"{version} back", f"rollspec: drafter version {version} is taken back: {reason}.")
-            number, tensors = self._before
+            old = self._before
             begin = time.perf_counter()
             if self._spare is not None:
                 self._spare.join()
             self._exchange()
             self.pauses.append(time.perf_counter() - begin)
-            self._print = _fingerprint(self._own.values())
+            self._print = fingerprint(self._own.values())
             self.learned.states.rewind()
-            self.version, self._running = number, tensors
-            self.learned.proposer.swapped()
-            if canary is not None:
-                self.learned.proposer.router.acceptance.restore(canary.rates)
+            self.version, self._running = old.version, old.tensors
+            self.learned.proposer.swapped(old.version, old.acceptance)
         self._before = None
         self.last |= {"verdict": verdict, "reason": reason}
         if self.told is not None:
             self.told(version, verdict, reason)
-        elif store is not None:
-            self._record(store, version, verdict, reason)
+        elif store is not None and self.ranks.first:
+            self._record(store, version, verdict, reason, tried=canary is not None)
 
-    def _record(self, store: Path, version: int, verdict: Verdict, reason: str) -> None:
+    def _record(self, store: Path, version: int, verdict: Verdict, reason: str, tried: bool) -> None:
         from drafter_online.errors import DrafterError
         from drafter_online.versions import Versions
 
+        versions = Versions(store)
+        if not tried and any(e.version == version for e in versions.events()):
+            return  # it had its verdict, from another engine or before a restart
         try:
-            Versions(store).record(version, verdict, reason)
+            versions.record(version, verdict, reason)
         except DrafterError as e:
             self._tell("record", f"rollspec: {str(e).removeprefix('drafter-online: ')}")
 
@@ -406,69 +495,7 @@ class Swapper:
         self._told.add(key)
 
 
-def read_folder(folder: Path) -> dict[str, torch.Tensor]:
-    """All tensors of a head's or model's folder.
-
-    Raises:
-        SwapRefusedError: there are none, or they cannot be read.
-    """
-    from safetensors import SafetensorError
-    from safetensors.torch import load_file
-
-    files = sorted(folder.glob("*.safetensors"))
-    if not files:
-        raise SwapRefusedError(f"rollspec: drafter weights were not loaded: {folder} holds no safetensors file.")
-    tensors: dict[str, torch.Tensor] = {}
-    for file in files:
-        try:
-            tensors |= load_file(file)
-        except (OSError, SafetensorError) as e:
-            raise SwapRefusedError(
-                f"rollspec: drafter weights were not loaded: {file} cannot be read ({e}); it is truncated or damaged."
-            ) from e
-    return tensors
-
-
-def _fingerprint(weights: Iterable[torch.Tensor]) -> list[float]:
-    """Sums over weights that any overwriting or loss changes."""
-    sums = []
-    for p in weights:
-        if p.is_floating_point():
-            flat = p.data.float().flatten()
-            places = torch.arange(1, len(flat) + 1, device=flat.device, dtype=torch.float32).remainder_(97.0)
-            sums += [flat.sum(dtype=torch.float64), (flat * places).sum(dtype=torch.float64)]
-    return [float(x) for x in torch.stack(sums).tolist()] if sums else []
-
-
-def _check(tensors: Mapping[str, torch.Tensor], like: Mapping[str, torch.Tensor]) -> None:
-    """Names, shapes, kinds and finiteness, before anything is touched."""
-    for name, want in like.items():
-        have = tensors.get(name)
-        if have is None:
-            raise SwapRefusedError(f"rollspec: drafter weights were not loaded: {name} is missing.")
-        if have.shape != want.shape:
-            raise SwapRefusedError(
-                f"rollspec: drafter weights were not loaded: {name} has shape {list(have.shape)}, not "
-                f"{list(want.shape)}; give a version of the drafter that runs."
-            )
-        if have.is_floating_point() != want.is_floating_point():
-            raise SwapRefusedError(
-                f"rollspec: drafter weights were not loaded: {name} is {have.dtype}, not {want.dtype}."
-            )
-        if have.is_floating_point() and not bool(have.isfinite().all()):
-            raise SwapRefusedError(f"rollspec: drafter weights were not loaded: {name} has NaN or infinity in it.")
-    if extra := sorted(set(tensors) - set(like)):
-        raise SwapRefusedError(
-            f"rollspec: drafter weights were not loaded: {extra[0]} is not a weight of the drafter that runs."
-        )
-
-
-def _distance(new: Mapping[str, torch.Tensor], old: Mapping[str, torch.Tensor]) -> float:
-    """|new - old| / |old| over all weights."""
-    moved = size = 0.0
-    for name, t in new.items():
-        if t.is_floating_point():
-            a, b = t.double(), old[name].double()
-            moved += float((a - b).square().sum())
-            size += float(b.square().sum())
-    return (moved / size) ** 0.5 if size else float("inf")
+def _number(offered: Mapping[str, Any]) -> int | None:
+    """The version that was offered; None for what has no number."""
+    name = Path(str(offered.get("dir", ""))).name
+    return int(name) if name.isdigit() else None

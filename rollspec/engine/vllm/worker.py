@@ -11,7 +11,7 @@ import logging
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rollspec.config import RollspecConfig
 from rollspec.engine.vllm import patches, scoring
@@ -22,6 +22,9 @@ from rollspec.engine.vllm.policy import PolicyWatch
 from rollspec.engine.vllm.proposer import TRAINER, VllmProposer
 from rollspec.errors import HistoryError, RollspecError, UnsupportedEngineError
 from rollspec.tuning import store
+
+if TYPE_CHECKING:
+    from rollspec.engine.vllm.learned import LearnedDrafts
 
 logger = logging.getLogger("rollspec")
 
@@ -63,22 +66,25 @@ def install(worker: Any, config: RollspecConfig) -> None:
         if learned:
             from rollspec.engine.vllm.learned import LearnedDrafts
             from rollspec.engine.vllm.online import OnlineTraining
+            from rollspec.engine.vllm.ranks import Ranks
             from rollspec.engine.vllm.swap import Swapper
 
-            ranks = int(worker.vllm_config.parallel_config.tensor_parallel_size)
+            ranks = Ranks.of(int(worker.vllm_config.parallel_config.tensor_parallel_size))
             drafter.learned = LearnedDrafts(drafter, runner, ranks)
-            drafter.learned.swapper = Swapper(drafter.learned, worker.vllm_config)
-            if config.drafter.mode != "off" and ranks > 1:
-                logger.warning(
-                    "rollspec: the drafter is not trained in this engine, because weights are not swapped with "
-                    "tensor_parallel_size > 1."
-                )
-            elif config.drafter.mode == "idle" and drafter.learned.capture is not None:
+            drafter.learned.swapper = Swapper(drafter.learned, worker.vllm_config, ranks)
+            _watch_sleep(worker, drafter.learned)
+            if config.drafter.mode != "off" and drafter.learned.eagle:
                 drafter.learned.swapper.prepare()
-                drafter.learned.online = OnlineTraining(drafter.learned, worker)
-            elif config.drafter.mode == "dedicated" and drafter.learned.capture is not None:
+                if drafter.learned.capture is None:
+                    pass  # on the rank that drafts
+                elif config.drafter.mode == "idle":
+                    drafter.learned.online = OnlineTraining(drafter.learned, worker.vllm_config)
+                else:
+                    _connect(drafter)
+            if config.drafter.versions is not None:
                 drafter.learned.swapper.prepare()
-                _connect(drafter, worker)
+                if drafter.drafting:
+                    _share(drafter, config.drafter.versions)
     except Exception as e:
         if learned:  # vLLM's own proposer would go on by itself
             runner.propose_draft_token_ids = lambda *_, **__: [[] for _ in runner.input_batch.req_ids]
@@ -88,17 +94,30 @@ def install(worker: Any, config: RollspecConfig) -> None:
         _load(drafter, {"dir": str(config.history.dir)})
 
 
-def _connect(drafter: VllmProposer, worker: Any) -> None:
+def _connect(drafter: VllmProposer) -> None:
     """Feed the daemon; where that cannot be, the engine serves with the drafter it has."""
     from drafter_online.errors import DrafterError
     from rollspec.engine.vllm.dedicated import DedicatedTraining
 
+    learned = drafter.learned
+    assert learned is not None and learned.capture is not None
     try:
-        drafter.learned.online = DedicatedTraining(drafter.learned, worker)
+        learned.online = DedicatedTraining(learned)
     except DrafterError as e:
         drafter.count("drafter feedback")
-        drafter.learned.capture.paused = True
+        learned.capture.paused = True
         logger.error("rollspec: the drafter gets no feedback: %s", str(e).removeprefix("drafter-online: "))
+
+
+def _share(drafter: VllmProposer, folder: Path) -> None:
+    """Take versions from a store that other engines read as well."""
+    from rollspec.engine.vllm.follow import Follower
+
+    learned = drafter.learned
+    assert learned is not None and learned.swapper is not None
+    requests = learned.proposer.requests
+    learned.follower = Follower(learned.swapper, folder, lambda: bool(requests), drafter.count)
+    learned.follower.start()
 
 
 def call(worker: Any, op: str, payload: dict[str, Any]) -> dict[str, Any]:
@@ -107,8 +126,8 @@ def call(worker: Any, op: str, payload: dict[str, Any]) -> dict[str, Any]:
     if drafter is None:
         return {"state": "off", "reason": "rollspec is not on in this engine"} if op == "info" else {}
     if drafter.runner is not None and not drafter.drafting and drafter.fault is None:
-        if op == "set_version" and drafter.coupled is not None:
-            drafter.set_version(int(payload["version"]))  # its noise depends on it
+        if op in ("set_version", "swap"):
+            _follow(drafter, op, payload)
         return {}  # a rank whose drafts vLLM does not read
     operation = OPERATIONS.get(op)
     if operation is None:
@@ -142,6 +161,37 @@ def _is_output_rank(worker: Any) -> bool:
 def _next_version(drafter: VllmProposer) -> None:
     if drafter.drafting:
         _new_version(drafter, drafter.proposer.version + 1)
+    else:
+        _new_weights(drafter)
+
+
+def _follow(drafter: VllmProposer, op: str, payload: dict[str, Any]) -> None:
+    """What a rank does together with the one that drafts; that one answers for all. Never raises."""
+    try:
+        if op == "swap":
+            _swap(drafter, payload)
+            return
+        if drafter.policy is not None:
+            drafter.policy.told()
+        drafter.set_version(int(payload["version"]))  # coupled noise depends on it, and staleness
+        _new_weights(drafter)
+    except RollspecError as e:
+        logger.debug("%s", e)
+    except Exception as e:
+        drafter.count(f"{op}: {type(e).__name__}: {e}")
+        logger.exception("rollspec: the operation %r failed on a rank that does not draft", op)
+
+
+def _new_weights(drafter: VllmProposer) -> None:
+    """The target has other weights; on every rank."""
+    learned = drafter.learned
+    if learned is None or learned.swapper is None:
+        return
+    learned.swapper.verify()
+    if not learned.ranks.alone and drafter.config.drafter.mode != "off" and learned.eagle:
+        parts = learned.target_parts()  # whole, which takes all ranks
+        if learned.online is not None:
+            learned.online.parts = parts
 
 
 def _wrap_execute_model(runner: Any, drafter: VllmProposer, policy: PolicyWatch) -> None:
@@ -154,6 +204,29 @@ def _wrap_execute_model(runner: Any, drafter: VllmProposer, policy: PolicyWatch)
         return execute_model(scheduler_output, *args, **kwargs)
 
     runner.execute_model = observed
+
+
+def _watch_sleep(worker: Any, learned: LearnedDrafts) -> None:
+    """Know when the engine's memory is taken away (sleep mode), and when it is back and of unknown contents."""
+    sleep, wake_up = getattr(worker, "sleep", None), getattr(worker, "wake_up", None)
+    if sleep is None or wake_up is None:
+        return
+
+    @functools.wraps(sleep)
+    def falls_asleep(*args: Any, **kwargs: Any) -> Any:
+        learned.asleep = True
+        return sleep(*args, **kwargs)
+
+    @functools.wraps(wake_up)
+    def wakes_up(tags: list[str] | None = None) -> Any:
+        out = wake_up(tags)
+        if tags is None or "weights" in tags:
+            learned.asleep = False
+            if learned.swapper is not None:
+                learned.swapper.woke()
+        return out
+
+    worker.sleep, worker.wake_up = falls_asleep, wakes_up
 
 
 # ---- operations
@@ -197,10 +270,9 @@ def _set_version(drafter: VllmProposer, payload: dict[str, Any]) -> dict[str, An
 
 def _new_version(drafter: VllmProposer, version: int) -> dict[str, Any]:
     drafter.set_version(version)
-    if drafter.learned is not None and drafter.learned.swapper is not None:
-        drafter.learned.swapper.verify()
-        if drafter.learned.online is not None:
-            drafter.learned.online.updating = False  # the new policy is here
+    _new_weights(drafter)
+    if drafter.learned is not None and drafter.learned.online is not None:
+        drafter.learned.online.updating = False  # the new policy is here
     history = drafter.config.history
     if history.dir is not None and history.autosave and drafter.drafting:
         _save(drafter, {"dir": str(history.dir), "wait": False})
@@ -225,7 +297,7 @@ def _samples(drafter: VllmProposer, payload: dict[str, Any]) -> dict[str, Any]:
 
 
 def _updating(drafter: VllmProposer, payload: dict[str, Any]) -> dict[str, Any]:
-    """The policy is being trained (`on` true, until the next `set_version`): nothing else uses the machine."""
+    """The machine is the trainer's (`on` true, until the next step or `set_version`): nothing else uses it."""
     on = bool(payload["on"])
     if drafter.learned is not None and drafter.learned.online is not None:
         drafter.learned.online.updating = on

@@ -7,14 +7,14 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from rollspec.engine.vllm.swap import SwapRefusedError, _check, _distance, _fingerprint, read_folder  # noqa: E402
+from rollspec.engine.vllm.payload import SwapRefusedError, check, distance, fingerprint, read_folder  # noqa: E402
 
 GOOD = {"fc.weight": torch.ones(2, 3), "norm.weight": torch.ones(2), "d2t": torch.zeros(4, dtype=torch.int64)}
 
 
 def test_what_fits_is_accepted() -> None:
-    _check({n: t.clone() for n, t in GOOD.items()}, GOOD)
-    _check({n: t.to(torch.bfloat16) if t.is_floating_point() else t for n, t in GOOD.items()}, GOOD)
+    check({n: t.clone() for n, t in GOOD.items()}, GOOD)
+    check({n: t.to(torch.bfloat16) if t.is_floating_point() else t for n, t in GOOD.items()}, GOOD)
 
 
 @pytest.mark.parametrize(
@@ -30,7 +30,7 @@ def test_what_fits_is_accepted() -> None:
 def test_what_does_not_fit_is_refused_in_one_sentence(change: dict[str, Any], words: str) -> None:
     given = {n: t for n, t in {**GOOD, **change}.items() if t is not None}
     with pytest.raises(SwapRefusedError) as e:
-        _check(given, GOOD)
+        check(given, GOOD)
     assert words in str(e.value) and str(e.value).startswith("rollspec: drafter weights were not loaded: ")
     assert str(e.value).endswith(".") and "\n" not in str(e.value)
 
@@ -51,13 +51,13 @@ def test_a_truncated_file_is_refused(tmp_path: Path) -> None:
 
 def test_how_far_weights_moved() -> None:
     moved = {n: t * 1.1 if t.is_floating_point() else t for n, t in GOOD.items()}
-    assert _distance(moved, GOOD) == pytest.approx(0.1, rel=1e-5)
-    assert _distance(GOOD, GOOD) == 0.0
+    assert distance(moved, GOOD) == pytest.approx(0.1, rel=1e-5)
+    assert distance(GOOD, GOOD) == 0.0
 
 
 def test_a_fingerprint_sees_lost_and_swapped_weights() -> None:
     a = torch.randn(100)
-    marks = _fingerprint([a])
-    assert _fingerprint([a.clone()]) == marks
-    assert _fingerprint([torch.zeros(100)]) != marks
-    assert _fingerprint([a.flip(0)]) != marks, "the same numbers in other places"
+    marks = fingerprint([a])
+    assert fingerprint([a.clone()]) == marks
+    assert fingerprint([torch.zeros(100)]) != marks
+    assert fingerprint([a.flip(0)]) != marks, "the same numbers in other places"

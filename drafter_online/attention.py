@@ -1,0 +1,119 @@
+"""Attention of the training-time-test forward, one document at a time.
+
+Packed windows do not see each other, and at its i-th step a column attends to the emitted tokens before it and, of each
+later step, to its own column only. As one mask over L columns that is a matrix [L, (i + 1) L] of which nearly all is
+empty, and computing it takes most of a micro-step. Here each document's own square is computed, and beside it one score
+per column and later step:
+
+    step 2, documents a (3 columns) and b (2)      what is computed
+    a: # . . | # . . | # . .                        3 x 3, and 2 per column
+       # # . | . # . | . # .
+       # # # | . . # | . . #
+    b: likewise                                     2 x 2, and 2 per column
+
+The same numbers as `speculators`' masks give (a test compares them); layers with a sliding window keep those masks.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from drafter_online.packing import PADDING
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+NAME = "drafter_online_documents"
+_now = threading.local()  # spans of the batch that this thread computes
+
+
+def use(head: Any) -> None:
+    """Have a `speculators` EAGLE-3 head attend by documents, where none of its layers has a sliding window."""
+    import torch
+    from speculators.models.attention import ALL_ATTENTION_FUNCTIONS
+
+    if head.uses_sliding_window_attn:
+        return
+    ALL_ATTENTION_FUNCTIONS.register(NAME, by_document)
+    head.config.transformer_layer_config._attn_implementation = NAME
+    for layer in head.layers:
+        layer.self_attn.config._attn_implementation = NAME
+    head._attn_impl = NAME
+
+    def no_mask(*_: Any, Q_LEN: int, device: Any = None, **__: Any) -> Tensor:  # noqa: N803 - theirs
+        return torch.ones(1, 1, Q_LEN, 0, dtype=torch.bool, device=device)
+
+    head._create_mask_fn = no_mask
+
+
+@contextmanager
+def documents(ids: Tensor) -> Iterator[None]:
+    """The batch that is computed within: document ids [1, L], `PADDING` for padding."""
+    _now.spans = spans(ids)
+    try:
+        yield
+    finally:
+        _now.spans = None
+
+
+def spans(ids: Tensor) -> list[tuple[int, int, bool]]:
+    """(start, stop, whether it is a document and not padding) of each run of equal ids."""
+    row = ids[0].tolist()
+    found: list[tuple[int, int, bool]] = []
+    start = 0
+    for i in range(1, len(row) + 1):
+        if i == len(row) or row[i] != row[start]:
+            found.append((start, i, row[start] != PADDING))
+            start = i
+    return found
+
+
+def by_document(
+    module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Any, scaling: float | None = None, **_: Any
+) -> tuple[Tensor, None]:
+    """An attention function of `transformers`' interface.
+
+    Args:
+        query: [1, heads, L, D].
+        key, value: [1, key heads, (i + 1) L, D]: those of the steps so far, one after the other.
+
+    Returns:
+        [1, L, heads, D], and no weights.
+    """
+    import torch
+    from torch.nn.functional import scaled_dot_product_attention
+
+    length = query.shape[2]
+    scale = scaling if scaling is not None else query.shape[-1] ** -0.5
+    group = query.shape[1] // key.shape[1]
+    if group > 1:
+        key, value = key.repeat_interleave(group, 1), value.repeat_interleave(group, 1)
+    first_k, first_v = key[:, :, :length], value[:, :, :length]
+    later_k = [key[:, :, at : at + length] for at in range(length, key.shape[2], length)]
+    later_v = [value[:, :, at : at + length] for at in range(length, key.shape[2], length)]
+    # Of each later step, a column's own score. [1, heads, L, i]
+    own = torch.stack([(query * k).sum(-1) for k in later_k], -1) * scale if later_k else None
+    out = []
+    for a, b, document in _now.spans:
+        q, k, v = query[:, :, a:b], first_k[:, :, a:b], first_v[:, :, a:b]
+        if own is None and document:
+            out.append(scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale))
+            continue
+        if document:
+            scores = q @ k.transpose(-1, -2) * scale  # [1, heads, n, n]
+            ahead = torch.ones(b - a, b - a, dtype=torch.bool, device=q.device).triu(1)
+            scores = scores.masked_fill(ahead, float("-inf"))
+        else:  # padding sees itself only
+            scores = (q * k).sum(-1, keepdim=True) * scale
+        n = scores.shape[-1]
+        if own is not None:
+            scores = torch.cat([scores, own[:, :, a:b]], -1)
+        weights = scores.softmax(-1, dtype=torch.float32).to(q.dtype)
+        part = weights[..., :n] @ v if document else weights[..., :1] * v
+        for i, later in enumerate(later_v):
+            part = part + weights[..., n + i : n + i + 1] * later[:, :, a:b]
+        out.append(part)
+    return torch.cat(out, 2).transpose(1, 2).contiguous(), None

@@ -1,0 +1,289 @@
+"""The simulation of scale against closed forms, and its trials against the code that decides about real ones."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from benchmarks import scale
+from benchmarks.scale import costs, limits, picture
+from benchmarks.scale.events import Clock, Queue
+from benchmarks.scale.feedback import Feedback, feedback, rate_for, server_seconds
+from benchmarks.scale.fleet import Fleet, Replica, _Simulation, simulate
+from benchmarks.scale.spread import Kind, Spread
+from rollspec import bench_cli
+from rollspec.errors import RollspecError
+
+MEASURED = costs.Measured(2e-8, 1e-8, 3e-9, 3e-10, 3e-4, 11.0, 8e-3, None)
+WORLD = costs.World()
+QUIET = Fleet(
+    replicas=8, kind="tree", copy=0.0, sender=0.0, readers=1, load=0.0, publish=0.0, publish_every=100.0, trial=3.0,
+    bad=0.0, poll=0.0, lease=10.0,
+)  # fmt: skip
+
+
+def fleet(**changes: Any) -> Fleet:
+    return dataclasses.replace(QUIET, **changes)
+
+
+def test_events_run_in_order_and_a_queue_serves_in_parallel() -> None:
+    clock, seen = Clock(), []
+    clock.after(2.0, lambda: seen.append("b"))
+    clock.after(1.0, lambda: clock.after(1.0, lambda: seen.append("c")))
+    clock.run(1.5)
+    assert seen == [] and clock.now == 1.5
+    clock.run(9.0)
+    assert seen == ["b", "c"]
+    times: list[float] = []
+    queue = Queue(clock, channels=2)
+    for _ in range(5):
+        queue.put(3.0, lambda: times.append(clock.now - 9.0))
+    assert queue.drop() and len(queue) == 2
+    clock.run(100.0)
+    assert times == [3.0, 3.0, 6.0, 6.0] and queue.busy == 12.0 and not queue.drop()
+
+
+@pytest.mark.parametrize("n", [1, 2, 7, 8, 63, 64, 1000])
+@pytest.mark.parametrize("kind", ["star", "store", "tree"])
+def test_all_asking_at_once_take_what_the_closed_form_says(kind: Kind, n: int) -> None:
+    clock, readers, seconds, sender = Clock(), 8, 0.5, 0.25
+    spread = Spread(clock, kind, seconds, readers, sender)
+    times: list[float] = []
+    for _ in range(n):
+        spread.fetch(1, lambda: times.append(clock.now))
+    clock.run(1e6)
+    want = {
+        "star": n * sender,
+        "store": math.ceil(n / readers) * seconds,
+        "tree": math.ceil(math.log2(n + 1)) * seconds,
+    }[kind]
+    assert len(times) == n and max(times) == pytest.approx(want)
+
+
+def test_holders_that_leave_are_missed_but_never_the_last() -> None:
+    clock = Clock()
+    spread = Spread(clock, "tree", 1.0, 1, 1.0)
+    for _ in range(3):
+        spread.fetch(1, lambda: None)
+    clock.run(10.0)
+    for _ in range(9):
+        spread.left(1)
+    spread.left(7)  # nobody has it
+    times: list[float] = []
+    for _ in range(3):
+        spread.fetch(1, lambda: times.append(clock.now))
+    clock.run(99.0)
+    assert times == [11.0, 12.0, 12.0]
+
+
+def test_waiting_is_that_of_a_queue_with_random_arrivals_and_fixed_service() -> None:
+    for load in (0.3, 0.7):
+        f = Feedback(arrivals=load / 0.02, seconds=0.02, sample_bytes=1e6, waiting=10**9, tokens=100.0)
+        found = feedback(f, 5_000.0, 1)
+        want = load * 0.02 / (2 * (1 - load))  # M/D/1
+        assert found["wait_mean"] == pytest.approx(want, rel=0.08) and found["dropped"] == 0.0
+        assert found["tokens_per_second"] == pytest.approx(100.0 * f.arrivals, rel=0.02)
+
+
+def test_what_is_more_than_the_trainers_end_takes_is_dropped() -> None:
+    f = Feedback(arrivals=200.0, seconds=0.02, sample_bytes=1e6, waiting=10, tokens=1.0)
+    found = feedback(f, 500.0, 0)
+    assert found["dropped"] == pytest.approx(1 - 1 / 4.0, rel=0.03)
+    assert found["tokens_per_second"] == pytest.approx(50.0, rel=0.02)
+    # The oldest waiting go first, so what is served has waited less than the whole queue takes.
+    assert found["wait_p99"] < 10 * 0.02
+
+
+def test_the_budget_keeps_the_trainers_end_below_its_load() -> None:
+    made = WORLD.tokens_per_second
+    rates = [rate_for(n, WORLD, MEASURED) for n in (1, 8, 64, 512)]
+    assert rates[0] == 1.0 and rates == sorted(rates, reverse=True)
+    assert rates[2] / rates[3] == pytest.approx(8.0)
+    for n, rate in zip((8, 64, 512), rates[1:], strict=True):
+        f = Feedback.of(n, WORLD, MEASURED, rate)
+        assert f.arrivals * f.seconds <= WORLD.load + 1e-9
+        assert n * made * rate <= WORLD.trained_tokens + 1e-6
+    assert feedback(Feedback.of(512, WORLD, MEASURED, rates[3]), 300.0, 0)["dropped"] < 0.05
+
+
+def test_ages_are_a_saw_between_two_versions() -> None:
+    # Each version is everywhere `trial` seconds after its publication: mean age = trial + half an interval.
+    found = simulate(fleet(trial=3.0, publish_every=100.0), 10_000.0, 0)
+    assert found["to_verdict"] == pytest.approx(3.0) and found["fan_out"] == pytest.approx(0.0)
+    assert found["age"] == pytest.approx(3.0 + 50.0, rel=0.02) and found["reached"] == 1.0
+    delayed = simulate(fleet(trial=3.0, copy=4.0, load=2.0, kind="store", readers=99), 10_000.0, 0)
+    assert delayed["to_verdict"] == pytest.approx(4.0 + 2.0 + 3.0) and delayed["fan_out"] == pytest.approx(6.0)
+    # One of eight has it at the verdict, the others 6 s later.
+    assert delayed["age"] == pytest.approx(9.0 + 7 / 8 * 6.0 + 50.0, rel=0.02)
+
+
+def test_what_its_trial_takes_back_nobody_else_gets() -> None:
+    found = simulate(fleet(bad=1.0), 950.0, 0)
+    assert found["promoted"] == 0 and found["trials"] == found["versions"] == found["copies"] == 10.0
+    half = simulate(fleet(bad=0.5), 40_000.0, 0)
+    assert half["promoted"] == pytest.approx(200, abs=40)
+
+
+def test_polls_delay_by_half_their_interval() -> None:
+    found = simulate(fleet(replicas=200, poll=10.0, trial=0.0), 5_000.0, 0)
+    assert found["to_verdict"] < 0.5, "of 200 replicas one looks soon"
+    assert found["fan_out"] == pytest.approx(10.0, abs=0.3), "the last one looks after a whole interval"
+    alone = simulate(fleet(replicas=1, poll=10.0, trial=0.0, publish_every=97.3), 30_000.0, 0)
+    assert alone["to_verdict"] == pytest.approx(5.0, rel=0.1)
+
+
+def test_star_stops_where_arithmetic_says() -> None:
+    size = costs.version_bytes(WORLD)
+    most = limits.limits(WORLD, MEASURED)["star"]
+    assert most == pytest.approx(WORLD.publish_every / (size / WORLD.replica_link))
+    below, above = (simulate(Fleet.of(int(f * most), "star", WORLD, MEASURED), 1800.0, 0) for f in (0.8, 2.5))
+    assert below["fan_out"] < WORLD.publish_every < above["fan_out"]
+    assert above["promoted"] < 0.7 * below["promoted"]
+
+
+def killed(f: Fleet, crash: bool) -> _Simulation:
+    """A simulation whose first replica on trial leaves one second into it."""
+    s = _Simulation(dataclasses.replace(f, crashes=float(crash)), 3)
+
+    def kill() -> None:
+        assert s.state.holder is not None
+        s._leave(s.state.holder)
+
+    s.clock.after(2.0, kill)
+    return s
+
+
+def test_a_trial_passes_on_at_once_when_its_replica_leaves_and_after_its_lease_when_it_dies() -> None:
+    left = killed(fleet(trial=5.0, poll=1.0), crash=False).run(90.0)
+    died = killed(fleet(trial=5.0, poll=1.0, lease=10.0), crash=True).run(90.0)
+    assert left["trials"] == died["trials"] == 2.0 and died["died_on_trial"] == 1.0
+    assert left["to_verdict"] == pytest.approx(2.0 + 5.0, abs=1.0)
+    assert died["to_verdict"] == pytest.approx(2.0 + 10.0 + 5.0, abs=1.0)
+
+
+def real(folder: Path, f: Fleet, seed: int, kill: float | None = None) -> tuple[float, float]:
+    """The same fleet with `drafter_online.stagger` deciding: (to the verdict, from it to the last replica)."""
+    from drafter_online.stagger import Stagger
+    from drafter_online.versions import Versions
+
+    clock, rng, store = Clock(), random.Random(seed), Versions(folder)
+    running, alive, took = [0] * f.replicas, [True] * f.replicas, [0.0] * f.replicas
+    decided: list[float] = []
+    staggers = [Stagger(store, str(i), lease_seconds=f.lease, clock=lambda: clock.now) for i in range(f.replicas)]
+
+    def look(i: int) -> None:
+        if not alive[i]:
+            return
+        clock.after(f.poll, lambda: look(i))
+        if staggers[i].trying is not None:
+            staggers[i].beat()
+            return
+        d = staggers[i].decide(running[i])
+        if d.action == "try":
+            clock.after(f.trial, lambda: judge(i, d.version or 0))
+        elif d.action == "take":
+            running[i], took[i] = d.version or 0, clock.now
+
+    def judge(i: int, version: int) -> None:
+        if alive[i]:
+            running[i], took[i] = version, clock.now
+            decided.append(clock.now)
+            staggers[i].conclude("promoted")
+
+    def die() -> None:
+        alive[next(i for i, s in enumerate(staggers) if s.trying is not None)] = False
+
+    for i in range(f.replicas):
+        clock.after(rng.uniform(0, f.poll), lambda i=i: look(i))  # type: ignore[misc]
+    store.publish({"w": torch.ones(2)}, {}, base="b", target_version=1)
+    if kill is not None:
+        clock.after(kill, die)
+    clock.run(60.0)
+    assert all(running[i] == 1 for i in range(f.replicas) if alive[i])
+    return decided[0], max(took) - decided[0]
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_the_real_trials_take_as_long_as_the_simulated_ones(tmp_path: Path, seed: int) -> None:
+    f = fleet(poll=1.0, trial=3.0, replicas=6)
+    found = simulate(f, 90.0, seed)
+    verdict, rest = real(tmp_path / "a", f, seed)
+    assert verdict == pytest.approx(found["to_verdict"], abs=1e-6)  # the same phases
+    assert rest == pytest.approx(found["fan_out"], abs=1e-6)
+    died = killed(f, crash=True).run(90.0)["to_verdict"]
+    # A beat is noticed by a poll, so the lease counts from up to one poll later, and ends at another.
+    assert real(tmp_path / "b", f, seed, kill=2.0)[0] == pytest.approx(died, abs=2.0 * f.poll)
+
+
+def test_elastic_replicas_take_what_is_good_when_they_come() -> None:
+    f = fleet(replicas=50, life=200.0, crashes=0.5, poll=1.0, publish_every=20.0, trial=2.0)
+    found = simulate(f, 4000.0, 0)
+    assert found["promoted"] > 0.6 * found["versions"] and found["died_on_trial"] > 0
+    assert found["joining"] < 2.0 and found["reached"] > 0.9
+    simulation = _Simulation(f, 0)
+    simulation.run(500.0)
+    assert len(simulation.replicas) == 50 and all(isinstance(r, Replica) and r.alive for r in simulation.replicas)
+
+
+def test_sizes_are_those_of_a_head_and_of_a_sample(tmp_path: Path) -> None:
+    pytest.importorskip("speculators")
+    from drafter_target import HIDDEN, target
+
+    from drafter_online import head as heads
+    from drafter_online.samples import Sample, Verify, VerifyStep
+
+    small = costs.World(hidden=HIDDEN, intermediate=48, heads=2, kv_heads=1, head_dim=16)
+    own = heads.own_weights(heads.fresh(target(tmp_path)))
+    assert sum(t.numel() for t in own.values() if t.is_floating_point()) == costs.head_parameters(small)
+    t = 300
+    steps = [
+        VerifyStep(i, "learned", [1] * 4, 1, torch.zeros(4, 8, dtype=torch.int64), torch.zeros(4, 8), torch.zeros(4))
+        for i in range(0, t, 5)
+    ]
+    sample = Sample(
+        input_ids=torch.arange(t),
+        hidden_states=torch.zeros(t, 3 * HIDDEN).bfloat16(),
+        verifier_last_hidden_states=torch.zeros(t, HIDDEN).bfloat16(),
+        loss_mask=torch.ones(t, dtype=torch.bool),
+        position_ids=torch.arange(t),
+        prompt_key="p",
+        request_id="r",
+        target_version=1,
+        verify=Verify.gather(steps),
+    )
+    small = dataclasses.replace(small, accepted_per_step=4.0)
+    assert sample.nbytes == pytest.approx(t * costs.token_bytes(small), rel=0.01)
+
+
+def test_the_whole_benchmark_writes_json_and_a_picture(tmp_path: Path) -> None:
+    done = CliRunner().invoke(bench_cli.command, ["scale", "--quick", "--out", str(tmp_path / "s.json"), "--json"])
+    assert done.exit_code == 0, done.output
+    found = json.loads((tmp_path / "s.json").read_text())
+    assert [r["replicas"] for r in found["replicas"]] == list(scale.REPLICAS[:3])
+    assert found["measured"]["look_operations"] >= 3 and found["measured"]["load_seconds_per_byte"] > 0
+    assert found["provenance"]["cores"] and set(found["limits"]) >= {"star", "store", "look", "record_all"}
+    drawn = (tmp_path / "s.svg").read_text()
+    assert drawn.count("<polyline") == sum(len(p.lines) for p in picture.panels(found)) and "http" in drawn
+    again = scale.run(quick=True, out=tmp_path / "t.json", measured_in=tmp_path / "s.json")
+    other = json.loads(again.read_text())
+    assert other["measured"] == found["measured"] and other["measured_provenance"] == found["provenance"]
+    assert other["replicas"] == found["replicas"], "nothing else is left to chance"
+    (tmp_path / "x.json").write_text("{}")
+    with pytest.raises(RollspecError, match=r"x.json is no result"):
+        costs.earlier(tmp_path / "x.json")
+    assert limits.table(found).row_count == 3 and len(limits.sentences(found)) == 3
+
+
+def test_the_trainers_end_is_the_slower_of_its_link_and_its_reading() -> None:
+    size = costs.sample_bytes(WORLD)
+    slow = dataclasses.replace(WORLD, trainer_link=1e6)
+    assert server_seconds(slow, MEASURED) == pytest.approx(size / 1e6)
+    assert server_seconds(WORLD, MEASURED) == pytest.approx(size * 3e-9)
