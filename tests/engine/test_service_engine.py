@@ -102,9 +102,21 @@ def test_a_daemon_learns_from_a_server_and_the_server_outlives_it(
     import requests
     from openai import OpenAI
 
+    from drafter_online import head as heads
+
+    head = heads.save(heads.fresh(model), tmp_path / "head")
     endpoint, page = f"ipc://{tmp_path}/wire", f"http://127.0.0.1:{free_port()}"
     command = [sys.executable, "-m", "drafter_online.cli", "serve", "--target", str(model)]
-    command += ["--dir", str(tmp_path / "daemon"), "--endpoint", endpoint, "--port", page.rpartition(":")[2]]
+    command += [
+        "--head",
+        str(head),
+        "--dir",
+        str(tmp_path / "daemon"),
+        "--endpoint",
+        endpoint,
+        "--port",
+        page.rpartition(":")[2],
+    ]
     command += ["--option", "publish_every=40", "--option", "dtype=float32", "--nice", "0"]
     daemon = Process([*command, "--set", "learning_rate=3e-3", "--set", "batch_tokens=512"])
     started.append(daemon)
@@ -114,14 +126,14 @@ def test_a_daemon_learns_from_a_server_and_the_server_outlives_it(
         "drafter.capture.share": 1.0,
         "proposal.drafters": ["eagle3"],
         "proposal.learned.k_max": 3,
-        "proposal.learned.folder": str(tmp_path / "heads"),
+        "proposal.learned.model": str(head),
         "proposal.learned.canary_drafts": 16,
         "proposal.budget.policy": "fixed",
         "tuning.policy": "static",
         "tuning.guard.enabled": False,
     }
     server, url = start_server(model, started, tmp_path / "named", options)
-    server.wait_for(lambda: answers(url), 90)
+    server.wait_for(lambda: answers(url), 180)
     client = OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=60)
 
     def ask(**metadata: Any) -> list[str]:
@@ -140,12 +152,12 @@ def test_a_daemon_learns_from_a_server_and_the_server_outlives_it(
         except requests.RequestException:
             return False
 
-    daemon.wait_for(connected, 30)
+    daemon.wait_for(connected, 60)
     # Private requests are served, and nothing of them comes.
     first = ask(domain="secret", private=True)
     time.sleep(1.5)
     assert status()["feedback"]["samples"] == 0
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 120
     while time.monotonic() < deadline:
         assert ask(domain="arithmetic") == first, "greedy answers do not depend on the drafter"
         s = status()
