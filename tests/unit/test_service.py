@@ -406,20 +406,18 @@ def daemon(tiny_target: Path, given_head: Path, tmp_path: Path) -> Iterator[Call
 
 @pytest.mark.timeout(180)
 def test_killed_and_started_again_it_catches_up(
-    daemon: Callable[..., Daemon], tiny_target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    daemon: Callable[..., Daemon],
+    tiny_target: Path,
+    given_head: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """kill -9 in the middle of training; a second daemon for the folder is refused; TERM saves and ends with 0."""
     monkeypatch.setattr("drafter_online.link.AWAY_SECONDS", 2.0)
     d = daemon()
-    other = subprocess.run(
-        [*d.process.args, "--port", "-1"],
-        capture_output=True,
-        text=True,
-        timeout=90,
-        check=False,  # type: ignore[misc]
-    )
-    assert other.returncode == 2 and other.stderr.strip().count("\n") == 0
-    assert f"in use by another daemon (process {d.process.pid})" in other.stderr
+    refused = invoke(["--dir", str(tmp_path / "d" / "daemon")], tiny_target, given_head, tmp_path)
+    assert refused.exit_code == 2 and refused.output.strip().count("\n") == 0
+    assert f"in use by another daemon (process {d.process.pid})" in refused.output
     from types import SimpleNamespace
 
     base = heads.base_of(heads.target_config(tiny_target))
@@ -461,29 +459,24 @@ def test_killed_and_started_again_it_catches_up(
 def test_what_is_wrong_is_one_sentence(
     arguments: list[str], sentence: str, tiny_target: Path, given_head: Path, tmp_path: Path
 ) -> None:
+    result = invoke(arguments, tiny_target, given_head, tmp_path)
+    assert result.exit_code == 2 and sentence in result.output, result.output
+    assert result.output.strip().count("\n") == 0
+
+
+def invoke(arguments: list[str], target: Path, head: Path, folder: Path) -> Any:
+    """`drafter-online serve` in this process, for what ends before it begins."""
     from typer.testing import CliRunner
 
     from drafter_online.cli import app
 
-    base = [
-        "serve",
-        "--target",
-        str(tiny_target),
-        "--dir",
-        str(tmp_path / "d"),
-        "--head",
-        str(given_head),
-        "--nice",
-        "0",
-    ]
+    base = ["serve", "--target", str(target), "--dir", str(folder / "other"), "--head", str(head), "--nice", "0"]
     before = [signal.getsignal(s) for s in (signal.SIGTERM, signal.SIGINT)]
     try:
-        result = CliRunner().invoke(app, [*base, *arguments], env={"DRAFTER_ONLINE_TOKEN": ""})
+        return CliRunner().invoke(app, [*base, *arguments], env={"DRAFTER_ONLINE_TOKEN": ""})
     finally:
         for s, handler in zip((signal.SIGTERM, signal.SIGINT), before, strict=True):
             signal.signal(s, handler)
-    assert result.exit_code == 2 and sentence in result.output, result.output
-    assert result.output.strip().count("\n") == 0
 
 
 def test_the_documentation_has_every_knob_of_the_daemon() -> None:
