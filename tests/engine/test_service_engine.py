@@ -133,7 +133,7 @@ def test_a_daemon_learns_from_a_server_and_the_server_outlives_it(
         "tuning.guard.enabled": False,
     }
     server, url = start_server(model, started, tmp_path / "named", options)
-    server.wait_for(lambda: answers(url), 180)
+    server.wait_for(lambda: answers(url), 240)
     client = OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=60)
 
     def ask(**metadata: Any) -> list[str]:
