@@ -375,7 +375,7 @@ class Daemon:
         command = [
             sys.executable, "-m", "drafter_online.cli", "serve", "--target", str(target), "--dir", f"{folder}/daemon",
             "--head", str(head), "--endpoint", self.endpoint, "--port", "0", "--option", "publish_every=15",
-            "--option", "save_seconds=1", "--option", "dtype=float32", *more,
+            "--option", "save_seconds=1", "--nice", "0", "--option", "dtype=float32", *more,
         ]  # fmt: skip
         for name, value in TRAINING.items():
             command += ["--set", f"{name}={value}"]
