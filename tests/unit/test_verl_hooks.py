@@ -290,7 +290,10 @@ def test_weights_are_not_sent_to_a_dead_engine() -> None:
         assert manager.sent == 0
 
 
-def test_polling_is_prompt_cheap_and_left_alone_in_asynchronous_training() -> None:
+def test_polling_is_prompt_cheap_and_left_alone_in_asynchronous_training(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = [0.0]
+    monkeypatch.setattr("time.perf_counter", lambda: clock[0])
+    monkeypatch.setattr("time.sleep", lambda seconds: clock.__setitem__(0, clock[0] + seconds))
     found = module()
     buffer, slow, other = found.ReplayBuffer(), found.ReplayBuffer(), found.ReplayBufferAsync()
     slow.slow = 0.02
