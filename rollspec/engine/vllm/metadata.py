@@ -32,17 +32,28 @@ PLAIN = Metadata()
 
 def of(sampling_params: Any) -> Metadata:
     """A request's metadata; never raises."""
-    given = (getattr(sampling_params, "extra_args", None) or {}).get(KEY)
-    if given is None:
+    given = mapping((getattr(sampling_params, "extra_args", None) or {}).get(KEY))
+    if not given:
         return PLAIN
-    if isinstance(given, str):
-        try:
-            given = json.loads(given)
-        except (ValueError, RecursionError):
-            given = None
-    if not isinstance(given, Mapping):
-        return Metadata(INVALID, True)
     domain = given.get("domain", DEFAULT)
     if not isinstance(domain, str) or not domain or len(domain) > LONGEST or not domain.isprintable():
         domain = INVALID
     return Metadata(domain, bool(given.get("private", False)))
+
+
+def mapping(given: Any) -> dict[str, Any]:
+    """What a request carries under `KEY`, as a mapping; what cannot be read makes it private. Never raises.
+
+    From text, which clients write, only the domain and privacy are taken: the rest is between rollspec and trainers.
+    """
+    if given is None:
+        return {}
+    if isinstance(given, Mapping):
+        return dict(given)
+    try:
+        read = json.loads(given) if isinstance(given, str) else None
+    except (ValueError, RecursionError):
+        read = None
+    if not isinstance(read, dict):
+        return {"domain": "", "private": True}
+    return {k: v for k, v in read.items() if k in ("domain", "private")}
