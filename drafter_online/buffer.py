@@ -186,8 +186,18 @@ class Buffer:
         return kept
 
     def recency(self, version: int) -> float:
-        """2^(-age / half_life), age in policy versions."""
-        return float(2.0 ** (-(self.newest - version) / self.config.half_life))
+        """2^(-age / half_life), age in policy versions; never quite 0, however old."""
+        return float(2.0 ** max(-(self.newest - version) / self.config.half_life, -1000.0))
+
+    def forget(self, before: int) -> int:
+        """Drop samples of target versions before `before`, tail or not; returns how many."""
+        old = [e for e in self._entries if e.sample.target_version < before]
+        if old:
+            self._entries = [e for e in self._entries if e.sample.target_version >= before]
+            self.bytes -= sum(e.nbytes for e in old)
+            self.counts.dropped += len(old)
+            self.counts.unseen += sum(e.drawn == 0 for e in old)
+        return len(old)
 
     def _evict(self) -> None:
         if self.bytes <= self.config.max_bytes:

@@ -5,6 +5,8 @@
     drafter-online buffer stats DIR                        what a saved buffer holds
     drafter-online train --buffer DIR --head HEAD --out VERSIONS
     drafter-online versions list|show|promote|rollback DIR
+    drafter-online serve --target MODEL --dir DIR          a daemon that trains on what servers send it
+    drafter-online keys FILE                               a CURVE key pair for an encrypted wire
 
 Every table has `--json`. What goes wrong on purpose is one sentence, with exit status 2.
 """
@@ -25,6 +27,8 @@ from drafter_online.errors import DrafterError
 
 if TYPE_CHECKING:
     from drafter_online.trainer import DrafterTraining, Trainer
+
+log = logging.getLogger("drafter_online")
 
 USAGE = 2  # exit status of a mistake the user can mend
 
@@ -215,6 +219,112 @@ def train(
     _facts(facts, as_json)
 
 
+@app.command()
+def serve(
+    target: Target,
+    folder: Annotated[
+        Path, typer.Option("--dir", help="Folder of versions, checkpoints and samples; one daemon each.")
+    ],
+    head: Annotated[
+        Path | None, typer.Option("--head", help="EAGLE-3 head to start from; a fresh one when left out.")
+    ] = None,
+    endpoint: Annotated[
+        str, typer.Option("--endpoint", help="Where engines connect: tcp://HOST:PORT or ipc://PATH.")
+    ] = "tcp://127.0.0.1:5765",
+    host: Annotated[str, typer.Option("--host", help="Address of the status page.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option("--port", help="Its port; 0 for any, -1 for no page.")] = 8765,
+    token_file: Annotated[
+        Path | None, typer.Option("--token-file", help="File with the token; DRAFTER_ONLINE_TOKEN when left out.")
+    ] = None,
+    curve_secret: Annotated[
+        Path | None, typer.Option("--curve-secret", help="Key file of `drafter-online keys`: encrypts the wire.")
+    ] = None,
+    device: Annotated[str, typer.Option("--device", help="Torch device that trains.")] = "cpu",
+    threads: Annotated[
+        int | None, typer.Option("--threads", min=1, help="CPU threads that train; torch decides when left out.")
+    ] = None,
+    nice: Annotated[
+        int, typer.Option("--nice", min=0, max=19, help="Give way to other processes on the CPU by this much.")
+    ] = 10,
+    options: Annotated[
+        list[str] | None,
+        typer.Option("--option", metavar="KEY=VALUE", help="Another knob of the daemon (docs/service.md)."),
+    ] = None,
+    overrides: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="A knob of training; may be repeated.")
+    ] = None,
+) -> None:
+    """Train continually on what `vllm serve` processes send, and publish versions that they swap in."""
+    import signal
+    import threading
+    import time
+
+    from drafter_online import wire
+    from drafter_online.http import HttpServer
+    from drafter_online.service import Service
+    from drafter_online.settings import settings
+
+    stop = threading.Event()
+    signals: list[int] = []
+
+    def end(number: int, frame: Any) -> None:
+        signals.append(number)
+        stop.set()
+
+    # Before anything slow: a start that is interrupted ends as cleanly.
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, end)
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
+    for noisy in ("httpx", "uvicorn", "transformers", "speculators"):
+        logging.getLogger(noisy).setLevel(logging.WARNING)
+    given: dict[str, Any] = {
+        **_values(options or []),
+        **{
+            "target": target, "dir": folder, "head": head, "endpoint": endpoint, "token_file": token_file,
+            "curve_secret": curve_secret, "device": device, "training": _values(overrides or [], "training."),
+        },
+    }  # fmt: skip
+    config = settings(given)
+    token = wire.read_token(token_file)
+    if port >= 0:
+        wire.require_token(host, token)
+    _be_modest(device, threads, nice)
+    service = Service(config)
+    page: HttpServer | None = None
+    try:
+        service.start()
+        if port >= 0:
+            page = HttpServer(service, host, port, token)
+        where = f", status page at {page.url}" if page is not None else ""
+        log.info("drafter-online: listening at %s%s.", service.hub.endpoint, where)
+        reason = service.run(stop)
+    finally:
+        begin = time.monotonic()
+        if page is not None:
+            page.close()
+        service.close()
+    log.info("drafter-online: ended because %s; all is saved (%.1f s).", reason, time.monotonic() - begin)
+
+
+def _be_modest(device: str, threads: int | None, nice: int) -> None:
+    import os
+
+    if threads is not None:
+        import torch
+
+        torch.set_num_threads(threads)
+    if device == "cpu" and nice:
+        os.nice(nice)
+
+
+@app.command()
+def keys(file: Annotated[Path, typer.Argument(metavar="FILE", help="Where the secret key goes; a new file.")]) -> None:
+    """Make a key pair: the daemon gets the file (--curve-secret), engines the public key that is printed."""
+    from drafter_online.hub import write_keys
+
+    typer.echo(write_keys(file))
+
+
 def _run(trainer: Trainer, steps: int, quiet: bool) -> None:
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -370,24 +480,21 @@ def _drafter(
 
 
 def _training(overrides: list[str]) -> DrafterTraining:
-    from pydantic import ValidationError
+    from drafter_online.settings import training_of
 
-    from drafter_online.errors import TrainingError
-    from drafter_online.trainer import DrafterTraining
+    return training_of(_values(overrides, "training."))
 
+
+def _values(items: list[str], prefix: str = "") -> dict[str, Any]:
+    """KEY=VALUE as a mapping; a value is JSON where it can be read as that."""
     values: dict[str, Any] = {}
-    for item in overrides:
+    for item in items:
         name, _, text = item.partition("=")
         try:
-            values[name.removeprefix("training.")] = json.loads(text)
+            values[name.removeprefix(prefix)] = json.loads(text)
         except ValueError:
-            values[name.removeprefix("training.")] = text
-    try:
-        return DrafterTraining(**values)
-    except ValidationError as e:
-        first = e.errors()[0]
-        where = ".".join(map(str, first["loc"])) or "training"
-        raise TrainingError(f"drafter-online: training.{where} = {first['input']!r}: {first['msg']}.") from e
+            values[name.removeprefix(prefix)] = text
+    return values
 
 
 def _held_out(key: str, share: float) -> bool:

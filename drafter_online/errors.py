@@ -25,3 +25,16 @@ class BufferFileError(DrafterError):
 
 class TrainingError(DrafterError):
     """Training that cannot go on: nothing good to go back to, or a checkpoint that cannot be read or written."""
+
+
+class WireError(DrafterError):
+    """A message that is refused, or a connection that cannot be made. `kind`: what refusals are counted by."""
+
+    def __init__(self, kind: str, why: str) -> None:
+        self.kind = kind
+        what = "" if kind in ("token", "endpoint", "keys") else "a message is refused: "
+        super().__init__(f"drafter-online: {what}{why}.")
+
+
+class ServiceError(DrafterError):
+    """A daemon that cannot be started or asked for what it has not."""

@@ -100,6 +100,8 @@ class Versions:
             )
         self.folder = Path(folder)
         self.keep = keep
+        self.floor = 0
+        """New versions are numbered above this: engines run it, though it may be gone from the store."""
 
     def path(self, number: int) -> Path:
         """The folder of a version, whether or not it exists."""
@@ -186,7 +188,7 @@ class Versions:
         return number
 
     def _rename(self, temporary: Path, manifest: Manifest, parent: int | None) -> int:
-        number = max(self.latest() or 0, parent or 0)
+        number = max(self.latest() or 0, parent or 0, self.floor)
         while True:
             number += 1
             write_synced(temporary / MANIFEST, _dump(dataclasses.replace(manifest, version=number)))

@@ -124,11 +124,30 @@ class CaptureConfig(_Section):
 class DrafterConfig(_Section):
     """Continual training of the learned drafter."""
 
-    mode: Literal["off", "idle"] = Field(
-        "off", description="`idle` trains inside the engine's worker while it has nothing to do; `off` does not train."
+    mode: Literal["off", "idle", "dedicated"] = Field(
+        "off",
+        description="`idle` trains inside the engine's worker while it has nothing to do; `dedicated` in a process of "
+        "its own, which engines share (docs/service.md); `off` does not train.",
     )
     dir: Path | None = Field(
         None, description="Folder for buffer, checkpoints and versions; unset: in history.dir, else temporary."
+    )
+    endpoint: str | None = Field(
+        None,
+        pattern=r"^(tcp|ipc)://.+",
+        description="Of `dedicated`: where `drafter-online serve` listens; unset: rollspec starts one for the job.",
+    )
+    token_file: Path | None = Field(
+        None, description="Of `dedicated`: file with the daemon's token; unset: DRAFTER_ONLINE_TOKEN, or none."
+    )
+    server_key: str | None = Field(
+        None, description="Of `dedicated`: the daemon's public CURVE key; set, the connection is encrypted."
+    )
+    device: str = Field("cpu", description="Of `dedicated`: torch device of the trainer that rollspec starts.")
+    versions: Path | None = Field(
+        None,
+        description="Folder of versions that several engines share: one tries a version, the others take it when it "
+        "stays. What is trained here is published there. Unset: in `dir`, for this engine alone.",
     )
     publish_every: int = Field(100, ge=1, description="Optimiser steps after which new weights go to the engine.")
     buffer_bytes: int = Field(1 << 30, ge=1 << 16, description="Bytes of samples that are trained on.")
@@ -296,6 +315,11 @@ class RollspecConfig(_Section):
             raise ValueError(
                 f"drafter.mode = {self.drafter.mode} trains an EAGLE-3 head, and proposal.drafters = {list(drafters)} "
                 "has none: add eagle3, or set drafter.mode to off"
+            )
+        if self.drafter.versions is not None and not {"eagle3", "draft_model"} & set(drafters):
+            raise ValueError(
+                f"drafter.versions = {self.drafter.versions} holds weights of a learned drafter, and "
+                f"proposal.drafters = {list(drafters)} has none: add eagle3, or unset drafter.versions"
             )
         if self.drafter.training:
             from drafter_online.trainer import DrafterTraining

@@ -126,7 +126,7 @@ def load() -> type:
                 if config.history.dir is not None:  # one writer per file
                     folder = config.history.dir / f"replica_{self.replica_rank}"
                     config = config.model_copy(update={"history": config.history.model_copy(update={"dir": folder})})
-                if config.drafter.dir is not None:
+                if config.drafter.dir is not None and config.drafter.mode != "dedicated":  # that one is shared
                     folder = config.drafter.dir / f"replica_{self.replica_rank}"
                     config = config.model_copy(update={"drafter": config.drafter.model_copy(update={"dir": folder})})
                 # verl writes mappings as JSON on vLLM's command line (vllm_rollout/utils.py:477).

@@ -54,6 +54,7 @@ class Request:
     replay: Replay | None = None  # what it said with it an epoch ago
     fresh: list[int] = field(default_factory=list)  # said, and not in the tree yet
     req_id: str = ""
+    private: bool = False  # nothing of it stays when it ends
     ended: bool = False  # by its stop token or its limit
     learned: Learned = field(default_factory=Learned)
 
@@ -102,25 +103,27 @@ class Proposer:
         stop_ids: Collection[int] = (),
         stream: int | None = None,
         said: Sequence[int] = (),
+        private: bool = False,
     ) -> None:
         """A request samples its first token next, or the one after the tokens `said` that it starts from.
 
-        `stream`: key of its noise, where that is kept over epochs.
+        `stream`: key of its noise, where that is kept over epochs. `private`: other requests are not drafted for from
+        what it says, and nothing of it is kept.
         """
         start = time.perf_counter()
         self._refill.began()
         tokens = as_tokens(prompt)
-        key = prompt_key(tokens)
+        key = f"private-{req_id}" if private else prompt_key(tokens)
         group, sequence = self.suffix.open(key, tokens, self.version)
         max_tokens = min(max_tokens, self.max_model_len - len(tokens))
         context = [*tokens[-self._depth :].tolist(), *said][-self._depth :]
         r = self.requests[req_id] = Request(
             key, tokens, group, sequence, self.version, max_tokens, stop_ids, context, list(said), len(said)
         )
-        r.req_id = req_id
+        r.req_id, r.private = req_id, private
         if said:
             self.suffix.extend(group, sequence, list(said))
-        if stream is not None:
+        if stream is not None and not private:
             r.stream = stream
             old = self.history.previous(key, stream, self.version)
             r.replay = Replay(old.tolist()) if old is not None else None
@@ -133,6 +136,10 @@ class Proposer:
             return
         start = time.perf_counter()
         self._refill.ended()
+        if r.private:
+            self.suffix.forget(r.group)
+            self._count(start)
+            return
         tokens = as_tokens(r.output)
         if r.fresh:
             self.suffix.extend(r.group, r.sequence, r.fresh)
@@ -408,7 +415,7 @@ class Proposer:
         running = (
             (r.key, r.prompt, Response(as_tokens(r.output), r.version, stream=r.stream))
             for r in self.requests.values()
-            if r.output
+            if r.output and not r.private
         )
         return self.history.snapshot(running)
 

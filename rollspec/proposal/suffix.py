@@ -138,6 +138,12 @@ class SuffixDrafter:
                 self._global.remove(old)
                 self._global_bytes -= freed
 
+    def forget(self, group: Group) -> None:
+        """A request ended whose group is its own: nothing of it stays."""
+        group.active -= 1
+        if self._groups.pop(group.key, None) is not None:
+            self.bytes -= group.bytes
+
     # ---- drafting ---------------------------------------------------------------------------------------------------
 
     def draft(self, group: Group, context: list[int], k: int) -> Draft:

@@ -33,9 +33,9 @@ class Engine:
         learned = SimpleNamespace(bridge=self.bridge, runner=self.runner, aux_layers=3, swapper=None)
         self.capture = Capture(learned)  # type: ignore[arg-type]
 
-    def begin(self, req_id: str, prompt: list[int], limit: int = 100) -> None:
+    def begin(self, req_id: str, prompt: list[int], limit: int = 100, **metadata: Any) -> None:
         self.proposer.begin(req_id, prompt, limit)
-        params = SimpleNamespace(temperature=0.7)
+        params = SimpleNamespace(temperature=0.7, extra_args={"rollspec": metadata} if metadata else None)
         self.runner.requests[req_id] = SimpleNamespace(sampling_params=params)
 
     def step(self, batch: dict[str, tuple[int, int, list[int], list[int]]]) -> None:
@@ -136,7 +136,19 @@ def test_no_new_request_is_recorded_while_it_costs_too_much() -> None:
     e.capture._share[0] = 1.0
     e.begin("b", [1, 2, 3])
     e.step({"b": (0, 3, [], [10])})
-    assert e.capture.counts == {"recorded": 1, "samples": 0, "dropped": 0, "skipped": 1, "tokens": 0}
+    assert e.capture.counts == {"recorded": 1, "samples": 0, "dropped": 0, "skipped": 1, "tokens": 0, "private": 0}
+
+
+def test_private_requests_are_not_recorded_and_neither_is_anything_while_nobody_wants_it() -> None:
+    e = Engine()
+    e.begin("secret", [1, 2, 3], domain="code", private=True)
+    e.begin("open", [1, 2, 3], domain="code")
+    e.step({"secret": (0, 3, [], [4]), "open": (0, 3, [], [4])})
+    assert (e.capture.counts["recorded"], e.capture.counts["private"]) == (1, 1)
+    e.capture.paused = True
+    e.begin("later", [1, 2, 3])
+    e.step({"later": (0, 3, [], [4])})
+    assert e.capture.counts["recorded"] == 1 and e.capture.counts["skipped"] == 1
 
 
 def test_files_are_whole_and_a_fault_only_ends_the_capture(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

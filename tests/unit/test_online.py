@@ -68,9 +68,10 @@ def training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setattr(online.OnlineTraining, "_refresh", lambda self: None)
     monkeypatch.setattr("drafter_online.buffer.add_all", lambda buffer, samples: [])
 
-    def build(name: str = "job") -> Any:
+    def build(name: str = "job", **more: Any) -> Any:
         given = {"proposal.drafters": ["eagle3"], "drafter.mode": "idle", "drafter.publish_every": 20}
         given["drafter.dir"] = str(tmp_path / name)
+        given |= more
         config = RollspecConfig.load(given, env={})
         offered: list[Path] = []
         swapper = SimpleNamespace(busy=False, offer=lambda folder, canary=True: offered.append(folder))
@@ -232,3 +233,11 @@ def test_an_engine_that_died_in_a_trial_starts_with_what_was_promoted(training: 
     e = training()
     assert [p.name for p in e.offered] == ["00000001"]
     assert until(lambda: len(e.offered) >= 2) and int(e.offered[1].name) == 3, "numbers go on above both"
+
+
+def test_versions_for_several_engines_are_published_and_left_to_the_follower(training: Any, tmp_path: Path) -> None:
+    store = Versions(tmp_path / "shared")
+    store.record(1, "promoted", "by another engine")
+    e = training(**{"drafter.versions": str(store.folder)})
+    assert until(lambda: len(store.numbers()) >= 2)
+    assert e.offered == [] and not (e.t.folder / "versions").exists()

@@ -304,3 +304,27 @@ def test_lost_weights_come_back(swapper: Swapper, trial: bool) -> None:
         while swapper.canary is not None:
             swapper.observe(0, 2)
         assert bool((weight(swapper) == 1.0).all())
+
+
+def test_going_back_needs_no_newer_number(swapper: Swapper, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from drafter_online.versions import Versions
+
+    store = Versions(tmp_path / "store")
+    for value in (2.0, 3.0):
+        store.publish({"fc.weight": torch.full((4, 4), value)}, {}, base="b", target_version=0)
+    monkeypatch.setattr("drafter_online.head.base_of", lambda config: "b")
+    swapper.learned.runner.model_config = SimpleNamespace(hf_text_config=None)
+    swapper.offer(store.path(2), canary=False)
+    run_until(swapper, lambda: swapper.version == 2)
+    swapper.offer(store.path(1), canary=False)
+    run_until(swapper, lambda: swapper.counts["refused"] == 1)
+    swapper.offer(store.path(1), canary=False, back=True)
+    run_until(swapper, lambda: swapper.version == 1)
+    assert bool((weight(swapper) == 2.0).all())
+    swapper.offer(None, canary=False, back=True)
+    run_until(swapper, lambda: swapper.version == 0)
+    assert bool((weight(swapper) == 1.0).all()), "what the engine was started with"
+    # Versions that were taken without a trial have one line each, however many engines take them.
+    swapper.offer(store.path(2), canary=False)
+    run_until(swapper, lambda: swapper.version == 2)
+    assert [e.version for e in store.events()] == [2, 1]

@@ -12,6 +12,7 @@ import functools
 from types import ModuleType
 from typing import Any
 
+from rollspec.engine.vllm import metadata
 from rollspec.engine.vllm.patches.base import on_import
 from rollspec.engine.vllm.scoring import KEY
 from rollspec.sampling.streams import Arrivals
@@ -42,7 +43,7 @@ def install(module: ModuleType) -> None:
             params = request.sampling_params = copy.copy(params)
             extra = params.extra_args or {}
             number = arrivals.number(request.prompt_token_ids)
-            params.extra_args = {**extra, KEY: {**(extra.get(KEY) or {}), ARRIVAL: number}}
+            params.extra_args = {**extra, KEY: {**metadata.mapping(extra.get(KEY)), ARRIVAL: number}}
         add(self, request)
 
     number_and_add._rollspec = True  # type: ignore[attr-defined]

@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from rollspec.engine.vllm import metadata
 from rollspec.engine.vllm.plugin import engine_config
 from rollspec.proposal.base import as_tokens, prompt_key
 from rollspec.proposal.proposer import Request
@@ -96,7 +97,8 @@ class Capture:
         self.config = config
         self.bytes = 0
         self.off = False
-        self.counts = {"recorded": 0, "samples": 0, "dropped": 0, "skipped": 0, "tokens": 0}
+        self.paused = False  # nobody wants samples now
+        self.counts = {"recorded": 0, "samples": 0, "dropped": 0, "skipped": 0, "tokens": 0, "private": 0}
         self.seconds = 0.0  # since the last drain of the counters
         self._share = [0.0, 0.0]  # discounted seconds: capturing, stepping
         self._rng = random.Random(0)
@@ -206,8 +208,12 @@ class Capture:
         if req_id in self._seen:
             return False
         self._seen.add(req_id)
+        state = self.learned.runner.requests.get(req_id)
+        if metadata.of(getattr(state, "sampling_params", None)).private:
+            self.counts["private"] += 1
+            return False
         busy = self._share[0] > self.config.share * self._share[1] and self._share[1] > 0.0
-        if busy or self.bytes > self.config.max_bytes or self._rng.random() >= self.config.rate:
+        if self.paused or busy or self.bytes > self.config.max_bytes or self._rng.random() >= self.config.rate:
             self.counts["skipped"] += 1
             return False
         self.counts["recorded"] += 1

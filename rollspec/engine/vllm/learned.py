@@ -21,6 +21,9 @@ import numpy as np
 import torch
 
 from rollspec.engine.vllm.capture import Capture
+from rollspec.engine.vllm.dedicated import DedicatedTraining
+from rollspec.engine.vllm.domains import Domains
+from rollspec.engine.vllm.follow import Follower
 from rollspec.engine.vllm.online import OnlineTraining
 from rollspec.engine.vllm.proposer import VllmProposer
 from rollspec.engine.vllm.ranks import NOTHING, Ranks
@@ -45,7 +48,8 @@ class LearnedDrafts:
         self.runner = runner
         self.drafter = runner.drafter
         self.eagle = bool(self.drafter.pass_hidden_states_to_model)
-        self.aux_layers = len(_aux_layers(runner)) if self.eagle else 0
+        self.layers = _aux_layers(runner) if self.eagle else ()
+        self.aux_layers = len(self.layers)
         config = runner.speculative_config.draft_model_config
         self.limit = int(getattr(config, "max_model_len", None) or runner.max_model_len)
         width = self.aux_layers * int(runner.model_config.get_hidden_size())
@@ -59,7 +63,9 @@ class LearnedDrafts:
         self._seconds = 0.0
         self._probs: list[torch.Tensor] = []
         self.swapper: Swapper | None = None
-        self.online: OnlineTraining | None = None
+        self.online: OnlineTraining | DedicatedTraining | None = None
+        self.domains: Domains | None = None
+        self.follower: Follower | None = None
         self.noise: SharedNoise | None = None
         if bridge.coupled is not None and bridge.config.coupled.drafts == "noise":
             self.noise = SharedNoise(bridge.coupled)
@@ -119,6 +125,8 @@ class LearnedDrafts:
         starts = {q: int(n) for q, n in zip(req_ids, self.runner.input_batch.num_computed_tokens_cpu, strict=False)}
         if self.capture is not None and aux is not None:
             self.capture.step(req_ids, starts, tokens, rows, aux)
+        if self.domains is not None:
+            self.domains.observe(req_ids, tokens, self.bridge.scheduled)
         if aux is not None:
             aux = aux[: self.aux_layers]
         wanted = self.bridge.decide(tokens)
@@ -216,6 +224,8 @@ class LearnedDrafts:
             out["capture"] = self.capture.info()
         if self.online is not None:
             out["training"] = self.online.info()
+        if self.follower is not None:
+            out["following"] = self.follower.info()
         return out
 
     def drain(self) -> tuple[dict[str, float], dict[str, float]]:
@@ -238,7 +248,10 @@ class LearnedDrafts:
             t = self.online.info()
             before = dict(zip(("steps", "tokens"), self.online.resumed, strict=True))
             sums |= {f"train_{k}": t[k] - n for k, n in before.items() if k in t}
-            sums |= {k: t[k] for k in ("idle_seconds", "harvested_seconds", "preempted") if k in t}
+            names = ("idle_seconds", "harvested_seconds", "preempted")
+            sums |= {k: t[k] for k in (*names, "sent", "sent_bytes", "feedback_dropped", "private") if k in t}
+            if "away" in t:
+                levels["away"] = float(t["away"] is not None)
             if t.get("loss") is not None:
                 levels |= {"loss": t["loss"], "buffered": t["samples"], "train_length": t["length"]}
                 levels["preempt_seconds"] = t["preempt_seconds"]
@@ -257,6 +270,8 @@ class LearnedDrafts:
             self.online.step_begins()
         for req_id in ended:
             self.states.drop(req_id)
+            if self.domains is not None:
+                self.domains.forget(req_id)
             if self.capture is not None:
                 self.capture.finish(req_id, self.proposer.requests.get(req_id))
         if self.swapper is not None:

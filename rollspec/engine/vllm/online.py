@@ -148,6 +148,11 @@ class OnlineTraining:
         self._offer_promoted()
         return True
 
+    @property
+    def versions(self) -> Path:
+        """The store that is published to."""
+        return self.config.versions or self.folder / "versions"
+
     def _offer_promoted(self) -> None:
         """The engine starts with the head that it was given; the version that was promoted last is better.
 
@@ -155,7 +160,9 @@ class OnlineTraining:
         """
         from drafter_online.versions import Versions
 
-        store = Versions(self.folder / "versions")
+        if self.config.versions is not None:
+            return  # the follower takes it
+        store = Versions(self.versions)
         number = store.promoted()
         if number is not None and self.learned.swapper is not None:
             self.learned.swapper.offer(store.path(number), canary=False)
@@ -285,11 +292,12 @@ class OnlineTraining:
             return
         from drafter_online.versions import Versions
 
-        store = Versions(self.folder / "versions")
+        store = Versions(self.versions)
         try:
             number = self._trainer.publish(store, self.learned.runner.dtype)
             self.published = number
-            swapper.offer(store.path(number))
+            if self.config.versions is None:
+                swapper.offer(store.path(number))
             self._trainer.buffer.save(self.folder / "buffer")
         except DrafterError as e:  # a store that is gone or full: tried again with the next version
             self._fault("publishing", str(e))

@@ -96,6 +96,10 @@ def configure(args: Any, source: Source) -> None:
     if not config.proposal.drafters and config.mode == "standard":  # coupled sampling goes on without drafts
         args.additional_config = {**(args.additional_config or {}), KEY: {"off": "no drafter fits this engine"}}
         return
+    if config.drafter.mode == "dedicated" and config.drafter.endpoint is None:
+        from rollspec.engine import daemon
+
+        config = daemon.settle(config, str(args.model))
     args.additional_config = {**(args.additional_config or {}), KEY: config.to_dict()}
     overlap.want(args)
     # A fresh dict each time: vLLM writes into it.

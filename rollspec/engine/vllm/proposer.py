@@ -15,7 +15,7 @@ import time
 from typing import Any
 
 from rollspec.config import RollspecConfig
-from rollspec.engine.vllm import scoring
+from rollspec.engine.vllm import metadata, scoring
 from rollspec.engine.vllm.compat import tokenizer_of, vllm_version
 from rollspec.engine.vllm.coupled import CoupledSampler
 from rollspec.engine.vllm.plugin import engine_config
@@ -269,7 +269,8 @@ class VllmProposer:
         # What lenient reuse starts a rollout from is not its prompt: trees and history are those of the prompt itself.
         prompt = state.prompt_token_ids
         cut = int(own.get(scoring.PROMPT, len(prompt)))
-        self.proposer.begin(req_id, prompt[:cut], limit + len(prompt) - cut, stop, stream, prompt[cut:])
+        private = metadata.of(params).private
+        self.proposer.begin(req_id, prompt[:cut], limit + len(prompt) - cut, stop, stream, prompt[cut:], private)
 
 
 def _machine(vllm_config: Any) -> dict[str, Any]:

@@ -20,7 +20,7 @@ import json
 import logging
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -87,6 +87,9 @@ class Swapper:
         self._thread: threading.Thread | None = None
         self._staged: Staged | None = None
         self._offered: dict[str, Any] | None = None  # by another thread
+        self._trying: int | None = None  # the offered version that is being staged
+        self.told: Callable[[int, str, str], None] | None = None
+        """Told of verdicts (version, verdict, reason) in the place of the store's own record."""
         self._deferred: dict[str, Any] | None = None  # asked for while the engine slept
         self._pending = False  # a swap is being prepared, on every rank
         self._verdict: Verdict | None = None  # of the trial, not told to the other ranks yet
@@ -116,7 +119,8 @@ class Swapper:
         Args:
             payload: `dir`, a version's folder or a head's; or `tensors`, a state dict in the checkpoint's names (in
                 this process only). `version`: its number where the folder does not say; `canary`: False promotes at
-                once; `wait`: True returns after the swap, else it happens at the start of a later step.
+                once; `back`: True allows an older version, and without `dir` the weights that the engine was started
+                with; `wait`: True returns after the swap, else it happens at the start of a later step.
 
         Returns:
             what was done: `version`, and with `wait` also `pause_ms`, `stage_ms`, `change`, `reread` (positions);
@@ -155,9 +159,9 @@ class Swapper:
         """Whether a swap is on its way or on trial."""
         return self._pending or self._offered is not None or self._deferred is not None or self.canary is not None
 
-    def offer(self, folder: Path, canary: bool = True) -> None:
-        """Have a version staged when the next step begins. For other threads."""
-        self._offered = {"dir": str(folder), "canary": canary}
+    def offer(self, folder: Path | None, canary: bool = True, back: bool = False) -> None:
+        """Have a version staged when the next step begins. For other threads. Arguments as in `request`."""
+        self._offered = {"dir": str(folder or ""), "canary": canary, "back": back}
 
     def prepare(self) -> None:
         """Make the second copy of the drafter now rather than at the first swap."""
@@ -175,6 +179,8 @@ class Swapper:
         asked, self._deferred = self._deferred, None
         if asked is None and self.ranks.alone and not self._pending and self.canary is None:
             asked, self._offered = self._offered, None
+            if asked is not None:
+                self._trying = _number(asked)
         try:
             if asked is not None:
                 asked.pop("wait", None)
@@ -196,6 +202,7 @@ class Swapper:
         if self._offered is None or self._pending or self.canary is not None:
             return NOTHING
         offered, self._offered = self._offered, None
+        self._trying = _number(offered)
         return Note("swap", json.dumps(offered))
 
     def heed(self, note: Note) -> None:
@@ -255,6 +262,9 @@ class Swapper:
         """Count and log a refusal."""
         self.counts["refused"] += 1
         self.last = {"refused": str(error)}
+        version, self._trying = self._trying, None
+        if version is not None and self.told is not None:
+            self.told(version, "refused", str(error))
         self._tell(str(error), str(error))
 
     # ---- staging ----------------------------------------------------------------------------------------------------
@@ -313,6 +323,9 @@ class Swapper:
                     f"rollspec: drafter version {version} is not newer than version {self.version}, which runs."
                 )
             return version, {n: t.detach().to("cpu") for n, t in payload["tensors"].items()}, None
+        back = bool(payload.get("back"))
+        if back and not payload.get("dir"):
+            return 0, dict(self._original()), None
         folder = Path(str(payload.get("dir", "")))
         if (folder / "manifest.json").is_file() or folder.name.isdigit():
             from drafter_online.errors import DrafterError
@@ -322,7 +335,7 @@ class Swapper:
             try:
                 store = Versions(folder.parent)
                 base = base_of(self.learned.runner.model_config.hf_text_config)
-                found = store.load(int(folder.name), base=base, newer_than=self.version)
+                found = store.load(int(folder.name), base=base, newer_than=None if back else self.version)
             except (DrafterError, ValueError) as e:
                 raise SwapRefusedError(f"rollspec: {str(e).removeprefix('drafter-online: ')}") from e
             return found.number, dict(found.tensors), folder.parent
@@ -394,7 +407,7 @@ class Swapper:
         begin = time.perf_counter()
         staged = self._staged
         assert staged is not None
-        self._staged = None
+        self._staged = self._trying = None
         acceptance = self.learned.proposer.router.acceptance
         rates, known = acceptance.measured, acceptance.state()
         before = self._running if self._running is not None else self._original()
@@ -458,15 +471,20 @@ class Swapper:
             self.learned.proposer.swapped(old.version, old.acceptance)
         self._before = None
         self.last |= {"verdict": verdict, "reason": reason}
-        if store is not None and self.ranks.first:
-            self._record(store, version, verdict, reason)
+        if self.told is not None:
+            self.told(version, verdict, reason)
+        elif store is not None and self.ranks.first:
+            self._record(store, version, verdict, reason, tried=canary is not None)
 
-    def _record(self, store: Path, version: int, verdict: Verdict, reason: str) -> None:
+    def _record(self, store: Path, version: int, verdict: Verdict, reason: str, tried: bool) -> None:
         from drafter_online.errors import DrafterError
         from drafter_online.versions import Versions
 
+        versions = Versions(store)
+        if not tried and any(e.version == version for e in versions.events()):
+            return  # it had its verdict, from another engine or before a restart
         try:
-            Versions(store).record(version, verdict, reason)
+            versions.record(version, verdict, reason)
         except DrafterError as e:
             self._tell("record", f"rollspec: {str(e).removeprefix('drafter-online: ')}")
 
@@ -475,3 +493,9 @@ class Swapper:
     def _tell(self, key: str, sentence: str, level: int = logging.WARNING) -> None:
         logger.log(logging.DEBUG if key in self._told else level, "%s", sentence)
         self._told.add(key)
+
+
+def _number(offered: Mapping[str, Any]) -> int | None:
+    """The version that was offered; None for what has no number."""
+    name = Path(str(offered.get("dir", ""))).name
+    return int(name) if name.isdigit() else None

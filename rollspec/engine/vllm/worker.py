@@ -77,10 +77,18 @@ def install(worker: Any, config: RollspecConfig) -> None:
             drafter.learned = LearnedDrafts(drafter, runner, ranks)
             drafter.learned.swapper = Swapper(drafter.learned, worker.vllm_config, ranks)
             _watch_sleep(worker, drafter.learned)
-            if config.drafter.mode == "idle" and drafter.learned.eagle:
+            if config.drafter.mode != "off" and drafter.learned.eagle:
                 drafter.learned.swapper.prepare()
-                if drafter.learned.capture is not None:  # on the rank that drafts
+                if drafter.learned.capture is None:
+                    pass  # on the rank that drafts
+                elif config.drafter.mode == "idle":
                     drafter.learned.online = OnlineTraining(drafter.learned, worker.vllm_config)
+                else:
+                    _connect(drafter)
+            if config.drafter.versions is not None:
+                drafter.learned.swapper.prepare()
+                if drafter.drafting:
+                    _share(drafter, config.drafter.versions)
     except Exception as e:
         if learned:  # vLLM's own proposer would go on by itself
             runner.propose_draft_token_ids = lambda *_, **__: [[] for _ in runner.input_batch.req_ids]
@@ -88,6 +96,32 @@ def install(worker: Any, config: RollspecConfig) -> None:
         return
     if config.history.dir is not None and drafter.drafting:
         _load(drafter, {"dir": str(config.history.dir)})
+
+
+def _connect(drafter: VllmProposer) -> None:
+    """Feed the daemon; where that cannot be, the engine serves with the drafter it has."""
+    from drafter_online.errors import DrafterError
+    from rollspec.engine.vllm.dedicated import DedicatedTraining
+
+    learned = drafter.learned
+    assert learned is not None and learned.capture is not None
+    try:
+        learned.online = DedicatedTraining(learned)
+    except DrafterError as e:
+        drafter.count("drafter feedback")
+        learned.capture.paused = True
+        logger.error("rollspec: the drafter gets no feedback: %s", str(e).removeprefix("drafter-online: "))
+
+
+def _share(drafter: VllmProposer, folder: Path) -> None:
+    """Take versions from a store that other engines read as well."""
+    from rollspec.engine.vllm.follow import Follower
+
+    learned = drafter.learned
+    assert learned is not None and learned.swapper is not None
+    requests = learned.proposer.requests
+    learned.follower = Follower(learned.swapper, folder, lambda: bool(requests), drafter.count)
+    learned.follower.start()
 
 
 def call(worker: Any, op: str, payload: dict[str, Any]) -> dict[str, Any]:
@@ -159,7 +193,7 @@ def _new_weights(drafter: VllmProposer) -> None:
     if learned is None or learned.swapper is None:
         return
     learned.swapper.verify()
-    if not learned.ranks.alone and drafter.config.drafter.mode == "idle" and learned.eagle:
+    if not learned.ranks.alone and drafter.config.drafter.mode != "off" and learned.eagle:
         parts = learned.target_parts()  # whole, which takes all ranks
         if learned.online is not None:
             learned.online.parts = parts

@@ -1,0 +1,139 @@
+"""The daemon over HTTP: health, status, versions, metrics, and a page for people.
+
+    GET /            the page; it has no data in it and asks /status for them
+    GET /healthz     200 while both threads live, else 503 and which does not
+    GET /status      everything, as JSON                GET /metrics     the same for Prometheus
+    GET /versions    what is in the store               POST /versions/{v}/promote|rollback
+
+On loopback it answers without a token unless one is set; elsewhere a token is required. With a token, all but the page
+and /healthz need `Authorization: Bearer TOKEN`. What changes something is refused to pages of other origins, and on
+loopback only loopback names are answered to, so that no web page that its reader has open can drive the daemon.
+"""
+
+from __future__ import annotations
+
+import hmac
+import logging
+import socket
+import threading
+from importlib.resources import files
+from typing import Any
+
+from fastapi import Depends, FastAPI, HTTPException, Request
+from fastapi.responses import HTMLResponse, JSONResponse, PlainTextResponse
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
+
+from drafter_online import wire
+from drafter_online.errors import DrafterError, ServiceError
+from drafter_online.overview import Collector, list_versions, status
+from drafter_online.service import Service
+
+log = logging.getLogger(__name__)
+
+POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; connect-src 'self'; img-src data:"
+LOCAL_NAMES = ("localhost", "127.0.0.1", "::1")
+
+
+def build(service: Service, *, token: str | None = None, local: bool = True) -> Any:
+    """The FastAPI application.
+
+    Args:
+        service: what it shows and drives.
+        token: required of callers, None where anybody who reaches it may call.
+        local: whether only this machine reaches it.
+    """
+    app = FastAPI(title="drafter-online", docs_url=None, redoc_url=None, openapi_url=None)
+    registry = CollectorRegistry()
+    registry.register(Collector(service))
+    page = (files("drafter_online") / "page.html").read_text(encoding="utf-8")
+
+    def allowed(request: Request) -> None:
+        # A name that was made to point at this machine is how another page would read what only this machine may.
+        if local and request.url.hostname not in LOCAL_NAMES:
+            raise HTTPException(400, f"drafter-online: use one of {', '.join(LOCAL_NAMES)} as the host.")
+        given = request.headers.get("authorization", "").removeprefix("Bearer ")
+        if token is not None and not hmac.compare_digest(given.encode(), token.encode()):
+            raise HTTPException(401, "drafter-online: send the daemon's token as `Authorization: Bearer TOKEN`.")
+
+    def here(request: Request) -> None:
+        origin = request.headers.get("origin")
+        if origin is not None and origin.rpartition("://")[2] != request.headers.get("host"):
+            raise HTTPException(403, f"drafter-online: pages of {origin} must not change anything here.")
+
+    guarded, changing = [Depends(allowed)], [Depends(allowed), Depends(here)]
+
+    async def refused(request: Request, error: DrafterError) -> JSONResponse:
+        return JSONResponse({"detail": str(error)}, status_code=409)
+
+    app.add_exception_handler(DrafterError, refused)  # type: ignore[arg-type]
+
+    @app.get("/", response_class=HTMLResponse)
+    def root() -> HTMLResponse:
+        return HTMLResponse(page, headers={"content-security-policy": POLICY, "x-content-type-options": "nosniff"})
+
+    @app.get("/healthz")
+    def health() -> JSONResponse:
+        good, what = service.healthy()
+        return JSONResponse({"healthy": good, "detail": what}, status_code=200 if good else 503)
+
+    @app.get("/status", dependencies=guarded)
+    def status_(points: int = 360) -> JSONResponse:
+        return JSONResponse(status(service, points))
+
+    @app.get("/versions", dependencies=guarded)
+    def versions() -> JSONResponse:
+        return JSONResponse(list_versions(service))
+
+    @app.get("/metrics", dependencies=guarded)
+    def metrics() -> PlainTextResponse:
+        return PlainTextResponse(generate_latest(registry), media_type=CONTENT_TYPE_LATEST)
+
+    @app.post("/versions/{number}/promote", dependencies=changing)
+    def promote(number: int) -> JSONResponse:
+        return JSONResponse(service.promote(number))
+
+    @app.post("/versions/{number}/rollback", dependencies=changing)
+    def rollback(number: int) -> JSONResponse:
+        return JSONResponse(service.rollback(number))
+
+    return app
+
+
+class HttpServer:
+    """Serves the application on a thread.
+
+    Raises:
+        DrafterError: the port is taken, or the address needs a token.
+    """
+
+    def __init__(self, service: Service, host: str, port: int, token: str | None = None) -> None:
+        import uvicorn
+
+        wire.require_token(host, token)
+        try:
+            family = socket.AF_INET6 if ":" in host else socket.AF_INET
+            self._socket = socket.socket(family)
+            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            self._socket.bind((host, port))
+        except OSError as e:
+            raise ServiceError(
+                f"drafter-online: the page cannot be served at {host}:{port} ({e.strerror or e}); give another --port, "
+                "or 0 for any."
+            ) from e
+        self.port: int = self._socket.getsockname()[1]
+        self.url = f"http://{f'[{host}]' if ':' in host else host}:{self.port}/"
+        app = build(service, token=token, local=wire.is_local(host))
+        config = uvicorn.Config(app, log_level="warning", access_log=False, lifespan="off", timeout_keep_alive=5)
+        self._server = uvicorn.Server(config)
+        self._thread = threading.Thread(target=self._run, name="drafter-http", daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        # uvicorn installs signal handlers in the main thread only, so these stay the daemon's.
+        self._server.run(sockets=[self._socket])
+
+    def close(self) -> None:
+        """Stop serving."""
+        self._server.should_exit = True
+        self._thread.join(5)
+        self._socket.close()

@@ -1,0 +1,195 @@
+"""Which engine gets which version: one tries a new one, the others follow when it stays.
+
+    release = Release(store)
+    release.published(7)
+    release.offer(engine)            # (7, True): to be tried, for one engine; (6, False): what was promoted; None
+    release.tried("engine-1", trial) # its verdict; recorded in the store
+
+An engine that took a version back, or refused it, is not offered it again. An engine on trial that gives no verdict
+within `patience` seconds (no traffic, or gone) is joined by another one. Engines take nothing older than what they run,
+so going back means publishing the old weights under a new number.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+
+from drafter_online.engines import Engine, Trial
+from drafter_online.errors import DrafterError, VersionError
+from drafter_online.versions import Version, Versions
+
+log = logging.getLogger(__name__)
+
+AGAIN_SECONDS = 3.0  # between two offers to one engine
+
+
+class Release:
+    """State over all engines. Thread-safe.
+
+    Args:
+        store: verdicts are recorded there; what was promoted and what is on trial are read from it at the start.
+        patience: seconds that a trial may take before another engine is asked as well.
+        clock: seconds, monotonic.
+    """
+
+    def __init__(self, store: Versions, patience: float = 60.0, clock: Callable[[], float] = time.monotonic) -> None:
+        self.store = store
+        self.patience = patience
+        self.current = store.promoted()
+        self.candidate = store.candidate(after=self.current)
+        self.trusted: set[int] = set()  # promoted by hand: not tried
+        self.rolled_back = 0
+        self.problem: str | None = None
+        self._clock = clock
+        self._trials: dict[str, float] = {}  # engine -> since when the candidate is with it
+        self._bad: dict[str, set[int]] = {}
+        self._offered = 0  # newest version that an engine may run, though it has not said so yet
+        self._lock = threading.RLock()
+
+    @property
+    def pending(self) -> bool:
+        """Whether a version waits for its verdict."""
+        return self.candidate is not None
+
+    @property
+    def trials(self) -> list[str]:
+        """Engines that are asked to try the candidate."""
+        return list(self._trials)
+
+    def published(self, number: int) -> None:
+        """A version is there to be tried; one that was not decided upon is left behind."""
+        with self._lock:
+            self.candidate = number
+            self._trials.clear()
+
+    def offer(self, engine: Engine) -> tuple[int, bool] | None:
+        """What this engine should take now, and whether it is to be tried by it; None: nothing."""
+        with self._lock:
+            status, now = engine.status, self._clock()
+            if status is None or status.busy or now - engine.offered < AGAIN_SECONDS:
+                return None
+            bad = self._bad.get(engine.name, set())
+            number: int | None = None
+            if self.candidate is not None and self.candidate not in bad and self._may_try(engine.name, now):
+                self._trials.setdefault(engine.name, now)
+                number = self.candidate
+            elif self.current is not None and self.current not in bad:
+                number = self.current
+            if number is None or number <= status.version:
+                return None
+            engine.offered = now
+            self._offered = max(self._offered, number)
+            return number, number not in self.trusted
+
+    def _may_try(self, name: str, now: float) -> bool:
+        return name in self._trials or all(now - since > self.patience for since in self._trials.values())
+
+    def left(self, name: str) -> None:
+        """An engine is gone: its trial will have no verdict."""
+        with self._lock:
+            self._trials.pop(name, None)
+
+    def tried(self, name: str, trial: Trial) -> bool:
+        """An engine's verdict. True: it is news."""
+        with self._lock:
+            if trial.verdict != "promoted":
+                bad = self._bad.setdefault(name, set())
+                if trial.version in bad:
+                    return False
+                bad.add(trial.version)
+                bad.difference_update(sorted(bad)[:-64])
+            if trial.version != self.candidate:
+                return trial.verdict != "promoted"
+            self._record(trial.version, trial.verdict, f"{name}: {trial.reason}")
+            self.candidate = None
+            self._trials.clear()
+            if trial.verdict == "promoted":
+                self.current = trial.version
+            else:
+                self.rolled_back += 1
+            return True
+
+    # ---- by hand ----------------------------------------------------------------------------------------------------
+
+    def promote(self, number: int, running: int, reason: str = "by hand") -> int:
+        """Have every engine run version `number`; returns the number under which they will.
+
+        Args:
+            number: a version in the store.
+            running: the newest version that an engine runs.
+            reason: kept with the verdict.
+
+        Raises:
+            VersionError: it is missing or damaged, or the store cannot be written.
+        """
+        version = self.store.load(number)
+        with self._lock:
+            if number < max(running, self._offered):
+                number = self._again(version)
+            self.store.record(number, "promoted", reason)
+            self._settle(number)
+            return number
+
+    def rollback(self, number: int, running: int, first: Callable[[], int], reason: str = "by hand") -> int | None:
+        """Have no engine run version `number`; returns what they will run, None where they may go on as they are.
+
+        Args:
+            number: a version in the store.
+            running: the newest version that an engine runs.
+            first: publishes the weights that engines were started with, where no other version is promoted.
+            reason: kept with the verdict.
+
+        Raises:
+            VersionError: it is not in the store, or the store cannot be written.
+        """
+        if number not in self.store.numbers():
+            raise VersionError(f"drafter-online: version {number} is not in the store; it has {self.store.numbers()}.")
+        with self._lock:
+            self.store.record(number, "rolled_back", reason)
+            self.rolled_back += 1
+            if self.candidate == number:
+                self.candidate = None
+            before = self.store.promoted()
+            if max(running, self._offered) < number:  # nobody runs it
+                self.current = before
+                return None
+            try:
+                again = first() if before is None else self._again(self.store.load(before))
+            except VersionError:
+                if before is None:
+                    raise
+                again = first()  # what was promoted is damaged
+            self.store.record(again, "promoted", f"{reason}: version {number} was rolled back")
+            self._settle(again)
+            return again
+
+    def _settle(self, number: int) -> None:
+        self.trusted.add(number)
+        self.current = number
+        self._trials.clear()
+        if self.candidate is not None and self.candidate <= number:
+            self.candidate = None
+
+    def _again(self, version: Version) -> int:
+        """The same weights under a new number."""
+        m = version.manifest
+        return self.store.publish(
+            version.tensors,
+            version.config,
+            base=m.base,
+            target_version=m.target_version,
+            kind=m.kind,
+            parent=m.version,
+            provenance={**m.provenance, "copy_of": m.version},
+        )
+
+    def _record(self, number: int, verdict: str, reason: str) -> None:
+        try:
+            self.store.record(number, verdict, reason)  # type: ignore[arg-type]
+            self.problem = None
+        except DrafterError as e:  # the verdict stands, though it is forgotten at a restart
+            self.problem = str(e)
+            log.warning("%s", e)

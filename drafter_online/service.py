@@ -1,0 +1,499 @@
+"""The continual drafter as a daemon: feedback of one or more engines in, guarded versions out.
+
+    service = Service(ServiceConfig(dir="drafter", target="MODEL"))
+    service.start()              # threads: one listens, one trains
+    service.run(stop)            # until `stop` is set
+    service.close()              # everything is on disk afterwards
+
+    dir/versions   what is published, and what became of it        dir/state      checkpoints of training
+    dir/buffer     samples (unless keep_samples is off)            dir/lock       one daemon per folder
+
+Every part may fail without the others: a full disk costs versions and checkpoints, a poisoned sample costs itself, an
+engine that goes away costs its feedback. What is wrong is an alarm, and is tried again.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import fcntl
+import json
+import logging
+import math
+import os
+import threading
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from drafter_online import wire
+from drafter_online.buffer import Buffer, BufferConfig, add_all
+from drafter_online.engines import Engines, Hello, Status, read
+from drafter_online.errors import (
+    BufferFileError,
+    SampleError,
+    ServiceError,
+    TrainingError,
+    VersionError,
+    WireError,
+)
+from drafter_online.hub import Hub, read_key
+from drafter_online.inbox import Inbox
+from drafter_online.journal import Alarms, Journal
+from drafter_online.release import Release
+from drafter_online.samples import Sample
+from drafter_online.settings import ServiceConfig, training_of
+from drafter_online.target import TargetParts
+from drafter_online.trainer import Trainer
+from drafter_online.versions import CONFIG, MODEL, Versions
+from drafter_online.wire import Message
+
+log = logging.getLogger(__name__)
+
+CHUNK = 8 << 20  # bytes of a version per message
+WAIT_SECONDS = 0.2  # of training, for something to do
+BACK_OFF = (1.0, 60.0)  # seconds after a failed step: first, longest
+MOST_REWARDS = 1 << 16
+ASK_SECONDS = 30.0  # for the target's tensors, once an engine that was asked has not sent them
+
+
+class Service:
+    """One daemon.
+
+    Raises:
+        DrafterError: in one sentence, why it cannot be started: another one has the folder, the endpoint is taken, the
+            head does not fit, ...
+    """
+
+    def __init__(self, config: ServiceConfig) -> None:
+        self.config = config
+        self.started = time.time()
+        token = wire.read_token(config.token_file)
+        wire.require_token(config.endpoint, token)
+        secret = read_key(config.curve_secret)[0] if config.curve_secret is not None else None
+        self.engines = Engines()
+        self.alarms = Alarms()
+        self.journal = Journal()
+        self.inbox = Inbox(config.inbox_bytes)
+        self.counts: Counter[str] = Counter()
+        self.versions = Versions(config.dir / "versions", config.keep_versions)
+        self._stop = threading.Event()
+        self._rewards: dict[str, float] = {}
+        self._guard = threading.Lock()  # of `_rewards`
+        self._alone = time.monotonic()
+        self._saved = time.monotonic()
+        self._published_at = 0
+        self._fresh = 0  # tokens that came since the start
+        self._tokens_before = 0
+        self._asked = -ASK_SECONDS  # when an engine was last asked for the target's tensors
+        self.parts = TargetParts()
+        self._lock_file = _lock(config.dir)
+        try:
+            self.trainer = self._make_trainer()
+            self.release = Release(self.versions, config.patience)
+            self._sizes = self._expected()
+            self.hub = Hub(config.endpoint, self, token=token, secret_key=secret)
+        except BaseException:
+            os.close(self._lock_file)
+            raise
+        self._thread = threading.Thread(target=self._train, name="drafter-training", daemon=True)
+
+    # ---- life -------------------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Listen and train, on threads."""
+        self._alone = time.monotonic() + 9 * (self.config.linger or 0.0)  # an engine takes its time to load
+        self.hub.start()
+        self._thread.start()
+
+    def run(self, stop: threading.Event) -> str:
+        """Keep the journal until `stop` is set, or until no engine has been there for `linger`; says which."""
+        while not stop.wait(0.25):
+            self.tick()
+            linger = self.config.linger
+            if linger is not None and time.monotonic() - self._alone > linger:
+                return f"no engine was connected for {linger:g} s"
+        return "it was told to"
+
+    def tick(self) -> None:
+        """Look after alarms and journal."""
+        if len(self.hub):
+            self._alone = time.monotonic()
+        self._watch()
+        if self.journal.due():
+            self.journal.note(self.engines.domains, self.facts())
+
+    def close(self) -> None:
+        """Stop training within a micro-step, save everything, and free the endpoint and the folder."""
+        self._stop.set()
+        if self._thread.is_alive():
+            self._thread.join(60)
+        self.hub.close()
+        self.trainer.checkpoint()
+        self.trainer.close()
+        self._save()
+        os.close(self._lock_file)
+
+    # ---- feedback, on the hub's thread ------------------------------------------------------------------------------
+
+    def greeted(self, session: str, body: dict[str, Any]) -> str | None:
+        """An engine says hello: is it one that this drafter drafts for?"""
+        hello: Hello = read(body, Hello)
+        drafter = self.trainer.drafter
+        if hello.base != drafter.base:
+            return f"this daemon trains a drafter for the target {drafter.base!r}, and the engine runs {hello.base!r}"
+        aux = self._sizes["aux"]
+        if hello.aux != aux:
+            return f"this daemon's head reads the target's layers {aux}, and the engine's reads {hello.aux}"
+        self.engines.join(session, hello)
+        return None
+
+    def gone(self, session: str) -> None:
+        """An engine went away."""
+        engine = self.engines.by_session.get(session)
+        self.engines.leave(session)
+        if engine is not None:
+            self.release.left(engine.name)
+
+    def received(self, session: str, message: Message) -> None:
+        """A message of an engine."""
+        if message.kind == "samples":
+            self._admit(session, message)
+        elif message.kind == "status":
+            self._report(session, read(message.body, Status))
+        elif message.kind == "rewards":
+            self._reward(message.body)
+        elif message.kind == "fetch":
+            self._fetch(session, message.body)
+        elif message.kind == "target":
+            self.parts.add(message)
+            if self.parts.ready:
+                self._asked = -ASK_SECONDS
+
+    def _admit(self, session: str, message: Message) -> None:
+        sample = Sample.of_parts(dict(message.tensors), message.body).validate()
+        s = self._sizes
+        for name, want in (
+            ("hidden_states", s["hidden"] * len(s["aux"])),
+            ("verifier_last_hidden_states", s["hidden"]),
+        ):
+            if getattr(sample, name).shape[1] != want:
+                raise SampleError(
+                    f"drafter-online: a sample is refused: `{name}` is {getattr(sample, name).shape[1]} wide, and this "
+                    f"target's are {want}."
+                )
+        v = sample.verify
+        for name, ids in (("input_ids", sample.input_ids), ("proposed", v.proposed), ("top_ids", v.top_ids)):
+            if ids.numel() and not 0 <= int(ids.min()) <= int(ids.max()) < s["vocabulary"]:
+                raise SampleError(
+                    f"drafter-online: a sample is refused: `{name}` has a token outside the vocabulary of "
+                    f"{s['vocabulary']}."
+                )
+        if self.config.recency:
+            stamp = int(time.time() // self.config.recency)
+            sample = dataclasses.replace(sample, target_version=stamp)
+        self.inbox.put(sample)
+        engine = self.engines.by_session.get(session)
+        if engine is not None:
+            engine.samples += 1
+
+    def _report(self, session: str, status: Status) -> None:
+        engine = self.engines.report(session, status)
+        if engine is None:
+            return
+        for trial in status.trials[-16:]:
+            news = self.release.tried(engine.name, trial)
+            if news:
+                self.counts[f"verdict/{trial.verdict}"] += 1
+                log.info(
+                    "drafter-online: version %d %s by %s: %s", trial.version, trial.verdict, engine.name, trial.reason
+                )
+            if news and trial.verdict != "promoted":
+                self.alarms.set(
+                    "rollback",
+                    f"version {trial.version} was {trial.verdict.replace('_', ' ')} by {engine.name}: {trial.reason}",
+                )
+            elif news:
+                self.alarms.set("rollback", None)
+        now = time.monotonic()
+        if status.policy > self.parts.policy and now - self._asked > ASK_SECONDS:
+            self._asked = now
+            self.hub.send(session, Message("refresh", {"policy": status.policy}))
+        offer = self.release.offer(engine)
+        if offer is not None:
+            number, canary = offer
+            path = self.versions.path(number)
+            try:
+                manifest = (path / "manifest.json").read_bytes()
+            except OSError:  # the store was deleted: the next version will do
+                return
+            body = {"version": number, "canary": canary, "path": str(path.resolve()), "manifest": manifest}
+            self.hub.send(session, Message("offer", body))
+
+    def _reward(self, body: dict[str, Any]) -> None:
+        found = read(body, dict[str, float])
+        with self._guard:
+            self._rewards.update(found)
+            for key in list(self._rewards)[: max(0, len(self._rewards) - MOST_REWARDS)]:
+                del self._rewards[key]
+
+    def _fetch(self, session: str, body: dict[str, Any]) -> None:
+        """A part of a version's file, for engines that do not see the store."""
+        import torch
+
+        number, name, offset = body.get("version"), body.get("file"), body.get("offset")
+        if not isinstance(number, int) or name not in (MODEL, CONFIG) or not isinstance(offset, int) or offset < 0:
+            raise WireError("malformed", f"there is no {name!r} of version {number!r} to fetch from {offset!r}")
+        try:
+            with open(self.versions.path(number) / name, "rb") as f:
+                f.seek(offset)
+                data = f.read(CHUNK)
+        except OSError:
+            data = b""
+        tensor = torch.frombuffer(bytearray(data), dtype=torch.uint8) if data else torch.empty(0, dtype=torch.uint8)
+        self.hub.send(session, Message("chunk", {"version": number, "file": name, "offset": offset}, {"data": tensor}))
+
+    # ---- training ---------------------------------------------------------------------------------------------------
+
+    def _make_trainer(self) -> Trainer:
+        from drafter_online import head as heads
+        from drafter_online.model import Eagle3
+
+        c = self.config
+        parent = self.versions.candidate()
+        if parent is not None:
+            self.versions.load(parent)  # verified before it is built upon
+        head = heads.load(self.versions.path(parent), c.target) if parent is not None else self._first_head()
+        folder = BufferConfig(max_bytes=c.buffer_bytes)
+        try:
+            buffer = Buffer.load(c.dir / "buffer", folder) if c.keep_samples else Buffer(folder)
+        except BufferFileError as e:
+            self.alarms.set("buffer", str(e).removeprefix("drafter-online: "))
+            buffer = Buffer(folder)
+        training = training_of(c.training)
+        drafter = Eagle3(head, train_lm_head=training.train_lm_head)
+        trainer = Trainer(drafter, buffer, training, checkpoints=c.dir / "state", device=c.device, parent=parent)
+        trainer.resume()
+        self._published_at = trainer.counts.steps
+        self._tokens_before = trainer.counts.tokens
+        return trainer
+
+    def _first_head(self) -> Any:
+        from drafter_online import head as heads
+
+        given = self.config.head
+        return heads.load(given, self.config.target) if given is not None else heads.fresh(self.config.target)
+
+    def _expected(self) -> dict[str, Any]:
+        config = self.trainer.drafter.head.config  # type: ignore[attr-defined]
+        layer = config.transformer_layer_config
+        return {
+            "aux": list(config.eagle_aux_hidden_state_layer_ids),
+            "hidden": int(config.target_hidden_size or layer.hidden_size),
+            "vocabulary": int(layer.vocab_size),
+        }
+
+    @property
+    def training(self) -> str:
+        """What the training does now: `running`, or why it does not."""
+        if self.trainer.batch_tokens and not len(self.trainer.buffer):
+            return "waiting for feedback"
+        return "running" if self._credit() > 0 else "waiting for new feedback"
+
+    def _credit(self) -> float:
+        return self.config.passes * self._fresh - (self.trainer.counts.tokens - self._tokens_before)
+
+    def _train(self) -> None:
+        pause, failures = BACK_OFF[0], 0
+        while not self._stop.is_set():
+            try:
+                worked = self._turn()
+                failures, pause = 0, BACK_OFF[0]
+                if not worked:
+                    self._stop.wait(WAIT_SECONDS)
+            except TrainingError as e:
+                self.alarms.set("training", f"training has ended: {str(e).removeprefix('drafter-online: ')}")
+                return
+            except Exception as e:  # a bad sample, a device that is gone: serving goes on, and this is tried again
+                failures += 1
+                self.counts["failed_steps"] += 1
+                text = f"{failures} training steps in a row failed, the last with {type(e).__name__}: {e}"
+                self.alarms.set("training", text)
+                log.debug("drafter-online: a training step failed", exc_info=e)
+                self._stop.wait(pause)
+                pause = min(2 * pause, BACK_OFF[1])
+
+    def _turn(self) -> bool:
+        """Take what came, make a micro-step where there is something to learn, publish where it is time."""
+        self._take()
+        if time.monotonic() - self._saved > self.config.save_seconds:
+            self._save()
+        if self._credit() <= 0 or not len(self.trainer.buffer):
+            return False
+        report = self.trainer.micro_step(self._stop.is_set)
+        if report.skipped is not None:
+            self.counts[f"skipped/{report.skipped}"] += 1
+            text = "the latest losses were not finite" if report.skipped == "not_finite" else None
+            self.alarms.set("loss", text)
+            return report.skipped not in ("empty", "out_of_memory")
+        self.alarms.set("loss", None)
+        self.alarms.set("training", None)
+        if self.trainer.counts.steps - self._published_at >= self.config.publish_every:
+            self._publish()
+        return True
+
+    def _take(self) -> None:
+        samples = self.inbox.take(64)
+        if samples:
+            self._fresh += sum(map(len, samples))
+            self.counts["refused_samples"] += len(add_all(self.trainer.buffer, samples))
+        with self._guard:
+            rewards, self._rewards = self._rewards, {}
+        if rewards:
+            self.counts["rewards"] += self.trainer.buffer.reward(rewards)
+        found = self.parts.take()
+        if found:
+            from drafter_online import head as heads
+            from drafter_online.modes import normal_mode
+
+            with normal_mode():
+                heads.refresh(self.trainer.drafter.head, **found)  # type: ignore[attr-defined]
+            self.counts["refreshed"] += 1
+
+    def _publish(self) -> None:
+        """What was learned, as a version, unless another one is still being tried."""
+        waited = self.trainer.counts.steps - self._published_at
+        if self.release.pending and waited < 10 * self.config.publish_every:
+            return
+        self._published_at = self.trainer.counts.steps
+        self.versions.floor = self.engines.newest
+        policy = self.engines.policy if self.config.recency else None
+        try:
+            number = self.trainer.publish(self.versions, self._dtype(), policy)
+        except VersionError as e:
+            self.alarms.set("store", str(e).removeprefix("drafter-online: "))
+            self.counts["failed_publications"] += 1
+            return
+        self.alarms.set("store", None)
+        self.counts["published"] += 1
+        self.release.published(number)
+        log.info("drafter-online: version %d is published (loss %.3f).", number, self.trainer.last_loss)
+        self._save()
+
+    def publish_first(self) -> int:
+        """Publish the head that engines were started with; for going back where nothing else is good."""
+        from drafter_online import head as heads
+
+        head = self._first_head()
+        base = head.config.drafter_online["base"]
+        dtype = self._dtype()
+        self.versions.floor = self.engines.newest
+        return self.versions.publish(
+            heads.own_weights(head, dtype), heads.config_of(head, dtype), base=base, target_version=0,
+            provenance={"copy_of": str(self.config.head or "a fresh head")},
+        )  # fmt: skip
+
+    def _dtype(self) -> Any:
+        import torch
+
+        if self.config.dtype != "auto":
+            return getattr(torch, self.config.dtype)
+        from drafter_online import head as heads
+
+        name = getattr(heads.target_config(self.config.target), "dtype", None) or "bfloat16"
+        return getattr(torch, str(name).removeprefix("torch."))
+
+    def _save(self) -> None:
+        self._saved = time.monotonic()
+        buffer = self.trainer.buffer
+        if self.config.recency:
+            age = int((time.time() - 3600 * self.config.retention_hours) // self.config.recency)
+            self.counts["expired"] += buffer.forget(age)
+        if not self.config.keep_samples:
+            return
+        try:
+            buffer.save(self.config.dir / "buffer")
+            self.alarms.set("buffer", None)
+        except BufferFileError as e:
+            self.alarms.set("buffer", str(e).removeprefix("drafter-online: "))
+
+    # ---- what others ask --------------------------------------------------------------------------------------------
+
+    def promote(self, number: int) -> dict[str, Any]:
+        """See `Release.promote`."""
+        runs = self.release.promote(number, self.engines.newest, "by hand")
+        return {"version": number, "promoted": True, "runs_as": runs}
+
+    def rollback(self, number: int) -> dict[str, Any]:
+        """See `Release.rollback`."""
+        runs = self.release.rollback(number, self.engines.newest, self.publish_first)
+        return {"version": number, "rolled_back": True, "runs_as": runs}
+
+    @property
+    def trains(self) -> bool:
+        """Whether the training goes on."""
+        return self._thread.is_alive()
+
+    def healthy(self) -> tuple[bool, str]:
+        """Whether both threads live, and which does not."""
+        if not self.hub.listens:
+            return False, "the thread that listens has ended"
+        if not self.trains:
+            return False, "the thread that trains has ended"
+        return True, "ok"
+
+    def _watch(self) -> None:
+        failed = self.trainer.checkpoints.failed if self.trainer.checkpoints is not None else None
+        self.alarms.set("checkpoint", failed)
+        self.alarms.set("verdicts", self.release.problem)
+        off = sorted(e.name for e in self.engines if e.status is not None and e.status.off)
+        self.alarms.set(
+            "collapse", f"drafters are off, because too little was accepted, on {', '.join(off)}" if off else None
+        )
+        faults = sorted({f for e in self.engines if e.status is not None for f in e.status.faults})
+        self.alarms.set("faults", f"engines degraded: {'; '.join(faults[:4])}"[:500] if faults else None)
+
+    def lag(self) -> float | None:
+        """Seconds since the oldest weights that an engine runs were made; None where no engine runs any of ours."""
+        ages = []
+        for version in {e.version for e in self.engines}:
+            path = self.versions.path(version) / "manifest.json"
+            try:
+                ages.append(time.time() - path.stat().st_mtime)
+            except OSError:
+                continue
+        return max(ages) if ages else None
+
+    def facts(self) -> dict[str, Any]:
+        """What the journal keeps besides what engines achieved."""
+        loss, lag = self.trainer.last_loss, self.lag()
+        return {
+            "version": max((e.version for e in self.engines), default=None),
+            "loss": round(loss, 5) if math.isfinite(loss) else None,
+            "lag": None if lag is None else round(lag, 1),
+            "waiting": self.inbox.counts.received - self.inbox.counts.taken - self.inbox.counts.dropped,
+            "engines": len(self.hub),
+        }
+
+
+def _lock(folder: Path) -> int:
+    """Take a folder for this process; the lock goes with the process, however it ends."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        fd = os.open(folder / "lock", os.O_RDWR | os.O_CREAT, 0o600)
+    except OSError as e:
+        raise ServiceError(
+            f"drafter-online: {folder} cannot be written ({e.strerror or e}); give another --dir."
+        ) from e
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as e:
+        owner = os.read(fd, 64).decode(errors="replace").strip()
+        os.close(fd)
+        raise ServiceError(
+            f"drafter-online: {folder} is in use by another daemon (process {owner or 'unknown'}); stop it, or give "
+            "another --dir."
+        ) from e
+    os.ftruncate(fd, 0)
+    os.write(fd, json.dumps(os.getpid()).encode())
+    return fd

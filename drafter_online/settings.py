@@ -1,0 +1,79 @@
+"""Every knob of the daemon, once: typed, described, validated."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from drafter_online.errors import ServiceError, TrainingError
+from drafter_online.trainer import DrafterTraining
+
+ENDPOINT = "tcp://127.0.0.1:5765"
+
+
+class ServiceConfig(BaseModel):
+    """Every knob of the daemon."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
+
+    dir: Path = Field(description="Folder of versions, checkpoints and samples; one daemon each.")
+    target: str = Field(description="Folder (or hub name) of the target's checkpoint.")
+    head: Path | None = Field(None, description="EAGLE-3 head to start from; unset: a fresh one.")
+    endpoint: str = Field(ENDPOINT, description="Where engines connect: tcp://HOST:PORT or ipc://PATH.")
+    token_file: Path | None = Field(None, description="File with the token; unset: DRAFTER_ONLINE_TOKEN, or none.")
+    curve_secret: Path | None = Field(None, description="File of `drafter-online keys`: the wire is then encrypted.")
+    device: str = Field("cpu", description="Torch device that trains.")
+    dtype: str = Field("auto", description="Of published weights; `auto`: the target's.")
+    publish_every: int = Field(100, ge=1, description="Optimiser steps after which a version is published.")
+    passes: float = Field(
+        16.0, gt=0, description="Times a token is trained on, on average, before training waits for new feedback."
+    )
+    buffer_bytes: int = Field(1 << 30, ge=1 << 16, description="Bytes of samples that are trained on.")
+    inbox_bytes: int = Field(256 << 20, ge=1 << 16, description="Bytes of samples that may wait for the training.")
+    recency: float = Field(
+        60.0,
+        ge=0,
+        description="Seconds that make a generation of samples, whose weight halves every four generations; 0: by the "
+        "engines' policy versions, for RL.",
+    )
+    retention_hours: float = Field(24.0, gt=0, description="Older samples are deleted (where recency is not 0).")
+    keep_samples: bool = Field(True, description="Write samples to disk, so that a restart goes on with them.")
+    keep_versions: int = Field(8, ge=1, description="Newest versions kept, and the promoted one besides.")
+    save_seconds: float = Field(60.0, gt=0, description="Seconds between two saves of the samples.")
+    patience: float = Field(60.0, gt=0, description="Seconds until a trial without a verdict is given to one more.")
+    linger: float | None = Field(
+        None, gt=0, description="End after this long without an engine (ten times that for the first); unset: never."
+    )
+    training: dict[str, Any] = Field({}, description="Settings of the training, by name (docs/drafter.md).")
+
+
+def training_of(given: dict[str, Any]) -> DrafterTraining:
+    """Settings of the training.
+
+    Raises:
+        TrainingError: naming the first that is not one, or has a value it cannot have.
+    """
+    try:
+        return DrafterTraining(**given)
+    except ValidationError as e:
+        first = e.errors()[0]
+        where = ".".join(map(str, first["loc"])) or "training"
+        raise TrainingError(f"drafter-online: training.{where} = {first['input']!r}: {first['msg']}.") from e
+
+
+def settings(given: dict[str, Any]) -> ServiceConfig:
+    """The daemon's configuration.
+
+    Raises:
+        ServiceError, TrainingError: naming the first knob that does not exist, or has a value it cannot have.
+    """
+    try:
+        config = ServiceConfig(**given)
+    except ValidationError as e:
+        first = e.errors()[0]
+        where = ".".join(map(str, first["loc"]))
+        raise ServiceError(f"drafter-online: {where} = {first['input']!r}: {first['msg']}.") from e
+    training_of(config.training)
+    return config

@@ -1,0 +1,226 @@
+"""Finds or starts the trainer of a job (`drafter.mode: dedicated` without an endpoint): one for all its replicas.
+
+Where Ray runs, it is a named actor; elsewhere a process on this machine, behind a socket in a folder that only this
+user can enter. The first replica that builds an engine starts it and the others find it. It is nobody's child: it ends
+by itself when no engine has been connected for `LINGER` seconds, however the job ended; its state is in drafter.dir.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import json
+import logging
+import os
+import secrets
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from rollspec.config import RollspecConfig
+
+logger = logging.getLogger("rollspec")
+
+LINGER = 90.0
+"""Seconds without an engine: longer than an engine takes to start again."""
+
+START_SECONDS = 120.0
+"""Bound on waiting for a Ray actor to say where it listens."""
+
+
+def settle(config: RollspecConfig, target: str) -> RollspecConfig:
+    """The configuration with the trainer's endpoint filled in; where none can be started, with training off.
+
+    Args:
+        config: with the head's folder in `proposal.learned.model`.
+        target: folder (or hub name) of the target.
+    """
+    try:
+        ray = sys.modules.get("ray")
+        on_ray = ray is not None and ray.is_initialized()
+        endpoint = _actor(ray, config, target) if on_ray else _process(config, target)
+    except Exception as e:  # an engine without a trainer is an engine
+        logger.warning("rollspec: the drafter is not trained, because its trainer cannot be started (%s).", e)
+        return RollspecConfig.load(config, overrides={"drafter.mode": "off"}, env={})
+    logger.info("rollspec: the drafter is trained behind %s.", endpoint)
+    return RollspecConfig.load(config, overrides={"drafter.endpoint": endpoint}, env={})
+
+
+def options(config: RollspecConfig, target: str, folder: Path) -> dict[str, Any]:
+    """The daemon's settings, in JSON types: by policy versions, and gone with the job."""
+    d = config.drafter
+    return {
+        "dir": str(folder),
+        "target": target,
+        "head": config.proposal.learned.model,
+        "device": d.device,
+        "publish_every": d.publish_every,
+        "buffer_bytes": d.buffer_bytes,
+        "training": d.training,
+        "recency": 0,
+        "linger": LINGER,
+    }
+
+
+def folder_of(config: RollspecConfig) -> Path:
+    """Where the trainer keeps its state: drafter.dir, in history.dir, or a temporary folder of this job."""
+    if config.drafter.dir is not None:
+        return config.drafter.dir
+    if config.history.dir is not None:
+        return config.history.dir / "drafter"
+    return _private("job-" + _short(_job())) / "state"
+
+
+# ---- a process ------------------------------------------------------------------------------------------------------
+
+
+def _process(config: RollspecConfig, target: str) -> str:
+    folder = folder_of(config)
+    folder.mkdir(parents=True, exist_ok=True)
+    run = _private(_short(str(folder.resolve())))  # short: the path of a socket has 107 bytes at most
+    endpoint = f"ipc://{run}/wire"
+    with _locked(run / "start.lock"):
+        if _alive(run / "process"):
+            return endpoint
+        given = {**options(config, target, folder), "endpoint": endpoint}
+        with open(folder / "daemon.log", "ab") as log:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "rollspec.engine.daemon", json.dumps(given)],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+                env=_environment(config),
+            )
+        # Reaped when it ends, so that it is not taken for alive.
+        threading.Thread(target=process.wait, name="rollspec-daemon", daemon=True).start()
+        (run / "process").write_text(str(process.pid))
+    return endpoint
+
+
+def _environment(config: RollspecConfig) -> dict[str, str]:
+    hidden = {"CUDA_VISIBLE_DEVICES": ""} if config.drafter.device == "cpu" else {}
+    return {k: v for k, v in os.environ.items() if k != "ROLLSPEC" and not k.startswith("ROLLSPEC__")} | hidden
+
+
+def _private(name: str) -> Path:
+    """A folder below the temporary one that only this user can enter."""
+    parent = Path(tempfile.gettempdir()) / f"rollspec-drafter-{os.getuid()}"
+    parent.mkdir(mode=0o700, exist_ok=True)
+    if parent.stat().st_uid != os.getuid() or parent.stat().st_mode & 0o077:
+        raise PermissionError(f"{parent} is not this user's alone")
+    (parent / name).mkdir(mode=0o700, exist_ok=True)
+    return parent / name
+
+
+def _job() -> str:
+    """What the replicas of one job have in common where they share no folder."""
+    return os.environ.get("TORCHELASTIC_RUN_ID") or os.environ.get("MASTER_PORT") or str(os.getpid())
+
+
+def _short(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+@contextlib.contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    with open(path, "w") as f:
+        fcntl.flock(f, fcntl.LOCK_EX)
+        yield
+
+
+def _alive(path: Path) -> bool:
+    """Whether the process whose number is in a file runs, and is one of ours."""
+    try:
+        number = int(path.read_text())
+        stat = Path(f"/proc/{number}/stat").read_text()
+        command = Path(f"/proc/{number}/cmdline").read_bytes()
+    except (OSError, ValueError):
+        return False
+    return stat.rpartition(")")[2].split()[0] != "Z" and b"rollspec.engine.daemon" in command
+
+
+def main() -> int:
+    """The process: a service with the settings in its only argument."""
+    import signal
+
+    from drafter_online.errors import DrafterError
+    from drafter_online.service import Service
+    from drafter_online.settings import settings
+
+    stop = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stop.set())
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
+    try:
+        service = Service(settings(json.loads(sys.argv[1])))
+    except DrafterError as e:
+        logger.error("%s", e)
+        return 2
+    service.start()
+    reason = service.run(stop)
+    service.close()
+    logger.info("rollspec: the drafter's trainer has ended because %s.", reason)
+    return 0
+
+
+# ---- a Ray actor ----------------------------------------------------------------------------------------------------
+
+
+class Trainer:
+    """The same service as a Ray actor; it ends its process itself."""
+
+    def __init__(self, given: dict[str, Any]) -> None:
+        import ray
+
+        from drafter_online.service import Service
+        from drafter_online.settings import settings
+        from drafter_online.wire import TOKEN_VARIABLE
+
+        self._token = os.environ[TOKEN_VARIABLE] = secrets.token_urlsafe(32)
+        address = ray.util.get_node_ip_address()
+        self._service = Service(settings({**given, "endpoint": f"tcp://{address}:0"}))
+        self._service.start()
+        threading.Thread(target=self._run, name="drafter-service", daemon=True).start()
+
+    def _run(self) -> None:
+        try:
+            self._service.run(threading.Event())
+            self._service.close()
+        finally:
+            os._exit(0)
+
+    def address(self) -> tuple[str, str]:
+        """Endpoint and token."""
+        return self._service.hub.endpoint, self._token
+
+
+def _actor(ray: Any, config: RollspecConfig, target: str) -> str:
+    from drafter_online.wire import TOKEN_VARIABLE
+
+    folder = folder_of(config)
+    on_gpu = config.drafter.device.startswith("cuda")
+    name = f"rollspec-drafter-{ray.get_runtime_context().get_job_id()}"
+    actor = (
+        ray.remote(Trainer)
+        .options(
+            name=name,
+            get_if_exists=True,
+            lifetime="detached",  # a replica that started it may end before the others
+            num_cpus=0,
+            num_gpus=1 if on_gpu else 0,
+        )
+        .remote(options(config, target, folder))
+    )
+    endpoint, token = ray.get(actor.address.remote(), timeout=START_SECONDS)
+    os.environ[TOKEN_VARIABLE] = token  # the engine's processes are children of this one
+    return str(endpoint)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,59 @@
+"""What a request says about itself: its domain, and whether it is private.
+
+    SamplingParams(extra_args={"rollspec": {"domain": "code", "private": True}})
+    client.completions.create(..., extra_body={"vllm_xargs": {"rollspec": '{"domain": "code"}'}})
+
+vLLM's HTTP interface takes text and numbers in `vllm_xargs`, so there the mapping is written as JSON. Metadata that
+cannot be read makes a request private: whoever wrote it wanted something.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+KEY = "rollspec"
+LONGEST = 64  # characters of a domain's name
+DEFAULT, INVALID = "default", "invalid"
+
+
+@dataclass(frozen=True, slots=True)
+class Metadata:
+    """Of one request. A private one is neither captured nor kept to draft other requests from."""
+
+    domain: str = DEFAULT
+    private: bool = False
+
+
+PLAIN = Metadata()
+
+
+def of(sampling_params: Any) -> Metadata:
+    """A request's metadata; never raises."""
+    given = mapping((getattr(sampling_params, "extra_args", None) or {}).get(KEY))
+    if not given:
+        return PLAIN
+    domain = given.get("domain", DEFAULT)
+    if not isinstance(domain, str) or not domain or len(domain) > LONGEST or not domain.isprintable():
+        domain = INVALID
+    return Metadata(domain, bool(given.get("private", False)))
+
+
+def mapping(given: Any) -> dict[str, Any]:
+    """What a request carries under `KEY`, as a mapping; what cannot be read makes it private. Never raises.
+
+    From text, which clients write, only the domain and privacy are taken: the rest is between rollspec and trainers.
+    """
+    if given is None:
+        return {}
+    if isinstance(given, Mapping):
+        return dict(given)
+    try:
+        read = json.loads(given) if isinstance(given, str) else None
+    except (ValueError, RecursionError):
+        read = None
+    if not isinstance(read, dict):
+        return {"domain": "", "private": True}
+    return {k: v for k, v in read.items() if k in ("domain", "private")}

@@ -1,0 +1,66 @@
+"""An engine as the daemon sees it, without one: it sends samples and takes versions."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+from drafter_online.link import Link
+from drafter_online.samples import Sample
+from drafter_online.versions import Versions
+from drafter_online.wire import Message
+
+
+class FakeEngine:
+    """Says `verdict` of every version that it is offered, once it has loaded it as a real one would."""
+
+    def __init__(self, service: Any, name: str = "engine", verdict: str = "promoted", **hello: Any) -> None:
+        given = {"name": name, "base": service.trainer.drafter.base, "aux": [1, 2, 3], **hello}
+        self.link = Link(service.hub.endpoint, given)
+        self.verdict = verdict
+        self.version = 0
+        self.policy = 0
+        self.trials: list[list[Any]] = []
+        self.offers: list[dict[str, Any]] = []
+        self.others: list[Message] = []
+        self.domains: dict[str, list[int]] = {}
+        self._told = 0.0
+
+    def turn(self, seconds: float = 0.02) -> None:
+        """One round of listening and reporting."""
+        for message in self.link.poll(seconds):
+            if message.kind == "offer":
+                self.offers.append(message.body)
+                self.take(message.body)
+            elif message.kind != "ack":
+                self.others.append(message)
+        if self.link.away is None and time.monotonic() - self._told > 0.1:
+            self._told = time.monotonic()
+            self.report()
+
+    def take(self, body: dict[str, Any]) -> None:
+        path = Path(body["path"])
+        assert (path / "manifest.json").read_bytes() == body["manifest"]
+        version = Versions(path.parent).load(body["version"], newer_than=self.version)
+        if self.verdict == "promoted" or not body["canary"]:
+            self.version = version.number
+        if self.verdict != "silent":
+            self.trials.append([version.number, self.verdict, "because"])
+
+    def report(self, **kw: Any) -> bool:
+        body = {"version": self.version, "policy": self.policy, "domains": self.domains, "trials": self.trials, **kw}
+        return self.link.send(Message("status", body))
+
+    def send(self, sample: Sample) -> bool:
+        tensors, record = sample.parts()
+        return self.link.send(Message("samples", record, tensors))
+
+    def until(self, condition: Any, seconds: float = 20.0) -> Any:
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            self.turn()
+            found = condition()
+            if found:
+                return found
+        raise AssertionError(f"it did not come; {self.link.away=} {self.link.counts=} {self.trials=}")

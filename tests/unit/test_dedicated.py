@@ -1,0 +1,389 @@
+"""An engine's side of the daemon: what it sends, what it takes, and that it does without."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("zmq")
+
+from drafter_target import sample  # noqa: E402
+from test_wire import Ends, Recorder, until  # noqa: E402
+
+from drafter_online.errors import VersionError, WireError  # noqa: E402
+from drafter_online.fetch import Fetch  # noqa: E402
+from drafter_online.samples import Sample  # noqa: E402
+from drafter_online.target import TargetParts  # noqa: E402
+from drafter_online.versions import Versions  # noqa: E402
+from drafter_online.wire import Message  # noqa: E402
+from rollspec import RollspecConfig  # noqa: E402
+from rollspec.engine.vllm import dedicated, metadata  # noqa: E402
+from rollspec.engine.vllm.domains import Domains  # noqa: E402
+from rollspec.proposal.proposer import Proposer  # noqa: E402
+
+# ---- what requests say about themselves -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("given", "domain", "private"),
+    [
+        (None, "default", False),
+        ({}, "default", False),
+        ({"domain": "code"}, "code", False),
+        ({"private": True}, "default", True),
+        ('{"domain": "code", "private": 1}', "code", True),
+        ({"domain": 7}, "invalid", False),
+        ({"domain": "x" * 65}, "invalid", False),
+        ({"domain": "a\nb"}, "invalid", False),
+        ("not json", "invalid", True),
+        ("[" * 100_000, "invalid", True),
+        (3, "invalid", True),
+    ],
+)
+def test_metadata(given: Any, domain: str, private: bool) -> None:
+    params = SimpleNamespace(extra_args=None if given is None else {"rollspec": given})
+    assert metadata.of(params) == metadata.Metadata(domain, private)
+    assert metadata.of(None) == metadata.Metadata()
+
+
+def test_domains_count_what_drafts_achieve() -> None:
+    def request(domain: str) -> Any:
+        return SimpleNamespace(sampling_params=SimpleNamespace(extra_args={"rollspec": {"domain": domain}}))
+
+    runner = SimpleNamespace(requests={"a": request("code"), "b": request("prose")})
+    d = Domains(runner)
+    d.observe(["a", "b", "c"], [[1, 2, 3], [4], []], {"a": [1, 2, 9], "b": [5]})
+    d.observe(["a", "c"], [[1], [2]], {})
+    assert d.to_dict() == {"code": [1, 2, 1, 3, 2, 4], "prose": [1, 1, 1, 1, 0, 1], "default": [1, 1, 0, 0, 0, 1]}
+    for i in range(100):
+        runner.requests[f"r{i}"] = request(f"d{i}")
+        d.observe([f"r{i}"], [[1]], {})
+        d.forget(f"r{i}")
+    assert len(d.to_dict()) == 65 and d.to_dict()["other"][0] == 39
+
+
+def test_nothing_of_a_private_request_stays() -> None:
+    p = Proposer(RollspecConfig.load({"proposal.suffix.global_tree": True}, env={}), 256)
+    text = list(range(20, 40))
+    for req_id, private in (("secret", True), ("other", False)):
+        p.begin(req_id, [1, 2, 3], 100, private=private)
+        for token in text:
+            drafts = p.step([req_id], [[token]], {})
+        assert drafts == [[]], "what the first one said is not drafted to the second"
+        if private:
+            assert p.snapshot()["prompts" if "prompts" in p.snapshot() else next(iter(p.snapshot()))] is not None
+        p.finish(req_id)
+        assert len(p.history) == (0 if private else 1)
+    assert p.suffix.bytes >= 0 and not any(k.startswith("private") for k in p.suffix._groups)
+    p.begin("third", [1, 2, 3], 100)
+    drafted = [p.step(["third"], [[t]], {}) for t in text[:6]]
+    assert any(d != [[]] for d in drafted), "what an open request said is"
+
+
+# ---- the connection -------------------------------------------------------------------------------------------------
+
+
+class Capture:
+    """Finished samples, as the engine's capture holds them."""
+
+    def __init__(self) -> None:
+        self.waiting: list[Sample] = []
+        self.paused = False
+        self.counts = {"samples": 0}
+
+    @property
+    def ready(self) -> bool:
+        return bool(self.waiting)
+
+    def take(self, most: int | None = None) -> list[Sample]:
+        out, self.waiting = self.waiting[:most], self.waiting[most:] if most else []
+        return out
+
+
+class Swapper:
+    """Takes what it is offered, after loading it as the real one does."""
+
+    def __init__(self) -> None:
+        self.version, self.busy, self.told = 0, False, None
+        self.offered: list[tuple[Path, bool]] = []
+
+    def offer(self, folder: Path, canary: bool = True) -> None:
+        self.offered.append((folder, canary))
+        self.version = Versions(folder.parent).load(int(folder.name), newer_than=self.version).number
+        assert self.told is not None
+        self.told(self.version, "promoted", "fine")
+
+
+class Side:
+    """A DedicatedTraining without an engine."""
+
+    def __init__(self, endpoint: str, **drafter: Any) -> None:
+        given = {"proposal.drafters": ["eagle3"], "drafter.mode": "dedicated", "drafter.endpoint": endpoint}
+        config = RollspecConfig.load({**given, **{f"drafter.{k}": v for k, v in drafter.items()}}, env={})
+        self.capture, self.swapper = Capture(), Swapper()
+        hf = {n: 1 for n in ("hidden_size", "num_hidden_layers", "vocab_size", "intermediate_size")}
+        proposer = SimpleNamespace(version=0, tuner=SimpleNamespace(guard=SimpleNamespace(off=[])))
+        bridge = SimpleNamespace(config=config, proposer=proposer, faults={}, fault=None, state=lambda: ("eagle3", ""))
+        model = SimpleNamespace(
+            model=SimpleNamespace(
+                embed_tokens=SimpleNamespace(weight=torch.arange(24.0).reshape(6, 4)),
+                norm=SimpleNamespace(weight=torch.ones(4)),
+            ),
+            lm_head=SimpleNamespace(weight=torch.zeros(6, 4)),
+        )
+        runner = SimpleNamespace(
+            requests={},
+            model_config=SimpleNamespace(hf_text_config={"model_type": "m", **hf}, get_vocab_size=lambda: 5),
+            get_model=lambda: model,
+        )
+        self.learned = SimpleNamespace(
+            bridge=bridge, capture=self.capture, swapper=self.swapper, runner=runner, layers=(1, 2, 3), domains=None
+        )
+        weights = {"embed": model.model.embed_tokens, "norm": model.model.norm, "lm_head": model.lm_head}
+        self.learned.ranks = SimpleNamespace(alone=True)
+        self.learned.target_parts = lambda: {n: m.weight for n, m in weights.items()}
+        self.training = dedicated.DedicatedTraining(self.learned)  # type: ignore[arg-type]
+
+    def close(self) -> None:
+        self.training.stop()
+
+
+@pytest.fixture
+def ends(monkeypatch: pytest.MonkeyPatch) -> Iterator[Ends]:
+    monkeypatch.setattr("drafter_online.link.HELLO_SECONDS", 0.2)
+    monkeypatch.setattr("drafter_online.link.AWAY_SECONDS", 1.0)
+    monkeypatch.setattr(dedicated, "STATUS_SECONDS", 0.1)
+    e = Ends()
+    yield e
+    for x in reversed(e.open):
+        x.close()
+
+
+def side(ends: Ends, hub: Any, **kw: Any) -> Side:
+    s = Side(hub.endpoint, **kw)
+    ends.open.append(s)
+    until(lambda: s.training.info()["away"] is None)
+    return s
+
+
+def of(hub: Any, kind: str) -> list[Message]:
+    handler: Recorder = hub.handler
+    return [m for m in list(handler.messages) if m.kind == kind]
+
+
+def last(hub: Any) -> list[Any]:
+    """The latest verdict that the engine told of."""
+    trials: list[list[Any]] = of(hub, "status")[-1].body["trials"]
+    return trials[-1] if trials else []
+
+
+def test_samples_rewards_and_reports_go_out(ends: Ends, tiny_target: Path) -> None:
+    hub = ends.hub()
+    s = side(ends, hub)
+    s.capture.waiting = [sample(tiny_target, i, errors=1) for i in range(3)]
+    s.training.reward([("p", "r", 0.5)])
+    until(lambda: len(of(hub, "samples")) == 3 and of(hub, "rewards") and of(hub, "status"))
+    got = of(hub, "samples")[0]
+    again = Sample.of_parts(dict(got.tensors), got.body).validate()
+    assert torch.equal(again.hidden_states, sample(tiny_target, 0, errors=1).hidden_states) and len(again.verify) == 1
+    assert of(hub, "rewards")[0].body == {"p:r": 0.5}
+    status = of(hub, "status")[-1].body
+    assert status["version"] == 0 and status["speculating"] and status["domains"] == {}
+    assert s.training.info()["sent"] == 3 and s.training.info()["away"] is None
+
+
+def test_versions_are_taken_from_the_store_or_copied(ends: Ends, tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.setattr("drafter_online.service.CHUNK", 1 << 10)
+    from drafter_online.service import Service
+
+    store = Versions(tmp_path / "store")
+    hub = ends.hub()
+    fake = SimpleNamespace(versions=store, hub=hub)
+    take = hub.handler.received
+    hub.handler.received = lambda session, m: (
+        Service._fetch(fake, session, m.body) if m.kind == "fetch" else take(session, m)  # type: ignore[arg-type]
+    )
+    s = side(ends, hub)
+    until(lambda: of(hub, "status"))
+    session = hub.handler.sessions[-1]
+
+    def offer(number: int, path: Path, canary: bool = True) -> None:
+        manifest = (store.path(number) / "manifest.json").read_bytes()
+        body = {"version": number, "canary": canary, "path": str(path), "manifest": manifest}
+        hub.send(session, Message("offer", body))
+
+    for i in range(3):
+        store.publish({"w": torch.full((1000,), float(i))}, {"a": i}, base="b", target_version=0)
+    offer(1, store.path(1), canary=False)
+    until(lambda: s.swapper.version == 1)
+    assert s.swapper.offered == [(store.path(1), False)]
+    offer(2, tmp_path / "elsewhere" / "00000002")
+    until(lambda: s.swapper.version == 2)
+    path, canary = s.swapper.offered[-1]
+    assert path.parent != store.folder and canary and s.training.info()["fetched"] == 1
+    assert float(Versions(path.parent).load(2).tensors["w"][0]) == 1.0
+    until(lambda: last(hub) == [2, "promoted", "fine"])
+    # What is not newer, or not to be had, is left alone.
+    offer(1, store.path(1))
+    (store.path(3) / "model.safetensors").write_bytes(b"")
+    offer(3, tmp_path / "elsewhere")
+    until(lambda: last(hub)[:2] == [3, "refused"])
+    hub.send(session, Message("offer", {"version": 4, "path": "x", "manifest": b"{}"}))
+    until(lambda: last(hub)[:2] == [4, "refused"])
+    assert s.swapper.version == 2 and s.training.error is None
+
+
+def test_it_does_without_a_daemon_and_resumes(ends: Ends, tiny_target: Path, caplog: pytest.LogCaptureFixture) -> None:
+    hub = ends.hub()
+    s = side(ends, hub)
+    s.capture.waiting = [sample(tiny_target, 0)]
+    until(lambda: of(hub, "samples"))
+    endpoint = hub.endpoint
+    hub.close()
+    ends.open.remove(hub)
+    until(lambda: s.training.info()["away"])
+    until(lambda: s.capture.paused)
+    s.capture.waiting = [sample(tiny_target, 1), sample(tiny_target, 2)]
+    until(lambda: not s.capture.ready)
+    assert s.training.info()["feedback_dropped"] == 2 and caplog.text.count("is away") == 1
+    again = ends.hub(endpoint)
+    until(lambda: s.training.info()["away"] is None and not s.capture.paused)
+    s.capture.waiting = [sample(tiny_target, 3)]
+    until(lambda: of(again, "samples"))
+    assert s.training.info()["lost"] == 1 and s.training.info()["sessions"] == 2
+
+
+def test_the_target_is_sent_when_it_is_asked_for(ends: Ends, monkeypatch: Any) -> None:
+    monkeypatch.setattr("drafter_online.target.PIECE_BYTES", 32)
+    hub = ends.hub()
+    s = side(ends, hub)
+    until(lambda: of(hub, "status"))
+    s.learned.bridge.proposer.version = 4
+    hub.send(hub.handler.sessions[-1], Message("refresh", {}))
+    parts = TargetParts()
+    until(lambda: len(of(hub, "target")) == 7)
+    for m in of(hub, "target"):
+        parts.add(m)
+    found = parts.take()
+    assert parts.policy == 4 and not parts.take()
+    assert torch.equal(found["embed"], torch.arange(20.0).reshape(5, 4)) and found["norm"].shape == (4,)
+    # Pieces that do not follow each other are refused, and begin anew.
+    messages = list(dedicated.pieces({"embed": torch.ones(8, 4), "norm": torch.ones(8)}, "x", 1))
+    with pytest.raises(WireError, match="beginning"):
+        parts.add(messages[1])
+    parts.add(messages[0])
+    with pytest.raises(WireError, match="follow"):
+        parts.add(messages[2])
+    bad = list(dedicated.pieces({"norm": torch.full((4,), float("nan"))}, "x", 2))
+    with pytest.raises(WireError, match="not finite"):
+        parts.add(bad[0])
+    for m in messages:
+        parts.add(m)
+    assert set(parts.take()) == {"embed", "norm"}
+
+
+def test_a_fault_ends_the_feedback_and_nothing_else(ends: Ends, caplog: pytest.LogCaptureFixture) -> None:
+    hub = ends.hub()
+    s = side(ends, hub)
+    until(lambda: of(hub, "status"))
+    s.capture.take = None  # type: ignore[method-assign,assignment]
+    s.capture.waiting = [None]  # type: ignore[list-item]
+    until(lambda: s.training.error)
+    assert s.capture.paused and any("drafter feedback" in c for c in s.learned.bridge.faults)
+    assert "no feedback from now on" in caplog.text
+    until(lambda: hub.handler.left)
+
+
+def test_long_samples_go_in_windows(tiny_target: Path) -> None:
+    long = sample(tiny_target, 0, 200, prompt=80)
+    width = long.hidden_states.shape[1] * long.hidden_states.element_size()
+    parts = dedicated.windows(long, 50 * width)
+    assert [(int(p.position_ids[0]), len(p)) for p in parts] == [(50, 50), (100, 50), (150, 50)]
+    assert dedicated.windows(long) == [long]
+    assert all(p.request_id == long.request_id and p.validate() for p in parts)
+
+
+def test_fetching_survives_what_it_is_sent(tmp_path: Path) -> None:
+    store = Versions(tmp_path / "store")
+    number = store.publish({"w": torch.ones(4)}, {}, base="b", target_version=0)
+    manifest = (store.path(number) / "manifest.json").read_bytes()
+    for bad in (b"", b"[]", b"{}", manifest.replace(b'"bytes": ', b'"bytes": 1'), manifest[:-9]):
+        with pytest.raises(VersionError, match="refused"):
+            Fetch(bad, tmp_path / "here")
+    (tmp_path / "file").write_text("")
+    with pytest.raises(VersionError, match="cannot be kept"):
+        Fetch(manifest, tmp_path / "file")
+    fetch = Fetch(manifest, tmp_path / "here")
+    ask = fetch.wants()
+    assert ask is not None
+    assert not fetch.take(Message("chunk", {**ask, "offset": 5}, {"data": torch.ones(1, dtype=torch.uint8)}))
+    assert not fetch.take(Message("chunk", ask))
+    with pytest.raises(VersionError, match="longer than"):
+        fetch.take(Message("chunk", ask, {"data": torch.ones(9999, dtype=torch.uint8)}))
+    assert not list((tmp_path / "here").glob(".publish*"))
+
+
+# ---- finding or starting it -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.timeout(180)
+def test_replicas_of_a_job_share_one_process_that_ends_with_them(
+    tiny_target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("speculators")
+    from fake_engine import FakeEngine
+
+    from drafter_online import head as heads
+    from rollspec.engine import daemon
+
+    monkeypatch.setattr(daemon, "LINGER", 2.0)
+    monkeypatch.setenv("ROLLSPEC", "not for the daemon")
+    config = RollspecConfig.load(
+        {"proposal.drafters": ["eagle3"], "drafter.mode": "dedicated", "drafter.dir": str(tmp_path / "d")}, env={}
+    )
+    first, second = daemon.settle(config, str(tiny_target)), daemon.settle(config, str(tiny_target))
+    assert first.drafter.endpoint == second.drafter.endpoint and str(first.drafter.endpoint).startswith("ipc://")
+    process = Path(str(first.drafter.endpoint).removeprefix("ipc://")).with_name("process")
+    assert daemon._alive(process)
+    base = heads.base_of(heads.target_config(tiny_target))
+    where = SimpleNamespace(
+        hub=SimpleNamespace(endpoint=first.drafter.endpoint),
+        trainer=SimpleNamespace(drafter=SimpleNamespace(base=base)),
+    )
+    engines = [FakeEngine(where, f"replica {i}") for i in range(2)]
+    end = time.monotonic() + 90
+    while not all(e.link.ready for e in engines):
+        for e in engines:
+            e.turn()
+        assert time.monotonic() < end, (tmp_path / "d" / "daemon.log").read_text()
+    for e in engines:
+        e.link.close()
+    until(lambda: not daemon._alive(process), seconds=60)
+    assert "no engine was connected" in (tmp_path / "d" / "daemon.log").read_text()
+
+
+def test_a_trainer_that_cannot_be_started_costs_the_training(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    from rollspec.engine import daemon
+
+    (tmp_path / "file").write_text("")
+    given = {"proposal.drafters": ["eagle3"], "drafter.mode": "dedicated", "drafter.dir": str(tmp_path / "file" / "d")}
+    config = daemon.settle(RollspecConfig.load(given, env={}), "target")
+    assert config.drafter.mode == "off" and "cannot be started" in caplog.text
+
+
+def test_the_preset_of_servers() -> None:
+    config = RollspecConfig.load("serve", env={})
+    assert config.drafter.mode == "dedicated" and config.drafter.endpoint == "tcp://127.0.0.1:5765"
+    assert config.drafter.captures and set(config.proposal.drafters) == {"suffix", "eagle3"}
+    from rollspec.errors import ConfigError
+
+    with pytest.raises(ConfigError, match="endpoint"):
+        RollspecConfig.load({"preset": "serve", "drafter.endpoint": "localhost:1"}, env={})
+    assert json.loads(json.dumps(config.to_dict()))["drafter"]["endpoint"]
