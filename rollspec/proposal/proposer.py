@@ -54,6 +54,7 @@ class Request:
     replay: Replay | None = None  # what it said with it an epoch ago
     fresh: list[int] = field(default_factory=list)  # said, and not in the tree yet
     req_id: str = ""
+    ended: bool = False  # by its stop token or its limit
     learned: Learned = field(default_factory=Learned)
 
 
@@ -189,7 +190,7 @@ class Proposer:
             if not new:
                 continue
             r = self.requests.get(req_ids[i])
-            if r is None:
+            if r is None or r.ended:  # an engine that runs ahead had one more step of it scheduled
                 continue
             verified = scheduled.get(req_ids[i])
             accepted = len(new) - 1
@@ -208,6 +209,7 @@ class Proposer:
             if len(r.context) > self._depth:
                 del r.context[: -self._depth]
             r.output.extend(new)
+            r.ended = len(r.output) >= r.max_tokens or r.output[-1] in r.stop_ids
             if r.replay is not None:
                 r.replay.said(new)
             rows.append((i, r, new))

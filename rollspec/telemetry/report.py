@@ -229,8 +229,8 @@ def _limits(found: Limits | None) -> list[str]:
     error = "" if found.cost_error is None else f", whose median error is {100 * found.cost_error:.1f} % of a step"
     sentences.append(
         f"All of these are computed by the fitted cost of this engine's steps{error}, against no drafts in it. "
-        "An engine built without speculation schedules asynchronously, which can make its steps shorter: the measured "
-        "ratio above is against that."
+        "Where steps do not overlap (docs/how-it-works.md), an engine built without speculation has shorter ones: the "
+        "measured ratio above is against that."
     )
     return sentences
 

@@ -97,7 +97,7 @@ def test_batches_chunks_and_preemption_change_no_token(
     model: Path, prompts: list[list[int]], reference: dict[str, Any]
 ) -> None:
     """Few requests at a time, prompts computed in chunks, and a KV cache so small that requests start over."""
-    tight = {"max_num_batched_tokens": 48, "enable_chunked_prefill": True, "num_gpu_blocks_override": 8}
+    tight = {"max_num_batched_tokens": 160, "enable_chunked_prefill": True, "num_gpu_blocks_override": 8}
     llm = build(model, COUPLED, **tight)
     try:
         llm.collective_rpc(_wild)

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.engine
 ALWAYS = {"tuning.policy": "static", "proposal.budget.policy": "fixed", "tuning.guard.enabled": False}
 """A draft is made and verified whatever it costs."""
 
-TIGHT = {"max_num_batched_tokens": 64, "enable_chunked_prefill": True, "num_gpu_blocks_override": 14}
+TIGHT = {"max_num_batched_tokens": 160, "enable_chunked_prefill": True, "num_gpu_blocks_override": 14}
 
 
 @pytest.fixture(scope="module")

@@ -13,7 +13,7 @@ from rollspec.errors import ConfigError
 
 
 def args(**kwargs: Any) -> SimpleNamespace:
-    return SimpleNamespace(**{"speculative_config": None, "additional_config": {}, **kwargs})
+    return SimpleNamespace(**{"speculative_config": None, "additional_config": {}, "async_scheduling": None, **kwargs})
 
 
 @pytest.fixture(autouse=True)
@@ -35,7 +35,6 @@ def test_an_ordinary_engine_is_accelerated() -> None:
     [
         ({"speculative_config": {"method": "ngram"}}, "speculative_config"),
         ({"pipeline_parallel_size": 2}, "pipeline_parallel_size"),
-        ({"async_scheduling": True}, "async_scheduling"),
         ({"distributed_executor_backend": "external_launcher", "tensor_parallel_size": 2}, "tensor_parallel_size"),
         ({"runner": "pooling"}, "pooling"),
         ({"config": {"enabled": False}}, "enabled"),

@@ -22,7 +22,10 @@ NEVER = {
     "rollspec/tuning": {"vllm", "verl", "ray"},
 }
 # The demo is an example job: it may start the trainer's integration.
-EXCEPT = {"rollspec": ("rollspec/demo/", "rollspec/bench_cli.py")}
+EXCEPT = {
+    "rollspec": ("rollspec/demo/", "rollspec/bench_cli.py"),
+    "rollspec/engine/vllm": ("rollspec/engine/vllm/scheduler.py",),  # vLLM is told its name
+}
 # folder -> packages that no file in it may import at module level
 NOT_AT_IMPORT = {
     "rollspec/sampling": ENGINES,

@@ -7,7 +7,7 @@ import logging
 import pytest
 
 from rollspec.sampling import streams
-from rollspec.sampling.streams import Streams
+from rollspec.sampling.streams import Arrivals, Streams
 
 A, B = [1, 2, 3], [1, 2, 4]
 
@@ -48,6 +48,40 @@ def test_a_request_keeps_its_key_while_it_runs() -> None:
     s.end("r")
     s.end("r")
     assert s.begin("r", A) != key
+
+
+def test_the_order_of_beginning_does_not_matter_where_arrivals_are_known() -> None:
+    """Siblings whose grammars become ready in another order; the numbers go on over versions."""
+    orders = [(0, 1, 2), (2, 0, 1)]
+    seen = []
+    for order in orders:
+        s, arrivals = Streams(0), Arrivals()
+        keys = []
+        for version in range(2):
+            s.set_version(version)
+            numbers = [arrivals.number(A) for _ in range(3)]
+            began = {i: s.begin(f"{version}-{i}", A, arrival=numbers[i]) for i in order}
+            keys += [began[i] for i in range(3)]
+        assert len(set(keys)) == 6
+        seen.append(keys)
+    plain = Streams(0)
+    assert seen[0] == seen[1] == _round(plain, 0, [A] * 3) + _round(plain, 1, [A] * 3)
+
+
+def test_one_that_waited_over_a_new_version_shares_no_noise() -> None:
+    s = Streams(0)
+    keys = [s.begin("1", A, arrival=1), s.begin("2", A, arrival=2)]
+    s.set_version(1)
+    keys += [s.begin("0", A, arrival=0), s.begin("3", A, arrival=3), s.begin("4", A, arrival=4)]
+    assert len(set(keys)) == 5
+
+
+def test_arrivals_are_bounded_and_give_no_number_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(streams, "MOST_PROMPTS", 2)
+    arrivals = Arrivals()
+    numbers = [arrivals.number([i % 3]) for i in range(30)] + [arrivals.number(None) for _ in range(2)]
+    given = [(i % 3, n) for i, n in enumerate(numbers[:30])]
+    assert len(set(given)) == 30 and numbers[30] != numbers[31] and len(arrivals._seen) <= 2
 
 
 def test_own_seeds_decide_alone_and_repeats_are_told(caplog: pytest.LogCaptureFixture) -> None:

@@ -290,14 +290,17 @@ def test_weights_are_not_sent_to_a_dead_engine() -> None:
         assert manager.sent == 0
 
 
-def test_polling_is_prompt_cheap_and_left_alone_in_asynchronous_training() -> None:
+def test_polling_is_prompt_cheap_and_left_alone_in_asynchronous_training(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = [0.0]
+    monkeypatch.setattr("time.perf_counter", lambda: clock[0])
+    monkeypatch.setattr("time.sleep", lambda seconds: clock.__setitem__(0, clock[0] + seconds))
     found = module()
     buffer, slow, other = found.ReplayBuffer(), found.ReplayBuffer(), found.ReplayBufferAsync()
     slow.slow = 0.02
     for b in (buffer, slow, other):
         b._sync_metadata_from_transfer_queue()
     assert buffer.poll_interval == 0.05
-    assert 0.4 <= slow.poll_interval <= 2.0
+    assert slow.poll_interval == pytest.approx(0.4)
     assert other.poll_interval == 2.0
 
 

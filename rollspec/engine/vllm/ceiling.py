@@ -1,7 +1,8 @@
 """Measures what no draft can beat: the mean largest probability of the target over the tokens that were emitted.
 
-A one-hot draft x is accepted with probability p(x), which is at most max p. Every so many steps the rows of a few
-requests are looked at before they are sampled; which of them became tokens is known after. Nothing is changed.
+A one-hot draft x is accepted with probability p(x), which is at most max p. In the first step that can be judged, and
+in one every so many after it, the rows of a few requests are looked at before they are sampled; which of them became
+tokens is known after. Nothing is changed.
 """
 
 from __future__ import annotations
@@ -31,16 +32,18 @@ class Ceiling:
     def __init__(self, runner: Any) -> None:
         self.sums = [0.0, 0.0]
         self._runner = runner
-        self._step = 0
+        self._wait = 0
         self._off = False
         sample = runner._sample
 
         @functools.wraps(sample)
         def observed(logits: Any, spec_decode_metadata: Any, *args: Any, **kwargs: Any) -> Any:
-            self._step += 1
             look = None
-            if not self._off and self._step % EVERY == 0 and logits is not None:
+            self._wait -= 1
+            if not self._off and self._wait < 0 and logits is not None:
                 look = self._guarded(self._look, logits, spec_decode_metadata)
+                if look is not None:
+                    self._wait = EVERY - 1
             output = sample(logits, spec_decode_metadata, *args, **kwargs)
             if look is not None:
                 self._guarded(self._count, look, output.sampled_token_ids)

@@ -64,8 +64,6 @@ def unaccelerated_because(args: Any, config: RollspecConfig) -> str | None:
     if getattr(args, "distributed_executor_backend", None) == "external_launcher" and args.tensor_parallel_size > 1:
         # Each rank schedules for itself, and drafts of different length would leave them waiting for each other.
         return "tensor_parallel_size > 1 with the external launcher (TRL, colocated) cannot speculate; set it to 1"
-    if getattr(args, "async_scheduling", None):
-        return "async_scheduling=True was asked for, and suffix drafts need synchronous scheduling; leave it unset"
     if getattr(args, "runner", "auto") == "pooling":
         return "the engine is a pooling model, which generates nothing"
     if ("suffix" in config.proposal.drafters or not config.proposal.drafters) and find_spec("arctic_inference") is None:

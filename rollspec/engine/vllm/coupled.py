@@ -16,6 +16,7 @@ import numpy as np
 import torch
 
 from rollspec.config import RollspecConfig
+from rollspec.engine.vllm import arrivals
 from rollspec.sampling.coupled import accept, sample
 from rollspec.sampling.noise import Ints, Words
 from rollspec.sampling.streams import Streams
@@ -55,13 +56,13 @@ class CoupledSampler:
             )
 
     def before_step(self, scheduler_output: Any) -> None:
-        """Forget requests that ended, and give those that begin their noise, in the order in which they arrived."""
+        """Forget requests that ended, and give those that begin their noise."""
         try:
             for request in scheduler_output.finished_req_ids:
                 self.streams.end(request)
             for new in scheduler_output.scheduled_new_reqs:
                 seed = new.sampling_params.seed if new.sampling_params is not None else None
-                self.streams.begin(new.req_id, new.prompt_token_ids, seed)
+                self.streams.begin(new.req_id, new.prompt_token_ids, seed, arrivals.of(new.sampling_params))
         except Exception as e:
             self._fail(e)
 

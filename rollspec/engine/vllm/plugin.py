@@ -17,7 +17,7 @@ from types import ModuleType
 from typing import Any
 
 from rollspec.config import ENV_SWITCH, RollspecConfig, Source
-from rollspec.engine.vllm import compat, heads, patches, prometheus
+from rollspec.engine.vllm import arrivals, compat, heads, overlap, patches, prometheus
 
 logger = logging.getLogger("rollspec")
 
@@ -33,6 +33,8 @@ def register() -> None:
         patches.install()
     patches.on_import("vllm.engine.arg_utils", _wrap_engine_args)
     patches.on_import("vllm.v1.worker.worker_base", _wrap_worker)
+    arrivals.register()
+    overlap.register()
     prometheus.register()
 
 
@@ -64,6 +66,7 @@ def _wrap_engine_args(module: ModuleType) -> None:
         if source is not None:
             configure(self, source)
         vllm_config = create(self, *args, **kwargs)
+        overlap.switch_on(vllm_config)
         if engine_config(vllm_config) is not None and (problem := compat.check_vocabulary(vllm_config)):
             logger.warning("rollspec: %s.", problem)
         return vllm_config
@@ -94,14 +97,14 @@ def configure(args: Any, source: Source) -> None:
         args.additional_config = {**(args.additional_config or {}), KEY: {"off": "no drafter fits this engine"}}
         return
     args.additional_config = {**(args.additional_config or {}), KEY: config.to_dict()}
+    overlap.want(args)
     # A fresh dict each time: vLLM writes into it.
     args.speculative_config = {"num_speculative_tokens": config.proposal.k_max}
     if method is None:
         args.speculative_config |= {"method": "custom_class", "model": PROPOSER}
     else:
-        # vLLM's own proposer, whose rows ours replaces on their way out: greedy drafts and synchronous scheduling.
+        # vLLM's own proposer, whose rows ours replaces on their way out: greedy drafts.
         args.speculative_config |= {"method": method, "model": config.proposal.learned.model}
-        args.async_scheduling = False
     logger.info(
         "rollspec: speculation is on (preset %s, mode %s, drafters %s, up to %d tokens).",
         config.preset,
@@ -151,6 +154,8 @@ def _wrap_worker(module: ModuleType) -> None:
             from rollspec.engine.vllm.worker import install
 
             install(self.worker, config)
+        if overlap.on(self.vllm_config):  # whatever became of the rest
+            overlap.Overlap(self.worker.model_runner)
 
     def rollspec(self: Any, op: str, payload: dict[str, Any] | None = None) -> dict[str, Any]:
         from rollspec.engine.vllm.worker import call

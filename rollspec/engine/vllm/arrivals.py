@@ -1,0 +1,63 @@
+"""Numbers requests as they reach the scheduler, for coupled sampling: requests need not begin in that order.
+
+vLLM passes over a waiting request whose grammar is still being compiled (in threads, so siblings become ready in any
+order), whose KV cache is still on its way, or which has a lower priority (vllm/v1/core/sched/scheduler.py). The number
+travels to the worker in `SamplingParams.extra_args`.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+from types import ModuleType
+from typing import Any
+
+from rollspec.engine.vllm.patches.base import on_import
+from rollspec.engine.vllm.scoring import KEY
+from rollspec.sampling.streams import Arrivals
+
+ARRIVAL = "arrival"
+
+
+def register() -> None:
+    """Hook the scheduler where it is, or will be, imported."""
+    on_import("vllm.v1.core.sched.scheduler", install)
+
+
+def install(module: ModuleType) -> None:
+    """Wrap `Scheduler.add_request`; it does nothing in an engine that does not sample coupled. Idempotent."""
+    cls = module.Scheduler
+    add = cls.add_request
+    if getattr(add, "_rollspec", False):
+        return
+
+    @functools.wraps(add)
+    def number_and_add(self: Any, request: Any) -> None:
+        arrivals = self.__dict__.get("_rollspec_arrivals", False)
+        if arrivals is False:
+            arrivals = self.__dict__["_rollspec_arrivals"] = _wanted(self.vllm_config)
+        params = request.sampling_params
+        if arrivals is not None and params is not None:
+            # A copy: where the engine runs in the caller's process, requests may share their parameters.
+            params = request.sampling_params = copy.copy(params)
+            extra = params.extra_args or {}
+            number = arrivals.number(request.prompt_token_ids)
+            params.extra_args = {**extra, KEY: {**(extra.get(KEY) or {}), ARRIVAL: number}}
+        add(self, request)
+
+    number_and_add._rollspec = True  # type: ignore[attr-defined]
+    cls.add_request = number_and_add
+
+
+def of(sampling_params: Any) -> int | None:
+    """The number a request was given, None where it was given none."""
+    given = (getattr(sampling_params, "extra_args", None) or {}).get(KEY)
+    number = given.get(ARRIVAL) if isinstance(given, dict) else None
+    return number if isinstance(number, int) else None
+
+
+def _wanted(vllm_config: Any) -> Arrivals | None:
+    from rollspec.engine.vllm.plugin import engine_config
+
+    config = engine_config(vllm_config)
+    return Arrivals() if config is not None and config.mode == "coupled" else None
