@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import multiprocessing
+import time
 from pathlib import Path
 from typing import Any
 
@@ -251,3 +252,53 @@ def test_of_processes_that_race_exactly_one_tries(fleet: Fleet) -> None:
     assert sorted(a for row in actions.values() for a in row) == ["try"] + ["wait"] * 7
     winner = next(name for name, row in actions.items() if row == ["try"])
     assert json.loads((fleet.store.path(n) / "trial-0.json").read_text())["replica"] == winner
+
+
+def live(folder: str, name: str, log: Any, slow: bool) -> None:
+    """A replica as a process: it looks, tries for 0.2 s (or for ever), takes."""
+    replica, running = Stagger(Versions(folder), name, lease_seconds=3.0), 0
+    while running < 2:
+        d = replica.decide(running)
+        if d.action == "try":
+            log.put((name, "try", d.version))
+            until = time.monotonic() + (1e6 if slow else 0.2)
+            while time.monotonic() < until:
+                replica.beat()
+                time.sleep(0.05)
+            replica.conclude("promoted")
+            running = d.version or 0
+        elif d.action in ("take", "back"):
+            running = d.version or 0
+        time.sleep(0.05)
+    log.put((name, "runs", running))
+
+
+def test_a_process_that_is_killed_on_trial_is_followed_by_another_and_one_that_joins_later(fleet: Fleet) -> None:
+    n = fleet.publish()
+    context = multiprocessing.get_context("fork")
+    log = context.Queue()
+
+    def start(name: str, slow: bool = False) -> Any:
+        p = context.Process(target=live, args=(str(fleet.store.folder), name, log, slow), daemon=True)
+        p.start()
+        return p
+
+    doomed = start("doomed", slow=True)
+    assert log.get(timeout=30) == ("doomed", "try", n)
+    others = [start(str(i)) for i in range(3)]
+    time.sleep(3.5)
+    assert fleet.store.events() == [], "as long as it lives the others wait"
+    doomed.kill()
+    doomed.join(10)
+    name, action, version = log.get(timeout=30)
+    assert (action, version) == ("try", n) and name != "doomed"
+    others.append(start("late"))
+    deadline = time.monotonic() + 30
+    while not fleet.store.promoted() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert fleet.store.promoted() == n
+    m = fleet.publish()
+    done = [log.get(timeout=30) for _ in range(5)]
+    assert sorted(d for d in done if d[1] == "runs") == [(x, "runs", m) for x in ("0", "1", "2", "late")]
+    for p in others:
+        p.join(10)
