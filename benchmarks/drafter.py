@@ -222,7 +222,7 @@ def _policies(size: str, quick: bool) -> Drift:
     from examples.grpo_arithmetic.prepare import prepare
 
     if not quick:
-        return drift(JobSettings(size=size))
+        return drift(JobSettings(size=size, epochs=3))
     model = prepare(CACHE / "grpo_arithmetic", size="tiny").model
     start = str(Path(model) / "model.safetensors")
     return Drift(model, "", [start, start], "the example's smaller policy, twice")

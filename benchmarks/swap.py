@@ -5,15 +5,16 @@ the pause of each is set against the median decode step without one, both timed 
 requests in float32, greedily, without speculation and with a swap every few steps: what was lost, what changed.
 Capture: rounds with it on and off, paired and alternating in one engine.
 
-    python -m benchmarks.swap [--quick]
+    python -m benchmarks.swap [--quick] [--parts swap capture identity]
 """
 
 from __future__ import annotations
 
+import argparse
+import json
 import os
 import random
 import statistics
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ from typing import Any
 from rich.console import Console
 
 from benchmarks.drift import CACHE
-from benchmarks.harness import pin, provenance, ratio, save
+from benchmarks.harness import RESULTS, pin, provenance, ratio, save
 from rollspec.demo.job import JobSettings, prepare_assets
 
 MAX_LEN = 512
@@ -30,47 +31,68 @@ EVERY = 12
 """Steps between two swaps of the identity check, as seen by the front end."""
 
 
-def run(quick: bool = False, out: Path | None = None) -> Path:
-    """Print the numbers and save them."""
+PARTS = ("swap", "capture", "identity")
+
+
+def run(quick: bool = False, out: Path | None = None, parts: tuple[str, ...] = PARTS) -> Path:
+    """Print the numbers and save them, part by part: parts that are not run now stay as they were in the file."""
     pin()
     os.environ.update(VLLM_ALLOW_INSECURE_SERIALIZATION="1", VLLM_LOGGING_LEVEL="ERROR")
-    began = provenance()
     console = Console(stderr=True)
     model = prepare_assets(JobSettings(), CACHE / "grpo_arithmetic").model
-    result: dict[str, Any] = {"provenance": began}
-    llm = _engine(model, "bfloat16", speculate=True)
-    try:
-        result |= {"swap": swaps(llm, 6 if quick else 200), "capture": captures(llm, quick)}
-    finally:
-        llm.llm_engine.engine_core.shutdown()
-    result["identity"] = identity(model, 12 if quick else 64)
-    result["load_after"] = os.getloadavg()
-    s, c = result["swap"], result["capture"]
-    console.print(
-        f"swap: median pause {s['pause_ms']['median']:.2f} ms, p99 {s['pause_ms']['p99']:.2f} ms, longest "
-        f"{s['pause_ms']['longest']:.2f} ms; a decode step takes {s['step_ms']['median']:.2f} ms "
-        f"({s['swap_step_ms']:.2f} ms one with a swap in it); {s['swaps']} swaps"
-    )
-    i = result["identity"]
-    console.print(
-        f"identity: {i['requests']} requests, {i['swaps']} swaps while they ran: {i['lost']} lost, "
-        f"{i['changed']} changed"
-    )
-    for batch, row in c.items():
+    target = out or RESULTS / "swap.json"
+    result: dict[str, Any] = json.loads(target.read_text()) if target.is_file() and not quick else {}
+
+    def keep(part: str, found: dict[str, Any], began: dict[str, Any]) -> None:
+        result[part] = {**found, "provenance": began, "load_after": os.getloadavg()}
+        save("swap", result, target)
+
+    if {"swap", "capture"} & set(parts):
+        llm = _engine(model, "bfloat16", speculate=True)
+        try:
+            if "swap" in parts:
+                began = provenance()
+                s = swaps(llm, 6 if quick else 100)
+                keep("swap", s, began)
+                console.print(
+                    f"swap: median pause {s['pause_ms']['median']:.2f} ms, p99 {s['pause_ms']['p99']:.2f} ms, longest "
+                    f"{s['pause_ms']['longest']:.2f} ms; a decode step takes {s['step_ms']['median']:.2f} ms "
+                    f"({s['swap_step_ms']:.2f} ms one with a swap in it); {s['swaps']} swaps"
+                )
+            if "capture" in parts:
+                began = provenance()
+                c = captures(llm, quick)
+                keep("capture", c, began)
+                for batch, row in c.items():
+                    console.print(
+                        f"capture at batch {batch}: time with / without {row['ratio'].median:.4f} "
+                        f"[{row['ratio'].low:.4f}, {row['ratio'].high:.4f}]; share of the step by the clock inside "
+                        f"{row['share']:.4f}"
+                    )
+        finally:
+            llm.llm_engine.engine_core.shutdown()
+    if "identity" in parts:
+        began = provenance()
+        i = identity(model, 12 if quick else 48)
+        keep("identity", i, began)
         console.print(
-            f"capture at batch {batch}: time with / without {row['ratio'].median:.4f} [{row['ratio'].low:.4f}, "
-            f"{row['ratio'].high:.4f}]; share of the step by the clock inside {row['share']:.4f}"
+            f"identity: {i['requests']} requests, {i['swaps']} swaps while they ran: {i['lost']} lost, "
+            f"{i['changed']} changed"
         )
-    return save("swap", result, out)
+    return target
 
 
-def _engine(model: str, dtype: str, speculate: bool) -> Any:
+def _engine(model: str, dtype: str, speculate: bool, everything: bool = False) -> Any:
+    """`everything`: all that is drafted is verified, as much as there can be to disturb; else what pays, so that a
+    decode step is as short as it comes.
+    """
     from vllm import LLM
 
     rollspec = {
         "proposal.drafters": ["suffix", "eagle3"],
         "proposal.learned.folder": str(CACHE / "heads"),
-        "proposal.budget.policy": "fixed",  # everything is drafted: as much as there can be to disturb
+        "proposal.k_max": 4,
+        "proposal.budget.policy": "fixed" if everything else "goodput",
         "tuning.policy": "static",
         "tuning.guard.enabled": False,
         "drafter.capture.enabled": True,
@@ -170,7 +192,7 @@ def identity(model: str, requests: int) -> dict[str, Any]:
         expected = _answers(plain, requests)
     finally:
         plain.llm_engine.engine_core.shutdown()
-    llm = _engine(model, "float32", speculate=True)
+    llm = _engine(model, "float32", speculate=True, everything=True)
     try:
         weights = Swaps(llm)
         count = 0
@@ -297,4 +319,9 @@ def _call(llm: Any, op: str, **payload: Any) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    print(run(quick="--quick" in sys.argv))
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--parts", nargs="*", choices=PARTS, default=PARTS)
+    args = parser.parse_args()
+    print(run(args.quick, args.out, tuple(args.parts)))

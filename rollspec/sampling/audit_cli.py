@@ -2,6 +2,7 @@
 
     rollspec audit --model PATH
     rollspec audit --model PATH --preset suffix_only --set proposal.k_max=8 --tokens 100000
+    rollspec audit --model PATH --preset long_tail --switch-arms --swap-every 20
     rollspec audit --model PATH --speculative-config '{"method": "ngram", "num_speculative_tokens": 3}'
 
 Exit status: 0 pass, 1 fail, 2 bad input or inconclusive (nothing was drafted, accepted or rejected).
@@ -40,6 +41,9 @@ def command(
     switch_arms: Annotated[
         bool, typer.Option("--switch-arms", help="Change the draft length at random at every step.")
     ] = False,
+    swap_every: Annotated[
+        int, typer.Option(min=0, help="Swap the learned drafter's weights every so many steps, while requests run.")
+    ] = 0,
     speculative_config: Annotated[
         str | None,
         typer.Option(metavar="JSON|none", help="Audit vLLM's own speculation instead, or `none`: the plain engine."),
@@ -82,11 +86,20 @@ def command(
         raise AuditError(f"rollspec: --alpha {alpha:g} cannot be used; give a probability such as {ALPHA:g}.")
     arguments = _arguments(engine or ())
     switches = ["tuning.policy=random", "tuning.options={}", "tuning.guard.enabled=false"] if switch_arms else []
+    if swap_every:  # everything is drafted and verified, by weights that come from here only
+        switches += ["drafter.mode=off", "proposal.budget.policy=fixed", "tuning.guard.enabled=false"]
     arm = _arm(preset, [*(overrides or ()), *switches], speculative_config, arguments)
+    drafters = (arm.rollspec or {}).get("proposal", {}).get("drafters", ())
+    if swap_every and not {"eagle3", "draft_model"} & set(drafters):
+        raise AuditError(
+            f"rollspec: --swap-every {swap_every} needs a learned drafter, and proposal.drafters = {list(drafters)} "
+            "names none; use --preset long_tail."
+        )
     found = token_prompts(model, prompts, max_prompts, max_tokens, bool(arguments.get("trust_remote_code")))
     plan = Plan(
-        found, tokens=tokens, samples=samples, max_tokens=max_tokens, temperature=temperature, seed=seed, dtype=dtype
-    )
+        found, tokens=tokens, samples=samples, max_tokens=max_tokens, temperature=temperature, seed=seed, dtype=dtype,
+        swap_every=swap_every,
+    )  # fmt: skip
     console = Console(stderr=as_json)
     with _display(console) as stage:
         result = run_audit(model, plan, arm, alpha=alpha, timeout=timeout, device=device, stage=stage)

@@ -50,6 +50,7 @@ class Plan:
     dtype: str = "float32"
     min_rounds: int = 2
     max_rounds: int = 200
+    swap_every: int = 0  # engine steps between swaps of the learned drafter's weights; 0: none
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +98,7 @@ class ArmOutput:
     greedy_drafts: DraftCounts
     off: str | None
     seconds: dict[str, float]
+    swaps: int = 0  # of drafter weights, while requests ran
 
 
 def run_arm(
@@ -144,6 +146,7 @@ def run_arm(
         DraftCounts(*counters["greedy_drafts"]),
         counters["off"],
         {k: counters[f"{k}_seconds"] for k in ("start", "generate")},
+        counters["swaps"],
     )
 
 

@@ -35,6 +35,8 @@ def facts(result: AuditResult) -> list[tuple[str, str]]:
         d = result.drafts
         share = d.accepted / d.drafted if d.drafted else 0.0
         out.append(("drafts", f"{d.drafted:,} drafted, {d.accepted:,} accepted ({share:.0%}), {d.rejected:,} rejected"))
+    if "swaps" in result.provenance:
+        out.append(("swaps", f"{result.provenance['swaps']:,} of the drafter's weights, while requests ran"))
     if result.greedy is not None:
         g = result.greedy
         ties = f", {g.ties} part at a tie" if g.ties else ""

@@ -102,6 +102,11 @@ def run_audit(
     if output.off is not None:
         reasons.append(f"rollspec did not speculate in this engine: {output.off}.")
     provenance = _provenance(model, plan, subject, target) | {"mean_entropy": entropy, "seconds": seconds}
+    if plan.swap_every:
+        provenance["swaps"] = output.swaps
+        if not output.swaps and result.verdict == "pass":
+            result = replace(result, verdict="inconclusive")
+            reasons.append("no weights were swapped while requests ran: --swap-every is too rare for so few steps.")
     if result.verdict == "fail" and control and subject.speculates:
         sentence, provenance["control"] = timed(
             f"sampling, {plain.name}", lambda p: _control(model, plan, plain, target, alpha, timeout, p)

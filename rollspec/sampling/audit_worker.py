@@ -25,18 +25,19 @@ def run(folder: Path, job: dict[str, Any]) -> None:
     """Build the engine of `job` (see `audit_engine.run_arm`), generate, write the results into `folder`."""
     began = time.perf_counter()
     llm = _build(job)
+    swaps = Swaps(llm, folder, job["plan"]["swap_every"]) if _swaps(job) else None
     started = time.perf_counter()
     plan, version = job["plan"], 0
     arrays: dict[str, Any] = {}
     greedy: list[tuple[int, int, Any]] = []
     for r in range(job["greedy_rounds"]):
         version = _next_round(llm, job, version)
-        greedy += [(i, r, o) for i, o in _generate(llm, plan, copies=2 if r else 1, temperature=0.0)]
+        greedy += [(i, r, o) for i, o in _generate(llm, plan, 2 if r else 1, 0.0, swaps)]
     arrays |= _arrays("greedy", greedy)
     before, sampled, tokens, r = _counters(llm), [], 0, 0
     while job["sample"] and (tokens < plan["tokens"] or r < plan["min_rounds"]) and r < plan["max_rounds"]:
         version = _next_round(llm, job, version)
-        for i, o in _generate(llm, plan, copies=plan["samples"], temperature=plan["temperature"]):
+        for i, o in _generate(llm, plan, plan["samples"], plan["temperature"], swaps):
             sampled.append((i, r, o))
             tokens += len(o.token_ids)
         r += 1
@@ -51,6 +52,7 @@ def run(folder: Path, job: dict[str, Any]) -> None:
             "sample_drafts": (after[0] - before[0], after[1] - before[1]),
             "off": _off(llm, job),
             "rounds": r,
+            "swaps": swaps.done if swaps is not None else 0,
             "start_seconds": started - began,
             "generate_seconds": time.perf_counter() - started,
         },
@@ -80,7 +82,56 @@ def _build(job: dict[str, Any]) -> Any:
     return LLM(**(args | job["engine"]))
 
 
-def _generate(llm: Any, plan: dict[str, Any], copies: int, temperature: float) -> list[tuple[int, Any]]:
+def _swaps(job: dict[str, Any]) -> bool:
+    return bool(job["plan"]["swap_every"]) and job["rollspec"] is not None
+
+
+class Swaps:
+    """Swaps the learned drafter's weights while requests run, again and again: versions that differ by some 10 %.
+
+    Raises:
+        RuntimeError: a swap is refused.
+    """
+
+    def __init__(self, llm: Any, folder: Path, every: int) -> None:
+        from safetensors.torch import load_file, save_file
+
+        self.llm, self.every, self.done, self._step = llm, every, 0, 0
+        info = self._call("info")
+        if "drafter" not in info:
+            raise RuntimeError("swaps need a learned drafter: name eagle3 or draft_model in proposal.drafters")
+        self._version = int(info["drafter"]["version"])
+        self._folders = []
+        for name, factor in (("a", 0.9), ("b", 1.1)):
+            into = folder / name
+            into.mkdir()
+            for file in Path(info["drafter"]["started_with"]).glob("*.safetensors"):
+                tensors = {n: t * factor if t.is_floating_point() else t for n, t in load_file(file).items()}
+                save_file(tensors, into / file.name)
+            self._folders.append(into)
+
+    def step(self) -> None:
+        """Before an engine step."""
+        self._step += 1
+        if self._step % self.every:
+            return
+        state = self._call("info")["drafter"]
+        if state["state"] != "settled":
+            return
+        self.done = state["promoted"]
+        self._version += 1
+        folder = str(self._folders[self._version % 2])
+        answer = self._call("swap", dir=folder, version=self._version, canary=False)
+        if "error" in answer:
+            raise RuntimeError(answer["error"])
+
+    def _call(self, op: str, **payload: Any) -> dict[str, Any]:
+        return next(a for a in self.llm.collective_rpc("rollspec", args=(op, payload)) if a)
+
+
+def _generate(
+    llm: Any, plan: dict[str, Any], copies: int, temperature: float, swaps: Swaps | None
+) -> list[tuple[int, Any]]:
     """(prompt index, completion) of every request; the copies of a prompt are siblings, in order."""
     from vllm import SamplingParams
 
@@ -94,8 +145,25 @@ def _generate(llm: Any, plan: dict[str, Any], copies: int, temperature: float) -
         ignore_eos=temperature == 0,
     )
     requests = [{"prompt_token_ids": plan["prompts"][i]} for i in order]
+    if swaps is not None:
+        return list(zip(order, _stepped(llm, requests, params, swaps), strict=True))
     outputs = llm.generate(requests, params, use_tqdm=False)
     return [(i, o.outputs[0]) for i, o in zip(order, outputs, strict=True)]
+
+
+def _stepped(llm: Any, requests: list[Any], params: Any, swaps: Swaps) -> list[Any]:
+    """What each request said, with swaps between the engine's steps."""
+    core = llm.llm_engine
+    name = f"{time.perf_counter_ns()}"
+    for i, request in enumerate(requests):
+        core.add_request(f"{i}-{name}", request, params.clone())
+    found: dict[int, Any] = {}
+    while core.has_unfinished_requests():
+        swaps.step()
+        for out in core.step():
+            if out.finished:
+                found[int(out.request_id.split("-")[0])] = out.outputs[0]
+    return [found[i] for i in range(len(requests))]
 
 
 def _next_round(llm: Any, job: dict[str, Any], version: int) -> int:

@@ -65,6 +65,21 @@ def test_the_command_passes_with_suffix_drafts(sharp: Path, tmp_path: Path, run_
     assert greedy["drafts"]["accepted"] > 0
 
 
+def test_the_command_passes_while_drafter_weights_are_swapped(
+    sharp: Path, tmp_path: Path, run_bounded: Callable[..., Any]
+) -> None:
+    """Suffix and learned drafts of random lengths, and other weights every few steps: the law is the target's."""
+    out = tmp_path / "audit.json"
+    cmd = [sys.executable, "-m", "rollspec.cli", "audit", "--model", sharp, "--preset", "long_tail", "--switch-arms"]
+    more = ["--swap-every", "12", "--tokens", "8000", "--set", f"proposal.learned.folder={tmp_path / 'heads'}"]
+    done = run_bounded([*map(str, cmd), *more, "--out", str(out)], timeout=2 * LIMIT)
+    assert done.returncode == 0, done.stdout[-3000:]
+    result = json.loads(out.read_text())
+    assert result["provenance"]["swaps"] >= 3
+    assert min(result["drafts"][k] for k in ("accepted", "rejected")) > 200
+    assert result["greedy"]["passed"]
+
+
 def test_the_command_checks_every_token_of_coupled_sampling(
     sharp: Path, tmp_path: Path, run_bounded: Callable[..., Any]
 ) -> None:

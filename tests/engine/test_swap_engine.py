@@ -6,6 +6,7 @@ swapped in decides everything: the target's weights are always right, noise neve
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +27,6 @@ def weights_of(folder: Path) -> dict[str, Any]:
 
 def noisy(folder: Path, into: Path, scale: float = 5.0, seed: int = 0) -> Path:
     """The same model with other weights."""
-    import shutil
-
     import torch
     from safetensors.torch import save_file
 
@@ -257,6 +256,15 @@ def test_versions_of_a_head_with_the_targets_embedding_in_them(
         assert [e.version for e in store.events()] == [2]
         assert "not newer" in swap(llm, store.path(1))["error"] if info["version"] == 2 else True
         assert "is for the target" in swap(llm, store.path(3))["error"]
+        for damage, words in ((lambda b: b[:-100], "truncated or altered"), (flipped, "does not match its checksum")):
+            number = store.publish(random_weights(config, 5), mine, base=base, target_version=0)
+            file = store.path(number) / "model.safetensors"
+            file.write_bytes(damage(file.read_bytes()))
+            refused: list[dict[str, Any]] = []
+            out = during(llm, prompts[:2], lambda n=number, r=refused: r.append(swap(llm, store.path(n))))
+            assert words in refused[0]["error"] and out == plain["long"][:4]
+        shutil.rmtree(store.folder)
+        assert "is not in" in swap(llm, store.path(number))["error"]
         # Embedding and LM head of another model: left out, never written.
         payload = random_weights(config, 4)
         payload["embed_tokens.weight"] = torch.randn(config["vocab_size"], config["hidden_size"])
@@ -277,6 +285,11 @@ def test_versions_of_a_head_with_the_targets_embedding_in_them(
         check_samples(samples, model, prompts)
     finally:
         close(llm)
+
+
+def flipped(data: bytes) -> bytes:
+    """One bit of a weight is another."""
+    return data[:-5] + bytes([data[-5] ^ 4]) + data[-4:]
 
 
 def check_samples(samples: list[Any], model: Path, prompts: list[list[int]]) -> None:

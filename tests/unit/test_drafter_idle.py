@@ -96,6 +96,23 @@ def test_preemption_within_a_step_and_its_latency() -> None:
     assert rule.tick(lambda: state, step) is None
 
 
+def test_latency_counts_from_when_the_engine_wanted_the_machine() -> None:
+    """And not from when the step next asked."""
+    rule, clock = idle(settle_seconds=0.0)
+    state = IDLE
+
+    def step(must_stop: Callable[[], bool]) -> str:
+        nonlocal state
+        state = EngineState(running=1, since=clock.now)
+        clock.now += 0.5
+        assert must_stop()
+        clock.now += 0.25
+        return "preempted"
+
+    rule.tick(lambda: state, step)
+    assert rule.counts.latencies == [0.75]
+
+
 def test_failures_are_counted_and_end_training_but_nothing_else(caplog: pytest.LogCaptureFixture) -> None:
     rule, _ = idle(settle_seconds=0.0, max_failures=2)
 

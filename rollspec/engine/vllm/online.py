@@ -274,7 +274,11 @@ class OnlineTraining:
         self._version = version
         from drafter_online import head as heads
 
-        parts = self.parts if self.parts is not None else self.learned.target_parts()
+        parts = self.parts
+        if parts is None:
+            if not self.learned.ranks.alone:
+                return  # they come with the next version; until then the head has those of the model's folder
+            parts = self.learned.target_parts()
         vocabulary = int(self._trainer.drafter.head.embed_tokens.weight.shape[0])
         # vLLM pads vocabularies for its shards.
         cut = {n: w.float() if n == "norm" else w[:vocabulary].float() for n, w in parts.items()}
