@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from benchmarks.probes import ledger
+from rollspec.demo.dtype import native_dtype
 
 START_SECONDS = 240.0
 RUN_SECONDS = 600.0
@@ -157,7 +158,7 @@ def _serve(pipe: Any, arm: Arm, model: str, max_len: int, max_seqs: int) -> None
 
     llm = LLM(
         model=model,
-        dtype="bfloat16",
+        dtype=native_dtype(),
         enforce_eager=True,
         max_model_len=max_len,
         max_num_seqs=max_seqs,

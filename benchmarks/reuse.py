@@ -44,10 +44,6 @@ SETTINGS = JobSettings(epochs=2, dtype="float32")
 float32, because a CPU without bfloat16 arithmetic takes thirty times as long to train in it.
 """
 
-FLOAT32 = (
-    "++actor_rollout_ref.actor.fsdp_config.mixed_precision={param_dtype:fp32,reduce_dtype:fp32,buffer_dtype:fp32}",
-)
-
 
 def jobs(
     seeds: Sequence[int], arms: Sequence[str], work: Path, settings: JobSettings = SETTINGS
@@ -79,7 +75,6 @@ def train(job: Job, settings: JobSettings) -> None:
     more = (
         f"trainer.save_freq={settings.steps_per_epoch}",
         "actor_rollout_ref.actor.checkpoint.save_contents=[hf_model]",
-        *(FLOAT32 if settings.dtype == "float32" else ()),
     )
     run_job(dataclasses.replace(job, command=(*job.command, *more)), timeout=1500, stall=900)
     for epoch in range(1, settings.epochs):

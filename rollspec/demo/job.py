@@ -18,11 +18,12 @@ import os
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from rollspec.config import RollspecConfig
+from rollspec.demo.dtype import MIXED, native_dtype
 from rollspec.errors import RollspecError
 from rollspec.telemetry.runs import LENGTHS_FILE
 
@@ -58,7 +59,7 @@ class JobSettings:
     max_num_seqs: int = 64
     micro_batch: int = 16
     temperature: float = 1.0
-    dtype: str = "bfloat16"
+    dtype: str = field(default_factory=native_dtype)
     steps: int | None = None  # stop earlier than epochs would
     replicas: int = 1  # engines that share the rollout, and ranks that train
 
@@ -231,6 +232,7 @@ def _overrides(s: JobSettings, assets: Assets, loggers: Sequence[str]) -> list[s
         "actor_rollout_ref.actor.use_kl_loss=False",
         "actor_rollout_ref.rollout.name=vllm",
         f"actor_rollout_ref.rollout.dtype={s.dtype}",
+        *([f"++actor_rollout_ref.actor.fsdp_config.mixed_precision={MIXED}"] if s.dtype == "float32" else []),
         f"actor_rollout_ref.rollout.n={s.n}",
         f"actor_rollout_ref.rollout.temperature={s.temperature}",
         f"actor_rollout_ref.rollout.seed={s.seed}",
