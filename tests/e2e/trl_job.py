@@ -15,24 +15,22 @@ from typing import Any
 from examples.trl_grpo.train import build, parser
 
 
-def greedy_hf(model: Any, prompts: list[list[int]], n: int) -> list[list[int]]:
+def worst_gap(model: Any, prompts: list[list[int]], texts: list[list[int]]) -> float:
+    """How far below HF's best logit a token lies that the engine chose greedily, at most, given what it said before."""
     import torch
 
     model.eval()
-    model.generation_config.eos_token_id = None  # the engine ignores it too
-    out = []
+    worst = 0.0
     with torch.no_grad():
-        for p in prompts:
-            got = model.generate(
-                torch.tensor([p]), max_new_tokens=n, do_sample=False, pad_token_id=0,
-                temperature=None, top_p=None, top_k=None,
-            )  # fmt: skip
-            out.append(got[0, len(p) :].tolist())
-    return out
+        for p, said in zip(prompts, texts, strict=True):
+            logits = model(torch.tensor([p + said])).logits[0, len(p) - 1 : -1].float()
+            chosen = logits.gather(1, torch.tensor(said)[:, None])[:, 0]
+            worst = max(worst, float((logits.max(-1).values - chosen).max()))
+    return worst
 
 
 def change_and_sync(trainer: Any) -> dict[str, Any]:
-    """A large change of the policy through TRL's own sync: greedy vLLM, with drafts, against greedy HF."""
+    """A large change of the policy through TRL's own sync: greedy vLLM, with drafts, against HF's logits."""
     import torch
 
     generation = trainer.vllm_generation
@@ -52,7 +50,8 @@ def change_and_sync(trainer: Any) -> dict[str, Any]:
     # The second time with the first one's tokens as drafts.
     after = [generation.generate(prompts, None, 1)[1] for _ in range(2)]
     accepted = generation.llm.collective_rpc("rollspec", args=("stats", {}))[0]["accepted"]
-    return {"before": before, "after": after, "hf": greedy_hf(trainer.model, prompts, 48), "accepted": accepted}
+    gaps = [worst_gap(trainer.model, prompts, texts) for texts in (before, *after)]
+    return {"gaps": gaps, "same": after[0] == after[1], "accepted": accepted}
 
 
 def main(out: str, model: str, what: str) -> None:
