@@ -116,6 +116,10 @@ def test_ppo_with_a_critic_and_rollspec_disabled_then_on(make: Callable[..., Job
         assert steps[1]["rollspec/health/logprob_corr"] > 0.99
 
 
+@pytest.mark.skipif(
+    not os.environ.get("ROLLSPEC_TEST_REPLICAS"),
+    reason="two engines and two trainers want four cores; ROLLSPEC_TEST_REPLICAS=1 runs it all the same",
+)
 @pytest.mark.timeout(1400)
 def test_long_tail_trains_while_a_replica_idles_swaps_and_resumes(make: Callable[..., Job], tmp_path: Path) -> None:
     """Two replicas: the one whose share of a rollout is finished trains the head, and takes over what it made of it.
