@@ -6,7 +6,7 @@ export ROLLSPEC_VENV := $(VENV)
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup test test-unit test-engine test-e2e lint format demo bench docs clean clean-all
+.PHONY: help setup test test-unit test-engine test-e2e lint format demo serve-demo bench docs clean clean-all
 
 help:  ## list the targets
 	@grep -E '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | \
@@ -35,6 +35,9 @@ format: setup  ## apply ruff's fixes and format
 
 demo: setup  ## a GRPO job on CPU with and without rollspec, and the report
 	@rollspec demo $(ARGS)
+
+serve-demo: setup  ## vllm serve under shifting traffic: no speculation, a frozen drafter, one that keeps learning
+	@python -m examples.production_traffic $(ARGS)
 
 bench: setup  ## every benchmark (ARGS="..." goes to rollspec bench)
 	@rollspec bench $(or $(ARGS),all)

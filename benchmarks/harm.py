@@ -142,9 +142,10 @@ def awake(engine: Engine) -> Iterator[None]:
 
 
 def measure(
-    scenario: str, engines: dict[str, Engine], make: Any, rounds: int, epochs: int, tick: Any
+    scenario: str, engines: dict[str, Engine], make: Any, rounds: int, epochs: int, progress: Progress
 ) -> dict[str, list[list[dict[str, Any]]]]:
     """Rounds of both engines, epoch by epoch in turn, whose order changes every time."""
+    task = progress.add_task(scenario, total=rounds * epochs)
     runs: dict[str, list[list[dict[str, Any]]]] = {name: [] for name in engines}
     names: Sequence[str] = list(engines)
     for r in range(rounds):
@@ -158,7 +159,9 @@ def measure(
             for name in names if (r + epoch) % 2 == 0 else names[::-1]:
                 with awake(engines[name]):
                     runs[name][-1].append(engines[name].run(work))
-            tick()
+            progress.advance(task)
+        own, other = (sum(e["seconds"] for e in runs[name][-1]) for name in ("rollspec", "none"))
+        progress.console.print(f"{scenario}, job {r + 1} of {rounds}: {own / other:.3f} ({own:.0f} s to {other:.0f} s)")
     return runs
 
 
@@ -192,9 +195,8 @@ def run(quick: bool = False, rounds: int = ROUNDS, out: Path | None = None) -> P
                 engines[name].suspend()
             idle = idle_cores(list(engines.values()))
             with Progress(console=console, transient=True) as progress:
-                task = progress.add_task("measuring", total=len(SCENARIOS) * rounds * epochs)
                 for scenario in SCENARIOS:
-                    runs = measure(scenario, engines, make, rounds, epochs, lambda: progress.advance(task))
+                    runs = measure(scenario, engines, make, rounds, epochs, progress)
                     results[scenario] = summarise(runs) | {"runs": runs}
         finally:
             for engine in engines.values():

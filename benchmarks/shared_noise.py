@@ -31,8 +31,8 @@ CONFIG = {
 }
 
 
-def moved(model: str, folder: Path, scale: float) -> Path:
-    """The same model with its weights moved."""
+def moved(model: str | Path, folder: Path, scale: float) -> Path:
+    """The same model with all weights moved by noise of `scale` times their own spread."""
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 

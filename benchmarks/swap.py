@@ -23,6 +23,7 @@ from rich.console import Console
 
 from benchmarks.drift import CACHE
 from benchmarks.harness import RESULTS, pin, provenance, ratio, save
+from rollspec.demo.dtype import native_dtype
 from rollspec.demo.job import JobSettings, prepare_assets
 
 MAX_LEN = 512
@@ -48,7 +49,7 @@ def run(quick: bool = False, out: Path | None = None, parts: tuple[str, ...] = P
         save("swap", result, target)
 
     if {"swap", "capture"} & set(parts):
-        llm = _engine(model, "bfloat16", speculate=True)
+        llm = _engine(model, native_dtype(), speculate=True)
         try:
             if "swap" in parts:
                 began = provenance()

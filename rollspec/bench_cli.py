@@ -12,7 +12,9 @@ import typer
 from rollspec.errors import RollspecError
 
 ROOT = Path(__file__).resolve().parents[1]
-NAMES = ("propose", "coupled", "inert", "bandits", "scale", "cost", "harm", "tuner", "rollout", "swap", "reuse")
+NAMES = (
+    "propose", "coupled", "inert", "bandits", "scale", "cost", "harm", "tuner", "rollout", "swap", "serve", "reuse",
+)  # fmt: skip
 
 command = typer.Typer(help="Run the benchmarks: alternating runs, ratios with their spread, JSON with provenance.")
 
@@ -79,6 +81,17 @@ def rollout(
 def swap(quick: Quick = False, out: Out = None, json: Json = False) -> None:
     """Pauses that swaps of drafter weights make, and what capturing samples costs (minutes)."""
     _done(_module("swap").run(quick=quick, out=out), json)
+
+
+@command.command()
+def serve(
+    quick: Quick = False,
+    out: Out = None,
+    json: Json = False,
+    requests: Annotated[int, typer.Option(min=1, help="With swaps, and as many without.")] = 10_000,
+) -> None:
+    """A `vllm serve` under load while its drafter is replaced every few seconds (half an hour)."""
+    _done(_module("serve").run(quick=quick, requests=requests, out=out), json)
 
 
 @command.command()

@@ -18,6 +18,7 @@ from typing import Any
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
+from rollspec import generated
 from rollspec.config import RollspecConfig, knobs, presets
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "configuration.md"
@@ -148,16 +149,7 @@ def _split(text: str) -> tuple[str, str]:
 
 def main(argv: Sequence[str]) -> int:
     """Write the page, or compare it with `--check`; the exit status."""
-    text = render()
-    if "--check" in argv:
-        if PAGE.is_file() and PAGE.read_text(encoding="utf-8") == text:
-            return 0
-        print(f"{PAGE} is out of date; run `python -m rollspec.config_docs`.", file=sys.stderr)
-        return 1
-    PAGE.parent.mkdir(parents=True, exist_ok=True)
-    PAGE.write_text(text, encoding="utf-8")
-    print(PAGE)
-    return 0
+    return generated.keep(PAGE, render(), "rollspec.config_docs", check="--check" in argv)
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from rollspec import generated
 from rollspec.telemetry.metrics import TABLE
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "metrics.md"
@@ -81,16 +82,7 @@ def render() -> str:
 
 def main(argv: Sequence[str]) -> int:
     """Write the page, or compare it with `--check`; the exit status."""
-    text = render()
-    if "--check" in argv:
-        if PAGE.is_file() and PAGE.read_text(encoding="utf-8") == text:
-            return 0
-        print(f"{PAGE} is out of date; run `python -m rollspec.telemetry.docs`.", file=sys.stderr)
-        return 1
-    PAGE.parent.mkdir(parents=True, exist_ok=True)
-    PAGE.write_text(text, encoding="utf-8")
-    print(PAGE)
-    return 0
+    return generated.keep(PAGE, render(), "rollspec.telemetry.docs", check="--check" in argv)
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from rollspec import generated
 from rollspec.telemetry.prometheus import MODEL, Series, series
 
 FILE = Path(__file__).resolve().parents[2] / "docs" / "monitoring" / "grafana.json"
@@ -112,16 +113,7 @@ def _model_variable() -> dict[str, Any]:
 
 def main(argv: Sequence[str]) -> int:
     """Write the file, or compare it with `--check`; the exit status."""
-    text = render()
-    if "--check" in argv:
-        if FILE.is_file() and FILE.read_text(encoding="utf-8") == text:
-            return 0
-        print(f"{FILE} is out of date; run `python -m rollspec.telemetry.grafana`.", file=sys.stderr)
-        return 1
-    FILE.parent.mkdir(parents=True, exist_ok=True)
-    FILE.write_text(text, encoding="utf-8")
-    print(FILE)
-    return 0
+    return generated.keep(FILE, render(), "rollspec.telemetry.grafana", check="--check" in argv)
 
 
 if __name__ == "__main__":

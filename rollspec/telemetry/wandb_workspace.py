@@ -21,6 +21,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from rollspec import generated
 from rollspec.errors import RollspecError
 from rollspec.telemetry.metrics import TABLE, Metric
 
@@ -120,16 +121,7 @@ def main(argv: Sequence[str]) -> int:
             print(e, file=sys.stderr)
             return 2
         return 0
-    text = render()
-    if args.check:
-        if FILE.is_file() and FILE.read_text(encoding="utf-8") == text:
-            return 0
-        print(f"{FILE} is out of date; run `python -m rollspec.telemetry.wandb_workspace`.", file=sys.stderr)
-        return 1
-    FILE.parent.mkdir(parents=True, exist_ok=True)
-    FILE.write_text(text, encoding="utf-8")
-    print(FILE)
-    return 0
+    return generated.keep(FILE, render(), "rollspec.telemetry.wandb_workspace", check=args.check)
 
 
 if __name__ == "__main__":

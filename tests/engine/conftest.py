@@ -9,6 +9,14 @@ from typing import Any
 import pytest
 
 
+@pytest.fixture(scope="session", autouse=True)
+def quick_starts() -> None:
+    """Engines that the tests build start in two seconds."""
+    import forked
+
+    forked.install()
+
+
 @pytest.fixture(scope="session")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from examples.grpo_arithmetic.prepare import prepare

@@ -13,6 +13,8 @@ import pytest
 from engines import build, call, close, generate
 from heads import random_head
 
+from benchmarks.shared_noise import moved
+
 pytestmark = pytest.mark.engine
 
 COUPLED = {"preset": "default", "mode": "coupled", "coupled.seed": 7}
@@ -33,21 +35,6 @@ def reference(model: Path, prompts: list[list[int]]) -> dict[str, Any]:
         return out
     finally:
         close(llm)
-
-
-def moved(model: Path, folder: Path, scale: float, seed: int = 0) -> Path:
-    """The same model with all weights moved by noise of `scale` times their own spread."""
-    import torch
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
-    other = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
-    torch.manual_seed(seed)
-    with torch.no_grad():
-        for p in other.parameters():
-            p.add_(scale * p.std().nan_to_num(0.0) * torch.randn_like(p))
-    other.save_pretrained(folder)
-    AutoTokenizer.from_pretrained(model).save_pretrained(folder)
-    return folder
 
 
 def step_by_step(llm: Any, prompts: list[list[int]], act: Callable[[int], None], **params: Any) -> list[list[int]]:

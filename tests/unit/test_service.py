@@ -123,7 +123,7 @@ def test_what_an_engine_takes_back_is_rolled_back_and_an_alarm(make: Make, tiny_
     engine.until(lambda: service.versions.events())
     first = engine.offers[0]["version"]
     assert service.versions.events()[0].verdict == "rolled_back" and service.release.current is None
-    assert "rollback" in [a.kind for a in service.alarms]
+    engine.until(lambda: "rollback" in [a.kind for a in service.alarms])
     engine.until(lambda: len(engine.offers) > 1)
     assert engine.offers[1]["version"] > first, "training went on, and the next version is tried"
     engine.verdict = "promoted"

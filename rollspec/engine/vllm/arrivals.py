@@ -12,7 +12,7 @@ import functools
 from types import ModuleType
 from typing import Any
 
-from rollspec.engine.vllm import metadata
+from rollspec.engine.vllm import metadata, scoring
 from rollspec.engine.vllm.patches.base import on_import
 from rollspec.engine.vllm.scoring import KEY
 from rollspec.sampling.streams import Arrivals
@@ -52,8 +52,7 @@ def install(module: ModuleType) -> None:
 
 def of(sampling_params: Any) -> int | None:
     """The number a request was given, None where it was given none."""
-    given = (getattr(sampling_params, "extra_args", None) or {}).get(KEY)
-    number = given.get(ARRIVAL) if isinstance(given, dict) else None
+    number = scoring.asked(sampling_params).get(ARRIVAL)
     return number if isinstance(number, int) else None
 
 

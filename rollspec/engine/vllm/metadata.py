@@ -14,7 +14,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-KEY = "rollspec"
+from rollspec.engine.vllm.scoring import KEY
+
 LONGEST = 64  # characters of a domain's name
 DEFAULT, INVALID = "default", "invalid"
 

@@ -195,7 +195,6 @@ class Overlap:
         rows: list[int] = []
         at = 0
         for req_id in grammar.structured_output_request_ids:
-            reserved = self._places.get(req_id, 0)
-            rows.extend(range(at, at + 1 + (self._drafted.get(req_id, 0) if reserved else 0)))
-            at += 1 + reserved
+            rows.extend(range(at, at + 1 + self._drafted.get(req_id, 0)))
+            at += 1 + self._places.get(req_id, 0)
         return dataclasses.replace(grammar, grammar_bitmask=grammar.grammar_bitmask[np.array(rows, dtype=np.int64)])

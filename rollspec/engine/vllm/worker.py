@@ -79,12 +79,11 @@ def install(worker: Any, config: RollspecConfig) -> None:
             _watch_sleep(worker, drafter.learned)
             if config.drafter.mode != "off" and drafter.learned.eagle:
                 drafter.learned.swapper.prepare()
-                if drafter.learned.capture is None:
-                    pass  # on the rank that drafts
-                elif config.drafter.mode == "idle":
-                    drafter.learned.online = OnlineTraining(drafter.learned, worker.vllm_config)
-                else:
-                    _connect(drafter)
+                if drafter.learned.capture is not None:  # on the rank that drafts
+                    if config.drafter.mode == "idle":
+                        drafter.learned.online = OnlineTraining(drafter.learned, worker.vllm_config)
+                    else:
+                        _connect(drafter)
             if config.drafter.versions is not None:
                 drafter.learned.swapper.prepare()
                 if drafter.drafting:

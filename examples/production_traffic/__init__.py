@@ -1,0 +1,1 @@
+"""Servers under traffic that shifts from code to prose and back."""

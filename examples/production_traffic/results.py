@@ -1,0 +1,118 @@
+"""What the arms of the example reached: numbers, a table, and one picture over the requests."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from examples.production_traffic.traffic import Burst, Plan
+
+NAMES = {"none": "no speculation", "frozen": "frozen drafter", "online": "online drafter"}
+COLOURS = {"none": "#8a8f98", "frozen": "#c98a2b", "online": "#2b6cb0"}
+RECOVERED = 0.9  # of the converged excess acceptance length
+CONVERGED = 3  # last bursts of a phase that say where it converged
+
+
+def phases(plan: Plan) -> list[range]:
+    """Numbers of the bursts of each phase."""
+    out, at = [], 0
+    for _, count in plan.phases:
+        out.append(range(at, at + count))
+        at += count
+    return out
+
+
+def summarize(plan: Plan, arms: Mapping[str, Sequence[Burst]]) -> dict[str, Any]:
+    """Numbers of a finished run.
+
+    `requests_to_recover`: requests of a phase until tokens per step beyond the first one were back at 90 % of what the
+    last bursts of the phase had; None where that was never so.
+    """
+    out: dict[str, Any] = {"arms": {}, "phases": [{"domain": d, "bursts": n} for d, n in plan.phases]}
+    for name, bursts in arms.items():
+        rows = []
+        for part in phases(plan):
+            inside = [bursts[i] for i in part]
+            last = inside[-CONVERGED:]
+            converged = statistics.fmean(b.length for b in last)
+            goal = 1 + RECOVERED * (converged - 1)
+            back = next((b for b in inside if b.length >= goal), None)
+            rows.append(
+                {
+                    "tokens_per_second": sum(b.tokens for b in inside) / sum(b.seconds for b in inside),
+                    "tokens_per_second_at_end": sum(b.tokens for b in last) / sum(b.seconds for b in last),
+                    "acceptance_length_first": inside[0].length,
+                    "acceptance_length": converged,
+                    "requests_to_recover": None
+                    if back is None or converged <= 1
+                    else back.requests - (inside[0].requests - plan.burst),
+                    "failed": sum(b.failed for b in inside),
+                    "versions": len({b.version for b in inside} - {0}),
+                }
+            )
+        out["arms"][name] = rows
+    if {"online", "frozen"} <= out["arms"].keys():
+        online, frozen = (out["arms"][n] for n in ("online", "frozen"))
+        pairs = zip(online, frozen, strict=True)
+        out["online_over_frozen"] = [a["tokens_per_second_at_end"] / b["tokens_per_second_at_end"] for a, b in pairs]
+    if {"online", "none"} <= out["arms"].keys():
+        pairs = zip(out["arms"]["online"], out["arms"]["none"], strict=True)
+        out["online_over_none"] = [a["tokens_per_second_at_end"] / b["tokens_per_second_at_end"] for a, b in pairs]
+    return out
+
+
+def rows(plan: Plan, summary: Mapping[str, Any]) -> list[tuple[str, ...]]:
+    """A line per arm and phase: arm, domain, tokens/s at the end, acceptance length at its start and end, recovery."""
+    out: list[tuple[str, ...]] = []
+    for name, found in summary["arms"].items():
+        for (domain, _), row in zip(plan.phases, found, strict=True):
+            back = row["requests_to_recover"]
+            out.append(
+                (
+                    NAMES[name], domain, f"{row['tokens_per_second']:.0f}", f"{row['tokens_per_second_at_end']:.0f}",
+                    f"{row['acceptance_length_first']:.2f}", f"{row['acceptance_length']:.2f}",
+                    "–" if name == "none" or back is None else str(back), str(row["failed"]),
+                )
+            )  # fmt: skip
+    return out
+
+
+HEAD = (
+    "server", "traffic", "tokens/s", "at its end", "tokens per step, first burst", "at its end", "requests to 90 %",
+    "failed",
+)  # fmt: skip
+
+
+def draw(plan: Plan, arms: Mapping[str, Sequence[Burst]], path: Path) -> None:
+    """Tokens per step, tokens per second and the drafter's version over the requests, as SVG or PNG by `path`."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(9, 7.5), layout="constrained")
+    FigureCanvasAgg(figure)
+    top, middle, bottom = figure.subplots(3, 1, sharex=True, height_ratios=(3, 3, 1.4))
+    for name, bursts in arms.items():
+        x = [b.requests for b in bursts]
+        style = {"color": COLOURS[name], "label": NAMES[name], "linewidth": 1.6}
+        top.plot(x, [b.length for b in bursts], **style)
+        middle.plot(x, [b.rate for b in bursts], **style)
+        if name == "online":
+            bottom.step(x, [b.version for b in bursts], where="post", **style)
+    top.set_ylabel("tokens per request and step")
+    middle.set_ylabel("tokens per second")
+    middle.set_ylim(bottom=0)
+    bottom.set_ylabel("version")
+    bottom.set_xlabel("requests")
+    for part, (domain, _) in zip(phases(plan), plan.phases, strict=True):
+        begin, end = part.start * plan.burst, part.stop * plan.burst
+        top.text((begin + end) / 2, 1.02, domain, transform=top.get_xaxis_transform(), ha="center", va="bottom")
+        for axis in (top, middle, bottom):
+            if begin:
+                axis.axvline(begin, color="#999999", linewidth=0.8, linestyle=":")
+    for axis in (top, middle, bottom):
+        axis.spines[["top", "right"]].set_visible(False)
+        axis.grid(axis="y", linewidth=0.4, alpha=0.5)
+    middle.legend(frameon=False, loc="lower right")
+    figure.savefig(path, dpi=150)

@@ -1,0 +1,116 @@
+"""A real `vllm serve` and a real `drafter-online serve` as child processes, ended with everything that they started."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from rollspec.demo.processes import MARKER, Family, remove_segments
+from rollspec.errors import RollspecError
+
+START_SECONDS = 300.0
+TAIL = 3000  # characters of a log that are shown when its process ended
+
+
+@contextmanager
+def running(name: str, command: list[str], log: Path, ready: Callable[[], bool], **env: str) -> Iterator[None]:
+    """Run `command` until the block ends.
+
+    Raises:
+        RollspecError: it ended, or was not `ready` in time; with the end of its log.
+    """
+    marker = uuid.uuid4().hex
+    with log.open("wb") as file:
+        process = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT, start_new_session=True,
+            env={**os.environ, MARKER: marker, **env},
+        )  # fmt: skip
+    family = Family(process.pid, marker)
+    try:
+        end = time.monotonic() + START_SECONDS
+        while not ready():
+            if process.poll() is not None or time.monotonic() > end:
+                said = log.read_text(encoding="utf-8", errors="replace")[-TAIL:]
+                raise RollspecError(f"{said}\n{name} did not come up; its whole log is {log}.")
+            family.look()
+            time.sleep(0.25)
+        family.look()
+        yield
+    finally:
+        family.stop(grace=20.0)
+        process.wait()
+        remove_segments(family.segments)
+
+
+@contextmanager
+def server(model: str, name: str, folder: Path, rollspec: dict[str, Any] | None, most: int) -> Iterator[str]:
+    """`vllm serve` on the CPU; its base URL. `rollspec`: options, None for a server without it."""
+    url = f"http://127.0.0.1:{free_port()}"
+    command = [
+        sys.executable, "-m", "vllm.entrypoints.cli.main", "serve", model, "--served-model-name", name,
+        "--host", "127.0.0.1", "--port", url.rpartition(":")[2], "--dtype", "float32", "--max-model-len", "512",
+        "--max-num-seqs", str(most), "--no-enable-prefix-caching", "--disable-uvicorn-access-log",
+    ]  # fmt: skip
+    if rollspec is not None:
+        command += ["--additional-config", json.dumps({"rollspec": rollspec})]
+    env = {"OMP_NUM_THREADS": "1", "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
+    # The CPU build's bugs are mended in a server without rollspec, too: both sides sample from the same law.
+    env |= {"ROLLSPEC_PATCHES": "cpu", "VLLM_NO_USAGE_STATS": "1", "PYTHONPATH": _with_a_name(folder)}
+    with running("vllm serve", command, folder / "server.log", lambda: answers(f"{url}/health"), **env):
+        yield url
+
+
+@contextmanager
+def daemon(model: str, head: Path, folder: Path, endpoint: str, options: dict[str, Any]) -> Iterator[str]:
+    """`drafter-online serve`; the URL of its page."""
+    url = f"http://127.0.0.1:{free_port()}"
+    command = [
+        sys.executable, "-m", "drafter_online.cli", "serve", "--target", model, "--head", str(head), "--dir",
+        str(folder / "drafter"), "--endpoint", endpoint, "--port", url.rpartition(":")[2], "--threads", "2",
+    ]  # fmt: skip
+    for key, value in options.items():
+        flag, _, knob = key.partition(".")
+        command += [f"--{flag}", f"{knob}={value}"]
+    with running("drafter-online serve", command, folder / "daemon.log", lambda: answers(f"{url}/healthz")):
+        yield url
+
+
+def answers(url: str) -> bool:
+    """Whether there is a good answer."""
+    import httpx
+
+    try:
+        return httpx.get(url, timeout=2).status_code == 200
+    except httpx.HTTPError:
+        return False
+
+
+def free_port() -> int:
+    """A port that nobody listens at."""
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return int(s.getsockname()[1])
+
+
+def _with_a_name(folder: Path) -> str:
+    """PYTHONPATH on which a distribution `vllm` is found: its command line asks for that; on CPU it is `vllm-cpu`."""
+    paths = [p for p in (os.environ.get("PYTHONPATH"),) if p]
+    try:
+        metadata.version("vllm")
+    except metadata.PackageNotFoundError:
+        named = folder / "named" / "vllm-0.dist-info"
+        named.mkdir(parents=True, exist_ok=True)
+        text = f"Name: vllm\nVersion: {metadata.version('vllm-cpu').partition('+')[0]}+cpu\n"
+        (named / "METADATA").write_text(text, encoding="utf-8")
+        paths.append(str(named.parent))
+    return os.pathsep.join(paths)

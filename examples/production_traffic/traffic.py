@@ -1,0 +1,155 @@
+"""Clients of a server: bursts of requests, each with its domain, and what came of them.
+
+Between bursts the clients pause, as traffic does: a daemon on the same machine trains then. Every server is sent the
+same requests in the same order.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import re
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from examples.production_traffic.corpus import Domain
+
+MODEL = "language"
+TIMEOUT = 120.0
+COUNTERS = {
+    "tokens": "vllm:generation_tokens_total",
+    "drafted": "vllm:spec_decode_num_draft_tokens_total",
+    "accepted": "vllm:spec_decode_num_accepted_tokens_total",
+    "version": "rollspec_drafter_version",
+}
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Traffic: `phases` of so many bursts of one domain each, `burst` requests by `clients` at a time."""
+
+    phases: tuple[tuple[Domain, int], ...]
+    burst: int = 16
+    clients: int = 4
+    pause: float = 4.0  # seconds between bursts
+    tokens: tuple[int, int] = (48, 112)  # lengths of answers, uniform
+    temperature: float = 0.5
+    seed: int = 0
+
+    def bursts(self, prompts: dict[Domain, list[list[int]]]) -> Iterator[tuple[Domain, list[dict[str, Any]]]]:
+        """Domain and requests of every burst; prompts come again only when there are no more."""
+        rng = random.Random(self.seed)
+        next_prompt = dict.fromkeys(prompts, 0)
+        for domain, count in self.phases:
+            for _ in range(count):
+                requests = []
+                for _ in range(self.burst):
+                    prompt = prompts[domain][next_prompt[domain] % len(prompts[domain])]
+                    next_prompt[domain] += 1
+                    requests.append({"prompt": prompt, "max_tokens": rng.randint(*self.tokens)})
+                yield domain, requests
+
+
+@dataclass(frozen=True)
+class Burst:
+    """What came of one burst; a line of `bursts.jsonl`."""
+
+    number: int
+    domain: Domain
+    requests: int  # sent so far, this burst included
+    failed: int
+    seconds: float
+    tokens: int
+    drafted: int
+    accepted: int
+    version: int
+    slowest: float  # seconds of the slowest request
+
+    @property
+    def rate(self) -> float:
+        """Tokens per second of all clients together."""
+        return self.tokens / self.seconds
+
+    @property
+    def length(self) -> float:
+        """Tokens per request and step: 1 without drafts."""
+        return self.tokens / max(self.tokens - self.accepted, 1)
+
+
+def read_bursts(path: Path) -> list[Burst]:
+    """The lines of a finished or broken-off run."""
+    known = {f.name for f in fields(Burst)}
+    lines = path.read_text(encoding="utf-8").splitlines()
+    return [Burst(**{k: v for k, v in json.loads(line).items() if k in known}) for line in lines]
+
+
+async def send(
+    url: str, plan: Plan, prompts: dict[Domain, list[list[int]]], out: Path, seen: Callable[[Burst], None]
+) -> list[Burst]:
+    """Send the traffic; every burst is written to `out` and given to `seen` as it ends."""
+    import httpx
+    from openai import AsyncOpenAI
+
+    done: list[Burst] = []
+    async with (
+        AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=TIMEOUT) as client,
+        httpx.AsyncClient(timeout=TIMEOUT) as scraper,
+    ):
+        sent = 0
+        before = await _counters(scraper, url)
+        with out.open("w", encoding="utf-8") as file:
+            for number, (domain, requests) in enumerate(plan.bursts(prompts)):
+                if number:
+                    await asyncio.sleep(plan.pause)
+                begin = time.perf_counter()
+                answers = await _burst(client, plan, domain, requests)
+                seconds = time.perf_counter() - begin
+                after = await _counters(scraper, url)
+                sent += len(requests)
+                grown = {k: int(after[k] - before[k]) for k in ("tokens", "drafted", "accepted")}
+                burst = Burst(
+                    number, domain, sent, sum(a is None for a in answers), seconds, version=int(after["version"]),
+                    slowest=max((a for a in answers if a is not None), default=TIMEOUT), **grown,
+                )  # fmt: skip
+                before = after
+                file.write(json.dumps(asdict(burst)) + "\n")
+                file.flush()
+                done.append(burst)
+                seen(burst)
+    return done
+
+
+async def _burst(client: Any, plan: Plan, domain: Domain, requests: list[dict[str, Any]]) -> list[float | None]:
+    """Seconds of each request, None where it failed."""
+    waiting = iter(requests)
+    times: list[float | None] = []
+
+    async def one_client() -> None:
+        for request in waiting:
+            begin = time.perf_counter()
+            try:
+                answer = await client.completions.create(
+                    model=MODEL, temperature=plan.temperature, **request,
+                    extra_body={"vllm_xargs": {"rollspec": json.dumps({"domain": domain})}, "ignore_eos": True},
+                )  # fmt: skip
+                good = answer.usage.completion_tokens == request["max_tokens"]
+            except Exception as e:  # a failed request is a result
+                print(f"a request failed: {e}")
+                good = False
+            times.append(time.perf_counter() - begin if good else None)
+
+    await asyncio.gather(*(one_client() for _ in range(plan.clients)))
+    return times
+
+
+async def _counters(client: Any, url: str) -> dict[str, float]:
+    text = (await client.get(f"{url}/metrics")).text
+    out = {}
+    for name, metric in COUNTERS.items():
+        found = re.findall(rf"^{re.escape(metric)}(?:{{[^}}]*}})? (\S+)$", text, re.MULTILINE)
+        out[name] = sum(map(float, found))
+    return out

@@ -1,0 +1,73 @@
+"""The example's corpus, traffic and numbers; its servers are run by `make serve-demo`."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+from examples.production_traffic.__main__ import main
+from examples.production_traffic.corpus import documents
+from examples.production_traffic.results import draw, phases, rows, summarize
+from examples.production_traffic.traffic import Burst, Plan, read_bursts
+
+PLAN = Plan((("code", 4), ("prose", 4), ("code", 2)), burst=2)
+
+
+def bursts(lengths: list[float], rate: float = 100.0) -> list[Burst]:
+    """Bursts of 100 tokens with these acceptance lengths."""
+    domains = [d for d, n in PLAN.phases for _ in range(n)]
+    return [
+        Burst(i, d, 2 * (i + 1), 0, 100 / rate, 100, 0, round(100 - 100 / length), i // 4, 1.0)
+        for i, (d, length) in enumerate(zip(domains, lengths, strict=True))
+    ]
+
+
+def test_corpus_is_code_that_parses_and_prose_that_does_not() -> None:
+    code, prose = documents("code", held_out=True), documents("prose", held_out=True)
+    assert len(code) > 10 and len(prose) > 50
+    for text in code[:10]:
+        assert not any(ast.get_docstring(n) for n in ast.walk(ast.parse(text)) if isinstance(n, ast.FunctionDef))
+    words = [sum(c.isalpha() or c == " " for c in "".join(texts)) / len("".join(texts)) for texts in (code, prose)]
+    assert words[1] > words[0]
+    assert not set(code) & set(documents("code", held_out=False))
+
+
+def test_every_server_is_sent_the_same_requests() -> None:
+    prompts = {"code": [[1], [2], [3]], "prose": [[4], [5], [6]]}
+    first, second = (list(PLAN.bursts(prompts)) for _ in range(2))
+    assert first == second
+    assert [d for d, _ in first] == ["code"] * 4 + ["prose"] * 4 + ["code"] * 2
+    assert [r["prompt"] for _, requests in first[:2] for r in requests] == [[1], [2], [3], [1]]
+    assert all(48 <= r["max_tokens"] <= 112 for _, requests in first for r in requests)
+
+
+def test_recovery_is_counted_from_the_shift() -> None:
+    online = bursts([1.0, 2.0, 2.0, 2.0, 1.1, 1.5, 2.0, 2.0, 2.0, 2.0], rate=150)
+    frozen = bursts([2.0, 2.0, 2.0, 2.0, 1.1, 1.1, 1.1, 1.1, 2.0, 2.0])
+    none = bursts([1.0] * 10, rate=80)
+    summary = summarize(PLAN, {"none": none, "online": online, "frozen": frozen})
+    assert [p["requests_to_recover"] for p in summary["arms"]["online"]] == [4, 6, 2]
+    assert [p["requests_to_recover"] for p in summary["arms"]["none"]] == [None] * 3
+    assert summary["online_over_frozen"] == pytest.approx([1.5] * 3)
+    assert summary["online_over_none"] == pytest.approx([1.875] * 3)
+    assert len(rows(PLAN, summary)) == 9
+    assert phases(PLAN) == [range(4), range(4, 8), range(8, 10)]
+
+
+def test_picture_and_lines_of_a_run(tmp_path: Path) -> None:
+    import json
+    from dataclasses import asdict
+
+    arm = bursts([1.0, 2.0, 2.0, 2.0, 1.1, 1.5, 2.0, 2.0, 2.0, 2.0])
+    file = tmp_path / "online.jsonl"
+    file.write_text("".join(json.dumps({**asdict(b), "later": 1}) + "\n" for b in arm))
+    assert read_bursts(file) == arm
+    draw(PLAN, {"online": read_bursts(file)}, tmp_path / "traffic.svg")
+    assert (tmp_path / "traffic.svg").stat().st_size > 1000
+
+
+def test_bad_counts_are_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--out", str(tmp_path), "--bursts", "3,x"]) == 2
+    assert "give three counts" in capsys.readouterr().err
