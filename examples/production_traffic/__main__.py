@@ -49,9 +49,9 @@ def main(argv: list[str] | None = None) -> int:
         prog="python -m examples.production_traffic", description=__doc__.partition("\n\n")[0] if __doc__ else None
     )
     parser.add_argument("--out", type=Path, help="folder of the run; default runs/traffic-<time>")
-    parser.add_argument("--bursts", default="24,24,12", help="bursts of code, of prose, and of code again")
+    parser.add_argument("--bursts", default="20,20,10", help="bursts of code, of prose, and of code again")
     parser.add_argument("--clients", type=int, default=4, help="requests at the same time")
-    parser.add_argument("--pause", type=float, default=4.0, help="seconds between bursts")
+    parser.add_argument("--pause", type=float, default=3.0, help="seconds between bursts")
     parser.add_argument("--suffix", action="store_true", help="draft from what was said before, too")
     parser.add_argument("--only", choices=ARMS, help="one arm; others of the same --out are kept")
     parser.add_argument("--seed", type=int, default=0)
@@ -79,7 +79,7 @@ def run(args: argparse.Namespace, console: Console) -> dict[str, Any]:
     plan = Plan(_phases(args.bursts), clients=args.clients, pause=args.pause, seed=args.seed)
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "rollspec" / "production_traffic"
     console.print(f"runs go to {out}", highlight=False, soft_wrap=True)
-    made = language.prepare(cache, steps=4 if args.tiny else 800, grown=not args.tiny, seed=args.seed)
+    made = language.prepare(cache, steps=4 if args.tiny else 600, grown=not args.tiny, seed=args.seed)
     arms: dict[str, list[Burst]] = {}
     for name in ARMS:
         file = out / f"{name}.jsonl"

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM
 
 HERE = Path(__file__).resolve().parent
-VOCABULARY = 2048
+VOCABULARY = 1024
 END, END_ID = "<|endoftext|>", 0
 WINDOW = 256  # tokens of a training example
 BATCH = 8
@@ -44,7 +44,7 @@ class Language:
     prompts: dict[Domain, list[list[int]]]
 
 
-def prepare(cache: str | Path, steps: int = 800, grown: bool = True, seed: int = 0) -> Language:
+def prepare(cache: str | Path, steps: int = 600, grown: bool = True, seed: int = 0) -> Language:
     """Build once per set of inputs; later calls read what is there.
 
     Args:
@@ -104,11 +104,11 @@ def build_tokenizer(texts: list[str]) -> PreTrainedTokenizerFast:
         show_progress=False,
     )
     core.train_from_iterator(texts, trainer)
-    return PreTrainedTokenizerFast(tokenizer_object=core, eos_token=END, pad_token=END, model_max_length=1024)
+    return PreTrainedTokenizerFast(tokenizer_object=core, eos_token=END, pad_token=END)
 
 
 def train(tokenizer: PreTrainedTokenizerFast, steps: int, seed: int) -> Qwen3ForCausalLM:
-    """A small Qwen3 model, 1.4 M parameters, trained on both domains by turns; float32."""
+    """A small Qwen3 model, 1.1 M parameters, trained on both domains by turns; float32."""
     import torch
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
     from transformers import Qwen3Config, Qwen3ForCausalLM
@@ -141,6 +141,10 @@ def train(tokenizer: PreTrainedTokenizerFast, steps: int, seed: int) -> Qwen3For
             torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             optimizer.step()
             progress.update(task, advance=1, description=f"training the language model, loss {loss.item():.2f}")
+            if (step + 1) % 100 == 0 and not progress.console.is_terminal:
+                progress.console.print(
+                    f"training the language model: step {step + 1} of {steps}, loss {loss.item():.2f}"
+                )
     return model
 
 
@@ -170,7 +174,7 @@ def main() -> None:
     """Command line entry."""
     parser = argparse.ArgumentParser(description="Train the language model of the production traffic example.")
     parser.add_argument("--out", type=Path, required=True, help="cache folder")
-    parser.add_argument("--steps", type=int, default=800)
+    parser.add_argument("--steps", type=int, default=600)
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
     print(prepare(args.out, args.steps, seed=args.seed).model)

@@ -33,10 +33,10 @@ class Plan:
     """Traffic: `phases` of so many bursts of one domain each, `burst` requests by `clients` at a time."""
 
     phases: tuple[tuple[Domain, int], ...]
-    burst: int = 16
+    burst: int = 12
     clients: int = 4
-    pause: float = 4.0  # seconds between bursts
-    tokens: tuple[int, int] = (48, 112)  # lengths of answers, uniform
+    pause: float = 3.0  # seconds between bursts
+    tokens: tuple[int, int] = (32, 80)  # lengths of answers, uniform
     temperature: float = 0.5
     seed: int = 0
 

@@ -40,7 +40,7 @@ def test_every_server_is_sent_the_same_requests() -> None:
     assert first == second
     assert [d for d, _ in first] == ["code"] * 4 + ["prose"] * 4 + ["code"] * 2
     assert [r["prompt"] for _, requests in first[:2] for r in requests] == [[1], [2], [3], [1]]
-    assert all(48 <= r["max_tokens"] <= 112 for _, requests in first for r in requests)
+    assert all(32 <= r["max_tokens"] <= 80 for _, requests in first for r in requests)
 
 
 def test_recovery_is_counted_from_the_shift() -> None:
