@@ -15,6 +15,7 @@ import asyncio
 import json
 import os
 import shutil
+import signal
 import sys
 from dataclasses import replace
 from datetime import datetime
@@ -34,11 +35,11 @@ ARMS = ("none", "online", "frozen")  # in the order in which they run: the froze
 ORDER: tuple[Domain, ...] = ("code", "prose", "code")
 ROOT = Path(__file__).resolve().parents[2]
 DAEMON = {
-    "option.publish_every": 30,
-    "option.passes": 8,
+    "option.publish_every": 40,
     "option.recency": 20,
-    "set.learning_rate": "1e-3",
-    "set.batch_tokens": 1024,
+    "set.learning_rate": "2e-3",
+    "set.batch_tokens": 512,
+    "set.ttt_steps": 3,
 }
 DRAFTS = 3
 
@@ -59,6 +60,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--json", action="store_true", help="print the numbers as JSON; progress goes to stderr")
     args = parser.parse_args(argv)
     console = Console(stderr=args.json)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # `kill` ends the servers as Ctrl-C does
     try:
         summary = run(args, console)
     except RollspecError as e:

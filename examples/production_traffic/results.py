@@ -49,6 +49,7 @@ def summarize(plan: Plan, arms: Mapping[str, Sequence[Burst]]) -> dict[str, Any]
                     if back is None or converged <= 1
                     else back.requests - (inside[0].requests - plan.burst),
                     "failed": sum(b.failed for b in inside),
+                    "altered": sum(_altered(arms["none"][i], bursts[i]) for i in part) if "none" in arms else None,
                     "versions": len({b.version for b in inside} - {0}),
                 }
             )
@@ -63,6 +64,11 @@ def summarize(plan: Plan, arms: Mapping[str, Sequence[Burst]]) -> dict[str, Any]
     return out
 
 
+def _altered(reference: Burst, other: Burst) -> int:
+    """Requests whose greedy answer is not that of the server without speculation."""
+    return sum(a != b for a, b in zip(reference.answers, other.answers, strict=True))
+
+
 def rows(plan: Plan, summary: Mapping[str, Any]) -> list[tuple[str, ...]]:
     """A line per arm and phase: arm, domain, tokens/s at the end, acceptance length at its start and end, recovery."""
     out: list[tuple[str, ...]] = []
@@ -74,6 +80,7 @@ def rows(plan: Plan, summary: Mapping[str, Any]) -> list[tuple[str, ...]]:
                     NAMES[name], domain, f"{row['tokens_per_second']:.0f}", f"{row['tokens_per_second_at_end']:.0f}",
                     f"{row['acceptance_length_first']:.2f}", f"{row['acceptance_length']:.2f}",
                     "–" if name == "none" or back is None else str(back), str(row["failed"]),
+                    "–" if row["altered"] is None else str(row["altered"]),
                 )
             )  # fmt: skip
     return out
@@ -81,7 +88,7 @@ def rows(plan: Plan, summary: Mapping[str, Any]) -> list[tuple[str, ...]]:
 
 HEAD = (
     "server", "traffic", "tokens/s", "at its end", "tokens per step, first burst", "at its end", "requests to 90 %",
-    "failed",
+    "failed", "altered",
 )  # fmt: skip
 
 

@@ -7,6 +7,7 @@ same requests in the same order.
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import json
 import random
 import re
@@ -37,7 +38,7 @@ class Plan:
     clients: int = 4
     pause: float = 3.0  # seconds between bursts
     tokens: tuple[int, int] = (32, 80)  # lengths of answers, uniform
-    temperature: float = 0.5
+    temperature: float = 0.0  # greedy, so that answers of all servers can be compared
     seed: int = 0
 
     def bursts(self, prompts: dict[Domain, list[list[int]]]) -> Iterator[tuple[Domain, list[dict[str, Any]]]]:
@@ -68,6 +69,7 @@ class Burst:
     accepted: int
     version: int
     slowest: float  # seconds of the slowest request
+    answers: tuple[str, ...] = ()  # a hash of each answer, in the order of the requests
 
     @property
     def rate(self) -> float:
@@ -83,8 +85,8 @@ class Burst:
 def read_bursts(path: Path) -> list[Burst]:
     """The lines of a finished or broken-off run."""
     known = {f.name for f in fields(Burst)}
-    lines = path.read_text(encoding="utf-8").splitlines()
-    return [Burst(**{k: v for k, v in json.loads(line).items() if k in known}) for line in lines]
+    rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    return [Burst(**{k: tuple(v) if isinstance(v, list) else v for k, v in r.items() if k in known}) for r in rows]
 
 
 async def send(
@@ -106,14 +108,14 @@ async def send(
                 if number:
                     await asyncio.sleep(plan.pause)
                 begin = time.perf_counter()
-                answers = await _burst(client, plan, domain, requests)
+                times, said = await _burst(client, plan, domain, requests)
                 seconds = time.perf_counter() - begin
                 after = await _counters(scraper, url)
                 sent += len(requests)
                 grown = {k: int(after[k] - before[k]) for k in ("tokens", "drafted", "accepted")}
                 burst = Burst(
-                    number, domain, sent, sum(a is None for a in answers), seconds, version=int(after["version"]),
-                    slowest=max((a for a in answers if a is not None), default=TIMEOUT), **grown,
+                    number, domain, sent, sum(t is None for t in times), seconds, version=int(after["version"]),
+                    slowest=max((t for t in times if t is not None), default=TIMEOUT), answers=tuple(said), **grown,
                 )  # fmt: skip
                 before = after
                 file.write(json.dumps(asdict(burst)) + "\n")
@@ -123,13 +125,16 @@ async def send(
     return done
 
 
-async def _burst(client: Any, plan: Plan, domain: Domain, requests: list[dict[str, Any]]) -> list[float | None]:
-    """Seconds of each request, None where it failed."""
-    waiting = iter(requests)
+async def _burst(
+    client: Any, plan: Plan, domain: Domain, requests: list[dict[str, Any]]
+) -> tuple[list[float | None], list[str]]:
+    """Seconds of each request, None where it failed; and a hash of each answer, empty where there is none."""
+    waiting = iter(enumerate(requests))
     times: list[float | None] = []
+    said = [""] * len(requests)
 
     async def one_client() -> None:
-        for request in waiting:
+        for n, request in waiting:
             begin = time.perf_counter()
             try:
                 answer = await client.completions.create(
@@ -137,13 +142,14 @@ async def _burst(client: Any, plan: Plan, domain: Domain, requests: list[dict[st
                     extra_body={"vllm_xargs": {"rollspec": json.dumps({"domain": domain})}, "ignore_eos": True},
                 )  # fmt: skip
                 good = answer.usage.completion_tokens == request["max_tokens"]
+                said[n] = hashlib.sha256(answer.choices[0].text.encode()).hexdigest()[:8]
             except Exception as e:  # a failed request is a result
                 print(f"a request failed: {e}")
                 good = False
             times.append(time.perf_counter() - begin if good else None)
 
     await asyncio.gather(*(one_client() for _ in range(plan.clients)))
-    return times
+    return times, said
 
 
 async def _counters(client: Any, url: str) -> dict[str, float]:

@@ -25,6 +25,9 @@ from rollspec.tuning.tuner import Plan, View
 PROBE_EVERY = 64
 """Steps after which a drafter that nobody asked for runs one pass, unverified."""
 
+TRIAL_EVERY = 4
+"""The same while its weights are on trial. The verdict takes as many passes either way; this is how soon it comes."""
+
 
 class HybridProposer(Proposer):
     """A `Proposer` with one learned drafter beside the suffix trees (or alone, where these are off)."""
@@ -42,6 +45,8 @@ class HybridProposer(Proposer):
         self._view = View([], [], [], [], np.zeros(len(self.tuner.arms)))
         self._price = 0.0
         self._since = PROBE_EVERY  # steps since the drafter last ran
+        self.on_trial = False
+        """True while its weights are to be judged."""
         self._pass_seconds: Vector = np.zeros(len(self.tuner.arms))
         self.drafter_version = 0
         """Version of the learned drafter's weights; 0: as started."""
@@ -74,9 +79,13 @@ class HybridProposer(Proposer):
         acceptance = self.router.acceptance
         return 1.0 + float(acceptance.measured.cumprod().sum()) if acceptance.tries[0] else None
 
-    def passed(self, passes: int, seconds: float, batch: int) -> None:
-        """The learned drafter ran `passes` passes for `batch` requests."""
-        self.router.cost.observe(batch, passes, seconds)
+    def passed(self, passes: int, seconds: float, batch: int, late: float = 0.0) -> None:
+        """The learned drafter ran `passes` passes for `batch` requests, `late` of the seconds to read what it missed.
+
+        These are no part of what a pass costs: they are spent once after a rest. Were they, a drafter that is only
+        probed would seem too dear to be run at all.
+        """
+        self.router.cost.observe(batch, passes, seconds - late)
         self.stats.passes += passes
         self.stats.pass_seconds += seconds
 
@@ -167,7 +176,7 @@ class HybridProposer(Proposer):
             passes = best[min(step.plan.k, router.k)]
             if passes:
                 return passes
-        return 1 if self._since >= PROBE_EVERY else 0
+        return 1 if self._since >= (TRIAL_EVERY if self.on_trial else PROBE_EVERY) else 0
 
     def _take(self, rows: Sequence[Sequence[int]], probs: Sequence[Sequence[float]] | None) -> None:
         """Take the learned drafter's chains, choose again now that they are known, and spend the budget on the best."""

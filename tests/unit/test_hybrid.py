@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from rollspec import RollspecConfig
-from rollspec.proposal.hybrid import PROBE_EVERY, HybridProposer
+from rollspec.proposal.hybrid import PROBE_EVERY, TRIAL_EVERY, HybridProposer
 
 pytest.importorskip("arctic_inference")
 
@@ -102,10 +102,24 @@ def test_a_useless_drafter_rests_and_is_probed() -> None:
     stats = p.drain()
     assert 1 <= stats.passes <= 3 + 3 * steps / PROBE_EVERY
     assert stats.by_source.get("eagle3", [0, 0, 0])[1] < 20
+    # Weights on trial are judged sooner, by unverified passes as well.
+    p.on_trial = True
+    steps = simulate(p, texts(4, 15), 0.0)
+    stats = p.drain()
+    assert stats.passes > 3 * steps / PROBE_EVERY and stats.passes >= 0.5 * steps / (TRIAL_EVERY + 1)
+    assert stats.by_source.get("eagle3", [0, 0, 0])[1] < 20
+    p.on_trial = False
     # New weights: it is tried at once, and found good.
     p.swapped(1)
     simulate(p, texts(4, 20), 0.95)
     assert p.drain().by_source["eagle3"][2] > 100
+
+
+def test_reading_what_was_missed_is_no_part_of_what_a_pass_costs() -> None:
+    p = make()
+    p.passed(1, 0.1, 4, late=0.09)
+    assert p.router.cost.each == pytest.approx(0.01)
+    assert p.stats.pass_seconds == pytest.approx(0.1)
 
 
 def test_dear_passes_are_not_run() -> None:

@@ -14,6 +14,7 @@ them as they are. Synchronous scheduling only (asynchronous scheduling leaves dr
 from __future__ import annotations
 
 import logging
+import math
 import time
 from typing import Any
 
@@ -61,6 +62,7 @@ class LearnedDrafts:
         self.caught_up = 0  # positions read late, after pauses
         self._ran = 0  # passes of this step
         self._seconds = 0.0
+        self._late = 0.0  # of these, to read what it had missed
         self._probs: list[torch.Tensor] = []
         self.swapper: Swapper | None = None
         self.online: OnlineTraining | DedicatedTraining | None = None
@@ -141,7 +143,10 @@ class LearnedDrafts:
             if not passes and not self.states.full:
                 return nothing
             begin = time.perf_counter()
-            self._repair(req_ids, starts, common, sampling_metadata)
+            repaired = self._repair(req_ids, starts, common, sampling_metadata)
+            # On a GPU this time is only known together with that of the passes: then none of it says what a pass costs.
+            on_cpu = self.runner.device.type == "cpu"
+            self._late = time.perf_counter() - begin if on_cpu else math.inf if repaired else 0.0
             if self.noise is not None:
                 # Rows that were computed and not rejected, and the token that was sampled after them.
                 lengths = [starts[q] + n + 1 for q, (_, n) in zip(req_ids, rows, strict=True)]
@@ -187,7 +192,7 @@ class LearnedDrafts:
         if self._ran:
             # On a GPU the passes end here: what was queued is waited for.
             waited = time.perf_counter() - begin if self.runner.device.type != "cpu" else 0.0
-            self.bridge.passed(self._ran, self._seconds + waited, len(drafts.req_ids))
+            self.bridge.passed(self._ran, self._seconds + waited, len(drafts.req_ids), self._late)
         self._ran = 0
         drafts.draft_token_ids = self.bridge.finish(rows, probs, len(drafts.req_ids))
 
@@ -314,8 +319,8 @@ class LearnedDrafts:
             at += n
         self.states.trim()
 
-    def _repair(self, req_ids: list[str], starts: dict[str, int], common: Any, sampling_metadata: Any) -> None:
-        """Read what went by while the drafter rested, and some of what older weights wrote."""
+    def _repair(self, req_ids: list[str], starts: dict[str, int], common: Any, sampling_metadata: Any) -> bool:
+        """Read what went by while the drafter rested, and some of what older weights wrote; whether there was any."""
         late = list(self.states.unread(req_ids, starts))
         again = list(self.states.stale(req_ids, REBUILD_TOKENS))
         # A draft model reads one token more per row, and a request may have a row of each kind.
@@ -336,6 +341,7 @@ class LearnedDrafts:
         self.rebuilt += sum(stop - start for _, _, start, stop in again)
         for _, entry, _, stop in again:
             entry.fresh = stop
+        return bool(batch)
 
     def _read(self, batch: list[tuple[int, Entry, int, int]], common: Any, sampling_metadata: Any) -> None:
         """One pass over positions [start, stop) of some rows: it writes the drafter's KV there and drafts nothing."""

@@ -205,10 +205,10 @@ class VllmProposer:
             self.fail("drafting", e)
             return 0
 
-    def passed(self, passes: int, seconds: float, batch: int) -> None:
-        """The learned drafter ran `passes` passes."""
+    def passed(self, passes: int, seconds: float, batch: int, late: float = 0.0) -> None:
+        """The learned drafter ran `passes` passes; see `HybridProposer.passed`."""
         if isinstance(self.proposer, HybridProposer):
-            self.proposer.passed(passes, seconds, batch)
+            self.proposer.passed(passes, seconds, batch, late)
 
     def finish(self, rows: Any, probs: Any, batch: int) -> list[list[int]]:
         """The drafts of the step that `decide` began; `rows` and `probs` as `HybridProposer.complete`. Never raises."""

@@ -420,6 +420,7 @@ class Swapper:
         self.learned.proposer.swapped(self.version)
         if staged.canary and self._config.canary_drafts:
             self.canary = Canary(staged.version, rates, self._config.canary_drafts, self._config.canary_ratio)
+        self.learned.proposer.on_trial = self.canary is not None
         pause = time.perf_counter() - begin
         self.pauses.append(pause)
         self.last = {
@@ -451,6 +452,7 @@ class Swapper:
     def _conclude(self, verdict: Verdict) -> None:
         """The trial is over: the weights stay, or those before them come back."""
         canary, self.canary, self._verdict = self.canary, None, None
+        self.learned.proposer.on_trial = False
         reason = canary.reason if canary is not None else "without a trial"
         version, store = self.version, self._store
         self.counts[verdict] += 1
