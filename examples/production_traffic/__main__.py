@@ -3,7 +3,7 @@
     make serve-demo                                  or: python -m examples.production_traffic --out runs/traffic
     python -m examples.production_traffic --bursts 8,8,4 --only online
 
-A small language model of the standard library is trained on first use (some five minutes) and served by a real
+A small language model of the standard library is trained on first use (some three minutes) and served by a real
 `vllm serve`. Clients ask for completions of code, then of prose, then of code again. The online drafter starts as a
 fresh head; the frozen one is what the online one had become when the traffic turned to prose.
 """

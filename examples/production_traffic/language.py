@@ -2,7 +2,7 @@
 
     python -m examples.production_traffic.language --out ~/.cache/rollspec/production_traffic
 
-Some five minutes on two cores the first time and nothing after that: the result lies in a folder named by a hash of
+Some three minutes on two cores the first time and nothing after that: the result lies in a folder named by a hash of
 code, sizes and Python version, written beside its final place and renamed.
 """
 

@@ -86,10 +86,8 @@ def rows(plan: Plan, summary: Mapping[str, Any]) -> list[tuple[str, ...]]:
     return out
 
 
-HEAD = (
-    "server", "traffic", "tokens/s", "at its end", "tokens per step, first burst", "at its end", "requests to 90 %",
-    "failed", "altered",
-)  # fmt: skip
+HEAD = ("server", "traffic", "tokens/s", "(end)", "tokens/step", "(end)", "recovery", "failed", "altered")
+"""`(end)`: of a phase's last bursts; the acceptance length before it is that of the first burst."""
 
 
 def draw(plan: Plan, arms: Mapping[str, Sequence[Burst]], path: Path) -> None:
