@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -47,9 +48,15 @@ def running(name: str, command: list[str], log: Path, ready: Callable[[], bool],
         family.look()
         yield
     finally:
-        family.stop(grace=20.0)
-        process.wait()
-        remove_segments(family.segments)
+        # `timeout` and an impatient user signal twice; the second one must not leave a server behind.
+        handlers = {n: signal.signal(n, signal.SIG_IGN) for n in (signal.SIGTERM, signal.SIGINT)}
+        try:
+            family.stop(grace=20.0)
+            process.wait()
+            remove_segments(family.segments)
+        finally:
+            for number, handler in handlers.items():
+                signal.signal(number, handler)
 
 
 @contextmanager
