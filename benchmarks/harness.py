@@ -54,6 +54,11 @@ def verdict(found: Ratio, goal: float, most: bool = True) -> str:
     return "reached" if high <= goal else "missed" if low > goal else "undecided"
 
 
+def quantile(ordered: Sequence[float], q: float) -> float:
+    """The value below which the share `q` of sorted values lies; no interpolation."""
+    return ordered[min(len(ordered) - 1, int(q * len(ordered)))]
+
+
 def provenance() -> dict[str, Any]:
     """Where and with what the numbers were made."""
 

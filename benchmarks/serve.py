@@ -26,7 +26,8 @@ from typing import Any
 from rich.console import Console
 
 from benchmarks.drift import CACHE
-from benchmarks.harness import QUICK, pin, provenance, ratio, save, verdict
+from benchmarks.harness import QUICK, pin, provenance, quantile, ratio, save, verdict
+from examples.production_traffic.traffic import client_of, counters
 from rollspec.demo.job import JobSettings, prepare_assets
 
 CLIENTS = 32
@@ -81,13 +82,11 @@ def run(quick: bool = False, requests: int = 10_000, out: Path | None = None) ->
 async def _measure(
     url: str, prompts: list[list[int]], expected: list[str], requests: int, store: Path, model: str, console: Console
 ) -> dict[str, Any]:
-    from openai import AsyncOpenAI
-
     numbers = itertools.count()
     latencies: dict[bool, list[list[float]]] = {True: [], False: []}
     rates: dict[bool, list[float]] = {True: [], False: []}
     failed = altered = compared = 0
-    async with AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=120) as client:
+    async with client_of(url) as client:
         await _block(client, prompts, expected, itertools.count(), BLOCK)  # warm
         publisher = _Publisher(store, model)
         swaps_before = await _swaps(url)
@@ -107,15 +106,16 @@ async def _measure(
                 altered += sum(a["altered"] for a in good)
                 compared += sum(a["compared"] for a in good)
             last = {s: _p99(latencies[s][-1]) for s in (True, False)}
+            sent = failed + sum(len(b) for s in latencies.values() for b in s)
             console.print(
-                f"{2 * (n + 1) * BLOCK} requests: p99 {last[True]:.3f} s with swaps, {last[False]:.3f} s without; "
+                f"{sent} requests: p99 {last[True]:.3f} s with swaps, {last[False]:.3f} s without; "
                 f"{failed} failed, {altered} of {compared} altered",
                 highlight=False,
             )
         swaps = await _swaps(url) - swaps_before
     pairs = ratio(*([_p99(b) for b in latencies[s]] for s in (True, False)))
     return {
-        "requests": sum(len(b) for s in latencies.values() for b in s) + failed,
+        "requests": sent,
         "swaps": int(swaps),
         "published": publisher.published,
         "failed": failed,
@@ -138,10 +138,10 @@ class _Publisher:
         from drafter_online.versions import Versions
 
         self.store = Versions(store)
-        self.head = heads.fresh(model)
+        head = heads.fresh(model)
         self.base = heads.base_of(heads.target_config(model))
-        self.config = heads.config_of(self.head)
-        self.weights = heads.own_weights(self.head)
+        self.config = heads.config_of(head)
+        self.weights = heads.own_weights(head)
         self.published = 0
 
     async def publish_every(self, seconds: float) -> None:
@@ -203,20 +203,15 @@ async def _ask(client: Any, prompt: list[int], tokens: int, temperature: float) 
 
 
 async def _greedy(url: str, prompts: list[list[int]]) -> list[str]:
-    from openai import AsyncOpenAI
-
-    async with AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=120) as client:
+    async with client_of(url) as client:
         return [await _ask(client, p, GREEDY_TOKENS, 0.0) for p in prompts]
 
 
 async def _swaps(url: str) -> float:
-    import re
-
     import httpx
 
     async with httpx.AsyncClient(timeout=30) as client:
-        text = (await client.get(f"{url}/metrics")).text
-    return sum(map(float, re.findall(r"^rollspec_drafter_swaps_total(?:\{[^}]*\})? (\S+)$", text, re.MULTILINE)))
+        return (await counters(client, url, {"swaps": "rollspec_drafter_swaps_total"}))["swaps"]
 
 
 def _prompts(model: str, count: int = 64) -> list[list[int]]:
@@ -231,8 +226,7 @@ def _prompts(model: str, count: int = 64) -> list[list[int]]:
 
 
 def _p99(seconds: Sequence[float]) -> float:
-    ordered = sorted(seconds)
-    return ordered[min(len(ordered) - 1, int(0.99 * len(ordered)))]
+    return quantile(sorted(seconds), 0.99)
 
 
 def _word(swapping: bool) -> str:

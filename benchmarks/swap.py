@@ -22,7 +22,7 @@ from typing import Any
 from rich.console import Console
 
 from benchmarks.drift import CACHE
-from benchmarks.harness import RESULTS, pin, provenance, ratio, save
+from benchmarks.harness import RESULTS, pin, provenance, quantile, ratio, save
 from rollspec.demo.dtype import native_dtype
 from rollspec.demo.job import JobSettings, prepare_assets
 
@@ -173,15 +173,15 @@ def swaps(llm: Any, count: int) -> dict[str, Any]:
         "swaps": len(pauses),
         "pause_ms": {
             "median": statistics.median(pauses),
-            "p99": _quantile(ordered, 0.99),
+            "p99": quantile(ordered, 0.99),
             "longest": ordered[-1],
         },
         "pause_steps": {
             "median": statistics.median(pauses) / statistics.median(plain),
-            "p99": _quantile(ordered, 0.99) / statistics.median(plain),
+            "p99": quantile(ordered, 0.99) / statistics.median(plain),
         },
         "stage_ms": statistics.median(stages),
-        "step_ms": {"median": statistics.median(plain), "p90": _quantile(plain, 0.9), "n": len(plain)},
+        "step_ms": {"median": statistics.median(plain), "p90": quantile(plain, 0.9), "n": len(plain)},
         "swap_step_ms": statistics.median(with_swap) if with_swap else None,
     }
 
@@ -275,10 +275,6 @@ def _add(core: Any, name: str, length: int = LENGTH) -> None:
 def _drain(core: Any) -> None:
     while core.has_unfinished_requests():
         core.step()
-
-
-def _quantile(ordered: list[float], q: float) -> float:
-    return ordered[min(len(ordered) - 1, int(q * len(ordered)))]
 
 
 def _watch_steps(worker: Any) -> None:

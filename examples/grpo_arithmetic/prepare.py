@@ -13,14 +13,13 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
-import os
-import shutil
-import tempfile
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
+
+from examples.cache import built_once
 
 HERE = Path(__file__).resolve().parent
 CHECKPOINT = HERE / "checkpoint"
@@ -84,39 +83,25 @@ def prepare(
     """
     if size not in SIZES:
         raise ValueError(f"size={size!r} is not one of {SIZES}")
-    cache = Path(cache_dir).expanduser().resolve()
-    cache.mkdir(parents=True, exist_ok=True)
     digest = inputs_hash(size, seed, train_size, val_size)
-    final = cache / f"{size}-{digest[:12]}"
-    if not (final / "manifest.json").is_file():
-        work = Path(tempfile.mkdtemp(prefix=f".{final.name}-", dir=cache))
-        try:
-            parameters = _build(work, size, seed, train_size, val_size)
-            manifest = {
-                "inputs_sha256": digest,
-                "size": size,
-                "seed": seed,
-                "train_size": train_size,
-                "val_size": val_size,
-                "parameters": parameters,
-            }
-            (work / "manifest.json").write_text(json.dumps(manifest, indent=2) + "\n")
-            work.chmod(0o755)  # mkdtemp makes it private; other users' workers read it
-            try:
-                os.rename(work, final)
-            except OSError:
-                if not (final / "manifest.json").is_file():  # otherwise another process was faster: take its result
-                    raise
-        finally:
-            shutil.rmtree(work, ignore_errors=True)
-    manifest = json.loads((final / "manifest.json").read_text())
+    manifest = {
+        "inputs_sha256": digest, "size": size, "seed": seed, "train_size": train_size, "val_size": val_size,
+    }  # fmt: skip
+
+    def build(folder: Path) -> None:
+        parameters = _build(folder, size, seed, train_size, val_size)
+        text = json.dumps({**manifest, "parameters": parameters}, indent=2)
+        (folder / "manifest.json").write_text(text + "\n")
+
+    final = built_once(cache_dir, f"{size}-{digest[:12]}", "manifest.json", build)
+    parameters = json.loads((final / "manifest.json").read_text())["parameters"]
     return Prepared(
         model=str(final / "model"),
         train=str(final / "train.parquet"),
         val=str(final / "val.parquet"),
         reward=str(HERE / "reward.py"),
         manifest=str(final / "manifest.json"),
-        parameters=manifest["parameters"],
+        parameters=parameters,
         size=size,
     )
 

@@ -177,7 +177,7 @@ def _phases(text: str) -> tuple[tuple[Domain, int], ...]:
     except ValueError:
         counts = []
     if len(counts) != len(ORDER) or min(counts) < 1:
-        raise RollspecError(f"--bursts {text}: give three counts, as 24,24,12: of code, prose, and code again.")
+        raise RollspecError(f"--bursts {text}: give three counts, as 20,20,10: of code, prose, and code again.")
     return tuple(zip(ORDER, counts, strict=True))
 
 

@@ -11,15 +11,13 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
-import os
 import platform
 import random
-import shutil
-import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from examples.cache import built_once
 from examples.production_traffic.corpus import DOMAINS, Domain, documents
 
 if TYPE_CHECKING:
@@ -53,24 +51,10 @@ def prepare(cache: str | Path, steps: int = 600, grown: bool = True, seed: int =
         grown: whether to grow the model to where decoding costs what verification saves (tests do without).
         seed: of weights, order and prompts.
     """
-    folder = Path(cache).expanduser().resolve()
-    folder.mkdir(parents=True, exist_ok=True)
     digest = hashlib.sha256(json.dumps([steps, grown, seed, platform.python_version()]).encode())
     for path in (HERE / "corpus.py", HERE / "language.py", HERE.parent / "grpo_arithmetic" / "grow.py"):
         digest.update(path.read_bytes())
-    final = folder / digest.hexdigest()[:12]
-    if not (final / "prompts.json").is_file():
-        work = Path(tempfile.mkdtemp(prefix=f".{final.name}-", dir=folder))
-        try:
-            _build(work, steps, grown, seed)
-            work.chmod(0o755)
-            try:
-                os.rename(work, final)
-            except OSError:
-                if not (final / "prompts.json").is_file():  # otherwise another process was faster
-                    raise
-        finally:
-            shutil.rmtree(work, ignore_errors=True)
+    final = built_once(cache, digest.hexdigest()[:12], "prompts.json", lambda work: _build(work, steps, grown, seed))
     prompts = json.loads((final / "prompts.json").read_text(encoding="utf-8"))
     return Language(str(final / "model"), prompts)
 

@@ -72,7 +72,7 @@ def server(model: str, name: str, folder: Path, rollspec: dict[str, Any] | None,
         command += ["--additional-config", json.dumps({"rollspec": rollspec})]
     env = {"OMP_NUM_THREADS": "1", "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
     # The CPU build's bugs are mended in a server without rollspec, too: both sides sample from the same law.
-    env |= {"ROLLSPEC_PATCHES": "cpu", "VLLM_NO_USAGE_STATS": "1", "PYTHONPATH": _with_a_name(folder)}
+    env |= {"ROLLSPEC_PATCHES": "cpu", "VLLM_NO_USAGE_STATS": "1", "PYTHONPATH": named_vllm(folder)}
     with running("vllm serve", command, folder / "server.log", lambda: answers(f"{url}/health"), **env):
         yield url
 
@@ -109,15 +109,17 @@ def free_port() -> int:
         return int(s.getsockname()[1])
 
 
-def _with_a_name(folder: Path) -> str:
+def named_vllm(folder: Path) -> str:
     """PYTHONPATH on which a distribution `vllm` is found: its command line asks for that; on CPU it is `vllm-cpu`."""
+    from rollspec.engine.vllm.compat import vllm_version
+
     paths = [p for p in (os.environ.get("PYTHONPATH"),) if p]
     try:
         metadata.version("vllm")
     except metadata.PackageNotFoundError:
         named = folder / "named" / "vllm-0.dist-info"
         named.mkdir(parents=True, exist_ok=True)
-        text = f"Name: vllm\nVersion: {metadata.version('vllm-cpu').partition('+')[0]}+cpu\n"
+        text = f"Name: vllm\nVersion: {vllm_version().partition('+')[0]}+cpu\n"
         (named / "METADATA").write_text(text, encoding="utf-8")
         paths.append(str(named.parent))
     return os.pathsep.join(paths)

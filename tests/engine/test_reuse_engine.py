@@ -138,15 +138,20 @@ def test_the_turns_of_a_dialogue_return_too(engine: Any) -> None:
 
 
 def test_noise_of_a_history_on_disk_is_found_again(engine: Any, policies: list[Path], tmp_path: Path) -> None:
+    engine.collective_rpc(_load, args=(str(policies[1]),))
     said, _ = _epoch(engine, 60)  # above every version before it: the newest rounds are what is kept
     call(engine, "save", dir=str(tmp_path))
     other = build(policies[1], REUSE | {"history.dir": str(tmp_path)})
     try:
-        again, stats = _epoch(other, 9)
-        # One engine was given its weights, the other one read them: kernels and roundings may differ where a CPU has
-        # weights repacked as they are read, and so may a token here and there.
-        same = sum(a == b for a, b in zip(again, said, strict=True))
-        assert same >= len(said) - 3
-        assert stats["reuse"][0] == len(said) and stats["reuse"][3] >= same - 3
+        again, stats = _epoch(other, 61)
     finally:
         close(other)
+    ties = 0
+    for tokens in (said, again):
+        noise, _ = _check(policies[1], tokens)
+        assert noise.passed and noise.ties <= 2, noise
+        ties += noise.ties
+    # One engine was given its weights and the other read them: only where two tokens tie may they part.
+    same = sum(a == b for a, b in zip(again, said, strict=True))
+    assert same >= len(said) - ties
+    assert stats["reuse"][0] == len(said) and stats["reuse"][3] == same

@@ -3,64 +3,22 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
-import socket
-import subprocess
 import sys
-import tempfile
 import time
-from collections.abc import Callable, Iterator
-from contextlib import suppress
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from engines import MAX_LEN
+from served import Process, Server
 
-from rollspec.engine.vllm.compat import vllm_version
+from examples.production_traffic.servers import free_port
 
 pytest.importorskip("speculators")
 pytestmark = pytest.mark.engine
 
 MAX_TOKENS = 64
-
-
-class Process:
-    """A command whose output goes to a file."""
-
-    def __init__(self, command: list[str], **env: str) -> None:
-        self.log = tempfile.TemporaryFile()  # noqa: SIM115 - as long as the process
-        self.process = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=self.log, stderr=subprocess.STDOUT, start_new_session=True,
-            env={**os.environ, **env},
-        )  # fmt: skip
-
-    def wait_for(self, ready: Callable[[], bool], seconds: float) -> None:
-        end = time.monotonic() + seconds
-        while not ready():
-            if self.process.poll() is not None or time.monotonic() > end:
-                pytest.fail(f"it did not come up:\n{self.said()[-4000:]}")
-            time.sleep(0.25)
-
-    def said(self) -> str:
-        self.log.seek(0)
-        return self.log.read().decode(errors="replace")
-
-    def end(self, number: int = signal.SIGINT) -> None:
-        with suppress(ProcessLookupError):
-            os.killpg(self.process.pid, number)
-        try:
-            self.process.wait(15)
-        except subprocess.TimeoutExpired:
-            os.killpg(self.process.pid, signal.SIGKILL)
-            self.process.wait()
-
-
-def free_port() -> int:
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return int(s.getsockname()[1])
 
 
 @pytest.fixture
@@ -69,31 +27,6 @@ def started() -> Iterator[list[Process]]:
     yield processes
     for p in processes:
         p.end()
-
-
-def start_server(model: Path, started: list[Process], folder: Path, rollspec: Any) -> tuple[Process, str]:
-    (folder / "vllm-0.dist-info").mkdir(parents=True)
-    (folder / "vllm-0.dist-info" / "METADATA").write_text(f"Name: vllm\nVersion: {vllm_version()}+cpu\n")
-    port = free_port()
-    command = [
-        sys.executable, "-m", "vllm.entrypoints.cli.main", "serve", str(model), "--host", "127.0.0.1",
-        "--port", str(port), "--dtype", "float32", "--enforce-eager", "--max-model-len", str(MAX_LEN),
-        "--max-num-seqs", "16", "--no-enable-prefix-caching", "--served-model-name", "policy",
-        "--additional-config", json.dumps({"rollspec": rollspec}),
-    ]  # fmt: skip
-    path = os.pathsep.join(p for p in (os.environ.get("PYTHONPATH"), str(folder)) if p)
-    server = Process(command, PYTHONPATH=path, VLLM_SERVER_DEV_MODE="1")
-    started.append(server)
-    return server, f"http://127.0.0.1:{port}"
-
-
-def answers(url: str) -> bool:
-    import requests
-
-    try:
-        return bool(requests.get(f"{url}/health", timeout=2).status_code == 200)
-    except requests.RequestException:
-        return False
 
 
 def test_a_daemon_learns_from_a_server_and_the_server_outlives_it(
@@ -106,17 +39,10 @@ def test_a_daemon_learns_from_a_server_and_the_server_outlives_it(
 
     head = heads.save(heads.fresh(model), tmp_path / "head")
     endpoint, page = f"ipc://{tmp_path}/wire", f"http://127.0.0.1:{free_port()}"
-    command = [sys.executable, "-m", "drafter_online.cli", "serve", "--target", str(model)]
-    command += [
-        "--head",
-        str(head),
-        "--dir",
-        str(tmp_path / "daemon"),
-        "--endpoint",
-        endpoint,
-        "--port",
-        page.rpartition(":")[2],
-    ]
+    command = [
+        sys.executable, "-m", "drafter_online.cli", "serve", "--target", str(model), "--head", str(head),
+        "--dir", str(tmp_path / "daemon"), "--endpoint", endpoint, "--port", page.rpartition(":")[2],
+    ]  # fmt: skip
     command += ["--option", "publish_every=40", "--option", "dtype=float32", "--nice", "0"]
     daemon = Process([*command, "--set", "learning_rate=3e-3", "--set", "batch_tokens=512"])
     started.append(daemon)
@@ -132,9 +58,10 @@ def test_a_daemon_learns_from_a_server_and_the_server_outlives_it(
         "tuning.policy": "static",
         "tuning.guard.enabled": False,
     }
-    server, url = start_server(model, started, tmp_path / "named", options)
-    server.wait_for(lambda: answers(url), 240)
-    client = OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=60)
+    server = Server(model, tmp_path, "--additional-config", json.dumps({"rollspec": options}))
+    started.append(server)
+    server.wait()
+    client = OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=60)
 
     def ask(**metadata: Any) -> list[str]:
         extra = {"extra_body": {"vllm_xargs": {"rollspec": json.dumps(metadata)}}} if metadata else {}
