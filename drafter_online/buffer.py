@@ -280,6 +280,7 @@ class Buffer:
             },
             "versions": {str(v): versions[v] for v in sorted(versions)},
             "drafters": dict(c.by_drafter),
+            "domains": dict(Counter(e.sample.domain for e in self._entries if e.sample.domain)),
             "added": c.added,
             "dropped": c.dropped,
             "dropped_unseen": c.unseen,

@@ -167,6 +167,9 @@ def train(
     target: Annotated[str | None, typer.Option("--target", help="The target; needed with --model.")] = None,
     state: Annotated[Path | None, typer.Option("--state", help="Folder for checkpoints; resumed from.")] = None,
     steps: Annotated[int, typer.Option("--steps", min=1, help="Micro-steps to run.")] = 200,
+    domain: Annotated[
+        str | None, typer.Option("--domain", help="Train on requests of this domain only: a specialist.")
+    ] = None,
     hold_out: Annotated[
         float, typer.Option("--hold-out", min=0, max=0.9, help="Share of the prompts that acceptance is measured on.")
     ] = 0.1,
@@ -187,6 +190,14 @@ def train(
     config = _training(overrides or [])
     store = Versions(out)
     all_samples = list(_buffer(buffer))
+    if domain is not None:
+        there = sorted({s.domain for s in all_samples if s.domain})
+        all_samples = [s for s in all_samples if s.domain == domain]
+        if not all_samples:
+            raise TrainingError(
+                f"drafter-online: the buffer {buffer} has no sample of the domain {domain!r}; it has "
+                f"{', '.join(there) or 'none with a domain'}."
+            )
     kept = Buffer(BufferConfig(max_bytes=1 << 62))
     held = [s for s in all_samples if _held_out(s.prompt_key or s.request_id, hold_out)]
     for sample in all_samples:

@@ -51,11 +51,12 @@ class Fetch:
             raise VersionError(f"drafter-online: version {self.number} is refused: it has {self._sizes} bytes.")
         self._manifest = manifest
         self._store = Versions(folder)
-        self._temporary = folder / f".publish-fetch-{self.number:08d}-{os.getpid()}"
+        self.folder = folder / f".publish-fetch-{self.number:08d}-{os.getpid()}"
+        """Where its files are put together."""
         self._have = dict.fromkeys(self._sizes, 0)
         try:
-            shutil.rmtree(self._temporary, ignore_errors=True)
-            self._temporary.mkdir(parents=True)
+            shutil.rmtree(self.folder, ignore_errors=True)
+            self.folder.mkdir(parents=True)
         except OSError as e:
             raise VersionError(f"drafter-online: a version cannot be kept in {folder} ({e.strerror or e}).") from e
 
@@ -84,15 +85,26 @@ class Fetch:
                 f"longer than the {self._sizes[name]} of its manifest."
             )
         try:
-            with open(self._temporary / name, "ab") as f:
+            with open(self.folder / name, "ab") as f:
                 f.write(data.numpy().tobytes())
         except OSError as e:
             self.close()
             raise VersionError(
-                f"drafter-online: version {self.number} cannot be written to {self._temporary} ({e.strerror or e})."
+                f"drafter-online: version {self.number} cannot be written to {self.folder} ({e.strerror or e})."
             ) from e
         self._have[name] += data.numel()
         return True
+
+    def found(self) -> None:
+        """Files were put into `folder` by other means: those of the right size need not be asked for."""
+        for name, size in self._sizes.items():
+            try:
+                whole = (self.folder / name).stat().st_size == size
+            except OSError:
+                whole = False
+            if not whole:
+                (self.folder / name).unlink(missing_ok=True)
+            self._have[name] = size if whole else 0
 
     def done(self) -> Path:
         """The version's folder, once nothing is wanted any more.
@@ -102,9 +114,9 @@ class Fetch:
         """
         path = self._store.path(self.number)
         try:
-            (self._temporary / MANIFEST).write_bytes(self._manifest)
+            (self.folder / MANIFEST).write_bytes(self._manifest)
             shutil.rmtree(path, ignore_errors=True)
-            os.rename(self._temporary, path)
+            os.rename(self.folder, path)
         except OSError as e:
             self.close()
             raise VersionError(
@@ -116,4 +128,4 @@ class Fetch:
 
     def close(self) -> None:
         """Give up; what came is deleted."""
-        shutil.rmtree(self._temporary, ignore_errors=True)
+        shutil.rmtree(self.folder, ignore_errors=True)

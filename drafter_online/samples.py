@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 FORMAT = "drafter-online-sample-1"
+LONGEST_DOMAIN = 64
 NO_DRAFTER = -1  # draft_version of a sample that no learned drafter had a part in
 
 
@@ -151,6 +152,7 @@ class Sample:
     reward: float | None = None  # may join later: `Buffer.reward`
     temperature: float = 1.0
     response_length: int = 0  # tokens of the whole response, of which this may be a window
+    domain: str = ""  # what the request called its domain
     verify: Verify = dataclasses.field(default_factory=Verify.empty)
 
     def __len__(self) -> int:
@@ -192,6 +194,8 @@ class Sample:
             raise _bad("temperature", self.temperature, "finite and not negative")
         if self.response_length < 0:
             raise _bad("response_length", self.response_length, "a number of tokens")
+        if len(self.domain) > LONGEST_DOMAIN:
+            raise _bad("domain", f"{len(self.domain)} characters long", f"{LONGEST_DOMAIN} at most")
         if finite:
             for name in ("hidden_states", "verifier_last_hidden_states"):
                 if not bool(getattr(self, name).isfinite().all()):
@@ -247,6 +251,7 @@ class Sample:
             "reward": self.reward,
             "temperature": self.temperature,
             "response_length": self.response_length,
+            "domain": self.domain,
             "drafters": names,
             "drafter": [names.index(d) for d in self.verify.drafter],
         }
@@ -273,6 +278,7 @@ class Sample:
                 reward=None if record["reward"] is None else float(record["reward"]),
                 temperature=float(record["temperature"]),
                 response_length=int(record["response_length"]),
+                domain=str(record.get("domain", "")),  # samples of earlier versions have none
                 verify=verify,
             )
         except (KeyError, IndexError, TypeError, ValueError) as e:

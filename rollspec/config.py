@@ -79,6 +79,10 @@ class LearnedConfig(_Section):
         description="Folder (or hub name) of the head or draft model; unset: a fresh EAGLE-3 head is made for the "
         "target (day-0), which earns its drafts as it is trained.",
     )
+    specialists: dict[str, str] = Field(
+        {},
+        description="Folders of further heads by domain, of the shape of `model`: all propose, and the surest drafts.",
+    )
     k_max: int = Field(4, ge=1, le=16, description="Most passes of the learned drafter in one step.")
     keep_bytes: int = Field(
         256 << 20,
@@ -121,6 +125,21 @@ class CaptureConfig(_Section):
     top_k: int = Field(8, ge=0, le=64, description="Logits of the target kept per proposed token.")
 
 
+class RayConfig(_Section):
+    """Where in a Ray cluster the drafter's trainer is placed: what its actor asks of a node, in Ray's names."""
+
+    num_cpus: float = Field(0.0, ge=0.0, description="CPUs that Ray reserves for it.")
+    num_gpus: float | None = Field(
+        None, ge=0.0, description="GPUs that Ray reserves for it; unset: one if drafter.device is a GPU."
+    )
+    resources: dict[str, float] = Field(
+        {}, description="Custom resources that its node must have, such as `{trainer: 1}`."
+    )
+    scheduling_strategy: Literal["DEFAULT", "SPREAD"] = Field(
+        "DEFAULT", description="`SPREAD` prefers a node on which little runs."
+    )
+
+
 class DrafterConfig(_Section):
     """Continual training of the learned drafter."""
 
@@ -144,6 +163,7 @@ class DrafterConfig(_Section):
         None, description="Of `dedicated`: the daemon's public CURVE key; set, the connection is encrypted."
     )
     device: str = Field("cpu", description="Of `dedicated`: torch device of the trainer that rollspec starts.")
+    ray: RayConfig = RayConfig()
     versions: Path | None = Field(
         None,
         description="Folder of versions that several engines share: one tries a version, the others take it when it "

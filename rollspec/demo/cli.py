@@ -22,6 +22,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from rollspec.config import RollspecConfig
+from rollspec.demo.dtype import native_dtype
 from rollspec.demo.job import ROOT, Job, JobSettings, build_job, prepare_assets, require_checkout
 from rollspec.demo.live import Display, RunView, clock
 from rollspec.demo.runner import JobFailed, finished_run, run_job
@@ -32,6 +33,8 @@ from rollspec.telemetry.summary import compare, summarize
 
 FAILED = 1
 INTERRUPTED = 130  # as a shell reports Ctrl-C
+SLOW_PROMPTS = 12  # where a training step takes 25 s instead of 8
+JOB_SECONDS = 3600.0  # bound of one run; one that hangs is found by its steps, long before
 
 
 @dataclass(frozen=True)
@@ -49,6 +52,14 @@ def command(
     out: Annotated[Path | None, typer.Option(help="Folder of the runs; default runs/demo-<time>.")] = None,
     steps: Annotated[int | None, typer.Option(help="Stop each run after so many training steps.")] = None,
     size: Annotated[Literal["demo", "tiny"], typer.Option(help="Size of the policy; `tiny` is for tests.")] = "demo",
+    prompts: Annotated[
+        int | None,
+        typer.Option(
+            min=4,
+            help="Training prompts, each seen in four epochs; default 32, and 12 on a CPU without bfloat16 arithmetic, "
+            "where 32 take half an hour.",
+        ),
+    ] = None,
     seed: Annotated[int, typer.Option(help="Seed of policy, prompts and sampling.")] = 0,
     replicas: Annotated[
         int,
@@ -67,7 +78,7 @@ def command(
     """Train a small policy on this machine without and with rollspec and compare the two runs (under 15 minutes)."""
     require_checkout()
     plan = Plan(
-        settings=JobSettings(size=size, seed=seed, steps=steps, replicas=replicas),
+        settings=settings_for(native_dtype(), prompts, size=size, seed=seed, steps=steps, replicas=replicas),
         out=(out or ROOT / "runs" / f"demo-{datetime.now():%Y%m%d-%H%M%S}").resolve(),
         names=(only,) if only else ("baseline", "rollspec"),
         preset=preset,
@@ -89,10 +100,20 @@ def command(
         sys.stdout.write(json.dumps(numbers, indent=2) + "\n")
 
 
+def settings_for(dtype: str, prompts: int | None, **given: Any) -> JobSettings:
+    """The job that finishes in a quarter of an hour here, or the one with as many prompts as were asked for."""
+    if prompts is None:
+        prompts = JobSettings.train_prompts if dtype == "bfloat16" else SLOW_PROMPTS
+    return JobSettings(dtype=dtype, train_prompts=prompts, **given)
+
+
 def run_plan(plan: Plan, display: Display) -> None:
     """Run what `plan` names, skipping a baseline that was finished with the same settings."""
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "rollspec" / "grpo_arithmetic"
     display.say(f"runs go to {plan.out}")
+    s = plan.settings
+    size = f"{s.train_prompts} prompts x {s.n} samples, {s.epochs} epochs"
+    display.say(f"{size}, {s.dtype}: {s.total_steps} training steps a run")
     display.say("preparing the policy and the prompts")
     assets = prepare_assets(plan.settings, cache)
     jobs = [
@@ -169,7 +190,7 @@ def link_latest(out: Path) -> None:
 def _run(job: Job, display: Display, estimate: float | None) -> float:
     view = RunView(job.name, job.total_steps, estimate)
     with display.watching(view):
-        result = run_job(job, on_step=display.step, on_tick=display.tick)
+        result = run_job(job, timeout=JOB_SECONDS, on_step=display.step, on_tick=display.tick)
     display.say(f"{job.name}: {result.steps} steps in {clock(result.seconds)}")
     return result.seconds
 

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from rollspec.config import RollspecConfig
+from rollspec.engine import objects
 
 logger = logging.getLogger("rollspec")
 
@@ -183,6 +184,7 @@ class Trainer:
         from drafter_online.wire import TOKEN_VARIABLE
 
         self._token = os.environ[TOKEN_VARIABLE] = secrets.token_urlsafe(32)
+        self._shelf = objects.Shelf()
         address = ray.util.get_node_ip_address()
         self._service = Service(settings({**given, "endpoint": f"tcp://{address}:0"}))
         self._service.start()
@@ -199,27 +201,45 @@ class Trainer:
         """Endpoint and token."""
         return self._service.hub.endpoint, self._token
 
+    def version(self, number: int) -> list[Any]:
+        """A version in Ray's object store (`Shelf.put`)."""
+        return self._shelf.put(number, self._service.versions.path(number))
+
 
 def _actor(ray: Any, config: RollspecConfig, target: str) -> str:
     from drafter_online.wire import TOKEN_VARIABLE
 
     folder = folder_of(config)
-    on_gpu = config.drafter.device.startswith("cuda")
     name = f"rollspec-drafter-{ray.get_runtime_context().get_job_id()}"
+    place = _place(config)
     actor = (
         ray.remote(Trainer)
-        .options(
-            name=name,
-            get_if_exists=True,
-            lifetime="detached",  # a replica that started it may end before the others
-            num_cpus=0,
-            num_gpus=1 if on_gpu else 0,
-        )
+        # Detached: a replica that started it may end before the others.
+        .options(name=name, get_if_exists=True, lifetime="detached", **place)
         .remote(options(config, target, folder))
     )
-    endpoint, token = ray.get(actor.address.remote(), timeout=START_SECONDS)
+    try:
+        endpoint, token = ray.get(actor.address.remote(), timeout=START_SECONDS)
+    except ray.exceptions.GetTimeoutError as e:
+        ray.kill(actor)  # it must not begin when nobody waits for it
+        raise TimeoutError(
+            f"no node of the Ray cluster had {place} free for {START_SECONDS:g} s; change drafter.ray or drafter.device"
+        ) from e
     os.environ[TOKEN_VARIABLE] = token  # the engine's processes are children of this one
+    objects.remember(ray, name)
     return str(endpoint)
+
+
+def _place(config: RollspecConfig) -> dict[str, Any]:
+    """What the actor asks of the node that it is put on, in Ray's names."""
+    d = config.drafter
+    gpus = d.ray.num_gpus if d.ray.num_gpus is not None else float(d.device.startswith("cuda"))
+    return {
+        "num_cpus": d.ray.num_cpus,
+        "num_gpus": gpus,
+        "resources": d.ray.resources,
+        "scheduling_strategy": d.ray.scheduling_strategy,
+    }
 
 
 if __name__ == "__main__":

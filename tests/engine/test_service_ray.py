@@ -8,9 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
+from drafter_online.fetch import Fetch
+from drafter_online.versions import Versions
 from rollspec import RollspecConfig
-from rollspec.engine import daemon
+from rollspec.engine import daemon, objects
 
 ray = pytest.importorskip("ray")
 pytest.importorskip("speculators")
@@ -19,7 +22,9 @@ pytestmark = pytest.mark.engine
 
 @pytest.fixture
 def cluster() -> Iterator[None]:
-    ray.init(num_cpus=1, include_dashboard=False, log_to_driver=False, configure_logging=False)
+    ray.init(
+        num_cpus=1, resources={"trainer": 1}, include_dashboard=False, log_to_driver=False, configure_logging=False
+    )
     yield
     ray.shutdown()
 
@@ -31,8 +36,10 @@ def test_replicas_share_one_actor(cluster: None, model: Path, tmp_path: Path, mo
 
     monkeypatch.setattr(daemon, "LINGER", 2.0)
     monkeypatch.delenv(wire.TOKEN_VARIABLE, raising=False)
+    monkeypatch.delenv(objects.ACTOR_VARIABLE, raising=False)
     given: dict[str, Any] = {
         "proposal.drafters": ["eagle3"], "drafter.mode": "dedicated", "drafter.dir": str(tmp_path / "d"),
+        "drafter.ray.resources": {"trainer": 1},
     }  # fmt: skip
     config = RollspecConfig.load(given, env={})
     first = daemon.settle(config, str(model))
@@ -45,6 +52,17 @@ def test_replicas_share_one_actor(cluster: None, model: Path, tmp_path: Path, mo
     link = Link(str(first.drafter.endpoint), hello, token=token)
     until(lambda: link.poll(0.05) is not None and link.ready)
     link.close()
+    # What it publishes is an object, for engines that do not see its folder.
+    store = Versions(tmp_path / "d" / "versions")
+    number = store.publish({"w": torch.ones(8)}, {"a": 1}, base="b", target_version=0)
+    fetch = Fetch((store.path(number) / "manifest.json").read_bytes(), tmp_path / "here")
+    for asked, problem in ((number, None), (number + 1, "FileNotFoundError")):
+        getting = objects.get(asked, fetch.folder)
+        assert getting is not None
+        until(lambda g=getting: not g.busy)  # type: ignore[misc]
+        assert problem in (getting.problem or "") if problem else getting.problem is None
+    fetch.found()
+    assert fetch.wants() is None and float(Versions(fetch.done().parent).load(number).tensors["w"].sum()) == 8.0
     name = f"rollspec-drafter-{ray.get_runtime_context().get_job_id()}"
 
     def gone() -> bool:
@@ -55,6 +73,19 @@ def test_replicas_share_one_actor(cluster: None, model: Path, tmp_path: Path, mo
         return False
 
     until(gone)
+
+
+def test_an_actor_that_fits_nowhere_is_said_to(
+    cluster: None, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(daemon, "START_SECONDS", 2.0)
+    given: dict[str, Any] = {
+        "proposal.drafters": ["eagle3"], "drafter.mode": "dedicated", "drafter.dir": str(tmp_path),
+        "drafter.ray.resources": {"elsewhere": 2},
+    }  # fmt: skip
+    config = daemon.settle(RollspecConfig.load(given, env={}), str(model))
+    assert config.drafter.mode == "off"
+    assert "no node of the Ray cluster had" in caplog.text and "'elsewhere': 2.0" in caplog.text
 
 
 def until(condition: Any, seconds: float = 60.0) -> None:

@@ -272,6 +272,13 @@ def test_settings_bound_the_steps() -> None:
         JobSettings(steps=0)
 
 
+def test_a_slow_cpu_gets_fewer_prompts_unless_told_otherwise() -> None:
+    assert cli.settings_for("bfloat16", None).total_steps == 32
+    assert cli.settings_for("float32", None).total_steps == 12
+    whole = cli.settings_for("float32", 32, seed=1)
+    assert (whole.total_steps, whole.dtype, whole.seed) == (32, "float32", 1)
+
+
 def test_hydra_value() -> None:
     value = {"a": None, "b": [True, 1.5, "it's"], "c": {}, "d": "x,y:{z}"}
     assert hydra_value(value) == r"{a:null,b:[true,1.5,'it\'s'],c:{},d:'x,y:{z}'}"

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from drafter_target import filled
 from typer.testing import CliRunner
 
 from drafter_online.cli import app
+from drafter_online.samples import Sample
 from drafter_online.versions import MODEL, Versions
 
 
@@ -87,6 +89,22 @@ def test_mistakes_are_one_sentence(tiny_target: Path, work: Path, tmp_path: Path
     assert "is not in" in call("versions", "show", tmp_path / "v", 1, fails=True)
     assert "nothing to roll back" in call("versions", "rollback", tmp_path / "v", fails=True)
     assert call("versions", "list", tmp_path / "v", "--json") == []
+
+
+def test_a_specialist_learns_from_its_domain(tiny_target: Path, work: Path, tmp_path: Path) -> None:
+    from drafter_online.buffer import Buffer, BufferConfig
+
+    both = Buffer(BufferConfig())
+    for i, sample in enumerate(filled(tiny_target, 16, errors=1)):
+        both.add(Sample.from_bytes(dataclasses.replace(sample, domain="code" if i % 4 else "prose").to_bytes()))
+    both.save(tmp_path / "buffer")
+    assert call("buffer", "stats", tmp_path / "buffer", "--json")["domains"] == {"code": 12, "prose": 4}
+    train = ["train", "--buffer", tmp_path / "buffer", "--out", tmp_path / "v", "--domain"]
+    assert "it has code, prose" in call(*train, "poems", fails=True)
+    assert "none with a domain" in call(*train[:1], "--buffer", work / "buffer", *train[3:], "code", fails=True)
+    head = call("init", "--target", tiny_target, "--out", tmp_path / "head", "--json")["head"]
+    got = call(*train, "code", "--head", head, "--steps", 2, "--hold-out", 0, "--set", "batch_tokens=64", "--json")
+    assert got["samples"] == 12
 
 
 def test_a_draft_model_is_distilled(tiny_target: Path, work: Path, tmp_path: Path) -> None:

@@ -328,6 +328,7 @@ class Capture:
             draft_version=learned.swapper.version if learned.swapper is not None else NO_DRAFTER,
             temperature=float(params.temperature) if params is not None else 1.0,
             response_length=len(request.output),
+            domain=metadata.of(params).domain,
             verify=Verify.gather(steps),
         )
 

@@ -22,6 +22,7 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rollspec.engine import objects
 from rollspec.engine.vllm.domains import Domains
 
 if TYPE_CHECKING:
@@ -63,10 +64,11 @@ class DedicatedTraining:
         self.resumed = (0, 0)  # steps and tokens of an earlier run are the daemon's to count
         self.parts: dict[str, torch.Tensor] | None = None  # the target's own, put together from all ranks
         self.domains = learned.domains = Domains(learned.runner)
-        self.counts = {"sent": 0, "dropped": 0, "rewards": 0, "offers": 0, "fetched": 0}
+        self.counts = {"sent": 0, "dropped": 0, "rewards": 0, "offers": 0, "fetched": 0, "objects": 0}
         self._rewards: deque[tuple[str, float]] = deque(maxlen=1 << 16)
         self._trials: deque[tuple[int, str, str]] = deque(maxlen=16)
         self._fetch: Fetch | None = None
+        self._getting: objects.Getting | None = None
         self._asked = 0.0  # when the last piece was asked for
         self._cache: Path | None = None
         self._pieces: Iterator[Message] | None = None
@@ -114,6 +116,7 @@ class DedicatedTraining:
             "lost": counts["lost"],
             "offers": self.counts["offers"],
             "fetched": self.counts["fetched"],
+            "objects": self.counts["objects"],
             "private": self.domains.private,
         }
 
@@ -157,6 +160,7 @@ class DedicatedTraining:
                 self.learned.capture.paused = True
         finally:
             self.link.close()
+            self._give_up()
             if self._cache is not None:
                 shutil.rmtree(self._cache, ignore_errors=True)
 
@@ -167,9 +171,7 @@ class DedicatedTraining:
             self.counts["dropped"] += len(capture.take())
         self._rewards.clear()
         self._pieces = None
-        if self._fetch is not None:
-            self._fetch.close()
-            self._fetch = None
+        self._give_up()
 
     def _report(self) -> None:
         from drafter_online.wire import Message
@@ -235,7 +237,7 @@ class DedicatedTraining:
                 self._refresh()
         except DrafterError as e:
             version = message.body.get("version")
-            self._fetch = None
+            self._give_up()
             if isinstance(version, int):
                 self._tried(version, "refused", str(e))
             logger.warning("rollspec: %s", str(e).removeprefix("drafter-online: "))
@@ -259,6 +261,7 @@ class DedicatedTraining:
             self._cache = Path(tempfile.mkdtemp(prefix="rollspec-versions-"))
         self._fetch = Fetch(manifest, self._cache)
         self._asked = 0.0
+        self._getting = objects.get(number, self._fetch.folder)
 
     def _continue(self) -> None:
         """Ask for the next piece of a version; when all are here, have it swapped in."""
@@ -267,6 +270,14 @@ class DedicatedTraining:
 
         if self._fetch is None or time.monotonic() - self._asked < FETCH_SECONDS:
             return
+        if self._getting is not None:
+            if self._getting.busy:
+                return
+            if problem := self._getting.problem:
+                logger.info("rollspec: a version comes over the wire, not through Ray's objects (%s).", problem)
+            self.counts["objects"] += not problem
+            self._fetch.found()
+            self._getting = None
         wanted = self._fetch.wants()
         if wanted is not None:
             self._asked = time.monotonic()
@@ -281,6 +292,13 @@ class DedicatedTraining:
         self.counts["fetched"] += 1
         assert self.learned.swapper is not None
         self.learned.swapper.offer(path, self._canary)
+
+    def _give_up(self) -> None:
+        if self._getting is not None:
+            self._getting.close()
+        if self._fetch is not None:
+            self._fetch.close()
+        self._fetch = self._getting = None
 
     _canary = True
 

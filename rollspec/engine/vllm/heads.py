@@ -49,7 +49,29 @@ def settle(args: Any, config: RollspecConfig) -> tuple[RollspecConfig, str | Non
         return RollspecConfig.load(config, overrides={"proposal.drafters": rest}, env={}), None
     # Drafts are put together in the first model runner's step; the second one keeps them on the device.
     os.environ[V2_SWITCH] = "0"
-    return RollspecConfig.load(config, overrides={"proposal.learned.model": str(path)}, env={}), name
+    kept = _specialists(args, config, path, name)
+    found = {"proposal.learned.model": str(path), "proposal.learned.specialists": kept}
+    return RollspecConfig.load(config, overrides=found, env={}), name
+
+
+def _specialists(args: Any, config: RollspecConfig, path: str | None, name: str) -> dict[str, str]:
+    """Those that can run beside the head at `path`; the others are left out, with a sentence each."""
+    kept: dict[str, str] = {}
+    mine = _read(str(path)) or {}
+    for domain, folder in config.proposal.learned.specialists.items():
+        problem = _misfit(args, folder, name) if name == "eagle3" else f"beside a {name} there are none"
+        theirs = _read(folder)
+        if problem is None and theirs is None:
+            problem = f"{folder}/config.json is missing or is not JSON"
+        if problem is None and _shape(mine) != _shape(theirs or {}):
+            problem = f"{folder} has another shape than {path}; make both with the same options"
+        if problem is None and domain == "general":
+            problem = "that is what the head in proposal.learned.model is called"
+        if problem:
+            logger.warning("rollspec: the specialist %r is left out because %s.", domain, problem)
+        else:
+            kept[domain] = folder
+    return kept
 
 
 def _unusable(args: Any) -> str | None:
@@ -88,6 +110,14 @@ def _misfit(args: Any, path: str, name: str) -> str | None:
         if have is not None and want is not None and have != want:
             return f"the {what} of {path} is {have} and that of {args.model} is {want}; give a drafter made for it"
     return None
+
+
+def _shape(config: dict[str, Any]) -> list[Any]:
+    """What heads that run beside each other have in common."""
+    layer = config.get("transformer_layer_config", {})
+    sizes = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads")
+    own = ("draft_vocab_size", "eagle_aux_hidden_state_layer_ids", "norm_before_residual")
+    return [layer.get(k) for k in (*sizes, "head_dim", "vocab_size")] + [config.get(k) or None for k in own]
 
 
 def _read(folder: str) -> dict[str, Any] | None:

@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from rollspec.engine.vllm import specialists
 from rollspec.engine.vllm.capture import Capture
 from rollspec.engine.vllm.dedicated import DedicatedTraining
 from rollspec.engine.vllm.domains import Domains
@@ -63,7 +64,7 @@ class LearnedDrafts:
         self._ran = 0  # passes of this step
         self._seconds = 0.0
         self._late = 0.0  # of these, to read what it had missed
-        self._probs: list[torch.Tensor] = []
+        self.probs: list[torch.Tensor] = []  # per pass, what the drafter gave its token, [requests]
         self.swapper: Swapper | None = None
         self.online: OnlineTraining | DedicatedTraining | None = None
         self.domains: Domains | None = None
@@ -74,6 +75,9 @@ class LearnedDrafts:
         self.capture: Capture | None = None
         if self.eagle and bridge.drafting and bridge.config.drafter.captures:
             self.capture = Capture(self)
+        self.specialists = specialists.of(self.drafter)
+        if self.specialists is not None:
+            self.specialists.attach(self)
         self.proposer.scored = self._scored
         self._propose = runner.propose_draft_token_ids
         self._take = runner.take_draft_token_ids
@@ -84,6 +88,8 @@ class LearnedDrafts:
 
     def _scored(self, req_id: str, hits: int, length: int) -> None:
         """A draft was scored: news for a trial of new weights, if the request's KV is theirs."""
+        if self.specialists is not None:
+            self.specialists.scored(req_id, hits, length)
         if self.swapper is None or self.swapper.canary is None or not self.states.current(req_id):
             return
         try:
@@ -133,7 +139,7 @@ class LearnedDrafts:
             aux = aux[: self.aux_layers]
         wanted = self.bridge.decide(tokens)
         passes = self._agree(-1 if self.off or self.bridge.fault else wanted)
-        self._ran, self._probs, self._seconds = 0, [], 0.0
+        self._ran, self.probs, self._seconds = 0, [], 0.0
         nothing: list[list[int]] = [[] for _ in tokens]
         if passes < 0:
             return nothing
@@ -188,7 +194,7 @@ class LearnedDrafts:
 
     def _finish(self, drafts: Any, begin: float) -> None:
         rows = drafts.draft_token_ids if self._ran else None
-        probs = torch.stack(self._probs, dim=1).tolist() if self._ran and self._probs else None
+        probs = torch.stack(self.probs, dim=1).tolist() if self._ran and self.probs else None
         if self._ran:
             # On a GPU the passes end here: what was queued is waited for.
             waited = time.perf_counter() - begin if self.runner.device.type != "cpu" else 0.0
@@ -205,12 +211,18 @@ class LearnedDrafts:
         logits = self.drafter.model.compute_logits(hidden_states)
         drawn = self.noise.draw(logits) if self.noise is not None else None
         if drawn is not None:
-            self._probs.append(drawn[1])
+            self.probs.append(drawn[1])
             return drawn[0]
         top = logits.max(dim=-1)
-        self._probs.append((top.values.float() - logits.float().logsumexp(-1)).exp())
+        self.probs.append((top.values.float() - logits.float().logsumexp(-1)).exp())
         indices: torch.Tensor = top.indices
         return indices
+
+    def begin_passes(self) -> None:
+        """The proposer's passes over this step's rows begin, or begin again with another head."""
+        self.probs = []
+        if self.noise is not None:
+            self.noise.again()
 
     def target_parts(self) -> dict[str, torch.Tensor]:
         """The target's embedding, last norm and LM head, which the head in training uses; all ranks must call it."""
@@ -231,6 +243,8 @@ class LearnedDrafts:
             out["training"] = self.online.info()
         if self.follower is not None:
             out["following"] = self.follower.info()
+        if self.specialists is not None:
+            out["specialists"] = self.specialists.info()
         return out
 
     def drain(self) -> tuple[dict[str, float], dict[str, float]]:
@@ -279,6 +293,8 @@ class LearnedDrafts:
                 self.domains.forget(req_id)
             if self.capture is not None:
                 self.capture.finish(req_id, self.proposer.requests.get(req_id))
+        if self.specialists is not None and self.specialists.woke:
+            self.specialists.verify()
         if self.swapper is not None:
             try:
                 self.swapper.poll()

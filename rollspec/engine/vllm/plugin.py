@@ -149,6 +149,12 @@ def _wrap_worker(module: ModuleType) -> None:
 
             patches.on_import("vllm.v1.worker.gpu_model_runner", capture.widen)
         init_device(self)
+        if config is not None and config.proposal.learned.specialists:
+            from rollspec.engine.vllm import specialists
+
+            drafter = getattr(self.worker.model_runner, "drafter", None)
+            if hasattr(drafter, "load_model"):
+                specialists.arrange(drafter, config.proposal.learned.specialists)
 
     @functools.wraps(initialize)
     def initialize_and_install(self: Any, kv_cache_configs: list[Any]) -> None:

@@ -32,6 +32,7 @@ class SharedNoise:
     def __init__(self, coupled: CoupledSampler) -> None:
         self._coupled = coupled
         self._step: tuple[Words, Ints, Any] | None = None  # keys, next positions, sampling metadata of this step
+        self._begun: tuple[Words, Ints, Any] | None = None  # the same as the passes began
 
     def begin(self, req_ids: Sequence[str], lengths: Sequence[int], sampling: Any) -> None:
         """A step's passes begin.
@@ -40,11 +41,15 @@ class SharedNoise:
             req_ids: requests by row. lengths: tokens of each so far, prompt included: the position that is drafted
                 first. sampling: vLLM's metadata of the same rows.
         """
-        self._step = None
+        self._step = self._begun = None
         if not self._coupled.on or sampling.all_greedy:
             return
         keys = np.array([self._coupled.streams.keys[r] for r in req_ids], dtype=np.uint64)
-        self._step = keys, np.array(lengths, dtype=np.int64), sampling
+        self._step = self._begun = keys, np.array(lengths, dtype=np.int64), sampling
+
+    def again(self) -> None:
+        """The step's passes begin again, with another drafter."""
+        self._step = self._begun
 
     def draw(self, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor] | None:
         """One token per row [n, vocab], and the drafter's probability of it; None where drafts are greedy now."""

@@ -228,6 +228,8 @@ def _watch_sleep(worker: Any, learned: LearnedDrafts) -> None:
             learned.asleep = False
             if learned.swapper is not None:
                 learned.swapper.woke()
+            if learned.specialists is not None:
+                learned.specialists.woke = True
         return out
 
     worker.sleep, worker.wake_up = falls_asleep, wakes_up

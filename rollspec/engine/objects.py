@@ -1,0 +1,120 @@
+"""Versions through Ray's object store, for engines that do not see the trainer's folder.
+
+The trainer puts a version into the store once; nodes pass it on among themselves, and the engines of a node share a
+copy. An engine's worker is a child of a Ray process and none itself, so a short-lived process asks for it: whatever
+becomes of the cluster, the engine is not touched. Where this fails the version comes over the wire, in pieces.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+logger = logging.getLogger("rollspec")
+
+ACTOR_VARIABLE = "ROLLSPEC_DRAFTER_ACTOR"
+"""How engines find the trainer's actor: JSON of `address`, `namespace` and `name`."""
+
+ASK_SECONDS = 30.0
+GET_SECONDS = 300.0
+
+
+def remember(ray: Any, name: str) -> None:
+    """Tell this process and its children where the trainer's actor is."""
+    context = ray.get_runtime_context()
+    found = {"address": context.gcs_address, "namespace": context.namespace, "name": name}
+    os.environ[ACTOR_VARIABLE] = json.dumps(found)
+
+
+class Shelf:
+    """The trainer's side: versions as objects, each put once, the newest ones kept."""
+
+    def __init__(self, keep: int = 2) -> None:
+        self._keep = keep
+        self._refs: dict[int, Any] = {}
+
+    def put(self, number: int, folder: Path) -> list[Any]:
+        """A reference in a list, so that Ray hands on the reference and not what it refers to.
+
+        Raises:
+            OSError: the version is not there (any more).
+        """
+        import ray
+
+        from drafter_online.versions import CONFIG, MODEL
+
+        if number not in self._refs:
+            self._refs[number] = ray.put({n: (folder / n).read_bytes() for n in (CONFIG, MODEL)})
+            for old in sorted(self._refs)[: -self._keep]:
+                del self._refs[old]  # Ray frees it once nobody reads it
+        return [self._refs[number]]
+
+
+def get(number: int, folder: Path) -> Getting | None:
+    """Begin to get a version; None where there is no actor to ask, or no process can be started."""
+    if ACTOR_VARIABLE not in os.environ:
+        return None
+    try:
+        return Getting(number, folder)
+    except OSError as e:
+        logger.debug("rollspec: no process for a version (%s)", e)
+        return None
+
+
+class Getting:
+    """A process that writes a version's files into a folder."""
+
+    def __init__(self, number: int, folder: Path) -> None:
+        self._end = time.monotonic() + ASK_SECONDS + GET_SECONDS
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "rollspec.engine.objects", str(number), str(folder)],
+            stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, start_new_session=True,
+        )  # fmt: skip
+
+    @property
+    def busy(self) -> bool:
+        """Whether it runs; it is ended when its time is up."""
+        if self._process.poll() is None and time.monotonic() > self._end:
+            self.close()
+        return self._process.poll() is None
+
+    @property
+    def problem(self) -> str | None:
+        """Why it failed, once it is not busy; None where it did not."""
+        if self._process.returncode == 0:
+            return None
+        assert self._process.stderr is not None
+        said = self._process.stderr.read().decode(errors="replace").strip().splitlines()
+        return said[-1][:300] if said else f"exit status {self._process.returncode}"
+
+    def close(self) -> None:
+        """End it."""
+        if self._process.poll() is None:
+            self._process.kill()
+            self._process.wait()
+
+
+def main() -> int:
+    """The process: NUMBER FOLDER."""
+    import ray
+
+    where = json.loads(os.environ[ACTOR_VARIABLE])
+    number, folder = int(sys.argv[1]), Path(sys.argv[2])
+    ray.init(address=where["address"], namespace=where["namespace"], log_to_driver=False, configure_logging=False)
+    try:
+        (reference,) = ray.get(ray.get_actor(where["name"]).version.remote(number), timeout=ASK_SECONDS)
+        for name, data in ray.get(reference, timeout=GET_SECONDS).items():
+            (folder / Path(name).name).write_bytes(data)
+    finally:
+        ray.shutdown()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

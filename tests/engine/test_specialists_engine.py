@@ -1,0 +1,82 @@
+"""Several heads in a real vLLM engine: each has a KV cache of its own, the surest drafts, and no token changes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from engines import build, call, close, generate
+from heads import random_head
+
+pytestmark = pytest.mark.engine
+
+ALWAYS = {
+    "proposal.drafters": ["eagle3"], "proposal.learned.k_max": 3, "tuning.policy": "static",
+    "proposal.budget.policy": "fixed", "tuning.guard.enabled": False,
+}  # fmt: skip
+TIGHT = {"max_num_batched_tokens": 160, "enable_chunked_prefill": True, "num_gpu_blocks_override": 24}
+
+
+def _spoil(worker: Any) -> None:
+    """What a deep sleep leaves of the weights, as far as this can be had without a GPU."""
+    import torch
+
+    from rollspec.engine.vllm.worker import bridge
+
+    found = bridge(worker).learned.specialists
+    with torch.no_grad():
+        for p in found._own(found.models[1], found._target):
+            if p.is_floating_point():
+                p.mul_(1.5)
+    found.woke = True
+
+
+def test_the_same_head_twice_is_one_head(
+    model: Path, prompts: list[list[int]], plain: dict[str, Any], tmp_path: Path
+) -> None:
+    """Were a cache shared or a head read twice, the drafts of the two runs would differ."""
+    head = random_head(tmp_path / "head", model)
+    found = []
+    for more in ({}, {"proposal.learned.specialists": {"same": str(random_head(tmp_path / "same", model))}}):
+        llm = build(model, {**ALWAYS, **more, "proposal.learned.model": str(head)})
+        try:
+            assert generate(llm, prompts) == plain["greedy"]
+            stats = call(llm, "stats")
+            assert not stats["faults"], stats["faults"]
+            found.append((stats["drafted"], stats["accepted"]))
+        finally:
+            close(llm)
+    assert found[0] == found[1] and found[0][1] > 0
+
+
+def test_the_surest_head_drafts_and_comes_back_after_a_sleep(
+    model: Path, prompts: list[list[int]], plain: dict[str, Any], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Preempted, with prompts in chunks; and heads that cannot run here are left out."""
+    loud = random_head(tmp_path / "loud", model, seed=1, scale=0.3)  # larger logits: surer, and no better
+    misfit = random_head(tmp_path / "misfit", model)
+    config = (misfit / "config.json").read_text()
+    (misfit / "config.json").write_text(config.replace('"draft_vocab_size": ', '"draft_vocab_size": 1'))
+    options = {
+        **ALWAYS,
+        "proposal.learned.model": str(random_head(tmp_path / "head", model)),
+        "proposal.learned.specialists": {
+            "loud": str(loud), "misfit": str(misfit), "gone": str(tmp_path / "gone"), "general": str(loud),
+        },
+    }  # fmt: skip
+    llm = build(model, options, **TIGHT)
+    try:
+        for text in ("'misfit' is left out", "'gone' is left out", "'general' is left out"):
+            assert text in caplog.text
+        assert generate(llm, prompts) == plain["greedy"]
+        heads = call(llm, "info")["drafter"]["specialists"]
+        assert list(heads) == ["general", "loud"]
+        assert heads["loud"]["chains"] > heads["general"]["chains"]
+        assert sum(h["right"] for h in heads.values()) > 0 and all(h["judged"] >= h["right"] for h in heads.values())
+        llm.collective_rpc(_spoil)
+        assert generate(llm, prompts) == plain["greedy"]
+        stats = call(llm, "stats")
+        assert not stats["faults"] and list(call(llm, "info")["drafter"]["specialists"]) == ["general", "loud"]
+    finally:
+        close(llm)
