@@ -44,6 +44,8 @@ SETTINGS = JobSettings(epochs=2, dtype="float32")
 float32, because a CPU without bfloat16 arithmetic takes thirty times as long to train in it.
 """
 
+UPDATES = SETTINGS.steps_per_epoch
+
 
 def jobs(
     seeds: Sequence[int], arms: Sequence[str], work: Path, settings: JobSettings = SETTINGS
@@ -118,19 +120,27 @@ def run(
     quick: bool = False,
     seeds: Sequence[int] = SEEDS,
     arms: Sequence[str] = tuple(ARMS),
+    prompts: int = SETTINGS.train_prompts,
     work: Path | None = None,
     out: Path | None = None,
 ) -> Path:
-    """Run what is missing, print and save the comparison of all that is finished."""
+    """Run what is missing, print and save the comparison of all that is finished.
+
+    Args:
+        prompts: of an epoch, which has eight updates whatever their number.
+    """
+    if prompts < UPDATES or prompts % UPDATES:
+        raise RollspecError(f"rollspec: --prompts {prompts} does not make {UPDATES} updates; give a multiple of it.")
     if unknown := [a for a in arms if a not in ARMS]:
         raise RollspecError(f"rollspec: --arms has {unknown[0]!r}; choose from {'; '.join(ARMS)}.")
     pin()
     console = Console(stderr=True)
-    settings = dataclasses.replace(SETTINGS, size="tiny", train_prompts=8, epochs=2) if quick else SETTINGS
+    settings = dataclasses.replace(SETTINGS, train_prompts=prompts, prompts_per_step=prompts // UPDATES)
     if quick:
+        settings = dataclasses.replace(SETTINGS, size="tiny", train_prompts=8, epochs=2)
         console.print(QUICK)
         seeds = tuple(seeds)[:1]
-    work = work or CACHE / ("reuse-quick" if quick else "reuse")
+    work = work or CACHE / ("reuse-quick" if quick else f"reuse-{prompts}")
     began = provenance()
     for arm, seed, job in jobs(seeds, arms, work, settings):
         if finished_run(job.folder, job.settings_hash):

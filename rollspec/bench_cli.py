@@ -103,6 +103,7 @@ def reuse(
     arms: Annotated[
         str | None, typer.Option(help="Arms, separated by semicolons (none;coupled;lenient, bias 0); default: all.")
     ] = None,
+    prompts: Annotated[int, typer.Option(help="Prompts of an epoch, a multiple of 8.")] = 32,
     work: Annotated[
         Path | None, typer.Option(file_okay=False, help="Folder of the jobs; finished ones are not run again.")
     ] = None,
@@ -114,7 +115,7 @@ def reuse(
         raise RollspecError(f"rollspec: --seeds {seeds!r} is not a list of numbers; write 0,1,2.") from e
     module = _module("reuse")
     names = tuple(a.strip() for a in arms.split(";")) if arms else tuple(module.ARMS)
-    _done(module.run(quick=quick, seeds=chosen, arms=names, work=work, out=out), json)
+    _done(module.run(quick=quick, seeds=chosen, arms=names, prompts=prompts, work=work, out=out), json)
 
 
 @command.command()
