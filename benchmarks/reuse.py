@@ -140,7 +140,9 @@ def run(
         settings = dataclasses.replace(SETTINGS, size="tiny", train_prompts=8, epochs=2)
         console.print(QUICK)
         seeds = tuple(seeds)[:1]
-    work = work or CACHE / ("reuse-quick" if quick else f"reuse-{prompts}")
+    work = work or CACHE / (
+        "reuse-quick" if quick else "reuse" if prompts == SETTINGS.train_prompts else f"reuse-{prompts}"
+    )
     began = provenance()
     for arm, seed, job in jobs(seeds, arms, work, settings):
         if finished_run(job.folder, job.settings_hash):

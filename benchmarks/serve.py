@@ -85,7 +85,7 @@ async def _measure(
     numbers = itertools.count()
     latencies: dict[bool, list[list[float]]] = {True: [], False: []}
     rates: dict[bool, list[float]] = {True: [], False: []}
-    failed = altered = compared = 0
+    failed = altered = compared = sent = 0
     async with client_of(url) as client:
         await _block(client, prompts, expected, itertools.count(), BLOCK)  # warm
         publisher = _Publisher(store, model)

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from drafter_online.errors import VersionError
-from drafter_online.files import digest
+from drafter_online.files import digest, sha256
 from drafter_online.versions import CONFIG, MANIFEST, MODEL, Versions
 from drafter_online.wire import Message
 
@@ -41,6 +41,7 @@ class Fetch:
                 raise ValueError("its checksum does not match")
             self.number = int(data["version"])
             self._sizes = {n: int(data["files"][n]["bytes"]) for n in (CONFIG, MODEL)}
+            self._sums = {n: str(data["files"][n]["sha256"]) for n in (CONFIG, MODEL)}
         except (ValueError, KeyError, TypeError, AttributeError) as e:
             raise VersionError(f"drafter-online: a version is refused: its manifest is damaged ({e}).") from e
         if (
@@ -96,14 +97,21 @@ class Fetch:
         return True
 
     def found(self) -> None:
-        """Files were put into `folder` by other means: those of the right size need not be asked for."""
+        """Files were put into `folder` by other means: those that are what the manifest says need not be asked for.
+
+        Raises:
+            VersionError: the folder cannot be written.
+        """
         for name, size in self._sizes.items():
+            path = self.folder / name
             try:
-                whole = (self.folder / name).stat().st_size == size
-            except OSError:
-                whole = False
-            if not whole:
-                (self.folder / name).unlink(missing_ok=True)
+                whole = path.is_file() and path.stat().st_size == size and sha256(path.read_bytes()) == self._sums[name]
+                if not whole:
+                    path.unlink(missing_ok=True)
+            except OSError as e:
+                raise VersionError(
+                    f"drafter-online: version {self.number} cannot be kept in {self.folder} ({e.strerror or e})."
+                ) from e
             self._have[name] = size if whole else 0
 
     def done(self) -> Path:

@@ -194,8 +194,8 @@ class Sample:
             raise _bad("temperature", self.temperature, "finite and not negative")
         if self.response_length < 0:
             raise _bad("response_length", self.response_length, "a number of tokens")
-        if len(self.domain) > LONGEST_DOMAIN:
-            raise _bad("domain", f"{len(self.domain)} characters long", f"{LONGEST_DOMAIN} at most")
+        if len(self.domain) > LONGEST_DOMAIN or not (self.domain or "-").isprintable():
+            raise _bad("domain", repr(self.domain[:LONGEST_DOMAIN]), f"{LONGEST_DOMAIN} printable characters at most")
         if finite:
             for name in ("hidden_states", "verifier_last_hidden_states"):
                 if not bool(getattr(self, name).isfinite().all()):

@@ -102,6 +102,9 @@ def command(
 
 def settings_for(dtype: str, prompts: int | None, **given: Any) -> JobSettings:
     """The job that finishes in a quarter of an hour here, or the one with as many prompts as were asked for."""
+    step = JobSettings.prompts_per_step
+    if prompts is not None and prompts % step:
+        raise RollspecError(f"rollspec: --prompts {prompts} does not fill steps of {step}; give a multiple of it.")
     if prompts is None:
         prompts = JobSettings.train_prompts if dtype == "bfloat16" else SLOW_PROMPTS
     return JobSettings(dtype=dtype, train_prompts=prompts, **given)

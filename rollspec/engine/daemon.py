@@ -212,6 +212,7 @@ def _actor(ray: Any, config: RollspecConfig, target: str) -> str:
     folder = folder_of(config)
     name = f"rollspec-drafter-{ray.get_runtime_context().get_job_id()}"
     place = _place(config)
+    theirs = name in (a["name"] for a in ray.util.list_named_actors(all_namespaces=True))  # another replica's
     actor = (
         ray.remote(Trainer)
         # Detached: a replica that started it may end before the others.
@@ -221,12 +222,15 @@ def _actor(ray: Any, config: RollspecConfig, target: str) -> str:
     try:
         endpoint, token = ray.get(actor.address.remote(), timeout=START_SECONDS)
     except ray.exceptions.GetTimeoutError as e:
+        if theirs:
+            raise TimeoutError(f"the actor {name} did not answer for {START_SECONDS:g} s") from e
         ray.kill(actor)  # it must not begin when nobody waits for it
         raise TimeoutError(
-            f"no node of the Ray cluster had {place} free for {START_SECONDS:g} s; change drafter.ray or drafter.device"
+            f"no node of the Ray cluster had {place} free for {START_SECONDS:g} s, or starting took longer; change "
+            "drafter.ray or drafter.device"
         ) from e
     os.environ[TOKEN_VARIABLE] = token  # the engine's processes are children of this one
-    objects.remember(ray, name)
+    objects.remember(ray, name, endpoint)
     return str(endpoint)
 
 

@@ -7,11 +7,14 @@ becomes of the cluster, the engine is not touched. Where this fails the version 
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
+import signal
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -19,16 +22,17 @@ from typing import Any
 logger = logging.getLogger("rollspec")
 
 ACTOR_VARIABLE = "ROLLSPEC_DRAFTER_ACTOR"
-"""How engines find the trainer's actor: JSON of `address`, `namespace` and `name`."""
+"""How engines find the trainer's actor: JSON of `address`, `namespace`, `name`, and the `endpoint` it listens at."""
 
 ASK_SECONDS = 30.0
 GET_SECONDS = 300.0
+MOST_SECONDS = ASK_SECONDS + GET_SECONDS + 30.0  # with importing and connecting
 
 
-def remember(ray: Any, name: str) -> None:
+def remember(ray: Any, name: str, endpoint: str) -> None:
     """Tell this process and its children where the trainer's actor is."""
     context = ray.get_runtime_context()
-    found = {"address": context.gcs_address, "namespace": context.namespace, "name": name}
+    found = {"address": context.gcs_address, "namespace": context.namespace, "name": name, "endpoint": endpoint}
     os.environ[ACTOR_VARIABLE] = json.dumps(found)
 
 
@@ -51,18 +55,19 @@ class Shelf:
 
         if number not in self._refs:
             self._refs[number] = ray.put({n: (folder / n).read_bytes() for n in (CONFIG, MODEL)})
-            for old in sorted(self._refs)[: -self._keep]:
-                del self._refs[old]  # Ray frees it once nobody reads it
-        return [self._refs[number]]
+        found = self._refs[number]
+        for old in sorted(self._refs)[: -self._keep]:
+            del self._refs[old]  # Ray frees it once nobody reads it
+        return [found]
 
 
-def get(number: int, folder: Path) -> Getting | None:
-    """Begin to get a version; None where there is no actor to ask, or no process can be started."""
-    if ACTOR_VARIABLE not in os.environ:
-        return None
+def get(number: int, folder: Path, endpoint: str) -> Getting | None:
+    """Begin to get a version; None where no actor listens at `endpoint`, or no process can be started."""
     try:
+        if json.loads(os.environ.get(ACTOR_VARIABLE, "{}")).get("endpoint") != endpoint:
+            return None
         return Getting(number, folder)
-    except OSError as e:
+    except (OSError, ValueError, AttributeError) as e:
         logger.debug("rollspec: no process for a version (%s)", e)
         return None
 
@@ -71,17 +76,19 @@ class Getting:
     """A process that writes a version's files into a folder."""
 
     def __init__(self, number: int, folder: Path) -> None:
-        self._end = time.monotonic() + ASK_SECONDS + GET_SECONDS
+        self._end = time.monotonic() + MOST_SECONDS
+        self._log = tempfile.TemporaryFile()  # noqa: SIM115 - as long as the process; a pipe could fill
         self._process = subprocess.Popen(
             [sys.executable, "-m", "rollspec.engine.objects", str(number), str(folder)],
-            stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, start_new_session=True,
+            stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=self._log, start_new_session=True,
         )  # fmt: skip
 
     @property
     def busy(self) -> bool:
         """Whether it runs; it is ended when its time is up."""
         if self._process.poll() is None and time.monotonic() > self._end:
-            self.close()
+            os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.wait()
         return self._process.poll() is None
 
     @property
@@ -89,21 +96,24 @@ class Getting:
         """Why it failed, once it is not busy; None where it did not."""
         if self._process.returncode == 0:
             return None
-        assert self._process.stderr is not None
-        said = self._process.stderr.read().decode(errors="replace").strip().splitlines()
+        self._log.seek(0)
+        said = self._log.read(1 << 16).decode(errors="replace").strip().splitlines()
         return said[-1][:300] if said else f"exit status {self._process.returncode}"
 
     def close(self) -> None:
         """End it."""
         if self._process.poll() is None:
-            self._process.kill()
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
             self._process.wait()
+        self._log.close()
 
 
 def main() -> int:
     """The process: NUMBER FOLDER."""
     import ray
 
+    signal.alarm(int(MOST_SECONDS))  # whatever becomes of the engine that waits for it
     where = json.loads(os.environ[ACTOR_VARIABLE])
     number, folder = int(sys.argv[1]), Path(sys.argv[2])
     ray.init(address=where["address"], namespace=where["namespace"], log_to_driver=False, configure_logging=False)

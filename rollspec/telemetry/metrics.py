@@ -29,7 +29,9 @@ TABLE: tuple[Metric, ...] = (
     Metric("rollspec/rollout/tail_seconds", "s", "counter", "step time at a batch of at most a quarter of the peak"),
     Metric("rollspec/rollout/propose_seconds", "s", "counter", "time spent proposing, inside the step"),
     Metric("rollspec/rollout/propose_share", "ratio", "gauge", "propose_seconds / engine_seconds"),
-    Metric("rollspec/drafter/passes", "passes", "counter", "forward passes of the learned drafter"),
+    Metric(
+        "rollspec/drafter/passes", "passes", "counter", "forward passes of the learned drafter, all its heads as one"
+    ),
     Metric("rollspec/drafter/pass_seconds", "s", "counter", "time of these passes, inside engine_seconds"),
     Metric("rollspec/drafter/version", "version", "gauge", "version of the learned drafter's weights; 0: as started"),
     Metric("rollspec/drafter/staleness", "versions", "gauge", "policy versions since its weights last changed"),

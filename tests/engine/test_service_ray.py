@@ -34,9 +34,10 @@ def test_replicas_share_one_actor(cluster: None, model: Path, tmp_path: Path, mo
     from drafter_online import wire
     from drafter_online.link import Link
 
-    monkeypatch.setattr(daemon, "LINGER", 2.0)
-    monkeypatch.delenv(wire.TOKEN_VARIABLE, raising=False)
-    monkeypatch.delenv(objects.ACTOR_VARIABLE, raising=False)
+    monkeypatch.setattr(daemon, "LINGER", 5.0)  # ten times as long for the first engine
+    for name in (wire.TOKEN_VARIABLE, objects.ACTOR_VARIABLE):  # set by what is tested, and unset after it
+        monkeypatch.setenv(name, "")
+        monkeypatch.delenv(name)
     given: dict[str, Any] = {
         "proposal.drafters": ["eagle3"], "drafter.mode": "dedicated", "drafter.dir": str(tmp_path / "d"),
         "drafter.ray.resources": {"trainer": 1},
@@ -57,10 +58,11 @@ def test_replicas_share_one_actor(cluster: None, model: Path, tmp_path: Path, mo
     number = store.publish({"w": torch.ones(8)}, {"a": 1}, base="b", target_version=0)
     fetch = Fetch((store.path(number) / "manifest.json").read_bytes(), tmp_path / "here")
     for asked, problem in ((number, None), (number + 1, "FileNotFoundError")):
-        getting = objects.get(asked, fetch.folder)
+        getting = objects.get(asked, fetch.folder, str(first.drafter.endpoint))
         assert getting is not None
         until(lambda g=getting: not g.busy)  # type: ignore[misc]
         assert problem in (getting.problem or "") if problem else getting.problem is None
+    assert objects.get(number, fetch.folder, "tcp://127.0.0.1:1") is None, "another trainer's actor was asked"
     fetch.found()
     assert fetch.wants() is None and float(Versions(fetch.done().parent).load(number).tensors["w"].sum()) == 8.0
     name = f"rollspec-drafter-{ray.get_runtime_context().get_job_id()}"

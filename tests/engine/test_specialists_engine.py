@@ -26,10 +26,18 @@ def _spoil(worker: Any) -> None:
 
     found = bridge(worker).learned.specialists
     with torch.no_grad():
-        for p in found._own(found.models[1], found._target):
-            if p.is_floating_point():
-                p.mul_(1.5)
+        for t in found._own(found.models[1]).values():
+            t.data.fill_(77)
     found.woke = True
+
+
+def _whole(worker: Any) -> bool:
+    """Whether specialists hold what they were loaded with."""
+    from rollspec.engine.vllm.worker import bridge
+
+    found = bridge(worker).learned.specialists
+    own = found._own(found.models[1])
+    return own.keys() == found._kept[1].keys() and all(bool((t == found._kept[1][n]).all()) for n, t in own.items())
 
 
 def test_the_same_head_twice_is_one_head(
@@ -76,7 +84,42 @@ def test_the_surest_head_drafts_and_comes_back_after_a_sleep(
         assert sum(h["right"] for h in heads.values()) > 0 and all(h["judged"] >= h["right"] for h in heads.values())
         llm.collective_rpc(_spoil)
         assert generate(llm, prompts) == plain["greedy"]
+        assert llm.collective_rpc(_whole) == [True]
         stats = call(llm, "stats")
         assert not stats["faults"] and list(call(llm, "info")["drafter"]["specialists"]) == ["general", "loud"]
+    finally:
+        close(llm)
+
+
+def test_specialists_without_a_head_are_left_out(
+    model: Path, prompts: list[list[int]], plain: dict[str, Any], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    head = random_head(tmp_path / "head", model)
+    llm = build(model, {"preset": "default", "proposal.learned.specialists": {"code": str(head)}})
+    try:
+        assert "the specialists are left out because proposal.drafters has no eagle3" in caplog.text
+        assert generate(llm, prompts) == plain["greedy"] and call(llm, "info")["state"] == "suffix"
+    finally:
+        close(llm)
+
+
+def _fc(worker: Any) -> list[float]:
+    return [float(m.model.fc.weight.sum()) for m in worker.model_runner._rollspec.learned.specialists.models]
+
+
+def test_heads_are_loaded_where_the_targets_weights_are_to_be_sent(model: Path, tmp_path: Path) -> None:
+    """With `load_format: dummy`, which trainers ask for."""
+    from safetensors.torch import load_file
+
+    heads = [random_head(tmp_path / name, model, seed=i) for i, name in enumerate(("head", "code"))]
+    options = {
+        **ALWAYS,
+        "proposal.learned.model": str(heads[0]),
+        "proposal.learned.specialists": {"code": str(heads[1])},
+    }
+    llm = build(model, options, load_format="dummy")
+    try:
+        wanted = [float(load_file(h / "model.safetensors")["fc.weight"].sum()) for h in heads]
+        assert llm.collective_rpc(_fc) == [pytest.approx(wanted, rel=1e-3)]
     finally:
         close(llm)

@@ -275,6 +275,8 @@ def test_settings_bound_the_steps() -> None:
 def test_a_slow_cpu_gets_fewer_prompts_unless_told_otherwise() -> None:
     assert cli.settings_for("bfloat16", None).total_steps == 32
     assert cli.settings_for("float32", None).total_steps == 12
+    with pytest.raises(RollspecError, match="--prompts 30 does not fill"):
+        cli.settings_for("float32", 30)
     whole = cli.settings_for("float32", 32, seed=1)
     assert (whole.total_steps, whole.dtype, whole.seed) == (32, "float32", 1)
 

@@ -261,7 +261,7 @@ class DedicatedTraining:
             self._cache = Path(tempfile.mkdtemp(prefix="rollspec-versions-"))
         self._fetch = Fetch(manifest, self._cache)
         self._asked = 0.0
-        self._getting = objects.get(number, self._fetch.folder)
+        self._getting = objects.get(number, self._fetch.folder, self.link.endpoint)
 
     def _continue(self) -> None:
         """Ask for the next piece of a version; when all are here, have it swapped in."""
@@ -277,6 +277,7 @@ class DedicatedTraining:
                 logger.info("rollspec: a version comes over the wire, not through Ray's objects (%s).", problem)
             self.counts["objects"] += not problem
             self._fetch.found()
+            self._getting.close()
             self._getting = None
         wanted = self._fetch.wants()
         if wanted is not None:

@@ -31,7 +31,7 @@ def settle(args: Any, config: RollspecConfig) -> tuple[RollspecConfig, str | Non
     """
     name = next((d for d in config.proposal.drafters if d in LEARNED), None)
     if name is None:
-        return config, None
+        return _without(config, []), None
     problem = _unusable(args)
     path = config.proposal.learned.model
     if problem is None and path is None:
@@ -46,7 +46,7 @@ def settle(args: Any, config: RollspecConfig) -> tuple[RollspecConfig, str | Non
             problem,
             f"{', '.join(rest)} goes on" if rest else "nothing is drafted",
         )
-        return RollspecConfig.load(config, overrides={"proposal.drafters": rest}, env={}), None
+        return _without(config, [("proposal.drafters", rest)]), None
     # Drafts are put together in the first model runner's step; the second one keeps them on the device.
     os.environ[V2_SWITCH] = "0"
     kept = _specialists(args, config, path, name)
@@ -54,19 +54,30 @@ def settle(args: Any, config: RollspecConfig) -> tuple[RollspecConfig, str | Non
     return RollspecConfig.load(config, overrides=found, env={}), name
 
 
+def _without(config: RollspecConfig, changes: list[tuple[str, Any]]) -> RollspecConfig:
+    """The configuration of an engine that runs no head."""
+    if config.proposal.learned.specialists:
+        logger.warning("rollspec: the specialists are left out because proposal.drafters has no eagle3 that can run.")
+        changes = [*changes, ("proposal.learned.specialists", {})]
+    return RollspecConfig.load(config, overrides=dict(changes), env={}) if changes else config
+
+
 def _specialists(args: Any, config: RollspecConfig, path: str | None, name: str) -> dict[str, str]:
     """Those that can run beside the head at `path`; the others are left out, with a sentence each."""
     kept: dict[str, str] = {}
-    mine = _read(str(path)) or {}
+    mine = _read(str(path))
     for domain, folder in config.proposal.learned.specialists.items():
-        problem = _misfit(args, folder, name) if name == "eagle3" else f"beside a {name} there are none"
         theirs = _read(folder)
-        if problem is None and theirs is None:
-            problem = f"{folder}/config.json is missing or is not JSON"
-        if problem is None and _shape(mine) != _shape(theirs or {}):
-            problem = f"{folder} has another shape than {path}; make both with the same options"
-        if problem is None and domain == "general":
+        if name != "eagle3":
+            problem: str | None = f"only eagle3 heads run beside each other, and the drafter is a {name}"
+        elif domain == "general":
             problem = "that is what the head in proposal.learned.model is called"
+        elif mine is None or theirs is None:
+            problem = f"{folder if theirs is None else path} is no folder with a config.json, which is compared"
+        else:
+            problem = _misfit(args, folder, name)
+            if problem is None and _shape(mine) != _shape(theirs):
+                problem = f"{folder} has another shape than {path}; make both with the same options"
         if problem:
             logger.warning("rollspec: the specialist %r is left out because %s.", domain, problem)
         else:
@@ -112,12 +123,12 @@ def _misfit(args: Any, path: str, name: str) -> str | None:
     return None
 
 
-def _shape(config: dict[str, Any]) -> list[Any]:
-    """What heads that run beside each other have in common."""
-    layer = config.get("transformer_layer_config", {})
-    sizes = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads")
-    own = ("draft_vocab_size", "eagle_aux_hidden_state_layer_ids", "norm_before_residual")
-    return [layer.get(k) for k in (*sizes, "head_dim", "vocab_size")] + [config.get(k) or None for k in own]
+def _shape(config: dict[str, Any]) -> dict[str, Any]:
+    """What heads that run beside each other have in common: everything that is computed with, but for the weights."""
+    layer = config.get("transformer_layer_config", config)
+    plain = {k: v for k, v in layer.items() if "dtype" not in k and k not in ("max_position_embeddings", "model_type")}
+    own = ("draft_vocab_size", "eagle_aux_hidden_state_layer_ids", "norm_before_residual", "norm_before_fc")
+    return {"layer": plain, **{k: config.get(k) or None for k in own}}
 
 
 def _read(folder: str) -> dict[str, Any] | None:

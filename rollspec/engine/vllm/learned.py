@@ -293,10 +293,10 @@ class LearnedDrafts:
                 self.domains.forget(req_id)
             if self.capture is not None:
                 self.capture.finish(req_id, self.proposer.requests.get(req_id))
-        if self.specialists is not None and self.specialists.woke:
-            self.specialists.verify()
         if self.swapper is not None:
             try:
+                if self.specialists is not None and self.specialists.woke:
+                    self.specialists.restore()
                 self.swapper.poll()
             except Exception as e:  # the drafter may be half of one version and half of another: it must rest
                 self.fail("swap", e)

@@ -109,6 +109,8 @@ def configure(args: Any, source: Source) -> None:
     else:
         # vLLM's own proposer, whose rows ours replaces on their way out: greedy drafts.
         args.speculative_config |= {"method": method, "model": config.proposal.learned.model}
+        if getattr(args, "load_format", None) == "dummy":  # trainers send the target's weights, not the drafter's
+            args.speculative_config["draft_load_config"] = {"load_format": "auto"}
     logger.info(
         "rollspec: speculation is on (preset %s, mode %s, drafters %s, up to %d tokens).",
         config.preset,
@@ -153,7 +155,7 @@ def _wrap_worker(module: ModuleType) -> None:
             from rollspec.engine.vllm import specialists
 
             drafter = getattr(self.worker.model_runner, "drafter", None)
-            if hasattr(drafter, "load_model"):
+            if hasattr(drafter, "_maybe_share_embeddings"):  # vLLM's own proposer of heads
                 specialists.arrange(drafter, config.proposal.learned.specialists)
 
     @functools.wraps(initialize)

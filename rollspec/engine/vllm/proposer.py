@@ -51,6 +51,8 @@ class VllmProposer:
         self.proposer = HybridProposer(config, longest, learned) if learned else Proposer(config, longest)
         self.learned: Any = None  # a LearnedDrafts where a learned drafter runs
         self.machine = _machine(vllm_config)
+        if heads := len(config.proposal.learned.specialists):
+            self.machine["specialists"] = heads  # a pass costs as many more
         self.runner: Any = None
         self.ceiling: Any = None
         self.scores = False  # whether prompts can be scored at a temperature

@@ -6,7 +6,8 @@ for every request; per request and step the chain goes on whose cumulative proba
 highest: the tokens that it expects to be accepted. A pass of S heads costs S passes, which the router is told as it
 measures them. What is chosen is a one-hot draft, so any choice is exact.
 
-The general head is the one that is trained and swapped; specialists stay as they were loaded.
+The general head is the one that is trained and swapped; specialists stay as they were loaded. What is known of
+acceptance, and what a trial of new general weights is judged by, is that of the chains that were chosen.
 """
 
 from __future__ import annotations
@@ -15,12 +16,11 @@ import copy
 import dataclasses
 import logging
 from collections.abc import Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from rollspec.engine.vllm.payload import fingerprint, read_folder
+from rollspec.engine.vllm.ranks import Ranks
 
 if TYPE_CHECKING:
     from rollspec.engine.vllm.learned import LearnedDrafts
@@ -37,7 +37,10 @@ def arrange(drafter: Any, folders: Mapping[str, str]) -> None:
 
     def load_all(target_model: Any) -> None:
         load_model(target_model)
-        setattr(drafter, ATTRIBUTE, Specialists(drafter, target_model, folders))
+        found = Specialists(drafter, target_model)
+        setattr(drafter, ATTRIBUTE, found)
+        for name, folder in folders.items():
+            found.add(name, folder)
 
     drafter.load_model = load_all
 
@@ -60,62 +63,78 @@ class Tally:
 class Specialists:
     """All heads of one worker. `models[0]` is vLLM's own; a head that cannot be loaded is left out, and said to be."""
 
-    def __init__(self, drafter: Any, target_model: Any, folders: Mapping[str, str]) -> None:
+    def __init__(self, drafter: Any, target_model: Any) -> None:
         self.drafter = drafter
         self.names = [GENERAL]
         self.models = [drafter.model]
         self.tallies = [Tally()]
         self.woke = False
-        self._folders: list[Path | None] = [None]
-        self._prints: list[list[float]] = [[]]
+        self._target = target_model
+        self._kept: list[dict[str, torch.Tensor]] = [{}]  # what each head was loaded with, on the CPU
         self._served: dict[str, int] = {}  # head of each request's latest chain
         self._learned: LearnedDrafts | None = None
-        for name, folder in folders.items():
-            try:
-                self._load(name, folder, target_model)
-            except Exception as e:  # the others go on
-                logger.warning("rollspec: the specialist %r (%s) is left out (%s).", name, folder, e)
-            finally:
-                drafter.model = self.models[0]
+        self._ranks = Ranks.of(int(drafter.vllm_config.parallel_config.tensor_parallel_size))
+        self._layers = drafter.vllm_config.compilation_config.static_forward_context
 
-    def _load(self, name: str, folder: str, target_model: Any) -> None:
-        from vllm.compilation.backends import set_model_tag
-        from vllm.model_executor.model_loader import get_model
-
-        drafter, number = self.drafter, len(self.models)
-        if drafter.use_local_argmax_reduction or drafter.use_heterogeneous_vocab:
-            raise ValueError("this engine's drafter tells no probabilities to choose by")
-        # Same shape, other weights: `heads.settle` has compared the two.
-        config = copy.copy(drafter.speculative_config.draft_model_config)
-        config.model = folder
-        context = drafter.vllm_config.compilation_config.static_forward_context
-        before = set(context)
+    def add(self, name: str, folder: str) -> None:
+        """Load one head; every rank must call it."""
+        before = set(self._layers)
+        model, kept, why = None, {}, "another rank could not load it"
         try:
-            with set_model_tag(f"eagle_head_{number}"):
-                model = get_model(
-                    vllm_config=drafter._create_draft_vllm_config(), model_config=config, prefix=f"specialist_{number}",
-                    load_config=drafter.speculative_config.draft_load_config,
-                )  # fmt: skip
-            drafter.model = model
-            drafter._maybe_share_embeddings(target_model)
-            drafter._maybe_share_lm_head(target_model)
-        except BaseException:
-            for layer in set(context) - before:
-                del context[layer]
-            raise
+            model = self._load(folder)
+            kept = {n: t.detach().to("cpu", copy=True) for n, t in self._own(model).items()}
+            if not all(bool(t.isfinite().all()) for t in kept.values() if t.is_floating_point()):
+                raise ValueError("it has NaN or infinity in it")
+        except Exception as e:  # the others go on
+            model, why = None, f"{type(e).__name__}: {e}"
+        finally:
+            self.drafter.model = self.models[0]
+        added = set(self._layers) - before
+        if not self._ranks.least(int(model is not None)):  # ranks run the same heads, or wait for each other for ever
+            for layer in added:
+                del self._layers[layer]
+            logger.warning("rollspec: the specialist %r in %s is left out (%s).", name, folder, why)
+            return
         # Its attention layers get a cache of their own, beside the general head's and under the same block table.
-        added = {n for n in set(context) - before if hasattr(context[n], "get_kv_cache_spec")}
-        drafter._draft_attn_layer_names |= added
+        self.drafter._draft_attn_layer_names |= {n for n in added if hasattr(self._layers[n], "get_kv_cache_spec")}
         self.models.append(model)
         self.names.append(name)
         self.tallies.append(Tally())
-        self._folders.append(Path(folder))
-        self._prints.append(fingerprint(self._own(model, target_model)))
-        self._target = target_model
+        self._kept.append(kept)
+
+    def _load(self, folder: str) -> Any:
+        from vllm.compilation.backends import set_model_tag
+        from vllm.config import LoadConfig
+        from vllm.model_executor.model_loader import get_model
+
+        drafter, number = self.drafter, len(self.models)
+        config = drafter.vllm_config
+        if drafter.use_local_argmax_reduction or drafter.use_heterogeneous_vocab:
+            raise ValueError("this engine's drafter tells no probabilities to choose by")
+        layers = [layer for layer in self._layers.values() if hasattr(layer, "get_kv_cache_spec")]
+        if len({type(layer.get_kv_cache_spec(config)) for layer in layers}) > 1:
+            raise ValueError("caches of several kinds are laid out in groups, over which it could be spread")
+        # Same shape, other weights: `heads.settle` has compared the two.
+        mine = copy.copy(drafter.speculative_config.draft_model_config)
+        mine.model = folder
+        loading = drafter.speculative_config.draft_load_config or config.load_config
+        if loading.load_format == "dummy":  # a trainer will send the target's weights, and nobody sends these
+            loading = LoadConfig(load_format="auto")
+        with set_model_tag(f"eagle_head_{number}"):
+            model = get_model(
+                vllm_config=drafter._create_draft_vllm_config(), model_config=mine, load_config=loading,
+                prefix=f"specialist_{number}",
+            )  # fmt: skip
+        drafter.model = model
+        language_model = getattr(self._target, "get_language_model", lambda: self._target)()
+        drafter._maybe_share_embeddings(language_model)
+        drafter._maybe_share_lm_head(language_model)
+        return model
 
     def attach(self, learned: LearnedDrafts) -> None:
         """All heads run wherever vLLM's proposer would run its own."""
         self._learned = learned
+        self.models[0] = self.drafter.model  # vLLM may have wrapped it since
         self._propose, self._dummy_run = self.drafter.propose, self.drafter.dummy_run
         self.drafter.propose, self.drafter.dummy_run = self.propose, self.dummy_run
 
@@ -138,7 +157,7 @@ class Specialists:
             first: torch.Tensor = rows[0]
             return first
         each = torch.stack([torch.stack(p, dim=1) for p in probs])  # [heads, requests, passes]
-        best = each.cumprod(-1).sum(-1).argmax(0)  # [requests]
+        best = each.nan_to_num(0.0).cumprod(-1).sum(-1).argmax(0)  # [requests]
         requests = torch.arange(len(best), device=best.device)
         learned.probs = list(each[best, requests].unbind(1))
         req_ids = learned.runner.input_batch.req_ids
@@ -163,36 +182,30 @@ class Specialists:
             tally.judged += judged
             tally.right += hits
 
-    def verify(self) -> None:
-        """The engine woke up: heads whose memory was lost are loaded again, and left out where that fails."""
+    def restore(self) -> None:
+        """The engine woke up: what its memory holds is not known, so every specialist is written again."""
         from rollspec.engine.vllm.patches.cpu_weights import repack
 
         self.woke = False
-        for i in range(len(self.models) - 1, 0, -1):
-            own = self._own(self.models[i], self._target)
-            if fingerprint(own) == self._prints[i]:
-                continue
-            folder = self._folders[i]
-            try:
-                assert folder is not None
-                self.models[i].load_weights(iter(read_folder(folder).items()))
-                repack(self.models[i])
-                if fingerprint(own) != self._prints[i]:
-                    raise ValueError("its weights are others than they were")
-            except Exception as e:
-                logger.warning("rollspec: the specialist %r is left out (%s).", self.names[i], e)
-                for column in (self.models, self.names, self.tallies, self._folders, self._prints):
-                    del column[i]
+        with torch.no_grad():
+            for model, kept in zip(self.models[1:], self._kept[1:], strict=True):
+                for name, tensor in self._own(model).items():
+                    tensor.data.copy_(kept[name])
+                repack(model)
 
     def info(self) -> dict[str, dict[str, int]]:
         """Tallies by head."""
         return {n: dataclasses.asdict(t) for n, t in zip(self.names, self.tallies, strict=True)}
 
-    @staticmethod
-    def _own(model: Any, target_model: Any) -> list[torch.Tensor]:
-        """Weights that a head does not share with the target."""
-        shared = {id(p) for p in target_model.parameters()}
-        return [p for p in model.parameters() if id(p) not in shared and p.numel()]
+    def _own(self, model: Any) -> dict[str, torch.Tensor]:
+        """Parameters and buffers that a head does not share with the target."""
+        shared = {id(m) for m in self._target.modules()}
+        found: dict[str, torch.Tensor] = {}
+        for prefix, module in model.named_modules():
+            if id(module) not in shared:
+                tensors = (*module.named_parameters(recurse=False), *module.named_buffers(recurse=False))
+                found |= {f"{prefix}.{n}": t for n, t in tensors if t.numel()}
+        return found
 
 
 def _own_tensors(common: Any) -> Any:

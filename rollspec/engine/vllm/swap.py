@@ -101,7 +101,7 @@ class Swapper:
         self._before: Before | None = None  # what ran before the canary
         self._store: Path | None = None
         self._base: dict[str, torch.Tensor] | None = None  # what the engine was started with
-        model = learned.drafter.model
+        model = self._live = learned.drafter.model
         modules = {id(m) for m in learned.runner.get_model().modules()}
         self._own = {
             name: p for name, p in model.named_parameters()
@@ -343,7 +343,7 @@ class Swapper:
 
     def _strip(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """Without what is the target's own in this engine."""
-        live, target = self.learned.drafter.model, self.learned.runner.get_model()
+        live, target = self._live, self.learned.runner.get_model()
         shared = ["verifier_"]
         inner = getattr(live, "model", live)
         if getattr(inner, "embed_tokens", None) is getattr(getattr(target, "model", None), "embed_tokens", self):
@@ -379,7 +379,7 @@ class Swapper:
         finally:
             context.clear()
             context.update(kept)
-        live = dict(self.learned.drafter.model.named_modules())
+        live = dict(self._live.named_modules())
         targets = {id(m) for m in self.learned.runner.get_model().modules()}
         for name in [n for n, m in live.items() if id(m) in targets and n.endswith(("embed_tokens", "lm_head"))]:
             # What is shared with the target is needed once.
