@@ -52,7 +52,8 @@ class History:
 
     Args:
         max_bytes: bound on the token bytes kept; a single prompt larger than it is not kept at all.
-        window: rounds (distinct policy versions) kept per prompt.
+        window: rounds (distinct policy versions) kept per prompt before its newest one, which is still being said: its
+            late samples look back as far as its first.
     """
 
     def __init__(self, max_bytes: int, window: int) -> None:
@@ -94,8 +95,8 @@ class History:
         entry.responses.append(response)
         self.bytes += response.tokens.nbytes
         versions = sorted({r.version for r in entry.responses})
-        if len(versions) > self.window:
-            self._keep(entry, lambda r: r.version >= versions[-self.window])
+        if len(versions) > self.window + 1:
+            self._keep(entry, lambda r: r.version >= versions[-self.window - 1])
         while self.bytes > self.max_bytes and self._prompts:
             oldest = next(iter(self._prompts))
             if oldest == key and len(entry.responses) > 1:

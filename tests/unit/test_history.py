@@ -26,7 +26,19 @@ def contents(h: History) -> dict[str, list[tuple[list[int], int, float | None]]]
 def test_window_keeps_the_latest_rounds() -> None:
     h = filled(prompts=1, rounds=6, window=2)
     ((_, entry),) = list(h)
-    assert [r.version for r in entry.responses] == [4, 5]
+    assert [r.version for r in entry.responses] == [3, 4, 5]
+
+
+def test_late_samples_of_a_round_look_back_as_far_as_its_first() -> None:
+    h = History(1 << 20, 1)
+    prompt = as_tokens([1, 2])
+    key = prompt_key(prompt)
+    for version in range(3):
+        for stream in range(2):
+            expected = as_tokens([version - 1, stream]) if version else None
+            found = h.previous(key, stream, version)
+            assert (found is None) if expected is None else found.tolist() == expected.tolist()  # type: ignore[union-attr]
+            h.add(key, prompt, Response(as_tokens([version, stream]), version, stream=stream))
 
 
 def test_bytes_are_bounded_and_counted() -> None:
@@ -131,7 +143,7 @@ def test_what_a_longer_job_said_is_older_than_what_this_one_says(tmp_path: Path)
     h.load(tmp_path)
     for version in (0, 1, 2):
         h.add(key, prompt, Response(as_tokens([version]), version))
-    assert [r.version for r in h.get(key).responses] == [1, 2]  # type: ignore[union-attr]
+    assert [r.version for r in h.get(key).responses] == [0, 1, 2]  # type: ignore[union-attr]
 
 
 def test_loading_twice_replaces(tmp_path: Path) -> None:
