@@ -201,9 +201,10 @@ def run(
         sweep = Sweep(engine, spots, vocabulary)
         with Progress(console=console, transient=True) as progress:
             task = progress.add_task("sweeping", total=rounds * len(spots))
-            for _ in range(rounds):
+            for n in range(rounds):
                 for _ in sweep.round():
                     progress.advance(task)
+                progress.console.print(f"round {n + 1} of {rounds}: {time.monotonic() - clock:.0f} s", highlight=False)
     finally:
         engine.close()
     found = fit(sweep.rounds)
