@@ -1,6 +1,6 @@
 """A `vllm serve` under load while its drafter is replaced every few seconds: what failed, what changed, what it cost.
 
-    rollspec bench serve                       10,000 requests with swaps and as many without (half an hour)
+    rollspec bench serve                       10,000 requests with swaps and as many without (minutes)
     python -m benchmarks.serve --requests 2000
 
 One server, 32 clients. Blocks in which a publisher puts a new version into the store every `EVERY` seconds alternate

@@ -90,7 +90,7 @@ def serve(
     json: Json = False,
     requests: Annotated[int, typer.Option(min=1, help="With swaps, and as many without.")] = 10_000,
 ) -> None:
-    """A `vllm serve` under load while its drafter is replaced every few seconds (half an hour)."""
+    """A `vllm serve` under load while its drafter is replaced every few seconds (minutes)."""
     _done(_module("serve").run(quick=quick, requests=requests, out=out), json)
 
 
