@@ -15,6 +15,7 @@ import json
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -90,19 +91,18 @@ def power() -> list[dict[str, Any]]:
     return out
 
 
-def engine(faults: list[str], quick: bool = False) -> list[dict[str, Any]]:
-    """Whole audits of real engines with a planted fault, timed."""
+def engine(faults: list[str], quick: bool = False, tokens: int | None = None) -> Iterator[dict[str, Any]]:
+    """Whole audits of real engines with a planted fault, timed. `tokens`: as many instead of `ENGINE`'s."""
     from examples.grpo_arithmetic.prepare import prepare
     from rollspec.sampling.audit_engine import Arm, Plan
     from rollspec.sampling.audit_prompts import token_prompts
     from rollspec.sampling.audit_run import run_audit
 
-    out = []
     with tempfile.TemporaryDirectory() as folder:
         model = str(prepare(folder, size="tiny" if quick else "demo").model)
         prompts = token_prompts(model, None, 8, 64)
         for fault in faults:
-            plan = Plan(prompts, tokens=2_000 if quick else ENGINE[fault], samples=64)
+            plan = Plan(prompts, tokens=2_000 if quick else tokens or ENGINE[fault], samples=64)
             arm = Arm(f"1 % {fault}", engine={"logits_processors": [f"benchmarks.planted:{fault}"]})
             began = time.perf_counter()
             result = run_audit(model, plan, arm, control=False)
@@ -122,8 +122,22 @@ def engine(faults: list[str], quick: bool = False) -> list[dict[str, Any]]:
                 "found_in_time": result.verdict == "fail" and seconds <= SECONDS,
             }
             print(row, flush=True)
-            out.append(row)
-    return out
+            yield row
+
+
+def keep(out: Path, began: dict[str, Any], part: str, found: Any) -> Path:
+    """Put a part beside what is in the file, which is read late: another part may have been written meanwhile."""
+    whole: dict[str, Any] = json.loads(out.read_text()) if out.is_file() else {"benchmark": "audit_power"}
+    if part == "false_alarms":
+        parts = [p for p in whole.get(part, {}).get("parts", []) if p["seed"] != found["seed"]]
+        found = {"parts": [*parts, found], **rates([*parts, found])}
+        print(found)
+    elif part == "engine":
+        audits = whole.get(part, {}).get("audits", [])
+        audits = [a for a in audits if (a["bias"], a["tokens"]) != (found["bias"], found["tokens"])]
+        found = {"audits": [*audits, found]}
+    whole |= {"provenance": began, part: found}
+    return save("audit_power", whole, out)
 
 
 def main() -> None:
@@ -133,30 +147,20 @@ def main() -> None:
     parser.add_argument("--audits", type=int, default=3000)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--faults", default=",".join(ENGINE))
+    parser.add_argument("--tokens", type=int, help="of the engine part, for every fault")
     parser.add_argument("--quick", action="store_true", help="show that the engine part runs")
     parser.add_argument("--out", type=Path, default=RESULTS / "audit_power.json")
     args = parser.parse_args()
     pin()
     began = provenance()
-    out = args.out
-    found: dict[str, Any] = {}
     if args.part == "false-alarms":
-        part = false_alarms(args.audits, args.seed)
+        path = keep(args.out, began, "false_alarms", false_alarms(args.audits, args.seed))
     elif args.part == "power":
-        part = {"cells": power()}
+        path = keep(args.out, began, "power", {"cells": power()})
     else:
-        part = {"audits": engine(args.faults.split(","), args.quick), "provenance": began}
-    if out.is_file():  # read late: another part may have been written meanwhile
-        found = json.loads(out.read_text())
-    found.setdefault("benchmark", "audit_power")
-    found["provenance"] = began
-    if args.part == "false-alarms":
-        parts = [p for p in found.get("false_alarms", {}).get("parts", []) if p["seed"] != args.seed]
-        found["false_alarms"] = {"parts": [*parts, part], **rates([*parts, part])}
-        print(found["false_alarms"])
-    else:
-        found[args.part] = part
-    print(save("audit_power", found, out))
+        for row in engine(args.faults.split(","), args.quick, args.tokens):
+            path = keep(args.out, began, "engine", {**row, "provenance": began})
+    print(path)
 
 
 if __name__ == "__main__":
