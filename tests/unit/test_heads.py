@@ -115,3 +115,38 @@ def test_configurations_that_cannot_be_are_refused() -> None:
     ]:
         with pytest.raises(ConfigError, match=words):
             RollspecConfig.load(given, env={})
+
+
+@pytest.mark.parametrize(
+    ("name", "other", "words"),
+    [
+        ("code", HEAD, None),
+        ("code", {**HEAD, "dtype": "float16"}, None),
+        ("code", {**HEAD, "draft_vocab_size": 50}, "has another shape"),
+        (
+            "code",
+            {**HEAD, "transformer_layer_config": {**HEAD["transformer_layer_config"], "rope_theta": 5.0}},
+            "has another shape",
+        ),
+        ("code", {**HEAD, "target_hidden_size": 32}, "hidden size of the target"),
+        ("code", None, "is no folder with a config.json"),
+        ("general", HEAD, "that is what the head in proposal.learned.model is called"),
+    ],
+)
+def test_specialists_have_the_shape_of_the_head(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, name: str, other: dict[str, Any] | None, words: str | None
+) -> None:
+    path = folder(tmp_path / "other", other) if other is not None else str(tmp_path / "gone")
+    config = RollspecConfig.load(
+        {
+            "proposal.drafters": ["eagle3"],
+            "proposal.learned.model": folder(tmp_path / "head", HEAD),
+            "proposal.learned.specialists": {name: path},
+        },
+        env={},
+    )
+    with caplog.at_level(logging.WARNING, "rollspec"):
+        found, method = heads.settle(SimpleNamespace(model=folder(tmp_path / "target", TARGET)), config)
+    assert method == "eagle3"
+    assert found.proposal.learned.specialists == ({name: path} if words is None else {})
+    assert words is None or words in caplog.text
