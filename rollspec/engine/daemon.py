@@ -236,14 +236,10 @@ def _actor(ray: Any, config: RollspecConfig, target: str) -> str:
 
 def _place(config: RollspecConfig) -> dict[str, Any]:
     """What the actor asks of the node that it is put on, in Ray's names."""
-    d = config.drafter
-    gpus = d.ray.num_gpus if d.ray.num_gpus is not None else float(d.device.startswith("cuda"))
-    return {
-        "num_cpus": d.ray.num_cpus,
-        "num_gpus": gpus,
-        "resources": d.ray.resources,
-        "scheduling_strategy": d.ray.scheduling_strategy,
-    }
+    place = config.drafter.ray.model_dump()
+    if place["num_gpus"] is None:
+        place["num_gpus"] = float(config.drafter.device.startswith("cuda"))
+    return place
 
 
 if __name__ == "__main__":

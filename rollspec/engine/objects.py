@@ -86,9 +86,8 @@ class Getting:
     @property
     def busy(self) -> bool:
         """Whether it runs; it is ended when its time is up."""
-        if self._process.poll() is None and time.monotonic() > self._end:
-            os.killpg(self._process.pid, signal.SIGKILL)
-            self._process.wait()
+        if time.monotonic() > self._end:
+            self._kill()
         return self._process.poll() is None
 
     @property
@@ -102,11 +101,14 @@ class Getting:
 
     def close(self) -> None:
         """End it."""
+        self._kill()
+        self._log.close()
+
+    def _kill(self) -> None:
         if self._process.poll() is None:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGKILL)
             self._process.wait()
-        self._log.close()
 
 
 def main() -> int:

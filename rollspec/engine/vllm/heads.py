@@ -18,6 +18,9 @@ from rollspec.tuning.tuner import LEARNED
 
 logger = logging.getLogger("rollspec")
 
+GENERAL = "general"
+"""What the head in proposal.learned.model is called among specialists."""
+
 V2_SWITCH = "VLLM_USE_V2_MODEL_RUNNER"
 
 MAKE = "import sys; from drafter_online import head; head.save(head.fresh(sys.argv[1]), sys.argv[2])"
@@ -70,7 +73,7 @@ def _specialists(args: Any, config: RollspecConfig, path: str | None, name: str)
         theirs = _read(folder)
         if name != "eagle3":
             problem: str | None = f"only eagle3 heads run beside each other, and the drafter is a {name}"
-        elif domain == "general":
+        elif domain == GENERAL:
             problem = "that is what the head in proposal.learned.model is called"
         elif mine is None or theirs is None:
             problem = f"{folder if theirs is None else path} is no folder with a config.json, which is compared"

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from rollspec.engine.vllm.heads import GENERAL
 from rollspec.engine.vllm.ranks import Ranks
 
 if TYPE_CHECKING:
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("rollspec")
 
-GENERAL = "general"
 ATTRIBUTE = "_rollspec_specialists"
 
 
@@ -104,7 +104,6 @@ class Specialists:
 
     def _load(self, folder: str) -> Any:
         from vllm.compilation.backends import set_model_tag
-        from vllm.config import LoadConfig
         from vllm.model_executor.model_loader import get_model
 
         drafter, number = self.drafter, len(self.models)
@@ -117,13 +116,10 @@ class Specialists:
         # Same shape, other weights: `heads.settle` has compared the two.
         mine = copy.copy(drafter.speculative_config.draft_model_config)
         mine.model = folder
-        loading = drafter.speculative_config.draft_load_config or config.load_config
-        if loading.load_format == "dummy":  # a trainer will send the target's weights, and nobody sends these
-            loading = LoadConfig(load_format="auto")
         with set_model_tag(f"eagle_head_{number}"):
             model = get_model(
-                vllm_config=drafter._create_draft_vllm_config(), model_config=mine, load_config=loading,
-                prefix=f"specialist_{number}",
+                vllm_config=drafter._create_draft_vllm_config(), model_config=mine,
+                load_config=drafter.speculative_config.draft_load_config, prefix=f"specialist_{number}",
             )  # fmt: skip
         drafter.model = model
         language_model = getattr(self._target, "get_language_model", lambda: self._target)()
