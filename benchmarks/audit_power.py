@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 import tempfile
 import time
@@ -151,7 +152,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="show that the engine part runs")
     parser.add_argument("--out", type=Path, default=RESULTS / "audit_power.json")
     args = parser.parse_args()
-    pin()
+    pin(os.cpu_count() if args.part == "engine" else None)  # an audit has the machine to itself
     began = provenance()
     if args.part == "false-alarms":
         path = keep(args.out, began, "false_alarms", false_alarms(args.audits, args.seed))

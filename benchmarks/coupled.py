@@ -38,6 +38,7 @@ def _sides(vocab: int, batch: int, k: int) -> tuple[Callable[[], Any], Callable[
     from rollspec import RollspecConfig
     from rollspec.engine.vllm import patches
     from rollspec.engine.vllm.coupled import CoupledSampler
+    from rollspec.engine.vllm.ranks import Ranks
 
     patches.install()
     CPUModelRunner._postprocess_triton(None)  # as the worker does: C++ in the place of Triton
@@ -95,10 +96,11 @@ def _sides(vocab: int, batch: int, k: int) -> tuple[Callable[[], Any], Callable[
         input_batch=SimpleNamespace(sampling_metadata=sampling, req_ids=[str(i) for i in range(batch)], num_reqs=batch),
         positions=torch.arange(rows) + 100,
         query_start_loc=SimpleNamespace(gpu=torch.arange(batch + 1)),
-        model_config=SimpleNamespace(seed=0),
+        model_config=SimpleNamespace(seed=0, get_vocab_size=lambda: vocab),
+        device=logits.device,
         parallel_config=SimpleNamespace(data_parallel_rank=0),
     )
-    coupled = CoupledSampler(runner, RollspecConfig.load({"mode": "coupled"}, env={}), lambda cause: None)
+    coupled = CoupledSampler(runner, RollspecConfig.load({"mode": "coupled"}, env={}), lambda cause: None, Ranks())
     for i in range(batch):
         coupled.streams.begin(str(i), [i])
     return lambda: runner._sample(logits, metadata), standard

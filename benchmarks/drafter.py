@@ -39,15 +39,13 @@ class Arm:
     """How one head is trained.
 
     `terms`: fields of `DrafterTraining`. `buffer`: fields of `BufferConfig`. `errors`: with the verify steps of a
-    half-trained head. `sees`: policy versions that it is trained on (None: all). `clear`: only the newest version's
-    samples are kept.
+    half-trained head. `sees`: policy versions that it is trained on (None: all).
     """
 
     terms: dict[str, Any] = field(default_factory=dict)
     buffer: dict[str, Any] = field(default_factory=dict)
     errors: bool = False
     sees: tuple[int, ...] | None = None
-    clear: bool = False
     share: float = 1.0  # of the training steps
 
 
@@ -66,7 +64,7 @@ ARMS: dict[str, Arm] = {
     "reward weight 1 (ReSpec)": Arm({"reward_beta": 1.0}),
     "no tail quota": Arm(buffer={"tail_quota": 0.0}),
     "no recency": Arm(buffer={"half_life": 1e6}),
-    "newest version only": Arm(clear=True),
+    "newest version only": Arm(buffer={"keep_versions": 1}),
     "windows of 64": Arm({"window_tokens": 64}),
 }
 
@@ -176,14 +174,10 @@ def trainer_of(data: Data, arm: Arm, seed: int, budget: int) -> Any:
 
 def train(data: Data, arm: Arm, seed: int, steps: int, budget: int) -> tuple[Any, float]:
     """The head after the job, and the seconds that its training took."""
-    from drafter_online.buffer import Buffer
-
     trainer = trainer_of(data, arm, seed, budget)
     versions = range(len(data.train)) if arm.sees is None else arm.sees
     start = time.perf_counter()
     for version in versions:
-        if arm.clear:
-            trainer.buffer = Buffer(trainer.buffer.config)
         for sample in (data.replayed if arm.errors else data.train)[version]:
             trainer.buffer.add(sample)
         for _ in range(round(arm.share * steps / len(versions))):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import platform
 import random
 import signal
 import statistics
@@ -15,6 +14,8 @@ from dataclasses import asdict, dataclass
 from importlib import metadata
 from pathlib import Path
 from typing import Any
+
+from rollspec.machine import machine
 
 ROOT = Path(__file__).resolve().parents[1]
 QUICK = "quick: this shows that it runs; the numbers and verdicts below mean nothing"
@@ -72,27 +73,16 @@ def provenance() -> dict[str, Any]:
             versions[name] = metadata.version(name)
         except metadata.PackageNotFoundError:
             continue
-    model = next(
-        (line.split(":", 1)[1].strip() for line in _lines("/proc/cpuinfo") if line.startswith("model name")),
-        platform.processor(),
-    )
     return {
         "git": git("rev-parse", "HEAD"),
         "dirty": bool(git("status", "--porcelain", "--untracked-files=no")),
         "versions": versions,
-        "cpu": model,
+        "cpu": machine()["cpu"],
         "cores": os.cpu_count(),
         "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS"),
         "load": os.getloadavg(),
         "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
     }
-
-
-def _lines(path: str) -> list[str]:
-    try:
-        return Path(path).read_text().splitlines()
-    except OSError:
-        return []
 
 
 def save(name: str, result: dict[str, Any], out: Path | None = None) -> Path:
@@ -103,10 +93,12 @@ def save(name: str, result: dict[str, Any], out: Path | None = None) -> Path:
     return path
 
 
-def pin() -> None:
+def pin(threads: int | None = None) -> None:
     """Environment of every engine of a benchmark: correct with and without rollspec, threads pinned.
 
-    One thread fewer than there are cores, as in the demo: an engine's scheduler and whoever drives it need one.
+    Args:
+        threads: None: one fewer than there are cores, as in the demo: an engine's scheduler and whoever drives it need
+            one.
     """
     for name in [n for n in os.environ if n == "ROLLSPEC" or n.startswith("ROLLSPEC__")]:
         del os.environ[name]  # would switch rollspec on in the arms without it
@@ -116,7 +108,7 @@ def pin() -> None:
     for name, value in {
         "VLLM_CPU_KVCACHE_SPACE": "1",
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-        "OMP_NUM_THREADS": str(max(1, min(os.cpu_count() or 1, 8) - 1)),
+        "OMP_NUM_THREADS": str(threads or max(1, min(os.cpu_count() or 1, 8) - 1)),
         "HF_HUB_OFFLINE": "1",
         "VLLM_NO_USAGE_STATS": "1",
         "TOKENIZERS_PARALLELISM": "false",

@@ -25,7 +25,7 @@ from benchmarks.reuse_table import read, steps, summarise, table
 from rollspec.demo.job import Job, JobSettings, build_job, prepare_assets
 from rollspec.demo.runner import finished_run, run_job
 from rollspec.errors import RollspecError
-from rollspec.telemetry.runs import load_run
+from rollspec.telemetry.runs import PROVENANCE, load_run
 
 CACHE = Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")).expanduser() / "rollspec"
 
@@ -70,6 +70,22 @@ def jobs(
 def folder(work: Path, arm: str, seed: int) -> Path:
     """Run folder of a job."""
     return work / f"seed-{seed}" / arm.replace(", ", "-").replace(" ", "-")
+
+
+def seeds_in(work: Path) -> list[int]:
+    """Seeds that have a folder of `folder`."""
+    return sorted(int(path.name.removeprefix("seed-")) for path in work.glob("seed-*"))
+
+
+def finished(work: Path, settings: JobSettings, console: Console) -> list[tuple[str, int, Job]]:
+    """The finished jobs of these settings in `work`, of this call or an earlier one; it says which others lie there."""
+    found = []
+    for arm, seed, job in jobs(seeds_in(work), tuple(ARMS), work, settings):
+        if finished_run(job.folder, job.settings_hash):
+            found.append((arm, seed, job))
+        elif (job.folder / PROVENANCE).is_file():
+            console.print(f"seed {seed}, {arm}: unfinished or of other settings, left out", highlight=False)
+    return found
 
 
 def train(job: Job, settings: JobSettings) -> None:
@@ -153,12 +169,10 @@ def run(
         console.print(f"seed {seed}, {arm}: {steps(settings)} steps", highlight=False)
     runs: dict[str, dict[int, Any]] = {}
     loads = {}
-    for arm in ARMS:
-        for path in sorted(work.glob(f"seed-*/{folder(work, arm, 0).name}/run.json")):
-            if json.loads(path.read_text()).get("status") == "finished":
-                seed = int(path.parent.parent.name.removeprefix("seed-"))
-                runs.setdefault(arm, {})[seed] = read(load_run(path.parent), settings)
-                loads[f"{arm}/{seed}"] = json.loads(path.read_text()).get("wall_seconds")
+    for arm, seed, job in finished(work, settings, console):
+        ended = load_run(job.folder)
+        runs.setdefault(arm, {})[seed] = read(ended, settings)
+        loads[f"{arm}/{seed}"] = ended.provenance.get("wall_seconds")
     distances: dict[str, dict[int, Any]] = {}
     for arm, seed in ((a, s) for a in runs for s in runs[a] if any(r["lossy"] for r in runs[a].values())):
         with console.status(f"seed {seed}, {arm}: distance from the policy"):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -31,6 +31,10 @@ def read(run: Run, settings: JobSettings) -> dict[str, Any]:
     """
     rollouts = settings.prompts_per_step * settings.n
     kept = run.series("rollspec/reuse/avg_saved_tokens")
+    # Without rollspec nobody counts: a batch that holds all rollouts takes a step per token of the longest one.
+    whole = rollouts <= settings.max_num_seqs
+    plain = [float(max(lengths)) if whole and lengths else None for lengths in run.lengths]
+    counted = run.series("rollspec/rollout/steps")
     per_epoch = settings.steps_per_epoch
     return {
         "epoch": [(s - 1) // per_epoch for s in run.steps],
@@ -38,7 +42,7 @@ def read(run: Run, settings: JobSettings) -> dict[str, Any]:
         "by_drafts": [v or 0.0 for v in run.series("rollspec/accept/accepted")],
         "by_prefixes": [round((v or 0.0) * rollouts, 3) for v in kept],
         "drafted": [v or 0.0 for v in run.series("rollspec/accept/drafted")],
-        "engine_steps": run.series("rollspec/rollout/steps"),
+        "engine_steps": [p if n is None else n for n, p in zip(counted, plain, strict=True)],
         "seconds": run.series(GEN),
         "reward": run.series(*REWARD),
         "returned": run.series("rollspec/reuse/share"),
@@ -62,6 +66,7 @@ def summarise(runs: Runs, distances: Runs | None = None) -> dict[str, Any]:
             "saved_share_by_seed": saved,
             "by_drafts_share": statistics.mean(_share(f, "by_drafts") for f in seeds.values()),
             "by_prefixes_share": statistics.mean(_share(f, "by_prefixes") for f in seeds.values()),
+            "engine_steps_later_epochs": _mean_known(_engine_steps(f) for f in seeds.values()),
             "drafted_per_token": statistics.mean(_share(f, "drafted") for f in seeds.values()),
             "seconds_later_epochs": statistics.mean(_later_sum(f, "seconds") for f in seeds.values()),
             "ms_per_token": statistics.mean(
@@ -76,6 +81,11 @@ def summarise(runs: Runs, distances: Runs | None = None) -> dict[str, Any]:
             common = sorted(seeds.keys() & runs["none"].keys())
             one["generation_speedup"] = {
                 s: _later_sum(runs["none"][s], "seconds") / _later_sum(seeds[s], "seconds") for s in common
+            }
+            one["engine_steps_saved"] = {
+                s: 1.0 - mine / theirs
+                for s in common
+                if (mine := _engine_steps(seeds[s])) is not None and (theirs := _engine_steps(runs["none"][s]))
             }
             one["reward_difference"] = difference([(seeds[s], runs["none"][s]) for s in common])
         out["arms"][arm] = one
@@ -98,6 +108,8 @@ def summarise(runs: Runs, distances: Runs | None = None) -> dict[str, Any]:
             "mean": statistics.mean(ratios.values()) if ratios else None,
             "goal_reached_in_every_seed": least is not None and least >= GOAL,
         }
+        steps_of = {s: (_engine_steps(runs["independent"][s]), _engine_steps(runs["coupled"][s])) for s in common}
+        out["independent_over_coupled_engine_steps"] = {s: a / b for s, (a, b) in steps_of.items() if a and b}
     return out
 
 
@@ -140,9 +152,22 @@ def _saved(found: dict[str, Any]) -> float:
     return _share(found, "by_drafts") + _share(found, "by_prefixes")
 
 
+def _engine_steps(found: dict[str, Any]) -> float | None:
+    """Steps of the engine, each of which verifies what was drafted for all requests; None where they were not counted.
+
+    A batch takes as many as its longest response needs: they say what the tail costs, and saved tokens what all cost.
+    """
+    known = _later(found, "engine_steps")
+    return float(sum(known)) if len(known) == sum(e > 0 for e in found["epoch"]) else None
+
+
+def _mean_known(values: Iterable[float | None]) -> float | None:
+    known = [v for v in values if v is not None]
+    return statistics.mean(known) if known else None
+
+
 def _mean_later(seeds: Mapping[int, dict[str, Any]], name: str) -> float | None:
-    found = [v for f in seeds.values() for v in _later(f, name)]
-    return statistics.mean(found) if found else None
+    return _mean_known(v for f in seeds.values() for v in _later(f, name))
 
 
 def _reward(found: dict[str, Any], epoch: int) -> float:
@@ -152,16 +177,23 @@ def _reward(found: dict[str, Any], epoch: int) -> float:
 def table(summary: dict[str, Any]) -> Table:
     """For people."""
     t = Table(title="reuse of past rollouts, epochs from the second on")
-    for column in ("arm", "seeds", "saved", "drafted / token", "ms / token", "generation", "TV", "reward", "overlap"):
+    for column in (
+        *("arm", "seeds", "saved", "engine steps", "drafted / token", "ms / token", "generation"),
+        *("TV", "reward", "overlap"),
+    ):
         t.add_column(column, justify="left" if column == "arm" else "right")
     for arm, a in summary["arms"].items():
         speed = a.get("generation_speedup") or {}
         diff = a.get("reward_difference")
+        engine_steps = a.get("engine_steps_later_epochs")
+        fewer = a.get("engine_steps_saved") or {}
         tv = summary.get("total_variation", {}).get(arm)
         t.add_row(
             arm + (" (lossy)" if a["lossy"] else ""),
             str(len(a["seeds"])),
             f"{a['saved_share']:.0%}",
+            ("-" if engine_steps is None else f"{engine_steps:.0f}")
+            + (f" ({-statistics.mean(fewer.values()):+.0%})" if fewer else ""),
             f"{a['drafted_per_token']:.2f}",
             f"{a['ms_per_token']:.2f}",
             f"{statistics.mean(speed.values()):.2f}x" if speed else "-",

@@ -3,7 +3,8 @@
 Which samples stay. Each gets a random priority on arrival; per target version those with the highest stay, which is a
 uniform sample of all that came (a reservoir), however the bytes run out. A version's share of the bytes halves every
 `half_life` versions. Besides, the longest responses of the last `tail_versions` versions stay up to `tail_quota` of the
-bytes: long responses are rare, finish last, and are what speculation is for.
+bytes: long responses are rare, finish last, and are what speculation is for. With `keep_versions`, nothing older than
+the newest so many versions stays.
 
 What is drawn. Windows from anywhere in the responses, samples chosen by recency times response tokens held, so that a
 token late in a long response is seen as often as an early one.
@@ -15,6 +16,7 @@ costs that sample and nothing else.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import os
 import random
@@ -44,6 +46,9 @@ class BufferConfig(BaseModel):
     half_life: float = Field(4.0, gt=0, description="Policy versions after which a sample's weight halves.")
     tail_quota: float = Field(0.25, ge=0, le=0.9, description="Share of the bytes kept for the longest responses.")
     tail_versions: int = Field(8, ge=1, description="Policy versions after which a long response is as any other.")
+    keep_versions: int | None = Field(
+        None, ge=1, description="Newest policy versions whose samples stay at all; 1: the newest only; unset: all."
+    )
     seed: int = Field(0, ge=0, description="Seed of what is kept.")
 
 
@@ -80,6 +85,7 @@ class Buffer:
         self._rng = random.Random(self.config.seed)
         self._entries: list[_Entry] = []
         self._newest = 0
+        self._loaded = False  # and no sample has come since
         self._rewards: OrderedDict[str, float] = OrderedDict()
         self._reward_n, self._reward_sum, self._reward_squares = 0, 0.0, 0.0
 
@@ -112,6 +118,7 @@ class Buffer:
             sample = sample.with_reward(reward)
         if sample.reward is not None:
             self._count_reward(sample.reward)
+        self._renumber(sample.target_version)
         entry = _Entry(sample, self._rng.random(), sample.nbytes, int(sample.loss_mask.sum()))
         self.counts.added += 1
         self.counts.by_drafter.update(sample.verify.drafter)
@@ -120,6 +127,16 @@ class Buffer:
         self.bytes += entry.nbytes
         self._evict()
         return any(e is entry for e in self._entries)
+
+    def _renumber(self, version: int) -> None:
+        """Samples that were loaded are no newer than the first that comes: another job counts versions from 0 again."""
+        if not self._loaded:
+            return
+        self._loaded = False
+        self._newest = min(self._newest, version)
+        for e in self._entries:
+            if e.sample.target_version > version:
+                e.sample, e.checksum = dataclasses.replace(e.sample, target_version=version), None
 
     def _check(self, sample: Sample) -> None:
         sample.validate()
@@ -200,6 +217,8 @@ class Buffer:
         return len(old)
 
     def _evict(self) -> None:
+        if self.config.keep_versions is not None:
+            self.forget(self.newest - self.config.keep_versions + 1)
         if self.bytes <= self.config.max_bytes:
             return
         tail = self._tail()
@@ -349,6 +368,7 @@ class Buffer:
             if index.pop("checksum") != digest(index) or index["format"] != FORMAT:
                 raise ValueError("its checksum or format does not match")
             buffer._restore(Path(folder), index)
+            buffer._loaded = True
         except (OSError, ValueError, KeyError, TypeError) as e:
             aside = path.with_name(f"{INDEX}.corrupt")
             where = "delete it"

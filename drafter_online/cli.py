@@ -424,14 +424,15 @@ def versions_promote(
     store: Store,
     version: Annotated[int, typer.Argument(help="Its number.")],
     reason: Annotated[str, typer.Option("--reason", help="Kept with the verdict.")] = "by hand",
+    as_json: Json = False,
 ) -> None:
     """Verify a version and record that it is the one to run; retention then keeps it."""
     from drafter_online.versions import Versions
 
     versions = Versions(store)
     versions.load(version)
-    versions.record(version, "promoted", reason)
-    typer.echo(f"version {version} is promoted")
+    event = versions.record(version, "promoted", reason)
+    _decided(versions, event, f"version {version} is promoted", as_json)
 
 
 @versions_app.command("rollback")
@@ -439,6 +440,7 @@ def versions_rollback(
     store: Store,
     version: Annotated[int | None, typer.Argument(help="Its number; the promoted one when left out.")] = None,
     reason: Annotated[str, typer.Option("--reason", help="Kept with the verdict.")] = "by hand",
+    as_json: Json = False,
 ) -> None:
     """Record that a version must not run; the one promoted before it is the promoted one again."""
     from drafter_online.errors import VersionError
@@ -448,9 +450,15 @@ def versions_rollback(
     number = version if version is not None else versions.promoted()
     if number is None:
         raise VersionError(f"drafter-online: no version in {store} is promoted, so there is nothing to roll back.")
-    versions.record(number, "rolled_back", reason)
+    event = versions.record(number, "rolled_back", reason)
     now = versions.promoted()
-    typer.echo(f"version {number} is rolled back; promoted is now {'none' if now is None else now}")
+    said = f"version {number} is rolled back; promoted is now {'none' if now is None else now}"
+    _decided(versions, event, said, as_json)
+
+
+def _decided(versions: Any, event: Any, said: str, as_json: bool) -> None:
+    facts = {**dataclasses.asdict(event), "promoted": versions.promoted()}
+    typer.echo(json.dumps(facts, indent=2) if as_json else said)
 
 
 # ---- helpers --------------------------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
     head = fresh("Qwen/Qwen3-8B", draft_vocab_size=32000, counts=token_counts)
     save(head, "head/")        # vLLM: speculative_config={"method": "eagle3", "model": "head/"}
+    convert("specforge/", "Qwen/Qwen3-8B", "head/")    # a head that was made elsewhere
 
 The model class, its configuration and the vocabulary map are those of the `speculators` library. What belongs to the
 target (embedding, final norm and, with the whole vocabulary, the LM head) is read from the target and never written:
@@ -241,6 +242,29 @@ def save(head: Any, folder: Path | str, dtype: Any = None) -> Path:
     return folder
 
 
+def convert(folder: Path | str, target: str | Path, into: Path | str) -> list[str]:
+    """Write a head of another layout as `save` does, in its own dtype.
+
+    What belongs to the target is left out. Where the head had other values for it, the target's are used from now on:
+    the names of these weights are returned, and kept in the configuration as `replaced`.
+
+    Raises:
+        HeadError: as of `load` and `save`.
+    """
+    import torch
+
+    head = load(folder, target)
+    _, weights = _read(Path(folder))
+    state = head.state_dict()
+    targets: list[str] = [
+        n for n in ("embed_tokens.weight", "lm_head.weight") if n in weights and n not in own_weights(head)
+    ]
+    replaced = [n for n in targets if not torch.equal(weights[n], state[n].to(weights[n].dtype))]
+    getattr(head.config, OURS)["replaced"] = replaced
+    save(head, into, weights["fc.weight"].dtype)
+    return replaced
+
+
 def load(folder: Path | str, target: str | Path | None = None, attention: str = ATTENTION) -> Any:
     """Read a head in `speculators` format, or a SpecForge/SGLang one (`midlayer.*`), for training in float32.
 
@@ -253,20 +277,10 @@ def load(folder: Path | str, target: str | Path | None = None, attention: str = 
         HeadError: a file is missing or damaged, a weight is missing, superfluous or mis-shaped, or the head is not for
             `target`.
     """
-    from safetensors import SafetensorError
-    from safetensors.torch import load_file
     from speculators.models.eagle3 import Eagle3DraftModel, Eagle3SpeculatorConfig
 
     folder = Path(folder)
-    try:
-        plain = json.loads((folder / CONFIG).read_bytes())
-        weights: dict[str, Tensor] = {}
-        for file in sorted(folder.glob("*.safetensors")):
-            weights |= load_file(file)
-    except (OSError, ValueError, SafetensorError) as e:
-        raise HeadError(f"drafter-online: {folder} is not a readable head ({e}).") from e
-    if not weights:
-        raise HeadError(f"drafter-online: {folder} has no safetensors file; heads in other formats are not read.")
+    plain, weights = _read(folder)
     if "speculators_model_type" not in plain:
         if target is None:
             raise HeadError(f"drafter-online: {folder} does not say which target it is for; give the target.")
@@ -352,6 +366,23 @@ def _attach(head: Any, target: str | Path) -> None:
         getattr(head, name).weight.requires_grad_(False)
 
 
+def _read(folder: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """config.json and all weights of a head's folder."""
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    try:
+        plain = json.loads((folder / CONFIG).read_bytes())
+        weights: dict[str, Tensor] = {}
+        for file in sorted(folder.glob("*.safetensors")):
+            weights |= load_file(file)
+    except (OSError, ValueError, SafetensorError) as e:
+        raise HeadError(f"drafter-online: {folder} is not a readable head ({e}).") from e
+    if not weights:
+        raise HeadError(f"drafter-online: {folder} has no safetensors file; heads in other formats are not read.")
+    return plain, weights
+
+
 def _fill(head: Any, weights: dict[str, Tensor], folder: Path) -> None:
     expected = own_weights(head)
     # A head that brings a copy of what its target has: the target's own is used.
@@ -390,7 +421,8 @@ def _from_specforge(
         "architectures": ["Eagle3DraftModel"],
         "draft_vocab_size": plain.get("draft_vocab_size") or verifier.vocab_size,
         "target_hidden_size": plain.get("target_hidden_size"),
-        "norm_before_residual": plain.get("norm_before_residual", False),
+        **{n: bool(plain.get(n, eagle.get(n))) for n in ("norm_before_residual", "norm_before_fc", "fc_norm")},
+        "norm_output": bool(plain.get("norm_output")),
         "eagle_aux_hidden_state_layer_ids": aux or aux_layers(verifier.num_hidden_layers),
         "transformer_layer_config": {
             **layer,

@@ -1,7 +1,7 @@
 """The daemon over HTTP: health, status, versions, metrics, and a page for people.
 
     GET /            the page; it has no data in it and asks /status for them
-    GET /healthz     200 while both threads live, else 503 and which does not
+    GET /healthz     200 while both threads live and no step hangs, else 503 and what does not
     GET /status      everything, as JSON                GET /metrics     the same for Prometheus
     GET /versions    what is in the store               POST /versions/{v}/promote|rollback
 

@@ -13,12 +13,15 @@ The clock and the state are given from outside: nothing here knows an engine.
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Generic, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field
+
+from drafter_online.watch import StepWatch
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -62,6 +65,17 @@ class IdleCounts:
     failed: int = 0
     latencies: list[float] = field(default_factory=list)  # seconds from the wish to preempt to the engine's turn
 
+    @property
+    def latency_p99(self) -> float:
+        """99th percentile of the latest latencies (nearest rank), 0 where no step was preempted."""
+        ordered = sorted(self.latencies)
+        return ordered[math.ceil(0.99 * len(ordered)) - 1] if ordered else 0.0
+
+    @property
+    def step_seconds(self) -> float:
+        """Mean duration of the micro-steps that did their work, 0 before the first."""
+        return self.harvested / self.steps if self.steps else 0.0
+
 
 class Idle(Generic[T]):
     """Decides and accounts. One thread calls `tick`; `state` is asked often and must be cheap.
@@ -74,6 +88,7 @@ class Idle(Generic[T]):
     def __init__(self, config: IdleConfig | None = None, clock: Callable[[], float] = time.monotonic) -> None:
         self.config = config or IdleConfig()
         self.counts = IdleCounts()
+        self.watch = StepWatch(clock)
         self.stopped: str | None = None  # why training was given up, None while it goes on
         self._clock = clock
         self._idle_since: float | None = None
@@ -126,7 +141,8 @@ class Idle(Generic[T]):
         result: T | None = None
         failure: Exception | None = None
         try:
-            result = step(must_stop)
+            with self.watch:
+                result = step(must_stop)
         except Exception as e:  # training must not end the engine: counted, logged, and given up after a few
             failure = e
         end = self._clock()

@@ -31,6 +31,9 @@ def status(service: Service, points: int = 360) -> dict[str, Any]:
             "not_finite": c.not_finite,
             "failed": service.counts["failed_steps"],
             "out_of_memory": c.out_of_memory,
+            "terms": service.terms,
+            "step_age_seconds": round(service.watch.age, 1),
+            "hangs": service.watch.hangs,
         },
         "versions": {
             "running": {e.name: e.version for e in service.engines},
@@ -148,6 +151,8 @@ class Collector:
         yield from one(counter, "trained_tokens", "tokens trained on", t["tokens"])
         yield from one(counter, "failed_steps", "training steps that failed", t["failed"])
         yield from one(gauge, "loss", "latest training loss (nats)", t["loss"])
+        yield from many(gauge, "loss_term", "its terms, without their weights", "term", t["terms"])
+        yield from one(gauge, "step_age_seconds", "age of the training step that runs now", t["step_age_seconds"])
         yield from one(gauge, "version_promoted", "version that engines should run", v["promoted"] or 0)
         yield from one(gauge, "version_latest", "newest version", v["latest"] or 0)
         yield from one(counter, "published", "versions published", v["published"])

@@ -46,8 +46,17 @@ class Release:
         self._clock = clock
         self._trials: dict[str, float] = {}  # engine -> since when the candidate is with it
         self._bad: dict[str, set[int]] = {}
-        self._offered = 0  # newest version that an engine may run, though it has not said so yet
+        self.offered = 0  # newest version that an engine may run, though it has not said so yet
         self._lock = threading.RLock()
+
+    def reread(self) -> None:
+        """The store is another one now: what was said of the old one's versions is forgotten, not what engines run."""
+        with self._lock:
+            self.current = self.store.promoted()
+            self.candidate = self.store.candidate(after=self.current)
+            self.trusted.clear()
+            self._trials.clear()
+            self._bad.clear()
 
     @property
     def pending(self) -> bool:
@@ -81,7 +90,7 @@ class Release:
             if number is None or number <= status.version:
                 return None
             engine.offered = now
-            self._offered = max(self._offered, number)
+            self.offered = max(self.offered, number)
             return number, number not in self.trusted
 
     def _may_try(self, name: str, now: float) -> bool:
@@ -127,7 +136,7 @@ class Release:
         """
         version = self.store.load(number)
         with self._lock:
-            if number < max(running, self._offered):
+            if number < max(running, self.offered):
                 number = self._again(version)
             self.store.record(number, "promoted", reason)
             self._settle(number)
@@ -153,7 +162,7 @@ class Release:
             if self.candidate == number:
                 self.candidate = None
             before = self.store.promoted()
-            if max(running, self._offered) < number:  # nobody runs it
+            if max(running, self.offered) < number:  # nobody runs it
                 self.current = before
                 return None
             try:

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 FORMAT = "drafter-online-sample-1"
 LONGEST_DOMAIN = 64
-NO_DRAFTER = -1  # draft_version of a sample that no learned drafter had a part in
+NO_DRAFTER = -1  # draft_version of what no learned drafter had a part in, or is not known of which
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,6 +49,7 @@ class VerifyStep:
     top_ids: Tensor | None = None  # [K, k] integers
     top_logits: Tensor | None = None  # [K, k]
     logsumexp: Tensor | None = None  # [K]
+    draft_version: int = NO_DRAFTER  # of the weights that proposed, where the learned drafter did
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,6 +66,7 @@ class Verify:
     lengths: Tensor  # [S] int64, each at least 1
     accepted: Tensor  # [S] int64, 0..lengths
     drafter: tuple[str, ...]  # [S]
+    draft_version: Tensor  # [S] int64; weights may be swapped between two steps of a sequence
     proposed: Tensor  # [P] int64
     top_ids: Tensor  # [P, k] int64; k may be 0 where the engine did not keep logits
     top_logits: Tensor  # [P, k] float32
@@ -104,6 +106,7 @@ class Verify:
             lengths=torch.tensor([len(s.proposed) for s in kept], dtype=torch.int64),
             accepted=torch.tensor([s.accepted for s in kept], dtype=torch.int64),
             drafter=tuple(s.drafter for s in kept),
+            draft_version=torch.tensor([s.draft_version for s in kept], dtype=torch.int64),
             proposed=torch.tensor([t for s in kept for t in s.proposed], dtype=torch.int64),
             top_ids=ids,
             top_logits=logits,
@@ -122,6 +125,7 @@ class Verify:
             lengths=self.lengths[keep],
             accepted=self.accepted[keep],
             drafter=tuple(d for d, k in zip(self.drafter, keep.tolist(), strict=True) if k),
+            draft_version=self.draft_version[keep],
             proposed=self.proposed[rows],
             top_ids=self.top_ids[rows],
             top_logits=self.top_logits[rows],
@@ -130,7 +134,7 @@ class Verify:
 
 
 _TENSORS = ("input_ids", "hidden_states", "verifier_last_hidden_states", "loss_mask", "position_ids")
-_VERIFY = ("position", "lengths", "accepted", "proposed", "top_ids", "top_logits", "logsumexp")
+_VERIFY = ("position", "lengths", "accepted", "draft_version", "proposed", "top_ids", "top_logits", "logsumexp")
 
 
 @dataclass(frozen=True, eq=False)
@@ -264,8 +268,12 @@ class Sample:
         Raises:
             SampleError: a tensor or a field is missing or of another kind.
         """
+        import torch
+
         try:
             names = [str(n) for n in record["drafters"]]
+            if "verify.draft_version" not in tensors:  # samples of earlier versions have none
+                tensors = {**tensors, "verify.draft_version": torch.full_like(tensors["verify.position"], NO_DRAFTER)}
             verify = Verify(
                 drafter=tuple(names[i] for i in record["drafter"]), **{n: tensors[f"verify.{n}"] for n in _VERIFY}
             )
@@ -324,7 +332,7 @@ def _check_verify(s: Sample) -> None:
 
     v = s.verify
     steps, rows = len(v.drafter), int(v.lengths.sum()) if v.lengths.numel() else 0
-    for name in ("position", "lengths", "accepted", "proposed"):
+    for name in ("position", "lengths", "accepted", "draft_version", "proposed"):
         t, n = getattr(v, name), rows if name == "proposed" else steps
         if t.shape != (n,) or t.dtype != torch.int64:
             raise _bad(f"verify.{name}", _shape(t), f"int64[{n}]")

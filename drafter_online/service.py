@@ -26,9 +26,13 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from drafter_online import wire
-from drafter_online.buffer import Buffer, BufferConfig, add_all
+from drafter_online.answers import Progress
+from drafter_online.buffer import Buffer, add_all
 from drafter_online.engines import Engines, Hello, Status, read
+from drafter_online.errands import Errands
 from drafter_online.errors import (
     BufferFileError,
     SampleError,
@@ -42,10 +46,11 @@ from drafter_online.inbox import Inbox
 from drafter_online.journal import Alarms, Journal
 from drafter_online.release import Release
 from drafter_online.samples import Sample
-from drafter_online.settings import ServiceConfig, training_of
+from drafter_online.settings import ServiceConfig, buffer_of, training_of
 from drafter_online.target import TargetParts
 from drafter_online.trainer import Trainer
 from drafter_online.versions import CONFIG, MODEL, Versions
+from drafter_online.watch import StepWatch
 from drafter_online.wire import Message
 
 log = logging.getLogger(__name__)
@@ -87,6 +92,10 @@ class Service:
         self._tokens_before = 0
         self._asked = -ASK_SECONDS  # when an engine was last asked for the target's tensors
         self.parts = TargetParts()
+        self.watch = StepWatch()
+        self.terms: dict[str, float] = {}  # of the latest loss
+        self.length = 1.0  # acceptance length on the latest training windows
+        self.errands = Errands(self)
         self._lock_file = _lock(config.dir)
         try:
             self.trainer = self._make_trainer()
@@ -169,6 +178,8 @@ class Service:
             self.parts.add(message)
             if self.parts.ready:
                 self._asked = -ASK_SECONDS
+        elif message.kind in ("save", "load"):
+            self.errands.ask(session, message)
 
     def _admit(self, session: str, message: Message) -> None:
         sample = Sample.of_parts(dict(message.tensors), message.body).validate()
@@ -215,6 +226,7 @@ class Service:
                 )
             elif news:
                 self.alarms.set("rollback", None)
+        self.hub.send(session, Message("status", msgspec.to_builtins(self.progress())))
         now = time.monotonic()
         if status.policy > self.parts.policy and now - self._asked > ASK_SECONDS:
             self._asked = now
@@ -264,12 +276,7 @@ class Service:
         if parent is not None:
             self.versions.load(parent)  # verified before it is built upon
         head = heads.load(self.versions.path(parent), c.target) if parent is not None else self._first_head()
-        folder = BufferConfig(max_bytes=c.buffer_bytes)
-        try:
-            buffer = Buffer.load(c.dir / "buffer", folder) if c.keep_samples else Buffer(folder)
-        except BufferFileError as e:
-            self.alarms.set("buffer", str(e).removeprefix("drafter-online: "))
-            buffer = Buffer(folder)
+        buffer = self._saved_buffer()
         training = training_of(c.training)
         drafter = Eagle3(head, train_lm_head=training.train_lm_head)
         trainer = Trainer(drafter, buffer, training, checkpoints=c.dir / "state", device=c.device, parent=parent)
@@ -277,6 +284,14 @@ class Service:
         self._published_at = trainer.counts.steps
         self._tokens_before = trainer.counts.tokens
         return trainer
+
+    def _saved_buffer(self) -> Buffer:
+        keep = buffer_of(self.config)
+        try:
+            return Buffer.load(self.config.dir / "buffer", keep) if self.config.keep_samples else Buffer(keep)
+        except BufferFileError as e:
+            self.alarms.set("buffer", str(e).removeprefix("drafter-online: "))
+            return Buffer(keep)
 
     def _first_head(self) -> Any:
         from drafter_online import head as heads
@@ -320,22 +335,32 @@ class Service:
                 text = f"{failures} training steps in a row failed, the last with {type(e).__name__}: {e}"
                 self.alarms.set("training", text)
                 log.debug("drafter-online: a training step failed", exc_info=e)
-                self._stop.wait(pause)
+                self._rest(pause)
                 pause = min(2 * pause, BACK_OFF[1])
+
+    def _rest(self, seconds: float) -> None:
+        """Wait, and do meanwhile what a job's checkpoint waits for."""
+        end = time.monotonic() + seconds
+        while time.monotonic() < end and not self._stop.wait(min(seconds, WAIT_SECONDS)):
+            self.errands.run()
 
     def _turn(self) -> bool:
         """Take what came, make a micro-step where there is something to learn, publish where it is time."""
         self._take()
+        self.errands.run()
         if time.monotonic() - self._saved > self.config.save_seconds:
             self._save()
         if self._credit() <= 0 or not len(self.trainer.buffer):
             return False
-        report = self.trainer.micro_step(self._stop.is_set)
+        with self.watch:
+            report = self.trainer.micro_step(self._stop.is_set)
         if report.skipped is not None:
             self.counts[f"skipped/{report.skipped}"] += 1
             text = "the latest losses were not finite" if report.skipped == "not_finite" else None
             self.alarms.set("loss", text)
             return report.skipped not in ("empty", "out_of_memory")
+        self.terms = {k: v for k, v in report.terms.items() if k != "loss"}
+        self.length = report.acceptance.length
         self.alarms.set("loss", None)
         self.alarms.set("training", None)
         if self.trainer.counts.steps - self._published_at >= self.config.publish_every:
@@ -417,6 +442,35 @@ class Service:
         except BufferFileError as e:
             self.alarms.set("buffer", str(e).removeprefix("drafter-online: "))
 
+    # ---- checkpoints of a job, on the thread that trains ------------------------------------------------------------
+
+    def save_all(self) -> None:
+        """Write state and samples.
+
+        Raises:
+            ServiceError: the state cannot be written.
+        """
+        self.trainer.checkpoint()
+        self.trainer.close()
+        self._save()
+        assert self.trainer.checkpoints is not None
+        if self.trainer.checkpoints.failed is not None:
+            raise ServiceError(f"drafter-online: {self.trainer.checkpoints.failed}.")
+
+    def taken_over(self) -> None:
+        """The trainer went on from another state, and buffer and versions of that are in the folder now."""
+        running = max(self.engines.newest, self.release.offered)
+        self.trainer.buffer = self._saved_buffer()
+        self._published_at = self.trainer.counts.steps
+        self._tokens_before, self._fresh = self.trainer.counts.tokens, 0
+        self.parts = TargetParts()
+        self.release.reread()
+        self.versions.floor = running
+        before = self.release.current
+        # Engines take nothing older than what they run, and under one number they may run something else.
+        if running and (before is None or before <= running):
+            self.release.promote(self.publish_first() if before is None else before, running, "from a checkpoint")
+
     # ---- what others ask --------------------------------------------------------------------------------------------
 
     def promote(self, number: int) -> dict[str, Any]:
@@ -435,16 +489,27 @@ class Service:
         return self._thread.is_alive()
 
     def healthy(self) -> tuple[bool, str]:
-        """Whether both threads live, and which does not."""
+        """Whether both threads live and no step hangs, and what does not."""
         if not self.hub.listens:
             return False, "the thread that listens has ended"
         if not self.trains:
             return False, "the thread that trains has ended"
+        if (hangs := self.watch.hangs) is not None:
+            return False, hangs
         return True, "ok"
+
+    def progress(self) -> Progress:
+        """How the training goes, for engines."""
+        c, loss = self.trainer.counts, self.trainer.last_loss
+        return Progress(
+            c.steps, c.tokens, loss if math.isfinite(loss) else None, self.terms, self.length,
+            len(self.trainer.buffer), self.watch.age, self.watch.hangs,
+        )  # fmt: skip
 
     def _watch(self) -> None:
         failed = self.trainer.checkpoints.failed if self.trainer.checkpoints is not None else None
         self.alarms.set("checkpoint", failed)
+        self.alarms.set("hang", self.watch.hangs)
         self.alarms.set("verdicts", self.release.problem)
         off = sorted(e.name for e in self.engines if e.status is not None and e.status.off)
         self.alarms.set(

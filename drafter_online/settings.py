@@ -7,6 +7,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from drafter_online.buffer import BufferConfig
 from drafter_online.errors import ServiceError, TrainingError
 from drafter_online.trainer import DrafterTraining
 
@@ -31,6 +32,9 @@ class ServiceConfig(BaseModel):
         16.0, gt=0, description="Times a token is trained on, on average, before training waits for new feedback."
     )
     buffer_bytes: int = Field(1 << 30, ge=1 << 16, description="Bytes of samples that are trained on.")
+    buffer: dict[str, Any] = Field(
+        {}, description="What stays of them, by name (docs/drafter.md): half_life, tail_quota, keep_versions, ..."
+    )
     inbox_bytes: int = Field(256 << 20, ge=1 << 16, description="Bytes of samples that may wait for the training.")
     recency: float = Field(
         60.0,
@@ -45,6 +49,10 @@ class ServiceConfig(BaseModel):
     patience: float = Field(60.0, gt=0, description="Seconds until a trial without a verdict is given to one more.")
     linger: float | None = Field(
         None, gt=0, description="End after this long without an engine (ten times that for the first); unset: never."
+    )
+    job: bool = Field(
+        False,
+        description="Of one job: engines may have the state copied into its checkpoints, and taken from them.",
     )
     training: dict[str, Any] = Field({}, description="Settings of the training, by name (docs/drafter.md).")
 
@@ -63,6 +71,20 @@ def training_of(given: dict[str, Any]) -> DrafterTraining:
         raise TrainingError(f"drafter-online: training.{where} = {first['input']!r}: {first['msg']}.") from e
 
 
+def buffer_of(config: ServiceConfig) -> BufferConfig:
+    """What stays in the buffer.
+
+    Raises:
+        ServiceError: naming the first setting that is not one, or has a value it cannot have.
+    """
+    try:
+        return BufferConfig(**{"max_bytes": config.buffer_bytes, **config.buffer})
+    except ValidationError as e:
+        first = e.errors()[0]
+        where = ".".join(map(str, first["loc"])) or "buffer"
+        raise ServiceError(f"drafter-online: buffer.{where} = {first['input']!r}: {first['msg']}.") from e
+
+
 def settings(given: dict[str, Any]) -> ServiceConfig:
     """The daemon's configuration.
 
@@ -75,5 +97,6 @@ def settings(given: dict[str, Any]) -> ServiceConfig:
         first = e.errors()[0]
         where = ".".join(map(str, first["loc"]))
         raise ServiceError(f"drafter-online: {where} = {first['input']!r}: {first['msg']}.") from e
+    buffer_of(config)
     training_of(config.training)
     return config

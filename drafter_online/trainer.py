@@ -324,10 +324,11 @@ class Trainer:
         }
 
     def _restore(self, tensors: dict[str, Tensor], record: dict[str, Any]) -> None:
-        self._masters.restore(tensors)
         version, state_, gauss = record["rng"]
+        counts = TrainerCounts(**record["counts"])  # first: what does not fit changes nothing
+        self._masters.restore(tensors)
         self._rng.setstate((version, tuple(state_), gauss))
-        self.counts = TrainerCounts(**record["counts"])
+        self.counts = counts
         self._accumulated = record["accumulated"]
         self.batch_tokens = min(record["batch_tokens"], self.config.batch_tokens)
         self.parent = record["parent"]
@@ -340,13 +341,14 @@ class Trainer:
             tensors, record = self._good
             self.checkpoints.save(self.counts.micro_steps, tensors, {**record, "provenance": provenance()})
 
-    def resume(self) -> bool:
-        """Go on from the newest whole checkpoint. False: there is none.
+    def resume(self, checkpoints: Checkpoints | None = None) -> bool:
+        """Go on from the newest whole checkpoint, of this training or of other `checkpoints`. False: there is none.
 
         Raises:
             TrainingError: it is of another drafter or target, or every checkpoint is damaged.
         """
-        found = self.checkpoints.load() if self.checkpoints is not None else None
+        checkpoints = checkpoints or self.checkpoints
+        found = checkpoints.load() if checkpoints is not None else None
         if found is None:
             return False
         tensors, record = found

@@ -51,8 +51,8 @@ TO_DAEMON: Way = b"to daemon"
 TO_ENGINE: Way = b"to engine"
 
 Kind = Literal[
-    "hello", "samples", "rewards", "status", "fetch", "target", "bye",  # from engines
-    "welcome", "denied", "refused", "again", "ack", "offer", "chunk", "refresh",  # from the daemon
+    "hello", "samples", "rewards", "status", "fetch", "target", "save", "load", "bye",  # from engines
+    "welcome", "denied", "refused", "again", "ack", "offer", "chunk", "refresh", "done",  # from the daemon, and status
 ]  # fmt: skip
 
 _DTYPES = {"int64": 8, "int32": 4, "bool": 1, "uint8": 1, "float32": 4, "bfloat16": 2, "float16": 2}

@@ -14,6 +14,7 @@ from rollspec.errors import RollspecError
 ROOT = Path(__file__).resolve().parents[1]
 NAMES = (
     "propose", "coupled", "inert", "bandits", "scale", "cost", "harm", "tuner", "rollout", "swap", "serve", "reuse",
+    "long-tail",
 )  # fmt: skip
 
 command = typer.Typer(help="Run the benchmarks: alternating runs, ratios with their spread, JSON with provenance.")
@@ -32,6 +33,17 @@ def _module(name: str) -> Any:
     if str(ROOT) not in sys.path:
         sys.path.insert(0, str(ROOT))
     return importlib.import_module(f"benchmarks.{name}")
+
+
+def _seeds(text: str) -> tuple[int, ...]:
+    try:
+        return tuple(int(s) for s in text.split(","))
+    except ValueError as e:
+        raise RollspecError(f"rollspec: --seeds {text!r} is not a list of numbers; write 0,1,2.") from e
+
+
+def _arms(text: str | None, module: Any) -> tuple[str, ...]:
+    return tuple(a.strip() for a in text.split(";")) if text else tuple(module.ARMS)
 
 
 def _done(path: Path, as_json: bool) -> None:
@@ -109,13 +121,29 @@ def reuse(
     ] = None,
 ) -> None:
     """Reuse of past rollouts in the demo's job: drafts, kept noise, SPEC-RL's lossy prefixes (an hour: 15 jobs)."""
-    try:
-        chosen = tuple(int(s) for s in seeds.split(","))
-    except ValueError as e:
-        raise RollspecError(f"rollspec: --seeds {seeds!r} is not a list of numbers; write 0,1,2.") from e
     module = _module("reuse")
-    names = tuple(a.strip() for a in arms.split(";")) if arms else tuple(module.ARMS)
-    _done(module.run(quick=quick, seeds=chosen, arms=names, prompts=prompts, work=work, out=out), json)
+    _done(
+        module.run(quick=quick, seeds=_seeds(seeds), arms=_arms(arms, module), prompts=prompts, work=work, out=out),
+        json,
+    )
+
+
+@command.command(name="long-tail")
+def long_tail(
+    quick: Quick = False,
+    out: Out = None,
+    json: Json = False,
+    seeds: Annotated[str, typer.Option(help="Seeds of the jobs, separated by commas.")] = "0",
+    arms: Annotated[
+        str | None, typer.Option(help="Arms, separated by semicolons (suffix;long_tail); default: all.")
+    ] = None,
+    work: Annotated[
+        Path | None, typer.Option(file_okay=False, help="Folder of the jobs; finished ones are not run again.")
+    ] = None,
+) -> None:
+    """Learned and suffix drafts against suffix alone, and the cost of idle training, in whole jobs (half an hour)."""
+    module = _module("long_tail")
+    _done(module.run(quick=quick, seeds=_seeds(seeds), arms=_arms(arms, module), work=work, out=out), json)
 
 
 @command.command()
@@ -191,4 +219,5 @@ def all_(
 ) -> None:
     """Every benchmark in turn."""
     for name in NAMES:
-        _done(_module(name).run(quick=quick, out=out / f"{name}.json" if out else None), json)
+        module = name.replace("-", "_")
+        _done(_module(module).run(quick=quick, out=out / f"{module}.json" if out else None), json)

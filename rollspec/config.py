@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from rollspec.errors import ConfigError
 
@@ -96,7 +96,9 @@ class LearnedConfig(_Section):
     canary_ratio: float = Field(
         0.9, ge=0, description="New weights are taken back below this part of what the old ones got right."
     )
-    folder: Path | None = Field(None, description="Folder for fresh heads; unset: in history.dir, else temporary.")
+    folder: Path | None = Field(
+        None, description="Folder for fresh and converted heads; unset: in history.dir, else temporary."
+    )
 
 
 class ProposalConfig(_Section):
@@ -171,9 +173,18 @@ class DrafterConfig(_Section):
     )
     publish_every: int = Field(100, ge=1, description="Optimiser steps after which new weights go to the engine.")
     buffer_bytes: int = Field(1 << 30, ge=1 << 16, description="Bytes of samples that are trained on.")
+    buffer: dict[str, Any] = Field(
+        {},
+        description="What stays of them, by name: half_life, tail_quota, keep_versions and more (docs/drafter.md).",
+    )
     step_bytes: int = Field(0, ge=0, description="Device memory that must be free for a training step.")
     training: dict[str, Any] = Field({}, description="Settings of the training, by name (docs/drafter.md).")
     capture: CaptureConfig = CaptureConfig()
+
+    @field_validator("mode", mode="before")
+    @classmethod
+    def _plain_off(cls, value: Any) -> Any:
+        return "off" if value is False else value  # what YAML makes of an off without quotes
 
     @property
     def captures(self) -> bool:
@@ -344,12 +355,11 @@ class RollspecConfig(_Section):
         if self.drafter.training:
             from drafter_online.trainer import DrafterTraining
 
-            try:
-                DrafterTraining(**self.drafter.training)
-            except ValidationError as e:
-                first = e.errors()[0]
-                name = ".".join(str(p) for p in first["loc"])
-                raise ValueError(f"drafter.training.{name}: {first['msg'].lower()}") from e
+            _check("drafter.training", DrafterTraining, self.drafter.training)
+        if self.drafter.buffer:
+            from drafter_online.buffer import BufferConfig
+
+            _check("drafter.buffer", BufferConfig, self.drafter.buffer)
         arms, k_max = self.tuning.arms, self.proposal.k_max
         if arms is not None and (not arms or len(set(arms)) != len(arms)):
             raise ValueError(f"tuning.arms = {list(arms)} must name each draft length once, and at least one")
@@ -365,6 +375,12 @@ class RollspecConfig(_Section):
             except ConfigError as e:
                 raise ValueError(str(e).removeprefix("rollspec: ").rstrip(".")) from e
         return self
+
+    @property
+    def drafter_training(self) -> dict[str, Any]:
+        """`drafter.training`; where it does not say how drafts are drawn, as this engine draws them."""
+        sampled = self.mode == "coupled" and self.coupled.drafts == "noise"
+        return {"draft_sampling": "probabilistic" if sampled else "greedy", **self.drafter.training}
 
     @classmethod
     def load(
@@ -407,6 +423,20 @@ class RollspecConfig(_Section):
     def to_dict(self) -> dict[str, Any]:
         """A JSON-able mapping from which `load` rebuilds an equal configuration."""
         return self.model_dump(mode="json")
+
+
+def _check(where: str, kind: type[BaseModel], given: Mapping[str, Any]) -> None:
+    """Raises ValueError, naming the first of the settings at `where` that `kind` does not take."""
+    try:
+        kind(**given)
+    except ValidationError as e:
+        first = e.errors()[0]
+        name = ".".join(str(p) for p in first["loc"])
+        near = difflib.get_close_matches(name, kind.model_fields, n=1)
+        if first["type"] == "extra_forbidden":
+            hint = f"did you mean {near[0]!r}" if near else f"it takes {', '.join(kind.model_fields)}"
+            raise ValueError(f"{where} has no setting {name!r}; {hint}") from e
+        raise ValueError(f"{where}.{name} = {first['input']!r}: {first['msg'].lower()}") from e
 
 
 def presets() -> dict[str, Path]:

@@ -5,13 +5,12 @@
 #   scripts/test.sh unit -k config -x        (arguments from the first dash on go to pytest)
 #
 # ROLLSPEC_TEST_WORKERS: test files that run at the same time (2 where there are two cores; not for whole jobs).
-# ROLLSPEC_TEST_REPLICAS=1: also the job with two replicas, which wants four cores.
 #
 # A stage that fails does not stop the later ones: one run shows everything. A failed static check counts as one failure.
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit 1
 
-declare -A LIMIT=([unit]=600 [engine]=2400 [e2e]=2400)
+declare -A LIMIT=([unit]=900 [engine]=2400 [e2e]=2400)
 # Engines mostly wait for imports and for each other: two at a time, with one thread each, take little more than one.
 workers="${ROLLSPEC_TEST_WORKERS:-$(($(nproc) > 1 ? 2 : 1))}"
 declare -A SPREAD=([unit]="-n $workers" [engine]="-n $workers --dist loadfile" [e2e]="")

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from rollspec.telemetry.health import HealthWatch
 from rollspec.telemetry.wandb_run import WandbWatch
 from rollspec_trl import options
 from rollspec_trl.engines import Colocated, Engine, Server
@@ -32,7 +33,10 @@ class State:
         self.generation_seconds = 0.0
         self.lengths: list[int] = []
         self.rewards: list[float] = []
-        self.logprobs: tuple[list[Any], list[Any]] = ([], [])  # engine's, trainer's
+        self.logprobs: tuple[list[Any], list[Any]] = ([], [])  # engine's, trainer's, one array per response
+        self.overlaps: list[dict[str, float]] = []  # with the last epoch, per batch
+        config = options.config()
+        self.health = HealthWatch(config.telemetry.health, config.history.max_bytes)
         self.watch = WandbWatch()
         self.faults: dict[str, int] = {}
         self.failed: set[str] = set()

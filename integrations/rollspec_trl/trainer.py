@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from rollspec.engine.vllm.patches.base import on_import
-from rollspec.proposal.base import prompt_key
+from rollspec.proposal.base import as_tokens, prompt_key
 from rollspec.telemetry.rollouts import engine_metrics, rollout_metrics
 from rollspec_trl import options
 from rollspec_trl.state import State, wrap
@@ -78,7 +78,7 @@ def _batch(original: Callable[..., Any], self: Any, *args: Any, **kwargs: Any) -
     out = original(self, *args, **kwargs)
     if self.model.training:
         items: list[list[Any]] = []
-        state.run("rollouts", _on_batch, state, out, items)
+        state.run("rollouts", _on_batch, state, out, items, self.accelerator.num_processes == 1)
         # By itself: with a server all ranks meet in it, whatever failed on one of them.
         state.run("rewards", _send_rewards, self, state, items)
     return out
@@ -100,18 +100,24 @@ def _rewards(original: Callable[..., Any], self: Any, inputs: Any, prompts: Any,
     return out
 
 
-def _on_batch(state: State, out: dict[str, Any], items: list[list[Any]]) -> None:
-    """Rollouts are finished and scored: measure them; `items` gets what the engine is told of their rewards."""
+def _on_batch(state: State, out: dict[str, Any], items: list[list[Any]], alone: bool) -> None:
+    """Rollouts are finished and scored: measure them; `items` gets what the engine is told of their rewards.
+
+    `alone`: this process has every rollout of the job, so that the n-th of a prompt is the same sample in every epoch.
+    """
     mask = out["completion_mask"].bool()  # [local batch, longest]
     if "tool_mask" in out:
         mask &= out["tool_mask"].bool()
     sampled, trained = out.get("sampling_per_token_logps"), out.get("old_per_token_logps")
-    if sampled is not None:
-        state.logprobs[0].append(sampled[mask].float().cpu().numpy())
+    logprobs = None if sampled is None else _by_response(sampled, mask)
+    if logprobs is not None:
+        state.logprobs[0].extend(logprobs)
         if trained is not None:
-            state.logprobs[1].append(trained[mask].float().cpu().numpy())
+            state.logprobs[1].extend(_by_response(trained, mask))
     if not state.turns:
         return
+    if alone and len(state.turns) == 1:
+        state.overlaps.append(_epochs(state, *state.turns[0], logprobs))
     # The first turn of a rollout with tools is the one that answers the prompt.
     prompts, responses = state.turns[0]
     # TRL can mask truncated responses, so with one turn they are counted before that.
@@ -121,6 +127,35 @@ def _on_batch(state: State, out: dict[str, Any], items: list[list[Any]]) -> None
     state.rewards.extend(map(float, state.scores))
     rows = zip(prompts, responses, state.scores, strict=True)
     items.extend([prompt_key(p), prompt_key(r), float(s)] for p, r, s in rows if np.isfinite(s))
+
+
+def _by_response(values: Any, mask: Any) -> list[Any]:
+    """Rows [tokens of the response] of a padded tensor."""
+    return [row[kept].float().cpu().numpy() for row, kept in zip(values, mask, strict=True)]
+
+
+def _epochs(state: State, prompts: list[Any], responses: list[Any], logprobs: list[Any] | None) -> dict[str, float]:
+    """How much of the last epoch's responses these repeat; a sample is named by its place among its prompt's."""
+    seen: dict[str, int] = {}
+    keys = [prompt_key(p) for p in prompts]
+    samples = []
+    for key in keys:
+        seen[key] = seen.get(key, -1) + 1
+        samples.append(str(seen[key]))
+    return state.health.epochs(keys, samples, [as_tokens(r) for r in responses], logprobs)
+
+
+def _suspects(trainer: Any) -> dict[str, list[str]]:
+    """What in this job is known to move importance ratios away from 1, or to repeat the last epoch, as clauses."""
+    generation, config = trainer.vllm_generation, options.config()
+    clauses = []
+    if (getattr(generation, "top_p", None) or 1.0) < 1.0 or (getattr(generation, "top_k", None) or 0) > 0:
+        clauses.append("top_p and top_k cut the engine's distribution, and the trainer's is whole")
+    kept = config.enabled and config.reuse.mode == "coupled"
+    return {
+        "ratios": clauses,
+        "overlap": ["reuse.mode = coupled does that"] if kept else [],
+    }
 
 
 def _send_rewards(trainer: Any, state: State, items: list[list[Any]]) -> None:
@@ -152,7 +187,8 @@ def _add_metrics(trainer: Any, state: State, logs: dict[str, Any]) -> None:
     mine = {"lengths": state.lengths, "rewards": state.rewards}
     mine["answers"] = [state.engine.call("stats")] if state.engine is not None else []
     engine, trained = state.logprobs
-    state.lengths, state.rewards, state.logprobs = [], [], ([], [])
+    overlaps = [found for found in state.overlaps if found]
+    state.lengths, state.rewards, state.logprobs, state.overlaps = [], [], ([], []), []
     parts = [mine]
     if trainer.accelerator.num_processes > 1:
         from accelerate.utils import gather_object
@@ -160,7 +196,12 @@ def _add_metrics(trainer: Any, state: State, logs: dict[str, Any]) -> None:
         parts = gather_object([mine])  # nothing before this may raise on one rank only: the others would wait
     faults, state.faults = state.faults, {}
     lengths = [n for p in parts for n in p["lengths"]]
-    logs.update(rollout_metrics(lengths, [r for p in parts for r in p["rewards"]], engine, trained))
+    measured = rollout_metrics(lengths, [r for p in parts for r in p["rewards"]], engine, trained)
+    for name in {name for found in overlaps for name in found}:
+        measured[name] = float(np.mean([found[name] for found in overlaps if name in found]))
+    if trainer.accelerator.process_index == 0:  # whose metrics are logged
+        measured |= state.health.check(measured, int(trainer.state.global_step), _suspects(trainer))
+    logs.update(measured)
     logs["rollspec/rollout/generation_seconds"] = seconds
     logs["rollspec/rollout/generation_share"] = seconds / max(now - since, 1e-9)
     if options.config().enabled:

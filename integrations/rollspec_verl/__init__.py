@@ -37,9 +37,9 @@ def _register() -> None:
         )
         return
     try:
-        from rollspec_verl import replica, reuse, servers, trainer, weights
+        from rollspec_verl import replica, resume, reuse, servers, trainer, weights
 
-        for part in (servers, weights, trainer, reuse, replica):
+        for part in (servers, weights, trainer, reuse, resume, replica):
             part.register()
     except (ImportError, AttributeError) as e:
         logger.error("rollspec: verl %s is not as expected (%s), so this job runs without rollspec.", version, e)

@@ -61,9 +61,7 @@ class EngineCalls:
             return {"error": "the engine does not answer"}
         try:
             # verl's own `collective_rpc` drops the results.
-            answers = await asyncio.wait_for(
-                self.engine.collective_rpc("rollspec", timeout=CALL_SECONDS, args=(op, payload)), CALL_SECONDS
-            )
+            answers = await asyncio.wait_for(self.engine.collective_rpc("rollspec", args=(op, payload)), CALL_SECONDS)
         except Exception as e:  # a dead or stuck engine is verl's to report; rollspec must not add to it
             slow = isinstance(e, asyncio.TimeoutError | TimeoutError)
             # It may be busy with weights; anything else (an engine without the plugin's method) will not pass.

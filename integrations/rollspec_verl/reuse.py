@@ -21,12 +21,13 @@ from types import ModuleType
 from typing import Any
 
 from rollspec.config import HistoryConfig, RollspecConfig
-from rollspec.engine.vllm import lenient, scoring
+from rollspec.engine.vllm import lenient, metadata, scoring
 from rollspec.engine.vllm.lenient import LenientReuse, Prefix
 from rollspec.errors import HistoryError
 from rollspec.proposal.base import prompt_key
 from rollspec.proposal.old import OldResponses, tokenizer_name
 from rollspec_verl import options
+from rollspec_verl.once import once
 from rollspec_verl.rollouts import Rollouts
 
 logger = logging.getLogger("rollspec")
@@ -35,15 +36,6 @@ SAMPLE = "sample"
 """Key, in a request's own settings, of the sample's name: session and output number, as in verl's trajectory keys."""
 
 SINGLE_TURN = "SingleTurnAgentLoop"
-
-_said: set[str] = set()
-
-
-def _once(sentence: str) -> None:
-    if sentence not in _said:
-        _said.add(sentence)
-        logger.warning("rollspec: %s.", sentence)
-
 
 # ---- the agent loops
 # --------------------------------------------------------------------------------------------
@@ -86,7 +78,7 @@ def install(module: ModuleType) -> None:
         init(self, *args, **kwargs)
         name = type(self).__name__
         if name != SINGLE_TURN and not _VALIDATES.get() and _lenient(self):
-            _once(f"responses of the agent loop {name} are not reused, only those of {SINGLE_TURN} are")
+            once(f"responses of the agent loop {name} are not reused, only those of {SINGLE_TURN} are")
 
     noting._rollspec = True  # type: ignore[attr-defined]
     module.__dict__["rollout_trace_attr"] = noting
@@ -125,7 +117,7 @@ def _lenient(loop: Any) -> bool:
 
 def _named(sampling_params: dict[str, Any], session: int | None) -> dict[str, Any]:
     if session is None:
-        _once("nothing is reused because verl does not number the samples of a prompt here; use trainer.use_v1=true")
+        once("nothing is reused because verl does not number the samples of a prompt here; use trainer.use_v1=true")
         return sampling_params
     extra = dict(sampling_params.get("extra_args") or {})
     return {**sampling_params, "extra_args": {**extra, scoring.KEY: {SAMPLE: f"{int(session)}_0"}}}
@@ -151,7 +143,7 @@ def remember(replicas: Sequence[Any], rollouts: Rollouts, version: int) -> int:
 def reusable(rollouts: Rollouts) -> list[tuple[str, str, Any, Any]]:
     """(prompt key, sample, tokens, log-probs) of the rollouts whose tokens were all sampled, in one output."""
     if rollouts.responses and not rollouts.engine_logprobs:
-        _once("nothing is reused without log-probs of the rollouts; set rollout.calculate_log_probs=true")
+        once("nothing is reused without log-probs of the rollouts; set rollout.calculate_log_probs=true")
         return []
     out = []
     for prompt, sample, tokens, logprobs in zip(
@@ -252,10 +244,13 @@ class ReusingServer:
 
         prompt_ids = normalize_token_ids(prompt_ids)
         params = dict(sampling_params)
-        own = dict((params.get("extra_args") or {}).get(scoring.KEY) or {})
+        own = metadata.mapping((params.get("extra_args") or {}).get(scoring.KEY))
+        if len(prompt_ids) > own.get(scoring.PROMPT, len(prompt_ids)):
+            # An aborted rollout goes on (resume.py); what it was started from is in front of it already.
+            return await whole(prompt_ids, params)
         sample = own.pop(SAMPLE, None)
         if any(kwargs.get(f"{kind}_data") is not None for kind in ("image", "video", "audio")):
-            _once("responses to prompts with images, video or sound are not reused")
+            once("responses to prompts with images, video or sound are not reused")
             sample = None
         limit = self._rollspec_limit(params, len(prompt_ids))
         found: Prefix | None = None

@@ -76,7 +76,7 @@ class State:
     def __init__(self, config: RollspecConfig) -> None:
         self.config = config
         self.metrics: dict[str, float] = {}
-        self.health = HealthWatch(config.telemetry.health, config.history.max_bytes)
+        self.health = HealthWatch(config.telemetry.health, config.history.max_bytes, _say)
         self.faults: dict[str, int] = {}
         self.watch = WandbWatch()
         self.step_began = time.perf_counter()
@@ -95,7 +95,12 @@ class State:
         self.faults[what] = self.faults.get(what, 0) + 1
         if what not in self.failed:
             self.failed.add(what)
-            logger.error("rollspec: %s failed and is left out (%s: %s).", what, type(error).__name__, error)
+            _say(f"rollspec: {what} failed and is left out ({type(error).__name__}: {error}).")
+
+
+def _say(text: str) -> None:
+    """For the job's log: once the job runs, what the task runner logs does not reach it, and what it prints does."""
+    print(text, flush=True)
 
 
 def _config(trainer: Any) -> RollspecConfig:

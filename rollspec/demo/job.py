@@ -209,9 +209,14 @@ def build_job(
     )
 
 
+def _micro_batch(share: int, most: int) -> int:
+    """The largest micro-batch up to `most` that divides a rank's share: verl refuses what leaves a rest."""
+    return next(size for size in range(min(most, share), 0, -1) if share % size == 0)
+
+
 def _overrides(s: JobSettings, assets: Assets, loggers: Sequence[str]) -> list[str]:
     """Hydra overrides of the job; those that make it run on a CPU come from `rollspec_verl_cpu`."""
-    samples = s.prompts_per_step * s.n
+    share = s.prompts_per_step * s.n // s.replicas  # responses that each rank trains on
     context = s.max_prompt_length + s.max_response_length
     return [
         "algorithm.adv_estimator=grpo",
@@ -228,7 +233,7 @@ def _overrides(s: JobSettings, assets: Assets, loggers: Sequence[str]) -> list[s
         f"actor_rollout_ref.actor.optim.lr={s.lr}",
         f"actor_rollout_ref.actor.data_loader_seed={s.seed}",
         f"actor_rollout_ref.actor.ppo_mini_batch_size={s.prompts_per_step}",
-        f"actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu={min(s.micro_batch, samples)}",
+        f"actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu={_micro_batch(share, s.micro_batch)}",
         "actor_rollout_ref.actor.use_kl_loss=False",
         "actor_rollout_ref.rollout.name=vllm",
         f"actor_rollout_ref.rollout.dtype={s.dtype}",
@@ -237,7 +242,7 @@ def _overrides(s: JobSettings, assets: Assets, loggers: Sequence[str]) -> list[s
         f"actor_rollout_ref.rollout.temperature={s.temperature}",
         f"actor_rollout_ref.rollout.seed={s.seed}",
         "actor_rollout_ref.rollout.calculate_log_probs=True",  # the health section compares them with the trainer's
-        f"actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu={min(2 * s.micro_batch, samples)}",
+        f"actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu={_micro_batch(share, 2 * s.micro_batch)}",
         f"actor_rollout_ref.rollout.max_model_len={context}",
         f"actor_rollout_ref.rollout.max_num_seqs={s.max_num_seqs}",
         f"actor_rollout_ref.rollout.max_num_batched_tokens={max(2048, context)}",

@@ -26,8 +26,9 @@ from typing import Any
 
 from rollspec.demo.job import Job
 from rollspec.demo.processes import MARKER, Family, remove_segments
-from rollspec.demo.provenance import describe, now
+from rollspec.demo.provenance import describe
 from rollspec.errors import RollspecError
+from rollspec.machine import now
 from rollspec.telemetry.runs import METRICS, PROVENANCE, Row, parse_row
 
 LOG = "job.log"

@@ -62,9 +62,11 @@ def options(config: RollspecConfig, target: str, folder: Path) -> dict[str, Any]
         "device": d.device,
         "publish_every": d.publish_every,
         "buffer_bytes": d.buffer_bytes,
-        "training": d.training,
+        "buffer": d.buffer,
+        "training": config.drafter_training,
         "recency": 0,
         "linger": LINGER,
+        "job": True,
     }
 
 

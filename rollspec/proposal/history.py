@@ -30,6 +30,7 @@ FILE = "history.safetensors"
 class Response:
     """One finished (or, when saved mid-rollout, unfinished) response. `version`: policy version it was started
     under. `stream`: key of its noise, which says which sample of its prompt it is; None where noise is not kept.
+    `origin`: names the rollout, where an abort may leave it in parts; each one begins with all before it.
     """
 
     tokens: TokenArray
@@ -37,6 +38,7 @@ class Response:
     reward: float | None = None
     key: str | None = None  # prompt_key of the tokens, computed when a reward first asks for it
     stream: int | None = None
+    origin: str | None = None
 
 
 @dataclass(slots=True)
@@ -77,21 +79,34 @@ class History:
             self._prompts.move_to_end(key)
         return entry
 
-    def previous(self, key: str, stream: int, version: int) -> TokenArray | None:
-        """The latest response to a prompt that was sampled with the noise `stream` before policy `version`."""
+    def previous(self, key: str, stream: int, version: int, origin: str | None = None) -> TokenArray | None:
+        """The latest response to a prompt that was sampled with the noise `stream` before policy `version`, and is no
+        part of the rollout `origin`.
+        """
         entry = self.get(key)
         for r in reversed(entry.responses if entry else ()):
-            if r.stream == stream and r.version < version:
+            if r.stream == stream and r.version < version and (origin is None or r.origin != origin):
                 return r.tokens
         return None
 
+    def part(self, key: str, origin: str) -> TokenArray | None:
+        """What the rollout `origin` had said when it was aborted; None where that is not known."""
+        entry = self.get(key)
+        return next((r.tokens for r in entry.responses if r.origin == origin), None) if entry else None
+
     def add(self, key: str, prompt: TokenArray, response: Response) -> None:
-        """Keep `response`, drop rounds of this prompt beyond the window, then prompts beyond the byte bound."""
+        """Keep `response` in the place of an earlier part of it, drop rounds of this prompt beyond the window, then
+        prompts beyond the byte bound.
+        """
         entry = self._prompts.get(key)
         if entry is None:
             entry = self._prompts[key] = PromptHistory(prompt, [])
             self.bytes += prompt.nbytes
         self._prompts.move_to_end(key)
+        if response.origin is not None:
+            evicted = self.evicted
+            self._keep(entry, lambda r: r.origin != response.origin)
+            self.evicted = evicted  # replaced, not lost
         entry.responses.append(response)
         self.bytes += response.tokens.nbytes
         versions = sorted({r.version for r in entry.responses})

@@ -204,7 +204,7 @@ class HybridProposer(Proposer):
         drafters, x = self._step.plan.drafters, r.learned
         both = self.name in drafters
         if both and x.serves and x.draft.token_ids:
-            x.sent = True
+            x.sent, x.version = True, self.drafter_version
             return x.draft, x.offered
         if "suffix" not in drafters:
             return NO_DRAFT, 0

@@ -53,10 +53,17 @@ class Request:
     stream: int | None = None  # key of its noise, where that is kept over epochs
     replay: Replay | None = None  # what it said with it an epoch ago
     fresh: list[int] = field(default_factory=list)  # said, and not in the tree yet
+    counted: tuple[int, ...] = (0, 0, 0, 0)  # what of `reused` was counted when an earlier part of it was aborted
     req_id: str = ""
+    origin: str | None = None  # names the rollout, where it may be made of several requests
     private: bool = False  # nothing of it stays when it ends
     ended: bool = False  # by its stop token or its limit
     learned: Learned = field(default_factory=Learned)
+
+    def reused(self, length: int) -> tuple[int, ...]:
+        """For `EngineStats.reuse`, of a response of `length` tokens that had an old one to repeat."""
+        assert self.replay is not None
+        return 1, length, self.replay.at, int(self.replay.identical(length))
 
 
 @dataclass(slots=True)
@@ -104,11 +111,13 @@ class Proposer:
         stream: int | None = None,
         said: Sequence[int] = (),
         private: bool = False,
+        origin: str | None = None,
     ) -> None:
         """A request samples its first token next, or the one after the tokens `said` that it starts from.
 
         `stream`: key of its noise, where that is kept over epochs. `private`: other requests are not drafted for from
-        what it says, and nothing of it is kept.
+        what it says, and nothing of it is kept. `origin`: the same for all requests that one rollout is made of, which
+        begins again after an abort with what it has said.
         """
         start = time.perf_counter()
         self._refill.began()
@@ -120,13 +129,20 @@ class Proposer:
         r = self.requests[req_id] = Request(
             key, tokens, group, sequence, self.version, max_tokens, stop_ids, context, list(said), len(said)
         )
-        r.req_id, r.private = req_id, private
+        r.req_id, r.private, r.origin = req_id, private, origin
         if said:
             self.suffix.extend(group, sequence, list(said))
         if stream is not None and not private:
             r.stream = stream
-            old = self.history.previous(key, stream, self.version)
-            r.replay = Replay(old.tolist()) if old is not None else None
+            old = self.history.previous(key, stream, self.version, origin)
+            if old is not None:
+                part = self.history.part(key, origin) if origin is not None else None
+                if part is not None:  # of at least as many tokens as came back to be gone on with
+                    r.replay = Replay(old.tolist())
+                    r.replay.said(part.tolist())
+                    r.counted = r.reused(len(part))
+                r.replay = Replay(old.tolist())
+                r.replay.said(said)
         self._count(start)
 
     def finish(self, req_id: str) -> None:
@@ -145,10 +161,10 @@ class Proposer:
             self.suffix.extend(r.group, r.sequence, r.fresh)
         self.suffix.close(r.group, r.sequence, tokens, r.version)
         if len(tokens):
-            self.history.add(r.key, r.prompt, Response(tokens, r.version, stream=r.stream))
+            self.history.add(r.key, r.prompt, Response(tokens, r.version, stream=r.stream, origin=r.origin))
         if r.replay is not None:
-            counts = (1, len(tokens), r.replay.at, int(r.replay.identical(len(tokens))))
-            self.stats.reuse = [a + b for a, b in zip(self.stats.reuse, counts, strict=True)]
+            counts = zip(self.stats.reuse, r.reused(len(tokens)), r.counted, strict=True)
+            self.stats.reuse = [a + b - before for a, b, before in counts]
         self._count(start)
 
     def _count(self, start: float) -> None:

@@ -118,6 +118,7 @@ class Learned:
     serves: bool = False  # whether the router prefers it to the suffix chain
     offered: int = 0  # tokens of the preferred chain that the budget would verify
     sent: bool = False  # whether it is what was sent to be verified
+    version: int = 0  # of the weights that drafted what was sent
     right: float = 0.0  # tokens of this request that it got right, and that it was expected to
     hoped: float = 0.0
 

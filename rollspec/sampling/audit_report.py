@@ -5,11 +5,14 @@ from __future__ import annotations
 import html
 import json
 from pathlib import Path
+from typing import Any
 
 from rollspec.sampling.audit import AuditError, AuditResult, BuildCheck
+from rollspec.sampling.audit_law import SIGHT
 from rollspec.sampling.audit_power import Power
 from rollspec.sampling.audit_tests import TestResult
 
+SIGHT_COLUMNS = ("test", "sees", "cannot see")
 FAMILY_COLUMNS = ("test", "tests", "strongest", "statistic", "smallest p", "adjusted p", "")
 FORMATS = (".json", ".md", ".html")
 
@@ -40,6 +43,7 @@ def facts(result: AuditResult) -> list[tuple[str, str]]:
                 f"{plan['temperature']:g}, {plan['dtype']}, up to {plan['max_tokens']} tokens, seed {plan['seed']}",
             )
         )
+    out += _identity(result.provenance)
     if result.drafts is not None:
         d = result.drafts
         share = d.accepted / d.drafted if d.drafted else 0.0
@@ -79,6 +83,36 @@ def facts(result: AuditResult) -> list[tuple[str, str]]:
     if "mean_entropy" in result.provenance:
         out.append(("entropy", f"{result.provenance['mean_entropy']:.2f} nats per token on average"))
     return out
+
+
+def _identity(provenance: dict[str, Any]) -> list[tuple[str, str]]:
+    """What was tested where, so that it can be told from another checkpoint, other prompts, another version."""
+    out: list[tuple[str, str]] = []
+    if c := provenance.get("checkpoint"):
+        found = c["of"]
+        if c["blake2b"] is not None:
+            found = f"blake2b {c['blake2b']} of {c['files']} safetensors, {c['bytes']:,} bytes: {c['of']}"
+        out.append(("checkpoint", f"{provenance['model']}: {found}"))
+    if digest := (provenance.get("plan") or {}).get("prompts_blake2b"):
+        out.append(("prompts", f"blake2b {digest} of the token ids of {provenance['plan']['prompts']} prompts"))
+    if m := provenance.get("machine"):
+        v = provenance["versions"]
+        gpu = f"{m['gpu']}, " if m.get("gpu") else ""
+        revision = f" at {provenance['git_sha']}" if provenance.get("git_sha") else ""
+        out.append(
+            (
+                "run",
+                f"{provenance['began']} on {gpu}{m['cpu']} with {m['cores']} cores, reference on "
+                f"{provenance['reference_device']}; rollspec {v['rollspec']}{revision}, vLLM {v['vllm']}, torch "
+                f"{v['torch']}, transformers {v['transformers']}",
+            )
+        )
+    return out
+
+
+def sight(result: AuditResult) -> list[tuple[str, ...]]:
+    """One row per kind of test that was made; columns as `SIGHT_COLUMNS`."""
+    return [(name, *SIGHT[name]) for name in SIGHT if any(t.name == name for t in result.tests)]
 
 
 def _power(power: Power) -> str:
@@ -156,7 +190,8 @@ def markdown(result: AuditResult) -> str:
     lines += [f"- {name}: {found}" for name, found in facts(result)]
     if again := result.provenance.get("command"):
         lines += ["", f"Reproduce: `{again}`"]
-    lines += ["", *_markdown_table(FAMILY_COLUMNS, families(result)), "", "## Every test", ""]
+    lines += ["", *_markdown_table(FAMILY_COLUMNS, families(result))]
+    lines += ["", *_markdown_table(SIGHT_COLUMNS, sight(result)), "", "## Every test", ""]
     lines += _markdown_table(_TEST_COLUMNS, _test_rows(result))
     lines += ["", "## Provenance", "", "```json", json.dumps(result.provenance, indent=2), "```", ""]
     return "\n".join(lines)
@@ -190,6 +225,7 @@ def page(result: AuditResult) -> str:
         f".v{{color:{colour};font-weight:600;font-size:1.15rem}}pre{{overflow:auto;background:#f6f8fa;padding:1rem}}"
         f"</style><h1>rollspec audit</h1><p class=v>{html.escape(verdict_line(result))}</p><ul>{items}</ul>"
         f"<table>{found}</table>{again}{_html_table(FAMILY_COLUMNS, families(result))}"
+        f"{_html_table(SIGHT_COLUMNS, sight(result))}"
         f"<details><summary>Every test</summary>{_html_table(_TEST_COLUMNS, _test_rows(result))}</details>"
         f"<details><summary>Provenance</summary><pre>{html.escape(json.dumps(result.provenance, indent=2))}</pre>"
         "</details></html>\n"

@@ -18,6 +18,8 @@ import numpy as np
 
 from rollspec import __version__
 from rollspec.config import RollspecConfig
+from rollspec.machine import git_sha, machine, now
+from rollspec.sampling import audit_identity
 from rollspec.sampling.audit import (
     ALPHA,
     TIE,
@@ -71,12 +73,13 @@ def run_audit(
         AuditError: an engine or the reference model does not run.
     """
     announce = stage or (lambda _: lambda done, total: None)
+    began = now()
     seconds: dict[str, float] = {}
 
     def timed(name: str, run: Callable[[Progress], Any]) -> Any:
-        began = time.perf_counter()
+        start = time.perf_counter()
         out = run(announce(name))
-        seconds[name] = round(time.perf_counter() - began, 1)
+        seconds[name] = round(time.perf_counter() - start, 1)
         return out
 
     plain = Arm.plain(subject.engine)
@@ -122,7 +125,8 @@ def run_audit(
     reasons = list(result.reasons)
     if output.off is not None:
         reasons.append(f"rollspec did not speculate in this engine: {output.off}.")
-    provenance = _provenance(model, plan, subject, target) | {"mean_entropy": judged.entropy, "seconds": seconds}
+    provenance = _provenance(model, plan, subject, target)
+    provenance |= {"mean_entropy": judged.entropy, "seconds": seconds, "began": began, "ended": now()}
     if second is not None:
         provenance["second"] = asdict(second)
     if result.verdict == "fail" and control and subject.speculates:
@@ -220,8 +224,11 @@ def _provenance(model: str | Path, plan: Plan, subject: Arm, target: Reference) 
     return {
         "model": str(model),
         "subject": asdict(subject),
-        "plan": plain | {"prompts": len(plain["prompts"])},
+        "plan": plain | {"prompts": len(plain["prompts"]), "prompts_blake2b": audit_identity.prompts(plan.prompts)},
+        "checkpoint": audit_identity.checkpoint(model),
         "reference_device": target.device,
+        "machine": machine() | {"gpu": _gpu()},
+        "git_sha": git_sha(),
         "versions": {
             "rollspec": __version__,
             "vllm": vllm_version(),
@@ -229,6 +236,12 @@ def _provenance(model: str | Path, plan: Plan, subject: Arm, target: Reference) 
             "python": platform.python_version(),
         },
     }
+
+
+def _gpu() -> str | None:
+    import torch
+
+    return torch.cuda.get_device_name() if torch.cuda.is_available() else None
 
 
 def _version(name: str) -> str:

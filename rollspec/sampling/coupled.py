@@ -7,8 +7,10 @@ drafter, any K and none. Pure: torch and numpy, no engine.
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Callable
 from importlib.util import find_spec
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -18,36 +20,79 @@ from rollspec.sampling.noise import BLOCK, Ints, Words, block_minima, gumbel, la
 if TYPE_CHECKING:
     import torch
 
+logger = logging.getLogger("rollspec")
+
+Kernel: TypeAlias = "Callable[[torch.Tensor, Words, Ints], torch.Tensor]"
+"""`noise_cuda.choose`, or what has its signature."""
+
 CHUNK = 1 << 14
 """Blocks whose noise is drawn together: what stays in a core's cache."""
 
-NEAR = 1 << 10
-"""Blocks whose scores are read together, likewise."""
-
-SMALL, FEW = 1, 128
+SMALL, FEW = 1, 64
 """Blocks of a vocabulary, and of all rows, up to which all noise is drawn: there it is cheaper than choosing blocks."""
 
 WHOLE = 1 << 8
 """Blocks whose noise is drawn whole together."""
 
 
-def sample(logits: torch.Tensor, keys: Words, positions: Ints) -> torch.Tensor:
+def sample(logits: torch.Tensor, keys: Words, positions: Ints, kernel: Kernel | None = None) -> torch.Tensor:
     """One token per row: an exact draw from softmax(logits), the same for the same (logits, key, position).
 
     Args:
-        logits: [n, vocab] float32, temperature and masks applied; -inf tokens are never drawn.
+        logits: [n, vocab] float32, temperature and masks applied; -inf tokens are never drawn. They are only read.
         keys: [n] noise keys. positions: [n] index of the drawn token in the whole sequence.
+        kernel: of `kernel_for`; None draws on the CPU.
 
     Returns:
         [n] int64 on the device of `logits`.
     """
     import torch
 
-    if logits.is_cuda and find_spec("triton") is not None:
+    if kernel is not None:
+        return kernel(logits, keys, positions)
+    return torch.from_numpy(choose(logits.cpu().numpy(), keys, positions)).to(logits.device)
+
+
+def kernel_for(device: torch.device, vocab: int) -> Kernel | None:
+    """The kernel for tensors on this device, tried there; None where there is none, or none that can be relied on."""
+    if device.type != "cuda" or find_spec("triton") is None:
+        return None
+
+    def load() -> Kernel:
         from rollspec.sampling import noise_cuda
 
-        return noise_cuda.choose(logits, keys, positions)
-    return torch.from_numpy(choose(logits.cpu().numpy(), keys, positions)).to(logits.device)
+        return noise_cuda.choose
+
+    return checked(load, device, vocab)
+
+
+def checked(load: Callable[[], Kernel], device: torch.device, vocab: int) -> Kernel | None:
+    """What `load` gives if it draws the tokens of `choose` on this device; otherwise None, and a warning says why.
+
+    Args:
+        load: may raise. vocab: as in use, because kernels are compiled for such numbers.
+    """
+    import torch
+
+    rng = np.random.default_rng(0)
+    scores = (3.0 * rng.standard_normal((4, vocab))).astype(np.float32)
+    scores[1, : vocab // 2] = -np.inf
+    keys, positions = rng.integers(0, 1 << 64, 4, dtype=np.uint64), rng.integers(0, 1 << 31, 4)
+    try:
+        kernel = load()
+        tokens = kernel(torch.from_numpy(scores).to(device), keys, positions).tolist()
+        if tokens == choose(scores, keys, positions).tolist():
+            return kernel
+        reason = "it draws other tokens"
+    except Exception as e:
+        reason = f"{type(e).__name__}: {e}"
+    logger.warning(
+        "rollspec: the kernel of coupled sampling is not used on %s (%s); tokens are the same, but drawn on the CPU, "
+        "which is slower.",
+        device,
+        reason,
+    )
+    return None
 
 
 def choose(scores: npt.NDArray[np.float32], keys: Words, positions: Ints) -> Ints:
@@ -82,18 +127,13 @@ def choose(scores: npt.NDArray[np.float32], keys: Words, positions: Ints) -> Int
 def _choose(x: npt.NDArray[np.float32], keys: Words, positions: Ints, out: Ints) -> None:
     """`choose` for [n, blocks, 128] scores, into `out`."""
     n, blocks, _ = x.shape
-    times, holder = block_minima(keys, positions, blocks)
-    bound = -np.log(times)  # of the noise in a block; its holder has exactly this
-    top, held = np.empty((n, blocks), dtype=x.dtype), np.empty((n, blocks), dtype=x.dtype)
-    some = max(1, NEAR // blocks)
-    for at in range(0, n, some):  # read what was just read: a large vocabulary's rows do not fit the cache together
-        part = slice(at, at + some)
-        x[part].max(-1, out=top[part])
-        held[part] = np.take_along_axis(x[part], holder[part, :, None], -1)[..., 0]
-    # What the most likely token reaches is a far better bound than the holders', which are any tokens.
+    top = x.max(-1)
     rows, likely = np.arange(n), top.argmax(1)
     place = x[rows, likely].argmax(1)
-    more = later(keys, positions, likely * BLOCK + place)
+    times, holder, more = block_minima(keys, positions, blocks, likely * BLOCK + place)
+    bound = -np.log(times)  # of the noise in a block; its holder has exactly this
+    held = np.take_along_axis(x, holder[..., None], -1)[..., 0]
+    # What the most likely token reaches is a far better bound than the holders', which are any tokens.
     more[place == holder[rows, likely]] = 0.0
     best = np.maximum((held + bound).max(1), top[rows, likely] - np.log(times[rows, likely] + more))
     row, block = np.divmod(np.flatnonzero(top + bound >= best[:, None]), blocks)

@@ -84,17 +84,24 @@ def _draw(first: Words, what: Any, keys: Words, positions: Ints) -> tuple[Words,
     return even, odd
 
 
-def block_minima(keys: Words, positions: Ints, blocks: int) -> tuple[Floats, Ints]:
-    """The smallest waiting time of each block, and which of its 128 tokens holds it.
+def block_minima(keys: Words, positions: Ints, blocks: int, tokens: Ints) -> tuple[Floats, Ints, Floats]:
+    """The smallest waiting time of each block, and which of its 128 tokens holds it; and `later` of one token per key.
+
+    One draw, because where there is little of both, the steps of a draw are what it costs.
 
     Args:
         keys: [n] noise keys. positions: [n] positions in the sequence, below 2^32. blocks: how many, from token 0 on.
+        tokens: [n].
 
     Returns:
-        [n, blocks] times ~ Exp(128), positive, on a grid of 2^-52; [n, blocks] places 0..127.
+        [n, blocks] times ~ Exp(128), positive, on a grid of 2^-52; [n, blocks] places 0..127; [n] times ~ Exp(1).
     """
-    counters = np.arange((blocks + 1) // 2, dtype=np.uint64)
-    return _minima(*_draw(counters, _OF_BLOCKS, keys, positions), blocks)
+    n, pairs = len(keys), (blocks + 1) // 2
+    counters = np.empty((n, pairs + 1), dtype=np.uint64)
+    counters[:, :pairs], counters[:, pairs] = np.arange(pairs), tokens // 4
+    even, odd = _draw(counters, np.repeat([_OF_BLOCKS, _OF_TOKENS], [pairs, 1]), keys, positions)
+    times, holder = _minima(even[..., :pairs], odd[..., :pairs], blocks)
+    return times, holder, _later(even[..., pairs:], odd[..., pairs:])[np.arange(n), tokens % 4]
 
 
 def _minima(even: Words, odd: Words, blocks: int) -> tuple[Floats, Ints]:

@@ -2,7 +2,8 @@
 
 Imported only where tensors are on CUDA and Triton is installed. The words and uniforms are integers and so the same;
 logarithms are taken in float64, where two libraries differ in the last bit at most. Checked against numpy in Triton's
-interpreter (tests/unit/test_noise.py, where Triton is installed); the machines it was written on have no GPU.
+interpreter (tests/unit/test_noise.py, where Triton is installed), and on the device itself before it is used
+(`coupled.checked`).
 """
 
 from __future__ import annotations

@@ -6,25 +6,44 @@
 | none, seeds fresh (default) | run seed, engine, policy version, prompt, sample index |
 | none, seeds kept | run seed, engine, prompt, sample index |
 
-The sample index counts the requests of one prompt in the order in which they arrive, from 0 again with every policy
-version; so no two requests of a group share noise, over engines that differ in seed, and a job run again has it again.
-Request names are not used: engines add random parts to them. Nor is the order in which requests begin, where their
-arrivals are known: a grammar still being compiled, or a priority, lets a later one begin first.
+The sample index counts the requests of one prompt without a seed in the order in which they arrive, from 0 again with
+every policy version; so no two requests of a group share noise, over engines that differ in seed, and a job run again
+has it again. Request names are not used: engines add random parts to them. Nor is the order in which requests begin,
+where their arrivals are known: a grammar still being compiled, or a priority, lets a later one begin first.
+
+A request that is aborted and submitted again with what it has said (`Origin`) goes on with the noise it had.
 """
 
 from __future__ import annotations
 
 import hashlib
-import logging
+from collections import Counter, OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from rollspec.once import Once
 from rollspec.proposal.base import prompt_key
 
-logger = logging.getLogger("rollspec")
-
 MOST_PROMPTS = 1 << 20
-"""Prompts counted under one policy version; then counting starts again, under another salt."""
+"""Prompts counted under one policy version; then counting starts again, under another salt. As many seeds of requests'
+own are remembered.
+"""
+
+MOST_ORIGINS = 1 << 16
+"""Requests remembered that may be submitted again, the latest ones."""
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Which request it is, of one that is submitted again after an abort with what it has said behind its prompt.
+
+    Attributes:
+        name: the same in all its submissions, and no other request's. No noise depends on it.
+        prompt: tokens of its prompt alone.
+    """
+
+    name: str
+    prompt: int
 
 
 class Streams:
@@ -43,25 +62,49 @@ class Streams:
         self._salt = 0
         self._round = 0
         self._seen: dict[str, _Count] = {}
-        self._seeded: dict[int, int] = {}  # key -> running requests that have it
-        self._warned = False
+        self._seeded: dict[int, int] = {}  # key from a request's own seed -> requests with it in this round
+        self._origins = _Latest()
+        self._once = Once()
 
     def begin(
-        self, request: str, prompt: Sequence[int] | None, seed: int | None = None, arrival: int | None = None
+        self,
+        request: str,
+        prompt: Sequence[int] | None,
+        seed: int | None = None,
+        arrival: int | None = None,
+        origin: Origin | None = None,
     ) -> int:
-        """The request's key; the same again while it runs.
+        """The request's key; the same again while it runs, and in all submissions of one origin.
 
         Args:
-            prompt: its token ids, None where there are none.
-            arrival: how many requests of this prompt reached the engine before it (`Arrivals`); without it, requests
-                count as arriving when they begin.
+            prompt: its token ids, None where there are none; what an earlier submission said is at their end.
+            arrival: how many requests of this prompt without a seed reached the engine before it (`Arrivals`); without
+                it, requests count as arriving when they begin.
         """
         if request in self.keys:
             return self.keys[request]
-        name = prompt_key(prompt) if prompt is not None else "embedded"
+        known = None
+        if prompt is None:
+            name = "embedded"
+        elif origin is None:
+            name = prompt_key(prompt)
+        else:
+            known = self._origins.get(origin.name)
+            moved = known is None and seed is None and len(prompt) > origin.prompt
+            name = prompt_key(prompt if moved else prompt[: origin.prompt])
+            if moved:
+                self._say(
+                    "moved",
+                    "a request that was aborted in another engine goes on in this one with other noise: it follows the "
+                    "policy, but says something else than it would have said undisturbed, and is not found again by "
+                    "reuse under kept noise",
+                )
         if seed is not None:
             key = _hash("request", seed, name)
-            self._repeated(key, seed)
+            if known is None:  # not one that goes on after an abort
+                self._repeated(key, seed)
+        elif known is not None:
+            key = known
         else:
             if name not in self._seen and len(self._seen) >= MOST_PROMPTS:
                 self._seen.clear()
@@ -76,19 +119,17 @@ class Streams:
             count.next = max(count.next, arrival + 1)
             version = "kept" if self._keep else self._version
             key = _hash(self._base, version, self._salt, name, index)
+        if origin is not None:
+            self._origins.put(origin.name, key)
         self.keys[request] = key
         return key
 
     def end(self, request: str) -> None:
         """The request is gone. Unknown ones are ignored."""
-        key = self.keys.pop(request, None)
-        if key in self._seeded:
-            self._seeded[key] -= 1
-            if not self._seeded[key]:
-                del self._seeded[key]
+        self.keys.pop(request, None)
 
     def repeated(self, request: str) -> bool:
-        """Whether another running request of the same prompt has the same seed of its own, and so the same noise."""
+        """Whether another request of the same prompt has, or had under this policy, the same seed of its own."""
         key = self.keys.get(request)
         return key is not None and self._seeded.get(key, 0) > 1
 
@@ -97,16 +138,26 @@ class Streams:
         if version != self._version:
             self._version = version
             self._round += 1
+            self._forget()
 
     def _repeated(self, key: int, seed: int) -> None:
-        running = self._seeded[key] = self._seeded.get(key, 0) + 1
-        if running > 1 and not self._warned:
-            self._warned = True
-            logger.warning(
-                "rollspec: two running requests of one prompt have seed %d and so the same noise: they will say the "
-                "same; give each a seed of its own, or none.",
-                seed,
+        if key not in self._seeded and len(self._seeded) >= MOST_PROMPTS:
+            self._forget()
+        count = self._seeded[key] = self._seeded.get(key, 0) + 1
+        if count > 1:
+            self._say(
+                "repeated seed",
+                f"two requests of one prompt have seed {seed} under one policy and so the same noise: they will say "
+                "the same; give each a seed of its own, or none",
             )
+
+    def _forget(self) -> None:
+        """Keep the own seeds of running requests alone: the others' group is complete."""
+        running = Counter(self.keys.values())
+        self._seeded = {key: running[key] for key in self._seeded if key in running}
+
+    def _say(self, kind: str, sentence: str) -> None:
+        self._once(kind, "rollspec: %s.", sentence)
 
 
 @dataclass(slots=True)
@@ -124,15 +175,37 @@ class Arrivals:
     def __init__(self) -> None:
         self._seen: dict[str, int] = {}
         self._start = 0
+        self._origins = _Latest()
 
-    def number(self, prompt: Sequence[int] | None) -> int:
-        """Of the request that arrives now; `prompt` is None where there are no token ids."""
+    def number(self, prompt: Sequence[int] | None, origin: Origin | None = None) -> int:
+        """Of the request that arrives now, or arrived before; `prompt` is None where there are no token ids."""
+        known = self._origins.get(origin.name) if origin is not None else None
+        if known is not None:
+            return known
         name = prompt_key(prompt) if prompt is not None else "embedded"
         if name not in self._seen and len(self._seen) >= MOST_PROMPTS:
             self._seen.clear()
             self._start += 1 << 40  # no number is given twice
         n = self._seen[name] = self._seen.get(name, self._start - 1) + 1
+        if origin is not None:
+            self._origins.put(origin.name, n)
         return n
+
+
+class _Latest:
+    """A number per origin, for the `MOST_ORIGINS` that were submitted last."""
+
+    def __init__(self) -> None:
+        self._numbers: OrderedDict[str, int] = OrderedDict()
+
+    def get(self, name: str) -> int | None:
+        return self._numbers.get(name)
+
+    def put(self, name: str, number: int) -> None:
+        self._numbers[name] = number
+        self._numbers.move_to_end(name)
+        if len(self._numbers) > MOST_ORIGINS:
+            self._numbers.popitem(last=False)
 
 
 def _hash(*parts: str | int) -> int:

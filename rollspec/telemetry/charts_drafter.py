@@ -9,6 +9,7 @@ from rollspec.telemetry.runs import Run
 PREFIX = "rollspec/drafter/"
 VERSION, REACHED, STALENESS, LOSS = (PREFIX + n for n in ("version", "accept_length", "staleness", "loss"))
 AVAILABLE, HARVESTED = PREFIX + "idle_seconds", PREFIX + "harvested_seconds"
+P99, MICRO_STEP, WASTED = (PREFIX + n for n in ("preempt_p99_seconds", "micro_step_seconds", "wasted_seconds"))
 SWAPS, PAUSED, LONGEST = PREFIX + "swaps", PREFIX + "swap_seconds", PREFIX + "swap_longest"
 
 
@@ -65,11 +66,16 @@ def staleness(run: Run) -> Figure:
 
 
 def loss(run: Run) -> Figure:
-    """The training's latest loss."""
+    """The training's latest loss and its terms."""
     title = "Learned drafter: training loss"
-    line = svg.Line("loss", "s-run", steps_of(run), run.series(LOSS))
-    drawing = svg.line_chart([line], title=title, x_label="training step", y_label="nats", borders=_swaps(run))
-    return Figure(title, drawing)
+    lines = [svg.Line("loss", "s-run", steps_of(run), run.series(LOSS))]
+    for i, name in enumerate(run.names(f"{LOSS}/")):
+        lines.append(svg.Line(name.rpartition("/")[2], f"s-{i % 5}", steps_of(run), run.series(name)))
+    drawing = svg.line_chart(lines, title=title, x_label="training step", y_label="nats", borders=_swaps(run))
+    if len(lines) == 1:
+        return Figure(title, drawing)
+    legend = tuple((line.label, line.style) for line in lines)
+    return Figure(title, drawing, legend, note="The terms are without their weights.")
 
 
 def idle(run: Run) -> Figure:
@@ -82,7 +88,16 @@ def idle(run: Run) -> Figure:
     drawing = svg.line_chart(lines, title=title, x_label="training step", y_label="seconds", borders=borders(run))
     available, harvested = (sum(v or 0.0 for v in run.series(n)) for n in (AVAILABLE, HARVESTED))
     note = f"{harvested:.1f} of {available:.1f} s, over all replicas."
+    if run.has(WASTED):
+        note += f" Given up: {sum(v or 0.0 for v in run.series(WASTED)):.1f} s."
+    late, step = (_last(run.series(n)) for n in (P99, MICRO_STEP))
+    if late is not None and step is not None:
+        note += f" Requests waited {1e3 * late:.1f} ms for it at the 99th percentile; a step takes {1e3 * step:.1f} ms."
     return Figure(title, drawing, tuple((line.label, line.style) for line in lines), note=note)
+
+
+def _last(values: list[float | None]) -> float | None:
+    return next((v for v in reversed(values) if v is not None), None)
 
 
 def pauses(run: Run) -> Figure:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import logging
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from rollspec.config import HealthConfig
@@ -62,10 +62,12 @@ class HealthWatch:
     Args:
         config: the thresholds.
         max_bytes: bound on the tokens of remembered responses; the prompts not seen for longest go first.
+        say: is given each warning.
     """
 
-    def __init__(self, config: HealthConfig, max_bytes: int) -> None:
+    def __init__(self, config: HealthConfig, max_bytes: int, say: Callable[[str], None] = logger.warning) -> None:
         self.config = config
+        self._say = say
         self.max_bytes = max_bytes
         self.bytes = 0
         self._last: OrderedDict[str, dict[str, TokenArray]] = OrderedDict()  # prompt key -> sample -> response
@@ -144,9 +146,7 @@ class HealthWatch:
                 continue
             self._said.add(kind)
             known = "; ".join(suspects.get(cause, ())) or _USUAL[cause]
-            logger.warning(
-                "rollspec: at step %d %s: %s. Later ones are counted in %swarnings/%s.", step, what, known, PREFIX, kind
-            )
+            self._say(f"rollspec: at step {step} {what}: {known}. Later ones are counted in {PREFIX}warnings/{kind}.")
         return out
 
     def _crossed(self, metrics: Mapping[str, float]) -> list[tuple[str, str, str]]:

@@ -5,9 +5,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
+
+from rollspec.tuning.tuner import LEARNED
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,9 +36,17 @@ TABLE: tuple[Metric, ...] = (
     ),
     Metric("rollspec/drafter/pass_seconds", "s", "counter", "time of these passes, inside engine_seconds"),
     Metric("rollspec/drafter/version", "version", "gauge", "version of the learned drafter's weights; 0: as started"),
-    Metric("rollspec/drafter/staleness", "versions", "gauge", "policy versions since its weights last changed"),
     Metric(
-        "rollspec/drafter/accept_length", "tokens", "gauge", "tokens per verify step that its own drafts would give"
+        "rollspec/drafter/staleness",
+        "versions",
+        "gauge",
+        "policy versions since the newest that its weights were trained on (not known: since they were swapped in)",
+    ),
+    Metric(
+        "rollspec/drafter/accept_length",
+        "tokens",
+        "gauge",
+        "tokens per verify step that its own drafts would give, mean over replicas by what they drafted",
     ),
     Metric("rollspec/drafter/swaps", "swaps", "counter", "times its weights were replaced, taking back included"),
     Metric("rollspec/drafter/swap_seconds", "s", "counter", "pauses that this made, in all"),
@@ -58,13 +68,22 @@ TABLE: tuple[Metric, ...] = (
     Metric("rollspec/drafter/away", "0/1", "gauge", "1 while the drafter daemon does not listen to this engine"),
     Metric("rollspec/drafter/train_steps", "steps", "counter", "optimiser steps of the drafter's training"),
     Metric("rollspec/drafter/train_tokens", "tokens", "counter", "tokens trained on"),
-    Metric("rollspec/drafter/loss", "nats", "gauge", "latest training loss"),
+    Metric("rollspec/drafter/loss", "nats", "gauge", "latest training loss, mean over replicas by their steps"),
+    Metric(
+        "rollspec/drafter/loss/<term>", "nats", "gauge", "one term of it, without its weight: accept_0, rejected, ..."
+    ),
     Metric("rollspec/drafter/train_length", "tokens", "gauge", "acceptance length on the latest training windows"),
     Metric("rollspec/drafter/buffered", "samples", "gauge", "samples that are trained on"),
     Metric("rollspec/drafter/preempted", "steps", "counter", "training steps given up for a request that came"),
     Metric("rollspec/drafter/preempt_seconds", "s", "gauge", "longest time until such a step had ended"),
+    Metric("rollspec/drafter/preempt_p99_seconds", "s", "gauge", "99th percentile of that time over the latest 1000"),
+    Metric("rollspec/drafter/micro_step_seconds", "s", "gauge", "mean duration of a whole training step"),
+    Metric(
+        "rollspec/drafter/step_age_seconds", "s", "gauge", "age of the training step that runs now; grows in a hang"
+    ),
     Metric("rollspec/drafter/idle_seconds", "s", "counter", "time the engine was idle while training was allowed"),
     Metric("rollspec/drafter/harvested_seconds", "s", "counter", "part of it that training steps used"),
+    Metric("rollspec/drafter/wasted_seconds", "s", "counter", "training steps that were given up, skipped or failed"),
     Metric("rollspec/rollout/generation_share", "ratio", "gauge", "generation time / time of the whole training step"),
     Metric("rollspec/rollout/generation_seconds", "s", "counter", "time the trainer waited for rollouts (TRL)"),
     Metric("rollspec/rollout/speculating", "0/1", "gauge", "1 while drafts are verified, 0 while speculation is off"),
@@ -213,8 +232,13 @@ class EngineStats:
 
     @classmethod
     def merge(cls, parts: Iterable[EngineStats]) -> EngineStats:
-        """Sum over replicas; levels (version, batch) take the maximum, `speculating` holds if any replica does."""
+        """Sum over replicas; levels (version, batch) take the maximum, `speculating` holds if any replica does.
+
+        Levels of the learned drafter that are means take the mean over replicas (`MEANS`).
+        """
         out = cls(speculating=False)
+        parts = list(parts)
+        out.drafter_levels = _merged_levels(parts)
         for p in parts:
             for name in ("steps", "requests", "verified", "drafted", "accepted", "emitted", "history_bytes",
                          "tree_bytes", "prompts", "evicted", "rewarded", "cost_skipped", "alarms",
@@ -246,8 +270,6 @@ class EngineStats:
                 out.lenient[name] = out.lenient.get(name, 0) + count
             for name, value in p.drafter.items():
                 out.drafter[name] = out.drafter.get(name, 0.0) + value
-            for name, value in p.drafter_levels.items():
-                out.drafter_levels[name] = max(out.drafter_levels.get(name, value), value)
             for setting, seconds in p.modelled.items():
                 out.modelled[setting] = out.modelled.get(setting, 0.0) + seconds
             out.correlated = out.correlated or p.correlated
@@ -260,6 +282,33 @@ class EngineStats:
             out.peak_batch = max(out.peak_batch, p.peak_batch)
             out.speculating = out.speculating or p.speculating
         return out
+
+
+MEANS = {"accept_length": "drafted", "loss": "steps", "train_length": "steps", "micro_step_seconds": "steps"}
+"""Levels of a learned drafter that are means, and what replicas weigh in them by: tokens it drafted, or steps of its
+training, in the interval. `loss/<term>` is as `loss`. Other levels take the maximum, which is the worst case."""
+
+
+def _merged_levels(parts: Sequence[EngineStats]) -> dict[str, float]:
+    out: dict[str, float] = {}
+    for name in dict.fromkeys(n for p in parts for n in p.drafter_levels):
+        having = [p for p in parts if name in p.drafter_levels]
+        values = [p.drafter_levels[name] for p in having]
+        by = MEANS.get(name.partition("/")[0])
+        if by is None:
+            out[name] = max(values)
+            continue
+        weights = [_weight(p, by) for p in having]
+        if not sum(weights):  # nothing new anywhere
+            weights = [1.0] * len(values)
+        out[name] = sum(w * v for w, v in zip(weights, values, strict=True)) / sum(weights)
+    return out
+
+
+def _weight(p: EngineStats, by: str) -> float:
+    if by == "steps":
+        return p.drafter.get("train_steps", 0.0)
+    return float(sum(p.by_source[n][1] for n in LEARNED if n in p.by_source))
 
 
 def to_metrics(s: EngineStats) -> dict[str, float]:
@@ -310,7 +359,8 @@ def to_metrics(s: EngineStats) -> dict[str, float]:
         out["rollspec/reuse/repeated"] = repeated
         if tokens:
             out["rollspec/reuse/share"] = repeated / tokens
-            out["rollspec/reuse/identical"] = identical / responses
+        if responses:  # one that was aborted and went on may have been counted as a response before this
+            out["rollspec/reuse/identical"] = min(1.0, identical / responses)
     return out | _tuner_metrics(s) | _lenient_metrics(s.lenient)
 
 

@@ -18,6 +18,12 @@ def on_policy(run: Run, s: RunSummary) -> list[tuple[str, str, str]]:
         took += "" if saved is None else f" {saved:.1f} tokens per rollout are taken over."
         text = f"Lossy by reuse.mode = lenient, bias {bias or 0.0:g}: not the policy's, and no ratio can show it.{took}"
         out.append(("warn", "Law of the rollouts", text))
+    elif s.correlated:
+        text = (
+            "Exact for each policy, correlated across epochs: noise is kept (reuse.seeds = keep), and each policy was "
+            "trained on rollouts of the same noise."
+        )
+        out.append(("ok", "Law of the rollouts", text))
     if s.ess_token_min is not None:
         whole = "" if s.ess_sequence_min is None else f", of whole responses {s.ess_sequence_min:.3f}"
         away = "" if s.ratio_outside is None else f"; {100 * s.ratio_outside:.2f} % of ratios are outside 0.8 to 1.25"

@@ -25,7 +25,7 @@ CORR = ("rollspec/health/logprob_corr", "training/rollout_actor_probs_pearson_co
 ESS_TOKEN, ESS_SEQUENCE = "rollspec/health/ess_token", "rollspec/health/ess_sequence"
 OVERLAP, CHANCE = "rollspec/health/epoch_overlap", "rollspec/health/epoch_overlap_chance"
 WARNINGS = "rollspec/health/warnings"
-LOSSY = "rollspec/reuse/lossy"
+LOSSY, CORRELATED = "rollspec/reuse/lossy", "rollspec/reuse/correlated"
 SPECULATING = "rollspec/rollout/speculating"
 FAULTS = "rollspec/guard/faults"
 # verl's phases of a step that do not contain each other.
@@ -67,6 +67,7 @@ class RunSummary:
     epoch_overlap: float | None = None
     epoch_overlap_chance: float | None = None
     lossy: bool = False  # rollouts started from old responses by SPEC-RL's rule
+    correlated: bool = False  # noise was kept over epochs
     health_warnings: dict[str, int] = field(default_factory=dict)  # kind -> steps
     faults: dict[str, int] = field(default_factory=dict)
     phases: dict[str, float] = field(default_factory=dict)  # seconds of each phase of the step, and of the rest
@@ -149,6 +150,7 @@ def summarize(run: Run) -> RunSummary:
         epoch_overlap=_mean(run.series(OVERLAP)),
         epoch_overlap_chance=_mean(run.series(CHANCE)),
         lossy=bool(_max(run.series(LOSSY))),
+        correlated=bool(_max(run.series(CORRELATED))),
         health_warnings={n.rsplit("/", 1)[1]: int(_total(run.series(n)) or 0) for n in run.names(f"{WARNINGS}/")},
         faults=_faults(run),
         phases=_phases(run),

@@ -14,6 +14,8 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass, field
 
+from rollspec.once import Once
+
 logger = logging.getLogger("rollspec")
 
 BELOW = 0.9
@@ -41,7 +43,7 @@ class Guard:
     alarms: int = 0
     recoveries: int = 0
     _watches: dict[tuple[str, int], _Watch] = field(default_factory=dict)
-    _told: set[str] = field(default_factory=set)
+    _once: Once = field(default_factory=Once)
 
     def allows(self, drafter: str, bucket: int) -> bool:
         """Whether the drafter may draft at this batch bucket."""
@@ -81,10 +83,8 @@ class Guard:
 
     def _tell(self, drafter: str, bucket: int, w: _Watch) -> None:
         # Once per drafter: later alarms are counted in rollspec/guard/alarms.
-        level = logging.DEBUG if drafter in self._told else logging.WARNING
-        self._told.add(drafter)
-        logger.log(
-            level,
+        self._once(
+            drafter,
             "rollspec: the drafter %r is off at a batch of about %d: over the last %d verify steps %.2f of the tokens "
             "that break even were accepted. Probes will bring it back when it pays.",
             drafter,

@@ -1,5 +1,5 @@
-"""Whole verl jobs on CPU with the stock vLLM rollout: GRPO with a resumed checkpoint, PPO with a critic, a killed
-engine."""
+"""Whole verl jobs on CPU with the stock vLLM rollout: GRPO, PPO with a critic, two replicas that train the drafter and
+resume, lossy reuse, a killed engine."""
 
 from __future__ import annotations
 
@@ -61,11 +61,9 @@ def rows(job: Job) -> list[dict[str, Any]]:
     return [json.loads(line)["data"] for line in (job.folder / "metrics.jsonl").read_text().splitlines()]
 
 
-def test_grpo_reports_accepts_and_resumes(make: Callable[..., Job], tmp_path: Path) -> None:
-    """Two epochs: the second is drafted from the first, engine and trainer agree, and a resumed job has its history."""
-    checkpoints = f"trainer.default_local_dir={tmp_path / 'checkpoints'}"
-    logger = "trainer.logger=[console,file,wandb,tensorboard]"
-    job = make(tmp_path / "first", checkpoints, logger, "trainer.save_freq=4")
+def test_grpo_reports_and_accepts(make: Callable[..., Job], tmp_path: Path) -> None:
+    """Two epochs: the second is drafted from the first, and engine and trainer agree."""
+    job = make(tmp_path / "first", "trainer.logger=[console,file,wandb,tensorboard]")
     run_job(job, timeout=420, stall=360)
     steps = rows(job)
     assert len(steps) == 4
@@ -85,23 +83,16 @@ def test_grpo_reports_accepts_and_resumes(make: Callable[..., Job], tmp_path: Pa
     assert "rollspec/accept/rate" in (job.folder / "job.log").read_text(errors="replace")
     assert list((job.folder / "tensorboard").rglob("events.*")) and list(job.folder.rglob("*.wandb"))
 
-    saved = tmp_path / "checkpoints" / "global_step_4" / "rollspec" / "replica_0" / "history.safetensors"
-    assert saved.is_file()
-    again = make(
-        tmp_path / "second", checkpoints, "trainer.resume_mode=auto", "trainer.total_training_steps=5", epochs=3
-    )
-    again = dataclasses.replace(again, total_steps=1)
-    run_job(again, timeout=420, stall=360)
-    (row,) = rows(again)
-    assert row["rollspec/history/prompts"] == 16, "the checkpoint's history was not loaded"
-    assert row["rollspec/accept/length"] > 1.05 * first[0]["rollspec/accept/length"]
-
 
 def test_ppo_with_a_critic_and_rollspec_disabled_then_on(make: Callable[..., Job], tmp_path: Path) -> None:
+    """On with kept noise, over two epochs of one step each: the second repeats the first while the policy agrees."""
     from rollspec_verl_cpu import critic_overrides
 
     for speculate in (False, True):
-        job = make(tmp_path / str(speculate), speculate=speculate, epochs=1)
+        size = {"train_prompts": 8, "epochs": 2} if speculate else {"epochs": 1}
+        # verl numbers samples by session and noise by arrival, so that not every pair that is compared repeats itself.
+        noted = ("telemetry.health.max_overlap=0.02",)
+        job = make(tmp_path / str(speculate), speculate=speculate, preset="coupled_reuse", overrides=noted, **size)
         model = next(o.split("=", 1)[1] for o in job.command if o.startswith("actor_rollout_ref.model.path="))
         critic = [
             "algorithm.adv_estimator=gae",
@@ -114,16 +105,21 @@ def test_ppo_with_a_critic_and_rollspec_disabled_then_on(make: Callable[..., Job
         assert len(steps) == 2 and "critic/vf_loss" in steps[0]
         assert ("rollspec/accept/rate" in steps[1]) is speculate
         assert steps[1]["rollspec/health/logprob_corr"] > 0.99
+    first, second = steps
+    for row in steps:
+        assert row["rollspec/reuse/correlated"] == 1.0 and row["rollspec/guard/faults"] == 0
+        assert row["rollspec/health/ess_token"] > 0.99
+    assert second["rollspec/reuse/share"] > 0 and "rollspec/health/epoch_overlap" not in first
+    assert second["rollspec/health/epoch_overlap"] > second["rollspec/health/epoch_overlap_chance"]
+    assert second["rollspec/health/warnings/overlap"] == 1.0
+    log = (job.folder / "job.log").read_text(errors="replace")
+    assert "noise is kept over epochs (reuse.mode = coupled)" in log and "reuse.mode = coupled does that" in log
 
 
-@pytest.mark.skipif(
-    not os.environ.get("ROLLSPEC_TEST_REPLICAS"),
-    reason="two engines and two trainers want four cores; ROLLSPEC_TEST_REPLICAS=1 runs it all the same",
-)
-@pytest.mark.timeout(1400)
+@pytest.mark.timeout(1600)
 def test_long_tail_trains_while_a_replica_idles_swaps_and_resumes(make: Callable[..., Job], tmp_path: Path) -> None:
     """Two replicas: the one whose share of a rollout is finished trains the head, and takes over what it made of it.
-    A resumed job, with one replica, goes on from the versions, the samples and the training of the checkpoint.
+    A resumed job goes on from the versions, the samples and the training of the checkpoint.
     """
     checkpoints = f"trainer.default_local_dir={tmp_path / 'checkpoints'}"
     # Small steps and quick verdicts: what is tested is that all parts move, not that so short a training pays.
@@ -133,6 +129,8 @@ def test_long_tail_trains_while_a_replica_idles_swaps_and_resumes(make: Callable
         "drafter.capture.share=1.0",
         "proposal.learned.canary_drafts=4",
         "proposal.learned.k_max=2",
+        # So young a head is worth no step yet: what it drafts is verified all the same.
+        "proposal.budget.policy=fixed",
         "tuning.policy=static",
         "tuning.guard.enabled=false",
     )
@@ -161,12 +159,15 @@ def test_long_tail_trains_while_a_replica_idles_swaps_and_resumes(make: Callable
         saved.glob("replica_*/drafter/buffer/index.json")
     )
     resume = ("trainer.resume_mode=auto", "trainer.total_training_steps=4")
-    again = make(tmp_path / "second", checkpoints, *resume, preset="long_tail", overrides=small, epochs=3)
+    again = make(tmp_path / "second", checkpoints, *resume, preset="long_tail", overrides=small, epochs=3,
+                 replicas=2)  # fmt: skip
     again = dataclasses.replace(again, total_steps=1)
-    run_job(again, timeout=420, stall=360)
+    run_job(again, timeout=600, stall=600)
     (row,) = rows(again)
     promoted = stores[0].promoted()
-    assert row["rollspec/guard/faults"] == 0 and row["rollspec/history/prompts"] == 16
+    assert row["rollspec/guard/faults"] == 0
+    kept = steps[-1]["rollspec/history/prompts"]
+    assert row["rollspec/history/prompts"] >= kept, "the checkpoint's history was not loaded"
     if promoted is not None:
         assert row["rollspec/drafter/version"] >= promoted, "the checkpoint's drafter was not taken"
 

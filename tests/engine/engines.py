@@ -21,10 +21,18 @@ def build(model: Path, rollspec: Any = None, **kwargs: Any) -> Any:
         max_model_len=MAX_LEN,
         max_num_seqs=16,
         disable_log_stats=False,
-        enable_prefix_caching=False,
         additional_config={} if rollspec is None else {"rollspec": rollspec},
-        **kwargs,
+        **{"enable_prefix_caching": False, **kwargs},
     )
+
+
+CACHING = {"enable_prefix_caching": True, "block_size": 32}
+"""As jobs run; with blocks that these tests' prompts fill."""
+
+
+def metric(llm: Any, name: str) -> float:
+    """One of vLLM's own counters."""
+    return float(next(m.value for m in llm.get_metrics() if m.name == f"vllm:{name}"))
 
 
 def close(llm: Any) -> None:

@@ -53,6 +53,24 @@ def random_head(folder: Path, target: Path, seed: int = 0, scale: float = 0.05) 
     return folder
 
 
+def specforge_head(folder: Path, target: Path, seed: int = 0) -> Path:
+    """The same head as SpecForge writes it, with an embedding of its own."""
+    import torch
+    from safetensors.torch import save_file
+
+    random_head(folder, target, seed)
+    config = json.loads((target / "config.json").read_text())
+    weights = {n.replace("layers.0.", "midlayer."): t for n, t in random_weights(config, seed).items()}
+    weights["embed_tokens.weight"] = torch.randn(config["vocab_size"], config["hidden_size"])
+    save_file(weights, folder / "model.safetensors")
+    plain = json.loads((folder / "config.json").read_text())
+    layers = {"eagle_aux_hidden_state_layer_ids": plain["eagle_aux_hidden_state_layer_ids"]}
+    flat = {"architectures": ["LlamaForCausalLMEagle3"], "torch_dtype": "float32", "eagle_config": layers}
+    flat |= plain["transformer_layer_config"] | {"draft_vocab_size": plain["draft_vocab_size"]}
+    (folder / "config.json").write_text(json.dumps(flat))
+    return folder
+
+
 def random_weights(config: dict[str, Any], seed: int = 0, scale: float = 0.05) -> dict[str, Any]:
     """The head's own weights; embedding and LM head are the target's."""
     import torch

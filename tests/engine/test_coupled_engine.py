@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from engines import build, call, close, generate
+from engines import CACHING, build, call, close, generate, metric
 
 pytestmark = pytest.mark.engine
 
@@ -53,9 +53,10 @@ def _everything(llm: Any, prompts: list[list[int]]) -> dict[str, Any]:
         call(llm, "set_version", version=2)
         out[str(params)] = generate(llm, prompts[:3], limit=80, **LONG | params)
         call(llm, "set_version", version=3)
-    call(llm, "set_version", version=4)
     guided = {"structured_outputs": StructuredOutputsParams(regex=GRAMMAR), "temperature": 1.0}
-    out["grammar"] = generate(llm, prompts[:3], limit=80, **guided)
+    for version in range(4, 24):  # requests leave the batch at many different steps, and what they said is drafted
+        call(llm, "set_version", version=version)
+        out[f"grammar {version}"] = generate(llm, prompts[:3], limit=80, **guided)
     return out
 
 
@@ -93,19 +94,21 @@ def test_drafts_arms_and_processors_change_no_token(
     assert sum(a[: len(b)] == b[: len(a)] for a, b in pairs) < len(pairs) / 2, "siblings share noise"
 
 
+@pytest.mark.parametrize("cache", [{"num_gpu_blocks_override": 8}, CACHING | {"num_gpu_blocks_override": 32}])
 def test_batches_chunks_and_preemption_change_no_token(
-    model: Path, prompts: list[list[int]], reference: dict[str, Any]
+    model: Path, prompts: list[list[int]], reference: dict[str, Any], cache: dict[str, Any]
 ) -> None:
-    """Few requests at a time, prompts computed in chunks, and a KV cache so small that requests start over."""
-    tight = {"max_num_batched_tokens": 160, "enable_chunked_prefill": True, "num_gpu_blocks_override": 8}
-    llm = build(model, COUPLED, **tight)
+    """Few requests at a time, prompts computed in chunks, and a KV cache so small that requests start over; what they
+    computed before is found again where prefixes are cached.
+    """
+    llm = build(model, COUPLED, max_num_batched_tokens=160, enable_chunked_prefill=True, **cache)
     try:
         llm.collective_rpc(_wild)
         for version in range(2):
             call(llm, "set_version", version=version)
             assert generate(llm, prompts, **LONG) == reference[f"version {version}"]
-        preempted = [m.value for m in llm.get_metrics() if m.name == "vllm:num_preemptions"]
-        assert preempted and preempted[0] > 0, "the cache was meant to be too small"
+        assert metric(llm, "num_preemptions") > 0, "the cache was meant to be too small"
+        assert (metric(llm, "prefix_cache_hits") > 0) == ("enable_prefix_caching" in cache)
         assert call(llm, "stats")["accepted"] > 0
         # One request at a time, each alone in its batch.
         same = LONG | {"max_tokens": 60}
@@ -142,17 +145,108 @@ def test_greedy_requests_stay_greedy(model: Path, prompts: list[list[int]]) -> N
         assert call(llm, "stats")["accepted"] > 0
         with pytest.raises(Exception, match="min_p"):
             generate(llm, prompts[:1], copies=1, min_p=0.1, temperature=1.0)
-        # A fault in the noise: the engine goes on by vLLM's own sampling, and says so.
-        llm.collective_rpc(_break_noise)
-        assert [len(t) for t in generate(llm, prompts, copies=1, limit=40, **LONG)] == [40, 33, 26, 19, 12, 40]
-        assert call(llm, "info")["mode"] == "standard"
-        assert any("coupled sampling" in cause for cause in call(llm, "stats")["faults"])
     finally:
         close(llm)
 
 
+def _mend(worker: Any) -> None:
+    coupled = worker.model_runner.drafter.coupled
+    coupled.on, coupled._broken, coupled.streams.keys = True, None, {}
+    coupled.__dict__.pop("sample", None)
+
+
 def _break_noise(worker: Any) -> None:
     worker.model_runner.drafter.coupled.streams.keys = None
+
+
+def _break_draw(worker: Any, verifying: bool) -> None:
+    """The next draw fails: of a step with drafts, or of one without."""
+    runner = worker.model_runner
+    coupled = runner.drafter.coupled
+
+    def sample(logits: Any, keys: Any, positions: Any) -> Any:
+        if (len(keys) > runner.input_batch.num_reqs) == verifying:
+            raise RuntimeError("the kernel was not launched")
+        return type(coupled).sample(coupled, logits, keys, positions)
+
+    coupled.sample = sample
+
+
+def test_a_fault_leaves_the_step_to_vllm(model: Path, prompts: list[list[int]]) -> None:
+    """No request ends, the step follows the policy, and the engine says how it samples from then on."""
+    llm = build(model, COUPLED)
+    # One token is left to draw, found through everything that changes logits: applied twice, it would be another one.
+    certain = {"top_k": 1, "repetition_penalty": 1.3, "ignore_eos": True, "limit": 60}
+    faults: list[tuple[Any, tuple[bool, ...], str]] = [
+        (_break_draw, (False,), "the kernel was not launched"),
+        (_break_draw, (True,), "the kernel was not launched"),
+        (_break_noise, (), "TypeError"),
+    ]
+    try:
+        expected = generate(llm, prompts[:3], **certain)
+        for fault, args, cause in faults:
+            for params in (certain | {"temperature": 0.7}, LONG | {"limit": 60}):
+                llm.collective_rpc(_mend)
+                llm.collective_rpc(fault, args=args)
+                call(llm, "stats")
+                assert call(llm, "info")["mode"] == "coupled"
+                said = generate(llm, prompts[:3], **params)
+                assert [len(t) for t in said] == [len(t) for t in expected]
+                assert said == expected or "top_k" not in params
+                stats = call(llm, "stats")
+                ((found, times),) = stats["faults"].items()
+                assert found.startswith("coupled sampling: ") and cause in found and times == 1
+                info = call(llm, "info")
+                assert info["mode"] == "standard" and info["state"] == "suffix" and stats["accepted"] > 0
+    finally:
+        close(llm)
+
+
+def _log_probs(llm: Any, prompts: list[list[int]], **params: Any) -> tuple[list[list[int]], list[list[float]]]:
+    from vllm import SamplingParams
+
+    requests = [{"prompt_token_ids": p} for p in prompts for _ in range(2)]
+    sampling = SamplingParams(detokenize=False, max_tokens=60, logprobs=0, **LONG | params)
+    outputs = [o.outputs[0] for o in llm.generate(requests, sampling, use_tqdm=False)]
+    return (
+        [list(o.token_ids) for o in outputs],
+        [[d[t].logprob for d, t in zip(o.logprobs, o.token_ids, strict=True)] for o in outputs],
+    )
+
+
+@pytest.mark.parametrize("mode", ["raw_logprobs", "processed_logprobs"])
+def test_log_probs_are_the_policys(model: Path, prompts: list[list[int]], mode: str) -> None:
+    """With drafts, without, and by transformers, which knows of neither."""
+    import numpy as np
+    import torch
+
+    from rollspec.sampling.audit_reference import Reference
+
+    laws = ({"top_k": 4}, {"top_k": 20, "temperature": 0.7})
+    found = []
+    for config in (QUIET, COUPLED):
+        llm = build(model, config, logprobs_mode=mode)
+        try:
+            if config is COUPLED:
+                llm.collective_rpc(_wild)
+            call(llm, "set_version", version=1)
+            found.append([_log_probs(llm, prompts[:4], **law) for law in laws])
+            stats = call(llm, "stats")
+            assert not stats["faults"] and (stats["drafted"] > stats["accepted"] > 0) == (config is COUPLED)
+        finally:
+            close(llm)
+    target = Reference(model, 1.0)
+    for law, (texts, quiet), (drafted_texts, drafted) in zip(laws, *found, strict=True):
+        assert drafted_texts == texts
+        for i, text in enumerate(texts):
+            scores = torch.from_numpy(target.log_probs(prompts[i // 2], text))
+            if mode == "processed_logprobs":
+                scores = scores / law.get("temperature", 1.0)
+                least = scores.topk(law["top_k"]).values[:, -1:]
+                scores = scores.masked_fill(scores < least, -torch.inf).log_softmax(-1)
+            expected = scores.gather(-1, torch.tensor(text)[:, None])[:, 0].numpy()
+            assert np.abs(np.array(drafted[i]) - np.array(quiet[i])).max() < 1e-4
+            assert np.abs(np.array(drafted[i]) - expected).max() < 1e-4
 
 
 @pytest.mark.skipif((os.cpu_count() or 1) < 2, reason="two ranks need two cores")

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from engines import build, call, close
+from engines import CACHING, build, call, close, metric
 from models import make_sharp_model
 
 from rollspec import RollspecConfig
@@ -111,39 +111,171 @@ def test_old_responses_return_until_the_policy_disagrees(engine: Any, policies: 
     assert not wrong.passed, "the check would not see another policy"
 
 
-def test_the_turns_of_a_dialogue_return_too(engine: Any) -> None:
+def _dialogues(llm: Any, version: int) -> tuple[list[list[int]], dict[str, Any]]:
     """A tool answers after the first turn: the second is a request of its own, whose prompt is all that was said."""
     from vllm import SamplingParams
 
     params = SamplingParams(temperature=1.0, max_tokens=30, detokenize=False)
+    call(llm, "set_version", version=version)
+    call(llm, "stats")
+    prompts = [list(p) for p in PROMPTS for _ in range(4)]
+    said: list[list[int]] = []
+    for turn in range(2):
+        outputs = llm.generate([{"prompt_token_ids": p} for p in prompts], params, use_tqdm=False)
+        answers = [list(o.outputs[0].token_ids) for o in outputs]
+        said += answers
+        prompts = [[*p, *a, 5, 6, 7 + turn] for p, a in zip(prompts, answers, strict=True)]
+    call(llm, "rewards", items=[])
+    return said, call(llm, "stats")
 
-    def dialogue(version: int) -> tuple[list[list[int]], dict[str, Any]]:
+
+def test_the_turns_of_a_dialogue_return_too(engine: Any, policies: list[Path]) -> None:
+    """Also where the first turn is not computed again for the second: the texts are those of an engine that does."""
+    engine.collective_rpc(_load, args=(str(policies[0]),))
+    caching = build(policies[0], REUSE, **CACHING)
+    try:
+        found = [_dialogues(llm, version) for llm in (engine, caching) for version in (50, 51)]
+        assert metric(caching, "prefix_cache_hits") > 0
+    finally:
+        close(caching)
+    once = found[0][0]
+    assert all(said == once for said, _ in found)
+    for _, stats in found[1::2]:
+        responses, tokens, repeated, identical = stats["reuse"]
+        assert responses == identical == len(once) and tokens == repeated == sum(map(len, once))
+
+
+HEARD: list[str] = []
+"""In the worker: what rollspec logs, once `_listen` ran there."""
+
+
+def _listen(worker: Any) -> None:
+    import logging
+
+    class Ear(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            HEARD.append(record.getMessage())
+
+    logging.getLogger("rollspec").addHandler(Ear(logging.WARNING))
+
+
+def _heard(worker: Any) -> list[str]:
+    return list(HEARD)
+
+
+def test_requests_that_cannot_be_reused_are_told_once_and_answered(engine: Any) -> None:
+    """At temperature 0, and with the seed of a sibling, beside it or after it; their neighbours are reused as ever."""
+    from vllm import SamplingParams
+
+    engine.collective_rpc(_listen)
+
+    def epoch(version: int) -> tuple[list[list[int]], list[int]]:
         call(engine, "set_version", version=version)
         call(engine, "stats")
-        prompts = [list(p) for p in PROMPTS for _ in range(4)]
         said: list[list[int]] = []
-        for turn in range(2):
-            outputs = engine.generate([{"prompt_token_ids": p} for p in prompts], params, use_tqdm=False)
-            answers = [list(o.outputs[0].token_ids) for o in outputs]
-            said += answers
-            prompts = [[*p, *a, 5, 6, 7 + turn] for p, a in zip(prompts, answers, strict=True)]
+        for given in ({"temperature": 0.0}, {"seed": 3}, {"seed": 3}, {}), ({"seed": 3}, {"seed": 4}):
+            params = [
+                SamplingParams(max_tokens=20, ignore_eos=True, detokenize=False, **{"temperature": 1.0, **own})
+                for own in given
+            ]
+            requests = [{"prompt_token_ids": list(PROMPTS[0])} for _ in params]
+            said += [list(o.outputs[0].token_ids) for o in engine.generate(requests, params, use_tqdm=False)]
         call(engine, "rewards", items=[])
-        return said, call(engine, "stats")
+        stats = call(engine, "stats")
+        assert not stats["faults"] and call(engine, "info")["mode"] == "coupled"
+        return said, stats["reuse"]
 
-    once, _ = dialogue(50)
-    again, stats = dialogue(51)
-    assert again == once
-    responses, tokens, repeated, identical = stats["reuse"]
-    assert responses == identical == len(once) and tokens == repeated == sum(map(len, once))
+    once, _ = epoch(52)
+    again, reuse = epoch(53)
+    assert again == once and [len(t) for t in once] == [20] * 6
+    assert once[1] == once[2] == once[4] != once[5]
+    assert reuse == [2, 40, 40, 2], "the one without a seed, and the one whose seed nobody else has"
+    heard: list[str] = engine.collective_rpc(_heard)[0]
+    for sentence in (
+        "temperature 0 reuse no old",
+        "whose seed another one of their group has",
+        "have seed 3 under one",
+    ):
+        assert len([h for h in heard if sentence in h]) == 1, heard
+    assert all(h.startswith("rollspec: ") and h.endswith(".") for h in heard)
+
+
+def _history(worker: Any, prompt: list[int], since: int) -> tuple[list[list[int]], int]:
+    """What a prompt's history holds since a version, and how many prompts begin with it."""
+    from rollspec.proposal.base import prompt_key
+
+    history = worker.model_runner.drafter.proposer.history
+    found = [r.tokens.tolist() for r in history.get(prompt_key(prompt)).responses if r.version >= since]
+    return found, sum(entry.prompt.tolist()[: len(prompt)] == prompt for _, entry in history)
+
+
+def test_rollouts_that_are_aborted_go_on_as_if_nothing_had_been(engine: Any) -> None:
+    """As verl does it for new weights: aborted, and submitted again with what they said, most under the next version; a
+    sibling comes in between.
+    """
+    from vllm import SamplingParams
+
+    llm, prompt, long = engine.llm_engine, [20, 21, 22, 23, 24], 200
+    k = call(engine, "info")["k"]
+    call(engine, "set_k", k=3)  # many steps
+
+    def submit(name: str, said: list[int], marked: bool = True) -> None:
+        own = {"origin": name, "prompt_tokens": len(prompt)} if marked else {}
+        params = SamplingParams(
+            temperature=1.0, max_tokens=long - len(said), detokenize=False, ignore_eos=True,
+            extra_args={"rollspec": own},
+        )  # fmt: skip
+        llm.add_request(f"{name}-{len(said)}", {"prompt_token_ids": [*prompt, *said]}, params)
+
+    def run(said: dict[str, list[int]], until: int) -> None:
+        while llm.has_unfinished_requests() and min(map(len, said.values())) < until:
+            for output in llm.step():
+                name, start = output.request_id.split("-")
+                said[name] = said[name][: int(start)] + list(output.outputs[0].token_ids)
+
+    def epoch(version: int, abort: bool) -> tuple[dict[str, list[int]], dict[str, Any]]:
+        call(engine, "set_version", version=version)
+        call(engine, "stats")
+        said: dict[str, list[int]] = {name: [] for name in "abc"}
+        for name in said:
+            submit(name, [], marked=abort)
+        if abort:
+            run(said, 9)
+            assert all(0 < len(tokens) < long for tokens in said.values()), said
+            llm.abort_request([f"{name}-0" for name in said])
+            submit("c", said["c"])
+        said["d"] = []
+        submit("d", [], marked=abort)
+        if abort:
+            run(said, 1)
+            call(engine, "set_version", version=version + 1)
+            submit("b", said["b"])
+            submit("a", said["a"])
+        run(said, long)
+        call(engine, "rewards", items=[])
+        stats = call(engine, "stats")
+        assert not stats["faults"]
+        return said, stats
+
+    once, _ = epoch(70, abort=False)
+    assert len({tuple(tokens) for tokens in once.values()}) == 4
+    disturbed, stats = epoch(71, abort=True)
+    assert disturbed == once and stats["by_source"]["replay"][2] > 0
+    assert stats["reuse"] == [4, 4 * long, 4 * long, 4]
+    ((responses, prompts),) = engine.collective_rpc(_history, args=(prompt, 71))
+    assert sorted(responses) == sorted(once.values()) and prompts == 1
+    again, stats = epoch(73, abort=False)
+    assert again == once and stats["reuse"] == [4, 4 * long, 4 * long, 4]
+    call(engine, "set_k", k=k)
 
 
 def test_noise_of_a_history_on_disk_is_found_again(engine: Any, policies: list[Path], tmp_path: Path) -> None:
     engine.collective_rpc(_load, args=(str(policies[1]),))
-    said, _ = _epoch(engine, 60)  # above every version before it: the newest rounds are what is kept
+    said, _ = _epoch(engine, 80)  # above every version before it: the newest rounds are what is kept
     call(engine, "save", dir=str(tmp_path))
     other = build(policies[1], REUSE | {"history.dir": str(tmp_path)})
     try:
-        again, stats = _epoch(other, 61)
+        again, stats = _epoch(other, 81)
     finally:
         close(other)
     ties = 0

@@ -287,6 +287,125 @@ def test_versions_of_a_head_with_the_targets_embedding_in_them(
         close(llm)
 
 
+def test_a_swap_while_a_request_is_preempted(
+    model: Path, prompts: list[list[int]], plain: dict[str, Any], tmp_path: Path
+) -> None:
+    """New weights come between a request's preemption and its return; its samples say which drafted what."""
+    import json
+
+    from safetensors.torch import save_file
+    from vllm import SamplingParams
+
+    from drafter_online.samples import Sample
+
+    def watch(worker: Any) -> None:
+        from rollspec.engine.vllm.worker import bridge
+
+        runner, swapper = worker.model_runner, bridge(worker).learned.swapper
+        update = runner._update_states
+        runner.seen = []  # per step: version, preempted, resumed
+
+        def observed(output: Any) -> Any:
+            resumed = output.scheduled_cached_reqs.resumed_req_ids
+            runner.seen.append((swapper.version, sorted(output.preempted_req_ids or ()), sorted(resumed)))
+            return update(output)
+
+        runner._update_states = observed
+
+    def seen(worker: Any) -> Any:
+        return worker.model_runner.seen
+
+    def away(steps: list[Any]) -> set[str]:
+        """Who is preempted after these steps."""
+        out: set[str] = set()
+        for _, preempted, resumed in steps:
+            out = (out | set(preempted)) - set(resumed)
+        return out
+
+    head, other = random_head(tmp_path / "head", model), tmp_path / "other"
+    other.mkdir()
+    config = json.loads((model / "config.json").read_text())
+    save_file(random_weights(config, 1), other / "model.safetensors")
+    options = {"proposal.drafters": ["eagle3"], "proposal.learned.model": str(head), **ALWAYS}
+    options |= {"drafter.capture.enabled": True, "drafter.capture.share": 1.0}
+    llm = build(model, options, max_num_batched_tokens=64, enable_chunked_prefill=True, num_gpu_blocks_override=14)
+    try:
+        llm.collective_rpc(watch)
+        core, done, version = llm.llm_engine, {}, 0
+        for i, prompt in enumerate(p for p in prompts for _ in range(2)):
+            params = SamplingParams(temperature=0.0, max_tokens=160 - 7 * (i % 5), ignore_eos=True, detokenize=False)
+            core.add_request(f"s-{i}", {"prompt_token_ids": prompt}, params)
+        while core.has_unfinished_requests():
+            for out in core.step():
+                if out.finished:
+                    done[int(out.request_id.split("-")[1])] = list(out.outputs[0].token_ids)
+            (steps,) = llm.collective_rpc(seen)
+            if not version and away(steps):
+                version = swap(llm, other, version=7, canary=False)["version"]
+        assert version == 7 and [done[i] for i in range(2 * len(prompts))] == plain["long"]
+        (steps,) = llm.collective_rpc(seen)
+        first = next(i for i, (v, _, _) in enumerate(steps) if v == 7)
+        waiting = away(steps[:first])
+        assert waiting, "nobody was preempted when the new weights came"
+        assert waiting <= {q for _, _, resumed in steps[first:] for q in resumed}, "and all of them came back"
+        assert not call(llm, "stats")["faults"]
+        call(llm, "samples", dir=str(tmp_path / "samples"))
+        samples = [Sample.from_bytes(p.read_bytes()) for p in sorted((tmp_path / "samples").iterdir())]
+        each = [v for v in (s.verify.draft_version.tolist() for s in samples) if v]
+        assert {0, 7} in map(set, each) and all(v == sorted(v) for v in each), "old weights first, then the new ones"
+    finally:
+        close(llm)
+
+
+def test_an_engine_killed_in_a_trial_comes_back_with_what_was_promoted(
+    model: Path, prompts: list[list[int]], plain: dict[str, Any], tmp_path: Path
+) -> None:
+    import json
+    import os
+    import signal
+
+    from drafter_online.head import base_of
+    from drafter_online.versions import Versions
+
+    head = random_head(tmp_path / "head", model)
+    config, mine = json.loads((model / "config.json").read_text()), json.loads((head / "config.json").read_text())
+    options = {"proposal.drafters": ["eagle3"], "proposal.learned.model": str(head), **ALWAYS}
+    options |= {"drafter.mode": "idle", "drafter.dir": str(tmp_path), "drafter.publish_every": 1_000_000}
+    options |= {"drafter.capture.share": 1.0, "proposal.learned.canary_drafts": 100_000}
+    store = Versions(tmp_path / "drafter" / "versions")
+    for seed in (1, 2):
+        store.publish(random_weights(config, seed), mine, base=base_of(config), target_version=0)
+
+    llm = build(model, options)
+    try:
+        assert generate(llm, prompts) == plain["greedy"]
+        assert "error" not in swap(llm, store.path(1), canary=False)
+        assert generate(llm, prompts) == plain["greedy"]
+        assert "error" not in swap(llm, store.path(2))
+        assert generate(llm, prompts) == plain["greedy"]
+        info = call(llm, "info")["drafter"]
+        assert info["version"] == 2 and info["state"] == "canary" and store.promoted() == 1
+        manager = llm.llm_engine.engine_core.resources.engine_manager
+        pids = {*llm.collective_rpc(lambda worker: os.getpid()), *(p.pid for p in manager.processes)}
+        for pid in pids - {os.getpid()}:
+            os.kill(pid, signal.SIGKILL)
+    finally:
+        close(llm)
+    assert [(e.version, e.verdict) for e in store.events()] == [(1, "promoted")], (
+        "a trial that was cut off says nothing"
+    )
+
+    llm = build(model, options)
+    try:
+        for _ in range(3):
+            assert generate(llm, prompts) == plain["greedy"]
+        info = call(llm, "info")["drafter"]
+        assert info["version"] == 1 and info["state"] == "settled" and info["refused"] == 0
+        assert [(e.version, e.verdict) for e in store.events()] == [(1, "promoted")]
+    finally:
+        close(llm)
+
+
 def flipped(data: bytes) -> bytes:
     """One bit of a weight is another."""
     return data[:-5] + bytes([data[-5] ^ 4]) + data[-4:]

@@ -89,6 +89,11 @@ def drafter_rows(data: list[dict[str, Any]]) -> list[dict[str, Any]]:
             "rollspec/drafter/loss": 4.0 / (1 + i),
             "rollspec/drafter/idle_seconds": 1.5,
             "rollspec/drafter/harvested_seconds": 1.0,
+            "rollspec/drafter/wasted_seconds": 0.25,
+            "rollspec/drafter/preempt_p99_seconds": 0.012,
+            "rollspec/drafter/micro_step_seconds": 0.05,
+            "rollspec/drafter/loss/accept_0": 2.0 / (1 + i),
+            "rollspec/drafter/loss/rejected": 1.0 / (1 + i),
             "rollspec/drafter/accept_length": 1.0 + 0.2 * version,
         }
         if version and i % 4 == 0:

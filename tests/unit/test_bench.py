@@ -1,10 +1,13 @@
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from rich.console import Console
 from typer.testing import CliRunner
 
 from benchmarks import (
@@ -15,6 +18,7 @@ from benchmarks import (
     drift,
     harm,
     harness,
+    long_tail,
     propose,
     reuse,
     reuse_table,
@@ -349,7 +353,9 @@ def test_options_of_the_new_benchmarks() -> None:
 # ---- reuse ----------------------------------------------------------------------------------------------------------
 
 
-def job(saved: float, prefixes: float = 0.0, seconds: float = 10.0, reward: float = 0.4) -> dict[str, Any]:
+def job(
+    saved: float, prefixes: float = 0.0, seconds: float = 10.0, reward: float = 0.4, counted: bool = True
+) -> dict[str, Any]:
     """Two epochs of two steps, 100 tokens each."""
     return {
         "epoch": [0, 0, 1, 1],
@@ -357,7 +363,7 @@ def job(saved: float, prefixes: float = 0.0, seconds: float = 10.0, reward: floa
         "by_drafts": [0.0, 0.0, saved, saved],
         "by_prefixes": [0.0, 0.0, prefixes, prefixes],
         "drafted": [0.0, 0.0, 2 * saved, 2 * saved],
-        "engine_steps": [None] * 4,
+        "engine_steps": [90.0, 90.0, 50.0 - saved / 2, 50.0 - saved / 2] if counted else [None] * 4,
         "seconds": [20.0, 20.0, seconds, seconds],
         "reward": [reward, reward, reward + 0.1, reward + 0.1],
         "returned": [None] * 4,
@@ -369,10 +375,10 @@ def job(saved: float, prefixes: float = 0.0, seconds: float = 10.0, reward: floa
 
 def test_what_reuse_saves_is_counted_from_the_second_epoch_on() -> None:
     runs = {
-        "none": {0: job(0, reward=0.40), 1: job(0, reward=0.42)},
+        "none": {0: job(0, reward=0.40), 1: job(0, reward=0.42, counted=False)},
         "independent": {0: job(20, seconds=8.0, reward=0.41), 1: job(30, seconds=8.0, reward=0.41)},
         "coupled": {0: job(40, seconds=5.0, reward=0.39)},
-        "lenient, bias 0.5": {0: job(0, 60, seconds=4.0)},
+        "lenient, bias 0.5": {0: job(0, 60, seconds=4.0, counted=False)},
     }
     far = {"lenient, bias 0.5": {0: {"measured": 0.02, "error": 0.001, "theory": 0.021, "ruled_share": 0.6}}}
     s = reuse_table.summarise(runs, far)
@@ -386,8 +392,28 @@ def test_what_reuse_saves_is_counted_from_the_second_epoch_on() -> None:
     diff = arms["independent"]["reward_difference"]
     assert diff["mean"] == pytest.approx(0.0) and diff["within_noise"] and diff["pairs"] == 4
     assert arms["none"]["reward_last_epoch"] == {0: pytest.approx(0.5), 1: pytest.approx(0.52)}
+    # Steps of the engine: 2 x 50 without reuse, in the one seed that counted them; 2 x 40 and 2 x 35; 2 x 30.
+    assert arms["none"]["engine_steps_later_epochs"] == pytest.approx(100.0)
+    assert arms["independent"]["engine_steps_later_epochs"] == pytest.approx(75.0)
+    assert arms["independent"]["engine_steps_saved"] == {0: pytest.approx(0.2)}
+    assert arms["coupled"]["engine_steps_saved"] == {0: pytest.approx(0.4)}
+    assert arms["lenient, bias 0.5"]["engine_steps_later_epochs"] is None
+    assert s["independent_over_coupled_engine_steps"] == {0: pytest.approx(80 / 60)}
     shown = reuse_table.table(s)
     assert shown.row_count == 4 and "2.00 times" in str(shown.caption)
+    at = next(i for i, c in enumerate(shown.columns) if c.header == "engine steps")
+    assert list(shown.columns[at].cells) == ["100", "75 (-20%)", "60 (-40%)", "-"]
+
+
+def test_a_job_without_rollspec_takes_a_step_per_token_of_the_longest_response() -> None:
+    lengths = [[3, 9, 4], [5, 7, 7]]
+    counts = {"rollspec/rollout/steps": [None, 4.0]}
+
+    run: Any = SimpleNamespace(steps=[1, 2], lengths=lengths, series=lambda *names: counts.get(names[0], [None, None]))
+    settings = dataclasses.replace(reuse.SETTINGS, train_prompts=1, prompts_per_step=1, n=3, max_num_seqs=3)
+    assert reuse_table.read(run, settings)["engine_steps"] == [9.0, 4.0]
+    tight = dataclasses.replace(settings, max_num_seqs=2)
+    assert reuse_table.read(run, tight)["engine_steps"] == [None, 4.0]
 
 
 def test_jobs_of_the_reuse_benchmark_differ_in_rollspec_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -408,6 +434,26 @@ def test_jobs_of_the_reuse_benchmark_differ_in_rollspec_alone(tmp_path: Path, mo
     assert "seeds:'keep'" in commands["coupled"][at] and "seed:3" in commands["coupled"][at]
     assert "mode:'lenient'" in commands["lenient, bias 0"][at] and "bias:0.0" in commands["lenient, bias 0"][at]
     assert "mode:'lenient'" not in commands["independent"][at] and len({j.folder for j in found.values()}) == 5
+
+
+def test_the_reuse_benchmark_pools_finished_jobs_of_its_own_settings(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    manifest = tmp_path / "m.json"
+    manifest.write_text("{}")
+    assets = drift.Assets("model", "train", "val", "reward", str(manifest))
+    monkeypatch.setattr(reuse, "prepare_assets", lambda *_: assets)
+    for seed in (0, 1):
+        for arm, _, made in reuse.jobs((seed,), ("none", "coupled"), tmp_path):
+            made.folder.mkdir(parents=True)
+            same = made.settings_hash if (arm, seed) != ("coupled", 1) else "another"
+            status = "finished" if (arm, seed) != ("none", 1) else "failed"
+            (made.folder / "run.json").write_text(json.dumps({"settings_hash": same, "status": status}))
+            (made.folder / "metrics.jsonl").write_text("")
+    found = reuse.finished(tmp_path, reuse.SETTINGS, Console())
+    assert [(arm, seed) for arm, seed, _ in found] == [("none", 0), ("coupled", 0)]
+    said = capsys.readouterr().out
+    assert "seed 1, none: unfinished or of other settings" in said and "seed 1, coupled: unfinished" in said
 
 
 @pytest.mark.parametrize(("args", "says"), [(["--seeds", "x"], "--seeds 'x'"), (["--arms", "nothing"], "'nothing'")])
@@ -432,9 +478,45 @@ def test_planted_faults_are_one_percent() -> None:
     pytest.importorskip("vllm")
     from benchmarks import planted
 
-    logits = 2.0 * torch.randn(5, 40)
+    logits = 2.0 * torch.randn(5, 40, generator=torch.Generator().manual_seed(0))
     p = logits.softmax(-1)
     for fault in ("Uniform", "MostLikely", "Second"):
         q = getattr(planted, fault)(None, None, False).apply(logits).softmax(-1)
         assert (0.5 * (p - q).abs().sum(-1) <= 0.01 + 1e-6).all() and (0.5 * (p - q).abs().sum(-1) > 0.001).all()
         assert fault == "Second" or (q.argmax(-1) == p.argmax(-1)).all()
+
+
+WAITS = ("preempt_seconds", "preempt_p99_seconds", "micro_step_seconds", "learned_length")
+
+
+def _long_job(gen: float, step: float, trained: bool = False, lengths: int = 5) -> dict[str, Any]:
+    steps, epochs = 16, [e for e in range(4) for _ in range(4)]
+    found: dict[str, Any] = {"epoch": epochs, "lengths": [[lengths]] * steps}
+    found |= {name: [0.0] * steps for name in (*long_tail.COUNTS, "faults", *WAITS)}
+    found |= {"gen": [gen] * steps, "step": [step] * steps}
+    if trained:
+        found |= {"idle_seconds": [2.0] * steps, "harvested_seconds": [1.5] * steps, "train_steps": [3.0] * steps}
+    return found
+
+
+def test_long_tail_compares_steps_of_the_same_work() -> None:
+    runs = {
+        "suffix": {0: _long_job(12.0, 30.0)},
+        "long_tail": {0: _long_job(10.0, 28.0, trained=True)},
+        "trained, never swapped": {0: _long_job(11.0, 30.3, trained=True)},
+        "not trained": {0: _long_job(11.0, 30.0, lengths=6)},
+    }
+    summary = long_tail.summarise(runs)
+    gain, cost_ = summary["learned_and_suffix_over_suffix"], summary["training_while_idle"]
+    assert gain["second half"]["pairs"].median == pytest.approx(1.2) and gain["second half"]["verdict"] == "reached"
+    assert gain["first epoch"]["pairs"].n == 4 and gain["second half"]["pairs"].n == 8 and gain["same_lengths"] == 1.0
+    assert cost_["all"]["sums"] == pytest.approx(1.01) and cost_["same_lengths"] == 0.0
+    assert summary["arms"]["long_tail"]["harvest"] == pytest.approx(0.75)
+    assert summary["arms"]["suffix"]["harvest"] is None
+    assert "48 training steps" in str(long_tail.table(summary).caption)
+    assert long_tail.summarise({"suffix": runs["suffix"]})["learned_and_suffix_over_suffix"] is None
+
+
+def test_long_tail_refuses_an_arm_it_does_not_know() -> None:
+    done = CliRunner().invoke(bench_cli.command, ["long-tail", "--arms", "none"])
+    assert isinstance(done.exception, RollspecError) and "--arms has 'none'" in str(done.exception)

@@ -83,6 +83,8 @@ def test_a_request_becomes_a_sample() -> None:
     e.step({"a": (0, 3, [], [])})  # the prompt in two parts
     e.step({"a": (3, 2, [], [10])})
     e.proposer.requests["a"].learned.sent = True
+    e.proposer.requests["a"].learned.version = 3
+    e.proposer.swapped(4)  # after it was drafted
     e.step({"a": (5, 4, [11, 12, 13], [11, 12, 9])})  # two accepted, one rejected
     e.proposer.requests["a"].learned.sent = False
     e.step({"a": (8, 3, [20, 21], [20, 21, 22])})  # the seventh token: it ends here
@@ -90,7 +92,8 @@ def test_a_request_becomes_a_sample() -> None:
     check(s, prompt, [10, 11, 12, 9, 20, 21, 22])
     v = s.verify
     assert v.position.tolist() == [5, 8] and v.lengths.tolist() == [3, 2] and v.accepted.tolist() == [2, 2]
-    assert v.drafter == ("learned", "suffix") and v.proposed.tolist() == [11, 12, 13, 20, 21]
+    assert v.drafter == ("learned", "suffix") and v.draft_version.tolist() == [3, -1] and s.draft_version == 3
+    assert v.proposed.tolist() == [11, 12, 13, 20, 21]
     assert v.top_ids[:, 0].tolist() == [0, 1, 2, 0, 1] and s.temperature == pytest.approx(0.7)
     assert s.response_length == 7 and e.capture.bytes == 0
     e.end("a")

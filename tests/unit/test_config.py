@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -55,6 +56,41 @@ def test_presets_of_published_systems_play_what_they_are_named_for() -> None:
     assert s.siblings and not s.past and not s.global_tree
 
 
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"drafter.buffer.half_live": 2}, "drafter.buffer has no setting 'half_live'; did you mean 'half_life'"),
+        ({"drafter.buffer": {"zzz": 2}}, "drafter.buffer has no setting 'zzz'; it takes max_bytes, half_life"),
+        ({"drafter.buffer": {"tail_quota": 2}}, "drafter.buffer.tail_quota = 2: input should be less than"),
+        ({"drafter.training": {"objectiv": "tv"}}, "drafter.training has no setting 'objectiv'; did you mean 'objecti"),
+        ({"drafter.training": {"objective": "tb"}}, "drafter.training.objective = 'tb': input should be"),
+    ],
+)
+def test_settings_of_training_and_buffer_are_checked_at_the_start(given: dict[str, object], says: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(says)) as caught:
+        RollspecConfig.load(given, env={})
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("given", "sampling", "divergence"),
+    [
+        ({}, "greedy", "top1"),
+        ({"mode": "coupled"}, "probabilistic", "lk_hybrid"),
+        ({"mode": "coupled", "coupled.drafts": "greedy"}, "greedy", "top1"),
+        ({"mode": "coupled", "drafter.training.draft_sampling": "greedy"}, "greedy", "top1"),
+        ({"drafter.training.draft_sampling": "probabilistic"}, "probabilistic", "lk_hybrid"),
+    ],
+)
+def test_training_follows_how_the_engine_draws_drafts(given: dict[str, object], sampling: str, divergence: str) -> None:
+    from rollspec.engine import daemon
+
+    config = RollspecConfig.load({"drafter.training.objective": "matched", **given}, env={})
+    for settings in (config.drafter_training, daemon.options(config, "target", Path("folder"))["training"]):
+        terms = DrafterTraining(**settings)
+        assert (terms.draft_sampling, terms.divergence) == (sampling, divergence)
+
+
 def test_day_0_starts_from_nothing_and_may_rest() -> None:
     c = RollspecConfig.load("day0", env={})
     assert c.proposal.learned.model is None and c.drafter.captures and c.proposal.learned.canary_drafts
@@ -75,6 +111,13 @@ def test_later_layers_win(tmp_path: Path) -> None:
     assert config.proposal.suffix.window == 7  # from the file
     assert config.proposal.k_max == 4  # the environment over the file
     assert config.proposal.suffix.max_depth == 16  # the override over the environment
+
+
+def test_off_without_quotes_is_off_in_yaml(tmp_path: Path) -> None:
+    file = tmp_path / "job.yaml"
+    file.write_text("preset: long_tail\ndrafter: {mode: off}\n")
+    assert RollspecConfig.load(file, env={}).drafter.mode == "off"
+    assert RollspecConfig.load("long_tail", env={}, overrides=["drafter.mode=off"]).drafter.mode == "off"
 
 
 def test_mappings_may_be_dotted_or_nested() -> None:

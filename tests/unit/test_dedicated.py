@@ -131,6 +131,7 @@ class Side:
         hf = {n: 1 for n in ("hidden_size", "num_hidden_layers", "vocab_size", "intermediate_size")}
         proposer = SimpleNamespace(version=0, tuner=SimpleNamespace(guard=SimpleNamespace(off=[])))
         bridge = SimpleNamespace(config=config, proposer=proposer, faults={}, fault=None, state=lambda: ("eagle3", ""))
+        bridge.count = lambda cause: bridge.faults.update({cause: bridge.faults.get(cause, 0) + 1})
         model = SimpleNamespace(
             model=SimpleNamespace(
                 embed_tokens=SimpleNamespace(weight=torch.arange(24.0).reshape(6, 4)),
@@ -300,6 +301,79 @@ def test_a_fault_ends_the_feedback_and_nothing_else(ends: Ends, caplog: pytest.L
     assert s.capture.paused and any("drafter feedback" in c for c in s.learned.bridge.faults)
     assert "no feedback from now on" in caplog.text
     until(lambda: hub.handler.left)
+
+
+def answering(hub: Any, **answer: Any) -> None:
+    """Answers errands as a daemon would."""
+
+    def received(session: str, m: Message) -> None:
+        Recorder.received(hub.handler, session, m)
+        if m.kind in ("save", "load"):
+            hub.send(session, Message("done", {"id": m.body["id"], "done": True, "error": None, **answer}))
+
+    hub.handler.received = received
+
+
+def test_a_checkpoint_has_the_daemons_state(ends: Ends, tmp_path: Path, monkeypatch: Any, caplog: Any) -> None:
+    monkeypatch.setattr("rollspec.engine.vllm.errands.SAVE_SECONDS", 0.5)
+    hub = ends.hub()
+    s = side(ends, hub)
+    folder = tmp_path / "replica_0" / "drafter"
+    assert not s.training.save(folder), "one that does not answer"
+    assert not folder.exists() and any("has not answered for" in c for c in s.learned.bridge.faults)
+    answering(hub)
+    assert s.training.save(folder) and of(hub, "save")[-1].body["folder"] == str(folder)
+    s.training.load(tmp_path / "nothing")
+    assert s.training.load(folder)
+    until(lambda: of(hub, "load"))
+    assert of(hub, "load")[0].body["folder"] == str(folder)
+    answering(hub, done=False, error="no room")
+    assert not s.training.save(folder)
+    assert "drafter training, saving: no room" in s.learned.bridge.faults
+    assert caplog.text.count("saving the drafter's training failed") == 1, "said once"
+    answering(hub, done=False)
+    before = dict(s.learned.bridge.faults)
+    assert not s.training.save(folder) and s.learned.bridge.faults == before, "a daemon that is no job's"
+    assert s.training.error is None
+
+
+def test_a_copy_is_taken_over_when_the_daemon_comes(ends: Ends, tmp_path: Path, monkeypatch: Any) -> None:
+    hub = ends.hub()
+    endpoint = hub.endpoint
+    hub.close()
+    ends.open.remove(hub)
+    s = Side(endpoint, **{"dir": str(tmp_path)})
+    ends.open.append(s)
+    assert s.training.load(tmp_path)
+    assert not s.training.save(tmp_path / "checkpoint") and "has not answered yet" in str(s.learned.bridge.faults)
+    s.training.errands.load(tmp_path / "late")
+    s.training.errands._list()[-1].until = 0.0
+    until(lambda: any("loading: the daemon has not" in c for c in s.learned.bridge.faults))
+    hub = ends.hub(endpoint)
+    answering(hub)
+    until(lambda: [m.body["folder"] for m in of(hub, "load")] == [str(tmp_path)])
+    until(lambda: not s.training.errands._list())
+
+
+def test_how_the_daemons_training_goes(ends: Ends, caplog: pytest.LogCaptureFixture) -> None:
+    hub = ends.hub()
+    s = side(ends, hub)
+    until(lambda: of(hub, "status"))
+    session = hub.handler.sessions[-1]
+    body = {"steps": 5, "loss": 2.5, "terms": {"accept_0": 2.0}, "length": 1.5, "samples": 7, "step_age": 0.5}
+    hub.send(session, Message("status", body))
+    until(lambda: s.training.info().get("loss") == 2.5)
+    info = s.training.info()
+    assert (info["terms"], info["length"], info["samples"]) == ({"accept_0": 2.0}, 1.5, 7)
+    for _ in range(2):
+        hub.send(session, Message("status", {**body, "step_age": 200.0, "hangs": "a step runs for 200 s"}))
+    until(lambda: s.training.info()["hangs"])
+    until(lambda: s.training.info()["step_age_seconds"] == 200.0)
+    assert s.learned.bridge.faults == {"drafter training: a step hangs": 1}
+    assert caplog.text.count("a step runs for 200 s") == 1
+    hub.send(session, Message("status", {"steps": "many"}))
+    hub.send(session, Message("status", {**body, "loss": 1.0}))
+    until(lambda: s.training.info()["loss"] == 1.0)
 
 
 def test_long_samples_go_in_windows(tiny_target: Path) -> None:

@@ -265,6 +265,18 @@ def test_overrides_are_hydra_and_load_again(assets: Assets, tmp_path: Path) -> N
     assert config == RollspecConfig.load("default", overrides=["proposal.k_max=5"], env={})
 
 
+@pytest.mark.parametrize(
+    ("prompts", "replicas", "trained", "scored"), [(4, 1, 16, 32), (4, 2, 16, 16), (2, 2, 8, 8), (3, 1, 12, 24)]
+)
+def test_micro_batches_divide_what_a_rank_has(
+    assets: Assets, tmp_path: Path, prompts: int, replicas: int, trained: int, scored: int
+) -> None:
+    settings = JobSettings(prompts_per_step=prompts, replicas=replicas)
+    command = build_job(settings, assets, tmp_path, speculate=False).command
+    assert f"actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu={trained}" in command
+    assert f"actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu={scored}" in command
+
+
 def test_settings_bound_the_steps() -> None:
     assert JobSettings().total_steps == 32
     assert JobSettings(steps=4).total_steps == 4 and JobSettings(steps=99).total_steps == 32

@@ -61,6 +61,39 @@ def test_older_versions_keep_less_but_something() -> None:
     assert kept[2] == pytest.approx(30 * 4 / 7, abs=1.5) and kept[0] == pytest.approx(30 / 7, abs=1.5)
 
 
+def test_only_the_newest_versions_stay_where_that_is_wanted(tmp_path: Path) -> None:
+    """Tail or not, and a late sample of an older one does not come in."""
+    b = buffer(30, keep_versions=1)
+    for version in range(3):
+        for i in range(4):
+            assert b.add(plain(10 * version + i, length=60 if i == 0 else 20, version=version))
+        assert {i // 10 for i in held(b)} == {version}
+    assert not b.add(plain(99, version=1)) and held(b) == [20, 21, 22, 23]
+    assert b.counts.dropped == 9 and b.bytes == sum(s.nbytes for s in b)
+    two = buffer(30, keep_versions=2)
+    for version in range(4):
+        two.add(plain(version, version=version))
+    assert held(two) == [2, 3]
+    assert held(Buffer.load(two.save(tmp_path), BufferConfig(keep_versions=1))) == [3]
+
+
+def test_another_job_that_counts_versions_from_0_is_not_older_than_what_was_loaded(tmp_path: Path) -> None:
+    b = buffer(30)
+    for version in (7, 8, 9):
+        b.add(plain(version, version=version))
+    again = Buffer.load(b.save(tmp_path), BufferConfig(keep_versions=1))
+    assert again.newest == 9
+    assert again.add(plain(1, version=0)) and again.newest == 0
+    assert again.add(plain(2, version=1)) and held(again) == [2]
+    resumed = Buffer.load(tmp_path, BufferConfig())
+    resumed.add(plain(10, version=10))
+    assert resumed.newest == 10 and [s.target_version for s in resumed] == [7, 8, 9, 10]
+    assert [s.target_version for s in Buffer.load(resumed.save(tmp_path))] == [7, 8, 9, 10]
+    resumed = Buffer.load(tmp_path)
+    resumed.add(plain(11, version=8))
+    assert [s.target_version for s in Buffer.load(resumed.save(tmp_path))] == [7, 8, 8, 8, 8]
+
+
 def test_the_longest_responses_survive_although_later_steps_lack_them() -> None:
     b = buffer(20, half_life=1.0, tail_quota=0.3)
     long = [plain(i, 30) for i in range(2)]

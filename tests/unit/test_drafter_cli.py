@@ -49,11 +49,16 @@ def test_from_nothing_to_a_promoted_version(tiny_target: Path, work: Path) -> No
     listed = call("versions", "list", work / "v", "--json")
     assert [(v["version"], v["parent"], v["promoted"]) for v in listed] == [(1, None, False), (2, 1, False)]
     assert "is promoted" in call("versions", "promote", work / "v", 1)
-    call("versions", "promote", work / "v", 2)
-    assert call("versions", "rollback", work / "v", "--reason", "slow").strip().endswith("promoted is now 1")
+    promoted = call("versions", "promote", work / "v", 2, "--json")
+    assert (promoted["version"], promoted["verdict"], promoted["promoted"]) == (2, "promoted", 2)
+    rolled = call("versions", "rollback", work / "v", "--reason", "slow", "--json")
+    assert (rolled["version"], rolled["verdict"], rolled["reason"], rolled["promoted"]) == (2, "rolled_back", "slow", 1)
+    assert call("versions", "rollback", work / "v", 2).strip().endswith("promoted is now 1")
     assert Versions(work / "v").promoted() == 1
     shown = call("versions", "show", work / "v", 2, "--json")
-    assert [e["verdict"] for e in shown["events"]] == ["promoted", "rolled_back"] and shown["kind"] == "eagle3"
+    assert [e["verdict"] for e in shown["events"]] == ["promoted", "rolled_back", "rolled_back"] and shown[
+        "kind"
+    ] == "eagle3"
     assert "all verified" in call("versions", "show", work / "v", 1)
     assert "rolled_back" in call("versions", "list", work / "v")
     path = work / "v" / "00000002" / MODEL

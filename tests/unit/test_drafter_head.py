@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import logging
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -68,12 +69,13 @@ def test_speculators_reads_what_we_write(tiny_target: Path, tmp_path: Path) -> N
     assert all(torch.equal(t, ours[n]) for n, t in heads.own_weights(theirs).items())
 
 
-@pytest.mark.parametrize("pruned", [False, True])
-def test_specforge_layout_is_read(tiny_target: Path, tmp_path: Path, pruned: bool) -> None:
-    h = head(tiny_target, **({"draft_vocab_size": 10, "counts": {1: 1}} if pruned else {}))
+def specforge(h: Any, folder: Path, dtype: Any = None, **more: torch.Tensor) -> dict[str, torch.Tensor]:
+    """Writes a head as SpecForge does; the weights that it wrote."""
+    folder.mkdir(parents=True, exist_ok=True)
     layer = h.config.transformer_layer_config
-    weights = {n.replace("layers.0.", "midlayer."): t.contiguous() for n, t in heads.own_weights(h).items()}
-    save_file({**weights, "embed_tokens.weight": torch.zeros(VOCABULARY, HIDDEN)}, tmp_path / "model.safetensors")
+    mine = heads.own_weights(h, dtype).items()
+    weights = {n.replace("layers.0.", "midlayer."): t.contiguous() for n, t in mine} | more
+    save_file(weights, folder / "model.safetensors")
     plain = {
         "architectures": ["LlamaForCausalLMEagle3"],
         "draft_vocab_size": h.draft_vocab_size,
@@ -86,7 +88,14 @@ def test_specforge_layout_is_read(tiny_target: Path, tmp_path: Path, pruned: boo
             )
         },
     }  # fmt: skip
-    (tmp_path / "config.json").write_text(json.dumps(plain))
+    (folder / "config.json").write_text(json.dumps(plain))
+    return weights
+
+
+@pytest.mark.parametrize("pruned", [False, True])
+def test_specforge_layout_is_read(tiny_target: Path, tmp_path: Path, pruned: bool) -> None:
+    h = head(tiny_target, **({"draft_vocab_size": 10, "counts": {1: 1}} if pruned else {}))
+    specforge(h, tmp_path, **{"embed_tokens.weight": torch.zeros(VOCABULARY, HIDDEN)})
     with pytest.raises(HeadError, match="give the target"):
         heads.load(tmp_path)
     again = heads.load(tmp_path, tiny_target)
@@ -94,6 +103,23 @@ def test_specforge_layout_is_read(tiny_target: Path, tmp_path: Path, pruned: boo
     batch = pack([sample(tiny_target)], steps=2)
     for a, b in zip(Eagle3(again).logits(batch, 2), Eagle3(h).logits(batch, 2), strict=True):
         assert torch.equal(a, b)
+    (tmp_path / "model.safetensors").rename(tmp_path / "pytorch_model.bin")
+    with pytest.raises(HeadError, match="no safetensors file"):  # pickled files are not opened
+        heads.load(tmp_path, tiny_target)
+
+
+def test_a_head_made_elsewhere_is_converted(tiny_target: Path, tmp_path: Path) -> None:
+    h = head(tiny_target)
+    embed = h.embed_tokens.weight.detach().bfloat16()
+    specforge(h, tmp_path / "same", torch.bfloat16, **{"embed_tokens.weight": embed})
+    assert heads.convert(tmp_path / "same", tiny_target, tmp_path / "a") == [], "the target's, rounded"
+    written = load_file(tmp_path / "a" / "model.safetensors")
+    assert written.keys() == heads.own_weights(h).keys() and written["fc.weight"].dtype == torch.bfloat16
+    more = {"embed_tokens.weight": embed + 1, "lm_head.weight": torch.zeros(VOCABULARY, HIDDEN)}
+    specforge(h, tmp_path / "own", **more)
+    assert heads.convert(tmp_path / "own", tiny_target, tmp_path / "b") == list(more)
+    assert json.loads((tmp_path / "b" / "config.json").read_text())["drafter_online"]["replaced"] == list(more)
+    assert states_equal(heads.load(tmp_path / "b"), h)
 
 
 def test_what_cannot_be_a_head_is_refused(tiny_target: Path, tmp_path: Path) -> None:

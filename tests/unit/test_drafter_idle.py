@@ -5,6 +5,7 @@ from collections.abc import Callable
 import pytest
 
 from drafter_online.idle import EngineState, Idle, IdleConfig
+from drafter_online.watch import StepWatch
 
 IDLE = EngineState()
 
@@ -111,6 +112,39 @@ def test_latency_counts_from_when_the_engine_wanted_the_machine() -> None:
 
     rule.tick(lambda: state, step)
     assert rule.counts.latencies == [0.75]
+
+
+def test_the_99th_percentile_of_latencies_and_the_mean_step() -> None:
+    rule, clock = idle(settle_seconds=0.0)
+    assert (rule.counts.latency_p99, rule.counts.step_seconds) == (0.0, 0.0)
+    rule.counts.latencies = [i / 100 for i in range(200, 0, -1)]
+    assert rule.counts.latency_p99 == 1.98 and max(rule.counts.latencies) == 2.0
+    rule.counts.latencies = [0.25]
+    assert rule.counts.latency_p99 == 0.25
+
+    def step(_: Callable[[], bool]) -> str:
+        clock.now += 3.0
+        return "done"
+
+    for _ in range(2):
+        rule.tick(lambda: IDLE, step)
+    assert rule.counts.step_seconds == 3.0 and rule.counts.steps == 2
+
+
+def test_a_step_that_hangs_is_seen_from_outside() -> None:
+    clock = Clock()
+    watch = StepWatch(clock)
+    assert watch.age == 0.0 and watch.hangs is None
+    with watch:
+        clock.now += 119.0
+        assert watch.age == 119.0 and watch.hangs is None
+        clock.now += 2.0
+        assert "has been running for 121 s, more than 120 s" in str(watch.hangs)
+    assert watch.age == 0.0 and watch.hangs is None
+    watch.__enter__()
+    clock.now += 1.0
+    watch.__exit__(RuntimeError, RuntimeError("planted"), None)
+    assert watch.bound == 20 * 122.0 / 2 and watch.age == 0.0, "slow steps are given longer"
 
 
 def test_failures_are_counted_and_end_training_but_nothing_else(caplog: pytest.LogCaptureFixture) -> None:

@@ -15,7 +15,14 @@ def make_sample(t: int = 12, h: int = 4, prompt: int = 4, seed: int = 0, **field
     g = torch.Generator().manual_seed(seed)
     steps = [
         VerifyStep(
-            5, "learned", [1, 2, 3], 1, torch.tensor([[1, 4], [5, 2], [0, 3]]), torch.randn(3, 2), torch.ones(3)
+            5,
+            "learned",
+            [1, 2, 3],
+            1,
+            torch.tensor([[1, 4], [5, 2], [0, 3]]),
+            torch.randn(3, 2),
+            torch.ones(3),
+            draft_version=2,
         ),
         VerifyStep(7, "suffix", [9, 9], 2),
         VerifyStep(8, "learned", [], 0),
@@ -44,7 +51,15 @@ def test_bytes_round_trip_with_verify_steps() -> None:
     s = make_sample(reward=0.5, temperature=0.7, draft_version=2).validate()
     assert same(Sample.from_bytes(s.to_bytes()), s)
     assert s.verify.drafter == ("learned", "suffix") and s.verify.lengths.tolist() == [3, 2]
+    assert s.verify.draft_version.tolist() == [2, -1]
     assert s.verify.top_logits[3:].tolist() == [[float("-inf")] * 2] * 2  # the suffix step kept no logits
+
+
+def test_samples_that_name_no_version_per_step_are_read() -> None:
+    tensors, record = make_sample().parts()
+    del tensors["verify.draft_version"]
+    s = Sample.of_parts(tensors, record).validate()
+    assert s.verify.draft_version.tolist() == [-1, -1] and s.window(0, 6).verify.draft_version.tolist() == [-1]
 
 
 def test_bf16_round_trip() -> None:

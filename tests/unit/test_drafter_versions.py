@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import errno
 import json
+import multiprocessing
 import os
 import shutil
 import threading
@@ -155,6 +156,28 @@ def test_two_publishers_never_share_a_number(tmp_path: Path) -> None:
     store = Versions(tmp_path, keep=100)
     assert sorted(got) == list(range(1, 37)) == store.numbers()
     assert all(store.load(n).number == n for n in store.numbers())
+
+
+def publish_in_a_process(folder: Path, start: Any, told: Any) -> None:
+    store = Versions(folder, keep=100)
+    start.wait(60)
+    told.put([publish(store, i) for i in range(12)])
+
+
+def test_two_publishing_processes_never_share_a_number(tmp_path: Path) -> None:
+    context = multiprocessing.get_context("spawn")
+    start, told = context.Barrier(2), context.Queue()
+    processes = [context.Process(target=publish_in_a_process, args=(tmp_path, start, told)) for _ in range(2)]
+    for p in processes:
+        p.start()
+    got = [told.get(timeout=120) for _ in processes]
+    for p in processes:
+        p.join(60)
+        assert p.exitcode == 0
+    store = Versions(tmp_path, keep=100)
+    assert sorted(got[0] + got[1]) == list(range(1, 25)) == store.numbers()
+    assert all(numbers == sorted(numbers) for numbers in got)
+    assert all(store.load(n).number == n for n in store.numbers()) and not list(tmp_path.glob(".publish-*"))
 
 
 def test_a_deleted_store_starts_again_above_the_parent(tmp_path: Path) -> None:

@@ -35,6 +35,10 @@ class Swapper:
     def offer(self, folder: Path | None, canary: bool = True, back: bool = False) -> None:
         self.offered = (folder, canary)
 
+    def withdraw(self) -> bool:
+        offered, self.offered = self.offered, None
+        return offered is not None
+
     def step(self) -> None:
         """The engine begins a step."""
         if self.offered is None:
@@ -252,3 +256,20 @@ def test_the_thread_begins_and_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     other = Follower(Swapper(), tmp_path, lambda: True, fleet.faults.append)
     other.tick()
     assert other.counts["tried"] == 1, "who left gave the trial back"
+
+
+def test_a_version_that_an_idle_engine_has_not_taken_up_makes_way_for_a_newer_one(tmp_path: Path) -> None:
+    fleet = Fleet(tmp_path, 1)
+    s, f = fleet.engines["0"]
+    fleet.publish()
+    f.tick()
+    assert s.offered is not None and f.counts["tried"] == 1
+    fleet.working = False
+    f.tick()
+    assert s.offered is None and f.counts["given_back"] == 1
+    newest = [fleet.publish() for _ in range(6)][-1]  # retention drops the first one
+    f.tick()
+    assert s.offered is None, "it has no traffic to judge by"
+    fleet.working = True
+    fleet.pass_(2)
+    assert fleet.versions == [newest] and fleet.faults == [] and f.counts["unusable"] == 0

@@ -105,6 +105,98 @@ def test_where_none_can_be_made_the_others_go_on(
     assert not list((tmp_path / "heads").iterdir())
 
 
+def given(tmp_path: Path, config: dict[str, Any], weights: list[str], **more: Any) -> Any:
+    """Settles an engine that trains a given head with these weights (empty ones)."""
+    header = json.dumps({n: {"dtype": "F32", "shape": [0], "data_offsets": [0, 0]} for n in weights}).encode()
+    path = folder(tmp_path / "head", config)
+    (tmp_path / "head" / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header)
+    options = {"proposal.drafters": ["eagle3"], "proposal.learned.model": path, "drafter.mode": "idle"}
+    options |= {"proposal.learned.folder": str(tmp_path / "heads"), **more}
+    target = folder(tmp_path / "target", TARGET)
+    found, method = heads.settle(SimpleNamespace(model=target), RollspecConfig.load(options, env={}))
+    assert method == "eagle3"
+    return found.proposal.learned
+
+
+FLAT = {"vocab_size": 100, "hidden_size": 16, "draft_vocab_size": 50}
+
+
+@pytest.mark.parametrize(
+    ("config", "weights"),
+    [
+        (FLAT, ["midlayer.mlp.up_proj.weight", "d2t", "lm_head.weight"]),
+        (HEAD, ["layers.0.mlp.up_proj.weight", "embed_tokens.weight"]),
+        (HEAD, ["layers.0.mlp.up_proj.weight", "lm_head.weight"]),
+    ],
+)
+def test_a_head_that_training_could_not_replace_runs_as_a_converted_copy(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    config: dict[str, Any],
+    weights: list[str],
+) -> None:
+    calls = []
+
+    def run(command: list[str], **kwargs: Any) -> Any:
+        calls.append(command[-4:])
+        folder(Path(command[-1]), {**HEAD, "drafter_online": {"replaced": ["embed_tokens.weight"]}})
+        return SimpleNamespace(returncode=0, stderr="")
+
+    monkeypatch.setattr(heads.subprocess, "run", run)
+    head, target = str(tmp_path / "head"), str(tmp_path / "target")
+    copies = {given(tmp_path, config, weights).model}
+    assert len(calls) == 1 and calls[0][:3] == [heads.CONVERT, head, target]
+    assert "with the target's embed_tokens.weight in the place of its own" in caplog.text
+    # Frozen, it is left as it is; and so is a specialist beside it, unless it has the other layout.
+    assert given(tmp_path, config, weights, **{"drafter.mode": "off"}).model == head and len(calls) == 1
+    assert copies.pop() not in (head, None)
+    other = folder(tmp_path / "other", config)
+    more = {"proposal.learned.specialists": {"code": other}}
+    kept = given(tmp_path, config, weights, **more).specialists
+    assert (kept["code"] == other) == (config is HEAD)
+
+
+def test_a_head_in_the_layout_of_versions_is_left_as_it_is(tmp_path: Path) -> None:
+    for weights in (["layers.0.mlp.up_proj.weight"], ["layers.0.mlp.up_proj.weight", "d2t", "lm_head.weight"]):
+        assert given(tmp_path, HEAD, weights).model == str(tmp_path / "head")
+
+
+def test_a_head_that_cannot_be_converted_drafts_as_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    failed = SimpleNamespace(returncode=1, stderr="HeadError: the head lacks fc.weight\n")
+    monkeypatch.setattr(heads.subprocess, "run", lambda *a, **k: failed)
+    assert given(tmp_path, FLAT, ["midlayer.x"]).model == str(tmp_path / "head")
+    assert "lacks fc.weight" in caplog.text and "drafts as it is" in caplog.text
+
+
+def test_a_name_on_the_hub_becomes_its_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    head, target = folder(tmp_path / "snapshot", HEAD), folder(tmp_path / "target", TARGET)
+    options = {"proposal.drafters": ["suffix", "eagle3"], "proposal.learned.model": "someone/head"}
+    config = RollspecConfig.load(options, env={})
+    asked = []
+    monkeypatch.setattr("huggingface_hub.snapshot_download", lambda name, **k: asked.append((name, k)) or head)
+    found, method = heads.settle(SimpleNamespace(model=target, download_dir="/cache"), config)
+    assert method is None and "someone/head has no safetensors file on the hub" in caplog.text
+    (Path(head) / "model.safetensors").touch()
+    found, method = heads.settle(SimpleNamespace(model=target, download_dir="/cache"), config)
+    assert method == "eagle3" and found.proposal.learned.model == head
+    assert asked[0][0] == "someone/head" and asked[0][1]["cache_dir"] == "/cache"
+
+    def offline(name: str, **more: Any) -> str:
+        raise OSError("Cannot find an appropriate cached snapshot folder\nand more")
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", offline)
+    found, method = heads.settle(SimpleNamespace(model=target), config)
+    assert method is None and found.proposal.drafters == ("suffix",)
+    assert "someone/head is neither a folder nor to be had from the hub (Cannot find" in caplog.text
+    monkeypatch.setenv("VLLM_USE_MODELSCOPE", "True")  # then vLLM looks elsewhere
+    assert heads.settle(SimpleNamespace(model=target), config)[0].proposal.learned.model == "someone/head"
+
+
 def test_configurations_that_cannot_be_are_refused() -> None:
     from rollspec.errors import ConfigError
 

@@ -11,6 +11,8 @@ from rollspec.proposal.hybrid import PROBE_EVERY, TRIAL_EVERY, HybridProposer
 
 pytest.importorskip("arctic_inference")
 
+pytestmark = pytest.mark.usefixtures("steady_clock")
+
 
 def make(**overrides: Any) -> HybridProposer:
     given = {"proposal.drafters": ["suffix", "eagle3"], "proposal.learned.model": "x", **overrides}
@@ -210,3 +212,15 @@ def test_what_is_known_of_a_version_is_kept_for_that_version() -> None:
         broken.relearn({**kept, "drafter": {"version": 3, "acceptance": {}}})
     broken.swapped(3)
     assert broken.router.acceptance.rates[0] == pytest.approx(0.6)
+
+
+def test_a_sent_chain_carries_the_version_that_drafted_it() -> None:
+    p = make(**{"proposal.budget.policy": "fixed", "tuning.policy": "static"})
+    p.swapped(3)
+    p.begin("a", [1, 2, 3], 50)
+    p.prepare(["a"], [[4]], {})
+    assert p.complete([[5] * max(p.passes, 1)])[0]
+    r = p.requests["a"].learned
+    assert r.sent and r.version == 3
+    p.swapped(4)
+    assert r.version == 3, "what is being verified is the old weights'"

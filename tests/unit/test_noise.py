@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import subprocess
 import sys
 from importlib.util import find_spec
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from rollspec.sampling.coupled import accept, choose
+from rollspec.sampling.coupled import accept, checked, choose, kernel_for
 from rollspec.sampling.noise import block_minima, gumbel, later, philox
 
 F = 0xFFFFFFFF
@@ -66,6 +68,12 @@ def test_noise_does_not_depend_on_the_vocabulary() -> None:
     assert (gumbel(keys, positions, 1000)[:, :300] == gumbel(keys, positions, 300)).all()
 
 
+def test_one_draw_serves_blocks_and_tokens() -> None:
+    keys, positions = _many(3)
+    tokens = np.arange(len(keys)) % 300
+    assert (block_minima(keys, positions, 3, tokens)[2] == later(keys, positions, tokens)).all()
+
+
 def test_positive_times_at_the_ends_of_the_grid(monkeypatch: pytest.MonkeyPatch) -> None:
     from rollspec.sampling import noise
 
@@ -76,7 +84,7 @@ def test_positive_times_at_the_ends_of_the_grid(monkeypatch: pytest.MonkeyPatch)
             even[:], odd[:] = word, word
 
         monkeypatch.setattr(noise, "_rounds", constant)
-        times, places = block_minima(keys, positions, 3)
+        times, places, _ = block_minima(keys, positions, 3, np.array([0, 7]))
         assert (times > 0).all() and np.isfinite(times).all() and (places == word % 128).all()
         more = later(keys, positions, np.array([0, 7]))
         assert (more > 0).all() and np.isfinite(more).all()
@@ -175,10 +183,19 @@ import numpy as np, torch
 from rollspec.sampling import noise_cuda
 from rollspec.sampling.coupled import choose
 rng = np.random.default_rng(0)
-for vocab in (5, 130, 1024, 3000):
-    x = (3 * rng.standard_normal((6, vocab))).astype(np.float32)
-    keys, at = rng.integers(0, 2**64, 6, dtype=np.uint64), rng.integers(0, 2**31, 6)
-    assert (noise_cuda.choose(torch.from_numpy(x), keys, at).numpy() == choose(x, keys, at)).all(), vocab
+for vocab, rows, masks in ((5, 6, 2), (130, 6, 3), (1024, 6, 3), (3000, 6, 3), (151_936, 2, 1)):
+    x = (3 * rng.standard_normal((rows, vocab))).astype(np.float32)
+    keys, at = rng.integers(0, 2**64, rows, dtype=np.uint64), rng.integers(0, 2**31, rows)
+    for masked in (0.5, 0.0, 0.999)[:masks]:
+        x[rng.random(x.shape) < masked] = -np.inf
+        x[np.arange(rows), rng.integers(0, vocab, rows)] = 0.0
+        x[0, : vocab // 2] = -np.inf  # whole tiles, where there are several
+        x[0, -1] = 0.0
+        assert (noise_cuda.choose(torch.from_numpy(x), keys, at).numpy() == choose(x, keys, at)).all(), (vocab, masked)
+# Rows of a wider tensor, as of a vocabulary that is padded.
+x = np.ascontiguousarray(rng.standard_normal((3, 700)), dtype=np.float32)
+keys, at = rng.integers(0, 2**64, 3, dtype=np.uint64), np.arange(3)
+assert (noise_cuda.choose(torch.from_numpy(x)[:, :600], keys, at).numpy() == choose(x[:, :600], keys, at)).all()
 """
 
 
@@ -189,3 +206,30 @@ def test_the_kernel_draws_the_same() -> None:
         [sys.executable, "-c", INTERPRETED], env={**os.environ, "TRITON_INTERPRET": "1"}, capture_output=True, text=True
     )
     assert done.returncode == 0, done.stderr[-2000:]
+
+
+def test_a_kernel_is_used_only_where_it_draws_the_same(caplog: pytest.LogCaptureFixture) -> None:
+    torch = pytest.importorskip("torch")
+    cpu = torch.device("cpu")
+
+    def right(logits: Any, keys: np.ndarray, positions: np.ndarray) -> Any:
+        return torch.from_numpy(choose(logits.numpy(), keys, positions))
+
+    def wrong(logits: Any, keys: np.ndarray, positions: np.ndarray) -> Any:
+        tokens = right(logits, keys, positions)
+        tokens[-1] += 1
+        return tokens
+
+    def breaks(logits: Any, keys: np.ndarray, positions: np.ndarray) -> Any:
+        raise RuntimeError("no kernel image is available")
+
+    def absent() -> Any:
+        raise ImportError("libcuda.so")
+
+    with caplog.at_level(logging.WARNING, "rollspec"):
+        assert checked(lambda: right, cpu, 3000) is right and not caplog.records
+        for load, reason in ((lambda: wrong, "other tokens"), (lambda: breaks, "kernel image"), (absent, "libcuda.so")):
+            caplog.clear()
+            assert checked(load, cpu, 3000) is None
+            assert len(caplog.records) == 1 and reason in caplog.text and "slower" in caplog.text
+    assert kernel_for(cpu, 3000) is None

@@ -48,7 +48,9 @@ class Trainer:
             return SimpleNamespace(skipped="preempted")
         time.sleep(0.001)
         self.counts.steps += 1
-        return SimpleNamespace(skipped=None, acceptance=SimpleNamespace(rates=[0.5], length=1.5))
+        return SimpleNamespace(
+            skipped=None, terms={"accept_0": 2.0, "loss": 1.0}, acceptance=SimpleNamespace(rates=[0.5], length=1.5)
+        )
 
     def checkpoint(self) -> None:
         pass
@@ -74,7 +76,7 @@ def training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
         given |= more
         config = RollspecConfig.load(given, env={})
         offered: list[Path] = []
-        swapper = SimpleNamespace(busy=False, offer=lambda folder, canary=True: offered.append(folder))
+        swapper = SimpleNamespace(open=True, canary=None, offer=lambda folder, canary=True: offered.append(folder))
         faults: dict[str, int] = {}
         bridge = SimpleNamespace(config=config, faults=faults, proposer=SimpleNamespace(version=0))
         bridge.count = lambda cause: faults.update({cause: faults.get(cause, 0) + 1})
@@ -100,7 +102,8 @@ def steps(t: Any) -> int:
 
 
 def until(condition: Callable[[], bool]) -> bool:
-    for _ in range(1000):
+    end = time.monotonic() + 30.0
+    while time.monotonic() < end:
         if condition():
             return True
         time.sleep(0.005)
@@ -134,11 +137,89 @@ def test_it_trains_while_nothing_runs_and_offers_versions(training: Any) -> None
     e.learned.asleep = False
     before = steps(e.t)
     assert until(lambda: steps(e.t) > before)
-    e.swapper.busy = True
+
+
+def test_the_newest_state_is_offered_when_a_trial_ends(training: Any) -> None:
+    e = training(**{"drafter.publish_every": 100})
+    assert until(lambda: len(e.offered) >= 1)
+    e.swapper.open = False
     time.sleep(0.1)
-    count = len(e.offered)
-    time.sleep(0.2)
+    count, before = len(e.offered), steps(e.t)
+    assert until(lambda: steps(e.t) >= before + 150), "training goes on during a trial"
     assert len(e.offered) == count, "a version on trial is waited for"
+    e.t.updating = True
+    assert still(e.t)
+    e.swapper.open = True
+    time.sleep(0.2)
+    assert len(e.offered) == count, "the machine is not the trainer's"
+    last = steps(e.t)
+    e.t._trainer.micro_step = lambda interrupt: SimpleNamespace(skipped="nothing to train on")
+    e.t.updating = False
+    assert until(lambda: len(e.offered) == count + 1) and steps(e.t) == last, "not only at the next multiple"
+    time.sleep(0.2)
+    assert len(e.offered) == count + 1, "and once"
+
+
+def test_the_trainer_is_made_as_the_job_says(tiny_target: Path, tmp_path: Path) -> None:
+    pytest.importorskip("speculators")
+    from drafter_target import head
+
+    from drafter_online import head as heads
+
+    folder = heads.save(head(tiny_target, draft_vocab_size=16, counts={i: 1 for i in range(16)}), tmp_path / "head")
+    config = RollspecConfig.load(
+        {
+            "mode": "coupled",
+            "proposal.drafters": ["eagle3"],
+            "drafter.mode": "idle",
+            "drafter.buffer": {"half_life": 2, "keep_versions": 3},
+            "drafter.buffer_bytes": 1 << 20,
+            "drafter.training": {"objective": "matched", "train_lm_head": True},
+        },
+        env={},
+    )
+    bridge = SimpleNamespace(config=config)
+    drafter = SimpleNamespace(draft_model_config=SimpleNamespace(model=str(folder)))
+    runner = SimpleNamespace(device=torch.device("cpu"))
+    t = SimpleNamespace(
+        learned=SimpleNamespace(bridge=bridge, drafter=drafter, runner=runner),
+        config=config.drafter,
+        folder=tmp_path,
+        _vllm_config=SimpleNamespace(model_config=SimpleNamespace(model=str(tiny_target))),
+    )
+    online.OnlineTraining._make(t)  # type: ignore[arg-type]
+    keep, trainer = t._trainer.buffer.config, t._trainer
+    assert (keep.half_life, keep.keep_versions, keep.max_bytes) == (2.0, 3, 1 << 20)
+    assert trainer.config.divergence == "lk_hybrid" and trainer.drafter.head.lm_head.weight.requires_grad
+
+
+@pytest.mark.parametrize("mode", ["idle", "dedicated"])
+def test_what_is_reported_of_training(mode: str) -> None:
+    from rollspec.engine.vllm.learned import LearnedDrafts
+    from rollspec.telemetry.metrics import EngineStats, find, to_metrics
+
+    info: dict[str, Any] = {
+        "loss": 2.5, "terms": {"accept_0": 2.0, "rejected": 1.0}, "length": 1.5, "samples": 7, "step_age_seconds": 0.0,
+        "hangs": None,
+    }  # fmt: skip
+    if mode == "idle":
+        info |= {"steps": 5, "tokens": 100, "wasted_seconds": 0.5, "idle_seconds": 9.0, "harvested_seconds": 8.0}
+        info |= {"preempted": 1, "preempt_seconds": 0.2, "preempt_p99_seconds": 0.1, "micro_step_seconds": 0.3}
+    training = SimpleNamespace(info=lambda: info, resumed=(3, 60))
+    drafts = SimpleNamespace(
+        caught_up=0, rebuilt=0, swapper=None, capture=None, online=training, _drained={},
+        proposer=SimpleNamespace(reached=None),
+    )  # fmt: skip
+    sums, levels = LearnedDrafts.drain(drafts)  # type: ignore[arg-type]
+    metrics = to_metrics(EngineStats(drafter=sums, drafter_levels=levels))
+    got = {n.removeprefix("rollspec/drafter/"): v for n, v in metrics.items() if "/drafter/" in n}
+    assert all(find(n) is not None for n in metrics)
+    assert (got["loss"], got["loss/accept_0"], got["loss/rejected"], got["step_age_seconds"]) == (2.5, 2.0, 1.0, 0.0)
+    if mode == "idle":
+        assert (got["wasted_seconds"], got["preempt_p99_seconds"], got["micro_step_seconds"]) == (0.5, 0.1, 0.3)
+        assert got["train_steps"] == 2
+    else:
+        assert "train_steps" not in got, "the daemon's steps are no replica's"
 
 
 def test_rewards_and_state(training: Any, tmp_path: Path) -> None:
@@ -162,7 +243,7 @@ def test_a_fault_ends_the_training_and_nothing_else(training: Any, caplog: pytes
     e.learned.capture.take = None  # a fault in the thread itself
     assert until(lambda: e.t.error is not None)
     assert any("drafter training" in cause for cause in e.learned.bridge.faults)
-    assert threading.main_thread().is_alive() and "not trained from now on" in caplog.text
+    assert threading.main_thread().is_alive() and until(lambda: "not trained from now on" in caplog.text)
     assert e.t.info()["error"]
 
 
@@ -188,6 +269,28 @@ def test_a_store_that_is_full_or_gone_is_tried_again(
     monkeypatch.setattr(Trainer, "publish", publish)
     count = len(e.offered)
     assert until(lambda: len(e.offered) > count and (e.offered[-1] / "manifest.json").is_file())
+
+
+def test_a_step_that_hangs_is_said_once(
+    training: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    e = training()
+    assert until(lambda: steps(e.t) > 0 and e.t.info()["micro_step_seconds"] > 0)
+    assert e.t.info()["hangs"] is None and e.t.info()["terms"] == {"accept_0": 2.0}
+    release, step = threading.Event(), Trainer.micro_step
+    monkeypatch.setattr(Trainer, "micro_step", lambda self, interrupt: release.wait(20) and None)
+    assert until(lambda: e.t.info()["step_age_seconds"] > 0.1)
+    monkeypatch.setattr("drafter_online.watch.LEAST_SECONDS", 0.1)
+    monkeypatch.setattr("drafter_online.watch.TIMES", 0.0)
+    assert until(lambda: e.t.info()["hangs"])
+    e.t.step_begins()  # the engine goes on
+    e.t.step_ended()
+    assert e.t.info()["step_age_seconds"] > 0.1
+    assert caplog.text.count("has been running for") == 1 and e.faults["drafter training: a step hangs"] == 1
+    monkeypatch.setattr(Trainer, "micro_step", step)
+    release.set()
+    before = steps(e.t)
+    assert until(lambda: steps(e.t) > before) and e.t.info()["hangs"] is None
 
 
 def test_a_step_that_hangs_holds_up_neither_checkpoint_nor_engine(

@@ -43,6 +43,7 @@ class Runner:
         self.seen: Any = None
         self.grammar: Any = None
         self.drafts: dict[str, list[int]] = {}
+        self.rows: list[str] = []
 
     def execute_model(self, scheduled: Any) -> None:
         self.seen = scheduled
@@ -54,7 +55,8 @@ class Runner:
         return SimpleNamespace()
 
     def take_draft_token_ids(self) -> Any:
-        return SimpleNamespace(req_ids=list(self.drafts), draft_token_ids=list(self.drafts.values()))
+        self.rows = list(self.drafts)  # vLLM gives away the very list that names the rows of its batch
+        return SimpleNamespace(req_ids=self.rows, draft_token_ids=list(self.drafts.values()))
 
 
 def scheduled(resumed: set[str] | None = None, **requests: tuple[int, int, int]) -> Scheduled:
@@ -111,6 +113,19 @@ def test_masks_follow_the_rows_that_are_left() -> None:
     masks = np.arange(9)[:, None]
     runner.sample_tokens(Grammar(["c", "a", "b"], masks))
     assert runner.grammar.grammar_bitmask[:, 0].tolist() == [0, 1, 2, 3, 4, 6]
+
+
+def test_a_grammar_is_shown_the_drafts_of_its_own_request() -> None:
+    """Also when a request before it has left the batch since, and rows were moved up."""
+    runner: Any = Runner({"a": 2, "b": 4, "c": 4})
+    over = overlap.Overlap(runner)
+    runner.drafts = {"a": [1], "b": [2, 3], "c": []}
+    runner.execute_model(scheduled(a=(10, 1, 2), b=(10, 1, 2), c=(10, 1, 2)))
+    runner.sample_tokens(None)
+    runner.execute_model(scheduled(b=(13, 4, 2), c=(13, 4, 2)))
+    runner.rows[:] = ["c", "b"]
+    shown = over.take_draft_token_ids()
+    assert dict(zip(shown.req_ids, shown.draft_token_ids, strict=True)) == {"a": [1], "b": [2, 3], "c": []}
 
 
 def test_drafts_are_taken_only_where_something_was_computed() -> None:

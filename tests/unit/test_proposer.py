@@ -13,6 +13,7 @@ from rollspec.proposal.proposer import Proposer
 
 pytest.importorskip("arctic_inference")
 
+pytestmark = pytest.mark.usefixtures("steady_clock")
 
 STATIC = {"tuning.policy": "static", "tuning.guard.enabled": False}
 """Everything that is proposed is verified, whatever it brings."""
@@ -84,6 +85,32 @@ def test_a_response_that_starts_from_an_old_prefix_is_one_response() -> None:
     p.finish("new")
     kept = p.history.get(prompt_key(prompt))
     assert kept is not None and kept.responses[-1].tokens.tolist() == text[:61] and len(p.history) == 1
+
+
+def test_a_rollout_that_is_aborted_and_goes_on_is_one_response() -> None:
+    """Under kept noise: history has it once, what it repeats is the last epoch's, and each token is counted once."""
+    p = make(**STATIC, **{"proposal.budget.policy": "fixed"})
+    prompt, text = [1, 2, 3], story(0, 40)
+    key = prompt_key(prompt)
+    p.begin("old", prompt, len(text), stream=7)
+    p.step(["old"], [text], {})
+    p.finish("old")
+    p.set_version(1)
+    p.begin("a", prompt, len(text), stream=7, origin="x")
+    p.step(["a"], [text[:13]], {})
+    p.finish("a")
+    assert p.stats.reuse == [1, 13, 13, 0], "the engine was three tokens ahead of what came back"
+    p.set_version(2)
+    p.begin("b", prompt, len(text), stream=7, said=text[:10], origin="x")
+    ((first, *_),) = p.step(["b"], [text[10:12]], {})
+    assert first == text[12] and p.requests["b"].draft.source == "replay", "its own part is not what it repeats"
+    p.step(["b"], [text[12:]], {})
+    p.finish("b")
+    assert p.stats.reuse == [1, 40, 40, 1]
+    kept = p.history.get(key)
+    assert kept is not None and [(r.version, r.tokens.tolist()) for r in kept.responses] == [(0, text), (2, text)]
+    assert len(p.history) == 1 and p.history.evicted == 0 and p.history.bytes == 4 * (3 + 80)
+    assert p.history.reward([(key, prompt_key(text), 1.0)]) == 1 and kept.responses[-1].reward == 1.0
 
 
 def test_slow_siblings_are_drafted_from_fast_ones() -> None:

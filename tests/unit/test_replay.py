@@ -11,6 +11,7 @@ import pytest
 
 from rollspec import RollspecConfig
 from rollspec.errors import ConfigError, HistoryError
+from rollspec.once import Once
 from rollspec.proposal.base import as_tokens
 from rollspec.proposal.history import History, Response
 from rollspec.proposal.replay import Replay
@@ -104,7 +105,7 @@ def test_greedy_requests_and_repeated_seeds_reuse_nothing_and_say_so_once(caplog
     from rollspec.engine.vllm.coupled import CoupledSampler
 
     c = CoupledSampler.__new__(CoupledSampler)
-    c.on, c._keep, c._said, c.streams = True, True, set(), Streams(0, keep=True)
+    c.on, c._keep, c._once, c.streams = True, True, Once(), Streams(0, keep=True)
     sampled, greedy = SimpleNamespace(temperature=1.0), SimpleNamespace(temperature=0.0)
     for name, seed in (("a", None), ("b", None), ("c", 5), ("d", 5), ("e", 6)):
         c.streams.begin(name, [1, 2], seed)
@@ -118,6 +119,8 @@ def test_greedy_requests_and_repeated_seeds_reuse_nothing_and_say_so_once(caplog
         "rollspec: requests whose seed another one of their group has reuse no old responses; give each its own.",
     ]
     c.streams.end("d")
+    assert c.stream("c", sampled) is None, "it had a sibling with its seed"
+    c.streams.set_version(1)
     assert c.stream("c", sampled) == c.streams.keys["c"]
     c._keep = False
     assert c.stream("a", sampled) is None

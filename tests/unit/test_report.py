@@ -140,6 +140,13 @@ def test_a_lossy_run_is_called_lossy_everywhere(demo: Path, tmp_path: Path) -> N
     assert "LOSSY" not in render(load_run(demo / "rollspec"))
 
 
+def test_kept_noise_is_named_in_the_law_of_the_rollouts(demo: Path, tmp_path: Path) -> None:
+    kept = {"rollspec/reuse/correlated": 1.0, "rollspec/reuse/share": 0.5}
+    page = render(load_run(write_run(tmp_path / "coupled_reuse", [{**row, **kept} for row in rows(True)])))
+    assert "Exact for each policy, correlated across epochs" in page and "Lossy" not in page
+    assert "correlated across epochs" not in render(load_run(demo / "rollspec"))
+
+
 def test_one_run_alone(demo: Path) -> None:
     paths = write_report(demo / "rollspec")
     assert "no baseline" in paths.headline
@@ -303,6 +310,8 @@ def test_a_learned_drafter_has_its_figures(tmp_path: Path) -> None:
     assert checker.open == []
     for title in ("acceptance length", "by version", "staleness", "training loss"):
         assert f"Learned drafter: {title}" in page
+    assert "Given up: 4.5 s. Requests waited 12.0 ms" in page and "a step takes 50.0 ms" in page
+    assert ">accept_0<" in page and ">rejected<" in page, "every term of the loss is drawn"
     assert "18.0 of 27.0 s, over all replicas." in page and "4 swaps, 2.00 ms each." in page
     assert ">v4<" in page, "swaps are marked"
     untrained = [

@@ -300,6 +300,129 @@ def test_steps_that_fail_are_an_alarm_and_are_tried_again(make: Make, tiny_targe
     assert not list(service.alarms)
 
 
+def test_a_step_that_hangs_is_unhealthy_and_engines_are_told(
+    make: Make, tiny_target: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("drafter_online.watch.LEAST_SECONDS", 0.3)
+    monkeypatch.setattr("drafter_online.watch.TIMES", 0.0)
+    service = make(job=True)
+    engine = FakeEngine(service)
+    release = threading.Event()
+    step = service.trainer.micro_step
+    monkeypatch.setattr(service.trainer, "micro_step", lambda interrupt: release.wait(30) and step(interrupt))
+    feed(engine, tiny_target)
+    engine.until(lambda: not service.healthy()[0])
+    assert "a training step of the drafter has been running for" in service.healthy()[1]
+    service.tick()
+    assert [a.kind for a in service.alarms] == ["hang"] and caplog.text.count("has been running for") == 1
+    assert status(service)["training"]["step_age_seconds"] > 0.2 and status(service)["training"]["hangs"]
+    engine.until(lambda: any(m.kind == "status" and m.body["hangs"] for m in engine.others))
+    assert "does not answer" in errand(engine, "save", tmp_path / "late")["error"], "a checkpoint does not wait for it"
+    monkeypatch.setattr("drafter_online.watch.LEAST_SECONDS", 120.0)
+    release.set()
+    engine.until(lambda: service.healthy()[0] and service.trainer.counts.steps > 0)
+    service.tick()
+    assert not service.alarms.to_list() and caplog.text.count("has been running for") == 1
+
+
+# ---- checkpoints of a job -------------------------------------------------------------------------------------------
+
+
+def errand(engine: FakeEngine, kind: Any, folder: Path | str) -> dict[str, Any]:
+    number = len(engine.others) + 1
+    assert engine.link.send(Message(kind, {"id": number, "folder": str(folder)}))
+    found: Message = engine.until(
+        lambda: next((m for m in engine.others if m.kind == "done" and m.body["id"] == number), None)
+    )
+    return found.body
+
+
+def replica(folder: Path, i: int) -> Path:
+    path = folder / f"replica_{i}" / "drafter"
+    path.mkdir(parents=True, exist_ok=True)
+    return path
+
+
+def settled(service: Service) -> int:
+    """Steps, once what came has been learned and the training waits for more."""
+    until(lambda: service.trainer.counts.steps and service.training == "waiting for new feedback", 60)
+    return service.trainer.counts.steps
+
+
+def test_its_state_goes_into_the_jobs_checkpoint_and_comes_back(make: Make, tiny_target: Path, tmp_path: Path) -> None:
+    service = make(job=True, recency=0, passes=20, training={**TRAINING, "seed": 3})
+    engine = FakeEngine(service)
+    feed(engine, tiny_target)
+    steps = settled(service)
+    engine.until(lambda: not service.release.pending and engine.version)
+    first, second = (replica(tmp_path / "step_6" / "rollspec", i) for i in range(2))
+    for folder in (first, second):
+        assert errand(engine, "save", folder) | {"id": 0} == {"id": 0, "done": True, "error": None}
+    held, promoted = len(service.trainer.buffer), service.release.current
+    assert promoted is not None
+    weights = service.versions.load(promoted).tensors
+    tensors = next((first / "state").glob("step-*/state.safetensors"))
+    assert os.path.samefile(tensors, second / tensors.relative_to(first)), "replicas share one copy"
+    # The job goes on, and then back to its checkpoint.
+    feed(engine, tiny_target, 4, 20)
+    engine.until(lambda: len(service.trainer.buffer) > held)
+    assert settled(service) > steps
+    engine.until(lambda: not service.release.pending and engine.version > promoted)
+    assert errand(engine, "load", second)["done"]
+    assert (service.trainer.counts.steps, len(service.trainer.buffer)) == (steps, held)
+    assert (service.config.dir / "replaced" / "state").is_dir()
+    before = engine.version
+    engine.until(lambda: engine.version > before)  # the old weights, under a new number
+    again = service.versions.load(engine.version).tensors
+    assert all(torch.equal(again[n], t) for n, t in weights.items())
+    # A sibling's copy is of the same state: it is not taken over again.
+    feed(engine, tiny_target, 4, 40)
+    engine.until(lambda: len(service.trainer.buffer) > held)
+    assert errand(engine, "load", first)["done"] and len(service.trainer.buffer) > held
+    settled(service)
+    service.close()
+    # As is one that begins elsewhere.
+    other = make("other", job=True, recency=0, training={**TRAINING, "seed": 3})
+    engine = FakeEngine(other)
+    engine.until(lambda: engine.link.ready)
+    assert errand(engine, "load", first)["done"]
+    assert (other.trainer.counts.steps, len(other.trainer.buffer)) == (steps, held)
+    engine.until(lambda: engine.version == promoted)
+
+
+def test_copies_that_cannot_be_made_are_refused_in_one_sentence(make: Make, tiny_target: Path, tmp_path: Path) -> None:
+    service = make(job=True)
+    engine = FakeEngine(service)
+    feed(engine, tiny_target)
+    settled(service)
+    (tmp_path / "file").write_text("")
+    (tmp_path / "empty").mkdir()
+    steps = service.trainer.counts.steps
+    for kind, folder, says in (
+        ("save", "here", "no absolute path"),
+        ("save", tmp_path / "nowhere", "is not there for the daemon"),
+        ("save", service.config.dir / "state" / "x", "a part of the daemon's own folder"),
+        ("load", tmp_path / "empty", "no state of a drafter's training"),
+        ("load", tmp_path / "file", "no state of a drafter's training"),
+    ):
+        answer = errand(engine, kind, folder)
+        assert not answer["done"] and says in answer["error"] and "\n" not in answer["error"], answer
+    for kind in ("save", "load"):
+        assert errand(engine, kind, service.config.dir)["done"], "its own folder is a copy already"
+    broken = replica(tmp_path / "broken", 0)
+    assert errand(engine, "save", broken)["done"]
+    for file in broken.glob("state/*/state.json"):
+        file.write_text("{}")
+    assert "can be read" in errand(engine, "load", broken)["error"]
+    assert service.trainer.counts.steps == steps and service.healthy()[0]
+    engine.send(sample(tiny_target, 77))
+    engine.until(lambda: service.trainer.counts.steps > steps)
+    served = make("served")
+    engine = FakeEngine(served)
+    engine.until(lambda: engine.link.ready)
+    assert errand(engine, "save", broken) | {"id": 0} == {"id": 0, "done": False, "error": None}, "it is no job's"
+
+
 def test_domains_are_counted_and_bounded(make: Make) -> None:
     service = make()
     engine = FakeEngine(service)
@@ -330,6 +453,17 @@ def test_old_samples_are_deleted(make: Make, tiny_target: Path, monkeypatch: Any
     service._save()
     assert len(service.trainer.buffer) == 0 and service.counts["expired"] == 3
     assert not list((service.config.dir / "buffer" / "samples").iterdir())
+
+
+def test_what_stays_in_the_buffer_is_configured(make: Make, tiny_target: Path) -> None:
+    service = make(recency=0, buffer={"keep_versions": 1, "tail_quota": 0.0}, buffer_bytes=1 << 22)
+    config = service.trainer.buffer.config
+    assert (config.keep_versions, config.tail_quota, config.max_bytes) == (1, 0.0, 1 << 22)
+    engine = FakeEngine(service)
+    feed(engine, tiny_target, 3, target_version=1)
+    feed(engine, tiny_target, 2, start=5, target_version=2)
+    engine.until(lambda: service.trainer.buffer.counts.added == 5)
+    assert [s.target_version for s in service.trainer.buffer] == [2, 2]
 
 
 def test_samples_stay_in_memory_where_that_is_wanted(make: Make, tiny_target: Path) -> None:
@@ -444,6 +578,32 @@ def test_killed_and_started_again_it_catches_up(
     engine.link.close()
 
 
+@pytest.mark.timeout(120)
+def test_a_daemon_that_stands_still_is_away_until_it_goes_on(
+    daemon: Callable[..., Daemon], tiny_target: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from types import SimpleNamespace
+
+    monkeypatch.setattr("drafter_online.link.AWAY_SECONDS", 2.0)
+    d = daemon()
+    base = heads.base_of(heads.target_config(tiny_target))
+    where = SimpleNamespace(hub=d, trainer=SimpleNamespace(drafter=SimpleNamespace(base=base)))
+    engine = FakeEngine(where)
+    feed(engine, tiny_target, 8)
+    engine.until(lambda: engine.version, 60)
+    d.process.send_signal(signal.SIGSTOP)
+    try:
+        engine.until(lambda: engine.link.away, 20)
+        assert not engine.send(sample(tiny_target, 30)), "nothing waits for it"
+    finally:
+        d.process.send_signal(signal.SIGCONT)
+    version = engine.version
+    engine.until(lambda: engine.link.ready, 30)
+    feed(engine, tiny_target, 8, 40)
+    engine.until(lambda: engine.version > version, 60)
+    engine.link.close()
+
+
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
@@ -451,6 +611,7 @@ def test_killed_and_started_again_it_catches_up(
         (["--host", "0.0.0.0"], "needs a token"),
         (["--set", "learning_rate=-1"], "training.learning_rate = -1"),
         (["--option", "publish_evry=3"], "publish_evry"),
+        (["--option", 'buffer={"half_live": 3}'], "buffer.half_live = 3"),
         (["--curve-secret", "/nowhere"], "drafter-online keys"),
         (["--token-file", "/nowhere"], "cannot be read"),
         (["--target", "/nowhere"], "not a model"),

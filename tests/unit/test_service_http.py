@@ -25,6 +25,7 @@ from drafter_online.errors import DrafterError, VersionError  # noqa: E402
 from drafter_online.http import HttpServer, build  # noqa: E402
 from drafter_online.inbox import Inbox  # noqa: E402
 from drafter_online.journal import Alarms, Journal  # noqa: E402
+from drafter_online.watch import StepWatch  # noqa: E402
 
 TOKEN = "a token of some length"
 
@@ -72,6 +73,8 @@ def service(tmp_path: Any) -> Any:
         trains=True,
         training="running",
         healthy=lambda: (True, "ok"),
+        watch=StepWatch(),
+        terms={"accept_0": 1.0},
         promote=no,
         rollback=no,
     )

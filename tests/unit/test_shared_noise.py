@@ -27,7 +27,8 @@ def sampling(temperature: list[float], **more: Any) -> Any:
 
 def shared(n: int, on: bool = True) -> tuple[SharedNoise, list[str]]:
     keys = {str(i): 1000 + 7 * i for i in range(n)}
-    return SharedNoise(SimpleNamespace(on=on, streams=SimpleNamespace(keys=keys))), list(keys)  # type: ignore[arg-type]
+    coupled = SimpleNamespace(on=on, streams=SimpleNamespace(keys=keys), sample=sample)
+    return SharedNoise(coupled), list(keys)  # type: ignore[arg-type]
 
 
 def keys_of(names: list[str]) -> np.ndarray:

@@ -7,7 +7,7 @@ import logging
 import pytest
 
 from rollspec.sampling import streams
-from rollspec.sampling.streams import Arrivals, Streams
+from rollspec.sampling.streams import Arrivals, Origin, Streams
 
 A, B = [1, 2, 3], [1, 2, 4]
 
@@ -95,7 +95,41 @@ def test_own_seeds_decide_alone_and_repeats_are_told(caplog: pytest.LogCaptureFi
     assert len(caplog.records) == 1 and "seed 7" in caplog.text
     for r in "abcd":
         s.end(r)
+    s.set_version(1)
     assert not s.keys and not s._seeded
+
+
+def test_siblings_with_one_seed_are_told_though_they_never_run_together(caplog: pytest.LogCaptureFixture) -> None:
+    """As where the engine runs few requests at a time; the same seed under the next policy is no repetition."""
+    s = Streams(0, keep=True)
+    with caplog.at_level(logging.WARNING, "rollspec"):
+        s.begin("a", A, seed=7)
+        assert not s.repeated("a")
+        s.end("a")
+        s.set_version(1)
+        s.begin("b", A, seed=7)
+        assert not s.repeated("b") and not caplog.records
+        s.end("b")
+        s.begin("c", A, seed=7)
+        assert s.repeated("c") and len(caplog.records) == 1
+        s.begin("other", B, seed=7)
+        assert not s.repeated("other")
+    s.set_version(2)  # "c" still runs, and is not alone for long
+    assert not s.repeated("c")
+    s.begin("d", A, seed=7)
+    assert s.repeated("c") and s.repeated("d")
+
+
+def test_own_seeds_are_remembered_within_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(streams, "MOST_PROMPTS", 3)
+    s = Streams(0)
+    s.begin("runs", A, seed=0)
+    for i in range(20):
+        s.begin(str(i), A, seed=1 + i)
+        s.end(str(i))
+        assert len(s._seeded) <= 3
+    s.begin("again", A, seed=0)
+    assert s.repeated("again"), "running requests are never forgotten"
 
 
 def test_counting_is_bounded_and_never_repeats(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -103,6 +137,56 @@ def test_counting_is_bounded_and_never_repeats(monkeypatch: pytest.MonkeyPatch) 
     s = Streams(0)
     keys = _round(s, 0, [[i % 7] for i in range(50)])
     assert len(set(keys)) == 50 and len(s._seen) <= 3
+
+
+@pytest.mark.parametrize("keep", [False, True])
+def test_a_request_submitted_again_keeps_its_noise_and_its_siblings_their_numbers(keep: bool) -> None:
+    """One is aborted before it says anything, one after two tokens, over a new version; then a sibling comes."""
+    undisturbed, arrivals = Streams(0, keep=keep), Arrivals()
+    expected = [undisturbed.begin(str(i), A, arrival=arrivals.number(A)) for i in range(3)]
+    undisturbed.set_version(1)
+    later = undisturbed.begin("later", A, arrival=arrivals.number(A))
+
+    s, arrivals = Streams(0, keep=keep), Arrivals()
+    origins = [Origin(name, len(A)) for name in "ab"]
+
+    def submit(request: str, said: list[int], origin: Origin | None) -> int:
+        prompt = [*A, *said]
+        return s.begin(request, prompt, arrival=arrivals.number(prompt, origin), origin=origin)
+
+    keys = [submit("a", [], origins[0]), submit("b", [], origins[1])]
+    s.end("a"), s.end("b")
+    arrivals.number(A, third := Origin("c", len(A)))  # aborted before it began
+    assert [submit("a2", [], origins[0]), submit("b2", [8, 9], origins[1]), submit("c", [], third)] == [
+        *keys, expected[2],
+    ]  # fmt: skip
+    assert keys == expected[:2]
+    s.end("b2")
+    s.set_version(1)
+    assert submit("b3", [8, 9, 7], origins[1]) == expected[1]
+    assert submit("later", [], None) == later and submit("longer", [8, 9], None) not in expected
+
+
+def test_in_another_engine_it_has_other_noise_and_says_so_once(caplog: pytest.LogCaptureFixture) -> None:
+    there, here = Streams(0, (0,)), Streams(0, (1,))
+    key = there.begin("a", A, origin=Origin("a", 3))
+    with caplog.at_level(logging.WARNING, "rollspec"):
+        moved = [here.begin(name, [*A, 8], origin=Origin(name, 3)) for name in "ab"]
+    assert len({key, *moved, here.begin("new", A)}) == 4
+    assert here.begin("a2", [*A, 8, 9], origin=Origin("a", 3)) == moved[0], "from then on it is this engine's"
+    assert len(caplog.records) == 1 and "aborted in another engine" in caplog.text
+    # A seed of its own, and its prompt, are known to any engine.
+    keys = {e.begin("s", p, seed=5, origin=Origin("s", 3)) for e, p in ((there, A), (here, [*A, 8]))}
+    assert len(keys) == 1 and len(caplog.records) == 1
+
+
+def test_only_the_latest_submissions_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(streams, "MOST_ORIGINS", 2)
+    s, arrivals = Streams(0), Arrivals()
+    for i in range(5):
+        origin = Origin(str(i), 3)
+        s.begin(str(i), A, arrival=arrivals.number(A, origin), origin=origin)
+    assert len(s._origins._numbers) == len(arrivals._origins._numbers) == 2
 
 
 def test_prompts_without_tokens_get_noise_too() -> None:

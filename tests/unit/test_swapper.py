@@ -122,6 +122,17 @@ def test_weights_arrive_in_the_same_storage_and_the_targets_stay(swapper: Swappe
     assert swapper.request(payload(2.01, canary=False))["reread"] == 0
 
 
+def test_a_specforge_heads_layer_has_the_name_that_versions_have(tmp_path: Path) -> None:
+    from safetensors.torch import save_file
+
+    from rollspec.engine.vllm.payload import check, read_folder
+
+    save_file(
+        {"midlayer.mlp.up_proj.weight": torch.ones(2), "fc.weight": torch.ones(2)}, tmp_path / "model.safetensors"
+    )
+    check({"layers.0.mlp.up_proj.weight": torch.zeros(2), "fc.weight": torch.zeros(2)}, read_folder(tmp_path))
+
+
 def test_older_and_unfit_versions_are_refused(swapper: Swapper) -> None:
     swapper.request(payload(2.0, canary=False, version=5))
     with pytest.raises(SwapRefusedError, match="not newer than version 5"):
@@ -280,6 +291,90 @@ def test_ranks_are_told_of_offers_and_verdicts(swapper: Swapper, tmp_path: Path)
     assert swapper.canary is None and swapper.last["verdict"] == "promoted" and swapper.note() == Note()
 
 
+@pytest.fixture
+def store(swapper: Swapper, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A store with the weights v in version v."""
+    from drafter_online.versions import Versions
+
+    store = Versions(tmp_path / "store", keep=10)
+    for v in range(1, 6):
+        store.publish({"fc.weight": torch.full((4, 4), float(v))}, {}, base="b", target_version=0)
+    monkeypatch.setattr("drafter_online.head.base_of", lambda config: "b")
+    swapper.learned.runner.model_config = SimpleNamespace(hf_text_config=None)
+    return store
+
+
+def staged(swapper: Swapper) -> bool:
+    """The offer is taken up and staged, and no step has swapped it in."""
+    swapper.poll()
+    assert swapper._thread is not None
+    swapper._thread.join()
+    return swapper._pending and swapper._staged is not None
+
+
+def test_an_idle_stretch_deploys_its_newest_version(swapper: Swapper, store: Any) -> None:
+    for v in (1, 2, 3):  # no step
+        assert swapper.open
+        swapper.offer(store.path(v))
+    run_until(swapper, lambda: swapper.version != 0)
+    assert swapper.version == 3 and not swapper.open and swapper.canary is not None
+    assert [e.version for e in store.events()] == []
+
+
+def test_a_staged_version_makes_way_for_a_newer_one_once(swapper: Swapper, store: Any) -> None:
+    swapper.offer(store.path(1))
+    assert staged(swapper) and swapper.open
+    swapper.offer(store.path(2))
+    swapper.offer(store.path(3))
+    assert staged(swapper) and swapper.version == 0 and swapper.open
+    swapper.offer(store.path(4))  # between any two steps a newer one: the staged one goes in all the same
+    swapper.poll()
+    assert swapper.version == 3 and bool((weight(swapper) == 3.0).all()) and not swapper.open
+    assert swapper.counts["refused"] == 0
+    while swapper.canary is not None:
+        swapper.observe(2, 2)
+    assert swapper.open
+    swapper.offer(store.path(5))
+    run_until(swapper, lambda: swapper.version == 5)
+    assert bool((weight(swapper) == 5.0).all()) and [e.version for e in store.events()] == [3]
+
+
+def test_what_needs_no_trial_and_what_was_asked_for_is_not_replaced(swapper: Swapper, store: Any) -> None:
+    swapper.offer(store.path(1), canary=False)
+    assert not swapper.open, "it was promoted and is not swapped in"
+    assert staged(swapper) and swapper.open
+    swapper.offer(store.path(2))
+    swapper.poll()
+    assert swapper.version == 1
+    run_until(swapper, lambda: swapper.version == 2)
+    while swapper.canary is not None:
+        swapper.observe(2, 2)
+    swapper.request({"dir": str(store.path(3)), "canary": False})
+    swapper._thread.join()  # type: ignore[union-attr]
+    swapper.offer(store.path(4))
+    swapper.poll()
+    assert swapper.version == 3
+    run_until(swapper, lambda: swapper.version == 4)
+
+
+def test_an_offer_is_withdrawn_until_a_step_takes_it_up(swapper: Swapper, store: Any) -> None:
+    assert not swapper.withdraw()
+    swapper.offer(store.path(1))
+    assert swapper.withdraw() and not swapper.busy
+    swapper.offer(store.path(2))
+    assert staged(swapper) and not swapper.withdraw() and swapper.busy
+
+
+def test_ranks_swap_what_is_staged_before_they_take_a_newer_offer(swapper: Swapper, store: Any) -> None:
+    swapper.ranks = Others()
+    swapper.offer(store.path(1))
+    swapper.heed(swapper.note())
+    swapper.offer(store.path(2))
+    assert swapper.note() == Note(), "a rank may still be staging"
+    run_until(swapper, lambda: swapper.version != 0)
+    assert swapper.version == 1 and bool((weight(swapper) == 1.0).all())
+
+
 def test_an_offered_folder_that_is_gone_is_refused(swapper: Swapper, tmp_path: Path) -> None:
     swapper.offer(tmp_path / "gone")
     assert swapper.busy
@@ -304,6 +399,29 @@ def test_lost_weights_come_back(swapper: Swapper, trial: bool) -> None:
         while swapper.canary is not None:
             swapper.observe(0, 2)
         assert bool((weight(swapper) == 1.0).all())
+
+
+def test_staleness_is_counted_from_the_policy_that_the_weights_were_trained_on(swapper: Swapper, store: Any) -> None:
+    known = [store.publish({"fc.weight": torch.full((4, 4), 2.0)}, {}, base="b", target_version=v) for v in (2, 6, 4)]
+    proposer = swapper.learned.proposer
+    proposer.version = 5
+    swapper.offer(store.path(known[0]), canary=False)
+    run_until(swapper, lambda: swapper.version == known[0])
+    assert swapper.since == 2
+    swapper.offer(store.path(known[1]), canary=False)
+    run_until(swapper, lambda: swapper.version == known[1])
+    assert swapper.since == 5, "none is of the future"
+    for _ in range(20):
+        proposer.router.acceptance.observe(2, 2)
+    swapper.offer(store.path(known[2]))
+    run_until(swapper, lambda: swapper.version == known[2])
+    assert swapper.since == 4
+    while swapper.canary is not None:
+        swapper.observe(0, 2)
+    assert swapper.version == known[1] and swapper.since == 5, "so it is when they are taken back"
+    swapper.offer(None, canary=False, back=True)
+    run_until(swapper, lambda: swapper.version == 0)
+    assert swapper.since == 0
 
 
 def test_going_back_needs_no_newer_number(swapper: Swapper, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

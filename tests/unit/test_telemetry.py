@@ -38,6 +38,33 @@ def test_everything_emitted_has_a_row() -> None:
     assert find("rollspec/nothing") is None
 
 
+def replica(drafted: int, steps: int, **levels: float) -> EngineStats:
+    return EngineStats(
+        by_source={"suffix": [9, 999, 9], "eagle3": [1, drafted, 1]},
+        drafter={"train_steps": steps},
+        drafter_levels=levels,
+    )
+
+
+def test_levels_of_replicas_that_train_a_head_each() -> None:
+    a = replica(30, 10, accept_length=1.0, loss=4.0, **{"loss/accept_0": 1.0}, preempt_seconds=0.5, staleness=1.0)
+    b = replica(10, 30, accept_length=3.0, loss=2.0, **{"loss/accept_0": 3.0}, preempt_seconds=0.1, staleness=4.0)
+    c = replica(0, 0, accept_length=9.0, loss=9.0, step_age_seconds=200.0)  # did neither: an old level
+    d = replica(50, 0)  # drafts, and has none
+    levels = EngineStats.merge([a, b, c, d]).drafter_levels
+    assert levels == {
+        "accept_length": 1.5, "loss": 2.5, "loss/accept_0": 2.5, "preempt_seconds": 0.5, "staleness": 4.0,
+        "step_age_seconds": 200.0,
+    }  # fmt: skip
+    assert EngineStats.merge([EngineStats.merge([a, b]), c]).drafter_levels == pytest.approx(levels)
+    metrics = to_metrics(EngineStats.merge([a, b]))
+    assert metrics["rollspec/drafter/loss/accept_0"] == 2.5 and metrics["rollspec/drafter/accept_length"] == 1.5
+    assert find("rollspec/drafter/loss/accept_0").name == "rollspec/drafter/loss/<term>"
+    assert find("rollspec/drafter/loss").name == "rollspec/drafter/loss"
+    still = EngineStats.merge([replica(0, 0, loss=4.0), replica(0, 0, loss=2.0)]).drafter_levels
+    assert still == {"loss": 3.0}, "where nothing is new, all count the same"
+
+
 def test_sink_appends_whole_lines(tmp_path: Path) -> None:
     path = tmp_path / "new" / "m.jsonl"
     with JsonlSink(path) as sink:

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import rollspec_trl
 from rollspec_trl import engines, generation, options, trainer
+from rollspec_trl.trainer import state_of
 
 from rollspec.engine.vllm import plugin
 from rollspec.errors import ConfigError
@@ -141,6 +142,37 @@ def test_a_step_sends_version_and_rewards_and_logs_metrics(tmp_path: Path) -> No
     assert out["rollspec/length/max"] == 2 and out["rollspec/health/nan_logprobs"] == 0
     assert out["rollspec/health/logprob_gap"] == pytest.approx(0.1)
     assert 0 <= out["rollspec/rollout/generation_share"] <= 1
+
+
+def test_a_step_says_once_what_is_wrong_with_its_rollouts(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """The stand-in says the same in every epoch, and its trainer is 0.1 nats away from its engine."""
+    rollspec_trl.enable({"mode": "coupled", "reuse": {"mode": "coupled", "seeds": "keep"},
+                         "telemetry.health.max_gap": 0.05, "telemetry.health.max_overlap": 0.1})  # fmt: skip
+    t = trainer_of(Llm(), tmp_path, top_p=0.9)
+    with caplog.at_level(logging.WARNING, "rollspec"):
+        for epoch in range(3):
+            t.state.global_step = epoch
+            t._generate_and_score_completions(PROMPTS)
+            t.log({"loss": 0.1})
+    first, second, _ = t.logged
+    assert "rollspec/health/epoch_overlap" not in first and first["rollspec/health/warnings"] == 1.0
+    assert second["rollspec/health/epoch_overlap"] == second["rollspec/health/epoch_identical"] == 1.0
+    # e^-0.5 + e^-0.75 + e^-1, of three tokens
+    assert second["rollspec/health/epoch_overlap_chance"] == pytest.approx(0.4822, abs=1e-4)
+    assert second["rollspec/health/ess_sequence"] == pytest.approx(0.9975, abs=1e-4), "of two responses, not of a batch"
+    assert second["rollspec/health/warnings/gap"] == second["rollspec/health/warnings/overlap"] == 1.0
+    texts = [r.getMessage() for r in caplog.records]
+    assert len(texts) == 2 and "at step 0 engine and trainer differ" in texts[0] and "top_p and top_k cut" in texts[0]
+    assert "at step 1" in texts[1] and "reuse.mode = coupled does that" in texts[1]
+
+
+def test_of_several_processes_none_knows_which_sample_is_which(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rollspec_trl.enable()
+    t = trainer_of(Llm(), tmp_path)
+    t.accelerator.num_processes = 2
+    for _ in range(2):
+        t._generate_and_score_completions(PROMPTS)
+    assert state_of(t).overlaps == []
 
 
 def test_evaluations_and_the_summary_stay_as_they_are(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from rollspec.config import RollspecConfig
+from rollspec.once import Once
 from rollspec.proposal.base import as_tokens, prompt_key
 from rollspec.proposal.old import FILE
 
@@ -25,9 +26,7 @@ LENIENT = {"rollspec": {"reuse": {"mode": "lenient"}}}
 
 @pytest.fixture(autouse=True)
 def forget(monkeypatch: pytest.MonkeyPatch) -> None:
-    from rollspec_verl import reuse
-
-    monkeypatch.setattr(reuse, "_said", set())
+    monkeypatch.setattr("rollspec_verl.once.told", Once())
 
 
 # ---- the agent loop's worker
@@ -216,6 +215,23 @@ def test_a_cut_response_is_continued_and_stitched() -> None:
     ((prompt, params, kwargs),) = server.asked
     assert prompt == [5, 6, 10, 11] and params["max_tokens"] == 8 - 2 and kwargs == {"request_id": "r", "priority": 2}
     assert params["extra_args"] == {"rollspec": {"prompt_tokens": 2}}, "drafts and history know where the prompt ends"
+
+
+def test_an_aborted_rollout_goes_on_without_starting_over() -> None:
+    server = make([-0.5, -0.6, -90.0, -0.8])
+    mark = {"sample": "0_0", "origin": "x", "prompt_tokens": 2}
+
+    def submit(tokens: list[int]) -> Any:
+        params = {"temperature": 1.0, "logprobs": True, "extra_args": {"rollspec": mark}}
+        return asyncio.run(server.generate([5, 6, *tokens], params, request_id="r"))
+
+    said = submit([]).token_ids
+    assert said == [10, 11, 90, 91] and submit(said).token_ids == [90, 91]
+    (_, first, _), (prompt, again, _) = server.asked
+    assert prompt == [5, 6, 10, 11, 90, 91]
+    assert first["extra_args"]["rollspec"] == {"origin": "x", "prompt_tokens": 2}
+    assert again["extra_args"]["rollspec"] == mark, "drafts and history are the rollout's"
+    assert server.rollspec_reuse.drain()["requests"] == 1
 
 
 def test_what_is_not_reused_is_generated_by_verl_alone(caplog: pytest.LogCaptureFixture) -> None:

@@ -38,11 +38,12 @@ def install(module: ModuleType) -> None:
         if arrivals is False:
             arrivals = self.__dict__["_rollspec_arrivals"] = _wanted(self.vllm_config)
         params = request.sampling_params
-        if arrivals is not None and params is not None:
+        # Those with a seed of their own are not counted: they would shift the numbers of the next policy's samples.
+        if arrivals is not None and params is not None and params.seed is None:
             # A copy: where the engine runs in the caller's process, requests may share their parameters.
             params = request.sampling_params = copy.copy(params)
             extra = params.extra_args or {}
-            number = arrivals.number(request.prompt_token_ids)
+            number = arrivals.number(request.prompt_token_ids, scoring.origin(params))
             params.extra_args = {**extra, KEY: {**metadata.mapping(extra.get(KEY)), ARRIVAL: number}}
         add(self, request)
 

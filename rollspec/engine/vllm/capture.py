@@ -265,7 +265,7 @@ class Capture:
         self._bound()
 
     def _verified(self, r: _Recording, req_id: str, position: int, accepted: int) -> None:
-        from drafter_online.samples import VerifyStep
+        from drafter_online.samples import NO_DRAFTER, VerifyStep
 
         scheduled = self.learned.bridge.scheduled.get(req_id)
         request = self.learned.bridge.proposer.requests.get(req_id)
@@ -276,8 +276,10 @@ class Capture:
         size = ids.nbytes + values.nbytes + lse.nbytes
         r.bytes += size
         self._count(size)
-        drafter = "learned" if request.learned.sent else "suffix"
-        r.steps.append(VerifyStep(position, drafter, list(scheduled), min(accepted, len(scheduled)), ids, values, lse))
+        # The weights may have been swapped since it was drafted.
+        drafter, version = ("learned", request.learned.version) if request.learned.sent else ("suffix", NO_DRAFTER)
+        accepted = min(accepted, len(scheduled))
+        r.steps.append(VerifyStep(position, drafter, list(scheduled), accepted, ids, values, lse, version))
 
     def _forget(self, r: _Recording) -> None:
         """Start over: the positions come again."""
@@ -325,7 +327,7 @@ class Capture:
             # What the trainer's rewards are joined by: prompt and response.
             request_id=f"{request.key}:{prompt_key(as_tokens(request.output))}",
             target_version=request.version,
-            draft_version=learned.swapper.version if learned.swapper is not None else NO_DRAFTER,
+            draft_version=next((s.draft_version for s in reversed(steps) if s.drafter == "learned"), NO_DRAFTER),
             temperature=float(params.temperature) if params is not None else 1.0,
             response_length=len(request.output),
             domain=metadata.of(params).domain,

@@ -10,18 +10,22 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
 
 from rollspec.config import RollspecConfig
-from rollspec.engine.vllm import arrivals
-from rollspec.sampling.coupled import accept, sample
+from rollspec.engine.vllm import arrivals, scoring
+from rollspec.engine.vllm.ranks import Ranks
+from rollspec.once import Once
+from rollspec.sampling.coupled import accept, kernel_for, sample
 from rollspec.sampling.noise import Ints, Words
 from rollspec.sampling.streams import Streams
 
 logger = logging.getLogger("rollspec")
+
+T = TypeVar("T")
 
 GREEDY = 1e-5
 """Temperatures below it are greedy (vllm/v1/sample/sampler.py, `_SAMPLING_EPS`)."""
@@ -34,18 +38,24 @@ class CoupledSampler:
         runner: vLLM's `GPUModelRunner` (vllm/v1/worker/gpu_model_runner.py), whose `_sample` is wrapped.
         count: told the cause of a fault. After one the engine samples as without this class: from the same law, with
             noise that cannot be repeated.
+        ranks: that draw the same. All of them go over to vLLM's sampling at the same step, or they would go on with
+            different texts.
     """
 
-    def __init__(self, runner: Any, config: RollspecConfig, count: Callable[[str], None]) -> None:
+    def __init__(self, runner: Any, config: RollspecConfig, count: Callable[[str], None], ranks: Ranks) -> None:
         # Replicas of one job sample siblings of one prompt: trainers give each engine a seed of its own.
         engine = (int(runner.model_config.seed or 0), int(runner.parallel_config.data_parallel_rank))
         self.streams = Streams(config.coupled.seed, engine, keep=config.reuse.seeds == "keep")
         self.on = True
         self._count = count
+        self._ranks = ranks
         self._runner = runner
         self._keep = config.reuse.seeds == "keep"
-        self._said: set[str] = set()
-        self._rows: tuple[Words, Ints] | None = None  # keys and positions of the rows about to be drawn
+        self._once = Once()
+        self._drawing = False  # a step without drafts is about to be drawn
+        self._broken: Exception | None = None  # what made the noise of the next step unknown
+        kernel = kernel_for(runner.device, int(runner.model_config.get_vocab_size()))
+        self._kernel = kernel if ranks.least(int(kernel is not None)) else None  # paths may differ where scores tie
         self._standard = runner._sample
         top = runner.sampler.topk_topp_sampler
         self._draw_standard = top.forward
@@ -59,14 +69,22 @@ class CoupledSampler:
 
     def before_step(self, scheduler_output: Any) -> None:
         """Forget requests that ended, and give those that begin their noise."""
+        if not self.on or self._broken is not None:
+            return
         try:
             for request in scheduler_output.finished_req_ids:
                 self.streams.end(request)
             for new in scheduler_output.scheduled_new_reqs:
-                seed = new.sampling_params.seed if new.sampling_params is not None else None
-                self.streams.begin(new.req_id, new.prompt_token_ids, seed, arrivals.of(new.sampling_params))
+                params = new.sampling_params
+                seed = params.seed if params is not None else None
+                origin = scoring.origin(params)
+                self.streams.begin(new.req_id, new.prompt_token_ids, seed, arrivals.of(params), origin)
         except Exception as e:
-            self._fail(e)
+            self._broken = e
+
+    def sample(self, logits: torch.Tensor, keys: Words, positions: Ints) -> torch.Tensor:
+        """As `rollspec.sampling.coupled.sample`."""
+        return sample(logits, keys, positions, self._kernel)
 
     def stream(self, request: str, params: Any) -> int | None:
         """The key under which what the request says is found again an epoch later; None where it is not to be reused.
@@ -84,9 +102,7 @@ class CoupledSampler:
         return self.streams.keys.get(request)
 
     def _say(self, sentence: str) -> None:
-        if sentence not in self._said:
-            self._said.add(sentence)
-            logger.warning("rollspec: %s.", sentence)
+        self._once(sentence, "rollspec: %s.", sentence)
 
     def _fail(self, error: Exception) -> None:
         self.on = False
@@ -107,17 +123,28 @@ class CoupledSampler:
         sampling = runner.input_batch.sampling_metadata
         if logits is None or sampling.all_greedy or not self.on:
             return self._standard(logits, spec_decode_metadata)
-        try:
-            self._rows = self._noise_of(spec_decode_metadata)
-        except Exception as e:  # logits are untouched: what follows is exact, if not repeatable
-            self._fail(e)
-            return self._standard(logits, spec_decode_metadata)
-        try:
-            if spec_decode_metadata is None:
+        if spec_decode_metadata is None:
+            self._drawing = True
+            try:
                 return self._standard(logits, None)  # ends in `_draw`
-            return self._verify(logits, spec_decode_metadata, sampling)
-        finally:
-            self._rows = None
+            finally:
+                self._drawing = False
+        out = self._attempt(lambda: self._verify(logits, spec_decode_metadata, sampling))
+        # `_verify` writes into copies only: these logits are as the model left them.
+        return self._standard(logits, spec_decode_metadata) if out is None else out
+
+    def _attempt(self, draw: Callable[[], T]) -> T | None:
+        """What `draw` returns; None where it fails on any rank, and coupled sampling is off on all of them."""
+        error, out = self._broken, None
+        if error is None:
+            try:
+                out = draw()
+            except Exception as e:
+                error = e
+        if self._ranks.least(int(error is None)):
+            return out
+        self._fail(error or RuntimeError("it failed on another rank of the engine"))
+        return None
 
     def _noise_of(self, metadata: Any) -> tuple[Words, Ints]:
         """Key and position of each row of logits. A row is fed the token at i and yields the one at i + 1."""
@@ -133,18 +160,21 @@ class CoupledSampler:
 
     def _draw(self, logits: torch.Tensor, generators: Any, k: Any, p: Any) -> Any:
         """vLLM's `TopKTopPSampler.forward`, with coupled noise in the place of its own."""
-        if self._rows is None:  # a dummy run
+        if not self._drawing:  # a dummy run, or vLLM's own verification
             return self._draw_standard(logits, generators, k, p)
         from vllm.v1.sample.ops.topk_topp_sampler import apply_top_k_top_p
 
         logits = apply_top_k_top_p(logits, k, p)
+        tokens = self._attempt(lambda: self.sample(logits, *self._noise_of(None)))
+        if tokens is None:  # top-k and top-p are applied; top-p a second time would cut off more
+            return self._draw_standard(logits, generators, None, None)
         mode = self._runner.sampler.logprobs_mode
         processed = None
         if mode == "processed_logits":
             processed = logits
         elif mode == "processed_logprobs":
             processed = logits.log_softmax(dim=-1, dtype=torch.float32)
-        return sample(logits, *self._rows), processed
+        return tokens, processed
 
     # ---- a verify step ----------------------------------------------------------------------------------------------
 
@@ -152,7 +182,6 @@ class CoupledSampler:
         """vLLM's `RejectionSampler.forward` (vllm/v1/sample/rejection_sampler.py), without its rejection."""
         from vllm.v1.outputs import SamplerOutput
 
-        assert self._rows is not None
         rejection = self._runner.rejection_sampler
         counts = np.array(metadata.num_draft_tokens)
         if _temperature_alone(sampling):
@@ -162,7 +191,7 @@ class CoupledSampler:
                 scores = scores / torch.where(temperature < GREEDY, 1.0, temperature)[:, None]
         else:
             scores = self._processed(logits, metadata, sampling)
-        tokens = sample(scores, *self._rows)
+        tokens = self.sample(scores, *self._noise_of(metadata))
         if not sampling.all_random:
             greedy = _per_row(sampling.temperature, counts) < GREEDY
             tokens = torch.where(greedy, scores.argmax(-1), tokens)

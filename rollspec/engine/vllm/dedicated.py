@@ -24,10 +24,13 @@ from typing import TYPE_CHECKING, Any
 
 from rollspec.engine import objects
 from rollspec.engine.vllm.domains import Domains
+from rollspec.engine.vllm.errands import Errands
+from rollspec.engine.vllm.faults import TrainingFaults
 
 if TYPE_CHECKING:
     import torch
 
+    from drafter_online.answers import Progress
     from drafter_online.fetch import Fetch
     from drafter_online.samples import Sample
     from drafter_online.wire import Message
@@ -65,6 +68,9 @@ class DedicatedTraining:
         self.parts: dict[str, torch.Tensor] | None = None  # the target's own, put together from all ranks
         self.domains = learned.domains = Domains(learned.runner)
         self.counts = {"sent": 0, "dropped": 0, "rewards": 0, "offers": 0, "fetched": 0, "objects": 0}
+        self.errands = Errands(TrainingFaults(learned.bridge))
+        self.progress: Progress | None = None  # of the daemon's training, as it said last
+        self._hung = False
         self._rewards: deque[tuple[str, float]] = deque(maxlen=1 << 16)
         self._trials: deque[tuple[int, str, str]] = deque(maxlen=16)
         self._fetch: Fetch | None = None
@@ -104,7 +110,7 @@ class DedicatedTraining:
     def info(self) -> dict[str, Any]:
         """What was sent and taken so far."""
         counts = self.link.counts
-        return {
+        return self._progress() | {
             "mode": "dedicated",
             "endpoint": self.link.endpoint,
             "away": self.link.away,
@@ -120,13 +126,32 @@ class DedicatedTraining:
             "private": self.domains.private,
         }
 
+    def _progress(self) -> dict[str, Any]:
+        p = self.progress
+        if p is None:
+            return {}
+        return {
+            "loss": p.loss,
+            "terms": p.terms,
+            "length": p.length,
+            "samples": p.samples,
+            "step_age_seconds": p.step_age,
+            "hangs": p.hangs,
+        }
+
     def save(self, folder: Path) -> bool:
-        """Nothing: the daemon keeps its own state, in drafter.dir or its --dir."""
-        return False
+        """Have the daemon copy its state to `folder`; False where it does not, or keeps its state to itself."""
+        if self._stop.is_set() or not self._thread.is_alive():
+            return False
+        return self.errands.save(folder, self.link.away)
 
     def load(self, folder: Path) -> bool:
-        """Nothing; see `save`."""
-        return False
+        """Have the daemon go on from a copy that `save` made, once it listens; False where there is none."""
+        home = self.learned.bridge.config.history.dir
+        if not folder.is_dir() or (home is not None and folder.resolve() == (home / "drafter").resolve()):
+            return False  # below history.dir it is the daemon's own, which it has read
+        self.errands.load(folder)
+        return True
 
     def stop(self) -> None:
         """End the thread and say goodbye; bounded."""
@@ -149,16 +174,19 @@ class DedicatedTraining:
                 if away:
                     self._drop()
                     continue
+                self.errands.send(self.link)
                 self._report()
                 self._ship()
                 self._continue()
         except Exception as e:
-            self.error = f"{type(e).__name__}: {e}"
-            self.learned.bridge.faults[f"drafter feedback: {self.error}"] = 1
-            logger.warning("rollspec: the drafter gets no feedback from now on (%s).", self.error, exc_info=e)
+            cause = f"{type(e).__name__}: {e}"
+            self.learned.bridge.faults[f"drafter feedback: {cause}"] = 1
+            logger.warning("rollspec: the drafter gets no feedback from now on (%s).", cause, exc_info=e)
             if self.learned.capture is not None:
                 self.learned.capture.paused = True
+            self.error = cause
         finally:
+            self.errands.away("the connection has ended")
             self.link.close()
             self._give_up()
             if self._cache is not None:
@@ -166,6 +194,8 @@ class DedicatedTraining:
 
     def _drop(self) -> None:
         """Nobody listens: what waits is of no use later."""
+        self.errands.away(str(self.link.away))
+        self.progress = None
         capture = self.learned.capture
         if capture is not None and capture.ready:
             self.counts["dropped"] += len(capture.take())
@@ -235,12 +265,26 @@ class DedicatedTraining:
                     self._asked = 0.0
             elif message.kind == "refresh":
                 self._refresh()
+            elif message.kind == "status":
+                self._told_of(message.body)
+            elif message.kind == "done":
+                self.errands.answered(message.body)
         except DrafterError as e:
             version = message.body.get("version")
             self._give_up()
             if isinstance(version, int):
                 self._tried(version, "refused", str(e))
             logger.warning("rollspec: %s", str(e).removeprefix("drafter-online: "))
+
+    def _told_of(self, body: dict[str, Any]) -> None:
+        from drafter_online.answers import Progress
+        from drafter_online.engines import read
+
+        p: Progress = read(body, Progress)
+        if p.hangs is not None and not self._hung:
+            self.learned.bridge.count("drafter training: a step hangs")
+            logger.warning("rollspec: %s, in its daemon; the engine goes on with the drafter it has.", p.hangs)
+        self.progress, self._hung = p, p.hangs is not None
 
     def _offered(self, body: dict[str, Any]) -> None:
         from drafter_online.fetch import Fetch

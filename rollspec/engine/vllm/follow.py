@@ -24,6 +24,7 @@ from typing import Any, Protocol
 from drafter_online.errors import DrafterError
 from drafter_online.stagger import LEASE_SECONDS, Decision, Stagger
 from drafter_online.versions import Versions
+from rollspec.once import Once
 
 logger = logging.getLogger("rollspec")
 
@@ -47,6 +48,9 @@ class Swaps(Protocol):
 
     def offer(self, folder: Path | None, canary: bool = True, back: bool = False) -> None:
         """Have a version staged when the next step begins."""
+
+    def withdraw(self) -> bool:
+        """Take an offer back that no step has taken up."""
 
 
 class Follower:
@@ -81,7 +85,7 @@ class Follower:
         self._before: dict[str, Any] = {}  # the swapper's `last` at that time: it makes a new one for each swap
         self._progress: tuple[int, float] = (-1, 0.0)  # drafts scored, and since when
         self._unusable: set[int] = set()  # here; other engines may differ
-        self._told: set[str] = set()
+        self._once = Once()
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -116,9 +120,7 @@ class Follower:
         except Exception as e:  # whatever it is: the engine goes on with the drafter it has
             cause = str(e) if isinstance(e, DrafterError) else f"{type(e).__name__}: {e}"
             self._fault(f"drafter versions: {cause}")
-            level = logging.DEBUG if cause in self._told else logging.WARNING
-            self._told.add(cause)
-            logger.log(level, "rollspec: the store of drafter versions cannot be followed at present (%s).", cause)
+            self._once(cause, "rollspec: the store of drafter versions cannot be followed at present (%s).", cause)
 
     def _act(self, d: Decision) -> None:
         self.last = d
@@ -134,6 +136,12 @@ class Follower:
     def _watch(self, d: Decision) -> None:
         """Go on with what was offered until the swapper is done with it."""
         trying = d.action == "try"
+        if trying and not self._working() and self.swapper.withdraw():
+            # The engine has nothing to do: when it has, there may be a newer version, or another has tried this one.
+            self._offered = None
+            self.counts["given_back"] += 1
+            self._stagger.release()
+            return
         alone = not trying or self._stagger.beat()
         last = self.swapper.last
         refused = last.get("refused")

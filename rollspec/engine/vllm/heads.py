@@ -1,4 +1,9 @@
-"""Which learned drafter an engine gets: the given one if it fits the target, a fresh one, or none (and why)."""
+"""Which learned drafter an engine gets: the given one if it fits the target, a fresh one, or none (and why).
+
+An engine whose drafter is trained or replaced runs it in the layout in which versions are published:
+a given head of another layout, or with weights of its own for what is the target's, is converted once, beside the fresh
+ones. An engine that only drafts runs a head as vLLM reads it.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +29,11 @@ GENERAL = "general"
 V2_SWITCH = "VLLM_USE_V2_MODEL_RUNNER"
 
 MAKE = "import sys; from drafter_online import head; head.save(head.fresh(sys.argv[1]), sys.argv[2])"
+CONVERT = "import sys; from drafter_online import head; head.convert(*sys.argv[1:])"
 MAKE_SECONDS = 600.0
+
+FILES = ("*.json", "*.safetensors")
+"""What of a hub's repository is fetched: nothing pickled."""
 
 
 def settle(args: Any, config: RollspecConfig) -> tuple[RollspecConfig, str | None]:
@@ -37,10 +46,15 @@ def settle(args: Any, config: RollspecConfig) -> tuple[RollspecConfig, str | Non
         return _without(config, []), None
     problem = _unusable(args)
     path = config.proposal.learned.model
+    given = path is not None
     if problem is None and path is None:
         path, problem = _fresh(args, config)
+    elif problem is None and path is not None and name == "eagle3":
+        path, problem = _fetched(args, path)
     if problem is None and path is not None:
         problem = _misfit(args, path, name)
+    if problem is None and path is not None and given and name == "eagle3":
+        path = _publishable(args, config, path)
     if problem is not None:
         rest = [d for d in config.proposal.drafters if d != name]
         logger.warning(
@@ -69,18 +83,21 @@ def _specialists(args: Any, config: RollspecConfig, path: str | None, name: str)
     """Those that can run beside the head at `path`; the others are left out, with a sentence each."""
     kept: dict[str, str] = {}
     mine = _read(str(path))
-    for domain, folder in config.proposal.learned.specialists.items():
-        theirs = _read(folder)
+    for domain, given in config.proposal.learned.specialists.items():
+        theirs, folder = _read(given), given
+        if theirs is not None and _flat(theirs) and name == "eagle3":
+            folder = _publishable(args, config, given)
+            theirs = _read(folder)
         if name != "eagle3":
             problem: str | None = f"only eagle3 heads run beside each other, and the drafter is a {name}"
         elif domain == GENERAL:
             problem = "that is what the head in proposal.learned.model is called"
         elif mine is None or theirs is None:
-            problem = f"{folder if theirs is None else path} is no folder with a config.json, which is compared"
+            problem = f"{given if theirs is None else path} is no folder with a config.json, which is compared"
         else:
             problem = _misfit(args, folder, name)
             if problem is None and _shape(mine) != _shape(theirs):
-                problem = f"{folder} has another shape than {path}; make both with the same options"
+                problem = f"{given} has another shape than {path}; make both with the same options"
         if problem:
             logger.warning("rollspec: the specialist %r is left out because %s.", domain, problem)
         else:
@@ -101,7 +118,7 @@ def _misfit(args: Any, path: str, name: str) -> str | None:
     if mine is None:
         if Path(path).is_dir():
             return f"{path}/config.json is missing or is not JSON"
-        return None  # a hub name: vLLM finds it, or says what is wrong
+        return None  # vLLM finds it, or says what is wrong
     if target is None:
         return None
     target = target.get("text_config", target)
@@ -143,28 +160,101 @@ def _read(folder: str) -> dict[str, Any] | None:
 
 
 def _fresh(args: Any, config: RollspecConfig) -> tuple[str | None, str | None]:
-    """A fresh head for the target, made once per target: its folder, or why there is none.
-
-    In a process of its own: making it imports torch and `speculators`, which the process that builds the engine (a
-    trainer, a server) may not want, and may not have initialised yet.
-    """
+    """A fresh head for the target, made once per target: its folder, or why there is none."""
     target = str(args.model)
-    plain = _read(target)
-    key = hashlib.sha256(json.dumps(plain if plain is not None else target, sort_keys=True).encode()).hexdigest()[:16]
+    return _made(config, f"fresh-{_key(_read(target) or target)}", MAKE, [target], f"a fresh EAGLE-3 head for {target}")
+
+
+def _fetched(args: Any, path: str) -> tuple[str | None, str | None]:
+    """The folder of a head that is given by its name on the hub, downloaded where need be; or why there is none."""
+    elsewhere = "://" in path or os.environ.get("VLLM_USE_MODELSCOPE", "").lower() in ("1", "true")
+    if Path(path).is_dir() or elsewhere:
+        return path, None
+    try:
+        from huggingface_hub import snapshot_download
+
+        folder = snapshot_download(path, cache_dir=getattr(args, "download_dir", None), allow_patterns=list(FILES))
+    except Exception as e:  # the hub's, the network's, the disk's: whatever it is, there is no head
+        first = next(iter(str(e).strip().splitlines()), type(e).__name__)
+        return None, f"{path} is neither a folder nor to be had from the hub ({first})"
+    if not any(Path(folder).glob("*.safetensors")):
+        return None, f"{path} has no safetensors file on the hub, and pickled weights are not loaded"
+    return folder, None
+
+
+def _publishable(args: Any, config: RollspecConfig, path: str) -> str:
+    """The head at `path`, or its copy in the layout of versions where the engine gets versions and it has another."""
+    if config.drafter.mode == "off" and config.drafter.versions is None:
+        return path
+    plain, source = _read(path), Path(path)
+    if plain is None:
+        return path
+    names = _names(source)
+    own = ["embed_tokens.weight", *([] if "d2t" in names else ["lm_head.weight"])]
+    if names and not _flat(plain) and not any(n in names for n in own):
+        return path
+    try:
+        files = [f for f in sorted(source.iterdir()) if f.suffix == ".safetensors"]
+        stats = [(f.name, f.stat().st_size, f.stat().st_mtime_ns) for f in files]
+    except OSError:
+        return path  # vLLM says what is wrong
+    key = _key([str(source.resolve()), plain, stats, _read(str(args.model)) or str(args.model)])
+    found, problem = _made(config, f"given-{key}", CONVERT, [path, str(args.model)], f"a copy of {path} for training")
+    if found is None:
+        logger.warning("rollspec: %s; it drafts as it is, and what is trained may not be taken up.", problem)
+        return path
+    replaced = ((_read(found) or {}).get("drafter_online") or {}).get("replaced") or []
+    logger.log(
+        logging.WARNING if replaced else logging.INFO,
+        "rollspec: the head in %s runs as its copy in %s, in the layout of published versions%s.",
+        path,
+        found,
+        f", with the target's {' and '.join(replaced)} in the place of its own" if replaced else "",
+    )
+    return found
+
+
+def _flat(config: dict[str, Any]) -> bool:
+    """Whether a head is in SpecForge's and SGLang's layout."""
+    return "speculators_model_type" not in config
+
+
+def _names(folder: Path) -> set[str]:
+    """The weights in a folder's safetensors files, by their headers; empty where none can be read."""
+    names: set[str] = set()
+    try:
+        for file in folder.glob("*.safetensors"):
+            with file.open("rb") as f:
+                names |= set(json.loads(f.read(int.from_bytes(f.read(8), "little"))))
+    except (OSError, ValueError, MemoryError, OverflowError):
+        return set()
+    return names
+
+
+def _key(what: Any) -> str:
+    return hashlib.sha256(json.dumps(what, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def _made(config: RollspecConfig, name: str, code: str, given: list[str], what: str) -> tuple[str | None, str | None]:
+    """The folder `name` among the heads that are made here, or why there is none. Made once, by `code`.
+
+    In a process of its own, with `given` and the folder to write for arguments: it imports torch and `speculators`,
+    which the process that builds the engine (a trainer, a server) may not want, and may not have initialised yet.
+    """
     learned = config.proposal.learned
     parent = learned.folder or (config.history.dir / "heads" if config.history.dir else None)
     try:
         parent = Path(parent) if parent is not None else Path(tempfile.gettempdir()) / f"rollspec-heads-{os.getuid()}"
-        folder = parent / f"fresh-{key}"
+        folder = parent / name
         if (folder / "config.json").is_file():
             return str(folder), None
         parent.mkdir(parents=True, exist_ok=True)
-        temporary = Path(tempfile.mkdtemp(prefix=".fresh-", dir=parent))
+        temporary = Path(tempfile.mkdtemp(prefix=".making-", dir=parent))
     except OSError as e:
-        return None, f"a fresh head cannot be written ({e}); set proposal.learned.folder"
+        return None, f"{what} cannot be written ({e}); set proposal.learned.folder"
     try:
         made = subprocess.run(
-            [sys.executable, "-c", MAKE, target, str(temporary)],
+            [sys.executable, "-c", code, *given, str(temporary)],
             env={**os.environ, "CUDA_VISIBLE_DEVICES": ""},
             capture_output=True,
             text=True,
@@ -173,15 +263,15 @@ def _fresh(args: Any, config: RollspecConfig) -> tuple[str | None, str | None]:
         )
         if made.returncode:
             last = (made.stderr.strip().splitlines() or ["no message"])[-1]
-            return None, f"no fresh head could be made for {target} ({last})"
+            return None, f"{what} could not be made ({last})"
         try:
             os.rename(temporary, folder)
         except OSError:  # another process was faster
             if not (folder / "config.json").is_file():
                 raise
-        logger.info("rollspec: a fresh EAGLE-3 head for %s is in %s.", target, folder)
+        logger.info("rollspec: %s is in %s.", what, folder)
         return str(folder), None
     except (OSError, subprocess.SubprocessError) as e:
-        return None, f"no fresh head could be made for {target} ({e})"
+        return None, f"{what} could not be made ({e})"
     finally:
         shutil.rmtree(temporary, ignore_errors=True)

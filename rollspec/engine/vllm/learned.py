@@ -267,13 +267,15 @@ class LearnedDrafts:
             t = self.online.info()
             before = dict(zip(("steps", "tokens"), self.online.resumed, strict=True))
             sums |= {f"train_{k}": t[k] - n for k, n in before.items() if k in t}
-            names = ("idle_seconds", "harvested_seconds", "preempted")
+            names = ("idle_seconds", "harvested_seconds", "wasted_seconds", "preempted")
             sums |= {k: t[k] for k in (*names, "sent", "sent_bytes", "feedback_dropped", "private") if k in t}
             if "away" in t:
                 levels["away"] = float(t["away"] is not None)
             if t.get("loss") is not None:
                 levels |= {"loss": t["loss"], "buffered": t["samples"], "train_length": t["length"]}
-                levels["preempt_seconds"] = t["preempt_seconds"]
+                levels |= {f"loss/{term}": value for term, value in t["terms"].items()}
+            waits = ("preempt_seconds", "preempt_p99_seconds", "micro_step_seconds", "step_age_seconds")
+            levels |= {k: t[k] for k in waits if k in t}
         out = {k: v - self._drained.get(k, 0.0) for k, v in sums.items()}
         self._drained = sums
         if self.swapper is not None and pauses:

@@ -13,7 +13,6 @@ the law is another one: that is why this is called lossy wherever it is on.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -23,11 +22,10 @@ import numpy.typing as npt
 
 from rollspec.config import ReuseConfig
 from rollspec.engine.vllm import scoring
+from rollspec.once import Once
 from rollspec.proposal.base import prompt_key
 from rollspec.proposal.old import OldResponse, OldResponses
 from rollspec.sampling import lenient
-
-logger = logging.getLogger("rollspec")
 
 Score = Callable[[list[int], Any], Awaitable[Any]]
 """Runs one request of (prompt token ids, SamplingParams); a finished `RequestOutput`, or None if it was aborted."""
@@ -90,7 +88,7 @@ class LenientReuse:
         self.version = 0
         self._rng = np.random.default_rng() if rng is None else rng
         self._counts: dict[str, float] = {}
-        self._said: set[str] = set()
+        self._once = Once()
 
     async def prefix(
         self, score: Score, prompt: Sequence[int], params: Mapping[str, Any], limit: int, sample: str | None
@@ -198,6 +196,4 @@ class LenientReuse:
 
     def _refuse(self, cause: str, text: str) -> None:
         self._count(f"refused/{cause}")
-        if cause not in self._said:
-            self._said.add(cause)
-            logger.warning("rollspec: an old response is not reused because %s; the rollout is generated whole.", text)
+        self._once(cause, "rollspec: an old response is not reused because %s; the rollout is generated whole.", text)

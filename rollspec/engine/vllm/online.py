@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from drafter_online.errors import DrafterError
+from rollspec.engine.vllm.faults import TrainingFaults
 
 if TYPE_CHECKING:
     from drafter_online.idle import EngineState
@@ -51,13 +52,16 @@ class OnlineTraining:
         self.error: str | None = None
         self.acceptance: list[float] = []  # of the latest training windows, per training-time-test step
         self.length = 1.0  # the same as an acceptance length
+        self.terms: dict[str, float] = {}  # of the latest loss
         self.resumed = (0, 0)  # optimiser steps and tokens that an earlier run made
         self._rewards: deque[tuple[str, float]] = deque(maxlen=1 << 16)
         self.parts: dict[str, torch.Tensor] | None = None  # the target's own, put together from all ranks
         self._stepped = time.perf_counter()
         self._inside = False
+        self._hung = False
         self._version = -1
-        self._told: set[str] = set()
+        self._due = False  # `publish_every` steps were made, and what was learned is not published yet
+        self._fault = TrainingFaults(learned.bridge)
         self._stop = threading.Event()
         self._trainer: Any = None
         self._idle: Any = None
@@ -76,6 +80,7 @@ class OnlineTraining:
 
     def step_begins(self) -> None:
         """The engine computes, so the machine is not the trainer's any more."""
+        self._watch()
         self._inside = True
         self.updating = False
         self._stepped = time.perf_counter()
@@ -91,6 +96,7 @@ class OnlineTraining:
 
     def info(self) -> dict[str, Any]:
         """What was trained so far."""
+        self._watch()
         out: dict[str, Any] = {"published": self.published, "error": self.error, "folder": str(self.folder)}
         if self._trainer is not None:
             c, i = self._trainer.counts, self._idle.counts
@@ -105,6 +111,11 @@ class OnlineTraining:
                 "micro_steps": i.steps,
                 "wasted_seconds": i.wasted,
                 "preempt_seconds": max(i.latencies, default=0.0),
+                "preempt_p99_seconds": i.latency_p99,
+                "micro_step_seconds": i.step_seconds,
+                "step_age_seconds": self._idle.watch.age,
+                "hangs": self._idle.watch.hangs,
+                "terms": self.terms,
                 "acceptance": self.acceptance,
                 "length": self.length,
             }
@@ -167,6 +178,14 @@ class OnlineTraining:
         if number is not None and self.learned.swapper is not None:
             self.learned.swapper.offer(store.path(number), canary=False)
 
+    def _watch(self) -> None:
+        """A step that hangs cannot say so itself; said and counted once each."""
+        hangs = self._idle.watch.hangs if self._idle is not None else None
+        if hangs is not None and not self._hung:
+            self.learned.bridge.count("drafter training: a step hangs")
+            logger.warning("rollspec: %s; the engine goes on with the drafter it has.", hangs)
+        self._hung = hangs is not None
+
     def stop(self) -> None:
         """End the thread; it is a daemon, so nothing waits for it."""
         self._stop.set()
@@ -181,19 +200,13 @@ class OnlineTraining:
                     with self._lock:
                         self._feed()
                         worked = self._trainer is not None and self._tick()
-                        if worked:
+                        if self._due and (worked or not self._forbidden()):
                             self._publish()
         except Exception as e:
-            self.error = f"{type(e).__name__}: {e}"
-            self.learned.bridge.count(f"drafter training: {self.error}")
-            logger.warning("rollspec: the drafter is not trained from now on (%s).", self.error, exc_info=e)
-
-    def _fault(self, what: str, cause: str) -> None:
-        """Count what failed, say it once; training goes on."""
-        self.learned.bridge.count(f"drafter training, {what}: {cause}")
-        level = logging.DEBUG if what in self._told else logging.WARNING
-        self._told.add(what)
-        logger.log(level, "rollspec: %s the drafter's training failed and is left out (%s).", what, cause)
+            cause = f"{type(e).__name__}: {e}"
+            self.learned.bridge.count(f"drafter training: {cause}")
+            logger.warning("rollspec: the drafter is not trained from now on (%s).", cause, exc_info=e)
+            self.error = cause
 
     def _feed(self) -> None:
         """Move captured samples into the buffer; the trainer is made when the first ones come."""
@@ -219,16 +232,17 @@ class OnlineTraining:
 
         model = str(self.learned.drafter.draft_model_config.model)
         head = heads.load(model, str(self._vllm_config.model_config.model))
-        keep = BufferConfig(max_bytes=self.config.buffer_bytes)
+        training = DrafterTraining(**self.learned.bridge.config.drafter_training)
+        keep = BufferConfig(**{"max_bytes": self.config.buffer_bytes, **self.config.buffer})
         try:
             buffer = Buffer.load(self.folder / "buffer", keep)
         except BufferFileError as e:  # set aside
             self._fault("reading the buffer of", str(e))
             buffer = Buffer(keep)
         trainer = Trainer(
-            Eagle3(head),
+            Eagle3(head, train_lm_head=training.train_lm_head),
             buffer,
-            DrafterTraining(**self.config.training),
+            training,
             checkpoints=self.folder / "state",
             device=self.learned.runner.device,
         )
@@ -260,10 +274,14 @@ class OnlineTraining:
     def _tick(self) -> bool:
         """One micro-step, if it may run; whether it did its work."""
         self._refresh()
+        before = self._trainer.counts.steps
         report = self._idle.tick(self._state, self._trainer.micro_step)
         if report is None or report.skipped is not None:
             return False
         self.acceptance, self.length = report.acceptance.rates, report.acceptance.length
+        steps = self._trainer.counts.steps
+        self._due = self._due or (steps > before and steps % self.config.publish_every == 0)
+        self.terms = {k: v for k, v in report.terms.items() if k != "loss"}
         return True
 
     def _refresh(self) -> None:
@@ -285,11 +303,16 @@ class OnlineTraining:
         heads.refresh(self._trainer.drafter.head, **cut)
 
     def _publish(self) -> None:
-        """Every so many optimiser steps, what was learned is offered to the engine."""
-        steps = self._trainer.counts.steps
+        """Offer what was learned to the engine, in the place of what it has not swapped in yet.
+
+        While a version is on trial training goes on, and what is newest at the end of the trial comes next.
+        """
         swapper = self.learned.swapper
-        if not steps or steps % self.config.publish_every or swapper is None or swapper.busy:
+        shared = self.config.versions is not None
+        # A shared store is followed on its own: only a trial here, whose version it must keep, is waited for.
+        if swapper is None or (swapper.canary is not None if shared else not swapper.open):
             return
+        self._due = False
         from drafter_online.versions import Versions
 
         store = Versions(self.versions)

@@ -147,15 +147,16 @@ class Overlap:
         output = self._sample(self._rows(grammar_output))
         if not computed:
             return output
-        taken = self._taken = self._take()
+        # A copy, because vLLM names the requests by the list of its batch, whose rows move when the next step begins.
+        taken = self._taken = copy.deepcopy(self._take())
         self._drafts = dict(zip(taken.req_ids, taken.draft_token_ids, strict=True)) if taken is not None else {}
         if self._places:
             output.__dict__[DRAFTED] = self._drafted
         return output
 
     def take_draft_token_ids(self) -> Any:
-        """Asked for only to check drafts against grammars; a copy, because they are cut in place."""
-        return copy.deepcopy(self._taken)
+        """Asked for only to check drafts against grammars, by another process: it gets a copy."""
+        return self._taken
 
     def settle(self, scheduled: Any) -> Any:
         """The step with true token counts and real drafts, as a new `SchedulerOutput`."""

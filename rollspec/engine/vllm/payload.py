@@ -20,7 +20,7 @@ def unprepared(error: Exception) -> SwapRefusedError:
 
 
 def read_folder(folder: Path) -> dict[str, torch.Tensor]:
-    """All tensors of a head's or model's folder.
+    """All tensors of a head's or model's folder, a SpecForge head's layer by the name that published versions have.
 
     Raises:
         SwapRefusedError: there are none, or they cannot be read.
@@ -39,7 +39,7 @@ def read_folder(folder: Path) -> dict[str, torch.Tensor]:
             raise SwapRefusedError(
                 f"rollspec: drafter weights were not loaded: {file} cannot be read ({e}); it is truncated or damaged."
             ) from e
-    return tensors
+    return {n.replace("midlayer.", "layers.0.", 1): t for n, t in tensors.items()}
 
 
 def fingerprint(weights: Iterable[torch.Tensor]) -> list[float]:

@@ -268,11 +268,21 @@ class VllmProposer:
             params.max_tokens if params is not None and params.max_tokens is not None else self.proposer.max_model_len
         )
         stream = self.coupled.stream(req_id, params) if self.coupled is not None else None
-        # What lenient reuse starts a rollout from is not its prompt: trees and history are those of the prompt itself.
+        # What a rollout has said already, or was started from, is not its prompt: trees and history are the prompt's.
         prompt = state.prompt_token_ids
         cut = int(own.get(scoring.PROMPT, len(prompt)))
         private = metadata.of(params).private
-        self.proposer.begin(req_id, prompt[:cut], limit + len(prompt) - cut, stop, stream, prompt[cut:], private)
+        origin = scoring.origin(params)
+        self.proposer.begin(
+            req_id,
+            prompt[:cut],
+            limit + len(prompt) - cut,
+            stop,
+            stream,
+            prompt[cut:],
+            private,
+            origin.name if origin else None,
+        )
 
 
 def _machine(vllm_config: Any) -> dict[str, Any]:

@@ -19,10 +19,15 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from rollspec.sampling.streams import Origin
+
 KEY = "rollspec"
 """Under which a request carries rollspec's own settings in `SamplingParams.extra_args`."""
 
-TEMPERATURE, PROMPT = "score_temperature", "prompt_tokens"
+TEMPERATURE, PROMPT, ORIGIN = "score_temperature", "prompt_tokens", "origin"
+"""Of a request's own settings: at which temperature its prompt is scored; how many of its tokens are the prompt, where
+what follows was said by this rollout already; and what names it over several submissions (`streams.Origin`).
+"""
 
 
 def params(temperature: float) -> Any:
@@ -62,6 +67,13 @@ def asked(sampling_params: Any) -> Mapping[str, Any]:
     """Rollspec's own settings of a request; empty where it has none."""
     given = (getattr(sampling_params, "extra_args", None) or {}).get(KEY)
     return given if isinstance(given, Mapping) else {}
+
+
+def origin(sampling_params: Any) -> Origin | None:
+    """Which rollout a request belongs to that is submitted again if it is aborted; None where it does not say."""
+    own = asked(sampling_params)
+    name, prompt = own.get(ORIGIN), own.get(PROMPT)
+    return Origin(name, prompt) if isinstance(name, str) and isinstance(prompt, int) else None
 
 
 def install(runner: Any) -> None:

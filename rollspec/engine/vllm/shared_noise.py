@@ -18,7 +18,6 @@ import numpy as np
 import torch
 
 from rollspec.engine.vllm.coupled import GREEDY, CoupledSampler
-from rollspec.sampling.coupled import sample
 from rollspec.sampling.noise import Ints, Words
 
 
@@ -64,7 +63,7 @@ class SharedNoise:
         most = scores.argmax(-1) if not sampling.all_random else None
         if sampling.top_k is not None or sampling.top_p is not None:
             scores = apply_top_k_top_p(scores, sampling.top_k, sampling.top_p)
-        tokens = sample(scores, keys, positions)
+        tokens = self._coupled.sample(scores, keys, positions)
         if most is not None:
             tokens = torch.where(greedy, most, tokens)
         probs = (scores.gather(-1, tokens[:, None])[:, 0] - scores.logsumexp(-1)).exp()

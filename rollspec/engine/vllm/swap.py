@@ -36,12 +36,11 @@ from rollspec.engine.vllm.payload import (
     unprepared,
 )
 from rollspec.engine.vllm.ranks import NOTHING, Note, Ranks
+from rollspec.once import Once
 from rollspec.proposal.canary import Canary, Verdict
 
 if TYPE_CHECKING:
     from rollspec.engine.vllm.learned import LearnedDrafts
-
-logger = logging.getLogger("rollspec")
 
 LARGE = 0.02
 """Relative change of the weights from which on the KV that the old ones wrote is read again."""
@@ -52,6 +51,7 @@ class Before:
     """What ran before a trial: version, weights by checkpoint name, and what was known of its acceptance."""
 
     version: int
+    since: int
     tensors: dict[str, torch.Tensor]
     acceptance: dict[str, list[float]]
 
@@ -67,6 +67,7 @@ class Staged:
     canary: bool
     print: list[float]  # fingerprint
     store: Path | None = None
+    target: int | None = None  # newest policy version that they were trained on
 
 
 class Swapper:
@@ -77,7 +78,7 @@ class Swapper:
         self.ranks = ranks or Ranks()
         self.vllm_config = vllm_config
         self.version = 0
-        self.since = 0  # policy version under which the weights last changed
+        self.since = 0  # newest policy version that the weights were trained on, or under which they came
         self.canary: Canary | None = None
         self.pauses: list[float] = []  # seconds, since the last drain
         self.counts = {"promoted": 0, "rolled_back": 0, "refused": 0, "resent": 0}
@@ -86,8 +87,10 @@ class Swapper:
         self._shadow: Any = None
         self._thread: threading.Thread | None = None
         self._staged: Staged | None = None
+        self._offering = threading.Lock()
         self._offered: dict[str, Any] | None = None  # by another thread
         self._trying: int | None = None  # the offered version that is being staged
+        self._replaceable = False  # what is being staged was offered for a trial, and a newer offer may take its place
         self.told: Callable[[int, str, str], None] | None = None
         """Told of verdicts (version, verdict, reason) in the place of the store's own record."""
         self._deferred: dict[str, Any] | None = None  # asked for while the engine slept
@@ -95,7 +98,7 @@ class Swapper:
         self._verdict: Verdict | None = None  # of the trial, not told to the other ranks yet
         self._woke = False
         self._error: SwapRefusedError | None = None
-        self._told: set[str] = set()
+        self._once = Once()
         self._running: dict[str, torch.Tensor] | None = None  # payload of what runs; None: as loaded
         self._spare: threading.Thread | None = None  # loads what ran before into the second copy
         self._before: Before | None = None  # what ran before the canary
@@ -120,7 +123,8 @@ class Swapper:
             payload: `dir`, a version's folder or a head's; or `tensors`, a state dict in the checkpoint's names (in
                 this process only). `version`: its number where the folder does not say; `canary`: False promotes at
                 once; `back`: True allows an older version, and without `dir` the weights that the engine was started
-                with; `wait`: True returns after the swap, else it happens at the start of a later step.
+                with; `instead`: True gives up what is staged (of `poll` only); `wait`: True returns
+                after the swap, else it happens at the start of a later step.
 
         Returns:
             what was done: `version`, and with `wait` also `pause_ms`, `stage_ms`, `change`, `reread` (positions);
@@ -132,15 +136,16 @@ class Swapper:
         if self.learned.asleep:
             self._deferred = dict(payload)
             return {"deferred": True, "version": self.version}
-        if self._pending:
+        if self._pending and not payload.get("instead"):
             raise SwapRefusedError("rollspec: a swap is being prepared; try again when it is done.")
         if self.canary is not None:
             raise SwapRefusedError(
                 f"rollspec: version {self.canary.version} has been running for {self.canary.seen} of its "
                 f"{self.canary.drafts} trial drafts; try again after its verdict."
             )
-        if self._spare is not None:
-            self._spare.join()
+        for thread in (self._spare, self._thread):
+            if thread is not None:
+                thread.join()
         self._pending, self._error, self._staged = True, None, None
         try:
             self._build()
@@ -159,9 +164,26 @@ class Swapper:
         """Whether a swap is on its way or on trial."""
         return self._pending or self._offered is not None or self._deferred is not None or self.canary is not None
 
+    @property
+    def open(self) -> bool:
+        """Whether a newer version may be offered: none is on trial, and no offer that needs no trial is in the way."""
+        offered = self._offered
+        return self.canary is None and self._deferred is None and (offered is None or bool(offered["canary"]))
+
     def offer(self, folder: Path | None, canary: bool = True, back: bool = False) -> None:
-        """Have a version staged when the next step begins. For other threads. Arguments as in `request`."""
-        self._offered = {"dir": str(folder or ""), "canary": canary, "back": back}
+        """Have a version staged when the next step begins. For other threads. Arguments as in `request`.
+
+        It takes the place of an offer that was not swapped in yet: one that no step has taken up, and once also one
+        that is staged. Once only, or short bursts of steps with an offer between any two would never swap.
+        """
+        with self._offering:
+            self._offered = {"dir": str(folder or ""), "canary": canary, "back": back}
+
+    def withdraw(self) -> bool:
+        """Take an offer back; False where there is none, or a step has taken it up. For other threads."""
+        with self._offering:
+            offered, self._offered = self._offered, None
+        return offered is not None
 
     def prepare(self) -> None:
         """Make the second copy of the drafter now rather than at the first swap."""
@@ -177,10 +199,8 @@ class Swapper:
             self._woke = False
             self.verify()
         asked, self._deferred = self._deferred, None
-        if asked is None and self.ranks.alone and not self._pending and self.canary is None:
-            asked, self._offered = self._offered, None
-            if asked is not None:
-                self._trying = _number(asked)
+        if asked is None and self.ranks.alone:
+            asked = self._accept()
         try:
             if asked is not None:
                 asked.pop("wait", None)
@@ -199,11 +219,8 @@ class Swapper:
             return NOTHING
         if self._verdict is not None:
             return Note(self._verdict)
-        if self._offered is None or self._pending or self.canary is not None:
-            return NOTHING
-        offered, self._offered = self._offered, None
-        self._trying = _number(offered)
-        return Note("swap", json.dumps(offered))
+        offered = self._accept()
+        return NOTHING if offered is None else Note("swap", json.dumps(offered))
 
     def heed(self, note: Note) -> None:
         """Do what the first rank says; on every rank of several, at the same step."""
@@ -231,7 +248,7 @@ class Swapper:
         if self.ranks.least(int(self._print == fingerprint(self._own.values()))):
             return True
         self.counts["resent"] += 1
-        self._tell("resent", "rollspec: the drafter's weights were lost or overwritten; they are put back.")
+        self._once("resent", "rollspec: the drafter's weights were lost or overwritten; they are put back.")
         self._build()
         for thread in (self._thread, self._spare):
             if thread is not None:
@@ -265,9 +282,25 @@ class Swapper:
         version, self._trying = self._trying, None
         if version is not None and self.told is not None:
             self.told(version, "refused", str(error))
-        self._tell(str(error), str(error))
+        self._once(str(error), "%s", error)
 
     # ---- staging ----------------------------------------------------------------------------------------------------
+
+    def _accept(self) -> dict[str, Any] | None:
+        """The offer, if it can be staged now; with `instead` where it takes the place of a staged one."""
+        if self.canary is not None or (self._pending and not self._superseded):
+            return None
+        with self._offering:
+            offered, self._offered = self._offered, None
+        if offered is None:
+            return None
+        self._trying, self._replaceable = _number(offered), bool(offered["canary"]) and not self._pending
+        return {**offered, "instead": True} if self._pending else offered
+
+    @property
+    def _superseded(self) -> bool:
+        """Whether what is staged gives way to a newer offer: not with ranks, none of which knows that all staged."""
+        return self.ranks.alone and self._replaceable and self._staged is not None and self._offered is not None
 
     def _prepare(self, payload: Mapping[str, Any]) -> None:
         """Stage, or remember why not. Never raises: a fault while preparing touches nothing that runs."""
@@ -290,7 +323,7 @@ class Swapper:
         agreed = self.ranks.least(0 if not done else 1 if self._error is not None else 2)
         if agreed == 0:
             return None
-        self._pending, self._thread = False, None
+        self._pending, self._thread, self._replaceable = False, None, False
         if agreed == 1:
             error, self._error = self._error, None
             self._staged = None
@@ -302,7 +335,7 @@ class Swapper:
 
     def _stage(self, payload: Mapping[str, Any]) -> Staged:
         begin = time.perf_counter()
-        version, tensors, store = self._read(payload)
+        version, tensors, store, target = self._read(payload)
         like = self._original()
         tensors = self._strip(tensors)
         check(tensors, like)
@@ -312,20 +345,20 @@ class Swapper:
         # Of the second copy, whose bytes the first one will have.
         marks = fingerprint(second for _, second in self._pairs)
         seconds = time.perf_counter() - begin
-        return Staged(version, tensors, change, seconds, bool(payload.get("canary", True)), marks, store)
+        return Staged(version, tensors, change, seconds, bool(payload.get("canary", True)), marks, store, target)
 
-    def _read(self, payload: Mapping[str, Any]) -> tuple[int, dict[str, torch.Tensor], Path | None]:
-        """(version, tensors by checkpoint name, the store they are from)."""
+    def _read(self, payload: Mapping[str, Any]) -> tuple[int, dict[str, torch.Tensor], Path | None, int | None]:
+        """(version, tensors by checkpoint name, the store they are from, policy version that they were trained on)."""
         if "tensors" in payload:
             version = int(payload.get("version", self.version + 1))
             if version <= self.version:
                 raise SwapRefusedError(
                     f"rollspec: drafter version {version} is not newer than version {self.version}, which runs."
                 )
-            return version, {n: t.detach().to("cpu") for n, t in payload["tensors"].items()}, None
+            return version, {n: t.detach().to("cpu") for n, t in payload["tensors"].items()}, None, None
         back = bool(payload.get("back"))
         if back and not payload.get("dir"):
-            return 0, dict(self._original()), None
+            return 0, dict(self._original()), None, 0
         folder = Path(str(payload.get("dir", "")))
         if (folder / "manifest.json").is_file() or folder.name.isdigit():
             from drafter_online.errors import DrafterError
@@ -338,8 +371,8 @@ class Swapper:
                 found = store.load(int(folder.name), base=base, newer_than=None if back else self.version)
             except (DrafterError, ValueError) as e:
                 raise SwapRefusedError(f"rollspec: {str(e).removeprefix('drafter-online: ')}") from e
-            return found.number, dict(found.tensors), folder.parent
-        return int(payload.get("version", self.version + 1)), read_folder(folder), None
+            return found.number, dict(found.tensors), folder.parent, found.manifest.target_version
+        return int(payload.get("version", self.version + 1)), read_folder(folder), None, None
 
     def _strip(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """Without what is the target's own in this engine."""
@@ -414,9 +447,11 @@ class Swapper:
         self._exchange()
         self._print = staged.print
         reread = self.learned.states.rewind() if staged.change >= LARGE else 0
-        self._before = Before(self.version, before, known)
+        self._before = Before(self.version, self.since, before, known)
         self.version, self._running, self._store = staged.version, staged.tensors, staged.store
-        self.since = self.learned.proposer.version
+        policy = self.learned.proposer.version
+        # Versions of another job may count policies otherwise: none is of the future.
+        self.since = policy if staged.target is None else min(staged.target, policy)
         self.learned.proposer.swapped(self.version)
         if staged.canary and self._config.canary_drafts:
             self.canary = Canary(staged.version, rates, self._config.canary_drafts, self._config.canary_ratio)
@@ -457,10 +492,12 @@ class Swapper:
         version, store = self.version, self._store
         self.counts[verdict] += 1
         if verdict == "promoted":
-            self._tell(f"{version} promoted", f"rollspec: drafter version {version} stays: {reason}.", logging.INFO)
+            self._once(
+                f"{version} promoted", "rollspec: drafter version %d stays: %s.", version, reason, level=logging.INFO
+            )
         else:
             assert self._before is not None
-            self._tell(f"{version} back", f"rollspec: drafter version {version} is taken back: {reason}.")
+            self._once(f"{version} back", "rollspec: drafter version %d is taken back: %s.", version, reason)
             old = self._before
             begin = time.perf_counter()
             if self._spare is not None:
@@ -469,7 +506,7 @@ class Swapper:
             self.pauses.append(time.perf_counter() - begin)
             self._print = fingerprint(self._own.values())
             self.learned.states.rewind()
-            self.version, self._running = old.version, old.tensors
+            self.version, self.since, self._running = old.version, old.since, old.tensors
             self.learned.proposer.swapped(old.version, old.acceptance)
         self._before = None
         self.last |= {"verdict": verdict, "reason": reason}
@@ -488,13 +525,7 @@ class Swapper:
         try:
             versions.record(version, verdict, reason)
         except DrafterError as e:
-            self._tell("record", f"rollspec: {str(e).removeprefix('drafter-online: ')}")
-
-    # ---- small things -----------------------------------------------------------------------------------------------
-
-    def _tell(self, key: str, sentence: str, level: int = logging.WARNING) -> None:
-        logger.log(logging.DEBUG if key in self._told else level, "%s", sentence)
-        self._told.add(key)
+            self._once("record", "rollspec: %s", str(e).removeprefix("drafter-online: "))
 
 
 def _number(offered: Mapping[str, Any]) -> int | None:

@@ -20,6 +20,7 @@ from rollspec.engine.vllm.compat import vllm_version
 from rollspec.engine.vllm.coupled import CoupledSampler
 from rollspec.engine.vllm.policy import PolicyWatch
 from rollspec.engine.vllm.proposer import TRAINER, VllmProposer
+from rollspec.engine.vllm.ranks import Ranks
 from rollspec.errors import HistoryError, RollspecError, UnsupportedEngineError
 from rollspec.tuning import store
 
@@ -50,8 +51,9 @@ def install(worker: Any, config: RollspecConfig) -> None:
                 f"{patches.ENV_PATCHES}=none forbids them; unset it"
             )
         drafter.attach(runner, drafts_here=_is_output_rank(worker))
+        ranks = Ranks.of(int(worker.vllm_config.parallel_config.tensor_parallel_size))
         if config.mode == "coupled":  # on every rank: each draws, and all must draw alike
-            drafter.coupled = CoupledSampler(runner, config, drafter.count)
+            drafter.coupled = CoupledSampler(runner, config, drafter.count, ranks)
         # Drafts that know the noise, replays among them, are right more often than max p.
         knowing = config.reuse.mode == "coupled" or (
             learned and config.mode == "coupled" and config.coupled.drafts == "noise"
@@ -70,10 +72,8 @@ def install(worker: Any, config: RollspecConfig) -> None:
         if learned:
             from rollspec.engine.vllm.learned import LearnedDrafts
             from rollspec.engine.vllm.online import OnlineTraining
-            from rollspec.engine.vllm.ranks import Ranks
             from rollspec.engine.vllm.swap import Swapper
 
-            ranks = Ranks.of(int(worker.vllm_config.parallel_config.tensor_parallel_size))
             drafter.learned = LearnedDrafts(drafter, runner, ranks)
             drafter.learned.swapper = Swapper(drafter.learned, worker.vllm_config, ranks)
             _watch_sleep(worker, drafter.learned)

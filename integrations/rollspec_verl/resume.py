@@ -1,0 +1,68 @@
+"""Rollouts that verl aborts for new weights and submits again with what they have said (llm_server.py,
+`FullyAsyncLLMServerClient`): all their requests say which rollout they belong to and where its prompt ends.
+
+To the engine each is another request with a longer prompt. With the mark its noise, drafts and history are those of the
+rollout (rollspec/sampling/streams.py, `Origin`).
+"""
+
+from __future__ import annotations
+
+import functools
+import uuid
+from types import ModuleType
+from typing import Any
+
+from rollspec.engine.vllm import metadata, scoring
+from rollspec_verl import options
+from rollspec_verl.once import once
+
+
+def register() -> None:
+    """Hook the client where it is, or will be, imported: in the agent loops' workers."""
+    from rollspec.engine.vllm.patches.base import on_import
+
+    on_import("verl.workers.rollout.llm_server", install)
+
+
+def install(module: ModuleType) -> None:
+    """Wrap `FullyAsyncLLMServerClient.generate` (llm_server.py:226), which submits again. Idempotent."""
+    cls = module.FullyAsyncLLMServerClient
+    generate = cls.generate
+    if getattr(generate, "_rollspec", False):
+        return
+
+    @functools.wraps(generate)
+    async def named(
+        self: Any, request_id: Any, *, prompt_ids: Any, sampling_params: dict[str, Any], **kwargs: Any
+    ) -> Any:
+        try:
+            if _on(self):
+                sampling_params = _named(prompt_ids, sampling_params, kwargs)
+        except Exception as e:  # the rollout goes on as without rollspec
+            once(f"a rollout that is aborted will go on with other noise ({type(e).__name__}: {e})")
+        return await generate(self, request_id, prompt_ids=prompt_ids, sampling_params=sampling_params, **kwargs)
+
+    named._rollspec = True  # type: ignore[attr-defined]
+    cls.generate = named
+
+
+def _named(prompt_ids: Any, sampling_params: dict[str, Any], kwargs: dict[str, Any]) -> dict[str, Any]:
+    """The sampling parameters of every submission of a rollout. The caller's mapping stays as it is."""
+    if any(kwargs.get(f"{kind}_data") is not None for kind in ("image", "video", "audio")):
+        # The server and vLLM rewrite such prompts, so where one ends is not known here.
+        once("rollouts with images, video or sound that are aborted go on with other noise and a history of their own")
+        return sampling_params
+    from verl.utils import normalize_token_ids
+
+    extra = dict(sampling_params.get("extra_args") or {})
+    own = metadata.mapping(extra.get(scoring.KEY))
+    mark = {scoring.ORIGIN: uuid.uuid4().hex, scoring.PROMPT: len(normalize_token_ids(prompt_ids))}
+    return {**sampling_params, "extra_args": {**extra, scoring.KEY: {**own, **mark}}}
+
+
+def _on(client: Any) -> bool:
+    on: bool | None = getattr(client, "_rollspec_on", None)
+    if on is None:
+        rollout = client.config.actor_rollout_ref.rollout
+        on = client._rollspec_on = rollout.get("name") == "vllm" and options.read(rollout).enabled
+    return on

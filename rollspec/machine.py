@@ -1,0 +1,46 @@
+"""Where and when a result was made: machine, source revision, time."""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+import subprocess
+from contextlib import suppress
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def machine() -> dict[str, Any]:
+    """System, processor, cores and memory."""
+    model = platform.processor() or platform.machine()
+    with suppress(OSError):
+        if found := re.search(r"model name\s*:\s*(.+)", Path("/proc/cpuinfo").read_text()):
+            model = found.group(1).strip()
+    memory = None
+    with suppress(OSError, ValueError, AttributeError):
+        memory = round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1)
+    return {"system": f"{platform.system()} {platform.machine()}", "cpu": model, "cores": os.cpu_count(),
+            "memory_gib": memory}  # fmt: skip
+
+
+def git_sha() -> str | None:
+    """Of the checkout that this package lies in; None where it is installed elsewhere, if inside another's checkout."""
+
+    def git(*args: str) -> str:
+        done = subprocess.run(["git", "-C", str(ROOT), *args], capture_output=True, text=True, timeout=10, check=True)
+        return done.stdout.strip()
+
+    try:
+        git("ls-files", "--error-unmatch", "rollspec/machine.py")
+        return git("rev-parse", "HEAD") + (" with local changes" if git("status", "--porcelain") else "")
+    except (OSError, subprocess.SubprocessError):
+        return None
+
+
+def now() -> str:
+    """UTC, to the second."""
+    return datetime.now(timezone.utc).isoformat(timespec="seconds")

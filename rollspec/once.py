@@ -1,0 +1,20 @@
+"""What is said once and counted afterwards: a cause that recurs at every step must not fill the log."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+logger = logging.getLogger("rollspec")
+
+
+class Once:
+    """Log lines by key: the first of a key at its level, later ones at DEBUG."""
+
+    def __init__(self) -> None:
+        self.said: set[str] = set()
+
+    def __call__(self, key: str, message: str, *args: Any, level: int = logging.WARNING) -> None:
+        """Log `message % args` under `key`."""
+        logger.log(logging.DEBUG if key in self.said else level, message, *args, stacklevel=2)
+        self.said.add(key)
