@@ -37,18 +37,23 @@ TRAINING = "drafter.training={learning_rate: 0.002, batch_tokens: 256, window_to
 ARMS: dict[str, tuple[str, tuple[str, ...]]] = {
     "suffix": ("default", ()),
     "long_tail": ("long_tail", (TRAINING, "drafter.publish_every=10", "drafter.capture.share=0.05")),
+    "long_tail, one head": (
+        "long_tail",
+        (TRAINING, "drafter.publish_every=10", "drafter.capture.share=0.05", "drafter.versions={folder}/versions"),
+    ),
     "trained, never swapped": (
         "long_tail",
         (TRAINING, "drafter.publish_every=1000000", "drafter.capture.share=0.05"),
     ),
     "not trained": ("long_tail", ("drafter.mode=off", "drafter.capture.enabled=false")),
 }
-"""Preset and overrides. The last two draft alike, with the fresh head; they differ by capture and training."""
+"""Preset and overrides. In `long_tail` each replica trains a head of its own; in the third both train one, through a
+folder of versions. The last two draft alike, with the fresh head; they differ by capture and training."""
 
 GAIN, COST = 1.15, 1.01
 """Generation time of suffix over long_tail, at least; step time of trained over not trained, at most."""
 
-COUNTS = ("captured", "train_steps", "train_tokens", "swaps", "promoted", "rolled_back", "preempted",
+COUNTS = ("captured", "train_steps", "train_tokens", "joined", "swaps", "promoted", "rolled_back", "preempted",
           "idle_seconds", "harvested_seconds", "capture_seconds")  # fmt: skip
 
 
@@ -63,7 +68,8 @@ def jobs(seeds: Sequence[int], arms: Sequence[str], work: Path, settings: JobSet
             place = folder(work, arm, seed)
             place.mkdir(parents=True, exist_ok=True)
             same = ("mode=coupled", f"coupled.seed={seed}")
-            job = build_job(chosen, assets, place, speculate=True, preset=preset, overrides=(*overrides, *same))
+            own = tuple(o.replace("{folder}", str(place)) for o in overrides)
+            job = build_job(chosen, assets, place, speculate=True, preset=preset, overrides=(*own, *same))
             found.append((arm, seed, job))
     return found
 
@@ -117,6 +123,7 @@ def summarise(runs: dict[str, dict[int, dict[str, Any]]]) -> dict[str, Any]:
             "faults": sum(v or 0.0 for f in seeds.values() for v in f["faults"]),
         }
     out["learned_and_suffix_over_suffix"] = _pairs(runs, "suffix", "long_tail", "gen", GAIN, most=False)
+    out["one_head_and_suffix_over_suffix"] = _pairs(runs, "suffix", "long_tail, one head", "gen", GAIN, most=False)
     out["training_while_idle"] = _pairs(runs, "trained, never swapped", "not trained", "step", COST, most=True)
     return out
 
@@ -157,6 +164,7 @@ def table(summary: dict[str, Any]) -> Table:
         t.add_column(column, justify="right" if column else "left")
     rows = (
         ("learned_and_suffix_over_suffix", "generation: suffix / long_tail", f">= {GAIN}", "second half"),
+        ("one_head_and_suffix_over_suffix", "generation: suffix / long_tail, one head", f">= {GAIN}", "second half"),
         ("training_while_idle", "step time: trained / not trained", f"<= {COST}", "all"),
     )
     for key, label, goal, judged in rows:
@@ -165,8 +173,8 @@ def table(summary: dict[str, Any]) -> Table:
             t.add_row(label, goal, *cells, found[judged]["verdict"])
     made = [
         f"{arm}: {a['train_steps']:.0f} training steps in {a['harvested_seconds']:.0f} of {a['idle_seconds']:.0f} "
-        f"idle s, {a['swaps']:.0f} swaps; a step takes {a['micro_step_seconds'] or 0:.2f} s, pre-emption "
-        f"{a['preempt_p99_seconds'] or 0:.2f} s (p99)"
+        f"idle s, {a['swaps']:.0f} swaps, {a['learned_length'] or 0:.2f} tokens by its drafts; a step takes "
+        f"{a['micro_step_seconds'] or 0:.2f} s, pre-emption {a['preempt_p99_seconds'] or 0:.2f} s (p99)"
         for arm, a in summary["arms"].items()
         if a["idle_seconds"]
     ]

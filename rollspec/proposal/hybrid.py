@@ -155,7 +155,7 @@ class HybridProposer(Proposer):
         cost = self.tuner.cost
         price = self._price = 0.0 if fixed else max(FLOOR, budget.floor(batch, cost, held))
         chains = router.expected([r.learned.trust for _, r, _ in step.asked])  # [asked, k]
-        rooms = [min(self.k, r.max_tokens - len(r.output) - 1) for _, r, _ in step.asked]
+        rooms = [r.room(self.k) for _, r, _ in step.asked]
         chains[np.arange(router.k)[None] >= np.array(rooms)[:, None]] = 0.0
         plain = "suffix" in step.plan.drafters or not step.plan.drafters
         have = [worth(r.expected, price) if plain else 0.0 for _, r, _ in step.asked]
@@ -186,7 +186,7 @@ class HybridProposer(Proposer):
         best: list[Sequence[float]] = []
         for i, r, _ in step.asked:
             x = r.learned
-            room = min(self.k, r.max_tokens - len(r.output) - 1)
+            room = r.room(self.k)
             tokens = list(rows[i][:room])
             if tokens:
                 each = probs[i][: len(tokens)] if probs is not None else self.router.acceptance.rates[: len(tokens)]

@@ -58,7 +58,18 @@ class Request:
     origin: str | None = None  # names the rollout, where it may be made of several requests
     private: bool = False  # nothing of it stays when it ends
     ended: bool = False  # by its stop token or its limit
+    least: int = 0  # tokens of it before which no stop token may come
     learned: Learned = field(default_factory=Learned)
+
+    def room(self, most: int) -> int:
+        """Tokens that may be drafted, of `most`; not above 0 where there are none."""
+        # The last token of a request is sampled by the target itself, so one draft less than what is left.
+        room = min(most, self.max_tokens - len(self.output) - 1)
+        if (early := self.least - len(self.output)) > 0:
+            # vLLM decides by the first row of a step whether the one after all drafts may stop
+            # (vllm/v1/sample/logits_processor/builtin.py, `MinTokensLogitsProcessor`).
+            room = min(room, early - 1)
+        return room
 
     def reused(self, length: int) -> tuple[int, ...]:
         """For `EngineStats.reuse`, of a response of `length` tokens that had an old one to repeat."""
@@ -112,12 +123,13 @@ class Proposer:
         said: Sequence[int] = (),
         private: bool = False,
         origin: str | None = None,
+        min_tokens: int = 0,
     ) -> None:
         """A request samples its first token next, or the one after the tokens `said` that it starts from.
 
         `stream`: key of its noise, where that is kept over epochs. `private`: other requests are not drafted for from
         what it says, and nothing of it is kept. `origin`: the same for all requests that one rollout is made of, which
-        begins again after an abort with what it has said.
+        begins again after an abort with what it has said. `min_tokens`: that it says before it may stop, `said` apart.
         """
         start = time.perf_counter()
         self._refill.began()
@@ -130,6 +142,7 @@ class Proposer:
             key, tokens, group, sequence, self.version, max_tokens, stop_ids, context, list(said), len(said)
         )
         r.req_id, r.private, r.origin = req_id, private, origin
+        r.least = len(said) + min_tokens if min_tokens else 0
         if said:
             self.suffix.extend(group, sequence, list(said))
         if stream is not None and not private:
@@ -317,8 +330,7 @@ class Proposer:
             r.draft, r.expected, r.cells, r.offered, r.asked = NO_DRAFT, [], [], 0, False
             if not most or plan.rest or (plan.watch and (place + self._turn) % plan.watch):
                 continue
-            # The last token of a request is sampled by the target itself, so one draft less than what is left.
-            room = min(most, r.max_tokens - len(r.output) - 1)
+            room = r.room(most)
             if room <= 0 or r.output[-1] in r.stop_ids:
                 continue
             r.asked = True

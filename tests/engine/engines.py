@@ -19,10 +19,9 @@ def build(model: Path, rollspec: Any = None, **kwargs: Any) -> Any:
         dtype="float32",
         enforce_eager=True,
         max_model_len=MAX_LEN,
-        max_num_seqs=16,
         disable_log_stats=False,
         additional_config={} if rollspec is None else {"rollspec": rollspec},
-        **{"enable_prefix_caching": False, **kwargs},
+        **{"enable_prefix_caching": False, "max_num_seqs": 16, **kwargs},
     )
 
 

@@ -22,6 +22,9 @@ pytestmark = pytest.mark.engine
 
 LIMIT = 500.0
 PROMPTS = tuple(tuple(range(3 + i, 11 + i)) for i in range(6))
+EVERYTHING = ["proposal.budget.policy=fixed", "tuning.policy=static", "tuning.guard.enabled=false"]
+"""Is verified, whatever it costs here."""
+
 SWITCHING = ["tuning.policy=random", "tuning.guard.enabled=false"]
 COUPLED = ["mode=coupled", *SWITCHING]
 
@@ -98,7 +101,7 @@ def verdict(output: ArmOutput, judged: Judged, arm: Arm, **more: Any) -> AuditRe
 
 
 def test_kept_noise_follows_the_policy_that_replaced_another(sharp: Path, tmp_path: Path) -> None:
-    arm = replace(Arm.with_rollspec("coupled_reuse"), old=str(moved(sharp, tmp_path / "old")))
+    arm = replace(Arm.with_rollspec("coupled_reuse", EVERYTHING), old=str(moved(sharp, tmp_path / "old")))
     output, judged, _ = sampled(sharp, arm, samples=64)
     result = verdict(output, judged, arm)
     assert result.verdict == "pass", result.reasons

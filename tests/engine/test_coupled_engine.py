@@ -32,7 +32,7 @@ PROCESSED: list[dict[str, Any]] = [
     {"top_k": 5, "top_p": 0.8},
     {"temperature": 0.7, "top_p": 0.9},
     {"repetition_penalty": 1.2, "presence_penalty": 0.3},
-    {"min_tokens": 20, "ignore_eos": False},
+    *({"min_tokens": n, "ignore_eos": False} for n in (20, 31, 43, 50)),
     {"logprobs": 2},
     {"seed": 11},
     {"allowed_token_ids": list(range(16, 120))},
@@ -119,6 +119,29 @@ def test_batches_chunks_and_preemption_change_no_token(
         assert [[text] for text in generate(llm, prompts, copies=2, **same)] == alone
     finally:
         close(llm)
+
+
+@pytest.mark.parametrize("overlap", [True, False])
+def test_a_prompt_that_is_cached_but_for_one_token_changes_no_token(
+    model: Path, prompts: list[list[int]], overlap: bool
+) -> None:
+    """vLLM schedules such a request, where it joins others, with places for drafts that nobody has made yet."""
+    one_more = [(p * 3)[: 2 * CACHING["block_size"] + 1] for p in prompts]
+    engines = ((QUIET, {}), (COUPLED, CACHING | {"async_scheduling": None if overlap else False}))
+    said = []
+    for config, more in engines:
+        llm = build(model, config, max_num_seqs=3, **more)
+        try:
+            said.append([])
+            for version in range(2):
+                call(llm, "set_version", version=version)
+                said[-1].append(generate(llm, one_more, copies=3, limit=60, **LONG))
+            stats = call(llm, "stats")
+            assert not stats["faults"] and (stats["accepted"] > 0) == (config is COUPLED)
+            assert metric(llm, "prefix_cache_hits") > 0 or not more
+        finally:
+            close(llm)
+    assert said[0] == said[1]
 
 
 def test_greedy_requests_stay_greedy(model: Path, prompts: list[list[int]]) -> None:

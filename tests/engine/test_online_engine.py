@@ -62,6 +62,51 @@ def test_acceptance_rises_while_the_engine_idles(
         close(llm)
 
 
+def test_engines_that_share_their_versions_train_one_head(
+    model: Path, prompts: list[list[int]], plain: dict[str, Any], tmp_path: Path
+) -> None:
+    """Each trains on its own samples while it idles, and goes on from what the other made of the head."""
+    from drafter_online.versions import Versions
+
+    store = Versions(tmp_path / "versions")
+    options: dict[str, Any] = {
+        "proposal.drafters": ["eagle3"],
+        "proposal.learned.k_max": 3,
+        "proposal.learned.canary_drafts": 8,
+        "proposal.learned.canary_ratio": 0.0,
+        "drafter.mode": "idle",
+        "drafter.versions": str(store.folder),
+        "drafter.publish_every": 15,
+        "drafter.training": {"learning_rate": 3e-3, "batch_tokens": 512},
+        "drafter.capture.share": 1.0,
+        **ALWAYS,
+    }
+    engines: list[Any] = []
+    try:
+        for i in range(2):
+            own = {"drafter.dir": str(tmp_path / str(i)), "proposal.learned.folder": str(tmp_path / f"heads{i}")}
+            engines.append(build(model, options | own))
+        found: list[dict[str, Any]] = []
+        deadline = time.monotonic() + 150
+        while time.monotonic() < deadline:
+            found = []
+            for i, llm in enumerate(engines):
+                assert generate(llm, prompts[i::2]) == [t for j in range(i, 6, 2) for t in plain["greedy"][2 * j :][:2]]
+                stats = call(llm, "stats")
+                assert not stats["faults"], stats["faults"]
+                info = call(llm, "info")["drafter"]
+                found.append({"rate": stats["accepted"] / stats["drafted"], **info["training"], "own": info["version"]})
+            if all(f["rate"] > 0.3 and f["joined"] for f in found):
+                break
+            time.sleep(3.0)
+        assert all(f["rate"] > 0.3 and f["joined"] and f["steps"] and f["error"] is None for f in found), found
+        newest = store.manifest(store.numbers()[-1])
+        assert len(newest.provenance["trainings"]) >= 2, newest.provenance
+    finally:
+        for llm in engines:
+            close(llm)
+
+
 def test_a_head_in_specforges_layout_is_trained_and_replaced(
     model: Path, prompts: list[list[int]], plain: dict[str, Any], tmp_path: Path
 ) -> None:

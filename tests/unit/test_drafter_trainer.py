@@ -346,3 +346,43 @@ def test_a_separate_draft_model_is_distilled_by_the_same_trainer(
         assert v.manifest.kind == "draft_model" and ("lm_head.weight" in v.tensors) is not tied
         again = AutoModelForCausalLM.from_pretrained(v.path)
         assert all(torch.equal(p, t.drafter.module.state_dict()[n]) for n, p in again.state_dict().items())
+
+
+def test_trainings_that_share_a_store_meet(tiny_target: Path, buffer: Buffer, tmp_path: Path) -> None:
+    """In turns each goes on from the other's weights, side by side they average; moments and samples stay."""
+    store = Versions(tmp_path)
+    a, b = trainer(tiny_target, buffer), trainer(tiny_target, buffer, seed=1)
+    for _ in range(4):
+        a.micro_step()
+    first = a.publish(store)
+    assert a.join(store, first) == 0.0
+    assert b.join(store, first) == 1.0 and equal(weights(a), weights(b))
+    for _ in range(2):
+        b.micro_step()
+    for _ in range(6):
+        a.micro_step()
+    second = b.publish(store)
+    before, theirs = weights(a), weights(b)
+    moments = {k: v for k, v in a._state()[0].items() if k.startswith("adam")}
+    assert a.join(store, second) == pytest.approx(2 / 8)
+    for name, w in weights(a).items():
+        torch.testing.assert_close(w, 0.75 * before[name] + 0.25 * theirs[name])
+    assert equal(moments, {k: v for k, v in a._state()[0].items() if k.startswith("adam")})
+    assert a.publish(store) == 3 and store.manifest(3).parent == second
+    assert b.join(store, 3) == pytest.approx(1.0) and equal(weights(a), weights(b))
+
+
+def test_a_version_that_does_not_fit_is_not_taken_in(tiny_target: Path, buffer: Buffer, tmp_path: Path) -> None:
+    store = Versions(tmp_path)
+    a, b = trainer(tiny_target, buffer), trainer(tiny_target, buffer)
+    a.micro_step()
+    a.publish(store)
+    other = dict(a.drafter.weights())
+    other["fc.weight"] = other["fc.weight"][:, :-1]
+    store.publish(other, {}, base=a.drafter.base, target_version=0, provenance={"trainings": {"x": 9}})
+    store.publish(dict(a.drafter.weights()), {}, base="another", target_version=0, provenance={"trainings": {"x": 9}})
+    before = weights(b)
+    for number, why in ((2, "fc.weight"), (3, "another"), (9, "not in")):
+        with pytest.raises(VersionError, match=why):
+            b.join(store, number)
+    assert equal(before, weights(b)) and b.lineage.steps() == {}

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rollspec.engine.vllm import overlap
+from rollspec.engine.vllm import overlap, places
 
 
 @dataclass
@@ -101,6 +101,44 @@ def test_no_drafts_no_places() -> None:
     runner.execute_model(scheduled(a=(10, 3, 4)))  # nothing was drafted after the last step
     assert runner.seen.scheduled_spec_decode_tokens == {} and runner.seen.num_scheduled_tokens == {"a": 1}
     assert getattr(runner.sample_tokens(None), overlap.DRAFTED) == {"a": 0}
+
+
+def test_a_request_that_begins_has_no_drafts() -> None:
+    """Its prompt is cached but for one token, so vLLM reserves places for it as for those that decode."""
+    runner: Any = Runner({"a": 2})
+    overlap.Overlap(runner)
+    runner.drafts = {"a": [9]}
+    runner.execute_model(scheduled(a=(10, 1, 4)))
+    runner.sample_tokens(None)
+    step = scheduled(a=(11, 2, 4))
+    step.num_scheduled_tokens["new"], step.scheduled_spec_decode_tokens["new"] = 5, [-1] * 4
+    runner.execute_model(step)
+    assert runner.seen.num_scheduled_tokens == {"a": 2, "new": 1} and runner.seen.total_num_scheduled_tokens == 3
+    assert runner.seen.scheduled_spec_decode_tokens == {"a": [9]}
+    masks = np.arange(10)[:, None]
+    output = runner.sample_tokens(Grammar(["new", "a"], masks))
+    assert runner.grammar.grammar_bitmask[:, 0].tolist() == [0, 5, 6]
+    assert getattr(output, overlap.DRAFTED) == {"a": 1}
+
+
+def test_places_nobody_drafted_for_are_left_out_where_steps_do_not_overlap() -> None:
+    runner: Any = Runner({"a": 2})
+    places.Unpadded(runner)
+    step = scheduled(a=(10, 2, 2))
+    step.scheduled_spec_decode_tokens["a"] = [7, 8]
+    runner.execute_model(step)
+    assert runner.seen is step, "there is nothing to do"
+    grammar = Grammar(["a"], np.arange(3)[:, None])
+    runner.sample_tokens(grammar)
+    assert runner.grammar is grammar
+    step = scheduled(a=(13, 5, 3), c=(7, 1, 2))
+    step.scheduled_spec_decode_tokens |= {"a": [7, 8, -1], "c": [-1, -1]}
+    runner.execute_model(step)
+    assert runner.seen.scheduled_spec_decode_tokens == {"a": [7, 8]}
+    assert runner.seen.num_scheduled_tokens == {"a": 3, "c": 1} and runner.seen.total_num_scheduled_tokens == 4
+    assert step.num_scheduled_tokens == {"a": 4, "c": 3}, "the scheduler's own copy changed"
+    runner.sample_tokens(Grammar(["c", "a"], np.arange(7)[:, None]))
+    assert runner.grammar.grammar_bitmask[:, 0].tolist() == [0, 3, 4, 5]
 
 
 def test_masks_follow_the_rows_that_are_left() -> None:

@@ -41,6 +41,10 @@ LOCK_SECONDS = 10.0
 """How long saving and loading wait for a micro-step to end; one that hangs must not hold up the job."""
 
 
+LOOK_SECONDS = 1.0
+"""Between two looks for what other replicas trained."""
+
+
 class OnlineTraining:
     """One worker's training thread."""
 
@@ -53,6 +57,9 @@ class OnlineTraining:
         self.acceptance: list[float] = []  # of the latest training windows, per training-time-test step
         self.length = 1.0  # the same as an acceptance length
         self.terms: dict[str, float] = {}  # of the latest loss
+        self.joined = 0  # versions whose steps by other replicas were taken in
+        self._met = 0  # newest version that was looked at for such steps
+        self._looked = -LOOK_SECONDS
         self.resumed = (0, 0)  # optimiser steps and tokens that an earlier run made
         self._rewards: deque[tuple[str, float]] = deque(maxlen=1 << 16)
         self.parts: dict[str, torch.Tensor] | None = None  # the target's own, put together from all ranks
@@ -104,6 +111,7 @@ class OnlineTraining:
                 "steps": c.steps,
                 "tokens": c.tokens,
                 "preempted": c.preempted,
+                "joined": self.joined,
                 "loss": self._trainer.last_loss if c.steps else None,
                 "samples": len(self._trainer.buffer),
                 "idle_seconds": i.available,
@@ -273,6 +281,8 @@ class OnlineTraining:
 
     def _tick(self) -> bool:
         """One micro-step, if it may run; whether it did its work."""
+        if time.perf_counter() - self._looked > LOOK_SECONDS and not self._forbidden():
+            self._meet()
         self._refresh()
         before = self._trainer.counts.steps
         report = self._idle.tick(self._state, self._trainer.micro_step)
@@ -283,6 +293,32 @@ class OnlineTraining:
         self._due = self._due or (steps > before and steps % self.config.publish_every == 0)
         self.terms = {k: v for k, v in report.terms.items() if k != "loss"}
         return True
+
+    def _meet(self) -> float:
+        """Go on from what other replicas made of the head, where engines share their versions.
+
+        From the newest version that was not taken back, tried or not: what comes of it is tried before it is served.
+        Returns its share of the weights in training now.
+        """
+        if self.config.versions is None:
+            return 0.0
+        self._looked = time.perf_counter()
+        from drafter_online.versions import Versions
+
+        store = Versions(self.versions)
+        try:
+            number = store.candidate(after=self._met)
+            if number is None:
+                return 0.0
+            self._met = number
+            share = self._trainer.join(store, number)
+        except DrafterError as e:  # gone by now, say, or of another head; training goes on from where it was
+            self._fault("joining", str(e))
+            return 0.0
+        if share:
+            self.joined += 1
+            logger.info("rollspec: training goes on from drafter version %d (%.0f %% of it).", number, 100 * share)
+        return float(share)
 
     def _refresh(self) -> None:
         """The head in training follows the policy's embedding, norm and LM head."""
@@ -313,6 +349,8 @@ class OnlineTraining:
         if swapper is None or (swapper.canary is not None if shared else not swapper.open):
             return
         self._due = False
+        if self._meet() == 1.0:
+            return  # nothing of it was made here
         from drafter_online.versions import Versions
 
         store = Versions(self.versions)

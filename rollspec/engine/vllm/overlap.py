@@ -20,9 +20,8 @@ import logging
 from types import ModuleType
 from typing import Any
 
-import numpy as np
-
 from rollspec.engine.vllm.patches.base import on_import
+from rollspec.engine.vllm.places import masks, resized
 
 logger = logging.getLogger("rollspec")
 
@@ -144,7 +143,7 @@ class Overlap:
     def sample_tokens(self, grammar_output: Any) -> Any:
         """Sample, and take the drafts for the next step at once: nobody will ask for them."""
         computed = self.runner.execute_model_state is not None
-        output = self._sample(self._rows(grammar_output))
+        output = self._sample(masks(grammar_output, self._places, self._drafted))
         if not computed:
             return output
         # A copy, because vLLM names the requests by the list of its batch, whose rows move when the next step begins.
@@ -160,12 +159,11 @@ class Overlap:
 
     def settle(self, scheduled: Any) -> Any:
         """The step with true token counts and real drafts, as a new `SchedulerOutput`."""
-        cached, places = scheduled.scheduled_cached_reqs, scheduled.scheduled_spec_decode_tokens
-        self._places = {r: len(p) for r, p in places.items()}
+        cached = scheduled.scheduled_cached_reqs
+        self._places = {r: len(p) for r, p in scheduled.scheduled_spec_decode_tokens.items()}
         self._drafted = {}
         if not cached.req_ids:
             return scheduled
-        counts = dict(scheduled.num_scheduled_tokens)
         computed, said = list(cached.num_computed_tokens), list(cached.num_output_tokens)
         drafts: dict[str, list[int]] = {}
         for i, req_id in enumerate(cached.req_ids):
@@ -177,25 +175,9 @@ class Overlap:
                 said[i] -= ahead
             if reserved := self._places.get(req_id):
                 draft = self._drafts.get(req_id, [])[:reserved]
-                counts[req_id] -= reserved - len(draft)
                 self._drafted[req_id] = len(draft)
                 if draft:
                     drafts[req_id] = list(draft)
-        return dataclasses.replace(
-            scheduled,
-            scheduled_cached_reqs=dataclasses.replace(cached, num_computed_tokens=computed, num_output_tokens=said),
-            num_scheduled_tokens=counts,
-            total_num_scheduled_tokens=sum(counts.values()),
-            scheduled_spec_decode_tokens=drafts,
-        )
-
-    def _rows(self, grammar: Any) -> Any:
-        """The grammar's masks for the rows there are: it has one for each place reserved, and one more."""
-        if grammar is None or not self._places:
-            return grammar
-        rows: list[int] = []
-        at = 0
-        for req_id in grammar.structured_output_request_ids:
-            rows.extend(range(at, at + 1 + self._drafted.get(req_id, 0)))
-            at += 1 + self._places.get(req_id, 0)
-        return dataclasses.replace(grammar, grammar_bitmask=grammar.grammar_bitmask[np.array(rows, dtype=np.int64)])
+        cached = dataclasses.replace(cached, num_computed_tokens=computed, num_output_tokens=said)
+        # Requests that begin have places too where one token of their prompt is left, and no drafts (`places.py`).
+        return resized(scheduled, drafts, self._places, self._drafted, scheduled_cached_reqs=cached)

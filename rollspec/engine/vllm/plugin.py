@@ -17,7 +17,7 @@ from types import ModuleType
 from typing import Any
 
 from rollspec.config import ENV_SWITCH, RollspecConfig, Source
-from rollspec.engine.vllm import arrivals, compat, heads, overlap, patches, prometheus
+from rollspec.engine.vllm import arrivals, compat, heads, overlap, patches, places, prometheus
 
 logger = logging.getLogger("rollspec")
 
@@ -168,6 +168,8 @@ def _wrap_worker(module: ModuleType) -> None:
             install(self.worker, config)
         if overlap.on(self.vllm_config):  # whatever became of the rest
             overlap.Overlap(self.worker.model_runner)
+        elif config is not None:
+            places.Unpadded(self.worker.model_runner)
 
     def rollspec(self: Any, op: str, payload: dict[str, Any] | None = None) -> dict[str, Any]:
         from rollspec.engine.vllm.worker import call

@@ -282,6 +282,7 @@ class VllmProposer:
             prompt[cut:],
             private,
             origin.name if origin else None,
+            params.min_tokens if params is not None and params.all_stop_token_ids else 0,
         )
 
 
