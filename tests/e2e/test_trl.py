@@ -34,7 +34,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def job(run_bounded: Callable[..., Any], out: Path, model: Path, what: str) -> tuple[dict[str, Any], str]:
     script = Path(__file__).with_name("trl_job.py")
-    done = run_bounded([sys.executable, script, out, model, what], 240, cwd=ROOT)
+    done = run_bounded([sys.executable, script, out, model, what], 500, cwd=ROOT)
     assert done.returncode == 0, done.stdout[-5000:]
     return json.loads((out / f"{what}.json").read_text()), done.stdout
 

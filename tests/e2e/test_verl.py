@@ -27,7 +27,7 @@ from rollspec.demo.runner import log_tail, run_job
 from rollspec.telemetry.report import write_report
 
 # Bounds against hangs, not expectations: a job takes one to two minutes on an idle machine of two cores.
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1700)]
 
 SETTINGS = JobSettings(size="tiny", train_prompts=16, prompts_per_step=8, n=4, epochs=2, max_response_length=200)
 
@@ -64,7 +64,7 @@ def rows(job: Job) -> list[dict[str, Any]]:
 def test_grpo_reports_and_accepts(make: Callable[..., Job], tmp_path: Path) -> None:
     """Two epochs: the second is drafted from the first, and engine and trainer agree."""
     job = make(tmp_path / "first", "trainer.logger=[console,file,wandb,tensorboard]")
-    run_job(job, timeout=420, stall=360)
+    run_job(job, timeout=800, stall=600)
     steps = rows(job)
     assert len(steps) == 4
     for row in steps:
@@ -100,7 +100,7 @@ def test_ppo_with_a_critic_and_rollspec_disabled_then_on(make: Callable[..., Job
             "critic.ppo_micro_batch_size_per_gpu=16",
             *critic_overrides(),
         ]
-        run_job(dataclasses.replace(job, command=(*job.command, *critic)), timeout=420, stall=360)
+        run_job(dataclasses.replace(job, command=(*job.command, *critic)), timeout=800, stall=600)
         steps = rows(job)
         assert len(steps) == 2 and "critic/vf_loss" in steps[0]
         assert ("rollspec/accept/rate" in steps[1]) is speculate
@@ -124,7 +124,7 @@ def test_long_tail_trains_while_a_replica_idles_swaps_and_resumes(make: Callable
     checkpoints = f"trainer.default_local_dir={tmp_path / 'checkpoints'}"
     # Small steps and quick verdicts: what is tested is that all parts move, not that so short a training pays.
     small = (
-        "drafter.publish_every=3",
+        "drafter.publish_every=2",
         "drafter.training={batch_tokens: 128, window_tokens: 128, warmup_steps: 0, ttt_steps: 2}",
         "drafter.capture.share=1.0",
         "proposal.learned.canary_drafts=4",
@@ -177,7 +177,7 @@ def test_lossy_reuse_says_so_and_keeps_to_the_present_policys_log_probs(
 ) -> None:
     """The second epoch starts from the first one's responses; engine and trainer agree about every token of them."""
     job = make(tmp_path / "lossy", preset="spec_rl", train_prompts=8, max_response_length=96)
-    run_job(job, timeout=420, stall=360)
+    run_job(job, timeout=800, stall=600)
     first, second = rows(job)
     for row in (first, second):
         assert row["rollspec/reuse/lossy"] == (row is second) and row["rollspec/reuse/bias"] == 0.5
@@ -211,7 +211,7 @@ def test_an_engine_killed_in_mid_rollout_ends_the_job_by_its_own_error(
         metrics = job.folder / "metrics.jsonl"
         wait_for(lambda: metrics.exists() and bool(metrics.read_text()), family, 420)
         time.sleep(0.3)  # the next rollout has begun
-        engine = next(pid for pid in family.alive() if "VLLM::Engine" in psutil.Process(pid).name())
+        engine = next(pid for pid in family.alive() if "VLLM::Engine" in name_of(pid))
         names = {name for pid in family.alive() for name in segments_of(pid)}
         assert names, "vLLM's processes share no memory any more; this test and segments.py can be made simpler"
         os.kill(engine, signal.SIGKILL)
@@ -221,7 +221,7 @@ def test_an_engine_killed_in_mid_rollout_ends_the_job_by_its_own_error(
         assert "rollspec: the vLLM engine of replica 0 died" in text
         # The job's own last word; lines of its actors may still follow it.
         sentence = "rollspec_verl.servers.EngineLost: rollspec: the vLLM engine of rollout replica 0 is dead"
-        assert any(line.startswith(sentence) for line in log_tail(log, lines=10, width=500).splitlines())
+        assert any(line.startswith(sentence) for line in log_tail(log, lines=40, width=500).splitlines())
         wait_for(lambda: not family.alive(strays=True), family, 60)
         assert not [name for name in names if (Path("/dev/shm") / name).exists()]
     finally:
@@ -236,6 +236,13 @@ def wait_for(condition: Callable[[], bool], family: Family, seconds: float) -> N
         assert time.monotonic() < end, f"not within {seconds} s"
         family.look()
         time.sleep(0.2)
+
+
+def name_of(pid: int) -> str:
+    try:
+        return psutil.Process(pid).name()
+    except psutil.Error:  # it has just ended
+        return ""
 
 
 def segments_of(pid: int) -> list[str]:

@@ -15,6 +15,7 @@ from engines import CACHING, build, call, close, generate, metric
 pytestmark = pytest.mark.engine
 
 COUPLED = {"preset": "default", "mode": "coupled", "coupled.seed": 7}
+ALWAYS = {"proposal.budget.policy": "fixed", "tuning.policy": "static", "tuning.guard.enabled": False}
 QUIET = COUPLED | {"proposal.drafters": []}
 LONG = {"ignore_eos": True, "temperature": 1.0}
 
@@ -197,7 +198,7 @@ def _break_draw(worker: Any, verifying: bool) -> None:
 
 def test_a_fault_leaves_the_step_to_vllm(model: Path, prompts: list[list[int]]) -> None:
     """No request ends, the step follows the policy, and the engine says how it samples from then on."""
-    llm = build(model, COUPLED)
+    llm = build(model, COUPLED | ALWAYS)
     # One token is left to draw, found through everything that changes logits: applied twice, it would be another one.
     certain = {"top_k": 1, "repetition_penalty": 1.3, "ignore_eos": True, "limit": 60}
     faults: list[tuple[Any, tuple[bool, ...], str]] = [

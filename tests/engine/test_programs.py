@@ -128,8 +128,8 @@ def test_serve_shows_its_metrics(server: str, client: Any, prompts: list[list[in
             break
         assert time.monotonic() < end, "nothing of rollspec at /metrics"
         time.sleep(0.5)
-    assert 0 < value["rollspec_accept_rate_by_drafter"] <= 1
-    assert {s.labels["drafter"] for s in samples if s.name == "rollspec_accept_rate_by_drafter"} <= {"group", "global"}
+    rates = {s.labels["drafter"]: s.value for s in samples if s.name == "rollspec_accept_rate_by_drafter"}
+    assert rates.keys() <= {"group", "global"} and 0 < max(rates.values()) <= 1
     assert value["rollspec_rollout_speculating"] == 1 and "vllm:num_requests_running" in value
 
 
@@ -161,7 +161,7 @@ def test_a_trl_job_with_a_server_tells_it_versions_and_rewards(
 
     Server(server).call("stats")  # what was counted before is not this job's
     out = tmp_path / "log.json"
-    done = run_bounded([sys.executable, APPS / "trl_server_app.py", model, server, out], 120)
+    done = run_bounded([sys.executable, APPS / "trl_server_app.py", model, server, out], 300)
     assert done.returncode == 0, done.stdout[-4000:]
     steps = [row for row in json.loads(out.read_text()) if "loss" in row]
     assert [row["rollspec/policy/version"] for row in steps] == [0, 1]

@@ -118,6 +118,30 @@ def test_rewards_join_their_responses(engine: Any, prompts: list[list[int]]) -> 
     assert call(engine, "rewards", items=[*items, ["no such prompt", "x", 0.0]]) == {"matched": 2, "of": 3}
 
 
+def _lengths(worker: Any, version: int) -> list[int]:
+    """Of the responses of this version in the history."""
+    history = worker.model_runner.drafter.proposer.history
+    return sorted(len(r.tokens) for _, entry in history for r in entry.responses if r.version == version)
+
+
+def test_what_is_asked_while_requests_run_makes_no_response_of_a_step_too_many(
+    engine: Any, prompts: list[list[int]]
+) -> None:
+    """Where steps overlap, one more of a request is on its way when its end is seen."""
+    from vllm import SamplingParams
+
+    call(engine, "set_version", version=30)
+    core = engine.llm_engine
+    limits = [20 + 9 * i for i in range(len(prompts))]
+    for i, (prompt, limit) in enumerate(zip(prompts, limits, strict=True)):
+        params = SamplingParams(temperature=0.0, max_tokens=limit, ignore_eos=True)
+        core.add_request(f"asked-{i}", {"prompt_token_ids": prompt}, params)
+    while core.has_unfinished_requests():
+        core.step()
+        call(engine, "rewards", items=[])
+    assert engine.collective_rpc(_lengths, args=(30,)) == [limits]
+
+
 def test_history_survives_a_restart(engine: Any, model: Path, prompts: list[list[int]], tmp_path: Path) -> None:
     expected = generate(engine, prompts, copies=1)
     saved = Path(call(engine, "save", dir=str(tmp_path))["path"])

@@ -56,7 +56,7 @@ class FakeEngine:
         tensors, record = sample.parts()
         return self.link.send(Message("samples", record, tensors))
 
-    def until(self, condition: Any, seconds: float = 20.0) -> Any:
+    def until(self, condition: Any, seconds: float = 90.0) -> Any:
         end = time.monotonic() + seconds
         while time.monotonic() < end:
             self.turn()

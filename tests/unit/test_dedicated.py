@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -69,6 +70,7 @@ def test_domains_count_what_drafts_achieve() -> None:
     assert len(d.to_dict()) == 65 and d.to_dict()["other"][0] == 39
 
 
+@pytest.mark.usefixtures("steady_clock")
 def test_nothing_of_a_private_request_stays() -> None:
     p = Proposer(RollspecConfig.load({"proposal.suffix.global_tree": True}, env={}), 256)
     text = list(range(20, 40))
@@ -145,10 +147,16 @@ class Side:
             get_model=lambda: model,
         )
         self.learned = SimpleNamespace(
-            bridge=bridge, capture=self.capture, swapper=self.swapper, runner=runner, layers=(1, 2, 3), domains=None
+            bridge=bridge,
+            capture=self.capture,
+            swapper=self.swapper,
+            runner=runner,
+            layers=(1, 2, 3),
+            domains=None,
+            asleep=False,
         )
         weights = {"embed": model.model.embed_tokens, "norm": model.model.norm, "lm_head": model.lm_head}
-        self.learned.ranks = SimpleNamespace(alone=True)
+        self.learned.ranks, self.learned.reading = SimpleNamespace(alone=True), threading.Lock()
         self.learned.target_parts = lambda: {n: m.weight for n, m in weights.items()}
         self.training = dedicated.DedicatedTraining(self.learned)  # type: ignore[arg-type]
 
@@ -159,7 +167,7 @@ class Side:
 @pytest.fixture
 def ends(monkeypatch: pytest.MonkeyPatch) -> Iterator[Ends]:
     monkeypatch.setattr("drafter_online.link.HELLO_SECONDS", 0.2)
-    monkeypatch.setattr("drafter_online.link.AWAY_SECONDS", 1.0)
+    monkeypatch.setattr("drafter_online.link.AWAY_SECONDS", 3.0)
     monkeypatch.setattr(dedicated, "STATUS_SECONDS", 0.1)
     e = Ends()
     yield e
@@ -315,11 +323,12 @@ def answering(hub: Any, **answer: Any) -> None:
 
 
 def test_a_checkpoint_has_the_daemons_state(ends: Ends, tmp_path: Path, monkeypatch: Any, caplog: Any) -> None:
-    monkeypatch.setattr("rollspec.engine.vllm.errands.SAVE_SECONDS", 0.5)
     hub = ends.hub()
     s = side(ends, hub)
     folder = tmp_path / "replica_0" / "drafter"
-    assert not s.training.save(folder), "one that does not answer"
+    with monkeypatch.context() as m:
+        m.setattr("rollspec.engine.vllm.errands.SAVE_SECONDS", 0.5)
+        assert not s.training.save(folder), "one that does not answer"
     assert not folder.exists() and any("has not answered for" in c for c in s.learned.bridge.faults)
     answering(hub)
     assert s.training.save(folder) and of(hub, "save")[-1].body["folder"] == str(folder)

@@ -253,6 +253,8 @@ def test_the_thread_begins_and_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         time.sleep(0.01)
     assert s.offered == (fleet.store.path(n), True)
     f.stop()
+    assert f._thread is not None
+    f._thread.join(20)
     other = Follower(Swapper(), tmp_path, lambda: True, fleet.faults.append)
     other.tick()
     assert other.counts["tried"] == 1, "who left gave the trial back"

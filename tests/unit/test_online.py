@@ -297,6 +297,7 @@ def test_a_step_that_hangs_is_said_once(
     assert e.t.info()["step_age_seconds"] > 0.1
     assert caplog.text.count("has been running for") == 1 and e.faults["drafter training: a step hangs"] == 1
     monkeypatch.setattr(Trainer, "micro_step", step)
+    monkeypatch.setattr("drafter_online.watch.LEAST_SECONDS", 120.0)
     release.set()
     before = steps(e.t)
     assert until(lambda: steps(e.t) > before) and e.t.info()["hangs"] is None
@@ -308,9 +309,14 @@ def test_a_step_that_hangs_holds_up_neither_checkpoint_nor_engine(
     monkeypatch.setattr(online, "LOCK_SECONDS", 0.2)
     e = training()
     assert until(lambda: steps(e.t) > 0)
-    release = threading.Event()
-    monkeypatch.setattr(Trainer, "micro_step", lambda self, interrupt: release.wait(20) and None)
-    time.sleep(0.2)
+    release, hanging = threading.Event(), threading.Event()
+
+    def hang(self: Any, interrupt: Any) -> None:
+        hanging.set()
+        release.wait(60)
+
+    monkeypatch.setattr(Trainer, "micro_step", hang)
+    assert hanging.wait(30)
     begin = time.perf_counter()
     assert not e.t.save(tmp_path / "checkpoint") and not (tmp_path / "checkpoint").exists()
     e.t.step_begins()

@@ -273,3 +273,20 @@ def test_any_interleaving_keeps_counts_consistent(data: st.DataObject) -> None:
 def test_as_tokens_is_contiguous_int32() -> None:
     a = as_tokens(range(10))[::2]
     assert as_tokens(a).flags.c_contiguous
+
+
+def test_no_draft_reaches_the_token_from_which_on_a_request_may_stop() -> None:
+    """vLLM decides by the first row of a step whether the one after all drafts may stop."""
+    p = Proposer(RollspecConfig.load({"proposal.budget.policy": "fixed", "tuning.policy": "static"}, env={}), 256)
+    text = list(range(20, 40))
+    for name, said, least in (("old", [], 0), ("new", [], 6), ("goes on", text[:2], 4)):
+        p.begin(name, [1, 2, 3], 100, said=said, min_tokens=least)
+        for at in range(len(said), len(text)):
+            ((draft),) = p.step([name], [[text[at]]], {})
+            out = at + 1
+            assert draft == text[out:][: len(draft)]
+            if 6 <= out <= 17 and name != "old":
+                assert len(draft) > 1
+            elif out < 6 and name != "old":
+                assert len(draft) <= 6 - out - 1
+        p.finish(name)

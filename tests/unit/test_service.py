@@ -98,7 +98,7 @@ def test_training_waits_for_new_feedback(make: Make, tiny_target: Path) -> None:
 
 
 def test_one_engine_tries_a_version_and_the_others_follow(make: Make, tiny_target: Path) -> None:
-    service = make(passes=1000.0)
+    service = make(passes=20.0)
     first, second = FakeEngine(service, "first", "silent"), FakeEngine(service, "second")
     feed(first, tiny_target)
     first.until(lambda: first.offers)
@@ -343,9 +343,9 @@ def replica(folder: Path, i: int) -> Path:
     return path
 
 
-def settled(service: Service) -> int:
-    """Steps, once what came has been learned and the training waits for more."""
-    until(lambda: service.trainer.counts.steps and service.training == "waiting for new feedback", 60)
+def settled(service: Service, engine: FakeEngine) -> int:
+    """Steps, once what came has been learned and the training waits for more; the engine's link is looked after."""
+    engine.until(lambda: service.trainer.counts.steps and service.training == "waiting for new feedback")
     return service.trainer.counts.steps
 
 
@@ -353,7 +353,7 @@ def test_its_state_goes_into_the_jobs_checkpoint_and_comes_back(make: Make, tiny
     service = make(job=True, recency=0, passes=20, training={**TRAINING, "seed": 3})
     engine = FakeEngine(service)
     feed(engine, tiny_target)
-    steps = settled(service)
+    steps = settled(service, engine)
     engine.until(lambda: not service.release.pending and engine.version)
     first, second = (replica(tmp_path / "step_6" / "rollspec", i) for i in range(2))
     for folder in (first, second):
@@ -366,7 +366,7 @@ def test_its_state_goes_into_the_jobs_checkpoint_and_comes_back(make: Make, tiny
     # The job goes on, and then back to its checkpoint.
     feed(engine, tiny_target, 4, 20)
     engine.until(lambda: len(service.trainer.buffer) > held)
-    assert settled(service) > steps
+    assert settled(service, engine) > steps
     engine.until(lambda: not service.release.pending and engine.version > promoted)
     assert errand(engine, "load", second)["done"]
     assert (service.trainer.counts.steps, len(service.trainer.buffer)) == (steps, held)
@@ -379,7 +379,7 @@ def test_its_state_goes_into_the_jobs_checkpoint_and_comes_back(make: Make, tiny
     feed(engine, tiny_target, 4, 40)
     engine.until(lambda: len(service.trainer.buffer) > held)
     assert errand(engine, "load", first)["done"] and len(service.trainer.buffer) > held
-    settled(service)
+    settled(service, engine)
     service.close()
     # As is one that begins elsewhere.
     other = make("other", job=True, recency=0, training={**TRAINING, "seed": 3})
@@ -394,7 +394,7 @@ def test_copies_that_cannot_be_made_are_refused_in_one_sentence(make: Make, tiny
     service = make(job=True)
     engine = FakeEngine(service)
     feed(engine, tiny_target)
-    settled(service)
+    settled(service, engine)
     (tmp_path / "file").write_text("")
     (tmp_path / "empty").mkdir()
     steps = service.trainer.counts.steps
@@ -484,7 +484,7 @@ def test_one_daemon_per_folder(make: Make) -> None:
     assert make("other")
 
 
-def until(condition: Callable[[], Any], seconds: float = 20.0) -> None:
+def until(condition: Callable[[], Any], seconds: float = 90.0) -> None:
     end = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < end, "it did not come"

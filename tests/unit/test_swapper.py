@@ -166,14 +166,14 @@ def test_the_trial_keeps_or_takes_back(swapper: Swapper, hits: int, value: float
 
 def test_staged_on_a_thread_swapped_at_a_step(swapper: Swapper) -> None:
     assert swapper.request(payload(2.0, wait=False, canary=False))["staging"]
-    for _ in range(200):
+    for _ in range(2000):
         swapper.poll()
         if swapper.version:
             break
         time.sleep(0.01)
     assert swapper.version == 1 and bool((weight(swapper) == 2.0).all()) and not swapper.busy
     swapper.request(payload(float("inf"), wait=False))
-    for _ in range(200):
+    for _ in range(2000):
         swapper.poll()
         if swapper.counts["refused"]:
             break
@@ -205,12 +205,12 @@ def test_a_promoted_version_needs_no_second_trial(swapper: Swapper, tmp_path: Pa
 
 
 def run_until(swapper: Swapper, condition: Any) -> None:
-    for _ in range(200):
+    for _ in range(2000):
         swapper.poll()
         if condition():
             return
         time.sleep(0.01)
-    raise AssertionError("not within two seconds")
+    raise AssertionError("not within twenty seconds")
 
 
 def test_a_swap_during_sleep_waits_until_the_engine_is_awake(swapper: Swapper) -> None:
@@ -252,7 +252,8 @@ def test_ranks_swap_when_all_are_ready_and_refuse_together(swapper: Swapper) -> 
     swapper.ranks = others = Others()
     others.other = 0
     swapper.request(payload(2.0, wait=False, canary=False))
-    time.sleep(0.1)
+    assert swapper._thread is not None
+    swapper._thread.join(20)
     for _ in range(20):
         swapper.poll()
     assert swapper.version == 0 and swapper.busy, "one rank is not ready"
@@ -378,7 +379,7 @@ def test_ranks_swap_what_is_staged_before_they_take_a_newer_offer(swapper: Swapp
 def test_an_offered_folder_that_is_gone_is_refused(swapper: Swapper, tmp_path: Path) -> None:
     swapper.offer(tmp_path / "gone")
     assert swapper.busy
-    for _ in range(200):
+    for _ in range(2000):
         swapper.poll()
         if not swapper.busy:
             break

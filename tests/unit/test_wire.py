@@ -119,6 +119,7 @@ def test_sizes_are_bounded_on_both_sides(monkeypatch: pytest.MonkeyPatch) -> Non
     assert e.value.kind == "oversized"
 
 
+@settings(deadline=None)
 @given(st.lists(st.binary(max_size=80), max_size=6), st.booleans())
 def test_any_frames_are_refused_and_nothing_else(frames: list[bytes], sealed_: bool) -> None:
     if sealed_ and frames:

@@ -134,10 +134,11 @@ class Capture:
         """
         self._guarded(self._step, req_ids, starts, tokens, rows, aux)
 
-    def finish(self, req_id: str, request: Request | None) -> None:
-        """A request ended, was aborted, or is unknown."""
+    def finish(self, req_id: str, request: Request | None, scheduled: bool = False) -> None:
+        """A request ended, was aborted, or is unknown. `scheduled`: there may be steps of it yet, to be passed over."""
         self._guarded(self._finish, req_id, request)
-        self._seen.discard(req_id)
+        if not scheduled:
+            self._seen.discard(req_id)
 
     def stepped(self, seconds: float) -> None:
         """A step took `seconds`."""

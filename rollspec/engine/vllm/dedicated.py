@@ -246,11 +246,14 @@ class DedicatedTraining:
             some = [self._rewards.popleft() for _ in range(min(len(self._rewards), MOST_REWARDS))]
             self.link.send(Message("rewards", dict(some)))
             self.counts["rewards"] += len(some)
-        for piece in islice(self._pieces or (), 4):
-            if not self.link.ready or self._pieces_of != self.learned.bridge.proposer.version:
-                self._pieces = None  # behind, or of an old policy: the daemon asks again
-                break
-            self.link.send(piece)
+        with self.learned.reading:
+            if self.learned.asleep:
+                self._pieces = None  # views of memory that is not there
+            for piece in islice(self._pieces or (), 4):
+                if not self.link.ready or self._pieces_of != self.learned.bridge.proposer.version:
+                    self._pieces = None  # behind, or of an old policy: the daemon asks again
+                    break
+                self.link.send(piece)
 
     # ---- versions ---------------------------------------------------------------------------------------------------
 
@@ -353,6 +356,8 @@ class DedicatedTraining:
         """The daemon asks for the present policy's embedding, norm and LM head."""
         if self.parts is None and not self.learned.ranks.alone:
             return  # putting it together takes all ranks, which they do with the next weights
+        if self.learned.asleep:
+            return  # asked again
         parts = self.parts if self.parts is not None else self.learned.target_parts()
         vocabulary = int(self.learned.runner.model_config.get_vocab_size())  # vLLM pads tensors for its shards
         weights = {n: w if n == "norm" else w[:vocabulary] for n, w in parts.items()}

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import logging
 import math
+import threading
 import time
 from typing import Any
 
@@ -47,6 +48,7 @@ class LearnedDrafts:
         self.bridge = bridge
         self.ranks = ranks
         self.asleep = False  # the engine's memory is taken away (sleep mode)
+        self.reading = threading.Lock()  # held while another thread reads the target's weights; sleep waits for it
         self.runner = runner
         self.drafter = runner.drafter
         self.eagle = bool(self.drafter.pass_hidden_states_to_model)
@@ -134,7 +136,8 @@ class LearnedDrafts:
         if self.capture is not None and aux is not None:
             self.capture.step(req_ids, starts, tokens, rows, aux)
         if self.domains is not None:
-            self.domains.observe(req_ids, tokens, self.bridge.scheduled)
+            running = [[] if self.bridge.ended(q) else t for q, t in zip(req_ids, tokens, strict=True)]
+            self.domains.observe(req_ids, running, self.bridge.scheduled)
         if aux is not None:
             aux = aux[: self.aux_layers]
         wanted = self.bridge.decide(tokens)

@@ -325,7 +325,12 @@ class OnlineTraining:
         version = self.learned.bridge.proposer.version
         if version == self._version:
             return
-        self._version = version
+        with self.learned.reading:
+            if not self.learned.asleep:
+                self._version = version
+                self._take_target()
+
+    def _take_target(self) -> None:
         from drafter_online import head as heads
 
         parts = self.parts

@@ -64,6 +64,7 @@ class VllmProposer:
         self._untaken: dict[str, list[EngineStats]] = {TRAINER: []}  # what each reader has not had yet
         self._sink = JsonlSink(config.telemetry.jsonl) if config.telemetry.jsonl else None
         self._written = time.perf_counter()
+        self.collected: set[str] = set()  # ended and taken as history, before vLLM said so
         self._scheduler_output: Any = None
         self._now = 0.0  # start of this step's drafting
         self._began = 0.0  # start of this step's forward pass
@@ -114,6 +115,7 @@ class VllmProposer:
             try:
                 for req_id in scheduler_output.finished_req_ids:
                     self.proposer.finish(req_id)
+                    self.collected.discard(req_id)
             except Exception as e:
                 self.fail("history", e)
 
@@ -122,6 +124,11 @@ class VllmProposer:
         self.proposer.set_version(version)
         if self.coupled is not None:
             self.coupled.streams.set_version(version)
+
+    def ended(self, req_id: str) -> bool:
+        """Whether a request has said all it will, though steps that overlap may have had one more of it scheduled."""
+        r = self.proposer.requests.get(req_id)
+        return req_id in self.collected or (r is not None and r.ended)
 
     @functools.cached_property
     def tokenizer(self) -> str | None:
@@ -227,7 +234,7 @@ class VllmProposer:
         req_ids = self.runner.input_batch.req_ids[: len(sampled)]
         requests = self.proposer.requests
         for i, new in enumerate(sampled):
-            if new and req_ids[i] not in requests:
+            if new and req_ids[i] not in requests and req_ids[i] not in self.collected:
                 self._begin(req_ids[i])
         output = self._scheduler_output
         scheduled = output.scheduled_spec_decode_tokens

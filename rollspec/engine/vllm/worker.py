@@ -218,7 +218,8 @@ def _watch_sleep(worker: Any, learned: LearnedDrafts) -> None:
 
     @functools.wraps(sleep)
     def falls_asleep(*args: Any, **kwargs: Any) -> Any:
-        learned.asleep = True
+        with learned.reading:
+            learned.asleep = True
         return sleep(*args, **kwargs)
 
     @functools.wraps(wake_up)
@@ -380,9 +381,12 @@ def _collect(drafter: VllmProposer) -> None:
     for req_id, r in list(drafter.proposer.requests.items()):
         ended = bool(r.output) and (r.output[-1] in r.stop_ids or len(r.output) >= r.max_tokens)
         if req_id not in running or ended:
+            scheduled = req_id in running  # perhaps, where steps overlap: one more of it
             if drafter.learned is not None and drafter.learned.capture is not None:
-                drafter.learned.capture.finish(req_id, r)
+                drafter.learned.capture.finish(req_id, r, scheduled)
             drafter.proposer.finish(req_id)
+            if scheduled:
+                drafter.collected.add(req_id)
 
 
 def _note(drafter: VllmProposer, cause: str, error: BaseException) -> None:

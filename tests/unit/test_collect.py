@@ -1,0 +1,57 @@
+"""Requests that are taken as ended before vLLM says so, while one more step of them may be on its way."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("torch")
+
+from rollspec import RollspecConfig
+from rollspec.engine.vllm.proposer import VllmProposer
+from rollspec.engine.vllm.worker import _collect
+from rollspec.proposal.proposer import Proposer
+
+
+def step(**scheduled: int) -> SimpleNamespace:
+    return SimpleNamespace(
+        finished_req_ids=set(), scheduled_spec_decode_tokens={}, total_num_scheduled_tokens=sum(scheduled.values())
+    )
+
+
+def test_a_step_too_many_begins_no_request_anew() -> None:
+    p = Proposer(RollspecConfig.load({}, env={}), 64)
+    finished: list[tuple[str, bool]] = []
+    capture = SimpleNamespace(
+        finish=lambda q, r, scheduled=False: finished.append((q, scheduled)), stepped=lambda seconds: None
+    )
+    runner = SimpleNamespace(
+        requests={"a": None, "b": None}, input_batch=SimpleNamespace(req_ids=["a", "b"], num_tokens_no_spec=np.zeros(2))
+    )
+    bridge: Any = SimpleNamespace(
+        runner=runner, proposer=p, collected=set(), coupled=None, drafting=True, _began=0.0, _ended=0.0,
+        learned=SimpleNamespace(capture=capture, before_step=lambda *_: None), _scheduler_output=step(a=1, b=1),
+    )  # fmt: skip
+    begun: list[str] = []
+
+    def begin(req_id: str) -> None:
+        begun.append(req_id)
+        p.begin(req_id, [1, 2], 3 if req_id == "a" else 30)
+
+    bridge._begin = begin
+    for _ in range(3):
+        VllmProposer._prepare(bridge, [[5], [6]])
+    assert VllmProposer.ended(bridge, "a") and not VllmProposer.ended(bridge, "b")
+    _collect(bridge)
+    assert finished == [("a", True)] and bridge.collected == {"a"} and "a" not in p.requests
+    VllmProposer._prepare(bridge, [[7], [6]])
+    assert begun == ["a", "b"] and VllmProposer.ended(bridge, "a")
+    ((_, prompt),) = p.history
+    assert [r.tokens.tolist() for r in prompt.responses] == [[5, 5, 5]]
+    last = step(b=1)
+    last.finished_req_ids = {"a"}
+    VllmProposer.before_step(bridge, last)
+    assert not bridge.collected, "its name may be given again"
