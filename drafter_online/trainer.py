@@ -330,11 +330,13 @@ class Trainer:
     def _restore(self, tensors: dict[str, Tensor], record: dict[str, Any]) -> None:
         version, state_, gauss = record["rng"]
         counts = TrainerCounts(**record["counts"])  # first: what does not fit changes nothing
-        held = Lineage(**record.get("lineage", {}))
+        held = Lineage(**record.get("lineage", {})).steps()
         self._masters.restore(tensors)
         self._rng.setstate((version, tuple(state_), gauss))
         self.counts = counts
-        self.lineage = held
+        # What is made from here on is a training of its own: others may have what was made after this state was kept,
+        # and several may go on from it.
+        self.lineage = Lineage(others=held)
         self._accumulated = record["accumulated"]
         self.batch_tokens = min(record["batch_tokens"], self.config.batch_tokens)
         self.parent = record["parent"]

@@ -100,8 +100,8 @@ def test_engines_that_share_their_versions_train_one_head(
                 break
             time.sleep(3.0)
         assert all(f["rate"] > 0.3 and f["joined"] and f["steps"] and f["error"] is None for f in found), found
-        newest = store.manifest(store.numbers()[-1])
-        assert len(newest.provenance["trainings"]) >= 2, newest.provenance
+        trained = [store.manifest(n).provenance["trainings"] for n in store.numbers()]
+        assert max(map(len, trained)) >= 2, trained
     finally:
         for llm in engines:
             close(llm)

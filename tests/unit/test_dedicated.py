@@ -276,6 +276,12 @@ def test_the_target_is_sent_when_it_is_asked_for(ends: Ends, monkeypatch: Any) -
     s = side(ends, hub)
     until(lambda: of(hub, "status"))
     s.learned.bridge.proposer.version = 4
+    s.learned.asleep = True
+    hub.send(hub.handler.sessions[-1], Message("refresh", {}))
+    told = len(of(hub, "status"))
+    until(lambda: len(of(hub, "status")) > told + 2)
+    assert not of(hub, "target"), "its memory is not there"
+    s.learned.asleep = False
     hub.send(hub.handler.sessions[-1], Message("refresh", {}))
     parts = TargetParts()
     until(lambda: len(of(hub, "target")) == 7)

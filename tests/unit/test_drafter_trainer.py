@@ -372,6 +372,26 @@ def test_trainings_that_share_a_store_meet(tiny_target: Path, buffer: Buffer, tm
     assert b.join(store, 3) == pytest.approx(1.0) and equal(weights(a), weights(b))
 
 
+def test_what_goes_on_from_a_checkpoint_is_a_training_of_its_own(
+    tiny_target: Path, buffer: Buffer, tmp_path: Path
+) -> None:
+    """Two replicas may go on from one, and what was made after it may be with others already."""
+    store = Versions(tmp_path / "versions")
+    a = trainer(tiny_target, buffer, tmp_path / "state")
+    for _ in range(3):
+        a.micro_step()
+    a.checkpoint()
+    a.close()
+    one, two = (trainer(tiny_target, buffer, tmp_path / "state") for _ in range(2))
+    assert one.resume() and two.resume() and one.lineage.steps() == two.lineage.steps() == {a.lineage.name: 3}
+    one.micro_step()
+    for _ in range(3):
+        two.micro_step()
+    number = one.publish(store)
+    assert two.join(store, number) == pytest.approx(1 / 4)
+    assert two.lineage.steps() == {a.lineage.name: 3, one.lineage.name: 1, two.lineage.name: 3}
+
+
 def test_a_version_that_does_not_fit_is_not_taken_in(tiny_target: Path, buffer: Buffer, tmp_path: Path) -> None:
     store = Versions(tmp_path)
     a, b = trainer(tiny_target, buffer), trainer(tiny_target, buffer)

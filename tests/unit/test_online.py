@@ -391,6 +391,20 @@ def test_training_goes_on_from_what_other_engines_trained(
     assert "joining" in cause and "damaged" in cause and times == 1
 
 
+def test_the_targets_weights_are_not_read_while_the_engine_sleeps() -> None:
+    taken: list[int] = []
+    learned = SimpleNamespace(
+        asleep=True, reading=threading.Lock(), bridge=SimpleNamespace(proposer=SimpleNamespace(version=3))
+    )
+    t: Any = SimpleNamespace(learned=learned, _version=-1, _take_target=lambda: taken.append(1))
+    online.OnlineTraining._refresh(t)
+    assert not taken and t._version == -1, "they are taken when it is awake"
+    learned.asleep = False
+    online.OnlineTraining._refresh(t)
+    online.OnlineTraining._refresh(t)
+    assert taken == [1] and t._version == 3
+
+
 def test_what_others_trained_is_not_published_again(
     training: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -312,10 +312,11 @@ class OnlineTraining:
                 return 0.0
             self._met = number
             share = self._trainer.join(store, number)
-        except DrafterError as e:  # gone by now, say, or of another head; training goes on from where it was
+        except (OSError, DrafterError) as e:  # gone by now, or of another head; training goes on from where it was
             self._fault("joining", str(e))
             return 0.0
         if share:
+            self._due = self._due and share < 1.0  # else nothing of it was made here
             self.joined += 1
             logger.info("rollspec: training goes on from drafter version %d (%.0f %% of it).", number, 100 * share)
         return float(share)
@@ -365,5 +366,5 @@ class OnlineTraining:
             if self.config.versions is None:
                 swapper.offer(store.path(number))
             self._trainer.buffer.save(self.folder / "buffer")
-        except DrafterError as e:  # a store that is gone or full: tried again with the next version
+        except (OSError, DrafterError) as e:  # a store that is gone or full: tried again with the next version
             self._fault("publishing", str(e))
