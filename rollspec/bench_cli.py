@@ -19,6 +19,10 @@ NAMES = (
 
 command = typer.Typer(help="Run the benchmarks: alternating runs, ratios with their spread, JSON with provenance.")
 
+Seeds = Annotated[str, typer.Option(help="Seeds of the jobs, separated by commas.")]
+Work = Annotated[
+    Path | None, typer.Option(file_okay=False, help="Folder of the jobs; finished ones are not run again.")
+]
 Quick = Annotated[bool, typer.Option("--quick", help="Show that it runs; the numbers mean nothing.")]
 Out = Annotated[Path | None, typer.Option("--out", help="JSON file; default benchmarks/results/NAME.json.")]
 Json = Annotated[bool, typer.Option("--json", help="Print the JSON on stdout.")]
@@ -111,14 +115,12 @@ def reuse(
     quick: Quick = False,
     out: Out = None,
     json: Json = False,
-    seeds: Annotated[str, typer.Option(help="Seeds of the jobs, separated by commas.")] = "0,1,2",
+    seeds: Seeds = "0,1,2",
     arms: Annotated[
         str | None, typer.Option(help="Arms, separated by semicolons (none;coupled;lenient, bias 0); default: all.")
     ] = None,
     prompts: Annotated[int, typer.Option(help="Prompts of an epoch, a multiple of 8.")] = 32,
-    work: Annotated[
-        Path | None, typer.Option(file_okay=False, help="Folder of the jobs; finished ones are not run again.")
-    ] = None,
+    work: Work = None,
 ) -> None:
     """Reuse of past rollouts in the demo's job: drafts, kept noise, SPEC-RL's lossy prefixes (an hour: 15 jobs)."""
     module = _module("reuse")
@@ -133,13 +135,11 @@ def long_tail(
     quick: Quick = False,
     out: Out = None,
     json: Json = False,
-    seeds: Annotated[str, typer.Option(help="Seeds of the jobs, separated by commas.")] = "0",
+    seeds: Seeds = "0",
     arms: Annotated[
         str | None, typer.Option(help="Arms, separated by semicolons (suffix;long_tail); default: all.")
     ] = None,
-    work: Annotated[
-        Path | None, typer.Option(file_okay=False, help="Folder of the jobs; finished ones are not run again.")
-    ] = None,
+    work: Work = None,
 ) -> None:
     """Learned and suffix drafts against suffix alone, and the cost of idle training, in whole jobs (half an hour)."""
     module = _module("long_tail")

@@ -25,7 +25,7 @@ class Unpadded:
     def __init__(self, runner: Any) -> None:
         self._execute = runner.execute_model
         self._sample = runner.sample_tokens
-        self._places: dict[str, int] = {}  # of requests of this step that have some nobody drafted for
+        self._places: dict[str, int] = {}  # by request, in a step where nobody drafted for some
         self._drafted: dict[str, int] = {}
         runner.execute_model = self.execute_model
         runner.sample_tokens = self.sample_tokens
