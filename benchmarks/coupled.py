@@ -33,7 +33,7 @@ def _sides(vocab: int, batch: int, k: int) -> tuple[Callable[[], Any], Callable[
     from vllm.v1.sample.rejection_sampler import RejectionSampler
     from vllm.v1.sample.sampler import Sampler
     from vllm.v1.spec_decode.metadata import SpecDecodeMetadata
-    from vllm.v1.worker.cpu_model_runner import CPUModelRunner
+    from vllm.platforms import current_platform
 
     from rollspec import RollspecConfig
     from rollspec.engine.vllm import patches
@@ -41,7 +41,7 @@ def _sides(vocab: int, batch: int, k: int) -> tuple[Callable[[], Any], Callable[
     from rollspec.engine.vllm.ranks import Ranks
 
     patches.install()
-    CPUModelRunner._postprocess_triton(None)  # as the worker does: C++ in the place of Triton
+    current_platform.register_triton_kernel_overrides()
     torch.manual_seed(0)
     rows = batch * (k + 1)
     logits = 2.0 * torch.randn(rows, vocab)

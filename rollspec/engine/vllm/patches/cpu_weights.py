@@ -19,7 +19,7 @@ class CpuRepackWeights(Patch):
     """
 
     name = "cpu_repack_weights"
-    versions = ">=0.29,<0.30"
+    versions = ">=0.29,<0.33"
     upstream = "vllm/model_executor/layers/utils.py:dispatch_cpu_unquantized_gemm"
     removal = (
         "vLLM-CPU repacks on load_weights (test_plugin_engine.py::test_weight_sync_without_the_patch_is_lost fails)"
