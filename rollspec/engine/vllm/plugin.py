@@ -36,6 +36,13 @@ def register() -> None:
     arrivals.register()
     overlap.register()
     prometheus.register()
+    patches.on_import("vllm.v1.core.sched.async_scheduler", _wrap_scheduler)
+
+
+def _wrap_scheduler(module: ModuleType) -> None:
+    from rollspec.engine.vllm.v2.install import schedule
+
+    schedule(module)
 
 
 def enable(source: Source = "default") -> None:
@@ -66,13 +73,24 @@ def _wrap_engine_args(module: ModuleType) -> None:
         if source is not None:
             configure(self, source)
         vllm_config = create(self, *args, **kwargs)
-        overlap.switch_on(vllm_config)
+        if vllm_config.use_v2_model_runner:
+            _overlap_steps(vllm_config, self)
+        else:
+            overlap.switch_on(vllm_config)
         if engine_config(vllm_config) is not None and (problem := compat.check_vocabulary(vllm_config)):
             logger.warning("rollspec: %s.", problem)
         return vllm_config
 
     create_engine_config._rollspec = True  # type: ignore[attr-defined]
     cls.create_engine_config = create_engine_config
+
+
+def _overlap_steps(vllm_config: Any, args: Any) -> None:
+    """Schedule asynchronously on CPUs as well, where vLLM switches it off (vllm/platforms/cpu.py)."""
+    given = vllm_config.scheduler_config
+    wanted = engine_config(vllm_config) is not None and args.async_scheduling is not False
+    if wanted and not given.async_scheduling and overlap.impossible_because(vllm_config) is None:
+        given.async_scheduling = True
 
 
 def configure(args: Any, source: Source) -> None:
@@ -101,10 +119,14 @@ def configure(args: Any, source: Source) -> None:
 
         config = daemon.settle(config, str(args.model))
     args.additional_config = {**(args.additional_config or {}), KEY: config.to_dict()}
-    overlap.want(args)
+    second = compat.second_runner()
+    if not second:
+        overlap.want(args)
     # A fresh dict each time: vLLM writes into it.
     args.speculative_config = {"num_speculative_tokens": config.proposal.k_max}
-    if method is None:
+    if method is None and second:
+        args.speculative_config |= {"method": "ngram_gpu", "prompt_lookup_min": 1, "prompt_lookup_max": 1}
+    elif method is None:
         args.speculative_config |= {"method": "custom_class", "model": PROPOSER}
     else:
         # vLLM's own proposer, whose rows ours replaces on their way out: greedy drafts.
@@ -150,6 +172,10 @@ def _wrap_worker(module: ModuleType) -> None:
             from rollspec.engine.vllm import capture
 
             patches.on_import("vllm.v1.worker.gpu_model_runner", capture.widen)
+        if config is not None and self.vllm_config.use_v2_model_runner:
+            from rollspec.engine.vllm.v2.install import replace_speculator
+
+            patches.on_import("vllm.v1.worker.gpu.model_runner", replace_speculator)
         init_device(self)
         if config is not None and config.proposal.learned.specialists:
             from rollspec.engine.vllm import specialists
@@ -162,6 +188,11 @@ def _wrap_worker(module: ModuleType) -> None:
     def initialize_and_install(self: Any, kv_cache_configs: list[Any]) -> None:
         initialize(self, kv_cache_configs)
         config = engine_config(self.vllm_config)
+        if config is not None and self.vllm_config.use_v2_model_runner:
+            from rollspec.engine.vllm.v2.install import install as install_v2
+
+            install_v2(self.worker, config)
+            return
         if config is not None:
             from rollspec.engine.vllm.worker import install
 

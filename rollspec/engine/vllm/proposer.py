@@ -12,12 +12,14 @@ import logging
 import os
 import platform
 import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from rollspec.config import RollspecConfig
 from rollspec.engine.vllm import metadata, scoring
 from rollspec.engine.vllm.compat import tokenizer_of, vllm_version
-from rollspec.engine.vllm.coupled import CoupledSampler
+from rollspec.engine.vllm.noise_keys import NoiseKeys
 from rollspec.engine.vllm.plugin import engine_config
 from rollspec.engine.vllm.policy import PolicyWatch
 from rollspec.proposal.hybrid import HybridProposer
@@ -38,6 +40,22 @@ LONG_GAP = 0.25
 """Seconds between two steps beyond which the engine was idle rather than busy between them."""
 
 
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """What the engine did in a step.
+
+    Attributes:
+        req_ids: the batch, in the engine's order. sampled: tokens that each request emitted, none in its prompt.
+        verified: the drafts that the step verified, by request. tokens: that it computed. context_tokens: of the batch.
+    """
+
+    req_ids: Sequence[str]
+    sampled: list[list[int]]
+    verified: dict[str, list[int]]
+    tokens: int
+    context_tokens: float
+
+
 class VllmProposer:
     """Drafts for one vLLM worker. Instantiated by vLLM with its config, attached to the model runner after loading."""
 
@@ -54,9 +72,11 @@ class VllmProposer:
         if heads := len(config.proposal.learned.specialists):
             self.machine["specialists"] = heads  # a pass costs as many more
         self.runner: Any = None
+        self.request: Callable[[str], Any] = lambda req_id: self.runner.requests[req_id]
+        """A running request's prompt and sampling parameters, as `prompt_token_ids` and `sampling_params`."""
         self.ceiling: Any = None
         self.scores = False  # whether prompts can be scored at a temperature
-        self.coupled: CoupledSampler | None = None
+        self.coupled: NoiseKeys | None = None
         self.drafting = False
         self.fault: str | None = None
         self.faults: dict[str, int] = {}
@@ -152,6 +172,16 @@ class VllmProposer:
         self.drafting = False
         self.proposer.requests.clear()
 
+    def uncouple(self, error: BaseException) -> None:
+        """Verification does not follow the seeds of requests any more: record the fault, log it once."""
+        if self.coupled is not None:
+            self.coupled.fail(error)
+        else:
+            self.count(f"seeded verification: {type(error).__name__}: {error}")
+            logger.error(
+                "rollspec: the `seed` of a request does not fix its text any more (%s).", error, exc_info=error
+            )
+
     def count(self, cause: str) -> None:
         """Note a fault for telemetry."""
         self.faults[cause] = self.faults.get(cause, 0) + 1
@@ -200,15 +230,22 @@ class VllmProposer:
     # ---- the step ---------------------------------------------------------------------------------------------------
 
     def _propose(self, sampled: list[list[int]]) -> list[list[int]]:
-        now = self._prepare(sampled)
+        now = self._prepare(self.result(sampled))
         return self._end(self.proposer.complete(), now)
 
-    def decide(self, sampled: list[list[int]]) -> int:
+    def result(self, sampled: list[list[int]]) -> StepResult:
+        """Of the step that a first model runner just sampled."""
+        batch, output = self.runner.input_batch, self._scheduler_output
+        context = float(batch.num_tokens_no_spec[: len(sampled)].sum())
+        verified, tokens = output.scheduled_spec_decode_tokens, output.total_num_scheduled_tokens
+        return StepResult(batch.req_ids[: len(sampled)], sampled, verified, tokens, context)
+
+    def decide(self, step: StepResult) -> int:
         """How many passes the learned drafter should run now; `finish` must follow. Never raises."""
         if not self.drafting:
             return 0
         try:
-            self._now = self._prepare(sampled)
+            self._now = self._prepare(step)
             return self.proposer.passes if isinstance(self.proposer, HybridProposer) else 0
         except Exception as e:
             self.fail("drafting", e)
@@ -221,34 +258,31 @@ class VllmProposer:
 
     def finish(self, rows: Any, probs: Any, batch: int) -> list[list[int]]:
         """The drafts of the step that `decide` began; `rows` and `probs` as `HybridProposer.complete`. Never raises."""
-        if not self.drafting or not isinstance(self.proposer, HybridProposer):
+        if not self.drafting:
             return [[] for _ in range(batch)]
         try:
-            return self._end(self.proposer.complete(rows, probs), self._now)
+            hybrid = isinstance(self.proposer, HybridProposer)
+            drafts = self.proposer.complete(rows, probs) if hybrid else self.proposer.complete()  # type: ignore[call-arg]
+            return self._end(drafts, self._now)
         except Exception as e:
             self.fail("drafting", e)
             return [[] for _ in range(batch)]
 
-    def _prepare(self, sampled: list[list[int]]) -> float:
+    def _prepare(self, step: StepResult) -> float:
         now = time.perf_counter()
-        req_ids = self.runner.input_batch.req_ids[: len(sampled)]
         requests = self.proposer.requests
-        for i, new in enumerate(sampled):
-            if new and req_ids[i] not in requests and req_ids[i] not in self.collected:
-                self._begin(req_ids[i])
-        output = self._scheduler_output
-        scheduled = output.scheduled_spec_decode_tokens
-        batch = len(sampled)
-        tokens = output.total_num_scheduled_tokens
-        decode_only = tokens == batch + sum(map(len, scheduled.values()))
+        for req_id, new in zip(step.req_ids, step.sampled, strict=True):
+            if new and req_id not in requests and req_id not in self.collected:
+                self._begin(req_id)
+        batch = len(step.sampled)
+        decode_only = step.tokens == batch + sum(map(len, step.verified.values()))
         # What the engine does between two busy steps (scheduling, detokenising) belongs to the step's cost.
         gap = self._began - self._ended
         seconds = now - self._began + (gap if 0.0 < gap < LONG_GAP else 0.0)
-        self.proposer.timed(tokens, decode_only, seconds, batch)
+        self.proposer.timed(step.tokens, decode_only, seconds, batch)
         if self.learned is not None and self.learned.capture is not None:
             self.learned.capture.stepped(seconds)
-        held = float(self.runner.input_batch.num_tokens_no_spec[:batch].sum())
-        self.proposer.prepare(req_ids, sampled, scheduled, held)
+        self.proposer.prepare(step.req_ids, step.sampled, step.verified, step.context_tokens)
         return now
 
     def _end(self, drafts: list[list[int]], now: float) -> list[list[int]]:
@@ -259,7 +293,7 @@ class VllmProposer:
         return drafts
 
     def _begin(self, req_id: str) -> None:
-        state = self.runner.requests[req_id]
+        state = self.request(req_id)
         if state.prompt_token_ids is None:
             return  # a prompt of embeddings has no tokens to key or match: the request runs without drafts
         params = state.sampling_params

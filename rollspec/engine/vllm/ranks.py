@@ -75,6 +75,17 @@ class Ranks:
         self._broadcast(body)
         return passes, Note(KINDS[kind], bytes(body.tolist()).decode())
 
+    def share(self, drafts: list[list[int]], count: int, k: int) -> list[list[int]]:
+        """The first rank's drafts of `count` requests, each of 0..k tokens; all must call it."""
+        if self._group is None:
+            return drafts
+        table = torch.zeros(count, k + 1, dtype=torch.int64)  # [requests, length and tokens]
+        if self.first:
+            for row, draft in zip(table, drafts, strict=True):
+                row[: len(draft) + 1] = torch.tensor([len(draft), *draft])
+        self._broadcast(table)
+        return [row[1 : row[0] + 1] for row in table.tolist()]
+
     def gather(self, weight: torch.Tensor) -> torch.Tensor:
         """The ranks' parts of a weight that is split along its first dimension, in order; all must call it."""
         if self._group is None:

@@ -17,7 +17,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from rollspec.engine.vllm.coupled import GREEDY, CoupledSampler
+from rollspec.engine.vllm.coupled import CoupledSampler
+from rollspec.engine.vllm.noise_keys import GREEDY
 from rollspec.sampling.noise import Ints, Words
 
 

@@ -43,14 +43,8 @@ def install(worker: Any, config: RollspecConfig) -> None:
     if learned:  # vLLM's own proposer drafts; ours decides beside it
         drafter = runner.__dict__["_rollspec"] = VllmProposer(worker.vllm_config)
     try:
-        absent = patches.missing()
-        if absent:
-            # Speculating without them samples from another law than the policy's.
-            raise UnsupportedEngineError(
-                f"vLLM {vllm_version()} needs the patches {', '.join(absent)} to sample correctly, and "
-                f"{patches.ENV_PATCHES}=none forbids them; unset it"
-            )
-        drafter.attach(runner, drafts_here=_is_output_rank(worker))
+        ready()
+        drafter.attach(runner, drafts_here=is_output_rank(worker))
         ranks = Ranks.of(int(worker.vllm_config.parallel_config.tensor_parallel_size))
         if config.mode == "coupled":  # on every rank: each draws, and all must draw alike
             drafter.coupled = CoupledSampler(runner, config, drafter.count, ranks)
@@ -67,7 +61,7 @@ def install(worker: Any, config: RollspecConfig) -> None:
             except AttributeError as e:  # whoever would reuse asks `info` first
                 drafter.count(f"scoring: {e}")
                 logger.error("rollspec: this engine cannot score old responses (%s), so none are reused.", e)
-        drafter.policy = PolicyWatch(runner.get_model(), functools.partial(_next_version, drafter))
+        drafter.policy = PolicyWatch(runner.get_model(), functools.partial(next_version, drafter))
         _wrap_execute_model(runner, drafter, drafter.policy)
         if learned:
             from rollspec.engine.vllm.learned import LearnedDrafts
@@ -94,8 +88,13 @@ def install(worker: Any, config: RollspecConfig) -> None:
             runner.propose_draft_token_ids = lambda *_, **__: [[] for _ in runner.input_batch.req_ids]
         drafter.fail("installation", e)
         return
-    if config.history.dir is not None and drafter.drafting:
-        _load(drafter, {"dir": str(config.history.dir)})
+    load_history(drafter)
+
+
+def load_history(drafter: VllmProposer) -> None:
+    """Take up what an earlier run saved, where a folder is named."""
+    if drafter.config.history.dir is not None and drafter.drafting:
+        _load(drafter, {"dir": str(drafter.config.history.dir)})
 
 
 def _connect(drafter: VllmProposer) -> None:
@@ -154,7 +153,20 @@ def bridge(worker: Any) -> VllmProposer | None:
     return None
 
 
-def _is_output_rank(worker: Any) -> bool:
+def ready() -> None:
+    """Check that what vLLM needs to sample correctly is in place.
+
+    Raises:
+        UnsupportedEngineError: it is not, in one sentence; the engine must not speculate.
+    """
+    if absent := patches.missing():
+        raise UnsupportedEngineError(
+            f"vLLM {vllm_version()} needs the patches {', '.join(absent)} to sample correctly, and "
+            f"{patches.ENV_PATCHES}=none forbids them; unset it"
+        )
+
+
+def is_output_rank(worker: Any) -> bool:
     """vLLM reads drafts from the first tensor-parallel rank of the last pipeline stage only (executor
     `output_rank`).
     """
@@ -162,7 +174,8 @@ def _is_output_rank(worker: Any) -> bool:
     return int(worker.rank) % int(parallel.tensor_parallel_size) == 0
 
 
-def _next_version(drafter: VllmProposer) -> None:
+def next_version(drafter: VllmProposer) -> None:
+    """The target has other weights, and nobody said which version they are: the next one."""
     if drafter.drafting:
         _new_version(drafter, drafter.proposer.version + 1)
     else:

@@ -45,7 +45,8 @@ class CpuRepackWeights(Patch):
 
         keep_weight._rollspec = True  # type: ignore[attr-defined]
         utils.dispatch_cpu_unquantized_gemm = keep_weight
-        on_import("vllm.v1.worker.cpu_model_runner", self._patch_runner)
+        for runner in ("vllm.v1.worker.cpu_model_runner", "vllm.v1.worker.cpu.model_runner"):  # the first, the second
+            on_import(runner, self._patch_runner)
 
     @staticmethod
     def _patch_runner(module: ModuleType) -> None:

@@ -1,0 +1,7 @@
+"""vLLM's second model runner (V2, vllm/v1/worker/gpu/model_runner.py): drafts live on the device, steps overlap.
+
+Files: `speculator.py`, what the runner builds as its speculator where drafts come from memory alone; `adapter.py`,
+around one runner: what was sampled goes to rollspec, drafts of any length per request come back; `verify.py`, coupled
+verification with the runner's own seeded noise; `scheduling.py`, what the scheduler must know of drafts that only the
+worker counts; `install.py`, puts them together in a worker whose KV cache is ready.
+"""

@@ -1,0 +1,153 @@
+"""Around one V2 model runner: what a step sampled goes to rollspec, and drafts of any length per request come back.
+
+    execute_model(scheduled)      the scheduler reserved draft slots; those that nobody drafted for leave the step
+      sample(...)                 tokens [requests, k + 1] and how many each request emitted
+      speculator.propose(...)     observe, plan, propose, select (`Engine`); the head runs the passes that it asks for
+    sample_tokens(grammar)        masks of the slots that left are left out, too
+    take_draft_token_ids()        the drafts, for a scheduler that waits for them or checks them against a grammar
+
+Under asynchronous scheduling the next step is scheduled before this one's drafts exist: k slots for every request.
+How many of them a request verifies is decided here, when that step begins. On a CPU everything runs in line; the tokens
+are there when `propose` is called.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from rollspec.engine.vllm.places import masks, resized
+from rollspec.engine.vllm.proposer import StepResult, VllmProposer
+from rollspec.engine.vllm.ranks import Ranks
+
+logger = logging.getLogger("rollspec")
+
+DRAFTED = "_rollspec_drafted"
+"""On a `ModelRunnerOutput`: how many drafts each request really had, for vLLM's own statistics."""
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What of a scheduled request the runner does not keep."""
+
+    prompt_token_ids: Sequence[int] | None
+    sampling_params: Any
+
+
+class Adapter:
+    """One runner's drafts. Every rank has one; the output rank decides, and the others take its drafts."""
+
+    def __init__(self, bridge: VllmProposer, runner: Any, ranks: Ranks) -> None:
+        self.bridge = bridge
+        self.runner = runner
+        self.ranks = ranks
+        self.k = int(runner.num_speculative_steps)
+        self.requests: dict[str, Request] = {}
+        self._drafts: dict[str, list[int]] = {}  # newest draft of every running request
+        self._slots: dict[str, int] = {}  # draft slots that the scheduler reserved in this step
+        self._drafted: dict[str, int] = {}  # and how many of them are used
+        self._verified: dict[str, list[int]] = {}  # the drafts in them
+        self._tokens = 0  # that this step computes
+        self._last: list[str] = []  # requests of the last step, in the runner's order
+        self._sampled: tuple[torch.Tensor, torch.Tensor] | None = None
+
+    # ---- a step begins ----------------------------------------------------------------------------------------------
+
+    def execute_model(self, execute: Callable[..., Any], scheduled: Any, *args: Any, **kwargs: Any) -> Any:
+        """Around `GPUModelRunner.execute_model`."""
+        if kwargs.get("dummy_run") or (len(args) > 1 and args[1]):
+            return execute(scheduled, *args, **kwargs)
+        self._begin(scheduled)
+        return execute(self._settle(scheduled), *args, **kwargs)
+
+    def _begin(self, scheduled: Any) -> None:
+        for req_id in scheduled.finished_req_ids:
+            self.requests.pop(req_id, None)
+            self._drafts.pop(req_id, None)
+        for new in scheduled.scheduled_new_reqs:
+            self.requests[new.req_id] = Request(new.prompt_token_ids, new.sampling_params)
+            self._drafts.pop(new.req_id, None)  # preempted: what was drafted lies in a slot that it gave up
+        if self.bridge.policy is not None:
+            self.bridge.policy.before_step()
+        self.bridge.before_step(scheduled)
+
+    def _settle(self, scheduled: Any) -> Any:
+        """The step as it is: without the slots that nobody drafted for."""
+        slots = scheduled.scheduled_spec_decode_tokens
+        self._slots = {r: len(p) for r, p in slots.items()}
+        self._verified = {}
+        for req_id, given in slots.items():
+            known = sum(t >= 0 for t in given)  # a scheduler that waited knows the drafts; a grammar may have cut them
+            draft = self._drafts.get(req_id, [])[: known or len(given)]
+            if draft:
+                self._verified[req_id] = draft
+        self._drafted = {r: len(d) for r, d in self._verified.items()}
+        if slots:
+            scheduled = resized(scheduled, self._verified, self._slots, self._drafted)
+        self._tokens = scheduled.total_num_scheduled_tokens
+        return scheduled
+
+    # ---- a step is sampled ------------------------------------------------------------------------------------------
+
+    def sample_tokens(self, sample_tokens: Callable[..., Any], grammar: Any) -> Any:
+        """Around `GPUModelRunner.sample_tokens`."""
+        computed = self.runner.execute_model_state is not None
+        output = sample_tokens(masks(grammar, self._slots, self._drafted))
+        if computed and self._slots and output is not None:
+            inner = getattr(output, "model_runner_output", output)
+            inner.__dict__[DRAFTED] = self._drafted
+        return output
+
+    def sample(self, sample: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Around `GPUModelRunner.sample`: remember what was sampled until `propose`."""
+        output, num_sampled, num_rejected = sample(*args, **kwargs)
+        self._sampled = output.sampled_token_ids, num_sampled
+        return output, num_sampled, num_rejected
+
+    def propose(self, propose: Callable[..., torch.Tensor], batch: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
+        """Around the speculator's `propose`: drafts [requests, k], of which each request has its own length."""
+        if kwargs.get("dummy_run"):
+            return propose(batch, *args, **kwargs)
+        sampled, self._sampled = self._sampled, None
+        out = self._filler(batch)
+        assert sampled is not None
+        drafts = self._agree(self._propose(batch, sampled, propose, args, kwargs), batch.num_reqs)
+        for i, draft in enumerate(drafts):
+            if draft:
+                out[i, : len(draft)] = torch.tensor(draft, dtype=out.dtype)
+        self._last = list(batch.req_ids)
+        self._drafts.update(zip(self._last, drafts, strict=True))
+        return out
+
+    def _propose(
+        self, batch: Any, sampled: tuple[torch.Tensor, torch.Tensor], propose: Callable[..., torch.Tensor],
+        args: tuple[Any, ...], kwargs: dict[str, Any],
+    ) -> list[list[int]]:  # fmt: skip
+        counts = sampled[1].tolist()
+        tokens = [row[:n] for row, n in zip(sampled[0].tolist(), counts, strict=True)]
+        context = float(batch.seq_lens_cpu_upper_bound[: batch.num_reqs].sum())
+        step = StepResult(batch.req_ids, tokens, self._verified, self._tokens, context)
+        self.bridge.decide(step)
+        return self.bridge.finish(None, None, batch.num_reqs)
+
+    def take_draft_token_ids(self, take: Callable[[], Any]) -> Any:
+        """Around `GPUModelRunner.take_draft_token_ids`: the drafts as they are, in lists that the caller may change."""
+        from vllm.v1.outputs import DraftTokenIds
+
+        taken = take()
+        if taken is None:
+            return None
+        return DraftTokenIds(list(self._last), [list(self._drafts.get(r, ())) for r in self._last])
+
+    def _filler(self, batch: Any) -> torch.Tensor:
+        """Valid tokens for every draft slot, [requests, k]."""
+        last: torch.Tensor = self.runner.req_states.last_sampled_tokens  # [max_num_reqs, 1]
+        return last[batch.idx_mapping].expand(-1, self.k).clone()
+
+    def _agree(self, drafts: list[list[int]], count: int) -> list[list[int]]:
+        """The output rank's drafts, on every rank: each feeds its own device."""
+        return drafts if self.ranks.alone else self.ranks.share(drafts, count, self.k)

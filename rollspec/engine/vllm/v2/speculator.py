@@ -1,0 +1,54 @@
+"""The speculator of an engine that drafts from memory alone; the drafts themselves are written by `adapter.Adapter`.
+
+vLLM builds the speculator of a method by name (vllm/v1/worker/gpu/spec_decode/__init__.py, `init_speculator`) and has
+no plug-in point for others. rollspec names the method `ngram_gpu`, which every check of vLLM's configuration lets
+through on this runner, and `init_speculator` returns this class in its place. A method that runs a model (EAGLE-3, MTP,
+a draft model) keeps vLLM's own speculator.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from vllm.v1.worker.gpu.spec_decode.speculator import BaseSpeculator
+
+METHOD = "ngram_gpu"
+"""vLLM's method that stands for drafts from memory."""
+
+
+class MemorySpeculator(BaseSpeculator):  # type: ignore[misc] # vLLM has no types that mypy sees
+    """Proposes filler: valid tokens, which a step verifies only in draft slots that nobody drafted for."""
+
+    supports_mm_inputs = False
+    draft_logits = None  # drafts are one-hot
+
+    def __init__(self, num_speculative_tokens: int) -> None:
+        self.k = num_speculative_tokens
+
+    def init_cudagraph_manager(self, cudagraph_mode: Any) -> None:
+        """Nothing is captured: no model runs."""
+
+    def capture(self) -> None:
+        """Nothing is captured: no model runs."""
+
+    def propose(
+        self,
+        input_batch: Any,
+        attn_metadata: Any,
+        slot_mappings: Any,
+        last_hidden_states: torch.Tensor,
+        aux_hidden_states: list[torch.Tensor] | None,
+        num_sampled: torch.Tensor,
+        num_rejected: torch.Tensor,
+        last_sampled: torch.Tensor,  # [max_num_reqs, 1]
+        *args: Any,
+        **kwargs: Any,
+    ) -> torch.Tensor:
+        """The last sampled token of every request, k times, [num_reqs, k]: on the device, without a look at it.
+
+        -1 would reach an embedding where a padded slot is not left out of the step.
+        """
+        if kwargs.get("dummy_run"):
+            return last_sampled.new_zeros(input_batch.num_reqs, self.k)
+        return last_sampled[input_batch.idx_mapping].expand(-1, self.k).clone()
