@@ -72,6 +72,8 @@ class VllmProposer:
         if heads := len(config.proposal.learned.specialists):
             self.machine["specialists"] = heads  # a pass costs as many more
         self.runner: Any = None
+        self.join: Callable[[], None] = lambda: None
+        """Waits for drafts that are made on a thread of their own."""
         self.request: Callable[[str], Any] = lambda req_id: self.runner.requests[req_id]
         """A running request's prompt and sampling parameters, as `prompt_token_ids` and `sampling_params`."""
         self.ceiling: Any = None
