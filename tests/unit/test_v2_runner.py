@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import random
 from types import SimpleNamespace
 from typing import Any
@@ -27,7 +28,7 @@ K = 4
 def naive(drawn: list[int], fed: list[int], starts: list[int]) -> list[list[int]]:
     """What requests emit, one row after the other."""
     out = []
-    for a, b in zip(starts, starts[1:], strict=False):
+    for a, b in itertools.pairwise(starts):
         said = [drawn[a]]
         for row in range(a + 1, b):
             if fed[row] != said[-1]:
