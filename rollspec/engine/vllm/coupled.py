@@ -17,6 +17,7 @@ import torch
 
 from rollspec.config import RollspecConfig
 from rollspec.engine.vllm import arrivals, scoring
+from rollspec.engine.vllm.hooks import runner_v1 as v1
 from rollspec.engine.vllm.ranks import Ranks
 from rollspec.once import Once
 from rollspec.sampling.coupled import accept, kernel_for, sample
@@ -56,11 +57,8 @@ class CoupledSampler:
         self._broken: Exception | None = None  # what made the noise of the next step unknown
         kernel = kernel_for(runner.device, int(runner.model_config.get_vocab_size()))
         self._kernel = kernel if ranks.least(int(kernel is not None)) else None  # paths may differ where scores tie
-        self._standard = runner._sample
-        top = runner.sampler.topk_topp_sampler
-        self._draw_standard = top.forward
-        runner._sample = self._sample
-        top.forward = self._draw  # vLLM itself chooses this method per platform by assigning it
+        self._standard = v1.Sample.put(runner, self._sample, __name__)
+        self._draw_standard = v1.DrawTokens.put(runner.sampler.topk_topp_sampler, self._draw, __name__)
         if self._keep:
             logger.warning(
                 "rollspec: noise is kept over epochs (reuse.mode = coupled): the rollouts of each policy follow it "

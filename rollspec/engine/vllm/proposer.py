@@ -18,6 +18,7 @@ from rollspec.config import RollspecConfig
 from rollspec.engine.vllm import metadata, scoring
 from rollspec.engine.vllm.compat import tokenizer_of, vllm_version
 from rollspec.engine.vllm.coupled import CoupledSampler
+from rollspec.engine.vllm.hooks import runner_v1 as v1
 from rollspec.engine.vllm.plugin import engine_config
 from rollspec.engine.vllm.policy import PolicyWatch
 from rollspec.proposal.hybrid import HybridProposer
@@ -100,7 +101,7 @@ class VllmProposer:
         self.drafting = drafts_here
         # vLLM drafts K_max zeros for the whole batch once any request is within K_max of the context limit
         # (gpu_model_runner.py, `_input_fits_in_drafter`): meant for drafters that run a model. Ours stops by itself.
-        runner.effective_drafter_max_model_len = runner.max_model_len + self.config.proposal.k_max + 1
+        v1.DrafterLimit.put(runner, runner.max_model_len + self.config.proposal.k_max + 1, __name__)
 
     def before_step(self, scheduler_output: Any) -> None:
         """The engine starts a step: note the time, and take what finished requests said as history."""
