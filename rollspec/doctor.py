@@ -29,6 +29,7 @@ from rollspec import __version__
 from rollspec.config import ENV_SWITCH, RollspecConfig
 from rollspec.engine.vllm import compat
 from rollspec.engine.vllm.hooks import HOOKS, signatures
+from rollspec.engine.vllm.hooks.source import Source
 from rollspec.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -152,7 +153,7 @@ def examine_vllm(path: str) -> tuple[str, tuple[Check, ...]]:
     Raises:
         ValueError: there is no vLLM there.
     """
-    source = signatures.Source.open(path)
+    source = Source.open(path)
     whole = _vllm(Package("vllm", source.version, TESTED["vllm"], _in_range(source.version, TESTED["vllm"])))
     changes = signatures.compare(source, signatures.Record.load())
     return source.version, (whole, *hook_checks(source.version, source.cpu, changes))

@@ -18,6 +18,7 @@ import json
 import sys
 
 from rollspec.engine.vllm.hooks import HOOKS, signatures
+from rollspec.engine.vllm.hooks.source import Source
 from rollspec.engine.vllm.hooks.uses import USES
 
 
@@ -30,7 +31,7 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--record", action="store_true", help="note this version's signatures")
     args = parser.parse_args(argv)
     try:
-        source = signatures.Source.open(args.path)
+        source = Source.open(args.path)
     except ValueError as e:
         print(e, file=sys.stderr)
         return 3

@@ -13,7 +13,6 @@ from packaging.specifiers import SpecifierSet
 
 from rollspec.engine.vllm import hooks, plugin
 from rollspec.engine.vllm.hooks import HOOKS, Hook, Patch, RunnerHook, base, runner_v1
-from rollspec.engine.vllm.hooks.worker import AuxiliaryLayers
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "rollspec" / "engine" / "vllm" / "hooks"
@@ -191,8 +190,17 @@ def test_every_hook_is_in_the_list() -> None:
 
 
 def test_every_hook_has_its_behaviour() -> None:
-    plain = {h for h in HOOKS if not issubclass(h, (Patch, RunnerHook))}
-    assert plain == {*plugin.BEHAVIOUR, AuxiliaryLayers}
+    """In `plugin.BEHAVIOUR`, or in the mapping of a call of `hooks.install`; in the module of the hook's `by`."""
+    given = {h.__name__: h.by for h in plugin.BEHAVIOUR}
+    for path in FILES:
+        for n in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(n, ast.Call) and ast.unparse(n.func) == "hooks.install" and isinstance(n.args[0], ast.Dict):
+                for key, value in zip(n.args[0].keys, n.args[0].values, strict=True):
+                    assert key is not None
+                    given[ast.unparse(key).rpartition(".")[2]] = (ast.unparse(value).partition(".")[0],)
+    plain = {h.__name__: h.by for h in HOOKS if not issubclass(h, (Patch, RunnerHook))}
+    assert plain == given
+    assert all(h.by == (f.__module__.rpartition(".")[2],) for h, f in plugin.BEHAVIOUR.items())
 
 
 def test_modules_that_wrap_are_the_ones_that_do() -> None:

@@ -14,7 +14,8 @@ from rollspec import doctor
 from rollspec.engine.vllm.compat import TESTED
 from rollspec.engine.vllm.hooks import HOOKS, docs, signatures
 from rollspec.engine.vllm.hooks.engine import AddRequest
-from rollspec.engine.vllm.hooks.signatures import Change, Record, Source
+from rollspec.engine.vllm.hooks.signatures import Change, Record
+from rollspec.engine.vllm.hooks.source import Source
 
 ROOT = Path(__file__).parents[2]
 
