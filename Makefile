@@ -27,7 +27,7 @@ test-engine: setup  ## tests against a real vLLM engine on CPU, minutes
 test-e2e: setup  ## whole training jobs on CPU, minutes
 	@scripts/test.sh e2e $(ARGS)
 
-lint: setup  ## ruff check, ruff format --check, mypy, shellcheck
+lint: setup  ## ruff check, ruff format --check, mypy, vLLM's signatures, shellcheck
 	@scripts/test.sh lint
 
 format: setup  ## apply ruff's fixes and format
@@ -44,6 +44,7 @@ bench: setup  ## every benchmark (ARGS="..." goes to rollspec bench)
 
 docs: setup  ## the documentation as a site in build/docs (generated pages are written anew)
 	@python -m rollspec.config_docs >/dev/null && python -m rollspec.telemetry.docs >/dev/null
+	@python -m rollspec.engine.vllm.hooks.docs >/dev/null
 	@NO_MKDOCS_2_WARNING=1 mkdocs build --strict --quiet
 	@echo "documentation: $(CURDIR)/build/docs/index.html (with search: python -m http.server --directory build/docs)"
 

@@ -11,7 +11,7 @@ from types import ModuleType
 from typing import Any
 
 from rollspec.config import RollspecConfig
-from rollspec.engine.vllm.patches.base import on_import
+from rollspec.engine.vllm.hooks.base import on_import
 
 logger = logging.getLogger("rollspec")
 

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from types import ModuleType
 from typing import Any
 
-from rollspec.engine.vllm.patches.base import on_import
+from rollspec.engine.vllm.hooks.base import on_import
 from rollspec.telemetry.rollouts import NO_ANSWER, engine_metrics
 from rollspec.telemetry.wandb_run import WandbWatch
 

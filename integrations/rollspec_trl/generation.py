@@ -11,7 +11,7 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
-from rollspec.engine.vllm.patches.base import on_import
+from rollspec.engine.vllm.hooks.base import on_import
 from rollspec_trl import options
 from rollspec_trl.engines import Colocated
 from rollspec_trl.state import State, wrap

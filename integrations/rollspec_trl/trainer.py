@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from rollspec.engine.vllm.patches.base import on_import
+from rollspec.engine.vllm.hooks.base import on_import
 from rollspec.proposal.base import as_tokens, prompt_key
 from rollspec.telemetry.rollouts import engine_metrics, rollout_metrics
 from rollspec_trl import options

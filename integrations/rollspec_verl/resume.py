@@ -19,7 +19,7 @@ from rollspec_verl.once import once
 
 def register() -> None:
     """Hook the client where it is, or will be, imported: in the agent loops' workers."""
-    from rollspec.engine.vllm.patches.base import on_import
+    from rollspec.engine.vllm.hooks.base import on_import
 
     on_import("verl.workers.rollout.llm_server", install)
 

@@ -51,7 +51,7 @@ def register() -> None:
     Not their worker: Ray wraps every method of an actor's class when the class is made, inherited ones too, so what is
     patched onto `AgentLoopWorker` later is never called.
     """
-    from rollspec.engine.vllm.patches.base import on_import
+    from rollspec.engine.vllm.hooks.base import on_import
 
     on_import("verl.experimental.agent_loop.agent_loop", install)
     on_import("verl.experimental.agent_loop.single_turn_agent_loop", install_single)

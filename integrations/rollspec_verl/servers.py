@@ -31,7 +31,7 @@ class EngineLost(RuntimeError):  # noqa: N818 - reads as what happened
 
 def register() -> None:
     """Ask before every weight sync, in whichever trainer (verl/checkpoint_engine/base.py:510)."""
-    from rollspec.engine.vllm.patches.base import on_import
+    from rollspec.engine.vllm.hooks.base import on_import
 
     on_import("verl.checkpoint_engine.base", install)
 

@@ -20,7 +20,7 @@ from types import ModuleType
 from typing import Any
 
 from rollspec.config import RollspecConfig
-from rollspec.engine.vllm.patches.base import on_import
+from rollspec.engine.vllm.hooks.base import on_import
 from rollspec.telemetry.health import HealthWatch
 from rollspec.telemetry.rollouts import engine_metrics
 from rollspec.telemetry.wandb_run import WandbWatch

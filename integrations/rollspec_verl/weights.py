@@ -16,7 +16,7 @@ BUCKET_SECONDS = 300.0
 
 def register() -> None:
     """Hook the sender where it is, or will be, imported: in the workers that train."""
-    from rollspec.engine.vllm.patches.base import on_import
+    from rollspec.engine.vllm.hooks.base import on_import
 
     on_import("verl.workers.rollout.vllm_rollout.bucketed_weight_transfer", install)
 

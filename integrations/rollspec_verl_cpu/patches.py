@@ -8,7 +8,7 @@ from importlib import metadata
 from types import ModuleType
 from typing import Any
 
-from rollspec.engine.vllm.patches.base import on_import
+from rollspec.engine.vllm.hooks.base import on_import
 from rollspec_verl_cpu import cores
 
 

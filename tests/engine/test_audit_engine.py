@@ -100,7 +100,7 @@ def test_learned_and_suffix_drafts_follow_the_law(audit: Callable[..., AuditResu
 
 
 def test_the_unpatched_engine_fails(audit: Callable[..., AuditResult], monkeypatch: pytest.MonkeyPatch) -> None:
-    from rollspec.engine.vllm.patches.cpu_sampler import CpuExpandBatch
+    from rollspec.engine.vllm.hooks.cpu_sampler import CpuExpandBatch
 
     if not CpuExpandBatch().needed():
         pytest.skip("this vLLM samples correctly without the patch")

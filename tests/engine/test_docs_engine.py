@@ -47,7 +47,7 @@ def test_a_trainer(
 
 
 def test_the_list_of_patches(capsys: pytest.CaptureFixture[str]) -> None:
-    from rollspec.engine.vllm.patches import PATCHES
+    from rollspec.engine.vllm.hooks import PATCHES
 
     exec(compile(block("patches.py"), "patches.py", "exec"), {})
     lines = capsys.readouterr().out.splitlines()

@@ -92,14 +92,14 @@ def test_vocabulary_mismatch() -> None:
 
 
 def test_every_patch_states_its_range_reference_and_end() -> None:
-    from rollspec.engine.vllm.patches import PATCHES
+    from rollspec.engine.vllm.hooks import PATCHES
 
     for patch in PATCHES:
-        assert patch.name and patch.versions and patch.upstream and patch.removal
+        assert patch.name and patch.versions and patch.targets and patch.why and patch.removal
 
 
 def test_patch_outside_its_range_is_left_out() -> None:
-    from rollspec.engine.vllm.patches import PATCHES
+    from rollspec.engine.vllm.hooks import PATCHES
 
     for patch in PATCHES:
         assert patch().install("0.1.0") is False
@@ -108,7 +108,7 @@ def test_patch_outside_its_range_is_left_out() -> None:
 def test_waiting_pauses_instead_of_spinning(monkeypatch: pytest.MonkeyPatch) -> None:
     from types import ModuleType
 
-    from rollspec.engine.vllm.patches import CpuIdleWait, cpu_wait
+    from rollspec.engine.vllm.hooks import CpuIdleWait, cpu_wait
 
     slept: list[float] = []
     queue = ModuleType("vllm.distributed.device_communicators.shm_broadcast")
@@ -120,12 +120,12 @@ def test_waiting_pauses_instead_of_spinning(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_a_patch_that_only_saves_time_does_not_switch_speculation_off(monkeypatch: pytest.MonkeyPatch) -> None:
-    from rollspec.engine.vllm import patches
+    from rollspec.engine.vllm import hooks
 
-    monkeypatch.setattr(patches, "_installed", [])
-    for cls in patches.PATCHES:
-        monkeypatch.setattr(cls, "needed", lambda self: True)
-    assert patches.missing() == ["cpu_expand_batch", "cpu_repack_weights"]
+    monkeypatch.setattr(hooks, "_patched", [])
+    for cls in hooks.PATCHES:
+        monkeypatch.setattr(cls, "needed", classmethod(lambda cls: True))
+    assert hooks.missing() == ["cpu_expand_batch", "cpu_repack_weights"]
 
 
 def test_what_vllm_would_drop_silently_keeps_speculation_off(monkeypatch: pytest.MonkeyPatch) -> None:

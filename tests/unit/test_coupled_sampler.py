@@ -36,9 +36,9 @@ def kernels() -> None:
     """vLLM's verification kernels in C++, as its CPU worker has them."""
     from vllm.platforms import current_platform
 
-    from rollspec.engine.vllm import patches
+    from rollspec.engine.vllm import hooks
 
-    patches.install()
+    hooks.install_patches()
     current_platform.register_triton_kernel_overrides()
 
 

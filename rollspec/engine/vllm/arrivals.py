@@ -8,47 +8,33 @@ travels to the worker in `SamplingParams.extra_args`.
 from __future__ import annotations
 
 import copy
-import functools
-from types import ModuleType
 from typing import Any
 
-from rollspec.engine.vllm import metadata, scoring
-from rollspec.engine.vllm.patches.base import on_import
+from rollspec.engine.vllm import hooks, metadata, scoring
 from rollspec.engine.vllm.scoring import KEY
 from rollspec.sampling.streams import Arrivals
 
 ARRIVAL = "arrival"
 
-
-def register() -> None:
-    """Hook the scheduler where it is, or will be, imported."""
-    on_import("vllm.v1.core.sched.scheduler", install)
+ARRIVALS = "_rollspec_arrivals"
+"""On a scheduler: its `Arrivals`, None where it numbers no requests."""
 
 
-def install(module: ModuleType) -> None:
-    """Wrap `Scheduler.add_request`; it does nothing in an engine that does not sample coupled. Idempotent."""
-    cls = module.Scheduler
-    add = cls.add_request
-    if getattr(add, "_rollspec", False):
-        return
-
-    @functools.wraps(add)
-    def number_and_add(self: Any, request: Any) -> None:
-        arrivals = self.__dict__.get("_rollspec_arrivals", False)
-        if arrivals is False:
-            arrivals = self.__dict__["_rollspec_arrivals"] = _wanted(self.vllm_config)
-        params = request.sampling_params
-        # Those with a seed of their own are not counted: they would shift the numbers of the next policy's samples.
-        if arrivals is not None and params is not None and params.seed is None:
-            # A copy: where the engine runs in the caller's process, requests may share their parameters.
-            params = request.sampling_params = copy.copy(params)
-            extra = params.extra_args or {}
-            number = arrivals.number(request.prompt_token_ids, scoring.origin(params))
-            params.extra_args = {**extra, KEY: {**metadata.mapping(extra.get(KEY)), ARRIVAL: number}}
-        add(self, request)
-
-    number_and_add._rollspec = True  # type: ignore[attr-defined]
-    cls.add_request = number_and_add
+def add_request(add: Any, scheduler: Any, request: Any) -> None:
+    """Around `Scheduler.add_request`; it does nothing in an engine that does not sample coupled."""
+    arrivals = vars(scheduler).get(ARRIVALS, False)
+    if arrivals is False:
+        arrivals = _wanted(scheduler.vllm_config)
+        hooks.keep(scheduler, ARRIVALS, arrivals)
+    params = request.sampling_params
+    # Those with a seed of their own are not counted: they would shift the numbers of the next policy's samples.
+    if arrivals is not None and params is not None and params.seed is None:
+        # A copy: where the engine runs in the caller's process, requests may share their parameters.
+        params = request.sampling_params = copy.copy(params)
+        extra = params.extra_args or {}
+        number = arrivals.number(request.prompt_token_ids, scoring.origin(params))
+        params.extra_args = {**extra, KEY: {**metadata.mapping(extra.get(KEY)), ARRIVAL: number}}
+    add(scheduler, request)
 
 
 def of(sampling_params: Any) -> int | None:

@@ -20,12 +20,12 @@ import uuid
 from collections import deque
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from rollspec.engine.vllm import metadata
+from rollspec.engine.vllm import hooks, metadata
+from rollspec.engine.vllm.hooks import runner_v1 as v1
 from rollspec.engine.vllm.plugin import engine_config
 from rollspec.proposal.base import as_tokens, prompt_key
 from rollspec.proposal.proposer import Request
@@ -43,29 +43,17 @@ LEAST_TOKENS = 4
 """Shorter responses teach nothing about drafts."""
 
 
-def widen(module: ModuleType) -> None:
-    """Let the target give its last layer's states (before the final norm) along with the auxiliary ones.
-
-    Called when `vllm.v1.worker.gpu_model_runner` is imported: the layers are set while the model is loaded, before it
-    is compiled. Engines without capture get what they would without this.
+def wider(layers_of: Any, runner: Any) -> tuple[int, ...] | None:
+    """Around `GPUModelRunner._get_eagle3_aux_layers_from_config`: the target gives its last layer's states (before the
+    final norm) along with the auxiliary ones. Engines without capture get what they would without this.
     """
-    cls = module.GPUModelRunner
-    layers_of = cls._get_eagle3_aux_layers_from_config
-    if getattr(layers_of, "_rollspec", False):
-        return
-
-    @functools.wraps(layers_of)
-    def wider(self: Any) -> tuple[int, ...] | None:
-        layers: tuple[int, ...] | None = layers_of(self)
-        self._rollspec_aux_layers = layers
-        config = engine_config(self.vllm_config)
-        if not layers or config is None or not config.drafter.captures:
-            return layers
-        depth = int(self.model_config.get_total_num_hidden_layers())
-        return layers if depth in layers else (*layers, depth)
-
-    wider._rollspec = True  # type: ignore[attr-defined]
-    cls._get_eagle3_aux_layers_from_config = wider
+    layers: tuple[int, ...] | None = layers_of(runner)
+    hooks.keep(runner, "_rollspec_aux_layers", layers)
+    config = engine_config(runner.vllm_config)
+    if not layers or config is None or not config.drafter.captures:
+        return layers
+    depth = int(runner.model_config.get_total_num_hidden_layers())
+    return layers if depth in layers else (*layers, depth)
 
 
 @dataclass(slots=True)
@@ -116,7 +104,7 @@ class Capture:
             self._guarded(self._look, logits, spec_decode_metadata)
             return sample(logits, spec_decode_metadata, *args, **kwargs)
 
-        runner._sample = observed
+        v1.Sample.put(runner, observed, __name__)
 
     # ---- the step ---------------------------------------------------------------------------------------------------
 

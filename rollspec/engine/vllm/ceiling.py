@@ -13,6 +13,8 @@ from typing import Any
 
 import torch
 
+from rollspec.engine.vllm.hooks import runner_v1 as v1
+
 logger = logging.getLogger("rollspec")
 
 EVERY = 64
@@ -49,7 +51,7 @@ class Ceiling:
                 self._guarded(self._count, look, output.sampled_token_ids)
             return output
 
-        runner._sample = observed
+        v1.Sample.put(runner, observed, __name__)
 
     def _guarded(self, work: Any, *args: Any) -> Any:
         try:

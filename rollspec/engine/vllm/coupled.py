@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 from rollspec.config import RollspecConfig
+from rollspec.engine.vllm.hooks import runner_v1 as v1
 from rollspec.engine.vllm.noise_keys import GREEDY, NoiseKeys
 from rollspec.engine.vllm.ranks import Ranks
 from rollspec.sampling.coupled import accept, kernel_for, sample
@@ -41,11 +42,8 @@ class CoupledSampler(NoiseKeys):
         self._drawing = False  # a step without drafts is about to be drawn
         kernel = kernel_for(runner.device, int(runner.model_config.get_vocab_size()))
         self._kernel = kernel if ranks.least(int(kernel is not None)) else None  # paths may differ where scores tie
-        self._standard = runner._sample
-        top = runner.sampler.topk_topp_sampler
-        self._draw_standard = top.forward
-        runner._sample = self._sample
-        top.forward = self._draw  # vLLM itself chooses this method per platform by assigning it
+        self._standard = v1.Sample.put(runner, self._sample, __name__)
+        self._draw_standard = v1.DrawTokens.put(runner.sampler.topk_topp_sampler, self._draw, __name__)
 
     def sample(self, logits: torch.Tensor, keys: Words, positions: Ints) -> torch.Tensor:
         """As `rollspec.sampling.coupled.sample`."""

@@ -28,6 +28,7 @@ from rollspec.engine.vllm.coupled import CoupledSampler
 from rollspec.engine.vllm.dedicated import DedicatedTraining
 from rollspec.engine.vllm.domains import Domains
 from rollspec.engine.vllm.follow import Follower
+from rollspec.engine.vllm.hooks import runner_v1 as v1
 from rollspec.engine.vllm.online import OnlineTraining
 from rollspec.engine.vllm.proposer import VllmProposer
 from rollspec.engine.vllm.ranks import NOTHING, Ranks
@@ -82,12 +83,9 @@ class LearnedDrafts:
         if self.specialists is not None:
             self.specialists.attach(self)
         self.proposer.scored = self._scored
-        self._propose = runner.propose_draft_token_ids
-        self._take = runner.take_draft_token_ids
-        self._greedy = self.drafter._greedy_sample
-        runner.propose_draft_token_ids = self.propose
-        runner.take_draft_token_ids = self.take
-        self.drafter._greedy_sample = self.sample
+        self._propose = v1.ProposeDrafts.put(runner, self.propose, __name__)
+        self._take = v1.TakeDrafts.put(runner, self.take, __name__)
+        self._greedy = v1.GreedySample.put(self.drafter, self.sample, __name__)
 
     def _scored(self, req_id: str, hits: int, length: int) -> None:
         """A draft was scored: news for a trial of new weights, if the request's KV is theirs."""

@@ -15,12 +15,11 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import functools
 import logging
-from types import ModuleType
 from typing import Any
 
-from rollspec.engine.vllm.patches.base import on_import
+from rollspec.engine.vllm import hooks
+from rollspec.engine.vllm.hooks import runner_v1 as v1
 from rollspec.engine.vllm.places import masks, resized
 
 logger = logging.getLogger("rollspec")
@@ -76,42 +75,18 @@ def on(vllm_config: Any) -> bool:
     return bool((getattr(vllm_config, "additional_config", None) or {}).get(KEY))
 
 
-def register() -> None:
-    """Hook what is, or will be, imported, in every process; in engines that do not overlap nothing changes."""
-    on_import("vllm.config.vllm", _two_batches)
-    on_import("vllm.v1.engine.core", _fetch_no_drafts)
-
-
-def _two_batches(module: ModuleType) -> None:
-    """The engine core may have a step scheduled while another runs.
+def max_concurrent_batches(batches: Any, vllm_config: Any) -> int:
+    """Around `VllmConfig.max_concurrent_batches`: the engine core may have a step scheduled while another runs.
 
     `async_scheduling` itself stays false: vLLM would refuse the configuration, and build another worker.
     """
-    cls = module.VllmConfig
-    batches = cls.max_concurrent_batches.fget
-    if not getattr(batches, "_rollspec", False):
-
-        @functools.wraps(batches)
-        def max_concurrent_batches(self: Any) -> int:
-            return 2 if on(self) else int(batches(self))
-
-        max_concurrent_batches._rollspec = True  # type: ignore[attr-defined]
-        cls.max_concurrent_batches = property(max_concurrent_batches)
+    return 2 if on(vllm_config) else int(batches(vllm_config))
 
 
-def _fetch_no_drafts(module: ModuleType) -> None:
-    """The engine core does not ask for drafts after a step: the question would wait for the step that runs."""
-    cls = module.EngineCore
-    fetch = cls.post_step
-    if not getattr(fetch, "_rollspec", False):
-
-        @functools.wraps(fetch)
-        def post_step(self: Any, *args: Any, **kwargs: Any) -> None:
-            if not on(self.vllm_config):
-                fetch(self, *args, **kwargs)
-
-        post_step._rollspec = True  # type: ignore[attr-defined]
-        cls.post_step = post_step
+def post_step(fetch: Any, core: Any, *args: Any, **kwargs: Any) -> None:
+    """Around `EngineCore.post_step`, which fetches drafts: the question would wait for the step that runs."""
+    if not on(core.vllm_config):
+        fetch(core, *args, **kwargs)
 
 
 # ---- in the worker --------------------------------------------------------------------------------------------------
@@ -125,16 +100,13 @@ class Overlap:
 
     def __init__(self, runner: Any) -> None:
         self.runner = runner
-        self._execute = runner.execute_model
-        self._sample = runner.sample_tokens
-        self._take = runner.take_draft_token_ids
+        self._execute = v1.ExecuteModel.put(runner, self.execute_model, __name__)
+        self._sample = v1.SampleTokens.put(runner, self.sample_tokens, __name__)
+        self._take = v1.TakeDrafts.put(runner, self.take_draft_token_ids, __name__)
         self._drafts: dict[str, list[int]] = {}  # of the requests that sampled in the last step
         self._taken: Any = None  # the same, as vLLM has it
         self._places: dict[str, int] = {}  # how many the scheduler reserved in this step
         self._drafted: dict[str, int] = {}  # and how many there are
-        runner.execute_model = self.execute_model
-        runner.sample_tokens = self.sample_tokens
-        runner.take_draft_token_ids = self.take_draft_token_ids
 
     def execute_model(self, scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
         """Run the step as it really is."""
@@ -150,7 +122,7 @@ class Overlap:
         taken = self._taken = copy.deepcopy(self._take())
         self._drafts = dict(zip(taken.req_ids, taken.draft_token_ids, strict=True)) if taken is not None else {}
         if self._places:
-            output.__dict__[DRAFTED] = self._drafted
+            hooks.keep(output, DRAFTED, self._drafted)
         return output
 
     def take_draft_token_ids(self) -> Any:

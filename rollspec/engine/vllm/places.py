@@ -15,6 +15,8 @@ from typing import Any
 
 import numpy as np
 
+from rollspec.engine.vllm.hooks import runner_v1 as v1
+
 
 class Unpadded:
     """Around a model runner (vllm/v1/worker/gpu_model_runner.py) whose steps are scheduled one after the other.
@@ -23,12 +25,10 @@ class Unpadded:
     """
 
     def __init__(self, runner: Any) -> None:
-        self._execute = runner.execute_model
-        self._sample = runner.sample_tokens
+        self._execute = v1.ExecuteModel.put(runner, self.execute_model, __name__)
+        self._sample = v1.SampleTokens.put(runner, self.sample_tokens, __name__)
         self._places: dict[str, int] = {}  # by request, in a step where nobody drafted for some
         self._drafted: dict[str, int] = {}
-        runner.execute_model = self.execute_model
-        runner.sample_tokens = self.sample_tokens
 
     def execute_model(self, scheduled: Any, *args: Any, **kwargs: Any) -> Any:
         """Run the step without such places."""

@@ -1,8 +1,9 @@
 """The one entry point of `vllm.general_plugins`: reaches the engine whoever builds it, and is inert until asked.
 
 vLLM loads it in every process: where the engine is built it wraps `EngineArgs.create_engine_config`, and in the worker
-it installs the hooks. It is asked by `ROLLSPEC=<preset|yaml>`, by `additional_config={"rollspec": ...}`, or by an
-integration through `enable(...)`; without one of these it changes nothing.
+it attaches rollspec to the model runner (`hooks/` has every change, in order). It is asked by `ROLLSPEC=<preset|yaml>`,
+by `additional_config={"rollspec": ...}`, or by an integration through `enable(...)`; without one of these it changes
+nothing.
 
     ROLLSPEC=default python train.py
     vllm serve MODEL --additional-config '{"rollspec": "default"}'
@@ -10,14 +11,26 @@ integration through `enable(...)`; without one of these it changes nothing.
 
 from __future__ import annotations
 
-import functools
 import logging
 import os
-from types import ModuleType
+from collections.abc import Mapping
 from typing import Any
 
 from rollspec.config import ENV_SWITCH, RollspecConfig, Source
-from rollspec.engine.vllm import arrivals, compat, heads, overlap, patches, places, prometheus
+from rollspec.engine.vllm import arrivals, compat, heads, hooks, overlap, places, prometheus
+from rollspec.engine.vllm.hooks.engine import (
+    AddRequest,
+    ConcurrentBatches,
+    CreateEngineConfig,
+    DraftStatistics,
+    OutputHandler,
+    PostStep,
+    ReserveSlots,
+    UpdateFromOutput,
+)
+from rollspec.engine.vllm.hooks.runner_v2 import InitSpeculator
+from rollspec.engine.vllm.hooks.worker import AuxiliaryLayers, InitDevice, InitializeFromConfig, WorkerCall
+from rollspec.engine.vllm.v2 import scheduling
 
 logger = logging.getLogger("rollspec")
 
@@ -29,20 +42,9 @@ _enabled: Source = None
 
 def register() -> None:
     """Called by vLLM in every process, possibly more than once. Installs wrappers only; imports nothing heavy."""
-    if patches.wanted_by_environment():
-        patches.install()
-    patches.on_import("vllm.engine.arg_utils", _wrap_engine_args)
-    patches.on_import("vllm.v1.worker.worker_base", _wrap_worker)
-    arrivals.register()
-    overlap.register()
-    prometheus.register()
-    patches.on_import("vllm.v1.core.sched.async_scheduler", _wrap_scheduler)
-
-
-def _wrap_scheduler(module: ModuleType) -> None:
-    from rollspec.engine.vllm.v2.install import schedule
-
-    schedule(module)
+    if hooks.wanted_by_environment():
+        hooks.install_patches()
+    hooks.install(BEHAVIOUR)
 
 
 def enable(source: Source = "default") -> None:
@@ -61,28 +63,19 @@ def _asked_for(args: Any) -> Source:
     return os.environ.get(ENV_SWITCH) or None
 
 
-def _wrap_engine_args(module: ModuleType) -> None:
-    cls = module.EngineArgs
-    create = cls.create_engine_config
-    if getattr(create, "_rollspec", False):
-        return
-
-    @functools.wraps(create)
-    def create_engine_config(self: Any, *args: Any, **kwargs: Any) -> Any:
-        source = _asked_for(self)
-        if source is not None:
-            configure(self, source)
-        vllm_config = create(self, *args, **kwargs)
-        if vllm_config.use_v2_model_runner:
-            _overlap_steps(vllm_config, self)
-        else:
-            overlap.switch_on(vllm_config)
-        if engine_config(vllm_config) is not None and (problem := compat.check_vocabulary(vllm_config)):
-            logger.warning("rollspec: %s.", problem)
-        return vllm_config
-
-    create_engine_config._rollspec = True  # type: ignore[attr-defined]
-    cls.create_engine_config = create_engine_config
+def _create_engine_config(create: Any, args: Any, *given: Any, **named: Any) -> Any:
+    """Around `EngineArgs.create_engine_config`."""
+    source = _asked_for(args)
+    if source is not None:
+        configure(args, source)
+    vllm_config = create(args, *given, **named)
+    if getattr(vllm_config, "use_v2_model_runner", False):
+        _overlap_steps(vllm_config, args)
+    else:
+        overlap.switch_on(vllm_config)
+    if engine_config(vllm_config) is not None and (problem := compat.check_vocabulary(vllm_config)):
+        logger.warning("rollspec: %s.", problem)
+    return vllm_config
 
 
 def _overlap_steps(vllm_config: Any, args: Any) -> None:
@@ -155,59 +148,69 @@ def engine_config(vllm_config: Any) -> RollspecConfig | None:
     return RollspecConfig.load(given, env={})
 
 
-def _wrap_worker(module: ModuleType) -> None:
-    wrapper, base = module.WorkerWrapperBase, module.WorkerBase
-    init_device, initialize = wrapper.init_device, wrapper.initialize_from_config
-    if getattr(init_device, "_rollspec", False):
+def _init_device(init_device: Any, wrapper: Any) -> None:
+    """Around `WorkerWrapperBase.init_device`.
+
+    Plugins are loaded inside `init_worker`, so this is the first step that can be wrapped; it is early enough: the
+    model runner is made here and the model, whose weights are packed, is loaded after it.
+    """
+    config = engine_config(wrapper.vllm_config)
+    if hooks.wanted_by_environment() is not False and config is not None:
+        hooks.install_patches()
+    if config is not None and config.drafter.captures:
+        from rollspec.engine.vllm import capture
+
+        hooks.install({AuxiliaryLayers: capture.wider})
+    if config is not None and wrapper.vllm_config.use_v2_model_runner:
+        from rollspec.engine.vllm.v2 import install
+
+        hooks.install({InitSpeculator: install.make_speculator})
+    init_device(wrapper)
+    if config is not None and config.proposal.learned.specialists:
+        from rollspec.engine.vllm import specialists
+
+        drafter = getattr(wrapper.worker.model_runner, "drafter", None)
+        if hasattr(drafter, "_maybe_share_embeddings"):  # vLLM's own proposer of heads
+            specialists.arrange(drafter, config.proposal.learned.specialists)
+
+
+def _initialize_from_config(initialize: Any, wrapper: Any, kv_cache_configs: list[Any]) -> None:
+    """Around `WorkerWrapperBase.initialize_from_config`."""
+    initialize(wrapper, kv_cache_configs)
+    config = engine_config(wrapper.vllm_config)
+    if config is not None and wrapper.vllm_config.use_v2_model_runner:
+        from rollspec.engine.vllm.v2.install import install as install_v2
+
+        install_v2(wrapper.worker, config)
         return
+    if config is not None:
+        from rollspec.engine.vllm.worker import install
 
-    @functools.wraps(init_device)
-    def patch_and_init_device(self: Any) -> None:
-        # Plugins are loaded inside `init_worker`, so this is the first step that can be wrapped; it is early enough:
-        # the model runner is made here and the model, whose weights are packed, is loaded after it.
-        if patches.wanted_by_environment() is not False and engine_config(self.vllm_config) is not None:
-            patches.install()
-        config = engine_config(self.vllm_config)
-        if config is not None and config.drafter.captures:
-            from rollspec.engine.vllm import capture
+        install(wrapper.worker, config)
+    if overlap.on(wrapper.vllm_config):  # whatever became of the rest
+        overlap.Overlap(wrapper.worker.model_runner)
+    elif config is not None:
+        places.Unpadded(wrapper.worker.model_runner)
 
-            patches.on_import("vllm.v1.worker.gpu_model_runner", capture.widen)
-        if config is not None and self.vllm_config.use_v2_model_runner:
-            from rollspec.engine.vllm.v2.install import replace_speculator
 
-            patches.on_import("vllm.v1.worker.gpu.model_runner", replace_speculator)
-        init_device(self)
-        if config is not None and config.proposal.learned.specialists:
-            from rollspec.engine.vllm import specialists
+def _worker_call(worker: Any, op: str, payload: dict[str, Any] | None = None) -> dict[str, Any]:
+    """`WorkerBase.rollspec`, which trainers call by `collective_rpc`."""
+    from rollspec.engine.vllm.worker import call
 
-            drafter = getattr(self.worker.model_runner, "drafter", None)
-            if hasattr(drafter, "_maybe_share_embeddings"):  # vLLM's own proposer of heads
-                specialists.arrange(drafter, config.proposal.learned.specialists)
+    return call(worker, op, payload or {})
 
-    @functools.wraps(initialize)
-    def initialize_and_install(self: Any, kv_cache_configs: list[Any]) -> None:
-        initialize(self, kv_cache_configs)
-        config = engine_config(self.vllm_config)
-        if config is not None and self.vllm_config.use_v2_model_runner:
-            from rollspec.engine.vllm.v2.install import install as install_v2
 
-            install_v2(self.worker, config)
-            return
-        if config is not None:
-            from rollspec.engine.vllm.worker import install
-
-            install(self.worker, config)
-        if overlap.on(self.vllm_config):  # whatever became of the rest
-            overlap.Overlap(self.worker.model_runner)
-        elif config is not None:
-            places.Unpadded(self.worker.model_runner)
-
-    def rollspec(self: Any, op: str, payload: dict[str, Any] | None = None) -> dict[str, Any]:
-        from rollspec.engine.vllm.worker import call
-
-        return call(self, op, payload or {})
-
-    patch_and_init_device._rollspec = True  # type: ignore[attr-defined]
-    wrapper.init_device = patch_and_init_device
-    wrapper.initialize_from_config = initialize_and_install
-    base.rollspec = rollspec
+BEHAVIOUR: Mapping[type[hooks.Hook], hooks.Around] = {
+    CreateEngineConfig: _create_engine_config,
+    InitDevice: _init_device,
+    InitializeFromConfig: _initialize_from_config,
+    WorkerCall: _worker_call,
+    AddRequest: arrivals.add_request,
+    ConcurrentBatches: overlap.max_concurrent_batches,
+    PostStep: overlap.post_step,
+    OutputHandler: prometheus.run_output_handler,
+    ReserveSlots: scheduling.limit_slots,
+    UpdateFromOutput: scheduling.count_drafts,
+    DraftStatistics: scheduling.leave_out_empty,
+}
+"""What runs in the place of vLLM's functions, in every process; `hooks.HOOKS` has the order."""

@@ -12,6 +12,8 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
+from rollspec.engine.vllm.hooks import runner_v1 as v1
+
 logger = logging.getLogger("rollspec")
 
 
@@ -32,7 +34,7 @@ class PolicyWatch:
             self._changed = True
             return load_weights(*args, **kwargs)
 
-        model.__dict__["load_weights"] = load_and_note
+        v1.LoadWeights.put(model, load_and_note, __name__)
 
     def told(self) -> None:
         """Somebody says which version the weights are."""

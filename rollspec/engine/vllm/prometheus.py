@@ -11,14 +11,12 @@ shows it in all. With data parallelism vLLM answers for its first engine only.
 from __future__ import annotations
 
 import asyncio
-import functools
 import logging
 import sys
 import weakref
-from types import ModuleType
 from typing import Any
 
-from rollspec.engine.vllm.patches.base import on_import
+from rollspec.engine.vllm import hooks
 
 logger = logging.getLogger("rollspec")
 
@@ -29,26 +27,15 @@ SERVES_METRICS = "vllm.entrypoints.serve.instrumentator.metrics"
 """The module that mounts `/metrics`."""
 
 
-def register() -> None:
-    """Hook the front end where it is, or will be, imported."""
-    on_import("vllm.v1.engine.async_llm", install)
+TASK = "_rollspec_metrics"
+"""On an `AsyncLLM`: its task, None where it needs none."""
 
 
-def install(module: ModuleType) -> None:
-    """Start the task with the engine's output handler, which vLLM starts once there is an event loop. Idempotent."""
-    cls = module.AsyncLLM
-    start = cls._run_output_handler
-    if getattr(start, "_rollspec", False):
-        return
-
-    @functools.wraps(start)
-    def start_both(self: Any) -> None:
-        start(self)
-        if "_rollspec_metrics" not in self.__dict__:
-            self.__dict__["_rollspec_metrics"] = _task(self)
-
-    start_both._rollspec = True  # type: ignore[attr-defined]
-    cls._run_output_handler = start_both
+def run_output_handler(start: Any, engine: Any) -> None:
+    """Around `AsyncLLM._run_output_handler`, which vLLM calls once there is an event loop: starts the task too."""
+    start(engine)
+    if TASK not in vars(engine):
+        hooks.keep(engine, TASK, _task(engine))
 
 
 def _task(engine: Any) -> asyncio.Task[None] | None:

@@ -19,6 +19,7 @@ from typing import Any
 from rollspec.config import RollspecConfig
 from rollspec.engine.vllm import metadata, scoring
 from rollspec.engine.vllm.compat import tokenizer_of, vllm_version
+from rollspec.engine.vllm.hooks import runner_v1 as v1
 from rollspec.engine.vllm.noise_keys import NoiseKeys
 from rollspec.engine.vllm.plugin import engine_config
 from rollspec.engine.vllm.policy import PolicyWatch
@@ -122,7 +123,7 @@ class VllmProposer:
         self.drafting = drafts_here
         # vLLM drafts K_max zeros for the whole batch once any request is within K_max of the context limit
         # (gpu_model_runner.py, `_input_fits_in_drafter`): meant for drafters that run a model. Ours stops by itself.
-        runner.effective_drafter_max_model_len = runner.max_model_len + self.config.proposal.k_max + 1
+        v1.DrafterLimit.put(runner, runner.max_model_len + self.config.proposal.k_max + 1, __name__)
 
     def before_step(self, scheduler_output: Any) -> None:
         """The engine starts a step: note the time, and take what finished requests said as history."""

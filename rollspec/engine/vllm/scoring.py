@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from rollspec.engine.vllm.hooks import runner_v1 as v1
 from rollspec.sampling.streams import Origin
 
 KEY = "rollspec"
@@ -96,17 +97,16 @@ def install(runner: Any) -> None:
         if not groups.keys() - {1.0}:
             return unscaled(hidden_states, num_scheduled_tokens)
         out: dict[str, Any] = {}
-        try:
-            for temperature, group in groups.items():
-                # vLLM loops over this mapping, and removes from it the requests whose prompt is scored to its end.
-                runner.num_prompt_logprobs = group
-                sampler.compute_logprobs = lambda logits, t=temperature: compute(logits.float() / t)
+        for temperature, group in groups.items():
+
+            def divided(logits: Any, t: float = temperature) -> Any:
+                return compute(logits.float() / t)
+
+            # vLLM loops over this mapping, and removes from it the requests whose prompt is scored to its end.
+            with v1.PromptsToScore.during(runner, group), v1.ComputeLogprobs.during(sampler, divided):
                 out.update(unscaled(hidden_states, num_scheduled_tokens))
-        finally:
-            sampler.compute_logprobs = compute
-            runner.num_prompt_logprobs = waiting
         for request in [r for r in waiting if not any(r in group for group in groups.values())]:
             del waiting[request]
         return out
 
-    runner._get_prompt_logprobs_dict = scaled
+    v1.PromptLogprobs.put(runner, scaled, __name__)

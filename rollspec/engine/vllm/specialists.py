@@ -20,7 +20,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from rollspec.engine.vllm import hooks
 from rollspec.engine.vllm.heads import GENERAL
+from rollspec.engine.vllm.hooks import runner_v1 as v1
 from rollspec.engine.vllm.ranks import Ranks
 
 if TYPE_CHECKING:
@@ -38,11 +40,11 @@ def arrange(drafter: Any, folders: Mapping[str, str]) -> None:
     def load_all(target_model: Any) -> None:
         load_model(target_model)
         found = Specialists(drafter, target_model)
-        setattr(drafter, ATTRIBUTE, found)
+        hooks.keep(drafter, ATTRIBUTE, found)
         for name, folder in folders.items():
             found.add(name, folder)
 
-    drafter.load_model = load_all
+    v1.DrafterLoadModel.put(drafter, load_all, __name__)
 
 
 def of(drafter: Any) -> Specialists | None:
@@ -88,7 +90,7 @@ class Specialists:
         except Exception as e:  # the others go on
             model, why = None, f"{type(e).__name__}: {e}"
         finally:
-            self.drafter.model = self.models[0]
+            self._run(self.models[0])
         added = set(self._layers) - before
         if not self._ranks.least(int(model is not None)):  # ranks run the same heads, or wait for each other for ever
             for layer in added:
@@ -96,7 +98,8 @@ class Specialists:
             logger.warning("rollspec: the specialist %r in %s is left out (%s).", name, folder, why)
             return
         # Its attention layers get a cache of their own, beside the general head's and under the same block table.
-        self.drafter._draft_attn_layer_names |= {n for n in added if hasattr(self._layers[n], "get_kv_cache_spec")}
+        cached = {n for n in added if hasattr(self._layers[n], "get_kv_cache_spec")}
+        v1.DrafterLayers.put(self.drafter, self.drafter._draft_attn_layer_names | cached, __name__)
         self.models.append(model)
         self.names.append(name)
         self.tallies.append(Tally())
@@ -121,18 +124,22 @@ class Specialists:
                 vllm_config=drafter._create_draft_vllm_config(), model_config=mine,
                 load_config=drafter.speculative_config.draft_load_config, prefix=f"specialist_{number}",
             )  # fmt: skip
-        drafter.model = model
+        self._run(model)
         language_model = getattr(self._target, "get_language_model", lambda: self._target)()
         drafter._maybe_share_embeddings(language_model)
         drafter._maybe_share_lm_head(language_model)
         return model
 
+    def _run(self, model: Any) -> None:
+        """vLLM's proposer runs `model` from now on."""
+        v1.DrafterModel.put(self.drafter, model, __name__)
+
     def attach(self, learned: LearnedDrafts) -> None:
         """All heads run wherever vLLM's proposer would run its own."""
         self._learned = learned
         self.models[0] = self.drafter.model  # vLLM may have wrapped it since
-        self._propose, self._dummy_run = self.drafter.propose, self.drafter.dummy_run
-        self.drafter.propose, self.drafter.dummy_run = self.propose, self.dummy_run
+        self._propose = v1.DrafterPropose.put(self.drafter, self.propose, __name__)
+        self._dummy_run = v1.DrafterDummyRun.put(self.drafter, self.dummy_run, __name__)
 
     def propose(self, **given: Any) -> torch.Tensor:
         """In the place of the proposer's `propose`: for each request the surest head's row, [requests, passes]."""
@@ -141,13 +148,13 @@ class Specialists:
         rows, probs = [], []
         try:
             for model in self.models:
-                self.drafter.model = model
+                self._run(model)
                 learned.begin_passes()
                 # vLLM moves these tensors on from pass to pass.
                 rows.append(self._propose(**given, common_attn_metadata=_own_tensors(common)))
                 probs.append(learned.probs)
         finally:
-            self.drafter.model = self.models[0]
+            self._run(self.models[0])
         if not probs[0]:  # no passes: the heads only read
             learned.begin_passes()
             first: torch.Tensor = rows[0]
@@ -165,10 +172,10 @@ class Specialists:
         """Warm up, or capture the graphs of, every head."""
         try:
             for model in self.models:
-                self.drafter.model = model
+                self._run(model)
                 self._dummy_run(*args, **kwargs)
         finally:
-            self.drafter.model = self.models[0]
+            self._run(self.models[0])
 
     def scored(self, req_id: str, hits: int, judged: int) -> None:
         """A request's latest chain was judged."""
@@ -180,7 +187,7 @@ class Specialists:
 
     def restore(self) -> None:
         """The engine woke up: what its memory holds is not known, so every specialist is written again."""
-        from rollspec.engine.vllm.patches.cpu_weights import repack
+        from rollspec.engine.vllm.hooks.cpu_weights import repack
 
         self.woke = False
         with torch.no_grad():

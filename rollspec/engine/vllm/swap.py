@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from rollspec.engine.vllm.hooks.runner_v1 import PackedLinear
 from rollspec.engine.vllm.payload import (
     SwapRefusedError,
     check,
@@ -430,7 +431,7 @@ class Swapper:
     def _load(self, tensors: Mapping[str, torch.Tensor]) -> None:
         with torch.no_grad():
             self._shadow.load_weights(iter(tensors.items()))
-        from rollspec.engine.vllm.patches.cpu_weights import repack
+        from rollspec.engine.vllm.hooks.cpu_weights import repack
 
         repack(self._shadow)  # nothing to do where nothing is packed
 
@@ -480,7 +481,7 @@ class Swapper:
                 mine.data.copy_(new.data)
         for layer, other in self._packed:
             # vLLM-CPU packs a weight into a closure: the packed ones change places.
-            layer.cpu_linear, other.cpu_linear = other.cpu_linear, layer.cpu_linear
+            PackedLinear.exchange(layer, other)
         if self.learned.runner.device.type == "cuda":
             torch.cuda.synchronize()
 

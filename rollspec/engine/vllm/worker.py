@@ -14,10 +14,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rollspec.config import RollspecConfig
-from rollspec.engine.vllm import patches, scoring
+from rollspec.engine.vllm import hooks, scoring
 from rollspec.engine.vllm.ceiling import Ceiling
 from rollspec.engine.vllm.compat import vllm_version
 from rollspec.engine.vllm.coupled import CoupledSampler
+from rollspec.engine.vllm.hooks import runner_v1 as v1
 from rollspec.engine.vllm.policy import PolicyWatch
 from rollspec.engine.vllm.proposer import TRAINER, VllmProposer
 from rollspec.engine.vllm.ranks import Ranks
@@ -29,6 +30,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("rollspec")
 
+BRIDGE = "_rollspec"
+"""On a model runner whose drafter is vLLM's own: rollspec's side of it."""
+
 
 def install(worker: Any, config: RollspecConfig) -> None:
     """Attach rollspec to a worker whose model and KV cache are ready.
@@ -36,12 +40,14 @@ def install(worker: Any, config: RollspecConfig) -> None:
     A fault here leaves the engine without speculation; it does not keep it from starting.
     """
     runner = worker.model_runner
-    drafter = getattr(runner, "drafter", None)
-    if drafter is None:
+    found = getattr(runner, "drafter", None)
+    if found is None:
         return
-    learned = not isinstance(drafter, VllmProposer)
+    learned = not isinstance(found, VllmProposer)
+    drafter: VllmProposer = found
     if learned:  # vLLM's own proposer drafts; ours decides beside it
-        drafter = runner.__dict__["_rollspec"] = VllmProposer(worker.vllm_config)
+        drafter = VllmProposer(worker.vllm_config)
+        hooks.keep(runner, BRIDGE, drafter)
     try:
         ready()
         drafter.attach(runner, drafts_here=is_output_rank(worker))
@@ -85,7 +91,7 @@ def install(worker: Any, config: RollspecConfig) -> None:
         _sample_plainly(runner)
     except Exception as e:
         if learned:  # vLLM's own proposer would go on by itself
-            runner.propose_draft_token_ids = lambda *_, **__: [[] for _ in runner.input_batch.req_ids]
+            v1.ProposeDrafts.put(runner, lambda *_, **__: [[] for _ in runner.input_batch.req_ids], __name__)
         drafter.fail("installation", e)
         return
     load_history(drafter)
@@ -148,7 +154,7 @@ def call(worker: Any, op: str, payload: dict[str, Any]) -> dict[str, Any]:
 def bridge(worker: Any) -> VllmProposer | None:
     """rollspec's side of a worker, or None where rollspec is not on in it."""
     runner = getattr(worker, "model_runner", None)
-    for found in (getattr(runner, "drafter", None), getattr(runner, "_rollspec", None)):
+    for found in (getattr(runner, "drafter", None), getattr(runner, BRIDGE, None)):
         if isinstance(found, VllmProposer):
             return found
     return None
@@ -160,10 +166,10 @@ def ready() -> None:
     Raises:
         UnsupportedEngineError: it is not, in one sentence; the engine must not speculate.
     """
-    if absent := patches.missing():
+    if absent := hooks.missing():
         raise UnsupportedEngineError(
             f"vLLM {vllm_version()} needs the patches {', '.join(absent)} to sample correctly, and "
-            f"{patches.ENV_PATCHES}=none forbids them; unset it"
+            f"{hooks.ENV_PATCHES}=none forbids them; unset it"
         )
 
 
@@ -227,7 +233,7 @@ def _sample_plainly(runner: Any) -> None:
             spec_decode_metadata = None
         return sample(logits, spec_decode_metadata, *args, **kwargs)
 
-    runner._sample = plain
+    v1.Sample.put(runner, plain, __name__)
 
 
 def _wrap_execute_model(runner: Any, drafter: VllmProposer, policy: PolicyWatch) -> None:
@@ -239,7 +245,7 @@ def _wrap_execute_model(runner: Any, drafter: VllmProposer, policy: PolicyWatch)
         drafter.before_step(scheduler_output)
         return execute_model(scheduler_output, *args, **kwargs)
 
-    runner.execute_model = observed
+    v1.ExecuteModel.put(runner, observed, __name__)
 
 
 def _watch_sleep(worker: Any, learned: LearnedDrafts) -> None:
@@ -265,7 +271,8 @@ def _watch_sleep(worker: Any, learned: LearnedDrafts) -> None:
                 learned.specialists.woke = True
         return out
 
-    worker.sleep, worker.wake_up = falls_asleep, wakes_up
+    v1.WorkerSleep.put(worker, falls_asleep, __name__)
+    v1.WorkerWakeUp.put(worker, wakes_up, __name__)
 
 
 # ---- operations

@@ -27,11 +27,9 @@ import torch
 from rollspec.engine.vllm.places import masks, resized
 from rollspec.engine.vllm.proposer import StepResult, VllmProposer
 from rollspec.engine.vllm.ranks import Ranks
+from rollspec.engine.vllm.v2.scheduling import DRAFTED
 
 Ints = npt.NDArray[np.integer[Any]]
-
-DRAFTED = "_rollspec_drafted"
-"""On a `ModelRunnerOutput`: how many drafts each request really had, for vLLM's own statistics."""
 
 
 @dataclass(frozen=True, slots=True)

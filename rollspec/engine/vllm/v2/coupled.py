@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from rollspec.config import RollspecConfig
+from rollspec.engine.vllm.hooks.runner_v2 import NoFlashInfer
 from rollspec.engine.vllm.noise_keys import NoiseKeys
 
 
@@ -28,7 +29,7 @@ class SeededNoise(NoiseKeys):
         self._slots = runner.req_states.index_to_req_id
         self._seeds = runner.sampler.sampling_states.seeds.np
         self._seeded = runner.sampler.sampling_states.seeds_set
-        runner.sampler.use_flashinfer = False  # it draws with noise of its own
+        NoFlashInfer.put(runner.sampler, False, __name__)  # it draws with noise of its own
 
     def add_request(self, add: Callable[..., None], slot: int, params: Any) -> None:
         """Around `Sampler.add_request` (vllm/v1/worker/gpu/sample/sampler.py): it draws a seed where none is given."""

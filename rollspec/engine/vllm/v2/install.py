@@ -5,61 +5,26 @@ from __future__ import annotations
 import functools
 import logging
 from collections.abc import Callable
-from types import ModuleType
 from typing import Any
 
 from rollspec.config import RollspecConfig
+from rollspec.engine.vllm.hooks import keep
+from rollspec.engine.vllm.hooks import runner_v2 as v2
 from rollspec.engine.vllm.proposer import VllmProposer
 from rollspec.engine.vllm.ranks import Ranks
 
 logger = logging.getLogger("rollspec")
 
 
-def wrap(owner: Any, name: str, around: Callable[..., Any]) -> None:
-    """Put `around(original, ...)` in the place of `owner.name`: on a class it gets `self` after the original. Once."""
-    original = getattr(owner, name)
-    if getattr(original, "_rollspec", False):
-        return
-
-    @functools.wraps(original)
-    def wrapped(*args: Any, **kwargs: Any) -> Any:
-        return around(original, *args, **kwargs)
-
-    wrapped._rollspec = True  # type: ignore[attr-defined]
-    setattr(owner, name, wrapped)
-
-
-def replace_speculator(module: ModuleType) -> None:
-    """`init_speculator` as the runner's module sees it: drafts from memory alone get `MemorySpeculator`."""
+def make_speculator(make: Callable[..., Any], vllm_config: Any, *args: Any) -> Any:
+    """Around `init_speculator`: drafts from memory alone get `MemorySpeculator`."""
     from rollspec.engine.vllm.plugin import engine_config
+    from rollspec.engine.vllm.v2.speculator import METHOD, MemorySpeculator
 
-    def init_speculator(make: Callable[..., Any], vllm_config: Any, *args: Any) -> Any:
-        from rollspec.engine.vllm.v2.speculator import METHOD, MemorySpeculator
-
-        given = vllm_config.speculative_config
-        if engine_config(vllm_config) is not None and given.method == METHOD:
-            return MemorySpeculator(int(given.num_speculative_tokens))
-        return make(vllm_config, *args)
-
-    wrap(module, "init_speculator", init_speculator)
-
-
-def schedule(module: ModuleType) -> None:
-    """What the scheduler of an accelerated engine does otherwise; `module`: vllm.v1.core.sched.async_scheduler."""
-    from rollspec.engine.vllm.plugin import engine_config
-    from rollspec.engine.vllm.v2 import scheduling
-
-    def only_ours(around: Callable[..., Any]) -> Callable[..., Any]:
-        def chosen(original: Callable[..., Any], scheduler: Any, *args: Any, **kwargs: Any) -> Any:
-            if scheduler.use_v2_model_runner and engine_config(scheduler.vllm_config) is not None:
-                return around(original, scheduler, *args, **kwargs)
-            return original(scheduler, *args, **kwargs)
-
-        return chosen
-
-    wrap(module.AsyncScheduler, "_update_after_schedule", only_ours(scheduling.limit_slots))
-    wrap(module.Scheduler, "update_from_output", only_ours(scheduling.count_drafts))
-    wrap(module.Scheduler, "make_spec_decoding_stats", only_ours(scheduling.leave_out_empty))
+    given = vllm_config.speculative_config
+    if engine_config(vllm_config) is not None and given.method == METHOD:
+        return MemorySpeculator(int(given.num_speculative_tokens))
+    return make(vllm_config, *args)
 
 
 def install(worker: Any, config: RollspecConfig) -> None:
@@ -71,27 +36,28 @@ def install(worker: Any, config: RollspecConfig) -> None:
     from rollspec.engine.vllm.v2.adapter import Adapter
     from rollspec.engine.vllm.v2.coupled import SeededNoise
     from rollspec.engine.vllm.v2.verify import Verification
-    from rollspec.engine.vllm.worker import is_output_rank, load_history, next_version, ready
+    from rollspec.engine.vllm.worker import BRIDGE, is_output_rank, load_history, next_version, ready
 
     runner = worker.model_runner
     ranks = Ranks.of(int(worker.vllm_config.parallel_config.tensor_parallel_size))
-    bridge = runner.__dict__["drafter"] = VllmProposer(worker.vllm_config)
+    bridge = VllmProposer(worker.vllm_config)
+    keep(runner, BRIDGE, bridge)
     adapter = Adapter(bridge, runner, ranks)
     bridge.runner, bridge.request, bridge.join = runner, adapter.requests.__getitem__, adapter.join
-    wrap(runner, "execute_model", adapter.execute_model)
-    wrap(runner, "sample_tokens", adapter.sample_tokens)
-    wrap(runner, "take_draft_token_ids", adapter.take_draft_token_ids)
-    wrap(runner, "sample", adapter.sample)
-    wrap(runner.speculator, "propose", adapter.propose)
+    v2.BeginStep.wrap(runner, adapter.execute_model, __name__)
+    v2.EndStep.wrap(runner, adapter.sample_tokens, __name__)
+    v2.GiveDrafts.wrap(runner, adapter.take_draft_token_ids, __name__)
+    v2.SampleStep.wrap(runner, adapter.sample, __name__)
+    v2.Propose.wrap(runner.speculator, adapter.propose, __name__)
     try:
         ready()
         bridge.drafting = is_output_rank(worker)
         if config.mode == "coupled":  # on every rank: each draws, and all must draw alike
             noise = bridge.coupled = SeededNoise(runner, config, bridge.count)
-            wrap(runner.sampler, "add_request", noise.add_request)
+            v2.GiveSeed.wrap(runner.sampler, noise.add_request, __name__)
         coupled = lambda: bridge.mode == "coupled"  # noqa: E731
         verification = Verification(runner.rejection_sampler, coupled, bridge.uncouple, ranks)
-        wrap(runner.rejection_sampler, "_verify", verification.around)
+        v2.Verify.wrap(runner.rejection_sampler, verification.around, __name__)
         bridge.policy = PolicyWatch(runner.get_model(), functools.partial(next_version, bridge))
     except Exception as e:
         bridge.fail("installation", e)

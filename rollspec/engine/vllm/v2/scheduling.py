@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from rollspec.engine.vllm.v2.adapter import DRAFTED
+DRAFTED = "_rollspec_drafted"
+"""On a `ModelRunnerOutput`: how many drafts each request really had."""
 
 SLOTS_SHARE = 0.5
 """Part of a step's token budget that running requests may reserve, draft slots included; the rest is for prompts. Large
@@ -18,8 +19,17 @@ batches get fewer slots each, as they get fewer drafts from the tuner.
 """
 
 
+def _ours(scheduler: Any) -> bool:
+    from rollspec.engine.vllm.plugin import engine_config
+
+    return bool(scheduler.use_v2_model_runner) and engine_config(scheduler.vllm_config) is not None
+
+
 def limit_slots(update: Callable[..., None], scheduler: Any, scheduler_output: Any) -> None:
     """Around `AsyncScheduler._update_after_schedule`, which reserves the slots of the next step."""
+    if not _ours(scheduler):
+        update(scheduler, scheduler_output)
+        return
     each = int(SLOTS_SHARE * scheduler.max_num_scheduled_tokens) // max(1, len(scheduler.running)) - 1
     most = min(scheduler_output.num_spec_tokens_to_schedule, each)
     scheduler_output.num_spec_tokens_to_schedule = max(0, most)
@@ -38,6 +48,8 @@ def count_drafts(update: Callable[..., Any], scheduler: Any, scheduler_output: A
 
 def leave_out_empty(make: Callable[..., Any], scheduler: Any, stats: Any, num_draft_tokens: int, **kwargs: Any) -> Any:
     """Around `Scheduler.make_spec_decoding_stats`: a request without a draft did not draft."""
+    if not _ours(scheduler):
+        return make(scheduler, stats, num_draft_tokens=num_draft_tokens, **kwargs)
     invalid = (kwargs["num_invalid_spec_tokens"] or {}).get(kwargs["request_id"], 0)
     if num_draft_tokens and num_draft_tokens == invalid:
         return stats

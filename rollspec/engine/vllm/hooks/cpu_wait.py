@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from types import ModuleType
 
-from rollspec.engine.vllm.patches.base import Patch, on_import
+from rollspec.engine.vllm.hooks.base import Around, Patch, on_import
 
 
 class CpuIdleWait(Patch):
@@ -17,20 +17,26 @@ class CpuIdleWait(Patch):
     """
 
     name = "cpu_idle_wait"
+    targets = (
+        "vllm.distributed.device_communicators.shm_broadcast:sched_yield",
+        "vllm.distributed.device_communicators.shm_broadcast:SpinCondition.wait",
+    )
     versions = ">=0.29,<0.33"
-    upstream = "vllm/distributed/device_communicators/shm_broadcast.py:SpinCondition.wait"
+    cpu_only = True
+    why = "a process that waits for another takes a core from the one that computes"
     removal = "vLLM-CPU does not spin (the engine core takes little processor time while its worker computes)"
-    correctness = False
 
-    def needed(self) -> bool:
+    @classmethod
+    def needed(cls) -> bool:
         """Every CPU engine of the version range spins."""
         from vllm.platforms import current_platform
 
         return bool(current_platform.is_cpu())
 
-    def apply(self) -> None:
+    @classmethod
+    def apply(cls, around: Around | None = None) -> None:
         """Hook the queue's module when it is imported."""
-        on_import("vllm.distributed.device_communicators.shm_broadcast", _pause)
+        on_import(cls.targets[0].partition(":")[0], _pause)
 
 
 PAUSE_SECONDS = 2e-4

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from types import ModuleType
 from typing import Any
 
-from rollspec.engine.vllm.patches.base import Patch, on_import
+from rollspec.engine.vllm.hooks.base import Around, Patch, on_import
 
 
 class CpuExpandBatch(Patch):
@@ -17,11 +16,19 @@ class CpuExpandBatch(Patch):
     """
 
     name = "cpu_expand_batch"
+    targets = (
+        "vllm.v1.sample.rejection_sampler:expand_batch_to_tokens",
+        "vllm.utils.cpu_triton_utils:_expand_kernel_impl",
+    )
     versions = ">=0.29,<0.33"
-    upstream = "vllm/utils/cpu_triton_utils.py:_expand_kernel_impl, vllm issue 55005"
+    runner = "v1"
+    correctness = True
+    cpu_only = True
+    why = "vLLM's kernel drops its result for float and int32 outputs: tokens are wrong, without an error (issue 55005)"
     removal = "the probe in `needed` finds the kernel writing into its output"
 
-    def needed(self) -> bool:
+    @classmethod
+    def needed(cls) -> bool:
         """Run the CPU kernel on a float tensor and see whether it wrote its result there."""
         import torch
         from vllm.platforms import current_platform
@@ -37,13 +44,11 @@ class CpuExpandBatch(Patch):
             return True  # an operator that refuses floats is as unusable as one that drops them
         return out.tolist() != [0.5, 2.0, 2.0]
 
-    def apply(self) -> None:
+    @classmethod
+    def apply(cls, around: Around | None = None) -> None:
         """Replace the function once the sampler is imported; importing it here would pull in CUDA modules."""
-        on_import("vllm.v1.sample.rejection_sampler", self._patch)
-
-    @staticmethod
-    def _patch(module: ModuleType) -> None:
-        setattr(module, "expand_batch_to_tokens", expand_batch_to_tokens)  # noqa: B010
+        module, _, name = cls.targets[0].partition(":")
+        on_import(module, lambda found: setattr(found, name, expand_batch_to_tokens))
 
 
 def expand_batch_to_tokens(

@@ -1,0 +1,117 @@
+"""Every change that rollspec makes to vLLM, in one list; it is the order in which they are made.
+
+To add one: a class in the file of its place (`engine.py`, `worker.py`, `runner_v2.py`, ...), its entry in `HOOKS`, and
+what runs in the target's place where it belongs: in `plugin.BEHAVIOUR` for a `Hook`, by `put` in the module that owns
+it for a `RunnerHook`. Then `python scripts/check_vllm.py --record` and `python -m rollspec.engine.vllm.hooks.docs`.
+Modules outside this folder assign to no object of vLLM's (tests/unit/test_hooks.py).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+
+from rollspec.engine.vllm.hooks import engine, runner_v1, runner_v2, worker
+from rollspec.engine.vllm.hooks.base import Around, Hook, Patch, RunnerHook, keep, on_import
+from rollspec.engine.vllm.hooks.cpu_sampler import CpuExpandBatch
+from rollspec.engine.vllm.hooks.cpu_wait import CpuIdleWait
+from rollspec.engine.vllm.hooks.cpu_weights import CpuRepackWeights
+
+HOOKS: tuple[type[Hook], ...] = (
+    # Faults of vLLM, before a model is loaded.
+    CpuExpandBatch,
+    CpuRepackWeights,
+    CpuIdleWait,
+    # In every process that loads vLLM's plugins; without effect in engines that rollspec is not on in.
+    engine.CreateEngineConfig,
+    worker.InitDevice,
+    worker.InitializeFromConfig,
+    worker.WorkerCall,
+    engine.AddRequest,
+    engine.ConcurrentBatches,
+    engine.PostStep,
+    engine.OutputHandler,
+    engine.ReserveSlots,
+    engine.UpdateFromOutput,
+    engine.DraftStatistics,
+    # In a worker whose engine runs the second model runner, before that is made.
+    runner_v2.InitSpeculator,
+    # In a worker that captures hidden states, before its model runner is made.
+    worker.AuxiliaryLayers,
+    # Before the model is loaded, where there are specialists.
+    runner_v1.DrafterLoadModel,
+    runner_v1.DrafterLayers,
+    runner_v1.DrafterModel,
+    # On a model runner that is ready, in this order; the last one is the first to see a step.
+    runner_v1.DrafterLimit,
+    runner_v1.Sample,
+    runner_v1.DrawTokens,
+    runner_v1.PromptLogprobs,
+    runner_v1.PromptsToScore,
+    runner_v1.ComputeLogprobs,
+    runner_v1.LoadWeights,
+    runner_v1.ExecuteModel,
+    runner_v1.DrafterPropose,
+    runner_v1.DrafterDummyRun,
+    runner_v1.ProposeDrafts,
+    runner_v1.TakeDrafts,
+    runner_v1.GreedySample,
+    runner_v1.PackedLinear,
+    runner_v1.WorkerSleep,
+    runner_v1.WorkerWakeUp,
+    runner_v1.SampleTokens,
+    # On a second model runner that is ready.
+    runner_v2.BeginStep,
+    runner_v2.EndStep,
+    runner_v2.GiveDrafts,
+    runner_v2.SampleStep,
+    runner_v2.Propose,
+    runner_v2.GiveSeed,
+    runner_v2.NoFlashInfer,
+    runner_v2.Verify,
+)
+
+PATCHES: tuple[type[Patch], ...] = tuple(h for h in HOOKS if issubclass(h, Patch))
+
+ENV_PATCHES = "ROLLSPEC_PATCHES"
+
+__all__ = [
+    "ENV_PATCHES", "HOOKS", "PATCHES", "Around", "CpuExpandBatch", "CpuIdleWait", "CpuRepackWeights", "Hook", "Patch",
+    "RunnerHook", "install", "install_patches", "keep", "missing", "on_import", "wanted_by_environment",
+]  # fmt: skip
+
+_patched: list[str] | None = None
+
+
+def install(behaviour: Mapping[type[Hook], Around]) -> list[str]:
+    """Apply these hooks in the order of `HOOKS`; returns the names of those that the installed version gets."""
+    from rollspec.engine.vllm.compat import vllm_version
+
+    version = vllm_version()
+    return [h.name for h in HOOKS if h in behaviour and h.install(version, behaviour[h])]
+
+
+def wanted_by_environment() -> bool | None:
+    """`ROLLSPEC_PATCHES=cpu` asks for the patches in any engine, `none` forbids them, unset leaves it to rollspec.
+
+    `cpu` is for baselines: an engine without rollspec that must be correct all the same.
+    """
+    value = os.environ.get(ENV_PATCHES, "").strip().lower()
+    return {"cpu": True, "none": False}.get(value)
+
+
+def install_patches() -> list[str]:
+    """Apply all needed patches once per process; returns their names."""
+    global _patched
+    if _patched is None:
+        from rollspec.engine.vllm.compat import vllm_version
+
+        version = vllm_version()
+        _patched = [p.name for p in PATCHES if p.install(version)]
+    return _patched
+
+
+def missing() -> list[str]:
+    """Patches that correct outputs need and this process does not have: with one missing, speculation must stay off."""
+    have = _patched or ()
+    return [p.name for p in PATCHES if p.correctness and p.name not in have and p.needed()]

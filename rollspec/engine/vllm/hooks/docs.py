@@ -1,0 +1,57 @@
+"""Renders the registry as the tables of `docs/extending.md`, between the two marks there.
+
+Write the page, or exit 1 when it is out of date:
+
+    python -m rollspec.engine.vllm.hooks.docs
+    python -m rollspec.engine.vllm.hooks.docs --check
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from rollspec import generated
+from rollspec.engine.vllm.hooks import HOOKS, Patch
+from rollspec.engine.vllm.hooks.uses import USES
+
+PAGE = Path(__file__).resolve().parents[4] / "docs" / "extending.md"
+BEGIN, END = "<!-- hooks: python -m rollspec.engine.vllm.hooks.docs -->", "<!-- end of hooks -->"
+
+
+def tables() -> str:
+    """The hooks in the order in which they are applied, and what is used without being changed."""
+    lines = ["| in vLLM | by | vLLM, runner | why | goes when |", "|---|---|---|---|---|"]
+    for h in HOOKS:
+        module, _, path = h.targets[0].partition(":")
+        by = ", ".join(f"`{m}.py`" for m in h.by)
+        if issubclass(h, Patch):
+            by = f"`hooks/{h.__module__.rpartition('.')[2]}.py`"
+        where = f"`{path}` of `{module.removeprefix('vllm.')}`"
+        runner = {"v1": "V1", "v2": "V2", "both": "V1, V2"}[h.runner] + (", CPU" if h.cpu_only else "")
+        versions = "any" if h.versions == ">=0" else f"`{h.versions}`"
+        why = h.why + (" (outputs depend on it)" if h.correctness else "")
+        lines.append(f"| {where} | {by} | {versions}, {runner} | {why} | {h.removal} |")
+    lines += ["", "What is called, read or derived from, and not changed:", ""]
+    lines += ["| file in `rollspec/engine/vllm/` | uses of vLLM |", "|---|---|"]
+    for file, targets in USES.items():
+        names = ", ".join(f"`{t.partition(':')[2]}`" for t in targets)
+        lines.append(f"| `{file}` | {names} |")
+    return "\n".join(lines)
+
+
+def render() -> str:
+    """The page with its tables written anew."""
+    head, _, rest = PAGE.read_text(encoding="utf-8").partition(BEGIN)
+    _, _, tail = rest.partition(END)
+    return f"{head}{BEGIN}\n\n{tables()}\n\n{END}{tail}"
+
+
+def main(argv: Sequence[str]) -> int:
+    """Write or check the page; the exit status."""
+    return generated.keep(PAGE, render(), "rollspec.engine.vllm.hooks.docs", check="--check" in argv)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

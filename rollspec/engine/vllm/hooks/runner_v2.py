@@ -1,0 +1,110 @@
+"""Attributes of one engine's running objects under vLLM's second model runner, and how its speculator is made."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from rollspec.engine.vllm.compat import V2
+from rollspec.engine.vllm.hooks.base import Hook, Runner, RunnerHook
+
+RUNNER = "vllm.v1.worker.gpu.model_runner:GPUModelRunner"
+SPEC_DECODE = "vllm.v1.worker.gpu.spec_decode"
+
+
+class InitSpeculator(Hook):
+    """The runner's constructor makes its speculator by the method's name."""
+
+    name = "init_speculator"
+    targets = ("vllm.v1.worker.gpu.model_runner:init_speculator",)
+    versions = V2
+    runner = "v2"
+    by = ("install",)
+    why = "drafts from memory have no speculator of vLLM's"
+    removal = "vLLM takes a speculator class by name"
+
+
+class SecondRunnerHook(RunnerHook):
+    """On a second model runner that is ready."""
+
+    runner: ClassVar[Runner] = "v2"
+    versions = V2
+    by = ("install",)
+
+
+class BeginStep(SecondRunnerHook):
+    """A step begins."""
+
+    name = "v2_execute_model"
+    targets = (f"{RUNNER}.execute_model",)
+    correctness = True
+    why = "sees the step, and leaves out the draft slots that nobody drafted for"
+    removal = "vLLM tells speculators of steps, and takes drafts of different lengths from them"
+
+
+class SampleStep(SecondRunnerHook):
+    """Logits become tokens."""
+
+    name = "v2_sample"
+    targets = (f"{RUNNER}.sample",)
+    why = "what was sampled and accepted is what the next drafts are made from"
+    removal = "vLLM hands sampled tokens to speculators"
+
+
+class EndStep(SecondRunnerHook):
+    """A step's second half."""
+
+    name = "v2_sample_tokens"
+    targets = (f"{RUNNER}.sample_tokens",)
+    correctness = True
+    why = "fits grammar masks to the drafts there are; starts the drafting thread"
+    removal = BeginStep.removal
+
+
+class GiveDrafts(SecondRunnerHook):
+    """A scheduler that waits, or that checks drafts against a grammar, asks for them."""
+
+    name = "v2_take_draft_token_ids"
+    targets = (f"{RUNNER}.take_draft_token_ids",)
+    correctness = True
+    why = "answers with each request's draft, of its own length"
+    removal = BeginStep.removal
+
+
+class Propose(SecondRunnerHook):
+    """The speculator proposes."""
+
+    name = "v2_propose"
+    targets = (f"{SPEC_DECODE}.speculator:BaseSpeculator.propose",)
+    why = "every request gets the draft of whoever has the better one"
+    removal = "vLLM lets speculators be composed"
+
+
+class NoFlashInfer(SecondRunnerHook):
+    """Requests with top-k or top-p and no seed are drawn by a fused kernel where there is one."""
+
+    name = "v2_use_flashinfer"
+    targets = ("vllm.v1.worker.gpu.sample.sampler:Sampler.use_flashinfer",)
+    by = ("coupled",)
+    correctness = True
+    why = "the fused kernel draws with noise of its own (mode: coupled)"
+    removal = "the scheduler gives every request its seed"
+
+
+class Verify(SecondRunnerHook):
+    """Drafts are verified."""
+
+    name = "v2_verify"
+    targets = (f"{SPEC_DECODE}.rejection_sampler:RejectionSampler._verify",)
+    correctness = True
+    why = "accepts what the plain sampler would have drawn (mode: coupled, and requests with a seed)"
+    removal = "vLLM verifies by the noise that it samples with"
+
+
+class GiveSeed(SecondRunnerHook):
+    """A request begins, and the sampler draws a seed for it."""
+
+    name = "v2_sampler_add_request"
+    targets = ("vllm.v1.worker.gpu.sample.sampler:Sampler.add_request",)
+    correctness = True
+    why = "its seed is the key of its noise (mode: coupled)"
+    removal = "the scheduler gives every request its seed"
