@@ -13,6 +13,7 @@ import pytest
 from step_world import WORLDS, play
 
 from rollspec import RollspecConfig
+from rollspec.step import Engine
 
 pytest.importorskip("arctic_inference")
 
@@ -20,26 +21,8 @@ TRACE = Path(__file__).with_name("step_trace.json")
 
 
 def make(overrides: dict[str, Any], head: str | None) -> Any:
-    from rollspec.proposal.hybrid import HybridProposer
-    from rollspec.proposal.proposer import Proposer
-
     given = {"proposal.learned.model": "x", **overrides}
-    config = RollspecConfig.load("default", overrides=given, env={})
-    if head is None:
-        p = Proposer(config, 4096)
-        plain, whole = p.prepare, p.complete
-        p.prepare = lambda *args: plain(*args) or 0  # type: ignore[method-assign]
-        p.complete = lambda rows=None, probs=None: whole()  # type: ignore[method-assign]
-        return p
-    h = HybridProposer(config, 4096, head)
-    prepare = h.prepare
-
-    def prepared(*args: Any) -> int:
-        prepare(*args)
-        return h.passes
-
-    h.prepare = prepared  # type: ignore[assignment,method-assign]
-    return h
+    return Engine(RollspecConfig.load("default", overrides=given, env={}), 4096, head)
 
 
 @pytest.mark.parametrize("name", WORLDS)
