@@ -28,12 +28,12 @@ SECONDS = 0.15
 def _sides(vocab: int, batch: int, k: int) -> tuple[Callable[[], Any], Callable[[], Any]]:
     """A step by coupled sampling, and one by vLLM's."""
     import torch
+    from vllm.platforms import current_platform
     from vllm.v1.sample.logits_processor import LogitsProcessors
     from vllm.v1.sample.metadata import SamplingMetadata
     from vllm.v1.sample.rejection_sampler import RejectionSampler
     from vllm.v1.sample.sampler import Sampler
     from vllm.v1.spec_decode.metadata import SpecDecodeMetadata
-    from vllm.platforms import current_platform
 
     from rollspec import RollspecConfig
     from rollspec.engine.vllm import patches

@@ -22,7 +22,7 @@ from rollspec.proposal.history import History, Response
 from rollspec.proposal.router import Router
 from rollspec.proposal.suffix import SuffixDrafter
 from rollspec.telemetry.metrics import EngineStats
-from rollspec.tuning.tuner import LEARNED, Plan, Tuner
+from rollspec.tuning.tuner import Plan, Tuner
 
 
 class State:
