@@ -11,10 +11,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from drafter_online.samples import Sample  # noqa: E402
-from rollspec import (
-    RollspecConfig,
-    step,
-)
+from rollspec import RollspecConfig, step  # noqa: E402
 from rollspec.engine.vllm.capture import Capture  # noqa: E402
 
 H, VOCAB = 4, 50

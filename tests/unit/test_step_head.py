@@ -8,6 +8,7 @@ import pytest
 
 from rollspec import RollspecConfig
 from rollspec.drafting.head import CANARY_EVERY, PROBE_EVERY
+from rollspec.engine.base import HeadRun, Verified, decode
 from rollspec.step import Engine
 
 pytest.importorskip("arctic_inference")
@@ -225,3 +226,37 @@ def test_a_sent_chain_carries_the_version_that_drafted_it() -> None:
     assert r.sent and r.version == 3
     p.swapped(4)
     assert r.version == 3, "what is being verified is the old weights'"
+
+
+class Scripted:
+    """An inference engine that says what it is told to, and runs a head that is always right."""
+
+    def __init__(self, text: list[int]) -> None:
+        self.text, self.at, self.draft = text, 0, list[int]()
+
+    def verified(self) -> Verified:
+        n = 0
+        while n < len(self.draft) and self.draft[n] == self.text[self.at + n]:
+            n += 1
+        new, self.at = self.text[self.at : self.at + n + 1], self.at + n + 1
+        scheduled = {"a": self.draft} if self.draft else {}
+        return Verified(["a"], [new], scheduled, float(self.at), 1 + len(self.draft), True, 0.01)
+
+    def run_head(self, passes: int) -> HeadRun | None:
+        return HeadRun([self.text[self.at : self.at + passes]], None, 0.0001 * passes)
+
+    def hand_over(self, drafts: list[list[int]]) -> None:
+        (self.draft,) = drafts
+
+
+def test_an_adapter_needs_nothing_but_its_interface() -> None:
+    p, text = make(), story(1)
+    adapter = Scripted(text)
+    p.begin("a", [1, 2, 3], len(text))
+    steps = 0
+    while adapter.at < len(text):
+        decode(p, adapter)
+        steps += 1
+    stats = p.drain()
+    assert p.requests["a"].output == text and steps < 0.6 * len(text)
+    assert stats.steps == steps and stats.passes > 0 and stats.by_source["eagle3"][2] == stats.accepted
