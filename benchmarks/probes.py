@@ -65,7 +65,7 @@ def know(worker: Any, answers: dict[str, list[int]], k: int, right: bool) -> Non
     vocabulary = worker.model_runner.model_config.get_vocab_size()
 
     def draft(group: Any, context: list[int], room: int) -> Draft:
-        said = next(len(r.output) for r in proposer.requests.values() if r.group is group)
+        said = next(len(r.output) for r in proposer.requests.values() if r.memory.group is group)
         tokens = answers[group.key][said : said + room]
         if not right:
             tokens = [(t + 1) % vocabulary for t in tokens]

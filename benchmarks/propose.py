@@ -1,4 +1,4 @@
-"""Host time of drafting: `Proposer.step` per request and per step, without an engine, on texts with a known repeat
+"""Host time of drafting: `Engine.step` per request and per step, without an engine, on texts with a known repeat
 rate.
 """
 
@@ -15,7 +15,7 @@ from rich.table import Table
 
 from benchmarks.harness import provenance, save
 from rollspec import RollspecConfig
-from rollspec.proposal.proposer import Proposer
+from rollspec.step import Engine
 
 LENGTH = 200
 CHANGED = 0.05  # of the tokens differ from the previous round
@@ -30,7 +30,7 @@ def texts(batch: int, rng: random.Random) -> tuple[list[list[int]], list[list[in
 
 def second_epoch(batch: int) -> dict[str, float]:
     """Microseconds per request of drafting in the second epoch, when trees are full."""
-    proposer = Proposer(RollspecConfig.load("default", env={}), 4096)
+    proposer = Engine(RollspecConfig.load("default", env={}), 4096)
     rng = random.Random(1)
     for epoch in range(2):
         proposer.set_version(epoch)

@@ -12,13 +12,11 @@ One-hot proposals only: with these, any choice between drafts is exact, even one
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from rollspec.proposal.base import NO_DRAFT, Draft
 from rollspec.tuning.policy import bucket_of
 
 Vector = npt.NDArray[np.float64]
@@ -106,32 +104,6 @@ class Acceptance:
         if (found.hits > found.tries).any() or (found.prior > 1).any():
             raise ValueError("acceptance above 1")
         self.prior, self.hits, self.tries = found.prior, found.hits, found.tries
-
-
-@dataclass(slots=True)
-class Learned:
-    """What the learned drafter means to one request."""
-
-    draft: Draft = field(default_factory=lambda: NO_DRAFT)  # its latest chain; empty where it was not run
-    cells: Sequence[int] = ()  # its calibration cells
-    expected: Sequence[float] = ()  # its calibrated cumulative probabilities; estimated where it was not run
-    serves: bool = False  # whether the router prefers it to the suffix chain
-    offered: int = 0  # tokens of the preferred chain that the budget would verify
-    sent: bool = False  # whether it is what was sent to be verified
-    version: int = 0  # of the weights that drafted what was sent
-    right: float = 0.0  # tokens of this request that it got right, and that it was expected to
-    hoped: float = 0.0
-
-    @property
-    def trust(self) -> float:
-        """This request's own record against that of all requests."""
-        return (self.right + TRUST_WEIGHT) / (self.hoped + TRUST_WEIGHT)
-
-    def record(self, hits: int, judged: int, rates: Vector) -> None:
-        """Learn from a draft; the past counts half after some forty tokens."""
-        if judged:
-            self.right = 0.98**judged * self.right + hits
-            self.hoped = 0.98**judged * self.hoped + float(rates[:judged].sum())
 
 
 class PassCost:

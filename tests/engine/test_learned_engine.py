@@ -35,17 +35,17 @@ def _wild(worker: Any, passes: bool = True) -> None:
 
     rng = random.Random(0)
     proposer = bridge(worker).proposer
-    tuner, route = proposer.tuner, proposer._route
+    tuner, route = proposer.tuner, proposer.head.route
     tuner.policy.choose = lambda bucket: rng.randrange(len(tuner.arms))
     tuner.config = tuner.config.model_copy(update={"guard": tuner.config.guard.model_copy(update={"enabled": False})})
 
-    def routed(held: float) -> int:
-        found = route(held)
-        on = proposer._step.asked and proposer.name in proposer._step.plan.drafters
+    def routed(step: Any, *args: Any, **kwargs: Any) -> int:
+        found = route(step, *args, **kwargs)
+        on = step.asked and proposer.head.name in step.plan.drafters
         return rng.choice([0, 0, found, 1, proposer.router.k]) if on else rng.choice([0, 0, 0, 1])
 
     if passes:
-        proposer._route = routed
+        proposer.head.route = routed
 
 
 def _learned(worker: Any) -> dict[str, Any]:
@@ -203,7 +203,7 @@ def _break(worker: Any) -> None:
     from rollspec.engine.vllm.worker import bridge
 
     learned = bridge(worker).learned
-    bridge(worker).proposer._since = 10**6  # it runs at the next step
+    bridge(worker).proposer.head.since = 10**6  # it runs at the next step
 
     def broken(*args: Any, **kwargs: Any) -> Any:
         raise RuntimeError("planted fault")

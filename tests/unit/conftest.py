@@ -19,11 +19,10 @@ def tiny_target(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def steady_clock(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Proposers read 20 us from one reading of the clock to the next, however busy the machine: what they try depends
+    """Counters read 20 us from one reading of the clock to the next, however busy the machine: what they try depends
     on what it costs.
     """
-    from rollspec.proposal import hybrid, proposer
+    from rollspec.drafting import counters
 
     ticks = itertools.count()
-    for module in (hybrid, proposer):
-        monkeypatch.setattr(module, "time", SimpleNamespace(perf_counter=lambda: next(ticks) * 2e-5))
+    monkeypatch.setattr(counters, "time", SimpleNamespace(perf_counter=lambda: next(ticks) * 2e-5))

@@ -11,9 +11,8 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from drafter_online.samples import Sample  # noqa: E402
-from rollspec import RollspecConfig  # noqa: E402
+from rollspec import RollspecConfig, step  # noqa: E402
 from rollspec.engine.vllm.capture import Capture  # noqa: E402
-from rollspec.proposal.hybrid import HybridProposer  # noqa: E402
 
 H, VOCAB = 4, 50
 
@@ -25,7 +24,7 @@ class Engine:
         given = {"proposal.drafters": ["eagle3"], "proposal.learned.model": "x", "drafter.capture.enabled": True}
         given |= {"drafter.capture.share": 1.0, **overrides}
         config = RollspecConfig.load(given, env={})
-        self.proposer = HybridProposer(config, 4096, "eagle3")
+        self.proposer = step.Engine(config, 4096, "eagle3")
         self.bridge = SimpleNamespace(config=config, proposer=self.proposer, faults={}, scheduled={})
         self.runner = SimpleNamespace(
             _sample=lambda logits, metadata: logits, input_batch=SimpleNamespace(req_ids=[]), requests={}
@@ -82,11 +81,11 @@ def test_a_request_becomes_a_sample() -> None:
     e.begin("a", prompt, limit=7)
     e.step({"a": (0, 3, [], [])})  # the prompt in two parts
     e.step({"a": (3, 2, [], [10])})
-    e.proposer.requests["a"].learned.sent = True
-    e.proposer.requests["a"].learned.version = 3
+    e.proposer.requests["a"].head.sent = True
+    e.proposer.requests["a"].head.version = 3
     e.proposer.swapped(4)  # after it was drafted
     e.step({"a": (5, 4, [11, 12, 13], [11, 12, 9])})  # two accepted, one rejected
-    e.proposer.requests["a"].learned.sent = False
+    e.proposer.requests["a"].head.sent = False
     e.step({"a": (8, 3, [20, 21], [20, 21, 22])})  # the seventh token: it ends here
     (s,) = e.capture.take()
     check(s, prompt, [10, 11, 12, 9, 20, 21, 22])

@@ -13,7 +13,7 @@ pytest.importorskip("torch")
 from rollspec import RollspecConfig
 from rollspec.engine.vllm.proposer import VllmProposer
 from rollspec.engine.vllm.worker import _collect
-from rollspec.proposal.proposer import Proposer
+from rollspec.step import Engine
 
 
 def step(**scheduled: int) -> SimpleNamespace:
@@ -23,7 +23,7 @@ def step(**scheduled: int) -> SimpleNamespace:
 
 
 def test_a_step_too_many_begins_no_request_anew() -> None:
-    p = Proposer(RollspecConfig.load({}, env={}), 64)
+    p = Engine(RollspecConfig.load({}, env={}), 64)
     finished: list[tuple[str, bool]] = []
     capture = SimpleNamespace(
         finish=lambda q, r, scheduled=False: finished.append((q, scheduled)), stepped=lambda seconds: None

@@ -27,7 +27,7 @@ from drafter_online.wire import Message  # noqa: E402
 from rollspec import RollspecConfig  # noqa: E402
 from rollspec.engine.vllm import dedicated, metadata  # noqa: E402
 from rollspec.engine.vllm.domains import Domains  # noqa: E402
-from rollspec.proposal.proposer import Proposer  # noqa: E402
+from rollspec.step import Engine  # noqa: E402
 
 # ---- what requests say about themselves -----------------------------------------------------------------------------
 
@@ -72,7 +72,7 @@ def test_domains_count_what_drafts_achieve() -> None:
 
 @pytest.mark.usefixtures("steady_clock")
 def test_nothing_of_a_private_request_stays() -> None:
-    p = Proposer(RollspecConfig.load({"proposal.suffix.global_tree": True}, env={}), 256)
+    p = Engine(RollspecConfig.load({"proposal.suffix.global_tree": True}, env={}), 256)
     text = list(range(20, 40))
     for req_id, private in (("secret", True), ("other", False)):
         p.begin(req_id, [1, 2, 3], 100, private=private)

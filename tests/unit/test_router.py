@@ -5,8 +5,9 @@ import json
 import numpy as np
 import pytest
 
+from rollspec.drafting.requests import HeadPart
 from rollspec.proposal.canary import Canary
-from rollspec.proposal.router import Acceptance, Learned, PassCost, Router, worth
+from rollspec.proposal.router import Acceptance, PassCost, Router, worth
 
 
 def test_worth_counts_what_pays() -> None:
@@ -50,7 +51,7 @@ def test_acceptance_and_costs_are_kept() -> None:
 
 def test_a_request_that_is_drafted_badly_is_trusted_less() -> None:
     rates = np.array([0.8, 0.8])
-    good, bad = Learned(), Learned()
+    good, bad = HeadPart(), HeadPart()
     for _ in range(50):
         good.record(2, 2, rates)
         bad.record(0, 1, rates)

@@ -18,7 +18,7 @@ from rollspec import RollspecConfig
 from rollspec.config import TuningConfig
 from rollspec.errors import ConfigError, HistoryError
 from rollspec.proposal.base import Draft
-from rollspec.proposal.proposer import Proposer
+from rollspec.step import Engine
 from rollspec.tuning import store
 from rollspec.tuning.cost import CostModel
 from rollspec.tuning.guard import Guard
@@ -177,7 +177,7 @@ class Planted:
         return Draft(tokens, [self.sure ** (i + 1) for i in range(len(tokens))], "group", 8)
 
 
-def rollout(p: Proposer, texts: list[list[int]], seed: int = 0) -> tuple[float, float]:
+def rollout(p: Engine, texts: list[list[int]], seed: int = 0) -> tuple[float, float]:
     """Decode fixed texts with exact verification and known step costs: seconds, and seconds without speculation."""
     rng = random.Random(seed)
     names = [f"{p.version}-{i}" for i in range(len(texts))]
@@ -230,7 +230,7 @@ FAULTS = {
 @pytest.mark.parametrize("policy", ["static", "hedge"])
 def test_a_broken_drafter_costs_little_whatever_the_policy(fault: str, policy: str, static: dict[str, Any]) -> None:
     texts = random_texts(32, 600, 60)
-    p = Proposer(RollspecConfig.load("default", overrides=static | {"tuning.policy": policy}, env={}), 4096)
+    p = Engine(RollspecConfig.load("default", overrides=static | {"tuning.policy": policy}, env={}), 4096)
     p.suffix.draft = Planted(FAULTS[fault])  # type: ignore[method-assign]
     seconds, plain = rollout(p, texts)
     s = p.drain()
@@ -238,7 +238,7 @@ def test_a_broken_drafter_costs_little_whatever_the_policy(fault: str, policy: s
         assert s.drafters_off == ["suffix@32"] and s.alarms == 1
         assert seconds < 1.6 * plain, "fifty steps at K = 16, and then none"
         without = static | {"tuning.guard.enabled": False}
-        unguarded = Proposer(RollspecConfig.load("default", overrides=without, env={}), 4096)
+        unguarded = Engine(RollspecConfig.load("default", overrides=without, env={}), 4096)
         unguarded.suffix.draft = Planted(FAULTS[fault])  # type: ignore[method-assign]
         assert rollout(unguarded, texts)[0] > 3 * plain
     else:
@@ -248,7 +248,7 @@ def test_a_broken_drafter_costs_little_whatever_the_policy(fault: str, policy: s
 
 def test_a_drafter_that_is_repaired_comes_back(static: dict[str, Any]) -> None:
     texts = random_texts(8, 1200, 60)
-    p = Proposer(RollspecConfig.load("default", overrides=static, env={}), 4096)
+    p = Engine(RollspecConfig.load("default", overrides=static, env={}), 4096)
     p.suffix.draft = Planted(FAULTS["all-zero logits"])  # type: ignore[method-assign]
     rollout(p, texts)
     assert p.drain().drafters_off
@@ -263,7 +263,7 @@ def test_a_drafter_that_is_repaired_comes_back(static: dict[str, Any]) -> None:
 def test_unpredictable_text_costs_next_to_nothing() -> None:
     """No repeats to speak of, batch 64, learning included: what the engine computes, not host time."""
     pytest.importorskip("arctic_inference")
-    p = Proposer(RollspecConfig.load("default", env={}), 4096)
+    p = Engine(RollspecConfig.load("default", env={}), 4096)
     seconds, plain = rollout(p, random_texts(64, 300, 200))
     assert seconds < 1.02 * plain
     s = p.drain()
@@ -278,7 +278,7 @@ def test_moving_batch_beats_every_static_length() -> None:
     base = [[rng.randrange(3, 60) for _ in range(min(512, int(40 * rng.paretovariate(1.2))))] for _ in range(64)]
 
     def total(over: dict[str, Any]) -> float:
-        p = Proposer(RollspecConfig.load("default", overrides=over, env={}), 4096)
+        p = Engine(RollspecConfig.load("default", overrides=over, env={}), 4096)
         out, r = 0.0, random.Random(1)
         for version in range(3):
             p.set_version(version)
@@ -319,7 +319,7 @@ MACHINE = {"device": "cpu x2", "layers": 4}
 
 
 def learned() -> dict[str, Any]:
-    p = Proposer(RollspecConfig.load("default", env={}), 4096)
+    p = Engine(RollspecConfig.load("default", env={}), 4096)
     rollout(p, random_texts(4, 200, 4))
     return p.learned()
 
@@ -328,12 +328,12 @@ def test_what_was_learned_survives(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     pytest.importorskip("arctic_inference")
     ticks = itertools.count()
     monkeypatch.setattr("time.perf_counter", lambda: 1e-6 * next(ticks))  # the tuner counts its own time
-    first = Proposer(RollspecConfig.load("default", env={}), 4096)
+    first = Engine(RollspecConfig.load("default", env={}), 4096)
     rollout(first, random_texts(4, 300, 4))
     store.save(tmp_path, first.learned(), MACHINE)
     found, problem = store.load(tmp_path, MACHINE)
     assert found is not None and problem is None
-    again = Proposer(RollspecConfig.load("default", env={}), 4096)
+    again = Engine(RollspecConfig.load("default", env={}), 4096)
     again.relearn(found)
     then, now = (p.tuner.cost.seconds(20) for p in (first, again))
     assert now == pytest.approx(then, rel=0.05)
@@ -347,14 +347,14 @@ def test_another_machine_keeps_the_calibration_and_drops_the_costs(tmp_path: Pat
     found, problem = store.load(tmp_path, MACHINE | {"device": "cpu x64"})
     assert found is not None and "tuner" not in found and found["confidence"]
     assert problem is not None and "device = 'cpu x2' and this is 'cpu x64'" in problem
-    p = Proposer(RollspecConfig.load("default", env={}), 4096)
+    p = Engine(RollspecConfig.load("default", env={}), 4096)
     p.relearn(found)
     assert not p.tuner.cost.fitted
 
 
 def test_other_arms_keep_the_costs(tmp_path: Path) -> None:
     pytest.importorskip("arctic_inference")
-    p = Proposer(RollspecConfig.load("default", overrides={"proposal.k_max": 4}, env={}), 4096)
+    p = Engine(RollspecConfig.load("default", overrides={"proposal.k_max": 4}, env={}), 4096)
     p.relearn(learned())
     assert p.tuner.cost.fitted
 
@@ -370,7 +370,7 @@ def test_a_damaged_file_is_refused_and_set_aside(tmp_path: Path, damage: str) ->
         store.save(tmp_path, good, MACHINE)
         found, _ = store.load(tmp_path, MACHINE)
         with pytest.raises(ValueError, match="numbers that cannot be"):
-            Proposer(RollspecConfig.load("default", env={}), 4096).relearn(found or {})
+            Engine(RollspecConfig.load("default", env={}), 4096).relearn(found or {})
         return
     outer = json.loads(text)
     outer["body"] = outer["body"].replace("1", "2")
@@ -412,7 +412,7 @@ def test_where_nothing_pays_it_is_hardly_looked_at_until_the_weights_move() -> N
 
 def test_what_is_said_while_nobody_looks_reaches_the_siblings() -> None:
     pytest.importorskip("arctic_inference")
-    p = Proposer(RollspecConfig.load("default", env={}), 4096)
+    p = Engine(RollspecConfig.load("default", env={}), 4096)
     p.begin("a", [1, 2, 3], 500)
     p.begin("b", [1, 2, 3], 500)
     said = random_texts(1, 40, 50)[0]
@@ -424,4 +424,4 @@ def test_what_is_said_while_nobody_looks_reaches_the_siblings() -> None:
     p.finish("a")
     p.step(["b"], [said[:1]], {})
     p.step(["b"], [said[1:3]], {})
-    assert p.requests["b"].draft.token_ids[:4] == said[3:7]
+    assert p.requests["b"].lookup.draft.token_ids[:4] == said[3:7]

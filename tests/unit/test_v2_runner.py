@@ -17,6 +17,7 @@ pytest.importorskip("vllm")
 from vllm.v1.core.sched.output import CachedRequestData, GrammarOutput, NewRequestData, SchedulerOutput  # noqa: E402
 from vllm.v1.outputs import DraftTokenIds, ModelRunnerOutput  # noqa: E402
 
+from rollspec import RollspecConfig  # noqa: E402
 from rollspec.engine.vllm.ranks import Ranks  # noqa: E402
 from rollspec.engine.vllm.v2 import scheduling  # noqa: E402
 from rollspec.engine.vllm.v2.adapter import DRAFTED, Adapter  # noqa: E402
@@ -191,6 +192,17 @@ def test_masks_of_slots_that_left_are_left_out() -> None:
     assert masks.grammar_bitmask[:, 0].tolist() == [0, 1, 2, K + 1, K + 2]
 
 
+def scheduler(ours: bool = True) -> Any:
+    """vLLM's, of an engine that rollspec is on in, or is not."""
+    config = {"rollspec": RollspecConfig.load("default").to_dict()} if ours else {}
+    return SimpleNamespace(
+        max_num_scheduled_tokens=100,
+        running=[None] * 10,
+        use_v2_model_runner=True,
+        vllm_config=SimpleNamespace(additional_config=config),
+    )
+
+
 def test_statistics_count_drafts_and_not_slots() -> None:
     step = scheduled({"a": [-1] * K, "b": [-1] * K})
     output = ModelRunnerOutput(req_ids=["a", "b"], req_id_to_index={"a": 0, "b": 1})
@@ -201,7 +213,7 @@ def test_statistics_count_drafts_and_not_slots() -> None:
     for r in "ab":
         scheduling.leave_out_empty(
             lambda _, stats, num_draft_tokens, **__: made.append(num_draft_tokens),
-            None,
+            scheduler(),
             None,
             num_draft_tokens=K,
             num_invalid_spec_tokens=step.num_invalid_spec_tokens,
@@ -211,10 +223,10 @@ def test_statistics_count_drafts_and_not_slots() -> None:
 
 
 def test_slots_leave_room_for_prompts() -> None:
-    scheduler = SimpleNamespace(max_num_scheduled_tokens=100, running=[None] * 10)
-    step = dataclasses.replace(SchedulerOutput.make_empty(), num_spec_tokens_to_schedule=16)
-    scheduling.limit_slots(lambda s, o: None, scheduler, step)
-    assert step.num_spec_tokens_to_schedule == 4
+    for ours, slots in ((True, 4), (False, 16)):
+        step = dataclasses.replace(SchedulerOutput.make_empty(), num_spec_tokens_to_schedule=16)
+        scheduling.limit_slots(lambda s, o: None, scheduler(ours), step)
+        assert step.num_spec_tokens_to_schedule == slots
 
 
 def test_drafts_made_on_a_thread_are_put_in_place_when_the_next_step_begins() -> None:

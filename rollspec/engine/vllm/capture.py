@@ -24,11 +24,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from rollspec.drafting.requests import Request
 from rollspec.engine.vllm import hooks, metadata
 from rollspec.engine.vllm.hooks import runner_v1 as v1
 from rollspec.engine.vllm.plugin import engine_config
 from rollspec.proposal.base import as_tokens, prompt_key
-from rollspec.proposal.proposer import Request
 
 if TYPE_CHECKING:
     from drafter_online.samples import Sample, VerifyStep
@@ -266,7 +266,7 @@ class Capture:
         r.bytes += size
         self._count(size)
         # The weights may have been swapped since it was drafted.
-        drafter, version = ("learned", request.learned.version) if request.learned.sent else ("suffix", NO_DRAFTER)
+        drafter, version = ("learned", request.head.version) if request.head.sent else ("suffix", NO_DRAFTER)
         accepted = min(accepted, len(scheduled))
         r.steps.append(VerifyStep(position, drafter, list(scheduled), accepted, ids, values, lse, version))
 

@@ -1,6 +1,6 @@
 """Runs vLLM's own proposer (an EAGLE-3 head, or a draft model) when the router asks for it, and keeps its KV in step.
 
-vLLM's proposer drafts after every step, for every request, K tokens. Here `Proposer.prepare` decides first, from the
+vLLM's proposer drafts after every step, for every request, K tokens. Here `Engine.prepare` decides first, from the
 tokens that were just sampled, whether anybody wants it and for how many passes:
 
     passes > 0   it runs; its rows go to `take_draft_token_ids`, where each request gets them or its suffix draft
@@ -35,7 +35,7 @@ from rollspec.engine.vllm.ranks import NOTHING, Ranks
 from rollspec.engine.vllm.shared_noise import SharedNoise
 from rollspec.engine.vllm.states import Entry, States
 from rollspec.engine.vllm.swap import Swapper
-from rollspec.proposal.hybrid import HybridProposer
+from rollspec.step import Engine
 
 logger = logging.getLogger("rollspec")
 
@@ -99,9 +99,8 @@ class LearnedDrafts:
             self.fail("swap", e)
 
     @property
-    def proposer(self) -> HybridProposer:
-        """The router's side."""
-        assert isinstance(self.bridge.proposer, HybridProposer)
+    def proposer(self) -> Engine:
+        """The step's side."""
         return self.bridge.proposer
 
     # ---- vLLM's interface -------------------------------------------------------------------------------------------

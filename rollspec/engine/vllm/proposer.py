@@ -1,4 +1,4 @@
-"""The class vLLM loads as its drafter (`method="custom_class"`): the bridge between a model runner and `Proposer`.
+"""The class vLLM loads as its drafter (`method="custom_class"`): the bridge between a model runner and `Engine`.
 
 vLLM calls `propose` with tokens and row numbers only; request ids, prompts and limits are read from the model runner
 that `attach` hands over. Whatever goes wrong here must not reach the training job: the first fault is logged with its
@@ -23,8 +23,7 @@ from rollspec.engine.vllm.hooks import runner_v1 as v1
 from rollspec.engine.vllm.noise_keys import NoiseKeys
 from rollspec.engine.vllm.plugin import engine_config
 from rollspec.engine.vllm.policy import PolicyWatch
-from rollspec.proposal.hybrid import HybridProposer
-from rollspec.proposal.proposer import Proposer
+from rollspec.step import Engine
 from rollspec.telemetry.metrics import EngineStats, to_metrics
 from rollspec.telemetry.sinks import JsonlSink
 from rollspec.tuning.tuner import LEARNED
@@ -66,8 +65,7 @@ class VllmProposer:
             raise ValueError("rollspec: the engine has no rollspec configuration in additional_config")
         self.config: RollspecConfig = config
         longest = int(vllm_config.model_config.max_model_len)
-        learned = next((d for d in config.proposal.drafters if d in LEARNED), None)
-        self.proposer = HybridProposer(config, longest, learned) if learned else Proposer(config, longest)
+        self.proposer = Engine(config, longest, next((d for d in config.proposal.drafters if d in LEARNED), None))
         self.learned: Any = None  # a LearnedDrafts where a learned drafter runs
         self.machine = _machine(vllm_config)
         if heads := len(config.proposal.learned.specialists):
@@ -233,7 +231,7 @@ class VllmProposer:
     # ---- the step ---------------------------------------------------------------------------------------------------
 
     def _propose(self, sampled: list[list[int]]) -> list[list[int]]:
-        now = self._prepare(self.result(sampled))
+        now, _ = self._prepare(self.result(sampled))
         return self._end(self.proposer.complete(), now)
 
     def result(self, sampled: list[list[int]]) -> StepResult:
@@ -248,30 +246,28 @@ class VllmProposer:
         if not self.drafting:
             return 0
         try:
-            self._now = self._prepare(step)
-            return self.proposer.passes if isinstance(self.proposer, HybridProposer) else 0
+            self._now, passes = self._prepare(step)
+            return passes
         except Exception as e:
             self.fail("drafting", e)
             return 0
 
     def passed(self, passes: int, seconds: float, batch: int, late: float = 0.0) -> None:
-        """The learned drafter ran `passes` passes; see `HybridProposer.passed`."""
-        if isinstance(self.proposer, HybridProposer):
-            self.proposer.passed(passes, seconds, batch, late)
+        """The learned drafter ran `passes` passes; see `Engine.passed`."""
+        self.proposer.passed(passes, seconds, batch, late)
 
     def finish(self, rows: Any, probs: Any, batch: int) -> list[list[int]]:
-        """The drafts of the step that `decide` began; `rows` and `probs` as `HybridProposer.complete`. Never raises."""
+        """The drafts of the step that `decide` began; `rows` and `probs` as `Engine.complete`. Never raises."""
         if not self.drafting:
             return [[] for _ in range(batch)]
         try:
-            hybrid = isinstance(self.proposer, HybridProposer)
-            drafts = self.proposer.complete(rows, probs) if hybrid else self.proposer.complete()  # type: ignore[call-arg]
-            return self._end(drafts, self._now)
+            return self._end(self.proposer.complete(rows, probs), self._now)
         except Exception as e:
             self.fail("drafting", e)
             return [[] for _ in range(batch)]
 
-    def _prepare(self, step: StepResult) -> float:
+    def _prepare(self, step: StepResult) -> tuple[float, int]:
+        """When drafting began, and how many passes the draft head should run."""
         now = time.perf_counter()
         requests = self.proposer.requests
         for req_id, new in zip(step.req_ids, step.sampled, strict=True):
@@ -285,8 +281,7 @@ class VllmProposer:
         self.proposer.timed(step.tokens, decode_only, seconds, batch)
         if self.learned is not None and self.learned.capture is not None:
             self.learned.capture.stepped(seconds)
-        self.proposer.prepare(step.req_ids, step.sampled, step.verified, step.context_tokens)
-        return now
+        return now, self.proposer.prepare(step.req_ids, step.sampled, step.verified, step.context_tokens)
 
     def _end(self, drafts: list[list[int]], now: float) -> list[list[int]]:
         self._ended = time.perf_counter()

@@ -7,16 +7,18 @@ from typing import Any
 import pytest
 
 from rollspec import RollspecConfig
-from rollspec.proposal.hybrid import PROBE_EVERY, TRIAL_EVERY, HybridProposer
+from rollspec.drafting.head import CANARY_EVERY, PROBE_EVERY
+from rollspec.engine.base import HeadRun, Verified, decode
+from rollspec.step import Engine
 
 pytest.importorskip("arctic_inference")
 
 pytestmark = pytest.mark.usefixtures("steady_clock")
 
 
-def make(**overrides: Any) -> HybridProposer:
+def make(**overrides: Any) -> Engine:
     given = {"proposal.drafters": ["suffix", "eagle3"], "proposal.learned.model": "x", **overrides}
-    return HybridProposer(RollspecConfig.load("default", overrides=given, env={}), 4096, "eagle3")
+    return Engine(RollspecConfig.load("default", overrides=given, env={}), 4096, "eagle3")
 
 
 def story(seed: int, n: int = 150) -> list[int]:
@@ -25,7 +27,7 @@ def story(seed: int, n: int = 150) -> list[int]:
 
 
 def simulate(
-    p: HybridProposer,
+    p: Engine,
     texts: dict[str, tuple[list[int], list[int]]],
     right: float,
     seed: int = 0,
@@ -53,14 +55,14 @@ def simulate(
         scheduled = {r: drafts[r] for r in ids if drafts.get(r)}
         tokens = len(ids) + sum(map(len, scheduled.values()))
         p.timed(tokens, True, 0.01 + 0.0003 * tokens, len(ids))
-        p.prepare(ids, new, scheduled)
+        passes = p.prepare(ids, new, scheduled)
         rows = None
-        if p.passes and not fail:
+        if passes and not fail:
             rows = []
             for r in ids:
-                after = texts[r][1][len(said[r]) :] + [1] * p.passes
-                rows.append([t if rng.random() < right else 3 for t in after[: p.passes]])
-            p.passed(p.passes, pass_seconds * p.passes, len(ids))
+                after = texts[r][1][len(said[r]) :] + [1] * passes
+                rows.append([t if rng.random() < right else 3 for t in after[:passes]])
+            p.passed(passes, pass_seconds * passes, len(ids))
         out = p.complete(rows)
         assert all(len(d) <= p.k for d in out)
         drafts.update(zip(ids, out, strict=True))
@@ -108,7 +110,7 @@ def test_a_useless_drafter_rests_and_is_probed() -> None:
     p.on_trial = True
     steps = simulate(p, texts(4, 15), 0.0)
     stats = p.drain()
-    assert stats.passes > 3 * steps / PROBE_EVERY and stats.passes >= 0.5 * steps / (TRIAL_EVERY + 1)
+    assert stats.passes > 3 * steps / PROBE_EVERY and stats.passes >= 0.5 * steps / (CANARY_EVERY + 1)
     assert stats.by_source.get("eagle3", [0, 0, 0])[1] < 20
     p.on_trial = False
     # New weights: it is tried at once, and found good.
@@ -177,7 +179,7 @@ def test_a_draft_is_scored_once() -> None:
         p.begin(r, [1, 2, 3], 50)
     p.prepare(["a", "b"], [[7], [7]], {})
     p.complete([[8, 9], [8, 9]])
-    assert p.requests["a"].learned.draft.token_ids == [8, 9]
+    assert p.requests["a"].head.draft.token_ids == [8, 9]
     tries = p.router.acceptance.tries.copy()
     p.tuner.plan = lambda batch, held: type(p._step.plan)(0, p.tuner.none, p.tuner.none, 0, 2, batch)  # type: ignore[method-assign]
     p.prepare(["a", "b"], [[8], [8]], {})
@@ -218,9 +220,43 @@ def test_a_sent_chain_carries_the_version_that_drafted_it() -> None:
     p = make(**{"proposal.budget.policy": "fixed", "tuning.policy": "static"})
     p.swapped(3)
     p.begin("a", [1, 2, 3], 50)
-    p.prepare(["a"], [[4]], {})
-    assert p.complete([[5] * max(p.passes, 1)])[0]
-    r = p.requests["a"].learned
+    passes = p.prepare(["a"], [[4]], {})
+    assert p.complete([[5] * max(passes, 1)])[0]
+    r = p.requests["a"].head
     assert r.sent and r.version == 3
     p.swapped(4)
     assert r.version == 3, "what is being verified is the old weights'"
+
+
+class Scripted:
+    """An inference engine that says what it is told to, and runs a head that is always right."""
+
+    def __init__(self, text: list[int]) -> None:
+        self.text, self.at, self.draft = text, 0, list[int]()
+
+    def verified(self) -> Verified:
+        n = 0
+        while n < len(self.draft) and self.draft[n] == self.text[self.at + n]:
+            n += 1
+        new, self.at = self.text[self.at : self.at + n + 1], self.at + n + 1
+        scheduled = {"a": self.draft} if self.draft else {}
+        return Verified(["a"], [new], scheduled, float(self.at), 1 + len(self.draft), True, 0.01)
+
+    def run_head(self, passes: int) -> HeadRun | None:
+        return HeadRun([self.text[self.at : self.at + passes]], None, 0.0001 * passes)
+
+    def hand_over(self, drafts: list[list[int]]) -> None:
+        (self.draft,) = drafts
+
+
+def test_an_adapter_needs_nothing_but_its_interface() -> None:
+    p, text = make(), story(1)
+    adapter = Scripted(text)
+    p.begin("a", [1, 2, 3], len(text))
+    steps = 0
+    while adapter.at < len(text):
+        decode(p, adapter)
+        steps += 1
+    stats = p.drain()
+    assert p.requests["a"].output == text and steps < 0.6 * len(text)
+    assert stats.steps == steps and stats.passes > 0 and stats.by_source["eagle3"][2] == stats.accepted

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from rollspec import RollspecConfig
 from rollspec.proposal.base import as_tokens, prompt_key
-from rollspec.proposal.proposer import Proposer
+from rollspec.step import Engine
 
 pytest.importorskip("arctic_inference")
 
@@ -19,11 +19,11 @@ STATIC = {"tuning.policy": "static", "tuning.guard.enabled": False}
 """Everything that is proposed is verified, whatever it brings."""
 
 
-def make(**overrides: Any) -> Proposer:
-    return Proposer(RollspecConfig.load("default", overrides=overrides, env={}), 4096)
+def make(**overrides: Any) -> Engine:
+    return Engine(RollspecConfig.load("default", overrides=overrides, env={}), 4096)
 
 
-def simulate(p: Proposer, texts: dict[str, tuple[list[int], list[int]]], c0: float = 0.01, c1: float = 0.0003) -> int:
+def simulate(p: Engine, texts: dict[str, tuple[list[int], list[int]]], c0: float = 0.01, c1: float = 0.0003) -> int:
     """Decode fixed texts with exact verification, as an engine would; returns the steps taken."""
     drafts: dict[str, list[int]] = {}
     said: dict[str, list[int]] = {r: [] for r in texts}
@@ -103,7 +103,7 @@ def test_a_rollout_that_is_aborted_and_goes_on_is_one_response() -> None:
     p.set_version(2)
     p.begin("b", prompt, len(text), stream=7, said=text[:10], origin="x")
     ((first, *_),) = p.step(["b"], [text[10:12]], {})
-    assert first == text[12] and p.requests["b"].draft.source == "replay", "its own part is not what it repeats"
+    assert first == text[12] and p.requests["b"].lookup.draft.source == "replay", "its own part is not what it repeats"
     p.step(["b"], [text[12:]], {})
     p.finish("b")
     assert p.stats.reuse == [1, 40, 40, 1]
@@ -215,7 +215,7 @@ def test_nothing_past_a_stop_is_counted_or_drafted_for_siblings() -> None:
 
 
 def test_a_prompt_near_the_context_limit_is_not_drafted_past_it() -> None:
-    p = Proposer(RollspecConfig.load("default", overrides={"proposal.budget.policy": "fixed"}, env={}), 12)
+    p = Engine(RollspecConfig.load("default", overrides={"proposal.budget.policy": "fixed"}, env={}), 12)
     for name in ("a", "b"):
         p.begin(name, [1, 2, 3, 4], 100)
     p.step(["a"], [[5, 6, 7, 8, 9, 10, 11, 12, 13]], {"a": [5] * 8})
@@ -277,7 +277,7 @@ def test_as_tokens_is_contiguous_int32() -> None:
 
 def test_no_draft_reaches_the_token_from_which_on_a_request_may_stop() -> None:
     """vLLM decides by the first row of a step whether the one after all drafts may stop."""
-    p = Proposer(RollspecConfig.load({"proposal.budget.policy": "fixed", "tuning.policy": "static"}, env={}), 256)
+    p = Engine(RollspecConfig.load({"proposal.budget.policy": "fixed", "tuning.policy": "static"}, env={}), 256)
     text = list(range(20, 40))
     for name, said, least in (("old", [], 0), ("new", [], 6), ("goes on", text[:2], 4)):
         p.begin(name, [1, 2, 3], 100, said=said, min_tokens=least)

@@ -1,0 +1,83 @@
+"""The interface of drafters, and their registry by the names of `proposal.drafters`.
+
+    @register_drafter("phrases")
+    class Phrases(Drafter):
+        def propose(self, r: Request, room: int) -> Draft | None: ...
+
+A drafter proposes chains of draft tokens with its own estimate of their acceptance; the estimates are calibrated per
+source against what the target then emits (`proposal/confidence.py`). The step asks the drafters that cost no forward
+pass in the order of the configuration and takes the first proposal; the draft head, which the engine runs, is asked
+for those that it would serve better.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Protocol, TypeVar
+
+from rollspec.config import RollspecConfig
+from rollspec.drafting.requests import Request
+from rollspec.proposal.base import NO_DRAFT, Draft
+from rollspec.proposal.history import History
+
+__all__ = ["NO_DRAFT", "Draft", "Drafter", "drafter", "register_drafter"]
+
+
+class Drafter(Protocol):
+    """Proposes draft tokens. Per step and request: `observe`, `propose`, `store`. One thread."""
+
+    def __init__(self, name: str, config: RollspecConfig, history: History) -> None:
+        """`name`: of its registration. `history`: past responses, which drafters share."""
+
+    def begin(self, r: Request) -> None:
+        """A request begins; `r.output` holds the tokens that it starts from."""
+        return
+
+    def observe(self, r: Request) -> None:
+        """The request emitted `r.emitted`; a proposal is asked for next."""
+        return
+
+    def propose(self, r: Request, room: int) -> Draft | None:
+        """A chain of at most `room` tokens to follow the request's output; None or an empty one for no proposal."""
+        return None
+
+    def store(self, r: Request, wait: bool) -> None:
+        """The step's drafts are handed over: keep what was emitted. `wait`: nobody looks now, so it may wait."""
+        return
+
+    def finish(self, r: Request) -> None:
+        """The request ended or was aborted; of a private one nothing may stay."""
+        return
+
+
+D = TypeVar("D", bound=type[Drafter])
+
+_DRAFTERS: dict[str, type[Drafter]] = {}
+
+
+def register_drafter(*names: str) -> Callable[[D], D]:
+    """Make a class known by `names`."""
+
+    def register(cls: D) -> D:
+        for name in names:
+            _DRAFTERS[name] = cls
+        return cls
+
+    return register
+
+
+def drafter(name: str) -> type[Drafter]:
+    """The class known by `name`.
+
+    Raises:
+        ValueError: there is none.
+    """
+    if name not in _DRAFTERS:
+        raise ValueError(
+            f"rollspec: proposal.drafters names {name!r}, which no module registered; use {_listed(_DRAFTERS)}."
+        )
+    return _DRAFTERS[name]
+
+
+def _listed(names: Iterable[str]) -> str:
+    return ", ".join(sorted(names))

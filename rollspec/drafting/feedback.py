@@ -1,0 +1,67 @@
+"""What became of a step's proposals, as the tuner takes it: per request, what was allowed and how much was emitted.
+
+Every proposal is scored against what the target emitted, verified or not, so that the tuner learns of every arm: of
+those without the draft head from memory's proposals, of those with it from whichever was preferred.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rollspec.drafting.requests import Request
+from rollspec.tuning.policy import Vector
+from rollspec.tuning.tuner import Plan, Tuner, View
+
+
+class Feedback:
+    """Rows of one step. `pass_seconds`: what the head's passes take under each arm, [arms]; None without a head."""
+
+    def __init__(self, pass_seconds: Vector | None) -> None:
+        self.allowed: list[int] = []
+        self.matched: list[int] = []
+        self.open: list[tuple[int, list[float]]] = []
+        self.head = View([], [], [], [], pass_seconds) if pass_seconds is not None else None
+        self.decoding = 0
+        """Requests that went through the step with a chance of a draft."""
+
+    def add(self, r: Request, matched: int, head_matched: int) -> None:
+        """Add a request.
+
+        Args:
+            r: with its proposals.
+            matched: leading tokens of memory's proposal that the target emitted; `~matched` (negative) where the next
+                one is unknown, because all that was emitted had been proposed (`Confidence.observe`).
+            head_matched: the same of the head's.
+        """
+        self.decoding += len(r.output) > r.began_at
+        if not r.asked:
+            return
+        p = r.lookup
+        _add(self.allowed, self.matched, self.open, p.allowed, matched, p.expected)
+        if (view := self.head) is not None:
+            h = r.head
+            expected = p.expected
+            if h.serves:  # where it was not run, what it was expected to do
+                matched, expected = head_matched if h.draft.token_ids else ~0, h.expected
+            _add(view.offered, view.hits, view.unknown, h.allowed, matched, expected)
+            view.learned.append(h.serves)
+
+    def teach(self, tuner: Tuner, plan: Plan, context_tokens: float) -> None:
+        """Tell the tuner what came of the step that `plan` decided."""
+        tuner.observe(plan, self.decoding, context_tokens, self.allowed, self.matched, self.open, self.head)
+
+
+def _add(
+    allowed: list[int],
+    matched: list[int],
+    unknown: list[tuple[int, list[float]]],
+    most: int,
+    found: int,
+    expected: Sequence[float],
+) -> None:
+    if found < 0:
+        found = ~found
+        if found < most:
+            unknown.append((len(allowed), list(expected)))
+    allowed.append(most)
+    matched.append(found)

@@ -1,0 +1,187 @@
+"""The draft head as a drafter: an EAGLE-3 head or a draft model, which the engine runs where it pays.
+
+Before a pass is run its proposals are estimated from the head's acceptance so far, and weighed against memory's
+(`proposal/router.py`); after it, once more with what it proposed. While the head rests, one pass every so many steps
+keeps its acceptance known.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from rollspec.config import RollspecConfig
+from rollspec.drafting.base import Draft, Drafter, register_drafter
+from rollspec.drafting.requests import Request, Step
+from rollspec.drafting.selection import FLOOR, Selection
+from rollspec.proposal.confidence import Confidence
+from rollspec.proposal.history import History
+from rollspec.proposal.router import Router, Vector, worth
+from rollspec.tuning.tuner import Tuner
+
+PROBE_EVERY = 64
+"""Steps after which a head that nobody asked for runs one pass, unverified."""
+
+CANARY_EVERY = 4
+"""The same while its weights are a canary. The verdict takes as many passes either way; this is how soon it comes."""
+
+
+Scored = Callable[[str, int, int], None]
+"""Told of every scored draft of the head: request, tokens that the target emitted, tokens that could be judged."""
+
+
+@register_drafter("eagle3", "draft_model")
+class Head(Drafter):
+    """One draft head beside memory, or alone."""
+
+    def __init__(self, name: str, config: RollspecConfig, history: History) -> None:
+        self.name = name
+        self.router = Router(min(config.proposal.learned.k_max, config.proposal.k_max))
+        self.version = 0
+        """Of its weights; 0: as started."""
+        self.pass_seconds: Vector = np.zeros(0)
+        """What its passes would take under each of the tuner's arms. Shape [arms]."""
+        self.since = PROBE_EVERY
+        """Steps since it last ran."""
+        self._price = 0.0
+        self._tokens: Sequence[Sequence[int]] = ()  # what its passes gave, by place in the batch
+        self._probs: Sequence[Sequence[float]] | None = None
+        self._remembered: tuple[int, Mapping[str, Any]] | None = None  # (version, acceptance) of an earlier run
+
+    def route(self, step: Step, tuner: Tuner, selection: Selection, most: int, *, resting: bool, canary: bool) -> int:
+        """Estimate its proposals, prefer it or memory per request, and say how many passes to run.
+
+        Args:
+            step: with what memory proposed and the budget allowed of it.
+            tuner: for what a step costs.
+            selection: for what a draft token must bring.
+            most: longest draft of a request, in tokens.
+            resting: it cannot be run now.
+            canary: its weights are to be judged.
+        """
+        router, asked = self.router, step.asked
+        self.pass_seconds = np.zeros(len(tuner.arms))
+        for r in step.running:  # also of those that no draft was looked for: a draft is scored once
+            r.head.clear()
+            r.head.serves = r.head.sent = False
+            r.head.allowed = r.lookup.allowed
+        if not asked or resting:
+            return 0
+        batch, context = len(step.running), step.context_tokens
+        price = self._price = selection.price(batch, tuner.cost, context)
+        chains = router.expected([r.head.trust for r in asked])  # [asked, k]
+        rooms = np.array([r.room(most) for r in asked])
+        chains[np.arange(router.k)[None] >= rooms[:, None]] = 0.0
+        have = [worth(r.lookup.expected, price) if step.uses_memory else 0.0 for r in asked]
+        gains = router.gains(chains, have, price) * (batch / len(asked))
+        seconds = tuner.cost.seconds(batch, context)
+        costs = router.costs(batch, seconds)
+        # One choice per draft length; a fixed budget asks for no price, so the passes are free to it as well.
+        rate = 0.0 if selection.fixed else batch / seconds
+        best = [router.passes(gains, costs, rate, d) for d in range(router.k + 1)]
+        limits = [min(a.k, router.k) for a in tuner.arms]
+        self.pass_seconds = np.where(tuner.learned, costs[[best[d] for d in limits]], 0.0)
+        for r, chain, value in zip(asked, chains, have, strict=True):
+            h = r.head
+            h.expected = [p for p in chain.tolist() if p > price]
+            h.serves = worth(h.expected, price) > value
+            h.allowed = len(h.expected) if h.serves else r.lookup.allowed
+        if self.name in step.plan.drafters and (passes := best[min(step.plan.k, router.k)]):
+            return passes
+        return 1 if self.since >= (CANARY_EVERY if canary else PROBE_EVERY) else 0
+
+    def propose(self, r: Request, room: int) -> Draft | None:
+        """What its passes gave for the request."""
+        tokens = list(self._tokens[r.place][:room])
+        if not tokens:
+            return None
+        each = self._probs[r.place] if self._probs is not None else self.router.acceptance.rates
+        return Draft(tokens, np.cumprod(np.minimum(each[: len(tokens)], 1.0)).tolist(), self.name, 1)
+
+    def read(
+        self,
+        step: Step,
+        tokens: Sequence[Sequence[int]],
+        probs: Sequence[Sequence[float]] | None,
+        confidence: Confidence,
+        selection: Selection,
+        most: int,
+    ) -> list[Sequence[float]]:
+        """Take what its passes gave and prefer it or memory again, now that both are known.
+
+        Returns:
+            Per request of `step.asked`, the calibrated cumulative acceptance of the preferred proposal.
+        """
+        self._tokens, self._probs = tokens, probs
+        floor = 0.0 if selection.fixed else FLOOR
+        preferred = []
+        for r in step.asked:
+            h = r.head
+            h.clear()
+            h.serves = False
+            if draft := self.propose(r, r.room(most)):
+                h.draft = draft
+                h.expected, h.cells = confidence.cumulative(draft, floor)
+                have = worth(r.lookup.expected, self._price) if step.uses_memory else 0.0
+                h.serves = worth(h.expected, self._price) > have
+            preferred.append(h.expected if h.serves else r.lookup.expected)
+        return preferred
+
+    def score(self, r: Request, confidence: Confidence, scored: Scored | None) -> int:
+        """Score its last proposal for the request against what the target emitted; as `Confidence.observe`.
+
+        `scored` is told of it; 0 where nothing was proposed.
+        """
+        h, emitted = r.head, r.emitted
+        tokens = h.draft.token_ids
+        if not tokens:
+            return 0
+        matched, most = 0, min(len(tokens), len(emitted))
+        while matched < most and tokens[matched] == emitted[matched]:
+            matched += 1
+        judged = min(matched + 1, most)
+        h.record(matched, judged, self.router.acceptance.rates)
+        self.router.acceptance.observe(matched, judged)
+        length = r.verified if h.sent else most
+        if scored is not None and length:
+            scored(r.req_id, min(matched, length), length)
+        if h.cells:
+            return confidence.observe(self.name, h.cells, tokens, emitted)
+        return matched if judged > matched or matched == len(tokens) else ~matched
+
+    @property
+    def reached(self) -> float | None:
+        """Tokens per verify step that its own drafts would give; None before any was scored."""
+        acceptance = self.router.acceptance
+        return 1.0 + float(acceptance.measured.cumprod().sum()) if acceptance.tries[0] else None
+
+    # ---- its weights ------------------------------------------------------------------------------------------------
+
+    def swapped(self, version: int, known: Mapping[str, Sequence[float]] | None, requests: Iterable[Request]) -> None:
+        """Its weights are now those of `version`; `known`: their acceptance, where they ran before."""
+        acceptance = self.router.acceptance
+        acceptance.changed()
+        if known is None and self._remembered is not None and self._remembered[0] == version:
+            known = self._remembered[1]
+        if known is not None:
+            acceptance.restore(known)
+        self._remembered = None
+        self.version = version
+        for r in requests:
+            r.head.matched = r.head.hoped = 0.0
+        self.since = PROBE_EVERY
+
+    def state(self) -> dict[str, Any]:
+        """Its acceptance, and what its passes cost, in JSON types."""
+        acceptance = {"version": self.version, "acceptance": self.router.acceptance.state()}
+        return {"drafter": acceptance, "passes": self.router.cost.state()}
+
+    def restore(self, router: Router, version: int | None) -> None:
+        """Take what an earlier run learned. Acceptance is of one version: it waits until that one is swapped in."""
+        self.router.cost = router.cost
+        if version == self.version:
+            self.router.acceptance = router.acceptance
+        elif version is not None:
+            self._remembered = (version, router.acceptance.state())

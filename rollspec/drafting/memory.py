@@ -1,0 +1,94 @@
+"""The drafters that remember responses: suffix trees over siblings and past epochs, and replay under kept noise."""
+
+from __future__ import annotations
+
+from rollspec.config import RollspecConfig
+from rollspec.drafting.base import Draft, Drafter, register_drafter
+from rollspec.drafting.requests import Request
+from rollspec.proposal.base import as_tokens
+from rollspec.proposal.history import History
+from rollspec.proposal.replay import Replay
+from rollspec.proposal.suffix import SuffixDrafter
+
+
+@register_drafter("replay")
+class ReplayMemory(Drafter):
+    """Proposes the response that a request gave an epoch ago under the same noise, while it repeats it."""
+
+    def __init__(self, name: str, config: RollspecConfig, history: History) -> None:
+        self.history = history
+
+    def begin(self, r: Request) -> None:
+        """Find the old response, if the request's noise is kept."""
+        if r.stream is None or r.private:
+            return
+        old = self.history.previous(r.key, r.stream, r.version, r.origin)
+        if old is None:
+            return
+        tokens = old.tolist()
+        part = self.history.part(r.key, r.origin) if r.origin is not None else None
+        if part is not None:  # it was aborted, and this part of it is counted; at least as long as what came back
+            r.memory.replay = Replay(tokens)
+            r.memory.replay.said(part.tolist())
+            r.memory.counted = r.memory.reused(len(part))
+        r.memory.replay = Replay(tokens)
+        r.memory.replay.said(r.output)
+
+    def observe(self, r: Request) -> None:
+        """Follow the old response."""
+        if r.memory.replay is not None:
+            r.memory.replay.said(r.emitted)
+
+    def propose(self, r: Request, room: int) -> Draft | None:
+        """What follows in the old response."""
+        return r.memory.replay.draft(room) if r.memory.replay is not None else None
+
+
+@register_drafter("suffix")
+class SuffixMemory(Drafter):
+    """Proposes what followed the same tokens in responses of the prompt's group, or of any prompt."""
+
+    def __init__(self, name: str, config: RollspecConfig, history: History) -> None:
+        self.trees = SuffixDrafter(config.proposal.suffix, history, config.history.tree_max_bytes)
+
+    def begin(self, r: Request) -> None:
+        """Open a sequence in the group's tree."""
+        m, depth = r.memory, self.trees.context
+        m.group, m.sequence = self.trees.open(r.key, r.prompt, r.version)
+        m.ended = m.group.ended
+        m.context = [*r.prompt[-depth:].tolist(), *r.output][-depth:]
+        if r.output:
+            self.trees.extend(m.group, m.sequence, list(r.output))
+
+    def observe(self, r: Request) -> None:
+        """Move the context on."""
+        context = r.memory.context
+        context.extend(r.emitted)
+        if len(context) > self.trees.context:
+            del context[: -self.trees.context]
+
+    def propose(self, r: Request, room: int) -> Draft | None:
+        """The likeliest continuation of the context."""
+        m = r.memory
+        return self.trees.draft(m.group, m.context, room) if m.group is not None else None
+
+    def store(self, r: Request, wait: bool) -> None:
+        """Add what was emitted to the tree; while nobody looks it waits, a few tokens at once cost less."""
+        m = r.memory
+        if wait:
+            m.unstored.extend(r.emitted)
+        elif m.group is not None:
+            self.trees.extend(m.group, m.sequence, [*m.unstored, *r.emitted])
+            m.unstored.clear()
+
+    def finish(self, r: Request) -> None:
+        """Keep the whole response, or nothing of a private request."""
+        m = r.memory
+        if m.group is None:
+            return
+        if r.private:
+            self.trees.forget(m.group)
+            return
+        if m.unstored:
+            self.trees.extend(m.group, m.sequence, m.unstored)
+        self.trees.close(m.group, m.sequence, as_tokens(r.output), r.version)

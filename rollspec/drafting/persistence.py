@@ -1,0 +1,55 @@
+"""What an engine has learned and remembers, as it is kept with a job and taken back by the next one.
+
+History is written by `History.save`, what was learned about speed and acceptance by `rollspec.tuning.store`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from rollspec.config import RollspecConfig
+from rollspec.drafting.head import Head
+from rollspec.drafting.requests import Request
+from rollspec.proposal.base import as_tokens
+from rollspec.proposal.confidence import Confidence
+from rollspec.proposal.history import History, Response
+from rollspec.proposal.router import Router
+from rollspec.tuning.tuner import Tuner
+
+
+def snapshot(history: History, requests: Iterable[Request]) -> dict[str, Any]:
+    """History with what running requests have emitted so far, without the private ones; for `History.save`."""
+    running = (
+        (r.key, r.prompt, Response(as_tokens(r.output), r.version, stream=r.stream))
+        for r in requests
+        if r.output and not r.private
+    )
+    return history.snapshot(running)
+
+
+def learned(tuner: Tuner, confidence: Confidence, head: Head | None) -> dict[str, Any]:
+    """What was learned about speed and acceptance, in JSON types."""
+    out = {"tuner": tuner.state(), "confidence": confidence.state()}
+    return out if head is None else out | head.state()
+
+
+def relearn(learned: Mapping[str, Any], config: RollspecConfig, head: Head | None) -> tuple[Tuner, Confidence]:
+    """A tuner and a calibration that start from what an earlier run learned; the head takes its part.
+
+    Raises:
+        ValueError, KeyError, TypeError: it cannot be used; nothing of it is.
+    """
+    confidence, tuner = Confidence(), Tuner(config.tuning, config.proposal.k_max, config.proposal.drafters)
+    router, version = Router(head.router.k if head is not None else 1), None
+    if head is not None and "passes" in learned:  # not there where it was learned on another machine
+        router.cost.restore(learned["passes"])
+    if head is not None and "drafter" in learned:
+        version = int(learned["drafter"]["version"])
+        router.acceptance.restore(learned["drafter"]["acceptance"])
+    confidence.restore(learned["confidence"])
+    if "tuner" in learned:
+        tuner.restore(learned["tuner"])
+    if head is not None:
+        head.restore(router, version)
+    return tuner, confidence

@@ -1,0 +1,155 @@
+"""Running requests, by who owns what: what the engine told, what memory keeps, what was proposed, the head's part.
+
+A step works on `Request`s alone; the engine's own request objects stay on its side of the adapter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+
+from rollspec.proposal.base import NO_DRAFT, Draft, TokenArray
+from rollspec.proposal.replay import Replay
+from rollspec.proposal.router import TRUST_WEIGHT, Vector
+from rollspec.proposal.suffix import Group
+from rollspec.tuning.tuner import LEARNED, Plan
+
+
+@dataclass(slots=True)
+class Proposal:
+    """A drafter's latest proposal for one request."""
+
+    draft: Draft = field(default_factory=lambda: NO_DRAFT)
+    cells: Sequence[int] = ()  # its calibration cells
+    expected: Sequence[float] = ()  # its calibrated cumulative acceptance, per token
+    allowed: int = 0  # tokens of it that the verification budget allows, before the arm's own limit
+
+    def clear(self) -> None:
+        """Nothing is proposed."""
+        self.draft, self.cells, self.expected, self.allowed = NO_DRAFT, (), (), 0
+
+
+@dataclass(slots=True)
+class HeadPart(Proposal):
+    """The draft head's part. Where the head was not run, `expected` is an estimate and `draft` is empty.
+
+    `allowed` counts tokens of the proposal that is preferred, the head's or memory's.
+    """
+
+    serves: bool = False  # whether the head's proposal is preferred to memory's
+    sent: bool = False  # whether the head's proposal is what the engine was handed to verify
+    version: int = 0  # of the weights that drafted what was sent
+    matched: float = 0.0  # draft tokens of this request that the target emitted, discounted
+    hoped: float = 0.0  # and how many that were expected to be
+
+    @property
+    def trust(self) -> float:
+        """This request's own record against that of all requests."""
+        return (self.matched + TRUST_WEIGHT) / (self.hoped + TRUST_WEIGHT)
+
+    def record(self, matched: int, judged: int, rates: Vector) -> None:
+        """Learn from a draft; the past counts half after some forty tokens. `rates`: acceptance per position, [k]."""
+        if judged:
+            self.matched = 0.98**judged * self.matched + matched
+            self.hoped = 0.98**judged * self.hoped + float(rates[:judged].sum())
+
+
+@dataclass(slots=True)
+class MemoryPart:
+    """What the drafters that remember responses keep of a request."""
+
+    group: Group | None = None  # the tree of its prompt
+    sequence: int = 0  # its sequence there
+    context: list[int] = field(default_factory=list)  # last tokens of prompt and response, as the trees match them
+    unstored: list[int] = field(default_factory=list)  # emitted, and not in the tree yet
+    replay: Replay | None = None  # its response of an earlier epoch, under the same noise
+    counted: tuple[int, ...] = (0, 0, 0, 0)  # what of `reused` an aborted part of it has counted already
+    ended: Sequence[int] = ()  # lengths of finished responses to its prompt, ascending
+    remaining: float = 0.0  # expected tokens until its end
+    remaining_at: int = 0  # output length from which on that is too old
+
+    def reused(self, length: int) -> tuple[int, ...]:
+        """For `EngineStats.reuse`, of a response of `length` tokens that had an old one to repeat."""
+        assert self.replay is not None
+        return 1, length, self.replay.at, int(self.replay.identical(length))
+
+
+@dataclass(slots=True)
+class Request:
+    """One running request."""
+
+    # What the engine told when it began.
+    req_id: str
+    key: str  # of its prompt; siblings and past epochs share it
+    prompt: TokenArray  # [n] int32
+    version: int  # of the policy
+    max_tokens: int
+    stop_ids: Collection[int] = ()
+    output: list[int] = field(default_factory=list)  # emitted so far
+    began_at: int = 0  # tokens of `output` that were there from the start
+    min_output: int = 0  # tokens of `output` before which no stop token may come
+    stream: int | None = None  # key of its noise, where that is kept over epochs
+    origin: str | None = None  # names the rollout, where it may be made of several requests
+    private: bool = False  # nothing of it is kept when it ends
+    ended: bool = False  # by its stop token or its limit
+    # What the engine told of the last step.
+    place: int = 0  # in the batch
+    emitted: Sequence[int] = ()  # accepted draft tokens and the target's own
+    verified: int = 0  # draft tokens
+    accepted: int = 0  # of these, at most as many as were emitted
+    # What was proposed after it.
+    asked: bool = False  # whether memory was asked
+    lookup: Proposal = field(default_factory=Proposal)
+    head: HeadPart = field(default_factory=HeadPart)
+    memory: MemoryPart = field(default_factory=MemoryPart)
+
+    def verify(self, place: int, tokens: Sequence[int], verified: int) -> None:
+        """The engine computed `tokens` for it, at `place` of the batch, and verified `verified` draft tokens.
+
+        A verify step may go on past a stop token or the limit; the engine's scheduler cuts what follows.
+        """
+        self.place, self.verified = place, verified
+        self.accepted = len(tokens) - 1
+        if self.accepted:
+            tokens = self._cut(tokens)
+            self.accepted = min(self.accepted, len(tokens))
+        self.emitted = tokens
+
+    def append(self) -> None:
+        """Take what was emitted as its output."""
+        self.output.extend(self.emitted)
+        self.ended = len(self.output) >= self.max_tokens or self.output[-1] in self.stop_ids
+
+    def room(self, most: int) -> int:
+        """Tokens that may be drafted, of `most`; not above 0 where there are none."""
+        # The last token of a request is sampled by the target itself, so one draft less than what is left.
+        room = min(most, self.max_tokens - len(self.output) - 1)
+        if (early := self.min_output - len(self.output)) > 0:
+            # vLLM decides by the first row of a step whether the one after all drafts may stop
+            # (vllm/v1/sample/logits_processor/builtin.py, `MinTokensLogitsProcessor`).
+            room = min(room, early - 1)
+        return room
+
+    def _cut(self, tokens: Sequence[int]) -> Sequence[int]:
+        room = self.max_tokens - len(self.output)
+        for i, token in enumerate(tokens):
+            if token in self.stop_ids:
+                return tokens[: min(i + 1, room)]
+        return tokens[:room]
+
+
+@dataclass(slots=True)
+class Step:
+    """One decode step between `prepare` and `complete`."""
+
+    size: int = 0  # rows of the engine's batch
+    running: list[Request] = field(default_factory=list)  # that emitted something
+    asked: list[Request] = field(default_factory=list)  # of these, those that a draft was looked for
+    plan: Plan = field(default_factory=lambda: Plan(0, 0, 0, 0, 0, 0))
+    context_tokens: float = 0.0  # that the batch attends to
+
+    @property
+    def uses_memory(self) -> bool:
+        """Whether proposals that cost no pass count; they do where nobody may draft, for comparison."""
+        drafters = self.plan.drafters
+        return not drafters or any(d not in LEARNED for d in drafters)

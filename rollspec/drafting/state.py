@@ -1,0 +1,217 @@
+"""What drafting keeps between steps: requests, drafters, what was learned; and how an engine adapter tells of them.
+
+The step itself is `rollspec/step.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+from rollspec.config import RollspecConfig
+from rollspec.drafting import persistence
+from rollspec.drafting.base import drafter
+from rollspec.drafting.counters import Counters
+from rollspec.drafting.head import Head, Scored
+from rollspec.drafting.memory import SuffixMemory
+from rollspec.drafting.requests import Request, Step
+from rollspec.drafting.selection import Selection
+from rollspec.proposal.base import TokenArray, as_tokens, prompt_key
+from rollspec.proposal.confidence import Confidence
+from rollspec.proposal.history import History, Response
+from rollspec.proposal.router import Router
+from rollspec.proposal.suffix import SuffixDrafter
+from rollspec.telemetry.metrics import EngineStats
+from rollspec.tuning.tuner import Plan, Tuner
+
+
+class State:
+    """Requests, drafters and what was learned, of one inference engine. One thread.
+
+    Args:
+        config: resolved settings.
+        max_model_len: tokens of prompt and response at most.
+        head: name of the drafter that the inference engine runs, such as `eagle3`; None where it runs none.
+    """
+
+    def __init__(self, config: RollspecConfig, max_model_len: int, head: str | None = None) -> None:
+        self.config, self.max_model_len = config, max_model_len
+        self.k_max = self.k = config.proposal.k_max
+        self.version = 0
+        """Of the policy."""
+        self.requests: dict[str, Request] = {}
+        self.history = History(config.history.max_bytes, config.proposal.suffix.window)
+        # Memory is kept beside a head that drafts alone as well: expected lengths and rewards rest on it.
+        names = dict.fromkeys(("replay", "suffix", *config.proposal.drafters))
+        made = {name: drafter(name)(name, config, self.history) for name in names}
+        self.drafters = [d for d in made.values() if not isinstance(d, Head)]
+        """Asked in this order, before the head: they cost no forward pass."""
+        self.head = next((d for name, d in made.items() if name == head and isinstance(d, Head)), None)
+        self.confidence = Confidence()
+        self.tuner = Tuner(config.tuning, self.k_max, config.proposal.drafters)
+        self.selection = Selection(config.proposal.budget)
+        self.counters = Counters()
+        self.resting = False
+        """True while the head cannot be run."""
+        self.on_trial = False
+        """True while the head's weights are a canary."""
+        self.scored: Scored | None = None
+        """Told of every scored draft of the head."""
+        self._step = Step()
+        self._plan: Plan | None = None  # what was decided after the last step
+
+    # ---- requests ---------------------------------------------------------------------------------------------------
+
+    def begin(
+        self,
+        req_id: str,
+        prompt: Sequence[int] | TokenArray,
+        max_tokens: int,
+        stop_ids: Collection[int] = (),
+        stream: int | None = None,
+        said: Sequence[int] = (),
+        private: bool = False,
+        origin: str | None = None,
+        min_tokens: int = 0,
+    ) -> None:
+        """A request samples its first token next, or the one after the tokens `said` that it starts from.
+
+        Args:
+            req_id: the engine's name of it.
+            prompt: without `said`.
+            max_tokens: of its output, `said` included.
+            stop_ids: tokens that end it.
+            stream: key of its noise, where that is kept over epochs.
+            said: output that it starts from.
+            private: other requests are not drafted for from its output, and nothing of it is kept.
+            origin: the same for all requests that one rollout is made of, which begins again after an abort.
+            min_tokens: that it emits before it may stop, `said` apart.
+        """
+        with self.counters.drafting:
+            tokens = as_tokens(prompt)
+            r = self.requests[req_id] = Request(
+                req_id,
+                f"private-{req_id}" if private else prompt_key(tokens),
+                tokens,
+                self.version,
+                min(max_tokens, self.max_model_len - len(tokens)),
+                stop_ids,
+                list(said),
+                began_at=len(said),
+                min_output=len(said) + min_tokens if min_tokens else 0,
+                stream=None if private else stream,
+                origin=origin,
+                private=private,
+            )
+            self.selection.refill.began()
+            for d in self.drafters:
+                d.begin(r)
+
+    def finish(self, req_id: str) -> None:
+        """A request ended or was aborted; its output is history from now on. Unknown ids are ignored."""
+        r = self.requests.pop(req_id, None)
+        if r is None:
+            return
+        with self.counters.drafting:
+            self.selection.refill.ended()
+            for d in self.drafters:
+                d.finish(r)
+            if r.output and not r.private:
+                response = Response(as_tokens(r.output), r.version, stream=r.stream, origin=r.origin)
+                self.history.add(r.key, r.prompt, response)
+            self.counters.finished(r)
+
+    def set_version(self, version: int) -> None:
+        """The policy was synchronised to `version`; prompts that come from now on belong to its round."""
+        self.version = version
+        self.counters.new_round()
+        self.tuner.changed()
+
+    # ---- times ------------------------------------------------------------------------------------------------------
+
+    def timed(self, tokens: int, decode_only: bool, seconds: float, batch: int) -> None:
+        """The step that `prepare` is about to be told of computed `tokens` tokens in `seconds`."""
+        self.counters.step(seconds, batch)
+        if decode_only:
+            self.tuner.cost.observe(tokens, seconds, self._step.context_tokens, 0, batch)
+
+    def passed(self, passes: int, seconds: float, batch: int, late: float = 0.0) -> None:
+        """The head ran `passes` passes for `batch` requests, `late` of the seconds to read what it had missed.
+
+        These are no part of what a pass costs: they are spent once after a rest. Were they, a head that is only
+        probed would seem too dear to be run at all.
+        """
+        self.router.cost.observe(batch, passes, seconds - late)
+        self.counters.passes(passes, seconds)
+
+    # ---- the head ---------------------------------------------------------------------------------------------------
+
+    @property
+    def router(self) -> Router:
+        """What is known of the head's acceptance and of what its passes cost.
+
+        Raises:
+            RuntimeError: the engine runs no head.
+        """
+        return self._head().router
+
+    @property
+    def reached(self) -> float | None:
+        """Tokens per verify step that the head's own drafts would give; None before any was scored."""
+        return self._head().reached
+
+    def swapped(self, version: int, known: Mapping[str, Sequence[float]] | None = None) -> None:
+        """The head's weights were replaced: what is known of it is old, and it may draft again.
+
+        Args:
+            version: of the weights that it has now.
+            known: their acceptance, where they ran before.
+        """
+        head = self._head()
+        head.swapped(version, known, self.requests.values())
+        self.tuner.guard.forget(head.name)
+        self.tuner.changed()
+
+    def _head(self) -> Head:
+        if self.head is None:
+            raise RuntimeError(
+                f"rollspec: proposal.drafters = {list(self.config.proposal.drafters)} has no draft head; add eagle3."
+            )
+        return self.head
+
+    # ---- telemetry and what is kept ---------------------------------------------------------------------------------
+
+    @property
+    def stats(self) -> EngineStats:
+        """Counters since the last `drain`."""
+        return self.counters.stats
+
+    @property
+    def suffix(self) -> SuffixDrafter:
+        """The suffix trees."""
+        return next(d.trees for d in self.drafters if isinstance(d, SuffixMemory))
+
+    def drain(self) -> EngineStats:
+        """Counters since the last call, with the present levels filled in."""
+        out = self.counters.drain(self.tuner)
+        out.version = self.version
+        out.correlated = self.config.reuse.seeds == "keep"
+        out.tree_bytes = self.suffix.tree_bytes
+        history = self.history
+        out.history_bytes, out.prompts = history.bytes, len(history)
+        out.evicted, history.evicted = history.evicted, 0
+        out.rewarded, history.rewarded = history.rewarded, 0
+        return out
+
+    def snapshot(self) -> dict[str, Any]:
+        """History with what running requests have emitted so far; for `History.save`."""
+        return persistence.snapshot(self.history, self.requests.values())
+
+    def learned(self) -> dict[str, Any]:
+        """What was learned about speed and acceptance, in JSON types; `rollspec.tuning.store` keeps it."""
+        return persistence.learned(self.tuner, self.confidence, self.head)
+
+    def relearn(self, learned: Mapping[str, Any]) -> None:
+        """Start from what an earlier run learned; see `persistence.relearn`."""
+        self.tuner, self.confidence = persistence.relearn(learned, self.config, self.head)
+        self._plan = None

@@ -1,0 +1,187 @@
+"""A decode step, on one page: from what the engine just sampled to the draft tokens that it verifies next.
+
+    passes = engine.prepare(req_ids, sampled, scheduled, context_tokens)
+    rows, probs = ...                      # the engine runs the draft head that many passes; none where it is 0
+    drafts = engine.complete(rows, probs)  # per request, 0 to k tokens
+
+`Engine` knows no inference engine (`rollspec/engine/base.py` is what a step needs of one), takes no lock and formats
+nothing: an adapter calls it from one thread. Requests are told by `begin` and `finish`, timing by `timed` and `passed`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from rollspec.drafting.base import NO_DRAFT, Draft
+from rollspec.drafting.feedback import Feedback
+from rollspec.drafting.requests import Request, Step
+from rollspec.drafting.state import State
+from rollspec.tuning.tuner import Plan
+
+
+class Engine(State):
+    """Drafts for all running requests of one inference engine."""
+
+    _turn = 0  # which requests are drafted for while nothing is verified
+
+    def step(
+        self,
+        req_ids: Sequence[str],
+        sampled: Sequence[Sequence[int]],
+        scheduled: Mapping[str, Sequence[int]],
+        context_tokens: float = 0.0,
+    ) -> list[list[int]]:
+        """`prepare` and `complete` in one, for engines that run no draft head."""
+        self.prepare(req_ids, sampled, scheduled, context_tokens)
+        return self.complete()
+
+    def prepare(
+        self,
+        req_ids: Sequence[str],
+        sampled: Sequence[Sequence[int]],
+        scheduled: Mapping[str, Sequence[int]],
+        context_tokens: float = 0.0,
+    ) -> int:
+        """Learn from a finished step, plan the next one, and look drafts up for it.
+
+        Args:
+            req_ids: the batch, in the engine's order.
+            sampled: tokens each request emitted in the step; empty where it is still in its prompt.
+            scheduled: drafts that the step verified, by request id (the engine may have cut what was proposed).
+            context_tokens: that the batch attends to.
+
+        Returns:
+            Passes that the draft head should run now.
+        """
+        with self.counters.drafting:
+            running = self._observe(req_ids, sampled, scheduled)
+            feedback = self._learn(running)
+            with self.counters.tuning:
+                plan = self._decide(feedback, len(running), context_tokens)
+            self._step = step = Step(len(req_ids), running, [], plan, context_tokens)
+            chains = self._propose(step)
+            with self.counters.tuning:
+                for r, n in zip(step.asked, self.selection.allot(chains, step, self.tuner.cost), strict=True):
+                    r.lookup.allowed = n
+            return self._passes(step)
+
+    def complete(
+        self, head_rows: Sequence[Sequence[int]] | None = None, head_probs: Sequence[Sequence[float]] | None = None
+    ) -> list[list[int]]:
+        """Select what is verified, and hand it over.
+
+        Args:
+            head_rows: what the draft head proposed, per row of the batch; None where it did not run.
+            head_probs: the probability that it gave each of these tokens, given those before; None if not known.
+
+        Returns:
+            A draft per request, in the order that `prepare` was given, each of 0..k tokens.
+        """
+        step = self._step
+        with self.counters.drafting:
+            if head_rows is not None and self.head is not None:
+                preferred = self.head.read(step, head_rows, head_probs, self.confidence, self.selection, self.k)
+                for r, n in zip(step.asked, self.selection.allot(preferred, step, self.tuner.cost), strict=True):
+                    r.head.allowed = n
+            drafts = self._hand_over(step)
+        self.tuner.host(self.counters.drafted(step), len(step.running), step.plan.k > 0)
+        return drafts
+
+    def _observe(
+        self, req_ids: Sequence[str], sampled: Sequence[Sequence[int]], scheduled: Mapping[str, Sequence[int]]
+    ) -> list[Request]:
+        """The requests that emitted something, with what was verified of their drafts."""
+        running = []
+        for place, tokens in enumerate(sampled):
+            r = self.requests.get(req_ids[place]) if tokens else None
+            if r is not None and not r.ended:  # an engine that runs ahead had one more step of it scheduled
+                r.verify(place, tokens, len(scheduled.get(r.req_id) or ()))
+                running.append(r)
+        return running
+
+    def _learn(self, running: Sequence[Request]) -> Feedback:
+        """Score every proposal against what was emitted (calibration, the head's acceptance); memory follows."""
+        head, confidence, counters = self.head, self.confidence, self.counters
+        feedback = Feedback(head.pass_seconds if head is not None else None)
+        for r in running:
+            p = r.lookup
+            counters.stats.emitted += len(r.emitted)
+            matched = confidence.observe(p.draft.source, p.cells, p.draft.token_ids, r.emitted) if p.cells else 0
+            if r.verified:
+                p = r.head if r.head.sent else p
+                counters.verified(p.draft.source, p.expected, r.verified, r.accepted)
+            feedback.add(r, matched, head.score(r, confidence, self.scored) if head is not None else 0)
+            r.append()
+            for d in self.drafters:
+                d.observe(r)
+        return feedback
+
+    def _decide(self, feedback: Feedback, batch: int, context_tokens: float) -> Plan:
+        """How much the next step drafts, and for whom, now that the tuner knows what came of the last plan."""
+        if self._plan is not None:
+            feedback.teach(self.tuner, self._plan, self._step.context_tokens)
+        self._plan = self.tuner.plan(batch, context_tokens)
+        return self._plan
+
+    def _propose(self, step: Step) -> list[Sequence[float]]:
+        """Look drafts up for the requests that the plan names; per request asked, the calibrated acceptance."""
+        plan, most = step.plan, min(self.k, self.tuner.k_most)
+        floor = self.selection.floor(len(step.running), self.tuner.cost, step.context_tokens)
+        chains = []
+        self._turn += 1
+        for at, r in enumerate(step.running):
+            p = r.lookup
+            p.clear()
+            r.asked = False
+            if not most or plan.rest or (plan.watch and (at + self._turn) % plan.watch):
+                continue
+            room = r.room(most)
+            if room <= 0 or r.ended:
+                continue
+            r.asked = True
+            p.draft = self._looked_up(r, room)
+            if p.draft.token_ids:
+                p.expected, p.cells = self.confidence.cumulative(p.draft, floor)
+            chains.append(self.selection.cut(p.draft, p.expected))
+            step.asked.append(r)
+        return chains
+
+    def _looked_up(self, r: Request, room: int) -> Draft:
+        for d in self.drafters:
+            draft = d.propose(r, room)
+            if draft is not None and draft.token_ids:
+                return draft
+        return NO_DRAFT
+
+    def _passes(self, step: Step) -> int:
+        """How many passes of the head gain more than they cost."""
+        if (head := self.head) is None:
+            return 0
+        passes = head.route(step, self.tuner, self.selection, self.k, resting=self.resting, canary=self.on_trial)
+        head.since = 0 if passes else head.since + 1
+        return passes
+
+    def _hand_over(self, step: Step) -> list[list[int]]:
+        """Per request the proposal worth more, as far as budget and plan allow; then memory stores what was emitted."""
+        drafts: list[list[int]] = [[] for _ in range(step.size)]
+        if k := min(self.k, step.plan.k):
+            for r in step.asked:
+                draft, allowed = self._chosen(r, step)
+                if allowed:
+                    drafts[r.place] = draft.token_ids[: min(allowed, k)]
+        for r in step.running:
+            for d in self.drafters:
+                d.store(r, step.plan.rest)
+        self.selection.refill.step()
+        return drafts
+
+    def _chosen(self, r: Request, step: Step) -> tuple[Draft, int]:
+        """The proposal that is handed over for the request, and how many tokens of it the budget allows."""
+        h, head = r.head, self.head
+        routed = head is not None and head.name in step.plan.drafters
+        if head is not None and routed and h.serves and h.draft.token_ids:
+            h.sent, h.version = True, head.version
+            return h.draft, h.allowed
+        if not step.uses_memory:
+            return NO_DRAFT, 0
+        return r.lookup.draft, h.allowed if routed and not h.serves else r.lookup.allowed
