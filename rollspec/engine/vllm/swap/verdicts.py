@@ -40,8 +40,16 @@ class Verdicts:
         """Version `version` was promoted or rolled back."""
         self.counts[verdict] += 1
         self.last |= {"verdict": verdict, "reason": reason}
-        word, level = ("promoted", logging.INFO) if verdict == "promoted" else ("rolled back", logging.WARNING)
-        self._once(f"{version} {word}", "rollspec: drafter version %d is %s: %s.", version, word, reason, level=level)
+        if verdict == "promoted":
+            self._once(
+                f"{version} promoted",
+                "rollspec: drafter version %d is promoted: %s.",
+                version,
+                reason,
+                level=logging.INFO,
+            )
+        else:
+            self._once(f"{version} rolled back", "rollspec: drafter version %d is rolled back: %s.", version, reason)
 
     def keep(self, store: Path | None, version: int, verdict: CanaryVerdict, reason: str, canary: bool) -> None:
         """Pass the verdict on, or record it in the store that the version is from.
