@@ -47,13 +47,13 @@ ARMS: dict[str, tuple[str, tuple[str, ...]]] = {
     ),
     "not trained": ("long_tail", ("drafter.mode=off", "drafter.capture.enabled=false")),
 }
-"""Preset and overrides. In `long_tail` each replica trains a head of its own; in the third both train one, through a
-folder of versions. The last two draft alike, with the fresh head; they differ by capture and training."""
+"""Preset and overrides. In `long_tail` each replica trains a head of its own; in the third one of them trains for both,
+through a folder of versions. The last two draft alike, with the fresh head; they differ by capture and training."""
 
 GAIN, COST = 1.15, 1.01
 """Generation time of suffix over long_tail, at least; step time of trained over not trained, at most."""
 
-COUNTS = ("captured", "train_steps", "train_tokens", "joined", "swaps", "promoted", "rolled_back", "preempted",
+COUNTS = ("captured", "train_steps", "train_tokens", "swaps", "promoted", "rolled_back", "preempted",
           "idle_seconds", "harvested_seconds", "capture_seconds")  # fmt: skip
 
 

@@ -208,8 +208,6 @@ def train(
     drafter, parent = _drafter(store, head, model, target, config)
     trainer = Trainer(drafter, kept, config, checkpoints=state, device=device, parent=parent)
     resumed = trainer.resume()
-    if parent is not None:
-        trainer.join(store, parent)  # its steps are in what is published here
     before = trainer.evaluate(held)
     _run(trainer, steps, quiet=as_json)
     after = trainer.evaluate(held)

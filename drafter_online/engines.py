@@ -9,11 +9,12 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 
 from drafter_online.errors import WireError
+from drafter_online.lifecycle import Verdict
 
 MOST_DOMAINS = 64
 OTHER = "other"
@@ -61,7 +62,7 @@ class Trial(msgspec.Struct, array_like=True, frozen=True):
     """What an engine made of a version."""
 
     version: int
-    verdict: Literal["promoted", "rolled_back", "refused"]
+    verdict: Verdict
     reason: str = ""
 
 
@@ -69,7 +70,7 @@ class Status(msgspec.Struct, frozen=True):
     """What an engine says every second or two."""
 
     version: int  # of the drafter it runs; 0: as it was started
-    busy: bool = False  # a version is being staged or on trial
+    busy: bool = False  # a version is being staged or on canary
     policy: int = 0  # policy version
     speculating: bool = True
     off: list[str] = []  # (drafter, batch) pairs that its guard switched off

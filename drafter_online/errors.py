@@ -38,3 +38,7 @@ class WireError(DrafterError):
 
 class ServiceError(DrafterError):
     """A daemon that cannot be started or asked for what it has not."""
+
+
+class LifecycleError(DrafterError):
+    """An event that a drafter version's state does not allow: a defect of the caller."""

@@ -7,7 +7,6 @@ Where the weights are fp32 already they are their own masters.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from drafter_online.errors import TrainingError
@@ -107,16 +106,6 @@ class Masters:
                     }
         self._round()
         self.clear({n.removeprefix("grad."): g.clone() for n, g in tensors.items() if n.startswith("grad.")})
-
-    def blend(self, tensors: Mapping[str, Tensor], share: float) -> None:
-        """Move the masters to the average with other weights by name, whose `share` it is; moments stay."""
-        import torch
-
-        with torch.no_grad():
-            for n, m in self._masters.items():
-                m.lerp_(tensors[n].to(m.device, m.dtype), share)
-        self._round()
-        self.clear()
 
     def check(self, tensors: dict[str, Tensor]) -> None:
         """That `tensors` are of these weights.

@@ -1,13 +1,13 @@
-"""Which engine gets which version: one tries a new one, the others follow when it stays.
+"""Which engine gets which version: one has a new one on canary, the others follow when it is promoted.
 
     release = Release(store)
     release.published(7)
-    release.offer(engine)            # (7, True): to be tried, for one engine; (6, False): what was promoted; None
+    release.offer(engine)            # (7, True): for one engine, as a canary; (6, False): what was promoted; None
     release.tried("engine-1", trial) # its verdict; recorded in the store
 
-An engine that took a version back, or refused it, is not offered it again. An engine on trial that gives no verdict
-within `patience` seconds (no traffic, or gone) is joined by another one. Engines take nothing older than what they run,
-so going back means publishing the old weights under a new number.
+Where the newest version stands is its `lifecycle.Life`. An engine that rolled a version back, or refused it, is not
+offered it again. A canary without a verdict within `patience` seconds (no traffic, or gone) is joined by another one.
+Engines take nothing older than what they run, so going back means publishing the old weights under a new number.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from collections.abc import Callable
 
 from drafter_online.engines import Engine, Trial
 from drafter_online.errors import DrafterError, VersionError
+from drafter_online.lifecycle import Event, Life, State, Verdict
 from drafter_online.versions import Version, Versions
 
 log = logging.getLogger(__name__)
@@ -30,8 +31,8 @@ class Release:
     """State over all engines. Thread-safe.
 
     Args:
-        store: verdicts are recorded there; what was promoted and what is on trial are read from it at the start.
-        patience: seconds that a trial may take before another engine is asked as well.
+        store: verdicts are recorded there; what was promoted, and what has no verdict, are read from it at the start.
+        patience: seconds that a canary may take before another engine is asked as well.
         clock: seconds, monotonic.
     """
 
@@ -39,12 +40,12 @@ class Release:
         self.store = store
         self.patience = patience
         self.current = store.promoted()
-        self.candidate = store.candidate(after=self.current)
-        self.trusted: set[int] = set()  # promoted by hand: not tried
+        self._newest = self._undecided()
+        self.trusted: set[int] = set()  # promoted by hand: without a canary
         self.rolled_back = 0
         self.problem: str | None = None
         self._clock = clock
-        self._trials: dict[str, float] = {}  # engine -> since when the candidate is with it
+        self._canaries: dict[str, float] = {}  # engine -> since when the candidate is with it
         self._bad: dict[str, set[int]] = {}
         self.offered = 0  # newest version that an engine may run, though it has not said so yet
         self._lock = threading.RLock()
@@ -53,10 +54,20 @@ class Release:
         """The store is another one now: what was said of the old one's versions is forgotten, not what engines run."""
         with self._lock:
             self.current = self.store.promoted()
-            self.candidate = self.store.candidate(after=self.current)
+            self._newest = self._undecided()
             self.trusted.clear()
-            self._trials.clear()
+            self._canaries.clear()
             self._bad.clear()
+
+    def _undecided(self) -> Life:
+        """Of the newest version without a verdict; of none where there is none."""
+        number = self.store.candidate(after=self.current)
+        return Life() if number is None else Life(number, State.OFFERED)
+
+    @property
+    def candidate(self) -> int | None:
+        """The version that waits for its verdict."""
+        return self._newest.version if self._newest.state in (State.OFFERED, State.CANARY) else None
 
     @property
     def pending(self) -> bool:
@@ -65,17 +76,20 @@ class Release:
 
     @property
     def trials(self) -> list[str]:
-        """Engines that are asked to try the candidate."""
-        return list(self._trials)
+        """Engines that have the candidate on canary."""
+        return list(self._canaries)
 
     def published(self, number: int) -> None:
         """A version is there to be tried; one that was not decided upon is left behind."""
         with self._lock:
-            self.candidate = number
-            self._trials.clear()
+            if self.pending:
+                self._newest.apply(Event.SUPERSEDE)
+            self._newest = Life(number)
+            self._newest.apply(Event.OFFER)
+            self._canaries.clear()
 
     def offer(self, engine: Engine) -> tuple[int, bool] | None:
-        """What this engine should take now, and whether it is to be tried by it; None: nothing."""
+        """What this engine should take now, and whether as a canary; None: nothing."""
         with self._lock:
             status, now = engine.status, self._clock()
             if status is None or status.busy or now - engine.offered < AGAIN_SECONDS:
@@ -83,7 +97,9 @@ class Release:
             bad = self._bad.get(engine.name, set())
             number: int | None = None
             if self.candidate is not None and self.candidate not in bad and self._may_try(engine.name, now):
-                self._trials.setdefault(engine.name, now)
+                if not self._canaries:
+                    self._newest.apply(Event.CLAIM)
+                self._canaries.setdefault(engine.name, now)
                 number = self.candidate
             elif self.current is not None and self.current not in bad:
                 number = self.current
@@ -94,12 +110,13 @@ class Release:
             return number, number not in self.trusted
 
     def _may_try(self, name: str, now: float) -> bool:
-        return name in self._trials or all(now - since > self.patience for since in self._trials.values())
+        return name in self._canaries or all(now - since > self.patience for since in self._canaries.values())
 
     def left(self, name: str) -> None:
-        """An engine is gone: its trial will have no verdict."""
+        """An engine is gone: its canary will have no verdict."""
         with self._lock:
-            self._trials.pop(name, None)
+            if self._canaries.pop(name, None) is not None and not self._canaries:
+                self._newest.apply(Event.LAPSE)
 
     def tried(self, name: str, trial: Trial) -> bool:
         """An engine's verdict. True: it is news."""
@@ -113,8 +130,8 @@ class Release:
             if trial.version != self.candidate:
                 return trial.verdict != "promoted"
             self._record(trial.version, trial.verdict, f"{name}: {trial.reason}")
-            self.candidate = None
-            self._trials.clear()
+            self._newest.judge(trial.verdict)
+            self._canaries.clear()
             if trial.verdict == "promoted":
                 self.current = trial.version
             else:
@@ -160,7 +177,8 @@ class Release:
             self.store.record(number, "rolled_back", reason)
             self.rolled_back += 1
             if self.candidate == number:
-                self.candidate = None
+                self._newest.judge("rolled_back")
+                self._canaries.clear()
             before = self.store.promoted()
             if max(running, self.offered) < number:  # nobody runs it
                 self.current = before
@@ -178,9 +196,13 @@ class Release:
     def _settle(self, number: int) -> None:
         self.trusted.add(number)
         self.current = number
-        self._trials.clear()
-        if self.candidate is not None and self.candidate <= number:
-            self.candidate = None
+        if self.candidate == number:
+            self._newest.judge("promoted")
+        elif self.candidate is not None and self.candidate < number:
+            self._newest.apply(Event.SUPERSEDE)
+        elif self._newest.state is State.CANARY:
+            self._newest.apply(Event.LAPSE)  # a newer one waits until engines run this one
+        self._canaries.clear()
 
     def _again(self, version: Version) -> int:
         """The same weights under a new number."""
@@ -195,9 +217,9 @@ class Release:
             provenance={**m.provenance, "copy_of": m.version},
         )
 
-    def _record(self, number: int, verdict: str, reason: str) -> None:
+    def _record(self, number: int, verdict: Verdict, reason: str) -> None:
         try:
-            self.store.record(number, verdict, reason)  # type: ignore[arg-type]
+            self.store.record(number, verdict, reason)
             self.problem = None
         except DrafterError as e:  # the verdict stands, though it is forgotten at a restart
             self.problem = str(e)

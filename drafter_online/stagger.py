@@ -1,14 +1,12 @@
 """One replica tries a version, the others wait for its verdict: agreed on through the store alone.
 
-    store/00000007/trial-0.json      who tries it: {"replica", "life", "beat", "released"}
-    store/00000007/verdict-0.json    what came of that: {"replica", "verdict", "reason", "facts"}
+A replica that wants a version as its canary claims it (`claims`). Nobody compares clocks: a claim is dead when its beat
+has not changed for `lease_seconds` of the onlooker's own clock. Then, or when it was released, the next replica claims
+the version. Retention keeps a version that is claimed.
 
-A replica that wants to try a version creates the next `trial-K.json`; creating a file that exists fails, so exactly one
-does. It rewrites the file as long as it lives (`beat`). Nobody compares clocks: a trial is dead when its beat has not
-changed for `lease_seconds` of the onlooker's own clock. Then, or when it was given back, the next replica tries.
-
-Of several verdicts (a replica that was thought dead comes back) the worse counts: a version that anybody took back is
-not run. A version that nobody survives trying is refused.
+Where a version stands follows from the files by the table of `lifecycle`. Of several verdicts (a replica that was
+thought dead comes back) the worse counts: a version that anybody rolled back is not run. A version that nobody survives
+trying is refused.
 
     stagger = Stagger(Versions(folder), replica="3")
     d = stagger.decide(running=6)     # "try", "take", "wait", "back" or "none"
@@ -28,15 +26,23 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from drafter_online import files
+from drafter_online import claims, files
+from drafter_online.claims import Claim
 from drafter_online.errors import VersionError
-from drafter_online.versions import Verdict, Versions
+from drafter_online.lifecycle import BAD, Event, Life, State, Verdict
+from drafter_online.versions import Versions
 
 LEASE_SECONDS = 10.0
-"""A trial whose beat stands still for so long is dead."""
+"""A claim whose beat stands still for so long is dead."""
 
 DEATHS = 3
 """Replicas that may die while they try a version; then it is refused."""
+
+VERDICTS: dict[State, Verdict] = {
+    State.PROMOTED: "promoted",
+    State.ROLLED_BACK: "rolled_back",
+    State.REFUSED: "refused",
+}
 
 Action = Literal["none", "try", "take", "wait", "back"]
 
@@ -48,17 +54,6 @@ class Decision:
     action: Action
     version: int | None = None
     reason: str = ""
-
-
-@dataclass(frozen=True)
-class Trial:
-    """A version's latest trial. `attempt` counts from 0; `token` changes with every beat."""
-
-    attempt: int
-    replica: str
-    life: str
-    token: str
-    released: bool
 
 
 class Stagger:
@@ -96,12 +91,12 @@ class Stagger:
         self._beat = 0
         self._life = uuid.uuid4().hex  # a replica that was started again under its old name is another one
         self._clock = clock
-        self._seen: dict[tuple[int, int], tuple[str, float]] = {}  # trial -> its token, and since when it stands still
+        self._seen: dict[tuple[int, int], tuple[str, float]] = {}  # claim -> its token, and since when it stands still
 
     # ---- deciding ---------------------------------------------------------------------------------------------------
 
     def decide(self, running: int, willing: bool = True) -> Decision:
-        """What to do next; with "try" this replica holds the trial.
+        """What to do next; with "try" this replica holds the claim.
 
         Args:
             running: the version that runs here, 0 for the weights that the replica started with.
@@ -112,97 +107,76 @@ class Stagger:
         """
         numbers = self.store.numbers()
         self._seen = {k: v for k, v in self._seen.items() if k[0] in numbers}
-        good, bad = self._known(numbers)
-        if running in bad:
+        lives = self._lives(numbers)
+        good = [n for n in numbers if lives[n].state is State.PROMOTED]
+        if running in lives and lives[running].state in BAD:
             last = max((n for n in good if n < running), default=None)
-            return Decision("back", last, f"version {running} was taken back elsewhere")
+            return Decision("back", last, f"version {running} was rolled back elsewhere")
         if self.trying is not None:
             if self.trying in numbers:
                 return Decision("try", self.trying)
-            self.trying = None  # retention dropped it
-        newer = [n for n in reversed(numbers) if n > running and n not in bad]
+            self.trying = None  # somebody deleted it
+        newer = [n for n in reversed(numbers) if n > running and lives[n].state not in BAD]
         for n in newer:
-            if n in good:
+            if lives[n].state is State.PROMOTED:
                 return Decision("take", n)
-        latest = {n: self._latest(n) for n in newer}
-        live = {n: self._live(n, trial) for n, trial in latest.items()}  # of every one: each is watched from now on
-        for n, trial in latest.items():
-            if trial is not None and live[n]:
-                return Decision("wait", n, f"replica {trial.replica} tries it")
-        for n, trial in latest.items():
+        latest = {n: claims.latest(self.store.path(n)) for n in newer}
+        for n, claim in latest.items():  # every one: each is watched from now on
+            if claim is not None and self._lives_on(n, claim):
+                lives[n].apply(Event.CLAIM)
+        for n, claim in latest.items():
+            if lives[n].state is State.CANARY and claim is not None:
+                return Decision("wait", n, f"replica {claim.replica} tries it")
+        for n, claim in latest.items():
             deaths = self._deaths(n)
             if deaths >= self.deaths:
                 self._verdict(n, deaths, "refused", f"{deaths} replicas died while they tried it")
                 continue
             if not willing:
                 return Decision("wait", n, "nobody tries it yet")
-            # After the trial that was found to be over, not after what is the latest by now.
-            if self._claim(n, 0 if trial is None else trial.attempt + 1):
+            # After the claim that was found to be over, not after what is the latest by now.
+            if self._claim(n, 0 if claim is None else claim.attempt + 1):
                 return Decision("try", n)
             return Decision("wait", n, "another replica was faster")
         return Decision("none")
 
     def verdicts(self, number: int) -> list[Verdict]:
-        """All verdicts on a version that replicas have written, oldest trial first."""
-        found = []
-        for attempt in range(len(self._trials(number)) + 1):
-            row = _read(self.store.path(number) / f"verdict-{attempt}.json")
-            if row is not None and row.get("verdict") in ("promoted", "rolled_back", "refused"):
-                found.append(row["verdict"])
-        return found
+        """All verdicts on a version that replicas have written, oldest claim first."""
+        folder = self.store.path(number)
+        found = (claims.verdict(folder, attempt) for attempt in range(len(claims.attempts(folder)) + 1))
+        return [v for v in found if v is not None]
 
-    def _known(self, numbers: list[int]) -> tuple[set[int], set[int]]:
-        """Versions in the store that may run untried, and versions that must not: replicas' and operators' verdicts."""
-        said = {n: set(self.verdicts(n)) for n in numbers}
+    def _lives(self, numbers: list[int]) -> dict[int, Life]:
+        """Every version in the store, or that somebody judged, by what replicas and operators said of it."""
+        said = {n: list(self.verdicts(n)) for n in numbers}
         for e in self.store.events():
-            said.setdefault(e.version, set()).add(e.verdict)
-        bad = {n for n, verdicts in said.items() if verdicts - {"promoted"}}
-        return {n for n in numbers if said[n]} - bad, bad
+            said.setdefault(e.version, []).append(e.verdict)
+        lives = {n: Life(n, State.OFFERED) for n in said}
+        for n, verdicts in said.items():
+            for verdict in verdicts:
+                lives[n].judge(verdict)
+        return lives
 
-    # ---- trials -----------------------------------------------------------------------------------------------------
+    # ---- claims -----------------------------------------------------------------------------------------------------
 
-    def _trials(self, number: int) -> list[int]:
-        try:
-            names = os.listdir(self.store.path(number))
-        except (FileNotFoundError, NotADirectoryError):
-            return []
-        return sorted(
-            int(n[6:-5]) for n in names if n.startswith("trial-") and n.endswith(".json") and n[6:-5].isdigit()
-        )
+    def _lives_on(self, number: int, claim: Claim) -> bool:
+        """Whether somebody has the version on canary at present."""
+        return not claim.released and self._still(number, claim) < self.lease_seconds
 
-    def _trial(self, number: int, attempt: int) -> Trial:
-        """A trial's file. One that is being written, or is damaged, is somebody's whose name is not known."""
-        row = _read(self._path(number, attempt)) or {}
-        return Trial(
-            attempt,
-            str(row.get("replica", "?")),
-            str(row.get("life", "")),
-            json.dumps(row, sort_keys=True),
-            row.get("released") is True,
-        )
-
-    def _latest(self, number: int) -> Trial | None:
-        attempts = self._trials(number)
-        return self._trial(number, attempts[-1]) if attempts else None
-
-    def _live(self, number: int, trial: Trial | None) -> bool:
-        """Whether somebody tries a version at present."""
-        return trial is not None and not trial.released and self._still(number, trial) < self.lease_seconds
-
-    def _still(self, number: int, trial: Trial) -> float:
-        """Seconds for which this replica has not seen the trial's beat change."""
+    def _still(self, number: int, claim: Claim) -> float:
+        """Seconds for which this replica has not seen the claim's beat change."""
         now = self._clock()
-        token, since = self._seen.get((number, trial.attempt), ("", now))
-        if token != trial.token:
+        token, since = self._seen.get((number, claim.attempt), ("", now))
+        if token != claim.token:
             since = now
-        self._seen[number, trial.attempt] = (trial.token, since)
+        self._seen[number, claim.attempt] = (claim.token, since)
         return now - since
 
     def _deaths(self, number: int) -> int:
-        """Trials that ended without a verdict and were not given back."""
-        there = self._trials(number)
-        ended = [a for a in there if not self._trial(number, a).released]
-        return sum(_read(self.store.path(number) / f"verdict-{a}.json") is None for a in ended)
+        """Claims that ended without a verdict and were not released."""
+        folder = self.store.path(number)
+        ended = [a for a in claims.attempts(folder) if not claims.read(folder, a).released]
+        return sum(claims.verdict(folder, a) is None for a in ended)
 
     def _claim(self, number: int, attempt: int) -> bool:
         try:
@@ -211,7 +185,7 @@ class Stagger:
             return False  # another replica was faster, or retention was
         except OSError as e:
             raise VersionError(
-                f"drafter-online: the trial of version {number} cannot be written to {self.store.path(number)} "
+                f"drafter-online: the claim on version {number} cannot be written to {self.store.path(number)} "
                 f"({e.strerror or e}); make it writable or free space."
             ) from e
         os.close(fd)
@@ -220,12 +194,12 @@ class Stagger:
         return self.trying is not None
 
     def _path(self, number: int, attempt: int) -> Path:
-        return self.store.path(number) / f"trial-{attempt}.json"
+        return claims.path(self.store.path(number), attempt)
 
     def beat(self) -> bool:
         """Say that this replica still tries. False when it need not go on: the version is gone, or another tries it.
 
-        A beat that cannot be written is left out; if that goes on, the trial passes to another replica.
+        A beat that cannot be written is left out; if that goes on, the claim passes to another replica.
         """
         if self.trying is None:
             return False
@@ -237,10 +211,10 @@ class Stagger:
             return False
         except OSError:
             return True
-        return max(self._trials(self.trying), default=0) == self._attempt
+        return max(claims.attempts(self.store.path(self.trying)), default=0) == self._attempt
 
     def release(self) -> None:
-        """Give the trial back without a verdict: this replica leaves, or has no traffic to judge by."""
+        """Release the claim without a verdict: this replica leaves, or has no traffic to judge by."""
         if self.trying is None:
             return
         with contextlib.suppress(OSError):  # then it lapses
@@ -257,23 +231,26 @@ class Stagger:
     # ---- verdicts ---------------------------------------------------------------------------------------------------
 
     def conclude(self, verdict: Verdict, reason: str = "", **facts: Any) -> Verdict:
-        """Write the verdict of this replica's trial; what counts is returned: the worst of all there are.
+        """Write the verdict of this replica's canary; what counts is returned: the worst of all there are.
 
         Raises:
-            VersionError: it cannot be written; the trial then lapses, and another replica tries.
+            VersionError: it cannot be written; the claim then lapses, and another replica tries.
         """
         number, self.trying = self.trying, None
         if number is None:
-            raise VersionError("drafter-online: there is no trial to conclude; decide() begins one.")
+            raise VersionError("drafter-online: there is no canary to conclude; decide() begins one.")
         self._verdict(number, self._attempt, verdict, reason, **facts)
-        return max([verdict, *self.verdicts(number)], key=("promoted", "rolled_back", "refused").index)
+        life = Life(number, State.CANARY)
+        for said in [verdict, *self.verdicts(number)]:
+            life.judge(said)
+        return VERDICTS[life.state]
 
     def _verdict(self, number: int, attempt: int, verdict: Verdict, reason: str, **facts: Any) -> None:
         row = {"replica": self.replica, "verdict": verdict, "reason": reason, "facts": facts}
         worse = set(self.verdicts(number)) - {"promoted"}
         try:
             if self.store.path(number).is_dir():
-                files.replace(self.store.path(number) / f"verdict-{attempt}.json", json.dumps(row).encode())
+                files.replace(claims.verdict_path(self.store.path(number), attempt), json.dumps(row).encode())
         except OSError as e:
             raise VersionError(
                 f"drafter-online: the verdict {verdict!r} on version {number} cannot be written to "
@@ -281,11 +258,3 @@ class Stagger:
             ) from e
         if verdict != "promoted" or not worse:  # `Versions.promoted` believes the last line
             self.store.record(number, verdict, reason, replica=self.replica, **facts)
-
-
-def _read(path: Path) -> dict[str, Any] | None:
-    try:
-        row = json.loads(path.read_bytes())
-    except (OSError, ValueError):
-        return None
-    return row if isinstance(row, dict) else None

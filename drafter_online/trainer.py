@@ -18,17 +18,16 @@ import logging
 import math
 import random
 from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field
 
-from drafter_online import lineage, losses
+from drafter_online import losses
 from drafter_online.buffer import Buffer
 from drafter_online.checkpoint import Checkpoints
-from drafter_online.errors import TrainingError, VersionError
-from drafter_online.lineage import Lineage
+from drafter_online.errors import TrainingError
 from drafter_online.masters import Masters
 from drafter_online.model import Drafter, Preempted
 from drafter_online.modes import evaluating, normal_mode
@@ -128,7 +127,6 @@ class Trainer:
         self.device = torch.device(device)
         self.parent = parent
         self.counts = TrainerCounts()
-        self.lineage = Lineage()
         self._rng = random.Random(self.config.seed)
         self.last_loss = math.nan
         self.batch_tokens = self.config.batch_tokens
@@ -233,7 +231,6 @@ class Trainer:
         warm = min(1.0, (self.counts.steps + 1) / max(1, self.config.warmup_steps))
         norm = self._masters.step(warm, self.config.clip_norm)
         self.counts.steps += math.isfinite(norm)
-        self.lineage.own += math.isfinite(norm)
         return norm
 
     def _undo(self, rng: Any, gradients: dict[str, Tensor] | None) -> None:
@@ -321,7 +318,6 @@ class Trainer:
             "accumulated": self._accumulated,
             "batch_tokens": self.batch_tokens,
             "parent": self.parent,
-            "lineage": asdict(self.lineage),
             "base": self.drafter.base,
             "config": json.loads(self.config.model_dump_json()),
             "last_loss": self.last_loss if math.isfinite(self.last_loss) else None,
@@ -330,13 +326,9 @@ class Trainer:
     def _restore(self, tensors: dict[str, Tensor], record: dict[str, Any]) -> None:
         version, state_, gauss = record["rng"]
         counts = TrainerCounts(**record["counts"])  # first: what does not fit changes nothing
-        held = Lineage(**record.get("lineage", {})).steps()
         self._masters.restore(tensors)
         self._rng.setstate((version, tuple(state_), gauss))
         self.counts = counts
-        # What is made from here on is a training of its own: others may have what was made after this state was kept,
-        # and several may go on from it.
-        self.lineage = Lineage(others=held)
         self._accumulated = record["accumulated"]
         self.batch_tokens = min(record["batch_tokens"], self.config.batch_tokens)
         self.parent = record["parent"]
@@ -398,7 +390,6 @@ class Trainer:
             provenance={
                 **provenance(),
                 "counts": vars(self.counts).copy(),
-                lineage.KEY: self.lineage.steps(),
                 "loss": self.last_loss if math.isfinite(self.last_loss) else None,
                 "training": json.loads(self.config.model_dump_json()),
                 "samples": len(self.buffer),
@@ -406,36 +397,6 @@ class Trainer:
         )
         self.parent = number
         return number
-
-    def join(self, versions: Versions, number: int) -> float:
-        """Take in what other trainings put into a version (`lineage`). Moments, samples and randomness stay.
-
-        Returns:
-            the version's share of the weights now: 0 where nothing in it is new, 1 where they are the version's.
-
-        Raises:
-            VersionError: it cannot be read, or is not of this drafter; nothing is changed.
-        """
-        theirs = lineage.read(versions.manifest(number).provenance)
-        share = self.lineage.share(theirs)
-        if not share:
-            return 0.0
-        with normal_mode():
-            mine = self.drafter.weights()
-            found = versions.load(
-                number, base=self.drafter.base, like={n: tuple(t.shape) for n, t in mine.items()}
-            ).tensors
-            for n, t in mine.items():
-                if not t.is_floating_point() and not bool((t.cpu() == found[n]).all()):
-                    raise VersionError(
-                        f"drafter-online: version {number} has another {n} than the drafter in training; let all who "
-                        "share a store begin with one head."
-                    )
-            self._masters.blend(found, share)
-        self._accumulated = 0
-        self.lineage.take(theirs)
-        self.parent = max(number, self.parent or 0)
-        return share
 
 
 def provenance() -> dict[str, str]:

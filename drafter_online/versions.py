@@ -30,8 +30,10 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from drafter_online import claims
 from drafter_online.errors import VersionError
 from drafter_online.files import digest, sha256, sync_folder, write_synced
+from drafter_online.lifecycle import Verdict
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -40,7 +42,6 @@ FORMAT = "drafter-online-version-1"
 MODEL, CONFIG, MANIFEST, EVENTS = "model.safetensors", "config.json", "manifest.json", "events.jsonl"
 STALE_SECONDS = 3600.0  # a temporary folder older than this was left by a publisher that died
 
-Verdict = Literal["promoted", "rolled_back", "refused"]
 Kind = Literal["eagle3", "draft_model"]
 
 
@@ -90,7 +91,7 @@ class Versions:
 
     Args:
         folder: made at the first publication.
-        keep: newest versions kept; the promoted one is kept besides.
+        keep: newest versions kept; the promoted one, and those on canary, are kept besides.
     """
 
     def __init__(self, folder: Path | str, keep: int = 4) -> None:
@@ -206,7 +207,7 @@ class Versions:
         """Drop what retention does not keep; what cannot be deleted now is tried again at the next publication."""
         promoted = self.promoted()
         for number in self.numbers()[: -self.keep]:
-            if number != promoted:
+            if number != promoted and not claims.on_canary(self.path(number)):
                 # Renamed first: a reader sees the whole version or none.
                 doomed = self.folder / f".publish-old-{number:08d}-{uuid.uuid4().hex[:8]}"
                 try:

@@ -168,8 +168,8 @@ class DrafterConfig(_Section):
     ray: RayConfig = RayConfig()
     versions: Path | None = Field(
         None,
-        description="Folder of versions that several engines share: one tries a version, the others take it when it "
-        "stays. What is trained here is published there, and what others trained is taken in. Unset: in `dir`, alone.",
+        description="Folder of versions that several engines share: one tries a version, the others take it when "
+        "it is promoted. One of them trains, and publishes there. Unset: in `dir`, alone.",
     )
     publish_every: int = Field(100, ge=1, description="Optimiser steps after which new weights go to the engine.")
     buffer_bytes: int = Field(1 << 30, ge=1 << 16, description="Bytes of samples that are trained on.")

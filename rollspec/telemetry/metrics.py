@@ -75,9 +75,6 @@ TABLE: tuple[Metric, ...] = (
     Metric("rollspec/drafter/train_length", "tokens", "gauge", "acceptance length on the latest training windows"),
     Metric("rollspec/drafter/buffered", "samples", "gauge", "samples that are trained on"),
     Metric("rollspec/drafter/preempted", "steps", "counter", "training steps given up for a request that came"),
-    Metric(
-        "rollspec/drafter/joined", "versions", "counter", "versions with other replicas' training that was taken in"
-    ),
     Metric("rollspec/drafter/preempt_seconds", "s", "gauge", "longest time until such a step had ended"),
     Metric("rollspec/drafter/preempt_p99_seconds", "s", "gauge", "99th percentile of that time over the latest 1000"),
     Metric("rollspec/drafter/micro_step_seconds", "s", "gauge", "mean duration of a whole training step"),

@@ -145,7 +145,7 @@ def _tracked(worker: Any) -> list[Any]:
 def _lose(worker: Any) -> None:
     """One rank loses its drafter's weights."""
     if worker.rank == 1:
-        for p in worker.model_runner._rollspec.learned.swapper._own.values():
+        for p in worker.model_runner._rollspec.learned.swapper.deployment.weights.own.values():
             p.data.zero_()
 
 

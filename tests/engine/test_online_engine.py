@@ -62,10 +62,10 @@ def test_acceptance_rises_while_the_engine_idles(
         close(llm)
 
 
-def test_engines_that_share_their_versions_train_one_head(
+def test_of_engines_that_share_their_versions_one_trains_for_all(
     model: Path, prompts: list[list[int]], plain: dict[str, Any], tmp_path: Path
 ) -> None:
-    """Each trains on its own samples while it idles, and goes on from what the other made of the head."""
+    """One trains while it idles; the other takes its versions, and neither goes on with its own fresh head."""
     from drafter_online.versions import Versions
 
     store = Versions(tmp_path / "versions")
@@ -96,12 +96,11 @@ def test_engines_that_share_their_versions_train_one_head(
                 assert not stats["faults"], stats["faults"]
                 info = call(llm, "info")["drafter"]
                 found.append({"rate": stats["accepted"] / stats["drafted"], **info["training"], "own": info["version"]})
-            if all(f["rate"] > 0.3 and f["joined"] for f in found):
+            if all(f["rate"] > 0.3 for f in found):
                 break
             time.sleep(3.0)
-        assert all(f["rate"] > 0.3 and f["joined"] and f["steps"] and f["error"] is None for f in found), found
-        trained = [store.manifest(n).provenance["trainings"] for n in store.numbers()]
-        assert max(map(len, trained)) >= 2, trained
+        assert all(f["rate"] > 0.3 and f["own"] and f["error"] is None for f in found), found
+        assert sorted(f.get("steps", 0) > 0 for f in found) == [False, True], found
     finally:
         for llm in engines:
             close(llm)

@@ -113,14 +113,15 @@ class Swapper:
     """Takes what it is offered, after loading it as the real one does."""
 
     def __init__(self) -> None:
-        self.version, self.busy, self.told = 0, False, None
+        self.version, self.busy = 0, False
+        self.verdicts = SimpleNamespace(report=None)
         self.offered: list[tuple[Path, bool]] = []
 
     def offer(self, folder: Path, canary: bool = True) -> None:
         self.offered.append((folder, canary))
         self.version = Versions(folder.parent).load(int(folder.name), newer_than=self.version).number
-        assert self.told is not None
-        self.told(self.version, "promoted", "fine")
+        assert self.verdicts.report is not None
+        self.verdicts.report(self.version, "promoted", "fine")
 
 
 class Side:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import multiprocessing
+import os
+import shutil
 import time
 from pathlib import Path
 from typing import Any
@@ -52,7 +54,7 @@ def test_one_tries_and_the_others_wait_for_its_verdict(fleet: Fleet) -> None:
     assert event.reason == "better" and event.facts == {"replica": "a", "drafts": 64}
 
 
-def test_what_was_taken_back_by_one_is_tried_by_nobody_else(fleet: Fleet) -> None:
+def test_what_was_rolled_back_by_one_is_tried_by_nobody_else(fleet: Fleet) -> None:
     a, b = fleet.join("a"), fleet.join("b")
     first = fleet.publish()
     a.decide(0)
@@ -120,12 +122,12 @@ def test_a_replica_that_was_thought_dead_may_still_stop_a_version(fleet: Fleet) 
     assert b.conclude("promoted") == "promoted"
     assert c.decide(good) == Decision("take", n)
     assert a.conclude("rolled_back", "worse here") == "rolled_back"
-    assert b.decide(n) == c.decide(n) == Decision("back", good, f"version {n} was taken back elsewhere")
+    assert b.decide(n) == c.decide(n) == Decision("back", good, f"version {n} was rolled back elsewhere")
     assert fleet.join("d").decide(0) == Decision("take", good)
     assert fleet.store.promoted() == good
 
 
-def test_a_late_promotion_does_not_bring_back_what_was_taken_back(fleet: Fleet) -> None:
+def test_a_late_promotion_does_not_bring_back_what_was_rolled_back(fleet: Fleet) -> None:
     a, b = fleet.join("a"), fleet.join("b")
     n = fleet.publish()
     a.decide(0), b.decide(0)
@@ -133,7 +135,7 @@ def test_a_late_promotion_does_not_bring_back_what_was_taken_back(fleet: Fleet) 
     b.decide(0)
     b.conclude("rolled_back", "worse")
     assert a.conclude("promoted", "better") == "rolled_back", "the worse of the two counts"
-    assert a.decide(n) == Decision("back", None, f"version {n} was taken back elsewhere")
+    assert a.decide(n) == Decision("back", None, f"version {n} was rolled back elsewhere")
     assert fleet.store.promoted() is None and fleet.store.candidate() is None
 
 
@@ -187,18 +189,53 @@ def test_a_newer_version_is_tried_after_the_one_on_trial(fleet: Fleet) -> None:
     assert b.decide(0) == Decision("try", two)
 
 
-def test_retention_may_drop_a_version_on_trial(fleet: Fleet) -> None:
+def test_retention_keeps_a_version_on_canary(fleet: Fleet) -> None:
+    """Others publish meanwhile; whoever follows must find it, and its verdict must count."""
     fleet.store.keep = 1
+    a, b = fleet.join("a"), fleet.join("b")
+    one = fleet.publish()
+    a.decide(0)
+    for _ in range(3):
+        last = fleet.publish()
+        assert fleet.store.numbers() == [one, last] and a.beat(), "one, and the newest"
+    a.conclude("promoted")
+    assert b.decide(0) == Decision("take", one)
+    fleet.publish()
+    fleet.publish()
+    assert one in fleet.store.numbers(), "it is promoted by now"
+    b.decide(one)
+    two = b.trying
+    assert two is not None
+    b.release()
+    fleet.publish()
+    assert not fleet.store.path(two).exists(), "its canary was given up"
+
+
+def test_a_claim_that_was_abandoned_keeps_its_version_for_an_hour(fleet: Fleet) -> None:
+    fleet.store.keep = 1
+    one = fleet.publish()
+    fleet.join("a").decide(0)  # and dies
+    claim = fleet.store.path(one) / "trial-0.json"
+    long_ago = time.time() - 3601
+    os.utime(claim, (long_ago, long_ago))
+    fleet.publish()
+    assert not fleet.store.path(one).exists()
+
+
+def test_a_version_may_be_deleted_while_it_is_on_canary(fleet: Fleet) -> None:
     a = fleet.join("a")
     one = fleet.publish()
     a.decide(0)
     two = fleet.publish()
-    assert not fleet.store.path(one).exists() and not a.beat() and a.trying is None
+    shutil.rmtree(fleet.store.path(one))
+    assert not a.beat() and a.trying is None
     assert a.decide(0) == Decision("try", two)
-    fleet.publish()
+    shutil.rmtree(fleet.store.path(two))
     assert a.conclude("promoted") == "promoted"
     assert not fleet.store.path(two).exists(), "a verdict does not make half a version"
-    assert a.decide(two).action == "try"
+    three = fleet.publish()
+    assert three == 1, "a store that lost all begins anew"
+    assert a.decide(0).action == "try"
 
 
 @pytest.mark.parametrize("text", ["", "{", "[1]", '{"beat": "x"}', "\x00" * 9])
@@ -217,7 +254,7 @@ def test_what_cannot_be_used_or_written_is_one_sentence(fleet: Fleet, monkeypatc
     with pytest.raises(VersionError, match=r"lease_seconds = 0"):
         Stagger(fleet.store, "a", lease_seconds=0)
     a = fleet.join("a")
-    with pytest.raises(VersionError, match="no trial"):
+    with pytest.raises(VersionError, match="no canary"):
         a.conclude("promoted")
     fleet.publish()
     a.decide(0)

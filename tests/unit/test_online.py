@@ -40,14 +40,7 @@ class Trainer:
         self.buffer = Buffer(self.rewards)
         self.checkpoints = SimpleNamespace(wait=lambda: None)
         self.fail = False
-        self.joined: list[tuple[int, int]] = []  # version, steps so far
         self.published: list[int] = []  # steps so far
-        self.shares: dict[int, float] = {}  # by version
-
-    def join(self, store: Versions, number: int) -> float:
-        store.manifest(number)
-        self.joined.append((number, self.counts.steps))
-        return self.shares.get(number, 0.0)
 
     def micro_step(self, interrupt: Callable[[], bool]) -> Any:
         if self.fail:
@@ -361,34 +354,34 @@ def test_versions_for_several_engines_are_published_and_left_to_the_follower(tra
     assert e.offered == [] and not (e.t.folder / "versions").exists()
 
 
-def test_training_goes_on_from_what_other_engines_trained(
+def test_of_engines_that_share_a_store_one_trains_and_the_next_one_takes_over(
     training: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(online, "LOOK_SECONDS", 0.0)
     store = Versions(tmp_path / "shared")
-    store.publish({"w": torch.ones(1)}, {}, base="b", target_version=0)
+    shared = {"drafter.versions": str(store.folder)}
+    first = training("one", **shared)
+    assert until(lambda: steps(first.t) > 0)
+    second = training("two", **shared)
+    time.sleep(0.2)
+    assert second.t._trainer is None and second.learned.capture.paused and not second.faults
+    assert not first.learned.capture.paused, "who trains records"
+    first.t.stop()
+    assert until(lambda: steps(second.t) > 0) and not second.learned.capture.paused
+
+
+def test_who_takes_over_goes_on_from_the_newest_good_version(training: Any, tmp_path: Path) -> None:
+    store = Versions(tmp_path / "shared")
     e = training(**{"drafter.versions": str(store.folder), "drafter.publish_every": 10**6})
-    assert until(lambda: e.t._trainer is not None and bool(e.t._trainer.joined))
-    assert e.t.info()["joined"] == 0, "nothing in it was new"
-    e.learned.asleep = True
-    assert still(e.t)
-    e.t._trainer.shares = {3: 0.5}
+    assert e.t._taken_over() is None
     for _ in range(3):
         store.publish({"w": torch.ones(1)}, {}, base="b", target_version=0)
-    store.record(4, "rolled_back")
-    e.learned.asleep = False
-    assert until(lambda: e.t.info()["joined"] == 1)
-    assert [n for n, _ in e.t._trainer.joined] == [1, 3], "the newest that was not taken back"
-    # A version that cannot be used costs itself.
-    e.learned.asleep = True
-    assert still(e.t)
-    damaged = store.path(store.publish({"w": torch.ones(1)}, {}, base="b", target_version=0))
-    (damaged / "manifest.json").write_text("{")
-    before = steps(e.t)
-    e.learned.asleep = False
-    assert until(lambda: bool(e.faults) and steps(e.t) > before + 5)
+    store.record(3, "rolled_back")
+    assert e.t._taken_over() == 2
+    (store.path(2) / "manifest.json").write_text("{")
+    assert e.t._taken_over() is None
     ((cause, times),) = e.faults.items()
-    assert "joining" in cause and "damaged" in cause and times == 1
+    assert "taking over" in cause and "damaged" in cause and times == 1
 
 
 def test_the_targets_weights_are_not_read_while_the_engine_sleeps() -> None:
@@ -403,20 +396,3 @@ def test_the_targets_weights_are_not_read_while_the_engine_sleeps() -> None:
     online.OnlineTraining._refresh(t)
     online.OnlineTraining._refresh(t)
     assert taken == [1] and t._version == 3
-
-
-def test_what_others_trained_is_not_published_again(
-    training: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    store = Versions(tmp_path / "shared")
-    monkeypatch.setattr(online, "LOOK_SECONDS", 1e9)  # only before it publishes
-    e = training(**{"drafter.versions": str(store.folder), "drafter.publish_every": 10})
-    assert until(lambda: len(store.numbers()) >= 1)
-    e.learned.asleep = True
-    assert still(e.t)
-    number = store.publish({"w": torch.ones(1)}, {}, base="b", target_version=0)
-    e.t._trainer.shares = {number: 1.0}
-    e.learned.asleep = False
-    assert until(lambda: e.t.info()["joined"] == 1 and len(e.t._trainer.published) >= 5)
-    ((found, at),) = [(n, at) for n, at in e.t._trainer.joined if n == number]
-    assert found == number and at % 10 == 0 and at not in e.t._trainer.published

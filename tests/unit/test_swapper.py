@@ -17,10 +17,10 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from rollspec.engine.vllm.payload import SwapRefusedError  # noqa: E402
+from drafter_online.lifecycle import State  # noqa: E402
 from rollspec.engine.vllm.ranks import Note, Ranks  # noqa: E402
 from rollspec.engine.vllm.states import States  # noqa: E402
-from rollspec.engine.vllm.swap import Swapper  # noqa: E402
+from rollspec.engine.vllm.swap import Swapper, SwapRefusedError  # noqa: E402
 from rollspec.proposal.router import Router  # noqa: E402
 
 
@@ -43,6 +43,34 @@ class Model(torch.nn.Module):
             params[name].data.copy_(t)
 
 
+class Owner:
+    """A `SwapOwner` without an engine."""
+
+    def __init__(self, target: Any, drafter: Any, folder: Path, vllm_config: Any) -> None:
+        self.target_model, self.draft_model = target, drafter
+        self.draft_folder, self.vllm_config = str(folder), vllm_config
+        self.base, self.device, self.asleep, self.policy_version = "b", torch.device("cpu"), False, 3
+        self.states = States(1 << 20, 100, 4, 4)
+        self.router = Router(2)
+        self.acceptance = self.router.acceptance
+        self.swaps, self.on_canary = 0, False
+        self.faults: list[str] = []
+        self.rewind = self.states.rewind
+        self.record_fault = self.faults.append
+
+    def second_model(self) -> Any:
+        return Model(torch.nn.Embedding(8, 4), 0)
+
+    def canary(self, running: bool) -> None:
+        self.on_canary = running
+
+    def swapped(self, version: int, acceptance: Any = None) -> None:
+        self.swaps += 1
+        self.acceptance.changed()
+        if acceptance is not None:
+            self.acceptance.restore(acceptance)
+
+
 @pytest.fixture
 def swapper(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Swapper]:
     from safetensors.torch import save_file
@@ -56,43 +84,13 @@ def swapper(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Swapper
     target = Model(torch.nn.Embedding(8, 4), 9)
     drafter = Model(target.model.embed_tokens, 1)
     save_file({"fc.weight": drafter.model.fc.weight.data.clone()}, tmp_path / "model.safetensors")
-    proposer = SimpleNamespace(router=Router(2), version=3, swaps=0)
-
-    def swapped(version: int, known: Any = None) -> None:
-        proposer.swaps += 1
-        proposer.router.acceptance.changed()
-        if known is not None:
-            proposer.router.acceptance.restore(known)
-
-    proposer.swapped = swapped
-    learned = SimpleNamespace(
-        asleep=False,
-        bridge=SimpleNamespace(
-            config=SimpleNamespace(
-                proposal=SimpleNamespace(learned=SimpleNamespace(canary_drafts=10, canary_ratio=0.9))
-            )
-        ),
-        drafter=SimpleNamespace(
-            model=drafter,
-            draft_model_config=SimpleNamespace(model=str(tmp_path)),
-            _get_model=lambda: Model(torch.nn.Embedding(8, 4), 0),
-        ),
-        runner=SimpleNamespace(get_model=lambda: target, device=torch.device("cpu")),
-        states=States(1 << 20, 100, 4, 4),
-        proposer=proposer,
-    )
     context = {"layer": object()}
-    vllm_config = SimpleNamespace(
-        parallel_config=SimpleNamespace(tensor_parallel_size=1),
-        compilation_config=SimpleNamespace(static_forward_context=context),
-    )
-    out = Swapper(learned, vllm_config)  # type: ignore[arg-type]
+    vllm_config = SimpleNamespace(compilation_config=SimpleNamespace(static_forward_context=context))
+    out = Swapper(Owner(target, drafter, tmp_path, vllm_config), canary_drafts=10, canary_ratio=0.9)
     out.prepare()
     assert list(context) == ["layer"], "the engine's own layers are as they were"
     yield out
-    for thread in (out._spare, out._thread):
-        if thread is not None:
-            thread.join()
+    out._slot.join()
 
 
 def payload(value: float, **more: Any) -> dict[str, Any]:
@@ -100,32 +98,32 @@ def payload(value: float, **more: Any) -> dict[str, Any]:
 
 
 def weight(s: Swapper) -> Any:
-    return s.learned.drafter.model.model.fc.weight
+    return s.owner.draft_model.model.fc.weight
 
 
 def test_weights_arrive_in_the_same_storage_and_the_targets_stay(swapper: Swapper) -> None:
-    target = swapper.learned.runner.get_model()
+    target = swapper.owner.target_model
     before = target.model.embed_tokens.weight.clone()
     where = weight(swapper).data_ptr()
-    swapper.learned.states.add("a", 0, torch.zeros(5, 4))
-    swapper.learned.states.read(["a"])
+    swapper.owner.states.add("a", 0, torch.zeros(5, 4))
+    swapper.owner.states.read(["a"])
     given = payload(2.0, canary=False)
     given["tensors"]["embed_tokens.weight"] = torch.randn(8, 4)
     answer = swapper.request(given)
     assert weight(swapper).data_ptr() == where and bool((weight(swapper) == 2.0).all())
     assert torch.equal(target.model.embed_tokens.weight, before) and bool((target.model.fc.weight == 9.0).all())
-    assert swapper.version == 1 and swapper.since == 3 and swapper.learned.proposer.swaps == 1
+    assert swapper.version == 1 and swapper.since == 3 and swapper.owner.swaps == 1
     assert answer["reread"] == 5 and answer["change"] == pytest.approx(1.0) and answer["pause_ms"] > 0
     assert swapper.counts["promoted"] == 1
     # A small change leaves the KV as it is.
-    swapper.learned.states.read(["a"])
+    swapper.owner.states.read(["a"])
     assert swapper.request(payload(2.01, canary=False))["reread"] == 0
 
 
 def test_a_specforge_heads_layer_has_the_name_that_versions_have(tmp_path: Path) -> None:
     from safetensors.torch import save_file
 
-    from rollspec.engine.vllm.payload import check, read_folder
+    from rollspec.engine.vllm.swap.payload import check, read_folder
 
     save_file(
         {"midlayer.mlp.up_proj.weight": torch.ones(2), "fc.weight": torch.ones(2)}, tmp_path / "model.safetensors"
@@ -143,14 +141,14 @@ def test_older_and_unfit_versions_are_refused(swapper: Swapper) -> None:
 
 
 @pytest.mark.parametrize(("hits", "value", "version"), [(2, 2.0, 1), (0, 1.0, 0)])
-def test_the_trial_keeps_or_takes_back(swapper: Swapper, hits: int, value: float, version: int) -> None:
-    acceptance = swapper.learned.proposer.router.acceptance
+def test_the_canary_promotes_or_rolls_back(swapper: Swapper, hits: int, value: float, version: int) -> None:
+    acceptance = swapper.owner.acceptance
     for _ in range(100):
         acceptance.observe(2, 2)
     rates = acceptance.rates
     swapper.request(payload(2.0))
     assert swapper.info()["state"] == "canary" and bool((weight(swapper) == 2.0).all())
-    with pytest.raises(SwapRefusedError, match="trial drafts"):
+    with pytest.raises(SwapRefusedError, match="canary drafts"):
         swapper.request(payload(3.0))
     while swapper.canary is not None:
         swapper.observe(hits, 2)
@@ -189,7 +187,7 @@ def test_weights_that_nobody_saw_drafting_are_no_bar(swapper: Swapper) -> None:
     assert swapper.last["verdict"] == "promoted" and swapper.version == 1
 
 
-def test_a_promoted_version_needs_no_second_trial(swapper: Swapper, tmp_path: Path) -> None:
+def test_a_promoted_version_needs_no_second_canary(swapper: Swapper, tmp_path: Path) -> None:
     from safetensors.torch import save_file
 
     (tmp_path / "7").mkdir()
@@ -214,14 +212,14 @@ def run_until(swapper: Swapper, condition: Any) -> None:
 
 
 def test_a_swap_during_sleep_waits_until_the_engine_is_awake(swapper: Swapper) -> None:
-    swapper.learned.asleep = True
+    swapper.owner.asleep = True
     before = weight(swapper).clone()
     assert swapper.request(payload(2.0, canary=False)) == {"deferred": True, "version": 0}
     assert swapper.busy and torch.equal(weight(swapper), before), "memory that is not there was written"
     weight(swapper).data.zero_()  # what sleep mode leaves
     assert swapper.verify() and swapper.counts["resent"] == 0, "there is nothing to look at"
-    swapper.learned.asleep = False
-    swapper.woke()
+    swapper.owner.asleep = False
+    swapper.wake()
     run_until(swapper, lambda: swapper.version == 1)
     assert swapper.counts["resent"] == 1 and bool((weight(swapper) == 2.0).all()) and not swapper.busy
 
@@ -229,10 +227,10 @@ def test_a_swap_during_sleep_waits_until_the_engine_is_awake(swapper: Swapper) -
 def test_weights_that_a_sleep_lost_are_back_before_the_next_step(swapper: Swapper) -> None:
     swapper.request(payload(2.0, canary=False))
     weight(swapper).data.normal_()
-    swapper.woke()
+    swapper.wake()
     swapper.poll()
     assert bool((weight(swapper) == 2.0).all()) and swapper.counts["resent"] == 1
-    swapper.woke()
+    swapper.wake()
     swapper.poll()
     assert swapper.counts["resent"] == 1
 
@@ -252,8 +250,8 @@ def test_ranks_swap_when_all_are_ready_and_refuse_together(swapper: Swapper) -> 
     swapper.ranks = others = Others()
     others.other = 0
     swapper.request(payload(2.0, wait=False, canary=False))
-    assert swapper._thread is not None
-    swapper._thread.join(20)
+    assert swapper._slot.swap is not None and swapper._slot.swap.thread is not None
+    swapper._slot.swap.thread.join(20)
     for _ in range(20):
         swapper.poll()
     assert swapper.version == 0 and swapper.busy, "one rank is not ready"
@@ -280,37 +278,36 @@ def test_ranks_are_told_of_offers_and_verdicts(swapper: Swapper, tmp_path: Path)
     assert swapper.note() == Note()
     swapper.offer(tmp_path / "head")
     swapper.poll()
-    assert not swapper._pending, "the other rank does not know of it yet"
+    assert swapper._slot.swap is None, "the other rank does not know of it yet"
     note = swapper.note()
     assert note.kind == "swap" and str(tmp_path / "head") in note.text
-    swapper.heed(note)
+    swapper.apply(note)
     run_until(swapper, lambda: swapper.version == 1)
     while swapper.note().kind == "":
         swapper.observe(2, 2)
     assert swapper.canary is not None, "nothing is concluded before the other rank knows"
-    swapper.heed(swapper.note())
+    swapper.apply(swapper.note())
     assert swapper.canary is None and swapper.last["verdict"] == "promoted" and swapper.note() == Note()
 
 
 @pytest.fixture
-def store(swapper: Swapper, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+def store(tmp_path: Path) -> Any:
     """A store with the weights v in version v."""
     from drafter_online.versions import Versions
 
     store = Versions(tmp_path / "store", keep=10)
     for v in range(1, 6):
         store.publish({"fc.weight": torch.full((4, 4), float(v))}, {}, base="b", target_version=0)
-    monkeypatch.setattr("drafter_online.head.base_of", lambda config: "b")
-    swapper.learned.runner.model_config = SimpleNamespace(hf_text_config=None)
     return store
 
 
 def staged(swapper: Swapper) -> bool:
     """The offer is taken up and staged, and no step has swapped it in."""
     swapper.poll()
-    assert swapper._thread is not None
-    swapper._thread.join()
-    return swapper._pending and swapper._staged is not None
+    swap = swapper._slot.swap
+    assert swap is not None and swap.thread is not None
+    swap.thread.join()
+    return swap.preparing and swap.staged is not None
 
 
 def test_an_idle_stretch_deploys_its_newest_version(swapper: Swapper, store: Any) -> None:
@@ -340,7 +337,7 @@ def test_a_staged_version_makes_way_for_a_newer_one_once(swapper: Swapper, store
     assert bool((weight(swapper) == 5.0).all()) and [e.version for e in store.events()] == [3]
 
 
-def test_what_needs_no_trial_and_what_was_asked_for_is_not_replaced(swapper: Swapper, store: Any) -> None:
+def test_what_needs_no_canary_and_what_was_asked_for_is_not_replaced(swapper: Swapper, store: Any) -> None:
     swapper.offer(store.path(1), canary=False)
     assert not swapper.open, "it was promoted and is not swapped in"
     assert staged(swapper) and swapper.open
@@ -351,7 +348,7 @@ def test_what_needs_no_trial_and_what_was_asked_for_is_not_replaced(swapper: Swa
     while swapper.canary is not None:
         swapper.observe(2, 2)
     swapper.request({"dir": str(store.path(3)), "canary": False})
-    swapper._thread.join()  # type: ignore[union-attr]
+    swapper._slot.join()
     swapper.offer(store.path(4))
     swapper.poll()
     assert swapper.version == 3
@@ -369,7 +366,7 @@ def test_an_offer_is_withdrawn_until_a_step_takes_it_up(swapper: Swapper, store:
 def test_ranks_swap_what_is_staged_before_they_take_a_newer_offer(swapper: Swapper, store: Any) -> None:
     swapper.ranks = Others()
     swapper.offer(store.path(1))
-    swapper.heed(swapper.note())
+    swapper.apply(swapper.note())
     swapper.offer(store.path(2))
     assert swapper.note() == Note(), "a rank may still be staging"
     run_until(swapper, lambda: swapper.version != 0)
@@ -387,16 +384,16 @@ def test_an_offered_folder_that_is_gone_is_refused(swapper: Swapper, tmp_path: P
     assert swapper.counts["refused"] == 1 and "gone" in swapper.last["refused"]
 
 
-@pytest.mark.parametrize("trial", [False, True])
-def test_lost_weights_come_back(swapper: Swapper, trial: bool) -> None:
+@pytest.mark.parametrize("canary", [False, True])
+def test_lost_weights_come_back(swapper: Swapper, canary: bool) -> None:
     assert swapper.verify()
     for _ in range(20):
-        swapper.learned.proposer.router.acceptance.observe(2, 2)
-    swapper.request(payload(2.0, canary=trial))
+        swapper.owner.acceptance.observe(2, 2)
+    swapper.request(payload(2.0, canary=canary))
     weight(swapper).data.zero_()
     assert not swapper.verify() and bool((weight(swapper) == 2.0).all()) and swapper.counts["resent"] == 1
     assert swapper.verify()
-    if trial:  # what is to come back if the trial fails is still at hand
+    if canary:  # what is to come back if the canary fails is still at hand
         while swapper.canary is not None:
             swapper.observe(0, 2)
         assert bool((weight(swapper) == 1.0).all())
@@ -404,8 +401,7 @@ def test_lost_weights_come_back(swapper: Swapper, trial: bool) -> None:
 
 def test_staleness_is_counted_from_the_policy_that_the_weights_were_trained_on(swapper: Swapper, store: Any) -> None:
     known = [store.publish({"fc.weight": torch.full((4, 4), 2.0)}, {}, base="b", target_version=v) for v in (2, 6, 4)]
-    proposer = swapper.learned.proposer
-    proposer.version = 5
+    swapper.owner.policy_version = 5
     swapper.offer(store.path(known[0]), canary=False)
     run_until(swapper, lambda: swapper.version == known[0])
     assert swapper.since == 2
@@ -413,26 +409,24 @@ def test_staleness_is_counted_from_the_policy_that_the_weights_were_trained_on(s
     run_until(swapper, lambda: swapper.version == known[1])
     assert swapper.since == 5, "none is of the future"
     for _ in range(20):
-        proposer.router.acceptance.observe(2, 2)
+        swapper.owner.acceptance.observe(2, 2)
     swapper.offer(store.path(known[2]))
     run_until(swapper, lambda: swapper.version == known[2])
     assert swapper.since == 4
     while swapper.canary is not None:
         swapper.observe(0, 2)
-    assert swapper.version == known[1] and swapper.since == 5, "so it is when they are taken back"
+    assert swapper.version == known[1] and swapper.since == 5, "so it is when they are rolled back"
     swapper.offer(None, canary=False, back=True)
     run_until(swapper, lambda: swapper.version == 0)
     assert swapper.since == 0
 
 
-def test_going_back_needs_no_newer_number(swapper: Swapper, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_going_back_needs_no_newer_number(swapper: Swapper, tmp_path: Path) -> None:
     from drafter_online.versions import Versions
 
     store = Versions(tmp_path / "store")
     for value in (2.0, 3.0):
         store.publish({"fc.weight": torch.full((4, 4), value)}, {}, base="b", target_version=0)
-    monkeypatch.setattr("drafter_online.head.base_of", lambda config: "b")
-    swapper.learned.runner.model_config = SimpleNamespace(hf_text_config=None)
     swapper.offer(store.path(2), canary=False)
     run_until(swapper, lambda: swapper.version == 2)
     swapper.offer(store.path(1), canary=False)
@@ -443,7 +437,41 @@ def test_going_back_needs_no_newer_number(swapper: Swapper, tmp_path: Path, monk
     swapper.offer(None, canary=False, back=True)
     run_until(swapper, lambda: swapper.version == 0)
     assert bool((weight(swapper) == 1.0).all()), "what the engine was started with"
-    # Versions that were taken without a trial have one line each, however many engines take them.
+    # Versions that were taken without a canary have one line each, however many engines take them.
     swapper.offer(store.path(2), canary=False)
     run_until(swapper, lambda: swapper.version == 2)
     assert [e.version for e in store.events()] == [2, 1]
+
+
+def test_a_verdict_that_cannot_be_recorded_is_a_fault_and_no_more(
+    swapper: Swapper, store: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from drafter_online.errors import VersionError
+
+    def full(*_: Any, **__: Any) -> None:
+        raise VersionError("drafter-online: the disk is full.")
+
+    monkeypatch.setattr("drafter_online.versions.Versions.record", full)
+    swapper.offer(store.path(1), canary=False)
+    run_until(swapper, lambda: swapper.version == 1)
+    assert swapper.owner.faults == ["drafter versions: the disk is full."] and swapper.counts["promoted"] == 1
+
+
+def test_the_engine_says_where_a_version_is(swapper: Swapper, store: Any) -> None:
+    assert swapper.info()["state"] == "settled" and not swapper.owner.on_canary
+    swapper.offer(store.path(1))
+    assert staged(swapper) and swapper.info()["state"] in ("staging", "staged")
+    swapper.poll()
+    assert swapper.info()["state"] == "canary" and swapper.owner.on_canary
+    while swapper.canary is not None:
+        swapper.observe(2, 2)
+    assert swapper.info()["state"] == "settled" and not swapper.owner.on_canary
+    swapper.owner.asleep = True
+    first, second = ({"dir": str(store.path(v)), "canary": False} for v in (2, 3))
+    swapper.request(first)
+    deferred = swapper._deferred
+    assert swapper.info()["state"] == "deferred" and swapper.request(second)["deferred"]
+    assert deferred is not None and deferred.life.state is State.SUPERSEDED, "of two, the later"
+    swapper.owner.asleep = False
+    run_until(swapper, lambda: swapper.version == 3)
+    assert swapper.counts["refused"] == 0

@@ -32,10 +32,10 @@ if TYPE_CHECKING:
 
     from drafter_online.answers import Progress
     from drafter_online.fetch import Fetch
+    from drafter_online.lifecycle import Verdict
     from drafter_online.samples import Sample
     from drafter_online.wire import Message
     from rollspec.engine.vllm.learned import LearnedDrafts
-    from rollspec.proposal.canary import Verdict
 
 logger = logging.getLogger("rollspec")
 
@@ -87,7 +87,7 @@ class DedicatedTraining:
         hello = {"name": self.name, "base": base, "aux": list(learned.layers)}
         token = wire.read_token(config.token_file)
         self.link = Link(config.endpoint, hello, token=token, server_key=config.server_key)
-        learned.swapper.told = self._tried
+        learned.swapper.verdicts.report = self._tried
         self._thread = threading.Thread(target=self._run, name="rollspec-drafter", daemon=True)
         self._thread.start()
         atexit.register(self.stop)
@@ -104,8 +104,8 @@ class DedicatedTraining:
         """Rewards by (prompt key, response key), for the samples of these responses."""
         self._rewards.extend((f"{prompt}:{response}", value) for prompt, response, value in items)
 
-    def _tried(self, version: int, verdict: Verdict | str, reason: str) -> None:
-        self._trials.append((version, str(verdict), reason[:500]))
+    def _tried(self, version: int, verdict: Verdict, reason: str) -> None:
+        self._trials.append((version, verdict, reason[:500]))
 
     def info(self) -> dict[str, Any]:
         """What was sent and taken so far."""

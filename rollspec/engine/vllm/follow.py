@@ -2,7 +2,7 @@
 
 A thread looks into the store every `POLL_SECONDS`, decides with `drafter_online.stagger`, and has the swapper do it:
 with a canary where this engine tries, without one where another's verdict is known. Files are read and written on this
-thread only; the engine's own never waits for the store. An engine may come and go at any time: a trial that it leaves,
+thread only; the engine's own never waits for the store. An engine may come and go at any time: a canary that it leaves,
 or dies in, passes to the next one.
 
 A store that cannot be read or written leaves the engine with the drafter that it has; the cause is counted and said
@@ -29,10 +29,10 @@ from rollspec.once import Once
 logger = logging.getLogger("rollspec")
 
 POLL_SECONDS = 1.0
-"""Between two looks into the store; a trial's beat is as often."""
+"""Between two looks into the store; a claim's beat is as often."""
 
 STALL_SECONDS = 60.0
-"""A trial that scores no draft for so long is given back: another engine may have the traffic to judge."""
+"""A canary that scores no draft for so long is given back: another engine may have the traffic to judge."""
 
 
 class Swaps(Protocol):
@@ -44,7 +44,7 @@ class Swaps(Protocol):
 
     @property
     def busy(self) -> bool:
-        """Whether a swap is on its way or on trial."""
+        """Whether a swap is on its way or on canary."""
 
     def offer(self, folder: Path | None, canary: bool = True, back: bool = False) -> None:
         """Have a version staged when the next step begins."""
@@ -95,7 +95,7 @@ class Follower:
         self._thread.start()
 
     def stop(self) -> None:
-        """End the thread; a trial is given back."""
+        """End the thread; a canary is given back."""
         self._stop.set()
         if self._thread is not None:
             self._thread.join(2 * POLL_SECONDS)
@@ -157,7 +157,7 @@ class Follower:
                 self._unusable.add(d.version)
             return
         if self._stagger.trying is None:
-            return  # given back, or gone from the store, while it was on trial here; the swapper's record says the rest
+            return  # given back, or gone from the store, meanwhile; the swapper's record says the rest
         if refused is not None:
             self._stagger.conclude("refused", refused)
             return
@@ -165,11 +165,11 @@ class Follower:
         counts = self._stagger.conclude(verdict, str(last.get("reason", "")))
         if counts != verdict:
             logger.warning(
-                "rollspec: drafter version %s was found good here and taken back by another engine; it goes.", d.version
+                "rollspec: drafter version %s was promoted here and rolled back by another engine; it goes.", d.version
             )
 
     def _stalled(self) -> None:
-        """Give the trial back when it scores no drafts; it goes on here, and what comes of it is recorded."""
+        """Give the canary back when it scores no drafts; it goes on here, and what comes of it is recorded."""
         seen = getattr(self.swapper.canary, "seen", -1)
         now = self._clock()
         if seen != self._progress[0]:

@@ -88,14 +88,14 @@ class LearnedDrafts:
         self._greedy = v1.GreedySample.put(self.drafter, self.sample, __name__)
 
     def _scored(self, req_id: str, hits: int, length: int) -> None:
-        """A draft was scored: news for a trial of new weights, if the request's KV is theirs."""
+        """A draft was scored: news for the canary of new weights, if the request's KV is theirs."""
         if self.specialists is not None:
             self.specialists.scored(req_id, hits, length)
         if self.swapper is None or self.swapper.canary is None or not self.states.current(req_id):
             return
         try:
             self.swapper.observe(hits, length)
-        except Exception as e:  # taking weights back failed: the drafter must rest
+        except Exception as e:  # rolling weights back failed: the drafter must rest
             self.fail("swap", e)
 
     @property
@@ -253,7 +253,7 @@ class LearnedDrafts:
         sums: dict[str, float] = {"caught_up": self.caught_up, "reread": self.rebuilt}
         levels: dict[str, float] = {}
         if (s := self.swapper) is not None:
-            pauses, s.pauses = s.pauses, []
+            pauses, s.deployment.pauses = s.deployment.pauses, []
             sums |= {k: float(v) for k, v in s.counts.items()}
             levels = {"version": s.version, "staleness": self.bridge.proposer.version - s.since}
             if pauses:
@@ -268,7 +268,7 @@ class LearnedDrafts:
             t = self.online.info()
             before = dict(zip(("steps", "tokens"), self.online.resumed, strict=True))
             sums |= {f"train_{k}": t[k] - n for k, n in before.items() if k in t}
-            names = ("idle_seconds", "harvested_seconds", "wasted_seconds", "preempted", "joined")
+            names = ("idle_seconds", "harvested_seconds", "wasted_seconds", "preempted")
             sums |= {k: t[k] for k in (*names, "sent", "sent_bytes", "feedback_dropped", "private") if k in t}
             if "away" in t:
                 levels["away"] = float(t["away"] is not None)
@@ -430,8 +430,8 @@ class LearnedDrafts:
         passes, note = self.ranks.decide(passes, swapper.note() if swapper is not None else NOTHING)
         if note.kind and swapper is not None:
             try:
-                swapper.heed(note)
-            except Exception as e:  # taking weights back failed: the drafter must rest
+                swapper.apply(note)
+            except Exception as e:  # rolling weights back failed: the drafter must rest
                 self.fail("swap", e)
         return passes
 

@@ -12,6 +12,7 @@ that is full or gone is tried again at the next publication, and a saved state t
 from __future__ import annotations
 
 import logging
+import os
 import shutil
 import tempfile
 import threading
@@ -42,7 +43,7 @@ LOCK_SECONDS = 10.0
 
 
 LOOK_SECONDS = 1.0
-"""Between two looks for what other replicas trained."""
+"""Between two looks whether the replica that trains for all has gone."""
 
 
 class OnlineTraining:
@@ -57,8 +58,7 @@ class OnlineTraining:
         self.acceptance: list[float] = []  # of the latest training windows, per training-time-test step
         self.length = 1.0  # the same as an acceptance length
         self.terms: dict[str, float] = {}  # of the latest loss
-        self.joined = 0  # versions whose steps by other replicas were taken in
-        self._met = 0  # newest version that was looked at for such steps
+        self._lock_file: int | None = None  # of a shared store: this replica trains for all
         self._looked = -LOOK_SECONDS
         self.resumed = (0, 0)  # optimiser steps and tokens that an earlier run made
         self._rewards: deque[tuple[str, float]] = deque(maxlen=1 << 16)
@@ -111,7 +111,6 @@ class OnlineTraining:
                 "steps": c.steps,
                 "tokens": c.tokens,
                 "preempted": c.preempted,
-                "joined": self.joined,
                 "loss": self._trainer.last_loss if c.steps else None,
                 "samples": len(self._trainer.buffer),
                 "idle_seconds": i.available,
@@ -215,12 +214,19 @@ class OnlineTraining:
             self.learned.bridge.count(f"drafter training: {cause}")
             logger.warning("rollspec: the drafter is not trained from now on (%s).", cause, exc_info=e)
             self.error = cause
+        finally:
+            if self._lock_file is not None:
+                os.close(self._lock_file)  # another replica may train now
 
     def _feed(self) -> None:
         """Move captured samples into the buffer; the trainer is made when the first ones come."""
         capture = self.learned.capture
         if capture is None or self._forbidden():
             return
+        if self._trainer is None:
+            capture.paused = not self._elected()
+            if capture.paused:
+                return  # another replica trains
         if capture.ready:
             if self._trainer is None:
                 self._make()
@@ -238,8 +244,10 @@ class OnlineTraining:
         from drafter_online.model import Eagle3
         from drafter_online.trainer import DrafterTraining, Trainer
 
-        model = str(self.learned.drafter.draft_model_config.model)
-        head = heads.load(model, str(self._vllm_config.model_config.model))
+        target = str(self._vllm_config.model_config.model)
+        parent = self._taken_over() if self.config.versions is not None else None
+        given = str(self.learned.drafter.draft_model_config.model)
+        head = heads.load(given if parent is None else self.versions / f"{parent:08d}", target)
         training = DrafterTraining(**self.learned.bridge.config.drafter_training)
         keep = BufferConfig(**{"max_bytes": self.config.buffer_bytes, **self.config.buffer})
         try:
@@ -253,14 +261,30 @@ class OnlineTraining:
             training,
             checkpoints=self.folder / "state",
             device=self.learned.runner.device,
+            parent=parent,
         )
         try:
-            trainer.resume()
+            if parent is None:  # else a state that is kept here may be older than what another replica made since
+                trainer.resume()
         except TrainingError as e:
             self._fault("resuming", str(e))
         self.resumed = (trainer.counts.steps, trainer.counts.tokens)
         self._idle = Idle(IdleConfig(step_bytes=self.config.step_bytes), clock=time.perf_counter)
         self._trainer = trainer  # last: other threads look whether it is there
+
+    def _taken_over(self) -> int | None:
+        """The version of a shared store that training goes on from: the newest that nothing speaks against."""
+        from drafter_online.versions import Versions
+
+        store = Versions(self.versions)
+        try:
+            number = store.candidate()
+            if number is not None:
+                store.load(number)  # verified before it is built upon
+        except (OSError, DrafterError) as e:
+            self._fault("taking over", str(e))
+            return None
+        return number
 
     def _forbidden(self) -> bool:
         quiet = time.perf_counter() - self._stepped > QUIET_SECONDS and not self._inside
@@ -281,8 +305,6 @@ class OnlineTraining:
 
     def _tick(self) -> bool:
         """One micro-step, if it may run; whether it did its work."""
-        if time.perf_counter() - self._looked > LOOK_SECONDS and not self._forbidden():
-            self._meet()
         self._refresh()
         before = self._trainer.counts.steps
         report = self._idle.tick(self._state, self._trainer.micro_step)
@@ -294,32 +316,20 @@ class OnlineTraining:
         self.terms = {k: v for k, v in report.terms.items() if k != "loss"}
         return True
 
-    def _meet(self) -> float:
-        """Go on from what other replicas made of the head, where engines share their versions.
-
-        From the newest version that was not taken back, tried or not: what comes of it is tried before it is served.
-        Returns its share of the weights in training now.
-        """
-        if self.config.versions is None:
-            return 0.0
+    def _elected(self) -> bool:
+        """Whether this replica trains. Of several that share a store one does; when it ends, another takes over."""
+        if self.config.versions is None or self._lock_file is not None:
+            return True
+        if time.perf_counter() - self._looked < LOOK_SECONDS:
+            return False
         self._looked = time.perf_counter()
-        from drafter_online.versions import Versions
+        from drafter_online.files import try_lock
 
-        store = Versions(self.versions)
         try:
-            number = store.candidate(after=self._met)
-            if number is None:
-                return 0.0
-            self._met = number
-            share = self._trainer.join(store, number)
-        except (OSError, DrafterError) as e:  # gone by now, or of another head; training goes on from where it was
-            self._fault("joining", str(e))
-            return 0.0
-        if share:
-            self._due = self._due and share < 1.0  # else nothing of it was made here
-            self.joined += 1
-            logger.info("rollspec: training goes on from drafter version %d (%.0f %% of it).", number, 100 * share)
-        return float(share)
+            self._lock_file = try_lock(self.versions / "trainer.lock")
+        except OSError as e:  # a store that is gone, or without locks: tried again
+            self._fault("choosing the replica of", str(e))
+        return self._lock_file is not None
 
     def _refresh(self) -> None:
         """The head in training follows the policy's embedding, norm and LM head."""
@@ -355,8 +365,6 @@ class OnlineTraining:
         if swapper is None or (swapper.canary is not None if shared else not swapper.open):
             return
         self._due = False
-        if self._meet() == 1.0:
-            return  # nothing of it was made here
         from drafter_online.versions import Versions
 
         store = Versions(self.versions)

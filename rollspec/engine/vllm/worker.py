@@ -73,9 +73,11 @@ def install(worker: Any, config: RollspecConfig) -> None:
             from rollspec.engine.vllm.learned import LearnedDrafts
             from rollspec.engine.vllm.online import OnlineTraining
             from rollspec.engine.vllm.swap import Swapper
+            from rollspec.engine.vllm.swap.v1 import LearnedOwner
 
             drafter.learned = LearnedDrafts(drafter, runner, ranks)
-            drafter.learned.swapper = Swapper(drafter.learned, worker.vllm_config, ranks)
+            owner, given = LearnedOwner(drafter.learned, worker.vllm_config), config.proposal.learned
+            drafter.learned.swapper = Swapper(owner, ranks, given.canary_drafts, given.canary_ratio)
             _watch_sleep(worker, drafter.learned)
             if config.drafter.mode != "off" and drafter.learned.eagle:
                 drafter.learned.swapper.prepare()
@@ -266,7 +268,7 @@ def _watch_sleep(worker: Any, learned: LearnedDrafts) -> None:
         if tags is None or "weights" in tags:
             learned.asleep = False
             if learned.swapper is not None:
-                learned.swapper.woke()
+                learned.swapper.wake()
             if learned.specialists is not None:
                 learned.specialists.woke = True
         return out

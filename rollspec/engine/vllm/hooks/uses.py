@@ -54,7 +54,7 @@ USES: Mapping[str, tuple[str, ...]] = {
         "vllm.compilation.backends:set_model_tag",
         "vllm.model_executor.model_loader:get_model",
     ),
-    "swap.py": (
+    "swap/weights.py": (
         f"{_DRAFTER}._get_model",
         "vllm.config.vllm:set_current_vllm_config",
     ),

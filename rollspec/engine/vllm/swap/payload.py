@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
+from drafter_online.errors import DrafterError
+from rollspec.engine.vllm.swap.owner import SwapOwner
 from rollspec.errors import RollspecError
 
 
@@ -14,9 +18,61 @@ class SwapRefusedError(RollspecError):
     """A payload that must not be loaded; nothing was touched."""
 
 
+@dataclass(frozen=True, slots=True)
+class Given:
+    """Weights that were asked for, as they were read: not yet compared with the drafter that runs."""
+
+    version: int
+    tensors: dict[str, torch.Tensor]  # by checkpoint name, on the CPU
+    store: Path | None = None  # of versions, that they are from
+    target_version: int | None = None  # newest policy version that they were trained on
+
+
 def unprepared(error: Exception) -> SwapRefusedError:
     """A fault while weights were prepared."""
     return SwapRefusedError(f"rollspec: drafter weights were not prepared ({type(error).__name__}: {error}).")
+
+
+def number_of(payload: Mapping[str, Any]) -> int | None:
+    """The number of the published version that is asked for; None for what has none."""
+    name = Path(str(payload.get("dir", ""))).name
+    return int(name) if name.isdigit() else None
+
+
+def read(payload: Mapping[str, Any], running: int, owner: SwapOwner, original: Mapping[str, torch.Tensor]) -> Given:
+    """Read what a payload names (`Swapper.request`).
+
+    Args:
+        payload: see there.
+        running: the version that runs; without `back` only newer ones are read.
+        owner: published versions must be for its target.
+        original: the weights that the engine was started with.
+
+    Raises:
+        SwapRefusedError: they cannot be read, or must not be loaded.
+    """
+    if "tensors" in payload:
+        version = int(payload.get("version", running + 1))
+        if version <= running:
+            raise SwapRefusedError(
+                f"rollspec: drafter version {version} is not newer than version {running}, which runs."
+            )
+        return Given(version, {n: t.detach().to("cpu") for n, t in payload["tensors"].items()})
+    back = bool(payload.get("back"))
+    if back and not payload.get("dir"):
+        return Given(0, dict(original), target_version=0)
+    folder = Path(str(payload.get("dir", "")))
+    if (folder / "manifest.json").is_file() or folder.name.isdigit():
+        from drafter_online.versions import Versions
+
+        try:
+            found = Versions(folder.parent).load(
+                int(folder.name), base=owner.base, newer_than=None if back else running
+            )
+        except (DrafterError, ValueError) as e:
+            raise SwapRefusedError(f"rollspec: {str(e).removeprefix('drafter-online: ')}") from e
+        return Given(found.number, dict(found.tensors), folder.parent, found.manifest.target_version)
+    return Given(int(payload.get("version", running + 1)), read_folder(folder))
 
 
 def read_folder(folder: Path) -> dict[str, torch.Tensor]:

@@ -1,4 +1,4 @@
-"""Whether a drafter's new weights stay: the first drafts made with them against what the old ones reached.
+"""Whether a drafter's new weights are promoted: the first drafts made with them against what the old ones reached.
 
 The old weights' acceptance per position is what was known when they were replaced. Each draft of the new ones is scored
 against what the target then said, verified or not, and only for requests whose drafter KV is the new weights' own:
@@ -11,22 +11,25 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from rollspec.proposal.router import Vector
+import numpy as np
+import numpy.typing as npt
+
+Vector = npt.NDArray[np.float64]
 
 EARLY = 0.25
-"""Part of the drafts after which a version that reaches less than `EARLY_RATIO` of the old one is taken back."""
+"""Part of the drafts after which a version that reaches less than `EARLY_RATIO` of the old one is rolled back."""
 
 EARLY_RATIO = 0.25
 
 SLACK = 0.02
 """Hits per draft that the new weights may lack where the old ones reached next to nothing."""
 
-Verdict = Literal["promoted", "rolled_back"]
+CanaryVerdict = Literal["promoted", "rolled_back"]
 
 
 @dataclass
 class Canary:
-    """A trial of version `version`.
+    """The canary of version `version`.
 
     `rates`: the old weights' acceptance per position [k]. `drafts`: scored drafts until the verdict. `ratio`: part of
     the old weights' hits that must be reached.
@@ -44,7 +47,7 @@ class Canary:
     def __post_init__(self) -> None:
         self._cumulative = self.rates.cumprod()
 
-    def observe(self, hits: int, length: int) -> Verdict | None:
+    def observe(self, hits: int, length: int) -> CanaryVerdict | None:
         """A draft of which `length` positions could be judged had `hits` right; the verdict once there is one."""
         self.seen += 1
         self.hits += hits
