@@ -1,12 +1,15 @@
-"""Every knob of rollspec, once: typed, described, validated.
+"""Every knob of rollspec, once: typed, described, validated, and resolved once where a job starts.
 
 A configuration comes from a preset name (`default`), a YAML file, a mapping, or a mapping that names a preset and
 changes some of it; later layers win, and the environment and dotted overrides come last:
 
-    RollspecConfig.load("default")
-    RollspecConfig.load("my.yaml", overrides=["proposal.k_max=8"])
-    RollspecConfig.load({"preset": "suffix_only", "proposal.suffix.window": 2})
+    resolve("default")
+    resolve("my.yaml", overrides=["proposal.k_max=8"])
+    resolve({"preset": "suffix_only", "proposal.suffix.window": 2})
     ROLLSPEC__PROPOSAL__K_MAX=8 python train.py
+
+`resolve` alone reads files and the environment. What it returns is frozen and travels as data: `to_dict` here,
+`from_dict` in every other process, so that what a job changed for one replica is not changed back there.
 
 An unknown key is an error that names the nearest valid one: a typo must not silently leave the default in place.
 """
@@ -17,7 +20,7 @@ import difflib
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, TypeGuard
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
@@ -390,39 +393,111 @@ class RollspecConfig(_Section):
         overrides: Mapping[str, Any] | Sequence[str] = (),
         env: Mapping[str, str] | None = None,
     ) -> RollspecConfig:
-        """Resolve `source` (preset name, YAML path, mapping or None for `default`) and apply overrides.
+        """`resolve`, for programs that import this class alone."""
+        return resolve(source, overrides=overrides, env=env)
 
-        Args:
-            source: what to start from.
-            overrides: `{"proposal.k_max": 8}` or `["proposal.k_max=8"]`; they win over `source`.
-            env: environment to read `ROLLSPEC__A__B=value` from; `os.environ` when None.
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> RollspecConfig:
+        """The settings that `to_dict` wrote down, perhaps in another process. Reads no file and no environment.
 
         Raises:
-            ConfigError: unknown preset, file, key or a value out of range, as one sentence.
+            ConfigError: a key is missing or unknown, or a value out of range.
         """
-        if isinstance(source, RollspecConfig):
-            layers = [(source.model_dump(), "the given configuration")]
-        else:
-            layers = _layers(source)
-        environ = os.environ if env is None else env
-        env_layer = {
-            k[len(ENV_PREFIX) :].lower().replace("__", "."): _parse(v)
-            for k, v in environ.items()
-            if k.startswith(ENV_PREFIX)
-        }
-        layers.append((env_layer, "the environment"))
-        layers.append((_override_mapping(overrides), "the overrides"))
-        merged: dict[str, Any] = {}
-        for mapping, origin in layers:
-            _merge(merged, _expand(mapping, origin), origin)
-        try:
-            return cls.model_validate(merged)
-        except ValidationError as e:
-            raise ConfigError(_sentence(e)) from e
+        if missing := next(_missing(data), None):
+            raise ConfigError(f"rollspec: resolved settings lack {missing!r}; pass on what `to_dict` returned.")
+        return _made([(dict(data), "the resolved settings")])
 
     def to_dict(self) -> dict[str, Any]:
-        """A JSON-able mapping from which `load` rebuilds an equal configuration."""
+        """A JSON-able mapping with every knob, from which `from_dict` rebuilds equal settings."""
         return self.model_dump(mode="json")
+
+    def change(self, changes: Mapping[str, Any]) -> RollspecConfig:
+        """These settings with some, by dotted name, changed and checked again.
+
+        Raises:
+            ConfigError: as `resolve`.
+        """
+        return _made([(self.model_dump(), "the settings"), (dict(changes), "the changes")])
+
+    def of_replica(self, number: int) -> RollspecConfig:
+        """The settings of one of a job's engines: folders of its own, so that every file has one writer."""
+        own, changes = f"replica_{number}", {}
+        if self.history.dir is not None:
+            changes["history.dir"] = self.history.dir / own
+        if self.drafter.dir is not None and self.drafter.mode != "dedicated":  # that trainer is the job's
+            changes["drafter.dir"] = self.drafter.dir / own
+        return self.change(changes) if changes else self
+
+
+def resolve(
+    source: Source = None,
+    *,
+    overrides: Mapping[str, Any] | Sequence[str] = (),
+    env: Mapping[str, str] | None = None,
+) -> RollspecConfig:
+    """The settings of a job, from all that may set them; to be called once, in the process that starts the job.
+
+    Weakest first: built-in values, preset, file or mapping (a trainer's own options are a mapping), environment,
+    `overrides`. Settings that were resolved before, as an object or as the mapping of `to_dict`, have met the
+    environment already and take `overrides` alone.
+
+    Args:
+        source: a preset's name, a path to a YAML file, a mapping, or None for `default`.
+        overrides: `{"proposal.k_max": 8}` or `["proposal.k_max=8"]`.
+        env: environment to read `ROLLSPEC__A__B=value` from; `os.environ` when None.
+
+    Raises:
+        ConfigError: unknown preset, file, key or a value out of range, as one sentence.
+    """
+    if isinstance(source, RollspecConfig):
+        return source.change(_override_mapping(overrides)) if overrides else source
+    if is_resolved(source):
+        return resolve(RollspecConfig.from_dict(source), overrides=overrides)
+    environ = os.environ if env is None else env
+    set_there = {
+        k[len(ENV_PREFIX) :].lower().replace("__", "."): _parse(v)
+        for k, v in environ.items()
+        if k.startswith(ENV_PREFIX)
+    }
+    return _made(
+        [
+            *_layers(source),
+            (set_there, "the environment"),
+            (_override_mapping(overrides), "the overrides"),
+        ]
+    )
+
+
+def switched_on(env: Mapping[str, str] | None = None) -> str | None:
+    """The preset or file that `ROLLSPEC` names for every engine of a program; None where it is not set."""
+    return (os.environ if env is None else env).get(ENV_SWITCH) or None
+
+
+def is_resolved(source: object) -> TypeGuard[Mapping[str, Any]]:
+    """Whether `source` is a mapping that sets every knob, as `to_dict` does: nothing is left to resolve."""
+    return isinstance(source, Mapping) and next(_missing(source), None) is None
+
+
+def _missing(data: Mapping[str, Any]) -> Iterator[str]:
+    """Knobs that `data` does not set, by dotted name."""
+    for name, *_ in knobs():
+        value: Any = data
+        for part in name.split("."):
+            if not isinstance(value, Mapping) or part not in value:
+                yield name
+                break
+            value = value[part]
+
+
+def _made(layers: Sequence[tuple[dict[str, Any], str]]) -> RollspecConfig:
+    """The settings of layers, the weakest first, each a mapping and where it is from."""
+    merged: dict[str, Any] = {}
+    for mapping, origin in layers:
+        _merge(merged, _expand(mapping, origin), origin)
+    try:
+        return RollspecConfig.model_validate(merged)
+    except ValidationError as e:
+        raise ConfigError(_sentence(e)) from e
 
 
 def _check(where: str, kind: type[BaseModel], given: Mapping[str, Any]) -> None:

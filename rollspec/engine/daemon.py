@@ -47,9 +47,9 @@ def settle(config: RollspecConfig, target: str) -> RollspecConfig:
         endpoint = _actor(ray, config, target) if on_ray else _process(config, target)
     except Exception as e:  # an engine without a trainer is an engine
         logger.warning("rollspec: the drafter is not trained, because its trainer cannot be started (%s).", e)
-        return RollspecConfig.load(config, overrides={"drafter.mode": "off"}, env={})
+        return config.change({"drafter.mode": "off"})
     logger.info("rollspec: the drafter is trained behind %s.", endpoint)
-    return RollspecConfig.load(config, overrides={"drafter.endpoint": endpoint}, env={})
+    return config.change({"drafter.endpoint": endpoint})
 
 
 def options(config: RollspecConfig, target: str, folder: Path) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from drafter_online.trainer import DrafterTraining
-from rollspec.config import RollspecConfig, knobs, presets
+from rollspec.config import RollspecConfig, is_resolved, knobs, presets, resolve, switched_on
 from rollspec.errors import ConfigError
 from rollspec.tuning.tuner import Tuner
 
@@ -138,6 +138,68 @@ def test_to_dict_is_json_and_comes_back_equal(tmp_path: Path) -> None:
     config = RollspecConfig.load("suffix_only", overrides=[f"history.dir={tmp_path}", "proposal.k_max=9"], env={})
     assert RollspecConfig.load(json.loads(json.dumps(config.to_dict())), env={}) == config
     assert RollspecConfig.load(config, env={}) == config
+
+
+def test_the_environment_is_read_once_and_does_not_undo_what_a_job_decided(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every replica's folders are its own, also where the environment set the job's."""
+    monkeypatch.setenv("ROLLSPEC__HISTORY__DIR", "/data")
+    monkeypatch.setenv("ROLLSPEC__DRAFTER__DIR", "/heads")
+    job = resolve("long_tail")
+    for number in (0, 1):
+        sent = json.loads(json.dumps(job.of_replica(number).to_dict()))
+        for found in (RollspecConfig.from_dict(sent), resolve(sent), resolve(RollspecConfig.from_dict(sent))):
+            assert found.history.dir == Path(f"/data/replica_{number}")
+            assert found.drafter.dir == Path(f"/heads/replica_{number}")
+    assert resolve({**sent, "proposal.k_max": 3}).history.dir == Path("/data/replica_1")
+    assert resolve(sent, overrides=["history.dir=/mine"]).history.dir == Path("/mine")
+    del sent["history"]["dir"]
+    assert not is_resolved(sent) and resolve(sent).history.dir == Path("/data")
+
+
+def test_replicas_share_a_trainer_of_their_job() -> None:
+    config = resolve("serve", overrides={"history.dir": "/data", "drafter.dir": "/job"}, env={}).of_replica(2)
+    assert (config.history.dir, config.drafter.dir) == (Path("/data/replica_2"), Path("/job"))
+    plain = resolve(env={})
+    assert plain.of_replica(1) is plain
+
+
+def test_resolved_settings_are_whole_or_refused() -> None:
+    whole = resolve("suffix_only", env={}).to_dict()
+    del whole["proposal"]["k_max"]
+    with pytest.raises(ConfigError, match=r"lack 'proposal\.k_max'"):
+        RollspecConfig.from_dict(whole)
+    with pytest.raises(ConfigError, match=r"proposal\.k_maks"):
+        RollspecConfig.from_dict(resolve(env={}).to_dict() | {"proposal.k_maks": 3})
+
+
+def test_changed_settings_are_checked_again() -> None:
+    config = resolve("suffix_only", env={})
+    assert config.change({"proposal.k_max": 3}).proposal.k_max == 3 and config.proposal.k_max == 16
+    with pytest.raises(ConfigError, match=r"tuning\.arms has 16"):
+        config.change({"tuning.arms": [16]}).change({"proposal.k_max": 3})
+
+
+STARTS = {  # where a job, an engine or a command starts
+    "rollspec/cli.py", "rollspec/doctor.py", "rollspec/demo/cli.py", "rollspec/demo/job.py",
+    "rollspec/engine/vllm/plugin.py", "rollspec/sampling/audit_engine.py",
+    "integrations/rollspec_openrlhf/__init__.py", "integrations/rollspec_trl/__init__.py",
+    "integrations/rollspec_verl/options.py",
+}  # fmt: skip
+
+
+def test_settings_are_resolved_where_a_job_starts_and_are_data_everywhere_else() -> None:
+    root = Path(__file__).parents[2]
+    files = [p for top in ("rollspec", "drafter_online", "integrations") for p in (root / top).rglob("*.py")]
+    texts = {str(p.relative_to(root)): p.read_text() for p in files}
+    texts.pop("rollspec/config.py")
+    assert {name for name, text in texts.items() if re.search(r"import .*\bresolve\b", text)} == STARTS
+    loads = [n for n, text in texts.items() if "RollspecConfig.load(" in text.replace("rollspec.RollspecConfig", "")]
+    assert not loads
+
+
+def test_the_switch_names_a_preset_or_nothing() -> None:
+    assert switched_on({"ROLLSPEC": "day0"}) == "day0"
+    assert switched_on({"ROLLSPEC": ""}) is switched_on({}) is None
 
 
 @pytest.mark.parametrize(
