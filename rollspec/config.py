@@ -130,6 +130,33 @@ class CaptureConfig(_Section):
     top_k: int = Field(8, ge=0, le=64, description="Logits of the target kept per proposed token.")
 
 
+class TrainingConfig(_Section):
+    """How the head is trained. `drafter_online.trainer.DrafterTraining` has what else there is, as published."""
+
+    objective: Literal["kl", "top1", "tv", "lk", "lk_hybrid", "matched"] = Field(
+        "kl",
+        description="Divergence on emitted tokens; `matched`: top1 where drafts are greedy, lk_hybrid where sampled.",
+    )
+    accept: float = Field(1.0, ge=0, description="Weight of the loss on emitted tokens; 0: off.")
+    rejected: float = Field(0.0, ge=0, description="Weight of the loss on rejected proposals (Aurora); 0: off.")
+    reward_beta: float = Field(0.0, ge=0, description="Strength of the reward weight (ReSpec); 0: off.")
+    step_decay: float = Field(0.8, gt=0, le=1, description="Weight of the i-th drafted token is this to the i-th.")
+    ttt_steps: int = Field(3, ge=1, le=8, description="Drafted tokens that a position is trained for.")
+    learning_rate: float = Field(1e-3, gt=0, description="Of AdamW, constant after warm-up.")
+    warmup_steps: int = Field(20, ge=0, description="Optimiser steps over which the learning rate grows from 0.")
+    clip_norm: float = Field(1.0, gt=0, description="Largest norm of the gradient.")
+    batch_tokens: int = Field(2048, ge=16, description="Tokens packed into one micro-step.")
+    window_tokens: int = Field(512, ge=16, description="Longest window of a response.")
+
+
+class BufferConfig(_Section):
+    """What stays of the drafter's samples."""
+
+    keep_versions: int | None = Field(
+        None, ge=1, description="Newest policy versions whose samples stay; 1: the newest only; unset: all that fit."
+    )
+
+
 class RayConfig(_Section):
     """Where in a Ray cluster the drafter's trainer is placed: what its actor asks of a node, in Ray's names."""
 
@@ -176,12 +203,9 @@ class DrafterConfig(_Section):
     )
     publish_every: int = Field(100, ge=1, description="Optimiser steps after which new weights go to the engine.")
     buffer_bytes: int = Field(1 << 30, ge=1 << 16, description="Bytes of samples that are trained on.")
-    buffer: dict[str, Any] = Field(
-        {},
-        description="What stays of them, by name: half_life, tail_quota, keep_versions and more (docs/drafter.md).",
-    )
+    buffer: BufferConfig = BufferConfig()
     step_bytes: int = Field(0, ge=0, description="Device memory that must be free for a training step.")
-    training: dict[str, Any] = Field({}, description="Settings of the training, by name (docs/drafter.md).")
+    training: TrainingConfig = TrainingConfig()
     capture: CaptureConfig = CaptureConfig()
 
     @field_validator("mode", mode="before")
@@ -202,6 +226,14 @@ class GuardConfig(_Section):
     patience: int = Field(50, ge=5, description="Verify steps (and, to come back, probes) that the verdict rests on.")
 
 
+class PolicyConfig(_Section):
+    """Of single policies; the parameters of the published bandits are those of their papers (docs/tuning.md)."""
+
+    table: dict[int, int] | None = Field(
+        None, description="Of `table`: draft length by the batch size up to which it holds, such as {4: 8, 64: 0}."
+    )
+
+
 class TuningConfig(_Section):
     """How much is drafted: the policy that chooses an arm (drafters, K) per step and batch bucket."""
 
@@ -213,9 +245,14 @@ class TuningConfig(_Section):
     arms: tuple[int, ...] | None = Field(
         None, description="Draft lengths K to choose from, 0 for none; unset: 0, 1, 2, 4, ... up to proposal.k_max."
     )
-    options: dict[str, Any] = Field({}, description="The policy's own settings, by name.")
+    options: PolicyConfig = PolicyConfig()
     seed: int = Field(0, ge=0, description="Seed of the policy's draws; they decide speed, never what is sampled.")
     guard: GuardConfig = GuardConfig()
+
+    def lengths(self, k_max: int) -> tuple[int, ...]:
+        """The draft lengths to choose from, ascending: `arms`, or 0, the powers of two and `k_max`."""
+        ks = self.arms if self.arms is not None else (0, *(1 << i for i in range(k_max.bit_length())), k_max)
+        return tuple(sorted(set(ks)))
 
 
 class HistoryConfig(_Section):
@@ -355,14 +392,6 @@ class RollspecConfig(_Section):
                 f"drafter.versions = {self.drafter.versions} holds weights of a learned drafter, and "
                 f"proposal.drafters = {list(drafters)} has none: add eagle3, or unset drafter.versions"
             )
-        if self.drafter.training:
-            from drafter_online.trainer import DrafterTraining
-
-            _check("drafter.training", DrafterTraining, self.drafter.training)
-        if self.drafter.buffer:
-            from drafter_online.buffer import BufferConfig
-
-            _check("drafter.buffer", BufferConfig, self.drafter.buffer)
         arms, k_max = self.tuning.arms, self.proposal.k_max
         if arms is not None and (not arms or len(set(arms)) != len(arms)):
             raise ValueError(f"tuning.arms = {list(arms)} must name each draft length once, and at least one")
@@ -370,20 +399,29 @@ class RollspecConfig(_Section):
             raise ValueError(
                 f"tuning.arms has {bad[0]}, which is not between 0 and proposal.k_max = {k_max}: change one of the two"
             )
-        if self.tuning.options or self.tuning.policy == "table":
-            from rollspec.tuning.tuner import check
-
-            try:
-                check(self.tuning, k_max)
-            except ConfigError as e:
-                raise ValueError(str(e).removeprefix("rollspec: ").rstrip(".")) from e
+        if (table := self.tuning.options.table) is not None and self.tuning.policy != "table":
+            raise ValueError(
+                f"tuning.options.table is set and tuning.policy = {self.tuning.policy}: set that to table, or unset it"
+            )
+        if self.tuning.policy == "table":
+            if not table:
+                raise ValueError(
+                    "tuning.policy = table needs tuning.options.table, a mapping of batch sizes to draft lengths such "
+                    "as {4: 8, 16: 4, 64: 0}"
+                )
+            known = self.tuning.lengths(k_max)
+            if missing := sorted(set(table.values()) - set(known)):
+                raise ValueError(
+                    f"tuning.options.table asks for K = {missing[0]}, which is not among tuning.arms {list(known)}: "
+                    "add it there"
+                )
         return self
 
     @property
     def drafter_training(self) -> dict[str, Any]:
-        """`drafter.training`; where it does not say how drafts are drawn, as this engine draws them."""
+        """`drafter.training` and how this engine draws drafts: fields of `drafter_online.trainer.DrafterTraining`."""
         sampled = self.mode == "coupled" and self.coupled.drafts == "noise"
-        return {"draft_sampling": "probabilistic" if sampled else "greedy", **self.drafter.training}
+        return {"draft_sampling": "probabilistic" if sampled else "greedy", **self.drafter.training.model_dump()}
 
     @classmethod
     def load(
@@ -498,20 +536,6 @@ def _made(layers: Sequence[tuple[dict[str, Any], str]]) -> RollspecConfig:
         return RollspecConfig.model_validate(merged)
     except ValidationError as e:
         raise ConfigError(_sentence(e)) from e
-
-
-def _check(where: str, kind: type[BaseModel], given: Mapping[str, Any]) -> None:
-    """Raises ValueError, naming the first of the settings at `where` that `kind` does not take."""
-    try:
-        kind(**given)
-    except ValidationError as e:
-        first = e.errors()[0]
-        name = ".".join(str(p) for p in first["loc"])
-        near = difflib.get_close_matches(name, kind.model_fields, n=1)
-        if first["type"] == "extra_forbidden":
-            hint = f"did you mean {near[0]!r}" if near else f"it takes {', '.join(kind.model_fields)}"
-            raise ValueError(f"{where} has no setting {name!r}; {hint}") from e
-        raise ValueError(f"{where}.{name} = {first['input']!r}: {first['msg'].lower()}") from e
 
 
 def presets() -> dict[str, Path]:
@@ -639,7 +663,32 @@ def _section_at(prefix: str) -> type[BaseModel] | None:
     return section
 
 
+GONE: dict[str, str] = {
+    **dict.fromkeys(
+        (f"drafter.buffer.{name}" for name in ("half_life", "tail_quota", "tail_versions", "seed")),
+        "the samples of a job age as drafter_online.buffer.BufferConfig has it",
+    ),
+    "drafter.buffer.max_bytes": "set drafter.buffer_bytes",
+    "drafter.training.draft_sampling": "it follows mode and coupled.drafts",
+    **dict.fromkeys(
+        (f"drafter.training.{name}" for name in (
+            "betas", "weight_decay", "accumulate", "precision", "train_lm_head", "max_bad_steps", "checkpoint_every",
+            "seed", "induced", "gamma", "rejected_from", "reward_clip", "match_temperature",
+        )),
+        "a job trains with the default of drafter_online.trainer.DrafterTraining",
+    ),
+    "tuning.options.half_life": "hedge learns over half-lives of 16, 64 and 256 steps",
+    **dict.fromkeys(
+        (f"tuning.options.{name}" for name in ("reward", "delta", "epsilon", "window", "sets", "alpha", "beta")),
+        "published policies are played with the numbers of their papers",
+    ),
+}  # fmt: skip
+"""Knobs that there were, and what is in the place of each."""
+
+
 def _unknown(key: str, value: Any, origin: str) -> str:
+    if key in GONE:
+        return f"rollspec: {key!r} (value {value!r}) in {origin} is gone; {GONE[key]}."
     names = [name for name, *_ in knobs()]
     # A user who writes only the leaf ("k_max") should still be led to the full name.
     near = difflib.get_close_matches(key, names, n=1, cutoff=0.6) or [

@@ -118,7 +118,7 @@ def _value(kind: str, field: FieldInfo) -> str:
     """What a knob takes: its type with its bounds, or the words to choose from."""
     text = re.sub(r"Literal\[([^\]]*)\]", lambda m: m[1].replace("'", "`"), kind)
     text = re.sub(r"tuple\[(.*), \.\.\.\]", r"list of \1", text)
-    text = text.replace(" | None", "").replace("dict[str, Any]", "mapping").replace("pathlib.Path", "path")
+    text = text.replace(" | None", "").replace("dict", "mapping").replace("pathlib.Path", "path")
     bounds = [
         f"{sign} {bound:g}"
         for rule in field.metadata

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 from pathlib import Path
@@ -9,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from drafter_online.trainer import DrafterTraining
-from rollspec.config import RollspecConfig, is_resolved, knobs, presets, resolve, switched_on
+from rollspec.config import GONE, RollspecConfig, TrainingConfig, is_resolved, knobs, presets, resolve, switched_on
 from rollspec.errors import ConfigError
 from rollspec.tuning.tuner import Tuner
 
@@ -27,6 +28,96 @@ def test_every_preset_loads_by_name_and_by_path_and_says_what_it_is(path: Path) 
 
 def test_presets_are_those_of_the_checkout() -> None:
     assert set(presets()) == {p.stem for p in CONFIGS} >= {"default"}
+
+
+MEANS: dict[str, dict[str, object]] = {
+    "aurora": {
+        "proposal.drafters": ["eagle3"],
+        "proposal.k_max": 5,
+        "proposal.learned.k_max": 5,
+        "proposal.learned.canary_drafts": 0,
+        "proposal.budget.policy": "fixed",
+        "drafter.mode": "idle",
+        "drafter.publish_every": 50,
+        "drafter.training.learning_rate": 1e-05,
+        "drafter.training.warmup_steps": 0,
+        "drafter.training.clip_norm": 2.5,
+        "drafter.training.ttt_steps": 5,
+        "drafter.training.rejected": 0.5,
+        "tuning.policy": "static",
+        "tuning.arms": [5],
+        "tuning.guard.enabled": False,
+    },
+    "banditspec": {"proposal.budget.policy": "fixed", "tuning.policy": "ucbspec", "tuning.guard.enabled": False},
+    "coupled": {"mode": "coupled"},
+    "coupled_reuse": {"mode": "coupled", "reuse.mode": "coupled", "reuse.seeds": "keep"},
+    "das": {"proposal.budget.length_weight": 0.5},
+    "day0": {
+        "proposal.drafters": ["eagle3"],
+        "drafter.mode": "idle",
+        "drafter.publish_every": 25,
+        "drafter.capture.share": 0.05,
+    },
+    "default": {},
+    "long_tail": {"proposal.drafters": ["suffix", "eagle3"], "drafter.mode": "idle"},
+    "osd": {
+        "proposal.drafters": ["eagle3"],
+        "proposal.k_max": 5,
+        "proposal.learned.k_max": 5,
+        "proposal.learned.canary_drafts": 0,
+        "proposal.budget.policy": "fixed",
+        "drafter.mode": "idle",
+        "drafter.publish_every": 10,
+        "drafter.training.learning_rate": 1e-05,
+        "drafter.training.warmup_steps": 0,
+        "drafter.training.accept": 0.0,
+        "drafter.training.rejected": 1.0,
+        "tuning.policy": "static",
+        "tuning.arms": [5],
+        "tuning.guard.enabled": False,
+    },
+    "respec": {
+        "proposal.drafters": ["eagle3"],
+        "proposal.budget.policy": "fixed",
+        "drafter.mode": "idle",
+        "drafter.training.reward_beta": 1.0,
+        "tuning.policy": "table",
+        "tuning.arms": [0, 2, 4],
+        "tuning.options.table": {"4": 4, "16": 2, "64": 0},
+        "tuning.guard.enabled": False,
+    },
+    "seer": {"proposal.suffix.past": False, "proposal.suffix.global_tree": False, "proposal.budget.length_weight": 0.0},
+    "serve": {
+        "proposal.drafters": ["suffix", "eagle3"],
+        "drafter.mode": "dedicated",
+        "drafter.endpoint": "tcp://127.0.0.1:5765",
+    },
+    "spec_rl": {
+        "reuse.mode": "lenient",
+        "reuse.bias": 0.5,
+        "tuning.policy": "static",
+        "tuning.arms": [0],
+        "tuning.guard.enabled": False,
+    },
+    "suffix_only": {"proposal.budget.policy": "fixed", "tuning.policy": "static", "tuning.guard.enabled": False},
+    "tlt": {
+        "proposal.drafters": ["suffix", "eagle3"],
+        "proposal.budget.policy": "fixed",
+        "drafter.mode": "idle",
+        "tuning.policy": "beg_mab",
+        "tuning.guard.enabled": False,
+    },
+}
+"""What each preset changes of the built-in values."""
+
+
+@pytest.mark.parametrize("name", sorted(presets()))
+def test_presets_mean_what_they_meant(name: str) -> None:
+    def flat(config: RollspecConfig) -> dict[str, object]:
+        return {n: functools.reduce(lambda at, part: at[part], n.split("."), config.to_dict()) for n, *_ in knobs()}
+
+    plain = flat(RollspecConfig()) | {"preset": name}
+    assert {k: v for k, v in flat(resolve(name, env={})).items() if v != plain[k]} == MEANS[name]
 
 
 PUBLISHED = ("aurora", "banditspec", "das", "osd", "respec", "seer", "spec_rl", "tlt")
@@ -47,8 +138,8 @@ def test_presets_of_published_systems_play_what_they_are_named_for() -> None:
 
     assert [chosen("aurora", b) for b in (1, 64)] == [chosen("osd", b) for b in (1, 64)] == ["eagle3:5", "eagle3:5"]
     assert [chosen("respec", b) for b in (4, 16, 64)] == ["eagle3:4", "eagle3:2", "none"]
-    assert plays["respec"].drafter.training["reward_beta"] > 0
-    terms = {name: DrafterTraining(**plays[name].drafter.training) for name in ("aurora", "osd", "tlt")}
+    assert plays["respec"].drafter.training.reward_beta > 0
+    terms = {name: DrafterTraining(**plays[name].drafter_training) for name in ("aurora", "osd", "tlt")}
     assert terms["aurora"].accept and terms["aurora"].rejected and terms["aurora"].step_decay == 0.8
     assert terms["osd"].rejected and not terms["osd"].accept
     assert not terms["tlt"].rejected and plays["tlt"].drafter.captures
@@ -59,11 +150,21 @@ def test_presets_of_published_systems_play_what_they_are_named_for() -> None:
 @pytest.mark.parametrize(
     ("given", "says"),
     [
-        ({"drafter.buffer.half_live": 2}, "drafter.buffer has no setting 'half_live'; did you mean 'half_life'"),
-        ({"drafter.buffer": {"zzz": 2}}, "drafter.buffer has no setting 'zzz'; it takes max_bytes, half_life"),
-        ({"drafter.buffer": {"tail_quota": 2}}, "drafter.buffer.tail_quota = 2: input should be less than"),
-        ({"drafter.training": {"objectiv": "tv"}}, "drafter.training has no setting 'objectiv'; did you mean 'objecti"),
-        ({"drafter.training": {"objective": "tb"}}, "drafter.training.objective = 'tb': input should be"),
+        ({"drafter.buffer.keep_version": 2}, "'drafter.buffer.keep_version' (value 2) in the given mapping; did you "),
+        ({"drafter.buffer": {"zzz": 2}}, "unknown key 'drafter.buffer.zzz' (value 2)"),
+        (
+            {"drafter.buffer": {"keep_versions": 0}},
+            "drafter.buffer.keep_versions = 0 cannot be used: Input should be g",
+        ),
+        ({"drafter.training": {"objectiv": "tv"}}, "did you mean 'drafter.training.objective'?"),
+        (
+            {"drafter.training": {"objective": "tb"}},
+            "drafter.training.objective = 'tb' cannot be used: Input should be",
+        ),
+        ({"drafter.training": {"betas": [0, 1]}}, "is gone; a job trains with the default of"),
+        ({"tuning": {"options": {"epsilon": 1}}}, "is gone; published policies are played with the numbers of their"),
+        ({"tuning.options.table": {4: 2}}, "tuning.options.table is set and tuning.policy = hedge"),
+        ({"tuning": {"policy": "table", "options": {"table": {4: 3}}}}, "K = 3, which is not among tuning.arms [0, 1"),
     ],
 )
 def test_settings_of_training_and_buffer_are_checked_at_the_start(given: dict[str, object], says: str) -> None:
@@ -78,8 +179,6 @@ def test_settings_of_training_and_buffer_are_checked_at_the_start(given: dict[st
         ({}, "greedy", "top1"),
         ({"mode": "coupled"}, "probabilistic", "lk_hybrid"),
         ({"mode": "coupled", "coupled.drafts": "greedy"}, "greedy", "top1"),
-        ({"mode": "coupled", "drafter.training.draft_sampling": "greedy"}, "greedy", "top1"),
-        ({"drafter.training.draft_sampling": "probabilistic"}, "probabilistic", "lk_hybrid"),
     ],
 )
 def test_training_follows_how_the_engine_draws_drafts(given: dict[str, object], sampling: str, divergence: str) -> None:
@@ -89,6 +188,15 @@ def test_training_follows_how_the_engine_draws_drafts(given: dict[str, object], 
     for settings in (config.drafter_training, daemon.options(config, "target", Path("folder"))["training"]):
         terms = DrafterTraining(**settings)
         assert (terms.draft_sampling, terms.divergence) == (sampling, divergence)
+
+
+def test_settings_of_training_are_those_of_the_trainer() -> None:
+    training = RollspecConfig().drafter_training
+    assert DrafterTraining(**training) == DrafterTraining()
+    bounds = {n: f.metadata for n, f in DrafterTraining.model_fields.items()}
+    assert {n: bounds[n] for n in TrainingConfig.model_fields} == {
+        n: f.metadata for n, f in TrainingConfig.model_fields.items()
+    }
 
 
 def test_day_0_starts_from_nothing_and_may_rest() -> None:
@@ -247,6 +355,15 @@ def test_shared_versions_need_a_drafter_with_weights() -> None:
     with pytest.raises(ConfigError, match=r"drafter.versions = /v .* add eagle3"):
         RollspecConfig.load({"drafter.versions": "/v"}, env={})
     assert RollspecConfig.load({"preset": "day0", "drafter.versions": "/v"}, env={}).drafter.versions == Path("/v")
+
+
+def test_a_knob_that_is_gone_says_what_is_in_its_place() -> None:
+    assert not set(GONE) & {name for name, *_ in knobs()}
+    for name in GONE:
+        with pytest.raises(ConfigError) as caught:
+            resolve({name: 1}, env={})
+        message = str(caught.value)
+        assert f"{name!r} (value 1) in the given mapping is gone; {GONE[name]}." in message and "\n" not in message
 
 
 def test_an_unknown_key_in_the_environment_is_refused() -> None:

@@ -241,7 +241,7 @@ class OnlineTraining:
         model = str(self.learned.drafter.draft_model_config.model)
         head = heads.load(model, str(self._vllm_config.model_config.model))
         training = DrafterTraining(**self.learned.bridge.config.drafter_training)
-        keep = BufferConfig(**{"max_bytes": self.config.buffer_bytes, **self.config.buffer})
+        keep = BufferConfig(max_bytes=self.config.buffer_bytes, keep_versions=self.config.buffer.keep_versions)
         try:
             buffer = Buffer.load(self.folder / "buffer", keep)
         except BufferFileError as e:  # set aside
