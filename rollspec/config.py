@@ -40,15 +40,10 @@ class _Section(BaseModel):
 class SuffixConfig(_Section):
     """Suffix drafts: what was said before, by the group's siblings, in past epochs, or anywhere."""
 
-    max_depth: int = Field(32, ge=4, le=128, description="Depth of a suffix tree: tokens matched and drafted together.")
     siblings: bool = Field(True, description="Draft from the prompt group's other samples while they are generated.")
     past: bool = Field(True, description="Draft from earlier responses to the same prompt.")
     global_tree: bool = Field(True, description="Fall back to one tree over the latest responses to all prompts.")
     window: int = Field(3, ge=1, description="Past rounds (policy versions) of a prompt that stay in its tree.")
-    spec_factor: float = Field(2.0, gt=0, description="A draft is at most this many times as long as its match.")
-    min_prob: float = Field(
-        0.1, gt=0, le=1, description="Stop a draft where its cumulative frequency falls below this."
-    )
 
 
 class BudgetConfig(_Section):
@@ -59,7 +54,6 @@ class BudgetConfig(_Section):
         description="`fixed` verifies every proposed token up to k_max; `goodput` keeps a token only while its "
         "calibrated probability of acceptance pays for the measured cost of verifying it.",
     )
-    max_tokens: int | None = Field(None, ge=1, description="Most draft tokens verified in one step, over all requests.")
     length_weight: float = Field(
         1.0,
         ge=0,
@@ -71,7 +65,6 @@ class BudgetConfig(_Section):
         "none",
         description="Stop a draft where the drafter is unsure, by SVIP's entropy bound or SpecDec++'s threshold.",
     )
-    cut_threshold: float = Field(0.7, gt=0, description="Threshold of `cut`: sqrt(nats) for svip, a probability else.")
 
 
 class LearnedConfig(_Section):
@@ -87,12 +80,6 @@ class LearnedConfig(_Section):
         description="Folders of further heads by domain, of the shape of `model`: all propose, and the surest drafts.",
     )
     k_max: int = Field(4, ge=1, le=16, description="Most passes of the learned drafter in one step.")
-    keep_bytes: int = Field(
-        256 << 20,
-        ge=0,
-        description="Bytes of the target's hidden states kept for running requests, from which the drafter catches up "
-        "after it rested and is rebuilt after its weights were replaced.",
-    )
     canary_drafts: int = Field(
         64, ge=0, description="Drafts that new weights are tried for before they stay; 0 trusts them at once."
     )
@@ -126,8 +113,6 @@ class CaptureConfig(_Section):
     share: float = Field(
         0.02, gt=0, le=1, description="No new request is recorded while capturing takes more of the step time."
     )
-    max_bytes: int = Field(256 << 20, ge=1 << 16, description="Bytes of samples held until they are drained.")
-    top_k: int = Field(8, ge=0, le=64, description="Logits of the target kept per proposed token.")
 
 
 class TrainingConfig(_Section):
@@ -158,17 +143,10 @@ class BufferConfig(_Section):
 
 
 class RayConfig(_Section):
-    """Where in a Ray cluster the drafter's trainer is placed: what its actor asks of a node, in Ray's names."""
+    """Where in a Ray cluster the drafter's trainer is placed. Its actor asks for one GPU if drafter.device is one."""
 
-    num_cpus: float = Field(0.0, ge=0.0, description="CPUs that Ray reserves for it.")
-    num_gpus: float | None = Field(
-        None, ge=0.0, description="GPUs that Ray reserves for it; unset: one if drafter.device is a GPU."
-    )
     resources: dict[str, float] = Field(
         {}, description="Custom resources that its node must have, such as `{trainer: 1}`."
-    )
-    scheduling_strategy: Literal["DEFAULT", "SPREAD"] = Field(
-        "DEFAULT", description="`SPREAD` prefers a node on which little runs."
     )
 
 
@@ -204,7 +182,6 @@ class DrafterConfig(_Section):
     publish_every: int = Field(100, ge=1, description="Optimiser steps after which new weights go to the engine.")
     buffer_bytes: int = Field(1 << 30, ge=1 << 16, description="Bytes of samples that are trained on.")
     buffer: BufferConfig = BufferConfig()
-    step_bytes: int = Field(0, ge=0, description="Device memory that must be free for a training step.")
     training: TrainingConfig = TrainingConfig()
     capture: CaptureConfig = CaptureConfig()
 
@@ -223,7 +200,6 @@ class GuardConfig(_Section):
     """The collapse alarm: a drafter whose acceptance is below break-even is switched off until it would pay."""
 
     enabled: bool = Field(True, description="False lets a drafter go on however few of its tokens are accepted.")
-    patience: int = Field(50, ge=5, description="Verify steps (and, to come back, probes) that the verdict rests on.")
 
 
 class PolicyConfig(_Section):
@@ -246,7 +222,6 @@ class TuningConfig(_Section):
         None, description="Draft lengths K to choose from, 0 for none; unset: 0, 1, 2, 4, ... up to proposal.k_max."
     )
     options: PolicyConfig = PolicyConfig()
-    seed: int = Field(0, ge=0, description="Seed of the policy's draws; they decide speed, never what is sampled.")
     guard: GuardConfig = GuardConfig()
 
     def lengths(self, k_max: int) -> tuple[int, ...]:
@@ -261,9 +236,6 @@ class HistoryConfig(_Section):
     dir: Path | None = Field(None, description="Folder for saved history; unset keeps history in memory only.")
     max_bytes: int = Field(256 << 20, ge=1 << 16, description="Bytes of past responses kept (oldest prompts go first).")
     tree_max_bytes: int = Field(1 << 30, ge=1 << 16, description="Bytes of suffix trees kept in memory.")
-    autosave: bool = Field(
-        True, description="Write history to `dir` in the background when the policy version changes."
-    )
 
 
 class CoupledConfig(_Section):
@@ -290,11 +262,8 @@ class ReuseConfig(_Section):
         "independent",
         description="`independent`: each epoch's randomness is fresh. `coupled`: a sample keeps its noise over epochs "
         "and repeats its old response while the new policy's choice agrees; each epoch is exact by itself, but epochs "
-        "are correlated. Needs mode=coupled and reuse.seeds=keep. `lenient` is LOSSY: SPEC-RL's rule starts a rollout "
+        "are correlated. Needs mode=coupled. `lenient` is LOSSY: SPEC-RL's rule starts a rollout "
         "from a prefix of the last epoch's response, and rollouts do not follow the policy exactly (verl only).",
-    )
-    seeds: Literal["fresh", "keep"] = Field(
-        "fresh", description="`keep`: noise does not depend on the policy version. Goes with reuse.mode=coupled."
     )
     bias: float = Field(
         0.0,
@@ -304,24 +273,15 @@ class ReuseConfig(_Section):
     )
     scale: float = Field(1.0, gt=0, description="Of `lenient`: factor of the log-ratio; below 1 accepts more.")
 
+    @property
+    def seeds(self) -> Literal["fresh", "keep"]:
+        """`keep` where noise does not depend on the policy version."""
+        return "keep" if self.mode == "coupled" else "fresh"
+
 
 class HealthConfig(_Section):
-    """When training rollouts are said to look off: thresholds of one warning each, which is all that they cause."""
+    """When training rollouts are said to look off: one warning each, which is all that is caused."""
 
-    max_gap: float = Field(0.1, gt=0, description="Largest mean |log p engine - log p trainer|, in nats.")
-    min_corr: float = Field(0.98, le=1, description="Least correlation of engine and trainer probabilities.")
-    min_ess: float = Field(
-        0.9, ge=0, le=1, description="Least effective sample size of the tokens' importance weights, per token."
-    )
-    min_ess_sequence: float = Field(
-        0.1,
-        ge=0,
-        le=1,
-        description="The same of whole responses, per response. Rounding alone lowers it as responses get longer.",
-    )
-    max_outside: float = Field(
-        0.05, ge=0, le=1, description="Largest share of tokens whose importance ratio is outside 0.8 to 1.25."
-    )
     max_overlap: float = Field(
         0.2,
         ge=0,
@@ -363,17 +323,12 @@ class RollspecConfig(_Section):
                 "proposal.suffix has siblings, past and global_tree all false, so nothing could be drafted: "
                 "set one of them, or proposal.drafters=[]"
             )
-        if self.reuse.mode == "coupled" and (self.mode, self.reuse.seeds) != ("coupled", "keep"):
-            raise ValueError("reuse.mode = coupled repeats past noise: set mode: coupled and reuse.seeds: keep as well")
+        if self.reuse.mode == "coupled" and self.mode != "coupled":
+            raise ValueError("reuse.mode = coupled repeats past noise: set mode: coupled as well")
         if self.reuse.mode == "coupled" and not self.proposal.drafters:
             raise ValueError("reuse.mode = coupled drafts old responses: proposal.drafters must not be empty")
         if self.reuse.mode == "lenient" and self.mode != "standard":
             raise ValueError("reuse.mode = lenient is lossy, which mode = coupled excludes: set mode: standard")
-        if self.reuse.seeds == "keep" and self.reuse.mode != "coupled":
-            raise ValueError(
-                f"reuse.seeds = keep makes epochs correlated, which reuse.mode = {self.reuse.mode} excludes: set "
-                "reuse.mode: coupled, or reuse.seeds: fresh"
-            )
         drafters = self.proposal.drafters
         if len(set(drafters)) != len(drafters) or {"eagle3", "draft_model"} <= set(drafters):
             raise ValueError(
@@ -664,6 +619,26 @@ def _section_at(prefix: str) -> type[BaseModel] | None:
 
 
 GONE: dict[str, str] = {
+    "reuse.seeds": "noise is kept over epochs exactly where reuse.mode is coupled",
+    "proposal.suffix.max_depth": "16 tokens of context are matched",
+    "proposal.suffix.spec_factor": "a draft is at most twice as long as its match",
+    "proposal.suffix.min_prob": "a draft ends where its cumulative frequency falls below 0.1",
+    "proposal.learned.keep_bytes": "256 MiB of hidden states are kept",
+    "proposal.budget.max_tokens": "proposal.budget.policy: goodput bounds a step by what it costs",
+    "proposal.budget.cut_threshold": "each rule of proposal.budget.cut has a threshold of its own",
+    "drafter.ray.num_cpus": "Ray reserves no CPU for the trainer; drafter.ray.resources says where it may run",
+    "drafter.ray.num_gpus": "Ray reserves one GPU where drafter.device is one",
+    "drafter.ray.scheduling_strategy": "drafter.ray.resources says where the trainer may run",
+    "drafter.step_bytes": "a training step that finds no memory is tried again with less",
+    "drafter.capture.max_bytes": "256 MiB of samples are held until they are drained",
+    "drafter.capture.top_k": "8 logits of the target are kept per proposed token",
+    "tuning.seed": "it is 0, and decides speed alone",
+    "tuning.guard.patience": "a verdict rests on 50 verify steps",
+    "history.autosave": "what has a history.dir is saved there; unset that to save nothing",
+    **dict.fromkeys(
+        (f"telemetry.health.{name}" for name in ("max_gap", "min_corr", "min_ess", "min_ess_sequence", "max_outside")),
+        "the limits are in rollspec/telemetry/health.py, and crossing one is a warning and nothing else",
+    ),
     **dict.fromkeys(
         (f"drafter.buffer.{name}" for name in ("half_life", "tail_quota", "tail_versions", "seed")),
         "the samples of a job age as drafter_online.buffer.BufferConfig has it",

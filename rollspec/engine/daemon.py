@@ -238,10 +238,8 @@ def _actor(ray: Any, config: RollspecConfig, target: str) -> str:
 
 def _place(config: RollspecConfig) -> dict[str, Any]:
     """What the actor asks of the node that it is put on, in Ray's names."""
-    place = config.drafter.ray.model_dump()
-    if place["num_gpus"] is None:
-        place["num_gpus"] = float(config.drafter.device.startswith("cuda"))
-    return place
+    gpus = float(config.drafter.device.startswith("cuda"))
+    return {"num_cpus": 0.0, "num_gpus": gpus, "resources": dict(config.drafter.ray.resources)}
 
 
 if __name__ == "__main__":

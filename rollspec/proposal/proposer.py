@@ -340,11 +340,7 @@ class Proposer:
                 r.expected, r.cells = self.confidence.cumulative(draft, floor)
             chain = r.expected
             if b.cut != "none":
-                n = (
-                    budget.svip_cut(draft.probs, b.cut_threshold)
-                    if b.cut == "svip"
-                    else budget.specdec_cut(chain, b.cut_threshold)
-                )
+                n = budget.svip_cut(draft.probs) if b.cut == "svip" else budget.specdec_cut(chain)
                 chain = chain[:n]
             chains.append(chain)
             asked.append(row)
@@ -366,7 +362,7 @@ class Proposer:
         if (power := self._power()) and len(asked) > 1:
             weights = lengths.weights([self._remaining(r) for _, r, _ in asked], power)
         copies = batch / len(asked) if plan.watch else 1.0
-        return budget.allocate(chains, batch, self.tuner.cost, held, weights, copies, b.max_tokens)
+        return budget.allocate(chains, batch, self.tuner.cost, held, weights, copies)
 
     def _power(self) -> float:
         """How much more the long requests count now."""

@@ -81,9 +81,9 @@ class Tuner:
         # "none" is known of always; it is played only if it was asked for.
         self._index = [i for i, a in enumerate(self.arms) if config.arms is None or a.k in config.arms] or [self.none]
         options = {"table": config.options.table} if config.policy == "table" else {}
-        self.policy = make(config.policy, [self.arms[i] for i in self._index], options, config.seed)
+        self.policy = make(config.policy, [self.arms[i] for i in self._index], options)
         self.k_most = max(self.arms[i].k for i in self._index)
-        self.guard = Guard(config.guard.patience)
+        self.guard = Guard()
         self.ledger = Ledger(self.arms)
         self.plays = np.zeros(len(self.arms))
         """Steps per arm since the last drain."""

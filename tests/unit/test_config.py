@@ -50,7 +50,7 @@ MEANS: dict[str, dict[str, object]] = {
     },
     "banditspec": {"proposal.budget.policy": "fixed", "tuning.policy": "ucbspec", "tuning.guard.enabled": False},
     "coupled": {"mode": "coupled"},
-    "coupled_reuse": {"mode": "coupled", "reuse.mode": "coupled", "reuse.seeds": "keep"},
+    "coupled_reuse": {"mode": "coupled", "reuse.mode": "coupled"},
     "das": {"proposal.budget.length_weight": 0.5},
     "day0": {
         "proposal.drafters": ["eagle3"],
@@ -212,13 +212,13 @@ def test_the_default_preset_is_the_built_in_defaults() -> None:
 def test_later_layers_win(tmp_path: Path) -> None:
     file = tmp_path / "job.yaml"
     file.write_text("preset: suffix_only\nproposal: {k_max: 3, suffix: {window: 7}}\n")
-    env = {"ROLLSPEC__PROPOSAL__K_MAX": "4", "ROLLSPEC__PROPOSAL__SUFFIX__MAX_DEPTH": "12", "OTHER": "x"}
-    config = RollspecConfig.load(file, env=env, overrides=["proposal.suffix.max_depth=16"])
+    env = {"ROLLSPEC__PROPOSAL__K_MAX": "4", "ROLLSPEC__HISTORY__MAX_BYTES": "100000", "OTHER": "x"}
+    config = RollspecConfig.load(file, env=env, overrides=["history.max_bytes=200000"])
     assert config.preset == "suffix_only"
     assert config.proposal.budget.policy == "fixed"  # from the preset
     assert config.proposal.suffix.window == 7  # from the file
     assert config.proposal.k_max == 4  # the environment over the file
-    assert config.proposal.suffix.max_depth == 16  # the override over the environment
+    assert config.history.max_bytes == 200_000  # the override over the environment
 
 
 def test_off_without_quotes_is_off_in_yaml(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ import pytest
 
 from rollspec import RollspecConfig
 from rollspec.proposal.hybrid import PROBE_EVERY, TRIAL_EVERY, HybridProposer
+from rollspec.tuning.guard import Guard
 
 pytest.importorskip("arctic_inference")
 
@@ -159,7 +160,8 @@ def test_arms_are_drafter_sets_and_lengths() -> None:
 
 
 def test_the_guard_holds_back_one_drafter_and_not_the_other() -> None:
-    p = make(**{"tuning.policy": "static", "proposal.budget.policy": "fixed", "tuning.guard.patience": 10})
+    p = make(**{"tuning.policy": "static", "proposal.budget.policy": "fixed"})
+    p.tuner.guard = Guard(patience=10)
     simulate(p, texts(4), 1.0, seed=1)
     for seed in range(3):
         p.set_version(seed + 1)

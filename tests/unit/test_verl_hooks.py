@@ -15,6 +15,7 @@ import pytest
 
 from rollspec.errors import ConfigError
 from rollspec.proposal.base import as_tokens
+from rollspec.telemetry import health
 from rollspec.telemetry.metrics import EngineStats
 
 omegaconf = pytest.importorskip("omegaconf")
@@ -206,9 +207,8 @@ def test_the_health_of_the_rollouts_reaches_verls_logger(
                         versions)  # fmt: skip
 
     monkeypatch.setattr(Rollouts, "read", read)
-    trainer = module().PPOTrainer(
-        tmp_path, custom={"rollspec": {"enabled": False, "telemetry.health.max_gap": 2.0}}, top_p=0.9
-    )
+    monkeypatch.setitem(health.LIMITS, "gap", 2.0)
+    trainer = module().PPOTrainer(tmp_path, custom={"rollspec": {"enabled": False}}, top_p=0.9)
     trainer._compute_advantage("batch", metrics={})
     first = trainer._consume_sync_metrics()
     trainer.global_steps = 1

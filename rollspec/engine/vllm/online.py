@@ -259,7 +259,7 @@ class OnlineTraining:
         except TrainingError as e:
             self._fault("resuming", str(e))
         self.resumed = (trainer.counts.steps, trainer.counts.tokens)
-        self._idle = Idle(IdleConfig(step_bytes=self.config.step_bytes), clock=time.perf_counter)
+        self._idle = Idle(IdleConfig(), clock=time.perf_counter)
         self._trainer = trainer  # last: other threads look whether it is there
 
     def _forbidden(self) -> bool:
