@@ -167,9 +167,9 @@ def _show(
     """Print the configuration that a preset or file resolves to, after the environment and --set."""
     import yaml
 
-    from rollspec.config import RollspecConfig
+    from rollspec.config import resolve
 
-    data = RollspecConfig.load(source, overrides=overrides or ()).to_dict()
+    data = resolve(source, overrides=overrides or ()).to_dict()
     typer.echo(json.dumps(data, indent=2) if as_json else yaml.safe_dump(data, sort_keys=False), nl=as_json)
 
 

@@ -1,12 +1,15 @@
-"""Every knob of rollspec, once: typed, described, validated.
+"""Every knob of rollspec, once: typed, described, validated, and resolved once where a job starts.
 
 A configuration comes from a preset name (`default`), a YAML file, a mapping, or a mapping that names a preset and
 changes some of it; later layers win, and the environment and dotted overrides come last:
 
-    RollspecConfig.load("default")
-    RollspecConfig.load("my.yaml", overrides=["proposal.k_max=8"])
-    RollspecConfig.load({"preset": "suffix_only", "proposal.suffix.window": 2})
+    resolve("default")
+    resolve("my.yaml", overrides=["proposal.k_max=8"])
+    resolve({"preset": "suffix_only", "proposal.suffix.window": 2})
     ROLLSPEC__PROPOSAL__K_MAX=8 python train.py
+
+`resolve` alone reads files and the environment. What it returns is frozen and travels as data: `to_dict` here,
+`from_dict` in every other process, so that what a job changed for one replica is not changed back there.
 
 An unknown key is an error that names the nearest valid one: a typo must not silently leave the default in place.
 """
@@ -17,7 +20,7 @@ import difflib
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, TypeGuard
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
@@ -37,15 +40,10 @@ class _Section(BaseModel):
 class SuffixConfig(_Section):
     """Suffix drafts: what was said before, by the group's siblings, in past epochs, or anywhere."""
 
-    max_depth: int = Field(32, ge=4, le=128, description="Depth of a suffix tree: tokens matched and drafted together.")
     siblings: bool = Field(True, description="Draft from the prompt group's other samples while they are generated.")
     past: bool = Field(True, description="Draft from earlier responses to the same prompt.")
     global_tree: bool = Field(True, description="Fall back to one tree over the latest responses to all prompts.")
     window: int = Field(3, ge=1, description="Past rounds (policy versions) of a prompt that stay in its tree.")
-    spec_factor: float = Field(2.0, gt=0, description="A draft is at most this many times as long as its match.")
-    min_prob: float = Field(
-        0.1, gt=0, le=1, description="Stop a draft where its cumulative frequency falls below this."
-    )
 
 
 class BudgetConfig(_Section):
@@ -56,7 +54,6 @@ class BudgetConfig(_Section):
         description="`fixed` verifies every proposed token up to k_max; `goodput` keeps a token only while its "
         "calibrated probability of acceptance pays for the measured cost of verifying it.",
     )
-    max_tokens: int | None = Field(None, ge=1, description="Most draft tokens verified in one step, over all requests.")
     length_weight: float = Field(
         1.0,
         ge=0,
@@ -68,7 +65,6 @@ class BudgetConfig(_Section):
         "none",
         description="Stop a draft where the drafter is unsure, by SVIP's entropy bound or SpecDec++'s threshold.",
     )
-    cut_threshold: float = Field(0.7, gt=0, description="Threshold of `cut`: sqrt(nats) for svip, a probability else.")
 
 
 class LearnedConfig(_Section):
@@ -84,12 +80,6 @@ class LearnedConfig(_Section):
         description="Folders of further heads by domain, of the shape of `model`: all propose, and the surest drafts.",
     )
     k_max: int = Field(4, ge=1, le=16, description="Most passes of the learned drafter in one step.")
-    keep_bytes: int = Field(
-        256 << 20,
-        ge=0,
-        description="Bytes of the target's hidden states kept for running requests, from which the drafter catches up "
-        "after it rested and is rebuilt after its weights were replaced.",
-    )
     canary_drafts: int = Field(
         64, ge=0, description="Drafts that new weights are tried for before they stay; 0 trusts them at once."
     )
@@ -123,22 +113,40 @@ class CaptureConfig(_Section):
     share: float = Field(
         0.02, gt=0, le=1, description="No new request is recorded while capturing takes more of the step time."
     )
-    max_bytes: int = Field(256 << 20, ge=1 << 16, description="Bytes of samples held until they are drained.")
-    top_k: int = Field(8, ge=0, le=64, description="Logits of the target kept per proposed token.")
+
+
+class TrainingConfig(_Section):
+    """How the head is trained. `drafter_online.trainer.DrafterTraining` has what else there is, as published."""
+
+    objective: Literal["kl", "top1", "tv", "lk", "lk_hybrid", "matched"] = Field(
+        "kl",
+        description="Divergence on emitted tokens; `matched`: top1 where drafts are greedy, lk_hybrid where sampled.",
+    )
+    accept: float = Field(1.0, ge=0, description="Weight of the loss on emitted tokens; 0: off.")
+    rejected: float = Field(0.0, ge=0, description="Weight of the loss on rejected proposals (Aurora); 0: off.")
+    reward_beta: float = Field(0.0, ge=0, description="Strength of the reward weight (ReSpec); 0: off.")
+    step_decay: float = Field(0.8, gt=0, le=1, description="Weight of the i-th drafted token is this to the i-th.")
+    ttt_steps: int = Field(3, ge=1, le=8, description="Drafted tokens that a position is trained for.")
+    learning_rate: float = Field(1e-3, gt=0, description="Of AdamW, constant after warm-up.")
+    warmup_steps: int = Field(20, ge=0, description="Optimiser steps over which the learning rate grows from 0.")
+    clip_norm: float = Field(1.0, gt=0, description="Largest norm of the gradient.")
+    batch_tokens: int = Field(2048, ge=16, description="Tokens packed into one micro-step.")
+    window_tokens: int = Field(512, ge=16, description="Longest window of a response.")
+
+
+class BufferConfig(_Section):
+    """What stays of the drafter's samples."""
+
+    keep_versions: int | None = Field(
+        None, ge=1, description="Newest policy versions whose samples stay; 1: the newest only; unset: all that fit."
+    )
 
 
 class RayConfig(_Section):
-    """Where in a Ray cluster the drafter's trainer is placed: what its actor asks of a node, in Ray's names."""
+    """Where in a Ray cluster the drafter's trainer is placed. Its actor asks for one GPU if drafter.device is one."""
 
-    num_cpus: float = Field(0.0, ge=0.0, description="CPUs that Ray reserves for it.")
-    num_gpus: float | None = Field(
-        None, ge=0.0, description="GPUs that Ray reserves for it; unset: one if drafter.device is a GPU."
-    )
     resources: dict[str, float] = Field(
         {}, description="Custom resources that its node must have, such as `{trainer: 1}`."
-    )
-    scheduling_strategy: Literal["DEFAULT", "SPREAD"] = Field(
-        "DEFAULT", description="`SPREAD` prefers a node on which little runs."
     )
 
 
@@ -173,12 +181,8 @@ class DrafterConfig(_Section):
     )
     publish_every: int = Field(100, ge=1, description="Optimiser steps after which new weights go to the engine.")
     buffer_bytes: int = Field(1 << 30, ge=1 << 16, description="Bytes of samples that are trained on.")
-    buffer: dict[str, Any] = Field(
-        {},
-        description="What stays of them, by name: half_life, tail_quota, keep_versions and more (docs/drafter.md).",
-    )
-    step_bytes: int = Field(0, ge=0, description="Device memory that must be free for a training step.")
-    training: dict[str, Any] = Field({}, description="Settings of the training, by name (docs/drafter.md).")
+    buffer: BufferConfig = BufferConfig()
+    training: TrainingConfig = TrainingConfig()
     capture: CaptureConfig = CaptureConfig()
 
     @field_validator("mode", mode="before")
@@ -196,7 +200,14 @@ class GuardConfig(_Section):
     """The collapse alarm: a drafter whose acceptance is below break-even is switched off until it would pay."""
 
     enabled: bool = Field(True, description="False lets a drafter go on however few of its tokens are accepted.")
-    patience: int = Field(50, ge=5, description="Verify steps (and, to come back, probes) that the verdict rests on.")
+
+
+class PolicyConfig(_Section):
+    """Of single policies; the parameters of the published bandits are those of their papers (docs/tuning.md)."""
+
+    table: dict[int, int] | None = Field(
+        None, description="Of `table`: draft length by the batch size up to which it holds, such as {4: 8, 64: 0}."
+    )
 
 
 class TuningConfig(_Section):
@@ -210,9 +221,13 @@ class TuningConfig(_Section):
     arms: tuple[int, ...] | None = Field(
         None, description="Draft lengths K to choose from, 0 for none; unset: 0, 1, 2, 4, ... up to proposal.k_max."
     )
-    options: dict[str, Any] = Field({}, description="The policy's own settings, by name.")
-    seed: int = Field(0, ge=0, description="Seed of the policy's draws; they decide speed, never what is sampled.")
+    options: PolicyConfig = PolicyConfig()
     guard: GuardConfig = GuardConfig()
+
+    def lengths(self, k_max: int) -> tuple[int, ...]:
+        """The draft lengths to choose from, ascending: `arms`, or 0, the powers of two and `k_max`."""
+        ks = self.arms if self.arms is not None else (0, *(1 << i for i in range(k_max.bit_length())), k_max)
+        return tuple(sorted(set(ks)))
 
 
 class HistoryConfig(_Section):
@@ -221,9 +236,6 @@ class HistoryConfig(_Section):
     dir: Path | None = Field(None, description="Folder for saved history; unset keeps history in memory only.")
     max_bytes: int = Field(256 << 20, ge=1 << 16, description="Bytes of past responses kept (oldest prompts go first).")
     tree_max_bytes: int = Field(1 << 30, ge=1 << 16, description="Bytes of suffix trees kept in memory.")
-    autosave: bool = Field(
-        True, description="Write history to `dir` in the background when the policy version changes."
-    )
 
 
 class CoupledConfig(_Section):
@@ -250,11 +262,8 @@ class ReuseConfig(_Section):
         "independent",
         description="`independent`: each epoch's randomness is fresh. `coupled`: a sample keeps its noise over epochs "
         "and repeats its old response while the new policy's choice agrees; each epoch is exact by itself, but epochs "
-        "are correlated. Needs mode=coupled and reuse.seeds=keep. `lenient` is LOSSY: SPEC-RL's rule starts a rollout "
+        "are correlated. Needs mode=coupled. `lenient` is LOSSY: SPEC-RL's rule starts a rollout "
         "from a prefix of the last epoch's response, and rollouts do not follow the policy exactly (verl only).",
-    )
-    seeds: Literal["fresh", "keep"] = Field(
-        "fresh", description="`keep`: noise does not depend on the policy version. Goes with reuse.mode=coupled."
     )
     bias: float = Field(
         0.0,
@@ -264,24 +273,15 @@ class ReuseConfig(_Section):
     )
     scale: float = Field(1.0, gt=0, description="Of `lenient`: factor of the log-ratio; below 1 accepts more.")
 
+    @property
+    def seeds(self) -> Literal["fresh", "keep"]:
+        """`keep` where noise does not depend on the policy version."""
+        return "keep" if self.mode == "coupled" else "fresh"
+
 
 class HealthConfig(_Section):
-    """When training rollouts are said to look off: thresholds of one warning each, which is all that they cause."""
+    """When training rollouts are said to look off: one warning each, which is all that is caused."""
 
-    max_gap: float = Field(0.1, gt=0, description="Largest mean |log p engine - log p trainer|, in nats.")
-    min_corr: float = Field(0.98, le=1, description="Least correlation of engine and trainer probabilities.")
-    min_ess: float = Field(
-        0.9, ge=0, le=1, description="Least effective sample size of the tokens' importance weights, per token."
-    )
-    min_ess_sequence: float = Field(
-        0.1,
-        ge=0,
-        le=1,
-        description="The same of whole responses, per response. Rounding alone lowers it as responses get longer.",
-    )
-    max_outside: float = Field(
-        0.05, ge=0, le=1, description="Largest share of tokens whose importance ratio is outside 0.8 to 1.25."
-    )
     max_overlap: float = Field(
         0.2,
         ge=0,
@@ -323,17 +323,12 @@ class RollspecConfig(_Section):
                 "proposal.suffix has siblings, past and global_tree all false, so nothing could be drafted: "
                 "set one of them, or proposal.drafters=[]"
             )
-        if self.reuse.mode == "coupled" and (self.mode, self.reuse.seeds) != ("coupled", "keep"):
-            raise ValueError("reuse.mode = coupled repeats past noise: set mode: coupled and reuse.seeds: keep as well")
+        if self.reuse.mode == "coupled" and self.mode != "coupled":
+            raise ValueError("reuse.mode = coupled repeats past noise: set mode: coupled as well")
         if self.reuse.mode == "coupled" and not self.proposal.drafters:
             raise ValueError("reuse.mode = coupled drafts old responses: proposal.drafters must not be empty")
         if self.reuse.mode == "lenient" and self.mode != "standard":
             raise ValueError("reuse.mode = lenient is lossy, which mode = coupled excludes: set mode: standard")
-        if self.reuse.seeds == "keep" and self.reuse.mode != "coupled":
-            raise ValueError(
-                f"reuse.seeds = keep makes epochs correlated, which reuse.mode = {self.reuse.mode} excludes: set "
-                "reuse.mode: coupled, or reuse.seeds: fresh"
-            )
         drafters = self.proposal.drafters
         if len(set(drafters)) != len(drafters) or {"eagle3", "draft_model"} <= set(drafters):
             raise ValueError(
@@ -352,14 +347,6 @@ class RollspecConfig(_Section):
                 f"drafter.versions = {self.drafter.versions} holds weights of a learned drafter, and "
                 f"proposal.drafters = {list(drafters)} has none: add eagle3, or unset drafter.versions"
             )
-        if self.drafter.training:
-            from drafter_online.trainer import DrafterTraining
-
-            _check("drafter.training", DrafterTraining, self.drafter.training)
-        if self.drafter.buffer:
-            from drafter_online.buffer import BufferConfig
-
-            _check("drafter.buffer", BufferConfig, self.drafter.buffer)
         arms, k_max = self.tuning.arms, self.proposal.k_max
         if arms is not None and (not arms or len(set(arms)) != len(arms)):
             raise ValueError(f"tuning.arms = {list(arms)} must name each draft length once, and at least one")
@@ -367,20 +354,29 @@ class RollspecConfig(_Section):
             raise ValueError(
                 f"tuning.arms has {bad[0]}, which is not between 0 and proposal.k_max = {k_max}: change one of the two"
             )
-        if self.tuning.options or self.tuning.policy == "table":
-            from rollspec.tuning.tuner import check
-
-            try:
-                check(self.tuning, k_max)
-            except ConfigError as e:
-                raise ValueError(str(e).removeprefix("rollspec: ").rstrip(".")) from e
+        if (table := self.tuning.options.table) is not None and self.tuning.policy != "table":
+            raise ValueError(
+                f"tuning.options.table is set and tuning.policy = {self.tuning.policy}: set that to table, or unset it"
+            )
+        if self.tuning.policy == "table":
+            if not table:
+                raise ValueError(
+                    "tuning.policy = table needs tuning.options.table, a mapping of batch sizes to draft lengths such "
+                    "as {4: 8, 16: 4, 64: 0}"
+                )
+            known = self.tuning.lengths(k_max)
+            if missing := sorted(set(table.values()) - set(known)):
+                raise ValueError(
+                    f"tuning.options.table asks for K = {missing[0]}, which is not among tuning.arms {list(known)}: "
+                    "add it there"
+                )
         return self
 
     @property
     def drafter_training(self) -> dict[str, Any]:
-        """`drafter.training`; where it does not say how drafts are drawn, as this engine draws them."""
+        """`drafter.training` and how this engine draws drafts: fields of `drafter_online.trainer.DrafterTraining`."""
         sampled = self.mode == "coupled" and self.coupled.drafts == "noise"
-        return {"draft_sampling": "probabilistic" if sampled else "greedy", **self.drafter.training}
+        return {"draft_sampling": "probabilistic" if sampled else "greedy", **self.drafter.training.model_dump()}
 
     @classmethod
     def load(
@@ -390,53 +386,111 @@ class RollspecConfig(_Section):
         overrides: Mapping[str, Any] | Sequence[str] = (),
         env: Mapping[str, str] | None = None,
     ) -> RollspecConfig:
-        """Resolve `source` (preset name, YAML path, mapping or None for `default`) and apply overrides.
+        """`resolve`, for programs that import this class alone."""
+        return resolve(source, overrides=overrides, env=env)
 
-        Args:
-            source: what to start from.
-            overrides: `{"proposal.k_max": 8}` or `["proposal.k_max=8"]`; they win over `source`.
-            env: environment to read `ROLLSPEC__A__B=value` from; `os.environ` when None.
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> RollspecConfig:
+        """The settings that `to_dict` wrote down, perhaps in another process. Reads no file and no environment.
 
         Raises:
-            ConfigError: unknown preset, file, key or a value out of range, as one sentence.
+            ConfigError: a key is missing or unknown, or a value out of range.
         """
-        if isinstance(source, RollspecConfig):
-            layers = [(source.model_dump(), "the given configuration")]
-        else:
-            layers = _layers(source)
-        environ = os.environ if env is None else env
-        env_layer = {
-            k[len(ENV_PREFIX) :].lower().replace("__", "."): _parse(v)
-            for k, v in environ.items()
-            if k.startswith(ENV_PREFIX)
-        }
-        layers.append((env_layer, "the environment"))
-        layers.append((_override_mapping(overrides), "the overrides"))
-        merged: dict[str, Any] = {}
-        for mapping, origin in layers:
-            _merge(merged, _expand(mapping, origin), origin)
-        try:
-            return cls.model_validate(merged)
-        except ValidationError as e:
-            raise ConfigError(_sentence(e)) from e
+        if missing := next(_missing(data), None):
+            raise ConfigError(f"rollspec: resolved settings lack {missing!r}; pass on what `to_dict` returned.")
+        return _made([(dict(data), "the resolved settings")])
 
     def to_dict(self) -> dict[str, Any]:
-        """A JSON-able mapping from which `load` rebuilds an equal configuration."""
+        """A JSON-able mapping with every knob, from which `from_dict` rebuilds equal settings."""
         return self.model_dump(mode="json")
 
+    def change(self, changes: Mapping[str, Any]) -> RollspecConfig:
+        """These settings with some, by dotted name, changed and checked again.
 
-def _check(where: str, kind: type[BaseModel], given: Mapping[str, Any]) -> None:
-    """Raises ValueError, naming the first of the settings at `where` that `kind` does not take."""
+        Raises:
+            ConfigError: as `resolve`.
+        """
+        return _made([(self.model_dump(), "the settings"), (dict(changes), "the changes")])
+
+    def of_replica(self, number: int) -> RollspecConfig:
+        """The settings of one of a job's engines: folders of its own, so that every file has one writer."""
+        own, changes = f"replica_{number}", {}
+        if self.history.dir is not None:
+            changes["history.dir"] = self.history.dir / own
+        if self.drafter.dir is not None and self.drafter.mode != "dedicated":  # that trainer is the job's
+            changes["drafter.dir"] = self.drafter.dir / own
+        return self.change(changes) if changes else self
+
+
+def resolve(
+    source: Source = None,
+    *,
+    overrides: Mapping[str, Any] | Sequence[str] = (),
+    env: Mapping[str, str] | None = None,
+) -> RollspecConfig:
+    """The settings of a job, from all that may set them; to be called once, in the process that starts the job.
+
+    Weakest first: built-in values, preset, file or mapping (a trainer's own options are a mapping), environment,
+    `overrides`. Settings that were resolved before, as an object or as the mapping of `to_dict`, have met the
+    environment already and take `overrides` alone.
+
+    Args:
+        source: a preset's name, a path to a YAML file, a mapping, or None for `default`.
+        overrides: `{"proposal.k_max": 8}` or `["proposal.k_max=8"]`.
+        env: environment to read `ROLLSPEC__A__B=value` from; `os.environ` when None.
+
+    Raises:
+        ConfigError: unknown preset, file, key or a value out of range, as one sentence.
+    """
+    if isinstance(source, RollspecConfig):
+        return source.change(_override_mapping(overrides)) if overrides else source
+    if is_resolved(source):
+        return resolve(RollspecConfig.from_dict(source), overrides=overrides)
+    environ = os.environ if env is None else env
+    set_there = {
+        k[len(ENV_PREFIX) :].lower().replace("__", "."): _parse(v)
+        for k, v in environ.items()
+        if k.startswith(ENV_PREFIX)
+    }
+    return _made(
+        [
+            *_layers(source),
+            (set_there, "the environment"),
+            (_override_mapping(overrides), "the overrides"),
+        ]
+    )
+
+
+def switched_on(env: Mapping[str, str] | None = None) -> str | None:
+    """The preset or file that `ROLLSPEC` names for every engine of a program; None where it is not set."""
+    return (os.environ if env is None else env).get(ENV_SWITCH) or None
+
+
+def is_resolved(source: object) -> TypeGuard[Mapping[str, Any]]:
+    """Whether `source` is a mapping that sets every knob, as `to_dict` does: nothing is left to resolve."""
+    return isinstance(source, Mapping) and next(_missing(source), None) is None
+
+
+def _missing(data: Mapping[str, Any]) -> Iterator[str]:
+    """Knobs that `data` does not set, by dotted name."""
+    for name, *_ in knobs():
+        value: Any = data
+        for part in name.split("."):
+            if not isinstance(value, Mapping) or part not in value:
+                yield name
+                break
+            value = value[part]
+
+
+def _made(layers: Sequence[tuple[dict[str, Any], str]]) -> RollspecConfig:
+    """The settings of layers, the weakest first, each a mapping and where it is from."""
+    merged: dict[str, Any] = {}
+    for mapping, origin in layers:
+        _merge(merged, _expand(mapping, origin), origin)
     try:
-        kind(**given)
+        return RollspecConfig.model_validate(merged)
     except ValidationError as e:
-        first = e.errors()[0]
-        name = ".".join(str(p) for p in first["loc"])
-        near = difflib.get_close_matches(name, kind.model_fields, n=1)
-        if first["type"] == "extra_forbidden":
-            hint = f"did you mean {near[0]!r}" if near else f"it takes {', '.join(kind.model_fields)}"
-            raise ValueError(f"{where} has no setting {name!r}; {hint}") from e
-        raise ValueError(f"{where}.{name} = {first['input']!r}: {first['msg'].lower()}") from e
+        raise ConfigError(_sentence(e)) from e
 
 
 def presets() -> dict[str, Path]:
@@ -564,7 +618,52 @@ def _section_at(prefix: str) -> type[BaseModel] | None:
     return section
 
 
+GONE: dict[str, str] = {
+    "reuse.seeds": "noise is kept over epochs exactly where reuse.mode is coupled",
+    "proposal.suffix.max_depth": "16 tokens of context are matched",
+    "proposal.suffix.spec_factor": "a draft is at most twice as long as its match",
+    "proposal.suffix.min_prob": "a draft ends where its cumulative frequency falls below 0.1",
+    "proposal.learned.keep_bytes": "256 MiB of hidden states are kept",
+    "proposal.budget.max_tokens": "proposal.budget.policy: goodput bounds a step by what it costs",
+    "proposal.budget.cut_threshold": "each rule of proposal.budget.cut has a threshold of its own",
+    "drafter.ray.num_cpus": "Ray reserves no CPU for the trainer; drafter.ray.resources says where it may run",
+    "drafter.ray.num_gpus": "Ray reserves one GPU where drafter.device is one",
+    "drafter.ray.scheduling_strategy": "drafter.ray.resources says where the trainer may run",
+    "drafter.step_bytes": "a training step that finds no memory is tried again with less",
+    "drafter.capture.max_bytes": "256 MiB of samples are held until they are drained",
+    "drafter.capture.top_k": "8 logits of the target are kept per proposed token",
+    "tuning.seed": "it is 0, and decides speed alone",
+    "tuning.guard.patience": "a verdict rests on 50 verify steps",
+    "history.autosave": "what has a history.dir is saved there; unset that to save nothing",
+    **dict.fromkeys(
+        (f"telemetry.health.{name}" for name in ("max_gap", "min_corr", "min_ess", "min_ess_sequence", "max_outside")),
+        "the limits are in rollspec/telemetry/health.py, and crossing one is a warning and nothing else",
+    ),
+    **dict.fromkeys(
+        (f"drafter.buffer.{name}" for name in ("half_life", "tail_quota", "tail_versions", "seed")),
+        "the samples of a job age as drafter_online.buffer.BufferConfig has it",
+    ),
+    "drafter.buffer.max_bytes": "set drafter.buffer_bytes",
+    "drafter.training.draft_sampling": "it follows mode and coupled.drafts",
+    **dict.fromkeys(
+        (f"drafter.training.{name}" for name in (
+            "betas", "weight_decay", "accumulate", "precision", "train_lm_head", "max_bad_steps", "checkpoint_every",
+            "seed", "induced", "gamma", "rejected_from", "reward_clip", "match_temperature",
+        )),
+        "a job trains with the default of drafter_online.trainer.DrafterTraining",
+    ),
+    "tuning.options.half_life": "hedge learns over half-lives of 16, 64 and 256 steps",
+    **dict.fromkeys(
+        (f"tuning.options.{name}" for name in ("reward", "delta", "epsilon", "window", "sets", "alpha", "beta")),
+        "published policies are played with the numbers of their papers",
+    ),
+}  # fmt: skip
+"""Knobs that there were, and what is in the place of each."""
+
+
 def _unknown(key: str, value: Any, origin: str) -> str:
+    if key in GONE:
+        return f"rollspec: {key!r} (value {value!r}) in {origin} is gone; {GONE[key]}."
     names = [name for name, *_ in knobs()]
     # A user who writes only the leaf ("k_max") should still be led to the full name.
     near = difflib.get_close_matches(key, names, n=1, cutoff=0.6) or [

@@ -42,6 +42,10 @@ edit them there. `rollspec config` prints the same list, `rollspec config show` 
 A source is a preset's name, a YAML file or a mapping. A file or mapping may name a `preset` and change some of it;
 keys may be nested or dotted. Later layers win: preset, file or mapping, environment, `--set`.
 
+This is decided once, where the job starts (the trainer's driver, or the program that builds the engine). Every other
+process is given the result as data and reads neither files nor its environment for it. A mapping that has every knob,
+as `RollspecConfig.to_dict()` makes it, is such a result and is taken as it is.
+
 ```yaml title="my.yaml"
 preset: suffix_only
 proposal:
@@ -59,7 +63,7 @@ _ENVIRONMENT = """\
 | variable | read by | meaning |
 |---|---|---|
 | `ROLLSPEC` | the vLLM plugin, `rollspec doctor` | preset or YAML file for every engine that the program builds |
-| `ROLLSPEC__A__B` | everything that loads a configuration | the knob `a.b`; it wins over presets and files |
+| `ROLLSPEC__A__B` | the process that starts the job | the knob `a.b`; it wins over presets and files |
 | `ROLLSPEC_PATCHES` | the vLLM plugin | `cpu`: fix vLLM's CPU build in every engine, with or without rollspec; \
 `none`: never, so speculation stays off where a fix is needed; unset: in engines that rollspec speculates in |
 | `ROLLSPEC_VERL_LENGTHS` | the verl integration | file that gets one JSON line per step with all response lengths |
@@ -114,7 +118,7 @@ def _value(kind: str, field: FieldInfo) -> str:
     """What a knob takes: its type with its bounds, or the words to choose from."""
     text = re.sub(r"Literal\[([^\]]*)\]", lambda m: m[1].replace("'", "`"), kind)
     text = re.sub(r"tuple\[(.*), \.\.\.\]", r"list of \1", text)
-    text = text.replace(" | None", "").replace("dict[str, Any]", "mapping").replace("pathlib.Path", "path")
+    text = text.replace(" | None", "").replace("dict", "mapping").replace("pathlib.Path", "path")
     bounds = [
         f"{sign} {bound:g}"
         for rule in field.metadata

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from rollspec import __version__
-from rollspec.config import ENV_SWITCH, RollspecConfig
+from rollspec.config import ENV_SWITCH, RollspecConfig, resolve, switched_on
 from rollspec.engine.vllm import compat
 from rollspec.engine.vllm.hooks import HOOKS, signatures
 from rollspec.engine.vllm.hooks.source import Source
@@ -244,9 +244,9 @@ def _extra(name: str, extra: str, packages: Mapping[str, Package], needs: tuple[
 
 def _switch(env: Mapping[str, str]) -> tuple[RollspecConfig | None, Check]:
     """The configuration that `ROLLSPEC` (else the default) and `ROLLSPEC__*` resolve to, and whether it is sound."""
-    value = env.get(ENV_SWITCH)
+    value = switched_on(env)
     try:
-        config = RollspecConfig.load(value or None, env=env)
+        config = resolve(value, env=env)
     except ConfigError as e:
         where = f"{ENV_SWITCH}={value!r}" if value else "the environment"
         return None, Check(ENV_SWITCH, "off", f"{where} cannot be used: {str(e).removeprefix('rollspec: ')}")

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import logging
 
-from rollspec.config import RollspecConfig, Source
+from rollspec.config import Source, resolve
 
 logger = logging.getLogger("rollspec")
 
@@ -29,7 +29,7 @@ def enable(source: Source = "default") -> None:
     """
     from rollspec_openrlhf import engines, trainer
 
-    config = RollspecConfig.load(source)
+    config = resolve(source)
     problem = _unsupported()
     if problem is not None:
         logger.warning("rollspec: %s, so this job runs without rollspec; use one in it.", problem)

@@ -45,10 +45,7 @@ def subclass(base: type, config: RollspecConfig) -> type:
 
     class RolloutRayActor(EngineCalls, base):  # type: ignore[misc,valid-type]
         async def __init__(self, *args: Any, **kwargs: Any) -> None:
-            mine = config
-            if config.history.dir is not None:  # one writer per file; each engine has a seed of its own
-                folder = config.history.dir / f"replica_{kwargs.get('seed', 0)}"
-                mine = config.model_copy(update={"history": config.history.model_copy(update={"dir": folder})})
+            mine = config.of_replica(kwargs.get("seed", 0))  # each engine has a seed of its own
             kwargs["additional_config"] = {**(kwargs.get("additional_config") or {}), "rollspec": mine.to_dict()}
             await super().__init__(*args, **kwargs)
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import runpy
 
 import rollspec_openrlhf
-from rollspec.config import ENV_SWITCH
+from rollspec.config import switched_on
 
 if __name__ == "__main__":
-    rollspec_openrlhf.enable(os.environ.get(ENV_SWITCH) or "default")
+    rollspec_openrlhf.enable(switched_on() or "default")
     runpy.run_module("openrlhf.cli.train_ppo_ray", run_name="__main__", alter_sys=True)

@@ -13,19 +13,14 @@ from rollspec.engine.vllm import plugin
 
 logger = logging.getLogger("rollspec")
 
-_config = RollspecConfig.load({"enabled": False}, env={})
+_config = RollspecConfig(enabled=False)
 
 
 def set_config(config: RollspecConfig) -> None:
     """Engines of this process are built with `config` from now on; each rank of a job has its own history folder."""
     global _config
-    own = f"replica_{os.environ.get('RANK', '0')}"  # one writer per file
-    for name in ("history", "drafter"):
-        section = getattr(config, name)
-        if section.dir is not None:
-            config = config.model_copy(update={name: section.model_copy(update={"dir": section.dir / own})})
-    _config = config
-    plugin.enable(config)
+    _config = config.of_replica(int(os.environ.get("RANK", "0")))
+    plugin.enable(_config)
 
 
 def config() -> RollspecConfig:

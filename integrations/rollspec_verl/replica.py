@@ -121,12 +121,7 @@ def load() -> type:
             super()._preprocess_engine_kwargs(engine_kwargs)
             config = options.read(self.config)
             if config.enabled:
-                if config.history.dir is not None:  # one writer per file
-                    folder = config.history.dir / f"replica_{self.replica_rank}"
-                    config = config.model_copy(update={"history": config.history.model_copy(update={"dir": folder})})
-                if config.drafter.dir is not None and config.drafter.mode != "dedicated":  # that one is shared
-                    folder = config.drafter.dir / f"replica_{self.replica_rank}"
-                    config = config.model_copy(update={"drafter": config.drafter.model_copy(update={"dir": folder})})
+                config = config.of_replica(self.replica_rank)
                 # verl writes mappings as JSON on vLLM's command line (vllm_rollout/utils.py:477).
                 engine_kwargs["additional_config"] = merge_additional_config(
                     engine_kwargs.get("additional_config"), config.to_dict()

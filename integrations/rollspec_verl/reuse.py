@@ -231,7 +231,7 @@ class ReusingServer:
         """The policy changed."""
         if self.rollspec_reuse is not None:
             self.rollspec_reuse.version = version
-            if history.dir is not None and history.autosave:
+            if history.dir is not None:
                 await self._rollspec_keep(history.dir)
 
     async def generate(self, prompt_ids: Any, sampling_params: dict[str, Any], request_id: str, **kwargs: Any) -> Any:

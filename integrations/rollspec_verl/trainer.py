@@ -39,7 +39,15 @@ POLL_SHARE = 0.05
 ENV_LENGTHS = "ROLLSPEC_VERL_LENGTHS"
 """File that gets one JSON line per step with all response lengths (loggers take scalars only); unset writes none."""
 
-HOOKED = ("fit", "step", "_compute_advantage", "_save_checkpoint", "_consume_sync_metrics", "_rollout_server_managers")
+HOOKED = (
+    "_init_dataloader",
+    "fit",
+    "step",
+    "_compute_advantage",
+    "_save_checkpoint",
+    "_consume_sync_metrics",
+    "_rollout_server_managers",
+)
 
 
 def register() -> None:
@@ -58,6 +66,7 @@ def install(module: ModuleType) -> None:
         logger.error("rollspec: verl's PPOTrainer has no %s here, so nothing is measured.", ", ".join(absent))
         return
     cls._rollspec = True
+    _settle_first(cls)
     _wrap_fit(cls)
     _after(cls, "_compute_advantage", _on_rollouts)
     _after(cls, "_save_checkpoint", _on_save)
@@ -105,7 +114,7 @@ def _say(text: str) -> None:
 
 def _config(trainer: Any) -> RollspecConfig:
     rollout = trainer.config.actor_rollout_ref.rollout
-    off = RollspecConfig.load({"enabled": False}, env={})
+    off = RollspecConfig(enabled=False)
     try:
         config = options.read(rollout)
     except Exception as e:  # the servers were refused these options already; nothing here may add to that
@@ -122,6 +131,20 @@ def _config(trainer: Any) -> RollspecConfig:
 
 # ---- wrappers
 # -----------------------------------------------------------------------------------------------------------
+
+
+def _settle_first(cls: type) -> None:
+    """Resolve the job's settings in `_init_dataloader` (trainer_base.py:708): the first method after the one that
+    imported this package, before any worker or server exists. They are made with what is written here.
+    """
+    load = cls._init_dataloader  # type: ignore[attr-defined]
+
+    @functools.wraps(load)
+    def settle_and_load(self: Any) -> Any:
+        options.settle(self.config.actor_rollout_ref.rollout)
+        return load(self)
+
+    cls._init_dataloader = settle_and_load  # type: ignore[attr-defined]
 
 
 def _wrap_fit(cls: type) -> None:

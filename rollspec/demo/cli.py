@@ -21,7 +21,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from rollspec.config import RollspecConfig
+from rollspec.config import resolve
 from rollspec.demo.dtype import native_dtype
 from rollspec.demo.job import ROOT, Job, JobSettings, build_job, prepare_assets, require_checkout
 from rollspec.demo.live import Display, RunView, clock
@@ -84,7 +84,7 @@ def command(
         preset=preset,
         overrides=tuple(overrides or ()),
     )
-    RollspecConfig.load(preset, overrides=plan.overrides, env={})  # refuse a typo before anything is run
+    resolve(preset, overrides=plan.overrides, env={})  # refuse a typo before anything is run
     console = Console(stderr=as_json)
     try:
         run_plan(plan, Display(console))

@@ -22,7 +22,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from rollspec.config import RollspecConfig
+from rollspec.config import resolve
 from rollspec.demo.dtype import MIXED, native_dtype
 from rollspec.errors import RollspecError
 from rollspec.telemetry.runs import LENGTHS_FILE
@@ -161,7 +161,7 @@ def build_job(
     caller = os.environ if environ is None else environ
     folder = folder.resolve()
     # Resolved here, so that a typo is refused before minutes of baseline and the run is fully described.
-    config = RollspecConfig.load(preset, overrides=overrides, env={}).to_dict() if speculate else {"enabled": False}
+    config = resolve(preset, overrides=overrides, env={}).to_dict() if speculate else {"enabled": False}
     cpu_environment = dict(cpu.environment(replicas=settings.replicas))
     cpu_overrides = list(cpu.overrides(settings.replicas))
     loggers = ["console", "file", *(["wandb"] if importlib.util.find_spec("wandb") else [])]

@@ -42,8 +42,8 @@ class Selection:
         if self.config.cut == "none":
             return expected
         if self.config.cut == "svip":
-            return expected[: budget.svip_cut(draft.probs, self.config.cut_threshold)]
-        return expected[: budget.specdec_cut(expected, self.config.cut_threshold)]
+            return expected[: budget.svip_cut(draft.probs)]
+        return expected[: budget.specdec_cut(expected)]
 
     def allot(self, chains: Sequence[Sequence[float]], step: Step, cost: CostModel) -> list[int]:
         """Tokens of each chain of `step.asked` that are worth verifying, before the arm's own limit.
@@ -60,7 +60,7 @@ class Selection:
         if (power := self._power()) and len(asked) > 1:
             weights = lengths.weights([_remaining(r) for r in asked], power)
         copies = batch / len(asked) if step.plan.watch else 1.0
-        return budget.allocate(chains, batch, cost, step.context_tokens, weights, copies, self.config.max_tokens)
+        return budget.allocate(chains, batch, cost, step.context_tokens, weights, copies)
 
     def _power(self) -> float:
         """How much more the long requests count now."""

@@ -47,9 +47,9 @@ def settle(config: RollspecConfig, target: str) -> RollspecConfig:
         endpoint = _actor(ray, config, target) if on_ray else _process(config, target)
     except Exception as e:  # an engine without a trainer is an engine
         logger.warning("rollspec: the drafter is not trained, because its trainer cannot be started (%s).", e)
-        return RollspecConfig.load(config, overrides={"drafter.mode": "off"}, env={})
+        return config.change({"drafter.mode": "off"})
     logger.info("rollspec: the drafter is trained behind %s.", endpoint)
-    return RollspecConfig.load(config, overrides={"drafter.endpoint": endpoint}, env={})
+    return config.change({"drafter.endpoint": endpoint})
 
 
 def options(config: RollspecConfig, target: str, folder: Path) -> dict[str, Any]:
@@ -62,7 +62,7 @@ def options(config: RollspecConfig, target: str, folder: Path) -> dict[str, Any]
         "device": d.device,
         "publish_every": d.publish_every,
         "buffer_bytes": d.buffer_bytes,
-        "buffer": d.buffer,
+        "buffer": d.buffer.model_dump(),
         "training": config.drafter_training,
         "recency": 0,
         "linger": LINGER,
@@ -238,10 +238,8 @@ def _actor(ray: Any, config: RollspecConfig, target: str) -> str:
 
 def _place(config: RollspecConfig) -> dict[str, Any]:
     """What the actor asks of the node that it is put on, in Ray's names."""
-    place = config.drafter.ray.model_dump()
-    if place["num_gpus"] is None:
-        place["num_gpus"] = float(config.drafter.device.startswith("cuda"))
-    return place
+    gpus = float(config.drafter.device.startswith("cuda"))
+    return {"num_cpus": 0.0, "num_gpus": gpus, "resources": dict(config.drafter.ray.resources)}
 
 
 if __name__ == "__main__":

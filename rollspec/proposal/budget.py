@@ -30,6 +30,13 @@ def floor(batch: int, cost: CostModel, held: float = 0.0) -> float:
     return cost.slope(batch) * batch / cost.seconds(batch, held)
 
 
+SVIP_BOUND = 0.7
+"""Of SVIP, in sqrt(nats): a choice between two tokens is unsure where the likelier has less than about 0.8."""
+
+SPECDEC_RISK = 0.7
+"""Of SpecDec++: the chance that any token of a draft is rejected, beyond which it is not continued."""
+
+
 def allocate(
     chains: Sequence[Sequence[float]],
     tokens: int,
@@ -100,7 +107,7 @@ def expected_chain(rates: Sequence[float]) -> list[float]:
     return out
 
 
-def svip_cut(chain: Sequence[float], threshold: float) -> int:
+def svip_cut(chain: Sequence[float], threshold: float = SVIP_BOUND) -> int:
     """Tokens to keep under SVIP's entropy bound (arXiv:2411.18462): stop where √H of the drafter's next-token
     distribution exceeds `threshold`.
 
@@ -119,7 +126,7 @@ def svip_cut(chain: Sequence[float], threshold: float) -> int:
     return len(chain)
 
 
-def specdec_cut(chain: Sequence[float], threshold: float) -> int:
+def specdec_cut(chain: Sequence[float], threshold: float = SPECDEC_RISK) -> int:
     """Tokens to keep under SpecDec++ (arXiv:2405.19715, §3): stop where the chance that any token so far is rejected,
     1 - Π p, exceeds `threshold`. `chain`: cumulative probabilities.
     """

@@ -28,6 +28,15 @@ CONTEXT = 16
 matches than this found nothing better on the demo's texts.
 """
 
+MAX_DEPTH = 32
+"""Depth of a tree: tokens matched and drafted together, so up to `CONTEXT` of context and as many drafted."""
+
+SPEC_FACTOR = 2.0
+"""A draft is at most this many times as long as its match: a short match says little about what follows."""
+
+MIN_PROB = 0.1
+"""A draft stops where its cumulative frequency falls below this; later tokens would rarely pay for verification."""
+
 WEAK_MATCH = 8
 """Below this match length the group's draft is compared with the global tree's."""
 
@@ -77,13 +86,13 @@ class SuffixDrafter:
             self._new_tree = SuffixTree
         self.config = config
         self.history = history
-        self.context = min(config.max_depth, CONTEXT)  # how much of it `draft` wants
+        self.context = CONTEXT  # how much of it `draft` wants
         # A quarter of the memory for the fallback; the groups' trees earn more.
         self._global_max = tree_max_bytes // 4
         self._group_max = tree_max_bytes - self._global_max
         self.bytes = 0
         self._groups: OrderedDict[str, Group] = OrderedDict()
-        self._global = self._new_tree(config.max_depth)
+        self._global = self._new_tree(MAX_DEPTH)
         self._global_seqs: deque[tuple[int, int]] = deque()  # (sequence id, bytes), oldest first
         self._global_next = 0
         self._global_bytes = 0
@@ -151,10 +160,10 @@ class SuffixDrafter:
         c = self.config
         if self._new_tree is _NoTree:
             return NO_DRAFT
-        best = group.tree.speculate(context, k, c.spec_factor, 0.0, c.min_prob, False)
+        best = group.tree.speculate(context, k, SPEC_FACTOR, 0.0, MIN_PROB, False)
         source = "group"
         if c.global_tree and best.match_len < WEAK_MATCH:
-            other = self._global.speculate(context, k, c.spec_factor, 0.0, c.min_prob, False)
+            other = self._global.speculate(context, k, SPEC_FACTOR, 0.0, MIN_PROB, False)
             if other.score > best.score:
                 best, source = other, "global"
         tokens = best.token_ids
@@ -172,7 +181,7 @@ class SuffixDrafter:
     def warm(self) -> None:
         """Fill the global tree from a reloaded history; the groups' trees are built when their prompts come."""
         if self.config.global_tree:
-            self._global = self._new_tree(self.config.max_depth)
+            self._global = self._new_tree(MAX_DEPTH)
             self._global_seqs.clear()
             self._global_bytes = 0
             for _, entry in self.history:
@@ -186,7 +195,7 @@ class SuffixDrafter:
                         return
 
     def _build(self, key: str, prompt: TokenArray) -> Group:
-        tree = self._new_tree(self.config.max_depth)
+        tree = self._new_tree(MAX_DEPTH)
         tree.extend_ndarray(0, prompt)
         group = Group(key, prompt, tree, prompt[-PROMPT_TAIL:].copy())
         group.bytes = len(prompt) * TREE_BYTES_PER_TOKEN

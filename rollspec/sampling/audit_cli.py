@@ -105,8 +105,8 @@ def command(
     if old_temperature is not None and not old_temperature > 0:
         raise AuditError(f"rollspec: --old-temperature {old_temperature:g} cannot be used; give one above 0.")
     arguments = _arguments(engine or (), "--engine")
-    switches = ["tuning.policy=random", "tuning.options={}", "tuning.guard.enabled=false"] if switch_arms else []
-    chosen = [*(overrides or ()), *switches]
+    switches = ("tuning.policy=random", "tuning.options.table=null", "tuning.guard.enabled=false")
+    chosen = [*(overrides or ()), *(switches if switch_arms else ())]
     arm = _beside(_arm(preset, chosen, speculative_config, arguments), swap or (), old, old_temperature, temperature)
     other = _second(arm, preset, chosen, speculative_config, arguments, second) if second else None
     found = token_prompts(model, prompts, max_prompts, max_tokens, bool(arguments.get("trust_remote_code")))

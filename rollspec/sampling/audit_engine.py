@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 
-from rollspec.config import ENV_PREFIX, ENV_SWITCH, RollspecConfig, Source
+from rollspec.config import ENV_PREFIX, ENV_SWITCH, Source, resolve
 from rollspec.sampling.audit import AuditError, DraftCounts, Samples
 from rollspec.sampling.audit_tests import Ints
 
@@ -98,7 +98,7 @@ class Arm:
         cls, source: Source = "default", overrides: Sequence[str] = (), engine: Mapping[str, Any] | None = None
     ) -> Arm:
         """An engine with rollspec. The audit's text must not reach the job's history or metrics, so both stay off."""
-        config = RollspecConfig.load(source, overrides=[*overrides, "history.dir=null", "telemetry.jsonl=null"])
+        config = resolve(source, overrides=[*overrides, "history.dir=null", "telemetry.jsonl=null"])
         return cls(
             f"rollspec, preset {config.preset}, mode {config.mode}",
             rollspec=config.to_dict(),

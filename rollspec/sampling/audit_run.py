@@ -150,7 +150,7 @@ class Judged:
 
 
 def _judge(samples: Samples, target: Reference, plan: Plan, progress: Progress, arm: Arm) -> Judged:
-    config = RollspecConfig.load(arm.rollspec, env={}) if arm.rollspec is not None else None
+    config = RollspecConfig.from_dict(arm.rollspec) if arm.rollspec is not None else None
     # Kept noise repeats with every round: only the first is a sample of the law.
     lawful = first_round(samples) if config is not None and config.reuse.seeds == "keep" else samples
     evidence = Evidence(lawful, target.vocab, np.random.default_rng(plan.seed))

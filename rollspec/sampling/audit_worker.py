@@ -207,7 +207,7 @@ def _lossy(llm: Any, job: dict[str, Any]) -> Any:
     from rollspec.engine.vllm.lenient import LenientReuse
     from rollspec.proposal.old import OldResponses
 
-    config = RollspecConfig.load(job["rollspec"], env={})
+    config = RollspecConfig.from_dict(job["rollspec"])
     model = llm.llm_engine.vllm_config.model_config
     return LenientReuse(
         config.reuse,

@@ -23,28 +23,34 @@ logger = logging.getLogger("rollspec")
 PREFIX = "rollspec/health/"
 
 
+LIMITS = {"gap": 0.1, "corr": 0.98, "ess": 0.9, "ess_sequence": 0.1, "ratios": 0.05}
+"""Where rollouts begin to look off, by kind. Rounding alone lowers the effective sample size of whole responses as they
+get longer, so that limit is far below that of tokens.
+"""
+
+
 @dataclass(frozen=True, slots=True)
 class _Threshold:
     kind: str
     metric: str
-    knob: str
+    above: bool  # whether it is crossed from below
     text: str
 
 
 _THRESHOLDS = (
-    _Threshold("gap", "logprob_gap", "max_gap", "engine and trainer differ by {:.3g} nats per token"),
-    _Threshold("corr", "logprob_corr", "min_corr", "engine and trainer probabilities correlate at {:.4f} only"),
-    _Threshold("ess", "ess_token", "min_ess", "the tokens' importance weights are worth {:.3f} of their number"),
+    _Threshold("gap", "logprob_gap", True, "engine and trainer differ by {:.3g} nats per token"),
+    _Threshold("corr", "logprob_corr", False, "engine and trainer probabilities correlate at {:.4f} only"),
+    _Threshold("ess", "ess_token", False, "the tokens' importance weights are worth {:.3f} of their number"),
     _Threshold(
         "ess_sequence",
         "ess_sequence",
-        "min_ess_sequence",
+        False,
         "the responses' importance weights are worth {:.3f} of their number",
     ),
     _Threshold(
         "ratios",
         "ratio_outside",
-        "max_outside",
+        True,
         f"a share of {{:.3f}} of the importance ratios is outside {health.BAND[0]:g} to {health.BAND[1]:g}",
     ),
 )
@@ -60,7 +66,7 @@ class HealthWatch:
     """Remembers the last responses per prompt, and which warnings were said. One per trainer, one thread.
 
     Args:
-        config: the thresholds.
+        config: the limit that jobs with kept noise may want to move.
         max_bytes: bound on the tokens of remembered responses; the prompts not seen for longest go first.
         say: is given each warning.
     """
@@ -156,10 +162,10 @@ class HealthWatch:
         if lost := m.get("logprob_lost", 0.0):
             out.append(("not_finite", f"{lost:.0f} log-probs are NaN or infinite", "lost"))
         for t in _THRESHOLDS:
-            limit = float(getattr(self.config, t.knob))
-            value = m.get(t.metric)
-            if value is not None and (value > limit if t.knob.startswith("max") else value < limit):
-                out.append((t.kind, f"{t.text.format(value)} (telemetry.health.{t.knob} = {limit:g})", "ratios"))
+            limit, value = LIMITS[t.kind], m.get(t.metric)
+            if value is not None and (value > limit if t.above else value < limit):
+                side = "at most" if t.above else "at least"
+                out.append((t.kind, f"{t.text.format(value)} ({side} {limit:g} is usual)", "ratios"))
         if "epoch_overlap_chance" in m:
             shared, chance, limit = m["epoch_overlap"], m["epoch_overlap_chance"], self.config.max_overlap
             if shared - chance > limit:

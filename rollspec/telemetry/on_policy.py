@@ -20,8 +20,8 @@ def on_policy(run: Run, s: RunSummary) -> list[tuple[str, str, str]]:
         out.append(("warn", "Law of the rollouts", text))
     elif s.correlated:
         text = (
-            "Exact for each policy, correlated across epochs: noise is kept (reuse.seeds = keep), and each policy was "
-            "trained on rollouts of the same noise."
+            "Exact for each policy, correlated across epochs: noise is kept (reuse.mode = coupled), and each policy "
+            "was trained on rollouts of the same noise."
         )
         out.append(("ok", "Law of the rollouts", text))
     if s.ess_token_min is not None:

@@ -18,6 +18,9 @@ from rollspec.once import Once
 
 logger = logging.getLogger("rollspec")
 
+PATIENCE = 50
+"""Verify steps (and, to come back, probes) that a verdict rests on, so that a few unlucky ones switch nothing off."""
+
 BELOW = 0.9
 """A drafter is off when it reaches less than this of break-even; closer to it the policy decides, without an alarm."""
 
@@ -39,7 +42,7 @@ class _Watch:
 class Guard:
     """Switches (drafter, batch bucket) off and on. `patience`: steps that must speak against it, or for it."""
 
-    patience: int
+    patience: int = PATIENCE
     alarms: int = 0
     recoveries: int = 0
     _watches: dict[tuple[str, int], _Watch] = field(default_factory=dict)

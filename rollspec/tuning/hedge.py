@@ -56,7 +56,7 @@ class _Bucket:
 
 @register("hedge")
 class Hedge(Policy):
-    """Option `half_life`: steps, one number or several."""
+    """Option `half_life` of the class: steps, one number or several; engines use `HALF_LIVES`."""
 
     full_information = True
 

@@ -80,9 +80,10 @@ class Tuner:
         self.cost = CostModel()
         # "none" is known of always; it is played only if it was asked for.
         self._index = [i for i, a in enumerate(self.arms) if config.arms is None or a.k in config.arms] or [self.none]
-        self.policy = make(config.policy, [self.arms[i] for i in self._index], config.options, config.seed)
+        options = {"table": config.options.table} if config.policy == "table" else {}
+        self.policy = make(config.policy, [self.arms[i] for i in self._index], options)
         self.k_most = max(self.arms[i].k for i in self._index)
-        self.guard = Guard(config.guard.patience)
+        self.guard = Guard()
         self.ledger = Ledger(self.arms)
         self.plays = np.zeros(len(self.arms))
         """Steps per arm since the last drain."""
@@ -291,26 +292,15 @@ class Tuner:
             self.policy.restore(state["learned"])
 
 
-def check(config: TuningConfig, k_max: int) -> None:
-    """Refuse options that the policy would refuse when the engine starts.
-
-    Raises:
-        ConfigError: as one sentence.
-    """
-    arms = [a for a in arms_of(config, k_max, ("any",)) if config.arms is None or a.k in config.arms]
-    make(config.policy, arms, config.options, config.seed)
-
-
 def arms_of(config: TuningConfig, k_max: int, drafters: tuple[str, ...]) -> tuple[Arm, ...]:
     """The arms of a configuration, shortest first; "none" is always among them, if only for comparison."""
     if not drafters:
         return (Arm((), 0),)
-    ks = config.arms if config.arms is not None else [0, *(1 << i for i in range(k_max.bit_length())), k_max]
     # A lookup is free beside a learned drafter's passes, so there are arms without the passes, and none without it.
     free = tuple(d for d in drafters if d not in LEARNED)
     sets = [free, drafters] if free and free != drafters else [drafters]
     arms = [Arm((), 0)]
-    arms += [Arm(s, k) for k in sorted({k for k in ks if 0 < k <= k_max}) for s in sets]
+    arms += [Arm(s, k) for k in config.lengths(k_max) if 0 < k <= k_max for s in sets]
     return tuple(arms)
 
 

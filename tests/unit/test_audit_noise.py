@@ -61,7 +61,7 @@ def test_one_wrong_token_is_found_and_named() -> None:
     assert any("1 are not" in found for _, found in facts(result))
 
 
-@pytest.mark.parametrize("other", [{"coupled.seed": 4}, {"reuse.mode": "coupled", "reuse.seeds": "keep"}])
+@pytest.mark.parametrize("other", [{"coupled.seed": 4}, {"reuse.mode": "coupled"}])
 def test_another_noise_fails(other: dict[str, object]) -> None:
     samples, _ = _sample()
     config = RollspecConfig.load({"mode": "coupled", "coupled.seed": 3, **other}, env={})
@@ -70,7 +70,7 @@ def test_another_noise_fails(other: dict[str, object]) -> None:
 
 
 def test_kept_noise_repeats_and_only_its_first_round_is_a_sample() -> None:
-    keep = RollspecConfig.load({"mode": "coupled", "reuse.mode": "coupled", "reuse.seeds": "keep"}, env={})
+    keep = RollspecConfig.load({"mode": "coupled", "reuse.mode": "coupled"}, env={})
     samples, keys = _sample(keep)
     assert all((samples.tokens[s] == samples.tokens[s + 60]).all() for s in range(120))
     first = first_round(samples)

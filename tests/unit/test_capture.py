@@ -12,6 +12,7 @@ torch = pytest.importorskip("torch")
 
 from drafter_online.samples import Sample  # noqa: E402
 from rollspec import RollspecConfig, step  # noqa: E402
+from rollspec.engine.vllm import capture  # noqa: E402
 from rollspec.engine.vllm.capture import Capture  # noqa: E402
 
 H, VOCAB = 4, 50
@@ -117,8 +118,9 @@ def test_preempted_aborted_and_forgotten_requests() -> None:
     assert e.capture.bytes == 0 and not e.capture._recordings and not e.capture._seen
 
 
-def test_memory_is_bounded() -> None:
-    e = Engine(**{"drafter.capture.max_bytes": 1 << 16})
+def test_memory_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(capture, "HOLD_BYTES", 1 << 16)
+    e = Engine()
     for i in range(60):
         e.begin(f"{i}", [1, 2, 3])
         e.step({f"{i}": (0, 3, [], [10])})

@@ -2,12 +2,14 @@ from __future__ import annotations
 
 import sys
 from importlib import metadata
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from rollspec import RollspecConfig
+from rollspec.config import resolve
 from rollspec.engine.vllm import compat, plugin
 from rollspec.errors import ConfigError
 
@@ -60,6 +62,18 @@ def test_configure_writes_the_speculative_config() -> None:
     assert a.additional_config["other"] == 1
     again = plugin.engine_config(a)
     assert again == RollspecConfig.load("default")
+
+
+def test_configure_takes_resolved_settings_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ROLLSPEC__HISTORY__DIR", "/data")
+    of_trainer = resolve("default").of_replica(0)
+    for source in (of_trainer, of_trainer.to_dict()):
+        a = args()
+        plugin.configure(a, source)
+        assert plugin.engine_config(a) == of_trainer and of_trainer.history.dir == Path("/data/replica_0")
+    a = args()
+    plugin.configure(a, {"preset": "suffix_only"})
+    assert plugin.engine_config(a) == resolve("suffix_only"), "what a user wrote meets the environment, once"
 
 
 def test_configure_leaves_an_unsupported_engine_alone() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 from pathlib import Path
@@ -9,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from drafter_online.trainer import DrafterTraining
-from rollspec.config import RollspecConfig, knobs, presets
+from rollspec.config import GONE, RollspecConfig, TrainingConfig, is_resolved, knobs, presets, resolve, switched_on
 from rollspec.errors import ConfigError
 from rollspec.tuning.tuner import Tuner
 
@@ -27,6 +28,96 @@ def test_every_preset_loads_by_name_and_by_path_and_says_what_it_is(path: Path) 
 
 def test_presets_are_those_of_the_checkout() -> None:
     assert set(presets()) == {p.stem for p in CONFIGS} >= {"default"}
+
+
+MEANS: dict[str, dict[str, object]] = {
+    "aurora": {
+        "proposal.drafters": ["eagle3"],
+        "proposal.k_max": 5,
+        "proposal.learned.k_max": 5,
+        "proposal.learned.canary_drafts": 0,
+        "proposal.budget.policy": "fixed",
+        "drafter.mode": "idle",
+        "drafter.publish_every": 50,
+        "drafter.training.learning_rate": 1e-05,
+        "drafter.training.warmup_steps": 0,
+        "drafter.training.clip_norm": 2.5,
+        "drafter.training.ttt_steps": 5,
+        "drafter.training.rejected": 0.5,
+        "tuning.policy": "static",
+        "tuning.arms": [5],
+        "tuning.guard.enabled": False,
+    },
+    "banditspec": {"proposal.budget.policy": "fixed", "tuning.policy": "ucbspec", "tuning.guard.enabled": False},
+    "coupled": {"mode": "coupled"},
+    "coupled_reuse": {"mode": "coupled", "reuse.mode": "coupled"},
+    "das": {"proposal.budget.length_weight": 0.5},
+    "day0": {
+        "proposal.drafters": ["eagle3"],
+        "drafter.mode": "idle",
+        "drafter.publish_every": 25,
+        "drafter.capture.share": 0.05,
+    },
+    "default": {},
+    "long_tail": {"proposal.drafters": ["suffix", "eagle3"], "drafter.mode": "idle"},
+    "osd": {
+        "proposal.drafters": ["eagle3"],
+        "proposal.k_max": 5,
+        "proposal.learned.k_max": 5,
+        "proposal.learned.canary_drafts": 0,
+        "proposal.budget.policy": "fixed",
+        "drafter.mode": "idle",
+        "drafter.publish_every": 10,
+        "drafter.training.learning_rate": 1e-05,
+        "drafter.training.warmup_steps": 0,
+        "drafter.training.accept": 0.0,
+        "drafter.training.rejected": 1.0,
+        "tuning.policy": "static",
+        "tuning.arms": [5],
+        "tuning.guard.enabled": False,
+    },
+    "respec": {
+        "proposal.drafters": ["eagle3"],
+        "proposal.budget.policy": "fixed",
+        "drafter.mode": "idle",
+        "drafter.training.reward_beta": 1.0,
+        "tuning.policy": "table",
+        "tuning.arms": [0, 2, 4],
+        "tuning.options.table": {"4": 4, "16": 2, "64": 0},
+        "tuning.guard.enabled": False,
+    },
+    "seer": {"proposal.suffix.past": False, "proposal.suffix.global_tree": False, "proposal.budget.length_weight": 0.0},
+    "serve": {
+        "proposal.drafters": ["suffix", "eagle3"],
+        "drafter.mode": "dedicated",
+        "drafter.endpoint": "tcp://127.0.0.1:5765",
+    },
+    "spec_rl": {
+        "reuse.mode": "lenient",
+        "reuse.bias": 0.5,
+        "tuning.policy": "static",
+        "tuning.arms": [0],
+        "tuning.guard.enabled": False,
+    },
+    "suffix_only": {"proposal.budget.policy": "fixed", "tuning.policy": "static", "tuning.guard.enabled": False},
+    "tlt": {
+        "proposal.drafters": ["suffix", "eagle3"],
+        "proposal.budget.policy": "fixed",
+        "drafter.mode": "idle",
+        "tuning.policy": "beg_mab",
+        "tuning.guard.enabled": False,
+    },
+}
+"""What each preset changes of the built-in values."""
+
+
+@pytest.mark.parametrize("name", sorted(presets()))
+def test_presets_mean_what_they_meant(name: str) -> None:
+    def flat(config: RollspecConfig) -> dict[str, object]:
+        return {n: functools.reduce(lambda at, part: at[part], n.split("."), config.to_dict()) for n, *_ in knobs()}
+
+    plain = flat(RollspecConfig()) | {"preset": name}
+    assert {k: v for k, v in flat(resolve(name, env={})).items() if v != plain[k]} == MEANS[name]
 
 
 PUBLISHED = ("aurora", "banditspec", "das", "osd", "respec", "seer", "spec_rl", "tlt")
@@ -47,8 +138,8 @@ def test_presets_of_published_systems_play_what_they_are_named_for() -> None:
 
     assert [chosen("aurora", b) for b in (1, 64)] == [chosen("osd", b) for b in (1, 64)] == ["eagle3:5", "eagle3:5"]
     assert [chosen("respec", b) for b in (4, 16, 64)] == ["eagle3:4", "eagle3:2", "none"]
-    assert plays["respec"].drafter.training["reward_beta"] > 0
-    terms = {name: DrafterTraining(**plays[name].drafter.training) for name in ("aurora", "osd", "tlt")}
+    assert plays["respec"].drafter.training.reward_beta > 0
+    terms = {name: DrafterTraining(**plays[name].drafter_training) for name in ("aurora", "osd", "tlt")}
     assert terms["aurora"].accept and terms["aurora"].rejected and terms["aurora"].step_decay == 0.8
     assert terms["osd"].rejected and not terms["osd"].accept
     assert not terms["tlt"].rejected and plays["tlt"].drafter.captures
@@ -59,11 +150,21 @@ def test_presets_of_published_systems_play_what_they_are_named_for() -> None:
 @pytest.mark.parametrize(
     ("given", "says"),
     [
-        ({"drafter.buffer.half_live": 2}, "drafter.buffer has no setting 'half_live'; did you mean 'half_life'"),
-        ({"drafter.buffer": {"zzz": 2}}, "drafter.buffer has no setting 'zzz'; it takes max_bytes, half_life"),
-        ({"drafter.buffer": {"tail_quota": 2}}, "drafter.buffer.tail_quota = 2: input should be less than"),
-        ({"drafter.training": {"objectiv": "tv"}}, "drafter.training has no setting 'objectiv'; did you mean 'objecti"),
-        ({"drafter.training": {"objective": "tb"}}, "drafter.training.objective = 'tb': input should be"),
+        ({"drafter.buffer.keep_version": 2}, "'drafter.buffer.keep_version' (value 2) in the given mapping; did you "),
+        ({"drafter.buffer": {"zzz": 2}}, "unknown key 'drafter.buffer.zzz' (value 2)"),
+        (
+            {"drafter.buffer": {"keep_versions": 0}},
+            "drafter.buffer.keep_versions = 0 cannot be used: Input should be g",
+        ),
+        ({"drafter.training": {"objectiv": "tv"}}, "did you mean 'drafter.training.objective'?"),
+        (
+            {"drafter.training": {"objective": "tb"}},
+            "drafter.training.objective = 'tb' cannot be used: Input should be",
+        ),
+        ({"drafter.training": {"betas": [0, 1]}}, "is gone; a job trains with the default of"),
+        ({"tuning": {"options": {"epsilon": 1}}}, "is gone; published policies are played with the numbers of their"),
+        ({"tuning.options.table": {4: 2}}, "tuning.options.table is set and tuning.policy = hedge"),
+        ({"tuning": {"policy": "table", "options": {"table": {4: 3}}}}, "K = 3, which is not among tuning.arms [0, 1"),
     ],
 )
 def test_settings_of_training_and_buffer_are_checked_at_the_start(given: dict[str, object], says: str) -> None:
@@ -78,8 +179,6 @@ def test_settings_of_training_and_buffer_are_checked_at_the_start(given: dict[st
         ({}, "greedy", "top1"),
         ({"mode": "coupled"}, "probabilistic", "lk_hybrid"),
         ({"mode": "coupled", "coupled.drafts": "greedy"}, "greedy", "top1"),
-        ({"mode": "coupled", "drafter.training.draft_sampling": "greedy"}, "greedy", "top1"),
-        ({"drafter.training.draft_sampling": "probabilistic"}, "probabilistic", "lk_hybrid"),
     ],
 )
 def test_training_follows_how_the_engine_draws_drafts(given: dict[str, object], sampling: str, divergence: str) -> None:
@@ -89,6 +188,15 @@ def test_training_follows_how_the_engine_draws_drafts(given: dict[str, object], 
     for settings in (config.drafter_training, daemon.options(config, "target", Path("folder"))["training"]):
         terms = DrafterTraining(**settings)
         assert (terms.draft_sampling, terms.divergence) == (sampling, divergence)
+
+
+def test_settings_of_training_are_those_of_the_trainer() -> None:
+    training = RollspecConfig().drafter_training
+    assert DrafterTraining(**training) == DrafterTraining()
+    bounds = {n: f.metadata for n, f in DrafterTraining.model_fields.items()}
+    assert {n: bounds[n] for n in TrainingConfig.model_fields} == {
+        n: f.metadata for n, f in TrainingConfig.model_fields.items()
+    }
 
 
 def test_day_0_starts_from_nothing_and_may_rest() -> None:
@@ -104,13 +212,13 @@ def test_the_default_preset_is_the_built_in_defaults() -> None:
 def test_later_layers_win(tmp_path: Path) -> None:
     file = tmp_path / "job.yaml"
     file.write_text("preset: suffix_only\nproposal: {k_max: 3, suffix: {window: 7}}\n")
-    env = {"ROLLSPEC__PROPOSAL__K_MAX": "4", "ROLLSPEC__PROPOSAL__SUFFIX__MAX_DEPTH": "12", "OTHER": "x"}
-    config = RollspecConfig.load(file, env=env, overrides=["proposal.suffix.max_depth=16"])
+    env = {"ROLLSPEC__PROPOSAL__K_MAX": "4", "ROLLSPEC__HISTORY__MAX_BYTES": "100000", "OTHER": "x"}
+    config = RollspecConfig.load(file, env=env, overrides=["history.max_bytes=200000"])
     assert config.preset == "suffix_only"
     assert config.proposal.budget.policy == "fixed"  # from the preset
     assert config.proposal.suffix.window == 7  # from the file
     assert config.proposal.k_max == 4  # the environment over the file
-    assert config.proposal.suffix.max_depth == 16  # the override over the environment
+    assert config.history.max_bytes == 200_000  # the override over the environment
 
 
 def test_off_without_quotes_is_off_in_yaml(tmp_path: Path) -> None:
@@ -138,6 +246,68 @@ def test_to_dict_is_json_and_comes_back_equal(tmp_path: Path) -> None:
     config = RollspecConfig.load("suffix_only", overrides=[f"history.dir={tmp_path}", "proposal.k_max=9"], env={})
     assert RollspecConfig.load(json.loads(json.dumps(config.to_dict())), env={}) == config
     assert RollspecConfig.load(config, env={}) == config
+
+
+def test_the_environment_is_read_once_and_does_not_undo_what_a_job_decided(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every replica's folders are its own, also where the environment set the job's."""
+    monkeypatch.setenv("ROLLSPEC__HISTORY__DIR", "/data")
+    monkeypatch.setenv("ROLLSPEC__DRAFTER__DIR", "/heads")
+    job = resolve("long_tail")
+    for number in (0, 1):
+        sent = json.loads(json.dumps(job.of_replica(number).to_dict()))
+        for found in (RollspecConfig.from_dict(sent), resolve(sent), resolve(RollspecConfig.from_dict(sent))):
+            assert found.history.dir == Path(f"/data/replica_{number}")
+            assert found.drafter.dir == Path(f"/heads/replica_{number}")
+    assert resolve({**sent, "proposal.k_max": 3}).history.dir == Path("/data/replica_1")
+    assert resolve(sent, overrides=["history.dir=/mine"]).history.dir == Path("/mine")
+    del sent["history"]["dir"]
+    assert not is_resolved(sent) and resolve(sent).history.dir == Path("/data")
+
+
+def test_replicas_share_a_trainer_of_their_job() -> None:
+    config = resolve("serve", overrides={"history.dir": "/data", "drafter.dir": "/job"}, env={}).of_replica(2)
+    assert (config.history.dir, config.drafter.dir) == (Path("/data/replica_2"), Path("/job"))
+    plain = resolve(env={})
+    assert plain.of_replica(1) is plain
+
+
+def test_resolved_settings_are_whole_or_refused() -> None:
+    whole = resolve("suffix_only", env={}).to_dict()
+    del whole["proposal"]["k_max"]
+    with pytest.raises(ConfigError, match=r"lack 'proposal\.k_max'"):
+        RollspecConfig.from_dict(whole)
+    with pytest.raises(ConfigError, match=r"proposal\.k_maks"):
+        RollspecConfig.from_dict(resolve(env={}).to_dict() | {"proposal.k_maks": 3})
+
+
+def test_changed_settings_are_checked_again() -> None:
+    config = resolve("suffix_only", env={})
+    assert config.change({"proposal.k_max": 3}).proposal.k_max == 3 and config.proposal.k_max == 16
+    with pytest.raises(ConfigError, match=r"tuning\.arms has 16"):
+        config.change({"tuning.arms": [16]}).change({"proposal.k_max": 3})
+
+
+STARTS = {  # where a job, an engine or a command starts
+    "rollspec/cli.py", "rollspec/doctor.py", "rollspec/demo/cli.py", "rollspec/demo/job.py",
+    "rollspec/engine/vllm/plugin.py", "rollspec/sampling/audit_engine.py",
+    "integrations/rollspec_openrlhf/__init__.py", "integrations/rollspec_trl/__init__.py",
+    "integrations/rollspec_verl/options.py",
+}  # fmt: skip
+
+
+def test_settings_are_resolved_where_a_job_starts_and_are_data_everywhere_else() -> None:
+    root = Path(__file__).parents[2]
+    files = [p for top in ("rollspec", "drafter_online", "integrations") for p in (root / top).rglob("*.py")]
+    texts = {str(p.relative_to(root)): p.read_text() for p in files}
+    texts.pop("rollspec/config.py")
+    assert {name for name, text in texts.items() if re.search(r"import .*\bresolve\b", text)} == STARTS
+    loads = [n for n, text in texts.items() if "RollspecConfig.load(" in text.replace("rollspec.RollspecConfig", "")]
+    assert not loads
+
+
+def test_the_switch_names_a_preset_or_nothing() -> None:
+    assert switched_on({"ROLLSPEC": "day0"}) == "day0"
+    assert switched_on({"ROLLSPEC": ""}) is switched_on({}) is None
 
 
 @pytest.mark.parametrize(
@@ -185,6 +355,15 @@ def test_shared_versions_need_a_drafter_with_weights() -> None:
     with pytest.raises(ConfigError, match=r"drafter.versions = /v .* add eagle3"):
         RollspecConfig.load({"drafter.versions": "/v"}, env={})
     assert RollspecConfig.load({"preset": "day0", "drafter.versions": "/v"}, env={}).drafter.versions == Path("/v")
+
+
+def test_a_knob_that_is_gone_says_what_is_in_its_place() -> None:
+    assert not set(GONE) & {name for name, *_ in knobs()}
+    for name in GONE:
+        with pytest.raises(ConfigError) as caught:
+            resolve({name: 1}, env={})
+        message = str(caught.value)
+        assert f"{name!r} (value 1) in the given mapping is gone; {GONE[name]}." in message and "\n" not in message
 
 
 def test_an_unknown_key_in_the_environment_is_refused() -> None:

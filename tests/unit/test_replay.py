@@ -18,7 +18,7 @@ from rollspec.proposal.replay import Replay
 from rollspec.sampling.streams import Streams
 from rollspec.telemetry.metrics import EngineStats, find, to_metrics
 
-REUSE = {"mode": "coupled", "reuse.mode": "coupled", "reuse.seeds": "keep"}
+REUSE = {"mode": "coupled", "reuse.mode": "coupled"}
 STATIC = {"tuning.policy": "static", "tuning.guard.enabled": False, "proposal.budget.policy": "fixed"}
 
 
@@ -168,9 +168,9 @@ def test_the_proposer_replays_realigns_and_counts() -> None:
 @pytest.mark.parametrize(
     ("overrides", "says"),
     [
-        ({"reuse.mode": "coupled"}, "set mode: coupled and reuse.seeds: keep"),
-        ({"reuse.mode": "coupled", "mode": "coupled"}, "reuse.seeds: keep"),
-        ({"mode": "coupled", "reuse.seeds": "keep"}, "makes epochs correlated"),
+        ({"reuse.mode": "coupled"}, "set mode: coupled as well"),
+        ({"reuse.mode": "lenient", "mode": "coupled"}, "lossy, which mode = coupled excludes"),
+        ({"mode": "coupled", "reuse.seeds": "keep"}, "is gone; noise is kept over epochs exactly where"),
         (REUSE | {"proposal.drafters": []}, "must not be empty"),
         ({"mode": "lenient"}, "'standard' or 'coupled'"),
         ({"coupled.seed": -1}, "greater than or equal to 0"),

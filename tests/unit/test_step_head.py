@@ -10,6 +10,7 @@ from rollspec import RollspecConfig
 from rollspec.drafting.head import CANARY_EVERY, PROBE_EVERY
 from rollspec.engine.base import HeadRun, Verified, decode
 from rollspec.step import Engine
+from rollspec.tuning.guard import Guard
 
 pytest.importorskip("arctic_inference")
 
@@ -161,7 +162,8 @@ def test_arms_are_drafter_sets_and_lengths() -> None:
 
 
 def test_the_guard_holds_back_one_drafter_and_not_the_other() -> None:
-    p = make(**{"tuning.policy": "static", "proposal.budget.policy": "fixed", "tuning.guard.patience": 10})
+    p = make(**{"tuning.policy": "static", "proposal.budget.policy": "fixed"})
+    p.tuner.guard = Guard(patience=10)
     simulate(p, texts(4), 1.0, seed=1)
     for seed in range(3):
         p.set_version(seed + 1)

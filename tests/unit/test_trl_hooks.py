@@ -18,6 +18,7 @@ from rollspec_trl.trainer import state_of
 from rollspec.engine.vllm import plugin
 from rollspec.errors import ConfigError
 from rollspec.proposal.base import prompt_key
+from rollspec.telemetry import health
 from rollspec.telemetry.metrics import EngineStats
 
 torch = pytest.importorskip("torch")
@@ -144,10 +145,12 @@ def test_a_step_sends_version_and_rewards_and_logs_metrics(tmp_path: Path) -> No
     assert 0 <= out["rollspec/rollout/generation_share"] <= 1
 
 
-def test_a_step_says_once_what_is_wrong_with_its_rollouts(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_step_says_once_what_is_wrong_with_its_rollouts(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The stand-in says the same in every epoch, and its trainer is 0.1 nats away from its engine."""
-    rollspec_trl.enable({"mode": "coupled", "reuse": {"mode": "coupled", "seeds": "keep"},
-                         "telemetry.health.max_gap": 0.05, "telemetry.health.max_overlap": 0.1})  # fmt: skip
+    rollspec_trl.enable({"mode": "coupled", "reuse.mode": "coupled", "telemetry.health.max_overlap": 0.1})
+    monkeypatch.setitem(health.LIMITS, "gap", 0.05)
     t = trainer_of(Llm(), tmp_path, top_p=0.9)
     with caplog.at_level(logging.WARNING, "rollspec"):
         for epoch in range(3):

@@ -13,7 +13,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from rollspec.errors import ConfigError
 from rollspec.proposal.base import as_tokens
+from rollspec.telemetry import health
 from rollspec.telemetry.metrics import EngineStats
 
 omegaconf = pytest.importorskip("omegaconf")
@@ -91,6 +93,9 @@ def module() -> Any:
         def _rollout_server_managers(self) -> list[Any]:
             return [SimpleNamespace(get_replicas=lambda: self.replicas)]
 
+        def _init_dataloader(self) -> str:
+            return "loaded"
+
         def fit(self, agent_loop_manager: Any) -> str:
             return "fitted"
 
@@ -116,6 +121,21 @@ def module() -> Any:
 
 
 STATS = EngineStats(steps=4, requests=8, verified=4, drafted=10, accepted=5, emitted=13, version=3).to_dict()
+
+
+def test_the_settings_are_resolved_before_anything_is_built(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ROLLSPEC__HISTORY__DIR", "/data")
+    trainer = module().PPOTrainer(tmp_path, custom={"rollspec": "suffix_only"})
+    assert trainer._init_dataloader() == "loaded"
+    sent = omegaconf.OmegaConf.to_container(trainer.config)["actor_rollout_ref"]["rollout"]["custom"]["rollspec"]
+    assert (sent["preset"], sent["history"]["dir"]) == ("suffix_only", "/data")
+    monkeypatch.delenv("ROLLSPEC__HISTORY__DIR")
+    from rollspec_verl import trainer as hooks
+
+    assert hooks.State.of(trainer).config.to_dict() == sent
+    wrong = module().PPOTrainer(tmp_path, custom={"rollspec": {"k_max": 1}})
+    with pytest.raises(ConfigError, match=r"proposal\.k_max"):
+        wrong._init_dataloader()
 
 
 def test_metrics_are_merged_over_replicas_and_into_verls_own(tmp_path: Path) -> None:
@@ -187,9 +207,8 @@ def test_the_health_of_the_rollouts_reaches_verls_logger(
                         versions)  # fmt: skip
 
     monkeypatch.setattr(Rollouts, "read", read)
-    trainer = module().PPOTrainer(
-        tmp_path, custom={"rollspec": {"enabled": False, "telemetry.health.max_gap": 2.0}}, top_p=0.9
-    )
+    monkeypatch.setitem(health.LIMITS, "gap", 2.0)
+    trainer = module().PPOTrainer(tmp_path, custom={"rollspec": {"enabled": False}}, top_p=0.9)
     trainer._compute_advantage("batch", metrics={})
     first = trainer._consume_sync_metrics()
     trainer.global_steps = 1

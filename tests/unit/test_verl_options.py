@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -39,6 +40,27 @@ def test_a_typo_names_the_key_and_the_nearest_one() -> None:
         read({"rollspec": "suffix_onyl"})
 
 
+@pytest.mark.parametrize("given", [None, {}, {"theirs": 1}, {"rollspec": "suffix_only"}, {"rollspec.k_max": 5}])
+def test_settled_options_are_data_that_no_environment_changes(
+    given: dict[str, Any] | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from rollspec_verl import options
+
+    from rollspec import config as module
+
+    rollout = omegaconf.OmegaConf.create({"name": "vllm", "custom": given})
+    omegaconf.OmegaConf.set_struct(rollout, True)  # as verl's are
+    options.settle(rollout)
+    want = options.read(rollout)
+    monkeypatch.setenv("ROLLSPEC__PROPOSAL__K_MAX", "3")
+    monkeypatch.setattr(module, "_layers", lambda source: pytest.fail(f"{source!r} was resolved again"))
+    assert options.read(rollout) == want and want.proposal.k_max == 16
+    sent = omegaconf.OmegaConf.to_container(rollout)["custom"]
+    assert options.read(SimpleNamespace(get=lambda *_: sent)) == want  # verl's dataclass of it
+    options.settle(rollout)
+    assert options.read(rollout) == want and set(given or {}) <= set(rollout.custom)
+
+
 @pytest.mark.parametrize("given", [None, {}, {"theirs": 1}, '{"theirs": 1}'])
 def test_additional_config_keeps_what_the_user_gave(given: Any) -> None:
     from rollspec_verl.replica import merge_additional_config
@@ -48,7 +70,7 @@ def test_additional_config_keeps_what_the_user_gave(given: Any) -> None:
     assert merged["rollspec"] == config
     assert ("theirs" in merged) is bool(given)
     # verl writes it as JSON on vLLM's command line, and the plugin loads it back.
-    assert RollspecConfig.load(json.loads(json.dumps(merged))["rollspec"], env={}) == RollspecConfig.load("default")
+    assert RollspecConfig.from_dict(json.loads(json.dumps(merged))["rollspec"]) == RollspecConfig.load("default")
 
 
 def test_a_verl_outside_the_range_is_left_alone(

@@ -39,6 +39,12 @@ logger = logging.getLogger("rollspec")
 KEEP = 0.99
 """Per step, of the sums that the share of the step time is judged by."""
 
+HOLD_BYTES = 256 << 20
+"""Bytes of samples held until they are drained; the oldest go first."""
+
+TOP_K = 8
+"""Logits of the target kept per proposed token, for the loss on rejected proposals."""
+
 LEAST_TOKENS = 4
 """Shorter responses teach nothing about drafts."""
 
@@ -202,7 +208,7 @@ class Capture:
             self.counts["private"] += 1
             return False
         busy = self._share[0] > self.config.share * self._share[1] and self._share[1] > 0.0
-        if self.paused or busy or self.bytes > self.config.max_bytes or self._rng.random() >= self.config.rate:
+        if self.paused or busy or self.bytes > HOLD_BYTES or self._rng.random() >= self.config.rate:
             self.counts["skipped"] += 1
             return False
         self.counts["recorded"] += 1
@@ -224,7 +230,7 @@ class Capture:
             at += n + 1
         if index:
             chosen = logits[torch.tensor(index, device=logits.device)].float()
-            values, ids = chosen.topk(min(self.config.top_k, chosen.shape[-1]), dim=-1)
+            values, ids = chosen.topk(min(TOP_K, chosen.shape[-1]), dim=-1)
             self._logits = (ids, values, chosen.logsumexp(-1))
 
     def _step(
@@ -326,10 +332,10 @@ class Capture:
     def _bound(self) -> None:
         """Oldest samples go first, then recordings, longest first."""
         with self._lock:
-            while self.bytes > self.config.max_bytes and self._done:
+            while self.bytes > HOLD_BYTES and self._done:
                 self.bytes -= self._done.popleft().nbytes
                 self.counts["dropped"] += 1
-        while self.bytes > self.config.max_bytes and self._recordings:
+        while self.bytes > HOLD_BYTES and self._recordings:
             req_id = max(self._recordings, key=lambda q: self._recordings[q].bytes)
             self._count(-self._recordings.pop(req_id).bytes)
             self.counts["dropped"] += 1

@@ -68,7 +68,7 @@ def settle(args: Any, config: RollspecConfig) -> tuple[RollspecConfig, str | Non
     os.environ[V2_SWITCH] = "0"
     kept = _specialists(args, config, path, name)
     found = {"proposal.learned.model": str(path), "proposal.learned.specialists": kept}
-    return RollspecConfig.load(config, overrides=found, env={}), name
+    return config.change(found), name
 
 
 def _without(config: RollspecConfig, changes: list[tuple[str, Any]]) -> RollspecConfig:
@@ -76,7 +76,7 @@ def _without(config: RollspecConfig, changes: list[tuple[str, Any]]) -> Rollspec
     if config.proposal.learned.specialists:
         logger.warning("rollspec: the specialists are left out because proposal.drafters has no eagle3 that can run.")
         changes = [*changes, ("proposal.learned.specialists", {})]
-    return RollspecConfig.load(config, overrides=dict(changes), env={}) if changes else config
+    return config.change(dict(changes)) if changes else config
 
 
 def _specialists(args: Any, config: RollspecConfig, path: str | None, name: str) -> dict[str, str]:

@@ -39,6 +39,11 @@ from rollspec.step import Engine
 
 logger = logging.getLogger("rollspec")
 
+KEEP_BYTES = 256 << 20
+"""Bytes of the target's hidden states kept for running requests, from which the drafter catches up after it rested and
+is rebuilt after its weights were replaced: some 17,000 positions of three layers of width 2,560 in bf16.
+"""
+
 REBUILD_TOKENS = 512
 """Positions per step that are read again after a swap: a part of what a prefill step computes."""
 
@@ -59,8 +64,7 @@ class LearnedDrafts:
         config = runner.speculative_config.draft_model_config
         self.limit = int(getattr(config, "max_model_len", None) or runner.max_model_len)
         width = self.aux_layers * int(runner.model_config.get_hidden_size())
-        keep = bridge.config.proposal.learned.keep_bytes
-        self.states = States(keep, int(self.drafter.max_num_tokens), width, runner.dtype.itemsize)
+        self.states = States(KEEP_BYTES, int(self.drafter.max_num_tokens), width, runner.dtype.itemsize)
         self.off = False
         self._drained: dict[str, float] = {}
         self.rebuilt = 0  # positions read again after swaps

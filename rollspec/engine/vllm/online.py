@@ -249,7 +249,7 @@ class OnlineTraining:
         given = str(self.learned.drafter.draft_model_config.model)
         head = heads.load(given if parent is None else self.versions / f"{parent:08d}", target)
         training = DrafterTraining(**self.learned.bridge.config.drafter_training)
-        keep = BufferConfig(**{"max_bytes": self.config.buffer_bytes, **self.config.buffer})
+        keep = BufferConfig(max_bytes=self.config.buffer_bytes, keep_versions=self.config.buffer.keep_versions)
         try:
             buffer = Buffer.load(self.folder / "buffer", keep)
         except BufferFileError as e:  # set aside
@@ -269,7 +269,7 @@ class OnlineTraining:
         except TrainingError as e:
             self._fault("resuming", str(e))
         self.resumed = (trainer.counts.steps, trainer.counts.tokens)
-        self._idle = Idle(IdleConfig(step_bytes=self.config.step_bytes), clock=time.perf_counter)
+        self._idle = Idle(IdleConfig(), clock=time.perf_counter)
         self._trainer = trainer  # last: other threads look whether it is there
 
     def _taken_over(self) -> int | None:

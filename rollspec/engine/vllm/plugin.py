@@ -12,11 +12,10 @@ nothing.
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Mapping
 from typing import Any
 
-from rollspec.config import ENV_SWITCH, RollspecConfig, Source
+from rollspec.config import RollspecConfig, Source, resolve, switched_on
 from rollspec.engine.vllm import arrivals, compat, heads, hooks, overlap, places, prometheus
 from rollspec.engine.vllm.hooks.engine import (
     AddRequest,
@@ -60,7 +59,7 @@ def _asked_for(args: Any) -> Source:
         return given  # type: ignore[no-any-return]
     if _enabled is not None:
         return _enabled
-    return os.environ.get(ENV_SWITCH) or None
+    return switched_on()
 
 
 def _create_engine_config(create: Any, args: Any, *given: Any, **named: Any) -> Any:
@@ -94,8 +93,7 @@ def configure(args: Any, source: Source) -> None:
     """
     if isinstance(source, dict) and "off" in source:
         return
-    # The environment has been applied by whoever resolved a full mapping already; doing it again is idempotent.
-    config = RollspecConfig.load(source)
+    config = resolve(source)  # as it is where a trainer resolved it; from here on it is data
     reason = compat.unaccelerated_because(args, config)
     if reason is not None:
         level = logging.INFO if not config.enabled else logging.WARNING
@@ -145,7 +143,7 @@ def engine_config(vllm_config: Any) -> RollspecConfig | None:
     given = (getattr(vllm_config, "additional_config", None) or {}).get(KEY)
     if not isinstance(given, dict) or "off" in given:
         return None
-    return RollspecConfig.load(given, env={})
+    return RollspecConfig.from_dict(given)
 
 
 def _init_device(init_device: Any, wrapper: Any) -> None:

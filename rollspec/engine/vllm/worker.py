@@ -322,7 +322,7 @@ def _new_version(drafter: VllmProposer, version: int) -> dict[str, Any]:
     if drafter.learned is not None and drafter.learned.online is not None:
         drafter.learned.online.updating = False  # the new policy is here
     history = drafter.config.history
-    if history.dir is not None and history.autosave and drafter.drafting:
+    if history.dir is not None and drafter.drafting:
         _save(drafter, {"dir": str(history.dir), "wait": False})
     return {"version": version}
 
