@@ -1,4 +1,7 @@
-"""Suffix drafts: one tree per prompt group, one global tree as fallback (arctic-inference's C++ `SuffixTree`).
+"""Suffix drafts: one corpus per prompt group, one global corpus as fallback.
+
+A corpus is an array that is scanned (`drafting.scan.Corpus`) or a tree (arctic-inference's C++ `SuffixTree`); both are
+called trees here.
 
 A group's tree holds its prompt, what its siblings have said so far in this round, and the responses of past rounds,
 so that a request can be drafted from any of them (SuffixDecoding arXiv:2411.04975; siblings as in Seer
@@ -10,6 +13,7 @@ from __future__ import annotations
 
 from bisect import insort
 from collections import OrderedDict, deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,8 +24,8 @@ from rollspec.proposal.history import History
 PROMPT_TAIL = 8
 """Prompt tokens put before each response in a tree, so that its first tokens have a context to match."""
 
-TREE_BYTES_PER_TOKEN = 320
-"""Upper estimate used between exact measurements; `SuffixTree.estimate_memory` walks the tree."""
+BYTES_PER_TOKEN = {"tree": 320, "scan": 32}
+"""Upper estimates used between exact measurements; `SuffixTree.estimate_memory` walks the tree."""
 
 CONTEXT = 16
 """Tokens of context that are matched. The C++ search tries every length, so its cost grows with the square; longer
@@ -54,9 +58,6 @@ class Group:
 class _NoTree:
     """Where nothing is drafted from: a tree that stays empty."""
 
-    def __init__(self, depth: int) -> None:
-        pass
-
     def extend(self, *args: Any) -> None:
         pass
 
@@ -70,11 +71,11 @@ class SuffixDrafter:
     """Keeps the trees and drafts from them. Not thread-safe: the engine's worker is one thread."""
 
     def __init__(self, config: SuffixConfig, history: History, tree_max_bytes: int) -> None:
-        self._new_tree: Any = _NoTree
+        self._new_tree: Callable[[], Any] = _NoTree
+        self._speculate: Callable[[Any, list[int], int], Any]
         if config.siblings or config.past or config.global_tree:
-            from arctic_inference.suffix_decoding._C import SuffixTree
-
-            self._new_tree = SuffixTree
+            self._new_tree, self._speculate = _scan(config) if config.lookup == "scan" else _tree(config)
+        self._token_bytes = BYTES_PER_TOKEN[config.lookup]
         self.config = config
         self.history = history
         self.context = min(config.max_depth, CONTEXT)  # how much of it `draft` wants
@@ -83,7 +84,7 @@ class SuffixDrafter:
         self._group_max = tree_max_bytes - self._global_max
         self.bytes = 0
         self._groups: OrderedDict[str, Group] = OrderedDict()
-        self._global = self._new_tree(config.max_depth)
+        self._global = self._new_tree()
         self._global_seqs: deque[tuple[int, int]] = deque()  # (sequence id, bytes), oldest first
         self._global_next = 0
         self._global_bytes = 0
@@ -115,7 +116,7 @@ class SuffixDrafter:
         """
         if self.config.siblings:
             group.tree.extend(sequence, tokens)
-            grown = len(tokens) * TREE_BYTES_PER_TOKEN
+            grown = len(tokens) * self._token_bytes
             group.bytes += grown
             self.bytes += grown
 
@@ -129,7 +130,7 @@ class SuffixDrafter:
             self._insert(group, sequence, tokens, version)
         if self.config.global_tree and len(tokens):
             self._global.extend_ndarray(self._global_next, tokens)
-            size = len(tokens) * TREE_BYTES_PER_TOKEN
+            size = len(tokens) * self._token_bytes
             self._global_seqs.append((self._global_next, size))
             self._global_next += 1
             self._global_bytes += size
@@ -151,10 +152,10 @@ class SuffixDrafter:
         c = self.config
         if self._new_tree is _NoTree:
             return NO_DRAFT
-        best = group.tree.speculate(context, k, c.spec_factor, 0.0, c.min_prob, False)
+        best = self._speculate(group.tree, context, k)
         source = "group"
         if c.global_tree and best.match_len < WEAK_MATCH:
-            other = self._global.speculate(context, k, c.spec_factor, 0.0, c.min_prob, False)
+            other = self._speculate(self._global, context, k)
             if other.score > best.score:
                 best, source = other, "global"
         tokens = best.token_ids
@@ -172,13 +173,13 @@ class SuffixDrafter:
     def warm(self) -> None:
         """Fill the global tree from a reloaded history; the groups' trees are built when their prompts come."""
         if self.config.global_tree:
-            self._global = self._new_tree(self.config.max_depth)
+            self._global = self._new_tree()
             self._global_seqs.clear()
             self._global_bytes = 0
             for _, entry in self.history:
                 for r in entry.responses[-1:]:
                     self._global.extend_ndarray(self._global_next, r.tokens)
-                    size = len(r.tokens) * TREE_BYTES_PER_TOKEN
+                    size = len(r.tokens) * self._token_bytes
                     self._global_seqs.append((self._global_next, size))
                     self._global_next += 1
                     self._global_bytes += size
@@ -186,10 +187,10 @@ class SuffixDrafter:
                         return
 
     def _build(self, key: str, prompt: TokenArray) -> Group:
-        tree = self._new_tree(self.config.max_depth)
+        tree = self._new_tree()
         tree.extend_ndarray(0, prompt)
         group = Group(key, prompt, tree, prompt[-PROMPT_TAIL:].copy())
-        group.bytes = len(prompt) * TREE_BYTES_PER_TOKEN
+        group.bytes = len(prompt) * self._token_bytes
         self.bytes += group.bytes
         self._groups[key] = group
         past = self.history.get(key) if self.config.past else None
@@ -204,7 +205,7 @@ class SuffixDrafter:
         group.sequences[sequence] = version
         group.tree.extend_ndarray(sequence, group.head)
         group.tree.extend_ndarray(sequence, tokens)
-        grown = (len(tokens) + PROMPT_TAIL) * TREE_BYTES_PER_TOKEN
+        grown = (len(tokens) + PROMPT_TAIL) * self._token_bytes
         group.bytes += grown
         self.bytes += grown
 
@@ -231,3 +232,24 @@ class SuffixDrafter:
             if group.active == 0 and group is not current:
                 self.bytes -= group.bytes
                 del self._groups[key]
+
+
+def _scan(config: SuffixConfig) -> tuple[Callable[[], Any], Callable[[Any, list[int], int], Any]]:
+    """How an empty corpus is made, and what looks up a draft of at most `k` tokens in one."""
+    from rollspec.drafting.scan import Corpus
+
+    def speculate(corpus: Corpus, context: list[int], k: int) -> Any:
+        return corpus.speculate(context, k, config.spec_factor, config.min_prob)
+
+    Corpus().speculate([0], 1, 1.0)  # compiles it now and not in a step
+    return Corpus, speculate
+
+
+def _tree(config: SuffixConfig) -> tuple[Callable[[], Any], Callable[[Any, list[int], int], Any]]:
+    """The same for arctic-inference's trees."""
+    from arctic_inference.suffix_decoding._C import SuffixTree
+
+    def speculate(tree: Any, context: list[int], k: int) -> Any:
+        return tree.speculate(context, k, config.spec_factor, 0.0, config.min_prob, False)
+
+    return lambda: SuffixTree(config.max_depth), speculate

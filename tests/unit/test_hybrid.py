@@ -9,9 +9,7 @@ import pytest
 from rollspec import RollspecConfig
 from rollspec.proposal.hybrid import PROBE_EVERY, TRIAL_EVERY, HybridProposer
 
-pytest.importorskip("arctic_inference")
-
-pytestmark = pytest.mark.usefixtures("steady_clock")
+pytestmark = pytest.mark.usefixtures("steady_clock", "each_lookup")
 
 
 def make(**overrides: Any) -> HybridProposer:

@@ -1,0 +1,1 @@
+"""Who drafts: lookup of what was said before."""
