@@ -141,8 +141,9 @@ def run(seeds: int = 1, out: Path | None = None) -> Path:
     cells: list[dict[str, Any]] = []
     for (name, epochs), budget, lookup in itertools.product(texts.items(), ("fixed", "goodput"), ("tree", "scan")):
         cells.append({"texts": name, "budget": budget, "lookup": lookup, **decode(epochs, lookup, budget, 64)})
+    save("lookup", {"benchmark": "lookup", "provenance": began, "cells": cells}, out)
     timed: list[dict[str, Any]] = []
-    for (name, epochs), batch, lookup in itertools.product(list(texts.items())[:2], BATCHES, ("tree", "scan")):
+    for (name, epochs), batch, lookup in itertools.product(list(texts.items())[:1], BATCHES, ("tree", "scan")):
         found = decode(epochs, lookup, "goodput", batch, most=max(4, 2 * batch))
         timed.append({"texts": name, "batch": batch, "lookup": lookup, "ms": found["ms"], "ms_p90": found["ms_p90"]})
     table = Table(title="fourth epoch, batch 64: per request and step")
