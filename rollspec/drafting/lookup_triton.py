@@ -39,8 +39,8 @@ class Drafts(NamedTuple):
     scores: torch.Tensor
 
 
-@triton.jit
-def _scan(
+@triton.jit  # type: ignore[untyped-decorator]
+def _scan(  # type: ignore[no-untyped-def]
     corpus,  # int32 [N]
     starts,  # int64 [B]
     ends,  # int64 [B]
@@ -77,8 +77,8 @@ def _scan(
         tl.store(out, tl.topk(key, OCC))
 
 
-@triton.jit
-def _vote(
+@triton.jit  # type: ignore[untyped-decorator]
+def _vote(  # type: ignore[no-untyped-def]
     corpus,  # int32 [N]
     starts,  # int64 [B]
     ends,  # int64 [B]
