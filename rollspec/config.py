@@ -37,11 +37,6 @@ class _Section(BaseModel):
 class SuffixConfig(_Section):
     """Suffix drafts: what was said before, by the group's siblings, in past epochs, or anywhere."""
 
-    lookup: Literal["scan", "tree"] = Field(
-        "scan",
-        description="How the longest match is found: `scan` goes over one array per prompt; `tree` keeps "
-        "arctic-inference's suffix trees, which must be installed.",
-    )
     max_depth: int = Field(32, ge=4, le=128, description="Depth of a suffix tree: tokens matched and drafted together.")
     siblings: bool = Field(True, description="Draft from the prompt group's other samples while they are generated.")
     past: bool = Field(True, description="Draft from earlier responses to the same prompt.")

@@ -1,7 +1,6 @@
 """Suffix drafts: one corpus per prompt group, one global corpus as fallback.
 
-A corpus is an array that is scanned (`drafting.scan.Corpus`) or a tree (arctic-inference's C++ `SuffixTree`); both are
-called trees here.
+A corpus is an array with chains of places (`drafting.scan.Corpus`); the names here still call it a tree.
 
 A group's tree holds its prompt, what its siblings have said so far in this round, and the responses of past rounds,
 so that a request can be drafted from any of them (SuffixDecoding arXiv:2411.04975; siblings as in Seer
@@ -24,8 +23,8 @@ from rollspec.proposal.history import History
 PROMPT_TAIL = 8
 """Prompt tokens put before each response in a tree, so that its first tokens have a context to match."""
 
-BYTES_PER_TOKEN = {"tree": 320, "scan": 32}
-"""Upper estimates used between exact measurements; `SuffixTree.estimate_memory` walks the tree."""
+BYTES_PER_TOKEN = 32
+"""Upper estimate used between exact measurements."""
 
 CONTEXT = 16
 """Tokens of context that are matched. The C++ search tries every length, so its cost grows with the square; longer
@@ -72,10 +71,11 @@ class SuffixDrafter:
 
     def __init__(self, config: SuffixConfig, history: History, tree_max_bytes: int) -> None:
         self._new_tree: Callable[[], Any] = _NoTree
-        self._speculate: Callable[[Any, list[int], int], Any]
         if config.siblings or config.past or config.global_tree:
-            self._new_tree, self._speculate = _scan(config) if config.lookup == "scan" else _tree(config)
-        self._token_bytes = BYTES_PER_TOKEN[config.lookup]
+            from rollspec.drafting.scan import Corpus  # numba is imported where something is drafted
+
+            Corpus().speculate([0], 1, 1.0)  # compiles it now and not in a step
+            self._new_tree = Corpus
         self.config = config
         self.history = history
         self.context = min(config.max_depth, CONTEXT)  # how much of it `draft` wants
@@ -84,7 +84,7 @@ class SuffixDrafter:
         self._group_max = tree_max_bytes - self._global_max
         self.bytes = 0
         self._groups: OrderedDict[str, Group] = OrderedDict()
-        self._global = self._new_tree()
+        self._global: Any = self._new_tree()
         self._global_seqs: deque[tuple[int, int]] = deque()  # (sequence id, bytes), oldest first
         self._global_next = 0
         self._global_bytes = 0
@@ -116,7 +116,7 @@ class SuffixDrafter:
         """
         if self.config.siblings:
             group.tree.extend(sequence, tokens)
-            grown = len(tokens) * self._token_bytes
+            grown = len(tokens) * BYTES_PER_TOKEN
             group.bytes += grown
             self.bytes += grown
 
@@ -130,7 +130,7 @@ class SuffixDrafter:
             self._insert(group, sequence, tokens, version)
         if self.config.global_tree and len(tokens):
             self._global.extend_ndarray(self._global_next, tokens)
-            size = len(tokens) * self._token_bytes
+            size = len(tokens) * BYTES_PER_TOKEN
             self._global_seqs.append((self._global_next, size))
             self._global_next += 1
             self._global_bytes += size
@@ -152,10 +152,10 @@ class SuffixDrafter:
         c = self.config
         if self._new_tree is _NoTree:
             return NO_DRAFT
-        best = self._speculate(group.tree, context, k)
+        best = group.tree.speculate(context, k, c.spec_factor, c.min_prob)
         source = "group"
         if c.global_tree and best.match_len < WEAK_MATCH:
-            other = self._speculate(self._global, context, k)
+            other = self._global.speculate(context, k, c.spec_factor, c.min_prob)
             if other.score > best.score:
                 best, source = other, "global"
         tokens = best.token_ids
@@ -179,7 +179,7 @@ class SuffixDrafter:
             for _, entry in self.history:
                 for r in entry.responses[-1:]:
                     self._global.extend_ndarray(self._global_next, r.tokens)
-                    size = len(r.tokens) * self._token_bytes
+                    size = len(r.tokens) * BYTES_PER_TOKEN
                     self._global_seqs.append((self._global_next, size))
                     self._global_next += 1
                     self._global_bytes += size
@@ -190,7 +190,7 @@ class SuffixDrafter:
         tree = self._new_tree()
         tree.extend_ndarray(0, prompt)
         group = Group(key, prompt, tree, prompt[-PROMPT_TAIL:].copy())
-        group.bytes = len(prompt) * self._token_bytes
+        group.bytes = len(prompt) * BYTES_PER_TOKEN
         self.bytes += group.bytes
         self._groups[key] = group
         past = self.history.get(key) if self.config.past else None
@@ -205,7 +205,7 @@ class SuffixDrafter:
         group.sequences[sequence] = version
         group.tree.extend_ndarray(sequence, group.head)
         group.tree.extend_ndarray(sequence, tokens)
-        grown = (len(tokens) + PROMPT_TAIL) * self._token_bytes
+        grown = (len(tokens) + PROMPT_TAIL) * BYTES_PER_TOKEN
         group.bytes += grown
         self.bytes += grown
 
@@ -232,24 +232,3 @@ class SuffixDrafter:
             if group.active == 0 and group is not current:
                 self.bytes -= group.bytes
                 del self._groups[key]
-
-
-def _scan(config: SuffixConfig) -> tuple[Callable[[], Any], Callable[[Any, list[int], int], Any]]:
-    """How an empty corpus is made, and what looks up a draft of at most `k` tokens in one."""
-    from rollspec.drafting.scan import Corpus
-
-    def speculate(corpus: Corpus, context: list[int], k: int) -> Any:
-        return corpus.speculate(context, k, config.spec_factor, config.min_prob)
-
-    Corpus().speculate([0], 1, 1.0)  # compiles it now and not in a step
-    return Corpus, speculate
-
-
-def _tree(config: SuffixConfig) -> tuple[Callable[[], Any], Callable[[Any, list[int], int], Any]]:
-    """The same for arctic-inference's trees."""
-    from arctic_inference.suffix_decoding._C import SuffixTree
-
-    def speculate(tree: Any, context: list[int], k: int) -> Any:
-        return tree.speculate(context, k, config.spec_factor, 0.0, config.min_prob, False)
-
-    return lambda: SuffixTree(config.max_depth), speculate

@@ -9,7 +9,7 @@ import pytest
 from rollspec import RollspecConfig
 from rollspec.proposal.hybrid import PROBE_EVERY, TRIAL_EVERY, HybridProposer
 
-pytestmark = pytest.mark.usefixtures("steady_clock", "each_lookup")
+pytestmark = pytest.mark.usefixtures("steady_clock")
 
 
 def make(**overrides: Any) -> HybridProposer:

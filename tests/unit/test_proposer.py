@@ -11,7 +11,7 @@ from rollspec import RollspecConfig
 from rollspec.proposal.base import as_tokens, prompt_key
 from rollspec.proposal.proposer import Proposer
 
-pytestmark = pytest.mark.usefixtures("steady_clock", "each_lookup")
+pytestmark = pytest.mark.usefixtures("steady_clock")
 
 STATIC = {"tuning.policy": "static", "tuning.guard.enabled": False}
 """Everything that is proposed is verified, whatever it brings."""

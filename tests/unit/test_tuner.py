@@ -26,7 +26,7 @@ from rollspec.tuning.policy import Outcome
 from rollspec.tuning.regret import Ledger
 from rollspec.tuning.tuner import Tuner, arms_of
 
-pytestmark = pytest.mark.usefixtures("steady_clock", "each_lookup")
+pytestmark = pytest.mark.usefixtures("steady_clock")
 
 C0, C1 = 0.0085, 0.00013
 
