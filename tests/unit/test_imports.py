@@ -19,6 +19,7 @@ NEVER = {
     "drafter_online": {"rollspec", "verl", "trl", "openrlhf", "vllm", *INTEGRATIONS},
     "rollspec": INTEGRATIONS,
     "rollspec/proposal": {"vllm", "verl", "ray"},
+    "rollspec/drafting": {"vllm", "verl", "ray"},
     "rollspec/tuning": {"vllm", "verl", "ray"},
 }
 # The demo is an example job: it may start the trainer's integration.
@@ -86,7 +87,7 @@ def test_engines_and_trainers_are_imported_where_they_are_used(folder: str) -> N
     ],
 )
 def test_light_imports_stay_light(code: str) -> None:
-    heavy = ["torch", "vllm", "verl", "ray", "transformers", "matplotlib", "scipy", "arctic_inference"]
+    heavy = ["torch", "vllm", "verl", "ray", "transformers", "matplotlib", "scipy", "numba"]
     check = f"{code}\nimport sys\nprint([m for m in {heavy!r} if m in sys.modules])"
     out = subprocess.run([sys.executable, "-c", check], capture_output=True, text=True, timeout=60)
     assert (out.returncode, out.stdout.strip()) == (0, "[]"), out.stderr

@@ -7,8 +7,6 @@ import pytest
 from rollspec import RollspecConfig
 from rollspec.step import Engine
 
-pytest.importorskip("arctic_inference")
-
 
 @pytest.mark.parametrize(
     ("preset", "by_batch"),

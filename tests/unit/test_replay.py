@@ -88,7 +88,6 @@ def test_a_history_of_another_tokenizer_is_refused_in_one_sentence(tmp_path: Pat
 
 
 def test_an_old_response_longer_than_the_limit_is_drafted_up_to_it() -> None:
-    pytest.importorskip("arctic_inference")
     from rollspec.step import Engine
 
     p = Engine(RollspecConfig.load("default", overrides=REUSE | STATIC, env={}), 4096)
@@ -144,7 +143,6 @@ def _run(p: Any, version: int, text: list[int], stream: int) -> int:
 
 
 def test_the_proposer_replays_realigns_and_counts() -> None:
-    pytest.importorskip("arctic_inference")
     from rollspec.step import Engine
 
     p = Engine(RollspecConfig.load("default", overrides=REUSE | STATIC, env={}), 4096)

@@ -11,8 +11,6 @@ from rollspec import RollspecConfig
 from rollspec.proposal.base import as_tokens, prompt_key
 from rollspec.step import Engine
 
-pytest.importorskip("arctic_inference")
-
 pytestmark = pytest.mark.usefixtures("steady_clock")
 
 STATIC = {"tuning.policy": "static", "tuning.guard.enabled": False}

@@ -12,8 +12,6 @@ from rollspec.engine.base import HeadRun, Verified, decode
 from rollspec.step import Engine
 from rollspec.tuning.guard import Guard
 
-pytest.importorskip("arctic_inference")
-
 pytestmark = pytest.mark.usefixtures("steady_clock")
 
 

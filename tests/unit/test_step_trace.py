@@ -15,8 +15,6 @@ from step_world import WORLDS, play
 from rollspec import RollspecConfig
 from rollspec.step import Engine
 
-pytest.importorskip("arctic_inference")
-
 TRACE = Path(__file__).with_name("step_trace.json")
 
 

@@ -214,7 +214,6 @@ def random_texts(batch: int, length: int, symbols: int, seed: int = 0) -> list[l
 
 @pytest.fixture
 def static() -> dict[str, Any]:
-    pytest.importorskip("arctic_inference")
     return {"tuning.policy": "static", "proposal.budget.policy": "fixed"}
 
 
@@ -261,7 +260,6 @@ def test_a_drafter_that_is_repaired_comes_back(static: dict[str, Any]) -> None:
 
 def test_unpredictable_text_costs_next_to_nothing() -> None:
     """No repeats to speak of, batch 64, learning included: what the engine computes, not host time."""
-    pytest.importorskip("arctic_inference")
     p = Engine(RollspecConfig.load("default", env={}), 4096)
     seconds, plain = rollout(p, random_texts(64, 300, 200))
     assert seconds < 1.02 * plain
@@ -272,7 +270,6 @@ def test_unpredictable_text_costs_next_to_nothing() -> None:
 
 def test_moving_batch_beats_every_static_length() -> None:
     """Lengths with a long tail, so that the batch falls from 64 to 1; the second epoch repeats most of the first."""
-    pytest.importorskip("arctic_inference")
     rng = random.Random(0)
     base = [[rng.randrange(3, 60) for _ in range(min(512, int(40 * rng.paretovariate(1.2))))] for _ in range(64)]
 
@@ -324,7 +321,6 @@ def learned() -> dict[str, Any]:
 
 
 def test_what_was_learned_survives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("arctic_inference")
     ticks = itertools.count()
     monkeypatch.setattr("time.perf_counter", lambda: 1e-6 * next(ticks))  # the tuner counts its own time
     first = Engine(RollspecConfig.load("default", env={}), 4096)
@@ -341,7 +337,6 @@ def test_what_was_learned_survives(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 
 def test_another_machine_keeps_the_calibration_and_drops_the_costs(tmp_path: Path) -> None:
-    pytest.importorskip("arctic_inference")
     store.save(tmp_path, learned(), MACHINE)
     found, problem = store.load(tmp_path, MACHINE | {"device": "cpu x64"})
     assert found is not None and "tuner" not in found and found["confidence"]
@@ -352,7 +347,6 @@ def test_another_machine_keeps_the_calibration_and_drops_the_costs(tmp_path: Pat
 
 
 def test_other_arms_keep_the_costs(tmp_path: Path) -> None:
-    pytest.importorskip("arctic_inference")
     p = Engine(RollspecConfig.load("default", overrides={"proposal.k_max": 4}, env={}), 4096)
     p.relearn(learned())
     assert p.tuner.cost.fitted
@@ -360,7 +354,6 @@ def test_other_arms_keep_the_costs(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("damage", ["truncated", "altered", "format", "not json", "numbers"])
 def test_a_damaged_file_is_refused_and_set_aside(tmp_path: Path, damage: str) -> None:
-    pytest.importorskip("arctic_inference")
     good = learned()
     path = store.save(tmp_path, good, MACHINE)
     text = path.read_text()
@@ -410,7 +403,6 @@ def test_where_nothing_pays_it_is_hardly_looked_at_until_the_weights_move() -> N
 
 
 def test_what_is_said_while_nobody_looks_reaches_the_siblings() -> None:
-    pytest.importorskip("arctic_inference")
     p = Engine(RollspecConfig.load("default", env={}), 4096)
     p.begin("a", [1, 2, 3], 500)
     p.begin("b", [1, 2, 3], 500)

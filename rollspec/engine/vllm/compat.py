@@ -82,8 +82,8 @@ def unaccelerated_because(args: Any, config: RollspecConfig) -> str | None:
         return "tensor_parallel_size > 1 with the external launcher (TRL, colocated) cannot speculate; set it to 1"
     if getattr(args, "runner", "auto") == "pooling":
         return "the engine is a pooling model, which generates nothing"
-    if ("suffix" in config.proposal.drafters or not config.proposal.drafters) and find_spec("arctic_inference") is None:
-        return "arctic-inference is not installed, so there are no suffix drafts; run pip install 'rollspec[suffix]'"
+    if ("suffix" in config.proposal.drafters or not config.proposal.drafters) and find_spec("numba") is None:
+        return "numba is not installed, so there are no suffix drafts; run pip install 'rollspec[suffix]'"
     return None
 
 

@@ -1,0 +1,164 @@
+"""`lookup.reference` for the CPU: occurrences are found by hash chains, as in LZ77, and not by going over the corpus.
+
+    tokens   ... 7 4 9 5 8 ... 2 4 9 5 3 ... 1 4 9 5 6 ...
+    before3          -1 <------------ . <---------- .  <- heads[hash(4, 9, 5)]
+
+Each place knows the one before it with the same last three tokens, and the one with the same last token; the newest of
+each is found by its hash. A lookup visits occurrences only, newest first, at most `VISITS`, whatever the size of the
+corpus. Compiled by numba, which vLLM requires on every platform: nothing to build or install.
+"""
+
+from __future__ import annotations
+
+import numba
+import numpy as np
+
+TOKENS, BEFORE1, BEFORE3 = range(3)
+"""Rows of a corpus, int32 [3, capacity]: its tokens, and the places before each with the same last token, or three."""
+
+VISITS = 256
+"""Places of a chain that a lookup looks at."""
+
+
+def _compile(f):  # type: ignore[no-untyped-def]
+    try:
+        return numba.njit(cache=True, nogil=True)(f)
+    except RuntimeError:  # no folder that can be written for its cache
+        return numba.njit(nogil=True)(f)
+
+
+@_compile
+def _hash1(a, mask):  # type: ignore[no-untyped-def]
+    return np.int64((np.uint32(a) * np.uint32(2654435761)) >> np.uint32(7)) & mask
+
+
+@_compile
+def _hash3(a, b, c, mask):  # type: ignore[no-untyped-def]
+    mixed = np.uint32(a) * np.uint32(2654435761) ^ np.uint32(b) * np.uint32(2246822519)
+    mixed ^= np.uint32(c) * np.uint32(3266489917)
+    return np.int64(mixed ^ (mixed >> np.uint32(15))) & mask
+
+
+@_compile
+def link(rows, heads, start, low, high):  # type: ignore[no-untyped-def]
+    """Put the places `low` to `high` of a sequence that begins at `start` into their chains.
+
+    `heads` int32 [2, a power of two]: the newest place of each chain, -1 for none.
+    """
+    tokens = rows[TOKENS]
+    mask = heads.shape[1] - 1
+    for i in range(low, high):
+        h = _hash1(tokens[i], mask)
+        rows[BEFORE1, i] = heads[0, h]
+        heads[0, h] = i
+        if i - start >= 2:
+            h = _hash3(tokens[i - 2], tokens[i - 1], tokens[i], mask)
+            rows[BEFORE3, i] = heads[1, h]
+            heads[1, h] = i
+
+
+@_compile
+def _follow(tokens, end, voters, total, most, min_prob, alive, said, votes, chain, shares):  # type: ignore[no-untyped-def]
+    """`lookup._follow`, into `chain` and `shares`; returns length and score. The rest is scratch."""
+    left = total
+    alive[:left] = voters[:left]
+    prob, score, length = np.float32(1.0), np.float32(0.0), 0
+    while length < most:
+        kinds, cast = 0, 0
+        for a in range(left):
+            at = alive[a] + 1 + length
+            token = tokens[at] if at < end else np.int32(-1)
+            if token == -1:
+                continue
+            cast += 1
+            k = 0
+            while k < kinds and said[k] != token:
+                k += 1
+            if k == kinds:
+                said[k] = token
+                votes[k] = 0
+                kinds += 1
+            votes[k] += 1
+        if cast == 0:
+            break
+        winner = 0
+        for k in range(1, kinds):
+            if votes[k] > votes[winner]:
+                winner = k
+        prob = np.float32(prob * np.float32(np.float32(votes[winner]) / np.float32(cast)))
+        if prob < np.float32(min_prob):
+            break
+        chosen = said[winner]
+        still = 0
+        for a in range(left):
+            at = alive[a] + 1 + length
+            if at < end and tokens[at] == chosen:
+                alive[still] = alive[a]
+                still += 1
+        left = still
+        chain[length] = chosen
+        shares[length] = prob
+        length += 1
+        score = np.float32(score + prob)
+    return length, score
+
+
+@_compile
+def lookup(rows, heads, end, context, room, factor, min_prob, electorate, out_tokens, out_probs):  # type: ignore[no-untyped-def]
+    """One request's draft, to `out_tokens` int32 and `out_probs` float32, both [>= room].
+
+    `end`: places in use. `context` int32 [any]: no longer match is looked for. `electorate`: occurrences that vote, at
+    most. Returns token count, match length, score. (No constant of another module: numba's cache would keep the old.)
+    """
+    depth = len(context)
+    if depth == 0 or room <= 0:
+        return 0, 0, np.float32(0.0)
+    tokens = rows[TOKENS]
+    mask = heads.shape[1] - 1
+    last = context[-1]
+    places = np.empty((depth + 1, electorate), np.int32)  # by match length, newest first
+    kept = np.zeros(depth + 1, np.int32)
+    voters = np.empty(electorate, np.int32)
+    alive = np.empty(electorate, np.int32)
+    said = np.empty(electorate, np.int32)
+    votes = np.empty(electorate, np.int32)
+    chain = np.empty(room, np.int32)
+    shares = np.empty(room, np.float32)
+    total, count, match, best = 0, 0, 0, np.float32(0.0)
+    for gram in (3, 1):  # matches of three tokens and more, then what is left
+        if depth < gram:
+            continue
+        if gram == 3:
+            row, least, longest = BEFORE3, 3, depth
+            i = np.int64(heads[1, _hash3(context[-3], context[-2], last, mask)])
+        else:
+            row, least, longest = BEFORE1, 1, min(depth, 2)
+            if total == electorate or best >= min(room, np.int64(longest * factor + 1e-6)):
+                break
+            i = np.int64(heads[0, _hash1(last, mask)])
+        visits = 0
+        while i >= 0 and visits < VISITS and kept[longest] < electorate:
+            visits += 1
+            if tokens[i] == last and i + 1 < end and tokens[i + 1] != -1:
+                n = 1
+                while n < depth and i >= n and tokens[i - n] == context[-1 - n]:
+                    n += 1
+                if least <= n <= longest and kept[n] < electorate:
+                    places[n, kept[n]] = i
+                    kept[n] += 1
+            i = np.int64(rows[row, i])
+        for n in range(longest, least - 1, -1):
+            more = min(kept[n], electorate - total)
+            if more == 0:
+                continue
+            voters[total : total + more] = places[n, :more]
+            total += more
+            most = min(room, np.int64(n * factor + 1e-6))
+            if best >= most:
+                continue
+            length, score = _follow(tokens, end, voters, total, most, min_prob, alive, said, votes, chain, shares)
+            if score > best:
+                best, count, match = score, length, n
+                out_tokens[:length] = chain[:length]
+                out_probs[:length] = shares[:length]
+    return count, match, best
