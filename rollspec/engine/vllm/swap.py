@@ -40,7 +40,7 @@ from rollspec.once import Once
 from rollspec.proposal.canary import Canary, Verdict
 
 if TYPE_CHECKING:
-    from rollspec.engine.vllm.learned import LearnedDrafts
+    from rollspec.engine.vllm.head import DraftHead
 
 LARGE = 0.02
 """Relative change of the weights from which on the KV that the old ones wrote is read again."""
@@ -73,7 +73,7 @@ class Staged:
 class Swapper:
     """Swaps for one worker's drafter. Everything but staging runs on the worker's own thread, between steps."""
 
-    def __init__(self, learned: LearnedDrafts, vllm_config: Any, ranks: Ranks | None = None) -> None:
+    def __init__(self, learned: DraftHead, vllm_config: Any, ranks: Ranks | None = None) -> None:
         self.learned = learned
         self.ranks = ranks or Ranks()
         self.vllm_config = vllm_config

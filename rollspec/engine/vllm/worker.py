@@ -408,7 +408,7 @@ def _load_learned(drafter: VllmProposer, folder: Path) -> str:
 
 def _collect(drafter: VllmProposer) -> None:
     """Take requests that ended in the last step as finished: vLLM tells the worker only when the next step starts."""
-    running = drafter.runner.requests
+    running = drafter.running
     for req_id, r in list(drafter.proposer.requests.items()):
         ended = bool(r.output) and (r.output[-1] in r.stop_ids or len(r.output) >= r.max_tokens)
         if req_id not in running or ended:
