@@ -12,7 +12,7 @@ import logging
 import os
 import platform
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -72,6 +72,8 @@ class VllmProposer:
         if heads := len(config.proposal.learned.specialists):
             self.machine["specialists"] = heads  # a pass costs as many more
         self.runner: Any = None
+        self.join: Callable[[], None] = lambda: None
+        """Waits for drafts that are made on a thread of their own."""
         self.running: Mapping[str, Any] = {}
         """Prompt and sampling parameters of the requests that run, as `prompt_token_ids` and `sampling_params`."""
         self.ceiling: Any = None

@@ -132,6 +132,7 @@ def call(worker: Any, op: str, payload: dict[str, Any]) -> dict[str, Any]:
         if op in ("set_version", "swap"):
             _follow(drafter, op, payload)
         return {}  # a rank whose drafts vLLM does not read
+    drafter.join()
     operation = OPERATIONS.get(op)
     if operation is None:
         return {"error": f"rollspec: there is no operation {op!r}; use one of {', '.join(sorted(OPERATIONS))}."}

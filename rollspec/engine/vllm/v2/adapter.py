@@ -7,24 +7,28 @@
     take_draft_token_ids()        the drafts, for a scheduler that waits for them or checks them against a grammar
 
 Under asynchronous scheduling the next step is scheduled before this one's drafts exist: k slots for every request.
-How many of them a request verifies is decided here, when that step begins. On a CPU everything runs in line; the tokens
-are there when `propose` is called.
+How many of them a request verifies is decided here, when that step begins. On a CPU everything runs in line: the tokens
+are there when `propose` is called. On a GPU `propose` only queues work, and a thread waits for the step's tokens, which
+vLLM copies to the host anyway, while the device goes on with what is queued; its drafts are put in place when the next
+step begins. Nothing on the step's own thread waits for the device.
 """
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from rollspec.engine.vllm.places import masks, resized
 from rollspec.engine.vllm.proposer import StepResult, VllmProposer
 from rollspec.engine.vllm.ranks import Ranks
 
-logger = logging.getLogger("rollspec")
+Ints = npt.NDArray[np.integer[Any]]
 
 DRAFTED = "_rollspec_drafted"
 """On a `ModelRunnerOutput`: how many drafts each request really had, for vLLM's own statistics."""
@@ -54,6 +58,9 @@ class Adapter:
         self._tokens = 0  # that this step computes
         self._last: list[str] = []  # requests of the last step, in the runner's order
         self._sampled: tuple[torch.Tensor, torch.Tensor] | None = None
+        self._batch: Any = None  # of the step whose tokens are on their way to the host
+        self._thread = ThreadPoolExecutor(1, "rollspec-draft") if runner.device.type == "cuda" else None
+        self._late: Future[list[list[int]]] | None = None
 
     # ---- a step begins ----------------------------------------------------------------------------------------------
 
@@ -61,6 +68,7 @@ class Adapter:
         """Around `GPUModelRunner.execute_model`."""
         if kwargs.get("dummy_run") or (len(args) > 1 and args[1]):
             return execute(scheduled, *args, **kwargs)
+        self.join()
         self._begin(scheduled)
         return execute(self._settle(scheduled), *args, **kwargs)
 
@@ -100,7 +108,29 @@ class Adapter:
         if computed and self._slots and output is not None:
             inner = getattr(output, "model_runner_output", output)
             inner.__dict__[DRAFTED] = self._drafted
+        if self._batch is not None and self._thread is not None:
+            self._late = self._thread.submit(self._wait_and_draft, self._batch, output)
         return output
+
+    def _wait_and_draft(self, batch: Any, output: Any) -> list[list[int]]:
+        """On the drafting thread: the step's tokens are on the host when vLLM's copy of them is done."""
+        output.copy_event.synchronize()
+        return self._draft(batch, output.sampled_token_ids, output.num_sampled_tokens_np)
+
+    def join(self) -> None:
+        """Take the drafts of the last step, where a thread makes them. Before anything else reads or changes rollspec's
+        state.
+        """
+        late, self._late = self._late, None
+        batch, self._batch = self._batch, None
+        if late is None or batch is None:
+            return
+        drafts = self._keep(batch, late.result())
+        rows = torch.zeros(len(drafts), self.k, dtype=torch.int64, pin_memory=self.runner.device.type == "cuda")
+        for row, draft in zip(rows, drafts, strict=True):
+            row[: len(draft)] = torch.tensor(draft, dtype=torch.int64)
+        # Slots behind a draft's end leave the step; what they hold is not read.
+        self.runner.req_states.draft_tokens[batch.idx_mapping] = rows.to(self.runner.device, non_blocking=True)
 
     def sample(self, sample: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Around `GPUModelRunner.sample`: remember what was sampled until `propose`."""
@@ -112,27 +142,31 @@ class Adapter:
         """Around the speculator's `propose`: drafts [requests, k], of which each request has its own length."""
         if kwargs.get("dummy_run"):
             return propose(batch, *args, **kwargs)
-        sampled, self._sampled = self._sampled, None
-        out = self._filler(batch)
-        assert sampled is not None
-        drafts = self._agree(self._propose(batch, sampled, propose, args, kwargs), batch.num_reqs)
-        for i, draft in enumerate(drafts):
-            if draft:
-                out[i, : len(draft)] = torch.tensor(draft, dtype=out.dtype)
-        self._last = list(batch.req_ids)
-        self._drafts.update(zip(self._last, drafts, strict=True))
+        out = propose(batch, *args, **kwargs)
+        self._batch, sampled = batch, self._sampled
+        if self._thread is None:
+            assert sampled is not None
+            self._batch = None
+            drafts = self._keep(batch, self._draft(batch, sampled[0].numpy(), sampled[1].numpy()))
+            for i, draft in enumerate(drafts):
+                if draft:
+                    out[i, : len(draft)] = torch.tensor(draft, dtype=out.dtype)
         return out
 
-    def _propose(
-        self, batch: Any, sampled: tuple[torch.Tensor, torch.Tensor], propose: Callable[..., torch.Tensor],
-        args: tuple[Any, ...], kwargs: dict[str, Any],
-    ) -> list[list[int]]:  # fmt: skip
-        counts = sampled[1].tolist()
-        tokens = [row[:n] for row, n in zip(sampled[0].tolist(), counts, strict=True)]
+    def _draft(self, batch: Any, sampled: Ints, counts: Ints) -> list[list[int]]:
+        """Drafts of the batch, after a step that sampled the first `counts` [n] of the tokens `sampled` [n, k + 1]."""
+        tokens = [row[:n] for row, n in zip(sampled.tolist(), counts.tolist(), strict=True)]
         context = float(batch.seq_lens_cpu_upper_bound[: batch.num_reqs].sum())
-        step = StepResult(batch.req_ids, tokens, self._verified, self._tokens, context)
-        self.bridge.decide(step)
+        self.bridge.decide(StepResult(batch.req_ids, tokens, self._verified, self._tokens, context))
         return self.bridge.finish(None, None, batch.num_reqs)
+
+    def _keep(self, batch: Any, drafts: list[list[int]]) -> list[list[int]]:
+        """The output rank's drafts, on every rank: each feeds its own device."""
+        if not self.ranks.alone:
+            drafts = self.ranks.share(drafts, batch.num_reqs, self.k)
+        self._last = list(batch.req_ids)
+        self._drafts.update(zip(self._last, drafts, strict=True))
+        return drafts
 
     def take_draft_token_ids(self, take: Callable[[], Any]) -> Any:
         """Around `GPUModelRunner.take_draft_token_ids`: the drafts as they are, in lists that the caller may change."""
@@ -141,13 +175,5 @@ class Adapter:
         taken = take()
         if taken is None:
             return None
+        self.join()
         return DraftTokenIds(list(self._last), [list(self._drafts.get(r, ())) for r in self._last])
-
-    def _filler(self, batch: Any) -> torch.Tensor:
-        """Valid tokens for every draft slot, [requests, k]."""
-        last: torch.Tensor = self.runner.req_states.last_sampled_tokens  # [max_num_reqs, 1]
-        return last[batch.idx_mapping].expand(-1, self.k).clone()
-
-    def _agree(self, drafts: list[list[int]], count: int) -> list[list[int]]:
-        """The output rank's drafts, on every rank: each feeds its own device."""
-        return drafts if self.ranks.alone else self.ranks.share(drafts, count, self.k)

@@ -77,7 +77,7 @@ def install(worker: Any, config: RollspecConfig) -> None:
     ranks = Ranks.of(int(worker.vllm_config.parallel_config.tensor_parallel_size))
     bridge = runner.__dict__["drafter"] = VllmProposer(worker.vllm_config)
     adapter = Adapter(bridge, runner, ranks)
-    bridge.runner, bridge.running = runner, adapter.requests
+    bridge.runner, bridge.running, bridge.join = runner, adapter.requests, adapter.join
     wrap(runner, "execute_model", adapter.execute_model)
     wrap(runner, "sample_tokens", adapter.sample_tokens)
     wrap(runner, "take_draft_token_ids", adapter.take_draft_token_ids)
