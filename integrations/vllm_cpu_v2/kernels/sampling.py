@@ -1,0 +1,121 @@
+"""`sample/gumbel` and `sample/min_p`: temperature, min-p, and the Gumbel-max draw that decides the sampled token."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from ..noise import DRAFT_SALT, gumbel
+
+# Rows are drawn in groups whose noise fits in a core's second-level cache.
+CHUNK_VALUES = 1 << 17
+
+
+def temperature(
+    logits: torch.Tensor,  # [num_logits, vocab_size], in and out
+    logits_stride: int,
+    expanded_idx_mapping: torch.Tensor,  # [num_logits]
+    temperatures: torch.Tensor,  # [max_num_reqs]
+    *_: object,
+    **__: object,
+) -> None:
+    """Divide each row by its temperature; 0 (greedy) and 1 leave the row alone."""
+    t = temperatures.numpy()[expanded_idx_mapping.numpy()]
+    logits.div_(torch.from_numpy(np.where(t == 0, np.float32(1), t))[:, None])
+
+
+def min_p(
+    logits: torch.Tensor,  # [num_logits, vocab_size], in and out
+    logits_stride: int,
+    expanded_idx_mapping: torch.Tensor,  # [num_logits]
+    min_ps: torch.Tensor,  # [max_num_reqs]
+    *_: object,
+    **__: object,
+) -> None:
+    """Mask tokens whose probability is below min_p times the largest one."""
+    p = min_ps.numpy()[expanded_idx_mapping.numpy()]
+    with np.errstate(divide="ignore"):  # min_p 0: a threshold of -inf masks nothing
+        threshold = logits.amax(-1, keepdim=True).float() + torch.from_numpy(np.log(p))[:, None]
+    logits.masked_fill_(logits < threshold, float("-inf"))
+
+
+def gumbel_sample(
+    local_argmax: torch.Tensor,  # [num_logits, num_blocks], out
+    local_argmax_stride: int,
+    local_max: torch.Tensor,  # [num_logits, num_blocks], out
+    local_max_stride: int,
+    logits_cache: torch.Tensor | None,  # [max_num_reqs, columns, vocab_size], out
+    logits_cache_stride_0: int,
+    logits_cache_stride_1: int,
+    logits_cache_col: torch.Tensor | None,  # scalar, or [num_logits] with PER_TOKEN_COL
+    logits_cache_source: torch.Tensor | None,  # [num_logits, vocab_size]
+    logits_cache_source_stride: int,
+    logits: torch.Tensor,  # [num_logits, vocab_size]
+    logits_stride: int,
+    expanded_idx_mapping: torch.Tensor,  # [num_logits], negative: padding
+    seeds: torch.Tensor,  # [max_num_reqs]
+    pos: torch.Tensor,  # [num_logits]
+    temperatures: torch.Tensor,  # [max_num_reqs]
+    vocab_size: int,
+    IS_DRAFTING: bool,  # noqa: N803
+    APPLY_TEMPERATURE: bool,  # noqa: N803
+    USE_FP64: bool,  # noqa: N803
+    PER_TOKEN_COL: bool,  # noqa: N803
+    **_: object,
+) -> None:
+    """Draw one token per row: argmax of logits plus noise, plain argmax at temperature 0.
+
+    The kernel leaves one candidate per block and its caller picks the best block. Here the drawn token is the
+    candidate of every block, so whichever block the caller picks is right.
+    """
+    slots = expanded_idx_mapping.numpy()
+    if logits_cache is not None:
+        rows = np.flatnonzero(slots >= 0)
+        column = logits_cache_col.numpy()
+        columns = column[rows] if PER_TOKEN_COL else np.broadcast_to(column.reshape(-1)[:1], rows.shape)
+        logits_cache[torch.from_numpy(slots[rows]), torch.from_numpy(columns.astype(np.int64)), :vocab_size] = (
+            logits_cache_source[torch.from_numpy(rows)]
+        )
+    t = temperatures.numpy()[slots]
+    if slots.min(initial=0) < 0:
+        t = np.where(slots >= 0, t, np.float32(0))
+    tokens = draw(
+        logits,
+        t,
+        seeds.numpy()[slots],
+        pos.numpy() + DRAFT_SALT if IS_DRAFTING else pos.numpy(),
+        APPLY_TEMPERATURE,
+        USE_FP64,
+    )
+    local_argmax.copy_(torch.from_numpy(tokens)[:, None])
+    local_max.zero_()
+
+
+def draw(
+    logits: torch.Tensor,  # [rows, vocab_size]
+    temperatures: np.ndarray,  # [rows]
+    seeds: np.ndarray,  # [rows]
+    positions: np.ndarray,  # [rows]
+    apply_temperature: bool,
+    fp64: bool,
+) -> np.ndarray:
+    """The drawn token of every row, int64 [rows]; the first of equal maxima, as in the kernel."""
+    random = np.flatnonzero(temperatures)
+    if not random.size:
+        return logits.argmax(-1).numpy()
+    values = logits.float().numpy()
+    tokens = np.empty(len(values), dtype=np.int64)
+    if len(random) < len(values):
+        greedy = np.flatnonzero(temperatures == 0)
+        tokens[greedy] = values[greedy].argmax(-1)
+    vocab_size = values.shape[1]
+    step = max(1, CHUNK_VALUES // vocab_size)
+    for begin in range(0, len(random), step):
+        rows = random[begin : begin + step]
+        chosen = values if len(rows) == len(values) else values[rows]
+        if apply_temperature:
+            chosen = chosen / temperatures[rows][:, None]
+        noise = gumbel(seeds[rows], positions[rows], vocab_size, fp64)
+        noise += chosen
+        tokens[rows] = noise.argmax(-1)
+    return tokens
