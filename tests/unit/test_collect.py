@@ -33,7 +33,8 @@ def test_a_step_too_many_begins_no_request_anew() -> None:
     )
     bridge: Any = SimpleNamespace(
         running={"a": None, "b": None}, proposer=p, collected=set(), coupled=None, drafting=True, _began=0.0,
-        _ended=0.0, learned=SimpleNamespace(capture=capture, before_step=lambda *_: None), _scheduler_output=step(a=1, b=1),
+        _ended=0.0, learned=SimpleNamespace(capture=capture, before_step=lambda *_: None),
+        _scheduler_output=step(a=1, b=1),
     )  # fmt: skip
     begun: list[str] = []
 

@@ -25,7 +25,7 @@ from rollspec.errors import HistoryError, RollspecError, UnsupportedEngineError
 from rollspec.tuning import store
 
 if TYPE_CHECKING:
-    from rollspec.engine.vllm.learned import LearnedDrafts
+    from rollspec.engine.vllm.head import DraftHead
 
 logger = logging.getLogger("rollspec")
 
@@ -65,23 +65,8 @@ def install(worker: Any, config: RollspecConfig) -> None:
         _wrap_execute_model(runner, drafter, drafter.policy)
         if learned:
             from rollspec.engine.vllm.learned import LearnedDrafts
-            from rollspec.engine.vllm.online import OnlineTraining
-            from rollspec.engine.vllm.swap import Swapper
 
-            drafter.learned = LearnedDrafts(drafter, runner, ranks)
-            drafter.learned.swapper = Swapper(drafter.learned, worker.vllm_config, ranks)
-            _watch_sleep(worker, drafter.learned)
-            if config.drafter.mode != "off" and drafter.learned.eagle:
-                drafter.learned.swapper.prepare()
-                if drafter.learned.capture is not None:  # on the rank that drafts
-                    if config.drafter.mode == "idle":
-                        drafter.learned.online = OnlineTraining(drafter.learned, worker.vllm_config)
-                    else:
-                        _connect(drafter)
-            if config.drafter.versions is not None:
-                drafter.learned.swapper.prepare()
-                if drafter.drafting:
-                    _share(drafter, config.drafter.versions)
+            equip(worker, drafter, LearnedDrafts(drafter, runner, ranks), config)
         _sample_plainly(runner)
     except Exception as e:
         if learned:  # vLLM's own proposer would go on by itself
@@ -89,6 +74,27 @@ def install(worker: Any, config: RollspecConfig) -> None:
         drafter.fail("installation", e)
         return
     load_history(drafter)
+
+
+def equip(worker: Any, drafter: VllmProposer, head: DraftHead, config: RollspecConfig) -> None:
+    """Give a worker's head what swaps, trains and follows it."""
+    from rollspec.engine.vllm.online import OnlineTraining
+    from rollspec.engine.vllm.swap import Swapper
+
+    drafter.learned = head
+    swapper = head.swapper = Swapper(head, worker.vllm_config, head.ranks)
+    _watch_sleep(worker, head)
+    if config.drafter.mode != "off" and head.eagle:
+        swapper.prepare()
+        if head.capture is not None:  # on the rank that drafts
+            if config.drafter.mode == "idle":
+                head.online = OnlineTraining(head, worker.vllm_config)
+            else:
+                _connect(drafter)
+    if config.drafter.versions is not None:
+        swapper.prepare()
+        if drafter.drafting:
+            _share(drafter, config.drafter.versions)
 
 
 def load_history(drafter: VllmProposer) -> None:
@@ -242,7 +248,7 @@ def _wrap_execute_model(runner: Any, drafter: VllmProposer, policy: PolicyWatch)
     runner.execute_model = observed
 
 
-def _watch_sleep(worker: Any, learned: LearnedDrafts) -> None:
+def _watch_sleep(worker: Any, learned: DraftHead) -> None:
     """Know when the engine's memory is taken away (sleep mode), and when it is back and of unknown contents."""
     sleep, wake_up = getattr(worker, "sleep", None), getattr(worker, "wake_up", None)
     if sleep is None or wake_up is None:

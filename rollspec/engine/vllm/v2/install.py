@@ -30,8 +30,12 @@ def wrap(owner: Any, name: str, around: Callable[..., Any]) -> None:
 
 
 def replace_speculator(module: ModuleType) -> None:
-    """`init_speculator` as the runner's module sees it: drafts from memory alone get `MemorySpeculator`."""
+    """`init_speculator` as the runner's module sees it: drafts from memory alone get `MemorySpeculator`.
+
+    `module`: vllm.v1.worker.gpu.model_runner.
+    """
     from rollspec.engine.vllm.plugin import engine_config
+    from rollspec.engine.vllm.v2 import layers
 
     def init_speculator(make: Callable[..., Any], vllm_config: Any, *args: Any) -> Any:
         from rollspec.engine.vllm.v2.speculator import METHOD, MemorySpeculator
@@ -42,6 +46,7 @@ def replace_speculator(module: ModuleType) -> None:
         return make(vllm_config, *args)
 
     wrap(module, "init_speculator", init_speculator)
+    wrap(module.GPUModelRunner, "load_model", layers.read_and_widen)
 
 
 def schedule(module: ModuleType) -> None:
@@ -70,29 +75,48 @@ def install(worker: Any, config: RollspecConfig) -> None:
     from rollspec.engine.vllm.policy import PolicyWatch
     from rollspec.engine.vllm.v2.adapter import Adapter
     from rollspec.engine.vllm.v2.coupled import SeededNoise
+    from rollspec.engine.vllm.v2.drafter import Drafter
+    from rollspec.engine.vllm.v2.head import Head
+    from rollspec.engine.vllm.v2.speculator import MemorySpeculator
     from rollspec.engine.vllm.v2.verify import Verification
-    from rollspec.engine.vllm.worker import is_output_rank, load_history, next_version, ready
+    from rollspec.engine.vllm.worker import equip, is_output_rank, load_history, next_version, ready
 
     runner = worker.model_runner
     ranks = Ranks.of(int(worker.vllm_config.parallel_config.tensor_parallel_size))
     bridge = runner.__dict__["drafter"] = VllmProposer(worker.vllm_config)
     adapter = Adapter(bridge, runner, ranks)
     bridge.runner, bridge.running, bridge.join = runner, adapter.requests, adapter.join
+    run = runner.speculator.propose
     wrap(runner, "execute_model", adapter.execute_model)
     wrap(runner, "sample_tokens", adapter.sample_tokens)
     wrap(runner, "take_draft_token_ids", adapter.take_draft_token_ids)
     wrap(runner, "sample", adapter.sample)
     wrap(runner.speculator, "propose", adapter.propose)
+
+    def coupled() -> bool:
+        return bridge.mode == "coupled"
+
+    def shares_noise() -> bool:
+        return coupled() and config.coupled.drafts == "noise"
+
     try:
         ready()
         bridge.drafting = is_output_rank(worker)
         if config.mode == "coupled":  # on every rank: each draws, and all must draw alike
             noise = bridge.coupled = SeededNoise(runner, config, bridge.count)
             wrap(runner.sampler, "add_request", noise.add_request)
-        coupled = lambda: bridge.mode == "coupled"  # noqa: E731
         verification = Verification(runner.rejection_sampler, coupled, bridge.uncouple, ranks)
         wrap(runner.rejection_sampler, "_verify", verification.around)
         bridge.policy = PolicyWatch(runner.get_model(), functools.partial(next_version, bridge))
+        if not isinstance(runner.speculator, MemorySpeculator):
+            drafter = Drafter(runner.speculator, run, runner, shares_noise)
+            # Where the first runner has them: vLLM's drafter, and rollspec beside it.
+            runner.__dict__["drafter"], runner.__dict__["_rollspec"] = drafter, bridge
+            head = Head(bridge, runner, ranks, drafter)
+            if head.capture is not None:
+                wrap(runner.sampler, "apply_sampling_params", head.look)
+            equip(worker, bridge, head, config)
+            adapter.head = head
     except Exception as e:
         bridge.fail("installation", e)
         return

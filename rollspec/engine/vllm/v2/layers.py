@@ -1,0 +1,43 @@
+"""Which of the target's layers an EAGLE-3 head reads, and one more for training: its last.
+
+The states of the last layer (before the final norm) come out with the auxiliary ones, as one more auxiliary layer that
+the head must not see. Both are arranged when the model is loaded, before it is profiled and compiled.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+LAYERS = "_rollspec_layers"
+"""On a speculator: the target's layers that its head reads, in its order, without the one that training adds."""
+
+
+def read_and_widen(load: Callable[..., Any], runner: Any, *args: Any, **kwargs: Any) -> Any:
+    """Around `GPUModelRunner.load_model` of the second runner."""
+    from rollspec.engine.vllm.plugin import engine_config
+
+    out = load(runner, *args, **kwargs)
+    config = engine_config(runner.vllm_config)
+    if config is None or not runner.use_aux_hidden_state_outputs:
+        return out
+    from vllm.v1.worker.gpu.spec_decode.eagle.eagle3_utils import get_eagle3_aux_layers_from_config
+
+    given = get_eagle3_aux_layers_from_config(runner.speculative_config)
+    layers = tuple(given or runner.model.get_eagle3_default_aux_hidden_state_layers())
+    speculator = runner.speculator
+    setattr(speculator, LAYERS, layers)
+    last = int(runner.model_config.get_total_num_hidden_layers())
+    if config.drafter.captures and last not in layers:
+        runner.model.set_aux_hidden_state_layers((*layers, last))
+        speculator.propose = functools.partial(_without_last, speculator.propose, len(layers))
+    return out
+
+
+def _without_last(
+    propose: Callable[..., Any], count: int, batch: Any, attn: Any, slots: Any, last: Any, aux: Any, *args: Any,
+    **kwargs: Any,
+) -> Any:  # fmt: skip
+    """Around the speculator's `propose`, whose head reads `count` auxiliary layers [tokens, H] each."""
+    return propose(batch, attn, slots, last, aux[:count] if aux else aux, *args, **kwargs)
