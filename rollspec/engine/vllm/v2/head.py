@@ -87,7 +87,7 @@ class Head(DraftHead):
         """
         given = dict(zip(("slots", "idx_mapping", "idx_mapping_np"), args, strict=False)) | kwargs
         if self.capture is not None:
-            req_ids = [self.runner.req_states.index_to_req_id[i] for i in given["idx_mapping_np"].tolist()]
+            req_ids = [self.runner.req_states.index_to_req_id.get(i, "") for i in given["idx_mapping_np"].tolist()]
             verified = [len(self.bridge.scheduled.get(r, ())) for r in req_ids]
             self.capture.look(logits, req_ids, verified if any(verified) else ())
         return apply(logits, *args, **kwargs)

@@ -16,16 +16,20 @@ logger = logging.getLogger("rollspec")
 
 
 def wrap(owner: Any, name: str, around: Callable[..., Any]) -> None:
-    """Put `around(original, ...)` in the place of `owner.name`: on a class it gets `self` after the original. Once."""
+    """Put `around(original, ...)` in the place of `owner.name`: on a class it gets `self` after the original.
+
+    Once each: functions of several names stand around each other, the newest outside.
+    """
     original = getattr(owner, name)
-    if getattr(original, "_rollspec", False):
+    marks = getattr(original, "_rollspec", ())
+    if around.__qualname__ in marks:
         return
 
     @functools.wraps(original)
     def wrapped(*args: Any, **kwargs: Any) -> Any:
         return around(original, *args, **kwargs)
 
-    wrapped._rollspec = True  # type: ignore[attr-defined]
+    wrapped._rollspec = (*marks, around.__qualname__)  # type: ignore[attr-defined]
     setattr(owner, name, wrapped)
 
 
@@ -74,9 +78,11 @@ def install(worker: Any, config: RollspecConfig) -> None:
     """
     from rollspec.engine.vllm.policy import PolicyWatch
     from rollspec.engine.vllm.v2.adapter import Adapter
+    from rollspec.engine.vllm.v2.ceiling import Ceiling
     from rollspec.engine.vllm.v2.coupled import SeededNoise
     from rollspec.engine.vllm.v2.drafter import Drafter
     from rollspec.engine.vllm.v2.head import Head
+    from rollspec.engine.vllm.v2.scoring import Scoring
     from rollspec.engine.vllm.v2.speculator import MemorySpeculator
     from rollspec.engine.vllm.v2.verify import Verification
     from rollspec.engine.vllm.worker import equip, is_output_rank, load_history, next_version, ready
@@ -99,6 +105,7 @@ def install(worker: Any, config: RollspecConfig) -> None:
     def shares_noise() -> bool:
         return coupled() and config.coupled.drafts == "noise"
 
+    memory = isinstance(runner.speculator, MemorySpeculator)
     try:
         ready()
         bridge.drafting = is_output_rank(worker)
@@ -107,8 +114,16 @@ def install(worker: Any, config: RollspecConfig) -> None:
             wrap(runner.sampler, "add_request", noise.add_request)
         verification = Verification(runner.rejection_sampler, coupled, bridge.uncouple, ranks)
         wrap(runner.rejection_sampler, "_verify", verification.around)
+        knows = config.reuse.mode == "coupled" or (shares_noise() and not memory)
+        if bridge.drafting and not knows:  # drafts that know the noise are right more often than max p
+            ceiling = bridge.ceiling = Ceiling(runner, lambda req_id: len(bridge.scheduled.get(req_id, ())))
+            wrap(runner.sampler, "apply_sampling_params", ceiling.process)
+            wrap(runner, "sample", ceiling.sample)
+        if config.reuse.mode == "lenient":  # on every rank: each computes the log-probs
+            wrap(runner.prompt_logprobs_worker, "compute_prompt_logprobs", Scoring(adapter.requests).compute)
+            bridge.scores = True
         bridge.policy = PolicyWatch(runner.get_model(), functools.partial(next_version, bridge))
-        if not isinstance(runner.speculator, MemorySpeculator):
+        if not memory:
             drafter = Drafter(runner.speculator, run, runner, shares_noise)
             # Where the first runner has them: vLLM's drafter, and rollspec beside it.
             runner.__dict__["drafter"], runner.__dict__["_rollspec"] = drafter, bridge
