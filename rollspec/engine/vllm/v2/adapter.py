@@ -149,9 +149,9 @@ class Adapter:
         """Around the speculator's `propose`: drafts [requests, k], of which each request has its own length."""
         if kwargs.get("dummy_run"):
             return propose(batch, *args, **kwargs)
-        if self.head is None:
+        if self.head is None and self.bridge.fault is None:
             out = propose(batch, *args, **kwargs)
-        else:
+        else:  # the head runs when it is asked, and not at all after a fault
             last: torch.Tensor = self.runner.req_states.last_sampled_tokens  # [max_num_reqs, 1]
             out = last[batch.idx_mapping].expand(-1, self.k).clone()  # valid tokens where nobody drafts
         if self._thread is not None and self.head is None:
