@@ -19,18 +19,21 @@ RAND_MIN = np.float32(4.6566127342e-10)
 MASK32 = 0xFFFFFFFF
 
 
-def _mix(h: int, key: int) -> int:
-    """One murmur3 round on Python integers: the request-wide prefix of the hash."""
-    key = key * 0xCC9E2D51 & MASK32
-    key = (key << 15 | key >> 17) & MASK32
-    h ^= key * 0x1B873593 & MASK32
-    h = (h << 13 | h >> 19) & MASK32
-    return h * 5 + 0xE6546B64 & MASK32
+def _scrambled(key: np.ndarray) -> np.ndarray:
+    """A word as murmur3 mixes it in: uint32 in, uint32 out."""
+    key = key * U32(0xCC9E2D51)
+    return (key << U32(15) | key >> U32(17)) * U32(0x1B873593)
 
 
-def _prefix(seed: int, position: int, domain: int = 0) -> int:
-    """The hash state before the token is mixed in."""
-    return _mix(_mix(_mix(domain, seed & MASK32), seed >> 32 & MASK32), position & MASK32)
+def _prefix(seeds: np.ndarray, positions: np.ndarray, domain: int) -> np.ndarray:
+    """The hash state before the token is mixed in: uint32 [rows] for int64 seeds and positions."""
+    words = np.empty((3, len(seeds)), dtype=np.int64)
+    words[0], words[1], words[2] = seeds, seeds >> 32, positions
+    h = U32(domain)
+    for key in _scrambled(words.astype(U32)):
+        h = h ^ key
+        h = (h << U32(13) | h >> U32(19)) * U32(5) + U32(0xE6546B64)
+    return np.asarray(h)
 
 
 class _TokenKeys:
@@ -41,15 +44,13 @@ class _TokenKeys:
     @classmethod
     def of(cls, vocab_size: int) -> np.ndarray:
         if len(cls.keys) < vocab_size:
-            key = arange(vocab_size).astype(U32) * U32(0xCC9E2D51)
-            cls.keys = (key << U32(15) | key >> U32(17)) * U32(0x1B873593)
+            cls.keys = _scrambled(arange(vocab_size).astype(U32))
         return cls.keys[:vocab_size]
 
 
 def hash32(seeds: np.ndarray, positions: np.ndarray, vocab_size: int, domain: int = 0) -> np.ndarray:
     """murmur3 of (seed, position, token): uint32 [rows, vocab_size] for int64 seeds and positions [rows]."""
-    prefixes = [_prefix(s, p, domain) for s, p in zip(seeds.tolist(), positions.tolist(), strict=True)]
-    h = np.array(prefixes, dtype=U32)[:, None] ^ _TokenKeys.of(vocab_size)
+    h = _prefix(seeds, positions, domain)[:, None] ^ _TokenKeys.of(vocab_size)
     scratch = h >> U32(19)
     h <<= U32(13)
     h |= scratch

@@ -360,7 +360,8 @@ def test_ngram(monkeypatch, rng):
     assert_same(left, right)
 
 
-def test_draft_head_inputs(monkeypatch, rng):
+@pytest.mark.parametrize("flat", [False, True])
+def test_draft_head_inputs(monkeypatch, rng, flat):
     def run(module, s):
         buffers = importlib.import_module(f"{GPU}.input_batch").InputBuffers(SLOTS, 64, torch.device("cpu"))
         last, step, src = torch.ones(SLOTS, dtype=torch.int64), torch.tensor(5), torch.arange(SLOTS)
@@ -373,7 +374,9 @@ def test_draft_head_inputs(monkeypatch, rng):
         before["input_ids"], before["positions"] = before["input_ids"][accepted], before["positions"][accepted]
         buffers.positions[: s.n] = torch.arange(s.n) + 30
         drafts, kept = s.draft_tokens[: s.n].clone(), torch.zeros(SLOTS, K, dtype=torch.int64)
-        module.prepare_decode_inputs(drafts, s.seq_lens, s.num_rejected, buffers, src, 33, SLOTS)
+        module.prepare_decode_inputs(
+            drafts[:, 0].contiguous() if flat else drafts, s.seq_lens, s.num_rejected, buffers, src, 33, SLOTS
+        )
         following = torch.zeros(SLOTS, 8)
         for i in (1, 2):
             module.update_draft_inputs(

@@ -49,7 +49,7 @@ def prepare_prefill_inputs(
 
 
 def prepare_decode_inputs(
-    draft_tokens: torch.Tensor,  # [num_reqs, K]
+    draft_tokens: torch.Tensor,  # [num_reqs] or [num_reqs, K]
     draft_tokens_stride: int,
     target_seq_lens: torch.Tensor,  # [num_reqs]
     num_rejected: torch.Tensor,  # [num_reqs]
@@ -65,7 +65,7 @@ def prepare_decode_inputs(
 ) -> None:
     """One token per request: the first draft, one position further, clamped to the model's length."""
     n = len(draft_tokens)
-    input_ids.numpy()[:n] = draft_tokens.numpy()[:, 0]
+    input_ids.numpy()[:n] = draft_tokens.numpy().reshape(n, -1)[:, 0]
     sample_src_positions.numpy()[:n] += 1
     lengths = target_seq_lens.numpy()[:n] - num_rejected.numpy()[:n]
     if ADVANCE_DRAFT_POSITIONS:
