@@ -42,6 +42,13 @@ def call(llm: Any, op: str, **payload: Any) -> dict[str, Any]:
     return next(r for r in llm.collective_rpc("rollspec", args=(op, payload)) if r)
 
 
+def bridge(worker: Any) -> Any:
+    """rollspec's side of a worker, for functions that tests send there."""
+    from rollspec.engine.vllm.worker import bridge as found
+
+    return found(worker)
+
+
 def generate(llm: Any, prompts: list[list[int]], copies: int = 2, limit: int = 160, **params: Any) -> list[list[int]]:
     from vllm import SamplingParams
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from engines import CACHING, build, call, close, generate, metric
+from engines import CACHING, bridge, build, call, close, generate, metric
 
 pytestmark = pytest.mark.engine
 
@@ -25,7 +25,7 @@ def _wild(worker: Any) -> None:
     import random
 
     rng = random.Random(0)
-    tuner = worker.model_runner.drafter.proposer.tuner
+    tuner = bridge(worker).proposer.tuner
     tuner.policy.choose = lambda bucket: rng.randrange(len(tuner.arms))
 
 
@@ -174,19 +174,19 @@ def test_greedy_requests_stay_greedy(model: Path, prompts: list[list[int]]) -> N
 
 
 def _mend(worker: Any) -> None:
-    coupled = worker.model_runner.drafter.coupled
+    coupled = bridge(worker).coupled
     coupled.on, coupled._broken, coupled.streams.keys = True, None, {}
     coupled.__dict__.pop("sample", None)
 
 
 def _break_noise(worker: Any) -> None:
-    worker.model_runner.drafter.coupled.streams.keys = None
+    bridge(worker).coupled.streams.keys = None
 
 
 def _break_draw(worker: Any, verifying: bool) -> None:
     """The next draw fails: of a step with drafts, or of one without."""
     runner = worker.model_runner
-    coupled = runner.drafter.coupled
+    coupled = bridge(worker).coupled
 
     def sample(logits: Any, keys: Any, positions: Any) -> Any:
         if (len(keys) > runner.input_batch.num_reqs) == verifying:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from engines import build, call, close, generate
+from engines import bridge, build, call, close, generate
 from heads import random_head
 
 pytestmark = pytest.mark.engine
@@ -145,7 +145,7 @@ def _tracked(worker: Any) -> list[Any]:
 def _lose(worker: Any) -> None:
     """One rank loses its drafter's weights."""
     if worker.rank == 1:
-        for p in worker.model_runner._rollspec.learned.swapper.deployment.weights.own.values():
+        for p in bridge(worker).learned.swapper.deployment.weights.own.values():
             p.data.zero_()
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from engines import CACHING, build, call, close, metric
+from engines import CACHING, bridge, build, call, close, metric
 from models import make_sharp_model
 
 from rollspec import RollspecConfig
@@ -204,7 +204,7 @@ def _history(worker: Any, prompt: list[int], since: int) -> tuple[list[list[int]
     """What a prompt's history holds since a version, and how many prompts begin with it."""
     from rollspec.proposal.base import prompt_key
 
-    history = worker.model_runner.drafter.proposer.history
+    history = bridge(worker).proposer.history
     found = [r.tokens.tolist() for r in history.get(prompt_key(prompt)).responses if r.version >= since]
     return found, sum(entry.prompt.tolist()[: len(prompt)] == prompt for _, entry in history)
 

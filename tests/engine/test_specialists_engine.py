@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from engines import build, call, close, generate
+from engines import bridge, build, call, close, generate
 from heads import random_head
 
 pytestmark = pytest.mark.engine
@@ -104,7 +104,7 @@ def test_specialists_without_a_head_are_left_out(
 
 
 def _fc(worker: Any) -> list[float]:
-    return [float(m.model.fc.weight.sum()) for m in worker.model_runner._rollspec.learned.specialists.models]
+    return [float(m.model.fc.weight.sum()) for m in bridge(worker).learned.specialists.models]
 
 
 def test_heads_are_loaded_where_the_targets_weights_are_to_be_sent(model: Path, tmp_path: Path) -> None:

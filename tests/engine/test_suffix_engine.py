@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from engines import MAX_LEN, build, call, close, generate
+from engines import MAX_LEN, bridge, build, call, close, generate
 
 from rollspec.proposal.base import prompt_key
 
@@ -120,7 +120,7 @@ def test_rewards_join_their_responses(engine: Any, prompts: list[list[int]]) -> 
 
 def _lengths(worker: Any, version: int) -> list[int]:
     """Of the responses of this version in the history."""
-    history = worker.model_runner.drafter.proposer.history
+    history = bridge(worker).proposer.history
     return sorted(len(r.tokens) for _, entry in history for r in entry.responses if r.version == version)
 
 
@@ -178,7 +178,7 @@ def _break_drafting(worker: Any) -> None:
     def broken(*args: Any, **kwargs: Any) -> Any:
         raise RuntimeError("planted fault")
 
-    worker.model_runner.drafter.proposer.suffix.draft = broken
+    bridge(worker).proposer.suffix.draft = broken
 
 
 def test_measurements_reach_the_file_and_the_trainer(model: Path, prompts: list[list[int]], tmp_path: Path) -> None:

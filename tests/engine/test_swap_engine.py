@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from engines import build, call, close, generate
+from engines import bridge, build, call, close, generate
 from heads import random_head, random_weights
 
 pytestmark = pytest.mark.engine
@@ -171,7 +171,7 @@ def test_what_does_not_fit_is_refused_and_touches_nothing(
 
 def test_lost_weights_are_put_back(engine: Any, prompts: list[list[int]], plain: dict[str, Any]) -> None:
     def lose(worker: Any) -> None:
-        model = worker.model_runner.drafter.model
+        model = bridge(worker).learned.drafter.model
         for p in model.parameters():
             p.data.zero_()
         for m in model.modules():
@@ -201,7 +201,7 @@ def test_a_sleep_that_loses_the_weights_and_a_swap_asked_for_meanwhile(
         from rollspec.engine.vllm.worker import bridge
 
         def sleep(level: int = 1) -> None:
-            for p in worker.model_runner.drafter.model.parameters():
+            for p in bridge(worker).learned.drafter.model.parameters():
                 p.data.zero_()
 
         worker.sleep, worker.wake_up = sleep, lambda tags=None: None

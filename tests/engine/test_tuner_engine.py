@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from engines import build, call, close, generate
+from engines import bridge, build, call, close, generate
 
 pytestmark = pytest.mark.engine
 
@@ -30,7 +30,7 @@ def _wild(worker: Any) -> None:
     import random
 
     rng = random.Random(0)
-    tuner = worker.model_runner.drafter.proposer.tuner
+    tuner = bridge(worker).proposer.tuner
     tuner.policy.choose = lambda bucket: rng.randrange(len(tuner.arms))
 
 
@@ -40,7 +40,7 @@ def _garbage(worker: Any) -> None:
     from rollspec.proposal.base import Draft
 
     rng = random.Random(0)
-    proposer = worker.model_runner.drafter.proposer
+    proposer = bridge(worker).proposer
     vocabulary = worker.model_runner.model_config.get_vocab_size()
 
     def draft(group: Any, context: list[int], k: int) -> Draft:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from engines import build, call, close, generate, metric
+from engines import bridge, build, call, close, generate, metric
 
 pytestmark = pytest.mark.engine
 
@@ -33,7 +33,7 @@ def _draft_on_a_thread(worker: Any) -> None:
     """As on a GPU, where the tokens of a step are not on the host when drafts are proposed."""
     from concurrent.futures import ThreadPoolExecutor
 
-    worker.model_runner._rollspec.join.__self__._thread = ThreadPoolExecutor(1)
+    bridge(worker).join.__self__._thread = ThreadPoolExecutor(1)
 
 
 def _break_verification(worker: Any) -> None:
@@ -46,7 +46,7 @@ def _break_verification(worker: Any) -> None:
 
 
 def _break_keys(worker: Any) -> None:
-    worker.model_runner._rollspec.coupled.streams.keys = None
+    bridge(worker).coupled.streams.keys = None
 
 
 @pytest.fixture(scope="module")

@@ -201,16 +201,14 @@ def _plain(value: Any) -> Any:
 WORLDS = {
     "memory": World({}),
     "memory, all is verified": World({"proposal.budget.policy": "fixed", "tuning.policy": "static"}, seed=1),
-    "memory under kept noise": World(
-        {"mode": "coupled", "reuse.mode": "coupled", "reuse.seeds": "keep"}, kept=True, changed=0.03, seed=2
-    ),
+    "memory under kept noise": World({"mode": "coupled", "reuse.mode": "coupled"}, kept=True, changed=0.03, seed=2),
     "memory that nothing repeats": World(
-        {"tuning.seed": 3}, symbols=60, changed=1.0, samples=999, batch=24, steps=240, epoch=239, seed=3
+        {}, symbols=60, changed=1.0, samples=999, batch=24, steps=240, epoch=239, seed=3
     ),
     "memory, SVIP": World({"proposal.budget.cut": "svip", "proposal.budget.length_weight": 2.0}, seed=4),
     "memory and head": World({"proposal.drafters": ["suffix", "eagle3"]}, head=0.8, steps=240, seed=5),
     "memory and head, any arm": World(
-        {"proposal.drafters": ["suffix", "eagle3"], "tuning.policy": "random", "proposal.budget.max_tokens": 40},
+        {"proposal.drafters": ["suffix", "eagle3"], "tuning.policy": "random"},
         head=0.7,
         changed=0.3,
         kept=True,
@@ -223,7 +221,6 @@ WORLDS = {
             "proposal.budget.policy": "fixed",
             "tuning.policy": "static",
             "proposal.budget.cut": "specdec++",
-            "tuning.guard.patience": 10,
         },
         head=0.2,
         changed=0.4,

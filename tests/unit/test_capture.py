@@ -26,28 +26,24 @@ class Engine:
         given |= {"drafter.capture.share": 1.0, **overrides}
         config = RollspecConfig.load(given, env={})
         self.proposer = step.Engine(config, 4096, "eagle3")
-        self.bridge = SimpleNamespace(config=config, proposer=self.proposer, faults={}, scheduled={})
-        self.runner = SimpleNamespace(
-            _sample=lambda logits, metadata: logits, input_batch=SimpleNamespace(req_ids=[]), requests={}
-        )
-        learned = SimpleNamespace(bridge=self.bridge, runner=self.runner, aux_layers=3, swapper=None)
+        self.bridge = SimpleNamespace(config=config, proposer=self.proposer, faults={}, scheduled={}, running={})
+        learned = SimpleNamespace(bridge=self.bridge, aux_layers=3, swapper=None)
         self.capture = Capture(learned)  # type: ignore[arg-type]
 
     def begin(self, req_id: str, prompt: list[int], limit: int = 100, **metadata: Any) -> None:
         self.proposer.begin(req_id, prompt, limit)
         params = SimpleNamespace(temperature=0.7, extra_args={"rollspec": metadata} if metadata else None)
-        self.runner.requests[req_id] = SimpleNamespace(sampling_params=params)
+        self.bridge.running[req_id] = SimpleNamespace(sampling_params=params)
 
     def step(self, batch: dict[str, tuple[int, int, list[int], list[int]]]) -> None:
         """`batch`: request -> (first position, positions computed, draft, tokens said)."""
         ids = list(batch)
-        self.runner.input_batch.req_ids = ids
         self.bridge.scheduled = {q: draft for q, (_, _, draft, _) in batch.items() if draft}
         drafts = [len(draft) for _, _, draft, _ in batch.values()]
         logits = torch.zeros(sum(n + 1 for n in drafts), VOCAB)
         for row in range(len(logits)):
             logits[row, row % VOCAB] = 5.0
-        self.runner._sample(logits, SimpleNamespace(num_draft_tokens=drafts))
+        self.capture.look(logits, ids, drafts)
         rows, positions, at = [], [], 0
         for first, n, draft, said in batch.values():
             rows.append((at, n - (len(draft) + 1 - len(said) if draft else 0)))

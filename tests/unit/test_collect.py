@@ -5,15 +5,18 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
 
 pytest.importorskip("torch")
 
 from rollspec import RollspecConfig
-from rollspec.engine.vllm.proposer import VllmProposer
+from rollspec.engine.vllm.proposer import StepResult, VllmProposer
 from rollspec.engine.vllm.worker import _collect
 from rollspec.step import Engine
+
+
+def result(*sampled: list[int]) -> StepResult:
+    return StepResult(["a", "b"], list(sampled), {}, len(sampled), 0.0)
 
 
 def step(**scheduled: int) -> SimpleNamespace:
@@ -28,12 +31,10 @@ def test_a_step_too_many_begins_no_request_anew() -> None:
     capture = SimpleNamespace(
         finish=lambda q, r, scheduled=False: finished.append((q, scheduled)), stepped=lambda seconds: None
     )
-    runner = SimpleNamespace(
-        requests={"a": None, "b": None}, input_batch=SimpleNamespace(req_ids=["a", "b"], num_tokens_no_spec=np.zeros(2))
-    )
     bridge: Any = SimpleNamespace(
-        runner=runner, proposer=p, collected=set(), coupled=None, drafting=True, _began=0.0, _ended=0.0,
-        learned=SimpleNamespace(capture=capture, before_step=lambda *_: None), _scheduler_output=step(a=1, b=1),
+        running={"a": None, "b": None}, proposer=p, collected=set(), coupled=None, drafting=True, _began=0.0,
+        _ended=0.0, learned=SimpleNamespace(capture=capture, before_step=lambda *_: None),
+        _scheduler_output=step(a=1, b=1),
     )  # fmt: skip
     begun: list[str] = []
 
@@ -43,11 +44,11 @@ def test_a_step_too_many_begins_no_request_anew() -> None:
 
     bridge._begin = begin
     for _ in range(3):
-        VllmProposer._prepare(bridge, [[5], [6]])
+        VllmProposer._prepare(bridge, result([5], [6]))
     assert VllmProposer.ended(bridge, "a") and not VllmProposer.ended(bridge, "b")
     _collect(bridge)
     assert finished == [("a", True)] and bridge.collected == {"a"} and "a" not in p.requests
-    VllmProposer._prepare(bridge, [[7], [6]])
+    VllmProposer._prepare(bridge, result([7], [6]))
     assert begun == ["a", "b"] and VllmProposer.ended(bridge, "a")
     ((_, prompt),) = p.history
     assert [r.tokens.tolist() for r in prompt.responses] == [[5, 5, 5]]

@@ -58,13 +58,13 @@ def test_domains_count_what_drafts_achieve() -> None:
     def request(domain: str) -> Any:
         return SimpleNamespace(sampling_params=SimpleNamespace(extra_args={"rollspec": {"domain": domain}}))
 
-    runner = SimpleNamespace(requests={"a": request("code"), "b": request("prose")})
-    d = Domains(runner)
+    running = {"a": request("code"), "b": request("prose")}
+    d = Domains(running)
     d.observe(["a", "b", "c"], [[1, 2, 3], [4], []], {"a": [1, 2, 9], "b": [5]})
     d.observe(["a", "c"], [[1], [2]], {})
     assert d.to_dict() == {"code": [1, 2, 1, 3, 2, 4], "prose": [1, 1, 1, 1, 0, 1], "default": [1, 1, 0, 0, 0, 1]}
     for i in range(100):
-        runner.requests[f"r{i}"] = request(f"d{i}")
+        running[f"r{i}"] = request(f"d{i}")
         d.observe([f"r{i}"], [[1]], {})
         d.forget(f"r{i}")
     assert len(d.to_dict()) == 65 and d.to_dict()["other"][0] == 39
@@ -133,7 +133,9 @@ class Side:
         self.capture, self.swapper = Capture(), Swapper()
         hf = {n: 1 for n in ("hidden_size", "num_hidden_layers", "vocab_size", "intermediate_size")}
         proposer = SimpleNamespace(version=0, tuner=SimpleNamespace(guard=SimpleNamespace(off=[])))
-        bridge = SimpleNamespace(config=config, proposer=proposer, faults={}, fault=None, state=lambda: ("eagle3", ""))
+        bridge = SimpleNamespace(
+            config=config, proposer=proposer, faults={}, fault=None, running={}, state=lambda: ("eagle3", "")
+        )
         bridge.count = lambda cause: bridge.faults.update({cause: bridge.faults.get(cause, 0) + 1})
         model = SimpleNamespace(
             model=SimpleNamespace(
@@ -143,7 +145,6 @@ class Side:
             lm_head=SimpleNamespace(weight=torch.zeros(6, 4)),
         )
         runner = SimpleNamespace(
-            requests={},
             model_config=SimpleNamespace(hf_text_config={"model_type": "m", **hf}, get_vocab_size=lambda: 5),
             get_model=lambda: model,
         )

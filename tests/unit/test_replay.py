@@ -104,7 +104,7 @@ def test_greedy_requests_and_repeated_seeds_reuse_nothing_and_say_so_once(caplog
     from rollspec.engine.vllm.coupled import CoupledSampler
 
     c = CoupledSampler.__new__(CoupledSampler)
-    c.on, c._keep, c._once, c.streams = True, True, Once(), Streams(0, keep=True)
+    c.on, c.keep, c._once, c.streams = True, True, Once(), Streams(0, keep=True)
     sampled, greedy = SimpleNamespace(temperature=1.0), SimpleNamespace(temperature=0.0)
     for name, seed in (("a", None), ("b", None), ("c", 5), ("d", 5), ("e", 6)):
         c.streams.begin(name, [1, 2], seed)
@@ -121,7 +121,7 @@ def test_greedy_requests_and_repeated_seeds_reuse_nothing_and_say_so_once(caplog
     assert c.stream("c", sampled) is None, "it had a sibling with its seed"
     c.streams.set_version(1)
     assert c.stream("c", sampled) == c.streams.keys["c"]
-    c._keep = False
+    c.keep = False
     assert c.stream("a", sampled) is None
 
 

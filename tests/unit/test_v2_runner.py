@@ -59,6 +59,7 @@ class Bridge:
     """rollspec's side: drafts what it is told to."""
 
     policy = None
+    fault = None
 
     def __init__(self) -> None:
         self.steps: list[Any] = []

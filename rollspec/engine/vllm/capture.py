@@ -10,7 +10,6 @@ costs is timed, and no new request is recorded while it exceeds its share of the
 
 from __future__ import annotations
 
-import functools
 import logging
 import os
 import random
@@ -18,6 +17,7 @@ import threading
 import time
 import uuid
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,13 +26,12 @@ import torch
 
 from rollspec.drafting.requests import Request
 from rollspec.engine.vllm import hooks, metadata
-from rollspec.engine.vllm.hooks import runner_v1 as v1
 from rollspec.engine.vllm.plugin import engine_config
 from rollspec.proposal.base import as_tokens, prompt_key
 
 if TYPE_CHECKING:
     from drafter_online.samples import Sample, VerifyStep
-    from rollspec.engine.vllm.learned import LearnedDrafts
+    from rollspec.engine.vllm.head import DraftHead
 
 logger = logging.getLogger("rollspec")
 
@@ -85,7 +84,7 @@ class _Recording:
 class Capture:
     """Records requests of one worker. Everything runs on the worker's thread; it never raises into the engine."""
 
-    def __init__(self, learned: LearnedDrafts) -> None:
+    def __init__(self, learned: DraftHead) -> None:
         config = learned.bridge.config.drafter.capture
         self.learned = learned
         self.config = config
@@ -102,15 +101,6 @@ class Capture:
         self._lock = threading.Lock()  # of `_done` and `bytes`: training takes samples from a thread of its own
         self._logits: tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None = None
         self._rows: dict[str, tuple[int, int]] = {}
-        runner = learned.runner
-        sample = runner._sample
-
-        @functools.wraps(sample)
-        def observed(logits: Any, spec_decode_metadata: Any, *args: Any, **kwargs: Any) -> Any:
-            self._guarded(self._look, logits, spec_decode_metadata)
-            return sample(logits, spec_decode_metadata, *args, **kwargs)
-
-        v1.Sample.put(runner, observed, __name__)
 
     # ---- the step ---------------------------------------------------------------------------------------------------
 
@@ -127,6 +117,16 @@ class Capture:
             aux: the states of the auxiliary layers and the last one, each [all rows, H].
         """
         self._guarded(self._step, req_ids, starts, tokens, rows, aux)
+
+    def look(self, logits: torch.Tensor | None, req_ids: Sequence[str], drafted: Sequence[int]) -> None:
+        """A step is about to be sampled.
+
+        Args:
+            logits: of all requests' rows, one per draft and one more, [rows, vocab].
+            req_ids: requests in their order; there may be more.
+            drafted: drafts that each verifies; none where the step verifies nothing.
+        """
+        self._guarded(self._look, logits, req_ids, drafted)
 
     def finish(self, req_id: str, request: Request | None, scheduled: bool = False) -> None:
         """A request ended, was aborted, or is unknown. `scheduled`: there may be steps of it yet, to be passed over."""
@@ -203,7 +203,7 @@ class Capture:
         if req_id in self._seen:
             return False
         self._seen.add(req_id)
-        state = self.learned.runner.requests.get(req_id)
+        state = self.learned.bridge.running.get(req_id)
         if metadata.of(getattr(state, "sampling_params", None)).private:
             self.counts["private"] += 1
             return False
@@ -215,15 +215,14 @@ class Capture:
         self._recordings[req_id] = _Recording()
         return True
 
-    def _look(self, logits: torch.Tensor | None, metadata: Any) -> None:
-        """Before sampling, which may write into the logits: the target's best tokens where something was proposed."""
+    def _look(self, logits: torch.Tensor | None, req_ids: Sequence[str], drafted: Sequence[int]) -> None:
+        """The target's best tokens where something was proposed."""
         self._logits, self._rows = None, {}
-        if logits is None or metadata is None or not self._recordings:
+        if logits is None or not self._recordings:
             return
         index: list[int] = []
         at = 0
-        req_ids = self.learned.runner.input_batch.req_ids
-        for req_id, n in zip(req_ids, metadata.num_draft_tokens, strict=False):
+        for req_id, n in zip(req_ids, drafted, strict=False):
             if n and req_id in self._recordings:
                 self._rows[req_id] = (len(index), len(index) + n)
                 index += range(at, at + n)
@@ -309,7 +308,7 @@ class Capture:
         aux = torch.cat([p.aux for p in r.parts])[: end - base].to("cpu")
         last = torch.cat([p.last for p in r.parts])[: end - base].to("cpu")
         positions = torch.arange(base, end)
-        state = learned.runner.requests.get(request.req_id)
+        state = learned.bridge.running.get(request.req_id)
         params = getattr(state, "sampling_params", None)
         steps = [_moved(s, base) for s in r.steps if base <= s.position < end]
         return Sample(
@@ -346,9 +345,7 @@ class Capture:
 
     def _last_at(self) -> int:
         """Where the last layer stands among the auxiliary ones, if a head reads it."""
-        runner = self.learned.runner
-        depth = int(runner.model_config.get_total_num_hidden_layers())
-        return int(runner._rollspec_aux_layers.index(depth))
+        return self.learned.layers.index(int(self.learned.runner.model_config.get_total_num_hidden_layers()))
 
 
 def _moved(step: VerifyStep, base: int) -> VerifyStep:

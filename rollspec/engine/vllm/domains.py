@@ -15,8 +15,8 @@ OTHER = "other"
 class Domains:
     """Counts since the engine began, by domain: [requests, steps, drafts, drafted, accepted, emitted]."""
 
-    def __init__(self, runner: Any) -> None:
-        self._runner = runner
+    def __init__(self, running: Mapping[str, Any]) -> None:
+        self._running = running
         self._rows: dict[str, list[int]] = {}
         self._of: dict[str, list[int]] = {}  # running requests
         self.private = 0  # requests
@@ -47,7 +47,7 @@ class Domains:
         return {name: list(row) for name, row in list(self._rows.items())}
 
     def _begin(self, req_id: str) -> list[int]:
-        state = self._runner.requests.get(req_id)
+        state = self._running.get(req_id)
         found = metadata.of(getattr(state, "sampling_params", None))
         self.private += found.private
         name = found.domain if found.domain in self._rows or len(self._rows) < MOST else OTHER

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from rollspec.config import RollspecConfig
+from rollspec.engine.vllm import compat
 from rollspec.tuning.tuner import LEARNED
 
 logger = logging.getLogger("rollspec")
@@ -64,9 +65,9 @@ def settle(args: Any, config: RollspecConfig) -> tuple[RollspecConfig, str | Non
             f"{', '.join(rest)} goes on" if rest else "nothing is drafted",
         )
         return _without(config, [("proposal.drafters", rest)]), None
-    # Drafts are put together in the first model runner's step; the second one keeps them on the device.
-    os.environ[V2_SWITCH] = "0"
     kept = _specialists(args, config, path, name)
+    if kept or not compat.second_runner():
+        os.environ[V2_SWITCH] = "0"  # heads run beside each other in the first model runner only
     found = {"proposal.learned.model": str(path), "proposal.learned.specialists": kept}
     return config.change(found), name
 

@@ -28,7 +28,7 @@ from rollspec.engine.vllm.faults import TrainingFaults
 
 if TYPE_CHECKING:
     from drafter_online.idle import EngineState
-    from rollspec.engine.vllm.learned import LearnedDrafts
+    from rollspec.engine.vllm.head import DraftHead
 
 logger = logging.getLogger("rollspec")
 
@@ -49,7 +49,7 @@ LOOK_SECONDS = 1.0
 class OnlineTraining:
     """One worker's training thread."""
 
-    def __init__(self, learned: LearnedDrafts, vllm_config: Any) -> None:
+    def __init__(self, learned: DraftHead, vllm_config: Any) -> None:
         self.learned = learned
         self.config = learned.bridge.config.drafter
         self.updating = False

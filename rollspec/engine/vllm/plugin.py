@@ -27,7 +27,7 @@ from rollspec.engine.vllm.hooks.engine import (
     ReserveSlots,
     UpdateFromOutput,
 )
-from rollspec.engine.vllm.hooks.runner_v2 import InitSpeculator
+from rollspec.engine.vllm.hooks.runner_v2 import InitSpeculator, LoadTarget
 from rollspec.engine.vllm.hooks.worker import AuxiliaryLayers, InitDevice, InitializeFromConfig, WorkerCall
 from rollspec.engine.vllm.v2 import scheduling
 
@@ -160,9 +160,9 @@ def _init_device(init_device: Any, wrapper: Any) -> None:
 
         hooks.install({AuxiliaryLayers: capture.wider})
     if config is not None and wrapper.vllm_config.use_v2_model_runner:
-        from rollspec.engine.vllm.v2 import install
+        from rollspec.engine.vllm.v2 import install, layers
 
-        hooks.install({InitSpeculator: install.make_speculator})
+        hooks.install({InitSpeculator: install.make_speculator, LoadTarget: layers.read_and_widen})
     init_device(wrapper)
     if config is not None and config.proposal.learned.specialists:
         from rollspec.engine.vllm import specialists

@@ -12,7 +12,7 @@ import logging
 import os
 import platform
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -73,8 +73,8 @@ class VllmProposer:
         self.runner: Any = None
         self.join: Callable[[], None] = lambda: None
         """Waits for drafts that are made on a thread of their own."""
-        self.request: Callable[[str], Any] = lambda req_id: self.runner.requests[req_id]
-        """A running request's prompt and sampling parameters, as `prompt_token_ids` and `sampling_params`."""
+        self.running: Mapping[str, Any] = {}
+        """Prompt and sampling parameters of the requests that run, as `prompt_token_ids` and `sampling_params`."""
         self.ceiling: Any = None
         self.scores = False  # whether prompts can be scored at a temperature
         self.coupled: NoiseKeys | None = None
@@ -117,7 +117,7 @@ class VllmProposer:
 
     def attach(self, runner: Any, drafts_here: bool) -> None:
         """Take the model runner. `drafts_here` is false on ranks whose drafts vLLM does not read."""
-        self.runner = runner
+        self.runner, self.running = runner, runner.requests
         self.drafting = drafts_here
         # vLLM drafts K_max zeros for the whole batch once any request is within K_max of the context limit
         # (gpu_model_runner.py, `_input_fits_in_drafter`): meant for drafters that run a model. Ours stops by itself.
@@ -291,7 +291,7 @@ class VllmProposer:
         return drafts
 
     def _begin(self, req_id: str) -> None:
-        state = self.request(req_id)
+        state = self.running[req_id]
         if state.prompt_token_ids is None:
             return  # a prompt of embeddings has no tokens to key or match: the request runs without drafts
         params = state.sampling_params

@@ -26,7 +26,7 @@ from rollspec.errors import HistoryError, RollspecError, UnsupportedEngineError
 from rollspec.tuning import store
 
 if TYPE_CHECKING:
-    from rollspec.engine.vllm.learned import LearnedDrafts
+    from rollspec.engine.vllm.head import DraftHead
 
 logger = logging.getLogger("rollspec")
 
@@ -71,25 +71,8 @@ def install(worker: Any, config: RollspecConfig) -> None:
         _wrap_execute_model(runner, drafter, drafter.policy)
         if learned:
             from rollspec.engine.vllm.learned import LearnedDrafts
-            from rollspec.engine.vllm.online import OnlineTraining
-            from rollspec.engine.vllm.swap import Swapper
-            from rollspec.engine.vllm.swap.v1 import LearnedOwner
 
-            drafter.learned = LearnedDrafts(drafter, runner, ranks)
-            owner, given = LearnedOwner(drafter.learned, worker.vllm_config), config.proposal.learned
-            drafter.learned.swapper = Swapper(owner, ranks, given.canary_drafts, given.canary_ratio)
-            _watch_sleep(worker, drafter.learned)
-            if config.drafter.mode != "off" and drafter.learned.eagle:
-                drafter.learned.swapper.prepare()
-                if drafter.learned.capture is not None:  # on the rank that drafts
-                    if config.drafter.mode == "idle":
-                        drafter.learned.online = OnlineTraining(drafter.learned, worker.vllm_config)
-                    else:
-                        _connect(drafter)
-            if config.drafter.versions is not None:
-                drafter.learned.swapper.prepare()
-                if drafter.drafting:
-                    _share(drafter, config.drafter.versions)
+            equip(worker, drafter, LearnedDrafts(drafter, runner, ranks), config)
         _sample_plainly(runner)
     except Exception as e:
         if learned:  # vLLM's own proposer would go on by itself
@@ -97,6 +80,30 @@ def install(worker: Any, config: RollspecConfig) -> None:
         drafter.fail("installation", e)
         return
     load_history(drafter)
+
+
+def equip(worker: Any, drafter: VllmProposer, head: DraftHead, config: RollspecConfig) -> None:
+    """Give a worker's head what swaps, trains and follows it."""
+    from rollspec.engine.vllm.online import OnlineTraining
+    from rollspec.engine.vllm.swap import Swapper
+    from rollspec.engine.vllm.swap.head_owner import HeadOwner
+
+    drafter.learned = head
+    given = config.proposal.learned
+    owner = HeadOwner(head, worker.vllm_config)
+    swapper = head.swapper = Swapper(owner, head.ranks, given.canary_drafts, given.canary_ratio)
+    _watch_sleep(worker, head)
+    if config.drafter.mode != "off" and head.eagle:
+        swapper.prepare()
+        if head.capture is not None:  # on the rank that drafts
+            if config.drafter.mode == "idle":
+                head.online = OnlineTraining(head, worker.vllm_config)
+            else:
+                _connect(drafter)
+    if config.drafter.versions is not None:
+        swapper.prepare()
+        if drafter.drafting:
+            _share(drafter, config.drafter.versions)
 
 
 def load_history(drafter: VllmProposer) -> None:
@@ -250,7 +257,7 @@ def _wrap_execute_model(runner: Any, drafter: VllmProposer, policy: PolicyWatch)
     v1.ExecuteModel.put(runner, observed, __name__)
 
 
-def _watch_sleep(worker: Any, learned: LearnedDrafts) -> None:
+def _watch_sleep(worker: Any, learned: DraftHead) -> None:
     """Know when the engine's memory is taken away (sleep mode), and when it is back and of unknown contents."""
     sleep, wake_up = getattr(worker, "sleep", None), getattr(worker, "wake_up", None)
     if sleep is None or wake_up is None:
@@ -418,7 +425,7 @@ def _load_learned(drafter: VllmProposer, folder: Path) -> str:
 
 def _collect(drafter: VllmProposer) -> None:
     """Take requests that ended in the last step as finished: vLLM tells the worker only when the next step starts."""
-    running = drafter.runner.requests
+    running = drafter.running
     for req_id, r in list(drafter.proposer.requests.items()):
         ended = bool(r.output) and (r.output[-1] in r.stop_ids or len(r.output) >= r.max_tokens)
         if req_id not in running or ended:

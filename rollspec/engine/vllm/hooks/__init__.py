@@ -36,6 +36,7 @@ HOOKS: tuple[type[Hook], ...] = (
     engine.DraftStatistics,
     # In a worker whose engine runs the second model runner, before that is made.
     runner_v2.InitSpeculator,
+    runner_v2.LoadTarget,
     # In a worker that captures hidden states, before its model runner is made.
     worker.AuxiliaryLayers,
     # Before the model is loaded, where there are specialists.
@@ -69,6 +70,10 @@ HOOKS: tuple[type[Hook], ...] = (
     runner_v2.GiveSeed,
     runner_v2.NoFlashInfer,
     runner_v2.Verify,
+    runner_v2.ProcessLogits,
+    runner_v2.ScorePrompts,
+    runner_v2.SampleDraft,
+    runner_v2.DraftSteps,
 )
 
 PATCHES: tuple[type[Patch], ...] = tuple(h for h in HOOKS if issubclass(h, Patch))

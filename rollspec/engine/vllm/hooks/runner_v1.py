@@ -29,7 +29,7 @@ class Sample(RunnerHook):
 
     name = "sample"
     targets = (f"{RUNNER}._sample",)
-    by = ("coupled", "ceiling", "capture", "worker")
+    by = ("coupled", "ceiling", "learned", "worker")
     correctness = True
     why = (
         "coupled verification; the largest probabilities and the target's best tokens are read before the logits are "

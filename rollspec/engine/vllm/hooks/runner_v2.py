@@ -28,7 +28,7 @@ class SecondRunnerHook(RunnerHook):
 
     runner: ClassVar[Runner] = "v2"
     versions = V2
-    by = ("install",)
+    by: ClassVar[tuple[str, ...]] = ("install",)
 
 
 class BeginStep(SecondRunnerHook):
@@ -75,7 +75,8 @@ class Propose(SecondRunnerHook):
 
     name = "v2_propose"
     targets = (f"{SPEC_DECODE}.speculator:BaseSpeculator.propose",)
-    why = "every request gets the draft of whoever has the better one"
+    by = ("layers", "install")
+    why = "every request gets the draft of whoever has the better one; the head does not see the layer for capture"
     removal = "vLLM lets speculators be composed"
 
 
@@ -108,3 +109,54 @@ class GiveSeed(SecondRunnerHook):
     correctness = True
     why = "its seed is the key of its noise (mode: coupled)"
     removal = "the scheduler gives every request its seed"
+
+
+class LoadTarget(Hook):
+    """The target is loaded, and the layers whose hidden states a head reads are set."""
+
+    name = "v2_load_model"
+    targets = (f"{RUNNER}.load_model",)
+    versions = V2
+    runner = "v2"
+    by = ("layers",)
+    why = "notes which layers the head reads, and has the target give its last layer's states to capture"
+    removal = "vLLM gives a speculator the layers that it asks for"
+
+
+class ProcessLogits(SecondRunnerHook):
+    """Logits become those that are sampled from."""
+
+    name = "v2_apply_sampling_params"
+    targets = ("vllm.v1.worker.gpu.sample.sampler:Sampler.apply_sampling_params",)
+    why = "reads the target's largest probabilities, and its best tokens where something was drafted"
+    removal = "vLLM shows logits to speculators"
+
+
+class ScorePrompts(SecondRunnerHook):
+    """Log-probs of the tokens of prompts."""
+
+    name = "v2_compute_prompt_logprobs"
+    targets = ("vllm.v1.worker.gpu.sample.prompt_logprob:PromptLogprobsWorker.compute_prompt_logprobs",)
+    correctness = True
+    why = "scores old responses at the temperature they are sampled at (reuse.mode = lenient)"
+    removal = "vLLM applies the temperature to prompt_logprobs"
+
+
+class SampleDraft(SecondRunnerHook):
+    """A pass of the head becomes a token."""
+
+    name = "v2_sample_draft"
+    targets = (f"{SPEC_DECODE}.speculator:DraftModelSpeculator.sample_draft",)
+    by = ("drafter",)
+    why = "notes how sure the head is of its token, and draws it with the target's noise where that is asked for"
+    removal = "vLLM's speculators tell how sure they are of every token"
+
+
+class DraftSteps(SecondRunnerHook):
+    """How many passes the speculator of a draft model runs."""
+
+    name = "v2_num_speculative_steps"
+    targets = (f"{SPEC_DECODE}.speculator:DraftModelSpeculator.num_speculative_steps",)
+    by = ("drafter",)
+    why = "a draft model runs as many passes as a step asks for"
+    removal = "`StandaloneARSpeculator.propose` heeds `num_speculative_tokens`"

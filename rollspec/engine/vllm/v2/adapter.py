@@ -10,7 +10,8 @@ Under asynchronous scheduling the next step is scheduled before this one's draft
 How many of them a request verifies is decided here, when that step begins. On a CPU everything runs in line: the tokens
 are there when `propose` is called. On a GPU `propose` only queues work, and a thread waits for the step's tokens, which
 vLLM copies to the host anyway, while the device goes on with what is queued; its drafts are put in place when the next
-step begins. Nothing on the step's own thread waits for the device.
+step begins. Nothing on the step's own thread waits for the device, but for a head (`head.py`), whose passes are decided
+from the tokens just sampled.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -28,6 +29,9 @@ from rollspec.engine.vllm.places import masks, resized
 from rollspec.engine.vllm.proposer import StepResult, VllmProposer
 from rollspec.engine.vllm.ranks import Ranks
 from rollspec.engine.vllm.v2.scheduling import DRAFTED
+
+if TYPE_CHECKING:
+    from rollspec.engine.vllm.v2.head import Head
 
 Ints = npt.NDArray[np.integer[Any]]
 
@@ -48,6 +52,7 @@ class Adapter:
         self.runner = runner
         self.ranks = ranks
         self.k = int(runner.num_speculative_steps)
+        self.head: Head | None = None
         self.requests: dict[str, Request] = {}
         self._drafts: dict[str, list[int]] = {}  # newest draft of every running request
         self._slots: dict[str, int] = {}  # draft slots that the scheduler reserved in this step
@@ -67,19 +72,21 @@ class Adapter:
         if kwargs.get("dummy_run") or (len(args) > 1 and args[1]):
             return execute(scheduled, *args, **kwargs)
         self.join()
+        for new in scheduled.scheduled_new_reqs:
+            self._drafts.pop(new.req_id, None)  # preempted: what was drafted lies in a slot that it gave up
+        scheduled = self._settle(scheduled)
         self._begin(scheduled)
-        return execute(self._settle(scheduled), *args, **kwargs)
+        return execute(scheduled, *args, **kwargs)
 
     def _begin(self, scheduled: Any) -> None:
+        if self.bridge.policy is not None:
+            self.bridge.policy.before_step()
+        self.bridge.before_step(scheduled)  # takes what the ended requests said
         for req_id in scheduled.finished_req_ids:
             self.requests.pop(req_id, None)
             self._drafts.pop(req_id, None)
         for new in scheduled.scheduled_new_reqs:
             self.requests[new.req_id] = Request(new.prompt_token_ids, new.sampling_params)
-            self._drafts.pop(new.req_id, None)  # preempted: what was drafted lies in a slot that it gave up
-        if self.bridge.policy is not None:
-            self.bridge.policy.before_step()
-        self.bridge.before_step(scheduled)
 
     def _settle(self, scheduled: Any) -> Any:
         """The step as it is: without the slots that nobody drafted for."""
@@ -136,27 +143,47 @@ class Adapter:
         self._sampled = output.sampled_token_ids, num_sampled
         return output, num_sampled, num_rejected
 
-    def propose(self, propose: Callable[..., torch.Tensor], batch: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
+    def propose(self, propose: Callable[..., torch.Tensor], *args: Any, **kwargs: Any) -> torch.Tensor:
         """Around the speculator's `propose`: drafts [requests, k], of which each request has its own length."""
-        if kwargs.get("dummy_run"):
-            return propose(batch, *args, **kwargs)
-        out = propose(batch, *args, **kwargs)
-        self._batch, sampled = batch, self._sampled
-        if self._thread is None:
-            assert sampled is not None
-            self._batch = None
-            drafts = self._keep(batch, self._draft(batch, sampled[0].numpy(), sampled[1].numpy()))
-            for i, draft in enumerate(drafts):
-                if draft:
-                    out[i, : len(draft)] = torch.tensor(draft, dtype=out.dtype)
+        if kwargs.get("dummy_run"):  # vLLM names every argument then
+            return propose(*args, **kwargs)
+        batch, given = args[0], args[1:]
+        if self.head is None and self.bridge.fault is None:
+            out = propose(*args, **kwargs)
+        else:  # the head runs when it is asked, and not at all after a fault
+            last: torch.Tensor = self.runner.req_states.last_sampled_tokens  # [max_num_reqs, 1]
+            out = last[batch.idx_mapping].expand(-1, self.k).clone()  # valid tokens where nobody drafts
+        if self._thread is not None and self.head is None:
+            self._batch = batch
+            return out
+        assert self._sampled is not None
+        sampled, counts = (t.cpu().numpy() for t in self._sampled)
+        drafts = self._keep(batch, self._draft(batch, sampled, counts, given, kwargs))
+        for i, draft in enumerate(drafts):
+            if draft:
+                out[i, : len(draft)] = torch.tensor(draft, dtype=out.dtype)
+        if self.head is not None:
+            self.head.end()
         return out
 
-    def _draft(self, batch: Any, sampled: Ints, counts: Ints) -> list[list[int]]:
-        """Drafts of the batch, after a step that sampled the first `counts` [n] of the tokens `sampled` [n, k + 1]."""
+    def _draft(
+        self, batch: Any, sampled: Ints, counts: Ints, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> list[list[int]]:
+        """Drafts of the batch, after a step that sampled the first `counts` [n] of the tokens `sampled` [n, k + 1];
+        `args` and `kwargs` are those of the speculator's `propose`, for the head.
+        """
         tokens = [row[:n] for row, n in zip(sampled.tolist(), counts.tolist(), strict=True)]
         context = float(batch.seq_lens_cpu_upper_bound[: batch.num_reqs].sum())
-        self.bridge.decide(StepResult(batch.req_ids, tokens, self._verified, self._tokens, context))
-        return self.bridge.finish(None, None, batch.num_reqs)
+        step = StepResult(batch.req_ids, tokens, self._verified, self._tokens, context)
+        if self.head is None:
+            self.bridge.decide(step)
+            return self.bridge.finish(None, None, batch.num_reqs)
+        try:
+            rows, probs = self.head.drafts(step, batch, args, kwargs or {})
+        except Exception as e:  # what was sampled stands
+            self.bridge.fail("drafting", e)
+            rows = probs = None
+        return self.bridge.finish(rows, probs, batch.num_reqs)
 
     def _keep(self, batch: Any, drafts: list[list[int]]) -> list[list[int]]:
         """The output rank's drafts, on every rank: each feeds its own device."""

@@ -34,31 +34,59 @@ def install(worker: Any, config: RollspecConfig) -> None:
     """
     from rollspec.engine.vllm.policy import PolicyWatch
     from rollspec.engine.vllm.v2.adapter import Adapter
+    from rollspec.engine.vllm.v2.ceiling import Ceiling
     from rollspec.engine.vllm.v2.coupled import SeededNoise
+    from rollspec.engine.vllm.v2.drafter import Drafter
+    from rollspec.engine.vllm.v2.head import Head
+    from rollspec.engine.vllm.v2.scoring import Scoring
+    from rollspec.engine.vllm.v2.speculator import MemorySpeculator
     from rollspec.engine.vllm.v2.verify import Verification
-    from rollspec.engine.vllm.worker import BRIDGE, is_output_rank, load_history, next_version, ready
+    from rollspec.engine.vllm.worker import BRIDGE, equip, is_output_rank, load_history, next_version, ready
 
     runner = worker.model_runner
     ranks = Ranks.of(int(worker.vllm_config.parallel_config.tensor_parallel_size))
     bridge = VllmProposer(worker.vllm_config)
     keep(runner, BRIDGE, bridge)
     adapter = Adapter(bridge, runner, ranks)
-    bridge.runner, bridge.request, bridge.join = runner, adapter.requests.__getitem__, adapter.join
+    bridge.runner, bridge.running, bridge.join = runner, adapter.requests, adapter.join
+    run = runner.speculator.propose
     v2.BeginStep.wrap(runner, adapter.execute_model, __name__)
     v2.EndStep.wrap(runner, adapter.sample_tokens, __name__)
     v2.GiveDrafts.wrap(runner, adapter.take_draft_token_ids, __name__)
     v2.SampleStep.wrap(runner, adapter.sample, __name__)
     v2.Propose.wrap(runner.speculator, adapter.propose, __name__)
+
+    def coupled() -> bool:
+        return bridge.mode == "coupled"
+
+    def shares_noise() -> bool:
+        return coupled() and config.coupled.drafts == "noise"
+
+    memory = isinstance(runner.speculator, MemorySpeculator)
     try:
         ready()
         bridge.drafting = is_output_rank(worker)
         if config.mode == "coupled":  # on every rank: each draws, and all must draw alike
             noise = bridge.coupled = SeededNoise(runner, config, bridge.count)
             v2.GiveSeed.wrap(runner.sampler, noise.add_request, __name__)
-        coupled = lambda: bridge.mode == "coupled"  # noqa: E731
         verification = Verification(runner.rejection_sampler, coupled, bridge.uncouple, ranks)
         v2.Verify.wrap(runner.rejection_sampler, verification.around, __name__)
+        knows = config.reuse.mode == "coupled" or (shares_noise() and not memory)
+        if bridge.drafting and not knows:  # drafts that know the noise are right more often than max p
+            ceiling = bridge.ceiling = Ceiling(runner, lambda req_id: len(bridge.scheduled.get(req_id, ())))
+            v2.ProcessLogits.wrap(runner.sampler, ceiling.process, __name__)
+            v2.SampleStep.wrap(runner, ceiling.sample, __name__)
+        if config.reuse.mode == "lenient":  # on every rank: each computes the log-probs
+            v2.ScorePrompts.wrap(runner.prompt_logprobs_worker, Scoring(adapter.requests).compute, __name__)
+            bridge.scores = True
         bridge.policy = PolicyWatch(runner.get_model(), functools.partial(next_version, bridge))
+        if not memory:
+            drafter = Drafter(runner.speculator, run, runner, shares_noise)
+            head = Head(bridge, runner, ranks, drafter)
+            if head.capture is not None:
+                v2.ProcessLogits.wrap(runner.sampler, head.look, __name__)
+            equip(worker, bridge, head, config)
+            adapter.head = head
     except Exception as e:
         bridge.fail("installation", e)
         return

@@ -1,4 +1,4 @@
-"""`SwapOwner` on vLLM's first model runner: the only place of the swap that knows `LearnedDrafts`."""
+"""`SwapOwner` of a worker's draft head: the only place of the swap that knows `DraftHead`."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ import torch
 from rollspec.engine.vllm.swap.owner import KnownAcceptance
 
 if TYPE_CHECKING:
-    from rollspec.engine.vllm.learned import LearnedDrafts
+    from rollspec.engine.vllm.head import DraftHead
 
 
-class LearnedOwner:
+class HeadOwner:
     """See `SwapOwner`."""
 
-    def __init__(self, learned: LearnedDrafts, vllm_config: Any) -> None:
+    def __init__(self, learned: DraftHead, vllm_config: Any) -> None:
         self.learned = learned
         self.vllm_config = vllm_config
 

@@ -1,0 +1,51 @@
+"""Which of the target's layers an EAGLE-3 head reads, and one more for training: its last.
+
+The states of the last layer (before the final norm) come out with the auxiliary ones, as one more auxiliary layer that
+the head must not see. Both are arranged when the model is loaded, before it is profiled and compiled.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+from rollspec.engine.vllm.hooks import keep
+from rollspec.engine.vllm.hooks import runner_v2 as v2
+
+AUX = 4
+"""Place of `aux_hidden_states` among the arguments of `propose`."""
+
+LAYERS = "_rollspec_layers"
+"""On a speculator: the target's layers that its head reads, in its order, without the one that training adds."""
+
+
+def read_and_widen(load: Callable[..., Any], runner: Any, *args: Any, **kwargs: Any) -> Any:
+    """Around `GPUModelRunner.load_model` of the second runner."""
+    from rollspec.engine.vllm.plugin import engine_config
+
+    out = load(runner, *args, **kwargs)
+    config = engine_config(runner.vllm_config)
+    if config is None or not runner.use_aux_hidden_state_outputs:
+        return out
+    from vllm.v1.worker.gpu.spec_decode.eagle.eagle3_utils import get_eagle3_aux_layers_from_config
+
+    given = get_eagle3_aux_layers_from_config(runner.speculative_config)
+    layers = tuple(given or runner.model.get_eagle3_default_aux_hidden_state_layers())
+    speculator = runner.speculator
+    keep(speculator, LAYERS, layers)
+    last = int(runner.model_config.get_total_num_hidden_layers())
+    if config.drafter.captures and last not in layers:
+        runner.model.set_aux_hidden_state_layers((*layers, last))
+        v2.Propose.wrap(speculator, functools.partial(_without_last, len(layers)), __name__)
+    return out
+
+
+def _without_last(count: int, propose: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Around the speculator's `propose`, whose head reads `count` auxiliary layers [tokens, H] each."""
+    given = list(args)
+    if len(given) > AUX and given[AUX]:
+        given[AUX] = given[AUX][:count]
+    elif kwargs.get("aux_hidden_states"):
+        kwargs["aux_hidden_states"] = kwargs["aux_hidden_states"][:count]
+    return propose(*given, **kwargs)

@@ -1,0 +1,99 @@
+"""What stands around the second runner's sampler and log-probs where a head or old responses are at work."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from rollspec.engine.vllm.v2.ceiling import Ceiling  # noqa: E402
+from rollspec.engine.vllm.v2.layers import _without_last  # noqa: E402
+from rollspec.engine.vllm.v2.scoring import Scoring  # noqa: E402
+
+
+def asks(temperature: float | None) -> Any:
+    extra = {"rollspec": {"score_temperature": temperature}} if temperature else None
+    return SimpleNamespace(sampling_params=SimpleNamespace(extra_args=extra))
+
+
+@pytest.mark.parametrize("chunk", [2, 3, 100])
+def test_each_row_is_scored_at_its_requests_temperature(chunk: int) -> None:
+    hidden, head = torch.randn(9, 4), torch.randn(4, 11)
+    scoring = Scoring({"a": asks(0.7), "b": asks(None), "c": asks(2.0)})
+    batch = SimpleNamespace(req_ids=["a", "b", "c"], query_start_loc_np=np.array([0, 4, 5, 9, 9]))
+    seen: list[Any] = []
+
+    def compute(logits_of: Any, states: Any, given: Any, *rest: Any) -> str:
+        assert given is batch and rest == (1,)
+        seen.append(torch.cat([logits_of(states[i : i + chunk]) for i in range(0, len(states), chunk)]))
+        return "out"
+
+    assert scoring.compute(compute, lambda x: x @ head, hidden, batch, 1) == "out"
+    each = torch.tensor([0.7] * 4 + [1.0] + [2.0] * 4)[:, None]
+    torch.testing.assert_close(seen[0], hidden @ head / each)
+
+
+def test_a_step_without_such_a_request_is_vllms_own() -> None:
+    given: list[Any] = []
+    logits_of = object()
+    batch = SimpleNamespace(req_ids=["a", "gone"], query_start_loc_np=np.array([0, 1, 2]))
+    Scoring({"a": asks(None)}).compute(lambda f, *rest: given.append(f), logits_of, torch.zeros(2, 4), batch)  # type: ignore[arg-type]
+    assert given == [logits_of]
+
+
+def runner(temperature: list[float], cut: bool = False) -> Any:
+    k = torch.ones(1) if cut else None
+    states = SimpleNamespace(
+        temperature=SimpleNamespace(gpu=torch.tensor(temperature)), get_top_k_top_p=lambda slots, each: (k, None)
+    )
+    return SimpleNamespace(
+        sampler=SimpleNamespace(sampling_states=states),
+        req_states=SimpleNamespace(index_to_req_id={0: "a", 1: "b"}),
+    )
+
+
+def look(ceiling: Ceiling, logits: Any, emitted: list[int], skip: bool = False) -> None:
+    rows = torch.tensor([0, 0, 0, 1])
+
+    def sample() -> Any:
+        kwargs = {"skip_top_k_top_p": True} if skip else {}
+        out = ceiling.process(lambda x, *_, **__: x, logits, rows, torch.tensor([0, 1]), np.array([0, 1]), **kwargs)
+        return out, torch.tensor(emitted), None
+
+    ceiling.sample(sample)
+
+
+def test_the_ceiling_is_of_the_rows_that_became_tokens() -> None:
+    logits = 2.0 * torch.randn(4, 7)
+    largest = logits.softmax(-1).max(-1).values
+    ceiling = Ceiling(runner([1.0, 0.0]), {"a": 2, "b": 0}.__getitem__)
+    look(ceiling, logits, [2, 1])  # of `a` a draft was rejected; `b` is greedy: nothing caps its drafts
+    assert ceiling.sums[1] == 3 and ceiling.sums[0] == pytest.approx(float(largest[0] + largest[1]) + 1.0)
+    look(ceiling, logits, [3, 1])
+    assert ceiling.sums[1] == 3, "one look in many steps"
+
+
+def test_what_is_cut_after_the_look_is_left_out() -> None:
+    ceiling = Ceiling(runner([1.0, 1.0], cut=True), {"a": 2, "b": 0}.__getitem__)
+    look(ceiling, torch.randn(4, 7), [1, 1], skip=True)
+    assert ceiling.sums == [0.0, 0.0]
+    look(ceiling, torch.randn(4, 7), [1, 1])
+    assert ceiling.sums[1] == 2, "where it is cut before, it counts"
+
+
+def test_the_head_does_not_see_the_layer_that_training_adds() -> None:
+    aux = [torch.zeros(2, 3) + i for i in range(4)]
+    seen: list[Any] = []
+
+    def propose(*args: Any, **kwargs: Any) -> None:
+        seen.append((args, kwargs))
+
+    _without_last(3, propose, 0, 1, 2, 3, aux, 5, dummy_run=True)
+    _without_last(3, propose, input_batch=0, aux_hidden_states=aux)  # as vLLM's dummy runs name them
+    (args, kwargs), (none, named) = seen
+    assert [int(a[0, 0]) for a in args[4]] == [0, 1, 2] and args[5:] == (5,) and kwargs == {"dummy_run": True}
+    assert [int(a[0, 0]) for a in named["aux_hidden_states"]] == [0, 1, 2] and not none and named["input_batch"] == 0
