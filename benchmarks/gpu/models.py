@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 from pathlib import Path
 from typing import Any
 
@@ -100,22 +101,40 @@ def real(spec: Spec) -> str:
     """A checkpoint that says something: the one that was given, or the demo's policy."""
     if spec.model is not None:
         return spec.model
-    from examples.grpo_arithmetic.prepare import prepare
+    from examples.cache import built_once
+    from examples.grpo_arithmetic.prepare import inputs_hash
 
-    return prepare(Path(spec.folder) / "policy", size="tiny" if spec.dry else "demo").model
+    size = "tiny" if spec.dry else "demo"
+    name = f"policy-{size}-{inputs_hash(size, 0, 0, 0)[:12]}"
+    return str(built_once(spec.folder, name, "config.json", lambda folder: _policy(folder, size)))
+
+
+def _policy(folder: Path, size: str) -> None:
+    """The demo's policy with its tokenizer, without its data, which take packages that a bare machine may lack."""
+    import torch
+    from transformers import Qwen3ForCausalLM
+
+    from examples.grpo_arithmetic.grow import Size, grow
+    from examples.grpo_arithmetic.prepare import CHECKPOINT
+    from examples.grpo_arithmetic.tokenizer import build_tokenizer
+
+    policy = Qwen3ForCausalLM.from_pretrained(CHECKPOINT, dtype=torch.float32)
+    if size == "demo":
+        policy = grow(policy, Size(), seed=0)
+    policy.to(torch.bfloat16).save_pretrained(folder)
+    build_tokenizer().save_pretrained(folder)
 
 
 def real_prompts(model: str, count: int) -> list[list[int]]:
-    """Prompts for it, as token ids: the demo's problems where its tokenizer has a chat template, else plain ones."""
+    """The demo's problems as token ids of the model's tokenizer, in the demo's chat format."""
     from transformers import AutoTokenizer
 
-    from examples.grpo_arithmetic.data import problems
+    from examples.grpo_arithmetic.task import sample_problem
     from examples.grpo_arithmetic.tokenizer import prompt_text
 
-    tokenizer = AutoTokenizer.from_pretrained(model)
-    return [
-        list(tokenizer(prompt_text(p.question), add_special_tokens=False)["input_ids"]) for p in problems("val", count)
-    ]
+    tokenizer, rng = AutoTokenizer.from_pretrained(model), random.Random(0)
+    texts = [prompt_text(sample_problem(rng).question) for _ in range(count)]
+    return [list(tokenizer(text, add_special_tokens=False)["input_ids"]) for text in texts]
 
 
 def _write(folder: Path, config: dict[str, Any]) -> Path:

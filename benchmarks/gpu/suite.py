@@ -50,6 +50,8 @@ def run(options: Options) -> Path | None:
     if reason is not None:
         console.print(f"rollspec: {reason}", highlight=False)
         return None
+    # `timeout` and `kill` end the part that runs, too, as Ctrl-C does.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     out = options.out or RESULTS / ("gpu.json" if options.device == "cuda" else "gpu-dry.json")
     result = begin(options, out)
     wanted = [p for p in parts(options.device) if not options.only or p.name.startswith(options.only)]
@@ -119,9 +121,10 @@ def execute(part: Part, options: Options, out: Path) -> dict[str, Any]:
         given.write_text(json.dumps(part.spec(options.device, str(models), _text(options.model))))
         said.write(f"\n=== {part.name}\n".encode())
         said.flush()
-        environment = os.environ | {
-            "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "integrations"), os.environ.get("PYTHONPATH", "")])
-        }
+        places = [str(ROOT), str(ROOT / "integrations"), os.environ.get("PYTHONPATH", "")]
+        if not machine.is_installed():
+            places.append(str(machine.plugin(Path(folder) / "plugin")))
+        environment = os.environ | {"PYTHONPATH": os.pathsep.join(p for p in places if p)}
         process = subprocess.Popen(
             [sys.executable, "-m", "benchmarks.gpu.child", part.function, str(given), str(found)],
             cwd=ROOT, env=environment, stdout=said, stderr=said, start_new_session=True,

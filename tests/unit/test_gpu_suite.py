@@ -58,6 +58,15 @@ def test_an_unknown_device_is_refused() -> None:
     assert "neither cuda nor cpu" in str(refused.exception)
 
 
+def test_a_checkout_that_is_not_installed_is_a_plugin_all_the_same(tmp_path: Path) -> None:
+    from importlib import metadata
+
+    project = (ROOT / "pyproject.toml").read_text()
+    assert [d.metadata["Name"] for d in metadata.distributions(path=[str(machine.plugin(tmp_path))])] == ["rollspec"]
+    (found,) = next(iter(metadata.distributions(path=[str(tmp_path)]))).entry_points
+    assert f'[project.entry-points."{found.group}"]\n{found.name} = "{found.value}"' in project
+
+
 # ---- the plan
 
 
@@ -185,6 +194,18 @@ def test_shapes_are_read_by_transformers(tmp_path: Path) -> None:
         head = json.loads((models.head(tmp_path, shape) / "config.json").read_text())
         ids = head["eagle_aux_hidden_state_layer_ids"]
         assert ids == sorted(set(ids)) and ids[-1] < config.num_hidden_layers
+
+
+def test_the_demos_policy_is_made_without_its_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`datasets` is a package that a bare machine may lack."""
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    for name in [n for n in sys.modules if n.startswith("examples.grpo_arithmetic.data")]:
+        monkeypatch.delitem(sys.modules, name)
+    model = models.real(Spec("cpu", True, str(tmp_path)))
+    assert (Path(model) / "config.json").is_file() and models.real(Spec("cpu", True, str(tmp_path))) == model
+    prompts = models.real_prompts(model, 5)
+    assert len({tuple(p) for p in prompts}) == 5 and models.real_prompts(model, 5) == prompts
+    assert models.real(Spec("cpu", True, str(tmp_path), model="/mine")) == "/mine"
 
 
 def test_storms_of_one_seed_are_the_same_storm() -> None:
