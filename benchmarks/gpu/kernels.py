@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from importlib.util import find_spec
 from itertools import pairwise
 from typing import Any
 
-from benchmarks.gpu.plan import DRY_BATCHES, Spec
+from benchmarks.gpu.plan import DRY_BATCHES, NotHereError, Spec
 
 BATCHES = (1, 16, 64, 256)
 K = 4
 VOCABULARY = 151_936
+SIBLINGS, LENGTH = 24, 1024
+"""Texts of a slice that drafts are looked up in, and their tokens: a prompt group of 8 over three epochs."""
 
 
 def measure(spec: Spec) -> dict[str, Any]:
@@ -25,12 +26,11 @@ def measure(spec: Spec) -> dict[str, Any]:
     left: dict[str, str] = {}
     for batch in DRY_BATCHES if spec.dry else BATCHES:
         rows.append({"kernel": "verify: accept", "batch": batch, **_accept(spec, batch)})
-        try:
-            rows.append({"kernel": "noise: choose", "batch": batch, **_choose(spec, batch)})
-        except ImportError as e:
-            left["noise: choose"] = f"{e}"
-    if find_spec("rollspec.drafting") is None or find_spec("rollspec.drafting.lookup_triton") is None:
-        left["lookup"] = "this revision looks drafts up on the host"
+        for name, act in (("noise: choose", _choose), ("lookup: scan", _lookup)):
+            try:
+                rows.append({"kernel": name, "batch": batch, **act(spec, batch)})
+            except (ImportError, NotHereError) as e:
+                left[name] = str(e)
     return {"rows": rows, "left_out": left}
 
 
@@ -88,6 +88,42 @@ def _choose(spec: Spec, batch: int) -> dict[str, Any]:
     logits = scores.repeat(-(-rows // few), 1)[:rows].to(spec.device)
     found = choose(logits, keys, positions)[:few].cpu().numpy()
     return {"wrong": int((found != expected).sum()), **_time(spec, lambda: choose(logits, keys, positions))}
+
+
+def _lookup(spec: Spec, batch: int) -> dict[str, Any]:
+    """Longest-suffix lookup in one slice per request, of siblings that differ in 5 % of their tokens."""
+    import numpy as np
+    import torch
+
+    if spec.device == "cpu":
+        raise NotHereError("its kernels run on a GPU")
+    from rollspec.drafting.lookup import DEPTH, SEPARATOR, reference
+    from rollspec.drafting.lookup_triton import lookup
+
+    rng = np.random.default_rng(batch)
+    said = rng.integers(0, 1000, (batch, 1, LENGTH))
+    texts = np.where(
+        rng.random((batch, SIBLINGS, LENGTH)) < 0.05, rng.integers(0, 1000, (batch, SIBLINGS, LENGTH)), said
+    )
+    ends_with = np.full((batch, SIBLINGS, 1), SEPARATOR)
+    corpus = np.concatenate([texts, ends_with], 2).reshape(-1).astype(np.int32)
+    size = SIBLINGS * (LENGTH + 1)
+    starts = np.arange(batch, dtype=np.int64) * size
+    at = rng.integers(DEPTH, LENGTH - K, batch)
+    contexts = np.stack([said[b, 0, i - DEPTH : i] for b, i in enumerate(at)]).astype(np.int32)
+    rooms = np.full(batch, K, np.int32)
+    few = min(batch, 4)  # the plain definition is slow
+    expected = reference(corpus, starts[:few], starts[:few] + size, contexts[:few], rooms[:few], 2.0, 0.1)
+    on = [torch.from_numpy(x).to(spec.device) for x in (corpus, starts, starts + size, contexts, rooms)]
+    found = lookup(*on, 2.0, 0.1, K, size)
+    counts = found.counts[:few].tolist()
+    wrong = sum(
+        counts[b] != n or found.tokens[b, :n].tolist() != expected.tokens[b, :n].tolist()
+        for b, n in enumerate(expected.counts[:few].tolist())
+    )
+    return {"wrong": wrong, "slice": size, "drafted": int(found.counts.sum())} | _time(
+        spec, lambda: lookup(*on, 2.0, 0.1, K, size)
+    )
 
 
 def _time(spec: Spec, act: Callable[[], Any], seconds: float = 0.2) -> dict[str, Any]:

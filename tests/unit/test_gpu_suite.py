@@ -260,7 +260,7 @@ def states(result: dict[str, Any]) -> dict[str, str]:
 
 def test_claims_of_a_good_run() -> None:
     found = states(sample())
-    assert found.pop("Verifying on the device") == "fails"
+    assert found.pop("Verification, noise and lookup on the device") == "fails"
     assert found.pop("Tokens per verify step, last epoch") == "not measured"
     assert found.pop("Idle training of a head") == "measured"
     assert set(found.values()) == {"holds"}
