@@ -217,6 +217,35 @@ def test_storms_of_one_seed_are_the_same_storm() -> None:
     assert len({json.dumps(p, sort_keys=True) for _, p in one}) > 10
 
 
+def test_waits_for_the_device_are_counted_in_their_own_thread_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    import threading
+    import warnings
+
+    import torch
+
+    class Event:
+        def synchronize(self) -> None:
+            pass
+
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(torch.cuda, "Stream", type("Stream", (Event,), {}))
+    monkeypatch.setattr(torch.cuda, "get_sync_debug_mode", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "set_sync_debug_mode", lambda mode: None)
+    before = Event.synchronize
+    with propose.Synchronisations("warn") as seen:
+        Event().synchronize()
+        other = threading.Thread(target=lambda: Event().synchronize())
+        other.start()
+        other.join()
+        warnings.warn("called a synchronizing CUDA operation", stacklevel=1)
+        warnings.warn("something else", stacklevel=1)
+    assert seen.count == 2 and len(seen.where) == 2
+    assert Event.synchronize is before
+    with pytest.raises(RuntimeError, match="waits for the device"), propose.Synchronisations("error"):
+        Event().synchronize()
+    assert Event.synchronize is before
+
+
 def test_prompts_of_the_cost_curve_repeat_themselves() -> None:
     for prompt in propose.repeating(3, 64):
         assert len(prompt) == 64 and prompt[:16] == prompt[16:32]
