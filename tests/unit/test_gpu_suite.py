@@ -246,6 +246,24 @@ def test_waits_for_the_device_are_counted_in_their_own_thread_alone(monkeypatch:
     assert Event.synchronize is before
 
 
+def test_propose_is_timed_and_dummy_runs_are_not() -> None:
+    from types import SimpleNamespace
+
+    class Speculator:
+        def propose(self, input_batch: Any, *args: Any, dummy_run: bool = False) -> int:
+            return int(input_batch.num_reqs)
+
+    worker = SimpleNamespace(model_runner=SimpleNamespace(speculator=Speculator()))
+    propose.watch(worker, False, "warn")
+    propose.watch(worker, False, "warn")  # a second time is no second layer
+    batch = SimpleNamespace(num_reqs=3)
+    call = worker.model_runner.speculator.propose
+    assert call(input_batch=batch, dummy_run=True) == 3 and call(batch, None) == 3
+    (row,) = propose.take(worker)
+    assert row["requests"] == 3 and row["device_us"] is None and row["host_us"] > 0
+    assert propose.take(worker) == []
+
+
 def test_prompts_of_the_cost_curve_repeat_themselves() -> None:
     for prompt in propose.repeating(3, 64):
         assert len(prompt) == 64 and prompt[:16] == prompt[16:32]
