@@ -6,7 +6,7 @@ export ROLLSPEC_VENV := $(VENV)
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup test test-unit test-engine test-e2e lint format demo serve-demo bench docs clean clean-all
+.PHONY: help setup test test-unit test-engine test-e2e lint format demo serve-demo bench gpu docs clean clean-all
 
 help:  ## list the targets
 	@grep -E '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | \
@@ -41,6 +41,10 @@ serve-demo: setup  ## vllm serve under shifting traffic: no speculation, a froze
 
 bench: setup  ## every benchmark (ARGS="..." goes to rollspec bench)
 	@rollspec bench $(or $(ARGS),all)
+
+# Not in the CPU environment: with the python3 that has CUDA's torch (and vLLM), whatever made it.
+gpu:  ## what rollspec claims on a GPU, measured on this one (ARGS="--minutes 20"; without a GPU it says so)
+	@python3 -m benchmarks.gpu $(ARGS)
 
 docs: setup  ## the documentation as a site in build/docs (generated pages are written anew)
 	@python -m rollspec.config_docs >/dev/null && python -m rollspec.telemetry.docs >/dev/null

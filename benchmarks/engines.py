@@ -172,14 +172,15 @@ def _serve(pipe: Any, arm: Arm, model: str, max_len: int, max_seqs: int) -> None
     pipe.send({"ready": True})
     while (work := pipe.recv()) is not None:
         if isinstance(work, Work):
-            pipe.send(_epoch(llm, work, arm))
+            pipe.send(epoch(llm, work, arm))
         else:
             act, args = work
             pipe.send(llm.collective_rpc(act, args=args)[0])
     llm.llm_engine.engine_core.shutdown()
 
 
-def _epoch(llm: Any, work: Work, arm: Arm) -> dict[str, Any]:
+def epoch(llm: Any, work: Work, arm: Arm) -> dict[str, Any]:
+    """One epoch in an engine of this process: seconds, tokens, steps, the drafter's counters."""
     from vllm import SamplingParams
     from vllm.sampling_params import RequestOutputKind
 
@@ -192,7 +193,8 @@ def _epoch(llm: Any, work: Work, arm: Arm) -> dict[str, Any]:
     if arm.rollspec:
         llm.collective_rpc("rollspec", args=("set_version", {"version": work.version}))
         llm.collective_rpc("rollspec", args=("stats", {}))
-    end = llm.get_tokenizer().eos_token_id
+    skipped = llm.llm_engine.model_config.skip_tokenizer_init
+    end = None if skipped else llm.get_tokenizer().eos_token_id
     said: dict[str, list[int]] = {}
     before = _counters(llm)
     engine, queue, running = llm.llm_engine, list(enumerate(work.prompts)), set()

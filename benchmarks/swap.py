@@ -49,7 +49,7 @@ def run(quick: bool = False, out: Path | None = None, parts: tuple[str, ...] = P
         save("swap", result, target)
 
     if {"swap", "capture"} & set(parts):
-        llm = _engine(model, native_dtype(), speculate=True)
+        llm = engine(model, native_dtype(), speculate=True)
         try:
             if "swap" in parts:
                 began = provenance()
@@ -83,9 +83,9 @@ def run(quick: bool = False, out: Path | None = None, parts: tuple[str, ...] = P
     return target
 
 
-def _engine(model: str, dtype: str, speculate: bool, everything: bool = False) -> Any:
+def engine(model: str, dtype: str, speculate: bool, everything: bool = False, **options: Any) -> Any:
     """`everything`: all that is drafted is verified, as much as there can be to disturb; else what pays, so that a
-    decode step is as short as it comes.
+    decode step is as short as it comes. `options` are of `vllm.LLM`.
     """
     from vllm import LLM
 
@@ -102,12 +102,12 @@ def _engine(model: str, dtype: str, speculate: bool, everything: bool = False) -
     return LLM(
         model=model,
         dtype=dtype,
-        enforce_eager=True,
         max_model_len=MAX_LEN,
         max_num_seqs=64,
         enable_prefix_caching=False,
         disable_log_stats=False,
         additional_config={"rollspec": rollspec} if speculate else {},
+        **{"enforce_eager": True} | options,
     )
 
 
@@ -188,12 +188,12 @@ def swaps(llm: Any, count: int) -> dict[str, Any]:
 
 def identity(model: str, requests: int) -> dict[str, Any]:
     """Greedy outputs in float32 without speculation, and with a swap every few steps while requests run."""
-    plain = _engine(model, "float32", speculate=False)
+    plain = engine(model, "float32", speculate=False)
     try:
         expected = _answers(plain, requests)
     finally:
         plain.llm_engine.engine_core.shutdown()
-    llm = _engine(model, "float32", speculate=True, everything=True)
+    llm = engine(model, "float32", speculate=True, everything=True)
     try:
         weights = Swaps(llm)
         count = 0

@@ -211,13 +211,36 @@ def tuner(
     _done(_module("tuner").run(quick=quick, rounds=rounds, policies=names, out=out), json)
 
 
+@command.command()
+def gpu(
+    minutes: Annotated[float, typer.Option(min=0.1, help="Budget; what does not fit is left out and said.")] = 20.0,
+    device: Annotated[str, typer.Option(help="cuda, or cpu for a dry run that claims nothing.")] = "cuda",
+    no_vllm: Annotated[bool, typer.Option("--no-vllm", help="Only the parts that need no vLLM.")] = False,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Measure again what an earlier run finished.")] = False,
+    only: Annotated[
+        str, typer.Option(help="Parts, or the beginnings of their names, separated by commas (start,exact).")
+    ] = "",
+    model: Annotated[
+        Path | None, typer.Option(exists=True, file_okay=False, help="Real checkpoint; default: the demo's policy.")
+    ] = None,
+    out: Out = None,
+    json: Json = False,
+) -> None:
+    """What rollspec claims on a GPU, measured on this one, in one JSON and one page (minutes)."""
+    if device not in ("cuda", "cpu"):
+        raise RollspecError(f"rollspec: --device {device!r} is neither cuda nor cpu; give one of them.")
+    suite, names = _module("gpu.suite"), tuple(n.strip() for n in only.split(",") if n.strip())
+    written = suite.run(suite.Options(minutes, device, not no_vllm, fresh, names, model, out))
+    _module("gpu.__main__").show(written, json)
+
+
 @command.command(name="all")
 def all_(
     quick: Quick = False,
     out: Annotated[Path | None, typer.Option("--out", help="Folder for the JSON files.")] = None,
     json: Json = False,
 ) -> None:
-    """Every benchmark in turn."""
+    """Every benchmark that runs on a CPU in turn."""
     for name in NAMES:
         module = name.replace("-", "_")
         _done(_module(module).run(quick=quick, out=out / f"{module}.json" if out else None), json)

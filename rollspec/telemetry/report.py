@@ -96,12 +96,14 @@ def render(run: Run, baseline: Run | None = None) -> str:
         import jinja2
     except ImportError as e:
         raise RollspecError("rollspec: the report needs jinja2; run `pip install 'rollspec[report]'`.") from e
-    source = resources.files("rollspec.telemetry").joinpath("templates/report.html.j2").read_text(encoding="utf-8")
+    templates = resources.files("rollspec.telemetry").joinpath("templates")
+    source = templates.joinpath("report.html.j2").read_text(encoding="utf-8")
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True)
     mine, theirs = summarize(run), summarize(baseline) if baseline is not None else None
     comparison = compare(run, baseline) if baseline is not None else None
     bars = [_phase_bar(s) for s in (theirs, mine) if s is not None and s.phases]
     return environment.from_string(source).render(
+        style=templates.joinpath("style.css").read_text(encoding="utf-8"),
         headline=headline(run, baseline),
         tiles=_tiles(mine, comparison),
         columns=[s.name for s in (theirs, mine) if s is not None],

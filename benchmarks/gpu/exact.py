@@ -1,0 +1,90 @@
+"""Exactness on this device: what an engine says with drafts is what it says without them.
+
+In float32, so that rounding hardly ever decides between two tokens. An engine with drafts that never accepted one
+proves nothing: `accepted` says how many there were.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from benchmarks.gpu import models, storm
+from benchmarks.gpu.engine import MEMORY, call, decode, engine
+from benchmarks.gpu.plan import Spec
+
+COUPLED = {"mode": "coupled"}
+QUIET = {"preset": "default", "proposal.drafters": [], **COUPLED}
+"""Coupled sampling without drafts."""
+
+Texts = list[list[int]]
+
+
+def greedy(spec: Spec) -> dict[str, Any]:
+    """Three epochs of the same greedy requests, the later ones drafted from the earlier; against no speculation."""
+    model = models.real(spec)
+    prompts, length = _work(spec, model)
+    with engine(spec, model, dtype="float32") as llm:
+        expected = decode(llm, prompts, length)["texts"]
+    with engine(spec, model, rollspec=MEMORY, dtype="float32") as llm:
+        found = _epochs(llm, prompts, length, 0.0)
+    return _compared([expected] * len(found["texts"]), found)
+
+
+def coupled(spec: Spec) -> dict[str, Any]:
+    """Three rounds at temperature 1, two of one policy version; against coupled sampling without drafts."""
+    model = models.real(spec)
+    prompts, length = _work(spec, model)
+    with engine(spec, model, rollspec=QUIET, dtype="float32") as llm:
+        expected = _epochs(llm, prompts, length, 1.0)["texts"]
+    with engine(spec, model, rollspec=MEMORY | COUPLED, dtype="float32") as llm:
+        found = _epochs(llm, prompts, length, 1.0)
+    return _compared(expected, found)
+
+
+def mixed(spec: Spec) -> dict[str, Any]:
+    """Requests of all kinds that come and go at any step, in a wide batch without drafts and in a narrow one with."""
+    model = models.real(spec)
+    prompts, _ = _work(spec, model)
+    rounds, requests = (1, 12) if spec.quick else (6, 50)
+    said, counts = [], {}
+    for config, seats in ((QUIET, 64), (MEMORY | COUPLED, 6)):
+        with engine(spec, model, rollspec=config, dtype="float32", max_num_seqs=seats) as llm:
+            said.append([storm.run(llm, i, prompts, requests) for i in range(rounds)])
+            counts = call(llm, "stats")
+    return _compared(said[0], {"texts": said[1], "drafted": counts["drafted"], "accepted": counts["accepted"]})
+
+
+def _work(spec: Spec, model: str) -> tuple[Texts, int]:
+    count, copies, length = (4, 2, 24) if spec.quick else (24, 4, 200)
+    return [p for p in models.real_prompts(model, count) for _ in range(copies)], length
+
+
+def _epochs(llm: Any, prompts: Texts, length: int, temperature: float) -> dict[str, Any]:
+    found: dict[str, Any] = {"texts": [], "drafted": 0, "accepted": 0}
+    for version in (0, 0, 1):
+        call(llm, "set_version", version=version)
+        done = decode(llm, prompts, length, temperature=temperature, batch=32)
+        found["texts"].append(done["texts"])
+        found["drafted"] += done["drafted"]
+        found["accepted"] += done["accepted"]
+    if faults := call(llm, "stats").get("faults"):
+        raise RuntimeError(f"rollspec recorded faults: {faults}")
+    return found
+
+
+def _compared(expected: list[Any], found: dict[str, Any]) -> dict[str, Any]:
+    pairs = [(a, b) for x, y in zip(expected, found["texts"], strict=True) for a, b in zip(x, y, strict=True)]
+    parted = [(a, b) for a, b in pairs if a != b]
+    return {
+        "requests": len(pairs),
+        "tokens": sum(len(a) for a, _ in pairs),
+        "parted": len(parted),
+        "parted_at": [_first(a, b) for a, b in parted[:20]],
+        "drafted": found["drafted"],
+        "accepted": found["accepted"],
+    }
+
+
+def _first(a: list[int], b: list[int]) -> int:
+    """Index of the first token that differs."""
+    return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
