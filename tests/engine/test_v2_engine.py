@@ -17,8 +17,6 @@ pytestmark = pytest.mark.engine
 COUPLED = {"preset": "default", "mode": "coupled", "coupled.seed": 7}
 LONG = {"ignore_eos": True, "temperature": 1.0, "limit": 80}
 ALL_AT_ONCE: list[dict[str, Any]] = [
-    {"min_p": 0.1},
-    {"logit_bias": {20: 3.0, 21: -100.0}},
     {"allowed_token_ids": list(range(16, 120))},
     {"top_k": 5, "repetition_penalty": 1.2, "seed": 3},
 ]
