@@ -27,7 +27,7 @@ test-engine: setup  ## tests against a real vLLM engine on CPU, minutes
 test-e2e: setup  ## whole training jobs on CPU, minutes
 	@scripts/test.sh e2e $(ARGS)
 
-lint: setup  ## ruff check, ruff format --check, mypy, vLLM's signatures, shellcheck
+lint: setup  ## ruff check, ruff format --check, mypy, import-linter, vLLM's signatures, shellcheck
 	@scripts/test.sh lint
 
 format: setup  ## apply ruff's fixes and format
