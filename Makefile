@@ -30,7 +30,7 @@ test-engine-v2: setup  ## what holds on both of vLLM's model runners, on the sec
 test-e2e: setup  ## whole training jobs on CPU, minutes
 	@scripts/test.sh e2e $(ARGS)
 
-lint: setup  ## ruff check, ruff format --check, mypy, vLLM's signatures, shellcheck
+lint: setup  ## ruff check, ruff format --check, mypy, import-linter, vLLM's signatures, shellcheck
 	@scripts/test.sh lint
 
 format: setup  ## apply ruff's fixes and format

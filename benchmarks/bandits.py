@@ -14,7 +14,7 @@ from rich.table import Table
 
 from benchmarks.harness import Ratio, provenance, ratio, save
 from benchmarks.simulate import ENVIRONMENTS, Environment, play
-from rollspec.tuning.policy import make
+from rollspec.tuning.policies import make
 
 POLICIES = ("hedge", "ucbspec", "exp3spec", "beg_mab", "thompson")
 FIXED = "static best"  # the one arm that is best in hindsight

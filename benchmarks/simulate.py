@@ -14,7 +14,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from rollspec.tuning.policy import Arm, Outcome, Policy, Vector, make
+from rollspec.tuning.policies import make
+from rollspec.tuning.policy import Arm, Outcome, Policy, Vector
 
 Matrix = npt.NDArray[np.float64]
 Plays = npt.NDArray[np.int64]

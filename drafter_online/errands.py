@@ -9,29 +9,47 @@ from __future__ import annotations
 import logging
 from collections import deque
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import msgspec
 
 from drafter_online.answers import Done, Errand
 from drafter_online.checkpoint import Checkpoints
 from drafter_online.copies import Copies
-from drafter_online.engines import read
+from drafter_online.engines import Engines, read
 from drafter_online.errors import DrafterError, ServiceError
+from drafter_online.hub import Hub
+from drafter_online.settings import ServiceConfig
+from drafter_online.trainer import Trainer
 from drafter_online.wire import Message
-
-if TYPE_CHECKING:
-    from drafter_online.service import Service
 
 log = logging.getLogger(__name__)
 
 MOST = 1024  # that wait
 
 
+class Daemon(Protocol):
+    """What errands need of the service that has them."""
+
+    config: ServiceConfig
+    engines: Engines
+    hub: Hub
+    trainer: Trainer
+
+    def healthy(self) -> tuple[bool, str]:
+        """Whether the training thread makes progress; why not."""
+
+    def save_all(self) -> None:
+        """Write all state now."""
+
+    def taken_over(self) -> None:
+        """Another state has come into the place of this one."""
+
+
 class Errands:
     """Of one service."""
 
-    def __init__(self, service: Service) -> None:
+    def __init__(self, service: Daemon) -> None:
         self.service = service
         self.copies = Copies(service.config.dir)
         self._waiting: deque[tuple[str, bool, Errand]] = deque(maxlen=MOST)

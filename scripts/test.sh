@@ -72,6 +72,7 @@ for stage in "${stages[@]}"; do
         check "ruff check" ruff check .
         check "ruff format" ruff format --check .
         check "mypy" mypy
+        check "imports" lint-imports --no-cache
         check "vLLM's signatures" python scripts/check_vllm.py
         check "shellcheck" shellcheck scripts/*.sh .ci/run
         ;;

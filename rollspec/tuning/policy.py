@@ -1,4 +1,5 @@
-"""Which arm to play: the interface of all policies, their registry, and the ones that learn nothing.
+"""Which arm to play: the interface of all policies, their registry, and the ones that learn nothing. `policies.make`
+builds one by name.
 
 An arm is (drafters, K): who may draft and the longest draft of a request. A policy keeps one learner per batch bucket
 (octaves of the number of running requests), because what pays at batch 1 harms at batch 64.
@@ -106,19 +107,6 @@ def register(name: str) -> Callable[[P], P]:
         return cls
 
     return add
-
-
-def make(name: str, arms: Sequence[Arm], options: Mapping[str, Any] | None = None, seed: int = 0) -> Policy:
-    """The policy called `name`.
-
-    Raises:
-        ConfigError: there is no such policy, or its options are wrong.
-    """
-    from rollspec.tuning import bandits, hedge  # noqa: F401 - they register themselves
-
-    if name not in REGISTRY:
-        raise ConfigError(f"rollspec: tuning.policy = {name!r} does not exist; choose one of {', '.join(REGISTRY)}.")
-    return REGISTRY[name](arms, options, seed)
 
 
 @register("static")

@@ -17,7 +17,8 @@ import numpy as np
 from rollspec.config import TuningConfig
 from rollspec.tuning.cost import CostModel
 from rollspec.tuning.guard import Guard
-from rollspec.tuning.policy import Arm, Outcome, Vector, bucket_of, make
+from rollspec.tuning.policies import make
+from rollspec.tuning.policy import Arm, Outcome, Vector, bucket_of
 from rollspec.tuning.regret import Ledger
 
 LEARNED = ("eagle3", "draft_model")

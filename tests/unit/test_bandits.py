@@ -14,7 +14,8 @@ from benchmarks import bandits as benchmark
 from benchmarks.simulate import ENVIRONMENTS, LENGTHS, Environment, adversarial, play, stationary, swap
 from rollspec.errors import ConfigError
 from rollspec.tuning.bandits import BegMab, EXP3Spec, Thompson, UCBSpec, acceptance, expected
-from rollspec.tuning.policy import Arm, Outcome, Policy, make
+from rollspec.tuning.policies import make
+from rollspec.tuning.policy import Arm, Outcome, Policy
 
 NAMES = ("ucbspec", "exp3spec", "beg_mab", "thompson")
 NONE, SHORT, LONG = Arm((), 0), Arm(("suffix",), 2), Arm(("suffix",), 4)

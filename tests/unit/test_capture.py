@@ -27,8 +27,7 @@ class Engine:
         config = RollspecConfig.load(given, env={})
         self.proposer = step.Engine(config, 4096, "eagle3")
         self.bridge = SimpleNamespace(config=config, proposer=self.proposer, faults={}, scheduled={}, running={})
-        learned = SimpleNamespace(bridge=self.bridge, aux_layers=3, swapper=None)
-        self.capture = Capture(learned)  # type: ignore[arg-type]
+        self.capture = Capture(self.bridge, None, (0, 1, 2))  # type: ignore[arg-type]
 
     def begin(self, req_id: str, prompt: list[int], limit: int = 100, **metadata: Any) -> None:
         self.proposer.begin(req_id, prompt, limit)

@@ -10,7 +10,7 @@ import pytest
 
 from rollspec import RollspecConfig
 from rollspec.config import resolve
-from rollspec.engine.vllm import compat, plugin
+from rollspec.engine.vllm import compat, plugin, settings
 from rollspec.errors import ConfigError
 
 
@@ -60,7 +60,7 @@ def test_configure_writes_the_speculative_config() -> None:
     plugin.configure(a, "default")
     assert a.speculative_config == {"method": "custom_class", "model": plugin.PROPOSER, "num_speculative_tokens": 16}
     assert a.additional_config["other"] == 1
-    again = plugin.engine_config(a)
+    again = settings.engine_config(a)
     assert again == RollspecConfig.load("default")
 
 
@@ -70,17 +70,17 @@ def test_configure_takes_resolved_settings_as_they_are(monkeypatch: pytest.Monke
     for source in (of_trainer, of_trainer.to_dict()):
         a = args()
         plugin.configure(a, source)
-        assert plugin.engine_config(a) == of_trainer and of_trainer.history.dir == Path("/data/replica_0")
+        assert settings.engine_config(a) == of_trainer and of_trainer.history.dir == Path("/data/replica_0")
     a = args()
     plugin.configure(a, {"preset": "suffix_only"})
-    assert plugin.engine_config(a) == resolve("suffix_only"), "what a user wrote meets the environment, once"
+    assert settings.engine_config(a) == resolve("suffix_only"), "what a user wrote meets the environment, once"
 
 
 def test_configure_leaves_an_unsupported_engine_alone() -> None:
     a = args(pipeline_parallel_size=2)
     plugin.configure(a, "default")
     assert a.speculative_config is None
-    assert plugin.engine_config(a) is None
+    assert settings.engine_config(a) is None
     plugin.configure(a, a.additional_config["rollspec"])  # as when the arguments are used a second time
     assert a.speculative_config is None
 

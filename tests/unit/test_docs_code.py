@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from rollspec.tuning import bandits, hedge, policy  # noqa: F401 - they register themselves
+from rollspec.tuning import policies, policy  # noqa: F401 - `policies` has all of them register
 
 ROOT = Path(__file__).parents[2]
 BLOCK = re.compile(r'^( *)```python title="(\w+\.py)"\n(.*?)^\1```', re.MULTILINE | re.DOTALL)

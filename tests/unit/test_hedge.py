@@ -11,7 +11,8 @@ import pytest
 
 from rollspec.errors import ConfigError
 from rollspec.tuning.hedge import Hedge
-from rollspec.tuning.policy import Arm, Outcome, Table, bucket_of, make
+from rollspec.tuning.policies import make
+from rollspec.tuning.policy import Arm, Outcome, Table, bucket_of
 
 KS = np.array([0, 1, 2, 4, 8, 16])
 ARMS = [Arm(("suffix",) if k else (), int(k)) for k in KS]

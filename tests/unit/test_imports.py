@@ -1,11 +1,13 @@
-"""Imports point one way: integrations -> rollspec -> drafter_online; the pure parts know no engine and no trainer."""
+"""Imports point one way: integrations -> rollspec -> drafter_online; the pure parts know no engine and no trainer; no
+module imports one that imports it, by whatever way round.
+"""
 
 from __future__ import annotations
 
 import ast
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -39,6 +41,8 @@ NOT_AT_IMPORT = {
     "rollspec/engine/vllm": {"vllm", "verl", "ray"},  # the plugin is loaded in processes that never build an engine
     "rollspec": {"verl", "ray"},
 }
+
+ACYCLIC = ("rollspec", "drafter_online")
 
 
 def _imports(path: Path, *, module_level: bool) -> Iterator[str]:
@@ -94,3 +98,84 @@ def test_light_imports_stay_light(code: str) -> None:
     check = f"{code}\nimport sys\nprint([m for m in {heavy!r} if m in sys.modules])"
     out = subprocess.run([sys.executable, "-c", check], capture_output=True, text=True, timeout=60)
     assert (out.returncode, out.stdout.strip()) == (0, "[]"), out.stderr
+
+
+def sources() -> dict[str, str]:
+    """Source of every module, by its full name; a package goes by `package.__init__`."""
+    files = (p for package in ACYCLIC for p in sorted((ROOT / package).rglob("*.py")))
+    return {".".join(p.relative_to(ROOT).with_suffix("").parts): p.read_text(encoding="utf-8") for p in files}
+
+
+def imports(texts: Mapping[str, str]) -> dict[str, set[str]]:
+    """The modules of `texts` that each of them imports, anywhere in its source.
+
+    `from a import b` imports module `a.b` where there is one, else package or module `a`: a submodule does not need
+    what its package's `__init__` goes on to import.
+    """
+
+    def module(name: str) -> str | None:
+        return next((m for m in (name, f"{name}.__init__") if m in texts), None)
+
+    edges: dict[str, set[str]] = {}
+    for name, text in texts.items():
+        found: set[str | None] = set()
+        for node in ast.walk(ast.parse(text)):
+            if isinstance(node, ast.Import):
+                found |= {module(a.name) for a in node.names}
+            elif isinstance(node, ast.ImportFrom):
+                above = name.split(".")[: -node.level] if node.level else []
+                base = ".".join([*above, *([node.module] if node.module else [])])
+                found |= {module(f"{base}.{a.name}") or module(base) for a in node.names}
+        edges[name] = {m for m in found if m is not None and m != name}
+    return edges
+
+
+def circles(edges: Mapping[str, set[str]]) -> list[list[str]]:
+    """Strongly connected components of more than one module."""
+
+    def reached(start: str) -> set[str]:
+        seen: set[str] = set()
+        left = [start]
+        while left:
+            for m in edges[left.pop()] - seen:
+                seen.add(m)
+                left.append(m)
+        return seen
+
+    reach = {m: reached(m) for m in edges}
+    found = {frozenset(n for n in reach[m] if m in reach[n]) for m in edges if m in reach[m]}
+    return sorted(sorted(c) for c in found)
+
+
+def test_there_are_no_circles() -> None:
+    texts = sources()
+    assert "rollspec.engine.vllm.plugin" in texts and "drafter_online.service" in texts
+    edges = imports(texts)
+    found = circles(edges)
+    inner = [f"{a} -> {b}" for c in found for a in c for b in sorted(edges[a] & set(c))]
+    assert not found, "modules import each other; move what they share into a leaf, or name it as a Protocol:\n" + (
+        "\n".join(inner)
+    )
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "import p.b",
+        "from p import b",
+        "from p.b import thing",
+        "from . import b",
+        "from .b import thing",
+        "def f():\n    from p.b import thing",
+        "if TYPE_CHECKING:\n    from p.b import Thing",
+    ],
+)
+def test_every_way_to_import_counts(text: str) -> None:
+    texts = {"p.__init__": "", "p.a": text, "p.b": "from p.c import x", "p.c": "import p.a", "p.d": "import p.a"}
+    assert circles(imports(texts)) == [["p.a", "p.b", "p.c"]]
+
+
+def test_a_package_that_imports_its_modules_is_a_circle_only_if_they_import_it() -> None:
+    texts = {"p.__init__": "from p.a import x", "p.a": "from p import b", "p.b": ""}
+    assert circles(imports(texts)) == []
+    assert circles(imports(texts | {"p.a": "from p import x"})) == [["p.__init__", "p.a"]]

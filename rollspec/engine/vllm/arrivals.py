@@ -12,6 +12,7 @@ from typing import Any
 
 from rollspec.engine.vllm import hooks, metadata, scoring
 from rollspec.engine.vllm.scoring import KEY
+from rollspec.engine.vllm.settings import engine_config
 from rollspec.sampling.streams import Arrivals
 
 ARRIVAL = "arrival"
@@ -44,7 +45,5 @@ def of(sampling_params: Any) -> int | None:
 
 
 def _wanted(vllm_config: Any) -> Arrivals | None:
-    from rollspec.engine.vllm.plugin import engine_config
-
     config = engine_config(vllm_config)
     return Arrivals() if config is not None and config.mode == "coupled" else None

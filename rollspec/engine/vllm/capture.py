@@ -26,12 +26,12 @@ import torch
 
 from rollspec.drafting.requests import Request
 from rollspec.engine.vllm import hooks, metadata
-from rollspec.engine.vllm.plugin import engine_config
+from rollspec.engine.vllm.settings import engine_config
 from rollspec.proposal.base import as_tokens, prompt_key
 
 if TYPE_CHECKING:
     from drafter_online.samples import Sample, VerifyStep
-    from rollspec.engine.vllm.head import DraftHead
+    from rollspec.engine.vllm.proposer import VllmProposer
 
 logger = logging.getLogger("rollspec")
 
@@ -82,11 +82,18 @@ class _Recording:
 
 
 class Capture:
-    """Records requests of one worker. Everything runs on the worker's thread; it never raises into the engine."""
+    """Records requests of one worker. Everything runs on the worker's thread; it never raises into the engine.
 
-    def __init__(self, learned: DraftHead) -> None:
-        config = learned.bridge.config.drafter.capture
-        self.learned = learned
+    Args:
+        runner: the model runner.
+        layers: of the target, whose hidden states the head reads, in its order.
+    """
+
+    def __init__(self, bridge: VllmProposer, runner: Any, layers: tuple[int, ...]) -> None:
+        config = bridge.config.drafter.capture
+        self._bridge = bridge
+        self._runner = runner
+        self._layers = layers
         self.config = config
         self.bytes = 0
         self.off = False
@@ -155,7 +162,7 @@ class Capture:
     def end(self) -> None:
         """A step is over: requests that ended in it are finished now; the engine says so only when the next begins."""
         for req_id in list(self._recordings):
-            r = self.learned.bridge.proposer.requests.get(req_id)
+            r = self._bridge.proposer.requests.get(req_id)
             if r is not None and r.output and (r.output[-1] in r.stop_ids or len(r.output) >= r.max_tokens):
                 self._guarded(self._finish, req_id, r)
 
@@ -189,7 +196,7 @@ class Capture:
             self.off = True
             self._recordings.clear()
             cause = f"capture: {type(e).__name__}: {e}"
-            faults = self.learned.bridge.faults
+            faults = self._bridge.faults
             faults[cause] = faults.get(cause, 0) + 1
             logger.warning("rollspec: no training samples are captured from now on (%s).", cause, exc_info=e)
         spent = time.perf_counter() - begin
@@ -203,7 +210,7 @@ class Capture:
         if req_id in self._seen:
             return False
         self._seen.add(req_id)
-        state = self.learned.bridge.running.get(req_id)
+        state = self._bridge.running.get(req_id)
         if metadata.of(getattr(state, "sampling_params", None)).private:
             self.counts["private"] += 1
             return False
@@ -238,7 +245,7 @@ class Capture:
         recorded = [i for i, req_id in enumerate(req_ids) if self._wanted(req_id)]
         if not recorded:
             return
-        width = self.learned.aux_layers
+        width = len(self._layers)
         index = torch.cat([torch.arange(rows[i][0], sum(rows[i])) for i in recorded]).to(aux[0].device)
         states = torch.cat([h[index] for h in aux[:width]], dim=-1)  # [rows, A*H]
         last = aux[-1 if len(aux) > width else self._last_at()][index]  # [rows, H]
@@ -261,8 +268,8 @@ class Capture:
     def _verified(self, r: _Recording, req_id: str, position: int, accepted: int) -> None:
         from drafter_online.samples import NO_DRAFTER, VerifyStep
 
-        scheduled = self.learned.bridge.scheduled.get(req_id)
-        request = self.learned.bridge.proposer.requests.get(req_id)
+        scheduled = self._bridge.scheduled.get(req_id)
+        request = self._bridge.proposer.requests.get(req_id)
         if not scheduled or self._logits is None or request is None:
             return
         a, b = self._rows[req_id]
@@ -300,7 +307,6 @@ class Capture:
     def _sample_of(self, r: _Recording, request: Request) -> Sample:
         from drafter_online.samples import NO_DRAFTER, Sample, Verify
 
-        learned = self.learned
         tokens = torch.cat([torch.from_numpy(request.prompt.copy()), torch.tensor(request.output, dtype=torch.int32)])
         base, prompt = r.parts[0].start, len(request.prompt)
         # Past a stop the sampler may have gone on for some tokens that were never said.
@@ -308,7 +314,7 @@ class Capture:
         aux = torch.cat([p.aux for p in r.parts])[: end - base].to("cpu")
         last = torch.cat([p.last for p in r.parts])[: end - base].to("cpu")
         positions = torch.arange(base, end)
-        state = learned.bridge.running.get(request.req_id)
+        state = self._bridge.running.get(request.req_id)
         params = getattr(state, "sampling_params", None)
         steps = [_moved(s, base) for s in r.steps if base <= s.position < end]
         return Sample(
@@ -345,7 +351,7 @@ class Capture:
 
     def _last_at(self) -> int:
         """Where the last layer stands among the auxiliary ones, if a head reads it."""
-        return self.learned.layers.index(int(self.learned.runner.model_config.get_total_num_hidden_layers()))
+        return self._layers.index(int(self._runner.model_config.get_total_num_hidden_layers()))
 
 
 def _moved(step: VerifyStep, base: int) -> VerifyStep:

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from drafter_online.lifecycle import Verdict
     from drafter_online.samples import Sample
     from drafter_online.wire import Message
-    from rollspec.engine.vllm.head import DraftHead
+    from rollspec.engine.vllm.training import TrainedHead
 
 logger = logging.getLogger("rollspec")
 
@@ -55,7 +55,7 @@ class DedicatedTraining:
         DrafterError: the endpoint cannot be used, or needs a token.
     """
 
-    def __init__(self, learned: DraftHead) -> None:
+    def __init__(self, learned: TrainedHead) -> None:
         from drafter_online import wire
         from drafter_online.head import base_of
         from drafter_online.link import Link
@@ -68,7 +68,7 @@ class DedicatedTraining:
         self.parts: dict[str, torch.Tensor] | None = None  # the target's own, put together from all ranks
         self.domains = learned.domains = Domains(learned.bridge.running)
         self.counts = {"sent": 0, "dropped": 0, "rewards": 0, "offers": 0, "fetched": 0, "objects": 0}
-        self.errands = Errands(TrainingFaults(learned.bridge))
+        self.errands = Errands(TrainingFaults(learned.bridge.count))
         self.progress: Progress | None = None  # of the daemon's training, as it said last
         self._hung = False
         self._rewards: deque[tuple[str, float]] = deque(maxlen=1 << 16)

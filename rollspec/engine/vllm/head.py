@@ -82,7 +82,7 @@ class DraftHead:
         self.specialists: Specialists | None = None
         self.capture: Capture | None = None
         if self.eagle and bridge.drafting and bridge.config.drafter.captures:
-            self.capture = Capture(self)
+            self.capture = Capture(bridge, runner, layers)
         self.proposer.scored = self._scored
         self._drained: dict[str, float] = {}
 

@@ -28,7 +28,7 @@ from rollspec.engine.vllm.faults import TrainingFaults
 
 if TYPE_CHECKING:
     from drafter_online.idle import EngineState
-    from rollspec.engine.vllm.head import DraftHead
+    from rollspec.engine.vllm.training import TrainedHead
 
 logger = logging.getLogger("rollspec")
 
@@ -49,7 +49,7 @@ LOOK_SECONDS = 1.0
 class OnlineTraining:
     """One worker's training thread."""
 
-    def __init__(self, learned: DraftHead, vllm_config: Any) -> None:
+    def __init__(self, learned: TrainedHead, vllm_config: Any) -> None:
         self.learned = learned
         self.config = learned.bridge.config.drafter
         self.updating = False
@@ -68,7 +68,7 @@ class OnlineTraining:
         self._hung = False
         self._version = -1
         self._due = False  # `publish_every` steps were made, and what was learned is not published yet
-        self._fault = TrainingFaults(learned.bridge)
+        self._fault = TrainingFaults(learned.bridge.count)
         self._stop = threading.Event()
         self._trainer: Any = None
         self._idle: Any = None

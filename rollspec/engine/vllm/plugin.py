@@ -15,7 +15,7 @@ import logging
 from collections.abc import Mapping
 from typing import Any
 
-from rollspec.config import RollspecConfig, Source, resolve, switched_on
+from rollspec.config import Source, resolve, switched_on
 from rollspec.engine.vllm import arrivals, compat, heads, hooks, overlap, places, prometheus
 from rollspec.engine.vllm.hooks.engine import (
     AddRequest,
@@ -29,11 +29,11 @@ from rollspec.engine.vllm.hooks.engine import (
 )
 from rollspec.engine.vllm.hooks.runner_v2 import InitSpeculator, LoadTarget
 from rollspec.engine.vllm.hooks.worker import AuxiliaryLayers, InitDevice, InitializeFromConfig, WorkerCall
+from rollspec.engine.vllm.settings import KEY, engine_config
 from rollspec.engine.vllm.v2 import scheduling
 
 logger = logging.getLogger("rollspec")
 
-KEY = "rollspec"
 PROPOSER = "rollspec.engine.vllm.proposer.VllmProposer"
 
 _enabled: Source = None
@@ -136,14 +136,6 @@ def configure(args: Any, source: Source) -> None:
             "rollspec: reuse.mode = lenient (LOSSY) starts rollouts from old responses where rollspec_verl drives the "
             "engine; driven by anything else it reuses none and stays exact."
         )
-
-
-def engine_config(vllm_config: Any) -> RollspecConfig | None:
-    """The configuration an engine was built with, or None where rollspec is off in it."""
-    given = (getattr(vllm_config, "additional_config", None) or {}).get(KEY)
-    if not isinstance(given, dict) or "off" in given:
-        return None
-    return RollspecConfig.from_dict(given)
 
 
 def _init_device(init_device: Any, wrapper: Any) -> None:

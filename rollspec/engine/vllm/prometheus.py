@@ -17,6 +17,7 @@ import weakref
 from typing import Any
 
 from rollspec.engine.vllm import hooks
+from rollspec.engine.vllm.settings import engine_config
 
 logger = logging.getLogger("rollspec")
 
@@ -39,8 +40,6 @@ def run_output_handler(start: Any, engine: Any) -> None:
 
 
 def _task(engine: Any) -> asyncio.Task[None] | None:
-    from rollspec.engine.vllm.plugin import engine_config
-
     first = getattr(engine.engine_core, "client_index", 0) == 0
     if not (first and engine.log_stats and engine_config(engine.vllm_config) is not None):
         return None

@@ -21,8 +21,8 @@ from rollspec.engine.vllm import metadata, scoring
 from rollspec.engine.vllm.compat import tokenizer_of, vllm_version
 from rollspec.engine.vllm.hooks import runner_v1 as v1
 from rollspec.engine.vllm.noise_keys import NoiseKeys
-from rollspec.engine.vllm.plugin import engine_config
 from rollspec.engine.vllm.policy import PolicyWatch
+from rollspec.engine.vllm.settings import engine_config
 from rollspec.step import Engine
 from rollspec.telemetry.metrics import EngineStats, to_metrics
 from rollspec.telemetry.sinks import JsonlSink

@@ -16,7 +16,7 @@ import copy
 import dataclasses
 import logging
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
 
@@ -24,9 +24,6 @@ from rollspec.engine.vllm import hooks
 from rollspec.engine.vllm.heads import GENERAL
 from rollspec.engine.vllm.hooks import runner_v1 as v1
 from rollspec.engine.vllm.ranks import Ranks
-
-if TYPE_CHECKING:
-    from rollspec.engine.vllm.learned import LearnedDrafts
 
 logger = logging.getLogger("rollspec")
 
@@ -53,6 +50,19 @@ def of(drafter: Any) -> Specialists | None:
     return found if found is not None and len(found.models) > 1 else None
 
 
+class Passes(Protocol):
+    """What the heads write into: the passes of the draft head that they take turns in."""
+
+    runner: Any
+    """The model runner."""
+
+    probs: list[torch.Tensor]
+    """Per pass, what the drafter gave its token, [requests]."""
+
+    def begin_passes(self) -> None:
+        """Forget the passes before."""
+
+
 @dataclasses.dataclass(slots=True)
 class Tally:
     """What one head's chains came to: chosen, judged and right tokens."""
@@ -74,7 +84,7 @@ class Specialists:
         self._target = target_model
         self._kept: list[dict[str, torch.Tensor]] = [{}]  # what each head was loaded with, on the CPU
         self._served: dict[str, int] = {}  # head of each request's latest chain
-        self._learned: LearnedDrafts | None = None
+        self._learned: Passes | None = None
         self._ranks = Ranks.of(int(drafter.vllm_config.parallel_config.tensor_parallel_size))
         self._layers = drafter.vllm_config.compilation_config.static_forward_context
 
@@ -134,7 +144,7 @@ class Specialists:
         """vLLM's proposer runs `model` from now on."""
         v1.DrafterModel.put(self.drafter, model, __name__)
 
-    def attach(self, learned: LearnedDrafts) -> None:
+    def attach(self, learned: Passes) -> None:
         """All heads run wherever vLLM's proposer would run its own."""
         self._learned = learned
         self.models[0] = self.drafter.model  # vLLM may have wrapped it since

@@ -84,9 +84,9 @@ def install(worker: Any, config: RollspecConfig) -> None:
 
 def equip(worker: Any, drafter: VllmProposer, head: DraftHead, config: RollspecConfig) -> None:
     """Give a worker's head what swaps, trains and follows it."""
+    from rollspec.engine.vllm.head_owner import HeadOwner
     from rollspec.engine.vllm.online import OnlineTraining
     from rollspec.engine.vllm.swap import Swapper
-    from rollspec.engine.vllm.swap.head_owner import HeadOwner
 
     drafter.learned = head
     given = config.proposal.learned

@@ -12,13 +12,13 @@ from rollspec.engine.vllm.hooks import keep
 from rollspec.engine.vllm.hooks import runner_v2 as v2
 from rollspec.engine.vllm.proposer import VllmProposer
 from rollspec.engine.vllm.ranks import Ranks
+from rollspec.engine.vllm.settings import engine_config
 
 logger = logging.getLogger("rollspec")
 
 
 def make_speculator(make: Callable[..., Any], vllm_config: Any, *args: Any) -> Any:
     """Around `init_speculator`: drafts from memory alone get `MemorySpeculator`."""
-    from rollspec.engine.vllm.plugin import engine_config
     from rollspec.engine.vllm.v2.speculator import METHOD, MemorySpeculator
 
     given = vllm_config.speculative_config

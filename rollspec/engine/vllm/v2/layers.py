@@ -12,6 +12,7 @@ from typing import Any
 
 from rollspec.engine.vllm.hooks import keep
 from rollspec.engine.vllm.hooks import runner_v2 as v2
+from rollspec.engine.vllm.settings import engine_config
 
 AUX = 4
 """Place of `aux_hidden_states` among the arguments of `propose`."""
@@ -22,8 +23,6 @@ LAYERS = "_rollspec_layers"
 
 def read_and_widen(load: Callable[..., Any], runner: Any, *args: Any, **kwargs: Any) -> Any:
     """Around `GPUModelRunner.load_model` of the second runner."""
-    from rollspec.engine.vllm.plugin import engine_config
-
     out = load(runner, *args, **kwargs)
     config = engine_config(runner.vllm_config)
     if config is None or not runner.use_aux_hidden_state_outputs:

@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from rollspec.engine.vllm.settings import engine_config
+
 DRAFTED = "_rollspec_drafted"
 """On a `ModelRunnerOutput`: how many drafts each request really had."""
 
@@ -20,8 +22,6 @@ batches get fewer slots each, as they get fewer drafts from the tuner.
 
 
 def _ours(scheduler: Any) -> bool:
-    from rollspec.engine.vllm.plugin import engine_config
-
     return bool(scheduler.use_v2_model_runner) and engine_config(scheduler.vllm_config) is not None
 
 

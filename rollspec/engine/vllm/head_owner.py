@@ -1,4 +1,4 @@
-"""`SwapOwner` of a worker's draft head: the only place of the swap that knows `DraftHead`."""
+"""`SwapOwner` of a worker's draft head: the only place that knows both it and the swap."""
 
 from __future__ import annotations
 
