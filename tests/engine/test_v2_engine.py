@@ -54,6 +54,7 @@ def quiet(model: Path, prompts: list[list[int]]) -> dict[str, Any]:
     patch.setenv("VLLM_USE_V2_MODEL_RUNNER", "1")
     llm = build(model, COUPLED | {"proposal.drafters": []})
     try:
+        call(llm, "set_version", version=9)
         out = {"greedy": generate(llm, prompts, limit=80)}
         for version in range(2):
             call(llm, "set_version", version=version)
@@ -76,6 +77,7 @@ def test_drafts_change_no_token(model: Path, prompts: list[list[int]], quiet: di
         assert config.use_v2_model_runner and config.scheduler_config.async_scheduling
         if thread:
             llm.collective_rpc(_draft_on_a_thread)
+        call(llm, "set_version", version=9)
         assert generate(llm, prompts, limit=80) == quiet["greedy"]
         for version in (0, 1, 0):
             call(llm, "set_version", version=version)
