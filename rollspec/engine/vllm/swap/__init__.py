@@ -9,7 +9,7 @@ payload.py     what was asked for: read, verified and measured before anything t
 weights.py     the weights that run, and the second copy of the drafter that new ones are loaded into
 deployment.py  what runs, what ran before, and the steps from one to the other and back
 verdicts.py    what became of versions
-v1.py          the owner on vLLM's first model runner
+head_owner.py  the owner: a worker's draft head, on either model runner
 """
 
 from rollspec.engine.vllm.swap.owner import SwapOwner
