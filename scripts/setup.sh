@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Makes the CPU environment for the demo and the tests: pinned packages, the suffix tree built from source, rollspec
-# itself (editable), then a check that all of it imports. A second run with nothing changed returns at once.
+# Makes the CPU environment for the demo and the tests: pinned packages, rollspec itself (editable), then a
+# check that all of it imports. A second run with nothing changed returns at once.
 #
 #   scripts/setup.sh
 #

@@ -27,9 +27,7 @@ BYTES_PER_TOKEN = 32
 """Upper estimate used between exact measurements."""
 
 CONTEXT = 16
-"""Tokens of context that are matched. The C++ search tries every length, so its cost grows with the square; longer
-matches than this found nothing better on the demo's texts.
-"""
+"""Tokens of context that are matched; longer matches than this found nothing better on the demo's texts."""
 
 SPEC_FACTOR = 2.0
 """A draft is at most this many times as long as its match: a short match says little about what follows."""

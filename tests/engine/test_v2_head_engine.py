@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from engines import bridge, build, call, close, generate
+from engines import build, call, close, generate
 from heads import random_head
 
 from rollspec.engine.vllm.compat import second_runner

@@ -217,6 +217,28 @@ def test_files(path: Path) -> None:
             assert (ROOT / "rollspec" / text).is_file(), text
 
 
+def names_in(file: Path) -> set[str]:
+    """Functions of a module as `f`, methods as `C.f`."""
+    found = set()
+    for node in ast.parse(file.read_text(encoding="utf-8")).body:
+        if isinstance(node, ast.FunctionDef):
+            found.add(node.name)
+        elif isinstance(node, ast.ClassDef):
+            found |= {f"{node.name}.{f.name}" for f in node.body if isinstance(f, ast.FunctionDef)}
+    return found
+
+
+def test_the_walks_of_the_architecture_lead_through_functions_that_exist() -> None:
+    """Each step names a file and, up to the colon, functions of it; a walk is at most eight files."""
+    text = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    steps = re.findall(r"^(\d+)\. \[`([^`]+)`\]\(\.\./([^)]+)\), (.*?):", text, re.MULTILINE | re.DOTALL)
+    assert len(steps) == len(re.findall(r"^\d+\. \[", text, re.MULTILINE)) > 20
+    for number, shown, path, functions in steps:
+        assert int(number) <= 8 and shown == path
+        named = set(re.findall(r"`([^`]+)`", functions))
+        assert named and named <= names_in(ROOT / path), f"{path} has no {named - names_in(ROOT / path)}"
+
+
 def words_of_the_code() -> str:
     """Every string constant of the code, and the scripts."""
     found = [file.read_text(encoding="utf-8") for file in ROOT.glob("scripts/*.sh")]

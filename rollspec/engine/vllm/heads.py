@@ -27,7 +27,7 @@ logger = logging.getLogger("rollspec")
 GENERAL = "general"
 """What the head in proposal.learned.model is called among specialists."""
 
-V2_SWITCH = "VLLM_USE_V2_MODEL_RUNNER"
+V2_SWITCH = compat.V2_SWITCH
 
 MAKE = "import sys; from drafter_online import head; head.save(head.fresh(sys.argv[1]), sys.argv[2])"
 CONVERT = "import sys; from drafter_online import head; head.convert(*sys.argv[1:])"
