@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -46,7 +47,12 @@ def install() -> None:
 
     from .kernels import KERNELS
 
-    register_kernels(KERNELS)
+    # vLLM's scan for copies of a kernel stumbles over llvmlite's library object, which answers to any name.
+    hidden = {name: sys.modules.pop(name) for name in [n for n in sys.modules if n.partition(".")[0] == "llvmlite"]}
+    try:
+        register_kernels(KERNELS)
+    finally:
+        sys.modules.update(hidden)
     import vllm.v1.worker.gpu.spec_decode.ngram.speculator as ngram
 
     ngram.HAS_TRITON = True  # it refuses to start without Triton; its two kernels are registered above

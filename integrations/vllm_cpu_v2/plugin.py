@@ -16,11 +16,13 @@ ARMED = "_vllm_cpu_v2_armed"
 
 
 def register() -> None:
-    """Arm the installation if the platform is a CPU and `VLLM_USE_V2_MODEL_RUNNER=1`; otherwise do nothing."""
-    from vllm import envs
+    """Arm the installation if the platform is a CPU; otherwise do nothing.
+
+    Whether an engine runs V2 is asked when it is built: vLLM loads plug-ins once per process, which may build several.
+    """
     from vllm.platforms import current_platform
 
-    if not current_platform.is_cpu() or not envs.VLLM_USE_V2_MODEL_RUNNER:
+    if not current_platform.is_cpu():
         return
     platform = type(current_platform)
     if getattr(platform, ARMED, False):
@@ -31,11 +33,23 @@ def register() -> None:
     honour_async_scheduling()
 
 
+class WhereAsked:
+    """True while `VLLM_USE_V2_MODEL_RUNNER=1`. Engines that do not ask for V2 find no Triton, as before."""
+
+    def __init__(self, found: bool) -> None:
+        self.found = found
+
+    def __bool__(self) -> bool:
+        from vllm import envs
+
+        return self.found or bool(envs.VLLM_USE_V2_MODEL_RUNNER)
+
+
 def allow_without_triton() -> None:
     """Let `VllmConfig` accept V2: its validation refuses every machine without Triton."""
     import vllm.config.vllm
 
-    vllm.config.vllm.HAS_TRITON = True
+    vllm.config.vllm.HAS_TRITON = WhereAsked(vllm.config.vllm.HAS_TRITON)
 
 
 def install_with_overrides(platform: Any) -> None:
@@ -44,7 +58,10 @@ def install_with_overrides(platform: Any) -> None:
 
     def register_triton_kernel_overrides(cls: Any) -> None:
         overrides()
-        install()
+        from vllm import envs
+
+        if envs.VLLM_USE_V2_MODEL_RUNNER:
+            install()
 
     platform.register_triton_kernel_overrides = classmethod(register_triton_kernel_overrides)
 

@@ -20,7 +20,7 @@ CASES: dict[str, dict[str, Any]] = {
     "min_p_one": {"temperature": 0.7, "min_p": 1.0},
     "logprobs": {"temperature": 0.0, "logprobs": 3},
     "prompt_logprobs": {"temperature": 0.0, "prompt_logprobs": 2},
-    "samples": {"temperature": 0.0, "n": 3},
+    "samples": {"temperature": 0.7, "top_k": 1, "n": 3},
 }
 
 
@@ -40,7 +40,7 @@ def main() -> None:
         max_num_seqs=8,
         max_num_batched_tokens=32,  # prompts below are longer: chunked prefill
         num_gpu_blocks_override=40,
-        block_size=16,  # requests below need more: pre-emption
+        block_size=32,  # requests below need more: pre-emption
         enable_prefix_caching=True,
         kv_cache_memory_bytes=64 << 20,
         seed=0,

@@ -52,8 +52,9 @@ def quiet(model: Path, prompts: list[list[int]]) -> dict[str, Any]:
     """Coupled sampling without any draft."""
     patch = pytest.MonkeyPatch()
     patch.setenv("VLLM_USE_V2_MODEL_RUNNER", "1")
-    llm = build(model, COUPLED | {"proposal.drafters": []})
+    llm = None
     try:
+        llm = build(model, COUPLED | {"proposal.drafters": []})
         call(llm, "set_version", version=9)
         out = {"greedy": generate(llm, prompts, limit=80)}
         for version in range(2):
@@ -65,8 +66,9 @@ def quiet(model: Path, prompts: list[list[int]]) -> dict[str, Any]:
             call(llm, "set_version", version=3)
         return out
     finally:
-        close(llm)
         patch.undo()
+        if llm is not None:
+            close(llm)
 
 
 @pytest.mark.parametrize("thread", [False, True])

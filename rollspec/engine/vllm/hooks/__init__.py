@@ -13,6 +13,7 @@ from collections.abc import Mapping
 
 from rollspec.engine.vllm.hooks import engine, runner_v1, runner_v2, worker
 from rollspec.engine.vllm.hooks.base import Around, Hook, Patch, RunnerHook, keep, on_import
+from rollspec.engine.vllm.hooks.cpu_kernels import CpuKernelRegistry
 from rollspec.engine.vllm.hooks.cpu_sampler import CpuExpandBatch
 from rollspec.engine.vllm.hooks.cpu_wait import CpuIdleWait
 from rollspec.engine.vllm.hooks.cpu_weights import CpuRepackWeights
@@ -22,6 +23,7 @@ HOOKS: tuple[type[Hook], ...] = (
     CpuExpandBatch,
     CpuRepackWeights,
     CpuIdleWait,
+    CpuKernelRegistry,
     # In every process that loads vLLM's plugins; without effect in engines that rollspec is not on in.
     engine.CreateEngineConfig,
     worker.InitDevice,
