@@ -78,7 +78,9 @@ class SuffixDrafter:
         if config.siblings or config.past or config.global_tree:
             from rollspec.drafting.scan import Corpus  # numba is imported where something is drafted
 
-            Corpus().speculate([0], 1, 1.0)  # compiles it now and not in a step
+            first = Corpus()  # what is compiled is compiled now, and not in a step
+            first.extend(0, [0, 1, 2, 3])
+            first.speculate([0, 1], 1, SPEC_FACTOR, MIN_PROB)
             self._new_tree = Corpus
         self.config = config
         self.history = history
