@@ -16,7 +16,7 @@ setup:  ## make the CPU environment in .venv (once; a second run returns at once
 	@scripts/setup.sh
 
 test: setup  ## everything: static checks, unit, engine and end-to-end tests
-	@scripts/test.sh lint unit engine engine-v2 e2e
+	@scripts/test.sh lint unit engine e2e
 
 test-unit: setup  ## pure tests, seconds (ARGS="-k config" goes to pytest, here and below)
 	@scripts/test.sh unit $(ARGS)

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Runs the named test stages, each within a time limit, and ends with one line: `N passed, N failed`.
 #
-#   scripts/test.sh lint unit engine engine-v2 e2e
+#   scripts/test.sh lint unit engine e2e
 #   scripts/test.sh unit -k config -x        (arguments from the first dash on go to pytest)
 #
 # ROLLSPEC_TEST_WORKERS: test files that run at the same time (2 where there are two cores; not for whole jobs).
