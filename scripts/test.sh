@@ -16,7 +16,7 @@ workers="${ROLLSPEC_TEST_WORKERS:-$(($(nproc) > 1 ? 2 : 1))}"
 declare -A SPREAD=([unit]="-n $workers" [engine]="-n $workers --dist loadfile" [engine-v2]="-n $workers --dist loadfile" [e2e]="")
 declare -A FILES=([unit]="tests/unit tests/kernels" [engine]=tests/engine [e2e]=tests/e2e)
 # What holds on both of vLLM's model runners, once more on the second one.
-FILES[engine-v2]="$(printf 'tests/engine/test_%s_engine.py ' suffix coupled storm)"
+FILES[engine-v2]="$(printf 'tests/engine/test_%s_engine.py ' suffix coupled storm v2_head)"
 passed=0
 failed=0
 timings=()
