@@ -164,6 +164,7 @@ def _serve(pipe: Any, arm: Arm, model: str, max_len: int, max_seqs: int) -> None
         max_num_seqs=max_seqs,
         enable_prefix_caching=False,
         disable_log_stats=False,
+        async_scheduling=None if arm.speculative else True,  # as rollspec's engines; vLLM decides for its own methods
         speculative_config=dict(arm.speculative) if arm.speculative else None,
         additional_config={"rollspec": arm.rollspec} if arm.rollspec else {},
     )

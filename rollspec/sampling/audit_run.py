@@ -39,11 +39,10 @@ from rollspec.sampling.audit import (
 from rollspec.sampling.audit_builds import same_tokens
 from rollspec.sampling.audit_engine import ARM_SECONDS, GREEDY_ROUNDS, Arm, ArmOutput, Plan, Progress, run_arm
 from rollspec.sampling.audit_lossy import LossyCheck, check_lossy
-from rollspec.sampling.audit_noise import NoiseCheck, Witness, first_round, keys_of, leads
+from rollspec.sampling.audit_noise import NoiseCheck, Witness, Words, first_round, keys_of, leads
 from rollspec.sampling.audit_power import detectable
 from rollspec.sampling.audit_reference import Reference
 from rollspec.sampling.audit_tests import holm
-from rollspec.sampling.noise import Words
 
 Stage = Callable[[str], Progress]
 """Called when a stage begins, with its name; returns the callback for its progress."""

@@ -302,15 +302,15 @@ def test_a_swap_while_a_request_is_preempted(
         from rollspec.engine.vllm.worker import bridge
 
         runner, swapper = worker.model_runner, bridge(worker).learned.swapper
-        update = runner._update_states
+        execute = runner.execute_model
         runner.seen = []  # per step: version, preempted, resumed
 
-        def observed(output: Any) -> Any:
-            resumed = output.scheduled_cached_reqs.resumed_req_ids
-            runner.seen.append((swapper.version, sorted(output.preempted_req_ids or ()), sorted(resumed)))
-            return update(output)
+        def observed(output: Any, *args: Any, **kwargs: Any) -> Any:
+            begun = [new.req_id for new in output.scheduled_new_reqs]  # a request that comes back begins again
+            runner.seen.append((swapper.version, sorted(output.preempted_req_ids or ()), begun))
+            return execute(output, *args, **kwargs)
 
-        runner._update_states = observed
+        runner.execute_model = observed
 
     def seen(worker: Any) -> Any:
         return worker.model_runner.seen

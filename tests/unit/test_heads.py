@@ -22,7 +22,7 @@ HEAD = {
 
 @pytest.fixture(autouse=True)
 def _environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(heads.V2_SWITCH, "")  # restored afterwards
+    monkeypatch.delenv("VLLM_USE_V2_MODEL_RUNNER", raising=False)
 
 
 def folder(path: Path, config: dict[str, Any]) -> str:

@@ -197,7 +197,7 @@ def test_the_trainer_is_made_as_the_job_says(tiny_target: Path, tmp_path: Path) 
 
 @pytest.mark.parametrize("mode", ["idle", "dedicated"])
 def test_what_is_reported_of_training(mode: str) -> None:
-    from rollspec.engine.vllm.learned import LearnedDrafts
+    from rollspec.engine.vllm.head import DraftHead
     from rollspec.telemetry.metrics import EngineStats, find, to_metrics
 
     info: dict[str, Any] = {
@@ -212,7 +212,7 @@ def test_what_is_reported_of_training(mode: str) -> None:
         caught_up=0, rebuilt=0, swapper=None, capture=None, online=training, _drained={},
         proposer=SimpleNamespace(reached=None),
     )  # fmt: skip
-    sums, levels = LearnedDrafts.drain(drafts)  # type: ignore[arg-type]
+    sums, levels = DraftHead.drain(drafts)  # type: ignore[arg-type]
     metrics = to_metrics(EngineStats(drafter=sums, drafter_levels=levels))
     got = {n.removeprefix("rollspec/drafter/"): v for n, v in metrics.items() if "/drafter/" in n}
     assert all(find(n) is not None for n in metrics)

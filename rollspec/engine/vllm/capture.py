@@ -25,8 +25,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from rollspec.drafting.requests import Request
-from rollspec.engine.vllm import hooks, metadata
-from rollspec.engine.vllm.settings import engine_config
+from rollspec.engine.vllm import metadata
 from rollspec.proposal.base import as_tokens, prompt_key
 
 if TYPE_CHECKING:
@@ -46,19 +45,6 @@ TOP_K = 8
 
 LEAST_TOKENS = 4
 """Shorter responses teach nothing about drafts."""
-
-
-def wider(layers_of: Any, runner: Any) -> tuple[int, ...] | None:
-    """Around `GPUModelRunner._get_eagle3_aux_layers_from_config`: the target gives its last layer's states (before the
-    final norm) along with the auxiliary ones. Engines without capture get what they would without this.
-    """
-    layers: tuple[int, ...] | None = layers_of(runner)
-    hooks.keep(runner, "_rollspec_aux_layers", layers)
-    config = engine_config(runner.vllm_config)
-    if not layers or config is None or not config.drafter.captures:
-        return layers
-    depth = int(runner.model_config.get_total_num_hidden_layers())
-    return layers if depth in layers else (*layers, depth)
 
 
 @dataclass(slots=True)

@@ -19,15 +19,12 @@ from pathlib import Path
 from typing import Any
 
 from rollspec.config import RollspecConfig
-from rollspec.engine.vllm import compat
 from rollspec.tuning.tuner import LEARNED
 
 logger = logging.getLogger("rollspec")
 
 GENERAL = "general"
 """What the head in proposal.learned.model is called among specialists."""
-
-V2_SWITCH = compat.V2_SWITCH
 
 MAKE = "import sys; from drafter_online import head; head.save(head.fresh(sys.argv[1]), sys.argv[2])"
 CONVERT = "import sys; from drafter_online import head; head.convert(*sys.argv[1:])"
@@ -66,8 +63,6 @@ def settle(args: Any, config: RollspecConfig) -> tuple[RollspecConfig, str | Non
         )
         return _without(config, [("proposal.drafters", rest)]), None
     kept = _specialists(args, config, path, name)
-    if kept or not compat.second_runner():
-        os.environ[V2_SWITCH] = "0"  # heads run beside each other in the first model runner only
     found = {"proposal.learned.model": str(path), "proposal.learned.specialists": kept}
     return config.change(found), name
 
