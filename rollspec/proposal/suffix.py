@@ -35,6 +35,11 @@ SPEC_FACTOR = 2.0
 MIN_PROB = 0.1
 """A draft stops where its cumulative frequency falls below this; later tokens would rarely pay for verification."""
 
+TREE_BYTES = 4
+"""Bytes that all trees may take per byte of `history.max_bytes`. A token has 4 bytes there and some 30 here, but trees
+of prompts that do not run need not stay.
+"""
+
 WEAK_MATCH = 8
 """Below this match length the group's draft is compared with the global tree's."""
 
@@ -73,9 +78,9 @@ class _NoTree:
 class SuffixDrafter:
     """Keeps the trees and drafts from them. Not thread-safe: the engine's worker is one thread."""
 
-    def __init__(self, config: SuffixConfig, history: History, tree_max_bytes: int) -> None:
+    def __init__(self, config: SuffixConfig, history: History) -> None:
         self._new_tree: Callable[[], Any] = _NoTree
-        if config.siblings or config.past or config.global_tree:
+        if config.sources:
             from rollspec.drafting.scan import Corpus  # numba is imported where something is drafted
 
             first = Corpus()  # what is compiled is compiled now, and not in a step
@@ -85,9 +90,9 @@ class SuffixDrafter:
         self.config = config
         self.history = history
         self.context = CONTEXT  # how much of it `draft` wants
-        # A quarter of the memory for the fallback; the groups' trees earn more.
-        self._global_max = tree_max_bytes // 4
-        self._group_max = tree_max_bytes - self._global_max
+        room = TREE_BYTES * history.max_bytes
+        self._global_max = room // 4  # a quarter for the fallback; the groups' trees earn more
+        self._group_max = room - self._global_max
         self.bytes = 0
         self._groups: OrderedDict[str, Group] = OrderedDict()
         self._global: Any = self._new_tree()
@@ -110,7 +115,7 @@ class SuffixDrafter:
         group.active += 1
         sequence = group.next_seq
         group.next_seq += 1
-        if self.config.siblings:
+        if "siblings" in self.config.sources:
             group.sequences[sequence] = version
             group.tree.extend_ndarray(sequence, group.head)
         self._shrink(group)
@@ -120,7 +125,7 @@ class SuffixDrafter:
         """A request said `tokens`. Call it after drafting: a sequence's own end would count as a match that nothing
         follows.
         """
-        if self.config.siblings:
+        if "siblings" in self.config.sources:
             group.tree.extend(sequence, tokens)
             grown = len(tokens) * BYTES_PER_TOKEN
             group.bytes += grown
@@ -132,9 +137,9 @@ class SuffixDrafter:
         insort(group.ended, len(tokens))
         if len(group.ended) > MAX_ENDED:
             del group.ended[::2]  # thinned, the distribution stays
-        if not self.config.siblings and self.config.past:
+        if "siblings" not in self.config.sources and "past" in self.config.sources:
             self._insert(group, sequence, tokens, version)
-        if self.config.global_tree and len(tokens):
+        if "global" in self.config.sources and len(tokens):
             self._global.extend_ndarray(self._global_next, tokens)
             size = len(tokens) * BYTES_PER_TOKEN
             self._global_seqs.append((self._global_next, size))
@@ -155,12 +160,11 @@ class SuffixDrafter:
 
     def draft(self, group: Group, context: list[int], k: int) -> Draft:
         """The likeliest chain of at most `k` tokens after `context` (the last tokens of prompt + response)."""
-        c = self.config
         if self._new_tree is _NoTree:
             return NO_DRAFT
         best = group.tree.speculate(context, k, SPEC_FACTOR, MIN_PROB)
         source = "group"
-        if c.global_tree and best.match_len < WEAK_MATCH:
+        if "global" in self.config.sources and best.match_len < WEAK_MATCH:
             other = self._global.speculate(context, k, SPEC_FACTOR, MIN_PROB)
             if other.score > best.score:
                 best, source = other, "global"
@@ -178,7 +182,7 @@ class SuffixDrafter:
 
     def warm(self) -> None:
         """Fill the global tree from a reloaded history; the groups' trees are built when their prompts come."""
-        if self.config.global_tree:
+        if "global" in self.config.sources:
             self._global = self._new_tree()
             self._global_seqs.clear()
             self._global_bytes = 0
@@ -199,7 +203,7 @@ class SuffixDrafter:
         group.bytes = len(prompt) * BYTES_PER_TOKEN
         self.bytes += group.bytes
         self._groups[key] = group
-        past = self.history.get(key) if self.config.past else None
+        past = self.history.get(key) if "past" in self.config.sources else None
         for response in past.responses if past else ():
             group.versions.add(response.version)
             insort(group.ended, len(response.tokens))
@@ -218,7 +222,7 @@ class SuffixDrafter:
     def _forget_rounds(self, group: Group, current: int) -> None:
         """Slide the window: drop sequences of rounds older than the last `window` before the current one."""
         past = sorted(v for v in group.versions if v != current)
-        keep = set(past[-self.config.window :]) if self.config.past else set()
+        keep = set(past[-self.config.window :]) if "past" in self.config.sources else set()
         for sequence, version in list(group.sequences.items()):
             if version != current and version not in keep:
                 group.tree.remove(sequence)

@@ -185,10 +185,9 @@ def _compare(
 
 def _lossy(model: str | Path, output: ArmOutput, plan: Plan, arm: Arm, target: Reference, device: str) -> LossyCheck:
     assert arm.rollspec is not None
-    reuse = arm.rollspec["reuse"]
     temperature = arm.old_temperature if arm.old_temperature is not None else plan.temperature
     old = Reference(arm.old or model, temperature, device)
-    return check_lossy(output.samples, output.ruled, plan.prompts, target, old, reuse["bias"], reuse["scale"])
+    return check_lossy(output.samples, output.ruled, plan.prompts, target, old, arm.rollspec["reuse"]["bias"])
 
 
 def _control(

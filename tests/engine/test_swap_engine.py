@@ -246,7 +246,7 @@ def test_versions_of_a_head_with_the_targets_embedding_in_them(
         store.publish(random_weights(config, seed), mine, base=base, target_version=0)
     store.publish(random_weights(config, 3), mine, base="another", target_version=0)
     options = {"proposal.drafters": ["suffix", "eagle3"], "proposal.learned.model": str(head), **ALWAYS}
-    options |= {"drafter.capture.enabled": True, "drafter.capture.share": 1.0, "proposal.learned.canary_drafts": 20}
+    options |= {"drafter.mode": "capture", "drafter.capture.share": 1.0, "proposal.learned.canary_drafts": 20}
     llm = build(model, options, max_num_batched_tokens=64, enable_chunked_prefill=True, num_gpu_blocks_override=14)
     try:
         out = during(llm, prompts, lambda: swap(llm, store.path(2)))
@@ -327,7 +327,7 @@ def test_a_swap_while_a_request_is_preempted(
     config = json.loads((model / "config.json").read_text())
     save_file(random_weights(config, 1), other / "model.safetensors")
     options = {"proposal.drafters": ["eagle3"], "proposal.learned.model": str(head), **ALWAYS}
-    options |= {"drafter.capture.enabled": True, "drafter.capture.share": 1.0}
+    options |= {"drafter.mode": "capture", "drafter.capture.share": 1.0}
     llm = build(model, options, max_num_batched_tokens=64, enable_chunked_prefill=True, num_gpu_blocks_override=14)
     try:
         llm.collective_rpc(watch)

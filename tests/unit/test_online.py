@@ -174,9 +174,8 @@ def test_the_trainer_is_made_as_the_job_says(tiny_target: Path, tmp_path: Path) 
             "mode": "coupled",
             "proposal.drafters": ["eagle3"],
             "drafter.mode": "idle",
-            "drafter.buffer": {"keep_versions": 3},
             "drafter.buffer_bytes": 1 << 20,
-            "drafter.training": {"objective": "matched", "clip_norm": 2.5},
+            "drafter.training": {"recipe": "matched", "batch_tokens": 96},
         },
         env={},
     )
@@ -191,8 +190,8 @@ def test_the_trainer_is_made_as_the_job_says(tiny_target: Path, tmp_path: Path) 
     )
     online.OnlineTraining._make(t)  # type: ignore[arg-type]
     keep, trainer = t._trainer.buffer.config, t._trainer
-    assert (keep.half_life, keep.keep_versions, keep.max_bytes) == (4.0, 3, 1 << 20)
-    assert trainer.config.divergence == "lk_hybrid" and trainer.config.clip_norm == 2.5
+    assert (keep.half_life, keep.keep_versions, keep.max_bytes) == (4.0, None, 1 << 20)
+    assert trainer.config.divergence == "lk_hybrid" and trainer.config.batch_tokens == 96
 
 
 @pytest.mark.parametrize("mode", ["idle", "dedicated"])

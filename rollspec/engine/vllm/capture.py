@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import logging
 import os
-import random
 import threading
 import time
 import uuid
@@ -87,7 +86,6 @@ class Capture:
         self.counts = {"recorded": 0, "samples": 0, "dropped": 0, "skipped": 0, "tokens": 0, "private": 0}
         self.seconds = 0.0  # since the last drain of the counters
         self._share = [0.0, 0.0]  # discounted seconds: capturing, stepping
-        self._rng = random.Random(0)
         self._recordings: dict[str, _Recording] = {}
         self._seen: set[str] = set()  # running requests that were decided upon
         self._done: deque[Sample] = deque()
@@ -201,7 +199,7 @@ class Capture:
             self.counts["private"] += 1
             return False
         busy = self._share[0] > self.config.share * self._share[1] and self._share[1] > 0.0
-        if self.paused or busy or self.bytes > HOLD_BYTES or self._rng.random() >= self.config.rate:
+        if self.paused or busy or self.bytes > HOLD_BYTES:
             self.counts["skipped"] += 1
             return False
         self.counts["recorded"] += 1

@@ -37,11 +37,10 @@ def equip(worker: Any, drafter: VllmProposer, head: DraftHead, config: RollspecC
     from rollspec.engine.vllm.swap import Swapper
 
     drafter.learned = head
-    given = config.proposal.learned
     owner = HeadOwner(head, worker.vllm_config)
-    swapper = head.swapper = Swapper(owner, head.ranks, given.canary_drafts, given.canary_ratio)
+    swapper = head.swapper = Swapper(owner, head.ranks, config.proposal.learned.canary_drafts)
     _watch_sleep(worker, head)
-    if config.drafter.mode != "off" and head.eagle:
+    if config.drafter.trains and head.eagle:
         swapper.prepare()
         if head.capture is not None:  # on the rank that drafts
             if config.drafter.mode == "idle":
@@ -167,7 +166,7 @@ def _new_weights(drafter: VllmProposer) -> None:
     if learned is None or learned.swapper is None:
         return
     learned.swapper.verify()
-    if not learned.ranks.alone and drafter.config.drafter.mode != "off" and learned.eagle:
+    if not learned.ranks.alone and drafter.config.drafter.trains and learned.eagle:
         parts = learned.target_parts()  # whole, which takes all ranks
         if learned.online is not None:
             learned.online.parts = parts
@@ -259,9 +258,7 @@ def _swap(drafter: VllmProposer, payload: dict[str, Any]) -> dict[str, Any]:
 
 def _samples(drafter: VllmProposer, payload: dict[str, Any]) -> dict[str, Any]:
     if drafter.learned is None or drafter.learned.capture is None:
-        return {
-            "error": "rollspec: this engine captures no samples; set drafter.capture.enabled and draft with eagle3."
-        }
+        return {"error": "rollspec: this engine captures no samples; set drafter.mode to capture."}
     _collect(drafter)
     answer: dict[str, Any] = drafter.learned.capture.drain(Path(payload["dir"]))
     return answer
