@@ -2,7 +2,7 @@
 
     rollspec audit --model PATH
     rollspec audit --model PATH --preset suffix_only --set proposal.k_max=8 --tokens 100000
-    rollspec audit --model PATH --speculative-config '{"method": "ngram", "num_speculative_tokens": 3}'
+    rollspec audit --model PATH --speculative-config '{"method": "ngram_gpu", "num_speculative_tokens": 3}'
 
 Exit status: 0 pass, 1 fail, 2 bad input or inconclusive (nothing was drafted, accepted or rejected).
 """

@@ -96,6 +96,10 @@ def run(folder: Path, job: dict[str, Any]) -> None:
 
 def _build(job: dict[str, Any]) -> Any:
     from vllm import LLM
+
+    from rollspec.engine.vllm.compat import ask_for_runner
+
+    ask_for_runner()  # engines without rollspec, too: what is compared differs in drafting alone
     from vllm.platforms import current_platform
 
     plan = job["plan"]

@@ -1,4 +1,4 @@
-"""The audit against real engines: it passes on the exact one, and fails on each of four that are wrong."""
+"""The audit against real engines: it passes on the exact one, and fails on each that is wrong."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from rollspec.sampling.audit_reference import Reference
 pytestmark = pytest.mark.engine
 
 PROMPTS = tuple(tuple(range(3 + i, 11 + i)) for i in range(6))
-NGRAM = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 3, "prompt_lookup_min": 1}
+NGRAM = {"method": "ngram_gpu", "num_speculative_tokens": 3, "prompt_lookup_max": 3, "prompt_lookup_min": 1}
 LIMIT = 240.0
 
 
@@ -56,7 +56,7 @@ def sound(audit: Callable[..., AuditResult], *args: Any) -> AuditResult:
 
 
 def test_the_command_passes_with_suffix_drafts(sharp: Path, tmp_path: Path, run_bounded: Callable[..., Any]) -> None:
-    """The whole command on the patched engine: greedy identity, law, log-probabilities, drafts of both fates."""
+    """The whole command: greedy identity, law, log-probabilities, drafts of both fates."""
     out = tmp_path / "audit.json"
     cmd = [sys.executable, "-m", "rollspec.cli", "audit", "--model", sharp, "--preset", "suffix_only"]
     done = run_bounded([*map(str, cmd), "--tokens", "15000", "--out", str(out)], timeout=2 * LIMIT)
@@ -99,26 +99,13 @@ def test_learned_and_suffix_drafts_follow_the_law(audit: Callable[..., AuditResu
     assert result.drafts is not None and min(result.drafts.accepted, result.drafts.rejected) > 500
 
 
-def test_the_unpatched_engine_fails(audit: Callable[..., AuditResult], monkeypatch: pytest.MonkeyPatch) -> None:
-    from rollspec.engine.vllm.hooks.cpu_sampler import CpuExpandBatch
-
-    if not CpuExpandBatch().needed():
-        pytest.skip("this vLLM samples correctly without the patch")
-    monkeypatch.setenv("ROLLSPEC_PATCHES", "none")
-    result = audit(Arm("ngram", speculative_config=NGRAM))
-    assert result.verdict == "fail"
-    assert result.min_p < 1e-6
-
-
-def test_the_patched_engine_passes(audit: Callable[..., AuditResult], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("ROLLSPEC_PATCHES", "cpu")
+def test_vllms_own_drafts_pass(audit: Callable[..., AuditResult]) -> None:
     result = sound(audit, Arm("ngram", speculative_config=NGRAM))
     assert result.verdict == "pass", (result.reasons, result.tests[:3])
 
 
 def test_a_lossy_redraw_fails(audit: Callable[..., AuditResult], monkeypatch: pytest.MonkeyPatch) -> None:
     """Redrawn from the target instead of the residual: the log-probabilities stay right, only the tokens are wrong."""
-    monkeypatch.setenv("ROLLSPEC_PATCHES", "cpu")
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))
     lossy = {"worker_extension_cls": "audit_redraw.RedrawFromTarget"}
     result = audit(Arm("lossy", speculative_config=NGRAM, engine=lossy), tokens=24000)

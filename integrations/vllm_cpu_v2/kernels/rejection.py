@@ -370,6 +370,11 @@ def _block_threshold(
     return h
 
 
+def take_out(residual: torch.Tensor, rows: np.ndarray, tokens: np.ndarray) -> None:
+    """What is left of the target beside a one-hot draft that was rejected: all but its token."""
+    residual[torch.from_numpy(rows), torch.from_numpy(tokens.astype(np.int64))] = NEG_INF
+
+
 def resample(
     resampled_local_argmax: torch.Tensor,  # [num_reqs, num_blocks], out
     resampled_local_argmax_stride: int,
@@ -423,7 +428,7 @@ def resample(
         tokens = np.where(bonus, -1, draft_sampled.numpy()[np.minimum(rows + 1, len(draft_sampled) - 1)])[needed]
         cut = np.flatnonzero(tokens >= 0)
         if cut.size and draft_logits is None:
-            residual[torch.from_numpy(cut), torch.from_numpy(tokens[cut].astype(np.int64))] = NEG_INF
+            take_out(residual, cut, tokens[cut])
         elif cut.size:
             at = needed[cut]
             log_p = residual[torch.from_numpy(cut)].numpy() - target_rejected_logsumexp.numpy()[at][:, None]
