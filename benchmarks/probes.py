@@ -64,12 +64,15 @@ def know(worker: Any, answers: dict[str, list[int]], k: int, right: bool) -> Non
     proposer = worker.model_runner.drafter.proposer
     vocabulary = worker.model_runner.model_config.get_vocab_size()
 
-    def draft(group: Any, context: list[int], room: int) -> Draft:
+    def one(group: Any, room: int) -> Draft:
         said = next(len(r.output) for r in proposer.requests.values() if r.memory.group is group)
         tokens = answers[group.key][said : said + room]
         if not right:
             tokens = [(t + 1) % vocabulary for t in tokens]
         return Draft(tokens, [0.99] * len(tokens), "group", 16)
+
+    def draft(groups: Any, contexts: Any, rooms: list[int]) -> list[Draft]:
+        return [one(group, room) for group, room in zip(groups, rooms, strict=True)]
 
     proposer.suffix.draft = draft
     proposer.k = k
@@ -82,7 +85,7 @@ def useless(worker: Any) -> None:
     rng = random.Random(0)
     vocabulary = worker.model_runner.model_config.get_vocab_size()
 
-    def draft(group: Any, context: list[int], room: int) -> Draft:
-        return Draft([rng.randrange(vocabulary) for _ in range(room)], [0.99] * room, "group", 16)
+    def draft(groups: Any, contexts: Any, rooms: list[int]) -> list[Draft]:
+        return [Draft([rng.randrange(vocabulary) for _ in range(k)], [0.99] * k, "group", 16) for k in rooms]
 
     worker.model_runner.drafter.proposer.suffix.draft = draft
