@@ -16,25 +16,25 @@ def become(worker: Any, source: dict[str, Any]) -> None:
     """Go on under another configuration, with nothing learned and no history: as an engine that starts now."""
     from rollspec.config import RollspecConfig
 
-    drafter = worker.model_runner.drafter
+    drafter = worker.model_runner._rollspec
     drafter.config = RollspecConfig.load(source)
     drafter.proposer = type(drafter.proposer)(drafter.config, drafter.proposer.max_model_len)
 
 
 def ledger(worker: Any) -> dict[int, tuple[list[float], list[float]]]:
     """By batch bucket: tokens and modelled seconds under each arm since the last drain."""
-    totals: dict[int, tuple[list[float], list[float]]] = worker.model_runner.drafter.proposer.tuner.ledger.totals()
+    totals: dict[int, tuple[list[float], list[float]]] = worker.model_runner._rollspec.proposer.tuner.ledger.totals()
     return totals
 
 
 def machine(worker: Any) -> dict[str, Any]:
     """What step costs depend on, as it is stored beside them."""
-    return dict(worker.model_runner.drafter.machine)
+    return dict(worker.model_runner._rollspec.machine)
 
 
 def watch(worker: Any) -> None:
     """Keep every step that the cost model is told of from now on; `steps` takes them."""
-    cost = worker.model_runner.drafter.proposer.tuner.cost
+    cost = worker.model_runner._rollspec.proposer.tuner.cost
     observe, worker.seen = cost.observe, []
 
     def seen(tokens: int, seconds: float, held: float = 0.0, passes: int = 0, requests: int = 0) -> None:
@@ -61,15 +61,18 @@ def know(worker: Any, answers: dict[str, list[int]], k: int, right: bool) -> Non
     """
     from rollspec.proposal.base import Draft
 
-    proposer = worker.model_runner.drafter.proposer
+    proposer = worker.model_runner._rollspec.proposer
     vocabulary = worker.model_runner.model_config.get_vocab_size()
 
-    def draft(group: Any, context: list[int], room: int) -> Draft:
+    def one(group: Any, room: int) -> Draft:
         said = next(len(r.output) for r in proposer.requests.values() if r.memory.group is group)
         tokens = answers[group.key][said : said + room]
         if not right:
             tokens = [(t + 1) % vocabulary for t in tokens]
         return Draft(tokens, [0.99] * len(tokens), "group", 16)
+
+    def draft(groups: Any, contexts: Any, rooms: list[int]) -> list[Draft]:
+        return [one(group, room) for group, room in zip(groups, rooms, strict=True)]
 
     proposer.suffix.draft = draft
     proposer.k = k
@@ -82,7 +85,7 @@ def useless(worker: Any) -> None:
     rng = random.Random(0)
     vocabulary = worker.model_runner.model_config.get_vocab_size()
 
-    def draft(group: Any, context: list[int], room: int) -> Draft:
-        return Draft([rng.randrange(vocabulary) for _ in range(room)], [0.99] * room, "group", 16)
+    def draft(groups: Any, contexts: Any, rooms: list[int]) -> list[Draft]:
+        return [Draft([rng.randrange(vocabulary) for _ in range(k)], [0.99] * k, "group", 16) for k in rooms]
 
-    worker.model_runner.drafter.proposer.suffix.draft = draft
+    worker.model_runner._rollspec.proposer.suffix.draft = draft

@@ -1,5 +1,7 @@
-"""Host time of drafting: `Engine.step` per request and per step, without an engine, on texts with a known repeat
-rate.
+"""Host time of drafting: `Engine.step` per step and per request, without an engine, on texts with a known repeat rate.
+
+In the fourth epoch, with three of history. Times are of this thread on the CPU; runs do the same steps, because the
+tuner is told times that no clock decides, so each step counts with its fastest run.
 """
 
 from __future__ import annotations
@@ -18,6 +20,13 @@ from rollspec import RollspecConfig
 from rollspec.step import Engine
 
 LENGTH = 200
+EPOCHS = 3
+"""Of history."""
+
+STEP_MS = {1: 25.0, 64: 80.0}
+"""Steps of the demo's engine on two CPU cores, by batch; between them on a line."""
+
+BATCHES = (1, 8, 32, 64)
 CHANGED = 0.05  # of the tokens differ from the previous round
 
 
@@ -28,19 +37,25 @@ def texts(batch: int, rng: random.Random) -> tuple[list[list[int]], list[list[in
     return [base[i // 8][:20] for i in range(batch)], changed
 
 
-def second_epoch(batch: int) -> dict[str, float]:
-    """Microseconds per request of drafting in the second epoch, when trees are full."""
+def step_ms(tokens: float) -> float:
+    """What the demo's engine takes for a step that computes so many tokens."""
+    (low, short), (high, long) = STEP_MS.items()
+    return short + (tokens - low) * (long - short) / (high - low)
+
+
+def last_epoch(batch: int) -> list[float]:
+    """Seconds of each step with all its requests in the last epoch."""
     proposer = Engine(RollspecConfig.load("default", env={}), 4096)
+    proposer.tuner.host = lambda *_: None  # type: ignore[method-assign]  # else what is drafted depends on the machine
     rng = random.Random(1)
-    for epoch in range(2):
+    times: list[float] = []
+    for epoch in range(EPOCHS + 1):
         proposer.set_version(epoch)
         prompts, said = texts(batch, rng)
         at, drafts = [0] * batch, [[] for _ in range(batch)]  # type: list[int], list[list[int]]
         names = [f"{epoch}-{i}" for i in range(batch)]
         for name, prompt in zip(names, prompts, strict=True):
             proposer.begin(name, prompt, LENGTH)
-        proposer.drain()
-        times: list[float] = []
         while live := [i for i in range(batch) if at[i] < LENGTH]:
             new, scheduled = [], {}
             for i in live:
@@ -50,38 +65,42 @@ def second_epoch(batch: int) -> dict[str, float]:
                 new.append(said[i][at[i] : at[i] + n + 1])
                 at[i] += n + 1
                 scheduled[names[i]] = drafts[i]
-            start = time.perf_counter()
-            out = proposer.step([names[i] for i in live], new, scheduled)
-            if len(live) == batch:
-                times.append(time.perf_counter() - start)
+            ids = [names[i] for i in live]
+            start = time.thread_time()
+            out = proposer.step(ids, new, scheduled)
+            if len(live) == batch and epoch == EPOCHS:
+                times.append(time.thread_time() - start)
             tokens = len(live) + sum(map(len, scheduled.values()))
-            proposer.timed(tokens, True, 0.009 + 0.0003 * tokens, len(live))
+            proposer.timed(tokens, True, 1e-3 * step_ms(tokens), len(live))
             for i, draft in zip(live, out, strict=True):
                 drafts[i] = draft
         for name in names:
             proposer.finish(name)
-    return {"us_per_step": 1e6 * statistics.median(times), "us_per_request": 1e6 * statistics.median(times) / batch}
+    return times
 
 
 def run(quick: bool = False, out: Path | None = None) -> Path:
     """Print and save the table."""
-    rounds = 1 if quick else 7
+    rounds = 1 if quick else 15
     began = provenance()
     results: dict[str, Any] = {}
-    table = Table(title="drafting, second epoch (no engine)")
-    for column in ("batch", "us per step", "us per request", "min-max per request"):
+    table = Table(title=f"drafting with {EPOCHS} epochs of history (no engine)")
+    for column in ("batch", "ms per step", "of the demo's step", "us per request"):
         table.add_column(column, justify="right")
-    for batch in (1, 8, 32, 64):
-        runs = [second_epoch(batch) for _ in range(rounds)]
-        per = [r["us_per_request"] for r in runs]
-        results[str(batch)] = {
-            "us_per_request": statistics.median(per),
-            "us_per_request_range": [min(per), max(per)],
-            "us_per_step": statistics.median(r["us_per_step"] for r in runs),
+    for batch in BATCHES:
+        runs = [last_epoch(batch) for _ in range(rounds)]
+        ms = 1e3 * statistics.mean(map(min, zip(*runs, strict=True)))
+        r = results[str(batch)] = {
+            "ms_per_step": ms,
+            "ms_per_step_range": [1e3 * f(statistics.mean(run) for run in runs) for f in (min, max)],
+            "share_of_step": ms / step_ms(batch),
+            "us_per_request": 1e3 * ms / batch,
         }
-        r = results[str(batch)]
         table.add_row(
-            str(batch), f"{r['us_per_step']:.0f}", f"{r['us_per_request']:.1f}", f"{min(per):.1f}-{max(per):.1f}"
+            str(batch),
+            f"{ms:.2f}",
+            f"{r['share_of_step']:.1%} of {step_ms(batch):.0f} ms",
+            f"{r['us_per_request']:.1f}",
         )
     Console(stderr=True).print(table)
     return save(

@@ -127,31 +127,34 @@ class Engine(State):
         """Look drafts up for the requests that the plan names; per request asked, the calibrated acceptance."""
         plan, most = step.plan, min(self.k, self.tuner.k_most)
         floor = self.selection.floor(len(step.running), self.tuner.cost, step.context_tokens)
-        chains = []
+        rooms = []
         self._turn += 1
         for at, r in enumerate(step.running):
-            p = r.lookup
-            p.clear()
+            r.lookup.clear()
             r.asked = False
-            if not most or plan.rest or (plan.watch and (at + self._turn) % plan.watch):
+            if not most or plan.rest or (plan.watch and (at + self._turn) % plan.watch) or r.ended:
                 continue
-            room = r.room(most)
-            if room <= 0 or r.ended:
-                continue
-            r.asked = True
-            p.draft = self._looked_up(r, room)
-            if p.draft.token_ids:
-                p.expected, p.cells = self.confidence.cumulative(p.draft, floor)
-            chains.append(self.selection.cut(p.draft, p.expected))
-            step.asked.append(r)
+            if (room := r.room(most)) > 0:
+                r.asked = True
+                step.asked.append(r)
+                rooms.append(room)
+        chains = []
+        for r, draft in zip(step.asked, self._looked_up(step.asked, rooms), strict=True):
+            p = r.lookup
+            p.draft = draft
+            if draft.token_ids:
+                p.expected, p.cells = self.confidence.cumulative(draft, floor)
+            chains.append(self.selection.cut(draft, p.expected))
         return chains
 
-    def _looked_up(self, r: Request, room: int) -> Draft:
+    def _looked_up(self, asked: Sequence[Request], rooms: Sequence[int]) -> list[Draft]:
+        """Each one's first proposal, in the drafters' order."""
+        drafts = [NO_DRAFT] * len(asked)
         for d in self.drafters:
-            draft = d.propose(r, room)
-            if draft is not None and draft.token_ids:
-                return draft
-        return NO_DRAFT
+            rest = [i for i, draft in enumerate(drafts) if not draft.token_ids]
+            for i, found in zip(rest, d.propose_all([asked[i] for i in rest], [rooms[i] for i in rest]), strict=True):
+                drafts[i] = found or NO_DRAFT
+        return drafts
 
     def _passes(self, step: Step) -> int:
         """How many passes of the head gain more than they cost."""
@@ -169,9 +172,8 @@ class Engine(State):
                 draft, allowed = self._chosen(r, step)
                 if allowed:
                     drafts[r.place] = draft.token_ids[: min(allowed, k)]
-        for r in step.running:
-            for d in self.drafters:
-                d.store(r, step.plan.rest)
+        for d in self.drafters:
+            d.store_all(step.running, step.plan.rest)
         self.selection.refill.step()
         return drafts
 

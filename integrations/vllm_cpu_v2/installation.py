@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 INSTALLED = False
@@ -43,19 +43,57 @@ def install() -> None:
     import vllm.v1.worker.cpu.shm  # noqa: F401
 
     _complete_placeholder()
-    from vllm.triton_utils.dispatcher import register_kernels
+    from vllm.triton_utils import dispatcher
 
     from .kernels import KERNELS
 
-    # vLLM's scan for copies of a kernel stumbles over llvmlite's library object, which answers to any name.
-    hidden = {name: sys.modules.pop(name) for name in [n for n in sys.modules if n.partition(".")[0] == "llvmlite"]}
+    scan, dispatcher._rebind_kernels = dispatcher._rebind_kernels, rebind
     try:
-        register_kernels(KERNELS)
+        dispatcher.register_kernels(KERNELS)
     finally:
-        sys.modules.update(hidden)
+        dispatcher._rebind_kernels = scan
+    import vllm.v1.worker.gpu.model_runner as runner
     import vllm.v1.worker.gpu.spec_decode.ngram.speculator as ngram
 
     ngram.HAS_TRITON = True  # it refuses to start without Triton; its two kernels are registered above
+    runner.DeviceMemoryProfiler = ModelMemory
+
+
+def rebind(overrides: Iterable[tuple[Any, Any]]) -> None:
+    """Put replacements in the place of kernels, (kernel, replacement) each, wherever vLLM's modules hold them.
+
+    In place of `_rebind_kernels`, which compares every object of every module of the process with every kernel: more
+    than a second. V2's kernels are vLLM's own affair.
+    """
+    replacements = {id(kernel): replacement for kernel, replacement in overrides}
+    for module in [m for name, m in sys.modules.items() if name.partition(".")[0] == "vllm"]:
+        for name, value in list(vars(module).items()):
+            if id(value) in replacements:
+                setattr(module, name, replacements[id(value)])
+            elif hasattr(value, "__dict__") and id(kernel := vars(value).get("kernel")) in replacements:
+                value.kernel = replacements[id(kernel)]  # an owner, which warms its kernel up
+                if not isinstance(value, type):
+                    vars(value).pop("_kernel_arg_names", None)
+
+
+class ModelMemory:
+    """`DeviceMemoryProfiler` on a CPU: that one collects garbage three times around loading, most of a second."""
+
+    def __init__(self, device: Any = None) -> None:
+        self.consumed_memory = 0.0
+
+    def __enter__(self) -> ModelMemory:
+        self._before = self._used()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.consumed_memory = self._used() - self._before
+
+    @staticmethod
+    def _used() -> float:
+        from vllm.platforms import current_platform
+
+        return float(current_platform.get_current_memory_usage())
 
 
 def _complete_placeholder() -> None:

@@ -12,7 +12,7 @@ for those that it would serve better.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol, TypeVar
 
 from rollspec.config import RollspecConfig
@@ -24,7 +24,7 @@ __all__ = ["NO_DRAFT", "Draft", "Drafter", "drafter", "register_drafter"]
 
 
 class Drafter(Protocol):
-    """Proposes draft tokens. Per step and request: `observe`, `propose`, `store`. One thread."""
+    """Proposes draft tokens. Per step and request: `observe`, `propose`; then `store_all`. One thread."""
 
     def __init__(self, name: str, config: RollspecConfig, history: History) -> None:
         """`name`: of its registration. `history`: past responses, which drafters share."""
@@ -41,7 +41,11 @@ class Drafter(Protocol):
         """A chain of at most `room` tokens to follow the request's output; None or an empty one for no proposal."""
         return None
 
-    def store(self, r: Request, wait: bool) -> None:
+    def propose_all(self, asked: Sequence[Request], rooms: Sequence[int]) -> Sequence[Draft | None]:
+        """`propose` for many requests, for drafters that do it in one go."""
+        return [self.propose(r, room) for r, room in zip(asked, rooms, strict=True)]
+
+    def store_all(self, running: Sequence[Request], wait: bool) -> None:
         """The step's drafts are handed over: keep what was emitted. `wait`: nobody looks now, so it may wait."""
         return
 

@@ -6,15 +6,24 @@
 Each place knows the one before it with the same last three tokens, and the one with the same last token; the newest of
 each is found by its hash. A lookup visits occurrences only, newest first, at most `VISITS`, whatever the size of the
 corpus. Compiled by numba, which vLLM requires on every platform: nothing to build or install.
+
+A step is one call for all requests, `extend` to write what they said and `lookup` to draft; a call from Python costs
+what a lookup does. Each request has a corpus of its own, so corpora are given as addresses of their headers.
 """
 
 from __future__ import annotations
 
+from typing import Any
+
 import numba
 import numpy as np
+from numba.extending import intrinsic
 
 TOKENS, BEFORE1, BEFORE3 = range(3)
 """Rows of a corpus, int32 [3, capacity]: its tokens, and the places before each with the same last token, or three."""
+
+HEADER = 5
+"""int64 of a corpus's header: address and capacity of its rows, address and length of its heads, places in use."""
 
 VISITS = 256
 """Places of a chain that a lookup looks at."""
@@ -25,6 +34,25 @@ def _compile(f):  # type: ignore[no-untyped-def]
         return numba.njit(cache=True, nogil=True)(f)
     except RuntimeError:  # no folder that can be written for its cache
         return numba.njit(nogil=True)(f)
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def _at(_typing: Any, _address: Any, like: Any) -> Any:
+    """The pointer of an address, to values such as `like`."""
+
+    def generate(_context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return builder.inttoptr(args[0], _context.get_value_type(signature.return_type))
+
+    return numba.types.CPointer(like)(numba.types.int64, like), generate
+
+
+@_compile
+def _corpus(address):  # type: ignore[no-untyped-def]
+    """Rows, heads and places in use of the corpus whose header is at `address`."""
+    header = numba.carray(_at(address, np.int64(0)), HEADER)
+    rows = numba.carray(_at(header[0], np.int32(0)), (3, header[1]))
+    heads = numba.carray(_at(header[2], np.int32(0)), (2, header[3]))
+    return rows, heads, header[4]
 
 
 @_compile
@@ -55,6 +83,20 @@ def link(rows, heads, start, low, high):  # type: ignore[no-untyped-def]
             h = _hash3(tokens[i - 2], tokens[i - 1], tokens[i], mask)
             rows[BEFORE3, i] = heads[1, h]
             heads[1, h] = i
+
+
+@_compile
+def extend(corpora, starts, places, ends, tokens):  # type: ignore[no-untyped-def]
+    """Write `tokens` int32 [n] into corpora: the i-th of its parts, which end at `ends` int64 [B], from `places[i]` on,
+    into a sequence that begins at `starts[i]`. `corpora` int64 [B]: addresses of headers.
+    """
+    low = 0
+    for i in range(len(corpora)):
+        rows, heads, _ = _corpus(corpora[i])
+        n = ends[i] - low
+        rows[TOKENS, places[i] : places[i] + n] = tokens[low : ends[i]]
+        link(rows, heads, starts[i], places[i], places[i] + n)
+        low = ends[i]
 
 
 @_compile
@@ -104,11 +146,40 @@ def _follow(tokens, end, voters, total, most, min_prob, alive, said, votes, chai
 
 
 @_compile
-def lookup(rows, heads, end, context, room, factor, min_prob, electorate, out_tokens, out_probs):  # type: ignore[no-untyped-def]
+def lookup(corpora, fallback, weak, contexts, rooms, factor, min_prob, electorate, found, wider):  # type: ignore[no-untyped-def]
+    """The drafts of a batch, to `found` (`lookup.Found`), from each one's own corpus or the one that all share.
+
+    Args:
+        corpora: int64 [B], addresses of headers.
+        fallback: address of the shared one, 0 for none; asked where a match is shorter than `weak`, and taken where its
+            score is higher: `wider` bool [B] says where.
+        contexts: int32 [B, depth]; no longer match is looked for.
+        rooms: int32 [B], most tokens of a draft.
+        electorate: occurrences that vote, at most. (No constant of another module: numba's cache would keep the old.)
+    """
+    tokens, probs, counts, matches, scores = found
+    others, shares = np.empty(tokens.shape[1], np.int32), np.empty(tokens.shape[1], np.float32)
+    for b in range(len(corpora)):
+        rows, heads, end = _corpus(corpora[b])
+        count, match, score = _one(
+            rows, heads, end, contexts[b], rooms[b], factor, min_prob, electorate, tokens[b], probs[b]
+        )
+        if fallback != 0 and match < weak:
+            rows, heads, end = _corpus(fallback)
+            n, length, best = _one(
+                rows, heads, end, contexts[b], rooms[b], factor, min_prob, electorate, others, shares
+            )
+            if best > score:
+                wider[b], count, match, score = True, n, length, best
+                tokens[b, :n], probs[b, :n] = others[:n], shares[:n]
+        counts[b], matches[b], scores[b] = count, match, score
+
+
+@_compile
+def _one(rows, heads, end, context, room, factor, min_prob, electorate, out_tokens, out_probs):  # type: ignore[no-untyped-def]
     """One request's draft, to `out_tokens` int32 and `out_probs` float32, both [>= room].
 
-    `end`: places in use. `context` int32 [any]: no longer match is looked for. `electorate`: occurrences that vote, at
-    most. Returns token count, match length, score. (No constant of another module: numba's cache would keep the old.)
+    Returns token count, match length, score.
     """
     depth = len(context)
     if depth == 0 or room <= 0:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from rollspec.config import RollspecConfig
 from rollspec.drafting.base import Draft, Drafter, register_drafter
+from rollspec.drafting.lookup import DEPTH, NOTHING
 from rollspec.drafting.requests import Request
 from rollspec.proposal.base import as_tokens
 from rollspec.proposal.history import History
@@ -53,33 +56,35 @@ class SuffixMemory(Drafter):
 
     def begin(self, r: Request) -> None:
         """Open a sequence in the group's tree."""
-        m, depth = r.memory, self.trees.context
+        m = r.memory
         m.group, m.sequence = self.trees.open(r.key, r.prompt, r.version)
         m.ended = m.group.ended
-        m.context = [*r.prompt[-depth:].tolist(), *r.output][-depth:]
+        m.context = [*[NOTHING] * DEPTH, *r.prompt[-DEPTH:].tolist(), *r.output][-DEPTH:]
         if r.output:
-            self.trees.extend(m.group, m.sequence, list(r.output))
+            self.trees.extend([(m.group, m.sequence, r.output)])
 
     def observe(self, r: Request) -> None:
         """Move the context on."""
         context = r.memory.context
         context.extend(r.emitted)
-        if len(context) > self.trees.context:
-            del context[: -self.trees.context]
+        del context[:-DEPTH]
 
-    def propose(self, r: Request, room: int) -> Draft | None:
-        """The likeliest continuation of the context."""
-        m = r.memory
-        return self.trees.draft(m.group, m.context, room) if m.group is not None else None
+    def propose_all(self, asked: Sequence[Request], rooms: Sequence[int]) -> Sequence[Draft | None]:
+        """The likeliest continuation of each one's context."""
+        parts = [r.memory for r in asked]
+        return self.trees.draft([m.group for m in parts if m.group], [m.context for m in parts], rooms)
 
-    def store(self, r: Request, wait: bool) -> None:
-        """Add what was emitted to the tree; while nobody looks it waits, a few tokens at once cost less."""
-        m = r.memory
-        if wait:
-            m.unstored.extend(r.emitted)
-        elif m.group is not None:
-            self.trees.extend(m.group, m.sequence, [*m.unstored, *r.emitted])
-            m.unstored.clear()
+    def store_all(self, running: Sequence[Request], wait: bool) -> None:
+        """Add what was emitted to the trees; while nobody looks it waits, a few tokens at once cost less."""
+        said = []
+        for r in running:
+            m = r.memory
+            if wait:
+                m.unstored.extend(r.emitted)
+            elif m.group is not None:
+                said.append((m.group, m.sequence, [*m.unstored, *r.emitted] if m.unstored else r.emitted))
+                m.unstored.clear()
+        self.trees.extend(said)
 
     def finish(self, r: Request) -> None:
         """Keep the whole response, or nothing of a private request."""
@@ -90,5 +95,5 @@ class SuffixMemory(Drafter):
             self.trees.forget(m.group)
             return
         if m.unstored:
-            self.trees.extend(m.group, m.sequence, m.unstored)
+            self.trees.extend([(m.group, m.sequence, m.unstored)])
         self.trees.close(m.group, m.sequence, as_tokens(r.output), r.version)

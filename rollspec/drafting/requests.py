@@ -5,7 +5,7 @@ A step works on `Request`s alone; the engine's own request objects stay on its s
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from rollspec.proposal.base import NO_DRAFT, Draft, TokenArray
@@ -84,7 +84,7 @@ class Request:
     prompt: TokenArray  # [n] int32
     version: int  # of the policy
     max_tokens: int
-    stop_ids: Collection[int] = ()
+    stop_ids: frozenset[int] = frozenset()
     output: list[int] = field(default_factory=list)  # emitted so far
     began_at: int = 0  # tokens of `output` that were there from the start
     min_output: int = 0  # tokens of `output` before which no stop token may come
@@ -132,10 +132,9 @@ class Request:
 
     def _cut(self, tokens: Sequence[int]) -> Sequence[int]:
         room = self.max_tokens - len(self.output)
-        for i, token in enumerate(tokens):
-            if token in self.stop_ids:
-                return tokens[: min(i + 1, room)]
-        return tokens[:room]
+        if not self.stop_ids.isdisjoint(tokens):
+            room = min(room, 1 + next(i for i, token in enumerate(tokens) if token in self.stop_ids))
+        return tokens if len(tokens) <= room else tokens[:room]
 
 
 @dataclass(slots=True)

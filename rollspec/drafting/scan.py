@@ -10,13 +10,16 @@ by erasing, and closes its gaps when they are half of it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate, chain
 
 import numpy as np
+import numpy.typing as npt
 
-from rollspec.drafting.lookup import DEPTH, OCCURRENCES, SEPARATOR
-from rollspec.drafting.lookup_cpu import TOKENS, link, lookup
+from rollspec.drafting import lookup_cpu
+from rollspec.drafting.lookup import DEPTH, NOTHING, OCCURRENCES, SEPARATOR, Found, empty
+from rollspec.drafting.lookup_cpu import HEADER, TOKENS, link
 from rollspec.proposal.base import TokenArray
 
 FIRST = 64
@@ -48,19 +51,26 @@ class Corpus:
     `limit`: tokens kept; the sequences added first are forgotten beyond it. None: no bound.
     """
 
-    __slots__ = ("_context", "_found", "_heads", "_live", "_probs", "_rows", "_used", "limit", "regions")
+    __slots__ = ("_header", "_heads", "_live", "_rows", "address", "limit", "regions")
 
     def __init__(self, limit: int | None = None) -> None:
         self.limit = limit
         self.regions: dict[int, Region] = {}
         self._rows: TokenArray
         self._heads: TokenArray
-        self._used = 0  # places given to regions, living or dead
-        self._live = 0  # places of living ones
-        self._context = np.zeros(DEPTH, np.int32)
-        self._found = np.zeros(0, np.int32)
-        self._probs = np.zeros(0, np.float32)
+        self._header = np.zeros(HEADER, np.int64)
+        self.address = self._header.ctypes.data
+        self._live = 0  # places of living regions
         self._compact(0)
+
+    @property
+    def _used(self) -> int:
+        """Places given to regions, living or dead."""
+        return int(self._header[-1])
+
+    @_used.setter
+    def _used(self, places: int) -> None:
+        self._header[-1] = places
 
     @property
     def tokens(self) -> TokenArray:
@@ -73,27 +83,21 @@ class Corpus:
 
     # ---- text -------------------------------------------------------------------------------------------------------
 
-    def extend_ndarray(self, sequence: int, tokens: TokenArray) -> None:
-        """Append `tokens`, [n] int32, to a sequence, which begins with them if it is new."""
-        self._append(sequence, tokens, len(tokens))
+    def extend(self, sequence: int, tokens: Sequence[int] | TokenArray) -> None:
+        """Append `tokens` to a sequence, which begins with them if it is new."""
+        extend([(self, sequence, tokens)])
 
-    def extend(self, sequence: int, tokens: Sequence[int]) -> None:
-        """The same for a list."""
-        self._append(sequence, tokens, len(tokens))
-
-    def _append(self, sequence: int, tokens: Sequence[int] | TokenArray, n: int) -> None:
+    def make_room(self, sequence: int, n: int) -> Region:
+        """The region of a sequence, with room for `n` more tokens; what lies there may move."""
         region = self.regions.get(sequence)
         if region is None:
             region = self._place(sequence, n + 1)
         elif region.length + n >= region.room:
             region = self._move(sequence, region, n)
-        at = region.start + region.length
-        self._rows[TOKENS, at : at + n] = tokens
-        link(self._rows, self._heads, region.start, at, at + n)
-        region.length += n
         if self.limit is not None:
             while self._live > self.limit and len(self.regions) > 1:
-                self.remove(next(iter(self.regions)))
+                self.remove(next(s for s in self.regions if s != sequence))
+        return region
 
     def _place(self, sequence: int, room: int) -> Region:
         """A region for a new sequence, at the end."""
@@ -147,26 +151,80 @@ class Corpus:
             region.start = at
             link(rows, heads, at, at, at + region.length)
             at += region.room
-        self._rows, self._heads, self._used = rows, heads, at
+        self._rows, self._heads = rows, heads
+        self._header[:] = rows.ctypes.data, size, heads.ctypes.data, heads.shape[1], at
 
     # ---- lookup -----------------------------------------------------------------------------------------------------
 
     def speculate(self, context: Sequence[int], k: int, factor: float, min_prob: float = 0.0) -> Chain:
-        """The draft after `context`, of at most `k` tokens; see `lookup`."""
-        if len(self._found) < k:
-            self._found, self._probs = np.zeros(k, np.int32), np.zeros(k, np.float32)
-        n = min(len(context), DEPTH)
-        self._context[:n] = context[-n:]
-        count, match, score = lookup(
-            self._rows,
-            self._heads,
-            self._used,
-            self._context[:n],
-            k,
-            factor,
-            min_prob,
-            OCCURRENCES,
-            self._found,
-            self._probs,
+        """The draft after `context`, of at most `k` tokens; see `look_up`."""
+        given = [*[NOTHING] * DEPTH, *context][-DEPTH:]
+        found, _ = look_up([self], None, 0, [given], [k], factor, min_prob)
+        n = int(found.counts[0])
+        return Chain(
+            found.tokens[0, :n].tolist(), found.probs[0, :n].tolist(), float(found.scores[0]), int(found.matches[0])
         )
-        return Chain(self._found[:count].tolist(), self._probs[:count].tolist(), score, match)
+
+
+def extend(rows: Iterable[tuple[Corpus, int, Sequence[int] | TokenArray]]) -> None:
+    """Append tokens to sequences of corpora, in this order, in one call for all that find room where they lie."""
+    corpora: list[int] = []
+    starts: list[int] = []
+    places: list[int] = []
+    texts: list[Sequence[int] | TokenArray] = []
+    for corpus, sequence, tokens in rows:
+        region = corpus.regions.get(sequence)
+        if region is None or region.length + len(tokens) >= region.room:
+            _write(corpora, starts, places, texts)  # what is moved is linked anew, after what came before
+            corpora, starts, places, texts = [], [], [], []
+            region = corpus.make_room(sequence, len(tokens))
+        corpora.append(corpus.address)
+        starts.append(region.start)
+        places.append(region.start + region.length)
+        texts.append(tokens)
+        region.length += len(tokens)
+    _write(corpora, starts, places, texts)
+
+
+def _write(corpora: list[int], starts: list[int], places: list[int], texts: list[Sequence[int] | TokenArray]) -> None:
+    """Write each text into its corpus, from its place on, in the sequence that begins at its start."""
+    if not texts:
+        return
+    ends = np.array(list(accumulate(map(len, texts))))
+    tokens = texts[0] if len(texts) == 1 else np.fromiter(chain.from_iterable(texts), np.int32, ends[-1])
+    lookup_cpu.extend(
+        np.array(corpora), np.array(starts), np.array(places), ends, np.ascontiguousarray(tokens, np.int32)
+    )
+
+
+def look_up(
+    corpora: Sequence[Corpus],
+    fallback: Corpus | None,
+    weak: int,
+    contexts: Sequence[Sequence[int]],
+    rooms: Sequence[int],
+    factor: float,
+    min_prob: float,
+) -> tuple[Found, npt.NDArray[np.bool_]]:
+    """The drafts of a batch, as `lookup.reference` defines them, each from its own corpus.
+
+    Args:
+        corpora: one per request.
+        fallback: where matches below `weak` tokens are compared with what it says. None: nowhere.
+        contexts: last `DEPTH` tokens of each request, filled with `NOTHING` on the left.
+        rooms: most tokens of each draft.
+        factor: most tokens of a draft per token matched.
+        min_prob: a chain ends before the token that takes its cumulative probability below this.
+
+    Returns:
+        The drafts, and which of them are the fallback's. Shape [B].
+    """
+    batch = len(corpora)
+    found, wider = empty(batch, max(rooms, default=0)), np.zeros(batch, np.bool_)
+    addresses = np.array([c.address for c in corpora], np.int64)
+    lookup_cpu.lookup(
+        addresses, fallback.address if fallback is not None else 0, weak,
+        np.array(contexts, np.int32).reshape(batch, DEPTH), np.array(rooms, np.int32),
+        factor, min_prob, OCCURRENCES, found, wider,
+    )  # fmt: skip
+    return found, wider

@@ -95,7 +95,7 @@ class State:
                 tokens,
                 self.version,
                 min(max_tokens, self.max_model_len - len(tokens)),
-                stop_ids,
+                frozenset(stop_ids),
                 list(said),
                 began_at=len(said),
                 min_output=len(said) + min_tokens if min_tokens else 0,

@@ -10,6 +10,7 @@ that the target says x by itself, so every chain is scored against the tokens th
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import chain, repeat
 from typing import Any
 
 from rollspec.proposal.base import Draft
@@ -19,8 +20,7 @@ _FREQ_EDGES = (0.25, 0.45, 0.65, 0.85, 0.985)
 _FREQ_MEANS = (0.2, 0.35, 0.55, 0.75, 0.9, 0.99)
 _COLUMNS = len(_FREQ_EDGES) + 1
 _CELLS = (len(_MATCH_EDGES) + 1) * _COLUMNS
-_MAX_MATCH = 128
-_MATCH_BASE = [sum(m >= e for e in _MATCH_EDGES) * _COLUMNS for m in range(_MAX_MATCH + 1)]
+_MATCH_BASE = [sum(m >= e for e in _MATCH_EDGES) * _COLUMNS for m in range(_MATCH_EDGES[-1] + 1)]
 _FREQ_COLUMN = [sum(f / 200 >= e for e in _FREQ_EDGES) for f in range(201)]
 
 PRIOR_WEIGHT = 6.0
@@ -46,21 +46,18 @@ class Confidence:
         if table is None:
             table = self._tables[draft.source] = _Table()
         rate = table.rate
-        match = draft.match_len
+        bases = chain(_MATCH_BASE[draft.match_len :], repeat(_MATCH_BASE[-1]))  # a match is longer by each token
         before = cumulative = 1.0
         out: list[float] = []
         cells: list[int] = []
-        for p in draft.probs:
-            cell = (
-                _MATCH_BASE[match if match < _MAX_MATCH else _MAX_MATCH] + _FREQ_COLUMN[int(min(p / before, 1.0) * 200)]
-            )
+        for p, base in zip(draft.probs, bases):  # noqa: B905 - the second has no end
+            cell = base + _FREQ_COLUMN[int(p / before * 200) if p < before else 200]
             cumulative *= rate[cell]
             out.append(cumulative)
             cells.append(cell)
             if cumulative < floor:
                 break
             before = p
-            match += 1
         return out, cells
 
     def observe(self, source: str, cells: Sequence[int], proposed: Sequence[int], emitted: Sequence[int]) -> int:

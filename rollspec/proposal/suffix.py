@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from bisect import insort
 from collections import OrderedDict, deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -25,9 +25,6 @@ PROMPT_TAIL = 8
 
 BYTES_PER_TOKEN = 32
 """Upper estimate used between exact measurements."""
-
-CONTEXT = 16
-"""Tokens of context that are matched; longer matches than this found nothing better on the demo's texts."""
 
 SPEC_FACTOR = 2.0
 """A draft is at most this many times as long as its match: a short match says little about what follows."""
@@ -69,7 +66,7 @@ class _NoTree:
     def extend(self, *args: Any) -> None:
         pass
 
-    extend_ndarray = remove = extend
+    remove = extend
 
     def estimate_memory(self) -> int:
         return 0
@@ -80,16 +77,16 @@ class SuffixDrafter:
 
     def __init__(self, config: SuffixConfig, history: History) -> None:
         self._new_tree: Callable[[], Any] = _NoTree
+        self._scan: Any = None
         if config.sources:
-            from rollspec.drafting.scan import Corpus  # numba is imported where something is drafted
+            from rollspec.drafting import scan  # numba is imported where something is drafted
 
-            first = Corpus()  # what is compiled is compiled now, and not in a step
+            first = scan.Corpus()  # what is compiled is compiled now, and not in a step
             first.extend(0, [0, 1, 2, 3])
             first.speculate([0, 1], 1, SPEC_FACTOR, MIN_PROB)
-            self._new_tree = Corpus
+            self._new_tree, self._scan = scan.Corpus, scan
         self.config = config
         self.history = history
-        self.context = CONTEXT  # how much of it `draft` wants
         room = TREE_BYTES * history.max_bytes
         self._global_max = room // 4  # a quarter for the fallback; the groups' trees earn more
         self._group_max = room - self._global_max
@@ -117,19 +114,23 @@ class SuffixDrafter:
         group.next_seq += 1
         if "siblings" in self.config.sources:
             group.sequences[sequence] = version
-            group.tree.extend_ndarray(sequence, group.head)
+            group.tree.extend(sequence, group.head)
         self._shrink(group)
         return group, sequence
 
-    def extend(self, group: Group, sequence: int, tokens: list[int]) -> None:
-        """A request said `tokens`. Call it after drafting: a sequence's own end would count as a match that nothing
-        follows.
+    def extend(self, rows: Iterable[tuple[Group, int, Sequence[int]]]) -> None:
+        """Requests said something: (group, sequence, tokens) of each. Call it after drafting: a sequence's own end
+        would count as a match that nothing follows.
         """
-        if "siblings" in self.config.sources:
-            group.tree.extend(sequence, tokens)
+        if "siblings" not in self.config.sources:
+            return
+        said = []
+        for group, sequence, tokens in rows:
+            said.append((group.tree, sequence, tokens))
             grown = len(tokens) * BYTES_PER_TOKEN
             group.bytes += grown
             self.bytes += grown
+        self._scan.extend(said)
 
     def close(self, group: Group, sequence: int, tokens: TokenArray, version: int) -> None:
         """A request ended with `tokens` (its whole response): keep it for later rounds and for the global tree."""
@@ -140,7 +141,7 @@ class SuffixDrafter:
         if "siblings" not in self.config.sources and "past" in self.config.sources:
             self._insert(group, sequence, tokens, version)
         if "global" in self.config.sources and len(tokens):
-            self._global.extend_ndarray(self._global_next, tokens)
+            self._global.extend(self._global_next, tokens)
             size = len(tokens) * BYTES_PER_TOKEN
             self._global_seqs.append((self._global_next, size))
             self._global_next += 1
@@ -158,20 +159,27 @@ class SuffixDrafter:
 
     # ---- drafting ---------------------------------------------------------------------------------------------------
 
-    def draft(self, group: Group, context: list[int], k: int) -> Draft:
-        """The likeliest chain of at most `k` tokens after `context` (the last tokens of prompt + response)."""
-        if self._new_tree is _NoTree:
-            return NO_DRAFT
-        best = group.tree.speculate(context, k, SPEC_FACTOR, MIN_PROB)
-        source = "group"
-        if "global" in self.config.sources and best.match_len < WEAK_MATCH:
-            other = self._global.speculate(context, k, SPEC_FACTOR, MIN_PROB)
-            if other.score > best.score:
-                best, source = other, "global"
-        tokens = best.token_ids
-        if not tokens:
-            return NO_DRAFT
-        return Draft(tokens, best.probs, source, best.match_len)
+    def draft(self, groups: Sequence[Group], contexts: Sequence[Sequence[int]], rooms: Sequence[int]) -> list[Draft]:
+        """The likeliest chain after each of `contexts`, of at most as many tokens as there is room for.
+
+        `contexts`: the last `lookup.DEPTH` tokens of prompt + response, filled with `NOTHING` on the left.
+        """
+        if self._scan is None:
+            return [NO_DRAFT] * len(groups)
+        found, wider = self._scan.look_up(
+            [g.tree for g in groups],
+            self._global if "global" in self.config.sources else None,
+            WEAK_MATCH,
+            contexts,
+            rooms,
+            SPEC_FACTOR,
+            MIN_PROB,
+        )
+        columns = (x.tolist() for x in (found.tokens, found.probs, found.counts, found.matches, wider))
+        return [
+            Draft(tokens[:n], probs[:n], "global" if other else "group", match) if n else NO_DRAFT
+            for tokens, probs, n, match, other in zip(*columns, strict=True)
+        ]
 
     # ---- memory -----------------------------------------------------------------------------------------------------
 
@@ -188,7 +196,7 @@ class SuffixDrafter:
             self._global_bytes = 0
             for _, entry in self.history:
                 for r in entry.responses[-1:]:
-                    self._global.extend_ndarray(self._global_next, r.tokens)
+                    self._global.extend(self._global_next, r.tokens)
                     size = len(r.tokens) * BYTES_PER_TOKEN
                     self._global_seqs.append((self._global_next, size))
                     self._global_next += 1
@@ -198,7 +206,7 @@ class SuffixDrafter:
 
     def _build(self, key: str, prompt: TokenArray) -> Group:
         tree = self._new_tree()
-        tree.extend_ndarray(0, prompt)
+        tree.extend(0, prompt)
         group = Group(key, prompt, tree, prompt[-PROMPT_TAIL:].copy())
         group.bytes = len(prompt) * BYTES_PER_TOKEN
         self.bytes += group.bytes
@@ -213,8 +221,8 @@ class SuffixDrafter:
 
     def _insert(self, group: Group, sequence: int, tokens: TokenArray, version: int) -> None:
         group.sequences[sequence] = version
-        group.tree.extend_ndarray(sequence, group.head)
-        group.tree.extend_ndarray(sequence, tokens)
+        group.tree.extend(sequence, group.head)
+        group.tree.extend(sequence, tokens)
         grown = (len(tokens) + PROMPT_TAIL) * BYTES_PER_TOKEN
         group.bytes += grown
         self.bytes += grown

@@ -43,8 +43,8 @@ def _garbage(worker: Any) -> None:
     proposer = bridge(worker).proposer
     vocabulary = worker.model_runner.model_config.get_vocab_size()
 
-    def draft(group: Any, context: list[int], k: int) -> Draft:
-        return Draft([rng.randrange(vocabulary) for _ in range(k)], [0.99] * k, "group", 16)
+    def draft(groups: Any, contexts: Any, rooms: list[int]) -> list[Draft]:
+        return [Draft([rng.randrange(vocabulary) for _ in range(k)], [0.99] * k, "group", 16) for k in rooms]
 
     proposer.suffix.draft = draft
     proposer.tuner.guard.patience = 20  # the texts are short

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import sys
+from types import ModuleType, SimpleNamespace
 
 import numpy as np
 import pytest
@@ -239,3 +241,17 @@ def test_missing_kernels_say_their_name():
 
     with pytest.raises(NotImplementedError, match=r"Triton kernel .*_some_kernel: turn"):
         installation.MissingKernel(_some_kernel)[(1,)](1, BLOCK_SIZE=2)
+
+
+def test_copies_and_owners_of_a_kernel_in_vllm_get_what_replaces_it(monkeypatch):
+    kernel, other, replacement = object(), object(), object()
+    owner, plain = SimpleNamespace(kernel=kernel, _kernel_arg_names=("a",)), SimpleNamespace(kernel=other)
+    for name in ("vllm.copies", "elsewhere"):
+        module = ModuleType(name)
+        module.copy, module.other = kernel, other
+        monkeypatch.setitem(sys.modules, name, module)
+    sys.modules["vllm.copies"].owner, sys.modules["vllm.copies"].plain = owner, plain
+    installation.rebind([(kernel, replacement)])
+    assert sys.modules["vllm.copies"].copy is replacement and sys.modules["vllm.copies"].other is other
+    assert vars(owner) == {"kernel": replacement} and plain.kernel is other
+    assert sys.modules["elsewhere"].copy is kernel, "only vLLM holds its kernels"

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rollspec.drafting.lookup import DEPTH, NOTHING, OCCURRENCES, SEPARATOR, Found, reference
-from rollspec.drafting.scan import Corpus
+from rollspec.drafting.scan import Corpus, extend, look_up
 
 FACTOR, MIN_PROB = 2.0, 0.1
 
@@ -120,3 +120,32 @@ def test_memory_is_of_the_order_of_the_text_and_a_limit_forgets_the_oldest() -> 
     assert corpus.estimate_memory() < 40 * 2 * 1000
     assert corpus.speculate([3, 3], 4, FACTOR).token_ids == []
     assert corpus.speculate([45, 45], 4, FACTOR).token_ids == [45] * 4
+
+
+def test_a_batch_finds_what_each_one_finds_alone_or_the_fallback_where_that_is_worth_more() -> None:
+    rng = random.Random(1)
+    corpora = [corpus_of(*(rng.choices(range(8), k=30) for _ in range(3))) for _ in range(12)]
+    shared = corpus_of(*(rng.choices(range(8), k=60) for _ in range(3)))
+    contexts = [[NOTHING] * (DEPTH - n) + rng.choices(range(8), k=n) for n in range(1, 13)]
+    rooms = [n % 5 for n in range(12)]
+    found, wider = look_up(corpora, shared, 3, contexts, rooms, FACTOR, MIN_PROB)
+    for b, (own, context, room) in enumerate(zip(corpora, contexts, rooms, strict=True)):
+        alone, other = (c.speculate(context, room, FACTOR, MIN_PROB) for c in (own, shared))
+        assert wider[b] == (alone.match_len < 3 and other.score > alone.score)
+        best = other if wider[b] else alone
+        assert draft(Found(*(x[b : b + 1] for x in found))) == (best.token_ids, best.match_len)
+    assert 0 < wider.sum() < 12
+
+
+def test_texts_written_in_one_call_lie_as_written_one_by_one() -> None:
+    """Some find room where they lie, others are moved in between."""
+    rng = random.Random(2)
+    together, apart = [Corpus() for _ in range(3)], [Corpus() for _ in range(3)]
+    for _ in range(60):
+        rows = [(c, s, rng.choices(range(6), k=rng.randint(1, 9))) for c in range(3) for s in range(4)]
+        extend([(together[c], s, tokens) for c, s, tokens in rows])
+        for c, s, tokens in rows:
+            apart[c].extend(s, tokens)
+    for one, other in zip(together, apart, strict=True):
+        assert one.tokens.tolist() == other.tokens.tolist()
+        assert (one._rows[:, : one._used] == other._rows[:, : other._used]).all() and (one._heads == other._heads).all()

@@ -171,9 +171,9 @@ class Planted:
     def __init__(self, tokens: Callable[[list[int], int], list[int]], sure: float = 0.95) -> None:
         self.tokens, self.sure = tokens, sure
 
-    def __call__(self, group: Any, context: list[int], k: int) -> Draft:
-        tokens = self.tokens(context, k)
-        return Draft(tokens, [self.sure ** (i + 1) for i in range(len(tokens))], "group", 8)
+    def __call__(self, groups: Any, contexts: list[list[int]], rooms: list[int]) -> list[Draft]:
+        said = [self.tokens(context, k) for context, k in zip(contexts, rooms, strict=True)]
+        return [Draft(t, [self.sure ** (i + 1) for i in range(len(t))], "group", 8) for t in said]
 
 
 def rollout(p: Engine, texts: list[list[int]], seed: int = 0) -> tuple[float, float]:

@@ -19,6 +19,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -94,7 +95,9 @@ class Adapter:
         self._slots = {r: len(p) for r, p in slots.items()}
         self._verified = {}
         for req_id, given in slots.items():
-            known = sum(t >= 0 for t in given)  # a scheduler that waited knows the drafts; a grammar may have cut them
+            known = len(given) - given.count(
+                -1
+            )  # a scheduler that waited knows the drafts; a grammar may have cut them
             draft = self._drafts.get(req_id, [])[: known or len(given)]
             if draft:
                 self._verified[req_id] = draft
@@ -132,8 +135,7 @@ class Adapter:
             return
         drafts = self._keep(batch, late.result())
         rows = torch.zeros(len(drafts), self.k, dtype=torch.int64, pin_memory=self.runner.device.type == "cuda")
-        for row, draft in zip(rows, drafts, strict=True):
-            row[: len(draft)] = torch.tensor(draft, dtype=torch.int64)
+        _write(rows, drafts)
         # Slots behind a draft's end leave the step; what they hold is not read.
         self.runner.req_states.draft_tokens[batch.idx_mapping] = rows.to(self.runner.device, non_blocking=True)
 
@@ -159,9 +161,7 @@ class Adapter:
         assert self._sampled is not None
         sampled, counts = (t.cpu().numpy() for t in self._sampled)
         drafts = self._keep(batch, self._draft(batch, sampled, counts, given, kwargs))
-        for i, draft in enumerate(drafts):
-            if draft:
-                out[i, : len(draft)] = torch.tensor(draft, dtype=out.dtype)
+        _write(out, drafts)
         if self.head is not None:
             self.head.end()
         return out
@@ -202,3 +202,10 @@ class Adapter:
             return None
         self.join()
         return DraftTokenIds(list(self._last), [list(self._drafts.get(r, ())) for r in self._last])
+
+
+def _write(rows: torch.Tensor, drafts: Sequence[Sequence[int]]) -> None:
+    """Write each draft over the beginning of its row; rows [n, k], on any device, in one call for all."""
+    used = torch.arange(rows.shape[1]) < torch.tensor([len(d) for d in drafts])[:, None]  # [n, k]
+    tokens = torch.tensor(list(chain.from_iterable(drafts)), dtype=rows.dtype)
+    rows.masked_scatter_(used.to(rows.device), tokens.to(rows.device))
