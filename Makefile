@@ -6,7 +6,7 @@ export ROLLSPEC_VENV := $(VENV)
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup test test-unit test-engine test-engine-v2 test-e2e lint format demo serve-demo bench gpu docs clean clean-all
+.PHONY: help setup test test-unit test-engine test-e2e lint format demo serve-demo bench gpu docs clean clean-all
 
 help:  ## list the targets
 	@grep -E '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | \
@@ -23,9 +23,6 @@ test-unit: setup  ## pure tests, seconds (ARGS="-k config" goes to pytest, here 
 
 test-engine: setup  ## tests against a real vLLM engine on CPU, minutes
 	@scripts/test.sh engine $(ARGS)
-
-test-engine-v2: setup  ## what holds on both of vLLM's model runners, on the second one, minutes
-	@scripts/test.sh engine-v2 $(ARGS)
 
 test-e2e: setup  ## whole training jobs on CPU, minutes
 	@scripts/test.sh e2e $(ARGS)

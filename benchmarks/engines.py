@@ -46,7 +46,6 @@ class Work:
     version: int
     weights: str | None = None  # safetensors file of the policy
     reset: bool = False  # forget what drafters learned before
-    k: int | None = None  # draft length of the perfect drafter
     temperature: float = 1.0
     texts: bool = False  # whether to report what was said
 
@@ -154,6 +153,10 @@ def _serve(pipe: Any, arm: Arm, model: str, max_len: int, max_seqs: int) -> None
     os.environ.update(arm.environment)
     # Functions sent to this process's own workers are pickled; nothing from outside is.
     os.environ.update(VLLM_ALLOW_INSECURE_SERIALIZATION="1", VLLM_LOGGING_LEVEL="ERROR")
+    if arm.accept_all:
+        from benchmarks.gpu.engine import accept_at
+
+        accept_at([1.0] * int((arm.speculative or {})["num_speculative_tokens"]))
     from vllm import LLM
 
     llm = LLM(
@@ -164,11 +167,10 @@ def _serve(pipe: Any, arm: Arm, model: str, max_len: int, max_seqs: int) -> None
         max_num_seqs=max_seqs,
         enable_prefix_caching=False,
         disable_log_stats=False,
+        async_scheduling=None if arm.speculative else True,  # as rollspec's engines; vLLM decides for its own methods
         speculative_config=dict(arm.speculative) if arm.speculative else None,
         additional_config={"rollspec": arm.rollspec} if arm.rollspec else {},
     )
-    if arm.accept_all:
-        llm.collective_rpc(_accept_all)
     pipe.send({"ready": True})
     while (work := pipe.recv()) is not None:
         if isinstance(work, Work):
@@ -186,8 +188,6 @@ def epoch(llm: Any, work: Work, arm: Arm) -> dict[str, Any]:
 
     if work.reset:
         llm.collective_rpc(_forget)
-    if work.k is not None:
-        llm.collective_rpc(_set_k, args=(work.k,))
     if work.weights:
         llm.collective_rpc(_load_weights, args=(work.weights,))
     if arm.rollspec:
@@ -281,53 +281,9 @@ def _load_weights(worker: Any, path: str) -> None:
 
 
 def _forget(worker: Any) -> None:
-    """Drafters start an epoch sequence knowing nothing: the same for vLLM's suffix cache and for rollspec's history."""
-    drafter = getattr(worker.model_runner, "drafter", None)
-    if type(drafter).__name__ == "SuffixDecodingProposer":
-        drafter.__init__(worker.vllm_config)
-    elif type(drafter).__name__ == "VllmProposer":
-        cost = drafter.proposer.tuner.cost  # of the machine, not of the texts
-        drafter.proposer = type(drafter.proposer)(drafter.config, drafter.proposer.max_model_len)
-        drafter.proposer.tuner.cost = cost
-
-
-def _set_k(worker: Any, k: int) -> None:
-    worker.model_runner.drafter.k = k
-
-
-class PerfectDrafter:
-    """Proposes `k` arbitrary tokens at no cost. With `accept_all` it has the step count and the step cost of a drafter
-    that is always right; what is then said is nonsense.
-    """
-
-    def __init__(self, vllm_config: Any) -> None:
-        self.k: int = vllm_config.speculative_config.num_speculative_tokens
-
-    def load_model(self, *args: Any, **kwargs: Any) -> None:
-        """Nothing to load; vLLM calls it unconditionally."""
-
-    def propose(self, sampled: list[list[int]], *args: Any, **kwargs: Any) -> list[list[int]]:
-        """`k` tokens for every request that sampled."""
-        return [list(range(10, 10 + self.k)) if new else [] for new in sampled]
-
-
-def _accept_all(worker: Any) -> None:
-    """Overwrite the verdict of rejection sampling after it was computed, so that its cost is kept.
-
-    vLLM's own `rejection_sample_method="synthetic"` is not implemented in its CPU kernels (0.29).
-    """
-    import vllm.v1.sample.rejection_sampler as module
-
-    sample = module.rejection_sample
-
-    def accept(draft_ids: Any, counts: list[int], *rest: Any, **more: Any) -> Any:
-        out = sample(draft_ids, counts, *rest, **more)  # [batch, longest draft + 1]
-        bonus = rest[4]  # [batch, 1]
-        at = 0
-        for i, n in enumerate(counts):
-            out[i, :n] = draft_ids[at : at + n]
-            out[i, n] = bonus[i, 0]
-            at += n
-        return out
-
-    module.rejection_sample = accept
+    """Drafts from memory start an epoch sequence knowing nothing."""
+    bridge = getattr(worker.model_runner, "_rollspec", None)
+    if bridge is not None:
+        cost = bridge.proposer.tuner.cost  # of the machine, not of the texts
+        bridge.proposer = type(bridge.proposer)(bridge.config, bridge.proposer.max_model_len)
+        bridge.proposer.tuner.cost = cost

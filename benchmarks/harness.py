@@ -106,6 +106,7 @@ def pin(threads: int | None = None) -> None:
     # `timeout` and `kill` end a benchmark through `finally`, as Ctrl-C does.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     for name, value in {
+        "VLLM_USE_V2_MODEL_RUNNER": "1",  # as rollspec's engines
         "VLLM_CPU_KVCACHE_SPACE": "1",
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",
         "OMP_NUM_THREADS": str(threads or max(1, min(os.cpu_count() or 1, 8) - 1)),

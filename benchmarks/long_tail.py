@@ -31,7 +31,7 @@ from rollspec.telemetry.summary import REWARD
 
 SETTINGS = JobSettings(train_prompts=8, prompts_per_step=2, epochs=4, dtype="float32", replicas=2)
 
-TRAINING = "drafter.training={learning_rate: 0.002, batch_tokens: 256, window_tokens: 256, ttt_steps: 3}"
+TRAINING = "drafter.training={learning_rate: 0.002, batch_tokens: 256}"
 """Micro-steps that fit a core: 2,048 tokens, the default, are seconds of one."""
 
 ARMS: dict[str, tuple[str, tuple[str, ...]]] = {
@@ -45,7 +45,7 @@ ARMS: dict[str, tuple[str, tuple[str, ...]]] = {
         "long_tail",
         (TRAINING, "drafter.publish_every=1000000", "drafter.capture.share=0.05"),
     ),
-    "not trained": ("long_tail", ("drafter.mode=off", "drafter.capture.enabled=false")),
+    "not trained": ("long_tail", ("drafter.mode=off",)),
 }
 """Preset and overrides. In `long_tail` each replica trains a head of its own; in the third one of them trains for both,
 through a folder of versions. The last two draft alike, with the fresh head; they differ by capture and training."""

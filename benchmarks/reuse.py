@@ -126,7 +126,7 @@ def distance(work: Path, arm: str, seed: int, settings: JobSettings) -> dict[str
     output = run_arm(later, plan, chosen, greedy_rounds=0)
     new, old = (Reference(m, plan.temperature) for m in (later, assets.model))
     config = (chosen.rollspec or {})["reuse"]
-    check = check_lossy(output.samples, output.ruled, plan.prompts, new, old, config["bias"], config["scale"])
+    check = check_lossy(output.samples, output.ruled, plan.prompts, new, old, config["bias"])
     found = dataclasses.asdict(check) | {"ruled_share": check.ruled / max(1, check.tokens)}
     kept.write_text(json.dumps(found, indent=1))
     return found

@@ -2,8 +2,8 @@
 
 Every arm does the same number of tokens: response lengths are recorded once per epoch, prompt and sample without
 speculation, and replayed with `ignore_eos`. Temperature 1; weights of the next epoch are loaded into the live engines,
-as a trainer does. vLLM's `ngram` and `suffix` get the best of several K per batch size, found by a sweep; rollspec runs
-its default preset everywhere. `perfect` is not a method but the limit: a drafter that is always right and free.
+as a trainer does. vLLM's `ngram` gets the best of several K per batch size, found by a sweep; rollspec runs its default
+preset everywhere. `perfect` is not a method but the limit: a drafter that is always right and free.
 """
 
 from __future__ import annotations
@@ -21,8 +21,7 @@ from benchmarks.harness import pin, provenance, save
 from benchmarks.rollout_table import summarise, table
 
 BATCHES = (1, 8, 32, 64)
-SWEEP = {"ngram": (2, 4, 8), "suffix": (2, 4, 8, 16, 32)}
-PERFECT = (2, 4, 8, 16, 32)
+SWEEP = {"ngram": (2, 4, 8), "perfect": (4, 8, 16, 32)}
 MAX_LEN = 704
 PROMPTS, SAMPLES = 8, 8
 PROMPTS_AT_1 = 2  # every step serves one request there: whole groups, but fewer
@@ -30,19 +29,14 @@ FULL = 64  # tokens per request where the batch is to stay full
 
 
 def arm(method: str, k: int = 0) -> Arm:
-    """An arm by name: `none`, `rollspec`, `perfect`, or vLLM's `ngram` and `suffix` with K."""
+    """An arm by name: `none`, `rollspec`, vLLM's `ngram` with K, or `perfect`, whose K drafts are all accepted."""
     if method == "none":
         return Arm("none")
     if method == "rollspec":
         return Arm("rollspec", rollspec="default")
-    if method == "perfect":
-        model = "benchmarks.engines.PerfectDrafter"
-        config: dict[str, Any] = {"method": "custom_class", "model": model, "num_speculative_tokens": k}
-        return Arm("perfect", speculative=config, accept_all=True)
-    config = {"method": method, "num_speculative_tokens": k}
-    if method == "ngram":
-        config |= {"prompt_lookup_min": 2, "prompt_lookup_max": 5}
-    return Arm(f"{method} K={k}", speculative=config)
+    least = 1 if method == "perfect" else 2  # the perfect drafter always finds something to draft
+    lookup = {"method": "ngram_gpu", "prompt_lookup_min": least, "prompt_lookup_max": 5}
+    return Arm(f"{method} K={k}", speculative=lookup | {"num_speculative_tokens": k}, accept_all=method == "perfect")
 
 
 class Load:
@@ -60,15 +54,11 @@ class Load:
         for version, weights in enumerate(self.weights):
             self.lengths.append(engine.run(Work(self.prompts, None, 64, version, weights))["lengths"])
 
-    def epochs(
-        self, engine: Engine, batch: int, count: int | None = None, k: int | None = None
-    ) -> list[dict[str, Any]]:
+    def epochs(self, engine: Engine, batch: int, count: int | None = None) -> list[dict[str, Any]]:
         """Run the first `count` epochs in turn, starting without a history."""
         some = [j for j, i in enumerate(self.order) if batch > 1 or i // SAMPLES < PROMPTS_AT_1]
         return [
-            engine.run(
-                Work([self.prompts[j] for j in some], [self.lengths[e][j] for j in some], batch, e, w, e == 0, k)
-            )
+            engine.run(Work([self.prompts[j] for j in some], [self.lengths[e][j] for j in some], batch, e, w, e == 0))
             for e, w in enumerate(self.weights[:count])
         ]
 
@@ -96,30 +86,20 @@ def first_prompts(policy: Drift, count: int) -> list[list[int]]:
 def sweep(
     load: Load, batches: tuple[int, ...], quick: bool, console: Console
 ) -> dict[str, dict[str, dict[str, float]]]:
-    """Seconds of the second epoch (it has a history) by method, batch size and K; `perfect` is swept in one engine."""
+    """Seconds of the second epoch (it has a history) by method, batch size and K."""
     out: dict[str, dict[str, dict[str, float]]] = {}
-
-    def measure(method: str, k: int, engine: Engine) -> None:
-        for batch in batches:
-            seconds = load.epochs(engine, batch, 2, k if method == "perfect" else None)[-1]["seconds"]
-            out.setdefault(method, {}).setdefault(str(batch), {})[str(k)] = seconds
 
     for method, ks in SWEEP.items():
         for k in ks[1:2] if quick else ks:
             console.print(f"sweep {method} K={k}")
             engine = Engine(arm(method, k), load.policy.model, MAX_LEN)
             try:
-                measure(method, k, load.warm(engine))
+                load.warm(engine)
+                for batch in batches:
+                    seconds = load.epochs(engine, batch, 2)[-1]["seconds"]
+                    out.setdefault(method, {}).setdefault(str(batch), {})[str(k)] = seconds
             finally:
                 engine.close()
-    console.print("sweep perfect drafter")
-    engine = Engine(arm("perfect", max(PERFECT)), load.policy.model, MAX_LEN)
-    try:
-        load.warm(engine)
-        for k in PERFECT[1:2] if quick else PERFECT:
-            measure("perfect", k, engine)
-    finally:
-        engine.close()
     return out
 
 
@@ -152,7 +132,7 @@ def run(
         swept = sweep(load, batches, quick, console)
         for batch in sorted(batches):
             best = {m: int(min(swept[m][str(batch)], key=swept[m][str(batch)].__getitem__)) for m in swept}
-            arms = [arm("none"), *(arm(m, best[m]) for m in SWEEP), arm("rollspec")]
+            arms = [arm("none"), arm("ngram", best["ngram"]), arm("rollspec")]
             for name in [n for n in live if n not in {a.name for a in arms}]:
                 live.pop(name).close()
             for a in arms:

@@ -91,12 +91,12 @@ def engine(model: str, dtype: str, speculate: bool, everything: bool = False, **
 
     rollspec = {
         "proposal.drafters": ["suffix", "eagle3"],
-        "proposal.learned.folder": str(CACHE / "heads"),
+        "drafter.dir": str(CACHE),
         "proposal.k_max": 4,
         "proposal.budget.policy": "fixed" if everything else "goodput",
         "tuning.policy": "static",
         "tuning.guard.enabled": False,
-        "drafter.capture.enabled": True,
+        "drafter.mode": "capture",
         "drafter.capture.share": 1.0,
     }
     return LLM(
@@ -249,7 +249,7 @@ def captures(llm: Any, quick: bool) -> dict[str, Any]:
         share: list[float] = []
         for r in range(2 if quick else 12):
             for enabled in (True, False) if r % 2 else (False, True):
-                llm.collective_rpc(_set_rate, args=(1.0 if enabled else 0.0,))
+                llm.collective_rpc(_record, args=(enabled,))
                 _call(llm, "stats")
                 begin = time.perf_counter()
                 for i in range(batch):
@@ -303,11 +303,11 @@ def _steps(worker: Any) -> list[tuple[float, bool]]:
     return list(worker._rollspec_steps)
 
 
-def _set_rate(worker: Any, rate: float) -> None:
+def _record(worker: Any, on: bool) -> None:
     from rollspec.engine.vllm.worker import bridge
 
     capture = bridge(worker).learned.capture  # type: ignore[union-attr]
-    capture.config = capture.config.model_copy(update={"rate": rate})
+    capture.paused = not on
     capture.take()
 
 

@@ -13,7 +13,7 @@ from rollspec.errors import RollspecError
 
 ROOT = Path(__file__).resolve().parents[1]
 NAMES = (
-    "propose", "coupled", "inert", "bandits", "scale", "cost", "harm", "tuner", "rollout", "swap", "serve", "reuse",
+    "propose", "inert", "bandits", "scale", "cost", "harm", "tuner", "rollout", "swap", "serve", "reuse",
     "long-tail",
 )  # fmt: skip
 
@@ -60,12 +60,6 @@ def _done(path: Path, as_json: bool) -> None:
 def propose(quick: Quick = False, out: Out = None, json: Json = False) -> None:
     """Host time of drafting, without an engine (seconds)."""
     _done(_module("propose").run(quick=quick, out=out), json)
-
-
-@command.command()
-def coupled(quick: Quick = False, out: Out = None, json: Json = False) -> None:
-    """Sampling a verify step: coupled against vLLM's rejection sampling, without a model (minutes)."""
-    _done(_module("coupled").run(quick=quick, out=out), json)
 
 
 @command.command()

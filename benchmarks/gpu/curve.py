@@ -7,7 +7,6 @@ long and a short decode over the difference of their steps: prompts and the ends
 
 from __future__ import annotations
 
-import os
 import statistics
 from typing import Any
 
@@ -27,15 +26,13 @@ def cost(spec: Spec) -> dict[str, Any]:
     """Milliseconds of a step, tokens per second and drafts, by batch size, of one arm."""
     shape, arm, batches = (spec.arguments[name] for name in ("shape", "arm", "batches"))
     dtype = "float32" if spec.dry else "bfloat16"
-    second = spec.device == "cuda" or os.environ.get("VLLM_USE_V2_MODEL_RUNNER") == "1"
     rows = []
     with engine(
         spec,
         str(models.target(spec.folder, shape, dtype)),
         rollspec=MEMORY if arm == "rollspec" else None,
-        speculative=_method(spec, arm, shape, dtype, second),
-        # vLLM's CPU kernels of the first runner do not know it.
-        rates=RATES if arm != "none" and second else None,
+        speculative=_method(spec, arm, shape, dtype),
+        rates=RATES if arm != "none" else None,
         load_format="dummy",
         skip_tokenizer_init=True,
         max_num_seqs=max(batches),
@@ -44,7 +41,7 @@ def cost(spec: Spec) -> dict[str, Any]:
     ) as llm:
         for batch in batches:
             rows.append({"batch": batch, **_row(llm, batch, spec.quick)})
-    return {"shape": shape, "arm": arm, "k": 0 if arm == "none" else K, "synthetic": second, "batches": rows}
+    return {"shape": shape, "arm": arm, "k": 0 if arm == "none" else K, "synthetic": True, "batches": rows}
 
 
 def _row(llm: Any, batch: int, quick: bool) -> dict[str, Any]:
@@ -75,14 +72,13 @@ def acceptance(spec: Spec) -> dict[str, Any]:
     model = models.real(spec)
     count, copies, length, epochs = (4, 2, 24, 2) if spec.quick else (32, 8, 256, 3)
     prompts = [p for p in models.real_prompts(model, count) for _ in range(copies)]
-    second = spec.device == "cuda" or os.environ.get("VLLM_USE_V2_MODEL_RUNNER") == "1"
     found: dict[str, Any] = {}
     for arm in ("ngram", "rollspec"):
         with engine(
             spec,
             model,
             rollspec=MEMORY if arm == "rollspec" else None,
-            speculative=_method(spec, arm, "", "", second),
+            speculative=_method(spec, arm, "", ""),
         ) as llm:
             found[arm] = []
             for _ in range(epochs):
@@ -100,11 +96,10 @@ def acceptance(spec: Spec) -> dict[str, Any]:
     return {"model": model, "epochs": found}
 
 
-def _method(spec: Spec, arm: str, shape: str, dtype: str, second: bool) -> dict[str, Any] | None:
+def _method(spec: Spec, arm: str, shape: str, dtype: str) -> dict[str, Any] | None:
     """vLLM's `speculative_config` of an arm that is vLLM's own."""
     if arm == "ngram":
-        name = "ngram_gpu" if second else "ngram"
-        return {"method": name, "num_speculative_tokens": K, "prompt_lookup_min": 1, "prompt_lookup_max": 5}
+        return {"method": "ngram_gpu", "num_speculative_tokens": K, "prompt_lookup_min": 1, "prompt_lookup_max": 5}
     if arm == "eagle3":
         head = str(models.head(spec.folder, shape, dtype))
         return {"method": "eagle3", "model": head, "num_speculative_tokens": K,

@@ -48,7 +48,7 @@ def engine(
     """
     environment(spec)
     if rates is not None:
-        _accept_at(rates)
+        accept_at(rates)
     from vllm import LLM
 
     llm = LLM(
@@ -127,7 +127,7 @@ def _graphs(worker: Any) -> dict[str, Any]:
 # ---- acceptance by decree -------------------------------------------------------------------------------------------
 
 
-def _accept_at(rates: list[float]) -> None:
+def accept_at(rates: list[float]) -> None:
     """Give every engine that speculates from now on vLLM's synthetic acceptance.
 
     It is set on the finished configuration because rollspec writes `speculative_config` itself.

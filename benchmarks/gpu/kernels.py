@@ -15,7 +15,6 @@ from benchmarks.gpu.plan import DRY_BATCHES, NotHereError, Spec
 
 BATCHES = (1, 16, 64, 256)
 K = 4
-VOCABULARY = 151_936
 SIBLINGS, LENGTH = 24, 1024
 """Texts of a slice that drafts are looked up in, and their tokens: a prompt group of 8 over three epochs."""
 
@@ -26,11 +25,10 @@ def measure(spec: Spec) -> dict[str, Any]:
     left: dict[str, str] = {}
     for batch in DRY_BATCHES if spec.dry else BATCHES:
         rows.append({"kernel": "verify: accept", "batch": batch, **_accept(spec, batch)})
-        for name, act in (("noise: choose", _choose), ("lookup: scan", _lookup)):
-            try:
-                rows.append({"kernel": name, "batch": batch, **act(spec, batch)})
-            except (ImportError, NotHereError) as e:
-                left[name] = str(e)
+        try:
+            rows.append({"kernel": "lookup: scan", "batch": batch, **_lookup(spec, batch)})
+        except (ImportError, NotHereError) as e:
+            left["lookup: scan"] = str(e)
     return {"rows": rows, "left_out": left}
 
 
@@ -62,32 +60,6 @@ def _plain(drawn: Any, fed: Any, starts: Any) -> list[list[int]]:
                 break
         out.append(said)
     return out
-
-
-def _choose(spec: Spec, batch: int) -> dict[str, Any]:
-    """The noise of coupled sampling and the argmax over a whole vocabulary."""
-    import numpy as np
-    import torch
-
-    from rollspec.sampling import coupled
-
-    rows, vocabulary = batch * (K + 1), VOCABULARY if not spec.dry else 512
-    rng = np.random.default_rng(batch)
-    few = min(rows, 8)  # the plain definition is slow
-    keys = rng.integers(0, 1 << 64, rows, dtype=np.uint64)
-    positions = rng.integers(0, 1 << 20, rows)
-    scores = torch.from_numpy((3.0 * rng.standard_normal((few, vocabulary))).astype(np.float32))
-    expected = coupled.choose(scores.numpy(), keys[:few], positions[:few])
-    if spec.device == "cuda":
-        from rollspec.sampling.noise_cuda import choose
-    else:
-
-        def choose(x: torch.Tensor, k: Any, p: Any) -> torch.Tensor:
-            return coupled.sample(x, k, p)
-
-    logits = scores.repeat(-(-rows // few), 1)[:rows].to(spec.device)
-    found = choose(logits, keys, positions)[:few].cpu().numpy()
-    return {"wrong": int((found != expected).sum()), **_time(spec, lambda: choose(logits, keys, positions))}
 
 
 def _lookup(spec: Spec, batch: int) -> dict[str, Any]:

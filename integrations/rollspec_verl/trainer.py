@@ -334,7 +334,7 @@ def _metrics(trainer: Any, state: State) -> dict[str, float]:
     faults, state.faults = state.faults, {}
     out.update(engine_metrics(answers, faults))
     if (lossy := state.config.reuse).mode == "lenient":
-        out |= {"rollspec/reuse/bias": lossy.bias, "rollspec/reuse/scale": lossy.scale}
+        out["rollspec/reuse/bias"] = lossy.bias
     # verl fills these two for its own MTP drafts only (trainer_base.py:1901), as means over requests
     # (ray_trainer.py:138); here every token counts the same, so a long response weighs more than a short one.
     if drafted := out.get("rollspec/accept/drafted"):

@@ -38,6 +38,7 @@ def environment(threads: int | None = None, replicas: int = 1) -> dict[str, str]
         # The engine must sample correctly and follow the policy with rollspec on and off.
         "ROLLSPEC_PATCHES": "cpu",
         "VLLM_TARGET_DEVICE": "cpu",
+        "VLLM_USE_V2_MODEL_RUNNER": "1",  # with rollspec and without
         "VLLM_CPU_KVCACHE_SPACE": "1",
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",
         "VLLM_NO_USAGE_STATS": "1",
@@ -65,6 +66,8 @@ def overrides(replicas: int = 1) -> list[str]:
         "actor_rollout_ref.actor.use_torch_compile=False",
         "actor_rollout_ref.actor.fsdp_config.use_torch_compile=False",
         "actor_rollout_ref.rollout.enforce_eager=True",
+        # vLLM's CPU platform switches it off unless it is asked for; rollspec's engines have it, and GPU users' do.
+        "+actor_rollout_ref.rollout.engine_kwargs.vllm.async_scheduling=True",
         # vLLM's sleep mode moves weights out of GPU memory.
         "actor_rollout_ref.rollout.free_cache_engine=False",
         "+actor_rollout_ref.rollout.enable_sleep_mode=False",

@@ -52,7 +52,7 @@ class SuffixMemory(Drafter):
     """Proposes what followed the same tokens in responses of the prompt's group, or of any prompt."""
 
     def __init__(self, name: str, config: RollspecConfig, history: History) -> None:
-        self.trees = SuffixDrafter(config.proposal.suffix, history, config.history.tree_max_bytes)
+        self.trees = SuffixDrafter(config.proposal.suffix, history)
 
     def begin(self, r: Request) -> None:
         """Open a sequence in the group's tree."""

@@ -25,7 +25,7 @@ class Selection:
 
     def __init__(self, config: BudgetConfig) -> None:
         self.config = config
-        self.fixed = config.policy == "fixed"
+        self.fixed = config.policy != "goodput"
         self.refill = lengths.Refill()
 
     def price(self, batch: int, cost: CostModel, context_tokens: float) -> float:
@@ -38,12 +38,12 @@ class Selection:
         return price / lengths.LIMITS[1] if self._power() else price  # what counts double pays at half the chance
 
     def cut(self, draft: Draft, expected: Sequence[float]) -> Sequence[float]:
-        """`expected`, up to where the drafter is unsure by the rule `budget.cut`."""
-        if self.config.cut == "none":
-            return expected
-        if self.config.cut == "svip":
+        """`expected`, up to where the drafter is unsure by `budget.policy`."""
+        if self.config.policy == "svip":
             return expected[: budget.svip_cut(draft.probs)]
-        return expected[: budget.specdec_cut(expected)]
+        if self.config.policy == "specdec++":
+            return expected[: budget.specdec_cut(expected)]
+        return expected
 
     def allot(self, chains: Sequence[Sequence[float]], step: Step, cost: CostModel) -> list[int]:
         """Tokens of each chain of `step.asked` that are worth verifying, before the arm's own limit.

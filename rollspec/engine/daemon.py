@@ -62,7 +62,6 @@ def options(config: RollspecConfig, target: str, folder: Path) -> dict[str, Any]
         "device": d.device,
         "publish_every": d.publish_every,
         "buffer_bytes": d.buffer_bytes,
-        "buffer": d.buffer.model_dump(),
         "training": config.drafter_training,
         "recency": 0,
         "linger": LINGER,

@@ -32,6 +32,11 @@ SPEC_FACTOR = 2.0
 MIN_PROB = 0.1
 """A draft stops where its cumulative frequency falls below this; later tokens would rarely pay for verification."""
 
+TREE_BYTES = 4
+"""Bytes that all trees may take per byte of `history.max_bytes`. A token has 4 bytes there and some 30 here, but trees
+of prompts that do not run need not stay.
+"""
+
 WEAK_MATCH = 8
 """Below this match length the group's draft is compared with the global tree's."""
 
@@ -70,10 +75,10 @@ class _NoTree:
 class SuffixDrafter:
     """Keeps the trees and drafts from them. Not thread-safe: the engine's worker is one thread."""
 
-    def __init__(self, config: SuffixConfig, history: History, tree_max_bytes: int) -> None:
+    def __init__(self, config: SuffixConfig, history: History) -> None:
         self._new_tree: Callable[[], Any] = _NoTree
         self._scan: Any = None
-        if config.siblings or config.past or config.global_tree:
+        if config.sources:
             from rollspec.drafting import scan  # numba is imported where something is drafted
 
             first = scan.Corpus()  # what is compiled is compiled now, and not in a step
@@ -82,9 +87,9 @@ class SuffixDrafter:
             self._new_tree, self._scan = scan.Corpus, scan
         self.config = config
         self.history = history
-        # A quarter of the memory for the fallback; the groups' trees earn more.
-        self._global_max = tree_max_bytes // 4
-        self._group_max = tree_max_bytes - self._global_max
+        room = TREE_BYTES * history.max_bytes
+        self._global_max = room // 4  # a quarter for the fallback; the groups' trees earn more
+        self._group_max = room - self._global_max
         self.bytes = 0
         self._groups: OrderedDict[str, Group] = OrderedDict()
         self._global: Any = self._new_tree()
@@ -107,7 +112,7 @@ class SuffixDrafter:
         group.active += 1
         sequence = group.next_seq
         group.next_seq += 1
-        if self.config.siblings:
+        if "siblings" in self.config.sources:
             group.sequences[sequence] = version
             group.tree.extend(sequence, group.head)
         self._shrink(group)
@@ -117,7 +122,7 @@ class SuffixDrafter:
         """Requests said something: (group, sequence, tokens) of each. Call it after drafting: a sequence's own end
         would count as a match that nothing follows.
         """
-        if not self.config.siblings:
+        if "siblings" not in self.config.sources:
             return
         said = []
         for group, sequence, tokens in rows:
@@ -133,9 +138,9 @@ class SuffixDrafter:
         insort(group.ended, len(tokens))
         if len(group.ended) > MAX_ENDED:
             del group.ended[::2]  # thinned, the distribution stays
-        if not self.config.siblings and self.config.past:
+        if "siblings" not in self.config.sources and "past" in self.config.sources:
             self._insert(group, sequence, tokens, version)
-        if self.config.global_tree and len(tokens):
+        if "global" in self.config.sources and len(tokens):
             self._global.extend(self._global_next, tokens)
             size = len(tokens) * BYTES_PER_TOKEN
             self._global_seqs.append((self._global_next, size))
@@ -163,7 +168,7 @@ class SuffixDrafter:
             return [NO_DRAFT] * len(groups)
         found, wider = self._scan.look_up(
             [g.tree for g in groups],
-            self._global if self.config.global_tree else None,
+            self._global if "global" in self.config.sources else None,
             WEAK_MATCH,
             contexts,
             rooms,
@@ -185,7 +190,7 @@ class SuffixDrafter:
 
     def warm(self) -> None:
         """Fill the global tree from a reloaded history; the groups' trees are built when their prompts come."""
-        if self.config.global_tree:
+        if "global" in self.config.sources:
             self._global = self._new_tree()
             self._global_seqs.clear()
             self._global_bytes = 0
@@ -206,7 +211,7 @@ class SuffixDrafter:
         group.bytes = len(prompt) * BYTES_PER_TOKEN
         self.bytes += group.bytes
         self._groups[key] = group
-        past = self.history.get(key) if self.config.past else None
+        past = self.history.get(key) if "past" in self.config.sources else None
         for response in past.responses if past else ():
             group.versions.add(response.version)
             insort(group.ended, len(response.tokens))
@@ -225,7 +230,7 @@ class SuffixDrafter:
     def _forget_rounds(self, group: Group, current: int) -> None:
         """Slide the window: drop sequences of rounds older than the last `window` before the current one."""
         past = sorted(v for v in group.versions if v != current)
-        keep = set(past[-self.config.window :]) if self.config.past else set()
+        keep = set(past[-self.config.window :]) if "past" in self.config.sources else set()
         for sequence, version in list(group.sequences.items()):
             if version != current and version not in keep:
                 group.tree.remove(sequence)

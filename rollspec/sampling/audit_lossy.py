@@ -46,7 +46,6 @@ class LossyCheck:
     theory: float
     largest: float
     bias: float
-    scale: float
 
     @property
     def agrees(self) -> bool:
@@ -61,7 +60,6 @@ def check_lossy(
     new: Policy,
     old: Policy,
     bias: float,
-    scale: float,
     most: int = MOST,
 ) -> LossyCheck:
     """Measure the distance.
@@ -80,9 +78,9 @@ def check_lossy(
         tokens = samples.tokens[s][:n]
         prompt = prompts[int(samples.prompt[s])]
         p, q = (np.exp(r.log_probs(prompt, tokens.tolist())) for r in (new, old))  # [n, V]
-        favoured = lenient.law(p, q, bias, scale) > p  # [n, V]
+        favoured = lenient.law(p, q, bias) > p  # [n, V]
         excess += (favoured[np.arange(n), tokens] - (p * favoured).sum(-1)).tolist()
-        theory += lenient.total_variation(p, q, bias, scale).tolist()
+        theory += lenient.total_variation(p, q, bias).tolist()
     n = len(excess)
     return LossyCheck(
         tokens=samples.n_tokens,
@@ -93,5 +91,4 @@ def check_lossy(
         theory=float(np.mean(theory)) if n else 0.0,
         largest=max(theory, default=0.0),
         bias=bias,
-        scale=scale,
     )

@@ -9,18 +9,32 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 
 from rollspec.config import RollspecConfig
 from rollspec.sampling.audit_evidence import Evidence, Samples
 from rollspec.sampling.audit_tests import Floats
-from rollspec.sampling.noise import Words, gumbel
 from rollspec.sampling.streams import Streams
+
+Words: TypeAlias = npt.NDArray[np.uint64]
 
 CHUNK = 1 << 22
 """Noise values held at once."""
+
+
+def gumbel(keys: Words, positions: npt.NDArray[np.int64], vocab: int) -> Floats:
+    """The noise that vLLM's second model runner draws with, [n, vocab], for requests whose seed is their key.
+
+    Args:
+        keys: [n]. positions: [n] of the drawn tokens; the runner names a draw by the position it is computed from.
+    """
+    from vllm_cpu_v2.noise import gumbel as noise
+
+    found: Floats = noise(np.asarray(keys, np.uint64).view(np.int64), np.asarray(positions) - 1, vocab)
+    return found
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,11 +39,10 @@ from rollspec.sampling.audit import (
 from rollspec.sampling.audit_builds import same_tokens
 from rollspec.sampling.audit_engine import ARM_SECONDS, GREEDY_ROUNDS, Arm, ArmOutput, Plan, Progress, run_arm
 from rollspec.sampling.audit_lossy import LossyCheck, check_lossy
-from rollspec.sampling.audit_noise import NoiseCheck, Witness, first_round, keys_of, leads
+from rollspec.sampling.audit_noise import NoiseCheck, Witness, Words, first_round, keys_of, leads
 from rollspec.sampling.audit_power import detectable
 from rollspec.sampling.audit_reference import Reference
 from rollspec.sampling.audit_tests import holm
-from rollspec.sampling.noise import Words
 
 Stage = Callable[[str], Progress]
 """Called when a stage begins, with its name; returns the callback for its progress."""
@@ -186,10 +185,9 @@ def _compare(
 
 def _lossy(model: str | Path, output: ArmOutput, plan: Plan, arm: Arm, target: Reference, device: str) -> LossyCheck:
     assert arm.rollspec is not None
-    reuse = arm.rollspec["reuse"]
     temperature = arm.old_temperature if arm.old_temperature is not None else plan.temperature
     old = Reference(arm.old or model, temperature, device)
-    return check_lossy(output.samples, output.ruled, plan.prompts, target, old, reuse["bias"], reuse["scale"])
+    return check_lossy(output.samples, output.ruled, plan.prompts, target, old, arm.rollspec["reuse"]["bias"])
 
 
 def _control(

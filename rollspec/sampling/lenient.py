@@ -1,7 +1,7 @@
 """SPEC-RL's rule for reusing old responses (arXiv:2509.23232), and how far it is from the policy. **Lossy.**
 
 An old response is kept up to its first token that is refused, and the policy goes on from there. Token i is kept while
-log U <= scale * (log p_new - log p_old + bias); bias > 0 or scale < 1 keep more. That is not the policy's law even at
+log U <= log p_new - log p_old + bias; more bias keeps more. That is not the policy's law even at
 bias 0: after a refusal the token is drawn from the policy itself and not from what the kept tokens leave of it. These
 are pure functions for telling what the rule does; rollspec samples with it nowhere.
 """
@@ -16,22 +16,20 @@ Bools = npt.NDArray[np.bool_]
 Ints = npt.NDArray[np.int64]
 
 
-def keep_probability(log_new: Floats, log_old: Floats, bias: float = 0.0, scale: float = 1.0) -> Floats:
-    """Chance that an old token is kept: min(1, exp(scale * (log p_new - log p_old + bias))).
+def keep_probability(log_new: Floats, log_old: Floats, bias: float = 0.0) -> Floats:
+    """Chance that an old token is kept: min(1, exp(log p_new - log p_old + bias)).
 
     Args:
         log_new, log_old: log-probabilities in nats under the present and the old policy, any one shape. -inf under the
             present policy is never kept.
     """
     with np.errstate(invalid="ignore"):
-        out: Floats = np.exp(np.minimum(0.0, scale * (log_new - log_old + bias)))
+        out: Floats = np.exp(np.minimum(0.0, log_new - log_old + bias))
     out[np.isneginf(log_new)] = 0.0
     return out
 
 
-def kept(
-    log_new: Floats, log_old: Floats, uniform: Floats, valid: Bools, bias: float = 0.0, scale: float = 1.0
-) -> Ints:
+def kept(log_new: Floats, log_old: Floats, uniform: Floats, valid: Bools, bias: float = 0.0) -> Ints:
     """Leading tokens of each old response that are reused.
 
     Args:
@@ -48,13 +46,13 @@ def kept(
         raise ValueError("log_new, log_old, uniform and valid must have one shape")
     if (valid[:, 1:] & ~valid[:, :-1]).any():
         raise ValueError("valid must be true up to each response's end and false after it")
-    refused = uniform > keep_probability(log_new, log_old, bias, scale)
+    refused = uniform > keep_probability(log_new, log_old, bias)
     ends = np.concatenate([refused | ~valid, np.ones((len(valid), 1), dtype=bool)], axis=1)
     out: Ints = ends.argmax(axis=1)
     return out
 
 
-def law(new: Floats, old: Floats, bias: float = 0.0, scale: float = 1.0) -> Floats:
+def law(new: Floats, old: Floats, bias: float = 0.0) -> Floats:
     """What a token is distributed as where an old one, drawn from `old`, is kept or replaced by a draw from `new`.
 
     Args:
@@ -63,22 +61,22 @@ def law(new: Floats, old: Floats, bias: float = 0.0, scale: float = 1.0) -> Floa
     Returns:
         [..., vocab] probabilities: kept mass + (1 - kept mass's sum) * new.
     """
-    mass = _mass(new, old, bias, scale)
+    mass = _mass(new, old, bias)
     out: Floats = mass + (1.0 - mass.sum(-1, keepdims=True)) * new
     return out
 
 
-def total_variation(new: Floats, old: Floats, bias: float = 0.0, scale: float = 1.0) -> Floats:
-    """Distance of `law` from the policy `new`: at scale 1, 1/2 sum |min(l p, q) - alpha p| with l = exp(bias), p = new,
+def total_variation(new: Floats, old: Floats, bias: float = 0.0) -> Floats:
+    """Distance of `law` from the policy `new`: 1/2 sum |min(l p, q) - alpha p| with l = exp(bias), p = new,
     q = old and alpha = sum min(l p, q). 0 exactly where the policy did not change or nothing overlaps.
     """
-    mass = _mass(new, old, bias, scale)
+    mass = _mass(new, old, bias)
     out: Floats = 0.5 * np.abs(mass - mass.sum(-1, keepdims=True) * new).sum(-1)
     return out
 
 
-def _mass(new: Floats, old: Floats, bias: float, scale: float) -> Floats:
+def _mass(new: Floats, old: Floats, bias: float) -> Floats:
     with np.errstate(divide="ignore"):
         log_new, log_old = np.log(new), np.log(old)
-    out: Floats = np.where(old > 0, old * keep_probability(log_new, log_old, bias, scale), 0.0)
+    out: Floats = np.where(old > 0, old * keep_probability(log_new, log_old, bias), 0.0)
     return out

@@ -137,7 +137,6 @@ TABLE: tuple[Metric, ...] = (
     Metric("rollspec/guard/faults/<cause>", "faults", "counter", "faults of one cause"),
     Metric("rollspec/reuse/lossy", "0/1", "gauge", "1 where rollouts started from old responses (lenient)"),
     Metric("rollspec/reuse/bias", "nats", "gauge", "reuse.bias of the lenient rule"),
-    Metric("rollspec/reuse/scale", "ratio", "gauge", "reuse.scale of the lenient rule"),
     Metric("rollspec/reuse/verified", "responses", "counter", "old responses scored by the present policy"),
     Metric("rollspec/reuse/skip_ratio", "ratio", "gauge", "rollouts that were an old response whole (SPEC-RL)"),
     Metric("rollspec/reuse/cont_ratio", "ratio", "gauge", "the other rollouts: generated, in part or whole (SPEC-RL)"),

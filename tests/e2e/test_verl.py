@@ -125,7 +125,7 @@ def test_long_tail_trains_while_a_replica_idles_swaps_and_resumes(make: Callable
     # Small steps and quick verdicts: what is tested is that all parts move, not that so short a training pays.
     small = (
         "drafter.publish_every=2",
-        "drafter.training={batch_tokens: 128, window_tokens: 128, warmup_steps: 0, ttt_steps: 2}",
+        "drafter.training.batch_tokens=128",
         "drafter.capture.share=1.0",
         "proposal.learned.canary_drafts=4",
         "proposal.learned.k_max=2",

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import random
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+os.environ.setdefault("VLLM_USE_V2_MODEL_RUNNER", "1")
+"""Engines without rollspec, which texts are compared with, run in the same model runner."""
 
 
 @pytest.fixture(scope="session", autouse=True)

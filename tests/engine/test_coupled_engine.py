@@ -14,7 +14,6 @@ from engines import CACHING, bridge, build, call, close, generate, metric
 
 pytestmark = pytest.mark.engine
 
-SECOND_RUNNER = os.environ.get("VLLM_USE_V2_MODEL_RUNNER") == "1"
 COUPLED = {"preset": "default", "mode": "coupled", "coupled.seed": 7}
 ALWAYS = {"proposal.budget.policy": "fixed", "tuning.policy": "static", "tuning.guard.enabled": False}
 QUIET = COUPLED | {"proposal.drafters": []}
@@ -170,60 +169,6 @@ def test_greedy_requests_stay_greedy(model: Path, prompts: list[list[int]]) -> N
         assert call(llm, "stats")["accepted"] > 0
         with pytest.raises(Exception, match="min_p"):
             generate(llm, prompts[:1], copies=1, min_p=0.1, temperature=1.0)
-    finally:
-        close(llm)
-
-
-def _mend(worker: Any) -> None:
-    coupled = bridge(worker).coupled
-    coupled.on, coupled._broken, coupled.streams.keys = True, None, {}
-    coupled.__dict__.pop("sample", None)
-
-
-def _break_noise(worker: Any) -> None:
-    bridge(worker).coupled.streams.keys = None
-
-
-def _break_draw(worker: Any, verifying: bool) -> None:
-    """The next draw fails: of a step with drafts, or of one without."""
-    runner = worker.model_runner
-    coupled = bridge(worker).coupled
-
-    def sample(logits: Any, keys: Any, positions: Any) -> Any:
-        if (len(keys) > runner.input_batch.num_reqs) == verifying:
-            raise RuntimeError("the kernel was not launched")
-        return type(coupled).sample(coupled, logits, keys, positions)
-
-    coupled.sample = sample
-
-
-@pytest.mark.skipif(SECOND_RUNNER, reason="the first runner's own faults; test_v2_engine.py has the second one's")
-def test_a_fault_leaves_the_step_to_vllm(model: Path, prompts: list[list[int]]) -> None:
-    """No request ends, the step follows the policy, and the engine says how it samples from then on."""
-    llm = build(model, COUPLED | ALWAYS)
-    # One token is left to draw, found through everything that changes logits: applied twice, it would be another one.
-    certain = {"top_k": 1, "repetition_penalty": 1.3, "ignore_eos": True, "limit": 60}
-    faults: list[tuple[Any, tuple[bool, ...], str]] = [
-        (_break_draw, (False,), "the kernel was not launched"),
-        (_break_draw, (True,), "the kernel was not launched"),
-        (_break_noise, (), "TypeError"),
-    ]
-    try:
-        expected = generate(llm, prompts[:3], **certain)
-        for fault, args, cause in faults:
-            for params in (certain | {"temperature": 0.7}, LONG | {"limit": 60}):
-                llm.collective_rpc(_mend)
-                llm.collective_rpc(fault, args=args)
-                call(llm, "stats")
-                assert call(llm, "info")["mode"] == "coupled"
-                said = generate(llm, prompts[:3], **params)
-                assert [len(t) for t in said] == [len(t) for t in expected]
-                assert said == expected or "top_k" not in params
-                stats = call(llm, "stats")
-                ((found, times),) = stats["faults"].items()
-                assert found.startswith("coupled sampling: ") and cause in found and times == 1
-                info = call(llm, "info")
-                assert info["mode"] == "standard" and info["state"] == "suffix" and stats["accepted"] > 0
     finally:
         close(llm)
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from engines import build, call, close, generate
+from engines import build, call, close, generate, promote_all
 from heads import random_head, random_weights
 
 pytest.importorskip("speculators")
@@ -27,7 +27,6 @@ def test_one_engine_tries_and_the_other_takes(
         "proposal.learned.model": str(random_head(tmp_path / "head", model)),
         "proposal.learned.k_max": 2,
         "proposal.learned.canary_drafts": 8,
-        "proposal.learned.canary_ratio": 0.0,  # all stay that can be run
         "proposal.budget.policy": "fixed",
         "tuning.policy": "static",
         "tuning.guard.enabled": False,
@@ -37,6 +36,7 @@ def test_one_engine_tries_and_the_other_takes(
     try:
         for _ in range(2):
             engines.append(build(model, options))
+            engines[-1].collective_rpc(promote_all)  # all stay that can be run
 
         def infos() -> list[dict[str, Any]]:
             return [call(e, "info")["drafter"] for e in engines]

@@ -162,7 +162,7 @@ def test_ranks_run_and_swap_the_drafter_together(
     finally:
         close(alone)
     config = {"proposal.drafters": ["suffix", "eagle3"], "proposal.learned.model": str(head), **ALWAYS}
-    config |= {"proposal.learned.canary_drafts": 30, "drafter.capture.enabled": True}
+    config |= {"proposal.learned.canary_drafts": 30, "drafter.mode": "capture"}
     config |= {"proposal.learned.specialists": {"other": str(random_head(tmp_path / "other", model, seed=1))}}
     llm = build(model, config, tensor_parallel_size=2)
     try:

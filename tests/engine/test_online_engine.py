@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from engines import build, call, close, generate
+from engines import build, call, close, generate, promote_all
 from heads import specforge_head
 
 pytest.importorskip("speculators")
@@ -23,7 +23,6 @@ def test_acceptance_rises_while_the_engine_idles(
     options: dict[str, Any] = {
         "proposal.drafters": ["eagle3"],
         "proposal.learned.k_max": 3,
-        "proposal.learned.folder": str(tmp_path / "heads"),
         "drafter.mode": "idle",
         "drafter.dir": str(tmp_path),
         "drafter.publish_every": 60,
@@ -73,7 +72,6 @@ def test_of_engines_that_share_their_versions_one_trains_for_all(
         "proposal.drafters": ["eagle3"],
         "proposal.learned.k_max": 3,
         "proposal.learned.canary_drafts": 8,
-        "proposal.learned.canary_ratio": 0.0,
         "drafter.mode": "idle",
         "drafter.versions": str(store.folder),
         "drafter.publish_every": 15,
@@ -84,8 +82,8 @@ def test_of_engines_that_share_their_versions_one_trains_for_all(
     engines: list[Any] = []
     try:
         for i in range(2):
-            own = {"drafter.dir": str(tmp_path / str(i)), "proposal.learned.folder": str(tmp_path / f"heads{i}")}
-            engines.append(build(model, options | own))
+            engines.append(build(model, options | {"drafter.dir": str(tmp_path / str(i))}))
+            engines[-1].collective_rpc(promote_all)
         found: list[dict[str, Any]] = []
         deadline = time.monotonic() + 300
         while time.monotonic() < deadline:
@@ -112,7 +110,6 @@ def test_a_head_in_specforges_layout_is_trained_and_replaced(
     options: dict[str, Any] = {
         "proposal.drafters": ["eagle3"],
         "proposal.learned.model": str(specforge_head(tmp_path / "head", model)),
-        "proposal.learned.folder": str(tmp_path / "heads"),
         "proposal.learned.canary_drafts": 0,
         "proposal.learned.k_max": 3,
         "drafter.mode": "idle",
@@ -150,11 +147,9 @@ def test_a_checkpoint_has_the_state_of_a_trainer_in_its_own_process(
     checkpoint = tmp_path / "global_step_1" / "rollspec" / "replica_0"
     options: dict[str, Any] = {
         "proposal.drafters": ["eagle3"],
-        "proposal.learned.folder": str(tmp_path / "heads"),
         "drafter.mode": "dedicated",
         "drafter.publish_every": 20,
         "drafter.training": {"learning_rate": 3e-3, "batch_tokens": 512},
-        "drafter.buffer": {"keep_versions": 2},
         "drafter.capture.share": 1.0,
         **ALWAYS,
     }

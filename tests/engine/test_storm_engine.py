@@ -20,10 +20,6 @@ ROUNDS, REQUESTS = 6, 50
 GRAMMARS = (GRAMMAR, "[0-9]{3,9}=[0-9]+", "([0-9]+[+]){1,9}[0-9]{1,4}")
 TIGHT = CACHING | {"max_num_seqs": 6, "max_num_batched_tokens": 160, "enable_chunked_prefill": True}
 
-# Left out, because vLLM alone does not keep them apart from other requests: `allowed_token_ids` (a row of its mask
-# outlives the request that was moved away from it, v1/worker/gpu_input_batch.py), and on CPUs a `seed` where prompts
-# are computed in chunks (its generator cannot be set back, which ends the engine).
-
 
 def requests(rng: random.Random, prompts: list[list[int]]) -> list[tuple[list[int], Any]]:
     """Prompts, some of them a whole number of blocks and one token more, with any parameters; some have siblings."""
@@ -51,6 +47,8 @@ def requests(rng: random.Random, prompts: list[list[int]]) -> list[tuple[list[in
             "stop_token_ids": rng.sample(range(26, 46), 2),
             "logprobs": rng.randrange(4),
             "bad_words": ["2", "+"],
+            "allowed_token_ids": list(range(16, 120)),
+            "seed": rng.randrange(4),
             "structured_outputs": StructuredOutputsParams(regex=rng.choice(GRAMMARS)),
         }
         given |= {name: value for name, value in some.items() if rng.random() < 0.2}

@@ -246,7 +246,7 @@ def test_versions_of_a_head_with_the_targets_embedding_in_them(
         store.publish(random_weights(config, seed), mine, base=base, target_version=0)
     store.publish(random_weights(config, 3), mine, base="another", target_version=0)
     options = {"proposal.drafters": ["suffix", "eagle3"], "proposal.learned.model": str(head), **ALWAYS}
-    options |= {"drafter.capture.enabled": True, "drafter.capture.share": 1.0, "proposal.learned.canary_drafts": 20}
+    options |= {"drafter.mode": "capture", "drafter.capture.share": 1.0, "proposal.learned.canary_drafts": 20}
     llm = build(model, options, max_num_batched_tokens=64, enable_chunked_prefill=True, num_gpu_blocks_override=14)
     try:
         out = during(llm, prompts, lambda: swap(llm, store.path(2)))
@@ -302,15 +302,15 @@ def test_a_swap_while_a_request_is_preempted(
         from rollspec.engine.vllm.worker import bridge
 
         runner, swapper = worker.model_runner, bridge(worker).learned.swapper
-        update = runner._update_states
+        execute = runner.execute_model
         runner.seen = []  # per step: version, preempted, resumed
 
-        def observed(output: Any) -> Any:
-            resumed = output.scheduled_cached_reqs.resumed_req_ids
-            runner.seen.append((swapper.version, sorted(output.preempted_req_ids or ()), sorted(resumed)))
-            return update(output)
+        def observed(output: Any, *args: Any, **kwargs: Any) -> Any:
+            begun = [new.req_id for new in output.scheduled_new_reqs]  # a request that comes back begins again
+            runner.seen.append((swapper.version, sorted(output.preempted_req_ids or ()), begun))
+            return execute(output, *args, **kwargs)
 
-        runner._update_states = observed
+        runner.execute_model = observed
 
     def seen(worker: Any) -> Any:
         return worker.model_runner.seen
@@ -327,7 +327,7 @@ def test_a_swap_while_a_request_is_preempted(
     config = json.loads((model / "config.json").read_text())
     save_file(random_weights(config, 1), other / "model.safetensors")
     options = {"proposal.drafters": ["eagle3"], "proposal.learned.model": str(head), **ALWAYS}
-    options |= {"drafter.capture.enabled": True, "drafter.capture.share": 1.0}
+    options |= {"drafter.mode": "capture", "drafter.capture.share": 1.0}
     llm = build(model, options, max_num_batched_tokens=64, enable_chunked_prefill=True, num_gpu_blocks_override=14)
     try:
         llm.collective_rpc(watch)

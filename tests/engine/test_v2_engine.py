@@ -1,8 +1,4 @@
-"""rollspec on vLLM's second model runner, where it differs from the first: a thread that drafts, seeds, faults.
-
-What holds on both is in the other engine tests, which run on the second one where VLLM_USE_V2_MODEL_RUNNER is 1.
-float32, so every comparison is token identity.
-"""
+"""A thread that drafts, as on a GPU; seeds; and faults of verification. float32: comparisons are token identity."""
 
 from __future__ import annotations
 
@@ -20,11 +16,6 @@ ALL_AT_ONCE: list[dict[str, Any]] = [
     {"allowed_token_ids": list(range(16, 120))},
     {"top_k": 5, "repetition_penalty": 1.2, "seed": 3},
 ]
-
-
-@pytest.fixture(autouse=True)
-def second_runner(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("VLLM_USE_V2_MODEL_RUNNER", "1")
 
 
 def _draft_on_a_thread(worker: Any) -> None:
@@ -50,8 +41,6 @@ def _break_keys(worker: Any) -> None:
 @pytest.fixture(scope="module")
 def quiet(model: Path, prompts: list[list[int]]) -> dict[str, Any]:
     """Coupled sampling without any draft."""
-    patch = pytest.MonkeyPatch()
-    patch.setenv("VLLM_USE_V2_MODEL_RUNNER", "1")
     llm = None
     try:
         llm = build(model, COUPLED | {"proposal.drafters": []})
@@ -66,7 +55,6 @@ def quiet(model: Path, prompts: list[list[int]]) -> dict[str, Any]:
             call(llm, "set_version", version=3)
         return out
     finally:
-        patch.undo()
         if llm is not None:
             close(llm)
 

@@ -1,4 +1,4 @@
-"""A head on vLLM's second model runner: what it reads after a rest is what it would have read without one."""
+"""A head that rests: what it reads after a rest is what it would have read without one."""
 
 from __future__ import annotations
 
@@ -10,12 +10,7 @@ import pytest
 from engines import build, call, close, generate
 from heads import random_head
 
-from rollspec.engine.vllm.compat import second_runner
-
-pytestmark = [
-    pytest.mark.engine,
-    pytest.mark.skipif(not second_runner(asked=True), reason="VLLM_USE_V2_MODEL_RUNNER=1 asks for the second runner"),
-]
+pytestmark = pytest.mark.engine
 
 ALWAYS = {"tuning.policy": "static", "proposal.budget.policy": "fixed", "tuning.guard.enabled": False}
 

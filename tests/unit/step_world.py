@@ -205,7 +205,8 @@ WORLDS = {
     "memory that nothing repeats": World(
         {}, symbols=60, changed=1.0, samples=999, batch=24, steps=240, epoch=239, seed=3
     ),
-    "memory, SVIP": World({"proposal.budget.cut": "svip", "proposal.budget.length_weight": 2.0}, seed=4),
+    "memory, long ones count for more": World({"proposal.budget.length_weight": 2.0}, seed=4),
+    "memory, SVIP": World({"proposal.budget.policy": "svip"}, seed=4),
     "memory and head": World({"proposal.drafters": ["suffix", "eagle3"]}, head=0.8, steps=240, seed=5),
     "memory and head, any arm": World(
         {"proposal.drafters": ["suffix", "eagle3"], "tuning.policy": "random"},
@@ -218,9 +219,8 @@ WORLDS = {
     "memory and head, all is verified": World(
         {
             "proposal.drafters": ["suffix", "eagle3"],
-            "proposal.budget.policy": "fixed",
+            "proposal.budget.policy": "specdec++",
             "tuning.policy": "static",
-            "proposal.budget.cut": "specdec++",
         },
         head=0.2,
         changed=0.4,

@@ -8,10 +8,8 @@ import pytest
 from rollspec import RollspecConfig
 from rollspec.sampling.audit import AuditResult, Evidence, Samples, conclude, law_tests, samples_from
 from rollspec.sampling.audit_engine import Arm
-from rollspec.sampling.audit_noise import NoiseCheck, Witness, first_round, keys_of
+from rollspec.sampling.audit_noise import NoiseCheck, Witness, Words, first_round, gumbel, keys_of
 from rollspec.sampling.audit_report import facts
-from rollspec.sampling.coupled import choose
-from rollspec.sampling.noise import Words
 
 VOCAB, LENGTH = 60, 30
 PROMPTS = ((1, 2, 3), (4, 5), (1, 2, 3))  # the first and the last are one prompt to an engine
@@ -24,7 +22,7 @@ def _sample(config: RollspecConfig = CONFIG, rounds: int = 3, copies: int = 20) 
     prompt, when = [i for i, _ in order], [r for _, r in order]
     keys = keys_of(samples_from([[]] * len(order), prompt, when), PROMPTS, config, 0, 4)
     tokens = [
-        choose(LAWS.astype(np.float32), np.repeat(k, LENGTH), len(PROMPTS[i]) + np.arange(LENGTH))
+        (LAWS + gumbel(np.repeat(k, LENGTH), len(PROMPTS[i]) + np.arange(LENGTH), VOCAB)).argmax(1)
         for k, i in zip(keys, prompt, strict=True)
     ]
     return samples_from([t.tolist() for t in tokens], prompt, when), keys

@@ -86,17 +86,17 @@ def test_the_measured_distance_is_the_formulas(bias: float) -> None:
     new = Laws(0)
     old = Laws(1, new.logits, 0.3)
     said, ruled = rollouts(new, old, 1500, bias, np.random.default_rng(2))
-    found = check_lossy(samples_from(said, [0] * len(said)), np.array(ruled), [(1,)], new, old, bias, 1.0)  # type: ignore[arg-type]
+    found = check_lossy(samples_from(said, [0] * len(said)), np.array(ruled), [(1,)], new, old, bias)  # type: ignore[arg-type]
     assert found.positions == sum(ruled) and found.tokens == 1500 * LENGTH
     assert found.theory > 0.02 and found.largest > found.theory and found.error < 0.01
     assert found.agrees, found
     honest = [[draw(p, np.random.default_rng(i * LENGTH + j)) for j, p in enumerate(new.p)] for i in range(1500)]
-    found = check_lossy(samples_from(honest, [0] * 1500), np.array(ruled), [(1,)], new, old, bias, 1.0)  # type: ignore[arg-type]
+    found = check_lossy(samples_from(honest, [0] * 1500), np.array(ruled), [(1,)], new, old, bias)  # type: ignore[arg-type]
     assert abs(found.measured) < 4 * found.error and not found.agrees, "it would report the formula whatever was said"
 
 
 def lossy(measured: float = 0.031) -> LossyCheck:
-    return LossyCheck(1000, 400, 400, measured, 0.004, 0.03, 0.2, 0.5, 1.0)
+    return LossyCheck(1000, 400, 400, measured, 0.004, 0.03, 0.2, 0.5)
 
 
 def test_lossy_reuse_fails_although_every_test_passes() -> None:

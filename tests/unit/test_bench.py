@@ -107,11 +107,8 @@ def test_the_table_shows_the_limit_and_the_share_of_drafting() -> None:
 
 
 def test_arms_by_name() -> None:
-    assert [a.name for a in (rollout.arm("none"), rollout.arm("suffix", 4), rollout.arm("perfect", 8))] == [
-        "none",
-        "suffix K=4",
-        "perfect",
-    ]
+    arms = (rollout.arm("none"), rollout.arm("ngram", 4), rollout.arm("perfect", 8))
+    assert [a.name for a in arms] == ["none", "ngram K=4", "perfect K=8"]
     assert rollout.arm("perfect", 8).accept_all
     assert rollout.arm("rollspec").speculative is None and rollout.arm("rollspec").rollspec == "default"
 

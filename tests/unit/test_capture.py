@@ -22,7 +22,7 @@ class Engine:
     """One step at a time: which positions are computed, what was drafted, what was said."""
 
     def __init__(self, **overrides: Any) -> None:
-        given = {"proposal.drafters": ["eagle3"], "proposal.learned.model": "x", "drafter.capture.enabled": True}
+        given = {"proposal.drafters": ["eagle3"], "proposal.learned.model": "x", "drafter.mode": "capture"}
         given |= {"drafter.capture.share": 1.0, **overrides}
         config = RollspecConfig.load(given, env={})
         self.proposer = step.Engine(config, 4096, "eagle3")

@@ -20,8 +20,9 @@ def args(**kwargs: Any) -> SimpleNamespace:
 
 @pytest.fixture(autouse=True)
 def tested_version(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compat, "vllm_version", lambda: "0.29.0")
-    monkeypatch.delenv("ROLLSPEC", raising=False)
+    monkeypatch.setattr(compat, "vllm_version", lambda: "0.32.0")
+    for name in ("ROLLSPEC", compat.V2_SWITCH):
+        monkeypatch.delenv(name, raising=False)
 
 
 def reason(config: Any = "default", **kwargs: Any) -> str | None:
@@ -49,7 +50,7 @@ def test_what_cannot_be_accelerated_says_why(kwargs: dict[str, Any], word: str) 
     assert said is not None and word in said and "\n" not in said
 
 
-@pytest.mark.parametrize("version", ["0.28.1", "0.33.0", "1.0", "0"])
+@pytest.mark.parametrize("version", ["0.31.0", "0.33.0", "1.0", "0"])
 def test_versions_outside_the_range(version: str) -> None:
     said = compat.unsupported_version(version)
     assert said is not None and version in said and compat.TESTED in said
@@ -58,7 +59,9 @@ def test_versions_outside_the_range(version: str) -> None:
 def test_configure_writes_the_speculative_config() -> None:
     a = args(additional_config={"other": 1, "rollspec": "default"})
     plugin.configure(a, "default")
-    assert a.speculative_config == {"method": "custom_class", "model": plugin.PROPOSER, "num_speculative_tokens": 16}
+    assert a.speculative_config == {
+        "method": "ngram_gpu", "prompt_lookup_min": 1, "prompt_lookup_max": 1, "num_speculative_tokens": 16,
+    }  # fmt: skip
     assert a.additional_config["other"] == 1
     again = settings.engine_config(a)
     assert again == RollspecConfig.load("default")
@@ -139,13 +142,13 @@ def test_a_patch_that_only_saves_time_does_not_switch_speculation_off(monkeypatc
     monkeypatch.setattr(hooks, "_patched", [])
     for cls in hooks.PATCHES:
         monkeypatch.setattr(cls, "needed", classmethod(lambda cls: True))
-    assert hooks.missing() == ["cpu_expand_batch", "cpu_repack_weights"]
+    assert hooks.missing() == ["cpu_repack_weights"]
 
 
 def test_what_vllm_would_drop_silently_keeps_speculation_off(monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as m:
-        m.setenv("VLLM_USE_V2_MODEL_RUNNER", "1")
-        assert "VLLM_USE_V2_MODEL_RUNNER" in (reason() or "")
+        m.setenv("VLLM_USE_V2_MODEL_RUNNER", "0")
+        assert "VLLM_USE_V2_MODEL_RUNNER=0" in (reason() or "")
     entry = metadata.EntryPoint("watermark", "somewhere:Processor", "vllm.logits_processors")
     monkeypatch.setattr(compat.metadata, "entry_points", lambda group: [entry])
     assert "'watermark'" in (reason() or "")

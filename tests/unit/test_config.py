@@ -6,9 +6,11 @@ import functools
 import json
 import re
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
+from drafter_online.recipes import RECIPES
 from drafter_online.trainer import DrafterTraining
 from rollspec.config import GONE, RollspecConfig, TrainingConfig, is_resolved, knobs, presets, resolve, switched_on
 from rollspec.errors import ConfigError
@@ -39,11 +41,7 @@ MEANS: dict[str, dict[str, object]] = {
         "proposal.budget.policy": "fixed",
         "drafter.mode": "idle",
         "drafter.publish_every": 50,
-        "drafter.training.learning_rate": 1e-05,
-        "drafter.training.warmup_steps": 0,
-        "drafter.training.clip_norm": 2.5,
-        "drafter.training.ttt_steps": 5,
-        "drafter.training.rejected": 0.5,
+        "drafter.training.recipe": "aurora",
         "tuning.policy": "static",
         "tuning.arms": [5],
         "tuning.guard.enabled": False,
@@ -68,10 +66,7 @@ MEANS: dict[str, dict[str, object]] = {
         "proposal.budget.policy": "fixed",
         "drafter.mode": "idle",
         "drafter.publish_every": 10,
-        "drafter.training.learning_rate": 1e-05,
-        "drafter.training.warmup_steps": 0,
-        "drafter.training.accept": 0.0,
-        "drafter.training.rejected": 1.0,
+        "drafter.training.recipe": "osd",
         "tuning.policy": "static",
         "tuning.arms": [5],
         "tuning.guard.enabled": False,
@@ -80,13 +75,13 @@ MEANS: dict[str, dict[str, object]] = {
         "proposal.drafters": ["eagle3"],
         "proposal.budget.policy": "fixed",
         "drafter.mode": "idle",
-        "drafter.training.reward_beta": 1.0,
+        "drafter.training.recipe": "respec",
         "tuning.policy": "table",
         "tuning.arms": [0, 2, 4],
         "tuning.options.table": {"4": 4, "16": 2, "64": 0},
         "tuning.guard.enabled": False,
     },
-    "seer": {"proposal.suffix.past": False, "proposal.suffix.global_tree": False, "proposal.budget.length_weight": 0.0},
+    "seer": {"proposal.suffix.sources": ["siblings"], "proposal.budget.length_weight": 0.0},
     "serve": {
         "proposal.drafters": ["suffix", "eagle3"],
         "drafter.mode": "dedicated",
@@ -138,30 +133,57 @@ def test_presets_of_published_systems_play_what_they_are_named_for() -> None:
 
     assert [chosen("aurora", b) for b in (1, 64)] == [chosen("osd", b) for b in (1, 64)] == ["eagle3:5", "eagle3:5"]
     assert [chosen("respec", b) for b in (4, 16, 64)] == ["eagle3:4", "eagle3:2", "none"]
-    assert plays["respec"].drafter.training.reward_beta > 0
-    terms = {name: DrafterTraining(**plays[name].drafter_training) for name in ("aurora", "osd", "tlt")}
+    terms = {name: DrafterTraining(**plays[name].drafter_training) for name in ("aurora", "osd", "respec", "tlt")}
+    assert terms["respec"].reward_beta > 0
     assert terms["aurora"].accept and terms["aurora"].rejected and terms["aurora"].step_decay == 0.8
     assert terms["osd"].rejected and not terms["osd"].accept
     assert not terms["tlt"].rejected and plays["tlt"].drafter.captures
-    s = plays["seer"].proposal.suffix
-    assert s.siblings and not s.past and not s.global_tree
+    assert plays["seer"].proposal.suffix.sources == ("siblings",)
+
+
+TRAINS = {
+    "aurora": {"learning_rate": 1e-5, "warmup_steps": 0, "clip_norm": 2.5, "ttt_steps": 5, "rejected": 0.5},
+    "osd": {"learning_rate": 1e-5, "warmup_steps": 0, "accept": 0.0, "rejected": 1.0},
+    "respec": {"reward_beta": 1.0},
+    "tlt": {},
+}
+"""What each preset changes of how a head is trained."""
+
+
+@pytest.mark.parametrize("name", TRAINS)
+def test_presets_train_as_they_did(name: str) -> None:
+    config = resolve(name, env={})
+    assert DrafterTraining(**config.drafter_training) == DrafterTraining(**TRAINS[name])
+    faster = config.change({"drafter.training.learning_rate": 0.5, "drafter.training.batch_tokens": 64})
+    assert DrafterTraining(**faster.drafter_training) == DrafterTraining(
+        **TRAINS[name] | {"learning_rate": 0.5, "batch_tokens": 64}
+    )
+
+
+def test_every_recipe_can_be_set_and_trained_by() -> None:
+    assert list(get_args(TrainingConfig.model_fields["recipe"].annotation)) == list(RECIPES)
+    for name, fields in RECIPES.items():
+        config = resolve({"drafter.training.recipe": name}, env={})
+        assert DrafterTraining(**config.drafter_training) == DrafterTraining(**fields)
 
 
 @pytest.mark.parametrize(
     ("given", "says"),
     [
-        ({"drafter.buffer.keep_version": 2}, "'drafter.buffer.keep_version' (value 2) in the given mapping; did you "),
-        ({"drafter.buffer": {"zzz": 2}}, "unknown key 'drafter.buffer.zzz' (value 2)"),
+        ({"drafter.training.recip": 2}, "'drafter.training.recip' (value 2) in the given mapping; did you "),
+        ({"drafter.capture": {"zzz": 2}}, "unknown key 'drafter.capture.zzz' (value 2)"),
         (
-            {"drafter.buffer": {"keep_versions": 0}},
-            "drafter.buffer.keep_versions = 0 cannot be used: Input should be g",
+            {"drafter.training": {"batch_tokens": 0}},
+            "drafter.training.batch_tokens = 0 cannot be used: Input should be g",
         ),
-        ({"drafter.training": {"objectiv": "tv"}}, "did you mean 'drafter.training.objective'?"),
+        ({"drafter.training": {"recip": "tv"}}, "did you mean 'drafter.training.recipe'?"),
         (
-            {"drafter.training": {"objective": "tb"}},
-            "drafter.training.objective = 'tb' cannot be used: Input should be",
+            {"drafter.training": {"recipe": "tb"}},
+            "drafter.training.recipe = 'tb' cannot be used: Input should be",
         ),
-        ({"drafter.training": {"betas": [0, 1]}}, "is gone; a job trains with the default of"),
+        ({"drafter.training": {"betas": [0, 1]}}, "is gone; a job trains as drafter.training.recipe has it"),
+        ({"drafter": {"buffer": {"zzz": 1, "keep_versions": 2}}}, "'drafter.buffer.keep_versions' (value 2) in the gi"),
+        ({"drafter.mode": "capture"}, "drafter.mode = capture is for an EAGLE-3 head, and proposal.drafters = ['suff"),
         ({"tuning": {"options": {"epsilon": 1}}}, "is gone; published policies are played with the numbers of their"),
         ({"tuning.options.table": {4: 2}}, "tuning.options.table is set and tuning.policy = hedge"),
         ({"tuning": {"policy": "table", "options": {"table": {4: 3}}}}, "K = 3, which is not among tuning.arms [0, 1"),
@@ -184,7 +206,7 @@ def test_settings_of_training_and_buffer_are_checked_at_the_start(given: dict[st
 def test_training_follows_how_the_engine_draws_drafts(given: dict[str, object], sampling: str, divergence: str) -> None:
     from rollspec.engine import daemon
 
-    config = RollspecConfig.load({"drafter.training.objective": "matched", **given}, env={})
+    config = RollspecConfig.load({"drafter.training.recipe": "matched", **given}, env={})
     for settings in (config.drafter_training, daemon.options(config, "target", Path("folder"))["training"]):
         terms = DrafterTraining(**settings)
         assert (terms.draft_sampling, terms.divergence) == (sampling, divergence)
@@ -194,8 +216,8 @@ def test_settings_of_training_are_those_of_the_trainer() -> None:
     training = RollspecConfig().drafter_training
     assert DrafterTraining(**training) == DrafterTraining()
     bounds = {n: f.metadata for n, f in DrafterTraining.model_fields.items()}
-    assert {n: bounds[n] for n in TrainingConfig.model_fields} == {
-        n: f.metadata for n, f in TrainingConfig.model_fields.items()
+    assert {n: bounds[n] for n in TrainingConfig.model_fields if n != "recipe"} == {
+        n: f.metadata for n, f in TrainingConfig.model_fields.items() if n != "recipe"
     }
 
 
@@ -324,9 +346,9 @@ def test_the_switch_names_a_preset_or_nothing() -> None:
         ({}, ["mode=lenient"], ["mode = 'lenient'", "'standard'"]),
         ({"proposal": 3}, [], ["proposal", "3"]),
         (
-            {"proposal.suffix": {"siblings": False, "past": False, "global_tree": False}},
+            {"proposal.suffix": {"sources": []}},
             [],
-            ["siblings, past and global_tree", "set one of them"],
+            ["proposal.suffix.sources = []", "at least 1 item"],
         ),
     ],
 )

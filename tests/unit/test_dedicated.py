@@ -72,7 +72,7 @@ def test_domains_count_what_drafts_achieve() -> None:
 
 @pytest.mark.usefixtures("steady_clock")
 def test_nothing_of_a_private_request_stays() -> None:
-    p = Engine(RollspecConfig.load({"proposal.suffix.global_tree": True}, env={}), 256)
+    p = Engine(RollspecConfig.load(env={}), 256)
     text = list(range(20, 40))
     for req_id, private in (("secret", True), ("other", False)):
         p.begin(req_id, [1, 2, 3], 100, private=private)

@@ -98,6 +98,28 @@ class Fleet:
         return [name for name, (s, _) in self.engines.items() if s.canary is not None]
 
 
+def test_an_engine_without_a_step_is_offered_what_was_promoted_since(tmp_path: Path) -> None:
+    """The store keeps four versions and the promoted one: what was promoted before that goes."""
+    fleet = Fleet(tmp_path, 1)
+    idle, follower = fleet.join("idle"), fleet.engines["idle"][1]
+    del fleet.engines["idle"]  # it looks into the store, and takes no step
+    numbers = []
+    for _ in range(2):
+        for _ in range(5):
+            numbers.append(fleet.publish())
+        fleet.pass_(2)
+        fleet.engines["0"][0].judge("promoted")
+        fleet.pass_(2)
+        follower.tick()
+        follower.tick()
+    fleet.publish()
+    assert fleet.versions == [numbers[-1]] and numbers[4] not in fleet.store.numbers()
+    assert idle.offered is not None and idle.offered[0] == fleet.store.path(numbers[-1])
+    idle.step()
+    follower.tick()
+    assert idle.version == numbers[-1] and follower.counts["taken"] == 1 and follower.counts["unusable"] == 0
+
+
 def test_one_engine_tries_and_the_rest_take_what_it_keeps(tmp_path: Path) -> None:
     fleet = Fleet(tmp_path, 4)
     n = fleet.publish()

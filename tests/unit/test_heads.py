@@ -22,7 +22,7 @@ HEAD = {
 
 @pytest.fixture(autouse=True)
 def _environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(heads.V2_SWITCH, "")  # restored afterwards
+    monkeypatch.delenv("VLLM_USE_V2_MODEL_RUNNER", raising=False)
 
 
 def folder(path: Path, config: dict[str, Any]) -> str:
@@ -82,9 +82,7 @@ def test_a_fresh_head_is_made_once(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(heads.subprocess, "run", run)
     target = folder(tmp_path / "target", TARGET)
-    config = RollspecConfig.load(
-        {"proposal.drafters": ["eagle3"], "proposal.learned.folder": str(tmp_path / "heads")}, env={}
-    )
+    config = RollspecConfig.load({"proposal.drafters": ["eagle3"], "drafter.dir": str(tmp_path)}, env={})
     found = {heads.settle(SimpleNamespace(model=target), config)[0].proposal.learned.model for _ in range(2)}
     assert len(found) == 1 and len(calls) == 1
     assert [p.name for p in (tmp_path / "heads").iterdir()] == [Path(found.pop()).name]
@@ -96,9 +94,7 @@ def test_where_none_can_be_made_the_others_go_on(
     failed = SimpleNamespace(returncode=1, stderr="Traceback\nModuleNotFoundError: No module named 'speculators'\n")
     monkeypatch.setattr(heads.subprocess, "run", lambda *a, **k: failed)
     target = folder(tmp_path / "target", TARGET)
-    config = RollspecConfig.load(
-        {"proposal.drafters": ["suffix", "eagle3"], "proposal.learned.folder": str(tmp_path / "heads")}, env={}
-    )
+    config = RollspecConfig.load({"proposal.drafters": ["suffix", "eagle3"], "drafter.dir": str(tmp_path)}, env={})
     with caplog.at_level(logging.WARNING, "rollspec"):
         config, method = heads.settle(SimpleNamespace(model=target), config)
     assert method is None and "No module named 'speculators'" in caplog.text and "suffix goes on" in caplog.text
@@ -111,7 +107,7 @@ def given(tmp_path: Path, config: dict[str, Any], weights: list[str], **more: An
     path = folder(tmp_path / "head", config)
     (tmp_path / "head" / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header)
     options = {"proposal.drafters": ["eagle3"], "proposal.learned.model": path, "drafter.mode": "idle"}
-    options |= {"proposal.learned.folder": str(tmp_path / "heads"), **more}
+    options |= {"drafter.dir": str(tmp_path), **more}
     target = folder(tmp_path / "target", TARGET)
     found, method = heads.settle(SimpleNamespace(model=target), RollspecConfig.load(options, env={}))
     assert method == "eagle3"

@@ -12,7 +12,7 @@ import pytest
 from packaging.specifiers import SpecifierSet
 
 from rollspec.engine.vllm import hooks, plugin
-from rollspec.engine.vllm.hooks import HOOKS, Hook, Patch, RunnerHook, base, runner_v1, runner_v2
+from rollspec.engine.vllm.hooks import HOOKS, Hook, Patch, RunnerHook, base, runner_v2
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "rollspec" / "engine" / "vllm" / "hooks"
@@ -179,7 +179,6 @@ def test_every_hook_says_what_why_and_until_when() -> None:
     for h in HOOKS:
         assert h.why and h.removal and h.name and h.__doc__
         SpecifierSet(h.versions)
-        assert h.runner in ("v1", "v2", "both")
         assert all(t.partition(":")[2] for t in h.targets) and h.targets
         assert issubclass(h, Patch) or h.by, "who gives what runs there?"
     assert len({h.name for h in HOOKS}) == len(HOOKS)
@@ -254,28 +253,28 @@ def test_a_function_is_wrapped_once_and_a_parents_mark_does_not_count() -> None:
 
 
 def test_a_runners_hook_keeps_the_order_and_gives_back_what_was_there() -> None:
-    runner = SimpleNamespace(_sample="vllm's")
-    assert runner_v1.Sample.put(runner, "ours", "rollspec.engine.vllm.ceiling") == "vllm's"
-    assert runner_v1.Sample.put(runner, "outer", "rollspec.engine.vllm.worker") == "ours"
-    with pytest.raises(RuntimeError, match=r"coupled too late; the order is coupled, ceiling"):
-        runner_v1.Sample.put(runner, "inner", "rollspec.engine.vllm.coupled")
+    speculator = SimpleNamespace(propose="vllm's")
+    assert runner_v2.Propose.put(speculator, "ours", "rollspec.engine.vllm.v2.layers") == "vllm's"
+    assert runner_v2.Propose.put(speculator, "outer", "rollspec.engine.vllm.v2.install") == "ours"
+    with pytest.raises(RuntimeError, match=r"layers too late; the order is layers, install"):
+        runner_v2.Propose.put(speculator, "inner", "rollspec.engine.vllm.v2.layers")
     with pytest.raises(ValueError, match="not in tuple"):
-        runner_v1.Sample.put(runner, "inner", "rollspec.engine.vllm.swap")
-    assert runner._sample == "outer"
+        runner_v2.Propose.put(speculator, "inner", "rollspec.engine.vllm.swap")
+    assert speculator.propose == "outer"
 
 
 def test_for_the_time_of_a_block() -> None:
-    sampler = SimpleNamespace(compute_logprobs="vllm's")
+    speculator = SimpleNamespace(num_speculative_steps=4)
     seen = []
 
     def fails() -> None:
-        with runner_v1.ComputeLogprobs.during(sampler, "ours"):
-            seen.append(sampler.compute_logprobs)
+        with runner_v2.DraftSteps.during(speculator, 2):
+            seen.append(speculator.num_speculative_steps)
             raise KeyError
 
     with pytest.raises(KeyError):
         fails()
-    assert (seen, sampler.compute_logprobs) == (["ours"], "vllm's")
+    assert (seen, speculator.num_speculative_steps) == ([2], 4)
 
 
 def test_what_is_kept_on_vllms_objects_cannot_be_its_own() -> None:

@@ -12,8 +12,7 @@ from benchmarks.identity import compare
 from rollspec import RollspecConfig
 from rollspec.sampling.audit import Samples, samples_from
 from rollspec.sampling.audit_engine import Plan
-from rollspec.sampling.audit_noise import keys_of
-from rollspec.sampling.noise import gumbel
+from rollspec.sampling.audit_noise import gumbel, keys_of
 
 VOCAB = 20
 PLAN = Plan(prompts=((1, 2, 3), (4, 5)), seed=3, temperature=0.5)

@@ -174,9 +174,8 @@ def test_the_trainer_is_made_as_the_job_says(tiny_target: Path, tmp_path: Path) 
             "mode": "coupled",
             "proposal.drafters": ["eagle3"],
             "drafter.mode": "idle",
-            "drafter.buffer": {"keep_versions": 3},
             "drafter.buffer_bytes": 1 << 20,
-            "drafter.training": {"objective": "matched", "clip_norm": 2.5},
+            "drafter.training": {"recipe": "matched", "batch_tokens": 96},
         },
         env={},
     )
@@ -191,13 +190,13 @@ def test_the_trainer_is_made_as_the_job_says(tiny_target: Path, tmp_path: Path) 
     )
     online.OnlineTraining._make(t)  # type: ignore[arg-type]
     keep, trainer = t._trainer.buffer.config, t._trainer
-    assert (keep.half_life, keep.keep_versions, keep.max_bytes) == (4.0, 3, 1 << 20)
-    assert trainer.config.divergence == "lk_hybrid" and trainer.config.clip_norm == 2.5
+    assert (keep.half_life, keep.keep_versions, keep.max_bytes) == (4.0, None, 1 << 20)
+    assert trainer.config.divergence == "lk_hybrid" and trainer.config.batch_tokens == 96
 
 
 @pytest.mark.parametrize("mode", ["idle", "dedicated"])
 def test_what_is_reported_of_training(mode: str) -> None:
-    from rollspec.engine.vllm.learned import LearnedDrafts
+    from rollspec.engine.vllm.head import DraftHead
     from rollspec.telemetry.metrics import EngineStats, find, to_metrics
 
     info: dict[str, Any] = {
@@ -212,7 +211,7 @@ def test_what_is_reported_of_training(mode: str) -> None:
         caught_up=0, rebuilt=0, swapper=None, capture=None, online=training, _drained={},
         proposer=SimpleNamespace(reached=None),
     )  # fmt: skip
-    sums, levels = LearnedDrafts.drain(drafts)  # type: ignore[arg-type]
+    sums, levels = DraftHead.drain(drafts)  # type: ignore[arg-type]
     metrics = to_metrics(EngineStats(drafter=sums, drafter_levels=levels))
     got = {n.removeprefix("rollspec/drafter/"): v for n, v in metrics.items() if "/drafter/" in n}
     assert all(find(n) is not None for n in metrics)

@@ -101,9 +101,9 @@ def test_an_old_response_longer_than_the_limit_is_drafted_up_to_it() -> None:
 
 def test_greedy_requests_and_repeated_seeds_reuse_nothing_and_say_so_once(caplog: pytest.LogCaptureFixture) -> None:
     pytest.importorskip("vllm")
-    from rollspec.engine.vllm.coupled import CoupledSampler
+    from rollspec.engine.vllm.noise_keys import NoiseKeys
 
-    c = CoupledSampler.__new__(CoupledSampler)
+    c = NoiseKeys.__new__(NoiseKeys)
     c.on, c.keep, c._once, c.streams = True, True, Once(), Streams(0, keep=True)
     sampled, greedy = SimpleNamespace(temperature=1.0), SimpleNamespace(temperature=0.0)
     for name, seed in (("a", None), ("b", None), ("c", 5), ("d", 5), ("e", 6)):

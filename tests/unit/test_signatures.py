@@ -106,23 +106,23 @@ def test_a_wheel_is_read_like_a_folder(tmp_path: Path) -> None:
 def test_the_record(tmp_path: Path) -> None:
     record = Record([], {})
     later = CORE.replace("return a + b", "return 0")
-    for version, core in (("0.33.0", later), ("0.29.0", CORE), ("0.31.0", later)):  # in any order
+    for version, core in (("0.33.0", later), ("0.32.0", CORE), ("0.32.2", later)):  # in any order
         record.add(made(tmp_path / version, core, version))
     record.save(tmp_path / "record.json")
     again = Record.load(tmp_path / "record.json")
     assert again == record
-    assert again.versions == ["0.29.0", "0.31.0", "0.33.0"]
-    assert [since for since, _ in again.states["vllm.core:Core.step"]] == ["0.29.0", "0.31.0"]
-    assert again.at("vllm.core:Core.step", "0.29.0") != again.at("vllm.core:Core.step", "0.33.0")
+    assert again.versions == ["0.32.0", "0.32.2", "0.33.0"]
+    assert [since for since, _ in again.states["vllm.core:Core.step"]] == ["0.32.0", "0.32.2"]
+    assert again.at("vllm.core:Core.step", "0.32.0") != again.at("vllm.core:Core.step", "0.33.0")
     # An untested version is compared with the newest tested one, though it is recorded itself.
-    assert (again.baseline("0.29.0"), again.baseline("0.33.0")) == ("0.29.0", "0.31.0")
+    assert (again.baseline("0.32.0"), again.baseline("0.33.0")) == ("0.32.0", "0.32.2")
 
 
 def test_every_target_is_recorded_and_was_there_in_every_tested_version() -> None:
     record = Record.load()
     assert sorted(record.states) == signatures.targets(), "run `python scripts/check_vllm.py --record` for each version"
     tested = [v for v in record.versions if doctor._in_range(v, TESTED)]
-    assert len(tested) >= 4
+    assert tested
     for target in signatures.targets():
         ranges = [h.versions for h in HOOKS if target in h.targets] or [TESTED]
         there = [v for v in tested if any(doctor._in_range(v, r) for r in ranges)]

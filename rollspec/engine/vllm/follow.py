@@ -142,6 +142,8 @@ class Follower:
             self.counts["given_back"] += 1
             self._stagger.release()
             return
+        if not trying and self._replaced(d):
+            return
         alone = not trying or self._stagger.beat()
         last = self.swapper.last
         refused = last.get("refused")
@@ -167,6 +169,17 @@ class Follower:
             logger.warning(
                 "rollspec: drafter version %s was promoted here and rolled back by another engine; it goes.", d.version
             )
+
+    def _replaced(self, d: Decision) -> bool:
+        """Whether an offer that no step has taken up gave way to a newer promoted version: the store keeps that one
+        only, and an engine between two rollouts takes no step for long.
+        """
+        newer = self._stagger.decide(self.swapper.version, willing=False)
+        if newer.action not in ("take", "back") or newer.version == d.version or not self.swapper.withdraw():
+            return False
+        self._offered = None
+        self._act(newer)
+        return True
 
     def _stalled(self) -> None:
         """Give the canary back when it scores no drafts; it goes on here, and what comes of it is recorded."""

@@ -1,6 +1,6 @@
-"""One worker's draft head (or draft model), whichever model runner it runs in: what it read, its versions, its data.
+"""One worker's draft head (or draft model): what it read, its versions, its data.
 
-A runner's subclass runs it (`learned.py`, `v2/head.py`): once a step it says what the target computed, asks how many
+Its subclass (`v2/head.py`) runs it: once a step it says what the target computed, asks how many
 passes the step should have, and repairs what the head missed before it runs again.
 
     observe(...)      the step is captured, and counted by domain
@@ -34,7 +34,6 @@ from rollspec.step import Engine
 if TYPE_CHECKING:
     from rollspec.engine.vllm.dedicated import DedicatedTraining
     from rollspec.engine.vllm.online import OnlineTraining
-    from rollspec.engine.vllm.specialists import Specialists
 
 logger = logging.getLogger("rollspec")
 
@@ -79,7 +78,7 @@ class DraftHead:
         self.online: OnlineTraining | DedicatedTraining | None = None
         self.domains: Domains | None = None
         self.follower: Follower | None = None
-        self.specialists: Specialists | None = None
+        self.specialists: Any = None
         self.capture: Capture | None = None
         if self.eagle and bridge.drafting and bridge.config.drafter.captures:
             self.capture = Capture(bridge, runner, layers)

@@ -19,15 +19,12 @@ from pathlib import Path
 from typing import Any
 
 from rollspec.config import RollspecConfig
-from rollspec.engine.vllm import compat
 from rollspec.tuning.tuner import LEARNED
 
 logger = logging.getLogger("rollspec")
 
 GENERAL = "general"
 """What the head in proposal.learned.model is called among specialists."""
-
-V2_SWITCH = compat.V2_SWITCH
 
 MAKE = "import sys; from drafter_online import head; head.save(head.fresh(sys.argv[1]), sys.argv[2])"
 CONVERT = "import sys; from drafter_online import head; head.convert(*sys.argv[1:])"
@@ -66,8 +63,6 @@ def settle(args: Any, config: RollspecConfig) -> tuple[RollspecConfig, str | Non
         )
         return _without(config, [("proposal.drafters", rest)]), None
     kept = _specialists(args, config, path, name)
-    if kept or not compat.second_runner():
-        os.environ[V2_SWITCH] = "0"  # heads run beside each other in the first model runner only
     found = {"proposal.learned.model": str(path), "proposal.learned.specialists": kept}
     return config.change(found), name
 
@@ -185,7 +180,7 @@ def _fetched(args: Any, path: str) -> tuple[str | None, str | None]:
 
 def _publishable(args: Any, config: RollspecConfig, path: str) -> str:
     """The head at `path`, or its copy in the layout of versions where the engine gets versions and it has another."""
-    if config.drafter.mode == "off" and config.drafter.versions is None:
+    if not config.drafter.trains and config.drafter.versions is None:
         return path
     plain, source = _read(path), Path(path)
     if plain is None:
@@ -242,17 +237,16 @@ def _made(config: RollspecConfig, name: str, code: str, given: list[str], what: 
     In a process of its own, with `given` and the folder to write for arguments: it imports torch and `speculators`,
     which the process that builds the engine (a trainer, a server) may not want, and may not have initialised yet.
     """
-    learned = config.proposal.learned
-    parent = learned.folder or (config.history.dir / "heads" if config.history.dir else None)
+    parent = next((d / "heads" for d in (config.drafter.dir, config.history.dir) if d is not None), None)
     try:
-        parent = Path(parent) if parent is not None else Path(tempfile.gettempdir()) / f"rollspec-heads-{os.getuid()}"
+        parent = parent or Path(tempfile.gettempdir()) / f"rollspec-heads-{os.getuid()}"
         folder = parent / name
         if (folder / "config.json").is_file():
             return str(folder), None
         parent.mkdir(parents=True, exist_ok=True)
         temporary = Path(tempfile.mkdtemp(prefix=".making-", dir=parent))
     except OSError as e:
-        return None, f"{what} cannot be written ({e}); set proposal.learned.folder"
+        return None, f"{what} cannot be written ({e}); set drafter.dir"
     try:
         made = subprocess.run(
             [sys.executable, "-c", code, *given, str(temporary)],

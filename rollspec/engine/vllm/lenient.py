@@ -42,7 +42,7 @@ EMPTY = ("stop", "bad_words", "allowed_token_ids", "logit_bias", "logits_process
 def warning(config: ReuseConfig) -> str:
     """What is said at start wherever this is on."""
     return (
-        f"LOSSY: old responses are reused (reuse.mode = lenient, bias {config.bias:g}, scale {config.scale:g}), so "
+        f"LOSSY: old responses are reused (reuse.mode = lenient, bias {config.bias:g}), so "
         "rollouts do not follow the policy exactly; importance ratios cannot show it."
     )
 
@@ -60,7 +60,7 @@ class LenientReuse:
     """Decides prefixes for one engine and counts what SPEC-RL counts. One event loop.
 
     Args:
-        config: bias and scale of the rule.
+        config: the bias of the rule.
         old: the responses to reuse.
         max_model_len: tokens of prompt and response that the engine takes.
         vocab_size: of the target; an old token beyond it is not reused.
@@ -150,8 +150,7 @@ class LenientReuse:
         log_new = np.where(np.isnan(new), -np.inf, new).astype(np.float64)[None]  # [1, n]; NaN must not pass
         uniform = 1.0 - self._rng.random(log_new.shape)  # (0, 1]
         valid = np.ones(log_new.shape, dtype=bool)
-        config = self.config
-        return int(lenient.kept(log_new, old.astype(np.float64)[None], uniform, valid, config.bias, config.scale)[0])
+        return int(lenient.kept(log_new, old.astype(np.float64)[None], uniform, valid, self.config.bias)[0])
 
     def refuses(self, params: Mapping[str, Any]) -> tuple[str, str] | None:
         """(cause, sentence part) why a rollout with these sampling parameters cannot be started from an old one."""

@@ -249,7 +249,7 @@ class OnlineTraining:
         given = str(self.learned.drafter.draft_model_config.model)
         head = heads.load(given if parent is None else self.versions / f"{parent:08d}", target)
         training = DrafterTraining(**self.learned.bridge.config.drafter_training)
-        keep = BufferConfig(max_bytes=self.config.buffer_bytes, keep_versions=self.config.buffer.keep_versions)
+        keep = BufferConfig(max_bytes=self.config.buffer_bytes)
         try:
             buffer = Buffer.load(self.folder / "buffer", keep)
         except BufferFileError as e:  # set aside

@@ -16,25 +16,21 @@ from collections.abc import Mapping
 from typing import Any
 
 from rollspec.config import Source, resolve, switched_on
-from rollspec.engine.vllm import arrivals, compat, heads, hooks, overlap, places, prometheus
+from rollspec.engine.vllm import arrivals, compat, heads, hooks, prometheus
 from rollspec.engine.vllm.hooks.engine import (
     AddRequest,
-    ConcurrentBatches,
     CreateEngineConfig,
     DraftStatistics,
     OutputHandler,
-    PostStep,
     ReserveSlots,
     UpdateFromOutput,
 )
 from rollspec.engine.vllm.hooks.runner_v2 import InitSpeculator, LoadTarget
-from rollspec.engine.vllm.hooks.worker import AuxiliaryLayers, InitDevice, InitializeFromConfig, WorkerCall
+from rollspec.engine.vllm.hooks.worker import InitDevice, InitializeFromConfig, WorkerCall
 from rollspec.engine.vllm.settings import KEY, engine_config
 from rollspec.engine.vllm.v2 import scheduling
 
 logger = logging.getLogger("rollspec")
-
-PROPOSER = "rollspec.engine.vllm.proposer.VllmProposer"
 
 _enabled: Source = None
 
@@ -68,21 +64,36 @@ def _create_engine_config(create: Any, args: Any, *given: Any, **named: Any) -> 
     if source is not None:
         configure(args, source)
     vllm_config = create(args, *given, **named)
-    if getattr(vllm_config, "use_v2_model_runner", False):
-        _overlap_steps(vllm_config, args)
-    else:
-        overlap.switch_on(vllm_config)
-    if engine_config(vllm_config) is not None and (problem := compat.check_vocabulary(vllm_config)):
+    if engine_config(vllm_config) is None:
+        return vllm_config
+    if (reason := compat.no_runner_because(vllm_config)) is not None:
+        args.speculative_config = None
+        _leave(args, reason)
+        return create(args, *given, **named)
+    _overlap_steps(vllm_config, args)
+    if problem := compat.check_vocabulary(vllm_config):
         logger.warning("rollspec: %s.", problem)
     return vllm_config
 
 
 def _overlap_steps(vllm_config: Any, args: Any) -> None:
-    """Schedule asynchronously on CPUs as well, where vLLM switches it off (vllm/platforms/cpu.py)."""
-    given = vllm_config.scheduler_config
-    wanted = engine_config(vllm_config) is not None and args.async_scheduling is not False
-    if wanted and not given.async_scheduling and overlap.impossible_because(vllm_config) is None:
-        given.async_scheduling = True
+    """Schedule asynchronously on CPUs as well, where vLLM switches it off (vllm/platforms/cpu.py).
+
+    With one worker in a process of its own: elsewhere nothing could overlap, or it was never run.
+    """
+    parallel = vllm_config.parallel_config
+    if (
+        args.async_scheduling is not False
+        and parallel.distributed_executor_backend == "mp"
+        and parallel.world_size == 1
+    ):
+        vllm_config.scheduler_config.async_scheduling = True
+
+
+def _leave(args: Any, reason: str, level: int = logging.WARNING, what: str = "without speculation") -> None:
+    """The engine of these `EngineArgs` runs as it would without rollspec, and `info` says why."""
+    logger.log(level, "rollspec: this engine runs %s because %s.", what, reason)
+    args.additional_config = {**(args.additional_config or {}), KEY: {"off": reason}}
 
 
 def configure(args: Any, source: Source) -> None:
@@ -98,8 +109,7 @@ def configure(args: Any, source: Source) -> None:
     if reason is not None:
         level = logging.INFO if not config.enabled else logging.WARNING
         what = "without speculation" if config.mode == "standard" else "without speculation and coupled sampling"
-        logger.log(level, "rollspec: this engine runs %s because %s.", what, reason)
-        args.additional_config = {**(args.additional_config or {}), KEY: {"off": reason}}
+        _leave(args, reason, level, what)
         return
     config, method = heads.settle(args, config)
     if not config.proposal.drafters and config.mode == "standard":  # coupled sampling goes on without drafts
@@ -110,15 +120,11 @@ def configure(args: Any, source: Source) -> None:
 
         config = daemon.settle(config, str(args.model))
     args.additional_config = {**(args.additional_config or {}), KEY: config.to_dict()}
-    second = compat.second_runner()
-    if not second:
-        overlap.want(args)
+    compat.ask_for_runner()
     # A fresh dict each time: vLLM writes into it.
     args.speculative_config = {"num_speculative_tokens": config.proposal.k_max}
-    if method is None and second:
+    if method is None:
         args.speculative_config |= {"method": compat.MEMORY_METHOD, "prompt_lookup_min": 1, "prompt_lookup_max": 1}
-    elif method is None:
-        args.speculative_config |= {"method": "custom_class", "model": PROPOSER}
     else:
         # vLLM's own proposer, whose rows ours replaces on their way out: greedy drafts.
         args.speculative_config |= {"method": method, "model": config.proposal.learned.model}
@@ -147,40 +153,21 @@ def _init_device(init_device: Any, wrapper: Any) -> None:
     config = engine_config(wrapper.vllm_config)
     if hooks.wanted_by_environment() is not False and config is not None:
         hooks.install_patches()
-    if config is not None and config.drafter.captures:
-        from rollspec.engine.vllm import capture
-
-        hooks.install({AuxiliaryLayers: capture.wider})
-    if config is not None and wrapper.vllm_config.use_v2_model_runner:
+    if config is not None:
         from rollspec.engine.vllm.v2 import install, layers
 
         hooks.install({InitSpeculator: install.make_speculator, LoadTarget: layers.read_and_widen})
     init_device(wrapper)
-    if config is not None and config.proposal.learned.specialists:
-        from rollspec.engine.vllm import specialists
-
-        drafter = getattr(wrapper.worker.model_runner, "drafter", None)
-        if hasattr(drafter, "_maybe_share_embeddings"):  # vLLM's own proposer of heads
-            specialists.arrange(drafter, config.proposal.learned.specialists)
 
 
 def _initialize_from_config(initialize: Any, wrapper: Any, kv_cache_configs: list[Any]) -> None:
     """Around `WorkerWrapperBase.initialize_from_config`."""
     initialize(wrapper, kv_cache_configs)
     config = engine_config(wrapper.vllm_config)
-    if config is not None and wrapper.vllm_config.use_v2_model_runner:
-        from rollspec.engine.vllm.v2.install import install as install_v2
-
-        install_v2(wrapper.worker, config)
-        return
     if config is not None:
-        from rollspec.engine.vllm.worker import install
+        from rollspec.engine.vllm.v2.install import install
 
         install(wrapper.worker, config)
-    if overlap.on(wrapper.vllm_config):  # whatever became of the rest
-        overlap.Overlap(wrapper.worker.model_runner)
-    elif config is not None:
-        places.Unpadded(wrapper.worker.model_runner)
 
 
 def _worker_call(worker: Any, op: str, payload: dict[str, Any] | None = None) -> dict[str, Any]:
@@ -196,8 +183,6 @@ BEHAVIOUR: Mapping[type[hooks.Hook], hooks.Around] = {
     InitializeFromConfig: _initialize_from_config,
     WorkerCall: _worker_call,
     AddRequest: arrivals.add_request,
-    ConcurrentBatches: overlap.max_concurrent_batches,
-    PostStep: overlap.post_step,
     OutputHandler: prometheus.run_output_handler,
     ReserveSlots: scheduling.limit_slots,
     UpdateFromOutput: scheduling.count_drafts,

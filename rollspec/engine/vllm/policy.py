@@ -12,7 +12,7 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
-from rollspec.engine.vllm.hooks import runner_v1 as v1
+from rollspec.engine.vllm.hooks.worker import LoadWeights
 
 logger = logging.getLogger("rollspec")
 
@@ -34,7 +34,7 @@ class PolicyWatch:
             self._changed = True
             return load_weights(*args, **kwargs)
 
-        v1.LoadWeights.put(model, load_and_note, __name__)
+        LoadWeights.put(model, load_and_note, __name__)
 
     def told(self) -> None:
         """Somebody says which version the weights are."""

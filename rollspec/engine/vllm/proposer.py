@@ -1,7 +1,6 @@
-"""The class vLLM loads as its drafter (`method="custom_class"`): the bridge between a model runner and `Engine`.
+"""The bridge between one vLLM worker and `Engine`: what a step did goes in, drafts come out, and faults end here.
 
-vLLM calls `propose` with tokens and row numbers only; request ids, prompts and limits are read from the model runner
-that `attach` hands over. Whatever goes wrong here must not reach the training job: the first fault is logged with its
+Whatever goes wrong here must not reach the training job: the first fault is logged with its
 cause, counted, and the engine goes on without drafts.
 """
 
@@ -19,7 +18,6 @@ from typing import Any
 from rollspec.config import RollspecConfig
 from rollspec.engine.vllm import metadata, scoring
 from rollspec.engine.vllm.compat import tokenizer_of, vllm_version
-from rollspec.engine.vllm.hooks import runner_v1 as v1
 from rollspec.engine.vllm.noise_keys import NoiseKeys
 from rollspec.engine.vllm.policy import PolicyWatch
 from rollspec.engine.vllm.settings import engine_config
@@ -57,16 +55,16 @@ class StepResult:
 
 
 class VllmProposer:
-    """Drafts for one vLLM worker. Instantiated by vLLM with its config, attached to the model runner after loading."""
+    """Drafts for one vLLM worker; `v2/install.py` puts it on the model runner."""
 
     def __init__(self, vllm_config: Any) -> None:
         config = engine_config(vllm_config)
-        if config is None:  # only rollspec's plugin names this class, and it always leaves a configuration
+        if config is None:
             raise ValueError("rollspec: the engine has no rollspec configuration in additional_config")
         self.config: RollspecConfig = config
         longest = int(vllm_config.model_config.max_model_len)
         self.proposer = Engine(config, longest, next((d for d in config.proposal.drafters if d in LEARNED), None))
-        self.learned: Any = None  # a LearnedDrafts where a learned drafter runs
+        self.learned: Any = None  # a `DraftHead` where a head or a draft model runs
         self.machine = _machine(vllm_config)
         if heads := len(config.proposal.learned.specialists):
             self.machine["specialists"] = heads  # a pass costs as many more
@@ -91,37 +89,12 @@ class VllmProposer:
         self._began = 0.0  # start of this step's forward pass
         self._ended = 0.0  # end of the last step's drafting
 
-    # ---- vLLM's interface -------------------------------------------------------------------------------------------
-
-    def load_model(self, *args: Any, **kwargs: Any) -> None:
-        """Nothing to load; vLLM calls it unconditionally."""
-
-    def propose(
-        self, sampled_token_ids: list[list[int]], num_tokens_no_spec: Any, token_ids_cpu: Any, slot_mappings: Any = None
-    ) -> list[list[int]]:
-        """A draft of 0..k tokens per row (vllm/v1/worker/gpu_model_runner.py, `propose_draft_token_ids`)."""
-        if not self.drafting:
-            return [[] for _ in sampled_token_ids]
-        try:
-            return self._propose(sampled_token_ids)
-        except Exception as e:  # degrade, never end the job; nothing here can change what is sampled
-            self.fail("drafting", e)
-            return [[] for _ in sampled_token_ids]
-
     # ---- hooks of the worker ----------------------------------------------------------------------------------------
 
     @property
     def scheduled(self) -> dict[str, list[int]]:
         """The drafts that this step verifies, by request."""
         return self._scheduler_output.scheduled_spec_decode_tokens  # type: ignore[no-any-return]
-
-    def attach(self, runner: Any, drafts_here: bool) -> None:
-        """Take the model runner. `drafts_here` is false on ranks whose drafts vLLM does not read."""
-        self.runner, self.running = runner, runner.requests
-        self.drafting = drafts_here
-        # vLLM drafts K_max zeros for the whole batch once any request is within K_max of the context limit
-        # (gpu_model_runner.py, `_input_fits_in_drafter`): meant for drafters that run a model. Ours stops by itself.
-        v1.DrafterLimit.put(runner, runner.max_model_len + self.config.proposal.k_max + 1, __name__)
 
     def before_step(self, scheduler_output: Any) -> None:
         """The engine starts a step: note the time, and take what finished requests said as history."""
@@ -229,17 +202,6 @@ class VllmProposer:
         return "none", self.fault or ("k is 0" if self.drafting else "this rank does not draft")
 
     # ---- the step ---------------------------------------------------------------------------------------------------
-
-    def _propose(self, sampled: list[list[int]]) -> list[list[int]]:
-        now, _ = self._prepare(self.result(sampled))
-        return self._end(self.proposer.complete(), now)
-
-    def result(self, sampled: list[list[int]]) -> StepResult:
-        """Of the step that a first model runner just sampled."""
-        batch, output = self.runner.input_batch, self._scheduler_output
-        context = float(batch.num_tokens_no_spec[: len(sampled)].sum())
-        verified, tokens = output.scheduled_spec_decode_tokens, output.total_num_scheduled_tokens
-        return StepResult(batch.req_ids[: len(sampled)], sampled, verified, tokens, context)
 
     def decide(self, step: StepResult) -> int:
         """How many passes the learned drafter should run now; `finish` must follow. Never raises."""

@@ -1,9 +1,9 @@
 """The log-probs that the policy gives to given tokens, at the temperature it is sampled at: one prefill, no sampling.
 
 vLLM returns log-probs of prompt tokens, but of the unscaled logits: `prompt_logprobs` skip the temperature
-(vllm/v1/worker/gpu_model_runner.py, `_get_prompt_logprobs_dict`). At another temperature than 1 that is another law
+(vllm/v1/worker/gpu/sample/prompt_logprob.py). At another temperature than 1 that is another law
 than the one responses are drawn from, and what it differs by needs the whole vocabulary, so the worker divides the
-logits itself for requests that ask for it.
+logits itself for requests that ask for it (`v2/scoring.py`).
 
     params = scoring.params(temperature=0.7)
     async for output in engine.generate({"prompt_token_ids": prompt + response}, params, request_id): ...
@@ -12,14 +12,12 @@ logits itself for requests that ask for it.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from rollspec.engine.vllm.hooks import runner_v1 as v1
 from rollspec.sampling.streams import Origin
 
 KEY = "rollspec"
@@ -75,38 +73,3 @@ def origin(sampling_params: Any) -> Origin | None:
     own = asked(sampling_params)
     name, prompt = own.get(ORIGIN), own.get(PROMPT)
     return Origin(name, prompt) if isinstance(name, str) and isinstance(prompt, int) else None
-
-
-def install(runner: Any) -> None:
-    """Make `runner` (vLLM's V1 `GPUModelRunner`) score at the temperature that a request asks for.
-
-    Raises:
-        AttributeError: this model runner scores prompts in another way.
-    """
-    unscaled = runner._get_prompt_logprobs_dict
-    sampler = runner.sampler
-    compute = sampler.compute_logprobs
-
-    @functools.wraps(unscaled)
-    def scaled(hidden_states: Any, num_scheduled_tokens: Any) -> Any:
-        waiting = runner.num_prompt_logprobs
-        groups: dict[float, dict[str, int]] = {}
-        for request, count in waiting.items():
-            temperature = float(asked(runner.requests[request].sampling_params).get(TEMPERATURE, 1.0))
-            groups.setdefault(temperature, {})[request] = count
-        if not groups.keys() - {1.0}:
-            return unscaled(hidden_states, num_scheduled_tokens)
-        out: dict[str, Any] = {}
-        for temperature, group in groups.items():
-
-            def divided(logits: Any, t: float = temperature) -> Any:
-                return compute(logits.float() / t)
-
-            # vLLM loops over this mapping, and removes from it the requests whose prompt is scored to its end.
-            with v1.PromptsToScore.during(runner, group), v1.ComputeLogprobs.during(sampler, divided):
-                out.update(unscaled(hidden_states, num_scheduled_tokens))
-        for request in [r for r in waiting if not any(r in group for group in groups.values())]:
-            del waiting[request]
-        return out
-
-    v1.PromptLogprobs.put(runner, scaled, __name__)

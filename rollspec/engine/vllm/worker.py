@@ -14,14 +14,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rollspec.config import RollspecConfig
-from rollspec.engine.vllm import hooks, scoring
-from rollspec.engine.vllm.ceiling import Ceiling
+from rollspec.engine.vllm import hooks
 from rollspec.engine.vllm.compat import vllm_version
-from rollspec.engine.vllm.coupled import CoupledSampler
-from rollspec.engine.vllm.hooks import runner_v1 as v1
-from rollspec.engine.vllm.policy import PolicyWatch
+from rollspec.engine.vllm.hooks.worker import WorkerSleep, WorkerWakeUp
 from rollspec.engine.vllm.proposer import TRAINER, VllmProposer
-from rollspec.engine.vllm.ranks import Ranks
 from rollspec.errors import HistoryError, RollspecError, UnsupportedEngineError
 from rollspec.tuning import store
 
@@ -31,55 +27,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("rollspec")
 
 BRIDGE = "_rollspec"
-"""On a model runner whose drafter is vLLM's own: rollspec's side of it."""
-
-
-def install(worker: Any, config: RollspecConfig) -> None:
-    """Attach rollspec to a worker whose model and KV cache are ready.
-
-    A fault here leaves the engine without speculation; it does not keep it from starting.
-    """
-    runner = worker.model_runner
-    found = getattr(runner, "drafter", None)
-    if found is None:
-        return
-    learned = not isinstance(found, VllmProposer)
-    drafter: VllmProposer = found
-    if learned:  # vLLM's own proposer drafts; ours decides beside it
-        drafter = VllmProposer(worker.vllm_config)
-        hooks.keep(runner, BRIDGE, drafter)
-    try:
-        ready()
-        drafter.attach(runner, drafts_here=is_output_rank(worker))
-        ranks = Ranks.of(int(worker.vllm_config.parallel_config.tensor_parallel_size))
-        if config.mode == "coupled":  # on every rank: each draws, and all must draw alike
-            drafter.coupled = CoupledSampler(runner, config, drafter.count, ranks)
-        # Drafts that know the noise, replays among them, are right more often than max p.
-        knowing = config.reuse.mode == "coupled" or (
-            learned and config.mode == "coupled" and config.coupled.drafts == "noise"
-        )
-        if drafter.drafting and not knowing:
-            drafter.ceiling = Ceiling(runner)
-        if config.reuse.mode == "lenient":  # on every rank: each computes the log-probs
-            try:
-                scoring.install(runner)
-                drafter.scores = True
-            except AttributeError as e:  # whoever would reuse asks `info` first
-                drafter.count(f"scoring: {e}")
-                logger.error("rollspec: this engine cannot score old responses (%s), so none are reused.", e)
-        drafter.policy = PolicyWatch(runner.get_model(), functools.partial(next_version, drafter))
-        _wrap_execute_model(runner, drafter, drafter.policy)
-        if learned:
-            from rollspec.engine.vllm.learned import LearnedDrafts
-
-            equip(worker, drafter, LearnedDrafts(drafter, runner, ranks), config)
-        _sample_plainly(runner)
-    except Exception as e:
-        if learned:  # vLLM's own proposer would go on by itself
-            v1.ProposeDrafts.put(runner, lambda *_, **__: [[] for _ in runner.input_batch.req_ids], __name__)
-        drafter.fail("installation", e)
-        return
-    load_history(drafter)
+"""On a model runner: rollspec's side of it."""
 
 
 def equip(worker: Any, drafter: VllmProposer, head: DraftHead, config: RollspecConfig) -> None:
@@ -89,11 +37,10 @@ def equip(worker: Any, drafter: VllmProposer, head: DraftHead, config: RollspecC
     from rollspec.engine.vllm.swap import Swapper
 
     drafter.learned = head
-    given = config.proposal.learned
     owner = HeadOwner(head, worker.vllm_config)
-    swapper = head.swapper = Swapper(owner, head.ranks, given.canary_drafts, given.canary_ratio)
+    swapper = head.swapper = Swapper(owner, head.ranks, config.proposal.learned.canary_drafts)
     _watch_sleep(worker, head)
-    if config.drafter.mode != "off" and head.eagle:
+    if config.drafter.trains and head.eagle:
         swapper.prepare()
         if head.capture is not None:  # on the rank that drafts
             if config.drafter.mode == "idle":
@@ -162,11 +109,8 @@ def call(worker: Any, op: str, payload: dict[str, Any]) -> dict[str, Any]:
 
 def bridge(worker: Any) -> VllmProposer | None:
     """rollspec's side of a worker, or None where rollspec is not on in it."""
-    runner = getattr(worker, "model_runner", None)
-    for found in (getattr(runner, "drafter", None), getattr(runner, BRIDGE, None)):
-        if isinstance(found, VllmProposer):
-            return found
-    return None
+    found: VllmProposer | None = getattr(getattr(worker, "model_runner", None), BRIDGE, None)
+    return found
 
 
 def ready() -> None:
@@ -222,39 +166,10 @@ def _new_weights(drafter: VllmProposer) -> None:
     if learned is None or learned.swapper is None:
         return
     learned.swapper.verify()
-    if not learned.ranks.alone and drafter.config.drafter.mode != "off" and learned.eagle:
+    if not learned.ranks.alone and drafter.config.drafter.trains and learned.eagle:
         parts = learned.target_parts()  # whole, which takes all ranks
         if learned.online is not None:
             learned.online.parts = parts
-
-
-def _sample_plainly(runner: Any) -> None:
-    """Sample a step without drafts by the plain sampler.
-
-    vLLM 0.32 sends every step of a speculating engine through the rejection sampler (gpu_model_runner.py:2184), which
-    on CPU ends in `k.max()` of an empty tensor for requests with `top_k` alone. Install it last.
-    """
-    sample = runner._sample
-
-    @functools.wraps(sample)
-    def plain(logits: Any, spec_decode_metadata: Any, *args: Any, **kwargs: Any) -> Any:
-        if spec_decode_metadata is not None and not any(spec_decode_metadata.num_draft_tokens):
-            spec_decode_metadata = None
-        return sample(logits, spec_decode_metadata, *args, **kwargs)
-
-    v1.Sample.put(runner, plain, __name__)
-
-
-def _wrap_execute_model(runner: Any, drafter: VllmProposer, policy: PolicyWatch) -> None:
-    execute_model = runner.execute_model
-
-    @functools.wraps(execute_model)
-    def observed(scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
-        policy.before_step()
-        drafter.before_step(scheduler_output)
-        return execute_model(scheduler_output, *args, **kwargs)
-
-    v1.ExecuteModel.put(runner, observed, __name__)
 
 
 def _watch_sleep(worker: Any, learned: DraftHead) -> None:
@@ -280,8 +195,8 @@ def _watch_sleep(worker: Any, learned: DraftHead) -> None:
                 learned.specialists.woke = True
         return out
 
-    v1.WorkerSleep.put(worker, falls_asleep, __name__)
-    v1.WorkerWakeUp.put(worker, wakes_up, __name__)
+    WorkerSleep.put(worker, falls_asleep, __name__)
+    WorkerWakeUp.put(worker, wakes_up, __name__)
 
 
 # ---- operations
@@ -343,9 +258,7 @@ def _swap(drafter: VllmProposer, payload: dict[str, Any]) -> dict[str, Any]:
 
 def _samples(drafter: VllmProposer, payload: dict[str, Any]) -> dict[str, Any]:
     if drafter.learned is None or drafter.learned.capture is None:
-        return {
-            "error": "rollspec: this engine captures no samples; set drafter.capture.enabled and draft with eagle3."
-        }
+        return {"error": "rollspec: this engine captures no samples; set drafter.mode to capture."}
     _collect(drafter)
     answer: dict[str, Any] = drafter.learned.capture.drain(Path(payload["dir"]))
     return answer

@@ -11,16 +11,14 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 
-from rollspec.engine.vllm.hooks import engine, runner_v1, runner_v2, worker
+from rollspec.engine.vllm.hooks import engine, runner_v2, worker
 from rollspec.engine.vllm.hooks.base import Around, Hook, Patch, RunnerHook, keep, on_import
 from rollspec.engine.vllm.hooks.cpu_kernels import CpuKernelRegistry
-from rollspec.engine.vllm.hooks.cpu_sampler import CpuExpandBatch
 from rollspec.engine.vllm.hooks.cpu_wait import CpuIdleWait
 from rollspec.engine.vllm.hooks.cpu_weights import CpuRepackWeights
 
 HOOKS: tuple[type[Hook], ...] = (
     # Faults of vLLM, before a model is loaded.
-    CpuExpandBatch,
     CpuRepackWeights,
     CpuIdleWait,
     CpuKernelRegistry,
@@ -30,40 +28,18 @@ HOOKS: tuple[type[Hook], ...] = (
     worker.InitializeFromConfig,
     worker.WorkerCall,
     engine.AddRequest,
-    engine.ConcurrentBatches,
-    engine.PostStep,
     engine.OutputHandler,
     engine.ReserveSlots,
     engine.UpdateFromOutput,
     engine.DraftStatistics,
-    # In a worker whose engine runs the second model runner, before that is made.
+    # In a worker, before its model runner is made.
     runner_v2.InitSpeculator,
     runner_v2.LoadTarget,
-    # In a worker that captures hidden states, before its model runner is made.
-    worker.AuxiliaryLayers,
-    # Before the model is loaded, where there are specialists.
-    runner_v1.DrafterLoadModel,
-    runner_v1.DrafterLayers,
-    runner_v1.DrafterModel,
-    # On a model runner that is ready, in this order; the last one is the first to see a step.
-    runner_v1.DrafterLimit,
-    runner_v1.Sample,
-    runner_v1.DrawTokens,
-    runner_v1.PromptLogprobs,
-    runner_v1.PromptsToScore,
-    runner_v1.ComputeLogprobs,
-    runner_v1.LoadWeights,
-    runner_v1.ExecuteModel,
-    runner_v1.DrafterPropose,
-    runner_v1.DrafterDummyRun,
-    runner_v1.ProposeDrafts,
-    runner_v1.TakeDrafts,
-    runner_v1.GreedySample,
-    runner_v1.PackedLinear,
-    runner_v1.WorkerSleep,
-    runner_v1.WorkerWakeUp,
-    runner_v1.SampleTokens,
-    # On a second model runner that is ready.
+    # On a model, a worker and a model runner that are ready, in this order; the last one is the first to see a step.
+    worker.LoadWeights,
+    worker.PackedLinear,
+    worker.WorkerSleep,
+    worker.WorkerWakeUp,
     runner_v2.BeginStep,
     runner_v2.EndStep,
     runner_v2.GiveDrafts,
@@ -83,7 +59,7 @@ PATCHES: tuple[type[Patch], ...] = tuple(h for h in HOOKS if issubclass(h, Patch
 ENV_PATCHES = "ROLLSPEC_PATCHES"
 
 __all__ = [
-    "ENV_PATCHES", "HOOKS", "PATCHES", "Around", "CpuExpandBatch", "CpuIdleWait", "CpuRepackWeights", "Hook", "Patch",
+    "ENV_PATCHES", "HOOKS", "PATCHES", "Around", "CpuIdleWait", "CpuRepackWeights", "Hook", "Patch",
     "RunnerHook", "install", "install_patches", "keep", "missing", "on_import", "wanted_by_environment",
 ]  # fmt: skip
 

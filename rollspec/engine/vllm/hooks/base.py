@@ -18,14 +18,13 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from importlib.machinery import ModuleSpec
 from types import ModuleType
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 from rollspec.engine.vllm.compat import TESTED
 
 logger = logging.getLogger("rollspec.hooks")
 
 Around = Callable[..., Any]
-Runner = Literal["v1", "v2", "both"]
 
 MARK = "_rollspec"
 """On what rollspec put in the place of a function; our notes on vLLM's objects begin with it too."""
@@ -38,7 +37,7 @@ class Hook:
     """One change to vLLM, applied where vLLM's module is, or will be, imported.
 
     Class attributes: `name`; `targets`, "module:Class.function" each, the first one being what the hook is about;
-    `versions`, a PEP 440 specifier of the vLLM versions it was run with; `runner`, vLLM's model runners it is for;
+    `versions`, a PEP 440 specifier of the vLLM versions it was run with;
     `why`; `removal`, the condition under which the class is deleted; `by`, the modules of rollspec that give what runs
     instead, innermost first; `correctness`, whether outputs would be wrong without it in an engine that uses it;
     `cpu_only`, whether it is for vLLM's CPU build alone.
@@ -49,7 +48,6 @@ class Hook:
     why: ClassVar[str]
     removal: ClassVar[str]
     versions: ClassVar[str] = TESTED
-    runner: ClassVar[Runner] = "both"
     by: ClassVar[tuple[str, ...]] = ()
     correctness: ClassVar[bool] = False
     cpu_only: ClassVar[bool] = False
@@ -100,8 +98,6 @@ class Patch(Hook):
 
 class RunnerHook(Hook):
     """An attribute of one object that runs (a model runner, its drafter, its sampler, a worker, a model)."""
-
-    runner: ClassVar[Runner] = "v1"
 
     @classmethod
     def apply(cls, around: Around | None = None) -> None:

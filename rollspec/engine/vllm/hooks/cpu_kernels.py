@@ -20,7 +20,6 @@ class CpuKernelRegistry(Patch):
 
     name = "cpu_kernel_registry"
     targets = (f"{MODULE}:_rebind_kernels",)
-    versions = ">=0.32,<0.33"
     cpu_only = True
     why = "an engine can be built in a process that has loaded numba"
     removal = "`_rebind_kernels` asks for the type of what it finds"

@@ -21,7 +21,6 @@ class CpuIdleWait(Patch):
         "vllm.distributed.device_communicators.shm_broadcast:sched_yield",
         "vllm.distributed.device_communicators.shm_broadcast:SpinCondition.wait",
     )
-    versions = ">=0.29,<0.33"
     cpu_only = True
     why = "a process that waits for another takes a core from the one that computes"
     removal = "vLLM-CPU does not spin (the engine core takes little processor time while its worker computes)"

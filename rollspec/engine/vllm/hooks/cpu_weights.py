@@ -21,10 +21,9 @@ class CpuRepackWeights(Patch):
     name = "cpu_repack_weights"
     targets = (
         "vllm.model_executor.layers.utils:dispatch_cpu_unquantized_gemm",
-        "vllm.v1.worker.cpu_model_runner:CPUModelRunner.load_model",
-        "vllm.v1.worker.cpu_model_runner:CPUModelRunner.execute_model",
+        "vllm.v1.worker.cpu.model_runner:CPUModelRunner.load_model",
+        "vllm.v1.worker.cpu.model_runner:CPUModelRunner.execute_model",
     )
-    versions = ">=0.29,<0.33"
     correctness = True
     cpu_only = True
     why = "weights that a trainer loads into a running engine do not reach the packed copy that computes"
@@ -47,8 +46,7 @@ class CpuRepackWeights(Patch):
         if getattr(utils.dispatch_cpu_unquantized_gemm, MARK, False):
             return
         wrap(utils, "dispatch_cpu_unquantized_gemm", _keep_weight)
-        for runner in ("vllm.v1.worker.cpu_model_runner", "vllm.v1.worker.cpu.model_runner"):  # the first, the second
-            on_import(runner, cls._patch_runner)
+        on_import("vllm.v1.worker.cpu.model_runner", cls._patch_runner)
 
     @staticmethod
     def _patch_runner(module: ModuleType) -> None:

@@ -22,17 +22,16 @@ BEGIN, END = "<!-- hooks: python -m rollspec.engine.vllm.hooks.docs -->", "<!-- 
 
 def tables() -> str:
     """The hooks in the order in which they are applied, and what is used without being changed."""
-    lines = ["| in vLLM | by | vLLM, runner | why | goes when |", "|---|---|---|---|---|"]
+    lines = ["| in vLLM | by | vLLM | why | goes when |", "|---|---|---|---|---|"]
     for h in HOOKS:
         module, _, path = h.targets[0].partition(":")
         by = ", ".join(f"`{m}.py`" for m in h.by)
         if issubclass(h, Patch):
             by = f"`hooks/{h.__module__.rpartition('.')[2]}.py`"
         where = f"`{path}` of `{module.removeprefix('vllm.')}`"
-        runner = {"v1": "V1", "v2": "V2", "both": "V1, V2"}[h.runner] + (", CPU" if h.cpu_only else "")
-        versions = "any" if h.versions == ">=0" else f"`{h.versions}`"
+        versions = ("any" if h.versions == ">=0" else f"`{h.versions}`") + (", CPU" if h.cpu_only else "")
         why = h.why + (" (outputs depend on it)" if h.correctness else "")
-        lines.append(f"| {where} | {by} | {versions}, {runner} | {why} | {h.removal} |")
+        lines.append(f"| {where} | {by} | {versions} | {why} | {h.removal} |")
     lines += ["", "What is called, read or derived from, and not changed:", ""]
     lines += ["| file in `rollspec/engine/vllm/` | uses of vLLM |", "|---|---|"]
     for file, targets in USES.items():

@@ -1,4 +1,4 @@
-"""Hooks in the processes that build an engine, schedule its steps and serve its answers. Both model runners."""
+"""Hooks in the processes that build an engine, schedule its steps and serve its answers."""
 
 from __future__ import annotations
 
@@ -27,28 +27,6 @@ class AddRequest(Hook):
     removal = "coupled sampling draws from the engine's own seeded noise"
 
 
-class ConcurrentBatches(Hook):
-    """How many steps the engine core may have scheduled at a time."""
-
-    name = "max_concurrent_batches"
-    targets = ("vllm.config.vllm:VllmConfig.max_concurrent_batches",)
-    runner = "v1"
-    by = ("overlap",)
-    why = "schedules a step while another one runs, with drafts made on the host"
-    removal = "with the first model runner; the second one overlaps by itself"
-
-
-class PostStep(Hook):
-    """What the engine core does between two steps."""
-
-    name = "post_step"
-    targets = ("vllm.v1.engine.core:EngineCore.post_step",)
-    runner = "v1"
-    by = ("overlap",)
-    why = "does not ask the worker for drafts after a step: the question would wait for the step that runs"
-    removal = "with the first model runner; the second one keeps drafts on the device"
-
-
 class OutputHandler(Hook):
     """The first call in a server's process for which there is an event loop."""
 
@@ -64,7 +42,6 @@ class ReserveSlots(Hook):
 
     name = "update_after_schedule"
     targets = ("vllm.v1.core.sched.async_scheduler:AsyncScheduler._update_after_schedule",)
-    runner = "v2"
     by = ("scheduling",)
     why = "keeps slots for drafts that may not come from eating the token budget that prompts need"
     removal = "vLLM reserves slots by what drafters say they will use"
@@ -75,7 +52,6 @@ class UpdateFromOutput(Hook):
 
     name = "update_from_output"
     targets = ("vllm.v1.core.sched.scheduler:Scheduler.update_from_output",)
-    runner = "v2"
     by = ("scheduling",)
     why = "says how many of the reserved slots had a draft, for vLLM's own statistics"
     removal = "the model runner's output says how many drafts were verified"
@@ -86,7 +62,6 @@ class DraftStatistics(Hook):
 
     name = "make_spec_decoding_stats"
     targets = ("vllm.v1.core.sched.scheduler:Scheduler.make_spec_decoding_stats",)
-    runner = "v2"
     by = ("scheduling",)
     why = "leaves out requests whose slots had no draft"
     removal = UpdateFromOutput.removal

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from rollspec.engine.vllm.compat import V2
-from rollspec.engine.vllm.hooks.base import Hook, Runner, RunnerHook
+from rollspec.engine.vllm.hooks.base import Hook, RunnerHook
 
 RUNNER = "vllm.v1.worker.gpu.model_runner:GPUModelRunner"
 SPEC_DECODE = "vllm.v1.worker.gpu.spec_decode"
@@ -16,8 +15,6 @@ class InitSpeculator(Hook):
 
     name = "init_speculator"
     targets = ("vllm.v1.worker.gpu.model_runner:init_speculator",)
-    versions = V2
-    runner = "v2"
     by = ("install",)
     why = "drafts from memory have no speculator of vLLM's"
     removal = "vLLM takes a speculator class by name"
@@ -26,8 +23,6 @@ class InitSpeculator(Hook):
 class SecondRunnerHook(RunnerHook):
     """On a second model runner that is ready."""
 
-    runner: ClassVar[Runner] = "v2"
-    versions = V2
     by: ClassVar[tuple[str, ...]] = ("install",)
 
 
@@ -116,8 +111,6 @@ class LoadTarget(Hook):
 
     name = "v2_load_model"
     targets = (f"{RUNNER}.load_model",)
-    versions = V2
-    runner = "v2"
     by = ("layers",)
     why = "notes which layers the head reads, and has the target give its last layer's states to capture"
     removal = "vLLM gives a speculator the layers that it asks for"

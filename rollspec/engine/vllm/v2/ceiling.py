@@ -1,7 +1,10 @@
-"""The mean largest probability of the target over emitted tokens (`rollspec.engine.vllm.ceiling`), on the V2 runner.
+"""Measures what no draft can beat: the mean largest probability of the target over the tokens that were emitted.
 
-Here the sampler hands over processed logits, temperature and penalties included, so the distribution is the sampled
-one, and no batch has to be left out but those that are cut by top-k or top-p after this.
+A one-hot draft x is accepted with probability p(x), which is at most max p. In the first step that can be judged, and
+in one every so many after it, the rows of a few requests are looked at before they are sampled; which of them became
+tokens is known after. Nothing is changed. The sampler hands over processed
+logits, temperature and penalties included, so the distribution is the one sampled from; batches that are cut by top-k
+or top-p after this are left out.
 """
 
 from __future__ import annotations
@@ -12,9 +15,13 @@ from typing import Any
 
 import torch
 
-from rollspec.engine.vllm.ceiling import EVERY, ROWS
-
 logger = logging.getLogger("rollspec")
+
+EVERY = 64
+"""Steps between two looks."""
+
+ROWS = 64
+"""Most rows of logits looked at in one step: a vocabulary of 150,000 makes a row half a megabyte."""
 
 
 class Ceiling:

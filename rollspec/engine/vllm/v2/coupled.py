@@ -18,11 +18,7 @@ from rollspec.engine.vllm.noise_keys import NoiseKeys
 
 
 class SeededNoise(NoiseKeys):
-    """Gives every request that begins its key as its seed.
-
-    Tokens differ from those of the first runner, whose noise is another function of the same key: a history of kept
-    seeds belongs to one of the two.
-    """
+    """Gives every request that begins its key as its seed."""
 
     def __init__(self, runner: Any, config: RollspecConfig, record_fault: Callable[[str], None]) -> None:
         super().__init__(runner, config, record_fault)

@@ -22,7 +22,7 @@ batches get fewer slots each, as they get fewer drafts from the tuner.
 
 
 def _ours(scheduler: Any) -> bool:
-    return bool(scheduler.use_v2_model_runner) and engine_config(scheduler.vllm_config) is not None
+    return engine_config(scheduler.vllm_config) is not None
 
 
 def limit_slots(update: Callable[..., None], scheduler: Any, scheduler_output: Any) -> None:

@@ -1,0 +1,43 @@
+"""A step as it is: with the drafts there are, in the place of the draft slots that the scheduler reserved.
+
+The asynchronous scheduler reserves k slots for every request, because it does not know drafts in advance. A slot that
+nobody drafted for holds -1 or an old token; taken for a draft it would change what is sampled, so it leaves the step
+before that is run, and the scheduler sees it as rejected.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+
+def resized(scheduled: Any, drafts: dict[str, list[int]], slots: Mapping[str, int], drafted: Mapping[str, int]) -> Any:
+    """A new `SchedulerOutput` with these drafts in the place of those scheduled.
+
+    Args:
+        slots: how many were reserved, by request; drafted: how many of them are used.
+    """
+    counts = dict(scheduled.num_scheduled_tokens)
+    for request, n in slots.items():
+        counts[request] -= n - drafted.get(request, 0)
+    return dataclasses.replace(
+        scheduled,
+        num_scheduled_tokens=counts,
+        total_num_scheduled_tokens=sum(counts.values()),
+        scheduled_spec_decode_tokens=drafts,
+    )
+
+
+def masks(grammar: Any, slots: Mapping[str, int], drafted: Mapping[str, int]) -> Any:
+    """A `GrammarOutput`'s masks for the rows there are: it has one for each slot reserved, and one more."""
+    if grammar is None or not slots:
+        return grammar
+    rows: list[int] = []
+    at = 0
+    for request in grammar.structured_output_request_ids:
+        rows.extend(range(at, at + 1 + drafted.get(request, 0)))
+        at += 1 + slots.get(request, 0)
+    return dataclasses.replace(grammar, grammar_bitmask=grammar.grammar_bitmask[np.array(rows, dtype=np.int64)])
