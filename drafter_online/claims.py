@@ -20,7 +20,7 @@ from drafter_online.lifecycle import Verdict
 
 ABANDONED_SECONDS = 3600.0
 """A claim whose beat is older, by the clocks of the store and of who looks, no longer keeps its version in the store.
-Replicas judge by their own clock alone, and much sooner (`stagger.LEASE_SECONDS`)."""
+Replicas judge by their own clock alone, and much sooner (`shared_canary.LEASE_SECONDS`)."""
 
 
 @dataclass(frozen=True)

@@ -32,7 +32,6 @@ from drafter_online import wire
 from drafter_online.answers import Progress
 from drafter_online.buffer import Buffer, add_all
 from drafter_online.engines import Engines, Hello, Status, read
-from drafter_online.errands import Errands
 from drafter_online.errors import (
     BufferFileError,
     SampleError,
@@ -43,6 +42,7 @@ from drafter_online.errors import (
 )
 from drafter_online.hub import Hub, read_key
 from drafter_online.inbox import Inbox
+from drafter_online.job_checkpoint import JobCheckpoint
 from drafter_online.journal import Alarms, Journal
 from drafter_online.release import Release
 from drafter_online.samples import Sample
@@ -95,7 +95,7 @@ class Service:
         self.watch = StepWatch()
         self.terms: dict[str, float] = {}  # of the latest loss
         self.length = 1.0  # acceptance length on the latest training windows
-        self.errands = Errands(self)
+        self.job_checkpoint = JobCheckpoint(self)
         self._lock_file = _lock(config.dir)
         try:
             self.trainer = self._make_trainer()
@@ -179,7 +179,7 @@ class Service:
             if self.parts.ready:
                 self._asked = -ASK_SECONDS
         elif message.kind in ("save", "load"):
-            self.errands.ask(session, message)
+            self.job_checkpoint.ask(session, message)
 
     def _admit(self, session: str, message: Message) -> None:
         sample = Sample.of_parts(dict(message.tensors), message.body).validate()
@@ -342,12 +342,12 @@ class Service:
         """Wait, and do meanwhile what a job's checkpoint waits for."""
         end = time.monotonic() + seconds
         while time.monotonic() < end and not self._stop.wait(min(seconds, WAIT_SECONDS)):
-            self.errands.run()
+            self.job_checkpoint.run()
 
     def _turn(self) -> bool:
         """Take what came, make a micro-step where there is something to learn, publish where it is time."""
         self._take()
-        self.errands.run()
+        self.job_checkpoint.run()
         if time.monotonic() - self._saved > self.config.save_seconds:
             self._save()
         if self._credit() <= 0 or not len(self.trainer.buffer):

@@ -28,10 +28,10 @@ from drafter_online import losses
 from drafter_online.buffer import Buffer
 from drafter_online.checkpoint import Checkpoints
 from drafter_online.errors import TrainingError
-from drafter_online.masters import Masters
 from drafter_online.model import Drafter, Preempted
 from drafter_online.modes import evaluating, normal_mode
 from drafter_online.objective import Acceptance, LossTerms, Result, evaluate
+from drafter_online.optimizer import MasterWeights
 from drafter_online.packing import Batch, pack
 from drafter_online.samples import Sample
 
@@ -134,7 +134,7 @@ class Trainer:
         self.dtype = torch.bfloat16 if wants_bf16 else torch.float32
         with normal_mode():
             drafter.module.to(self.device, self.dtype).train()
-            self._masters = Masters(
+            self._masters = MasterWeights(
                 drafter.module, self.config.learning_rate, self.config.betas, self.config.weight_decay
             )
         self._accumulated = 0

@@ -112,7 +112,7 @@ def measure(quick: bool = False) -> Measured:
     import torch
 
     from drafter_online.samples import Sample, Verify, VerifyStep
-    from drafter_online.stagger import Stagger
+    from drafter_online.shared_canary import SharedCanary
     from drafter_online.versions import Versions
 
     size, repeats = ((1 << 20), 2) if quick else ((64 << 20), 5)
@@ -137,7 +137,7 @@ def measure(quick: bool = False) -> Measured:
         blob = sample.to_bytes()
         pack = _median(sample.to_bytes, repeats)
         unpack = _median(lambda: Sample.from_bytes(blob), repeats)
-        replica = Stagger(store, "a")
+        replica = SharedCanary(store, "a")
         number = store.latest() or 0
         replica.decide(0)
         beat = _median(replica.beat, 5 * repeats)

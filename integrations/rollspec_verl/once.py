@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from rollspec.once import Once
+from rollspec.log_once import LogOnce
 
-told = Once()
+told = LogOnce()
 
 
 def once(sentence: str) -> None:

@@ -25,7 +25,7 @@ from rollspec.engine.vllm import lenient, metadata, scoring
 from rollspec.engine.vllm.lenient import LenientReuse, Prefix
 from rollspec.errors import HistoryError
 from rollspec.proposal.base import prompt_key
-from rollspec.proposal.old import OldResponses, tokenizer_name
+from rollspec.proposal.response_cache import ResponseCache, tokenizer_name
 from rollspec_verl import options
 from rollspec_verl.once import once
 from rollspec_verl.rollouts import Rollouts
@@ -185,7 +185,7 @@ class ReusingServer:
         self.rollspec_tokenizer = await asyncio.to_thread(lambda: tokenizer_name(tokenizer.get_vocab().items()))
         self.rollspec_reuse = LenientReuse(
             config.reuse,
-            OldResponses(config.history.max_bytes),
+            ResponseCache(config.history.max_bytes),
             int(model.max_model_len),
             min(int(model.get_vocab_size()), len(tokenizer)),
             scoring.eos_tokens(me.engine),

@@ -209,13 +209,13 @@ def _lossy(llm: Any, job: dict[str, Any]) -> Any:
     from rollspec.config import RollspecConfig
     from rollspec.engine.vllm import scoring
     from rollspec.engine.vllm.lenient import LenientReuse
-    from rollspec.proposal.old import OldResponses
+    from rollspec.proposal.response_cache import ResponseCache
 
     config = RollspecConfig.from_dict(job["rollspec"])
     model = llm.llm_engine.vllm_config.model_config
     return LenientReuse(
         config.reuse,
-        OldResponses(config.history.max_bytes),
+        ResponseCache(config.history.max_bytes),
         int(model.max_model_len),
         int(model.get_vocab_size()),
         scoring.eos_tokens(llm),

@@ -21,7 +21,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from rollspec.once import Once
+from rollspec.log_once import LogOnce
 from rollspec.proposal.base import prompt_key
 
 MOST_PROMPTS = 1 << 20
@@ -64,7 +64,7 @@ class Streams:
         self._seen: dict[str, _Count] = {}
         self._seeded: dict[int, int] = {}  # key from a request's own seed -> requests with it in this round
         self._origins = _Latest()
-        self._once = Once()
+        self._once = LogOnce()
 
     def begin(
         self,

@@ -14,7 +14,7 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass, field
 
-from rollspec.once import Once
+from rollspec.log_once import LogOnce
 
 logger = logging.getLogger("rollspec")
 
@@ -46,7 +46,7 @@ class Guard:
     alarms: int = 0
     recoveries: int = 0
     _watches: dict[tuple[str, int], _Watch] = field(default_factory=dict)
-    _once: Once = field(default_factory=Once)
+    _once: LogOnce = field(default_factory=LogOnce)
 
     def allows(self, drafter: str, bucket: int) -> bool:
         """Whether the drafter may draft at this batch bucket."""
@@ -85,7 +85,7 @@ class Guard:
             logger.info("rollspec: the drafter %r pays again at a batch of %d; it is on.", drafter, 1 << (bucket % 16))
 
     def _tell(self, drafter: str, bucket: int, w: _Watch) -> None:
-        # Once per drafter: later alarms are counted in rollspec/guard/alarms.
+        # LogOnce per drafter: later alarms are counted in rollspec/guard/alarms.
         self._once(
             drafter,
             "rollspec: the drafter %r is off at a batch of about %d: over the last %d verify steps %.2f of the tokens "

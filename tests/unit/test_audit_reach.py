@@ -198,10 +198,10 @@ def test_a_round_starts_from_old_responses_and_says_what_the_rule_decided() -> N
     pytest.importorskip("vllm")
     from rollspec.config import ReuseConfig
     from rollspec.engine.vllm.lenient import LenientReuse
-    from rollspec.proposal.old import OldResponses
+    from rollspec.proposal.response_cache import ResponseCache
     from rollspec.sampling.audit_worker import Said, _generate_lossily
 
-    reuse = LenientReuse(ReuseConfig(mode="lenient"), OldResponses(1 << 20), 64, 20, frozenset({0}))
+    reuse = LenientReuse(ReuseConfig(mode="lenient"), ResponseCache(1 << 20), 64, 20, frozenset({0}))
     engine = Engine({7: -99.0})
     old = [
         Said(0, 0, [4, 5, 0], [-1.0] * 3),  # kept whole, to its end

@@ -10,7 +10,7 @@ import pytest
 pytest.importorskip("torch")
 
 from rollspec import RollspecConfig
-from rollspec.engine.vllm.proposer import StepResult, VllmProposer
+from rollspec.engine.vllm.bridge import Bridge, StepResult
 from rollspec.engine.vllm.worker import _collect
 from rollspec.step import Engine
 
@@ -44,15 +44,15 @@ def test_a_step_too_many_begins_no_request_anew() -> None:
 
     bridge._begin = begin
     for _ in range(3):
-        VllmProposer._prepare(bridge, result([5], [6]))
-    assert VllmProposer.ended(bridge, "a") and not VllmProposer.ended(bridge, "b")
+        Bridge._prepare(bridge, result([5], [6]))
+    assert Bridge.ended(bridge, "a") and not Bridge.ended(bridge, "b")
     _collect(bridge)
     assert finished == [("a", True)] and bridge.collected == {"a"} and "a" not in p.requests
-    VllmProposer._prepare(bridge, result([7], [6]))
-    assert begun == ["a", "b"] and VllmProposer.ended(bridge, "a")
+    Bridge._prepare(bridge, result([7], [6]))
+    assert begun == ["a", "b"] and Bridge.ended(bridge, "a")
     ((_, prompt),) = p.history
     assert [r.tokens.tolist() for r in prompt.responses] == [[5, 5, 5]]
     last = step(b=1)
     last.finished_req_ids = {"a"}
-    VllmProposer.before_step(bridge, last)
+    Bridge.before_step(bridge, last)
     assert not bridge.collected, "its name may be given again"

@@ -335,7 +335,7 @@ def test_a_checkpoint_has_the_daemons_state(ends: Ends, tmp_path: Path, monkeypa
     s = side(ends, hub)
     folder = tmp_path / "replica_0" / "drafter"
     with monkeypatch.context() as m:
-        m.setattr("rollspec.engine.vllm.errands.SAVE_SECONDS", 0.5)
+        m.setattr("rollspec.engine.vllm.checkpoint_client.SAVE_SECONDS", 0.5)
         assert not s.training.save(folder), "one that does not answer"
     assert not folder.exists() and any("has not answered for" in c for c in s.learned.bridge.faults)
     answering(hub)
@@ -363,13 +363,13 @@ def test_a_copy_is_taken_over_when_the_daemon_comes(ends: Ends, tmp_path: Path, 
     ends.open.append(s)
     assert s.training.load(tmp_path)
     assert not s.training.save(tmp_path / "checkpoint") and "has not answered yet" in str(s.learned.bridge.faults)
-    s.training.errands.load(tmp_path / "late")
-    s.training.errands._list()[-1].until = 0.0
+    s.training.checkpoints.load(tmp_path / "late")
+    s.training.checkpoints._list()[-1].until = 0.0
     until(lambda: any("loading: the daemon has not" in c for c in s.learned.bridge.faults))
     hub = ends.hub(endpoint)
     answering(hub)
     until(lambda: [m.body["folder"] for m in of(hub, "load")] == [str(tmp_path)])
-    until(lambda: not s.training.errands._list())
+    until(lambda: not s.training.checkpoints._list())
 
 
 def test_how_the_daemons_training_goes(ends: Ends, caplog: pytest.LogCaptureFixture) -> None:

@@ -1,4 +1,4 @@
-"""Engines that follow a shared store, with stand-ins for swappers; the rule itself is in test_drafter_stagger.py."""
+"""Engines that follow a shared store, with stand-ins for swappers; the rule is in test_drafter_shared_canary.py."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from drafter_online.stagger import LEASE_SECONDS  # noqa: E402
+from drafter_online.shared_canary import LEASE_SECONDS  # noqa: E402
 from drafter_online.versions import Versions  # noqa: E402
 from rollspec.engine.vllm import follow  # noqa: E402
 from rollspec.engine.vllm.follow import STALL_SECONDS, Follower  # noqa: E402

@@ -164,8 +164,8 @@ def test_an_assignment_is_found(planted: str) -> None:
 @pytest.mark.parametrize(
     "fine",
     [
-        "def f(drafter: VllmProposer):\n    drafter.coupled = 1",
-        "def f(runner: Any):\n    found: VllmProposer = runner.drafter\n    found.learned = 1",
+        "def f(drafter: Bridge):\n    drafter.coupled = 1",
+        "def f(runner: Any):\n    found: Bridge = runner.drafter\n    found.learned = 1",
         "class A:\n    def __init__(self, runner: Any):\n        self.runner = runner",
         "def patch(module):\n    module.x = 1\non_import('verl.trainer', patch)",
         "def f(runner: Any):\n    counts = {}\n    counts[runner.x] = 1",

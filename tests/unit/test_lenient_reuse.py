@@ -16,7 +16,7 @@ from rollspec.config import ReuseConfig
 from rollspec.engine.vllm import scoring
 from rollspec.engine.vllm.lenient import LenientReuse, Prefix
 from rollspec.proposal.base import prompt_key
-from rollspec.proposal.old import OldResponses
+from rollspec.proposal.response_cache import ResponseCache
 from rollspec.telemetry.metrics import EngineStats, find, to_metrics
 
 PROMPT = [5, 6, 7]
@@ -43,7 +43,7 @@ class Engine:
 def reuse(bias: float = 0.0, old: Any = OLD, seed: int = 0, **changes: Any) -> LenientReuse:
     settings: dict[str, Any] = {"max_model_len": 64, "vocab_size": 20, "eos": frozenset({EOS}), **changes}
     out = LenientReuse(
-        ReuseConfig(mode="lenient", bias=bias), OldResponses(1 << 20), rng=np.random.default_rng(seed), **settings
+        ReuseConfig(mode="lenient", bias=bias), ResponseCache(1 << 20), rng=np.random.default_rng(seed), **settings
     )
     out.remember([(prompt_key(PROMPT), "0_0", old, np.full(len(old), -1.0))], 1)
     return out

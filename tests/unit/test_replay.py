@@ -11,7 +11,7 @@ import pytest
 
 from rollspec import RollspecConfig
 from rollspec.errors import ConfigError, HistoryError
-from rollspec.once import Once
+from rollspec.log_once import LogOnce
 from rollspec.proposal.base import as_tokens
 from rollspec.proposal.history import History, Response
 from rollspec.proposal.replay import Replay
@@ -104,7 +104,7 @@ def test_greedy_requests_and_repeated_seeds_reuse_nothing_and_say_so_once(caplog
     from rollspec.engine.vllm.noise_keys import NoiseKeys
 
     c = NoiseKeys.__new__(NoiseKeys)
-    c.on, c.keep, c._once, c.streams = True, True, Once(), Streams(0, keep=True)
+    c.on, c.keep, c._once, c.streams = True, True, LogOnce(), Streams(0, keep=True)
     sampled, greedy = SimpleNamespace(temperature=1.0), SimpleNamespace(temperature=0.0)
     for name, seed in (("a", None), ("b", None), ("c", 5), ("d", 5), ("e", 6)):
         c.streams.begin(name, [1, 2], seed)

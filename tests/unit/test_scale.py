@@ -170,14 +170,14 @@ def test_a_trial_passes_on_at_once_when_its_replica_leaves_and_after_its_lease_w
 
 
 def real(folder: Path, f: Fleet, seed: int, kill: float | None = None) -> tuple[float, float]:
-    """The same fleet with `drafter_online.stagger` deciding: (to the verdict, from it to the last replica)."""
-    from drafter_online.stagger import Stagger
+    """The same fleet with `drafter_online.shared_canary` deciding: (to the verdict, from it to the last replica)."""
+    from drafter_online.shared_canary import SharedCanary
     from drafter_online.versions import Versions
 
     clock, rng, store = Clock(), random.Random(seed), Versions(folder)
     running, alive, took = [0] * f.replicas, [True] * f.replicas, [0.0] * f.replicas
     decided: list[float] = []
-    staggers = [Stagger(store, str(i), lease_seconds=f.lease, clock=lambda: clock.now) for i in range(f.replicas)]
+    staggers = [SharedCanary(store, str(i), lease_seconds=f.lease, clock=lambda: clock.now) for i in range(f.replicas)]
 
     def look(i: int) -> None:
         if not alive[i]:

@@ -18,8 +18,8 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from drafter_online.lifecycle import State  # noqa: E402
+from rollspec.engine.vllm.drafter_kv import DrafterKV  # noqa: E402
 from rollspec.engine.vllm.ranks import Note, Ranks  # noqa: E402
-from rollspec.engine.vllm.states import States  # noqa: E402
 from rollspec.engine.vllm.swap import Swapper, SwapRefusedError  # noqa: E402
 from rollspec.proposal.router import Router  # noqa: E402
 
@@ -50,7 +50,7 @@ class Owner:
         self.target_model, self.draft_model = target, drafter
         self.draft_folder, self.vllm_config = str(folder), vllm_config
         self.base, self.device, self.asleep, self.policy_version = "b", torch.device("cpu"), False, 3
-        self.states = States(1 << 20, 100, 4, 4)
+        self.states = DrafterKV(1 << 20, 100, 4, 4)
         self.router = Router(2)
         self.acceptance = self.router.acceptance
         self.swaps, self.on_canary = 0, False

@@ -11,8 +11,8 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from rollspec.engine.vllm.scoring import asked  # noqa: E402
-from rollspec.engine.vllm.v2.ceiling import Ceiling  # noqa: E402
 from rollspec.engine.vllm.v2.layers import _without_last  # noqa: E402
+from rollspec.engine.vllm.v2.max_acceptance import MaxAcceptance  # noqa: E402
 from rollspec.engine.vllm.v2.scoring import Scoring  # noqa: E402
 
 
@@ -62,7 +62,7 @@ def runner(temperature: list[float], cut: bool = False) -> Any:
     )
 
 
-def look(ceiling: Ceiling, logits: Any, emitted: list[int], skip: bool = False) -> None:
+def look(ceiling: MaxAcceptance, logits: Any, emitted: list[int], skip: bool = False) -> None:
     rows = torch.tensor([0, 0, 0, 1])
 
     def sample() -> Any:
@@ -76,7 +76,7 @@ def look(ceiling: Ceiling, logits: Any, emitted: list[int], skip: bool = False) 
 def test_the_ceiling_is_of_the_rows_that_became_tokens() -> None:
     logits = 2.0 * torch.randn(4, 7)
     largest = logits.softmax(-1).max(-1).values
-    ceiling = Ceiling(runner([1.0, 0.0]), {"a": 2, "b": 0}.__getitem__)
+    ceiling = MaxAcceptance(runner([1.0, 0.0]), {"a": 2, "b": 0}.__getitem__)
     look(ceiling, logits, [2, 1])  # of `a` a draft was rejected; `b` is greedy: nothing caps its drafts
     assert ceiling.sums[1] == 3 and ceiling.sums[0] == pytest.approx(float(largest[0] + largest[1]) + 1.0)
     look(ceiling, logits, [3, 1])
@@ -84,7 +84,7 @@ def test_the_ceiling_is_of_the_rows_that_became_tokens() -> None:
 
 
 def test_what_is_cut_after_the_look_is_left_out() -> None:
-    ceiling = Ceiling(runner([1.0, 1.0], cut=True), {"a": 2, "b": 0}.__getitem__)
+    ceiling = MaxAcceptance(runner([1.0, 1.0], cut=True), {"a": 2, "b": 0}.__getitem__)
     look(ceiling, torch.randn(4, 7), [1, 1], skip=True)
     assert ceiling.sums == [0.0, 0.0]
     look(ceiling, torch.randn(4, 7), [1, 1])

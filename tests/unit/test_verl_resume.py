@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from rollspec.once import Once
+from rollspec.log_once import LogOnce
 
 omegaconf = pytest.importorskip("omegaconf")
 pytest.importorskip("verl")
@@ -18,7 +18,7 @@ pytest.importorskip("vllm")
 
 @pytest.fixture(autouse=True)
 def forget(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rollspec_verl.once.told", Once())
+    monkeypatch.setattr("rollspec_verl.once.told", LogOnce())
 
 
 def client(answers: list[list[int]], name: str = "vllm", **custom: Any) -> tuple[Any, list[tuple[list[int], Any]]]:

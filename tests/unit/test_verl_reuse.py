@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 
 from rollspec.config import RollspecConfig
-from rollspec.once import Once
+from rollspec.log_once import LogOnce
 from rollspec.proposal.base import as_tokens, prompt_key
-from rollspec.proposal.old import FILE
+from rollspec.proposal.response_cache import FILE
 
 pytest.importorskip("verl")
 pytest.importorskip("vllm")
@@ -26,7 +26,7 @@ LENIENT = {"rollspec": {"reuse": {"mode": "lenient"}}}
 
 @pytest.fixture(autouse=True)
 def forget(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rollspec_verl.once.told", Once())
+    monkeypatch.setattr("rollspec_verl.once.told", LogOnce())
 
 
 # ---- the agent loop's worker
@@ -172,7 +172,7 @@ def make(scores: list[float], old: list[int] | None = None) -> Any:
     from rollspec_verl.reuse import ReusingServer
 
     from rollspec.engine.vllm.lenient import LenientReuse
-    from rollspec.proposal.old import OldResponses
+    from rollspec.proposal.response_cache import ResponseCache
 
     class Server(ReusingServer, Base):
         pass
@@ -188,7 +188,7 @@ def make(scores: list[float], old: list[int] | None = None) -> Any:
     server.engine = SimpleNamespace(generate=generate)  # type: ignore[attr-defined]
     server.rollspec_reuse_faults, server.rollspec_tokenizer = {}, "T"
     config = RollspecConfig.load({"reuse": {"mode": "lenient"}}, env={})
-    server.rollspec_reuse = LenientReuse(config.reuse, OldResponses(1 << 20), 32, 100, frozenset({1}))
+    server.rollspec_reuse = LenientReuse(config.reuse, ResponseCache(1 << 20), 32, 100, frozenset({1}))
     tokens = [10, 11, 12, 1] if old is None else old
     server.rollspec_reuse.remember([(prompt_key([5, 6]), "0_0", tokens, [-1.0] * len(tokens))], 0)
     return server

@@ -29,7 +29,7 @@ from rollspec.proposal.base import as_tokens, prompt_key
 
 if TYPE_CHECKING:
     from drafter_online.samples import Sample, VerifyStep
-    from rollspec.engine.vllm.proposer import VllmProposer
+    from rollspec.engine.vllm.bridge import Bridge
 
 logger = logging.getLogger("rollspec")
 
@@ -74,7 +74,7 @@ class Capture:
         layers: of the target, whose hidden states the head reads, in its order.
     """
 
-    def __init__(self, bridge: VllmProposer, runner: Any, layers: tuple[int, ...]) -> None:
+    def __init__(self, bridge: Bridge, runner: Any, layers: tuple[int, ...]) -> None:
         config = bridge.config.drafter.capture
         self._bridge = bridge
         self._runner = runner

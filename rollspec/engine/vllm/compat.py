@@ -132,7 +132,7 @@ def tokenizer_of(model: Any) -> str | None:
     """The name of a running engine's tokenizer (`tokenizer_name`); None where it has none or it cannot be read."""
     if model.skip_tokenizer_init:
         return None
-    from rollspec.proposal.old import tokenizer_name
+    from rollspec.proposal.response_cache import tokenizer_name
 
     try:
         from transformers import AutoTokenizer

@@ -23,8 +23,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rollspec.engine import objects
+from rollspec.engine.vllm.checkpoint_client import CheckpointClient
 from rollspec.engine.vllm.domains import Domains
-from rollspec.engine.vllm.errands import Errands
 from rollspec.engine.vllm.faults import TrainingFaults
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ class DedicatedTraining:
         self.parts: dict[str, torch.Tensor] | None = None  # the target's own, put together from all ranks
         self.domains = learned.domains = Domains(learned.bridge.running)
         self.counts = {"sent": 0, "dropped": 0, "rewards": 0, "offers": 0, "fetched": 0, "objects": 0}
-        self.errands = Errands(TrainingFaults(learned.bridge.count))
+        self.checkpoints = CheckpointClient(TrainingFaults(learned.bridge.count))
         self.progress: Progress | None = None  # of the daemon's training, as it said last
         self._hung = False
         self._rewards: deque[tuple[str, float]] = deque(maxlen=1 << 16)
@@ -143,14 +143,14 @@ class DedicatedTraining:
         """Have the daemon copy its state to `folder`; False where it does not, or keeps its state to itself."""
         if self._stop.is_set() or not self._thread.is_alive():
             return False
-        return self.errands.save(folder, self.link.away)
+        return self.checkpoints.save(folder, self.link.away)
 
     def load(self, folder: Path) -> bool:
         """Have the daemon go on from a copy that `save` made, once it listens; False where there is none."""
         home = self.learned.bridge.config.history.dir
         if not folder.is_dir() or (home is not None and folder.resolve() == (home / "drafter").resolve()):
             return False  # below history.dir it is the daemon's own, which it has read
-        self.errands.load(folder)
+        self.checkpoints.load(folder)
         return True
 
     def stop(self) -> None:
@@ -174,7 +174,7 @@ class DedicatedTraining:
                 if away:
                     self._drop()
                     continue
-                self.errands.send(self.link)
+                self.checkpoints.send(self.link)
                 self._report()
                 self._ship()
                 self._continue()
@@ -186,7 +186,7 @@ class DedicatedTraining:
                 self.learned.capture.paused = True
             self.error = cause
         finally:
-            self.errands.away("the connection has ended")
+            self.checkpoints.away("the connection has ended")
             self.link.close()
             self._give_up()
             if self._cache is not None:
@@ -194,7 +194,7 @@ class DedicatedTraining:
 
     def _drop(self) -> None:
         """Nobody listens: what waits is of no use later."""
-        self.errands.away(str(self.link.away))
+        self.checkpoints.away(str(self.link.away))
         self.progress = None
         capture = self.learned.capture
         if capture is not None and capture.ready:
@@ -271,7 +271,7 @@ class DedicatedTraining:
             elif message.kind == "status":
                 self._told_of(message.body)
             elif message.kind == "done":
-                self.errands.answered(message.body)
+                self.checkpoints.answered(message.body)
         except DrafterError as e:
             version = message.body.get("version")
             self._give_up()

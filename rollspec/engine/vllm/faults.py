@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from rollspec.once import Once
+from rollspec.log_once import LogOnce
 
 
 class TrainingFaults:
@@ -16,7 +16,7 @@ class TrainingFaults:
 
     def __init__(self, count: Callable[[str], None]) -> None:
         self._count = count
-        self._once = Once()
+        self._once = LogOnce()
 
     def __call__(self, what: str, cause: str) -> None:
         """Count it, and say the first of its kind."""

@@ -1,9 +1,9 @@
 """Follows a store of drafter versions that several engines share: one of them tries a version, the others wait for it.
 
-A thread looks into the store every `POLL_SECONDS`, decides with `drafter_online.stagger`, and has the swapper do it:
-with a canary where this engine tries, without one where another's verdict is known. Files are read and written on this
-thread only; the engine's own never waits for the store. An engine may come and go at any time: a canary that it leaves,
-or dies in, passes to the next one.
+A thread looks into the store every `POLL_SECONDS`, decides with `drafter_online.shared_canary`, and has the swapper do
+it: with a canary where this engine tries, without one where another's verdict is known. Files are read and written on
+this thread only; the engine's own never waits for the store. An engine may come and go at any time: a canary that it
+leaves, or dies in, passes to the next one.
 
 A store that cannot be read or written leaves the engine with the drafter that it has; the cause is counted and said
 once.
@@ -22,9 +22,9 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from drafter_online.errors import DrafterError
-from drafter_online.stagger import LEASE_SECONDS, Decision, Stagger
+from drafter_online.shared_canary import LEASE_SECONDS, Decision, SharedCanary
 from drafter_online.versions import Versions
-from rollspec.once import Once
+from rollspec.log_once import LogOnce
 
 logger = logging.getLogger("rollspec")
 
@@ -54,7 +54,7 @@ class Swaps(Protocol):
 
 
 class Follower:
-    """One engine's part in a staggered canary.
+    """One engine's part in the fleet's canary.
 
     Args:
         swapper: of this engine.
@@ -79,13 +79,13 @@ class Follower:
         self.replica = replica or f"{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:6]}"
         self.counts = {"tried": 0, "taken": 0, "back": 0, "given_back": 0, "unusable": 0}
         self.last = Decision("none")
-        self._stagger = Stagger(self.store, self.replica, lease_seconds=LEASE_SECONDS, clock=clock)
+        self._canaries = SharedCanary(self.store, self.replica, lease_seconds=LEASE_SECONDS, clock=clock)
         self._working, self._fault, self._clock = working, fault, clock
         self._offered: Decision | None = None  # what the swapper was given and has not finished
         self._before: dict[str, Any] = {}  # the swapper's `last` at that time: it makes a new one for each swap
         self._progress: tuple[int, float] = (-1, 0.0)  # drafts scored, and since when
         self._unusable: set[int] = set()  # here; other engines may differ
-        self._once = Once()
+        self._once = LogOnce()
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -108,7 +108,7 @@ class Follower:
     def _run(self) -> None:
         while not self._stop.wait(POLL_SECONDS):
             self.tick()
-        self._stagger.release()
+        self._canaries.release()
 
     def tick(self) -> None:
         """One look. Never raises."""
@@ -116,7 +116,7 @@ class Follower:
             if self._offered is not None:
                 self._watch(self._offered)
             elif not self.swapper.busy:
-                self._act(self._stagger.decide(self.swapper.version, willing=self._working()))
+                self._act(self._canaries.decide(self.swapper.version, willing=self._working()))
         except Exception as e:  # whatever it is: the engine goes on with the drafter it has
             cause = str(e) if isinstance(e, DrafterError) else f"{type(e).__name__}: {e}"
             self._fault(f"drafter versions: {cause}")
@@ -140,11 +140,11 @@ class Follower:
             # The engine has nothing to do: when it has, there may be a newer version, or another has tried this one.
             self._offered = None
             self.counts["given_back"] += 1
-            self._stagger.release()
+            self._canaries.release()
             return
         if not trying and self._replaced(d):
             return
-        alone = not trying or self._stagger.beat()
+        alone = not trying or self._canaries.beat()
         last = self.swapper.last
         refused = last.get("refused")
         if self.swapper.busy or last is self._before or (trying and refused is None and "verdict" not in last):
@@ -158,13 +158,13 @@ class Follower:
                 self.counts["unusable"] += 1
                 self._unusable.add(d.version)
             return
-        if self._stagger.trying is None:
+        if self._canaries.trying is None:
             return  # given back, or gone from the store, meanwhile; the swapper's record says the rest
         if refused is not None:
-            self._stagger.conclude("refused", refused)
+            self._canaries.conclude("refused", refused)
             return
         verdict = last["verdict"]
-        counts = self._stagger.conclude(verdict, str(last.get("reason", "")))
+        counts = self._canaries.conclude(verdict, str(last.get("reason", "")))
         if counts != verdict:
             logger.warning(
                 "rollspec: drafter version %s was promoted here and rolled back by another engine; it goes.", d.version
@@ -174,7 +174,7 @@ class Follower:
         """Whether an offer that no step has taken up gave way to a newer promoted version: the store keeps that one
         only, and an engine between two rollouts takes no step for long.
         """
-        newer = self._stagger.decide(self.swapper.version, willing=False)
+        newer = self._canaries.decide(self.swapper.version, willing=False)
         if newer.action not in ("take", "back") or newer.version == d.version or not self.swapper.withdraw():
             return False
         self._offered = None
@@ -189,4 +189,4 @@ class Follower:
             self._progress = (seen, now)
         elif now - self._progress[1] >= STALL_SECONDS:
             self.counts["given_back"] += 1
-            self._stagger.release()
+            self._canaries.release()

@@ -22,12 +22,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from rollspec.engine.vllm.bridge import Bridge, StepResult
 from rollspec.engine.vllm.capture import Capture
 from rollspec.engine.vllm.domains import Domains
+from rollspec.engine.vllm.drafter_kv import DrafterKV, Entry
 from rollspec.engine.vllm.follow import Follower
-from rollspec.engine.vllm.proposer import StepResult, VllmProposer
 from rollspec.engine.vllm.ranks import NOTHING, Ranks
-from rollspec.engine.vllm.states import Entry, States
 from rollspec.engine.vllm.swap import Swapper
 from rollspec.step import Engine
 
@@ -57,7 +57,7 @@ class DraftHead:
         layers: of the target, whose hidden states the head reads, in its order; none for a draft model.
     """
 
-    def __init__(self, bridge: VllmProposer, runner: Any, ranks: Ranks, drafter: Any, layers: tuple[int, ...]) -> None:
+    def __init__(self, bridge: Bridge, runner: Any, ranks: Ranks, drafter: Any, layers: tuple[int, ...]) -> None:
         self.bridge = bridge
         self.runner = runner
         self.ranks = ranks
@@ -70,7 +70,7 @@ class DraftHead:
         config = runner.speculative_config.draft_model_config
         self.limit = int(getattr(config, "max_model_len", None) or runner.max_model_len)
         width = self.aux_layers * int(runner.model_config.get_hidden_size())
-        self.states = States(KEEP_BYTES, int(drafter.max_num_tokens), width, runner.dtype.itemsize)
+        self.states = DrafterKV(KEEP_BYTES, int(drafter.max_num_tokens), width, runner.dtype.itemsize)
         self.off = False
         self.rebuilt = 0  # positions read again after swaps
         self.caught_up = 0  # positions read late, after pauses

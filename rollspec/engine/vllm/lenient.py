@@ -22,9 +22,9 @@ import numpy.typing as npt
 
 from rollspec.config import ReuseConfig
 from rollspec.engine.vllm import scoring
-from rollspec.once import Once
+from rollspec.log_once import LogOnce
 from rollspec.proposal.base import prompt_key
-from rollspec.proposal.old import OldResponse, OldResponses
+from rollspec.proposal.response_cache import CachedResponse, ResponseCache
 from rollspec.sampling import lenient
 
 Score = Callable[[list[int], Any], Awaitable[Any]]
@@ -72,7 +72,7 @@ class LenientReuse:
     def __init__(
         self,
         config: ReuseConfig,
-        old: OldResponses,
+        old: ResponseCache,
         max_model_len: int,
         vocab_size: int,
         eos: frozenset[int] = frozenset(),
@@ -88,7 +88,7 @@ class LenientReuse:
         self.version = 0
         self._rng = np.random.default_rng() if rng is None else rng
         self._counts: dict[str, float] = {}
-        self._once = Once()
+        self._once = LogOnce()
 
     async def prefix(
         self, score: Score, prompt: Sequence[int], params: Mapping[str, Any], limit: int, sample: str | None
@@ -121,7 +121,7 @@ class LenientReuse:
             return None
         return self._cut(tokens, old, scoring.read(output, len(prompt)), params, limit)
 
-    def _unusable(self, old: OldResponse, limit: int) -> tuple[str, str] | None:
+    def _unusable(self, old: CachedResponse, limit: int) -> tuple[str, str] | None:
         """(cause, sentence part) why this response cannot be reused."""
         n = len(old.tokens)
         if n > limit:
@@ -132,7 +132,12 @@ class LenientReuse:
         return None
 
     def _cut(
-        self, tokens: list[int], old: OldResponse, new: npt.NDArray[np.float32], params: Mapping[str, Any], limit: int
+        self,
+        tokens: list[int],
+        old: CachedResponse,
+        new: npt.NDArray[np.float32],
+        params: Mapping[str, Any],
+        limit: int,
     ) -> Prefix:
         kept = self._kept(new, old.logprobs[: len(tokens)])
         stop = {*(params.get("stop_token_ids") or ()), *(() if params.get("ignore_eos") else self.eos)}
@@ -176,7 +181,7 @@ class LenientReuse:
         kept = 0
         for key, sample, tokens, logprobs in items:
             try:
-                response = OldResponse(
+                response = CachedResponse(
                     np.ascontiguousarray(tokens, np.int32), np.ascontiguousarray(logprobs, np.float32), version
                 )
                 self.old.add(key, sample, response)

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from typing import Any
 
 from rollspec.config import RollspecConfig
-from rollspec.engine.vllm import arrivals, scoring
-from rollspec.once import Once
+from rollspec.engine.vllm import sample_index, scoring
+from rollspec.log_once import LogOnce
 from rollspec.sampling.streams import Streams
 
 logger = logging.getLogger("rollspec")
@@ -33,7 +33,7 @@ class NoiseKeys:
         self.streams = Streams(config.coupled.seed, engine, keep=self.keep)
         self.on = True
         self._record_fault = record_fault
-        self._once = Once()
+        self._once = LogOnce()
         self._broken: Exception | None = None  # what made the noise of the next step unknown
         if self.keep:
             logger.warning(
@@ -52,7 +52,7 @@ class NoiseKeys:
                 params = new.sampling_params
                 seed = params.seed if params is not None else None
                 origin = scoring.origin(params)
-                self.streams.begin(new.req_id, new.prompt_token_ids, seed, arrivals.of(params), origin)
+                self.streams.begin(new.req_id, new.prompt_token_ids, seed, sample_index.of(params), origin)
         except Exception as e:
             self._broken = e
 

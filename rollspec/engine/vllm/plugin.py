@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from rollspec.config import Source, resolve, switched_on
-from rollspec.engine.vllm import arrivals, compat, heads, hooks, prometheus
+from rollspec.engine.vllm import checkpoint_resolver, compat, hooks, prometheus, sample_index
 from rollspec.engine.vllm.hooks.engine import (
     AddRequest,
     CreateEngineConfig,
@@ -111,7 +111,7 @@ def configure(args: Any, source: Source) -> None:
         what = "without speculation" if config.mode == "standard" else "without speculation and coupled sampling"
         _leave(args, reason, level, what)
         return
-    config, method = heads.settle(args, config)
+    config, method = checkpoint_resolver.settle(args, config)
     if not config.proposal.drafters and config.mode == "standard":  # coupled sampling goes on without drafts
         args.additional_config = {**(args.additional_config or {}), KEY: {"off": "no drafter fits this engine"}}
         return
@@ -182,7 +182,7 @@ BEHAVIOUR: Mapping[type[hooks.Hook], hooks.Around] = {
     InitDevice: _init_device,
     InitializeFromConfig: _initialize_from_config,
     WorkerCall: _worker_call,
-    AddRequest: arrivals.add_request,
+    AddRequest: sample_index.add_request,
     OutputHandler: prometheus.run_output_handler,
     ReserveSlots: scheduling.limit_slots,
     UpdateFromOutput: scheduling.count_drafts,

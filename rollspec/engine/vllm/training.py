@@ -9,9 +9,9 @@ from typing import Any, Protocol
 
 import torch
 
+from rollspec.engine.vllm.bridge import Bridge
 from rollspec.engine.vllm.capture import Capture
 from rollspec.engine.vllm.domains import Domains
-from rollspec.engine.vllm.proposer import VllmProposer
 from rollspec.engine.vllm.ranks import Ranks
 from rollspec.engine.vllm.swap import Swapper
 
@@ -19,7 +19,7 @@ from rollspec.engine.vllm.swap import Swapper
 class TrainedHead(Protocol):
     """See `DraftHead`, whose attributes these are."""
 
-    bridge: VllmProposer
+    bridge: Bridge
     runner: Any
     ranks: Ranks
     drafter: Any

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 
 from rollspec.config import RollspecConfig
 from rollspec.engine.vllm import hooks
+from rollspec.engine.vllm.bridge import TRAINER, Bridge
 from rollspec.engine.vllm.compat import vllm_version
 from rollspec.engine.vllm.hooks.worker import WorkerSleep, WorkerWakeUp
-from rollspec.engine.vllm.proposer import TRAINER, VllmProposer
 from rollspec.errors import HistoryError, RollspecError, UnsupportedEngineError
 from rollspec.tuning import store
 
@@ -30,7 +30,7 @@ BRIDGE = "_rollspec"
 """On a model runner: rollspec's side of it."""
 
 
-def equip(worker: Any, drafter: VllmProposer, head: DraftHead, config: RollspecConfig) -> None:
+def equip(worker: Any, drafter: Bridge, head: DraftHead, config: RollspecConfig) -> None:
     """Give a worker's head what swaps, trains and follows it."""
     from rollspec.engine.vllm.head_owner import HeadOwner
     from rollspec.engine.vllm.online import OnlineTraining
@@ -53,13 +53,13 @@ def equip(worker: Any, drafter: VllmProposer, head: DraftHead, config: RollspecC
             _share(drafter, config.drafter.versions)
 
 
-def load_history(drafter: VllmProposer) -> None:
+def load_history(drafter: Bridge) -> None:
     """Take up what an earlier run saved, where a folder is named."""
     if drafter.config.history.dir is not None and drafter.drafting:
         _load(drafter, {"dir": str(drafter.config.history.dir)})
 
 
-def _connect(drafter: VllmProposer) -> None:
+def _connect(drafter: Bridge) -> None:
     """Feed the daemon; where that cannot be, the engine serves with the drafter it has."""
     from drafter_online.errors import DrafterError
     from rollspec.engine.vllm.dedicated import DedicatedTraining
@@ -74,7 +74,7 @@ def _connect(drafter: VllmProposer) -> None:
         logger.error("rollspec: the drafter gets no feedback: %s", str(e).removeprefix("drafter-online: "))
 
 
-def _share(drafter: VllmProposer, folder: Path) -> None:
+def _share(drafter: Bridge, folder: Path) -> None:
     """Take versions from a store that other engines read as well."""
     from rollspec.engine.vllm.follow import Follower
 
@@ -107,9 +107,9 @@ def call(worker: Any, op: str, payload: dict[str, Any]) -> dict[str, Any]:
         return {"error": f"rollspec: the operation {op!r} failed ({type(e).__name__}: {e})."}
 
 
-def bridge(worker: Any) -> VllmProposer | None:
+def bridge(worker: Any) -> Bridge | None:
     """rollspec's side of a worker, or None where rollspec is not on in it."""
-    found: VllmProposer | None = getattr(getattr(worker, "model_runner", None), BRIDGE, None)
+    found: Bridge | None = getattr(getattr(worker, "model_runner", None), BRIDGE, None)
     return found
 
 
@@ -134,7 +134,7 @@ def is_output_rank(worker: Any) -> bool:
     return int(worker.rank) % int(parallel.tensor_parallel_size) == 0
 
 
-def next_version(drafter: VllmProposer) -> None:
+def next_version(drafter: Bridge) -> None:
     """The target has other weights, and nobody said which version they are: the next one."""
     if drafter.drafting:
         _new_version(drafter, drafter.proposer.version + 1)
@@ -143,7 +143,7 @@ def next_version(drafter: VllmProposer) -> None:
         _new_weights(drafter)
 
 
-def _follow(drafter: VllmProposer, op: str, payload: dict[str, Any]) -> None:
+def _follow(drafter: Bridge, op: str, payload: dict[str, Any]) -> None:
     """What a rank does together with the one that drafts; that one answers for all. Never raises."""
     try:
         if op == "swap":
@@ -160,7 +160,7 @@ def _follow(drafter: VllmProposer, op: str, payload: dict[str, Any]) -> None:
         logger.exception("rollspec: the operation %r failed on a rank that does not draft", op)
 
 
-def _new_weights(drafter: VllmProposer) -> None:
+def _new_weights(drafter: Bridge) -> None:
     """The target has other weights; on every rank."""
     learned = drafter.learned
     if learned is None or learned.swapper is None:
@@ -203,7 +203,7 @@ def _watch_sleep(worker: Any, learned: DraftHead) -> None:
 # ---------------------------------------------------------------------------------------------------------
 
 
-def _info(drafter: VllmProposer, payload: dict[str, Any]) -> dict[str, Any]:
+def _info(drafter: Bridge, payload: dict[str, Any]) -> dict[str, Any]:
     state, reason = drafter.state()
     p = drafter.proposer
     cost = p.tuner.cost
@@ -227,18 +227,18 @@ def _info(drafter: VllmProposer, payload: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _stats(drafter: VllmProposer, payload: dict[str, Any]) -> dict[str, Any]:
+def _stats(drafter: Bridge, payload: dict[str, Any]) -> dict[str, Any]:
     return drafter.drain(str(payload.get("reader", TRAINER))).to_dict()
 
 
-def _set_version(drafter: VllmProposer, payload: dict[str, Any]) -> dict[str, Any]:
+def _set_version(drafter: Bridge, payload: dict[str, Any]) -> dict[str, Any]:
     version = int(payload["version"])
     if drafter.policy is not None:
         drafter.policy.told()
     return _new_version(drafter, version)
 
 
-def _new_version(drafter: VllmProposer, version: int) -> dict[str, Any]:
+def _new_version(drafter: Bridge, version: int) -> dict[str, Any]:
     drafter.set_version(version)
     _new_weights(drafter)
     if drafter.learned is not None and drafter.learned.online is not None:
@@ -249,14 +249,14 @@ def _new_version(drafter: VllmProposer, version: int) -> dict[str, Any]:
     return {"version": version}
 
 
-def _swap(drafter: VllmProposer, payload: dict[str, Any]) -> dict[str, Any]:
+def _swap(drafter: Bridge, payload: dict[str, Any]) -> dict[str, Any]:
     if drafter.learned is None or drafter.learned.swapper is None:
         return {"error": "rollspec: this engine runs no learned drafter, so there are no weights to swap."}
     answer: dict[str, Any] = drafter.learned.swapper.request(payload)
     return answer
 
 
-def _samples(drafter: VllmProposer, payload: dict[str, Any]) -> dict[str, Any]:
+def _samples(drafter: Bridge, payload: dict[str, Any]) -> dict[str, Any]:
     if drafter.learned is None or drafter.learned.capture is None:
         return {"error": "rollspec: this engine captures no samples; set drafter.mode to capture."}
     _collect(drafter)
@@ -264,7 +264,7 @@ def _samples(drafter: VllmProposer, payload: dict[str, Any]) -> dict[str, Any]:
     return answer
 
 
-def _updating(drafter: VllmProposer, payload: dict[str, Any]) -> dict[str, Any]:
+def _updating(drafter: Bridge, payload: dict[str, Any]) -> dict[str, Any]:
     """The machine is the trainer's (`on` true, until the next step or `set_version`): nothing else uses it."""
     on = bool(payload["on"])
     if drafter.learned is not None and drafter.learned.online is not None:
@@ -272,7 +272,7 @@ def _updating(drafter: VllmProposer, payload: dict[str, Any]) -> dict[str, Any]:
     return {"updating": on}
 
 
-def _set_k(drafter: VllmProposer, payload: dict[str, Any]) -> dict[str, Any]:
+def _set_k(drafter: Bridge, payload: dict[str, Any]) -> dict[str, Any]:
     k, most = int(payload["k"]), drafter.proposer.k_max
     if not 0 <= k <= most:
         return {"error": f"rollspec: k = {k} cannot be used; give 0 to proposal.k_max = {most}."}
@@ -280,7 +280,7 @@ def _set_k(drafter: VllmProposer, payload: dict[str, Any]) -> dict[str, Any]:
     return {"k": k}
 
 
-def _rewards(drafter: VllmProposer, payload: dict[str, Any]) -> dict[str, Any]:
+def _rewards(drafter: Bridge, payload: dict[str, Any]) -> dict[str, Any]:
     items = [(str(p), str(r), float(v)) for p, r, v in payload["items"]]
     _collect(drafter)
     if drafter.learned is not None and drafter.learned.online is not None:
@@ -288,7 +288,7 @@ def _rewards(drafter: VllmProposer, payload: dict[str, Any]) -> dict[str, Any]:
     return {"matched": drafter.proposer.history.reward(items), "of": len(items)}
 
 
-def _save(drafter: VllmProposer, payload: dict[str, Any]) -> dict[str, Any]:
+def _save(drafter: Bridge, payload: dict[str, Any]) -> dict[str, Any]:
     folder = Path(payload["dir"])
     snapshot, learned = drafter.proposer.snapshot(), drafter.proposer.learned()
 
@@ -304,7 +304,7 @@ def _save(drafter: VllmProposer, payload: dict[str, Any]) -> dict[str, Any]:
     return {"path": str(folder)}
 
 
-def _load(drafter: VllmProposer, payload: dict[str, Any]) -> dict[str, Any]:
+def _load(drafter: Bridge, payload: dict[str, Any]) -> dict[str, Any]:
     try:
         vocab = int(drafter.runner.model_config.get_vocab_size())
         p = drafter.proposer
@@ -318,7 +318,7 @@ def _load(drafter: VllmProposer, payload: dict[str, Any]) -> dict[str, Any]:
     return {"responses": count, "tuning": _load_learned(drafter, Path(payload["dir"]))}
 
 
-def _load_learned(drafter: VllmProposer, folder: Path) -> str:
+def _load_learned(drafter: Bridge, folder: Path) -> str:
     """Take what was learned about speed: "loaded", "none", or why not all of it. Without it, it is learned anew."""
     try:
         learned, problem = store.load(folder, drafter.machine)
@@ -336,7 +336,7 @@ def _load_learned(drafter: VllmProposer, folder: Path) -> str:
     return problem or "loaded"
 
 
-def _collect(drafter: VllmProposer) -> None:
+def _collect(drafter: Bridge) -> None:
     """Take requests that ended in the last step as finished: vLLM tells the worker only when the next step starts."""
     running = drafter.running
     for req_id, r in list(drafter.proposer.requests.items()):
@@ -350,7 +350,7 @@ def _collect(drafter: VllmProposer) -> None:
                 drafter.collected.add(req_id)
 
 
-def _note(drafter: VllmProposer, cause: str, error: BaseException) -> None:
+def _note(drafter: Bridge, cause: str, error: BaseException) -> None:
     if cause not in drafter.faults:
         logger.warning("%s", error)
     drafter.faults[cause] = drafter.faults.get(cause, 0) + 1
@@ -359,14 +359,14 @@ def _note(drafter: VllmProposer, cause: str, error: BaseException) -> None:
 class _Writer:
     """Writes history one file at a time off the step path; a newer snapshot replaces one that is still waiting."""
 
-    def __init__(self, drafter: VllmProposer) -> None:
+    def __init__(self, drafter: Bridge) -> None:
         self.drafter = drafter
         self.lock = threading.Lock()
         self.waiting: Callable[[], Any] | None = None
         self.busy = False
 
     @classmethod
-    def of(cls, drafter: VllmProposer) -> _Writer:
+    def of(cls, drafter: Bridge) -> _Writer:
         writer = drafter.__dict__.get("_history_writer")
         if writer is None:
             writer = drafter.__dict__["_history_writer"] = cls(drafter)
@@ -393,7 +393,7 @@ class _Writer:
                 _note(self.drafter, "history not saved", e)
 
 
-OPERATIONS: dict[str, Callable[[VllmProposer, dict[str, Any]], dict[str, Any]]] = {
+OPERATIONS: dict[str, Callable[[Bridge, dict[str, Any]], dict[str, Any]]] = {
     "info": _info,
     "stats": _stats,
     "set_version": _set_version,

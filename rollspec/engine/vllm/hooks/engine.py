@@ -21,7 +21,7 @@ class AddRequest(Hook):
 
     name = "add_request"
     targets = ("vllm.v1.core.sched.scheduler:Scheduler.add_request",)
-    by = ("arrivals",)
+    by = ("sample_index",)
     correctness = True
     why = "numbers requests in the order they arrive, which names the noise of coupled sampling"
     removal = "coupled sampling draws from the engine's own seeded noise"

@@ -11,7 +11,7 @@ from rollspec.engine.vllm.swap.owner import SwapOwner
 from rollspec.engine.vllm.swap.payload import SwapRefusedError, check, distance, read, unprepared
 from rollspec.engine.vllm.swap.swap import Running, Staged, Swap
 from rollspec.engine.vllm.swap.weights import DraftWeights
-from rollspec.once import Once
+from rollspec.log_once import LogOnce
 
 LARGE = 0.02
 """Relative change of the weights from which on the KV that the old ones wrote is computed anew."""
@@ -26,7 +26,7 @@ class Deployment:
         self.running = Running()
         self.pauses: list[float] = []  # seconds that steps waited for an exchange, since the last drain
         self.resent = 0  # times that lost weights were put back
-        self._once = Once()
+        self._once = LogOnce()
         self._before: tuple[Running, dict[str, list[float]]] | None = None  # and what was known of its acceptance
 
     def stage(self, swap: Swap) -> None:

@@ -13,7 +13,7 @@ from drafter_online.lifecycle import Verdict
 from drafter_online.versions import Versions
 from rollspec.engine.vllm.swap.payload import SwapRefusedError
 from rollspec.engine.vllm.swap.swap import Swap
-from rollspec.once import Once
+from rollspec.log_once import LogOnce
 
 
 class Verdicts:
@@ -26,7 +26,7 @@ class Verdicts:
         self.report: Callable[[int, Verdict, str], None] | None = None
         """Called with (version, verdict, reason) instead of recording it in the store."""
         self._record_fault = record_fault
-        self._once = Once()
+        self._once = LogOnce()
 
     def refused(self, swap: Swap, error: SwapRefusedError) -> None:
         """A swap was refused; nothing was touched."""

@@ -26,7 +26,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from rollspec.engine.vllm.proposer import StepResult, VllmProposer
+from rollspec.engine.vllm.bridge import Bridge, StepResult
 from rollspec.engine.vllm.ranks import Ranks
 from rollspec.engine.vllm.v2.draft_slots import masks, resized
 from rollspec.engine.vllm.v2.scheduling import DRAFTED
@@ -48,7 +48,7 @@ class Request:
 class Adapter:
     """One runner's drafts. Every rank has one; the output rank decides, and the others take its drafts."""
 
-    def __init__(self, bridge: VllmProposer, runner: Any, ranks: Ranks) -> None:
+    def __init__(self, bridge: Bridge, runner: Any, ranks: Ranks) -> None:
         self.bridge = bridge
         self.runner = runner
         self.ranks = ranks

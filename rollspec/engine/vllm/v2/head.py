@@ -14,8 +14,8 @@ from typing import Any
 
 import torch
 
+from rollspec.engine.vllm.bridge import Bridge, StepResult
 from rollspec.engine.vllm.head import DraftHead
-from rollspec.engine.vllm.proposer import StepResult, VllmProposer
 from rollspec.engine.vllm.ranks import Ranks
 from rollspec.engine.vllm.v2.drafter import Drafter
 from rollspec.engine.vllm.v2.layers import LAYERS
@@ -32,7 +32,7 @@ def states_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
 class Head(DraftHead):
     """One worker's draft head. Its `drafter` runs it."""
 
-    def __init__(self, bridge: VllmProposer, runner: Any, ranks: Ranks, drafter: Drafter) -> None:
+    def __init__(self, bridge: Bridge, runner: Any, ranks: Ranks, drafter: Drafter) -> None:
         layers = getattr(runner.speculator, LAYERS, ()) if drafter.reads_states else ()
         super().__init__(bridge, runner, ranks, drafter, layers)
         self._propose = self._run

@@ -9,9 +9,9 @@ from typing import Any
 
 from rollspec.config import RollspecConfig
 from rollspec.engine.vllm import compat
+from rollspec.engine.vllm.bridge import Bridge
 from rollspec.engine.vllm.hooks import keep
 from rollspec.engine.vllm.hooks import runner_v2 as v2
-from rollspec.engine.vllm.proposer import VllmProposer
 from rollspec.engine.vllm.ranks import Ranks
 from rollspec.engine.vllm.settings import engine_config
 
@@ -35,10 +35,10 @@ def install(worker: Any, config: RollspecConfig) -> None:
     """
     from rollspec.engine.vllm.policy import PolicyWatch
     from rollspec.engine.vllm.v2.adapter import Adapter
-    from rollspec.engine.vllm.v2.ceiling import Ceiling
     from rollspec.engine.vllm.v2.coupled import SeededNoise
     from rollspec.engine.vllm.v2.drafter import Drafter
     from rollspec.engine.vllm.v2.head import Head
+    from rollspec.engine.vllm.v2.max_acceptance import MaxAcceptance
     from rollspec.engine.vllm.v2.scoring import Scoring
     from rollspec.engine.vllm.v2.speculator import MemorySpeculator
     from rollspec.engine.vllm.v2.verify import Verification
@@ -46,7 +46,7 @@ def install(worker: Any, config: RollspecConfig) -> None:
 
     runner = worker.model_runner
     ranks = Ranks.of(int(worker.vllm_config.parallel_config.tensor_parallel_size))
-    bridge = VllmProposer(worker.vllm_config)
+    bridge = Bridge(worker.vllm_config)
     keep(runner, BRIDGE, bridge)
     adapter = Adapter(bridge, runner, ranks)
     bridge.runner, bridge.running, bridge.join = runner, adapter.requests, adapter.join
@@ -74,7 +74,7 @@ def install(worker: Any, config: RollspecConfig) -> None:
         v2.Verify.wrap(runner.rejection_sampler, verification.around, __name__)
         knows = config.reuse.mode == "coupled" or (shares_noise() and not memory)
         if bridge.drafting and not knows:  # drafts that know the noise are right more often than max p
-            ceiling = bridge.ceiling = Ceiling(runner, lambda req_id: len(bridge.scheduled.get(req_id, ())))
+            ceiling = bridge.ceiling = MaxAcceptance(runner, lambda req_id: len(bridge.scheduled.get(req_id, ())))
             v2.ProcessLogits.wrap(runner.sampler, ceiling.process, __name__)
             v2.SampleStep.wrap(runner, ceiling.sample, __name__)
         if config.reuse.mode == "lenient":  # on every rank: each computes the log-probs

@@ -24,7 +24,7 @@ ROWS = 64
 """Most rows of logits looked at in one step: a vocabulary of 150,000 makes a row half a megabyte."""
 
 
-class Ceiling:
+class MaxAcceptance:
     """Looks at a few requests' rows once in `EVERY` steps; `sums` = [sum of max p, rows].
 
     Args:

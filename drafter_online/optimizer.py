@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 _MOMENTS = ("step", "exp_avg", "exp_avg_sq")
 
 
-class Masters:
-    """Masters of a module's trainable weights.
+class MasterWeights:
+    """MasterWeights of a module's trainable weights.
 
     Args:
         module: its parameters that require gradients are trained.

@@ -8,10 +8,10 @@ Where a version stands follows from the files by the table of `lifecycle`. Of se
 thought dead comes back) the worse counts: a version that anybody rolled back is not run. A version that nobody survives
 trying is refused.
 
-    stagger = Stagger(Versions(folder), replica="3")
-    d = stagger.decide(running=6)     # "try", "take", "wait", "back" or "none"
-    stagger.beat()                    # while trying, more often than every lease_seconds
-    stagger.conclude("promoted", "1.9 accepted per step against 1.6")
+    canary = SharedCanary(Versions(folder), replica="3")
+    d = canary.decide(running=6)     # "try", "take", "wait", "back" or "none"
+    canary.beat()                    # while trying, more often than every lease_seconds
+    canary.conclude("promoted", "1.9 accepted per step against 1.6")
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Decision:
     reason: str = ""
 
 
-class Stagger:
+class SharedCanary:
     """One replica's view of a store that replicas share. One thread.
 
     Args:
@@ -78,7 +78,7 @@ class Stagger:
     ) -> None:
         if lease_seconds <= 0 or deaths < 1:
             raise VersionError(
-                f"drafter-online: stagger.lease_seconds = {lease_seconds} and deaths = {deaths} cannot be used; give "
+                f"drafter-online: canary.lease_seconds = {lease_seconds} and deaths = {deaths} cannot be used; give "
                 "positive numbers."
             )
         self.store = store

@@ -28,7 +28,7 @@ FILE = "old_responses.safetensors"
 
 
 @dataclass(frozen=True, slots=True)
-class OldResponse:
+class CachedResponse:
     """A finished response.
 
     Attributes:
@@ -47,7 +47,7 @@ class OldResponse:
         return self.tokens.nbytes + self.logprobs.nbytes
 
 
-class OldResponses:
+class ResponseCache:
     """The newest response per (prompt key, sample); the prompts not seen for longest are dropped first.
 
     Args:
@@ -57,16 +57,16 @@ class OldResponses:
     def __init__(self, max_bytes: int) -> None:
         self.max_bytes = max_bytes
         self.bytes = 0
-        self._prompts: OrderedDict[str, dict[str, OldResponse]] = OrderedDict()
+        self._prompts: OrderedDict[str, dict[str, CachedResponse]] = OrderedDict()
 
     def __len__(self) -> int:
         return sum(map(len, self._prompts.values()))
 
-    def get(self, key: str, sample: str) -> OldResponse | None:
+    def get(self, key: str, sample: str) -> CachedResponse | None:
         """The response of that sample of the prompt, or None."""
         return self._prompts.get(key, {}).get(sample)
 
-    def add(self, key: str, sample: str, response: OldResponse) -> None:
+    def add(self, key: str, sample: str, response: CachedResponse) -> None:
         """Keep `response` in the place of an earlier one.
 
         Raises:
@@ -149,7 +149,7 @@ class OldResponses:
             )
         shift = min(0, version - 1 - max((r.version for _, _, r in rows), default=version))
         for key, sample, r in rows:
-            self.add(key, sample, OldResponse(r.tokens, r.logprobs, r.version + shift))
+            self.add(key, sample, CachedResponse(r.tokens, r.logprobs, r.version + shift))
         return len(rows)
 
 
@@ -173,7 +173,7 @@ def _checksum(arrays: dict[str, npt.NDArray[Any]], rows: str) -> str:
     return h.hexdigest()
 
 
-def _read(path: Path) -> tuple[list[tuple[str, str, OldResponse]], str]:
+def _read(path: Path) -> tuple[list[tuple[str, str, CachedResponse]], str]:
     from safetensors import SafetensorError, safe_open
 
     try:
@@ -190,5 +190,5 @@ def _read(path: Path) -> tuple[list[tuple[str, str, OldResponse]], str]:
     out = []
     for (key, sample, version), n, end in zip(json.loads(header["rows"]), arrays["lengths"], ends, strict=True):
         tokens, logprobs = as_tokens(arrays["tokens"][end - n : end]), arrays["logprobs"][end - n : end]
-        out.append((str(key), str(sample), OldResponse(tokens, logprobs, int(version))))
+        out.append((str(key), str(sample), CachedResponse(tokens, logprobs, int(version))))
     return out, header["tokenizer"]

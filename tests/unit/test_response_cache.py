@@ -9,15 +9,15 @@ import pytest
 
 from rollspec.errors import HistoryError
 from rollspec.proposal.base import as_tokens
-from rollspec.proposal.old import FILE, OldResponse, OldResponses, tokenizer_name
+from rollspec.proposal.response_cache import FILE, CachedResponse, ResponseCache, tokenizer_name
 
 
-def response(*tokens: int, version: int = 1) -> OldResponse:
-    return OldResponse(as_tokens(tokens), -0.5 * np.arange(len(tokens), dtype=np.float32), version)
+def response(*tokens: int, version: int = 1) -> CachedResponse:
+    return CachedResponse(as_tokens(tokens), -0.5 * np.arange(len(tokens), dtype=np.float32), version)
 
 
-def filled() -> OldResponses:
-    old = OldResponses(1 << 20)
+def filled() -> ResponseCache:
+    old = ResponseCache(1 << 20)
     old.add("a", "0_0", response(1, 2, 3))
     old.add("a", "1_0", response(4, version=3))
     old.add("b", "0_0", response(5, 6))
@@ -35,7 +35,7 @@ def test_the_newest_of_a_sample_is_kept() -> None:
 
 
 def test_the_prompts_not_seen_for_longest_go_first() -> None:
-    old = OldResponses(5 * 8)
+    old = ResponseCache(5 * 8)
     for key in ("a", "b", "a", "c"):
         old.add(key, "0_0", response(1, 2))
     assert old.get("b", "0_0") is None and old.get("a", "0_0") is not None and old.bytes == 4 * 8
@@ -46,27 +46,27 @@ def test_the_prompts_not_seen_for_longest_go_first() -> None:
 @pytest.mark.parametrize("logprobs", [[-1.0], [-1.0, np.nan], [-1.0, -np.inf]])
 def test_log_probs_that_cannot_be_compared_are_refused(logprobs: list[float]) -> None:
     with pytest.raises(ValueError, match="as many finite log-probs"):
-        OldResponses(1 << 20).add("a", "0_0", OldResponse(as_tokens([1, 2]), np.array(logprobs, np.float32), 1))
+        ResponseCache(1 << 20).add("a", "0_0", CachedResponse(as_tokens([1, 2]), np.array(logprobs, np.float32), 1))
 
 
 def test_saved_and_loaded_again(tmp_path: Path) -> None:
     assert filled().save(tmp_path / "deep" / "er", "T") == tmp_path / "deep" / "er" / FILE
-    again = OldResponses(1 << 20)
+    again = ResponseCache(1 << 20)
     assert again.load(tmp_path / "deep" / "er", "T", version=7) == 3
     found = again.get("a", "0_0")
     assert found is not None and found.tokens.tolist() == [1, 2, 3] and found.version == 1
     assert found.logprobs.tolist() == [0.0, -0.5, -1.0] and found.logprobs.dtype == np.float32
-    assert OldResponses(1 << 20).load(tmp_path, "T") == 0, "no file is no error"
-    fresh = OldResponses(1 << 20)
+    assert ResponseCache(1 << 20).load(tmp_path, "T") == 0, "no file is no error"
+    fresh = ResponseCache(1 << 20)
     fresh.load(tmp_path / "deep" / "er", "T", version=2)
     assert {fresh.get("a", "0_0").version, fresh.get("a", "1_0").version} == {-1, 1}  # type: ignore[union-attr]
-    OldResponses(1 << 20).save(tmp_path, "T")
-    assert OldResponses(1 << 20).load(tmp_path, "T") == 0, "an empty one is a file as well"
+    ResponseCache(1 << 20).save(tmp_path, "T")
+    assert ResponseCache(1 << 20).load(tmp_path, "T") == 0, "an empty one is a file as well"
 
 
 def test_another_tokenizer_is_refused_in_one_sentence(tmp_path: Path) -> None:
     filled().save(tmp_path, "T")
-    old = OldResponses(1 << 20)
+    old = ResponseCache(1 << 20)
     with pytest.raises(HistoryError, match="are of another tokenizer") as e:
         old.load(tmp_path, "U")
     assert len(old) == 0 and "\n" not in str(e.value) and (tmp_path / FILE).is_file()
@@ -79,7 +79,7 @@ def test_a_damaged_file_is_refused(tmp_path: Path, damage: str) -> None:
     if damage == "altered":
         data[-3] ^= 1
     path.write_bytes({"truncated": bytes(data[:-5]), "altered": bytes(data), "not safetensors": b"{}"}[damage])
-    old = OldResponses(1 << 20)
+    old = ResponseCache(1 << 20)
     with pytest.raises(HistoryError, match="is refused"):
         old.load(tmp_path, "T")
     assert len(old) == 0

@@ -46,7 +46,7 @@ class Entry:
         return torch.cat(found) if found else None
 
 
-class States:
+class DrafterKV:
     """Entries of all running requests.
 
     Args:

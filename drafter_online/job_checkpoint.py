@@ -29,7 +29,7 @@ MOST = 1024  # that wait
 
 
 class Daemon(Protocol):
-    """What errands need of the service that has them."""
+    """What is needed of the service."""
 
     config: ServiceConfig
     engines: Engines
@@ -46,7 +46,7 @@ class Daemon(Protocol):
         """Another state has come into the place of this one."""
 
 
-class Errands:
+class JobCheckpoint:
     """Of one service."""
 
     def __init__(self, service: Daemon) -> None:

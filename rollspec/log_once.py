@@ -8,7 +8,7 @@ from typing import Any
 logger = logging.getLogger("rollspec")
 
 
-class Once:
+class LogOnce:
     """Log lines by key: the first of a key at its level, later ones at DEBUG."""
 
     def __init__(self) -> None:

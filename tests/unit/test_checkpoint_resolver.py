@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from rollspec import RollspecConfig
-from rollspec.engine.vllm import heads
+from rollspec.engine.vllm import checkpoint_resolver
 
 TARGET = {"vocab_size": 100, "hidden_size": 16, "num_hidden_layers": 4}
 HEAD = {
@@ -37,7 +37,7 @@ def settle(tmp_path: Path, head: dict[str, Any] | None, drafters: list[str] | No
     config = RollspecConfig.load(
         {"proposal.drafters": drafters or ["suffix", "eagle3"], "proposal.learned.model": model}, env={}
     )
-    return heads.settle(SimpleNamespace(model=target, **args), config)
+    return checkpoint_resolver.settle(SimpleNamespace(model=target, **args), config)
 
 
 def test_a_head_that_fits_is_taken(tmp_path: Path) -> None:
@@ -80,10 +80,12 @@ def test_a_fresh_head_is_made_once(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         folder(Path(command[-1]), HEAD)
         return SimpleNamespace(returncode=0, stderr="")
 
-    monkeypatch.setattr(heads.subprocess, "run", run)
+    monkeypatch.setattr(checkpoint_resolver.subprocess, "run", run)
     target = folder(tmp_path / "target", TARGET)
     config = RollspecConfig.load({"proposal.drafters": ["eagle3"], "drafter.dir": str(tmp_path)}, env={})
-    found = {heads.settle(SimpleNamespace(model=target), config)[0].proposal.learned.model for _ in range(2)}
+    found = {
+        checkpoint_resolver.settle(SimpleNamespace(model=target), config)[0].proposal.learned.model for _ in range(2)
+    }
     assert len(found) == 1 and len(calls) == 1
     assert [p.name for p in (tmp_path / "heads").iterdir()] == [Path(found.pop()).name]
 
@@ -92,11 +94,11 @@ def test_where_none_can_be_made_the_others_go_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     failed = SimpleNamespace(returncode=1, stderr="Traceback\nModuleNotFoundError: No module named 'speculators'\n")
-    monkeypatch.setattr(heads.subprocess, "run", lambda *a, **k: failed)
+    monkeypatch.setattr(checkpoint_resolver.subprocess, "run", lambda *a, **k: failed)
     target = folder(tmp_path / "target", TARGET)
     config = RollspecConfig.load({"proposal.drafters": ["suffix", "eagle3"], "drafter.dir": str(tmp_path)}, env={})
     with caplog.at_level(logging.WARNING, "rollspec"):
-        config, method = heads.settle(SimpleNamespace(model=target), config)
+        config, method = checkpoint_resolver.settle(SimpleNamespace(model=target), config)
     assert method is None and "No module named 'speculators'" in caplog.text and "suffix goes on" in caplog.text
     assert not list((tmp_path / "heads").iterdir())
 
@@ -109,7 +111,7 @@ def given(tmp_path: Path, config: dict[str, Any], weights: list[str], **more: An
     options = {"proposal.drafters": ["eagle3"], "proposal.learned.model": path, "drafter.mode": "idle"}
     options |= {"drafter.dir": str(tmp_path), **more}
     target = folder(tmp_path / "target", TARGET)
-    found, method = heads.settle(SimpleNamespace(model=target), RollspecConfig.load(options, env={}))
+    found, method = checkpoint_resolver.settle(SimpleNamespace(model=target), RollspecConfig.load(options, env={}))
     assert method == "eagle3"
     return found.proposal.learned
 
@@ -139,10 +141,10 @@ def test_a_head_that_training_could_not_replace_runs_as_a_converted_copy(
         folder(Path(command[-1]), {**HEAD, "drafter_online": {"replaced": ["embed_tokens.weight"]}})
         return SimpleNamespace(returncode=0, stderr="")
 
-    monkeypatch.setattr(heads.subprocess, "run", run)
+    monkeypatch.setattr(checkpoint_resolver.subprocess, "run", run)
     head, target = str(tmp_path / "head"), str(tmp_path / "target")
     copies = {given(tmp_path, config, weights).model}
-    assert len(calls) == 1 and calls[0][:3] == [heads.CONVERT, head, target]
+    assert len(calls) == 1 and calls[0][:3] == [checkpoint_resolver.CONVERT, head, target]
     assert "with the target's embed_tokens.weight in the place of its own" in caplog.text
     # Frozen, it is left as it is; and so is a specialist beside it, unless it has the other layout.
     assert given(tmp_path, config, weights, **{"drafter.mode": "off"}).model == head and len(calls) == 1
@@ -162,7 +164,7 @@ def test_a_head_that_cannot_be_converted_drafts_as_it_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     failed = SimpleNamespace(returncode=1, stderr="HeadError: the head lacks fc.weight\n")
-    monkeypatch.setattr(heads.subprocess, "run", lambda *a, **k: failed)
+    monkeypatch.setattr(checkpoint_resolver.subprocess, "run", lambda *a, **k: failed)
     assert given(tmp_path, FLAT, ["midlayer.x"]).model == str(tmp_path / "head")
     assert "lacks fc.weight" in caplog.text and "drafts as it is" in caplog.text
 
@@ -175,10 +177,10 @@ def test_a_name_on_the_hub_becomes_its_folder(
     config = RollspecConfig.load(options, env={})
     asked = []
     monkeypatch.setattr("huggingface_hub.snapshot_download", lambda name, **k: asked.append((name, k)) or head)
-    found, method = heads.settle(SimpleNamespace(model=target, download_dir="/cache"), config)
+    found, method = checkpoint_resolver.settle(SimpleNamespace(model=target, download_dir="/cache"), config)
     assert method is None and "someone/head has no safetensors file on the hub" in caplog.text
     (Path(head) / "model.safetensors").touch()
-    found, method = heads.settle(SimpleNamespace(model=target, download_dir="/cache"), config)
+    found, method = checkpoint_resolver.settle(SimpleNamespace(model=target, download_dir="/cache"), config)
     assert method == "eagle3" and found.proposal.learned.model == head
     assert asked[0][0] == "someone/head" and asked[0][1]["cache_dir"] == "/cache"
 
@@ -186,11 +188,11 @@ def test_a_name_on_the_hub_becomes_its_folder(
         raise OSError("Cannot find an appropriate cached snapshot folder\nand more")
 
     monkeypatch.setattr("huggingface_hub.snapshot_download", offline)
-    found, method = heads.settle(SimpleNamespace(model=target), config)
+    found, method = checkpoint_resolver.settle(SimpleNamespace(model=target), config)
     assert method is None and found.proposal.drafters == ("suffix",)
     assert "someone/head is neither a folder nor to be had from the hub (Cannot find" in caplog.text
     monkeypatch.setenv("VLLM_USE_MODELSCOPE", "True")  # then vLLM looks elsewhere
-    assert heads.settle(SimpleNamespace(model=target), config)[0].proposal.learned.model == "someone/head"
+    assert checkpoint_resolver.settle(SimpleNamespace(model=target), config)[0].proposal.learned.model == "someone/head"
 
 
 def test_configurations_that_cannot_be_are_refused() -> None:
@@ -234,7 +236,7 @@ def test_specialists_have_the_shape_of_the_head(
         env={},
     )
     with caplog.at_level(logging.WARNING, "rollspec"):
-        found, method = heads.settle(SimpleNamespace(model=folder(tmp_path / "target", TARGET)), config)
+        found, method = checkpoint_resolver.settle(SimpleNamespace(model=folder(tmp_path / "target", TARGET)), config)
     assert method == "eagle3"
     assert found.proposal.learned.specialists == ({name: path} if words is None else {})
     assert words is None or words in caplog.text

@@ -38,7 +38,7 @@ class _Errand:
     ended: threading.Event = field(default_factory=threading.Event)
 
 
-class Errands:
+class CheckpointClient:
     """Of one connection. `fault` is told what could not be done, and why."""
 
     def __init__(self, fault: Callable[[str, str], None]) -> None:

@@ -5,16 +5,16 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("vllm")
 
-from rollspec.engine.vllm.states import States  # noqa: E402
+from rollspec.engine.vllm.drafter_kv import DrafterKV  # noqa: E402
 
 
 def rows(start: int, n: int) -> object:
-    """States that say their position."""
+    """DrafterKV that say their position."""
     return torch.arange(start, start + n, dtype=torch.float32)[:, None].repeat(1, 4)
 
 
-def make(max_bytes: int = 1 << 20, max_rows: int = 1000) -> States:
-    return States(max_bytes, max_rows, width=4, itemsize=4)
+def make(max_bytes: int = 1 << 20, max_rows: int = 1000) -> DrafterKV:
+    return DrafterKV(max_bytes, max_rows, width=4, itemsize=4)
 
 
 def test_what_a_pause_left_unread_is_found_once() -> None:
@@ -77,7 +77,7 @@ def test_memory_is_bounded_and_what_is_unread_stays() -> None:
 
 
 def test_tokens_only() -> None:
-    s = States(0, 50, width=0, itemsize=4)
+    s = DrafterKV(0, 50, width=0, itemsize=4)
     s.add("a", 0, 30)
     assert not s.full and s.bytes == 0
     s.add("a", 30, 30)

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from drafter_online.errors import VersionError
-from drafter_online.stagger import Decision, Stagger
+from drafter_online.shared_canary import Decision, SharedCanary
 from drafter_online.versions import Versions
 
 LEASE = 10.0
@@ -30,8 +30,8 @@ class Fleet:
     def publish(self) -> int:
         return self.store.publish({"w": torch.ones(2)}, {}, base="b", target_version=1)
 
-    def join(self, name: str, offset: float = 0.0) -> Stagger:
-        return Stagger(self.store, name, lease_seconds=LEASE, clock=lambda: self.now + offset)
+    def join(self, name: str, offset: float = 0.0) -> SharedCanary:
+        return SharedCanary(self.store, name, lease_seconds=LEASE, clock=lambda: self.now + offset)
 
 
 @pytest.fixture
@@ -252,7 +252,7 @@ def test_a_damaged_trial_is_somebodys_until_its_lease_is_over(fleet: Fleet, text
 
 def test_what_cannot_be_used_or_written_is_one_sentence(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(VersionError, match=r"lease_seconds = 0"):
-        Stagger(fleet.store, "a", lease_seconds=0)
+        SharedCanary(fleet.store, "a", lease_seconds=0)
     a = fleet.join("a")
     with pytest.raises(VersionError, match="no canary"):
         a.conclude("promoted")
@@ -270,7 +270,7 @@ def test_what_cannot_be_used_or_written_is_one_sentence(fleet: Fleet, monkeypatc
 
 
 def race(folder: str, name: str, start: Any, won: Any) -> None:
-    replica = Stagger(Versions(folder), name)
+    replica = SharedCanary(Versions(folder), name)
     start.wait(20)
     won.put((name, [replica.decide(n - 1).action for n in Versions(folder).numbers()]))
 
@@ -293,7 +293,7 @@ def test_of_processes_that_race_exactly_one_tries(fleet: Fleet) -> None:
 
 def live(folder: str, name: str, log: Any, slow: bool) -> None:
     """A replica as a process: it looks, tries for 0.2 s (or for ever), takes."""
-    replica, running = Stagger(Versions(folder), name, lease_seconds=8.0), 0
+    replica, running = SharedCanary(Versions(folder), name, lease_seconds=8.0), 0
     while running < 2:
         d = replica.decide(running)
         if d.action == "try":

@@ -54,7 +54,7 @@ class StepResult:
     context_tokens: float
 
 
-class VllmProposer:
+class Bridge:
     """Drafts for one vLLM worker; `v2/install.py` puts it on the model runner."""
 
     def __init__(self, vllm_config: Any) -> None:
