@@ -14,7 +14,7 @@ RECIPES: dict[str, dict[str, Any]] = {
     "matched": {"objective": "matched"},
     # arXiv:2602.06932 and togethercomputer/aurora, its example for Qwen3-8B. Its code has no loss on rejected
     # proposals, so their weight is ours.
-    "aurora": {"learning_rate": 1e-5, "warmup_steps": 0, "clip_norm": 2.5, "ttt_steps": 5, "rejected": 0.5},
+    "aurora": {"learning_rate": 1e-5, "warmup_steps": 0, "clip_norm": 2.5, "rejected": 0.5},
     # arXiv:2310.07177: the loss where a proposal was rejected and nowhere else; rate and warm-up of its scripts.
     "osd": {"learning_rate": 1e-5, "warmup_steps": 0, "accept": 0.0, "rejected": 1.0},
     # arXiv:2510.26475: rewards as weights of the loss; its abstract gives no strength, so this one is ours.

@@ -98,6 +98,10 @@ class ProposalConfig(_Section):
     budget: BudgetConfig = BudgetConfig()
 
 
+MOST_TRAINED = 8
+"""Most drafted positions that a head is trained for (`DrafterTraining.ttt_steps`): each costs a pass of training."""
+
+
 class CaptureConfig(_Section):
     """Training samples for the drafter, taken from what the target computes anyway."""
 
@@ -362,6 +366,7 @@ class RollspecConfig(_Section):
         return {
             "draft_sampling": "probabilistic" if sampled else "greedy",
             "batch_tokens": given.batch_tokens,
+            "ttt_steps": min(self.proposal.learned.k_max, MOST_TRAINED),
             **RECIPES[given.recipe],
             **rate,
         }

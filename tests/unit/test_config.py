@@ -12,7 +12,17 @@ import pytest
 
 from drafter_online.recipes import RECIPES
 from drafter_online.trainer import DrafterTraining
-from rollspec.config import GONE, RollspecConfig, TrainingConfig, is_resolved, knobs, presets, resolve, switched_on
+from rollspec.config import (
+    GONE,
+    MOST_TRAINED,
+    RollspecConfig,
+    TrainingConfig,
+    is_resolved,
+    knobs,
+    presets,
+    resolve,
+    switched_on,
+)
 from rollspec.errors import ConfigError
 from rollspec.tuning.tuner import Tuner
 
@@ -142,7 +152,7 @@ def test_presets_of_published_systems_play_what_they_are_named_for() -> None:
 
 
 TRAINS = {
-    "aurora": {"learning_rate": 1e-5, "warmup_steps": 0, "clip_norm": 2.5, "ttt_steps": 5, "rejected": 0.5},
+    "aurora": {"learning_rate": 1e-5, "warmup_steps": 0, "clip_norm": 2.5, "rejected": 0.5},
     "osd": {"learning_rate": 1e-5, "warmup_steps": 0, "accept": 0.0, "rejected": 1.0},
     "respec": {"reward_beta": 1.0},
     "tlt": {},
@@ -151,12 +161,15 @@ TRAINS = {
 
 
 @pytest.mark.parametrize("name", TRAINS)
-def test_presets_train_as_they_did(name: str) -> None:
+def test_presets_train_what_they_serve(name: str) -> None:
+    """And a position is trained for every one that the preset drafts."""
     config = resolve(name, env={})
-    assert DrafterTraining(**config.drafter_training) == DrafterTraining(**TRAINS[name])
+    fields = TRAINS[name] | {"ttt_steps": 5 if name in ("aurora", "osd") else 4}
+    assert config.proposal.learned.k_max == fields["ttt_steps"]
+    assert DrafterTraining(**config.drafter_training) == DrafterTraining(**fields)
     faster = config.change({"drafter.training.learning_rate": 0.5, "drafter.training.batch_tokens": 64})
     assert DrafterTraining(**faster.drafter_training) == DrafterTraining(
-        **TRAINS[name] | {"learning_rate": 0.5, "batch_tokens": 64}
+        **fields | {"learning_rate": 0.5, "batch_tokens": 64}
     )
 
 
@@ -164,7 +177,7 @@ def test_every_recipe_can_be_set_and_trained_by() -> None:
     assert list(get_args(TrainingConfig.model_fields["recipe"].annotation)) == list(RECIPES)
     for name, fields in RECIPES.items():
         config = resolve({"drafter.training.recipe": name}, env={})
-        assert DrafterTraining(**config.drafter_training) == DrafterTraining(**fields)
+        assert DrafterTraining(**config.drafter_training) == DrafterTraining(**fields, ttt_steps=4)
 
 
 @pytest.mark.parametrize(
@@ -214,7 +227,9 @@ def test_training_follows_how_the_engine_draws_drafts(given: dict[str, object], 
 
 def test_settings_of_training_are_those_of_the_trainer() -> None:
     training = RollspecConfig().drafter_training
-    assert DrafterTraining(**training) == DrafterTraining()
+    assert DrafterTraining(**training) == DrafterTraining(ttt_steps=4)
+    longest = RollspecConfig.load({"proposal.learned.k_max": 16}, env={}).drafter_training
+    assert DrafterTraining(**longest).ttt_steps == MOST_TRAINED
     bounds = {n: f.metadata for n, f in DrafterTraining.model_fields.items()}
     assert {n: bounds[n] for n in TrainingConfig.model_fields if n != "recipe"} == {
         n: f.metadata for n, f in TrainingConfig.model_fields.items() if n != "recipe"
