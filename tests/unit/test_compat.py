@@ -67,6 +67,26 @@ def test_configure_writes_the_speculative_config() -> None:
     assert again == RollspecConfig.load("default")
 
 
+def test_an_engine_that_gets_the_first_model_runner_is_built_again_without_speculation(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    built: list[Any] = []
+
+    def create(given: Any) -> Any:
+        built.append((given.speculative_config, dict(given.additional_config)))
+        return SimpleNamespace(
+            additional_config=given.additional_config,
+            use_v2_model_runner=False,
+            _get_v2_model_runner_unsupported_features=lambda: ["watermarks"],
+        )
+
+    a = args(additional_config={"rollspec": "default", "other": 1})
+    config = plugin._create_engine_config(create, a)
+    assert [b[0] is None for b in built] == [False, True] and built[1][1]["other"] == 1
+    assert settings.engine_config(config) is None and "watermarks" in config.additional_config["rollspec"]["off"]
+    assert sum("without speculation because" in r.getMessage() for r in caplog.records) == 1
+
+
 def test_configure_takes_resolved_settings_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ROLLSPEC__HISTORY__DIR", "/data")
     of_trainer = resolve("default").of_replica(0)
