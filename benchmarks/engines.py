@@ -13,7 +13,7 @@ import contextlib
 import multiprocessing as mp
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -137,6 +137,28 @@ class Engine:
         except EOFError as e:
             self.close()
             raise RuntimeError(f"rollspec: the engine of arm {self.arm.name!r} ended; its output is above.") from e
+
+
+def alternate(engines: list[Engine], works: Mapping[int, Work], rounds: int) -> dict[str, dict[int, list[float]]]:
+    """Seconds of each work by arm and the work's key: engines take turns, first one way round and then the other; those
+    that wait are suspended. Three rounds come before that are not counted.
+    """
+    seconds: dict[str, dict[int, list[float]]] = {e.arm.name: {key: [] for key in works} for e in engines}
+    for engine in engines:
+        engine.suspend()
+    try:
+        for r in range(-3, rounds):
+            for key, work in works.items():
+                for engine in engines if r % 2 == 0 else reversed(engines):
+                    engine.resume()
+                    took = engine.run(work)["seconds"]
+                    engine.suspend()
+                    if r >= 0:
+                        seconds[engine.arm.name][key].append(took)
+    finally:
+        for engine in engines:
+            engine.resume()
+    return seconds
 
 
 def idle_cores(engines: list[Engine], seconds: float = 2.0) -> float:

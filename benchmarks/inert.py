@@ -19,7 +19,7 @@ from typing import Any
 from rich.console import Console
 
 from benchmarks.drift import CACHE
-from benchmarks.engines import Arm, Engine, Work, idle_cores
+from benchmarks.engines import Arm, Engine, Work, alternate, idle_cores
 from benchmarks.harness import ROOT, pin, provenance, ratio, save
 from rollspec.demo.job import JobSettings, prepare_assets
 
@@ -72,30 +72,27 @@ def run(quick: bool = False, out: Path | None = None) -> Path:
     assets = prepare_assets(JobSettings(), CACHE / "grpo_arithmetic")
     # The CPU patches come through the same plugin, so this comparison runs without them: it does not speculate.
     patches = {"ROLLSPEC_PATCHES": "none"}
-    arms = [Arm("installed", environment=patches), Arm("filtered", environment={**patches, "VLLM_PLUGINS": "none"})]
+    arms = [
+        Arm("installed", environment=patches),
+        Arm("filtered", environment={**patches, "VLLM_PLUGINS": "vllm_cpu_v2"}),
+    ]
     rounds = 4 if quick else ROUNDS
     prompts = [[5, 6, 7, 8 + i] for i in range(REQUESTS)]
     work = Work(prompts, [LENGTH] * len(prompts), len(prompts), 0)
     alone = hooks()
-    seconds: dict[str, list[float]] = {a.name: [] for a in arms}
     engines: list[Engine] = []
     try:
         for a in arms:
             engines.append(Engine(a, assets.model, MAX_LEN))
+        taken = alternate(engines, {0: work}, rounds)
         for engine in engines:
-            for _ in range(3):
-                engine.run(work)
             engine.suspend()
         idle = idle_cores(engines)
-        for r in range(rounds):
-            for engine in engines if r % 2 == 0 else reversed(engines):
-                engine.resume()
-                seconds[engine.arm.name].append(engine.run(work)["seconds"])
-                engine.suspend()
     finally:
         for engine in engines:
             engine.resume()
             engine.close()
+    seconds = {name: by_work[0] for name, by_work in taken.items()}
     found = ratio(seconds["installed"], seconds["filtered"])
     result: dict[str, Any] = {
         "benchmark": "inert",

@@ -13,7 +13,7 @@ from rollspec.errors import RollspecError
 
 ROOT = Path(__file__).resolve().parents[1]
 NAMES = (
-    "propose", "inert", "bandits", "scale", "cost", "harm", "tuner", "rollout", "swap", "serve", "reuse",
+    "propose", "inert", "control", "bandits", "scale", "cost", "harm", "tuner", "rollout", "swap", "serve", "reuse",
     "long-tail",
 )  # fmt: skip
 
@@ -66,6 +66,12 @@ def propose(quick: Quick = False, out: Out = None, json: Json = False) -> None:
 def inert(quick: Quick = False, out: Out = None, json: Json = False) -> None:
     """Cost of the installed plugin in an engine that did not ask for it (minutes)."""
     _done(_module("inert").run(quick=quick, out=out), json)
+
+
+@command.command()
+def control(quick: Quick = False, out: Out = None, json: Json = False) -> None:
+    """An engine with rollspec on and nothing drafted against one without it (minutes)."""
+    _done(_module("control").run(quick=quick, out=out), json)
 
 
 @command.command()
