@@ -276,6 +276,11 @@ def test_for_the_time_of_a_block() -> None:
     with pytest.raises(KeyError):
         fails()
     assert (seen, sampler.compute_logprobs) == (["ours"], "vllm's")
+    module = ModuleType("utils")
+    module.get_model = "vllm's"  # type: ignore[attr-defined]
+    with runner_v2.MakeHead.during(module, "ours"):
+        seen.append(module.get_model)
+    assert (seen[1:], module.get_model) == (["ours"], "vllm's")
 
 
 def test_what_is_kept_on_vllms_objects_cannot_be_its_own() -> None:

@@ -66,8 +66,8 @@ def settle(args: Any, config: RollspecConfig) -> tuple[RollspecConfig, str | Non
         )
         return _without(config, [("proposal.drafters", rest)]), None
     kept = _specialists(args, config, path, name)
-    if kept or not compat.second_runner():
-        os.environ[V2_SWITCH] = "0"  # heads run beside each other in the first model runner only
+    if not compat.second_runner():
+        os.environ[V2_SWITCH] = "0"
     found = {"proposal.learned.model": str(path), "proposal.learned.specialists": kept}
     return config.change(found), name
 

@@ -20,7 +20,6 @@ from typing import Any
 
 import torch
 
-from rollspec.engine.vllm import specialists
 from rollspec.engine.vllm.coupled import CoupledSampler
 from rollspec.engine.vllm.head import DraftHead, Span
 from rollspec.engine.vllm.hooks import runner_v1 as v1
@@ -43,9 +42,6 @@ class LearnedDrafts(DraftHead):
         self.noise: SharedNoise | None = None
         if isinstance(bridge.coupled, CoupledSampler) and bridge.config.coupled.drafts == "noise":
             self.noise = SharedNoise(bridge.coupled)
-        self.specialists = specialists.of(self.drafter)
-        if self.specialists is not None:
-            self.specialists.attach(self)
         self._propose = v1.ProposeDrafts.put(runner, self.propose, __name__)
         self._take = v1.TakeDrafts.put(runner, self.take, __name__)
         self._greedy = v1.GreedySample.put(self.drafter, self.sample, __name__)

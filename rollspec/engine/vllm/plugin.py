@@ -156,12 +156,6 @@ def _init_device(init_device: Any, wrapper: Any) -> None:
 
         hooks.install({InitSpeculator: install.make_speculator, LoadTarget: layers.read_and_widen})
     init_device(wrapper)
-    if config is not None and config.proposal.learned.specialists:
-        from rollspec.engine.vllm import specialists
-
-        drafter = getattr(wrapper.worker.model_runner, "drafter", None)
-        if hasattr(drafter, "_maybe_share_embeddings"):  # vLLM's own proposer of heads
-            specialists.arrange(drafter, config.proposal.learned.specialists)
 
 
 def _initialize_from_config(initialize: Any, wrapper: Any, kv_cache_configs: list[Any]) -> None:

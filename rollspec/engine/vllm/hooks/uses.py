@@ -47,13 +47,6 @@ USES: Mapping[str, tuple[str, ...]] = {
         "vllm.v1.outputs:DraftTokenIds",
         "vllm.v1.attention.backend:CommonAttentionMetadata",
     ),
-    "specialists.py": (
-        f"{_DRAFTER}._create_draft_vllm_config",
-        f"{_DRAFTER}._maybe_share_embeddings",
-        f"{_DRAFTER}._maybe_share_lm_head",
-        "vllm.compilation.backends:set_model_tag",
-        "vllm.model_executor.model_loader:get_model",
-    ),
     "swap/weights.py": (
         f"{_DRAFTER}._get_model",
         "vllm.config.vllm:set_current_vllm_config",
@@ -63,6 +56,13 @@ USES: Mapping[str, tuple[str, ...]] = {
         "vllm.v1.worker.gpu.async_utils:AsyncOutput",
         "vllm.v1.worker.gpu.states:RequestState",
         "vllm.v1.worker.gpu.input_batch:InputBatch",
+    ),
+    "specialists.py": (
+        "vllm.compilation.backends:set_model_tag",
+        "vllm.v1.worker.gpu.spec_decode.eagle.utils:load_eagle_model",
+        "vllm.v1.worker.gpu.spec_decode.speculator:DraftModelSpeculator.load_model",
+        "vllm.v1.worker.gpu.block_table:BlockTables.compute_slot_mappings",
+        "vllm.v1.worker.gpu.dp_utils:dispatch_cg_and_sync_dp",
     ),
     "v2/speculator.py": ("vllm.v1.worker.gpu.spec_decode.speculator:BaseSpeculator",),
     "v2/verify.py": (
