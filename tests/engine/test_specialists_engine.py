@@ -43,19 +43,26 @@ def _whole(worker: Any) -> bool:
 def test_the_same_head_twice_is_one_head(
     model: Path, prompts: list[list[int]], plain: dict[str, Any], tmp_path: Path
 ) -> None:
-    """Were a cache shared or a head read twice, the drafts of the two runs would differ."""
-    head = random_head(tmp_path / "head", model)
+    """Were a cache shared or a head read twice, the drafts of the runs would differ; so they would were a specialist's
+    KV not what it is alone, which the third run shows: its general head knows nothing and is never chosen.
+    """
+    head, same = random_head(tmp_path / "head", model), {"same": str(random_head(tmp_path / "same", model))}
+    unsure = random_head(tmp_path / "unsure", model, scale=0.0)
     found = []
-    for more in ({}, {"proposal.learned.specialists": {"same": str(random_head(tmp_path / "same", model))}}):
-        llm = build(model, {**ALWAYS, **more, "proposal.learned.model": str(head)})
+    for general, further in ((head, {}), (head, same), (unsure, same)):
+        options = {"proposal.learned.model": str(general), "proposal.learned.specialists": further}
+        llm = build(model, {**ALWAYS, **options})
         try:
             assert generate(llm, prompts) == plain["greedy"]
             stats = call(llm, "stats")
             assert not stats["faults"], stats["faults"]
             found.append((stats["drafted"], stats["accepted"]))
+            if general is unsure:
+                heads = call(llm, "info")["drafter"]["specialists"]
+                assert not heads["general"]["chains"] and heads["same"]["chains"]
         finally:
             close(llm)
-    assert found[0] == found[1] and found[0][1] > 0
+    assert found[0] == found[1] == found[2] and found[0][1] > 0
 
 
 def test_the_surest_head_drafts_and_comes_back_after_a_sleep(

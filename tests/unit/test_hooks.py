@@ -256,7 +256,7 @@ def test_a_runners_hook_keeps_the_order_and_gives_back_what_was_there() -> None:
     speculator = SimpleNamespace(propose="vllm's")
     assert runner_v2.Propose.put(speculator, "ours", "rollspec.engine.vllm.v2.layers") == "vllm's"
     assert runner_v2.Propose.put(speculator, "outer", "rollspec.engine.vllm.v2.install") == "ours"
-    with pytest.raises(RuntimeError, match=r"layers too late; the order is layers, install"):
+    with pytest.raises(RuntimeError, match=r"layers too late; the order is specialists, layers, install"):
         runner_v2.Propose.put(speculator, "inner", "rollspec.engine.vllm.v2.layers")
     with pytest.raises(ValueError, match="not in tuple"):
         runner_v2.Propose.put(speculator, "inner", "rollspec.engine.vllm.swap")
@@ -275,6 +275,11 @@ def test_for_the_time_of_a_block() -> None:
     with pytest.raises(KeyError):
         fails()
     assert (seen, speculator.num_speculative_steps) == ([2], 4)
+    module = ModuleType("utils")
+    module.get_model = "vllm's"  # type: ignore[attr-defined]
+    with runner_v2.MakeHead.during(module, "ours"):
+        seen.append(module.get_model)
+    assert (seen[1:], module.get_model) == (["ours"], "vllm's")
 
 
 def test_what_is_kept_on_vllms_objects_cannot_be_its_own() -> None:

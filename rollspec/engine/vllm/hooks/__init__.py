@@ -35,6 +35,10 @@ HOOKS: tuple[type[Hook], ...] = (
     # In a worker, before its model runner is made.
     runner_v2.InitSpeculator,
     runner_v2.LoadTarget,
+    # When the model is loaded, where there are specialists.
+    runner_v2.LoadHead,
+    runner_v2.MakeHead,
+    runner_v2.HeadModel,
     # On a model, a worker and a model runner that are ready, in this order; the last one is the first to see a step.
     worker.LoadWeights,
     worker.PackedLinear,

@@ -97,7 +97,7 @@ class Patch(Hook):
 
 
 class RunnerHook(Hook):
-    """An attribute of one object that runs (a model runner, its drafter, its sampler, a worker, a model)."""
+    """An attribute of one object that runs (a model runner, its drafter, its sampler, a worker, a model, a module)."""
 
     @classmethod
     def apply(cls, around: Around | None = None) -> None:
@@ -122,7 +122,7 @@ class RunnerHook(Hook):
     @classmethod
     def wrap(cls, owner: Any, around: Around, by: str) -> None:
         """Run `around(original, *args, **kwargs)` in the place of the method. As `put`."""
-        original = getattr(owner, cls.targets[0].rpartition(".")[2])
+        original = getattr(owner, cls._attribute())
         cls.put(owner, functools.partial(around, original), by)
 
     @classmethod
@@ -136,8 +136,13 @@ class RunnerHook(Hook):
             cls._swap(owner, before)
 
     @classmethod
+    def _attribute(cls) -> str:
+        """What the target is called on its owner: a running object, or a module."""
+        return cls.targets[0].partition(":")[2].rpartition(".")[2]
+
+    @classmethod
     def _swap(cls, owner: Any, value: Any) -> Any:
-        name = cls.targets[0].rpartition(".")[2]
+        name = cls._attribute()
         before = getattr(owner, name, None)
         setattr(owner, name, value)
         return before

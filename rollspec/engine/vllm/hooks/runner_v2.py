@@ -70,8 +70,8 @@ class Propose(SecondRunnerHook):
 
     name = "v2_propose"
     targets = (f"{SPEC_DECODE}.speculator:BaseSpeculator.propose",)
-    by = ("layers", "install")
-    why = "every request gets the draft of whoever has the better one; the head does not see the layer for capture"
+    by = ("specialists", "layers", "install")
+    why = "every request gets the best draft there is, of all heads, too; no head sees the layer for capture"
     removal = "vLLM lets speculators be composed"
 
 
@@ -114,6 +114,36 @@ class LoadTarget(Hook):
     by = ("layers",)
     why = "notes which layers the head reads, and has the target give its last layer's states to capture"
     removal = "vLLM gives a speculator the layers that it asks for"
+
+
+class LoadHead(SecondRunnerHook):
+    """The speculator loads its head, before the KV cache is laid out."""
+
+    name = "v2_load_draft_model"
+    targets = (f"{SPEC_DECODE}.speculator:DraftModelSpeculator.load_draft_model",)
+    by = ("specialists",)
+    why = "loads further heads after vLLM's own"
+    removal = "specialists do"
+
+
+class MakeHead(SecondRunnerHook):
+    """A head's modules are made, and its weights read."""
+
+    name = "v2_eagle_get_model"
+    targets = (f"{SPEC_DECODE}.eagle.utils:get_model",)
+    by = ("specialists",)
+    why = "a further head is read from its own folder, and its layers have names of their own"
+    removal = "`load_eagle_model` takes a folder and a prefix"
+
+
+class HeadModel(SecondRunnerHook):
+    """The head that the speculator runs."""
+
+    name = "v2_draft_model"
+    targets = (f"{SPEC_DECODE}.speculator:DraftModelSpeculator.model",)
+    by = ("specialists",)
+    why = "has vLLM's speculator run another head"
+    removal = "specialists do"
 
 
 class ProcessLogits(SecondRunnerHook):

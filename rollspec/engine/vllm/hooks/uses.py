@@ -25,6 +25,13 @@ USES: Mapping[str, tuple[str, ...]] = {
         "vllm.v1.worker.gpu.states:RequestState",
         "vllm.v1.worker.gpu.input_batch:InputBatch",
     ),
+    "specialists.py": (
+        "vllm.compilation.backends:set_model_tag",
+        "vllm.v1.worker.gpu.spec_decode.eagle.utils:load_eagle_model",
+        f"{_SPECULATOR}:DraftModelSpeculator.load_model",
+        "vllm.v1.worker.gpu.block_table:BlockTables.compute_slot_mappings",
+        "vllm.v1.worker.gpu.dp_utils:dispatch_cg_and_sync_dp",
+    ),
     "v2/speculator.py": (f"{_SPECULATOR}:BaseSpeculator",),
     "v2/verify.py": (
         "vllm.v1.worker.gpu.sample.gumbel:gumbel_sample",

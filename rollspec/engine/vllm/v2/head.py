@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from rollspec.engine.vllm import specialists
 from rollspec.engine.vllm.bridge import Bridge, StepResult
 from rollspec.engine.vllm.head import DraftHead
 from rollspec.engine.vllm.ranks import Ranks
@@ -36,6 +37,11 @@ class Head(DraftHead):
         layers = getattr(runner.speculator, LAYERS, ()) if drafter.reads_states else ()
         super().__init__(bridge, runner, ranks, drafter, layers)
         self._propose = self._run
+        self._read: Callable[..., Any] = drafter.read
+        self.specialists = specialists.of(runner.speculator)
+        if self.specialists is not None:
+            self.specialists.attach(drafter.probs)
+            self._read = functools.partial(self.specialists.each, drafter.read)
 
     def drafts(
         self, step: StepResult, batch: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -64,7 +70,7 @@ class Head(DraftHead):
             if not passes and not self.states.full:
                 return None, None
             started = time.perf_counter()
-            read: Callable[..., None] = functools.partial(self.drafter.read, batch)
+            read = functools.partial(self._read, batch)
             repaired = self.repair(req_ids, starts, read, self.drafter.max_num_reqs)
             # On a GPU this time is only known together with that of the passes: then none of it says what a pass costs.
             on_cpu = self.runner.device.type == "cpu"

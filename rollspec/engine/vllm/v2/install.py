@@ -19,13 +19,17 @@ logger = logging.getLogger("rollspec")
 
 
 def make_speculator(make: Callable[..., Any], vllm_config: Any, *args: Any) -> Any:
-    """Around `init_speculator`: drafts from memory alone get `MemorySpeculator`."""
+    """Around `init_speculator`: drafts from memory alone get `MemorySpeculator`; a head gets its specialists."""
+    from rollspec.engine.vllm import specialists
     from rollspec.engine.vllm.v2.speculator import MemorySpeculator
 
-    given = vllm_config.speculative_config
-    if engine_config(vllm_config) is not None and given.method == compat.MEMORY_METHOD:
+    given, config = vllm_config.speculative_config, engine_config(vllm_config)
+    if config is not None and given.method == compat.MEMORY_METHOD:
         return MemorySpeculator(int(given.num_speculative_tokens))
-    return make(vllm_config, *args)
+    speculator = make(vllm_config, *args)
+    if config is not None and config.proposal.learned.specialists:
+        specialists.arrange(speculator, config.proposal.learned.specialists)
+    return speculator
 
 
 def install(worker: Any, config: RollspecConfig) -> None:
