@@ -88,8 +88,8 @@ def test_of_engines_that_share_their_versions_one_trains_for_all(
         deadline = time.monotonic() + 300
         while time.monotonic() < deadline:
             found = []
-            for i, llm in enumerate(engines):
-                assert generate(llm, prompts[i::2]) == [t for j in range(i, 6, 2) for t in plain["greedy"][2 * j :][:2]]
+            for llm in engines:  # the same prompts, because only one engine's are trained on
+                assert generate(llm, prompts) == plain["greedy"]
                 stats = call(llm, "stats")
                 assert not stats["faults"], stats["faults"]
                 info = call(llm, "info")["drafter"]
