@@ -35,6 +35,8 @@ REST_AFTER, REST_EVERY = 64, 8
 
 _SEED_STEPS = 8.0  # steps that a batch bucket's prior, taken from the other buckets, counts for
 _SMOOTH = 1.0 / 64.0
+_HOST_FIXED = 16.0  # drafting for a step costs the host what so many requests do, and what its requests do
+_HOST_FIRST = 4  # steps of which the shortest is believed, after the very first, which warms caches up
 
 
 @dataclass(slots=True)
@@ -88,7 +90,10 @@ class Tuner:
         self.ledger = Ledger(self.arms)
         self.plays = np.zeros(len(self.arms))
         """Steps per arm since the last drain."""
-        self._host = np.zeros(2)  # drafting seconds per request: while nothing is verified, else
+        self._host = np.zeros(
+            2
+        )  # drafting seconds per request (and per `_HOST_FIXED`): while nothing is verified, else
+        self._hosted = [0, 0]  # steps that they were measured in
         # Per request and arm, smoothed: tokens emitted and verified. The prior of buckets not seen yet.
         self._emitted: Vector = np.ones(len(self.arms))
         self._verified: Vector = np.zeros(len(self.arms))
@@ -223,8 +228,14 @@ class Tuner:
         """Drafting for a step of `requests` took `seconds` on the host, which is part of what an arm costs."""
         if requests and seconds > 0.0:
             i = int(verifying)
-            each = seconds / requests
-            self._host[i] += (min(each, 4.0 * self._host[i]) - self._host[i]) * _SMOOTH if self._host[i] else each
+            each, before = seconds / (requests + _HOST_FIXED), self._host[i]
+            self._hosted[i] += 1
+            if self._hosted[i] == 1:
+                return  # what is paid once says nothing; and it would keep an arm from being played ever again
+            if self._hosted[i] <= 1 + _HOST_FIRST:
+                self._host[i] = min(each, before) if before else each
+            else:
+                self._host[i] += (min(each, 4.0 * before) - before) * _SMOOTH
 
     def changed(self) -> None:
         """The policy's or a drafter's weights moved."""
@@ -240,7 +251,7 @@ class Tuner:
         low = at.astype(int)
         seconds: Vector = curve[low] + (at - low) * (curve[np.minimum(low + 1, len(curve) - 1)] - curve[low])
         host = np.where(self.ks > 0, self._host[1] or self._host[0], self._host[0])
-        total: Vector = seconds + batch * host
+        total: Vector = seconds + (batch + _HOST_FIXED) * host
         return total
 
     def _fill(self, emitted: Vector, cut: Sequence[int], hits: int, expected: Sequence[float]) -> None:
@@ -289,6 +300,7 @@ class Tuner:
             raise ValueError("it holds numbers that cannot be")
         self._host, self._emitted, self._verified = host, emitted, verified
         self._seen = min(int(state["seen"]), 64)
+        self._hosted = [1 + _HOST_FIRST if h else 0 for h in host]
         if state["policy"] == self.config.policy:
             self.policy.restore(state["learned"])
 

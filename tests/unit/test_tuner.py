@@ -134,6 +134,17 @@ def test_the_host_is_part_of_what_an_arm_costs() -> None:
     assert np.median(settled(t, 8, 0.8)) == 0
 
 
+def test_a_first_step_that_warms_caches_up_keeps_no_arm_from_being_played() -> None:
+    """It drafts for two requests and takes three hundred milliseconds; those after it take half of one."""
+    t = tuner()
+    t.host(0.3, 2, True)
+    for _ in range(3):
+        t.host(5e-4, 8, True)
+    assert np.median(settled(t, 8, 0.8)) > 0
+    t.host(0.3, 8, True)
+    assert np.median(settled(t, 8, 0.8)) > 0, "one that stalls is clipped"
+
+
 def test_nothing_is_decided_by_a_clock() -> None:
     """Two tuners that are told the same decide the same: a rank that repeats the calls reaches the same plans."""
     a, b = tuner(), tuner()
