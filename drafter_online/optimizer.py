@@ -18,7 +18,7 @@ _MOMENTS = ("step", "exp_avg", "exp_avg_sq")
 
 
 class MasterWeights:
-    """MasterWeights of a module's trainable weights.
+    """Masters of a module's trainable weights.
 
     Args:
         module: its parameters that require gradients are trained.

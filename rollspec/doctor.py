@@ -262,11 +262,9 @@ def _switch(env: Mapping[str, str]) -> tuple[RollspecConfig | None, Check]:
 
 def _runner(env: Mapping[str, str]) -> Check:
     """Whether engines may get the model runner that rollspec drafts in (`compat.no_runner_because`)."""
-    name, switch = "model runner", compat.V2_SWITCH
-    asked = env.get(switch, "").strip().lower()
-    if asked in ("0", "false"):
-        return Check(name, "off", f"{switch}={asked} asks for vLLM's first model runner; unset it to speculate.")
-    return Check(name, "info", "vLLM's second one (V2); on a GPU it was never run.")
+    if (reason := compat.runner_refused_by(env)) is not None:
+        return Check("model runner", "off", f"{reason}.")
+    return Check("model runner", "info", "vLLM's second one (V2); on a GPU it was never run.")
 
 
 def _history(config: RollspecConfig | None) -> Check:

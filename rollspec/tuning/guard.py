@@ -85,7 +85,7 @@ class Guard:
             logger.info("rollspec: the drafter %r pays again at a batch of %d; it is on.", drafter, 1 << (bucket % 16))
 
     def _tell(self, drafter: str, bucket: int, w: _Watch) -> None:
-        # LogOnce per drafter: later alarms are counted in rollspec/guard/alarms.
+        # Once per drafter: later alarms are counted in rollspec/guard/alarms.
         self._once(
             drafter,
             "rollspec: the drafter %r is off at a batch of about %d: over the last %d verify steps %.2f of the tokens "

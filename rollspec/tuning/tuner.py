@@ -90,9 +90,10 @@ class Tuner:
         self.ledger = Ledger(self.arms)
         self.plays = np.zeros(len(self.arms))
         """Steps per arm since the last drain."""
-        self._host = np.zeros(
-            2
-        )  # drafting seconds per request (and per `_HOST_FIXED`): while nothing is verified, else
+        self._host = np.zeros(2)
+        """Drafting seconds per request, the step's own part spread over `_HOST_FIXED` more: while nothing is verified,
+        else.
+        """
         self._hosted = [0, 0]  # steps that they were measured in
         # Per request and arm, smoothed: tokens emitted and verified. The prior of buckets not seen yet.
         self._emitted: Vector = np.ones(len(self.arms))

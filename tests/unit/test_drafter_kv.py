@@ -9,7 +9,7 @@ from rollspec.engine.vllm.drafter_kv import DrafterKV  # noqa: E402
 
 
 def rows(start: int, n: int) -> object:
-    """DrafterKV that say their position."""
+    """States that say their position."""
     return torch.arange(start, start + n, dtype=torch.float32)[:, None].repeat(1, 4)
 
 

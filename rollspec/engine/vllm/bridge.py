@@ -1,7 +1,7 @@
 """The bridge between one vLLM worker and `Engine`: what a step did goes in, drafts come out, and faults end here.
 
-Whatever goes wrong here must not reach the training job: the first fault is logged with its
-cause, counted, and the engine goes on without drafts.
+Whatever goes wrong here must not reach the training job: the first fault is logged with its cause,
+counted, and the engine goes on without drafts.
 """
 
 from __future__ import annotations

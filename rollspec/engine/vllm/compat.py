@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Mapping
 from importlib import metadata
 from importlib.util import find_spec
 from typing import Any
@@ -49,6 +50,16 @@ def ask_for_runner() -> None:
         os.environ.setdefault(V2_SWITCH, "1")
 
 
+def runner_refused_by(env: Mapping[str, str]) -> str | None:
+    """One sentence if the environment asks for vLLM's first model runner, else None."""
+    value = env.get(V2_SWITCH, "").strip().lower()
+    return (
+        f"{V2_SWITCH}={value} asks for vLLM's first model runner; unset it to speculate"
+        if value in ("0", "false")
+        else None
+    )
+
+
 def no_runner_because(vllm_config: Any) -> str | None:
     """Why a complete engine configuration gets vLLM's first model runner, in which rollspec does not draft, or None."""
     if vllm_config.use_v2_model_runner:
@@ -85,8 +96,8 @@ def unaccelerated_because(args: Any, config: RollspecConfig) -> str | None:
         return "logits_processors were given, which vLLM does not run when it speculates; leave them out to speculate"
     if installed := [p.name for p in metadata.entry_points(group="vllm.logits_processors")]:
         return f"vLLM leaves the installed logits processor {installed[0]!r} out when it speculates; uninstall it"
-    if os.environ.get(V2_SWITCH, "").strip().lower() in ("0", "false"):
-        return f"{V2_SWITCH}={os.environ[V2_SWITCH]} asks for vLLM's first model runner; unset it to speculate"
+    if (reason := runner_refused_by(os.environ)) is not None:
+        return reason
     if getattr(args, "pipeline_parallel_size", 1) > 1:
         return "pipeline_parallel_size > 1 is not tested with speculation; set it to 1"
     if getattr(args, "distributed_executor_backend", None) == "external_launcher" and args.tensor_parallel_size > 1:

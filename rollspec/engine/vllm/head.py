@@ -34,6 +34,7 @@ from rollspec.step import Engine
 if TYPE_CHECKING:
     from rollspec.engine.vllm.dedicated import DedicatedTraining
     from rollspec.engine.vllm.online import OnlineTraining
+    from rollspec.engine.vllm.specialists import Specialists
 
 logger = logging.getLogger("rollspec")
 
@@ -78,7 +79,7 @@ class DraftHead:
         self.online: OnlineTraining | DedicatedTraining | None = None
         self.domains: Domains | None = None
         self.follower: Follower | None = None
-        self.specialists: Any = None
+        self.specialists: Specialists | None = None
         self.capture: Capture | None = None
         if self.eagle and bridge.drafting and bridge.config.drafter.captures:
             self.capture = Capture(bridge, runner, layers)

@@ -15,7 +15,7 @@ import logging
 from collections.abc import Mapping
 from typing import Any
 
-from rollspec.config import Source, resolve, switched_on
+from rollspec.config import RollspecConfig, Source, resolve, switched_on
 from rollspec.engine.vllm import checkpoint_resolver, compat, hooks, prometheus, sample_index
 from rollspec.engine.vllm.hooks.engine import (
     AddRequest,
@@ -64,11 +64,12 @@ def _create_engine_config(create: Any, args: Any, *given: Any, **named: Any) -> 
     if source is not None:
         configure(args, source)
     vllm_config = create(args, *given, **named)
-    if engine_config(vllm_config) is None:
+    config = engine_config(vllm_config)
+    if config is None:
         return vllm_config
     if (reason := compat.no_runner_because(vllm_config)) is not None:
         args.speculative_config = None
-        _leave(args, reason)
+        _leave(args, config, reason)
         return create(args, *given, **named)
     _overlap_steps(vllm_config, args)
     if problem := compat.check_vocabulary(vllm_config):
@@ -90,10 +91,17 @@ def _overlap_steps(vllm_config: Any, args: Any) -> None:
         vllm_config.scheduler_config.async_scheduling = True
 
 
-def _leave(args: Any, reason: str, level: int = logging.WARNING, what: str = "without speculation") -> None:
-    """The engine of these `EngineArgs` runs as it would without rollspec, and `info` says why."""
+def _leave(args: Any, config: RollspecConfig, reason: str) -> None:
+    """Log in one sentence why the engine of these `EngineArgs` runs as it would without rollspec."""
+    level = logging.INFO if not config.enabled else logging.WARNING
+    what = "without speculation" if config.mode == "standard" else "without speculation and coupled sampling"
     logger.log(level, "rollspec: this engine runs %s because %s.", what, reason)
-    args.additional_config = {**(args.additional_config or {}), KEY: {"off": reason}}
+    _keep(args, {"off": reason})
+
+
+def _keep(args: Any, settings: dict[str, Any]) -> None:
+    """What every process of the engine reads of rollspec: its settings, or why it is off (`info` says so)."""
+    args.additional_config = {**(args.additional_config or {}), KEY: settings}
 
 
 def configure(args: Any, source: Source) -> None:
@@ -107,19 +115,17 @@ def configure(args: Any, source: Source) -> None:
     config = resolve(source)  # as it is where a trainer resolved it; from here on it is data
     reason = compat.unaccelerated_because(args, config)
     if reason is not None:
-        level = logging.INFO if not config.enabled else logging.WARNING
-        what = "without speculation" if config.mode == "standard" else "without speculation and coupled sampling"
-        _leave(args, reason, level, what)
+        _leave(args, config, reason)
         return
     config, method = checkpoint_resolver.settle(args, config)
     if not config.proposal.drafters and config.mode == "standard":  # coupled sampling goes on without drafts
-        args.additional_config = {**(args.additional_config or {}), KEY: {"off": "no drafter fits this engine"}}
+        _keep(args, {"off": "no drafter fits this engine"})
         return
     if config.drafter.mode == "dedicated" and config.drafter.endpoint is None:
         from rollspec.engine import daemon
 
         config = daemon.settle(config, str(args.model))
-    args.additional_config = {**(args.additional_config or {}), KEY: config.to_dict()}
+    _keep(args, config.to_dict())
     compat.ask_for_runner()
     # A fresh dict each time: vLLM writes into it.
     args.speculative_config = {"num_speculative_tokens": config.proposal.k_max}

@@ -129,7 +129,7 @@ class Swapper:
         """Have a version staged when the next step begins. For other threads. Arguments as in `request`.
 
         It takes the place of an offer that was not swapped in yet: one that no step has taken up, and once also one
-        that is staged. LogOnce only, or short bursts of steps with an offer between any two would never swap.
+        that is staged. Once only, or short bursts of steps with an offer between any two would never swap.
         """
         self._offers.put(Swap({"dir": str(folder or ""), "canary": canary, "back": back}, offered=True))
 
