@@ -223,6 +223,26 @@ def test_statistics_count_drafts_and_not_slots() -> None:
     assert made == [K], "a request without a draft was counted"
 
 
+def test_a_step_parses_no_configuration(monkeypatch: pytest.MonkeyPatch) -> None:
+    scheduled_by, step = scheduler(), scheduled({"a": [-1] * K})
+    step.num_spec_tokens_to_schedule = K
+
+    def parse(_: Any) -> Any:
+        raise AssertionError("a configuration was parsed while requests run: about 1 ms for each of them")
+
+    monkeypatch.setattr(RollspecConfig, "from_dict", parse)
+    scheduling.limit_slots(lambda *_: None, scheduled_by, step)
+    scheduling.count_drafts(lambda *_: None, scheduled_by, step, ModelRunnerOutput(req_ids=[], req_id_to_index={}))
+    scheduling.leave_out_empty(
+        lambda *_, **__: None,
+        scheduled_by,
+        None,
+        num_draft_tokens=K,
+        num_invalid_spec_tokens=None,
+        request_id="a",
+    )
+
+
 def test_slots_leave_room_for_prompts() -> None:
     for ours, slots in ((True, 4), (False, 16)):
         step = dataclasses.replace(SchedulerOutput.make_empty(), num_spec_tokens_to_schedule=16)

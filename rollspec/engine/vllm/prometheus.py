@@ -17,7 +17,7 @@ import weakref
 from typing import Any
 
 from rollspec.engine.vllm import hooks
-from rollspec.engine.vllm.settings import engine_config
+from rollspec.engine.vllm.settings import is_on
 
 logger = logging.getLogger("rollspec")
 
@@ -41,7 +41,7 @@ def run_output_handler(start: Any, engine: Any) -> None:
 
 def _task(engine: Any) -> asyncio.Task[None] | None:
     first = getattr(engine.engine_core, "client_index", 0) == 0
-    if not (first and engine.log_stats and engine_config(engine.vllm_config) is not None):
+    if not (first and engine.log_stats and is_on(engine.vllm_config)):
         return None
     # Weakly: the engine must be collectable while the task sleeps.
     return asyncio.create_task(_fetch(weakref.ref(engine)))

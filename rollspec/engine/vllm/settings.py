@@ -10,9 +10,12 @@ KEY = "rollspec"
 """Of `additional_config`: the configuration as a mapping, or {"off": why there is none}."""
 
 
-def engine_config(vllm_config: Any) -> RollspecConfig | None:
-    """The configuration an engine was built with, or None where rollspec is off in it."""
+def is_on(vllm_config: Any) -> bool:
+    """Whether rollspec is on in an engine; cheap enough to ask for every request of every step."""
     given = (getattr(vllm_config, "additional_config", None) or {}).get(KEY)
-    if not isinstance(given, dict) or "off" in given:
-        return None
-    return RollspecConfig.from_dict(given)
+    return isinstance(given, dict) and "off" not in given
+
+
+def engine_config(vllm_config: Any) -> RollspecConfig | None:
+    """The configuration an engine was built with, or None where rollspec is off in it. Parses: once per object."""
+    return RollspecConfig.from_dict(vllm_config.additional_config[KEY]) if is_on(vllm_config) else None

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from rollspec.engine.vllm.settings import engine_config
+from rollspec.engine.vllm.settings import is_on
 
 DRAFTED = "_rollspec_drafted"
 """On a `ModelRunnerOutput`: how many drafts each request really had."""
@@ -21,13 +21,9 @@ batches get fewer slots each, as they get fewer drafts from the tuner.
 """
 
 
-def _ours(scheduler: Any) -> bool:
-    return engine_config(scheduler.vllm_config) is not None
-
-
 def limit_slots(update: Callable[..., None], scheduler: Any, scheduler_output: Any) -> None:
     """Around `AsyncScheduler._update_after_schedule`, which reserves the slots of the next step."""
-    if not _ours(scheduler):
+    if not is_on(scheduler.vllm_config):
         update(scheduler, scheduler_output)
         return
     each = int(SLOTS_SHARE * scheduler.max_num_scheduled_tokens) // max(1, len(scheduler.running)) - 1
@@ -48,7 +44,7 @@ def count_drafts(update: Callable[..., Any], scheduler: Any, scheduler_output: A
 
 def leave_out_empty(make: Callable[..., Any], scheduler: Any, stats: Any, num_draft_tokens: int, **kwargs: Any) -> Any:
     """Around `Scheduler.make_spec_decoding_stats`: a request without a draft did not draft."""
-    if not _ours(scheduler):
+    if not is_on(scheduler.vllm_config):
         return make(scheduler, stats, num_draft_tokens=num_draft_tokens, **kwargs)
     invalid = (kwargs["num_invalid_spec_tokens"] or {}).get(kwargs["request_id"], 0)
     if num_draft_tokens and num_draft_tokens == invalid:
