@@ -64,7 +64,7 @@ def merge(rounds: Sequence[Sequence[Cell]]) -> list[Cell]:
 
 def errors(model: CostModel, cells: Sequence[Cell]) -> dict[str, Any]:
     """|fit - measured| / measured over cells."""
-    off = [(abs(model.seconds(c.tokens, c.held) / c.seconds - 1.0), c) for c in cells]
+    off = [(abs(model.seconds(c.tokens, c.held, c.k > 0) / c.seconds - 1.0), c) for c in cells]
     values = [e for e, _ in off]
     worst = max(off, key=lambda e: e[0])
     return {

@@ -133,7 +133,7 @@ class State:
         """The step that `prepare` is about to be told of computed `tokens` tokens in `seconds`."""
         self.counters.step(seconds, batch)
         if decode_only:
-            self.tuner.cost.observe(tokens, seconds, self._step.context_tokens, 0, batch)
+            self.tuner.cost.observe(tokens, seconds, self._step.context_tokens, tokens > batch, batch)
 
     def passed(self, passes: int, seconds: float, batch: int, late: float = 0.0) -> None:
         """The head ran `passes` passes for `batch` requests, `late` of the seconds to read what it had missed.

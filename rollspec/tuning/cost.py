@@ -1,9 +1,10 @@
-"""What an engine step costs, fitted online from measured steps: T(n, h, d) seconds.
+"""What an engine step costs, fitted online from measured steps: T(n, h, v) seconds.
 
-n: tokens that go through the target (one per request, plus what is verified). h: context tokens held by the batch.
-d: forward passes of a learned drafter.
+n: tokens that go through the target (one per request, plus draft tokens). h: context tokens of the batch.
+v: 1 where the step verifies drafts, else 0: rejection sampling costs something whatever the number of drafts, and a
+model that did not know it would charge steps without drafts for it and promise too much of drafting.
 
-    T = c0 + f(n) + c_h·h + c_d·d
+    T = c0 + f(n) + c_h·h + c_v·v
 
 f is piecewise linear over octaves of n and never falls: an accelerator's curve has a knee (memory-bound below it,
 compute-bound above) and a CPU's has steps, which one line would miss. Segments that were never measured take the slope
@@ -42,21 +43,21 @@ LONGEST = 60.0
 
 
 class CostModel:
-    """Step cost over the tokens verified, the context held and the drafter's passes. Units: seconds.
+    """Step cost over the tokens computed, the context tokens, and whether drafts are verified. Units: seconds.
 
     `c0` and `c1` describe the curve as one line (for people and for bounds); predictions use the curve itself.
     """
 
     def __init__(self, c0: float = 0.010, c1: float = 0.0002) -> None:
         # Before anything is measured: fifty tokens double a step. Only the ratio matters.
-        self.c0, self.c1, self.c_held, self.c_draft = c0, c1, 0.0, 0.0
+        self.c0, self.c1, self.c_held, self.c_verify = c0, c1, 0.0, 0.0
         self.fitted = False
         self.skipped = 0
         """Steps whose time could not be used (no clock, a jump), or that came with nothing computed."""
         self._curve = c0 + c1 * np.arange(1024, dtype=np.float64)  # c0 + f(n), seconds
         self._tail = c1  # slope beyond it
         self._slopes = self._lowest_slopes()
-        self._cells: dict[tuple[int, int, int], list[float]] = {}  # means of n, h, d, seconds; weight; last step
+        self._cells: dict[tuple[int, int, int], list[float]] = {}  # means of n, h, v, seconds; weight; last step
         self._errors: deque[float] = deque(maxlen=_ERRORS)
         self._steps = 0
         self._surprises = 0
@@ -64,9 +65,9 @@ class CostModel:
 
     # ---- prediction -------------------------------------------------------------------------------------------------
 
-    def seconds(self, tokens: float, held: float = 0.0, passes: int = 0) -> float:
-        """Predicted duration of a step with `tokens` tokens, `held` tokens of context, `passes` drafter passes."""
-        more = self.c_held * held + self.c_draft * passes
+    def seconds(self, tokens: float, held: float = 0.0, verifies: bool = False) -> float:
+        """Predicted duration of a step with `tokens` tokens and `held` tokens of context; `verifies`: drafts."""
+        more = self.c_held * held + self.c_verify * verifies
         low = int(tokens)
         if low + 1 >= len(self._curve):
             return float(self._curve[-1] + self._tail * (tokens - len(self._curve) + 1) + more)
@@ -74,10 +75,15 @@ class CostModel:
         return below + (tokens - low) * (float(self._curve[low + 1]) - below) + more
 
     def curve(self, tokens: int, most: int, held: float = 0.0) -> npt.NDArray[np.float64]:
-        """Predicted durations with `tokens`, `tokens` + 1, ... `tokens` + `most` tokens. Shape [most + 1]."""
+        """Predicted durations without drafts, and with 1, 2, ... `most` draft tokens beside `tokens` tokens.
+
+        Shape [most + 1].
+        """
         if tokens + most >= len(self._curve):
             self._grow(tokens + most + 1)
-        return self._curve[tokens : tokens + most + 1] + self.c_held * held
+        out = self._curve[tokens : tokens + most + 1] + self.c_held * held
+        out[1:] += self.c_verify
+        return out
 
     def slope(self, tokens: int) -> float:
         """The least that one more token costs anywhere from `tokens` on: a bound for what can pay."""
@@ -90,21 +96,23 @@ class CostModel:
 
     # ---- learning ---------------------------------------------------------------------------------------------------
 
-    def observe(self, tokens: int, seconds: float, held: float = 0.0, passes: int = 0, requests: int = 0) -> None:
+    def observe(
+        self, tokens: int, seconds: float, held: float = 0.0, verifies: bool = False, requests: int = 0
+    ) -> None:
         """A step took `seconds`. Times that cannot be (non-positive, not finite, a minute) are left out and counted."""
         if tokens <= 0 or not 0.0 < seconds < LONGEST:
             self.skipped += 1
             return
         if self.fitted:
-            error = abs(self.seconds(tokens, held, passes) - seconds) / seconds
+            error = abs(self.seconds(tokens, held, verifies) - seconds) / seconds
             self._errors.append(error)
             self._surprises = self._surprises + 1 if error > _SURPRISE else 0
-        key = (int(3 * math.log2(tokens)), requests.bit_length(), int(held).bit_length() + 64 * passes)
+        key = (int(3 * math.log2(tokens)), requests.bit_length(), int(held).bit_length() + 64 * verifies)
         cell = self._cells.get(key)
         if cell is None or cell[5] < self._steps - _STALE:
             if cell is None and len(self._cells) >= _MAX_CELLS:
                 del self._cells[min(self._cells, key=lambda k: self._cells[k][4])]
-            self._cells[key] = [float(tokens), float(held), float(passes), seconds, 1.0, 0.0]
+            self._cells[key] = [float(tokens), float(held), float(verifies), seconds, 1.0, 0.0]
         else:
             weight = min(cell[4] + 1.0, _MEMORY)
             cell[0] += (tokens - cell[0]) / weight
@@ -132,10 +140,10 @@ class CostModel:
         )
         if not len(cells):
             return
-        n, held, passes, seconds, weight = cells.T
+        n, held, verifies, seconds, weight = cells.T
         trust = np.sqrt(np.minimum(weight, 16.0))
         if n.max() < _NARROW * n.min():
-            shape = np.array([self.seconds(c[0], c[1], int(c[2])) for c in cells])
+            shape = np.array([self.seconds(c[0], c[1], bool(c[2])) for c in cells])
             self._scale(float(np.average(seconds / shape, weights=trust)))
             return
         from scipy.optimize import nnls
@@ -144,8 +152,8 @@ class CostModel:
         used = int(np.flatnonzero(segments.max(axis=0) > 0).max()) + 1
         columns = [np.ones_like(n), *segments.T[:used]]
         with_held = bool(held.max() > 2.0 * max(held.min(), 1.0))
-        with_passes = bool(passes.max() > 0)
-        columns += [held] * with_held + [passes] * with_passes
+        with_verify = bool(verifies.min() < verifies.max())
+        columns += [held] * with_held + [verifies] * with_verify
         # Relative errors matter, so each row is divided by what it should give.
         rows = np.stack(columns, axis=1) * (trust / seconds)[:, None]
         # Slopes in units of what their segment adds to a step here, so that weights mean the same on every machine.
@@ -164,13 +172,13 @@ class CostModel:
             return
         rest = list(found[1 + used :])
         self.c_held = float(rest.pop(0)) if with_held else 0.0
-        self.c_draft = float(rest.pop(0)) if with_passes else self.c_draft
+        self.c_verify = float(rest.pop(0)) if with_verify else 0.0
         # A step takes time whatever it computes; what was measured may be explained without, and then T(1) would be 0.
         self._set(max(float(found[0]), _LEAST * float(seconds.min())), found[1 : 1 + used])
         self.fitted = True
 
     def _plausible(self, cell: list[float]) -> bool:
-        return 0.5 < cell[3] / self.seconds(cell[0], cell[1], int(cell[2])) < 2.0
+        return 0.5 < cell[3] / self.seconds(cell[0], cell[1], bool(cell[2])) < 2.0
 
     def _scale(self, factor: float) -> None:
         self._curve = self._curve * factor

@@ -18,7 +18,7 @@ def learn(cost: CostModel, curve: object, steps: int = 2000, seed: int = 0, nois
         batch = rng.choice([1, 2, 5, 9, 20, 40, 64])
         n, held = batch + int(batch * rng.random() * 6), batch * rng.randrange(50, 4000)
         outlier = 15 if rng.random() < 0.01 else 1
-        cost.observe(n, curve(n, held) * rng.lognormvariate(0, noise) * outlier, held, 0, batch)  # type: ignore[operator]
+        cost.observe(n, curve(n, held) * rng.lognormvariate(0, noise) * outlier, held, False, batch)  # type: ignore[operator]
 
 
 def test_a_line_in_noise_is_recovered() -> None:
@@ -68,8 +68,8 @@ def test_one_batch_size_tells_the_height_and_not_the_slope() -> None:
     """Without drafts a constant batch says nothing of what a token more costs: it must not look free."""
     cost = CostModel()
     for _ in range(500):
-        cost.observe(64, 0.02, 64 * 300, 0, 64)
-        cost.observe(65, 0.02, 64 * 300, 0, 64)
+        cost.observe(64, 0.02, 64 * 300, False, 64)
+        cost.observe(65, 0.02, 64 * 300, False, 64)
     assert cost.seconds(64) == pytest.approx(0.02, rel=0.02)
     assert cost.seconds(128) > 1.2 * cost.seconds(64)
 
@@ -78,7 +78,7 @@ def test_the_tail_does_not_wash_out_what_was_learned_at_a_large_batch() -> None:
     cost = CostModel()
     learn(cost, lambda n, h: 0.009 + 0.0003 * n)
     for _ in range(5000):
-        cost.observe(1, 0.0093, 300, 0, 1)
+        cost.observe(1, 0.0093, 300, False, 1)
     assert cost.seconds(200) == pytest.approx(0.069, rel=0.15)
 
 
@@ -89,14 +89,20 @@ def test_a_machine_that_slows_down_is_followed() -> None:
     assert cost.seconds(64) == pytest.approx(0.0564, rel=0.15)
 
 
-def test_drafter_passes_have_a_price_of_their_own() -> None:
+def test_what_verifying_costs_is_not_charged_to_steps_without_drafts() -> None:
     rng = random.Random(0)
     cost = CostModel()
     for _ in range(3000):
-        n, passes = rng.randrange(1, 100), rng.randrange(4)
-        cost.observe(n, 0.01 + 0.0002 * n + 0.002 * passes, 0.0, passes, n)
-    assert cost.c_draft == pytest.approx(0.002, rel=0.1)
-    assert cost.seconds(20, 0.0, 3) - cost.seconds(20) == pytest.approx(0.006, rel=0.1)
+        requests = rng.randrange(1, 32)
+        drafts = rng.choice([0, 0, 4]) * requests  # most steps of that many tokens verify
+        n = requests + drafts
+        cost.observe(n, 0.01 + 0.0002 * n + 0.004 * (drafts > 0), 0.0, drafts > 0, requests)
+    assert cost.c_verify == pytest.approx(0.004, rel=0.1)
+    assert cost.seconds(20) == pytest.approx(0.014, rel=0.05)
+    assert cost.seconds(20, 0.0, True) == pytest.approx(0.018, rel=0.05)
+    curve = cost.curve(16, 4)
+    assert curve[1] - curve[0] == pytest.approx(0.0042, rel=0.1), "the first draft token pays for it"
+    assert curve[2] - curve[1] == pytest.approx(0.0002, rel=0.1)
 
 
 @pytest.mark.parametrize("seconds", [0.0, -1.0, float("nan"), float("inf"), 61.0])
@@ -114,10 +120,10 @@ def test_times_that_cannot_be_are_left_out_and_counted(seconds: float) -> None:
 def test_a_surprise_brings_the_next_fit_forward() -> None:
     cost = CostModel()
     for n in [1, 2, 4, 8, 16, 32, 64] * 60:
-        cost.observe(n, 0.01, 0, 0, n)
+        cost.observe(n, 0.01, 0, False, n)
     assert cost.seconds(200) < 0.03
     for _ in range(3):
-        cost.observe(200, 0.1, 0, 0, 64)
+        cost.observe(200, 0.1, 0, False, 64)
     assert cost.seconds(200) > 0.06
 
 
@@ -126,7 +132,7 @@ def test_memory_is_bounded() -> None:
     cost = CostModel()
     for _ in range(20_000):
         n = int(2 ** rng.uniform(0, 12))
-        cost.observe(n, 0.01 + 1e-5 * n, 2 ** rng.uniform(0, 20), 0, rng.randrange(1, 512))
+        cost.observe(n, 0.01 + 1e-5 * n, 2 ** rng.uniform(0, 20), False, rng.randrange(1, 512))
     assert len(cost._cells) <= 256
 
 
