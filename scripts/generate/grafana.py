@@ -1,20 +1,11 @@
-"""Renders the metric table as a Grafana dashboard, `docs/monitoring/grafana.json`: import it, choose the data source.
-
-Write the file, or exit 1 when it is out of date:
-
-    python -m rollspec.telemetry.grafana
-    python -m rollspec.telemetry.grafana --check
-"""
+"""Renders the metric table as a Grafana dashboard, `docs/monitoring/grafana.json`, to be imported there."""
 
 from __future__ import annotations
 
 import json
-import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from rollspec import generated
 from rollspec.telemetry.prometheus import MODEL, Series, series
 
 FILE = Path(__file__).resolve().parents[2] / "docs" / "monitoring" / "grafana.json"
@@ -109,12 +100,3 @@ def _model_variable() -> dict[str, Any]:
         "current": {"text": "All", "value": "$__all"},
         "refresh": 2,
     }
-
-
-def main(argv: Sequence[str]) -> int:
-    """Write the file, or compare it with `--check`; the exit status."""
-    return generated.keep(FILE, render(), "rollspec.telemetry.grafana", check="--check" in argv)
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
