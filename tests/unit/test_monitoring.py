@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from drafter_online.status import METRICS
 from rollspec.errors import RollspecError
 from rollspec.telemetry import wandb_files, wandb_run
 from rollspec.telemetry.metrics import TABLE, EngineStats, find, to_metrics
@@ -85,6 +86,7 @@ def test_the_dashboard_is_up_to_date_and_whole() -> None:
     board = json.loads(grafana.render())
     asked = " ".join(t["expr"] for p in board["panels"] for t in p.get("targets", ()))
     assert all(f"{s.full_name}{{" in asked for s in series())
+    assert all(f"drafter_online_{m.name}" in asked for m in METRICS), "the drafter's daemon is on it, too"
     places = [(p["gridPos"]["x"], p["gridPos"]["y"]) for p in board["panels"]]
     assert len(set(places)) == len(places)
     assert len({p["id"] for p in board["panels"]}) == len(board["panels"])
