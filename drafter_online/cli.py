@@ -247,9 +247,6 @@ def serve(
     token_file: Annotated[
         Path | None, typer.Option("--token-file", help="File with the token; DRAFTER_ONLINE_TOKEN when left out.")
     ] = None,
-    curve_secret: Annotated[
-        Path | None, typer.Option("--curve-secret", help="Key file of `drafter-online keys`: encrypts the wire.")
-    ] = None,
     device: Annotated[str, typer.Option("--device", help="Torch device that trains.")] = "cpu",
     threads: Annotated[
         int | None, typer.Option("--threads", min=1, help="CPU threads that train; torch decides when left out.")
@@ -292,7 +289,7 @@ def serve(
         **_values(options or []),
         **{
             "target": target, "dir": folder, "head": head, "endpoint": endpoint, "token_file": token_file,
-            "curve_secret": curve_secret, "device": device, "training": _values(overrides or [], "training."),
+            "device": device, "training": _values(overrides or [], "training."),
         },
     }  # fmt: skip
     config = settings(given)
@@ -326,14 +323,6 @@ def _be_modest(device: str, threads: int | None, nice: int) -> None:
         torch.set_num_threads(threads)
     if device == "cpu" and nice:
         os.nice(nice)
-
-
-@app.command()
-def keys(file: Annotated[Path, typer.Argument(metavar="FILE", help="Where the secret key goes; a new file.")]) -> None:
-    """Make a key pair: the daemon gets the file (--curve-secret), engines the public key that is printed."""
-    from drafter_online.hub import write_keys
-
-    typer.echo(write_keys(file))
 
 
 def _run(trainer: Trainer, steps: int, quiet: bool) -> None:

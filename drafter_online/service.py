@@ -41,7 +41,7 @@ from drafter_online.errors import (
     VersionError,
     WireError,
 )
-from drafter_online.hub import Hub, read_key
+from drafter_online.hub import Hub
 from drafter_online.inbox import Inbox
 from drafter_online.job_checkpoint import JobCheckpoint
 from drafter_online.release import Release
@@ -75,7 +75,6 @@ class Service:
         self.started = time.time()
         token = wire.read_token(config.token_file)
         wire.require_token(config.endpoint, token)
-        secret = read_key(config.curve_secret)[0] if config.curve_secret is not None else None
         self.engines = Engines()
         self.alarms = Alarms()
         self.inbox = Inbox(config.inbox_bytes)
@@ -100,7 +99,7 @@ class Service:
             self.trainer = self._make_trainer()
             self.release = Release(self.versions, config.patience)
             self._sizes = self._expected()
-            self.hub = Hub(config.endpoint, self, token=token, secret_key=secret)
+            self.hub = Hub(config.endpoint, self, token=token)
         except BaseException:
             os.close(self._lock_file)
             raise

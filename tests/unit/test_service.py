@@ -610,7 +610,6 @@ def test_a_daemon_that_stands_still_is_away_until_it_goes_on(
         (["--set", "learning_rate=-1"], "training.learning_rate = -1"),
         (["--option", "publish_evry=3"], "publish_evry"),
         (["--option", 'buffer={"half_live": 3}'], "buffer.half_live = 3"),
-        (["--curve-secret", "/nowhere"], "drafter-online keys"),
         (["--token-file", "/nowhere"], "cannot be read"),
         (["--target", "/nowhere"], "not a model"),
     ],
@@ -642,6 +641,6 @@ def test_the_documentation_has_every_knob_of_the_daemon() -> None:
     from drafter_online.settings import ServiceConfig
 
     page = (Path(__file__).parents[2] / "docs" / "service.md").read_text()
-    options = {"dir", "target", "head", "endpoint", "token_file", "curve_secret", "device", "training"}
+    options = {"dir", "target", "head", "endpoint", "token_file", "device", "training"}
     for name in ServiceConfig.model_fields:
         assert name in options or f"| `{name}` |" in page, name
