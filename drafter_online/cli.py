@@ -242,13 +242,10 @@ def serve(
     endpoint: Annotated[
         str, typer.Option("--endpoint", help="Where engines connect: tcp://HOST:PORT or ipc://PATH.")
     ] = "tcp://127.0.0.1:5765",
-    host: Annotated[str, typer.Option("--host", help="Address of the status page.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option("--port", help="Its port; 0 for any, -1 for no page.")] = 8765,
+    host: Annotated[str, typer.Option("--host", help="Address of /status and /metrics.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option("--port", help="Their port; 0 for any, -1 for none.")] = 8765,
     token_file: Annotated[
         Path | None, typer.Option("--token-file", help="File with the token; DRAFTER_ONLINE_TOKEN when left out.")
-    ] = None,
-    curve_secret: Annotated[
-        Path | None, typer.Option("--curve-secret", help="Key file of `drafter-online keys`: encrypts the wire.")
     ] = None,
     device: Annotated[str, typer.Option("--device", help="Torch device that trains.")] = "cpu",
     threads: Annotated[
@@ -292,7 +289,7 @@ def serve(
         **_values(options or []),
         **{
             "target": target, "dir": folder, "head": head, "endpoint": endpoint, "token_file": token_file,
-            "curve_secret": curve_secret, "device": device, "training": _values(overrides or [], "training."),
+            "device": device, "training": _values(overrides or [], "training."),
         },
     }  # fmt: skip
     config = settings(given)
@@ -301,18 +298,18 @@ def serve(
         wire.require_token(host, token)
     _be_modest(device, threads, nice)
     service = Service(config)
-    page: HttpServer | None = None
+    http: HttpServer | None = None
     try:
         service.start()
         if port >= 0:
-            page = HttpServer(service, host, port, token)
-        where = f", status page at {page.url}" if page is not None else ""
+            http = HttpServer(service, host, port, token)
+        where = f", metrics at {http.url}metrics" if http is not None else ""
         log.info("drafter-online: listening at %s%s.", service.hub.endpoint, where)
         reason = service.run(stop)
     finally:
         begin = time.monotonic()
-        if page is not None:
-            page.close()
+        if http is not None:
+            http.close()
         service.close()
     log.info("drafter-online: ended because %s; all is saved (%.1f s).", reason, time.monotonic() - begin)
 
@@ -326,14 +323,6 @@ def _be_modest(device: str, threads: int | None, nice: int) -> None:
         torch.set_num_threads(threads)
     if device == "cpu" and nice:
         os.nice(nice)
-
-
-@app.command()
-def keys(file: Annotated[Path, typer.Argument(metavar="FILE", help="Where the secret key goes; a new file.")]) -> None:
-    """Make a key pair: the daemon gets the file (--curve-secret), engines the public key that is printed."""
-    from drafter_online.hub import write_keys
-
-    typer.echo(write_keys(file))
 
 
 def _run(trainer: Trainer, steps: int, quiet: bool) -> None:
@@ -357,31 +346,11 @@ def _run(trainer: Trainer, steps: int, quiet: bool) -> None:
 @versions_app.command("list")
 def versions_list(store: Store, as_json: Json = False) -> None:
     """The versions in a store, oldest first, and what became of them."""
+    from drafter_online.status import list_versions
     from drafter_online.versions import Versions
 
     versions = Versions(store)
-    promoted = versions.promoted()
-    verdicts = {e.version: e.verdict for e in versions.events()}
-    rows: list[dict[str, Any]] = []
-    for n in versions.numbers():
-        try:
-            m = versions.manifest(n)
-        except DrafterError as e:
-            rows.append({"version": n, "error": str(e)})
-            continue
-        rows.append(
-            {
-                "version": n,
-                "kind": m.kind,
-                "base": m.base,
-                "target_version": m.target_version,
-                "parent": m.parent,
-                "created": m.created,
-                "verdict": verdicts.get(n),
-                "promoted": n == promoted,
-                "bytes": sum(f["bytes"] for f in m.files.values()),
-            }
-        )
+    rows = list_versions(versions, versions.promoted())
     if as_json:
         typer.echo(json.dumps(rows, indent=2))
         return

@@ -1,12 +1,11 @@
-"""The daemon over HTTP: health, status, versions, metrics, and a page for people.
+"""The daemon over HTTP: health, status, versions and metrics.
 
-    GET /            the page; it has no data in it and asks /status for them
     GET /healthz     200 while both threads live and no step hangs, else 503 and what does not
     GET /status      everything, as JSON                GET /metrics     the same for Prometheus
     GET /versions    what is in the store               POST /versions/{v}/promote|rollback
 
-On loopback it answers without a token unless one is set; elsewhere a token is required. With a token, all but the page
-and /healthz need `Authorization: Bearer TOKEN`. What changes something is refused to pages of other origins, and on
+On loopback it answers without a token unless one is set; elsewhere a token is required. With a token, all but
+/healthz need `Authorization: Bearer TOKEN`. What changes something is refused to pages of other origins, and on
 loopback only loopback names are answered to, so that no web page that its reader has open can drive the daemon.
 """
 
@@ -16,21 +15,19 @@ import hmac
 import logging
 import socket
 import threading
-from importlib.resources import files
 from typing import Any
 
 from fastapi import Depends, FastAPI, HTTPException, Request
-from fastapi.responses import HTMLResponse, JSONResponse, PlainTextResponse
+from fastapi.responses import JSONResponse, PlainTextResponse
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 
 from drafter_online import wire
 from drafter_online.errors import DrafterError, ServiceError
-from drafter_online.overview import Collector, list_versions, status
 from drafter_online.service import Service
+from drafter_online.status import Collector, list_versions, status
 
 log = logging.getLogger(__name__)
 
-POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; connect-src 'self'; img-src data:"
 LOCAL_NAMES = ("localhost", "127.0.0.1", "::1")
 
 
@@ -45,7 +42,6 @@ def build(service: Service, *, token: str | None = None, local: bool = True) -> 
     app = FastAPI(title="drafter-online", docs_url=None, redoc_url=None, openapi_url=None)
     registry = CollectorRegistry()
     registry.register(Collector(service))
-    page = (files("drafter_online") / "page.html").read_text(encoding="utf-8")
 
     def allowed(request: Request) -> None:
         # A name that was made to point at this machine is how another page would read what only this machine may.
@@ -67,22 +63,18 @@ def build(service: Service, *, token: str | None = None, local: bool = True) -> 
 
     app.add_exception_handler(DrafterError, refused)  # type: ignore[arg-type]
 
-    @app.get("/", response_class=HTMLResponse)
-    def root() -> HTMLResponse:
-        return HTMLResponse(page, headers={"content-security-policy": POLICY, "x-content-type-options": "nosniff"})
-
     @app.get("/healthz")
     def health() -> JSONResponse:
         good, what = service.healthy()
         return JSONResponse({"healthy": good, "detail": what}, status_code=200 if good else 503)
 
     @app.get("/status", dependencies=guarded)
-    def status_(points: int = 360) -> JSONResponse:
-        return JSONResponse(status(service, points))
+    def status_() -> JSONResponse:
+        return JSONResponse(status(service))
 
     @app.get("/versions", dependencies=guarded)
     def versions() -> JSONResponse:
-        return JSONResponse(list_versions(service))
+        return JSONResponse(list_versions(service.versions, service.release.current))
 
     @app.get("/metrics", dependencies=guarded)
     def metrics() -> PlainTextResponse:
@@ -117,7 +109,7 @@ class HttpServer:
             self._socket.bind((host, port))
         except OSError as e:
             raise ServiceError(
-                f"drafter-online: the page cannot be served at {host}:{port} ({e.strerror or e}); give another --port, "
+                f"drafter-online: metrics cannot be served at {host}:{port} ({e.strerror or e}); give another --port, "
                 "or 0 for any."
             ) from e
         self.port: int = self._socket.getsockname()[1]

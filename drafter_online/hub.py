@@ -1,32 +1,29 @@
-"""The daemon's end of the wire: many engines, one thread, nothing believed before its seal is verified.
+"""The daemon's end of the wire: many engines, one thread, and with a token nobody but who has it.
 
     hub = Hub("tcp://127.0.0.1:5765", handler, token=token)
     hub.start()                      # a thread; `handler` is called from it
     hub.send(session, message)       # from the handler, or from any other thread
 
-A message that is malformed, too large, unsealed, or comes again is dropped and counted by kind; one whose handler fails
-is counted as `failed`. Sessions that are silent are forgotten; an engine that was forgotten is told to say hello again.
+A message that is malformed or too large is dropped and counted by kind; a connection without the token is refused
+before it can send one; a message whose handler fails is counted as `failed`. Engines that are silent are forgotten;
+one that was forgotten is told to say hello again.
 """
 
 from __future__ import annotations
 
 import logging
-import os
 import threading
 import time
 from collections import Counter, deque
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Protocol
 
 from drafter_online import wire
 from drafter_online.errors import DrafterError, WireError
-from drafter_online.wire import NO_SALT, TO_DAEMON, TO_ENGINE, Message
+from drafter_online.wire import Message
 
 log = logging.getLogger(__name__)
 
 SILENT_SECONDS = 20.0  # after which an engine is gone
-PENDING_SECONDS = 10.0  # the same for one that only said hello
 MOST_SESSIONS = 1024
 TICK_SECONDS = 0.05
 
@@ -44,40 +41,26 @@ class Handler(Protocol):
         """An engine said goodbye or is silent."""
 
 
-@dataclass(slots=True)
-class _Session:
-    route: bytes
-    salt: bytes
-    seq: int  # last one heard
-    heard: float
-    said: int = 0  # last one sent
-    proven: bool = False  # it has spoken under its salt
-
-
 class Hub:
     """A socket that engines connect to.
 
     Args:
         endpoint: ZeroMQ's; port 0 or * takes a free one (`endpoint` is then the real one).
         handler: see `Handler`.
-        token: required where others than this machine can reach the endpoint.
-        secret_key: CURVE's secret key (Z85); engines then need the public one.
+        token: required where others than this machine can reach the endpoint; encrypts.
 
     Raises:
         WireError: the endpoint is taken or cannot be used, or needs a token.
     """
 
-    def __init__(
-        self, endpoint: str, handler: Handler, *, token: str | None = None, secret_key: str | None = None
-    ) -> None:
+    def __init__(self, endpoint: str, handler: Handler, *, token: str | None = None) -> None:
         import zmq
 
         wire.require_token(endpoint, token)
         wire.check_port(endpoint)
         self.handler = handler
         self.counts: Counter[str] = Counter()  # received, received_bytes, refused/<kind>, failed, unsent
-        self._key = wire.key_of(token)
-        self._sessions: dict[bytes, _Session] = {}
+        self._heard: dict[bytes, float] = {}  # route of an engine -> when it last spoke
         self._outgoing: deque[tuple[bytes, Message]] = deque(maxlen=1024)
         self._stop = threading.Event()
         self._zmq = zmq
@@ -90,10 +73,10 @@ class Hub:
         s.setsockopt(zmq.SNDHWM, 64)
         s.setsockopt(zmq.RCVHWM, 16)  # per engine; the rest waits with it
         try:
-            if secret_key is not None:
-                s.curve_secretkey = secret_key.encode()
-                s.curve_publickey = zmq.curve_public(secret_key.encode())
-                s.curve_server = True
+            if token is not None:
+                keys = wire.keys_of(token)
+                s.curve_publickey, s.curve_secretkey, s.curve_server = keys.public, keys.secret, True
+            self._refusals = wire.refusals(s)
             s.bind(endpoint.replace(":0", ":*") if endpoint.endswith(":0") else endpoint)
         except (zmq.ZMQError, ValueError) as e:
             self._context.destroy(linger=0)
@@ -124,7 +107,7 @@ class Hub:
         return self._thread.is_alive()
 
     def __len__(self) -> int:
-        return sum(s.proven for s in self._sessions.values())
+        return len(self._heard)
 
     # ---- the thread -------------------------------------------------------------------------------------------------
 
@@ -133,8 +116,13 @@ class Hub:
             try:
                 if self._socket.poll(int(1000 * TICK_SECONDS)):
                     self._receive()
+                while self._refusals.poll(0):
+                    self._refusals.recv_multipart()
+                    self._refused(WireError("unauthenticated", "its connection does not have this daemon's token"))
                 while self._outgoing:
-                    self._send(*self._outgoing.popleft())
+                    route, message = self._outgoing.popleft()
+                    if route in self._heard:
+                        self._put(route, message)
                 self._forget()
             except Exception as e:  # one message must not end the service for all
                 self.counts["failed"] += 1
@@ -145,127 +133,56 @@ class Hub:
         route, *frames = self._socket.recv_multipart()
         try:
             self._handle(route, frames)
-        except WireError as e:
-            kind = f"refused/{e.kind}"
-            self.counts[kind] += 1
-            log.log(logging.WARNING if self.counts[kind] == 1 else logging.DEBUG, "%s", e)
         except DrafterError as e:
-            self.counts["refused/content"] += 1
-            log.log(logging.WARNING if self.counts["refused/content"] == 1 else logging.DEBUG, "%s", e)
+            self._refused(e)
+
+    def _refused(self, e: DrafterError) -> None:
+        kind = f"refused/{e.kind if isinstance(e, WireError) else 'content'}"
+        self.counts[kind] += 1
+        log.log(logging.WARNING if self.counts[kind] == 1 else logging.DEBUG, "%s", e)
 
     def _handle(self, route: bytes, frames: list[bytes]) -> None:
-        if not frames:
-            raise WireError("malformed", "it is empty")
-        wire.check_sizes([len(f) for f in frames])
-        p = wire.prelude(frames[0])
-        known = self._sessions.get(p.session)
-        if p.seq == 0:
-            self._greet(route, frames, p.session)
+        seq, message = wire.unpack(frames)
+        if message.kind == "hello":
+            self._greet(route, message)
             return
-        if known is None:
-            self._reply(route, p.session, Message("again"))
-            raise WireError("unknown", "its session is not known (this daemon was started after it)")
-        message = wire.unpack(frames, self._key, known.salt, TO_DAEMON)
-        if p.seq <= known.seq:
-            raise WireError("replayed", f"number {p.seq} came after {known.seq}")
-        known.seq, known.heard, known.route, known.proven = p.seq, time.monotonic(), route, True
+        if route not in self._heard:
+            self._put(route, Message("again"))
+            raise WireError("unknown", "who sent it has not said hello (this daemon was started after it)")
+        self._heard[route] = time.monotonic()
         self.counts["received"] += 1
         self.counts["received_bytes"] += sum(map(len, frames))
-        name = p.session.hex()
         if message.kind == "bye":
-            self._drop(p.session)
+            self._drop(route)
             return
         try:
-            self.handler.received(name, message)
+            self.handler.received(route.hex(), message)
         finally:
             # Also of what was refused: the engine must not wait for it.
-            self._send(p.session, Message("ack", {"seq": p.seq}))
+            self._put(route, Message("ack", {"seq": seq}))
 
-    def _greet(self, route: bytes, frames: list[bytes], session: bytes) -> None:
-        if session in self._sessions:
-            raise WireError("replayed", "its session has begun already")
-        try:
-            message = wire.unpack(frames, self._key, NO_SALT, TO_DAEMON)
-        except WireError as e:
-            if e.kind == "unauthenticated":
-                self._reply(route, session, Message("denied"), key=b"")
-            raise
-        if message.kind != "hello":
-            raise WireError("malformed", "a session begins with a hello")
-        self._make_room()
-        reason = self.handler.greeted(session.hex(), message.body)
+    def _greet(self, route: bytes, message: Message) -> None:
+        if route not in self._heard and len(self._heard) >= MOST_SESSIONS:
+            self._drop(min(self._heard, key=self._heard.__getitem__))  # who lives says hello again
+        reason = self.handler.greeted(route.hex(), message.body)
         if reason is not None:
-            self._reply(route, session, Message("refused", {"reason": reason}))
+            self._put(route, Message("refused", {"reason": reason}))
             raise WireError("refused", reason.rstrip("."))
-        salt = os.urandom(len(NO_SALT))
-        self._sessions[session] = _Session(route, salt, 0, time.monotonic())
-        self._reply(route, session, Message("welcome", {"salt": salt}))
+        self._heard[route] = time.monotonic()
+        self._put(route, Message("welcome"))
 
-    def _reply(self, route: bytes, session: bytes, message: Message, key: bytes | None = None) -> None:
-        """Outside of any session."""
-        frames = wire.pack(message, session, 0, self._key if key is None else key, NO_SALT, TO_ENGINE)
-        self._put(route, frames)
-
-    def _send(self, session: bytes, message: Message) -> None:
-        s = self._sessions.get(session)
-        if s is None:
-            return
-        s.said += 1
-        self._put(s.route, wire.pack(message, session, s.said, self._key, s.salt, TO_ENGINE))
-
-    def _put(self, route: bytes, frames: list[Any]) -> None:
+    def _put(self, route: bytes, message: Message) -> None:
         try:
-            self._socket.send_multipart([route, *frames], self._zmq.NOBLOCK, copy=False)
+            self._socket.send_multipart([route, *wire.pack(message)], self._zmq.NOBLOCK, copy=False)
         except self._zmq.ZMQError:  # gone, or it does not read: it will say hello again
             self.counts["unsent"] += 1
 
-    def _make_room(self) -> None:
-        """Hellos can be replayed, so sessions that only said hello are few and short."""
-        if len(self._sessions) >= MOST_SESSIONS:
-            pending = [k for k, s in self._sessions.items() if not s.proven]
-            if not pending:
-                raise WireError("refused", f"{MOST_SESSIONS} engines are connected already")
-            self._drop(min(pending, key=lambda k: self._sessions[k].heard))
-
     def _forget(self) -> None:
         now = time.monotonic()
-        for key, s in list(self._sessions.items()):
-            if now - s.heard > (SILENT_SECONDS if s.proven else PENDING_SECONDS):
-                self._drop(key)
+        for route, heard in list(self._heard.items()):
+            if now - heard > SILENT_SECONDS:
+                self._drop(route)
 
-    def _drop(self, session: bytes) -> None:
-        del self._sessions[session]
-        self.handler.gone(session.hex())
-
-
-def write_keys(path: Path) -> str:
-    """Write a new CURVE secret key to `path`, for its owner only; returns the public key that engines are given.
-
-    Raises:
-        WireError: it cannot be written, or is there already.
-    """
-    import zmq
-
-    public, secret = zmq.curve_keypair()
-    try:
-        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        with os.fdopen(fd, "wb") as f:
-            f.write(secret + b"\n")
-    except OSError as e:
-        raise WireError("keys", f"{path} cannot be written ({e.strerror or e}); choose a new file") from e
-    return public.decode()
-
-
-def read_key(path: Path) -> tuple[str, str]:
-    """(secret, public) of a file that `write_keys` made.
-
-    Raises:
-        WireError: it cannot be read or holds no key.
-    """
-    import zmq
-
-    try:
-        secret = path.read_text(encoding="utf-8").strip()
-        return secret, zmq.curve_public(secret.encode()).decode()
-    except (OSError, ValueError, zmq.ZMQError) as e:
-        raise WireError("keys", f"{path} holds no CURVE secret key ({e}); make one with drafter-online keys") from e
+    def _drop(self, route: bytes) -> None:
+        del self._heard[route]
+        self.handler.gone(route.hex())

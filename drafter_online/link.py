@@ -13,14 +13,13 @@ slow daemon slows the feedback down and nothing else.
 from __future__ import annotations
 
 import logging
-import os
 import time
 from collections import Counter, OrderedDict
 from typing import Any
 
 from drafter_online import wire
 from drafter_online.errors import WireError
-from drafter_online.wire import NO_SALT, TO_DAEMON, TO_ENGINE, Message
+from drafter_online.wire import Message
 
 log = logging.getLogger(__name__)
 
@@ -36,8 +35,7 @@ class Link:
     Args:
         endpoint: ZeroMQ's, such as tcp://host:5765 or ipc:///path.
         hello: what the daemon decides by: base of the target and so on. JSON types.
-        token: the daemon's, None where it has none.
-        server_key: the daemon's public CURVE key (Z85), None for no encryption.
+        token: the daemon's, None where it has none; encrypts.
         window: bytes that may be unanswered.
 
     Raises:
@@ -50,7 +48,6 @@ class Link:
         hello: dict[str, Any],
         *,
         token: str | None = None,
-        server_key: str | None = None,
         window: int = wire.MAX_FRAME,
     ) -> None:
         import zmq
@@ -63,10 +60,7 @@ class Link:
         self.counts: Counter[str] = Counter()  # sent, sent_bytes, dropped, refused/<kind>, sessions, lost
         self.away: str | None = "it has not answered yet"
         """Why nothing can be sent, None while the daemon listens."""
-        self._key = wire.key_of(token)
-        self._session = b""
-        self._salt = NO_SALT
-        self._seq = self._heard_seq = 0
+        self._seq = 0
         self._unanswered: OrderedDict[int, int] = OrderedDict()  # sequence number -> bytes
         self._under_way = 0
         self._heard = -AWAY_SECONDS
@@ -84,9 +78,10 @@ class Link:
         s.setsockopt(zmq.RECONNECT_IVL, 200)
         s.setsockopt(zmq.RECONNECT_IVL_MAX, 2000)
         try:
-            if server_key is not None:
+            if token is not None:
                 s.curve_publickey, s.curve_secretkey = zmq.curve_keypair()
-                s.curve_serverkey = server_key.encode()
+                s.curve_serverkey = wire.keys_of(token).public
+            self._refusals = wire.refusals(s)
             s.connect(endpoint)
         except (zmq.ZMQError, ValueError) as e:
             self.close()
@@ -128,6 +123,11 @@ class Link:
             self._lose(f"it has said nothing for {AWAY_SECONDS:g} s")
         if self.away is not None and now >= self._next_hello:
             self._greet(now)
+        while self._refusals.poll(0):
+            self._refusals.recv_multipart()
+            if self.away is not None:
+                reason = f"it does not take this token; both sides need the same {wire.TOKEN_VARIABLE} or file"
+                self._refused(reason)
         out: list[Message] = []
         wait = int(1000 * seconds)
         while self._socket.poll(wait):
@@ -151,7 +151,7 @@ class Link:
     def _send(self, message: Message) -> int | None:
         """Bytes sent; None where the socket does not take it."""
         self._seq += 1
-        frames = wire.pack(message, self._session, self._seq, self._key, self._salt, TO_DAEMON)
+        frames = wire.pack(message, self._seq)
         try:
             self._socket.send_multipart(frames, self._zmq.NOBLOCK, copy=False)
         except self._zmq.ZMQError:
@@ -160,7 +160,6 @@ class Link:
 
     def _greet(self, now: float) -> None:
         self._next_hello = now + HELLO_SECONDS
-        self._session, self._salt, self._seq, self._heard_seq = os.urandom(16), NO_SALT, -1, 0
         self._unanswered.clear()
         self._under_way = 0
         if self._send(Message("hello", self.hello)) is None:
@@ -173,63 +172,34 @@ class Link:
 
     def _take(self, frames: list[bytes]) -> Message | None:
         try:
-            p = wire.prelude(frames[0])
-            if p.session != self._session:
-                raise WireError("replayed", "it is of another session")
-            greeting = self._salt == NO_SALT
-            try:
-                message = wire.unpack(frames, self._key, self._salt, TO_ENGINE)
-            except WireError as e:
-                # What a daemon says that does not know this session (yet, or any more).
-                message = self._stranger(frames, e, greeting)
-            if message.kind == "again":
-                self._next_hello = min(self._next_hello, time.monotonic() + HELLO_SECONDS)
-                if self.away is None:
-                    self._lose("it was started again")
-                return None
-            if greeting:
-                self._welcome(message)
-                return None
-            if p.seq <= self._heard_seq:
-                raise WireError("replayed", f"number {p.seq} came after {self._heard_seq}")
-            self._heard_seq = p.seq
+            _, message = wire.unpack(frames)
         except WireError as e:
             self.counts[f"refused/{e.kind}"] += 1
             return None
-        self._heard = time.monotonic()
-        if message.kind == "ack":
-            self._answered(message.body.get("seq"))
-        return message
-
-    def _stranger(self, frames: list[bytes], error: WireError, greeting: bool) -> Message:
-        if error.kind != "unauthenticated":
-            raise error
-        if not greeting:
-            message = wire.unpack(frames, self._key, NO_SALT, TO_ENGINE)
-            if message.kind != "again":
-                raise error
+        now = time.monotonic()
+        if message.kind == "again":
+            self._next_hello = min(self._next_hello, now + HELLO_SECONDS)
+            if self.away is None:
+                self._lose("it was started again")
+        elif message.kind == "refused":
+            self._refused(str(message.body.get("reason", ""))[:500])
+            self._next_hello = now + REFUSED_SECONDS
+        elif message.kind == "welcome":
+            self._heard = now
+            if self.away is not None:
+                self.away = None
+                self.counts["sessions"] += 1
+                log.info("drafter-online: connected to the drafter daemon at %s.", self.endpoint)
+        elif self.away is None:  # what it said before it was away is of no use any more
+            self._heard = now
+            if message.kind == "ack":
+                self._answered(message.body.get("seq"))
             return message
-        # A daemon with another token can only say so unsealed; it is believed no more than that.
-        message = wire.unpack(frames, b"", NO_SALT, TO_ENGINE)
-        if message.kind != "denied":
-            raise error
-        return message
+        return None
 
-    def _welcome(self, message: Message) -> None:
-        salt = message.body.get("salt")
-        if message.kind == "welcome" and isinstance(salt, bytes) and len(salt) == len(NO_SALT) and salt != NO_SALT:
-            self._salt = salt
-            self._heard = time.monotonic()
-            self.away = None
-            self.counts["sessions"] += 1
-            log.info("drafter-online: connected to the drafter daemon at %s.", self.endpoint)
-        elif message.kind in ("refused", "denied"):
-            reason = str(message.body.get("reason", ""))[:500]
-            if message.kind == "denied":
-                reason = f"it does not take this token; both sides need the same {wire.TOKEN_VARIABLE} or file"
-            self.away = reason
-            self._next_hello = time.monotonic() + REFUSED_SECONDS
-            self._tell(reason, f"drafter-online: the drafter daemon at {self.endpoint} refuses this engine: {reason}.")
+    def _refused(self, reason: str) -> None:
+        self.away = reason
+        self._tell(reason, f"drafter-online: the drafter daemon at {self.endpoint} refuses this engine: {reason}.")
 
     def _answered(self, seq: Any) -> None:
         if isinstance(seq, int):

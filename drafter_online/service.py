@@ -29,6 +29,7 @@ from typing import Any
 import msgspec
 
 from drafter_online import wire
+from drafter_online.alarms import Alarms
 from drafter_online.answers import Progress
 from drafter_online.buffer import Buffer, add_all
 from drafter_online.engines import Engines, Hello, Status, read
@@ -40,10 +41,9 @@ from drafter_online.errors import (
     VersionError,
     WireError,
 )
-from drafter_online.hub import Hub, read_key
+from drafter_online.hub import Hub
 from drafter_online.inbox import Inbox
 from drafter_online.job_checkpoint import JobCheckpoint
-from drafter_online.journal import Alarms, Journal
 from drafter_online.release import Release
 from drafter_online.samples import Sample
 from drafter_online.settings import ServiceConfig, buffer_of, training_of
@@ -75,10 +75,8 @@ class Service:
         self.started = time.time()
         token = wire.read_token(config.token_file)
         wire.require_token(config.endpoint, token)
-        secret = read_key(config.curve_secret)[0] if config.curve_secret is not None else None
         self.engines = Engines()
         self.alarms = Alarms()
-        self.journal = Journal()
         self.inbox = Inbox(config.inbox_bytes)
         self.counts: Counter[str] = Counter()
         self.versions = Versions(config.dir / "versions", config.keep_versions)
@@ -101,7 +99,7 @@ class Service:
             self.trainer = self._make_trainer()
             self.release = Release(self.versions, config.patience)
             self._sizes = self._expected()
-            self.hub = Hub(config.endpoint, self, token=token, secret_key=secret)
+            self.hub = Hub(config.endpoint, self, token=token)
         except BaseException:
             os.close(self._lock_file)
             raise
@@ -116,7 +114,7 @@ class Service:
         self._thread.start()
 
     def run(self, stop: threading.Event) -> str:
-        """Keep the journal until `stop` is set, or until no engine has been there for `linger`; says which."""
+        """Look after alarms until `stop` is set, or until no engine has been there for `linger`; says which."""
         while not stop.wait(0.25):
             self.tick()
             linger = self.config.linger
@@ -125,12 +123,10 @@ class Service:
         return "it was told to"
 
     def tick(self) -> None:
-        """Look after alarms and journal."""
+        """Look after alarms, and notice whether anybody is connected."""
         if len(self.hub):
             self._alone = time.monotonic()
         self._watch()
-        if self.journal.due():
-            self.journal.note(self.engines.domains, self.facts())
 
     def close(self) -> None:
         """Stop training within a micro-step, save everything, and free the endpoint and the folder."""
@@ -527,18 +523,7 @@ class Service:
                 ages.append(time.time() - path.stat().st_mtime)
             except OSError:
                 continue
-        return max(ages) if ages else None
-
-    def facts(self) -> dict[str, Any]:
-        """What the journal keeps besides what engines achieved."""
-        loss, lag = self.trainer.last_loss, self.lag()
-        return {
-            "version": max((e.version for e in self.engines), default=None),
-            "loss": round(loss, 5) if math.isfinite(loss) else None,
-            "lag": None if lag is None else round(lag, 1),
-            "waiting": self.inbox.counts.received - self.inbox.counts.taken - self.inbox.counts.dropped,
-            "engines": len(self.hub),
-        }
+        return round(max(ages), 1) if ages else None
 
 
 def _lock(folder: Path) -> int:

@@ -24,7 +24,6 @@ class ServiceConfig(BaseModel):
     head: Path | None = Field(None, description="EAGLE-3 head to start from; unset: a fresh one.")
     endpoint: str = Field(ENDPOINT, description="Where engines connect: tcp://HOST:PORT or ipc://PATH.")
     token_file: Path | None = Field(None, description="File with the token; unset: DRAFTER_ONLINE_TOKEN, or none.")
-    curve_secret: Path | None = Field(None, description="File of `drafter-online keys`: the wire is then encrypted.")
     device: str = Field("cpu", description="Torch device that trains.")
     dtype: str = Field("auto", description="Of published weights; `auto`: the target's.")
     publish_every: int = Field(100, ge=1, description="Optimiser steps after which a version is published.")

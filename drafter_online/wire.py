@@ -1,27 +1,22 @@
-"""What goes over the network between engines and the daemon: framed, bounded, sealed. No socket here.
+"""What goes over the network between engines and the daemon: framed and bounded. No socket here.
 
-    prelude | header | tensor | tensor | ... | seal
+    header | tensor | tensor | ...
 
-`prelude` is 30 bytes (magic, format, session, sequence number); `header` is msgpack (kind, body, each tensor's name,
-dtype and shape); tensors are their raw bytes; `seal` is a keyed BLAKE2b over all frames, with the token as key. It also
-covers a salt that the daemon draws for each session, and the direction: what was recorded cannot be sent again, neither
-in its session (the sequence number does not grow), nor in another one. Nothing is decoded before its seal is verified,
-and the token itself never travels. Without a token the seal is a checksum.
+`header` is msgpack (format, sequence number, kind, body, each tensor's name, dtype and shape); tensors are their raw
+bytes. Nothing but these types is decoded. With a token the connection is ZeroMQ's CURVE: encrypted, and open only to
+who has the token, because both sides derive the daemon's keys from it (`keys_of`). The token itself never travels, and
+what was recorded cannot be sent again, as every connection has keys of its own. Without a token there is loopback only.
 
-    frames = pack(message, session, seq, key, salt, TO_DAEMON)
-    message = unpack(frames, expect=prelude(frames[0]), key=key, salt=salt, way=TO_DAEMON)    # WireError, by kind
-
-Secrecy is CURVE's (ZeroMQ), where keys are given; otherwise hidden states, token ids and weights travel in the clear.
+    frames = pack(message, seq)
+    seq, message = unpack(frames)    # WireError, by kind
 """
 
 from __future__ import annotations
 
 import hashlib
-import hmac
 import ipaddress
 import math
 import os
-import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -34,31 +29,26 @@ from drafter_online.errors import WireError
 if TYPE_CHECKING:
     from torch import Tensor
 
-MAGIC, FORMAT = b"drft", 1
-PRELUDE = struct.Struct(">4sH16sQ")
+FORMAT = 2
 MAX_HEADER = 1 << 20
 MAX_FRAME = 64 << 20
 MAX_FRAMES = 32
-SEAL_BYTES = 32
-NO_SALT = b"\0" * 16
 MOST_DIMENSIONS = 4
 
 TOKEN_VARIABLE = "DRAFTER_ONLINE_TOKEN"
 LEAST_TOKEN = 16  # characters
 
-Way = Literal[b"to daemon", b"to engine"]
-TO_DAEMON: Way = b"to daemon"
-TO_ENGINE: Way = b"to engine"
-
 Kind = Literal[
     "hello", "samples", "rewards", "status", "fetch", "target", "save", "load", "bye",  # from engines
-    "welcome", "denied", "refused", "again", "ack", "offer", "chunk", "refresh", "done",  # from the daemon, and status
+    "welcome", "refused", "again", "ack", "offer", "chunk", "refresh", "done",  # from the daemon, and status
 ]  # fmt: skip
 
 _DTYPES = {"int64": 8, "int32": 4, "bool": 1, "uint8": 1, "float32": 4, "bfloat16": 2, "float16": 2}
 
 
 class _Header(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields=True):
+    format: int
+    seq: int
     kind: Kind
     body: dict[str, Any]
     tensors: list[tuple[str, str, list[int]]]  # name, dtype, shape
@@ -66,14 +56,6 @@ class _Header(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_field
 
 _decoder = msgspec.msgpack.Decoder(_Header)
 _encoder = msgspec.msgpack.Encoder()
-
-
-@dataclass(frozen=True, slots=True)
-class Prelude:
-    """Who speaks, and the how-manieth time."""
-
-    session: bytes  # 16
-    seq: int
 
 
 @dataclass(frozen=True, eq=False)
@@ -85,12 +67,7 @@ class Message:
     tensors: Mapping[str, Tensor] = field(default_factory=dict)
 
 
-def key_of(token: str | None) -> bytes:
-    """The seal's key; an empty one without a token."""
-    return hashlib.sha256(token.encode()).digest() if token else b""
-
-
-def pack(message: Message, session: bytes, seq: int, key: bytes, salt: bytes, way: Way) -> list[Any]:
+def pack(message: Message, seq: int = 0) -> list[Any]:
     """Frames of a message; tensors are not copied.
 
     Raises:
@@ -98,68 +75,40 @@ def pack(message: Message, session: bytes, seq: int, key: bytes, salt: bytes, wa
     """
     tensors = {n: t.detach().to("cpu").contiguous() for n, t in message.tensors.items()}
     layout = [(n, str(t.dtype).removeprefix("torch."), list(t.shape)) for n, t in tensors.items()]
-    header = _encoder.encode(_Header(message.kind, message.body, layout))
-    frames: list[Any] = [PRELUDE.pack(MAGIC, FORMAT, session, seq), header, *map(_bytes_of, tensors.values())]
-    check_sizes([memoryview(f).nbytes for f in frames] + [SEAL_BYTES])
-    return [*frames, seal(frames, key, salt, way)]
+    header = _encoder.encode(_Header(FORMAT, seq, message.kind, message.body, layout))
+    frames: list[Any] = [header, *map(_bytes_of, tensors.values())]
+    check_sizes([memoryview(f).nbytes for f in frames])
+    return frames
 
 
-def prelude(frame: bytes) -> Prelude:
-    """Read the first frame.
-
-    Raises:
-        WireError: it is not one.
-    """
-    if len(frame) != PRELUDE.size:
-        raise WireError("malformed", f"its first frame has {len(frame)} bytes, not {PRELUDE.size}")
-    magic, version, session, seq = PRELUDE.unpack(frame)
-    if magic != MAGIC:
-        raise WireError("malformed", "it does not begin as drafter-online's messages do")
-    if version != FORMAT:
-        raise WireError("malformed", f"its format is {version}, but this side speaks {FORMAT}; install the same")
-    return Prelude(session, seq)
-
-
-def unpack(frames: Sequence[bytes], key: bytes, salt: bytes, way: Way) -> Message:
-    """The message in `frames`, once its seal is verified.
+def unpack(frames: Sequence[bytes]) -> tuple[int, Message]:
+    """Sequence number and message of `frames`.
 
     Raises:
-        WireError: too large, not sealed with this key, salt and direction, or not a message.
+        WireError: too large, of another format, or not a message.
     """
     check_sizes([len(f) for f in frames])
-    if len(frames) < 3:
-        raise WireError("malformed", f"it has {len(frames)} frames")
-    if not hmac.compare_digest(bytes(frames[-1]), seal(frames[:-1], key, salt, way)):
-        raise WireError("unauthenticated", "its seal is of another token")
     try:
-        header = _decoder.decode(frames[1])
+        header = _decoder.decode(frames[0] if frames else b"")
     except (msgspec.MsgspecError, ValueError, RecursionError) as e:
-        raise WireError("malformed", f"its header cannot be read ({e})") from e
-    payload = frames[2:-1]
+        raise WireError("malformed", f"its header cannot be read ({e}); both sides need the same version") from e
+    if header.format != FORMAT:
+        raise WireError("malformed", f"its format is {header.format}, but this side speaks {FORMAT}; install the same")
+    payload = frames[1:]
     if len(payload) != len(header.tensors):
         raise WireError("malformed", f"it has {len(payload)} tensors, but its header names {len(header.tensors)}")
     tensors = {n: _tensor(n, d, s, p) for (n, d, s), p in zip(header.tensors, payload, strict=True)}
-    return Message(header.kind, header.body, tensors)
+    return header.seq, Message(header.kind, header.body, tensors)
 
 
 def check_sizes(sizes: Sequence[int]) -> None:
     """Raises WireError where there are too many frames, or one is too large."""
-    if len(sizes) > MAX_FRAMES + 3:
-        raise WireError("oversized", f"it has {len(sizes)} frames, more than {MAX_FRAMES + 3}")
-    if len(sizes) > 1 and sizes[1] > MAX_HEADER:
-        raise WireError("oversized", f"its header has {sizes[1]} bytes, more than {MAX_HEADER}")
+    if len(sizes) > MAX_FRAMES + 1:
+        raise WireError("oversized", f"it has {len(sizes)} frames, more than {MAX_FRAMES + 1}")
+    if sizes and sizes[0] > MAX_HEADER:
+        raise WireError("oversized", f"its header has {sizes[0]} bytes, more than {MAX_HEADER}")
     if max(sizes, default=0) > MAX_FRAME:
         raise WireError("oversized", f"a frame has {max(sizes)} bytes, more than {MAX_FRAME}")
-
-
-def seal(frames: Sequence[Any], key: bytes, salt: bytes, way: Way) -> bytes:
-    """Keyed BLAKE2b-256 over direction, salt and frames, each with its length."""
-    h = hashlib.blake2b(key=key, digest_size=SEAL_BYTES, salt=salt, person=way)
-    for frame in frames:
-        view = memoryview(frame)
-        h.update(view.nbytes.to_bytes(8, "big"))
-        h.update(view)
-    return h.digest()
 
 
 def _bytes_of(t: Tensor) -> Any:
@@ -188,6 +137,38 @@ def _tensor(name: str, dtype: str, shape: list[int], data: bytes) -> Tensor:
 
 
 # ---- tokens, endpoints, keys ----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Keys:
+    """CURVE's (Z85) of the daemon. The public one is known only to who has the token, too: it opens the connection."""
+
+    public: bytes
+    secret: bytes
+
+
+def keys_of(token: str) -> Keys:
+    """The daemon's keys, which both sides derive from the token; slowly, so that guessing is slow as well.
+
+    Raises:
+        WireError: this ZeroMQ has no CURVE.
+    """
+    import zmq
+    from zmq.utils import z85
+
+    if not zmq.has("curve"):
+        raise WireError("token", "this ZeroMQ cannot encrypt, which a token needs; install pyzmq from its wheel")
+    raw = hashlib.scrypt(token.encode(), salt=b"drafter-online", n=1 << 14, r=8, p=1, dklen=32)
+    secret = z85.encode(raw)
+    return Keys(zmq.curve_public(secret), secret)
+
+
+def refusals(socket: Any) -> Any:
+    """A socket from which the failed handshakes of `socket` can be received."""
+    import zmq
+
+    kinds = ("NO_DETAIL", "PROTOCOL", "AUTH")
+    return socket.get_monitor_socket(sum(int(getattr(zmq, f"EVENT_HANDSHAKE_FAILED_{k}")) for k in kinds))
 
 
 def read_token(file: Path | None, environ: Mapping[str, str] | None = None) -> str | None:

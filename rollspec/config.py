@@ -153,9 +153,6 @@ class DrafterConfig(_Section):
     token_file: Path | None = Field(
         None, description="Of `dedicated`: file with the daemon's token; unset: DRAFTER_ONLINE_TOKEN, or none."
     )
-    server_key: str | None = Field(
-        None, description="Of `dedicated`: the daemon's public CURVE key; set, the connection is encrypted."
-    )
     device: str = Field("cpu", description="Of `dedicated`: torch device of the trainer that rollspec starts.")
     ray: RayConfig = RayConfig()
     versions: Path | None = Field(

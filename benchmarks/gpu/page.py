@@ -7,19 +7,20 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.gpu import claims
-from rollspec.telemetry import svg
-from rollspec.telemetry.figure import Figure
+from rollspec.telemetry import plots
+from rollspec.telemetry.figures import Figure
 
 STYLES = {"none": "s-base", "ngram": "s-1", "eagle3": "s-2", "rollspec": "s-run"}
-TEMPLATES = Path(svg.__file__).parent / "templates"
+TEMPLATES = Path(plots.__file__).parent / "templates"
 
 
 def render(result: dict[str, Any]) -> str:
-    """The page as HTML; without jinja2, the bare JSON as a page."""
+    """The page as HTML; where nothing can draw it, a sentence."""
     try:
         import jinja2
+        import matplotlib  # noqa: F401
     except ImportError:  # a machine that only measures
-        return "<!doctype html><title>rollspec GPU suite</title><p>Render this page where jinja2 is installed.</p>"
+        return "<!doctype html><title>rollspec GPU suite</title><p>Render this where jinja2 and matplotlib are.</p>"
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True)
     template = environment.from_string(Path(__file__).with_name("page.html.j2").read_text(encoding="utf-8"))
     states = [c["state"] for c in result["claims"]]
@@ -49,10 +50,10 @@ def figures(result: dict[str, Any]) -> list[Figure]:
             ("tokens_per_second", "Tokens per second", "tokens/s"),
         ):
             lines = [
-                svg.Line(arm, STYLES[arm], [math.log2(r["batch"]) for r in rows], [r[field] for r in rows])
+                plots.Line(arm, STYLES[arm], [math.log2(r["batch"]) for r in rows], [r[field] for r in rows])
                 for arm, rows in arms.items()
             ]
-            drawn = svg.line_chart(lines, title=f"{title}, {shape}", x_label="log2 of the batch", y_label=unit)
+            drawn = plots.line_chart(lines, title=f"{title}, {shape}", x_label="log2 of the batch", y_label=unit)
             note = "Weights are random and acceptance is decreed: this is what steps cost, not what drafts are worth."
             out.append(Figure(f"{title}, {shape}", drawn, tuple((x.label, x.style) for x in lines), note=note))
     return out

@@ -132,8 +132,8 @@ async def _arm(
 
         shutil.rmtree(folder / "drafter", ignore_errors=True)
         head = heads.save(heads.fresh(made.model), out / "fresh")
-        with servers.daemon(made.model, head, folder, endpoint, DAEMON) as page:
-            console.print(f"  status page: {page}/", highlight=False)
+        with servers.daemon(made.model, head, folder, endpoint, DAEMON) as url:
+            console.print(f"  status: {url}/status", highlight=False)
             return await _traffic(made, plan, out, name, {**options, "drafter.endpoint": endpoint}, seen)
     return await _traffic(made, plan, out, name, options, seen)
 

@@ -79,7 +79,7 @@ def server(model: str, name: str, folder: Path, rollspec: dict[str, Any] | None,
 
 @contextmanager
 def daemon(model: str, head: Path, folder: Path, endpoint: str, options: dict[str, Any]) -> Iterator[str]:
-    """`drafter-online serve`; the URL of its page."""
+    """`drafter-online serve`; where it answers over HTTP."""
     url = f"http://127.0.0.1:{free_port()}"
     command = [
         sys.executable, "-m", "drafter_online.cli", "serve", "--target", model, "--head", str(head), "--dir",

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from rollspec.telemetry import svg
 from rollspec.telemetry.runs import Run
 
 MODELLED = "rollspec/tuner/modelled_seconds/"
@@ -72,23 +71,6 @@ def limits(run: Run) -> Limits | None:
         tuner_share=_weighted(run.series("rollspec/tuner/share"), weights),
         host_share=_weighted(run.series("rollspec/rollout/propose_share"), weights),
     )
-
-
-def speedups(run: Run) -> list[svg.Line]:
-    """Modelled speed-up per training step: what the run got, and its bounds."""
-    steps = [float(s) for s in run.steps]
-    base = run.series(MODELLED + NONE)
-    lines = []
-    for label, key, style in (
-        ("perfect drafter", PERFECT, "s-4"),
-        ("clairvoyant", CLAIRVOYANT, "s-2"),
-        ("oracle arm", ORACLE, "s-1"),
-        ("got", PLAYED, "s-run"),
-    ):
-        if run.has(MODELLED + key):
-            ratios = [b / t if b and t else None for b, t in zip(base, run.series(MODELLED + key), strict=True)]
-            lines.append(svg.Line(label, style, steps, ratios))
-    return lines
 
 
 def arm_shares(run: Run, most: int = 5) -> list[tuple[str, list[float | None]]]:

@@ -18,9 +18,10 @@ from pathlib import Path
 from typing import Any
 
 from rollspec.errors import RollspecError
-from rollspec.telemetry.charts import figures
+from rollspec.telemetry.figures import figures
 from rollspec.telemetry.limits import Limits, limits
 from rollspec.telemetry.on_policy import on_policy
+from rollspec.telemetry.plots import number
 from rollspec.telemetry.runs import Run, find_pair, load_run
 from rollspec.telemetry.sinks import plain
 from rollspec.telemetry.summary import (
@@ -35,7 +36,6 @@ from rollspec.telemetry.summary import (
     summarize,
     to_json,
 )
-from rollspec.telemetry.svg import number
 
 DASH = "–"
 
@@ -94,8 +94,9 @@ def render(run: Run, baseline: Run | None = None) -> str:
     """The page as HTML."""
     try:
         import jinja2
+        import matplotlib  # noqa: F401
     except ImportError as e:
-        raise RollspecError("rollspec: the report needs jinja2; run `pip install 'rollspec[report]'`.") from e
+        raise RollspecError(f"rollspec: the report needs {e.name}; run `pip install 'rollspec[report]'`.") from e
     templates = resources.files("rollspec.telemetry").joinpath("templates")
     source = templates.joinpath("report.html.j2").read_text(encoding="utf-8")
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True)

@@ -7,12 +7,13 @@ difference per step cannot be told from zero, and a number whose metric is missi
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import partial
+from statistics import fmean, median
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from rollspec.telemetry.limits import limits
 from rollspec.telemetry.runs import GEN, STEP_TIME, Run
@@ -184,43 +185,38 @@ def compare(run: Run, baseline: Run) -> Comparison:
     )
 
 
-def ratio(pairs: Sequence[tuple[float, float]], draws: int = 2000) -> Ratio | None:
-    """Total of the first over total of the second, with a 95 % interval from resampling pairs; None without data."""
+def ratio(pairs: Sequence[tuple[float, float]]) -> Ratio | None:
+    """Total of the first over total of the second; None without data."""
     if not pairs or sum(b for _, b in pairs) <= 0:
         return None
-    table = np.asarray(pairs, dtype=np.float64)  # [steps, 2]
-    sums = _resampled(table, draws)  # [draws, 2]
-    low, high = np.percentile(sums[:, 0] / np.maximum(sums[:, 1], 1e-12), [2.5, 97.5])
-    total = table.sum(axis=0)
-    return Ratio(float(total[0] / total[1]), float(low), float(high), len(pairs))
+    return _bootstrap(pairs, lambda sums: sums[..., 0] / sums[..., 1])
 
 
-def _resampled(table: npt.NDArray[np.float64], draws: int) -> npt.NDArray[np.float64]:
-    """Column sums [draws, columns] of `table` [steps, columns] with its rows drawn again."""
-    rng = np.random.default_rng(0)  # the same file must give the same report
-    return table[rng.integers(0, len(table), size=(draws, len(table)))].sum(axis=1)  # type: ignore[no-any-return]
-
-
-def _per_token(run: Run, baseline: Run, steps: Sequence[int], draws: int = 2000) -> Ratio | None:
-    """Tokens per second of `run` over those of `baseline` in `steps`, with a 95 % interval from resampling steps."""
+def _per_token(run: Run, baseline: Run, steps: Sequence[int]) -> Ratio | None:
+    """Tokens per second of `run` over those of `baseline` in `steps`."""
     sides = []
     for side in (run, baseline):
         values = dict(zip(side.steps, zip(tokens_per_step(side), side.series(GEN), strict=True), strict=True))
         sides.append([values[s] for s in steps])
     rows = [(*a, *b) for a, b in zip(*sides, strict=True) if None not in a and None not in b]
-    table = np.asarray(rows, dtype=np.float64).reshape(len(rows), 4)  # tokens and seconds of the one, of the other
-    if not rows or not (table.sum(axis=0) > 0).all():
+    if not rows or min(map(sum, zip(*rows, strict=True))) <= 0:
         return None
-    total, sums = table.sum(axis=0), np.maximum(_resampled(table, draws), 1e-12)
-    low, high = np.percentile(sums[:, 0] * sums[:, 3] / (sums[:, 1] * sums[:, 2]), [2.5, 97.5])
-    return Ratio(float(total[0] * total[3] / (total[1] * total[2])), float(low), float(high), len(rows))
+    # Tokens and seconds of the one, of the other.
+    return _bootstrap(rows, lambda sums: sums[..., 0] * sums[..., 3] / (sums[..., 1] * sums[..., 2]))
+
+
+def _bootstrap(rows: Any, of: Callable[[Any], Any], draws: int = 2000) -> Ratio:
+    """`of` the column sums of `rows` [steps, columns], with a 95 % interval from resampling the rows."""
+    table = np.asarray(rows, dtype=np.float64)
+    rng = np.random.default_rng(0)  # the same file must give the same report
+    sums = table[rng.integers(0, len(table), size=(draws, len(table)))].sum(axis=1)  # [draws, columns]
+    low, high = np.percentile(of(np.maximum(sums, 1e-12)), [2.5, 97.5])
+    return Ratio(float(of(table.sum(axis=0))), float(low), float(high), len(table))
 
 
 def tokens_per_step(run: Run) -> list[float | None]:
     """Response tokens of each step, from the most direct measurement the run has."""
-    per_token, gen, emitted = (
-        run.series(n) for n in ("timing_per_token_ms/gen", GEN, "rollspec/rollout/tokens")
-    )  # fmt: skip
+    per_token, gen, emitted = (run.series(n) for n in ("timing_per_token_ms/gen", GEN, "rollspec/rollout/tokens"))
     out: list[float | None] = []
     for i, sizes in enumerate(run.lengths):
         ms, seconds = per_token[i], gen[i]
@@ -303,28 +299,10 @@ def _percentile(sizes: Sequence[int], q: float, run: Run, name: str) -> float | 
     return float(np.percentile(sizes, q)) if sizes else _mean(run.series(name))
 
 
-def _known(values: Iterable[float | None]) -> list[float]:
-    return [v for v in values if v is not None]
+def _of(function: Callable[[list[float]], float], values: Iterable[float | None]) -> float | None:
+    known = [v for v in values if v is not None]
+    return function(known) if known else None
 
 
-def _total(values: Iterable[float | None]) -> float | None:
-    known = _known(values)
-    return sum(known) if known else None
-
-
-def _mean(values: Iterable[float | None]) -> float | None:
-    known = _known(values)
-    return sum(known) / len(known) if known else None
-
-
-def _median(values: Iterable[float | None]) -> float | None:
-    known = _known(values)
-    return float(np.median(known)) if known else None
-
-
-def _min(values: Iterable[float | None]) -> float | None:
-    return min(_known(values), default=None)
-
-
-def _max(values: Iterable[float | None]) -> float | None:
-    return max(_known(values), default=None)
+_FUNCTIONS: tuple[Callable[[list[float]], float], ...] = (sum, fmean, median, min, max)
+_total, _mean, _median, _min, _max = (partial(_of, function) for function in _FUNCTIONS)

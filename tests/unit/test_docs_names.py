@@ -14,10 +14,11 @@ import pytest
 import typer
 import yaml
 
-from rollspec import cli, config_docs
+from rollspec import cli
 from rollspec.config import RollspecConfig, knobs, presets
 from rollspec.errors import ConfigError
 from rollspec.telemetry.metrics import find
+from scripts.generate import configuration
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -176,11 +177,11 @@ def test_environment_variables(path: Path) -> None:
 
 
 def test_the_configuration_page_is_up_to_date() -> None:
-    assert config_docs.PAGE.read_text(encoding="utf-8") == config_docs.render(), "run `python -m rollspec.config_docs`"
+    assert configuration.FILE.read_text(encoding="utf-8") == configuration.render(), "run `python -m scripts.generate`"
 
 
 def test_the_configuration_page_has_every_knob_preset_and_variable() -> None:
-    text = config_docs.render()
+    text = configuration.render()
     assert all(text.count(f"| `{name}` |") == 1 for name in KNOBS)
     assert all(f"### `{name}`\n" in text for name in presets())
     code = "\n".join(file.read_text(encoding="utf-8") for file in ROOT.glob("rollspec/**/*.py"))

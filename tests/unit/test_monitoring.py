@@ -12,13 +12,16 @@ from typing import Any
 
 import pytest
 
+from drafter_online.status import METRICS
 from rollspec.errors import RollspecError
-from rollspec.telemetry import grafana, wandb_files, wandb_run, wandb_workspace
+from rollspec.telemetry import wandb_files, wandb_run
 from rollspec.telemetry.metrics import TABLE, EngineStats, find, to_metrics
 from rollspec.telemetry.prometheus import OF_THE_TRAINER, Exporter, series
 from rollspec.telemetry.report import write_report
 from rollspec.telemetry.runs import load_run
 from rollspec.telemetry.wandb_run import HARM_REPORTS, WandbWatch
+from scripts.generate import __main__ as generate
+from scripts.generate import grafana, wandb_workspace
 
 STATS = EngineStats(
     steps=2, step_seconds=1.0, requests=4, verified=3, drafted=6, accepted=3, emitted=7, version=2, alarms=1,
@@ -79,19 +82,18 @@ print(generate_latest(registry).decode())
 
 
 def test_the_dashboard_is_up_to_date_and_whole() -> None:
-    assert grafana.FILE.read_text() == grafana.render(), "run `python -m rollspec.telemetry.grafana`"
+    assert grafana.FILE.read_text() == grafana.render(), "run `python -m scripts.generate`"
     board = json.loads(grafana.render())
     asked = " ".join(t["expr"] for p in board["panels"] for t in p.get("targets", ()))
     assert all(f"{s.full_name}{{" in asked for s in series())
+    assert all(f"drafter_online_{m.name}" in asked for m in METRICS), "the drafter's daemon is on it, too"
     places = [(p["gridPos"]["x"], p["gridPos"]["y"]) for p in board["panels"]]
     assert len(set(places)) == len(places)
     assert len({p["id"] for p in board["panels"]}) == len(board["panels"])
 
 
 def test_the_workspace_is_up_to_date_and_names_metrics_that_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert wandb_workspace.FILE.read_text() == wandb_workspace.render(), (
-        "run `python -m rollspec.telemetry.wandb_workspace`"
-    )
+    assert wandb_workspace.FILE.read_text() == wandb_workspace.render(), "run `python -m scripts.generate`"
     spec = json.loads(wandb_workspace.render())
     everything = [p for s in spec["sections"][1:] for p in s["panels"]]
     assert len(everything) == len(TABLE) and len({p["title"] for p in everything}) == len(TABLE)
@@ -145,7 +147,17 @@ def test_without_wandbs_package_or_a_project_it_is_one_sentence(
     assert "pip install wandb-workspaces" in capsys.readouterr().err
     assert wandb_workspace.main(["--save", "project"]) == 2
     assert "ENTITY/PROJECT" in capsys.readouterr().err
-    assert wandb_workspace.main(["--check"]) == 0
+
+
+def test_what_is_out_of_date_is_named_and_written(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    assert generate.main(["--check"]) == 0
+    monkeypatch.setattr(grafana, "FILE", tmp_path / "grafana.json")
+    assert generate.main(["--check"]) == 1
+    assert "grafana.json is out of date" in capsys.readouterr().err
+    assert generate.main([]) == 0 and generate.main(["--check"]) == 0
+    assert grafana.FILE.read_text() == grafana.render()
 
 
 def test_tensorboard_takes_every_metric(tmp_path: Path) -> None:

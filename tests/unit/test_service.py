@@ -25,9 +25,9 @@ from fake_engine import FakeEngine  # noqa: E402
 from drafter_online import head as heads  # noqa: E402
 from drafter_online.buffer import Buffer  # noqa: E402
 from drafter_online.errors import DrafterError, VersionError  # noqa: E402
-from drafter_online.overview import list_versions, status  # noqa: E402
 from drafter_online.service import Service  # noqa: E402
 from drafter_online.settings import settings  # noqa: E402
+from drafter_online.status import list_versions, status  # noqa: E402
 from drafter_online.versions import Versions  # noqa: E402
 from drafter_online.wire import Message  # noqa: E402
 
@@ -159,7 +159,7 @@ def test_promote_and_roll_back_by_hand(make: Make, tiny_target: Path) -> None:
     engine.until(lambda: engine.version == back["runs_as"])
     copy = service.versions.manifest(back["runs_as"])
     assert copy.provenance["copy_of"] == good
-    rows = list_versions(service)
+    rows = list_versions(service.versions, service.release.current)
     assert rows[-1]["promoted"] and rows[-1]["copy_of"] == good
     with pytest.raises(VersionError, match="not in the store"):
         service.rollback(99999)
@@ -430,10 +430,8 @@ def test_domains_are_counted_and_bounded(make: Make) -> None:
     engine.until(lambda: list(service.engines))
     engine.domains = {"code": [3, 30, 20, 60, 50, 80], "prose": [2, 20, 5, 10, 1, 21]}
     engine.until(lambda: service.engines.domains.get("prose"))
-    service.journal._at -= 60
-    service.tick()
-    point = service.journal.points[-1]
-    assert point["length_by_domain"] == {"code": 2.5, "prose": 1.0} and point["rate_by_domain"]["code"] == 1.0
+    shown = status(service)["domains"]
+    assert {n: d["length"] for n, d in shown.items()} == {"code": 2.5, "prose": 1.0} and shown["code"]["rate"] == 1.0
     engine.domains = {f"d{i}": [1, 1, 0, 0, 0, 1] for i in range(300)}
     engine.until(lambda: len(service.engines.domains) >= 64)
     assert len(service.engines.domains) <= 65
@@ -612,7 +610,6 @@ def test_a_daemon_that_stands_still_is_away_until_it_goes_on(
         (["--set", "learning_rate=-1"], "training.learning_rate = -1"),
         (["--option", "publish_evry=3"], "publish_evry"),
         (["--option", 'buffer={"half_live": 3}'], "buffer.half_live = 3"),
-        (["--curve-secret", "/nowhere"], "drafter-online keys"),
         (["--token-file", "/nowhere"], "cannot be read"),
         (["--target", "/nowhere"], "not a model"),
     ],
@@ -644,6 +641,6 @@ def test_the_documentation_has_every_knob_of_the_daemon() -> None:
     from drafter_online.settings import ServiceConfig
 
     page = (Path(__file__).parents[2] / "docs" / "service.md").read_text()
-    options = {"dir", "target", "head", "endpoint", "token_file", "curve_secret", "device", "training"}
+    options = {"dir", "target", "head", "endpoint", "token_file", "device", "training"}
     for name in ServiceConfig.model_fields:
         assert name in options or f"| `{name}` |" in page, name

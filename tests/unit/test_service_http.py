@@ -1,15 +1,9 @@
-"""The daemon over HTTP: what it shows, who may change something, and a page that needs nothing from elsewhere."""
+"""The daemon over HTTP: what it shows, and who may change something."""
 
 from __future__ import annotations
 
-import json
-import re
-import shutil
-import subprocess
 import threading
 import time
-from importlib.resources import files
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -19,12 +13,11 @@ pytest.importorskip("fastapi")
 httpx = pytest.importorskip("httpx")
 pytest.importorskip("torch")
 
-from drafter_online import overview  # noqa: E402
+from drafter_online.alarms import Alarms  # noqa: E402
 from drafter_online.engines import Counts, Engine, Engines, Hello, Status  # noqa: E402
 from drafter_online.errors import DrafterError, VersionError  # noqa: E402
 from drafter_online.http import HttpServer, build  # noqa: E402
 from drafter_online.inbox import Inbox  # noqa: E402
-from drafter_online.journal import Alarms, Journal  # noqa: E402
 from drafter_online.watch import StepWatch  # noqa: E402
 
 TOKEN = "a token of some length"
@@ -43,8 +36,7 @@ def service(tmp_path: Any) -> Any:
     )
     engines.by_session["s"] = engine
     engines.domains["code"] = Counts(1, 10, 5, 9, 6, 16)
-    journal, alarms = Journal(), Alarms()
-    journal.note(engines.domains, {"version": 3, "loss": 1.5, "lag": 2.0, "waiting": 0, "engines": 1})
+    alarms = Alarms()
     alarms.set("store", "it cannot be written")
 
     def no(number: int) -> dict[str, Any]:
@@ -57,19 +49,19 @@ def service(tmp_path: Any) -> Any:
         config=SimpleNamespace(target="MODEL", device="cpu"),
         trainer=SimpleNamespace(
             drafter=SimpleNamespace(base="base"),
+            last_loss=1.5,
             counts=SimpleNamespace(steps=10, tokens=100, not_finite=0, out_of_memory=0),
             buffer=SimpleNamespace(bytes=5, __len__=lambda: 1)
             and type("B", (), {"bytes": 5, "__len__": lambda self: 1})(),
         ),
         inbox=Inbox(),
         engines=engines,
-        journal=journal,
         alarms=alarms,
         counts=Counter(published=3),
         hub=SimpleNamespace(endpoint="ipc://wire", counts=Counter({"received": 5, "refused/replayed": 2})),
         release=SimpleNamespace(current=3, candidate=None, trials=[], rolled_back=1),
         versions=Versions(tmp_path / "versions"),
-        facts=lambda: {"loss": 1.5, "lag": 2.0},
+        lag=lambda: 2.0,
         trains=True,
         training="running",
         healthy=lambda: (True, "ok"),
@@ -90,7 +82,8 @@ def test_everything_is_shown(service: Any) -> None:
     c = client(service)
     s = c.get("/status").json()
     assert s["versions"]["running"] == {"<b>host</b>:1": 3} and s["domains"]["code"]["length"] == 1.6
-    assert s["journal"][0]["rate"] == pytest.approx(2 / 3, abs=1e-3) and s["alarms"][0]["kind"] == "store"
+    assert s["domains"]["code"]["rate"] == pytest.approx(2 / 3, abs=1e-3) and s["alarms"][0]["kind"] == "store"
+    assert s["training"]["loss"] == 1.5 and s["versions"]["lag_seconds"] == 2.0
     service.versions.publish({"w": __import__("torch").ones(1)}, {}, base="base", target_version=0)
     service.versions.record(1, "promoted", "because")
     (row,) = c.get("/versions").json()
@@ -125,7 +118,7 @@ def test_versions_are_decided_upon(service: Any) -> None:
 
 def test_a_token_is_asked_for(service: Any) -> None:
     c = client(service, token=TOKEN)
-    assert c.get("/").status_code == c.get("/healthz").status_code == 200
+    assert c.get("/healthz").status_code == 200
     good = {"authorization": f"Bearer {TOKEN}"}
     for method, path in (
         ("GET", "/status"),
@@ -146,51 +139,6 @@ def test_other_pages_cannot_drive_it(service: Any) -> None:
     good = {"host": "any.example", "authorization": f"Bearer {TOKEN}"}
     assert client(service, local=False, token=TOKEN).get("/status", headers=good).status_code == 200
     assert c.get("/status", headers={"host": "[::1]:8765"}).status_code == 200
-
-
-def test_the_journal_is_thinned() -> None:
-    assert overview.thinned(list(range(10)), 4) == [0, 3, 6, 9] and overview.thinned([1, 2], 4) == [1, 2]
-    assert overview.thinned(list(range(1440)), 360)[-1] == 1439 and overview.thinned([1], 0) == []
-
-
-def test_the_page_is_whole_in_itself(service: Any) -> None:
-    answer = client(service).get("/")
-    assert "default-src 'none'" in answer.headers["content-security-policy"]
-    page = (files("drafter_online") / "page.html").read_text()
-    assert answer.text == page and "innerHTML" not in page
-    assert not re.findall(r"(?:src|href)=\"(?!data:)", page) and "//" not in re.sub(
-        r"http://www\.w3\.org/2000/svg|// .*", "", page
-    )
-
-
-def test_what_the_page_reads_is_there(service: Any) -> None:
-    """Every field that the page names is in the answer."""
-    page = (files("drafter_online") / "page.html").read_text()
-    s = overview.status(service)
-    for name, part in (("v", "versions"), ("f", "feedback"), ("t", "training")):
-        for key in set(re.findall(rf"\b{name}\.([a-z_]+)\b", page)) & {
-            k for k in re.findall(r"\.([a-z]+_[a-z_]+)", page)
-        }:
-            assert key in s[part], f"{part}.{key}"
-    for key in set(re.findall(r"\bp\.([a-z_]+)\b", page)) - {"map"}:
-        assert key in s["journal"][0], key
-
-
-@pytest.mark.skipif(shutil.which("node") is None, reason="node runs the page's script")
-def test_the_page_shows_what_it_is_told(service: Any, tmp_path: Path) -> None:
-    """Its own script, over real answers: nothing throws, and names are text, not markup."""
-    service.journal.note(service.engines.domains, {"version": 3, "loss": 1.25, "lag": 7.0, "waiting": 0, "engines": 1})
-    answers = {"status": overview.status(service), "versions": overview.list_versions(service)}
-    (tmp_path / "answers.json").write_text(json.dumps(answers))
-    page = tmp_path / "page.html"
-    page.write_text((files("drafter_online") / "page.html").read_text())
-    command = ["node", str(Path(__file__).with_name("page.js")), str(page), str(tmp_path / "answers.json")]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
-    assert done.returncode == 0, done.stderr
-    shown = json.loads(done.stdout)
-    assert shown["hidden"] is False and "base" in shown["line"] and "no news" not in shown["line"]
-    assert "store: it cannot be written" in shown["alarms"] and "<b>host</b>:1" in shown["engines"]
-    assert "code" in shown["domains"] and "loss" in shown["loss"]
 
 
 def test_it_listens_where_it_is_told(service: Any) -> None:

@@ -12,10 +12,11 @@ import pytest
 
 from rollspec import doctor
 from rollspec.engine.vllm.compat import TESTED
-from rollspec.engine.vllm.hooks import HOOKS, docs, signatures
+from rollspec.engine.vllm.hooks import HOOKS, signatures
 from rollspec.engine.vllm.hooks.engine import AddRequest
 from rollspec.engine.vllm.hooks.signatures import Change, Record
 from rollspec.engine.vllm.hooks.source import Source
+from scripts.generate import hooks
 
 ROOT = Path(__file__).parents[2]
 
@@ -163,8 +164,8 @@ def test_the_doctor_has_a_line_for_each_hook(tmp_path: Path, capsys: pytest.Capt
 
 
 def test_the_page_is_what_the_registry_says() -> None:
-    text = docs.PAGE.read_text(encoding="utf-8")
-    assert text == docs.render(), "run `python -m rollspec.engine.vllm.hooks.docs`"
+    text = hooks.FILE.read_text(encoding="utf-8")
+    assert text == hooks.render(), "run `python -m scripts.generate`"
     assert all(h.targets[0].partition(":")[2] in text for h in HOOKS)
 
 

@@ -86,7 +86,7 @@ class DedicatedTraining:
         base = base_of(learned.runner.model_config.hf_text_config)
         hello = {"name": self.name, "base": base, "aux": list(learned.layers)}
         token = wire.read_token(config.token_file)
-        self.link = Link(config.endpoint, hello, token=token, server_key=config.server_key)
+        self.link = Link(config.endpoint, hello, token=token)
         learned.swapper.verdicts.report = self._tried
         self._thread = threading.Thread(target=self._run, name="rollspec-drafter", daemon=True)
         self._thread.start()

@@ -1,32 +1,23 @@
-"""Renders knobs and presets as `docs/configuration.md`, so that the page cannot disagree with `rollspec/config.py`.
-
-Write the page, or exit 1 when it is out of date:
-
-    python -m rollspec.config_docs
-    python -m rollspec.config_docs --check
-"""
+"""Renders knobs and presets as `docs/configuration.md`, so that the page cannot disagree with `rollspec/config.py`."""
 
 from __future__ import annotations
 
 import json
 import re
-import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from rollspec import generated
 from rollspec.config import RollspecConfig, knobs, presets
 
-PAGE = Path(__file__).resolve().parents[1] / "docs" / "configuration.md"
+FILE = Path(__file__).resolve().parents[2] / "docs" / "configuration.md"
 
 _HEAD = """\
 # Configuration
 
-Every knob and every preset. Generated from `rollspec/config.py` and `configs/` by `python -m rollspec.config_docs`:
+Every knob and every preset. Generated from `rollspec/config.py` and `configs/` by `python -m scripts.generate`:
 edit them there. `rollspec config` prints the same list, `rollspec config show` what a preset or file resolves to.
 
 ## Where it is set
@@ -151,12 +142,3 @@ def _split(text: str) -> tuple[str, str]:
     header = " ".join(line.lstrip("#").strip() for line in lines[:count])
     sentence = header.split(": ", 1)[-1]
     return sentence[:1].upper() + sentence[1:], "\n".join(lines[count:]).strip() + "\n"
-
-
-def main(argv: Sequence[str]) -> int:
-    """Write the page, or compare it with `--check`; the exit status."""
-    return generated.keep(PAGE, render(), "rollspec.config_docs", check="--check" in argv)
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

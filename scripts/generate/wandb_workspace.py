@@ -1,14 +1,9 @@
 """Renders the metric table as a W&B workspace, `docs/monitoring/wandb.json`, and saves it as a view of a project.
 
-Write the file, or exit 1 when it is out of date:
-
-    python -m rollspec.telemetry.wandb_workspace
-    python -m rollspec.telemetry.wandb_workspace --check
-
 Make it a saved view (`pip install wandb-workspaces`, built against 0.4.13; TRL and OpenRLHF log under `train/`):
 
-    python -m rollspec.telemetry.wandb_workspace --save ENTITY/PROJECT
-    python -m rollspec.telemetry.wandb_workspace --save ENTITY/PROJECT --prefix train/
+    python -m scripts.generate.wandb_workspace --save ENTITY/PROJECT
+    python -m scripts.generate.wandb_workspace --save ENTITY/PROJECT --prefix train/
 """
 
 from __future__ import annotations
@@ -21,7 +16,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from rollspec import generated
 from rollspec.errors import RollspecError
 from rollspec.telemetry.metrics import TABLE, Metric
 
@@ -104,24 +98,21 @@ def workspace(entity: str, project: str, prefix: str = "") -> Any:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Write the file, compare it, or save the workspace; the exit status."""
+    """Save the workspace; the exit status."""
     parser = argparse.ArgumentParser(description="rollspec's W&B workspace")
-    parser.add_argument("--check", action="store_true", help="exit 1 when the file is out of date")
-    parser.add_argument("--save", metavar="ENTITY/PROJECT", help="save it as a view of this project")
+    parser.add_argument("--save", metavar="ENTITY/PROJECT", required=True, help="save it as a view of this project")
     parser.add_argument("--prefix", default="", help="what the trainer's logger puts before names (TRL: train/)")
     args = parser.parse_args(argv)
-    if args.save:
-        entity, slash, project = args.save.partition("/")
-        if not (entity and slash and project):
-            print(f"rollspec: --save {args.save!r} names no project; write ENTITY/PROJECT.", file=sys.stderr)
-            return 2
-        try:
-            print(workspace(entity, project, args.prefix).save().url)
-        except RollspecError as e:
-            print(e, file=sys.stderr)
-            return 2
-        return 0
-    return generated.keep(FILE, render(), "rollspec.telemetry.wandb_workspace", check=args.check)
+    entity, slash, project = args.save.partition("/")
+    if not (entity and slash and project):
+        print(f"rollspec: --save {args.save!r} names no project; write ENTITY/PROJECT.", file=sys.stderr)
+        return 2
+    try:
+        print(workspace(entity, project, args.prefix).save().url)
+    except RollspecError as e:
+        print(e, file=sys.stderr)
+        return 2
+    return 0
 
 
 if __name__ == "__main__":

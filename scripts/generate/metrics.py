@@ -1,21 +1,12 @@
-"""Renders the metric table as `docs/metrics.md`, so that the page cannot disagree with the code.
-
-Write the page, or exit 1 when it is out of date:
-
-    python -m rollspec.telemetry.docs
-    python -m rollspec.telemetry.docs --check
-"""
+"""Renders the metric table as `docs/metrics.md`, so that the page cannot disagree with the code."""
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Sequence
 from pathlib import Path
 
-from rollspec import generated
 from rollspec.telemetry.metrics import TABLE
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "metrics.md"
+FILE = Path(__file__).resolve().parents[2] / "docs" / "metrics.md"
 
 _GROUPS = {
     "rollout": "Generation as the engine sees it: time, tokens, batch, and what proposing costs.",
@@ -34,7 +25,7 @@ _GROUPS = {
 _HEAD = """\
 # Metrics
 
-Every metric rollspec reports. Generated from `rollspec/telemetry/metrics.py` by `python -m rollspec.telemetry.docs`:
+Every metric rollspec reports. Generated from `rollspec/telemetry/metrics.py` by `python -m scripts.generate`:
 edit the table there.
 
 A *gauge* is a level, a *counter* a sum over the interval since the last report (one training step). `<drafter>`,
@@ -78,12 +69,3 @@ def render() -> str:
             + "\n"
         )
     return "\n".join([*parts, _TAIL])
-
-
-def main(argv: Sequence[str]) -> int:
-    """Write the page, or compare it with `--check`; the exit status."""
-    return generated.keep(PAGE, render(), "rollspec.telemetry.docs", check="--check" in argv)
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

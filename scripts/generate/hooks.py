@@ -1,23 +1,14 @@
-"""Renders the registry as the tables of `docs/extending.md`, between the two marks there.
-
-Write the page, or exit 1 when it is out of date:
-
-    python -m rollspec.engine.vllm.hooks.docs
-    python -m rollspec.engine.vllm.hooks.docs --check
-"""
+"""Renders the registry as the tables of `docs/extending.md`, between the two marks there."""
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Sequence
 from pathlib import Path
 
-from rollspec import generated
 from rollspec.engine.vllm.hooks import HOOKS, Patch
 from rollspec.engine.vllm.hooks.uses import USES
 
-PAGE = Path(__file__).resolve().parents[4] / "docs" / "extending.md"
-BEGIN, END = "<!-- hooks: python -m rollspec.engine.vllm.hooks.docs -->", "<!-- end of hooks -->"
+FILE = Path(__file__).resolve().parents[2] / "docs" / "extending.md"
+BEGIN, END = "<!-- hooks: python -m scripts.generate -->", "<!-- end of hooks -->"
 
 
 def tables() -> str:
@@ -42,15 +33,6 @@ def tables() -> str:
 
 def render() -> str:
     """The page with its tables written anew."""
-    head, _, rest = PAGE.read_text(encoding="utf-8").partition(BEGIN)
+    head, _, rest = FILE.read_text(encoding="utf-8").partition(BEGIN)
     _, _, tail = rest.partition(END)
     return f"{head}{BEGIN}\n\n{tables()}\n\n{END}{tail}"
-
-
-def main(argv: Sequence[str]) -> int:
-    """Write or check the page; the exit status."""
-    return generated.keep(PAGE, render(), "rollspec.engine.vllm.hooks.docs", check="--check" in argv)
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

@@ -1,20 +1,12 @@
-"""Renders the metric table as a Grafana dashboard, `docs/monitoring/grafana.json`: import it, choose the data source.
-
-Write the file, or exit 1 when it is out of date:
-
-    python -m rollspec.telemetry.grafana
-    python -m rollspec.telemetry.grafana --check
-"""
+"""Renders the metric table as a Grafana dashboard, `docs/monitoring/grafana.json`, to be imported there."""
 
 from __future__ import annotations
 
 import json
-import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from rollspec import generated
+from drafter_online.status import METRICS, Metric
 from rollspec.telemetry.prometheus import MODEL, Series, series
 
 FILE = Path(__file__).resolve().parents[2] / "docs" / "monitoring" / "grafana.json"
@@ -35,7 +27,7 @@ SOURCE = {"type": "prometheus", "uid": "${datasource}"}
 
 
 def render() -> str:
-    """The dashboard as JSON: an overview, then a row of panels per metric group in the order of the table."""
+    """The dashboard as JSON: an overview, a row of panels per metric group in the order of the table, the daemon."""
     panels: list[dict[str, Any]] = []
     by_name = {s.row.name: s for s in series()}
     y = 0
@@ -45,14 +37,16 @@ def render() -> str:
     y += 4
     for group in dict.fromkeys(s.row.name.split("/")[1] for s in series()):
         rows = [s for s in series() if s.row.name.split("/")[1] == group]
-        panels.append(
-            {"id": len(panels) + 1, "type": "row", "title": group, "gridPos": {"x": 0, "y": y, "w": 24, "h": 1}}
-        )
+        panels.append(_row(group, len(panels) + 1, y))
         y += 1
         for i, s in enumerate(rows):
             place = {"x": WIDTH * (i % 3), "y": y + HEIGHT * (i // 3), "w": WIDTH, "h": HEIGHT}
             panels.append(_panel(s, len(panels) + 1, place, "timeseries"))
         y += HEIGHT * -(-len(rows) // 3)
+    panels.append(_row("drafter-online", len(panels) + 1, y))
+    for i, m in enumerate(METRICS):
+        place = {"x": WIDTH * (i % 3), "y": y + 1 + HEIGHT * (i // 3), "w": WIDTH, "h": HEIGHT}
+        panels.append(_daemon_panel(m, len(panels) + 1, place))
     dashboard = {
         "title": "rollspec",
         "uid": "rollspec",
@@ -74,22 +68,39 @@ def expression(s: Series) -> str:
     return f"sum by ({s.label or MODEL}) (rate({selected}[$__rate_interval]))"
 
 
+def _row(title: str, number: int, y: int) -> dict[str, Any]:
+    return {"id": number, "type": "row", "title": title, "gridPos": {"x": 0, "y": y, "w": 24, "h": 1}}
+
+
 def _panel(s: Series, number: int, place: dict[str, int], kind: str) -> dict[str, Any]:
     per_second = s.row.kind == "counter"
     unit = "short" if per_second else UNITS.get(s.row.unit, "short")
     if s.row.name.startswith("rollspec/rollout/speedup"):
         unit = "short"  # a factor, not a share
+    title = s.row.name.removeprefix("rollspec/") + (f" ({s.row.unit} per second)" if per_second else "")
+    return _drawn(number, kind, title, s.row.meaning, place, unit, expression(s), s.label or MODEL)
+
+
+def _daemon_panel(m: Metric, number: int, place: dict[str, int]) -> dict[str, Any]:
+    name, per_second = f"drafter_online_{m.name}", m.kind == "counter"
+    expr = f"sum by ({m.label or 'instance'}) (rate({name}_total[$__rate_interval]))" if per_second else name
+    title = m.name + (" (per second)" if per_second else "")
+    unit = "s" if m.name.endswith("_seconds") else "percentunit" if m.name.endswith("_rate") else "short"
+    return _drawn(number, "timeseries", title, m.text, place, unit, expr, m.label or "instance")
+
+
+def _drawn(
+    number: int, kind: str, title: str, text: str, place: dict[str, int], unit: str, expr: str, label: str
+) -> dict[str, Any]:
     return {
         "id": number,
         "type": kind,
-        "title": s.row.name.removeprefix("rollspec/") + (f" ({s.row.unit} per second)" if per_second else ""),
-        "description": s.row.meaning,
+        "title": title,
+        "description": text,
         "datasource": SOURCE,
         "gridPos": place,
         "fieldConfig": {"defaults": {"unit": unit}, "overrides": []},
-        "targets": [
-            {"refId": "A", "datasource": SOURCE, "expr": expression(s), "legendFormat": f"{{{{{s.label or MODEL}}}}}"}
-        ],
+        "targets": [{"refId": "A", "datasource": SOURCE, "expr": expr, "legendFormat": f"{{{{{label}}}}}"}],
     }
 
 
@@ -109,12 +120,3 @@ def _model_variable() -> dict[str, Any]:
         "current": {"text": "All", "value": "$__all"},
         "refresh": 2,
     }
-
-
-def main(argv: Sequence[str]) -> int:
-    """Write the file, or compare it with `--check`; the exit status."""
-    return generated.keep(FILE, render(), "rollspec.telemetry.grafana", check="--check" in argv)
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

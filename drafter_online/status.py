@@ -1,0 +1,193 @@
+"""What the daemon shows: its status as JSON, its versions, and its status as Prometheus metrics (`METRICS`)."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+from drafter_online.errors import DrafterError
+
+if TYPE_CHECKING:
+    from drafter_online.service import Service
+    from drafter_online.versions import Versions
+
+
+def status(service: Service) -> dict[str, Any]:
+    """Everything, as JSON."""
+    c, b, i = service.trainer.counts, service.trainer.buffer, service.inbox.counts
+    total = service.engines.total()
+    loss = service.trainer.last_loss
+    return {
+        "started": service.started,
+        "target": service.config.target,
+        "base": service.trainer.drafter.base,
+        "endpoint": service.hub.endpoint,
+        "training": {
+            "state": service.training if service.trains else "ended",
+            "device": service.config.device,
+            "steps": c.steps,
+            "tokens": c.tokens,
+            "loss": round(loss, 5) if math.isfinite(loss) else None,
+            "not_finite": c.not_finite,
+            "failed": service.counts["failed_steps"],
+            "out_of_memory": c.out_of_memory,
+            "terms": service.terms,
+            "step_age_seconds": round(service.watch.age, 1),
+            "hangs": service.watch.hangs,
+        },
+        "versions": {
+            "running": {e.name: e.version for e in service.engines},
+            "promoted": service.release.current,
+            "on_trial": service.release.candidate,
+            "tried_by": service.release.trials,
+            "latest": service.versions.latest(),
+            "published": service.counts["published"],
+            "failed": service.counts["failed_publications"],
+            "rolled_back": service.release.rolled_back,
+            "lag_seconds": service.lag(),
+        },
+        "feedback": {
+            "samples": i.received,
+            "dropped": i.dropped,
+            "waiting": i.received - i.taken - i.dropped,
+            "waiting_bytes": service.inbox.bytes,
+            "buffer_samples": len(b),
+            "buffer_bytes": b.bytes,
+            "rewards": service.counts["rewards"],
+            "expired": service.counts["expired"],
+        },
+        "wire": dict(service.hub.counts),
+        "engines": [
+            {
+                "name": e.name,
+                "version": e.version,
+                "busy": bool(e.status and e.status.busy),
+                "policy": e.status.policy if e.status else 0,
+                "speculating": bool(e.status and e.status.speculating),
+                "off": e.status.off if e.status else [],
+                "samples": e.samples,
+                "heard_seconds": round(time.monotonic() - e.heard, 1),
+                "counts": e.status.counts if e.status else {},
+                "faults": e.status.faults if e.status else [],
+            }
+            for e in service.engines
+        ],
+        "domains": {
+            name: {
+                "requests": d.requests,
+                "emitted": d.emitted,
+                "drafted": d.drafted,
+                "accepted": d.accepted,
+                "rate": d.rate,
+                "length": d.length,
+            }
+            for name, d in sorted(service.engines.domains.items())
+        },
+        "acceptance": {"rate": total.rate, "length": total.length},
+        "alarms": service.alarms.to_list(),
+    }
+
+
+def list_versions(versions: Versions, promoted: int | None) -> list[dict[str, Any]]:
+    """Versions in a store, oldest first, with what became of them."""
+    verdicts = {e.version: e for e in versions.events()}
+    rows: list[dict[str, Any]] = []
+    for number in versions.numbers():
+        row: dict[str, Any] = {"version": number, "promoted": number == promoted}
+        try:
+            m = versions.manifest(number)
+            row |= {
+                "kind": m.kind,
+                "base": m.base,
+                "created": m.created,
+                "parent": m.parent,
+                "target_version": m.target_version,
+                "loss": m.provenance.get("loss"),
+                "copy_of": m.provenance.get("copy_of"),
+                "bytes": sum(f["bytes"] for f in m.files.values()),
+            }
+        except DrafterError as e:
+            row["error"] = str(e)
+        event = verdicts.get(number)
+        row["verdict"] = None if event is None else event.verdict
+        if event is not None:
+            row |= {"reason": event.reason, "decided": event.time}
+        rows.append(row)
+    return rows
+
+
+@dataclass(frozen=True)
+class Metric:
+    """One of `/metrics`: `value` is of the status, a mapping by `label` where there is one; None leaves it out."""
+
+    kind: Literal["gauge", "counter"]
+    name: str
+    text: str
+    value: Callable[[dict[str, Any]], Any]
+    label: str | None = None
+
+
+def _of_domains(field: str) -> Callable[[dict[str, Any]], dict[str, Any]]:
+    return lambda s: {name: domain[field] for name, domain in s["domains"].items()}
+
+
+def _refused(s: dict[str, Any]) -> dict[str, int]:
+    return {k.removeprefix("refused/"): n for k, n in s["wire"].items() if k.startswith("refused/")}
+
+
+METRICS = (
+    Metric("counter", "steps", "optimiser steps", lambda s: s["training"]["steps"]),
+    Metric("counter", "trained_tokens", "tokens trained on", lambda s: s["training"]["tokens"]),
+    Metric("counter", "failed_steps", "training steps that failed", lambda s: s["training"]["failed"]),
+    Metric("gauge", "loss", "latest training loss (nats)", lambda s: s["training"]["loss"]),
+    Metric("gauge", "loss_term", "its terms, without their weights", lambda s: s["training"]["terms"], "term"),
+    Metric("gauge", "step_age_seconds", "age of the training step that runs now",
+           lambda s: s["training"]["step_age_seconds"]),
+    Metric("gauge", "version_promoted", "version that engines should run", lambda s: s["versions"]["promoted"] or 0),
+    Metric("gauge", "version_latest", "newest version", lambda s: s["versions"]["latest"] or 0),
+    Metric("counter", "published", "versions published", lambda s: s["versions"]["published"]),
+    Metric("counter", "failed_publications", "versions that could not be written", lambda s: s["versions"]["failed"]),
+    Metric("counter", "rolled_back", "versions taken back", lambda s: s["versions"]["rolled_back"]),
+    Metric("gauge", "lag_seconds", "age of the oldest weights that an engine runs",
+           lambda s: s["versions"]["lag_seconds"]),
+    Metric("counter", "samples", "samples received", lambda s: s["feedback"]["samples"]),
+    Metric("counter", "samples_dropped", "samples that came faster than training took them",
+           lambda s: s["feedback"]["dropped"]),
+    Metric("gauge", "samples_waiting", "samples waiting", lambda s: s["feedback"]["waiting"]),
+    Metric("gauge", "buffer_bytes", "bytes of samples trained on", lambda s: s["feedback"]["buffer_bytes"]),
+    Metric("gauge", "engines", "engines connected", lambda s: len(s["engines"])),
+    Metric("gauge", "accept_rate", "accepted / drafted tokens since the start", lambda s: s["acceptance"]["rate"]),
+    Metric("gauge", "accept_length", "tokens per request and step since the start",
+           lambda s: s["acceptance"]["length"]),
+    Metric("gauge", "engine_version", "version that an engine runs", lambda s: s["versions"]["running"], "engine"),
+    Metric("counter", "domain_requests", "requests", _of_domains("requests"), "domain"),
+    Metric("counter", "domain_emitted", "tokens emitted", _of_domains("emitted"), "domain"),
+    Metric("counter", "domain_drafted", "tokens drafted", _of_domains("drafted"), "domain"),
+    Metric("counter", "domain_accepted", "drafted tokens accepted", _of_domains("accepted"), "domain"),
+    Metric("counter", "messages_refused", "messages refused, by kind", _refused, "kind"),
+    Metric("gauge", "alarm", "1 while an alarm is on", lambda s: {a["kind"]: 1 for a in s["alarms"]}, "kind"),
+)  # fmt: skip
+
+
+class Collector:
+    """The status as Prometheus metrics, read when they are scraped."""
+
+    def __init__(self, service: Service) -> None:
+        self.service = service
+
+    def collect(self) -> Iterator[Any]:
+        """See prometheus_client's `Collector`."""
+        from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+
+        s = status(self.service)
+        for m in METRICS:
+            kind: Any = CounterMetricFamily if m.kind == "counter" else GaugeMetricFamily
+            family = kind(f"drafter_online_{m.name}", m.text, labels=[m.label] if m.label else [])
+            found = m.value(s)
+            for key, value in found.items() if m.label else [("", found)]:
+                if value is not None:
+                    family.add_metric([key] if m.label else [], float(value))
+            yield family
