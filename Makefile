@@ -48,7 +48,7 @@ gpu:  ## what rollspec claims on a GPU, measured on this one (ARGS="--minutes 20
 
 docs: setup  ## the documentation as a site in build/docs (generated pages are written anew)
 	@python -m rollspec.config_docs >/dev/null && python -m rollspec.telemetry.docs >/dev/null
-	@python -m rollspec.engine.vllm.hooks.docs >/dev/null
+	@python scripts/hook_tables.py >/dev/null
 	@NO_MKDOCS_2_WARNING=1 mkdocs build --strict --quiet
 	@echo "documentation: $(CURDIR)/build/docs/index.html (with search: python -m http.server --directory build/docs)"
 

@@ -53,8 +53,10 @@ class Hook:
     cpu_only: ClassVar[bool] = False
 
     @classmethod
-    def off_because(cls, version: str) -> str | None:
-        """Why this hook is left out with vLLM `version`, as a part of a sentence; None where it is not."""
+    def off_because(cls, version: str, cpu: bool = True) -> str | None:
+        """Why this hook is left out with vLLM `version` (`cpu`: built for CPU), as a part of a sentence; else None."""
+        if cls.cpu_only and not cpu:
+            return "it is for vLLM's CPU build"
         from packaging.specifiers import SpecifierSet
 
         if SpecifierSet(cls.versions).contains(version, prereleases=True):

@@ -2,8 +2,8 @@
 
 Write the page, or exit 1 when it is out of date:
 
-    python -m rollspec.engine.vllm.hooks.docs
-    python -m rollspec.engine.vllm.hooks.docs --check
+    python scripts/hook_tables.py
+    python scripts/hook_tables.py --check
 """
 
 from __future__ import annotations
@@ -12,12 +12,13 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from vllm_uses import USES
+
 from rollspec import generated
 from rollspec.engine.vllm.hooks import HOOKS, Patch
-from rollspec.engine.vllm.hooks.uses import USES
 
-PAGE = Path(__file__).resolve().parents[4] / "docs" / "extending.md"
-BEGIN, END = "<!-- hooks: python -m rollspec.engine.vllm.hooks.docs -->", "<!-- end of hooks -->"
+PAGE = Path(__file__).resolve().parents[1] / "docs" / "extending.md"
+BEGIN, END = "<!-- hooks: python scripts/hook_tables.py -->", "<!-- end of hooks -->"
 
 
 def tables() -> str:
@@ -49,7 +50,7 @@ def render() -> str:
 
 def main(argv: Sequence[str]) -> int:
     """Write or check the page; the exit status."""
-    return generated.keep(PAGE, render(), "rollspec.engine.vllm.hooks.docs", check="--check" in argv)
+    return generated.keep(PAGE, render(), "scripts/hook_tables.py", check="--check" in argv)
 
 
 if __name__ == "__main__":
