@@ -22,7 +22,6 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rollspec.engine import objects
 from rollspec.engine.vllm.checkpoint_client import CheckpointClient
 from rollspec.engine.vllm.domains import Domains
 from rollspec.engine.vllm.faults import TrainingFaults
@@ -67,14 +66,13 @@ class DedicatedTraining:
         self.resumed = (0, 0)  # steps and tokens of an earlier run are the daemon's to count
         self.parts: dict[str, torch.Tensor] | None = None  # the target's own, put together from all ranks
         self.domains = learned.domains = Domains(learned.bridge.running)
-        self.counts = {"sent": 0, "dropped": 0, "rewards": 0, "offers": 0, "fetched": 0, "objects": 0}
+        self.counts = {"sent": 0, "dropped": 0, "rewards": 0, "offers": 0, "fetched": 0}
         self.checkpoints = CheckpointClient(TrainingFaults(learned.bridge.count))
         self.progress: Progress | None = None  # of the daemon's training, as it said last
         self._hung = False
         self._rewards: deque[tuple[str, float]] = deque(maxlen=1 << 16)
         self._trials: deque[tuple[int, str, str]] = deque(maxlen=16)
         self._fetch: Fetch | None = None
-        self._getting: objects.Getting | None = None
         self._asked = 0.0  # when the last piece was asked for
         self._cache: Path | None = None
         self._pieces: Iterator[Message] | None = None
@@ -122,7 +120,6 @@ class DedicatedTraining:
             "lost": counts["lost"],
             "offers": self.counts["offers"],
             "fetched": self.counts["fetched"],
-            "objects": self.counts["objects"],
             "private": self.domains.private,
         }
 
@@ -308,7 +305,6 @@ class DedicatedTraining:
             self._cache = Path(tempfile.mkdtemp(prefix="rollspec-versions-"))
         self._fetch = Fetch(manifest, self._cache)
         self._asked = 0.0
-        self._getting = objects.get(number, self._fetch.folder, self.link.endpoint)
 
     def _continue(self) -> None:
         """Ask for the next piece of a version; when all are here, have it swapped in."""
@@ -317,15 +313,6 @@ class DedicatedTraining:
 
         if self._fetch is None or time.monotonic() - self._asked < FETCH_SECONDS:
             return
-        if self._getting is not None:
-            if self._getting.busy:
-                return
-            if problem := self._getting.problem:
-                logger.info("rollspec: a version comes over the wire, not through Ray's objects (%s).", problem)
-            self.counts["objects"] += not problem
-            self._fetch.found()
-            self._getting.close()
-            self._getting = None
         wanted = self._fetch.wants()
         if wanted is not None:
             self._asked = time.monotonic()
@@ -342,11 +329,9 @@ class DedicatedTraining:
         self.learned.swapper.offer(path, self._canary)
 
     def _give_up(self) -> None:
-        if self._getting is not None:
-            self._getting.close()
         if self._fetch is not None:
             self._fetch.close()
-        self._fetch = self._getting = None
+        self._fetch = None
 
     _canary = True
 
