@@ -3,9 +3,9 @@
 Offline and without an engine. The policy's checkpoints are those that the demo's GRPO job saves after each epoch
 (`benchmarks/drift.py`); responses are sampled from each with transformers, hidden states are captured by the reference
 (`tests/support/reference_samples.py`), verify steps are those that an engine with a half-trained head would have had.
-Every arm sees the same data in the same order, a version's samples before its share of the training steps, as an online drafter
-does; acceptance is that of greedy drafts of 3 tokens on the last policy's responses to prompts that were not trained
-on. At temperature 1 it is bounded by the policy's own entropy.
+Every arm sees the same data in the same order, a version's samples before its share of the training steps, as an online
+drafter does; acceptance is that of greedy drafts of 3 tokens on the last policy's responses to prompts that were not
+trained on. At temperature 1 it is bounded by the policy's own entropy.
 
     python -m benchmarks.drafter --quick                      # shows that it runs
     python -m benchmarks.drafter --seeds 2                    # the table, on the example's smaller policy
