@@ -98,6 +98,19 @@ class Patch(Hook):
     """A fault of vLLM that is worked around; `apply` needs nothing. Left out where its own check finds no fault."""
 
 
+class CpuPatch(Patch):
+    """A fault of vLLM's CPU build, in every version of the range."""
+
+    cpu_only = True
+
+    @classmethod
+    def needed(cls) -> bool:
+        """Whether this is a CPU build."""
+        from vllm.platforms import current_platform
+
+        return bool(current_platform.is_cpu())
+
+
 class RunnerHook(Hook):
     """An attribute of one object that runs (a model runner, its drafter, its sampler, a worker, a model, a module)."""
 
