@@ -2,10 +2,10 @@
 
 Offline and without an engine. The policy's checkpoints are those that the demo's GRPO job saves after each epoch
 (`benchmarks/drift.py`); responses are sampled from each with transformers, hidden states are captured by the reference
-(`drafter_online.reference`), verify steps are those that an engine with a half-trained head would have had. Every arm
-sees the same data in the same order, a version's samples before its share of the training steps, as an online drafter
-does; acceptance is that of greedy drafts of 3 tokens on the last policy's responses to prompts that were not trained
-on. At temperature 1 it is bounded by the policy's own entropy.
+(`tests/support/reference_samples.py`), verify steps are those that an engine with a half-trained head would have had.
+Every arm sees the same data in the same order, a version's samples before its share of the training steps, as an online
+drafter does; acceptance is that of greedy drafts of 3 tokens on the last policy's responses to prompts that were not
+trained on. At temperature 1 it is bounded by the policy's own entropy.
 
     python -m benchmarks.drafter --quick                      # shows that it runs
     python -m benchmarks.drafter --seeds 2                    # the table, on the example's smaller policy
@@ -246,10 +246,10 @@ def _sample(
     """Responses at temperature 1 with their rewards, as samples."""
     import torch
 
-    from drafter_online.reference import capture
     from examples.grpo_arithmetic.data import problems
     from examples.grpo_arithmetic.reward import compute_score
     from examples.grpo_arithmetic.tokenizer import prompt_text
+    from tests.support.reference_samples import capture
 
     asked = [p for p in problems(split, prompts) for _ in range(copies)]
     torch.manual_seed(1000 * version + len(split))
@@ -286,7 +286,7 @@ def _sample(
 
 def _replayed(folder: Path, data: Data, found: Drift, steps: int) -> list[list[Any]]:
     """The samples with the verify steps of a head that was trained on the first version for a while."""
-    from drafter_online.reference import replay
+    from tests.support.reference_samples import replay
 
     if not (folder / "replayed").is_dir():
         half, _ = train(data, Arm(sees=(0,)), 99, steps, 1 << 30)

@@ -15,10 +15,8 @@ costs that sample and nothing else.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import json
-import os
 import random
 from collections import Counter, OrderedDict
 from collections.abc import Iterable, Iterator, Mapping
@@ -29,7 +27,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field
 
 from drafter_online.errors import BufferFileError, SampleError
-from drafter_online.files import digest, replace, sha256, sync_folder, write_synced
+from drafter_online.files import digest, replace, set_aside, sha256, sync_folder
 from drafter_online.samples import Sample
 
 FORMAT = "drafter-online-buffer-1"
@@ -324,7 +322,7 @@ class Buffer:
                 if e.checksum is None or not _file(folder, e.checksum).exists():
                     blob = e.sample.to_bytes()
                     e.checksum = sha256(blob)
-                    _write_new(_file(folder, e.checksum), blob)
+                    replace(_file(folder, e.checksum), blob)
             sync_folder(folder / SAMPLES)
             index = self._index()
             replace(folder / INDEX, json.dumps({**index, "checksum": digest(index)}).encode())
@@ -370,13 +368,9 @@ class Buffer:
             buffer._restore(Path(folder), index)
             buffer._loaded = True
         except (OSError, ValueError, KeyError, TypeError) as e:
-            aside = path.with_name(f"{INDEX}.corrupt")
-            where = "delete it"
-            with contextlib.suppress(OSError):
-                os.replace(path, aside)
-                where = f"it was moved to {aside}"
             raise BufferFileError(
-                f"drafter-online: the buffer's index {path} is refused ({e}); {where} and the buffer starts empty."
+                f"drafter-online: the buffer's index {path} is refused ({e}); {set_aside(path)} and the buffer starts "
+                "empty."
             ) from e
         buffer._evict()
         return buffer
@@ -424,12 +418,6 @@ def _window(sample: Sample, rng: random.Random, width: int) -> Sample:
 
 def _file(folder: Path, checksum: str) -> Path:
     return folder / SAMPLES / f"{checksum}.safetensors"
-
-
-def _write_new(path: Path, blob: bytes) -> None:
-    temporary = path.with_suffix(f".{os.getpid()}.tmp")
-    write_synced(temporary, blob)
-    os.replace(temporary, path)
 
 
 def _read(path: Path, checksum: str) -> Sample | None:

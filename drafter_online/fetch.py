@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from drafter_online.errors import VersionError
-from drafter_online.files import digest, sha256
+from drafter_online.files import digest
 from drafter_online.versions import CONFIG, MANIFEST, MODEL, Versions
 from drafter_online.wire import Message
 
@@ -41,7 +41,6 @@ class Fetch:
                 raise ValueError("its checksum does not match")
             self.number = int(data["version"])
             self._sizes = {n: int(data["files"][n]["bytes"]) for n in (CONFIG, MODEL)}
-            self._sums = {n: str(data["files"][n]["sha256"]) for n in (CONFIG, MODEL)}
         except (ValueError, KeyError, TypeError, AttributeError) as e:
             raise VersionError(f"drafter-online: a version is refused: its manifest is damaged ({e}).") from e
         if (
@@ -52,8 +51,7 @@ class Fetch:
             raise VersionError(f"drafter-online: version {self.number} is refused: it has {self._sizes} bytes.")
         self._manifest = manifest
         self._store = Versions(folder)
-        self.folder = folder / f".publish-fetch-{self.number:08d}-{os.getpid()}"
-        """Where its files are put together."""
+        self.folder = folder / f".publish-fetch-{self.number:08d}-{os.getpid()}"  # where its files are put together
         self._have = dict.fromkeys(self._sizes, 0)
         try:
             shutil.rmtree(self.folder, ignore_errors=True)
@@ -95,24 +93,6 @@ class Fetch:
             ) from e
         self._have[name] += data.numel()
         return True
-
-    def found(self) -> None:
-        """Files were put into `folder` by other means: those that are what the manifest says need not be asked for.
-
-        Raises:
-            VersionError: the folder cannot be written.
-        """
-        for name, size in self._sizes.items():
-            path = self.folder / name
-            try:
-                whole = path.is_file() and path.stat().st_size == size and sha256(path.read_bytes()) == self._sums[name]
-                if not whole:
-                    path.unlink(missing_ok=True)
-            except OSError as e:
-                raise VersionError(
-                    f"drafter-online: version {self.number} cannot be kept in {self.folder} ({e.strerror or e})."
-                ) from e
-            self._have[name] = size if whole else 0
 
     def done(self) -> Path:
         """The version's folder, once nothing is wanted any more.

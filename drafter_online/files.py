@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 
-def write_synced(path: Path, data: bytes) -> None:
-    """Write a file and wait until it is on disk."""
-    with open(path, "wb") as f:
+def write_synced(path: Path, data: bytes, mode: int = 0o666) -> None:
+    """Write a file and wait until it is on disk; `mode`: of a new one, less the umask."""
+    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode), "wb") as f:
         f.write(data)
         f.flush()
         os.fsync(f.fileno())
@@ -30,15 +30,25 @@ def sync_folder(path: Path) -> None:
         os.close(fd)
 
 
-def replace(path: Path, data: bytes) -> None:
-    """Put `data` in the place of `path`: a reader sees the old file or the new one."""
+def replace(path: Path, data: bytes, private: bool = False) -> None:
+    """Put `data` in the place of `path`: a reader sees the old file or the new one. `private`: only this user does."""
     temporary = path.with_name(f".{path.name}-{os.getpid()}-{uuid.uuid4().hex[:8]}")
     try:
-        write_synced(temporary, data)
+        write_synced(temporary, data, 0o600 if private else 0o666)
         os.replace(temporary, path)
     finally:
         with contextlib.suppress(OSError):
             temporary.unlink(missing_ok=True)
+
+
+def set_aside(path: Path) -> str:
+    """Rename a damaged file to `*.corrupt`, so that the next save does not destroy it; what there is to say of that."""
+    aside = path.with_name(f"{path.name}.corrupt")
+    try:
+        os.replace(path, aside)
+    except OSError:
+        return "delete it"
+    return f"it was moved to {aside}"
 
 
 def try_lock(path: Path) -> int | None:

@@ -1,8 +1,8 @@
 """When training may use the machine: a pure rule, and the accounting of what it found and took.
 
-A step runs only while the engine is awake, has no request running or waiting, the trainer of the policy is not in its
-update phase (it needs the memory, and the policy is changing), and there is memory for it. It is asked again before
-every training-time-test step: a request that arrives waits for a part of one micro-step at most.
+A step runs only while the engine is awake, has no request running or waiting, and the trainer of the policy is not in
+its update phase (it needs the memory, and the policy is changing). It is asked again before every training-time-test
+step: a request that arrives waits for a part of one micro-step at most.
 
     idle = Idle(IdleConfig())
     report = idle.tick(state, trainer.micro_step)       # does nothing unless `state()` allows it
@@ -26,7 +26,7 @@ from drafter_online.watch import StepWatch
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 
-Why = Literal["idle", "asleep", "busy", "updating", "memory", "settling", "stopped"]
+Why = Literal["idle", "asleep", "busy", "updating", "settling", "stopped"]
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,6 @@ class EngineState:
     running: int = 0  # requests in the batch
     waiting: int = 0  # requests queued
     updating: bool = False  # the policy is being trained, or its weights are being sent
-    free_bytes: int | None = None  # memory a step could use; None: not known, not limited
     since: float | None = None  # when what forbids a step began, by the clock of `Idle`; None: when it was noticed
 
 
@@ -49,7 +48,6 @@ class IdleConfig(BaseModel):
     settle_seconds: float = Field(
         0.02, ge=0, description="The engine must have been idle this long: gaps between requests are not idleness."
     )
-    step_bytes: int = Field(0, ge=0, description="Memory a micro-step needs; none runs with less free.")
     max_failures: int = Field(3, ge=1, description="Micro-steps that raise, in a row, before training is stopped.")
 
 
@@ -111,8 +109,6 @@ class Idle(Generic[T]):
             return "stopped"
         if now - self._idle_since < self.config.settle_seconds:
             return "settling"
-        if state.free_bytes is not None and state.free_bytes < self.config.step_bytes:
-            return "memory"
         return "idle"
 
     def tick(self, state: Callable[[], EngineState], step: Callable[[Callable[[], bool]], T]) -> T | None:

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
 FORMAT = "drafter-online-sample-1"
 LONGEST_DOMAIN = 64
+WINDOW_BYTES = 32 << 20  # longer samples go over the wire in windows
 NO_DRAFTER = -1  # draft_version of what no learned drafter had a part in, or is not known of which
 
 
@@ -178,6 +179,14 @@ class Sample:
             raise SampleError(f"drafter-online: window [{start}, {stop}) is not inside a sample of {len(self)} tokens.")
         cut = {n: getattr(self, n)[start:stop] for n in _TENSORS}
         return dataclasses.replace(self, **cut, verify=self.verify.between(start, stop))
+
+    def windows(self, limit: int = WINDOW_BYTES) -> list[Sample]:
+        """Itself, or in parts whose auxiliary states, the largest tensor, have at most `limit` bytes each."""
+        rows = max(16, limit // max(1, self.hidden_states.shape[1] * self.hidden_states.element_size()))
+        if len(self) <= rows:
+            return [self]
+        parts = [self.window(a, min(a + rows, len(self))) for a in range(0, len(self), rows)]
+        return [p for p in parts if len(p) >= 2 and bool(p.loss_mask.any())]
 
     def validate(self, *, finite: bool = True) -> Sample:
         """Check that the fields fit each other; returns the sample.

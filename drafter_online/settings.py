@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from drafter_online.buffer import BufferConfig
-from drafter_online.errors import ServiceError, TrainingError
+from drafter_online.errors import DrafterError, ServiceError, TrainingError
 from drafter_online.trainer import DrafterTraining
+
+M = TypeVar("M", bound=BaseModel)
 
 ENDPOINT = "tcp://127.0.0.1:5765"
 
@@ -62,12 +64,7 @@ def training_of(given: dict[str, Any]) -> DrafterTraining:
     Raises:
         TrainingError: naming the first that is not one, or has a value it cannot have.
     """
-    try:
-        return DrafterTraining(**given)
-    except ValidationError as e:
-        first = e.errors()[0]
-        where = ".".join(map(str, first["loc"])) or "training"
-        raise TrainingError(f"drafter-online: training.{where} = {first['input']!r}: {first['msg']}.") from e
+    return _checked(DrafterTraining, given, "training", TrainingError)
 
 
 def buffer_of(config: ServiceConfig) -> BufferConfig:
@@ -76,12 +73,7 @@ def buffer_of(config: ServiceConfig) -> BufferConfig:
     Raises:
         ServiceError: naming the first setting that is not one, or has a value it cannot have.
     """
-    try:
-        return BufferConfig(**{"max_bytes": config.buffer_bytes, **config.buffer})
-    except ValidationError as e:
-        first = e.errors()[0]
-        where = ".".join(map(str, first["loc"])) or "buffer"
-        raise ServiceError(f"drafter-online: buffer.{where} = {first['input']!r}: {first['msg']}.") from e
+    return _checked(BufferConfig, {"max_bytes": config.buffer_bytes, **config.buffer}, "buffer", ServiceError)
 
 
 def settings(given: dict[str, Any]) -> ServiceConfig:
@@ -90,12 +82,16 @@ def settings(given: dict[str, Any]) -> ServiceConfig:
     Raises:
         ServiceError, TrainingError: naming the first knob that does not exist, or has a value it cannot have.
     """
-    try:
-        config = ServiceConfig(**given)
-    except ValidationError as e:
-        first = e.errors()[0]
-        where = ".".join(map(str, first["loc"]))
-        raise ServiceError(f"drafter-online: {where} = {first['input']!r}: {first['msg']}.") from e
+    config = _checked(ServiceConfig, given, "", ServiceError)
     buffer_of(config)
     training_of(config.training)
     return config
+
+
+def _checked(kind: type[M], given: dict[str, Any], section: str, error: type[DrafterError]) -> M:
+    try:
+        return kind(**given)
+    except ValidationError as e:
+        first = e.errors()[0]
+        where = ".".join(filter(None, (section, *map(str, first["loc"]))))
+        raise error(f"drafter-online: {where} = {first['input']!r}: {first['msg']}.") from e

@@ -7,6 +7,7 @@ engine sends them after a new policy version, in pieces, all of one version or n
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
@@ -30,6 +31,16 @@ class _Piece(msgspec.Struct, frozen=True):
     row: int  # first row
     rows: int  # of the whole tensor
     names: list[str]  # tensors that this version consists of
+
+
+def pieces(weights: Mapping[str, Tensor], sender: str, policy: int) -> Iterator[Message]:
+    """Tensors in messages of about `PIECE_BYTES` each, in order."""
+    names = list(weights)
+    for name, t in weights.items():
+        each = max(1, PIECE_BYTES // max(1, t[0].numel() * t.element_size()))
+        for row in range(0, len(t), each):
+            body = {"sender": sender, "policy": policy, "name": name, "row": row, "rows": len(t), "names": names}
+            yield Message("target", body, {"rows": t[row : row + each].to("cpu", copy=True)})
 
 
 class TargetParts:

@@ -5,7 +5,6 @@ and works where one of them is broken.
 
     rollspec doctor
     rollspec doctor --json | jq .capabilities
-    rollspec doctor --vllm vllm-0.33.0-cp38-abi3-manylinux_2_28_x86_64.whl    # what would be on there
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ import platform
 import re
 import sys
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from importlib import metadata
 from importlib.util import find_spec
@@ -28,12 +27,11 @@ import typer
 from rollspec import __version__
 from rollspec.config import ENV_SWITCH, RollspecConfig, resolve, switched_on
 from rollspec.engine.vllm import compat
-from rollspec.engine.vllm.hooks import HOOKS, signatures
-from rollspec.engine.vllm.hooks.source import Source
+from rollspec.engine.vllm.hooks import HOOKS
 from rollspec.errors import ConfigError
 
 if TYPE_CHECKING:
-    from rich.console import Console
+    pass
 
 Status = Literal["ok", "off", "warn", "info"]
 Lookup = Callable[[str], "str | None"]
@@ -139,27 +137,14 @@ def examine(env: Mapping[str, str] | None = None, version_of: Lookup = installed
     runner = _runner(environ)
     usable = "off" not in (vllm.status, plugin.status, suffix.status, switch.status, runner.status)
     environment = (switch, runner, _history(config), _torch(by_name["torch"]), _cpu(environ))
-    hooked = hook_checks(version, cpu) if version is not None else ()
+    hooked = _hooks(version, cpu) if version is not None else ()
     return Report(usable, __version__, platform.python_version(), packages, capabilities, environment, hooked)
 
 
-def hook_checks(version: str, cpu: bool, changes: list[signatures.Change] | None = None) -> tuple[Check, ...]:
-    """A line for each change to vLLM: whether it is made in this version, and why. See `signatures.verdict`."""
-    status: dict[str, Status] = {"on": "ok", "warn": "warn", "off": "off"}
-    found = ((h, *signatures.verdict(h, version, cpu, changes)) for h in HOOKS)
-    return tuple(Check(h.name, status[state], f"{why}.") for h, state, why in found)
-
-
-def examine_vllm(path: str) -> tuple[str, tuple[Check, ...]]:
-    """The version of a wheel, or of a folder that holds vllm/, and what would be on in it; nothing is imported.
-
-    Raises:
-        ValueError: there is no vLLM there.
-    """
-    source = Source.open(path)
-    whole = _vllm(Package("vllm", source.version, TESTED["vllm"], _in_range(source.version, TESTED["vllm"])))
-    changes = signatures.compare(source, signatures.Record.load())
-    return source.version, (whole, *hook_checks(source.version, source.cpu, changes))
+def _hooks(version: str, cpu: bool) -> tuple[Check, ...]:
+    """A line for each change to vLLM: whether it is made in this version, and why."""
+    off = [h.off_because(version, cpu) for h in HOOKS]
+    return tuple(Check(h.name, "off" if o else "ok", f"{o or h.why}.") for h, o in zip(HOOKS, off, strict=True))
 
 
 def _package(name: str, version: str | None) -> Package:
@@ -330,13 +315,8 @@ def _cpu(env: Mapping[str, str]) -> Check:
 
 def command(
     as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
-    vllm: Annotated[
-        str | None, typer.Option(metavar="WHEEL", help="Look at this vLLM (a wheel, or a folder with vllm/) instead.")
-    ] = None,
 ) -> None:
     """Say what is installed, what it enables, and what is off and why. Exit status 1 if nothing can be accelerated."""
-    if vllm is not None:
-        raise typer.Exit(_tell_of(vllm, as_json))
     report = examine()
     if as_json:
         typer.echo(json.dumps(report.to_dict(), indent=2))
@@ -365,7 +345,8 @@ def _print(report: Report) -> None:
         console.print(table)
     if report.hooks:
         console.print("[bold]what rollspec changes in vLLM[/bold]")
-        _print_lines(console, report.hooks)
+        for c in report.hooks:
+            console.print(f"{c.name:32}{_coloured(c.status, 5)}{escape(c.detail)}", soft_wrap=True, highlight=False)
     verdict = (
         "[green]Usable[/green]: a supported engine here can be accelerated."
         if report.usable
@@ -377,27 +358,3 @@ def _print(report: Report) -> None:
 def _coloured(status: Status, width: int = 0) -> str:
     colour = {"ok": "green", "off": "red", "warn": "yellow", "info": "dim"}[status]
     return f"[{colour}]{status:{width}}[/{colour}]"
-
-
-def _print_lines(console: Console, checks: Sequence[Check]) -> None:
-    """A line each."""
-    from rich.markup import escape
-
-    for c in checks:
-        console.print(f"{c.name:32}{_coloured(c.status, 5)}{escape(c.detail)}", soft_wrap=True, highlight=False)
-
-
-def _tell_of(path: str, as_json: bool) -> int:
-    """Print what would be on in another vLLM; the exit status, 1 where engines would run as without rollspec."""
-    from rich.console import Console
-
-    try:
-        version, checks = examine_vllm(path)
-    except ValueError as e:
-        typer.echo(str(e), err=True)
-        return 2
-    if as_json:
-        typer.echo(json.dumps({"vllm": version, "checks": [asdict(c) for c in checks]}, indent=2))
-    else:
-        _print_lines(Console(), checks)
-    return 1 if checks[0].status == "off" else 0

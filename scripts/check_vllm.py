@@ -4,10 +4,12 @@
     scripts/check_vllm.py                          the installed vLLM
     scripts/check_vllm.py vllm-0.33.0-*.whl        a wheel, also one that cannot be imported here
     scripts/check_vllm.py FOLDER                   a folder that holds vllm/
-    scripts/check_vllm.py --record [PATH]          note it in rollspec/engine/vllm/hooks/signatures.json
+    scripts/check_vllm.py --hooks [PATH]           whether each hook would be on there, a line each
+    scripts/check_vllm.py --record [PATH]          note it in scripts/vllm_signatures.json
 
 A version is compared with its own record if it is in the tested range, else with the newest recorded one that is.
-Exit status: 0 unchanged, 1 bodies changed (read them), 2 signatures changed or gone, 3 nothing to compare.
+Exit status: 0 unchanged, 1 bodies changed (read them), 2 signatures changed or gone, 3 nothing to compare; with --hooks
+1 where engines would run as without rollspec.
 """
 
 from __future__ import annotations
@@ -17,9 +19,12 @@ import dataclasses
 import json
 import sys
 
-from rollspec.engine.vllm.hooks import HOOKS, signatures
-from rollspec.engine.vllm.hooks.source import Source
-from rollspec.engine.vllm.hooks.uses import USES
+import vllm_signatures as signatures
+from vllm_source import Source
+from vllm_uses import USES
+
+from rollspec.engine.vllm.compat import unsupported_version
+from rollspec.engine.vllm.hooks import HOOKS
 
 
 def main(argv: list[str]) -> int:
@@ -28,6 +33,7 @@ def main(argv: list[str]) -> int:
     parser.add_argument("path", nargs="?", help="a wheel, or a folder that holds vllm/; the installed vLLM if left out")
     parser.add_argument("--against", metavar="VERSION", help="the recorded version to compare with")
     parser.add_argument("--json", action="store_true", help="print the comparison as JSON")
+    parser.add_argument("--hooks", action="store_true", help="print which hooks would be on, and why the others not")
     parser.add_argument("--record", action="store_true", help="note this version's signatures")
     args = parser.parse_args(argv)
     try:
@@ -49,6 +55,8 @@ def main(argv: list[str]) -> int:
         )
         return 3
     changes = signatures.compare(source, record, against)
+    if args.hooks:
+        return show_hooks(source, changes, args.json)
     if args.json:
         rows = [dataclasses.asdict(c) | {"used_by": users(c.target)} for c in changes]
         print(json.dumps({"version": source.version, "against": against, "changes": rows}, indent=2))
@@ -61,6 +69,20 @@ def main(argv: list[str]) -> int:
 def users(target: str) -> list[str]:
     """The hooks and modules that a target belongs to."""
     return [h.name for h in HOOKS if target in h.targets] + [m for m, group in USES.items() if target in group]
+
+
+def show_hooks(source: Source, changes: list[signatures.Change], as_json: bool) -> int:
+    """A line for each hook; the exit status."""
+    rows = [(h.name, *signatures.verdict(h, source, changes)) for h in HOOKS]
+    problem = unsupported_version(source.version)
+    if as_json:
+        told = [dict(zip(("name", "state", "why"), row, strict=True)) for row in rows]
+        print(json.dumps({"vllm": source.version, "problem": problem, "hooks": told}, indent=2))
+    else:
+        print(f"{problem or f'vLLM {source.version} is in the tested range'}.")
+        for name, state, why in rows:
+            print(f"{name:32}{state:5}{why}.")
+    return int(problem is not None)
 
 
 def show(version: str, against: str, changes: list[signatures.Change]) -> None:

@@ -2,7 +2,7 @@
 
     star    the trainer sends it to one after another over its own link
     store   replicas read it from a store whose links are shared: a parallel file system, an object store in the network
-    tree    whoever has it passes it on, one at a time: what Ray's object store does
+    tree    whoever has it passes it on, one at a time: what an object store of the cluster does
 
 With all replicas asking at once: N·S/B, ceil(N/k)·S/b with k = A/b readers at full speed, and ceil(log2(N+1))·S/b.
 """

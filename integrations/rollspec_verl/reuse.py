@@ -3,7 +3,7 @@
 - the agent loop says with each request which of its prompt's samples it is (`install_single`);
 - the task runner sends a step's finished rollouts, with the log-probs they were sampled with, to every server
   (`remember`): which server gets a prompt in the next epoch is the load balancer's choice;
-- the server verifies, cuts and continues (`ReusingServer`, around rollspec/engine/vllm/lenient.py).
+- the server verifies, cuts and continues (`ReusingServer`, around rollspec/sampling/lenient_reuse.py).
 
 Single-turn rollouts of text only. Whatever else comes is generated whole, and the reason is said once.
 """
@@ -21,11 +21,12 @@ from types import ModuleType
 from typing import Any
 
 from rollspec.config import HistoryConfig, RollspecConfig
-from rollspec.engine.vllm import lenient, metadata, scoring
-from rollspec.engine.vllm.lenient import LenientReuse, Prefix
+from rollspec.engine.vllm import metadata
 from rollspec.errors import HistoryError
 from rollspec.proposal.base import prompt_key
 from rollspec.proposal.response_cache import ResponseCache, tokenizer_name
+from rollspec.sampling import lenient_reuse, scoring
+from rollspec.sampling.lenient_reuse import LenientReuse, Prefix
 from rollspec_verl import options
 from rollspec_verl.once import once
 from rollspec_verl.rollouts import Rollouts
@@ -192,7 +193,7 @@ class ReusingServer:
             str(model.logprobs_mode),
         )
         # A print, because verl leaves the loggers of its actors at WARNING.
-        print(f"rollspec: replica {me.replica_rank}: {lenient.warning(config.reuse)}", flush=True)
+        print(f"rollspec: replica {me.replica_rank}: {lenient_reuse.warning(config.reuse)}", flush=True)
         if config.history.dir is not None:
             self._rollspec_restore(config.history.dir)
 

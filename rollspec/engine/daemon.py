@@ -23,7 +23,6 @@ from pathlib import Path
 from typing import Any
 
 from rollspec.config import RollspecConfig
-from rollspec.engine import objects
 
 logger = logging.getLogger("rollspec")
 
@@ -185,7 +184,6 @@ class Trainer:
         from drafter_online.wire import TOKEN_VARIABLE
 
         self._token = os.environ[TOKEN_VARIABLE] = secrets.token_urlsafe(32)
-        self._shelf = objects.Shelf()
         address = ray.util.get_node_ip_address()
         self._service = Service(settings({**given, "endpoint": f"tcp://{address}:0"}))
         self._service.start()
@@ -201,10 +199,6 @@ class Trainer:
     def address(self) -> tuple[str, str]:
         """Endpoint and token."""
         return self._service.hub.endpoint, self._token
-
-    def version(self, number: int) -> list[Any]:
-        """A version in Ray's object store (`Shelf.put`)."""
-        return self._shelf.put(number, self._service.versions.path(number))
 
 
 def _actor(ray: Any, config: RollspecConfig, target: str) -> str:
@@ -231,7 +225,6 @@ def _actor(ray: Any, config: RollspecConfig, target: str) -> str:
             "drafter.ray or drafter.device"
         ) from e
     os.environ[TOKEN_VARIABLE] = token  # the engine's processes are children of this one
-    objects.remember(ray, name, endpoint)
     return str(endpoint)
 
 

@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
-import tempfile
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -19,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from drafter_online.files import replace, set_aside
 from rollspec.errors import HistoryError
 from rollspec.proposal.base import TokenArray, as_tokens, prompt_key
 
@@ -199,19 +198,11 @@ class History:
         }
         header["checksum"] = _checksum(snap["tokens"], snap["lengths"], header["prompts"])
         target = folder / FILE
-        temporary: str | None = None
+        data = save({"tokens": snap["tokens"], "lengths": snap["lengths"]}, metadata=header)
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            data = save({"tokens": snap["tokens"], "lengths": snap["lengths"]}, metadata=header)
-            with tempfile.NamedTemporaryFile(dir=folder, prefix=".history-", delete=False) as f:
-                temporary = f.name
-                f.write(data)
-                f.flush()
-                os.fsync(f.fileno())
-            os.replace(temporary, target)
+            replace(target, data, private=True)
         except OSError as e:
-            if temporary is not None:
-                Path(temporary).unlink(missing_ok=True)
             raise HistoryError(
                 f"rollspec: history cannot be written to {folder} ({e.strerror or e}); make it writable, free space, "
                 "or set history.dir elsewhere."
@@ -235,14 +226,8 @@ class History:
         try:
             snap = _read(path, vocab, tokenizer)
         except (OSError, ValueError, KeyError, TypeError, IndexError) as e:
-            aside = path.with_suffix(".safetensors.corrupt")
-            try:
-                os.replace(path, aside)
-                where = f"it was moved to {aside}"
-            except OSError:
-                where = "delete it"
             raise HistoryError(
-                f"rollspec: the history file {path} is refused ({e}); {where} and history starts empty."
+                f"rollspec: the history file {path} is refused ({e}); {set_aside(path)} and history starts empty."
             ) from e
         count = 0
         newest = max((r.version for _, _, responses in snap for r in responses), default=version)

@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
-import tempfile
 from collections import OrderedDict
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -20,6 +18,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from drafter_online.files import replace
 from rollspec.errors import HistoryError
 from rollspec.proposal.base import TokenArray, as_tokens
 
@@ -104,19 +103,11 @@ class ResponseCache:
             "lengths": np.array([len(r.tokens) for _, _, r in found], dtype=np.int64),
         }
         header = {"format": FORMAT, "tokenizer": tokenizer, "rows": rows, "checksum": _checksum(arrays, rows)}
-        temporary: str | None = None
+        data = save(arrays, metadata=header)
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            data = save(arrays, metadata=header)
-            with tempfile.NamedTemporaryFile(dir=folder, prefix=".old-", delete=False) as f:
-                temporary = f.name
-                f.write(data)
-                f.flush()
-                os.fsync(f.fileno())
-            os.replace(temporary, folder / FILE)
+            replace(folder / FILE, data, private=True)
         except OSError as e:
-            if temporary is not None:
-                Path(temporary).unlink(missing_ok=True)
             raise HistoryError(
                 f"rollspec: old responses cannot be written to {folder} ({e.strerror or e}); make it writable, free "
                 "space, or set history.dir elsewhere."

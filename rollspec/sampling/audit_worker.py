@@ -207,9 +207,9 @@ def _lossy(llm: Any, job: dict[str, Any]) -> Any:
     if job["rollspec"] is None or job["rollspec"]["reuse"]["mode"] != "lenient" or not job["sample"]:
         return None
     from rollspec.config import RollspecConfig
-    from rollspec.engine.vllm import scoring
-    from rollspec.engine.vllm.lenient import LenientReuse
     from rollspec.proposal.response_cache import ResponseCache
+    from rollspec.sampling import scoring
+    from rollspec.sampling.lenient_reuse import LenientReuse
 
     config = RollspecConfig.from_dict(job["rollspec"])
     model = llm.llm_engine.vllm_config.model_config
@@ -227,8 +227,8 @@ def _generate_lossily(llm: Any, plan: dict[str, Any], r: int, reuse: Any, old: l
     """A round that starts from the responses `old`, sibling by sibling."""
     from vllm import SamplingParams
 
-    from rollspec.engine.vllm import scoring
     from rollspec.proposal.base import prompt_key
+    from rollspec.sampling import scoring
 
     prompts, limit = plan["prompts"], plan["max_tokens"]
     keys = [prompt_key(p) for p in prompts]

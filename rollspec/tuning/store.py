@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from drafter_online.files import replace, set_aside
 from rollspec.errors import HistoryError
 
 FORMAT = "rollspec-tuning-1"
@@ -30,16 +29,11 @@ def save(folder: Path | str, learned: Mapping[str, Any], machine: Mapping[str, A
     """
     folder = Path(folder)
     body = json.dumps({"machine": dict(machine), "learned": learned}, allow_nan=False, separators=(",", ":"))
-    temporary: str | None = None
+    outer = {"format": FORMAT, "checksum": _checksum(body), "body": body}
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile("w", dir=folder, prefix=".tuning-", delete=False) as f:
-            temporary = f.name
-            json.dump({"format": FORMAT, "checksum": _checksum(body), "body": body}, f)
-        os.replace(temporary, folder / FILE)
+        replace(folder / FILE, json.dumps(outer).encode(), private=True)
     except OSError as e:
-        if temporary is not None:
-            Path(temporary).unlink(missing_ok=True)
         raise HistoryError(
             f"rollspec: what was learned cannot be written to {folder} ({e.strerror or e}); make it writable, free "
             "space, or set history.dir elsewhere."
@@ -80,13 +74,7 @@ def load(folder: Path | str, machine: Mapping[str, Any]) -> tuple[dict[str, Any]
 
 def refuse(path: Path, error: BaseException) -> str:
     """Set a file aside that cannot be used, and say so in one sentence."""
-    aside = path.with_name(path.name + ".corrupt")
-    try:
-        os.replace(path, aside)
-        where = f"it was moved to {aside}"
-    except OSError:
-        where = "delete it"
-    return f"rollspec: the file {path} is refused ({error}); {where} and step costs are learned anew."
+    return f"rollspec: the file {path} is refused ({error}); {set_aside(path)} and step costs are learned anew."
 
 
 def _checksum(body: str) -> str:

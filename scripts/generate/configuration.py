@@ -61,8 +61,6 @@ _ENVIRONMENT = """\
 | `DRAFTER_ONLINE_TOKEN` | `drafter-online serve`, engines with `drafter.mode: dedicated` | the token they share, \
 unless a file is given |
 | `VLLM_PLUGINS` | vLLM | names of the plugins it loads; where it is set, `rollspec` must be among them |
-| `ROLLSPEC_DRAFTER_ACTOR` | engines beside a trainer that runs under Ray | where its actor is; \
-set by rollspec itself |
 | `ROLLSPEC_VENV`, `ROLLSPEC_PYTHON`, `ROLLSPEC_PIP_ARGS` | `make setup` | see [contributing](../CONTRIBUTING.md) |
 """
 

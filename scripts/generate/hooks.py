@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from rollspec.engine.vllm.hooks import HOOKS, Patch
-from rollspec.engine.vllm.hooks.uses import USES
+from scripts.vllm_uses import USES
 
 FILE = Path(__file__).resolve().parents[2] / "docs" / "extending.md"
 BEGIN, END = "<!-- hooks: python -m scripts.generate -->", "<!-- end of hooks -->"

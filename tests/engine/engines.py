@@ -31,9 +31,9 @@ CACHING = {"enable_prefix_caching": True, "block_size": 32}
 
 def promote_all(worker: Any) -> None:
     """In a worker: every canary that can be run is promoted, however little its weights get right."""
-    from rollspec.engine.vllm.swap import slot
+    from rollspec.engine.vllm.swap import swapper
 
-    slot.CANARY_RATIO = 0.0
+    swapper.CANARY_RATIO = 0.0
 
 
 def metric(llm: Any, name: str) -> float:

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 import torch
 from engines import build, close, generate
+from reference_samples import capture, replay
 
 from drafter_online import head as heads
 from drafter_online.buffer import Buffer
 from drafter_online.model import Eagle3
-from drafter_online.reference import capture, replay
 from drafter_online.samples import Sample
 from drafter_online.trainer import DrafterTraining, Trainer
 from drafter_online.versions import Versions

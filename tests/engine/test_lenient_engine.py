@@ -16,8 +16,8 @@ import pytest
 from models import make_sharp_model
 
 from rollspec.config import RollspecConfig
-from rollspec.engine.vllm import scoring
 from rollspec.proposal.base import prompt_key
+from rollspec.sampling import scoring
 from rollspec.sampling.audit import Evidence, check_log_probs, conclude, law_tests
 from rollspec.sampling.audit_evidence import Samples
 from rollspec.sampling.audit_reference import Reference

@@ -8,12 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
-from drafter_online.fetch import Fetch
-from drafter_online.versions import Versions
 from rollspec import RollspecConfig
-from rollspec.engine import daemon, objects
+from rollspec.engine import daemon
 
 ray = pytest.importorskip("ray")
 pytest.importorskip("speculators")
@@ -35,9 +32,8 @@ def test_replicas_share_one_actor(cluster: None, model: Path, tmp_path: Path, mo
     from drafter_online.link import Link
 
     monkeypatch.setattr(daemon, "LINGER", 12.0)  # ten times as long for the first engine
-    for name in (wire.TOKEN_VARIABLE, objects.ACTOR_VARIABLE):  # set by what is tested, and unset after it
-        monkeypatch.setenv(name, "")
-        monkeypatch.delenv(name)
+    monkeypatch.setenv(wire.TOKEN_VARIABLE, "")  # set by what is tested, and unset after it
+    monkeypatch.delenv(wire.TOKEN_VARIABLE)
     given: dict[str, Any] = {
         "proposal.drafters": ["eagle3"], "drafter.mode": "dedicated", "drafter.dir": str(tmp_path / "d"),
         "drafter.ray.resources": {"trainer": 1},
@@ -53,18 +49,6 @@ def test_replicas_share_one_actor(cluster: None, model: Path, tmp_path: Path, mo
     link = Link(str(first.drafter.endpoint), hello, token=token)
     until(lambda: link.poll(0.05) is not None and link.ready)
     link.close()
-    # What it publishes is an object, for engines that do not see its folder.
-    store = Versions(tmp_path / "d" / "versions")
-    number = store.publish({"w": torch.ones(8)}, {"a": 1}, base="b", target_version=0)
-    fetch = Fetch((store.path(number) / "manifest.json").read_bytes(), tmp_path / "here")
-    for asked, problem in ((number, None), (number + 1, "FileNotFoundError")):
-        getting = objects.get(asked, fetch.folder, str(first.drafter.endpoint))
-        assert getting is not None
-        until(lambda g=getting: not g.busy)  # type: ignore[misc]
-        assert problem in (getting.problem or "") if problem else getting.problem is None
-    assert objects.get(number, fetch.folder, "tcp://127.0.0.1:1") is None, "another trainer's actor was asked"
-    fetch.found()
-    assert fetch.wants() is None and float(Versions(fetch.done().parent).load(number).tensors["w"].sum()) == 8.0
     name = f"rollspec-drafter-{ray.get_runtime_context().get_job_id()}"
 
     def gone() -> bool:

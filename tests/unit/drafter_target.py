@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from reference_samples import capture, verify
 
 from drafter_online import head as heads
 from drafter_online.buffer import Buffer, BufferConfig
-from drafter_online.reference import capture, verify
 from drafter_online.samples import Sample
 
 VOCABULARY, HIDDEN, LAYERS = 40, 32, 4

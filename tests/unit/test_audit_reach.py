@@ -197,9 +197,9 @@ class Engine:
 def test_a_round_starts_from_old_responses_and_says_what_the_rule_decided() -> None:
     pytest.importorskip("vllm")
     from rollspec.config import ReuseConfig
-    from rollspec.engine.vllm.lenient import LenientReuse
     from rollspec.proposal.response_cache import ResponseCache
     from rollspec.sampling.audit_worker import Said, _generate_lossily
+    from rollspec.sampling.lenient_reuse import LenientReuse
 
     reuse = LenientReuse(ReuseConfig(mode="lenient"), ResponseCache(1 << 20), 64, 20, frozenset({0}))
     engine = Engine({7: -99.0})

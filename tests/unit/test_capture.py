@@ -26,7 +26,11 @@ class Engine:
         given |= {"drafter.capture.share": 1.0, **overrides}
         config = RollspecConfig.load(given, env={})
         self.proposer = step.Engine(config, 4096, "eagle3")
-        self.bridge = SimpleNamespace(config=config, proposer=self.proposer, faults={}, scheduled={}, running={})
+        faults: dict[str, int] = {}
+        self.bridge = SimpleNamespace(
+            config=config, proposer=self.proposer, faults=faults, scheduled={}, running={},
+            count=lambda cause: faults.update({cause: faults.get(cause, 0) + 1}),
+        )  # fmt: skip
         self.capture = Capture(self.bridge, None, (0, 1, 2))  # type: ignore[arg-type]
 
     def begin(self, req_id: str, prompt: list[int], limit: int = 100, **metadata: Any) -> None:

@@ -21,7 +21,7 @@ from test_wire import Ends, Recorder, until  # noqa: E402
 from drafter_online.errors import VersionError, WireError  # noqa: E402
 from drafter_online.fetch import Fetch  # noqa: E402
 from drafter_online.samples import Sample  # noqa: E402
-from drafter_online.target import TargetParts  # noqa: E402
+from drafter_online.target import TargetParts, pieces  # noqa: E402
 from drafter_online.versions import Versions  # noqa: E402
 from drafter_online.wire import Message  # noqa: E402
 from rollspec import RollspecConfig  # noqa: E402
@@ -114,14 +114,14 @@ class Swapper:
 
     def __init__(self) -> None:
         self.version, self.busy = 0, False
-        self.verdicts = SimpleNamespace(report=None)
+        self.report: Any = None
         self.offered: list[tuple[Path, bool]] = []
 
     def offer(self, folder: Path, canary: bool = True) -> None:
         self.offered.append((folder, canary))
         self.version = Versions(folder.parent).load(int(folder.name), newer_than=self.version).number
-        assert self.verdicts.report is not None
-        self.verdicts.report(self.version, "promoted", "fine")
+        assert self.report is not None
+        self.report(self.version, "promoted", "fine")
 
 
 class Side:
@@ -154,6 +154,7 @@ class Side:
             swapper=self.swapper,
             runner=runner,
             layers=(1, 2, 3),
+            base="m",
             domains=None,
             asleep=False,
         )
@@ -239,7 +240,6 @@ def test_versions_are_taken_from_the_store_or_copied(ends: Ends, tmp_path: Path,
     until(lambda: s.swapper.version == 2)
     path, canary = s.swapper.offered[-1]
     assert path.parent != store.folder and canary and s.training.info()["fetched"] == 1
-    assert s.training.info()["objects"] == 0
     assert float(Versions(path.parent).load(2).tensors["w"][0]) == 1.0
     until(lambda: last(hub) == [2, "promoted", "fine"])
     # What is not newer, or not to be had, is left alone.
@@ -293,13 +293,13 @@ def test_the_target_is_sent_when_it_is_asked_for(ends: Ends, monkeypatch: Any) -
     assert parts.policy == 4 and not parts.take()
     assert torch.equal(found["embed"], torch.arange(20.0).reshape(5, 4)) and found["norm"].shape == (4,)
     # Pieces that do not follow each other are refused, and begin anew.
-    messages = list(dedicated.pieces({"embed": torch.ones(8, 4), "norm": torch.ones(8)}, "x", 1))
+    messages = list(pieces({"embed": torch.ones(8, 4), "norm": torch.ones(8)}, "x", 1))
     with pytest.raises(WireError, match="beginning"):
         parts.add(messages[1])
     parts.add(messages[0])
     with pytest.raises(WireError, match="follow"):
         parts.add(messages[2])
-    bad = list(dedicated.pieces({"norm": torch.full((4,), float("nan"))}, "x", 2))
+    bad = list(pieces({"norm": torch.full((4,), float("nan"))}, "x", 2))
     with pytest.raises(WireError, match="not finite"):
         parts.add(bad[0])
     for m in messages:
@@ -335,7 +335,7 @@ def test_a_checkpoint_has_the_daemons_state(ends: Ends, tmp_path: Path, monkeypa
     s = side(ends, hub)
     folder = tmp_path / "replica_0" / "drafter"
     with monkeypatch.context() as m:
-        m.setattr("rollspec.engine.vllm.checkpoint_client.SAVE_SECONDS", 0.5)
+        m.setattr("drafter_online.checkpoint_client.SAVE_SECONDS", 0.5)
         assert not s.training.save(folder), "one that does not answer"
     assert not folder.exists() and any("has not answered for" in c for c in s.learned.bridge.faults)
     answering(hub)
@@ -364,12 +364,12 @@ def test_a_copy_is_taken_over_when_the_daemon_comes(ends: Ends, tmp_path: Path, 
     assert s.training.load(tmp_path)
     assert not s.training.save(tmp_path / "checkpoint") and "has not answered yet" in str(s.learned.bridge.faults)
     s.training.checkpoints.load(tmp_path / "late")
-    s.training.checkpoints._list()[-1].until = 0.0
+    list(s.training.checkpoints._open.values())[-1].until = 0.0
     until(lambda: any("loading: the daemon has not" in c for c in s.learned.bridge.faults))
     hub = ends.hub(endpoint)
     answering(hub)
     until(lambda: [m.body["folder"] for m in of(hub, "load")] == [str(tmp_path)])
-    until(lambda: not s.training.checkpoints._list())
+    until(lambda: not s.training.checkpoints._open)
 
 
 def test_how_the_daemons_training_goes(ends: Ends, caplog: pytest.LogCaptureFixture) -> None:
@@ -396,9 +396,9 @@ def test_how_the_daemons_training_goes(ends: Ends, caplog: pytest.LogCaptureFixt
 def test_long_samples_go_in_windows(tiny_target: Path) -> None:
     long = sample(tiny_target, 0, 200, prompt=80)
     width = long.hidden_states.shape[1] * long.hidden_states.element_size()
-    parts = dedicated.windows(long, 50 * width)
+    parts = long.windows(50 * width)
     assert [(int(p.position_ids[0]), len(p)) for p in parts] == [(50, 50), (100, 50), (150, 50)]
-    assert dedicated.windows(long) == [long]
+    assert long.windows() == [long]
     assert all(p.request_id == long.request_id and p.validate() for p in parts)
 
 

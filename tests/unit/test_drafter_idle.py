@@ -31,13 +31,11 @@ def idle(**kw: float) -> tuple[Idle[str], Clock]:
         (EngineState(waiting=1), "busy"),
         (EngineState(updating=True), "updating"),
         (EngineState(updating=True, awake=False), "asleep"),
-        (EngineState(free_bytes=99), "memory"),
-        (EngineState(free_bytes=100), "idle"),
         (IDLE, "idle"),
     ],
 )
 def test_when_a_step_may_run(state: EngineState, why: str) -> None:
-    rule, clock = idle(step_bytes=100)
+    rule, clock = idle()
     rule.decide(state)
     clock.now = 5.0
     assert rule.decide(state) == why

@@ -4,10 +4,10 @@ from pathlib import Path
 
 import torch
 from drafter_target import AUX, VOCABULARY, head, model, sample, sequence
+from reference_samples import capture, proposals, replay, verify, verify_all
 
 from drafter_online.model import Eagle3
 from drafter_online.packing import pack
-from drafter_online.reference import capture, proposals, replay, verify, verify_all
 
 
 def test_hidden_states_are_those_transformers_shows(tiny_target: Path) -> None:

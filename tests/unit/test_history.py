@@ -63,7 +63,7 @@ def test_save_and_load_round_trip(tmp_path: Path) -> None:
     key = next(k for k, _ in h)
     response = h.get(key).responses[-1]  # type: ignore[union-attr]
     assert h.reward([(key, prompt_key(response.tokens), 0.5), (key, "unknown", 1.0)]) == 1
-    h.save(tmp_path)
+    assert h.save(tmp_path).stat().st_mode & 0o077 == 0, "prompts are in it: they are this user's alone"
     again = History(1 << 20, 4)
     assert again.load(tmp_path, version=6) == 6
     assert contents(again) == contents(h)

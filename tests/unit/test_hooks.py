@@ -190,7 +190,7 @@ def test_every_hook_is_in_the_list() -> None:
             yield sub
             yield from below(sub)
 
-    kinds = {Patch, RunnerHook, runner_v2.SecondRunnerHook}
+    kinds = {Patch, base.CpuPatch, RunnerHook, runner_v2.SecondRunnerHook}
     assert {h for h in below(Hook) if h.__module__.startswith(hooks.__name__)} - kinds == set(HOOKS)
 
 

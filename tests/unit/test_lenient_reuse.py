@@ -13,10 +13,10 @@ import pytest
 pytest.importorskip("vllm")
 
 from rollspec.config import ReuseConfig
-from rollspec.engine.vllm import scoring
-from rollspec.engine.vllm.lenient import LenientReuse, Prefix
 from rollspec.proposal.base import prompt_key
 from rollspec.proposal.response_cache import ResponseCache
+from rollspec.sampling import scoring
+from rollspec.sampling.lenient_reuse import LenientReuse, Prefix
 from rollspec.telemetry.metrics import EngineStats, find, to_metrics
 
 PROMPT = [5, 6, 7]
@@ -180,7 +180,7 @@ def test_counts_become_the_papers_metrics() -> None:
 
 
 def test_the_warning_at_start_says_lossy() -> None:
-    from rollspec.engine.vllm.lenient import warning
+    from rollspec.sampling.lenient_reuse import warning
 
     text = warning(ReuseConfig(mode="lenient", bias=0.5))
     assert text.startswith("LOSSY") and "bias 0.5" in text

@@ -70,7 +70,7 @@ def training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 
     monkeypatch.setattr(online.OnlineTraining, "_make", make)
     monkeypatch.setattr(online.OnlineTraining, "_refresh", lambda self: None)
-    monkeypatch.setattr("drafter_online.buffer.add_all", lambda buffer, samples: [])
+    monkeypatch.setattr(online, "add_all", lambda buffer, samples: [])
 
     def build(name: str = "job", **more: Any) -> Any:
         given = {"proposal.drafters": ["eagle3"], "drafter.mode": "idle", "drafter.publish_every": 20}
@@ -89,7 +89,7 @@ def training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
             swapper=swapper,
             runner=SimpleNamespace(device=torch.device("cpu"), dtype=torch.float32),
         )
-        t = online.OnlineTraining(learned, None)  # type: ignore[arg-type]
+        t = online.OnlineTraining(learned)  # type: ignore[arg-type]
         made.append(t)
         return SimpleNamespace(t=t, offered=offered, learned=learned, swapper=swapper, faults=faults)
 
@@ -182,11 +182,11 @@ def test_the_trainer_is_made_as_the_job_says(tiny_target: Path, tmp_path: Path) 
     bridge = SimpleNamespace(config=config)
     drafter = SimpleNamespace(draft_model_config=SimpleNamespace(model=str(folder)))
     runner = SimpleNamespace(device=torch.device("cpu"))
+    vllm_config = SimpleNamespace(model_config=SimpleNamespace(model=str(tiny_target)))
     t = SimpleNamespace(
-        learned=SimpleNamespace(bridge=bridge, drafter=drafter, runner=runner),
+        learned=SimpleNamespace(bridge=bridge, drafter=drafter, runner=runner, vllm_config=vllm_config),
         config=config.drafter,
         folder=tmp_path,
-        _vllm_config=SimpleNamespace(model_config=SimpleNamespace(model=str(tiny_target))),
     )
     online.OnlineTraining._make(t)  # type: ignore[arg-type]
     keep, trainer = t._trainer.buffer.config, t._trainer

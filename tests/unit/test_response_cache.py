@@ -60,7 +60,7 @@ def test_saved_and_loaded_again(tmp_path: Path) -> None:
     fresh = ResponseCache(1 << 20)
     fresh.load(tmp_path / "deep" / "er", "T", version=2)
     assert {fresh.get("a", "0_0").version, fresh.get("a", "1_0").version} == {-1, 1}  # type: ignore[union-attr]
-    ResponseCache(1 << 20).save(tmp_path, "T")
+    assert ResponseCache(1 << 20).save(tmp_path, "T").stat().st_mode & 0o077 == 0
     assert ResponseCache(1 << 20).load(tmp_path, "T") == 0, "an empty one is a file as well"
 
 

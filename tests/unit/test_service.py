@@ -237,7 +237,8 @@ def test_rewards_and_the_moving_target_reach_the_training(make: Make, tiny_targe
         "norm": torch.full_like(inner.verifier_norm.weight, 0.25),
         "lm_head": torch.full_like(inner.verifier_lm_head.weight, 0.125),
     }
-    pieces = pytest.importorskip("rollspec.engine.vllm.dedicated").pieces
+    from drafter_online.target import pieces
+
     for message in pieces(weights, "engine", 4):
         assert engine.link.send(message)
     engine.until(lambda: service.counts["refreshed"] == 1)

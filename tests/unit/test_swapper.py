@@ -90,7 +90,7 @@ def swapper(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Swapper
     out.prepare()
     assert list(context) == ["layer"], "the engine's own layers are as they were"
     yield out
-    out._slot.join()
+    out._join()
 
 
 def payload(value: float, **more: Any) -> dict[str, Any]:
@@ -250,8 +250,8 @@ def test_ranks_swap_when_all_are_ready_and_refuse_together(swapper: Swapper) -> 
     swapper.ranks = others = Others()
     others.other = 0
     swapper.request(payload(2.0, wait=False, canary=False))
-    assert swapper._slot.swap is not None and swapper._slot.swap.thread is not None
-    swapper._slot.swap.thread.join(20)
+    assert swapper._swap is not None and swapper._swap.thread is not None
+    swapper._swap.thread.join(20)
     for _ in range(20):
         swapper.poll()
     assert swapper.version == 0 and swapper.busy, "one rank is not ready"
@@ -278,7 +278,7 @@ def test_ranks_are_told_of_offers_and_verdicts(swapper: Swapper, tmp_path: Path)
     assert swapper.note() == Note()
     swapper.offer(tmp_path / "head")
     swapper.poll()
-    assert swapper._slot.swap is None, "the other rank does not know of it yet"
+    assert swapper._swap is None, "the other rank does not know of it yet"
     note = swapper.note()
     assert note.kind == "swap" and str(tmp_path / "head") in note.text
     swapper.apply(note)
@@ -304,7 +304,7 @@ def store(tmp_path: Path) -> Any:
 def staged(swapper: Swapper) -> bool:
     """The offer is taken up and staged, and no step has swapped it in."""
     swapper.poll()
-    swap = swapper._slot.swap
+    swap = swapper._swap
     assert swap is not None and swap.thread is not None
     swap.thread.join()
     return swap.preparing and swap.staged is not None
@@ -348,7 +348,7 @@ def test_what_needs_no_canary_and_what_was_asked_for_is_not_replaced(swapper: Sw
     while swapper.canary is not None:
         swapper.observe(2, 2)
     swapper.request({"dir": str(store.path(3)), "canary": False})
-    swapper._slot.join()
+    swapper._join()
     swapper.offer(store.path(4))
     swapper.poll()
     assert swapper.version == 3

@@ -10,10 +10,10 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from rollspec.engine.vllm.scoring import asked  # noqa: E402
 from rollspec.engine.vllm.v2.layers import _without_last  # noqa: E402
 from rollspec.engine.vllm.v2.max_acceptance import MaxAcceptance  # noqa: E402
 from rollspec.engine.vllm.v2.scoring import Scoring  # noqa: E402
+from rollspec.sampling.scoring import asked  # noqa: E402
 
 
 def asks(temperature: float | None) -> Any:

@@ -171,8 +171,8 @@ def make(scores: list[float], old: list[int] | None = None) -> Any:
     """A server that has an old response [10, 11, 12, 1] (1 ends it), scored as `scores` by the present policy."""
     from rollspec_verl.reuse import ReusingServer
 
-    from rollspec.engine.vllm.lenient import LenientReuse
     from rollspec.proposal.response_cache import ResponseCache
+    from rollspec.sampling.lenient_reuse import LenientReuse
 
     class Server(ReusingServer, Base):
         pass

@@ -8,19 +8,20 @@ from __future__ import annotations
 
 import functools
 import logging
-import os
-import platform
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from queue import SimpleQueue
 from typing import Any
 
 from rollspec.config import RollspecConfig
-from rollspec.engine.vllm import metadata, scoring
+from rollspec.engine.vllm import metadata
 from rollspec.engine.vllm.compat import tokenizer_of, vllm_version
 from rollspec.engine.vllm.noise_keys import NoiseKeys
 from rollspec.engine.vllm.policy import PolicyWatch
 from rollspec.engine.vllm.settings import engine_config
+from rollspec.machine import machine
+from rollspec.sampling import scoring
 from rollspec.step import Engine
 from rollspec.telemetry.metrics import EngineStats, to_metrics
 from rollspec.telemetry.sinks import JsonlSink
@@ -83,6 +84,8 @@ class Bridge:
         self._untaken: dict[str, list[EngineStats]] = {TRAINER: []}  # what each reader has not had yet
         self._sink = JsonlSink(config.telemetry.jsonl) if config.telemetry.jsonl else None
         self._written = time.perf_counter()
+        self.saves: SimpleQueue[Callable[[], Any]] | None = None
+        """Writes of the history that wait for their thread."""
         self.collected: set[str] = set()  # ended and taken as history, before vLLM said so
         self._scheduler_output: Any = None
         self._now = 0.0  # start of this step's drafting
@@ -156,8 +159,10 @@ class Bridge:
                 "rollspec: the `seed` of a request does not fix its text any more (%s).", error, exc_info=error
             )
 
-    def count(self, cause: str) -> None:
-        """Note a fault for telemetry."""
+    def count(self, cause: str, error: BaseException | None = None) -> None:
+        """Record a fault for telemetry; its `error` is logged where it is the first since telemetry read it."""
+        if error is not None and cause not in self.faults:
+            logger.warning("%s", error)
         self.faults[cause] = self.faults.get(cause, 0) + 1
 
     def drain(self, reader: str = TRAINER) -> EngineStats:
@@ -208,14 +213,13 @@ class Bridge:
         if not self.drafting:
             return 0
         try:
-            self._now, passes = self._prepare(step)
-            return passes
+            return self._prepare(step)
         except Exception as e:
             self.fail("drafting", e)
             return 0
 
     def passed(self, passes: int, seconds: float, batch: int, late: float = 0.0) -> None:
-        """The learned drafter ran `passes` passes; see `Engine.passed`."""
+        """The draft head ran `passes` passes; see `Engine.passed`."""
         self.proposer.passed(passes, seconds, batch, late)
 
     def finish(self, rows: Any, probs: Any, batch: int) -> list[list[int]]:
@@ -223,14 +227,18 @@ class Bridge:
         if not self.drafting:
             return [[] for _ in range(batch)]
         try:
-            return self._end(self.proposer.complete(rows, probs), self._now)
+            drafts = self.proposer.complete(rows, probs)
+            self._ended = time.perf_counter()
+            if self._sink is not None and self._ended - self._written > JSONL_SECONDS:
+                self._write()
+            self.proposer.stats.step_seconds += self._ended - self._now  # part of the step, not of the target's cost
+            return drafts
         except Exception as e:
             self.fail("drafting", e)
             return [[] for _ in range(batch)]
 
-    def _prepare(self, step: StepResult) -> tuple[float, int]:
-        """When drafting began, and how many passes the draft head should run."""
-        now = time.perf_counter()
+    def _prepare(self, step: StepResult) -> int:
+        now = self._now = time.perf_counter()
         requests = self.proposer.requests
         for req_id, new in zip(step.req_ids, step.sampled, strict=True):
             if new and req_id not in requests and req_id not in self.collected:
@@ -243,14 +251,7 @@ class Bridge:
         self.proposer.timed(step.tokens, decode_only, seconds, batch)
         if self.learned is not None and self.learned.capture is not None:
             self.learned.capture.stepped(seconds)
-        return now, self.proposer.prepare(step.req_ids, step.sampled, step.verified, step.context_tokens)
-
-    def _end(self, drafts: list[list[int]], now: float) -> list[list[int]]:
-        self._ended = time.perf_counter()
-        if self._sink is not None and self._ended - self._written > JSONL_SECONDS:
-            self._write()
-        self.proposer.stats.step_seconds += self._ended - now  # drafting is part of the step, not of the target's cost
-        return drafts
+        return self.proposer.prepare(step.req_ids, step.sampled, step.verified, step.context_tokens)
 
     def _begin(self, req_id: str) -> None:
         state = self.running[req_id]
@@ -293,9 +294,9 @@ def _machine(vllm_config: Any) -> dict[str, Any]:
 
     model, parallel = vllm_config.model_config, vllm_config.parallel_config
     hf = getattr(model, "hf_text_config", None)
-    on_gpu = torch.cuda.is_available()
+    on_gpu, here = torch.cuda.is_available(), machine()
     return {
-        "device": torch.cuda.get_device_name() if on_gpu else _cpu(),
+        "device": torch.cuda.get_device_name() if on_gpu else f"{here['cpu']} x{here['cores']}",
         "threads": None if on_gpu else torch.get_num_threads(),
         "layers": getattr(hf, "num_hidden_layers", None),
         "hidden_size": getattr(hf, "hidden_size", None),
@@ -304,12 +305,3 @@ def _machine(vllm_config: Any) -> dict[str, Any]:
         "tensor_parallel": int(getattr(parallel, "tensor_parallel_size", 1)),
         "vllm": vllm_version(),
     }
-
-
-def _cpu() -> str:
-    try:
-        with open("/proc/cpuinfo", encoding="utf-8") as f:
-            name = next((line.split(":", 1)[1].strip() for line in f if line.startswith("model name")), "")
-    except OSError:
-        name = ""
-    return f"{name or platform.processor()} x{os.cpu_count()}"

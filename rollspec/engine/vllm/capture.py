@@ -10,8 +10,8 @@ costs is timed, and no new request is recorded while it exceeds its share of the
 
 from __future__ import annotations
 
+import dataclasses
 import logging
-import os
 import threading
 import time
 import uuid
@@ -23,12 +23,13 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from drafter_online.files import replace
+from drafter_online.samples import NO_DRAFTER, Sample, Verify, VerifyStep
 from rollspec.drafting.requests import Request
 from rollspec.engine.vllm import metadata
 from rollspec.proposal.base import as_tokens, prompt_key
 
 if TYPE_CHECKING:
-    from drafter_online.samples import Sample, VerifyStep
     from rollspec.engine.vllm.bridge import Bridge
 
 logger = logging.getLogger("rollspec")
@@ -153,16 +154,10 @@ class Capture:
     def drain(self, folder: Path) -> dict[str, Any]:
         """Write all finished samples to `folder`, one safetensors file each, whole or not at all."""
         folder.mkdir(parents=True, exist_ok=True)
-        written = 0
-        size = 0
-        for sample in self.take():
-            blob = sample.to_bytes()
-            path = folder / f"{time.time_ns():020d}-{uuid.uuid4().hex[:8]}.safetensors"
-            temporary = path.with_suffix(".tmp")
-            temporary.write_bytes(blob)
-            os.replace(temporary, path)
-            written, size = written + 1, size + len(blob)
-        return {**self.info(), "samples": written, "bytes": size}
+        blobs = [sample.to_bytes() for sample in self.take()]
+        for blob in blobs:
+            replace(folder / f"{time.time_ns():020d}-{uuid.uuid4().hex[:8]}.safetensors", blob)
+        return {**self.info(), "samples": len(blobs), "bytes": sum(map(len, blobs))}
 
     def info(self) -> dict[str, Any]:
         """Counts since the start, and what is held."""
@@ -180,8 +175,7 @@ class Capture:
             self.off = True
             self._recordings.clear()
             cause = f"capture: {type(e).__name__}: {e}"
-            faults = self._bridge.faults
-            faults[cause] = faults.get(cause, 0) + 1
+            self._bridge.count(cause)
             logger.warning("rollspec: no training samples are captured from now on (%s).", cause, exc_info=e)
         spent = time.perf_counter() - begin
         self.seconds += spent
@@ -242,25 +236,19 @@ class Capture:
             if part.start != r.end:  # computed again after a preemption, or begun behind a cached prefix
                 self._forget(r)
             r.parts.append(part)
-            size = part.aux.nbytes + part.last.nbytes
-            r.bytes += size
-            self._count(size)
+            self._grow(r, part.aux.nbytes + part.last.nbytes)
             if tokens[i] and req_id in self._rows:
                 self._verified(r, req_id, part.start, len(tokens[i]) - 1)
         self._bound()
 
     def _verified(self, r: _Recording, req_id: str, position: int, accepted: int) -> None:
-        from drafter_online.samples import NO_DRAFTER, VerifyStep
-
         scheduled = self._bridge.scheduled.get(req_id)
         request = self._bridge.proposer.requests.get(req_id)
         if not scheduled or self._logits is None or request is None:
             return
         a, b = self._rows[req_id]
         ids, values, lse = (t[a:b].clone() for t in self._logits)
-        size = ids.nbytes + values.nbytes + lse.nbytes
-        r.bytes += size
-        self._count(size)
+        self._grow(r, ids.nbytes + values.nbytes + lse.nbytes)
         # The weights may have been swapped since it was drafted.
         drafter, version = ("learned", request.head.version) if request.head.sent else ("suffix", NO_DRAFTER)
         accepted = min(accepted, len(scheduled))
@@ -268,15 +256,14 @@ class Capture:
 
     def _forget(self, r: _Recording) -> None:
         """Start over: the positions come again."""
-        self._count(-sum(p.aux.nbytes + p.last.nbytes for p in r.parts))
-        r.bytes -= sum(p.aux.nbytes + p.last.nbytes for p in r.parts)
+        self._grow(r, -sum(p.aux.nbytes + p.last.nbytes for p in r.parts))
         r.parts = []
 
     def _finish(self, req_id: str, request: Request | None) -> None:
         r = self._recordings.pop(req_id, None)
         if r is None:
             return
-        self._count(-r.bytes)
+        self._grow(r, -r.bytes)
         if request is None or not r.parts or len(request.output) < LEAST_TOKENS:
             return
         with torch.inference_mode(False):  # it is trained on
@@ -289,8 +276,6 @@ class Capture:
         self._bound()
 
     def _sample_of(self, r: _Recording, request: Request) -> Sample:
-        from drafter_online.samples import NO_DRAFTER, Sample, Verify
-
         tokens = torch.cat([torch.from_numpy(request.prompt.copy()), torch.tensor(request.output, dtype=torch.int32)])
         base, prompt = r.parts[0].start, len(request.prompt)
         # Past a stop the sampler may have gone on for some tokens that were never said.
@@ -300,7 +285,7 @@ class Capture:
         positions = torch.arange(base, end)
         state = self._bridge.running.get(request.req_id)
         params = getattr(state, "sampling_params", None)
-        steps = [_moved(s, base) for s in r.steps if base <= s.position < end]
+        steps = [dataclasses.replace(s, position=s.position - base) for s in r.steps if base <= s.position < end]
         return Sample(
             input_ids=tokens[base:end].long(),
             hidden_states=aux,
@@ -325,20 +310,15 @@ class Capture:
                 self.bytes -= self._done.popleft().nbytes
                 self.counts["dropped"] += 1
         while self.bytes > HOLD_BYTES and self._recordings:
-            req_id = max(self._recordings, key=lambda q: self._recordings[q].bytes)
-            self._count(-self._recordings.pop(req_id).bytes)
+            r = self._recordings.pop(max(self._recordings, key=lambda q: self._recordings[q].bytes))
+            self._grow(r, -r.bytes)
             self.counts["dropped"] += 1
 
-    def _count(self, size: int) -> None:
+    def _grow(self, r: _Recording, size: int) -> None:
+        r.bytes += size
         with self._lock:
             self.bytes += size
 
     def _last_at(self) -> int:
         """Where the last layer stands among the auxiliary ones, if a head reads it."""
         return self._layers.index(int(self._runner.model_config.get_total_num_hidden_layers()))
-
-
-def _moved(step: VerifyStep, base: int) -> VerifyStep:
-    import dataclasses
-
-    return dataclasses.replace(step, position=step.position - base)

@@ -1,8 +1,8 @@
-"""Which learned drafter an engine gets: the given one if it fits the target, a fresh one, or none (and why).
+"""Which draft model an engine gets: the given one if it fits the target, a fresh head, or none (and why).
 
-An engine whose drafter is trained or replaced runs it in the layout in which versions are published:
-a given head of another layout, or with weights of its own for what is the target's, is converted once, beside the fresh
-ones. An engine that only drafts runs a head as vLLM reads it.
+An engine whose head is trained or replaced runs it in the layout in which versions are published: a given head of
+another layout, or with weights of its own for what is the target's, is converted once, beside the fresh ones. An engine
+that only drafts runs a head as vLLM reads it.
 """
 
 from __future__ import annotations
@@ -34,26 +34,21 @@ FILES = ("*.json", "*.safetensors")
 """What of a hub's repository is fetched: nothing pickled."""
 
 
-def settle(args: Any, config: RollspecConfig) -> tuple[RollspecConfig, str | None]:
-    """The configuration with its learned drafter's folder filled in, and vLLM's name for the method.
+class _UnfitError(Exception):
+    """Why a draft model cannot run, as a part of a sentence."""
 
-    Where the learned drafter cannot be used, one sentence is logged and the configuration comes back without it.
+
+def settle(args: Any, config: RollspecConfig) -> tuple[RollspecConfig, str | None]:
+    """The configuration with its draft model's folder filled in, and vLLM's name for the method.
+
+    Where it cannot be used, one sentence is logged and the configuration comes back without it.
     """
     name = next((d for d in config.proposal.drafters if d in LEARNED), None)
     if name is None:
-        return _without(config, []), None
-    problem = _unusable(args)
-    path = config.proposal.learned.model
-    given = path is not None
-    if problem is None and path is None:
-        path, problem = _fresh(args, config)
-    elif problem is None and path is not None and name == "eagle3":
-        path, problem = _fetched(args, path)
-    if problem is None and path is not None:
-        problem = _misfit(args, path, name)
-    if problem is None and path is not None and given and name == "eagle3":
-        path = _publishable(args, config, path)
-    if problem is not None:
+        return _without(config, {}), None
+    try:
+        path = _found(args, config, name)
+    except _UnfitError as problem:
         rest = [d for d in config.proposal.drafters if d != name]
         logger.warning(
             "rollspec: the drafter %r is left out because %s; %s.",
@@ -61,82 +56,85 @@ def settle(args: Any, config: RollspecConfig) -> tuple[RollspecConfig, str | Non
             problem,
             f"{', '.join(rest)} goes on" if rest else "nothing is drafted",
         )
-        return _without(config, [("proposal.drafters", rest)]), None
+        return _without(config, {"proposal.drafters": rest}), None
     kept = _specialists(args, config, path, name)
-    found = {"proposal.learned.model": str(path), "proposal.learned.specialists": kept}
-    return config.change(found), name
+    return config.change({"proposal.learned.model": path, "proposal.learned.specialists": kept}), name
 
 
-def _without(config: RollspecConfig, changes: list[tuple[str, Any]]) -> RollspecConfig:
+def _without(config: RollspecConfig, changes: dict[str, Any]) -> RollspecConfig:
     """The configuration of an engine that runs no head."""
     if config.proposal.learned.specialists:
         logger.warning("rollspec: the specialists are left out because proposal.drafters has no eagle3 that can run.")
-        changes = [*changes, ("proposal.learned.specialists", {})]
-    return config.change(dict(changes)) if changes else config
+        changes = {**changes, "proposal.learned.specialists": {}}
+    return config.change(changes) if changes else config
 
 
-def _specialists(args: Any, config: RollspecConfig, path: str | None, name: str) -> dict[str, str]:
+def _found(args: Any, config: RollspecConfig, name: str) -> str:
+    """The folder, or what vLLM finds it by."""
+    if getattr(args, "data_parallel_size", 1) > 1:
+        raise _UnfitError("data_parallel_size > 1 is not tested with it")
+    given, target = config.proposal.learned.model, str(args.model)
+    if given is None:  # made once per target
+        path = _made(
+            config, f"fresh-{_key(_read(target) or target)}", MAKE, [target], f"a fresh EAGLE-3 head for {target}"
+        )
+    else:
+        path = _fetched(args, given) if name == "eagle3" else given
+    _check(args, path, name)
+    return _publishable(args, config, path) if given is not None and name == "eagle3" else path
+
+
+def _specialists(args: Any, config: RollspecConfig, path: str, name: str) -> dict[str, str]:
     """Those that can run beside the head at `path`; the others are left out, with a sentence each."""
     kept: dict[str, str] = {}
-    mine = _read(str(path))
+    mine = _read(path)
     for domain, given in config.proposal.learned.specialists.items():
-        theirs, folder = _read(given), given
-        if theirs is not None and _flat(theirs) and name == "eagle3":
-            folder = _publishable(args, config, given)
-            theirs = _read(folder)
-        if name != "eagle3":
-            problem: str | None = f"only eagle3 heads run beside each other, and the drafter is a {name}"
-        elif domain == GENERAL:
-            problem = "that is what the head in proposal.learned.model is called"
-        elif mine is None or theirs is None:
-            problem = f"{given if theirs is None else path} is no folder with a config.json, which is compared"
-        else:
-            problem = _misfit(args, folder, name)
-            if problem is None and _shape(mine) != _shape(theirs):
-                problem = f"{given} has another shape than {path}; make both with the same options"
-        if problem:
-            logger.warning("rollspec: the specialist %r is left out because %s.", domain, problem)
-        else:
+        try:
+            if name != "eagle3":
+                raise _UnfitError(f"only eagle3 heads run beside each other, and the drafter is a {name}")
+            if domain == GENERAL:
+                raise _UnfitError("that is what the head in proposal.learned.model is called")
+            theirs, folder = _read(given), given
+            if theirs is not None and _flat(theirs):
+                folder = _publishable(args, config, given)
+                theirs = _read(folder)
+            if mine is None or theirs is None:
+                nowhere = given if theirs is None else path
+                raise _UnfitError(f"{nowhere} is no folder with a config.json, which is compared")
+            _check(args, folder, name)
+            if _shape(mine) != _shape(theirs):
+                raise _UnfitError(f"{given} has another shape than {path}; make both with the same options")
             kept[domain] = folder
+        except _UnfitError as problem:
+            logger.warning("rollspec: the specialist %r is left out because %s.", domain, problem)
     return kept
 
 
-def _unusable(args: Any) -> str | None:
-    """Why no learned drafter can run in an engine with these arguments, or None."""
-    if getattr(args, "data_parallel_size", 1) > 1:
-        return "data_parallel_size > 1 is not tested with it"
-    return None
-
-
-def _misfit(args: Any, path: str, name: str) -> str | None:
-    """Why the drafter at `path` does not fit the target, or None; read from the two config.json files."""
+def _check(args: Any, path: str, name: str) -> None:
+    """That the draft model at `path` fits the target, by the two config.json files."""
     mine, target = _read(path), _read(str(args.model))
     if mine is None:
         if Path(path).is_dir():
-            return f"{path}/config.json is missing or is not JSON"
-        return None  # vLLM finds it, or says what is wrong
+            raise _UnfitError(f"{path}/config.json is missing or is not JSON")
+        return  # vLLM finds it, or says what is wrong
     if target is None:
-        return None
+        return
     target = target.get("text_config", target)
     layer = mine.get("transformer_layer_config", mine)
-    if name == "draft_model":
-        pairs = [("vocab_size", layer.get("vocab_size"), target.get("vocab_size"))]
-    else:
-        if "speculators_model_type" in mine and mine["speculators_model_type"] != "eagle3":
-            return f"{path} holds a {mine['speculators_model_type']!r} drafter, not an eagle3 head"
+    pairs = [("vocab_size", layer.get("vocab_size"), target.get("vocab_size"))]
+    if name == "eagle3":
+        if mine.get("speculators_model_type", "eagle3") != "eagle3":
+            raise _UnfitError(f"{path} holds a {mine['speculators_model_type']!r} drafter, not an eagle3 head")
         hidden = mine.get("target_hidden_size") or layer.get("hidden_size")
-        pairs = [
-            ("vocab_size", layer.get("vocab_size"), target.get("vocab_size")),
-            ("hidden size of the target", hidden, target.get("hidden_size")),
-        ]
-        layers = mine.get("eagle_aux_hidden_state_layer_ids") or []
-        depth = target.get("num_hidden_layers")
+        pairs.append(("hidden size of the target", hidden, target.get("hidden_size")))
+        layers, depth = mine.get("eagle_aux_hidden_state_layer_ids") or [], target.get("num_hidden_layers")
         if depth and any(not 0 <= int(i) <= depth for i in layers):
-            return f"{path} reads the target's layers {layers}, and {args.model} has {depth}"
+            raise _UnfitError(f"{path} reads the target's layers {layers}, and {args.model} has {depth}")
     for what, have, want in pairs:
         if have is not None and want is not None and have != want:
-            return f"the {what} of {path} is {have} and that of {args.model} is {want}; give a drafter made for it"
-    return None
+            raise _UnfitError(
+                f"the {what} of {path} is {have} and that of {args.model} is {want}; give a drafter made for it"
+            )
 
 
 def _shape(config: dict[str, Any]) -> dict[str, Any]:
@@ -155,35 +153,27 @@ def _read(folder: str) -> dict[str, Any] | None:
     return data if isinstance(data, dict) else None
 
 
-def _fresh(args: Any, config: RollspecConfig) -> tuple[str | None, str | None]:
-    """A fresh head for the target, made once per target: its folder, or why there is none."""
-    target = str(args.model)
-    return _made(config, f"fresh-{_key(_read(target) or target)}", MAKE, [target], f"a fresh EAGLE-3 head for {target}")
-
-
-def _fetched(args: Any, path: str) -> tuple[str | None, str | None]:
-    """The folder of a head that is given by its name on the hub, downloaded where need be; or why there is none."""
+def _fetched(args: Any, path: str) -> str:
+    """The folder of a head that may be given by its name on the hub, downloaded where need be."""
     elsewhere = "://" in path or os.environ.get("VLLM_USE_MODELSCOPE", "").lower() in ("1", "true")
     if Path(path).is_dir() or elsewhere:
-        return path, None
+        return path
     try:
         from huggingface_hub import snapshot_download
 
         folder = snapshot_download(path, cache_dir=getattr(args, "download_dir", None), allow_patterns=list(FILES))
     except Exception as e:  # the hub's, the network's, the disk's: whatever it is, there is no head
         first = next(iter(str(e).strip().splitlines()), type(e).__name__)
-        return None, f"{path} is neither a folder nor to be had from the hub ({first})"
+        raise _UnfitError(f"{path} is neither a folder nor to be had from the hub ({first})") from e
     if not any(Path(folder).glob("*.safetensors")):
-        return None, f"{path} has no safetensors file on the hub, and pickled weights are not loaded"
-    return folder, None
+        raise _UnfitError(f"{path} has no safetensors file on the hub, and pickled weights are not loaded")
+    return folder
 
 
 def _publishable(args: Any, config: RollspecConfig, path: str) -> str:
     """The head at `path`, or its copy in the layout of versions where the engine gets versions and it has another."""
-    if not config.drafter.trains and config.drafter.versions is None:
-        return path
-    plain, source = _read(path), Path(path)
-    if plain is None:
+    plain, source, target = _read(path), Path(path), str(args.model)
+    if plain is None or not (config.drafter.trains or config.drafter.versions is not None):
         return path
     names = _names(source)
     own = ["embed_tokens.weight", *([] if "d2t" in names else ["lm_head.weight"])]
@@ -194,9 +184,10 @@ def _publishable(args: Any, config: RollspecConfig, path: str) -> str:
         stats = [(f.name, f.stat().st_size, f.stat().st_mtime_ns) for f in files]
     except OSError:
         return path  # vLLM says what is wrong
-    key = _key([str(source.resolve()), plain, stats, _read(str(args.model)) or str(args.model)])
-    found, problem = _made(config, f"given-{key}", CONVERT, [path, str(args.model)], f"a copy of {path} for training")
-    if found is None:
+    key = _key([str(source.resolve()), plain, stats, _read(target) or target])
+    try:
+        found = _made(config, f"given-{key}", CONVERT, [path, target], f"a copy of {path} for training")
+    except _UnfitError as problem:
         logger.warning("rollspec: %s; it drafts as it is, and what is trained may not be taken up.", problem)
         return path
     replaced = ((_read(found) or {}).get("drafter_online") or {}).get("replaced") or []
@@ -231,22 +222,22 @@ def _key(what: Any) -> str:
     return hashlib.sha256(json.dumps(what, sort_keys=True).encode()).hexdigest()[:16]
 
 
-def _made(config: RollspecConfig, name: str, code: str, given: list[str], what: str) -> tuple[str | None, str | None]:
-    """The folder `name` among the heads that are made here, or why there is none. Made once, by `code`.
+def _made(config: RollspecConfig, name: str, code: str, given: list[str], what: str) -> str:
+    """The folder `name` among the heads that are made here. Made once, by `code`.
 
     In a process of its own, with `given` and the folder to write for arguments: it imports torch and `speculators`,
     which the process that builds the engine (a trainer, a server) may not want, and may not have initialised yet.
     """
     parent = next((d / "heads" for d in (config.drafter.dir, config.history.dir) if d is not None), None)
+    parent = parent or Path(tempfile.gettempdir()) / f"rollspec-heads-{os.getuid()}"
+    folder = parent / name
     try:
-        parent = parent or Path(tempfile.gettempdir()) / f"rollspec-heads-{os.getuid()}"
-        folder = parent / name
         if (folder / "config.json").is_file():
-            return str(folder), None
+            return str(folder)
         parent.mkdir(parents=True, exist_ok=True)
         temporary = Path(tempfile.mkdtemp(prefix=".making-", dir=parent))
     except OSError as e:
-        return None, f"{what} cannot be written ({e}); set drafter.dir"
+        raise _UnfitError(f"{what} cannot be written ({e}); set drafter.dir") from e
     try:
         made = subprocess.run(
             [sys.executable, "-c", code, *given, str(temporary)],
@@ -258,15 +249,15 @@ def _made(config: RollspecConfig, name: str, code: str, given: list[str], what: 
         )
         if made.returncode:
             last = (made.stderr.strip().splitlines() or ["no message"])[-1]
-            return None, f"{what} could not be made ({last})"
+            raise _UnfitError(f"{what} could not be made ({last})")
         try:
             os.rename(temporary, folder)
         except OSError:  # another process was faster
             if not (folder / "config.json").is_file():
                 raise
-        logger.info("rollspec: %s is in %s.", what, folder)
-        return str(folder), None
     except (OSError, subprocess.SubprocessError) as e:
-        return None, f"{what} could not be made ({e})"
+        raise _UnfitError(f"{what} could not be made ({e})") from e
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
+    logger.info("rollspec: %s is in %s.", what, folder)
+    return str(folder)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from importlib import metadata
 from importlib.util import find_spec
 from typing import Any
@@ -127,29 +127,25 @@ def vocabulary_mismatch(tokenizer_size: int, vocab_size: int) -> str | None:
 def check_vocabulary(vllm_config: Any) -> str | None:
     """`vocabulary_mismatch` for an engine about to be built; None where it has no tokenizer or that cannot be read."""
     model = vllm_config.model_config
-    if model.skip_tokenizer_init:
-        return None
-    try:
-        from transformers import AutoTokenizer
-
-        tokenizer = AutoTokenizer.from_pretrained(model.tokenizer, trust_remote_code=model.trust_remote_code)
-        return vocabulary_mismatch(len(tokenizer), int(model.get_vocab_size()))
-    except Exception as e:  # vLLM reports an unusable tokenizer itself, and in its own words
-        logger.debug("rollspec: the tokenizer was not checked (%s)", e)
-        return None
+    return _of_tokenizer(model, lambda t: vocabulary_mismatch(len(t), int(model.get_vocab_size())))
 
 
 def tokenizer_of(model: Any) -> str | None:
-    """The name of a running engine's tokenizer (`tokenizer_name`); None where it has none or it cannot be read."""
-    if model.skip_tokenizer_init:
-        return None
+    """The name of a running engine's tokenizer (`tokenizer_name`); None where it has none or it cannot be read: history
+    is then checked against the vocabulary's size alone.
+    """
     from rollspec.proposal.response_cache import tokenizer_name
 
+    return _of_tokenizer(model, lambda t: tokenizer_name(t.get_vocab().items()))
+
+
+def _of_tokenizer(model: Any, say: Callable[[Any], str | None]) -> str | None:
+    if model.skip_tokenizer_init:
+        return None
     try:
         from transformers import AutoTokenizer
 
-        tokenizer = AutoTokenizer.from_pretrained(model.tokenizer, trust_remote_code=model.trust_remote_code)
-        return tokenizer_name(tokenizer.get_vocab().items())
-    except Exception as e:  # history is then checked against the vocabulary's size alone
+        return say(AutoTokenizer.from_pretrained(model.tokenizer, trust_remote_code=model.trust_remote_code))
+    except Exception as e:  # vLLM reports an unusable tokenizer itself, and in its own words
         logger.debug("rollspec: the tokenizer was not read (%s)", e)
         return None

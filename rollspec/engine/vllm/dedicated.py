@@ -20,97 +20,70 @@ from collections import deque
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from rollspec.engine import objects
-from rollspec.engine.vllm.checkpoint_client import CheckpointClient
+from drafter_online import target, wire
+from drafter_online.answers import Progress
+from drafter_online.checkpoint_client import CheckpointClient
+from drafter_online.engines import read
+from drafter_online.errors import DrafterError
+from drafter_online.fetch import Fetch
+from drafter_online.lifecycle import Verdict
+from drafter_online.link import Link
+from drafter_online.wire import Message
 from rollspec.engine.vllm.domains import Domains
-from rollspec.engine.vllm.faults import TrainingFaults
-
-if TYPE_CHECKING:
-    import torch
-
-    from drafter_online.answers import Progress
-    from drafter_online.fetch import Fetch
-    from drafter_online.lifecycle import Verdict
-    from drafter_online.samples import Sample
-    from drafter_online.wire import Message
-    from rollspec.engine.vllm.training import TrainedHead
+from rollspec.engine.vllm.training import TICK_SECONDS, HeadTraining, TrainedHead
 
 logger = logging.getLogger("rollspec")
 
-TICK_SECONDS = 0.05
 STATUS_SECONDS = 1.0
 FETCH_SECONDS = 10.0  # without a piece, after which it is asked for again
-SAMPLE_BYTES = 32 << 20
-"""Longer samples go in windows: of the auxiliary states, the largest tensor."""
-
 MOST_REWARDS = 4096  # per message
 
 
-class DedicatedTraining:
-    """One worker's connection to its daemon.
+class DedicatedTraining(HeadTraining):
+    """One worker's connection to its daemon, which has a device of its own: nothing waits for the engine's steps.
 
     Raises:
         DrafterError: the endpoint cannot be used, or needs a token.
     """
 
-    def __init__(self, learned: TrainedHead) -> None:
-        from drafter_online import wire
-        from drafter_online.head import base_of
-        from drafter_online.link import Link
+    ends_with = "drafter feedback", "rollspec: the drafter gets no feedback from now on (%s)."
 
-        config = learned.bridge.config.drafter
-        self.learned = learned
-        self.updating = False  # the trainer has a device of its own: nothing waits for this
-        self.error: str | None = None
-        self.resumed = (0, 0)  # steps and tokens of an earlier run are the daemon's to count
-        self.parts: dict[str, torch.Tensor] | None = None  # the target's own, put together from all ranks
+    def __init__(self, learned: TrainedHead) -> None:
+        super().__init__(learned)
         self.domains = learned.domains = Domains(learned.bridge.running)
-        self.counts = {"sent": 0, "dropped": 0, "rewards": 0, "offers": 0, "fetched": 0, "objects": 0}
-        self.checkpoints = CheckpointClient(TrainingFaults(learned.bridge.count))
+        self.counts = {"sent": 0, "dropped": 0, "rewards": 0, "offers": 0, "fetched": 0}
+        self.checkpoints = CheckpointClient(self._fault)
         self.progress: Progress | None = None  # of the daemon's training, as it said last
-        self._hung = False
-        self._rewards: deque[tuple[str, float]] = deque(maxlen=1 << 16)
         self._trials: deque[tuple[int, str, str]] = deque(maxlen=16)
         self._fetch: Fetch | None = None
-        self._getting: objects.Getting | None = None
         self._asked = 0.0  # when the last piece was asked for
         self._cache: Path | None = None
+        self._canary = True  # of the version that is fetched
         self._pieces: Iterator[Message] | None = None
         self._pieces_of = 0
         self._told = 0.0
-        self._stop = threading.Event()
-        assert config.endpoint is not None and learned.swapper is not None
+        assert self.config.endpoint is not None and learned.swapper is not None
         self.name = f"{socket.gethostname()}:{os.getpid()}"
-        base = base_of(learned.runner.model_config.hf_text_config)
-        hello = {"name": self.name, "base": base, "aux": list(learned.layers)}
-        token = wire.read_token(config.token_file)
-        self.link = Link(config.endpoint, hello, token=token)
-        learned.swapper.verdicts.report = self._tried
-        self._thread = threading.Thread(target=self._run, name="rollspec-drafter", daemon=True)
+        hello = {"name": self.name, "base": learned.base, "aux": list(learned.layers)}
+        token = wire.read_token(self.config.token_file)
+        self.link = Link(self.config.endpoint, hello, token=token)
+        learned.swapper.report = self._tried
         self._thread.start()
         atexit.register(self.stop)
-
-    # ---- what the engine's thread says ------------------------------------------------------------------------------
-
-    def step_begins(self) -> None:
-        """The engine computes; the trainer has its own device."""
-
-    def step_ended(self) -> None:
-        """The engine has computed."""
-
-    def reward(self, items: list[tuple[str, str, float]]) -> None:
-        """Rewards by (prompt key, response key), for the samples of these responses."""
-        self._rewards.extend((f"{prompt}:{response}", value) for prompt, response, value in items)
 
     def _tried(self, version: int, verdict: Verdict, reason: str) -> None:
         self._trials.append((version, verdict, reason[:500]))
 
     def info(self) -> dict[str, Any]:
-        """What was sent and taken so far."""
-        counts = self.link.counts
-        return self._progress() | {
+        """What was sent and taken so far, and how the daemon's training goes."""
+        counts, p = self.link.counts, self.progress
+        progress: dict[str, Any] = {} if p is None else {
+            "loss": p.loss, "terms": p.terms, "length": p.length, "samples": p.samples,
+            "step_age_seconds": p.step_age, "hangs": p.hangs,
+        }  # fmt: skip
+        return progress | {
             "mode": "dedicated",
             "endpoint": self.link.endpoint,
             "away": self.link.away,
@@ -122,21 +95,7 @@ class DedicatedTraining:
             "lost": counts["lost"],
             "offers": self.counts["offers"],
             "fetched": self.counts["fetched"],
-            "objects": self.counts["objects"],
             "private": self.domains.private,
-        }
-
-    def _progress(self) -> dict[str, Any]:
-        p = self.progress
-        if p is None:
-            return {}
-        return {
-            "loss": p.loss,
-            "terms": p.terms,
-            "length": p.length,
-            "samples": p.samples,
-            "step_age_seconds": p.step_age,
-            "hangs": p.hangs,
         }
 
     def save(self, folder: Path) -> bool:
@@ -161,36 +120,27 @@ class DedicatedTraining:
 
     # ---- the thread -------------------------------------------------------------------------------------------------
 
-    def _run(self) -> None:
-        try:
-            while not self._stop.is_set():
-                messages = self.link.poll(TICK_SECONDS)
-                for message in messages:
-                    self._handle(message)
-                away = self.link.away is not None
-                capture = self.learned.capture
-                if capture is not None:
-                    capture.paused = away
-                if away:
-                    self._drop()
-                    continue
-                self.checkpoints.send(self.link)
-                self._report()
-                self._ship()
-                self._continue()
-        except Exception as e:
-            cause = f"{type(e).__name__}: {e}"
-            self.learned.bridge.faults[f"drafter feedback: {cause}"] = 1
-            logger.warning("rollspec: the drafter gets no feedback from now on (%s).", cause, exc_info=e)
+    def _work(self) -> None:
+        while not self._stop.is_set():
+            for message in self.link.poll(TICK_SECONDS):
+                self._handle(message)
+            away = self.link.away is not None
             if self.learned.capture is not None:
-                self.learned.capture.paused = True
-            self.error = cause
-        finally:
-            self.checkpoints.away("the connection has ended")
-            self.link.close()
-            self._give_up()
-            if self._cache is not None:
-                shutil.rmtree(self._cache, ignore_errors=True)
+                self.learned.capture.paused = away
+            if away:
+                self._drop()
+                continue
+            self.checkpoints.send(self.link)
+            self._report()
+            self._ship()
+            self._continue()
+
+    def _close(self) -> None:
+        self.checkpoints.away("the connection has ended")
+        self.link.close()
+        self._give_up()
+        if self._cache is not None:
+            shutil.rmtree(self._cache, ignore_errors=True)
 
     def _drop(self) -> None:
         """Nobody listens: what waits is of no use later."""
@@ -204,8 +154,6 @@ class DedicatedTraining:
         self._give_up()
 
     def _report(self) -> None:
-        from drafter_online.wire import Message
-
         now = time.monotonic()
         if now - self._told < STATUS_SECONDS:
             return
@@ -232,13 +180,11 @@ class DedicatedTraining:
         self.link.send(Message("status", body))
 
     def _ship(self) -> None:
-        from drafter_online.wire import Message
-
         capture = self.learned.capture
         # What does not fit into the window waits with the capture, which is bounded and drops its oldest.
         while capture is not None and capture.ready and self.link.ready and not self._stop.is_set():
             for sample in capture.take(1):
-                for part in windows(sample):
+                for part in sample.windows():
                     tensors, record = part.parts()
                     sent = self.link.send(Message("samples", record, tensors))
                     self.counts["sent" if sent else "dropped"] += 1
@@ -258,8 +204,6 @@ class DedicatedTraining:
     # ---- versions ---------------------------------------------------------------------------------------------------
 
     def _handle(self, message: Message) -> None:
-        from drafter_online.errors import DrafterError
-
         try:
             if message.kind == "offer":
                 self._offered(message.body)
@@ -280,18 +224,10 @@ class DedicatedTraining:
             logger.warning("rollspec: %s", str(e).removeprefix("drafter-online: "))
 
     def _told_of(self, body: dict[str, Any]) -> None:
-        from drafter_online.answers import Progress
-        from drafter_online.engines import read
-
-        p: Progress = read(body, Progress)
-        if p.hangs is not None and not self._hung:
-            self.learned.bridge.count("drafter training: a step hangs")
-            logger.warning("rollspec: %s, in its daemon; the engine goes on with the drafter it has.", p.hangs)
-        self.progress, self._hung = p, p.hangs is not None
+        self.progress = read(body, Progress)
+        self._watch(self.progress.hangs, ", in its daemon")
 
     def _offered(self, body: dict[str, Any]) -> None:
-        from drafter_online.fetch import Fetch
-
         swapper = self.learned.swapper
         number, path, manifest = body.get("version"), body.get("path"), body.get("manifest")
         if not (isinstance(number, int) and isinstance(path, str) and isinstance(manifest, bytes)):
@@ -308,24 +244,11 @@ class DedicatedTraining:
             self._cache = Path(tempfile.mkdtemp(prefix="rollspec-versions-"))
         self._fetch = Fetch(manifest, self._cache)
         self._asked = 0.0
-        self._getting = objects.get(number, self._fetch.folder, self.link.endpoint)
 
     def _continue(self) -> None:
         """Ask for the next piece of a version; when all are here, have it swapped in."""
-        from drafter_online.errors import DrafterError
-        from drafter_online.wire import Message
-
         if self._fetch is None or time.monotonic() - self._asked < FETCH_SECONDS:
             return
-        if self._getting is not None:
-            if self._getting.busy:
-                return
-            if problem := self._getting.problem:
-                logger.info("rollspec: a version comes over the wire, not through Ray's objects (%s).", problem)
-            self.counts["objects"] += not problem
-            self._fetch.found()
-            self._getting.close()
-            self._getting = None
         wanted = self._fetch.wants()
         if wanted is not None:
             self._asked = time.monotonic()
@@ -342,49 +265,17 @@ class DedicatedTraining:
         self.learned.swapper.offer(path, self._canary)
 
     def _give_up(self) -> None:
-        if self._getting is not None:
-            self._getting.close()
         if self._fetch is not None:
             self._fetch.close()
-        self._fetch = self._getting = None
-
-    _canary = True
+        self._fetch = None
 
     # ---- the target's own tensors -----------------------------------------------------------------------------------
 
     def _refresh(self) -> None:
         """The daemon asks for the present policy's embedding, norm and LM head."""
-        if self.parts is None and not self.learned.ranks.alone:
-            return  # putting it together takes all ranks, which they do with the next weights
-        if self.learned.asleep:
-            return  # asked again
-        parts = self.parts if self.parts is not None else self.learned.target_parts()
-        vocabulary = int(self.learned.runner.model_config.get_vocab_size())  # vLLM pads tensors for its shards
-        weights = {n: w if n == "norm" else w[:vocabulary] for n, w in parts.items()}
-        self._pieces_of = self.learned.bridge.proposer.version
-        self._pieces = pieces(weights, self.name, self._pieces_of)
-
-
-def windows(sample: Sample, limit: int = SAMPLE_BYTES) -> list[Sample]:
-    """A sample in parts whose auxiliary states have at most `limit` bytes; the last tokens go with the part before."""
-    rows = max(16, limit // max(1, sample.hidden_states.shape[1] * sample.hidden_states.element_size()))
-    if len(sample) <= rows:
-        return [sample]
-    parts = [sample.window(a, min(a + rows, len(sample))) for a in range(0, len(sample), rows)]
-    return [p for p in parts if len(p) >= 2 and bool(p.loss_mask.any())]
-
-
-def pieces(weights: dict[str, torch.Tensor], sender: str, policy: int) -> Iterator[Message]:
-    """The target's tensors in messages of about `PIECE_BYTES` each, in order."""
-    from drafter_online.target import PIECE_BYTES
-    from drafter_online.wire import Message
-
-    names = list(weights)
-    for name, t in weights.items():
-        each = max(1, PIECE_BYTES // max(1, t[0].numel() * t.element_size()))
-        for row in range(0, len(t), each):
-            body = {"sender": sender, "policy": policy, "name": name, "row": row, "rows": len(t), "names": names}
-            yield Message("target", body, {"rows": t[row : row + each].to("cpu", copy=True)})
+        if not self.learned.asleep and (weights := self._target()) is not None:  # else it asks again
+            self._pieces_of = self.learned.bridge.proposer.version
+            self._pieces = target.pieces(weights, self.name, self._pieces_of)
 
 
 def _same(path: Path, content: bytes) -> bool:

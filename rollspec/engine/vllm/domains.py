@@ -5,11 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from drafter_online.engines import MOST_DOMAINS, OTHER
 from rollspec.engine.vllm import metadata
-
-MOST = 64
-OTHER = "other"
-"""Where requests of further domains are counted: their number is not ours to bound."""
 
 
 class Domains:
@@ -50,7 +47,7 @@ class Domains:
         state = self._running.get(req_id)
         found = metadata.of(getattr(state, "sampling_params", None))
         self.private += found.private
-        name = found.domain if found.domain in self._rows or len(self._rows) < MOST else OTHER
+        name = found.domain if found.domain in self._rows or len(self._rows) < MOST_DOMAINS else OTHER
         row = self._rows.setdefault(name, [0] * 6)
         row[0] += 1
         return row

@@ -19,11 +19,12 @@ import time
 import uuid
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from drafter_online.errors import DrafterError
 from drafter_online.shared_canary import LEASE_SECONDS, Decision, SharedCanary
 from drafter_online.versions import Versions
+from rollspec.engine.vllm.swap import Swapper
 from rollspec.log_once import LogOnce
 
 logger = logging.getLogger("rollspec")
@@ -33,24 +34,6 @@ POLL_SECONDS = 1.0
 
 STALL_SECONDS = 60.0
 """A canary that scores no draft for so long is given back: another engine may have the traffic to judge."""
-
-
-class Swaps(Protocol):
-    """What is used of `Swapper`."""
-
-    version: int
-    canary: Any
-    last: dict[str, Any]
-
-    @property
-    def busy(self) -> bool:
-        """Whether a swap is on its way or on canary."""
-
-    def offer(self, folder: Path | None, canary: bool = True, back: bool = False) -> None:
-        """Have a version staged when the next step begins."""
-
-    def withdraw(self) -> bool:
-        """Take an offer back that no step has taken up."""
 
 
 class Follower:
@@ -67,7 +50,7 @@ class Follower:
 
     def __init__(
         self,
-        swapper: Swaps,
+        swapper: Swapper,
         folder: Path,
         working: Callable[[], bool],
         fault: Callable[[str], None],

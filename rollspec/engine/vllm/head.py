@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from drafter_online.head import base_of
 from rollspec.engine.vllm.bridge import Bridge, StepResult
 from rollspec.engine.vllm.capture import Capture
 from rollspec.engine.vllm.domains import Domains
@@ -29,11 +30,10 @@ from rollspec.engine.vllm.drafter_kv import DrafterKV, Entry
 from rollspec.engine.vllm.follow import Follower
 from rollspec.engine.vllm.ranks import NOTHING, Ranks
 from rollspec.engine.vllm.swap import Swapper
+from rollspec.engine.vllm.training import HeadTraining
 from rollspec.step import Engine
 
 if TYPE_CHECKING:
-    from rollspec.engine.vllm.dedicated import DedicatedTraining
-    from rollspec.engine.vllm.online import OnlineTraining
     from rollspec.engine.vllm.specialists import Specialists
 
 logger = logging.getLogger("rollspec")
@@ -67,16 +67,23 @@ class DraftHead:
         self.aux_layers = len(layers)
         self.eagle = bool(layers)
         self.asleep = False  # the engine's memory is taken away (sleep mode)
+        # What a swap needs of this (`SwapOwner`).
+        self.vllm_config, self.device = runner.vllm_config, runner.device
+        self.draft_model, self.target_model = drafter.model, runner.get_model()
+        self.draft_folder = str(drafter.draft_model_config.model)
+        self.acceptance = bridge.proposer.router.acceptance
+        self.swapped, self.record_fault, self.second_model = bridge.proposer.swapped, bridge.count, drafter._get_model
         self.reading = threading.Lock()  # held while another thread reads the target's weights; sleep waits for it
         config = runner.speculative_config.draft_model_config
         self.limit = int(getattr(config, "max_model_len", None) or runner.max_model_len)
         width = self.aux_layers * int(runner.model_config.get_hidden_size())
         self.states = DrafterKV(KEEP_BYTES, int(drafter.max_num_tokens), width, runner.dtype.itemsize)
+        self.rewind = self.states.rewind
         self.off = False
         self.rebuilt = 0  # positions read again after swaps
         self.caught_up = 0  # positions read late, after pauses
         self.swapper: Swapper | None = None
-        self.online: OnlineTraining | DedicatedTraining | None = None
+        self.online: HeadTraining | None = None
         self.domains: Domains | None = None
         self.follower: Follower | None = None
         self.specialists: Specialists | None = None
@@ -101,6 +108,20 @@ class DraftHead:
     def proposer(self) -> Engine:
         """The step's side."""
         return self.bridge.proposer
+
+    @property
+    def policy_version(self) -> int:
+        """Of the step's side."""
+        return self.proposer.version
+
+    @property
+    def base(self) -> str:
+        """Of the target's configuration."""
+        return base_of(self.runner.model_config.hf_text_config)
+
+    def canary(self, running: bool) -> None:
+        """While there is one the router asks for drafts to be scored more often."""
+        self.proposer.on_trial = running
 
     # ---- the step ---------------------------------------------------------------------------------------------------
 
@@ -265,7 +286,7 @@ class DraftHead:
         self.off = True
         self.proposer.resting = True
         cause = f"{what}: {type(error).__name__}: {error}"
-        self.bridge.faults[cause] = self.bridge.faults.get(cause, 0) + 1
+        self.bridge.count(cause)
         logger.error("rollspec: the learned drafter is off from now on (%s).", cause, exc_info=error)
 
 

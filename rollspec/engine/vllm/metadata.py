@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from rollspec.engine.vllm.scoring import KEY
+from rollspec.sampling.scoring import KEY
 
 LONGEST = 64  # characters of a domain's name
 DEFAULT, INVALID = "default", "invalid"

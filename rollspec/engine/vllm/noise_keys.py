@@ -7,8 +7,9 @@ from collections.abc import Callable
 from typing import Any
 
 from rollspec.config import RollspecConfig
-from rollspec.engine.vllm import sample_index, scoring
+from rollspec.engine.vllm import sample_index
 from rollspec.log_once import LogOnce
+from rollspec.sampling import scoring
 from rollspec.sampling.streams import Streams
 
 logger = logging.getLogger("rollspec")

@@ -5,35 +5,29 @@ engine sleeps, while a step was made within the last moments, or while the train
 (operation `updating`). A request that arrives waits for part of a micro-step at most. The engine's own thread is never
 called from here; new weights reach it as a published version, which it swaps in at the start of a step.
 
-Whatever fails here costs the training, not the engine: a step that hangs is waited for `LOCK_SECONDS` at most, a store
-that is full or gone is tried again at the next publication, and a saved state that is damaged is begun anew.
+A step that hangs is waited for `LOCK_SECONDS` at most, a store that is full or gone is tried again at the next
+publication, and a saved state that is damaged is begun anew.
 """
 
 from __future__ import annotations
 
-import logging
 import os
 import shutil
 import tempfile
 import threading
 import time
-from collections import deque
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-import torch
-
-from drafter_online.errors import DrafterError
-from rollspec.engine.vllm.faults import TrainingFaults
-
-if TYPE_CHECKING:
-    from drafter_online.idle import EngineState
-    from rollspec.engine.vllm.training import TrainedHead
-
-logger = logging.getLogger("rollspec")
-
-TICK_SECONDS = 0.05
-"""Between two looks at the engine while it is busy."""
+from drafter_online import head as heads
+from drafter_online.buffer import Buffer, BufferConfig, add_all
+from drafter_online.errors import BufferFileError, DrafterError, TrainingError
+from drafter_online.files import try_lock
+from drafter_online.idle import EngineState, Idle, IdleConfig
+from drafter_online.model import Eagle3
+from drafter_online.trainer import DrafterTraining, Trainer
+from drafter_online.versions import Versions
+from rollspec.engine.vllm.training import TICK_SECONDS, HeadTraining, TrainedHead
 
 QUIET_SECONDS = 0.05
 """Without a step for this long, the engine has no request running."""
@@ -41,53 +35,40 @@ QUIET_SECONDS = 0.05
 LOCK_SECONDS = 10.0
 """How long saving and loading wait for a micro-step to end; one that hangs must not hold up the job."""
 
-
 LOOK_SECONDS = 1.0
 """Between two looks whether the replica that trains for all has gone."""
 
 
-class OnlineTraining:
+class OnlineTraining(HeadTraining):
     """One worker's training thread."""
 
-    def __init__(self, learned: TrainedHead, vllm_config: Any) -> None:
-        self.learned = learned
-        self.config = learned.bridge.config.drafter
-        self.updating = False
+    def __init__(self, learned: TrainedHead) -> None:
+        super().__init__(learned)
         self.published: int | None = None
-        self.error: str | None = None
         self.acceptance: list[float] = []  # of the latest training windows, per training-time-test step
         self.length = 1.0  # the same as an acceptance length
         self.terms: dict[str, float] = {}  # of the latest loss
         self._lock_file: int | None = None  # of a shared store: this replica trains for all
         self._looked = -LOOK_SECONDS
-        self.resumed = (0, 0)  # optimiser steps and tokens that an earlier run made
-        self._rewards: deque[tuple[str, float]] = deque(maxlen=1 << 16)
-        self.parts: dict[str, torch.Tensor] | None = None  # the target's own, put together from all ranks
         self._stepped = time.perf_counter()
         self._inside = False
-        self._hung = False
         self._version = -1
         self._due = False  # `publish_every` steps were made, and what was learned is not published yet
-        self._fault = TrainingFaults(learned.bridge.count)
-        self._stop = threading.Event()
         self._trainer: Any = None
         self._idle: Any = None
-        self._vllm_config = vllm_config
         folder = self.config.dir or learned.bridge.config.history.dir
-        self._own = (
-            None if folder else tempfile.TemporaryDirectory(prefix="rollspec-drafter-", ignore_cleanup_errors=True)
-        )
-        self.folder = Path(folder) / "drafter" if folder else Path(self._own.name)  # type: ignore[union-attr]
+        if folder is None:
+            self._own = tempfile.TemporaryDirectory(prefix="rollspec-drafter-", ignore_cleanup_errors=True)
+        self.folder = Path(self._own.name) if folder is None else folder / "drafter"
         self._lock = threading.Lock()  # of the trainer
         self._offer_promoted()
-        self._thread = threading.Thread(target=self._run, name="rollspec-drafter", daemon=True)
         self._thread.start()
 
     # ---- what the engine's thread says ------------------------------------------------------------------------------
 
     def step_begins(self) -> None:
         """The engine computes, so the machine is not the trainer's any more."""
-        self._watch()
+        self._watch(self._hangs())
         self._inside = True
         self.updating = False
         self._stepped = time.perf_counter()
@@ -97,13 +78,9 @@ class OnlineTraining:
         self._inside = False
         self._stepped = time.perf_counter()
 
-    def reward(self, items: list[tuple[str, str, float]]) -> None:
-        """Rewards by (prompt key, response key), for the samples of these responses."""
-        self._rewards.extend((f"{prompt}:{response}", value) for prompt, response, value in items)
-
     def info(self) -> dict[str, Any]:
         """What was trained so far."""
-        self._watch()
+        self._watch(self._hangs())
         out: dict[str, Any] = {"published": self.published, "error": self.error, "folder": str(self.folder)}
         if self._trainer is not None:
             c, i = self._trainer.counts, self._idle.counts
@@ -176,8 +153,6 @@ class OnlineTraining:
 
         It passed its trial then. One whose trial the engine did not live to finish has no verdict and is not taken.
         """
-        from drafter_online.versions import Versions
-
         if self.config.versions is not None:
             return  # the follower takes it
         store = Versions(self.versions)
@@ -185,38 +160,24 @@ class OnlineTraining:
         if number is not None and self.learned.swapper is not None:
             self.learned.swapper.offer(store.path(number), canary=False)
 
-    def _watch(self) -> None:
-        """A step that hangs cannot say so itself; said and counted once each."""
-        hangs = self._idle.watch.hangs if self._idle is not None else None
-        if hangs is not None and not self._hung:
-            self.learned.bridge.count("drafter training: a step hangs")
-            logger.warning("rollspec: %s; the engine goes on with the drafter it has.", hangs)
-        self._hung = hangs is not None
-
-    def stop(self) -> None:
-        """End the thread; it is a daemon, so nothing waits for it."""
-        self._stop.set()
+    def _hangs(self) -> str | None:
+        return None if self._idle is None else self._idle.watch.hangs
 
     # ---- the thread -------------------------------------------------------------------------------------------------
 
-    def _run(self) -> None:
-        try:
-            while not self._stop.wait(TICK_SECONDS):
-                worked = True
-                while worked and not self._stop.is_set():
-                    with self._lock:
-                        self._feed()
-                        worked = self._trainer is not None and self._tick()
-                        if self._due and (worked or not self._forbidden()):
-                            self._publish()
-        except Exception as e:
-            cause = f"{type(e).__name__}: {e}"
-            self.learned.bridge.count(f"drafter training: {cause}")
-            logger.warning("rollspec: the drafter is not trained from now on (%s).", cause, exc_info=e)
-            self.error = cause
-        finally:
-            if self._lock_file is not None:
-                os.close(self._lock_file)  # another replica may train now
+    def _work(self) -> None:
+        while not self._stop.wait(TICK_SECONDS):
+            worked = True
+            while worked and not self._stop.is_set():
+                with self._lock:
+                    self._feed()
+                    worked = self._trainer is not None and self._tick()
+                    if self._due and (worked or not self._forbidden()):
+                        self._publish()
+
+    def _close(self) -> None:
+        if self._lock_file is not None:
+            os.close(self._lock_file)  # another replica may train now
 
     def _feed(self) -> None:
         """Move captured samples into the buffer; the trainer is made when the first ones come."""
@@ -230,21 +191,14 @@ class OnlineTraining:
         if capture.ready:
             if self._trainer is None:
                 self._make()
-            from drafter_online.buffer import add_all
 
             add_all(self._trainer.buffer, capture.take(64))
         if self._trainer is not None and self._rewards:
             self._trainer.buffer.reward({k: v for k, v in (self._rewards.popleft() for _ in range(len(self._rewards)))})
 
     def _make(self) -> None:
-        from drafter_online import head as heads
-        from drafter_online.buffer import Buffer, BufferConfig
-        from drafter_online.errors import BufferFileError, TrainingError
-        from drafter_online.idle import Idle, IdleConfig
-        from drafter_online.model import Eagle3
-        from drafter_online.trainer import DrafterTraining, Trainer
 
-        target = str(self._vllm_config.model_config.model)
+        target = str(self.learned.vllm_config.model_config.model)
         parent = self._taken_over() if self.config.versions is not None else None
         given = str(self.learned.drafter.draft_model_config.model)
         head = heads.load(given if parent is None else self.versions / f"{parent:08d}", target)
@@ -274,8 +228,6 @@ class OnlineTraining:
 
     def _taken_over(self) -> int | None:
         """The version of a shared store that training goes on from: the newest that nothing speaks against."""
-        from drafter_online.versions import Versions
-
         store = Versions(self.versions)
         try:
             number = store.candidate()
@@ -291,17 +243,11 @@ class OnlineTraining:
         return self.learned.asleep or self.updating or not quiet
 
     def _state(self) -> EngineState:
-        from drafter_online.idle import EngineState
 
         since = self._stepped  # what it last began or ended
         running = int(self._inside or time.perf_counter() - since < QUIET_SECONDS)
-        free = None
-        if self.learned.runner.device.type == "cuda":
-            free = int(torch.cuda.mem_get_info()[0])
         awake = not self.learned.asleep
-        return EngineState(
-            awake=awake, running=running, updating=self.updating, free_bytes=free, since=since if running else None
-        )
+        return EngineState(awake, running, updating=self.updating, since=since if running else None)
 
     def _tick(self) -> bool:
         """One micro-step, if it may run; whether it did its work."""
@@ -323,7 +269,6 @@ class OnlineTraining:
         if time.perf_counter() - self._looked < LOOK_SECONDS:
             return False
         self._looked = time.perf_counter()
-        from drafter_online.files import try_lock
 
         try:
             self._lock_file = try_lock(self.versions / "trainer.lock")
@@ -342,17 +287,9 @@ class OnlineTraining:
                 self._take_target()
 
     def _take_target(self) -> None:
-        from drafter_online import head as heads
 
-        parts = self.parts
-        if parts is None:
-            if not self.learned.ranks.alone:
-                return  # they come with the next version; until then the head has those of the model's folder
-            parts = self.learned.target_parts()
-        vocabulary = int(self._trainer.drafter.head.embed_tokens.weight.shape[0])
-        # vLLM pads vocabularies for its shards.
-        cut = {n: w.float() if n == "norm" else w[:vocabulary].float() for n, w in parts.items()}
-        heads.refresh(self._trainer.drafter.head, **cut)
+        if (parts := self._target()) is not None:  # until then the head has those of the model's folder
+            heads.refresh(self._trainer.drafter.head, **{n: w.float() for n, w in parts.items()})
 
     def _publish(self) -> None:
         """Offer what was learned to the engine, in the place of what it has not swapped in yet.
@@ -365,7 +302,6 @@ class OnlineTraining:
         if swapper is None or (swapper.canary is not None if shared else not swapper.open):
             return
         self._due = False
-        from drafter_online.versions import Versions
 
         store = Versions(self.versions)
         try:

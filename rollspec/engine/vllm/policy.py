@@ -7,7 +7,6 @@ rounds leave the trees all the same. Once somebody tells the version, this only 
 
 from __future__ import annotations
 
-import functools
 import logging
 from collections.abc import Callable
 from typing import Any
@@ -27,14 +26,11 @@ class PolicyWatch:
         self._begin = begin
         self._told = False
         self._changed = False
-        load_weights = model.load_weights
+        LoadWeights.wrap(model, self._load, __name__)
 
-        @functools.wraps(load_weights)
-        def load_and_note(*args: Any, **kwargs: Any) -> Any:
-            self._changed = True
-            return load_weights(*args, **kwargs)
-
-        LoadWeights.put(model, load_and_note, __name__)
+    def _load(self, load_weights: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        self._changed = True
+        return load_weights(*args, **kwargs)
 
     def told(self) -> None:
         """Somebody says which version the weights are."""

@@ -10,9 +10,10 @@ from __future__ import annotations
 import copy
 from typing import Any
 
-from rollspec.engine.vllm import hooks, metadata, scoring
-from rollspec.engine.vllm.scoring import KEY
+from rollspec.engine.vllm import hooks, metadata
 from rollspec.engine.vllm.settings import engine_config
+from rollspec.sampling import scoring
+from rollspec.sampling.scoring import KEY
 from rollspec.sampling.streams import Arrivals
 
 ARRIVAL = "arrival"

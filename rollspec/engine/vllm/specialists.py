@@ -26,6 +26,7 @@ import torch
 from rollspec.engine.vllm import hooks
 from rollspec.engine.vllm.checkpoint_resolver import GENERAL
 from rollspec.engine.vllm.hooks import runner_v2 as v2
+from rollspec.engine.vllm.hooks.cpu_weights import repack
 from rollspec.engine.vllm.ranks import Ranks
 
 logger = logging.getLogger("rollspec")
@@ -139,8 +140,6 @@ class Specialists:
 
     def restore(self) -> None:
         """The engine woke up: what its memory holds is not known, so every specialist is written again."""
-        from rollspec.engine.vllm.hooks.cpu_weights import repack
-
         self.woke = False
         with torch.no_grad():
             for model, kept in zip(self.models[1:], self._kept[1:], strict=True):

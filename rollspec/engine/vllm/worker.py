@@ -6,11 +6,11 @@ exception in a worker call ends the engine. Ranks that do not draft answer `{}`.
 
 from __future__ import annotations
 
-import functools
 import logging
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any
 
 from rollspec.config import RollspecConfig
@@ -32,57 +32,46 @@ BRIDGE = "_rollspec"
 
 def equip(worker: Any, drafter: Bridge, head: DraftHead, config: RollspecConfig) -> None:
     """Give a worker's head what swaps, trains and follows it."""
-    from rollspec.engine.vllm.head_owner import HeadOwner
-    from rollspec.engine.vllm.online import OnlineTraining
+    from rollspec.engine.vllm.follow import Follower
     from rollspec.engine.vllm.swap import Swapper
 
     drafter.learned = head
-    owner = HeadOwner(head, worker.vllm_config)
-    swapper = head.swapper = Swapper(owner, head.ranks, config.proposal.learned.canary_drafts)
+    swapper = head.swapper = Swapper(head, head.ranks, config.proposal.learned.canary_drafts)
     _watch_sleep(worker, head)
-    if config.drafter.trains and head.eagle:
+    trains, shared = config.drafter.trains and head.eagle, config.drafter.versions
+    if trains or shared is not None:
         swapper.prepare()
-        if head.capture is not None:  # on the rank that drafts
-            if config.drafter.mode == "idle":
-                head.online = OnlineTraining(head, worker.vllm_config)
-            else:
-                _connect(drafter)
-    if config.drafter.versions is not None:
-        swapper.prepare()
-        if drafter.drafting:
-            _share(drafter, config.drafter.versions)
+    if trains and head.capture is not None:  # on the rank that drafts
+        _train(drafter, head, config.drafter.mode)
+    if shared is not None and drafter.drafting:
+        requests = drafter.proposer.requests
+        head.follower = Follower(swapper, shared, lambda: bool(requests), drafter.count)
+        head.follower.start()
+
+
+def _train(drafter: Bridge, head: DraftHead, mode: str) -> None:
+    """Begin to train; where no daemon can be fed, the engine serves with the head it has."""
+    if mode == "idle":
+        from rollspec.engine.vllm.online import OnlineTraining
+
+        head.online = OnlineTraining(head)
+        return
+    from drafter_online.errors import DrafterError
+    from rollspec.engine.vllm.dedicated import DedicatedTraining
+
+    assert head.capture is not None
+    try:
+        head.online = DedicatedTraining(head)
+    except DrafterError as e:
+        drafter.count("drafter feedback")
+        head.capture.paused = True
+        logger.error("rollspec: the drafter gets no feedback: %s", str(e).removeprefix("drafter-online: "))
 
 
 def load_history(drafter: Bridge) -> None:
     """Take up what an earlier run saved, where a folder is named."""
     if drafter.config.history.dir is not None and drafter.drafting:
         _load(drafter, {"dir": str(drafter.config.history.dir)})
-
-
-def _connect(drafter: Bridge) -> None:
-    """Feed the daemon; where that cannot be, the engine serves with the drafter it has."""
-    from drafter_online.errors import DrafterError
-    from rollspec.engine.vllm.dedicated import DedicatedTraining
-
-    learned = drafter.learned
-    assert learned is not None and learned.capture is not None
-    try:
-        learned.online = DedicatedTraining(learned)
-    except DrafterError as e:
-        drafter.count("drafter feedback")
-        learned.capture.paused = True
-        logger.error("rollspec: the drafter gets no feedback: %s", str(e).removeprefix("drafter-online: "))
-
-
-def _share(drafter: Bridge, folder: Path) -> None:
-    """Take versions from a store that other engines read as well."""
-    from rollspec.engine.vllm.follow import Follower
-
-    learned = drafter.learned
-    assert learned is not None and learned.swapper is not None
-    requests = learned.proposer.requests
-    learned.follower = Follower(learned.swapper, folder, lambda: bool(requests), drafter.count)
-    learned.follower.start()
 
 
 def call(worker: Any, op: str, payload: dict[str, Any]) -> dict[str, Any]:
@@ -172,35 +161,30 @@ def _new_weights(drafter: Bridge) -> None:
             learned.online.parts = parts
 
 
-def _watch_sleep(worker: Any, learned: DraftHead) -> None:
+def _watch_sleep(worker: Any, head: DraftHead) -> None:
     """Know when the engine's memory is taken away (sleep mode), and when it is back and of unknown contents."""
-    sleep, wake_up = getattr(worker, "sleep", None), getattr(worker, "wake_up", None)
-    if sleep is None or wake_up is None:
-        return
 
-    @functools.wraps(sleep)
-    def falls_asleep(*args: Any, **kwargs: Any) -> Any:
-        with learned.reading:
-            learned.asleep = True
+    def falls_asleep(sleep: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        with head.reading:
+            head.asleep = True
         return sleep(*args, **kwargs)
 
-    @functools.wraps(wake_up)
-    def wakes_up(tags: list[str] | None = None) -> Any:
+    def wakes_up(wake_up: Callable[..., Any], tags: list[str] | None = None) -> Any:
         out = wake_up(tags)
         if tags is None or "weights" in tags:
-            learned.asleep = False
-            if learned.swapper is not None:
-                learned.swapper.wake()
-            if learned.specialists is not None:
-                learned.specialists.woke = True
+            head.asleep = False
+            if head.swapper is not None:
+                head.swapper.wake()
+            if head.specialists is not None:
+                head.specialists.woke = True
         return out
 
-    WorkerSleep.put(worker, falls_asleep, __name__)
-    WorkerWakeUp.put(worker, wakes_up, __name__)
+    if hasattr(worker, "sleep") and hasattr(worker, "wake_up"):
+        WorkerSleep.wrap(worker, falls_asleep, __name__)
+        WorkerWakeUp.wrap(worker, wakes_up, __name__)
 
 
-# ---- operations
-# ---------------------------------------------------------------------------------------------------------
+# ---- operations -----------------------------------------------------------------------------------------------------
 
 
 def _info(drafter: Bridge, payload: dict[str, Any]) -> dict[str, Any]:
@@ -252,16 +236,14 @@ def _new_version(drafter: Bridge, version: int) -> dict[str, Any]:
 def _swap(drafter: Bridge, payload: dict[str, Any]) -> dict[str, Any]:
     if drafter.learned is None or drafter.learned.swapper is None:
         return {"error": "rollspec: this engine runs no learned drafter, so there are no weights to swap."}
-    answer: dict[str, Any] = drafter.learned.swapper.request(payload)
-    return answer
+    return drafter.learned.swapper.request(payload)  # type: ignore[no-any-return]
 
 
 def _samples(drafter: Bridge, payload: dict[str, Any]) -> dict[str, Any]:
     if drafter.learned is None or drafter.learned.capture is None:
         return {"error": "rollspec: this engine captures no samples; set drafter.mode to capture."}
     _collect(drafter)
-    answer: dict[str, Any] = drafter.learned.capture.drain(Path(payload["dir"]))
-    return answer
+    return drafter.learned.capture.drain(Path(payload["dir"]))  # type: ignore[no-any-return]
 
 
 def _updating(drafter: Bridge, payload: dict[str, Any]) -> dict[str, Any]:
@@ -300,7 +282,7 @@ def _save(drafter: Bridge, payload: dict[str, Any]) -> dict[str, Any]:
         drafter.learned.online.save(folder / "drafter")
     if payload.get("wait", True):
         return {"path": str(write())}
-    _Writer.of(drafter).submit(write)
+    _save_later(drafter, write)
     return {"path": str(folder)}
 
 
@@ -310,7 +292,7 @@ def _load(drafter: Bridge, payload: dict[str, Any]) -> dict[str, Any]:
         p = drafter.proposer
         count = p.history.load(payload["dir"], p.version, vocab, drafter.tokenizer)
     except HistoryError as e:
-        _note(drafter, "history file refused", e)
+        drafter.count("history file refused", e)
         return {"error": str(e)}
     drafter.proposer.suffix.warm()
     if drafter.learned is not None and drafter.learned.online is not None:
@@ -329,7 +311,7 @@ def _load_learned(drafter: Bridge, folder: Path) -> str:
         except (ValueError, KeyError, TypeError) as e:
             raise HistoryError(store.refuse(folder / store.FILE, e)) from e
     except HistoryError as e:
-        _note(drafter, "tuning file refused", e)
+        drafter.count("tuning file refused", e)
         return str(e)
     if problem is not None:
         logger.warning("%s", problem)
@@ -350,47 +332,23 @@ def _collect(drafter: Bridge) -> None:
                 drafter.collected.add(req_id)
 
 
-def _note(drafter: Bridge, cause: str, error: BaseException) -> None:
-    if cause not in drafter.faults:
-        logger.warning("%s", error)
-    drafter.faults[cause] = drafter.faults.get(cause, 0) + 1
+def _save_later(drafter: Bridge, job: Callable[[], Any]) -> None:
+    """Run `job` off the step path; it takes the place of one that still waits, whose snapshot is older."""
+    if drafter.saves is None:
+        jobs = drafter.saves = SimpleQueue()
+        threading.Thread(target=_run_saves, args=(drafter, jobs), name="rollspec-history", daemon=True).start()
+    drafter.saves.put(job)
 
 
-class _Writer:
-    """Writes history one file at a time off the step path; a newer snapshot replaces one that is still waiting."""
-
-    def __init__(self, drafter: Bridge) -> None:
-        self.drafter = drafter
-        self.lock = threading.Lock()
-        self.waiting: Callable[[], Any] | None = None
-        self.busy = False
-
-    @classmethod
-    def of(cls, drafter: Bridge) -> _Writer:
-        writer = drafter.__dict__.get("_history_writer")
-        if writer is None:
-            writer = drafter.__dict__["_history_writer"] = cls(drafter)
-        return writer
-
-    def submit(self, job: Callable[[], Any]) -> None:
-        with self.lock:
-            self.waiting = job
-            if self.busy:
-                return
-            self.busy = True
-        threading.Thread(target=self._run, name="rollspec-history", daemon=True).start()
-
-    def _run(self) -> None:
-        while True:
-            with self.lock:
-                job, self.waiting = self.waiting, None
-                if job is None:
-                    self.busy = False
-                    return
-            try:
-                job()
-            except Exception as e:
-                _note(self.drafter, "history not saved", e)
+def _run_saves(drafter: Bridge, jobs: SimpleQueue[Callable[[], Any]]) -> None:
+    while True:
+        job = jobs.get()
+        while not jobs.empty():
+            job = jobs.get()
+        try:
+            job()
+        except Exception as e:
+            drafter.count("history not saved", e)
 
 
 OPERATIONS: dict[str, Callable[[Bridge, dict[str, Any]], dict[str, Any]]] = {

@@ -53,8 +53,10 @@ class Hook:
     cpu_only: ClassVar[bool] = False
 
     @classmethod
-    def off_because(cls, version: str) -> str | None:
-        """Why this hook is left out with vLLM `version`, as a part of a sentence; None where it is not."""
+    def off_because(cls, version: str, cpu: bool = True) -> str | None:
+        """Why this hook is left out with vLLM `version` (`cpu`: built for CPU), as a part of a sentence; else None."""
+        if cls.cpu_only and not cpu:
+            return "it is for vLLM's CPU build"
         from packaging.specifiers import SpecifierSet
 
         if SpecifierSet(cls.versions).contains(version, prereleases=True):
@@ -94,6 +96,19 @@ class Hook:
 
 class Patch(Hook):
     """A fault of vLLM that is worked around; `apply` needs nothing. Left out where its own check finds no fault."""
+
+
+class CpuPatch(Patch):
+    """A fault of vLLM's CPU build, in every version of the range."""
+
+    cpu_only = True
+
+    @classmethod
+    def needed(cls) -> bool:
+        """Whether this is a CPU build."""
+        from vllm.platforms import current_platform
+
+        return bool(current_platform.is_cpu())
 
 
 class RunnerHook(Hook):

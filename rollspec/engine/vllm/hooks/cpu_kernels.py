@@ -5,12 +5,12 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-from rollspec.engine.vllm.hooks.base import Around, Patch, on_import, wrap
+from rollspec.engine.vllm.hooks.base import Around, CpuPatch, on_import, wrap
 
 MODULE = "vllm.triton_utils.dispatcher"
 
 
-class CpuKernelRegistry(Patch):
+class CpuKernelRegistry(CpuPatch):
     """Leave llvmlite's modules out of the scan.
 
     `_rebind_kernels` reads `vars(value)` of whatever has a `__dict__`; llvmlite's wrapper of its library answers to any
@@ -20,16 +20,8 @@ class CpuKernelRegistry(Patch):
 
     name = "cpu_kernel_registry"
     targets = (f"{MODULE}:_rebind_kernels",)
-    cpu_only = True
     why = "an engine can be built in a process that has loaded numba"
     removal = "`_rebind_kernels` asks for the type of what it finds"
-
-    @classmethod
-    def needed(cls) -> bool:
-        """Only CPU builds register kernels."""
-        from vllm.platforms import current_platform
-
-        return bool(current_platform.is_cpu())
 
     @classmethod
     def apply(cls, around: Around | None = None) -> None:

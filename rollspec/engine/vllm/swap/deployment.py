@@ -1,20 +1,85 @@
-"""What runs in one engine, what ran before it, and the steps from one to the other and back."""
+"""What runs in one engine, what ran before it, what is on its way, and the steps from one to the other and back."""
 
 from __future__ import annotations
 
+import threading
 import time
-from dataclasses import replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
 
 import torch
 
+from drafter_online.lifecycle import Event, Life, State
 from rollspec.engine.vllm.swap.owner import SwapOwner
-from rollspec.engine.vllm.swap.payload import SwapRefusedError, check, distance, read, unprepared
-from rollspec.engine.vllm.swap.swap import Running, Staged, Swap
+from rollspec.engine.vllm.swap.payload import Given, SwapRefusedError, check, distance, number_of, read, unprepared
 from rollspec.engine.vllm.swap.weights import DraftWeights
 from rollspec.log_once import LogOnce
 
 LARGE = 0.02
 """Relative change of the weights from which on the KV that the old ones wrote is computed anew."""
+
+
+@dataclass(frozen=True, slots=True)
+class Running:
+    """The weights that the engine drafts with."""
+
+    version: int = 0
+    since: int = 0  # newest policy version that they were trained on, or under which they came
+    tensors: dict[str, torch.Tensor] | None = None  # by checkpoint name, on the CPU; None: as the engine was started
+    store: Path | None = None  # of versions, that they are from
+
+
+@dataclass(frozen=True, slots=True)
+class Staged:
+    """Weights that the second copy of the drafter holds."""
+
+    given: Given
+    change: float  # |new - old| / |old| over all weights
+    seconds: float
+    marks: list[float]  # fingerprint
+
+
+@dataclass(slots=True, eq=False)
+class Swap:
+    """A version that was asked for; `payload`: see `Swapper.request`. `offered`: by another thread, not by hand."""
+
+    payload: Mapping[str, Any]
+    offered: bool = False
+    replaces: bool = False  # it took the place of a staged one, and none takes its own
+    wait: bool = field(init=False)  # whoever asked waits for the swap
+    canary: bool = field(init=False)  # it is to be judged before it is promoted
+    life: Life = field(init=False)
+    thread: threading.Thread | None = None  # that stages it
+    staged: Staged | None = None
+    error: SwapRefusedError | None = None  # why it could not be staged, on this rank
+
+    def __post_init__(self) -> None:
+        self.wait, self.canary = bool(self.payload.get("wait")), bool(self.payload.get("canary", True))
+        self.life = Life(number_of(self.payload))
+        self.life.apply(Event.OFFER)
+
+    @property
+    def preparing(self) -> bool:
+        """Whether it is being staged, or waits staged for a step."""
+        return self.life.state in (State.STAGING, State.STAGED)
+
+    def stage(self, stage: Callable[[Mapping[str, Any]], Staged]) -> None:
+        """Stage, or remember why not. Never raises."""
+        if self.error is not None:
+            return
+        try:
+            self.staged = stage(self.payload)
+        except Exception as e:
+            self.error = e if isinstance(e, SwapRefusedError) else unprepared(e)
+
+    def notice(self) -> bool:
+        """Whether staging has ended, well or not; on the engine's thread, which takes the transition."""
+        done = self.thread is None or not self.thread.is_alive()
+        if self.life.state is State.STAGING and done and self.staged is not None:
+            self.life.apply(Event.READY)
+        return done
 
 
 class Deployment:
@@ -29,23 +94,16 @@ class Deployment:
         self._once = LogOnce()
         self._before: tuple[Running, dict[str, list[float]]] | None = None  # and what was known of its acceptance
 
-    def stage(self, swap: Swap) -> None:
-        """Stage, or remember why not. Never raises: a fault while staging touches nothing that runs."""
-        if swap.error is not None:
-            return
-        try:
-            begin = time.perf_counter()
-            original = self.weights.original()
-            given = read(swap.payload, self.running.version, self.owner, original)
-            tensors = self.weights.strip(given.tensors)
-            check(tensors, original)
-            change = distance(tensors, self._tensors(self.running))
-            marks = self.weights.load(tensors)
-            swap.staged = Staged(replace(given, tensors=tensors), change, time.perf_counter() - begin, marks)
-        except SwapRefusedError as e:
-            swap.error = e
-        except Exception as e:
-            swap.error = unprepared(e)
+    def stage(self, payload: Mapping[str, Any]) -> Staged:
+        """Load what a payload names into the second copy. Whatever it raises, nothing that runs was touched."""
+        begin = time.perf_counter()
+        original = self.weights.original()
+        given = read(payload, self.running.version, self.owner, original)
+        tensors = self.weights.strip(given.tensors)
+        check(tensors, original)
+        change = distance(tensors, self._tensors(self.running))
+        marks = self.weights.load(tensors)
+        return Staged(replace(given, tensors=tensors), change, time.perf_counter() - begin, marks)
 
     def swap_in(self, staged: Staged) -> int:
         """Have the staged weights run; returns the positions whose KV is computed anew."""

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from drafter_online.errors import DrafterError
+from drafter_online.versions import Versions
 from rollspec.engine.vllm.swap.owner import SwapOwner
 from rollspec.errors import RollspecError
 
@@ -31,6 +32,11 @@ class Given:
 def unprepared(error: Exception) -> SwapRefusedError:
     """A fault while weights were prepared."""
     return SwapRefusedError(f"rollspec: drafter weights were not prepared ({type(error).__name__}: {error}).")
+
+
+def not_loaded(why: str) -> SwapRefusedError:
+    """Weights that do not fit, or cannot be read."""
+    return SwapRefusedError(f"rollspec: drafter weights were not loaded: {why}.")
 
 
 def number_of(payload: Mapping[str, Any]) -> int | None:
@@ -63,8 +69,6 @@ def read(payload: Mapping[str, Any], running: int, owner: SwapOwner, original: M
         return Given(0, dict(original), target_version=0)
     folder = Path(str(payload.get("dir", "")))
     if (folder / "manifest.json").is_file() or folder.name.isdigit():
-        from drafter_online.versions import Versions
-
         try:
             found = Versions(folder.parent).load(
                 int(folder.name), base=owner.base, newer_than=None if back else running
@@ -86,15 +90,13 @@ def read_folder(folder: Path) -> dict[str, torch.Tensor]:
 
     files = sorted(folder.glob("*.safetensors"))
     if not files:
-        raise SwapRefusedError(f"rollspec: drafter weights were not loaded: {folder} holds no safetensors file.")
+        raise not_loaded(f"{folder} holds no safetensors file")
     tensors: dict[str, torch.Tensor] = {}
     for file in files:
         try:
             tensors |= load_file(file)
         except (OSError, SafetensorError) as e:
-            raise SwapRefusedError(
-                f"rollspec: drafter weights were not loaded: {file} cannot be read ({e}); it is truncated or damaged."
-            ) from e
+            raise not_loaded(f"{file} cannot be read ({e}); it is truncated or damaged") from e
     return {n.replace("midlayer.", "layers.0.", 1): t for n, t in tensors.items()}
 
 
@@ -114,22 +116,17 @@ def check(tensors: Mapping[str, torch.Tensor], like: Mapping[str, torch.Tensor])
     for name, want in like.items():
         have = tensors.get(name)
         if have is None:
-            raise SwapRefusedError(f"rollspec: drafter weights were not loaded: {name} is missing.")
+            raise not_loaded(f"{name} is missing")
         if have.shape != want.shape:
-            raise SwapRefusedError(
-                f"rollspec: drafter weights were not loaded: {name} has shape {list(have.shape)}, not "
-                f"{list(want.shape)}; give a version of the drafter that runs."
+            raise not_loaded(
+                f"{name} has shape {list(have.shape)}, not {list(want.shape)}; give a version of the drafter that runs"
             )
         if have.is_floating_point() != want.is_floating_point():
-            raise SwapRefusedError(
-                f"rollspec: drafter weights were not loaded: {name} is {have.dtype}, not {want.dtype}."
-            )
+            raise not_loaded(f"{name} is {have.dtype}, not {want.dtype}")
         if have.is_floating_point() and not bool(have.isfinite().all()):
-            raise SwapRefusedError(f"rollspec: drafter weights were not loaded: {name} has NaN or infinity in it.")
+            raise not_loaded(f"{name} has NaN or infinity in it")
     if extra := sorted(set(tensors) - set(like)):
-        raise SwapRefusedError(
-            f"rollspec: drafter weights were not loaded: {extra[0]} is not a weight of the drafter that runs."
-        )
+        raise not_loaded(f"{extra[0]} is not a weight of the drafter that runs")
 
 
 def distance(new: Mapping[str, torch.Tensor], old: Mapping[str, torch.Tensor]) -> float:

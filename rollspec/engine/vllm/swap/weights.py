@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from rollspec.engine.vllm.hooks.cpu_weights import repack
 from rollspec.engine.vllm.hooks.worker import PackedLinear
 from rollspec.engine.vllm.swap.owner import SwapOwner
 from rollspec.engine.vllm.swap.payload import fingerprint, read_folder
@@ -107,8 +108,6 @@ class DraftWeights:
 
     def load(self, tensors: Mapping[str, torch.Tensor]) -> list[float]:
         """Load weights into the second copy; returns the fingerprint that the running ones have after `exchange`."""
-        from rollspec.engine.vllm.hooks.cpu_weights import repack
-
         with torch.no_grad():
             self._second.load_weights(iter(tensors.items()))
         repack(self._second)  # nothing to do where nothing is packed

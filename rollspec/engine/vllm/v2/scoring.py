@@ -1,4 +1,4 @@
-"""Prompts scored at the temperature that a request asks for (`rollspec.engine.vllm.scoring`), on the V2 runner.
+"""Prompts scored at the temperature that a request asks for (`rollspec.sampling.scoring`), on the V2 runner.
 
 vLLM computes log-probs of prompt tokens from unscaled logits, chunk by chunk over all rows of the step
 (vllm/v1/worker/gpu/sample/prompt_logprob.py). The function that gives it the logits divides each row by its request's
@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from rollspec.engine.vllm.scoring import TEMPERATURE, asked
+from rollspec.sampling.scoring import TEMPERATURE, asked
 
 
 class Scoring:

@@ -21,11 +21,10 @@ import numpy as np
 import numpy.typing as npt
 
 from rollspec.config import ReuseConfig
-from rollspec.engine.vllm import scoring
 from rollspec.log_once import LogOnce
 from rollspec.proposal.base import prompt_key
 from rollspec.proposal.response_cache import CachedResponse, ResponseCache
-from rollspec.sampling import lenient
+from rollspec.sampling import lenient, scoring
 
 Score = Callable[[list[int], Any], Awaitable[Any]]
 """Runs one request of (prompt token ids, SamplingParams); a finished `RequestOutput`, or None if it was aborted."""

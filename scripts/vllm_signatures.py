@@ -3,7 +3,7 @@
     for change in compare(Source.open("vllm-0.33.0-cp38-abi3-manylinux_2_28_x86_64.whl"), Record.load()):
         print(change)
 
-`signatures.json` has what the recorded versions were like: a list of states per target, each from a version on.
+`vllm_signatures.json` has what the recorded versions were like: a list of states per target, each from a version on.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from typing import Literal, cast, get_args
 
 from packaging.specifiers import SpecifierSet
 from packaging.version import Version
+from vllm_source import Source, State
+from vllm_uses import USES
 
 from rollspec.engine.vllm.compat import TESTED
 from rollspec.engine.vllm.hooks import HOOKS, Hook
-from rollspec.engine.vllm.hooks.source import Source, State
-from rollspec.engine.vllm.hooks.uses import USES
 
-FILE = Path(__file__).with_name("signatures.json")
+FILE = Path(__file__).with_suffix(".json")
 
 Kind = Literal["unchanged", "body changed", "signature changed", "gone", "new"]
 
@@ -124,25 +124,17 @@ def compare(source: Source, record: Record, against: str | None = None) -> list[
     return changes
 
 
-def verdict(
-    hook: type[Hook], version: str, cpu: bool, changes: list[Change] | None = None
-) -> tuple[Literal["on", "warn", "off"], str]:
-    """Whether a hook would be applied in one version of vLLM, and why.
-
-    Args:
-        cpu: whether it is a build for CPU.
-        changes: what was read of the version; without it only the version's number is judged.
-    """
-    if hook.cpu_only and not cpu:
-        return "off", "it is for vLLM's CPU build"
-    mine = [c for c in changes or [] if c.target in hook.targets]
+def verdict(hook: type[Hook], source: Source, changes: list[Change]) -> tuple[Literal["on", "warn", "off"], str]:
+    """Whether a hook would be applied in one version of vLLM, and why; `changes`: what became of its targets."""
+    if hook.cpu_only and not source.cpu:
+        return "off", str(hook.off_because(source.version, source.cpu))
+    mine = [c for c in changes if c.target in hook.targets]
     gone = [f"{c.name} is gone" for c in mine if c.now is None]
     moved = [f"{c.name} changed from {c.before} to {c.now}" for c in mine if c.kind == "signature changed"]
     inside = [f"the body of {c.name} changed" for c in mine if c.kind == "body changed"]
     facts = [*gone, *moved, *inside]
-    if (reason := hook.off_because(version)) is not None:
-        unchanged = ["its targets have not changed"] if changes is not None else []
-        return "off", "; ".join([reason, *(facts or unchanged)])
+    if (reason := hook.off_because(source.version)) is not None:
+        return "off", "; ".join([reason, *(facts or ["its targets have not changed"])])
     if gone:
         return "off", "; ".join(facts)
     return ("warn", "; ".join(facts)) if facts else ("on", hook.why)
