@@ -247,7 +247,7 @@ def test_rewards_and_the_moving_target_reach_the_training(make: Make, tiny_targe
 
 
 def test_a_full_disk_costs_versions_and_nothing_else(make: Make, tiny_target: Path, monkeypatch: Any) -> None:
-    from drafter_online import buffer, checkpoint, versions
+    from drafter_online import checkpoint, files, versions
 
     service = make(passes=1000.0, save_seconds=0.2)
     engine = FakeEngine(service)
@@ -256,7 +256,7 @@ def test_a_full_disk_costs_versions_and_nothing_else(make: Make, tiny_target: Pa
     def full(*args: Any) -> None:
         raise OSError(28, "No space left on device")
 
-    for module in (versions, checkpoint, buffer):
+    for module in (versions, checkpoint, files):  # the buffer writes by the last
         monkeypatch.setattr(module, "write_synced", full)
     feed(engine, tiny_target)
     engine.until(lambda: (service.tick(), {"store", "checkpoint", "buffer"} <= {a.kind for a in service.alarms})[1])
@@ -264,7 +264,7 @@ def test_a_full_disk_costs_versions_and_nothing_else(make: Make, tiny_target: Pa
     steps = service.trainer.counts.steps
     engine.until(lambda: service.trainer.counts.steps > steps)
     assert status(service)["versions"]["failed"] >= 1 and not engine.offers
-    for module in (versions, checkpoint, buffer):
+    for module in (versions, checkpoint, files):
         monkeypatch.setattr(module, "write_synced", real)
     engine.until(lambda: engine.version)
     engine.until(lambda: (service.tick(), not list(service.alarms))[1])
