@@ -13,7 +13,7 @@ from engines import call, close
 
 from rollspec.sampling import audit_engine, audit_worker
 from rollspec.sampling.audit import AuditResult, conclude
-from rollspec.sampling.audit_engine import Arm, Plan, job_of, run_arm
+from rollspec.sampling.audit_engine import Arm, Plan, run_arm
 from rollspec.sampling.audit_reference import Reference
 from rollspec.sampling.audit_run import judge
 
@@ -100,6 +100,3 @@ class Swapping:
             n = len(self.answers) + 1
             folder = self._folders[n % len(self._folders)]
             self.answers.append(call(self._llm, "swap", dir=str(folder), version=n, canary=False, wait=True))
-
-
-__all__ = ["COUPLED", "EVERYTHING", "PROMPTS", "SWITCHING", "Swapping", "audit", "engine_of", "in_process", "job_of"]

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from audited import COUPLED, EVERYTHING, PROMPTS, SWITCHING, Swapping, audit, engine_of, in_process, job_of
+from audited import COUPLED, EVERYTHING, PROMPTS, SWITCHING, Swapping, audit, engine_of, in_process
 from heads import random_head
 from models import make_sharp_model
 from typer.testing import CliRunner
@@ -26,8 +26,9 @@ from benchmarks.identity import leads, same_tokens
 from benchmarks.two_policies import check_lossy, rollouts
 from rollspec.cli import app
 from rollspec.config import RollspecConfig
+from rollspec.sampling import audit_worker
 from rollspec.sampling.audit import AuditError, conclude
-from rollspec.sampling.audit_engine import Arm, Plan, run_arm
+from rollspec.sampling.audit_engine import Arm, Plan, job_of, read_output, run_arm
 from rollspec.sampling.audit_noise import keys_of
 from rollspec.sampling.audit_reference import Reference
 from rollspec.sampling.audit_run import judge
@@ -143,21 +144,14 @@ def test_drafter_swaps_while_requests_run_change_no_law(model: Path, tmp_path: P
     job = job_of(model, plan, arm, greedy_rounds=0)
     with engine_of(job) as llm:
         swapping = Swapping(llm, heads)
-        out = sampled_by(swapping, job, tmp_path)
+        audit_worker.work(swapping, tmp_path, job)
+    out = read_output(tmp_path)
     judged = judge(out.samples, Reference(model, plan.temperature), plan, arm, version=0)
     result = conclude(judged.tests, 4000, log_probs=judged.log_probs, noise=judged.noise, drafts=out.drafts)
     assert result.verdict == "pass", result.reasons
     assert (judged.noise is not None) == (mode == "coupled")
     assert len(swapping.answers) >= 3 and not any("error" in a for a in swapping.answers), swapping.answers
     assert min(out.drafts.accepted, out.drafts.rejected) > 100
-
-
-def sampled_by(llm: Any, job: dict[str, Any], folder: Path) -> Any:
-    from rollspec.sampling import audit_worker
-    from rollspec.sampling.audit_engine import read_output
-
-    audit_worker.work(llm, folder, job)
-    return read_output(folder)
 
 
 @pytest.mark.usefixtures("quick")
