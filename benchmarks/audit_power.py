@@ -4,7 +4,7 @@
     python -m benchmarks.audit_power power
     python -m benchmarks.audit_power engine
 
-The simulation is a Markov chain over 48 tokens with 2.0 nats per token (tests/unit/test_audit_power.py). In the engine
+The simulation is a Markov chain over 48 tokens with 2.0 nats per token (tests/unit/audit_cases.py). In the engine
 part the whole command's work is timed: two engines, the reference model and the tests, on the demo's policy.
 """
 
@@ -35,9 +35,9 @@ ENGINE = {"Uniform": 40_000, "MostLikely": 160_000, "Second": 40_000}
 def chain() -> Any:
     """The simulation that the tests use."""
     sys.path.insert(0, str(ROOT / "tests" / "unit"))
-    import test_audit_power
+    import audit_cases
 
-    return test_audit_power
+    return audit_cases
 
 
 def false_alarms(audits: int, seed: int) -> dict[str, Any]:

@@ -11,6 +11,9 @@ from __future__ import annotations
 
 import argparse
 import tempfile
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,14 +22,95 @@ import numpy as np
 from benchmarks.harness import pin, provenance, save
 from rollspec import RollspecConfig
 from rollspec.sampling.audit import Samples
-from rollspec.sampling.audit_builds import same_tokens
 from rollspec.sampling.audit_engine import Arm, Plan, run_arm
-from rollspec.sampling.audit_noise import keys_of, leads
+from rollspec.sampling.audit_noise import Words, gumbel, keys_of
 from rollspec.sampling.audit_prompts import token_prompts
 from rollspec.sampling.audit_reference import Reference
 
 COUPLED = ["mode=coupled"]
 SWITCHING = [*COUPLED, "tuning.policy=random", "tuning.guard.enabled=false"]
+
+
+Lead = Callable[[int, list[int], int, int], float]
+"""(sequence, prefix, token a, token b) -> by how much a's perturbed score leads b's there."""
+
+
+@dataclass(frozen=True, slots=True)
+class SameTokens:
+    """`identical` texts of `sequences`; `ties` part where two scores are within `tie`, `wrong` elsewhere. `leads` are
+    the winners' leads where texts part; `first`: the first wrong one as (sequence, position, token, other, lead).
+    """
+
+    sequences: int
+    tokens: int
+    identical: int
+    ties: int
+    wrong: int
+    tie: float
+    leads: tuple[float, ...]
+    first: tuple[int, int, int, int, float] | None
+
+    @property
+    def passed(self) -> bool:
+        """No difference that rounding does not explain."""
+        return self.wrong == 0
+
+
+def siblings(samples: Samples) -> dict[tuple[int, int, int], int]:
+    """Index of each text by round, prompt and how many of that prompt came before it in the round."""
+    count: Counter[tuple[int, int]] = Counter()
+    out = {}
+    for s, key in enumerate(zip(samples.round.tolist(), samples.prompt.tolist(), strict=True)):
+        out[(*key, count[key])] = s
+        count[key] += 1
+    return out
+
+
+def same_tokens(a: Samples, b: Samples, lead: Lead, tie: float) -> SameTokens:
+    """Compare the texts that two engines gave to the same sibling of a prompt, each up to its first difference.
+
+    One that ends where the other goes on is wrong: the end is a token, too.
+    """
+    compared = identical = ties = wrong = 0
+    leads: list[float] = []
+    first: tuple[int, int, int, int, float] | None = None
+    others = siblings(b)
+    pairs = [(s, others[name]) for name, s in siblings(a).items() if name in others]
+    for s, other in pairs:
+        x, y = a.tokens[s], b.tokens[other]
+        n = min(len(x), len(y))
+        differ = np.flatnonzero(x[:n] != y[:n])
+        if not len(differ):
+            compared += n
+            if len(x) == len(y):
+                identical += 1
+            else:
+                wrong += 1
+                first = first or (s, n, -1, -1, float("inf"))
+            continue
+        at = int(differ[0])
+        compared += at + 1
+        p, q = int(x[at]), int(y[at])
+        distance = abs(lead(s, x[:at].tolist(), p, q))
+        leads.append(distance)
+        if distance <= tie:
+            ties += 1
+        else:
+            wrong += 1
+            first = first or (s, at, p, q, distance)
+    return SameTokens(len(pairs), compared, identical, ties, wrong, tie, tuple(leads), first)
+
+
+def leads(samples: Samples, keys: Words, prompts: Sequence[Sequence[int]], target: Any) -> Any:
+    """For `same_tokens`: scores two tokens with the logits of `target` (a `Reference`) and their noise."""
+
+    def lead(sequence: int, prefix: list[int], a: int, b: int) -> float:
+        prompt = prompts[int(samples.prompt[sequence])]
+        at = np.array([len(prompt) + len(prefix)])
+        noise = gumbel(keys[sequence : sequence + 1], at, target.vocab)[0]
+        return float(target.gap(tuple(prompt), prefix, a, b) / target.temperature + noise[a] - noise[b])
+
+    return lead
 
 
 def compare(a: Samples, b: Samples, plan: Plan, target: Reference) -> dict[str, Any]:

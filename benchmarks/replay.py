@@ -10,7 +10,6 @@ tell what reuse does to a training; this tells what it saves, in a minute per ar
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import statistics
 from pathlib import Path
 from typing import Any
@@ -20,6 +19,7 @@ from rich.table import Table
 
 from benchmarks.harness import QUICK, pin, provenance, save
 from benchmarks.reuse import ARMS, CACHE
+from benchmarks.two_policies import rollouts
 from rollspec.demo.job import JobSettings, prepare_assets
 
 FIXED = ("proposal.budget.policy=fixed", "tuning.policy=static", "tuning.guard.enabled=false")
@@ -28,7 +28,7 @@ LONGEST = 352
 
 def measure(old: str, new: str, arm: str, seed: int, fixed: bool, quick: bool = False) -> dict[str, Any]:
     """One arm: what the new policy's epoch took."""
-    from rollspec.sampling.audit_engine import Arm, Plan, run_arm
+    from rollspec.sampling.audit_engine import Arm, Plan
     from rollspec.sampling.audit_prompts import token_prompts
 
     assets = prepare_assets(JobSettings(seed=seed), CACHE / "grpo_arithmetic")
@@ -42,7 +42,7 @@ def measure(old: str, new: str, arm: str, seed: int, fixed: bool, quick: bool = 
         more = FIXED if fixed and given[0] != "spec_rl" else ()
         seeded = (f"coupled.seed={seed}",) if given[0] == "coupled_reuse" else ()
         chosen = Arm.with_rollspec(given[0], (*given[1], *seeded, *more))
-    output = run_arm(new, plan, dataclasses.replace(chosen, old=old), greedy_rounds=0)
+    output = rollouts(new, plan, chosen, old)
     tokens = output.samples.n_tokens
     return {
         "arm": arm,
@@ -53,8 +53,7 @@ def measure(old: str, new: str, arm: str, seed: int, fixed: bool, quick: bool = 
         "by_drafts": output.drafts.accepted,
         "by_prefixes": int(output.kept.sum()),
         "saved": (output.drafts.accepted + int(output.kept.sum())) / tokens,
-        "seconds": output.seconds["sample"],
-        "off": output.off,
+        "seconds": output.seconds,
     }
 
 

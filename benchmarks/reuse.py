@@ -106,8 +106,8 @@ def distance(work: Path, arm: str, seed: int, settings: JobSettings) -> dict[str
     """How far a lossy job's law was from its policy's: the job's own rule between its starting policy and the one an
     epoch later, on its prompts. Kept beside the job. None where the job saved no such policy.
     """
-    from rollspec.sampling.audit_engine import Arm, Plan, run_arm
-    from rollspec.sampling.audit_lossy import check_lossy
+    from benchmarks.two_policies import check_lossy, rollouts
+    from rollspec.sampling.audit_engine import Arm, Plan
     from rollspec.sampling.audit_prompts import token_prompts
     from rollspec.sampling.audit_reference import Reference
 
@@ -122,8 +122,8 @@ def distance(work: Path, arm: str, seed: int, settings: JobSettings) -> dict[str
     longest = min(settings.max_response_length, 200)
     prompts = token_prompts(assets.model, Path(assets.train), 8, longest)
     plan = Plan(prompts, tokens=10_000, max_tokens=longest, temperature=settings.temperature, seed=seed)
-    chosen = dataclasses.replace(Arm.with_rollspec(given[0], given[1]), old=assets.model)
-    output = run_arm(later, plan, chosen, greedy_rounds=0)
+    chosen = Arm.with_rollspec(given[0], given[1])
+    output = rollouts(later, plan, chosen, assets.model)
     new, old = (Reference(m, plan.temperature) for m in (later, assets.model))
     config = (chosen.rollspec or {})["reuse"]
     check = check_lossy(output.samples, output.ruled, plan.prompts, new, old, config["bias"])

@@ -4,19 +4,27 @@
 #   scripts/test.sh lint unit engine e2e
 #   scripts/test.sh unit -k config -x        (arguments from the first dash on go to pytest)
 #
-# ROLLSPEC_TEST_WORKERS: test files that run at the same time (2 where there are two cores; not for whole jobs).
+#   scripts/test.sh slow                     (long sweeps, marked `slow`, that the other stages leave out)
+#
+# ROLLSPEC_TEST_WORKERS: tests that run at the same time (2 where there are two cores).
 #
 # A stage that fails does not stop the later ones: one run shows everything. A failed static check counts as one failure.
+# What was skipped is printed with its reason before the counts.
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit 1
 
-declare -A LIMIT=([unit]=1200 [engine]=3000 [e2e]=3000)
+declare -A LIMIT=([unit]=1200 [engine]=3000 [e2e]=3000 [slow]=6000)
 # Engines mostly wait for imports and for each other: two at a time, with one thread each, take little more than one.
 workers="${ROLLSPEC_TEST_WORKERS:-$(($(nproc) > 1 ? 2 : 1))}"
-declare -A SPREAD=([unit]="-n $workers" [engine]="-n $workers --dist loadfile" [e2e]="")
-declare -A FILES=([unit]="tests/unit tests/kernels" [engine]=tests/engine [e2e]=tests/e2e)
+# Whole jobs mostly wait, too, and share nothing but their assets.
+declare -A SPREAD=([unit]="-n $workers" [engine]="-n $workers --dist loadfile" [e2e]="-n $workers --dist worksteal"
+    [slow]="-n $workers --dist loadfile")
+declare -A FILES=([unit]="tests/unit tests/kernels" [engine]=tests/engine [e2e]=tests/e2e [slow]="tests/engine tests/e2e")
 passed=0
 failed=0
+skipped=0
+reasons="$(mktemp)"
+trap 'rm -f "$reasons"' EXIT
 timings=()
 stages=()
 while (($#)) && [[ "$1" != -* ]]; do
@@ -43,14 +51,17 @@ run_pytest() {
     shift
     echo "=== pytest $stage"
     log="$(mktemp)"
-    local threads="${OMP_NUM_THREADS:-2}"
+    local threads="${OMP_NUM_THREADS:-2}" which="not slow"
     # With more threads than cores every operation waits for one that is not running.
-    [[ "$stage" != e2e ]] && ((workers > 1)) && threads=1
+    ((workers > 1)) && threads=1
+    [[ "$stage" == slow ]] && which=slow
     # shellcheck disable=SC2086 # several words, or none
     env OMP_NUM_THREADS="$threads" timeout --foreground -s INT -k 30 "${LIMIT[$stage]}" \
-        python -m pytest ${FILES[$stage]} ${SPREAD[$stage]} "$@" 2>&1 | tee "$log"
+        python -m pytest ${FILES[$stage]} ${SPREAD[$stage]} -m "$which" -r s "$@" 2>&1 | tee "$log"
     status=${PIPESTATUS[0]}
     passed=$((passed + $(count passed "$log")))
+    skipped=$((skipped + $(count skipped "$log")))
+    grep -E '^SKIPPED \[[0-9]+\] ' "$log" >>"$reasons"
     local bad=$(($(count failed "$log") + $(count 'error' "$log")))
     if ((status == 124 || status == 137)); then
         echo "$stage was stopped at its limit of ${LIMIT[$stage]} s" >&2
@@ -72,14 +83,18 @@ for stage in "${stages[@]}"; do
         check "vLLM's signatures" python scripts/check_vllm.py
         check "shellcheck" shellcheck scripts/*.sh .ci/run
         ;;
-    unit | engine | e2e) run_pytest "$stage" "$@" ;;
+    unit | engine | e2e | slow) run_pytest "$stage" "$@" ;;
     *)
-        echo "scripts/test.sh: there is no stage '$stage'; choose from lint, unit, engine, e2e." >&2
+        echo "scripts/test.sh: there is no stage '$stage'; choose from lint, unit, engine, e2e, slow." >&2
         exit 2
         ;;
     esac
 done
 echo "=== time"
 printf '%s\n' "${timings[@]}"
+if ((skipped)); then
+    echo "=== $skipped skipped"
+    cat "$reasons"
+fi
 echo "$passed passed, $failed failed"
 ((failed == 0))

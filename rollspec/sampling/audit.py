@@ -17,10 +17,8 @@ from typing import Any, Literal
 
 import numpy as np
 
-from rollspec.sampling.audit_builds import SameTokens
 from rollspec.sampling.audit_evidence import AuditError, Evidence, Samples, samples_from
 from rollspec.sampling.audit_law import law_tests
-from rollspec.sampling.audit_lossy import LossyCheck
 from rollspec.sampling.audit_noise import NoiseCheck
 from rollspec.sampling.audit_power import Power
 from rollspec.sampling.audit_tests import Ints, TestResult
@@ -29,14 +27,12 @@ __all__ = [
     "ALPHA",
     "AuditError",
     "AuditResult",
-    "BuildCheck",
     "DraftCounts",
     "Evidence",
     "GreedyCheck",
     "LogProbCheck",
     "Mismatch",
     "Samples",
-    "SwapCheck",
     "TestResult",
     "check_greedy",
     "check_log_probs",
@@ -123,32 +119,10 @@ class GreedyCheck:
 
 
 @dataclass(frozen=True, slots=True)
-class BuildCheck:
-    """A second build of the engine. `same` compares texts where noise decides them; None where only laws can agree.
-
-    `drafts` is None where it was not meant to draft, `off` why rollspec did not speculate in it.
-    """
-
-    name: str
-    n_tokens: int
-    log_probs: LogProbCheck | None
-    noise: NoiseCheck | None
-    drafts: DraftCounts | None
-    same: SameTokens | None
-    off: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class SwapCheck:
-    """Times the drafter's weights were replaced while requests ran, and why they were not at other times."""
-
-    made: int
-    errors: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
 class AuditResult:
-    """The whole audit. `reasons` are sentences; empty for a pass. `tests` are sorted by p-value."""
+    """The whole audit. `reasons` are sentences; empty for a pass. `tests` are sorted by p-value. `lossy`: the bias of
+    the rule by which rollouts start from old responses; None where they do not.
+    """
 
     verdict: Verdict
     reasons: tuple[str, ...]
@@ -160,10 +134,23 @@ class AuditResult:
     noise: NoiseCheck | None
     drafts: DraftCounts | None
     provenance: dict[str, Any]
-    lossy: LossyCheck | None = None
-    build: BuildCheck | None = None
-    swaps: SwapCheck | None = None
+    lossy: float | None = None
     power: Power | None = None
+
+    @property
+    def finding(self) -> str:
+        """The headline: the gravest of what was found. What is said of the tokens rests on tests of the tokens."""
+        if self.verdict == "pass":
+            return "PASS: the sampled tokens follow the target's law"
+        if self.verdict == "inconclusive":
+            return "INCONCLUSIVE: this audit shows nothing"
+        if any(t.p_adjusted <= self.alpha for t in self.tests) or (self.noise is not None and not self.noise.passed):
+            return "FAIL: the engine does not sample from the target"
+        if self.lossy is not None:
+            return "FAIL: rollouts are lossy by their configuration; no test rejects the engine's own tokens"
+        if self.greedy is not None and not self.greedy.passed:
+            return "FAIL: greedy responses change with drafts; no test rejects the sampled tokens"
+        return "FAIL: the engine reports log-probabilities that are not the target's; no test rejects its tokens"
 
     @property
     def subject(self) -> str | None:
@@ -182,15 +169,13 @@ class AuditResult:
     def to_dict(self) -> dict[str, Any]:
         """A JSON-able mapping of everything above."""
         out = asdict(self)
-        out |= {"min_p": self.min_p, "n_tests": len(self.tests)}
+        out |= {"finding": self.finding, "min_p": self.min_p, "n_tests": len(self.tests)}
         for name in ("log_probs", "greedy"):
             check = getattr(self, name)
             if check is not None:
                 out[name]["passed"] = check.passed
         if self.drafts is not None:
             out["drafts"]["rejected"] = self.drafts.rejected
-        if self.build is not None and self.build.same is not None:
-            out["build"]["same"]["passed"] = self.build.same.passed
         return out
 
 
@@ -261,9 +246,7 @@ def conclude(
     greedy: GreedyCheck | None = None,
     noise: NoiseCheck | None = None,
     drafts: DraftCounts | None = None,
-    lossy: LossyCheck | None = None,
-    build: BuildCheck | None = None,
-    swaps: SwapCheck | None = None,
+    lossy: float | None = None,
     power: Power | None = None,
     provenance: dict[str, Any] | None = None,
 ) -> AuditResult:
@@ -273,17 +256,14 @@ def conclude(
         tests: Holm-adjusted results of `law_tests`.
         noise: of an engine that samples in `mode: coupled`.
         drafts: draft counts of an engine that should have drafted; None for one without speculation.
-        lossy: of an engine whose rollouts start from old responses: a failure whatever the tests say.
-        build: the second build, where there is one; its tests are among `tests`.
-        swaps: of an engine whose drafter was to be replaced meanwhile.
+        lossy: bias of the rule where rollouts start from old responses: a failure whatever the tests say.
         power: what so many tokens of this law can show.
     """
     failures: list[str] = []
     if lossy is not None:
         failures.append(
-            f"rollouts start from old responses (reuse.mode = lenient, bias {lossy.bias:g}), so their law is not the "
-            f"policy's: where an old response stood, the total variation is {lossy.measured:.4f} +- {lossy.error:.4f} "
-            f"measured, {lossy.theory:.4f} by the rule's formula ({lossy.positions:,} positions)."
+            f"rollouts start from old responses (reuse.mode = lenient, bias {lossy:g}), so their distribution is not "
+            "the policy's; `python -m benchmarks.reuse` measures how far it is."
         )
     rejected = [t for t in tests if t.p_adjusted <= alpha]
     if rejected:
@@ -292,7 +272,7 @@ def conclude(
             f"{len(rejected)} of {len(tests)} tests reject the target's law; the strongest is {t.name} ({t.where}) "
             f"with p = {t.p_value:.1e}, adjusted {t.p_adjusted:.1e}."
         )
-    failures += _log_probs_failure(log_probs, "the engine")
+    failures += _log_probs_failure(log_probs)
     if greedy is not None and not greedy.passed:
         m = greedy.mismatches[0]
         how = (
@@ -304,25 +284,8 @@ def conclude(
             f"{len(greedy.mismatches)} of {greedy.sequences} greedy responses change with drafts, the first "
             f"at position {m.position} of prompt {m.prompt} ({how})."
         )
-    failures += _noise_failure(noise, "")
+    failures += _noise_failure(noise)
     missing: list[str] = []
-    if build is not None:
-        failures += _log_probs_failure(build.log_probs, "the second build")
-        failures += _noise_failure(build.noise, " of the second build")
-        if build.same is not None and build.same.first is not None:
-            s, position, a, b, distance = build.same.first
-            how = "one ends there" if a < 0 else f"{a} and {b}, whose scores differ by {distance:.3g}"
-            failures.append(
-                f"{build.same.wrong} of {build.same.sequences} texts differ between the two builds, the first at token "
-                f"{position} of response {s} ({how})."
-            )
-        if build.off is not None:
-            missing.append(f"rollspec did not speculate in the second build: {build.off}.")
-        elif build.drafts is not None and build.drafts.accepted == 0:
-            missing.append("the second build accepted no drafts, so its speculation was not tested.")
-    if swaps is not None and not swaps.made:
-        why = f" ({swaps.errors[0].removeprefix('rollspec: ').rstrip('.')})" if swaps.errors else ""
-        missing.append(f"the drafter's weights were not replaced while requests ran{why}.")
     if not tests:
         missing.append(f"{n_tokens} sampled tokens are too few for any test; ask for more.")
     if drafts is not None:
@@ -345,28 +308,26 @@ def conclude(
         drafts,
         dict(provenance or {}),
         lossy,
-        build,
-        swaps,
         power,
     )
 
 
-def _log_probs_failure(check: LogProbCheck | None, whose: str) -> list[str]:
+def _log_probs_failure(check: LogProbCheck | None) -> list[str]:
     if check is None or check.passed:
         return []
     if check.not_finite:
-        return [f"{check.not_finite} of {check.n} log-probabilities that {whose} reported are NaN or infinite."]
+        return [f"{check.not_finite} of {check.n} log-probabilities that the engine reported are NaN or infinite."]
     return [
-        f"{whose}'s log-probabilities are off the reference by {check.mean_error:.2g} on average and "
+        f"the engine's log-probabilities are off the reference by {check.mean_error:.2g} on average and "
         f"{check.max_error:.2g} at most."
     ]
 
 
-def _noise_failure(check: NoiseCheck | None, whose: str) -> list[str]:
+def _noise_failure(check: NoiseCheck | None) -> list[str]:
     if check is None or check.first is None:
         return []
     _, position, best, token, distance = check.first
     return [
-        f"{check.wrong} of {check.tokens} tokens{whose} are not the ones that the target and their noise make; the "
+        f"{check.wrong} of {check.tokens} tokens are not the ones that the target and their noise make; the "
         f"first is token {position} of a response: {token} where {best} wins by {distance:.3g}."
     ]

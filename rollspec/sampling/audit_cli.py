@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import shlex
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -21,12 +22,12 @@ from typing import Annotated, Any, Literal
 import typer
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.progress import Progress as Bars
 from rich.table import Table
 
-from rollspec.config import RollspecConfig
 from rollspec.sampling.audit import ALPHA, AuditError, AuditResult
-from rollspec.sampling.audit_engine import ARM_SECONDS, Arm, Plan
+from rollspec.sampling.audit_engine import ARM_SECONDS, Arm, Plan, Progress
 from rollspec.sampling.audit_report import FAMILY_COLUMNS, check_path, facts, families, verdict_line, write
 from rollspec.sampling.audit_run import Stage, run_audit
 
@@ -52,8 +53,8 @@ def command(
         typer.Option(help="JSONL or Parquet with `prompt` (text or messages) or `token_ids`; default: built-in ones."),
     ] = None,
     max_prompts: Annotated[int, typer.Option(min=1, help="Use at most so many prompts.")] = 8,
-    tokens: Annotated[int, typer.Option(min=1, help="Sampled tokens to test.")] = 40_000,
-    samples: Annotated[int, typer.Option(min=1, help="Responses per prompt and round (the group size).")] = 16,
+    tokens: Annotated[int, typer.Option(min=1, help="Sampled tokens to test, exactly.")] = 40_000,
+    samples: Annotated[int, typer.Option(min=1, help="Responses per prompt and round, at most.")] = 16,
     max_tokens: Annotated[int, typer.Option(min=1, help="Longest response.")] = 64,
     temperature: Annotated[float, typer.Option(help="Sampling temperature, above 0.")] = 1.0,
     dtype: Annotated[
@@ -66,25 +67,6 @@ def command(
     engine: Annotated[
         list[str] | None,
         typer.Option(metavar="KEY=VALUE", help="Further argument of vllm.LLM for both engines; may be repeated."),
-    ] = None,
-    second: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="KEY=VALUE",
-            help="Audit a second build too, changed by this: a knob of rollspec (proposal.k_max=4), or an argument of "
-            "vllm.LLM (async_scheduling=false). Coupled: the same tokens; else: the same law. May be repeated.",
-        ),
-    ] = None,
-    swap: Annotated[
-        list[Path] | None,
-        typer.Option(help="Folder of drafter weights to swap in while requests run; several take turns."),
-    ] = None,
-    old: Annotated[
-        str | None, typer.Option(help="Checkpoint of an earlier policy, whose rollouts come first: audits reuse.")
-    ] = None,
-    old_temperature: Annotated[
-        float | None,
-        typer.Option(help="Temperature of these rollouts; lenient reuse without --old: half of the other."),
     ] = None,
     timeout: Annotated[float, typer.Option(help="Seconds an engine may take.")] = ARM_SECONDS,
     out: Annotated[Path | None, typer.Option(help="Write every test to this .json, .md or .html file.")] = None,
@@ -102,20 +84,17 @@ def command(
         raise AuditError(f"rollspec: --temperature {temperature:g} cannot be used; give one above 0 (1 is usual).")
     if not 0 < alpha < 1:
         raise AuditError(f"rollspec: --alpha {alpha:g} cannot be used; give a probability such as {ALPHA:g}.")
-    if old_temperature is not None and not old_temperature > 0:
-        raise AuditError(f"rollspec: --old-temperature {old_temperature:g} cannot be used; give one above 0.")
-    arguments = _arguments(engine or (), "--engine")
+    arguments = _arguments(engine or ())
     switches = ("tuning.policy=random", "tuning.options.table=null", "tuning.guard.enabled=false")
     chosen = [*(overrides or ()), *(switches if switch_arms else ())]
-    arm = _beside(_arm(preset, chosen, speculative_config, arguments), swap or (), old, old_temperature, temperature)
-    other = _second(arm, preset, chosen, speculative_config, arguments, second) if second else None
+    arm = _arm(preset, chosen, speculative_config, arguments)
     found = token_prompts(model, prompts, max_prompts, max_tokens, bool(arguments.get("trust_remote_code")))
     plan = Plan(
         found, tokens=tokens, samples=samples, max_tokens=max_tokens, temperature=temperature, seed=seed, dtype=dtype
     )
     console = Console(stderr=as_json)
     with _display(console) as stage:
-        result = run_audit(model, plan, arm, second=other, alpha=alpha, timeout=timeout, device=device, stage=stage)
+        result = run_audit(model, plan, arm, alpha=alpha, timeout=timeout, device=device, stage=stage)
     words = ["rollspec", *sys.argv[1:]]
     result = replace(result, provenance={**result.provenance, "command": shlex.join(words)})
     if out is not None:
@@ -149,12 +128,24 @@ def show(result: AuditResult, console: Console) -> None:
 
 @contextmanager
 def _display(console: Console) -> Iterator[Stage]:
-    """A line per stage: a bar where the amount of work is known, a spinner until then."""
+    """A line per stage: a bar where the amount of work is known, a spinner until then. Where nobody watches (a file, a
+    pipe) a plain line when a stage begins.
+    """
+    if not console.is_terminal:
+        began = time.monotonic()
+
+        def announce(name: str) -> Progress:
+            console.print(f"{time.monotonic() - began:6.0f} s  {escape(name)}", highlight=False, soft_wrap=True)
+            console.file.flush()
+            return lambda done, total: None
+
+        yield announce
+        return
     columns = (SpinnerColumn(finished_text="✓"), TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=console) as progress:
+    with Bars(*columns, console=console) as progress:
         current: list[Any] = []
 
-        def stage(name: str) -> Any:
+        def stage(name: str) -> Progress:
             if current:
                 _finish(progress, current[0])
             current[:] = [progress.add_task(escape(name), total=None)]
@@ -165,7 +156,7 @@ def _display(console: Console) -> Iterator[Stage]:
             _finish(progress, current[0])
 
 
-def _finish(progress: Progress, task: Any) -> None:
+def _finish(progress: Bars, task: Any) -> None:
     total = progress.tasks[progress.task_ids.index(task)].total or 1
     progress.update(task, total=total, completed=total)
 
@@ -189,33 +180,7 @@ def _arm(preset: str, overrides: Sequence[str], speculative_config: str | None, 
     return Arm(f"vLLM's {config.get('method', 'own')} speculation", speculative_config=config, engine=engine)
 
 
-def _beside(arm: Arm, swaps: Sequence[Path], old: str | None, old_temperature: float | None, temperature: float) -> Arm:
-    """The arm with what happens around its sampling."""
-    if swaps and not {"eagle3", "draft_model"} & set((arm.rollspec or {}).get("proposal", {}).get("drafters", ())):
-        raise AuditError(
-            "rollspec: --swap replaces the weights of a learned drafter, and this engine has none; set "
-            "proposal.drafters=[suffix,eagle3] and proposal.learned.model."
-        )
-    if missing := [p for p in swaps if not p.is_dir()]:
-        raise AuditError(f"rollspec: --swap {str(missing[0])!r} is no folder; give one with drafter weights.")
-    if arm.lossy and old is None and old_temperature is None:
-        old_temperature = temperature / 2  # the same weights would be kept whole, and show nothing
-    return replace(arm, swaps=tuple(map(str, swaps)), old=old, old_temperature=old_temperature)
-
-
-def _second(
-    arm: Arm, preset: str, overrides: Sequence[str], speculative: str | None, engine: dict[str, Any], pairs: list[str]
-) -> Arm:
-    """The second build: knobs of rollspec have a dot or are its top-level ones, the rest goes to vLLM."""
-    own = [p for p in pairs if "." in p.partition("=")[0] or p.partition("=")[0].strip() in RollspecConfig.model_fields]
-    theirs = _arguments([p for p in pairs if p not in own], "--second")
-    if own and arm.rollspec is None:
-        raise AuditError(f"rollspec: --second {own[0]!r} is a knob of rollspec, which this engine does not run.")
-    made = _arm(preset, [*overrides, *own], speculative, {**engine, **theirs})
-    return replace(made, name=", ".join(pairs), swaps=arm.swaps, old=arm.old, old_temperature=arm.old_temperature)
-
-
-def _arguments(pairs: Sequence[str], option: str) -> dict[str, Any]:
+def _arguments(pairs: Sequence[str]) -> dict[str, Any]:
     import yaml
 
     out: dict[str, Any] = {}
@@ -223,7 +188,7 @@ def _arguments(pairs: Sequence[str], option: str) -> dict[str, Any]:
         key, eq, value = pair.partition("=")
         if not eq or not key.strip().isidentifier():
             raise AuditError(
-                f"rollspec: {option} {pair!r} is not KEY=VALUE; write e.g. {option} tensor_parallel_size=2."
+                f"rollspec: --engine {pair!r} is not KEY=VALUE; write e.g. --engine tensor_parallel_size=2."
             )
         try:
             out[key.strip()] = yaml.safe_load(value)

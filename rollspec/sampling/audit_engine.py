@@ -25,7 +25,6 @@ import numpy as np
 
 from rollspec.config import ENV_PREFIX, ENV_SWITCH, Source, resolve
 from rollspec.sampling.audit import AuditError, DraftCounts, Samples
-from rollspec.sampling.audit_tests import Ints
 
 Progress = Callable[[int, int], None]
 
@@ -38,8 +37,8 @@ CPU_ENVIRONMENT = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What is generated. `tokens` is reached by rounds of `samples` responses to every prompt, at least `min_rounds`:
-    suffix drafts need something said before, by siblings or in an earlier round.
+    """What is generated: `tokens` sampled tokens, in rounds of at most `samples` responses to every prompt, at least
+    `min_rounds` of them: suffix drafts need something said before, by siblings or in an earlier round.
     """
 
     prompts: tuple[tuple[int, ...], ...]
@@ -55,26 +54,18 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class Arm:
-    """One engine: rollspec's resolved configuration, vLLM's own speculation, or neither; and more `LLM` arguments.
-
-    Attributes:
-        swaps: folders of drafter weights that take turns while requests run.
-        old: checkpoint of an earlier policy, whose rollouts come before those that are audited.
-        old_temperature: they are sampled at; None: the plan's.
-    """
+    """One engine: rollspec's resolved configuration, vLLM's own speculation, or neither; and more `LLM` arguments."""
 
     name: str
     rollspec: dict[str, Any] | None = None
     speculative_config: dict[str, Any] | None = None
     engine: dict[str, Any] = field(default_factory=dict)
-    swaps: tuple[str, ...] = ()
-    old: str | None = None
-    old_temperature: float | None = None
 
     @property
-    def lossy(self) -> bool:
-        """Whether rollouts start from old responses by SPEC-RL's rule."""
-        return self.rollspec is not None and self.rollspec["reuse"]["mode"] == "lenient"
+    def lossy(self) -> float | None:
+        """The bias of SPEC-RL's rule where a trainer's rollouts start from old responses by it, else None."""
+        reuse = (self.rollspec or {}).get("reuse", {})
+        return float(reuse["bias"]) if reuse.get("mode") == "lenient" else None
 
     @property
     def speculates(self) -> bool:
@@ -108,12 +99,8 @@ class Arm:
 
 @dataclass(frozen=True, slots=True)
 class ArmOutput:
-    """What an engine said, and its drafts while it sampled and while it was greedy.
-
-    Attributes:
-        ruled: [sequences] leading tokens of each sampled response that the lossy rule decided. kept: those it kept.
-        off: why rollspec did not speculate in it, or None.
-        swaps: times the drafter's weights were replaced. swap_errors: why they were not.
+    """What an engine said, and its drafts while it sampled and while it was greedy. `off`: why rollspec did not
+    speculate in it, or None.
     """
 
     samples: Samples
@@ -122,10 +109,6 @@ class ArmOutput:
     greedy_drafts: DraftCounts
     off: str | None
     seconds: dict[str, float]
-    ruled: Ints
-    kept: Ints
-    swaps: int = 0
-    swap_errors: tuple[str, ...] = ()
 
 
 def run_arm(
@@ -148,28 +131,19 @@ def run_arm(
     Raises:
         AuditError: the engine failed or took longer than `timeout` seconds; the message ends with its last lines.
     """
-    longest = max(map(len, plan.prompts)) + plan.max_tokens
-    job = {
-        "model": str(model),
-        "plan": asdict(plan),
-        "rollspec": arm.rollspec,
-        "speculative_config": arm.speculative_config,
-        "engine": arm.engine,
-        "swaps": list(arm.swaps),
-        "old": arm.old,
-        "old_temperature": arm.old_temperature,
-        "max_model_len": longest + 1,
-        "sample": sample,
-        "greedy_rounds": greedy_rounds,
-    }
+    job = job_of(model, plan, arm, sample, greedy_rounds)
     with tempfile.TemporaryDirectory(prefix="rollspec-audit-") as name:
         folder = Path(name)
         (folder / "job.json").write_text(json.dumps(job))
         _run_process(arm.name, folder, timeout, progress)
-        counters = json.loads((folder / "counters.json").read_text())
-        with np.load(folder / "tokens.npz") as arrays:
-            samples, greedy = _read(arrays, "sample"), _read(arrays, "greedy")
-            ruled, kept = arrays["sample_ruled"], arrays["sample_kept"]
+        return read_output(folder)
+
+
+def read_output(folder: Path) -> ArmOutput:
+    """What `audit_worker` wrote into `folder`."""
+    counters = json.loads((folder / "counters.json").read_text())
+    with np.load(folder / "tokens.npz") as arrays:
+        samples, greedy = _read(arrays, "sample"), _read(arrays, "greedy")
     return ArmOutput(
         samples,
         greedy,
@@ -177,11 +151,23 @@ def run_arm(
         DraftCounts(*counters["greedy_drafts"]),
         counters["off"],
         {k: counters[f"{k}_seconds"] for k in ("start", "generate", "sample")},
-        ruled,
-        kept,
-        int(counters["swaps"]),
-        tuple(counters["swap_errors"]),
     )
+
+
+def job_of(
+    model: str | Path, plan: Plan, arm: Arm, sample: bool = True, greedy_rounds: int = GREEDY_ROUNDS
+) -> dict[str, Any]:
+    """What `audit_worker` reads."""
+    return {
+        "model": str(model),
+        "plan": asdict(plan),
+        "rollspec": arm.rollspec,
+        "speculative_config": arm.speculative_config,
+        "engine": arm.engine,
+        "max_model_len": max(map(len, plan.prompts)) + plan.max_tokens + 1,
+        "sample": sample,
+        "greedy_rounds": greedy_rounds,
+    }
 
 
 def _environment() -> dict[str, str]:
@@ -194,7 +180,7 @@ def _run_process(name: str, folder: Path, timeout: float, progress: Progress | N
     # A file and not a pipe: an engine process that outlives its parent would hold a pipe open.
     with (folder / "log.txt").open("wb") as log:
         process = subprocess.Popen(
-            [sys.executable, "-m", "rollspec.sampling.audit_worker", str(folder / "job.json")],
+            [sys.executable, "-m", "rollspec.sampling.audit_worker", str(folder / "job.json"), str(os.getpid())],
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -21,6 +22,9 @@ from rollspec.sampling.audit_tests import Floats, Ints, merge_rare
 
 FLOOR = -700.0
 """Log-probabilities are not taken below this: exp of it is still a positive float64."""
+
+BLOCK_BYTES = 1 << 20
+"""Of one array of distributions worked on at once; the handful that are alive together fit a cache."""
 
 MIN_GROUP = 40
 """Samples of one exact prefix from which on its own table is kept."""
@@ -77,7 +81,10 @@ class Evidence:
     p_max: Floats = field(init=False)
     pit: Floats = field(init=False)
     rank_pit: Floats = field(init=False)
-    token_moments: Floats = field(init=False)  # [4, V]: observed, mean, variance, third central moment
+    _work: Floats = field(init=False)  # [3, block, V]
+    _masks: Any = field(init=False)  # [3, block, V] bool
+    _observed: Floats = field(init=False)  # [V]
+    _powers: Floats = field(init=False)  # [3, V] sums of p, p^2, p^3
     tables: dict[int, PrefixTable] = field(init=False)
     start: Ints = field(init=False)  # [S + 1] first row of each sequence
     position: Ints = field(init=False)  # [N]
@@ -95,7 +102,10 @@ class Evidence:
         for name in ("log_prob", "entropy", "flat", "surprisal_variance", "surprisal_third", "is_argmax", "p_max"):
             setattr(self, name, np.zeros(n))
         self.pit, self.rank_pit = np.zeros(n), np.zeros(n)
-        self.token_moments = np.zeros((4, self.vocab))
+        block = max(1, BLOCK_BYTES // (8 * self.vocab))
+        # Made once: memory that is asked for anew is zeroed first, which took three quarters of the time.
+        self._work, self._masks = np.empty((3, block, self.vocab)), np.empty((3, block, self.vocab), dtype=bool)
+        self._observed, self._powers = np.zeros(self.vocab), np.zeros((3, self.vocab))
         self.tables = {}
 
     def add(self, sequence: int, log_probs: Floats, first: int = 0) -> None:
@@ -116,8 +126,22 @@ class Evidence:
                 f"rollspec: the reference gave {log_probs.shape} log-probabilities for {len(tokens)} tokens and a "
                 f"vocabulary of {self.vocab}; use the reference model that belongs to the engine's."
             )
-        lp = np.maximum(np.asarray(log_probs, dtype=np.float64), FLOOR)  # NaN stays NaN
-        p = np.exp(lp)
+        step = self._work.shape[1]
+        for at in range(0, n, step):
+            row = rows.start + at
+            self._add(row, tokens[at : at + step], np.asarray(log_probs[at : at + step], dtype=np.float64))
+        self.seen[rows] = True
+
+    def _add(self, row: int, tokens: Ints, log_probs: Floats) -> None:
+        """Rows `row`, `row`+1, ... from as many distributions [n, V] as the processor's cache holds: each is read some
+        twenty times, and a real model's vocabulary makes them gigabytes.
+        """
+        n = len(tokens)
+        rows, at, own_at = slice(row, row + n), np.arange(n), tokens[:, None]
+        lp, p, work = self._work[:, :n]
+        before, above, tied = self._masks[:, :n]
+        np.maximum(log_probs, FLOOR, out=lp)  # NaN stays NaN
+        np.exp(lp, out=p)
         total = p.sum(-1)
         if not np.all(np.abs(total - 1) < 1e-4):
             raise AuditError(
@@ -125,30 +149,33 @@ class Evidence:
                 "against them; check the model's weights."
             )
         p /= total[:, None]
-        at = np.arange(n)
-        own, p_own = lp[at, tokens], p[at, tokens]
-        self.log_prob[rows] = own
-        entropy = -(p * lp).sum(-1)
-        excess = -lp - entropy[:, None]  # [n, V]
-        self.entropy[rows] = entropy
-        self.flat[rows] = -lp.mean(-1)
-        weighted = p * excess**2
-        self.surprisal_variance[rows] = weighted.sum(-1)
-        self.surprisal_third[rows] = (weighted * excess).sum(-1)
-        self.is_argmax[rows] = p.argmax(-1) == tokens
-        self.p_max[rows] = p.max(-1)
-        below = np.cumsum(p, -1)[at, tokens] - p_own
-        self.pit[rows] = below + self.rng.random(n) * p_own
-        ids = np.arange(self.vocab)
-        above = (lp > own[:, None]) | ((lp == own[:, None]) & (ids < tokens[:, None]))
-        self.rank_pit[rows] = (p * above).sum(-1) + self.rng.random(n) * p_own
-        np.add.at(self.token_moments[0], tokens, 1)
-        self.token_moments[1] += p.sum(0)
-        self.token_moments[2] += (p * (1 - p)).sum(0)
-        self.token_moments[3] += (p * (1 - p) * (1 - 2 * p)).sum(0)
-        self.seen[rows] = True
+        own, p_own = lp[at, tokens][:, None], p[at, tokens]
+        entropy = -_dot(p, lp)
+        self.log_prob[rows], self.entropy[rows], self.flat[rows] = own[:, 0], entropy, -lp.mean(-1)
+        self.is_argmax[rows], self.p_max[rows] = p.argmax(-1) == tokens, p.max(-1)
+        np.less(np.arange(self.vocab), own_at, out=before)
+        np.equal(lp, own, out=tied)
+        tied &= before
+        np.greater(lp, own, out=above)
+        above |= tied  # likelier tokens, and equally likely ones with a smaller id
+        self.pit[rows] = p.sum(-1, where=before) + self.rng.random(n) * p_own
+        self.rank_pit[rows] = p.sum(-1, where=above) + self.rng.random(n) * p_own
         for i in np.flatnonzero(self._prefix_count[self.prefix[rows]] >= MIN_GROUP):
-            self._count(int(self.prefix[rows][i]), int(self.position[rows][i]), int(tokens[i]), p[i])
+            self._count(int(self.prefix[row + i]), int(self.position[row + i]), int(tokens[i]), p[i])
+        lp += entropy[:, None]  # less the surprisal's excess over its mean
+        np.multiply(p, lp, out=work)
+        self.surprisal_variance[rows] = _dot(work, lp)
+        work *= lp
+        self.surprisal_third[rows] = -_dot(work, lp)
+        np.add.at(self._observed, tokens, 1)
+        for power, x in enumerate((p, np.multiply(p, p, out=work), np.multiply(work, p, out=lp))):
+            self._powers[power] += x.sum(0)
+
+    @property
+    def token_moments(self) -> Floats:
+        """[4, V] per token id: times observed; mean, variance and third central moment of that."""
+        first, second, third = self._powers
+        return np.stack([self._observed, first, first - second, first - 3 * second + 2 * third])
 
     def _count(self, prefix: int, position: int, token: int, p: Floats) -> None:
         table = self.tables.get(prefix)
@@ -159,6 +186,12 @@ class Evidence:
             table = PrefixTable(n, position, cells, merged, np.zeros(len(merged), dtype=np.int64))
             self.tables[prefix] = table
         table.observed[table.cells[token]] += 1
+
+
+def _dot(a: Floats, b: Any) -> Floats:
+    """[n] row by row."""
+    out: Floats = np.einsum("ij,ij->i", a, b)
+    return out
 
 
 def prefix_ids(samples: Samples) -> Ints:

@@ -26,42 +26,6 @@ from rollspec.sampling.audit_tests import (
 
 BINS = 20
 MIN_BUCKET = 200  # tokens from which on a range of positions is tested by itself
-SIGHT = {
-    "surprisal": (
-        "too hot, too cold",
-        "tokens swapped for others of equal probability",
-    ),
-    "most likely token": (
-        "too greedy, or not enough",
-        "what happens among the other tokens",
-    ),
-    "uniformity in token order": (
-        "any marginal bias",
-        "one among tokens whose ids are close, or that contexts with the opposite one make up for",
-    ),
-    "uniformity in rank order": (
-        "top-p, top-k, min-p left on; flattened tails",
-        "tokens swapped for others of nearly equal probability",
-    ),
-    "rare tokens": (
-        "now and then a wrong token",
-        "wrong tokens that are likely where they stand",
-    ),
-    "token frequency": (
-        "a favoured, banned or confused token",
-        "tokens that are not common, and a bias that other contexts make up for",
-    ),
-    "exact prefix": (
-        "a wrong law after a prompt",
-        "positions far into a response, whose prefixes occur once",
-    ),
-    "independence": (
-        "shared noise, reused seeds, copies",
-        "dependence that leaves u uncorrelated, and what several engines share",
-    ),
-}  # fmt: skip
-"""Per family of tests: what it sees, and what it cannot see however many tokens there are."""
-
 MAX_TOKENS = 64  # token ids tested one by one
 MIN_TOKEN_COUNT = 25.0  # expected occurrences of a token id tested by itself
 TAILS = (0.01, 0.001, 0.0001)  # least likely shares of the target's mass

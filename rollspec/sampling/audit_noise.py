@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -121,18 +121,6 @@ def keys_of(
         streams.set_version(version + r)
         out.append(streams.begin(str(s), prompts[prompt]))
     return np.array(out, dtype=np.uint64)
-
-
-def leads(samples: Samples, keys: Words, prompts: Sequence[Sequence[int]], target: Any) -> Any:
-    """For `audit_builds.same_tokens`: scores two tokens with the logits of `target` (a `Reference`) and their noise."""
-
-    def lead(sequence: int, prefix: list[int], a: int, b: int) -> float:
-        prompt = prompts[int(samples.prompt[sequence])]
-        at = np.array([len(prompt) + len(prefix)])
-        noise = gumbel(keys[sequence : sequence + 1], at, target.vocab)[0]
-        return float(target.gap(tuple(prompt), prefix, a, b) / target.temperature + noise[a] - noise[b])
-
-    return lead
 
 
 def first_round(samples: Samples) -> Samples:

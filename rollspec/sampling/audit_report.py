@@ -7,25 +7,18 @@ import json
 from pathlib import Path
 from typing import Any
 
-from rollspec.sampling.audit import AuditError, AuditResult, BuildCheck
-from rollspec.sampling.audit_law import SIGHT
+from rollspec.sampling.audit import AuditError, AuditResult
 from rollspec.sampling.audit_power import Power
 from rollspec.sampling.audit_tests import TestResult
 
-SIGHT_COLUMNS = ("test", "sees", "cannot see")
 FAMILY_COLUMNS = ("test", "tests", "strongest", "statistic", "smallest p", "adjusted p", "")
 FORMATS = (".json", ".md", ".html")
 
 
 def verdict_line(result: AuditResult) -> str:
     """One line: what was found, over how much."""
-    what = {
-        "pass": "PASS: the sampled tokens follow the target's law",
-        "fail": "FAIL: the engine does not sample from the target",
-        "inconclusive": "INCONCLUSIVE: this audit shows nothing",
-    }[result.verdict]
     return (
-        f"{what} ({result.n_tokens:,} tokens, {len(result.tests)} tests, smallest p {result.min_p:.2g}, "
+        f"{result.finding} ({result.n_tokens:,} tokens, {len(result.tests)} tests, smallest p {result.min_p:.2g}, "
         f"family-wise alpha {result.alpha:g})"
     )
 
@@ -60,20 +53,6 @@ def facts(result: AuditResult) -> list[tuple[str, str]]:
         rest = f", {k.ties} at a tie" if k.ties else ""
         rest += f", {k.wrong} are not" if k.wrong else ""
         out.append(("coupled noise", f"{k.exact:,} of {k.tokens:,} tokens are what target and noise make{rest}"))
-    if result.lossy is not None:
-        y = result.lossy
-        out.append(
-            (
-                "lossy reuse",
-                f"total variation {y.measured:.4f} +- {y.error:.4f} measured, {y.theory:.4f} by the rule (at most "
-                f"{y.largest:.3f} at a position), over {y.positions:,} of the {y.ruled:,} tokens that it decided",
-            )
-        )
-    if result.build is not None:
-        out.append(("second build", _build(result.build)))
-    if result.swaps is not None:
-        refused = f", {len(result.swaps.errors)} refused" if result.swaps.errors else ""
-        out.append(("drafter swaps", f"{result.swaps.made} while requests ran{refused}"))
     if result.log_probs is not None:
         c = result.log_probs
         broken = f", {c.not_finite:,} NaN or infinite" if c.not_finite else ""
@@ -110,11 +89,6 @@ def _identity(provenance: dict[str, Any]) -> list[tuple[str, str]]:
     return out
 
 
-def sight(result: AuditResult) -> list[tuple[str, ...]]:
-    """One row per kind of test that was made; columns as `SIGHT_COLUMNS`."""
-    return [(name, *SIGHT[name]) for name in SIGHT if any(t.name == name for t in result.tests)]
-
-
 def _power(power: Power) -> str:
     sizes = [
         f"{'none' if share is None else f'{share:.2%}'} of tokens {how}"
@@ -123,15 +97,6 @@ def _power(power: Power) -> str:
     if power.odds is not None:
         sizes.append(f"odds of token {power.token} changed by {power.odds:.1%}")
     return f"found nine times in ten at p <= {power.alpha:g}: {', '.join(sizes)}"
-
-
-def _build(build: BuildCheck) -> str:
-    if build.same is None:
-        return f"{build.name}: {build.n_tokens:,} tokens, tested as the first's"
-    k = build.same
-    rest = f", {k.ties} part at a tie" if k.ties else ""
-    rest += f", {k.wrong} differ" if k.wrong else ""
-    return f"{build.name}: {k.identical} of {k.sequences} texts identical{rest} ({k.tokens:,} tokens)"
 
 
 def families(result: AuditResult) -> list[tuple[str, ...]]:
@@ -191,7 +156,7 @@ def markdown(result: AuditResult) -> str:
     if again := result.provenance.get("command"):
         lines += ["", f"Reproduce: `{again}`"]
     lines += ["", *_markdown_table(FAMILY_COLUMNS, families(result))]
-    lines += ["", *_markdown_table(SIGHT_COLUMNS, sight(result)), "", "## Every test", ""]
+    lines += ["", "## Every test", ""]
     lines += _markdown_table(_TEST_COLUMNS, _test_rows(result))
     lines += ["", "## Provenance", "", "```json", json.dumps(result.provenance, indent=2), "```", ""]
     return "\n".join(lines)
@@ -225,7 +190,6 @@ def page(result: AuditResult) -> str:
         f".v{{color:{colour};font-weight:600;font-size:1.15rem}}pre{{overflow:auto;background:#f6f8fa;padding:1rem}}"
         f"</style><h1>rollspec audit</h1><p class=v>{html.escape(verdict_line(result))}</p><ul>{items}</ul>"
         f"<table>{found}</table>{again}{_html_table(FAMILY_COLUMNS, families(result))}"
-        f"{_html_table(SIGHT_COLUMNS, sight(result))}"
         f"<details><summary>Every test</summary>{_html_table(_TEST_COLUMNS, _test_rows(result))}</details>"
         f"<details><summary>Provenance</summary><pre>{html.escape(json.dumps(result.provenance, indent=2))}</pre>"
         "</details></html>\n"

@@ -25,24 +25,19 @@ from rollspec.sampling.audit import (
     TIE,
     TIE_HALF,
     AuditResult,
-    BuildCheck,
     Evidence,
     LogProbCheck,
     Samples,
-    SwapCheck,
     TestResult,
     check_greedy,
     check_log_probs,
     conclude,
     law_tests,
 )
-from rollspec.sampling.audit_builds import same_tokens
 from rollspec.sampling.audit_engine import ARM_SECONDS, GREEDY_ROUNDS, Arm, ArmOutput, Plan, Progress, run_arm
-from rollspec.sampling.audit_lossy import LossyCheck, check_lossy
-from rollspec.sampling.audit_noise import NoiseCheck, Witness, Words, first_round, keys_of, leads
+from rollspec.sampling.audit_noise import NoiseCheck, Witness, first_round, keys_of
 from rollspec.sampling.audit_power import detectable
 from rollspec.sampling.audit_reference import Reference
-from rollspec.sampling.audit_tests import holm
 
 Stage = Callable[[str], Progress]
 """Called when a stage begins, with its name; returns the callback for its progress."""
@@ -53,7 +48,6 @@ def run_audit(
     plan: Plan,
     subject: Arm,
     *,
-    second: Arm | None = None,
     alpha: float = ALPHA,
     timeout: float = ARM_SECONDS,
     device: str = "auto",
@@ -63,7 +57,6 @@ def run_audit(
     """Audit `subject` against the same engine without drafts (greedy) and against the target's probabilities (sampled).
 
     Args:
-        second: another build of the subject: its tokens are tested too, and compared where noise decides them.
         timeout: seconds for each engine process.
         device: of the reference model.
         control: after a failure, sample from the engine without speculation too and say whether that fails as well.
@@ -89,16 +82,8 @@ def run_audit(
     output: ArmOutput = timed(
         f"sampling, {subject.name}", lambda p: run_arm(model, plan, subject, timeout=timeout, progress=p)
     )
-    other: ArmOutput | None = None
-    if second is not None:
-        other = timed(f"sampling, {second.name}", lambda p: run_arm(model, plan, second, timeout=timeout, progress=p))
     target: Reference = timed("loading the reference model", lambda p: Reference(model, plan.temperature, device))
-    judged: Judged = timed("target's probabilities", lambda p: _judge(output.samples, target, plan, p, subject))
-    tests, build = judged.tests, None
-    if second is not None and other is not None:
-        again: Judged = timed("the second build's", lambda p: _judge(other.samples, target, plan, p, second))
-        tests = holm([*tests, *(replace(t, where=f"second build: {t.where}") for t in again.tests)])
-        build = _compare(output, other, judged, again, target, plan, second)
+    judged: Judged = timed("target's probabilities", lambda p: judge(output.samples, target, plan, subject, p))
     greedy = check_greedy(
         reference.greedy.tokens,
         output.greedy,
@@ -107,30 +92,24 @@ def run_audit(
         output.greedy_drafts,
     )
     result = conclude(
-        tests,
+        judged.tests,
         output.samples.n_tokens,
         alpha=alpha,
         log_probs=judged.log_probs,
         greedy=greedy,
         noise=judged.noise,
         drafts=output.drafts if subject.speculates and subject.drafts else None,
-        lossy=timed("what reuse does to the law", lambda p: _lossy(model, output, plan, subject, target, device))
-        if subject.lossy
-        else None,
-        build=build,
-        swaps=SwapCheck(output.swaps, output.swap_errors) if subject.swaps else None,
-        power=detectable(judged.evidence, len(tests), alpha),
+        lossy=subject.lossy,
+        power=detectable(judged.evidence, len(judged.tests), alpha),
     )
     reasons = list(result.reasons)
     if output.off is not None:
         reasons.append(f"rollspec did not speculate in this engine: {output.off}.")
     provenance = _provenance(model, plan, subject, target)
     provenance |= {"mean_entropy": judged.entropy, "seconds": seconds, "began": began, "ended": now()}
-    if second is not None:
-        provenance["second"] = asdict(second)
-    if result.verdict == "fail" and control and subject.speculates:
+    if result.verdict == "fail" and control and subject.speculates and subject.lossy is None:
         sentence, provenance["control"] = timed(
-            f"sampling, {plain.name}", lambda p: _control(model, plan, plain, target, alpha, timeout, p, subject.lossy)
+            f"sampling, {plain.name}", lambda p: _control(model, plan, plain, target, alpha, timeout, p)
         )
         reasons.append(sentence)
     return replace(result, reasons=tuple(reasons), provenance=provenance)
@@ -138,56 +117,36 @@ def run_audit(
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """What one engine's samples say. `keys`: [sequences] of their noise, in `mode: coupled`."""
+    """What one engine's samples say. `entropy`: nats per token on average."""
 
     tests: list[TestResult]
     log_probs: LogProbCheck | None
     entropy: float
     noise: NoiseCheck | None
-    keys: Words | None
     evidence: Evidence
 
 
-def _judge(samples: Samples, target: Reference, plan: Plan, progress: Progress, arm: Arm) -> Judged:
+def judge(
+    samples: Samples,
+    target: Reference,
+    plan: Plan,
+    arm: Arm,
+    progress: Progress | None = None,
+    version: int = GREEDY_ROUNDS,
+) -> Judged:
+    """Test what `arm` sampled. `version`: of the policy in round 0, which decides coupled noise."""
     config = RollspecConfig.from_dict(arm.rollspec) if arm.rollspec is not None else None
     # Kept noise repeats with every round: only the first is a sample of the law.
     lawful = first_round(samples) if config is not None and config.reuse.seeds == "keep" else samples
     evidence = Evidence(lawful, target.vocab, np.random.default_rng(plan.seed))
-    witness = keys = None
+    witness = None
     if config is not None and config.mode == "coupled":
-        engine_seed = int(arm.engine.get("seed", plan.seed))
-        first = GREEDY_ROUNDS + (arm.old is not None or arm.old_temperature is not None)
-        keys = keys_of(samples, plan.prompts, config, engine_seed, first)
+        keys = keys_of(samples, plan.prompts, config, int(arm.engine.get("seed", plan.seed)), version)
         witness = Witness(samples, evidence, keys, plan.prompts, TIE.get(plan.dtype, TIE_HALF))
     target.fill(witness or evidence, plan.prompts, progress)
     entropy = float(evidence.entropy.mean()) if lawful.n_tokens else 0.0
     found = witness.result() if witness else None
-    return Judged(law_tests(evidence), check_log_probs(evidence, plan.dtype), entropy, found, keys, evidence)
-
-
-def _compare(
-    one: ArmOutput, other: ArmOutput, first: Judged, second: Judged, target: Reference, plan: Plan, arm: Arm
-) -> BuildCheck:
-    same = None
-    if first.keys is not None and second.keys is not None:
-        lead = leads(one.samples, first.keys, plan.prompts, target)
-        same = same_tokens(one.samples, other.samples, lead, TIE.get(plan.dtype, TIE_HALF))
-    return BuildCheck(
-        arm.name,
-        other.samples.n_tokens,
-        second.log_probs,
-        second.noise,
-        other.drafts if arm.speculates and arm.drafts else None,
-        same,
-        other.off,
-    )
-
-
-def _lossy(model: str | Path, output: ArmOutput, plan: Plan, arm: Arm, target: Reference, device: str) -> LossyCheck:
-    assert arm.rollspec is not None
-    temperature = arm.old_temperature if arm.old_temperature is not None else plan.temperature
-    old = Reference(arm.old or model, temperature, device)
-    return check_lossy(output.samples, output.ruled, plan.prompts, target, old, arm.rollspec["reuse"]["bias"])
+    return Judged(law_tests(evidence), check_log_probs(evidence, plan.dtype), entropy, found, evidence)
 
 
 def _control(
@@ -198,20 +157,18 @@ def _control(
     alpha: float,
     timeout: float,
     progress: Progress,
-    lossy: bool = False,
 ) -> tuple[str, dict[str, Any]]:
-    """Whether speculation, or reuse, is to blame: the same tests on the engine without either."""
+    """Whether speculation is to blame: the same tests on the engine without it."""
     output = run_arm(model, plan, plain, greedy_rounds=0, timeout=timeout, progress=progress)
-    judged = _judge(output.samples, target, plan, progress, plain)
+    judged = judge(output.samples, target, plan, plain, progress)
     result = conclude(judged.tests, output.samples.n_tokens, alpha=alpha, log_probs=judged.log_probs)
-    what = "reuse and speculation" if lossy else "speculation"
     if result.verdict == "fail":
         sentence = (
-            f"the same engine without {what} fails too, so that alone is not the cause: compare the "
+            "the same engine without speculation fails too, so that alone is not the cause: compare the "
             "engine's checkpoint, precision and sampling with the reference's."
         )
     else:
-        sentence = f"the same engine without {what} passes, so the failure comes with {what}."
+        sentence = "the same engine without speculation passes, so the failure comes with speculation."
     return sentence, {"verdict": result.verdict, "min_p": result.min_p, "n_tokens": result.n_tokens}
 
 

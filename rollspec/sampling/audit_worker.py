@@ -1,22 +1,21 @@
-"""One engine of an audit, in a process of its own: `python -m rollspec.sampling.audit_worker JOB.json`.
+"""One engine of an audit, in a process of its own: `python -m rollspec.sampling.audit_worker JOB.json PID`.
 
 Reads what to build and generate, writes the tokens to `tokens.npz` and the counters to `counters.json` beside the job.
-Only vLLM's public interface is used (`LLM`, its engine's `step`, `SamplingParams`, `get_metrics`, `collective_rpc`).
-
-Where the job names an old policy, rounds of it come before what is audited: its weights are loaded into the running
-engine, and the audited ones again, as a trainer does between two epochs.
+PID is the audit's: with it this process ends. Only vLLM's public interface is used (`LLM`, `SamplingParams`,
+`get_metrics`, `collective_rpc`).
 """
 
 from __future__ import annotations
 
-import asyncio
 import json
+import math
 import os
+import shutil
 import signal
 import sys
 import threading
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,75 +25,100 @@ import numpy as np
 MAX_SEQS = 64  # more requests than this queue, so that they end and begin at different steps, as in a rollout
 
 
-SWAP_STEPS = 17  # engine steps between two swaps of drafter weights: no multiple of anything, requests are in flight
-
-
 @dataclass(slots=True)
-class Said:
-    """One response. `ruled`: leading tokens that the lossy rule decided, kept or replaced; `kept`: those it kept."""
+class Response:
+    """One response: tokens and the log-probabilities that the engine reported for them."""
 
     prompt: int
     round: int
     tokens: list[int]
     log_probs: list[float]
-    ruled: int = 0
-    kept: int = 0
 
 
 def run(folder: Path, job: dict[str, Any]) -> None:
     """Build the engine of `job` (see `audit_engine.run_arm`), generate, write the results into `folder`."""
     began = time.perf_counter()
-    llm = _build(job)
+    llm = build(job)
+    work(llm, folder, job, time.perf_counter() - began)
+
+
+def work(llm: Any, folder: Path, job: dict[str, Any], start_seconds: float = 0.0) -> None:
+    """Generate what `job` asks for with an engine that is built, and write it into `folder`."""
     started = time.perf_counter()
-    plan, temperature = job["plan"], job["plan"]["temperature"]
+    plan = job["plan"]
     version = 0
-    greedy: list[Said] = []
+    greedy: list[Response] = []
     for r in range(job["greedy_rounds"]):
-        version = _next_round(llm, job, version)
-        greedy += _generate(llm, plan, r, copies=2 if r else 1, temperature=0.0)
-    greedy_drafts = _counters(llm)
-    sampled: list[Said] = []
-    drafts, seconds = [0, 0], 0.0
-    swaps = Swaps(llm, job["swaps"])
-    reuse = _lossy(llm, job)
-    tokens = r = 0
-    while job["sample"] and (tokens < plan["tokens"] or r < plan["min_rounds"]) and r < plan["max_rounds"]:
-        old: list[Said] = []
-        if (job["old"] or job["old_temperature"]) and (r == 0 or reuse is not None):
-            _load(llm, job["old"])
-            version = _next_round(llm, job, version)
-            old = _generate(llm, plan, r, plan["samples"], job["old_temperature"] or temperature)
-            _load(llm, job["old"] and job["model"])
-        version = _next_round(llm, job, version)
-        before, start = _counters(llm), time.perf_counter()
-        if reuse is not None:
-            found = _generate_lossily(llm, plan, r, reuse, old)
-        else:
-            found = _generate(llm, plan, r, plan["samples"], temperature, swaps)
+        version = next_round(llm, job, version)
+        greedy += generate(llm, plan, r, copies=2 if r else 1, temperature=0.0)
+    greedy_drafts = counters(llm)
+    seconds = 0.0
+
+    def one(r: int, copies: int) -> list[Response]:
+        nonlocal seconds, version
+        version = next_round(llm, job, version)
+        start = time.perf_counter()
+        found = generate(llm, plan, r, copies, plan["temperature"])
         seconds += time.perf_counter() - start
-        drafts = [d + b - a for d, a, b in zip(drafts, before, _counters(llm), strict=True)]
-        sampled += found
-        tokens += sum(len(s.tokens) for s in found)
-        r += 1
-        _write(folder / "progress.json", {"done": min(tokens, plan["tokens"]), "total": plan["tokens"]})
+        return found
+
+    def note(done: int) -> None:
+        _write(folder / "progress.json", {"done": done, "total": plan["tokens"]})
+
+    sampled = sample(plan, one, note) if job["sample"] else []
     np.savez(folder / "tokens.npz", **_arrays("greedy", greedy), **_arrays("sample", sampled))
     _write(
         folder / "counters.json",
         {
             "greedy_drafts": greedy_drafts,
-            "sample_drafts": drafts,
+            "sample_drafts": [b - a for a, b in zip(greedy_drafts, counters(llm), strict=True)],
             "sample_seconds": seconds,
             "off": _off(llm, job),
-            "rounds": r,
-            "swaps": swaps.made,
-            "swap_errors": swaps.errors,
-            "start_seconds": started - began,
+            "start_seconds": start_seconds,
             "generate_seconds": time.perf_counter() - started,
         },
     )
 
 
-def _build(job: dict[str, Any]) -> Any:
+def sample(
+    plan: dict[str, Any], one: Callable[[int, int], list[Response]], note: Callable[[int], None]
+) -> list[Response]:
+    """Rounds of siblings until there are exactly `plan["tokens"]` tokens (fewer only after `max_rounds`).
+
+    Args:
+        plan: an `audit_engine.Plan` as a mapping. one: (round, siblings per prompt) -> responses in the order of the
+            requests. note: gets the tokens so far after each round.
+    """
+    out: list[Response] = []
+    tokens, least = 0, plan["min_rounds"]
+    for r in range(plan["max_rounds"]):
+        if tokens >= plan["tokens"]:
+            break
+        room = math.ceil((plan["tokens"] - tokens) / max(1, least - r))  # leave their share to the rounds that follow
+        length = tokens / len(out) if out else plan["max_tokens"]
+        siblings = math.ceil(room / (len(plan["prompts"]) * length))
+        found = cut(one(r, max(2, min(plan["samples"], siblings))), room)
+        out += found
+        tokens += sum(len(s.tokens) for s in found)
+        note(tokens)
+    return out
+
+
+def cut(found: list[Response], room: int) -> list[Response]:
+    """The first responses, `room` tokens in all. They are in the order of the requests, so that what was sampled has no
+    say in what is kept.
+    """
+    out = []
+    for s in found:
+        if room <= 0:
+            break
+        out.append(Response(s.prompt, s.round, s.tokens[:room], s.log_probs[:room]))
+        room -= len(s.tokens)
+    return out
+
+
+def build(job: dict[str, Any]) -> Any:
+    """The engine that `job` describes."""
     from vllm import LLM
 
     from rollspec.engine.vllm.compat import ask_for_runner
@@ -121,38 +145,7 @@ def _build(job: dict[str, Any]) -> Any:
     return LLM(**(args | job["engine"]))
 
 
-class Swaps:
-    """Replaces the drafter's weights while requests run: the folders take turns, every `SWAP_STEPS` engine steps."""
-
-    def __init__(self, llm: Any, folders: Sequence[str]) -> None:
-        self.folders = list(folders)
-        self.made = 0
-        self.errors: list[str] = []
-        self._llm = llm
-        self._steps = self._asked = 0
-
-    def step(self) -> None:
-        """An engine step begins."""
-        self._steps += 1
-        if not self.folders or self._steps % SWAP_STEPS:
-            return
-        self._asked += 1
-        payload = {
-            "dir": self.folders[(self._asked - 1) % len(self.folders)],
-            "version": self._asked,
-            "canary": False,
-            "wait": True,
-        }
-        for answer in self._llm.collective_rpc("rollspec", args=("swap", payload)):
-            if answer and "error" in answer:
-                self.errors.append(str(answer["error"]))
-            elif answer:
-                self.made += 1
-
-
-def _generate(
-    llm: Any, plan: dict[str, Any], r: int, copies: int, temperature: float, swaps: Swaps | None = None
-) -> list[Said]:
+def generate(llm: Any, plan: dict[str, Any], r: int, copies: int, temperature: float) -> list[Response]:
     """Responses to every prompt; the copies of a prompt are siblings, in order."""
     from vllm import SamplingParams
 
@@ -165,128 +158,17 @@ def _generate(
         # Greedy text is cheap to compare at any length; sampled responses end as they do in a rollout.
         ignore_eos=temperature == 0,
     )
-    requests = [{"prompt_token_ids": plan["prompts"][i]} for i in order]
-    if swaps is not None and swaps.folders:
-        outputs = _step_by_step(llm, requests, params, swaps)
-    else:
-        outputs = llm.generate(requests, params, use_tqdm=False)
-    return [Said(i, r, *_read(o)) for i, o in zip(order, outputs, strict=True)]
+    outputs = llm.generate([{"prompt_token_ids": plan["prompts"][i]} for i in order], params, use_tqdm=False)
+    return [Response(i, r, *read(o)) for i, o in zip(order, outputs, strict=True)]
 
 
-def _step_by_step(llm: Any, requests: list[Any], params: Any, swaps: Swaps) -> list[Any]:
-    """`llm.generate`, with something done between two engine steps."""
-    engine = llm.llm_engine
-    for i, request in enumerate(requests):
-        engine.add_request(str(i), request, params)
-    done: dict[str, Any] = {}
-    while engine.has_unfinished_requests():
-        swaps.step()
-        done |= {o.request_id: o for o in engine.step() if o.finished}
-    return [done[str(i)] for i in range(len(requests))]
-
-
-def _read(output: Any) -> tuple[list[int], list[float]]:
+def read(output: Any) -> tuple[list[int], list[float]]:
     """(tokens, log-probs) of a finished request."""
     (o,) = output.outputs
     return list(o.token_ids), [step[t].logprob for step, t in zip(o.logprobs, o.token_ids, strict=True)]
 
 
-def _load(llm: Any, model: str | None) -> None:
-    """Weights of `model` into the running engine, as a trainer loads them; None changes nothing."""
-    if model is not None:
-        llm.collective_rpc("reload_weights", kwargs={"weights_path": model})
-        llm.reset_prefix_cache()
-
-
-# ---- the lossy rule
-# -----------------------------------------------------------------------------------------------------
-
-
-def _lossy(llm: Any, job: dict[str, Any]) -> Any:
-    """What `reuse.mode: lenient` does in a trainer's server, for this engine; None where it is not asked for."""
-    if job["rollspec"] is None or job["rollspec"]["reuse"]["mode"] != "lenient" or not job["sample"]:
-        return None
-    from rollspec.config import RollspecConfig
-    from rollspec.proposal.response_cache import ResponseCache
-    from rollspec.sampling import scoring
-    from rollspec.sampling.lenient_reuse import LenientReuse
-
-    config = RollspecConfig.from_dict(job["rollspec"])
-    model = llm.llm_engine.vllm_config.model_config
-    return LenientReuse(
-        config.reuse,
-        ResponseCache(config.history.max_bytes),
-        int(model.max_model_len),
-        int(model.get_vocab_size()),
-        scoring.eos_tokens(llm),
-        rng=np.random.default_rng(job["plan"]["seed"]),
-    )
-
-
-def _generate_lossily(llm: Any, plan: dict[str, Any], r: int, reuse: Any, old: list[Said]) -> list[Said]:
-    """A round that starts from the responses `old`, sibling by sibling."""
-    from vllm import SamplingParams
-
-    from rollspec.proposal.base import prompt_key
-    from rollspec.sampling import scoring
-
-    prompts, limit = plan["prompts"], plan["max_tokens"]
-    keys = [prompt_key(p) for p in prompts]
-    reuse.remember([(keys[s.prompt], f"{i}", s.tokens, s.log_probs) for i, s in enumerate(old)], r)
-    waiting: list[tuple[list[int], Any, asyncio.Future[Any]]] = []
-
-    def score(prompt: list[int], params: Any) -> asyncio.Future[Any]:
-        future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        waiting.append((prompt, params, future))
-        return future
-
-    async def prefixes() -> list[Any]:
-        given = {"temperature": plan["temperature"]}
-        tasks = [
-            asyncio.ensure_future(reuse.prefix(score, prompts[s.prompt], given, limit, f"{i}"))
-            for i, s in enumerate(old)
-        ]
-        await asyncio.sleep(0)  # each runs up to its request, and all are scored as one batch
-        outputs = llm.generate(
-            [{"prompt_token_ids": p} for p, *_ in waiting], [q for _, q, _ in waiting], use_tqdm=False
-        )
-        for (*_, future), output in zip(waiting, outputs, strict=True):
-            future.set_result(output)
-        return list(await asyncio.gather(*tasks))
-
-    found = asyncio.run(prefixes())
-    out, requests, params = [], [], []
-    for s, prefix in zip(old, found, strict=True):
-        start = [] if prefix is None else prefix.tokens
-        said = Said(s.prompt, r, list(start), [] if prefix is None else list(prefix.logprobs))
-        if prefix is not None:  # a token that is kept, or the first one drawn in the place of a refused one
-            said.ruled = min(len(start) + 1, len(s.tokens))
-            said.kept = len(start)
-        out.append(said)
-        if prefix is None or not prefix.finished:
-            prompt = prompts[s.prompt]
-            requests.append((said, {"prompt_token_ids": [*prompt, *start]}))
-            params.append(
-                SamplingParams(
-                    temperature=plan["temperature"],
-                    max_tokens=limit - len(start),
-                    logprobs=0,
-                    detokenize=False,
-                    extra_args={scoring.KEY: {scoring.PROMPT: len(prompt)}},
-                )
-            )
-    for (said, _), output in zip(requests, llm.generate([q for _, q in requests], params, use_tqdm=False), strict=True):
-        tokens, log_probs = _read(output)
-        said.tokens += tokens
-        said.log_probs += log_probs
-    return out
-
-
-# ---- what the engine says of itself
-# -------------------------------------------------------------------------------------
-
-
-def _next_round(llm: Any, job: dict[str, Any], version: int) -> int:
+def next_round(llm: Any, job: dict[str, Any], version: int) -> int:
     """Tell rollspec that a round begins, as a trainer does after a weight sync: past rounds are drafted from too."""
     if job["rollspec"] is not None and _off(llm, job) is None:
         llm.collective_rpc("rollspec", args=("set_version", {"version": version}))
@@ -308,7 +190,7 @@ def _off(llm: Any, job: dict[str, Any]) -> str | None:
     return next((str(i["reason"]) for i in infos if i["state"] in ("none", "off") and i.get("mode") != "coupled"), None)
 
 
-def _counters(llm: Any) -> tuple[int, int]:
+def counters(llm: Any) -> tuple[int, int]:
     """(draft tokens, accepted tokens) since the engine started."""
     values = {m.name: getattr(m, "value", 0) for m in llm.get_metrics()}
     return (
@@ -317,7 +199,7 @@ def _counters(llm: Any) -> tuple[int, int]:
     )
 
 
-def _arrays(name: str, rows: Iterable[Said]) -> dict[str, Any]:
+def _arrays(name: str, rows: Iterable[Response]) -> dict[str, Any]:
     rows = list(rows)
     tokens = [np.asarray(s.tokens, dtype=np.int64) for s in rows]
     reported = [np.asarray(s.log_probs, dtype=np.float64) for s in rows]
@@ -327,8 +209,6 @@ def _arrays(name: str, rows: Iterable[Said]) -> dict[str, Any]:
         f"{name}_lengths": np.array([len(t) for t in tokens], dtype=np.int64),
         f"{name}_prompt": np.array([s.prompt for s in rows], dtype=np.int64),
         f"{name}_round": np.array([s.round for s in rows], dtype=np.int64),
-        f"{name}_ruled": np.array([s.ruled for s in rows], dtype=np.int64),
-        f"{name}_kept": np.array([s.kept for s in rows], dtype=np.int64),
     }
 
 
@@ -339,20 +219,20 @@ def _write(path: Path, data: dict[str, Any]) -> None:
     os.replace(part, path)
 
 
-def _end_with_parent() -> None:
-    """End this process and its engine once the audit is gone: killed, it cannot do so itself."""
-    parent = os.getppid()
+def _end_with(parent: int, folder: Path) -> None:
+    """End this process and its engine once the audit is gone, and remove its folder: killed, it cannot do so itself."""
 
     def watch() -> None:
         while os.getppid() == parent:
-            time.sleep(1.0)
+            time.sleep(0.5)
+        shutil.rmtree(folder, ignore_errors=True)
         os.killpg(0, signal.SIGKILL)  # the audit gave this process a group of its own
 
     threading.Thread(target=watch, name="rollspec-audit-parent", daemon=True).start()
 
 
 if __name__ == "__main__":
-    if os.getpgrp() == os.getpid():
-        _end_with_parent()
     _job = Path(sys.argv[1])
+    if os.getpgrp() == os.getpid():
+        _end_with(int(sys.argv[2]), _job.parent)
     run(_job.parent, json.loads(_job.read_text()))

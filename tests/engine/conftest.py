@@ -46,14 +46,16 @@ def prompts(model: Path) -> list[list[int]]:
 
 @pytest.fixture(scope="session")
 def plain(model: Path, prompts: list[list[int]]) -> dict[str, Any]:
-    """What the engine says without rollspec, greedily: as it is, past ends, and up to the context limit."""
-    from engines import build, close, generate
+    """What the engine says without rollspec, greedily: as it is, past ends, penalised, and up to the context limit."""
+    from engines import build, call, close, generate
 
     llm = build(model)
     try:
         return {
+            "info": call(llm, "info"),
             "greedy": generate(llm, prompts),
             "long": generate(llm, prompts, ignore_eos=True),
+            "penalty": generate(llm, prompts, copies=1, repetition_penalty=1.3),
             "limit": generate(llm, prompts[:4], copies=1, limit=256, ignore_eos=True),
         }
     finally:

@@ -11,22 +11,15 @@ from typing import Any
 
 import pytest
 from engines import CACHING, bridge, build, call, close, generate, metric
+from switching import COUPLED, GRAMMAR, QUIET, any_arm
 
 pytestmark = pytest.mark.engine
 
-COUPLED = {"preset": "default", "mode": "coupled", "coupled.seed": 7}
-ALWAYS = {"proposal.budget.policy": "fixed", "tuning.policy": "static", "tuning.guard.enabled": False}
-QUIET = COUPLED | {"proposal.drafters": []}
 LONG = {"ignore_eos": True, "temperature": 1.0}
-
-
-def _wild(worker: Any) -> None:
-    """Any arm at any step, budgets included: far more switches than a policy would make."""
-    import random
-
-    rng = random.Random(0)
-    tuner = bridge(worker).proposer.tuner
-    tuner.policy.choose = lambda bucket: rng.randrange(len(tuner.arms))
+GRAMMARS = 6
+"""Policy versions under which requests with a grammar leave the batch, each at other steps, and what they said is
+drafted. `test_storm_engine.py` mixes grammars with everything else, and its sweep is long in `make test-slow`.
+"""
 
 
 PROCESSED: list[dict[str, Any]] = [
@@ -38,8 +31,13 @@ PROCESSED: list[dict[str, Any]] = [
     {"seed": 11},
     {"allowed_token_ids": list(range(16, 120))},
     {"bad_words": ["2", "+"]},
+    {"top_k": 5, "repetition_penalty": 1.2, "seed": 3},
 ]
-GRAMMAR = "[0-9+= ]{10,70}"
+
+
+def one_more(prompts: list[list[int]]) -> list[list[int]]:
+    """Prompts of whole blocks and one token."""
+    return [(p * 3)[: 2 * CACHING["block_size"] + 1] for p in prompts]
 
 
 def _everything(llm: Any, prompts: list[list[int]]) -> dict[str, Any]:
@@ -55,7 +53,7 @@ def _everything(llm: Any, prompts: list[list[int]]) -> dict[str, Any]:
         out[str(params)] = generate(llm, prompts[:3], limit=80, **LONG | params)
         call(llm, "set_version", version=3)
     guided = {"structured_outputs": StructuredOutputsParams(regex=GRAMMAR), "temperature": 1.0}
-    for version in range(4, 24):  # requests leave the batch at many different steps, and what they said is drafted
+    for version in range(4, 4 + GRAMMARS):
         call(llm, "set_version", version=version)
         out[f"grammar {version}"] = generate(llm, prompts[:3], limit=80, **guided)
     return out
@@ -63,12 +61,16 @@ def _everything(llm: Any, prompts: list[list[int]]) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def reference(model: Path, prompts: list[list[int]]) -> dict[str, Any]:
-    """The engine without any draft."""
+    """The engine without any draft, in wide batches and without a prefix cache."""
     llm = build(model, QUIET)
     try:
         info = call(llm, "info")
         assert info["mode"] == "coupled" and info["state"] == "none"
         out = _everything(llm, prompts)
+        for version in range(2):
+            call(llm, "set_version", version=100)  # so that the next one begins anew
+            call(llm, "set_version", version=version)
+            out[f"one more {version}"] = generate(llm, one_more(prompts), copies=3, limit=60, **LONG)
         stats = call(llm, "stats")
         assert stats["drafted"] == 0 and not stats["faults"]
         return out
@@ -81,18 +83,53 @@ def test_drafts_arms_and_processors_change_no_token(
 ) -> None:
     llm = build(model, COUPLED)
     try:
-        llm.collective_rpc(_wild)
+        config = llm.llm_engine.vllm_config
+        assert config.use_v2_model_runner and config.scheduler_config.async_scheduling
+        llm.collective_rpc(any_arm)
         said = _everything(llm, prompts)
-        for name, expected in reference.items():
-            assert said[name] == expected, name
+        for name, expected in said.items():
+            assert expected == reference[name], name
+        assert len(said) == 2 + len(PROCESSED) + GRAMMARS
         stats = call(llm, "stats")
         assert stats["accepted"] > 0 and stats["drafted"] > stats["accepted"] and not stats["faults"]
         assert len(stats["plays"]) == 6
+        assert metric(llm, "spec_decode_num_draft_tokens") == stats["drafted"]
+        assert metric(llm, "spec_decode_num_accepted_tokens") >= stats["accepted"]
     finally:
         close(llm)
     assert said["version 0"] != said["version 1"], "noise did not change with the policy version"
     pairs = list(zip(said["version 0"][::2], said["version 0"][1::2], strict=True))
     assert sum(a[: len(b)] == b[: len(a)] for a, b in pairs) < len(pairs) / 2, "siblings share noise"
+
+
+def _draft_on_a_thread(worker: Any) -> None:
+    """As on a GPU, where the tokens of a step are not on the host when drafts are proposed."""
+    from concurrent.futures import ThreadPoolExecutor
+
+    bridge(worker).join.__self__._thread = ThreadPoolExecutor(1)
+
+
+def test_a_thread_that_drafts_changes_no_token(
+    model: Path, prompts: list[list[int]], reference: dict[str, Any], plain: dict[str, Any]
+) -> None:
+    llm = build(model, COUPLED)
+    try:
+        llm.collective_rpc(_draft_on_a_thread)
+        call(llm, "set_version", version=9)
+        assert generate(llm, prompts) == plain["greedy"]
+        for version in (0, 1, 0):
+            call(llm, "set_version", version=version)
+            assert generate(llm, prompts, **LONG) == reference[f"version {version}"]
+        for params in (PROCESSED[-3], PROCESSED[-1]):
+            call(llm, "set_version", version=2)
+            assert generate(llm, prompts[:3], limit=80, **LONG | params) == reference[str(params)], params
+            call(llm, "set_version", version=3)
+        stats = call(llm, "stats")
+        assert stats["drafted"] > stats["accepted"] > 0 and not stats["faults"]
+        assert metric(llm, "spec_decode_num_draft_tokens") == stats["drafted"]
+        assert metric(llm, "spec_decode_num_accepted_tokens") >= stats["accepted"]
+    finally:
+        close(llm)
 
 
 @pytest.mark.parametrize("cache", [{"num_gpu_blocks_override": 8}, CACHING | {"num_gpu_blocks_override": 32}])
@@ -104,7 +141,7 @@ def test_batches_chunks_and_preemption_change_no_token(
     """
     llm = build(model, COUPLED, max_num_batched_tokens=160, enable_chunked_prefill=True, **cache)
     try:
-        llm.collective_rpc(_wild)
+        llm.collective_rpc(any_arm)
         for version in range(2):
             call(llm, "set_version", version=version)
             assert generate(llm, prompts, **LONG) == reference[f"version {version}"]
@@ -124,36 +161,26 @@ def test_batches_chunks_and_preemption_change_no_token(
 
 @pytest.mark.parametrize("overlap", [True, False])
 def test_a_prompt_that_is_cached_but_for_one_token_changes_no_token(
-    model: Path, prompts: list[list[int]], overlap: bool
+    model: Path, prompts: list[list[int]], reference: dict[str, Any], overlap: bool
 ) -> None:
     """vLLM schedules such a request, where it joins others, with places for drafts that nobody has made yet."""
-    one_more = [(p * 3)[: 2 * CACHING["block_size"] + 1] for p in prompts]
-    engines = ((QUIET, {}), (COUPLED, CACHING | {"async_scheduling": None if overlap else False}))
-    said = []
-    for config, more in engines:
-        llm = build(model, config, max_num_seqs=3, **more)
-        try:
-            said.append([])
-            for version in range(2):
-                call(llm, "set_version", version=version)
-                said[-1].append(generate(llm, one_more, copies=3, limit=60, **LONG))
-            stats = call(llm, "stats")
-            assert not stats["faults"] and (stats["accepted"] > 0) == (config is COUPLED)
-            assert metric(llm, "prefix_cache_hits") > 0 or not more
-        finally:
-            close(llm)
-    assert said[0] == said[1]
+    llm = build(model, COUPLED, max_num_seqs=3, **CACHING, async_scheduling=None if overlap else False)
+    try:
+        for version in range(2):
+            call(llm, "set_version", version=version)
+            assert generate(llm, one_more(prompts), copies=3, limit=60, **LONG) == reference[f"one more {version}"]
+        stats = call(llm, "stats")
+        assert not stats["faults"] and stats["accepted"] > 0
+        assert metric(llm, "prefix_cache_hits") > 0
+    finally:
+        close(llm)
 
 
-def test_greedy_requests_stay_greedy(model: Path, prompts: list[list[int]]) -> None:
+def test_greedy_requests_stay_greedy(model: Path, prompts: list[list[int]], plain: dict[str, Any]) -> None:
     """Beside sampled ones in the same batch, and alone."""
     from vllm import SamplingParams
 
-    plain = build(model)
-    try:
-        expected = generate(plain, prompts, copies=1, limit=80)
-    finally:
-        close(plain)
+    expected = [text[: 80 - 7 * (i % 5)] for i, text in enumerate(plain["greedy"][::2])]
     llm = build(model, COUPLED)
     try:
         requests = [{"prompt_token_ids": p} for p in prompts for _ in range(2)]
@@ -199,7 +226,7 @@ def test_log_probs_are_the_policys(model: Path, prompts: list[list[int]], mode: 
         llm = build(model, config, logprobs_mode=mode)
         try:
             if config is COUPLED:
-                llm.collective_rpc(_wild)
+                llm.collective_rpc(any_arm)
             call(llm, "set_version", version=1)
             found.append([_log_probs(llm, prompts[:4], **law) for law in laws])
             stats = call(llm, "stats")
@@ -235,3 +262,49 @@ def test_tensor_parallel_ranks_draw_alike(model: Path, prompts: list[list[int]])
         assert stats["accepted"] > 0 and not stats["faults"]
     finally:
         close(llm)
+
+
+def _break_verification(worker: Any) -> None:
+    from rollspec.engine.vllm.v2 import verify
+
+    def broken(*args: Any, **kwargs: Any) -> Any:
+        raise RuntimeError("the kernel was not launched")
+
+    verify.verify = broken
+
+
+def _break_keys(worker: Any) -> None:
+    bridge(worker).coupled.streams.keys = None
+
+
+def test_a_seed_is_one_text_in_standard_mode(model: Path, prompts: list[list[int]]) -> None:
+    llm = build(model, {"preset": "default"})
+    try:
+        said = [generate(llm, prompts[:2], copies=1, limit=80, seed=5, **LONG) for _ in range(3)]
+        assert said[0] == said[1] == said[2]
+        assert call(llm, "stats")["accepted"] > 0
+        free = [generate(llm, prompts[:2], copies=1, limit=80, **LONG) for _ in range(2)]
+        assert free[0] != free[1]
+    finally:
+        close(llm)
+
+
+def test_a_fault_leaves_verification_to_vllm(model: Path, prompts: list[list[int]]) -> None:
+    """No request ends, the step follows the policy, and the engine says how it samples from then on."""
+    for fault, cause in ((_break_verification, "the kernel was not launched"), (_break_keys, "TypeError")):
+        llm = build(model, COUPLED | {"proposal.budget.policy": "fixed", "tuning.policy": "static"})
+        # One token is left to draw, found through everything that changes logits.
+        certain = {"top_k": 1, "repetition_penalty": 1.3, "ignore_eos": True, "limit": 60, "temperature": 0.7}
+        try:
+            expected = generate(llm, prompts[:3], **certain)
+            call(llm, "stats")
+            assert call(llm, "info")["mode"] == "coupled"
+            llm.collective_rpc(fault)
+            assert generate(llm, prompts[:3], **certain) == expected
+            stats = call(llm, "stats")
+            ((found, times),) = stats["faults"].items()
+            assert found.startswith("coupled sampling: ") and cause in found and times == 1
+            info = call(llm, "info")
+            assert info["mode"] == "standard" and info["state"] == "suffix" and stats["accepted"] > 0
+        finally:
+            close(llm)

@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 from engines import build, call, close, generate
 from heads import random_head
+from switching import COUPLED, QUIET, any_arm_and_passes
 
 from benchmarks.shared_noise import moved
 
 pytestmark = pytest.mark.engine
 
-COUPLED = {"preset": "default", "mode": "coupled", "coupled.seed": 7}
 ALWAYS = {"tuning.policy": "static", "proposal.budget.policy": "fixed", "tuning.guard.enabled": False}
 LONG = {"ignore_eos": True, "temperature": 1.0}
 CUT = LONG | {"top_k": 6, "temperature": 0.8}
@@ -26,7 +26,7 @@ CUT = LONG | {"top_k": 6, "temperature": 0.8}
 @pytest.fixture(scope="module")
 def reference(model: Path, prompts: list[list[int]]) -> dict[str, Any]:
     """The engine without any draft."""
-    llm = build(model, COUPLED | {"proposal.drafters": []})
+    llm = build(model, QUIET)
     try:
         out = {}
         for version, params in enumerate((LONG, LONG, CUT)):
@@ -113,9 +113,7 @@ def test_a_head_and_suffix_drafts_under_any_switch(
     tight = {"max_num_batched_tokens": 64, "enable_chunked_prefill": True, "num_gpu_blocks_override": 14}
     llm = build(model, config | {"proposal.learned.canary_drafts": 0}, **tight)
     try:
-        from test_learned_engine import _wild
-
-        llm.collective_rpc(_wild)
+        llm.collective_rpc(any_arm_and_passes)
         swapped: list[dict[str, Any]] = []
 
         def swap(steps: int) -> None:

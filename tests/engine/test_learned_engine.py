@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from engines import bridge, build, call, close, generate
 from heads import random_head
+from switching import any_arm_and_passes
 
 pytestmark = pytest.mark.engine
 
@@ -25,27 +26,6 @@ TIGHT = {"max_num_batched_tokens": 160, "enable_chunked_prefill": True, "num_gpu
 @pytest.fixture(scope="module")
 def head(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return random_head(tmp_path_factory.mktemp("head"), model)
-
-
-def _wild(worker: Any, passes: bool = True) -> None:
-    """Any arm and any number of passes at any step, whatever they cost: far more switches than the tuner would make."""
-    import random
-
-    from rollspec.engine.vllm.worker import bridge
-
-    rng = random.Random(0)
-    proposer = bridge(worker).proposer
-    tuner, route = proposer.tuner, proposer.head.route
-    tuner.policy.choose = lambda bucket: rng.randrange(len(tuner.arms))
-    tuner.config = tuner.config.model_copy(update={"guard": tuner.config.guard.model_copy(update={"enabled": False})})
-
-    def routed(step: Any, *args: Any, **kwargs: Any) -> int:
-        found = route(step, *args, **kwargs)
-        on = step.asked and proposer.head.name in step.plan.drafters
-        return rng.choice([0, 0, found, 1, proposer.router.k]) if on else rng.choice([0, 0, 0, 1])
-
-    if passes:
-        proposer.head.route = routed
 
 
 def _learned(worker: Any) -> dict[str, Any]:
@@ -70,7 +50,7 @@ def test_a_perfect_draft_model_beside_suffix_drafts(
         _, drafted, accepted = stats["by_source"]["draft_model"]
         assert accepted > 0.9 * drafted > 0
         assert generate(llm, prompts[:4], copies=1, limit=256, ignore_eos=True) == plain["limit"]
-        llm.collective_rpc(_wild)
+        llm.collective_rpc(any_arm_and_passes)
         for version in range(2):
             call(llm, "set_version", version=version)
             assert generate(llm, prompts) == plain["greedy"]
@@ -92,7 +72,7 @@ def test_a_head_alone_and_beside_suffix_drafts_under_any_switch(
     config = {"proposal.drafters": ["suffix", "eagle3"], "proposal.learned.model": str(head), **ALWAYS}
     llm = build(model, config, **TIGHT)
     try:
-        llm.collective_rpc(_wild)
+        llm.collective_rpc(any_arm_and_passes)
         for version in range(2):
             call(llm, "set_version", version=version)
             assert generate(llm, prompts, ignore_eos=True) == plain["long"]
@@ -166,10 +146,13 @@ def test_ranks_run_and_swap_the_drafter_together(
     config |= {"proposal.learned.specialists": {"other": str(random_head(tmp_path / "other", model, seed=1))}}
     llm = build(model, config, tensor_parallel_size=2)
     try:
-        llm.collective_rpc(_wild)
+        llm.collective_rpc(any_arm_and_passes)
         llm.collective_rpc(_track)
         assert generate(llm, prompts) == expected
-        stats = call(llm, "stats")
+        states = llm.collective_rpc("rollspec", args=("stats", {}))
+        assert len(states) == 2 and len([s for s in states if s]) == 1, "one decides, both verify"
+        stats = next(s for s in states if s)
+        assert stats["accepted"] > 0
         assert not stats["faults"] and stats["passes"] > 0 and stats["by_source"]["eagle3"][1] > 0
         weights = load_file(head / "model.safetensors")
         for number, factor in ((1, 0.9), (2, 1.1)):

@@ -10,6 +10,8 @@ import pytest
 from engines import build, call, close, generate
 from heads import random_head
 
+from rollspec.proposal.base import prompt_key
+
 pytest.importorskip("speculators")
 pytestmark = pytest.mark.engine
 
@@ -22,11 +24,17 @@ def test_a_preset_runs_as_it_is(
     options: dict[str, Any] = {"preset": name}
     if learned:
         options |= {"proposal.learned.model": str(random_head(tmp_path / "head", model)), "drafter.dir": str(tmp_path)}
+        options["drafter.capture.share"] = 1.0  # few are said: weights are relative to those of a batch
     llm = build(model, options)
     try:
-        assert generate(llm, prompts) == plain["greedy"]
+        llm.collective_rpc(_note_weights)
+        said = generate(llm, prompts)
+        assert said == plain["greedy"]
+        asked = [p for p in prompts for _ in range(2)]
+        items = [(prompt_key(p), prompt_key(r), float(i % 3)) for i, (p, r) in enumerate(zip(asked, said, strict=True))]
+        assert call(llm, "rewards", items=items)["matched"] > 0
         end = time.monotonic() + 60
-        while learned and not _trained(llm) and time.monotonic() < end:
+        while learned and not _enough(llm, name) and time.monotonic() < end:
             time.sleep(0.5)  # the engine idles
         assert generate(llm, prompts) == plain["greedy"]
         stats, info = call(llm, "stats"), call(llm, "info")
@@ -39,10 +47,39 @@ def test_a_preset_runs_as_it_is(
         if learned:
             training = info["drafter"]["training"]
             assert training["error"] is None and info["drafter"]["capture"]["samples"] > 0, info["drafter"]
-            assert _trained(llm), training
+            assert training["steps"] > 0, training
+            # Aurora and online distillation learn where the engine rejected a token; the others do not.
+            rejected = stats["drafter_levels"].get("loss/rejected")
+            assert (rejected is not None and rejected > 0) if name in ("aurora", "osd") else rejected is None, stats
+            # ReSpec weights its loss by rewards; the others do not.
+            (weights,) = llm.collective_rpc(_weights)
+            assert weights and any(abs(w - 1) > 0.05 for w in weights) == (name == "respec"), weights
     finally:
         close(llm)
 
 
-def _trained(llm: Any) -> bool:
-    return bool(call(llm, "info")["drafter"]["training"].get("steps", 0))
+def _note_weights(worker: Any) -> None:
+    """Keep what the trainer weights its samples with."""
+    from drafter_online import losses
+
+    plain, losses.noted = losses.reward_weights, []
+
+    def noting(*args: Any, **kwargs: Any) -> Any:
+        found = plain(*args, **kwargs)
+        losses.noted += found.tolist()
+        return found
+
+    losses.reward_weights = noting
+
+
+def _weights(worker: Any) -> list[float]:
+    from drafter_online import losses
+
+    return list(losses.noted)
+
+
+def _enough(llm: Any, name: str) -> bool:
+    """Whether it trained, and where rewards weight the loss on samples that have one."""
+    if not call(llm, "info")["drafter"]["training"].get("steps", 0):
+        return False
+    return name != "respec" or any(abs(w - 1) > 0.05 for w in llm.collective_rpc(_weights)[0])

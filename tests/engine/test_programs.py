@@ -100,7 +100,12 @@ def test_serve_answers_as_without(client: Any, prompts: list[list[int]], referen
         assert len(parts) > 1
 
 
-def test_serve_stop_strings_logprobs_and_seeds(client: Any, prompts: list[list[int]], reference: list[Any]) -> None:
+def test_serve_stop_strings_logprobs_and_seeds(
+    client: Any, model: Path, prompts: list[list[int]], reference: list[Any]
+) -> None:
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(model)
     kwargs = {"model": "policy", "max_tokens": MAX_TOKENS}
     for prompt, r in zip(prompts, reference, strict=True):
         stop = r.text[len(r.text) // 2 :][:2]
@@ -110,6 +115,9 @@ def test_serve_stop_strings_logprobs_and_seeds(client: Any, prompts: list[list[i
         expected = [step[t].logprob for t, step in zip(r.token_ids, r.logprobs, strict=True)]
         got = choice.logprobs.token_logprobs
         assert got == pytest.approx(expected[: len(got)], abs=1e-3)
+        # Tokens that a step accepted past the stop string are not counted: as many as without drafts.
+        needed = next(n for n in range(1, len(r.token_ids) + 1) if stop in tokenizer.decode(r.token_ids[:n]))
+        assert answer.usage.completion_tokens == len(got) == needed
     sampled = client.completions.create(prompt=prompts, temperature=1.0, seed=1, n=2, **kwargs).choices
     assert len(sampled) == 2 * len(prompts) and {c.finish_reason for c in sampled} <= {"stop", "length"}
 

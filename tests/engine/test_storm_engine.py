@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 from engines import CACHING, build, call, close, metric
-from test_coupled_engine import COUPLED, GRAMMAR, QUIET, _wild
+from switching import COUPLED, GRAMMAR, QUIET, any_arm
 
 pytestmark = pytest.mark.engine
 
-ROUNDS, REQUESTS = 6, 50
+REQUESTS = 50
 GRAMMARS = (GRAMMAR, "[0-9]{3,9}=[0-9]+", "([0-9]+[+]){1,9}[0-9]{1,4}")
 TIGHT = CACHING | {"max_num_seqs": 6, "max_num_batched_tokens": 160, "enable_chunked_prefill": True}
 
@@ -76,15 +76,16 @@ def storm(llm: Any, seed: int, prompts: list[list[int]]) -> list[tuple[list[int]
     return [out[i] for i in range(len(out))]
 
 
-def test_no_token_depends_on_the_storm(model: Path, prompts: list[list[int]]) -> None:
+@pytest.mark.parametrize("rounds", [4, pytest.param(24, marks=[pytest.mark.slow, pytest.mark.timeout(1800)])])
+def test_no_token_depends_on_the_storm(model: Path, prompts: list[list[int]], rounds: int) -> None:
     said: list[list[Any]] = []
     for config, engine in ((QUIET, {"max_num_seqs": 64}), (COUPLED, TIGHT)):
         llm = build(model, config, **engine)
         try:
             if config is COUPLED:
-                llm.collective_rpc(_wild)
+                llm.collective_rpc(any_arm)
             said.append([])
-            for i in range(ROUNDS):
+            for i in range(rounds):
                 call(llm, "set_version", version=i // 2)
                 said[-1].append(storm(llm, i, prompts))
             stats = call(llm, "stats")

@@ -18,38 +18,21 @@ pytestmark = pytest.mark.engine
 
 
 @pytest.fixture(scope="module")
-def reference(model: Path, prompts: list[list[int]]) -> dict[str, Any]:
-    """What the engine says without rollspec."""
-    llm = build(model)
-    try:
-        return {
-            "info": call(llm, "info"),
-            "greedy": generate(llm, prompts),
-            "long": generate(llm, prompts[:4], copies=1, limit=MAX_LEN, ignore_eos=True),
-            "penalty": generate(llm, prompts, copies=1, repetition_penalty=1.3),
-        }
-    finally:
-        close(llm)
-
-
-@pytest.fixture(scope="module")
 def engine(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
     llm = build(model, {"preset": "default", "history.dir": str(tmp_path_factory.mktemp("history"))})
     yield llm
     close(llm)
 
 
-def test_inert_without_a_switch(reference: dict[str, Any]) -> None:
-    assert reference["info"]["state"] == "off"
+def test_inert_without_a_switch(plain: dict[str, Any]) -> None:
+    assert plain["info"]["state"] == "off"
 
 
-def test_greedy_tokens_are_identical_over_epochs(
-    engine: Any, prompts: list[list[int]], reference: dict[str, Any]
-) -> None:
+def test_greedy_tokens_are_identical_over_epochs(engine: Any, prompts: list[list[int]], plain: dict[str, Any]) -> None:
     rates = []
     for version in range(3):
         call(engine, "set_version", version=version)
-        assert generate(engine, prompts) == reference["greedy"]
+        assert generate(engine, prompts) == plain["greedy"]
         stats = call(engine, "stats")
         assert stats["speculating"] and not stats["faults"]
         rates.append((stats["drafted"], stats["accepted"], stats["steps"]))
@@ -60,7 +43,7 @@ def test_greedy_tokens_are_identical_over_epochs(
     assert call(engine, "info")["state"] == "suffix"
 
 
-def test_k_changes_between_steps(engine: Any, prompts: list[list[int]], reference: dict[str, Any]) -> None:
+def test_k_changes_between_steps(engine: Any, prompts: list[list[int]], plain: dict[str, Any]) -> None:
     from vllm import SamplingParams
 
     rng = random.Random(1)
@@ -81,20 +64,20 @@ def test_k_changes_between_steps(engine: Any, prompts: list[list[int]], referenc
     call(engine, "set_k", k=16)
     assert len(seen) > 2
     for i in range(len(prompts)):
-        expected = reference["greedy"][2 * i][:120]
+        expected = plain["greedy"][2 * i][:120]
         assert done[str(i)][: len(expected)] == expected
     assert "error" in call(engine, "set_k", k=99)
 
 
-def test_identical_up_to_the_context_limit(engine: Any, prompts: list[list[int]], reference: dict[str, Any]) -> None:
+def test_identical_up_to_the_context_limit(engine: Any, prompts: list[list[int]], plain: dict[str, Any]) -> None:
     for _ in range(2):
         out = generate(engine, prompts[:4], copies=1, limit=MAX_LEN, ignore_eos=True)
-        assert out == reference["long"]
+        assert out == plain["limit"]
     assert not call(engine, "stats")["faults"]
 
 
-def test_identical_with_a_repetition_penalty(engine: Any, prompts: list[list[int]], reference: dict[str, Any]) -> None:
-    assert generate(engine, prompts, copies=1, repetition_penalty=1.3) == reference["penalty"]
+def test_identical_with_a_repetition_penalty(engine: Any, prompts: list[list[int]], plain: dict[str, Any]) -> None:
+    assert generate(engine, prompts, copies=1, repetition_penalty=1.3) == plain["penalty"]
 
 
 def test_aborted_requests_leave_nothing_behind(engine: Any, prompts: list[list[int]]) -> None:

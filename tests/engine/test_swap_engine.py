@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from engines import bridge, build, call, close, generate
+from engines import bridge, build, call, close, generate, promote_all
 from heads import random_head, random_weights
 
 pytestmark = pytest.mark.engine
@@ -249,12 +249,13 @@ def test_versions_of_a_head_with_the_targets_embedding_in_them(
     options |= {"drafter.mode": "capture", "drafter.capture.share": 1.0, "proposal.learned.canary_drafts": 20}
     llm = build(model, options, max_num_batched_tokens=64, enable_chunked_prefill=True, num_gpu_blocks_override=14)
     try:
+        llm.collective_rpc(promote_all)
         out = during(llm, prompts, lambda: swap(llm, store.path(2)))
         assert out == plain["long"]
         info = call(llm, "info")["drafter"]
-        assert info["version"] == 2 or info["rolled_back"] == 1
-        assert [e.version for e in store.events()] == [2]
-        assert "not newer" in swap(llm, store.path(1))["error"] if info["version"] == 2 else True
+        assert info["version"] == 2 and info["last"]["verdict"] == "promoted" and not info["rolled_back"]
+        assert [(e.version, e.verdict) for e in store.events()] == [(2, "promoted")]
+        assert "not newer" in swap(llm, store.path(1))["error"]
         assert "is for the target" in swap(llm, store.path(3))["error"]
         for damage, words in ((lambda b: b[:-100], "truncated or altered"), (flipped, "does not match its checksum")):
             number = store.publish(random_weights(config, 5), mine, base=base, target_version=0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from rich.console import Console
 from scipy import stats
 from typer.testing import CliRunner
 
@@ -33,7 +35,9 @@ from rollspec.sampling.audit import (
 )
 from rollspec.sampling.audit_engine import Arm, Plan, _cause, _environment
 from rollspec.sampling.audit_law import buckets
+from rollspec.sampling.audit_noise import NoiseCheck
 from rollspec.sampling.audit_report import families, markdown, page, verdict_line, write
+from rollspec.sampling.audit_worker import Response, cut, sample
 
 runner = CliRunner()
 GOOD = TestResult("surprisal", "all positions", 100, 0.5, None, 0.6, 1.0)
@@ -454,3 +458,106 @@ def test_a_model_that_is_none_is_one_sentence(tmp_path: Path) -> None:
     assert out.exit_code == 2, out.output
     assert "is no model that can be read" in out.stderr
     assert len(out.stderr.strip().splitlines()) == 1
+
+
+# ---- what is kept of a round
+
+
+def _rounds(
+    lengths: Any, tokens: int, samples: int = 16, prompts: int = 8
+) -> tuple[list[Response], list[tuple[int, int]], list[int]]:
+    """The responses of an engine whose lengths are `lengths(request)`, what it was asked for, and the progress."""
+    asked: list[tuple[int, int]] = []
+    noted: list[int] = []
+
+    def one(r: int, siblings: int) -> list[Response]:
+        asked.append((r, siblings))
+        sizes = [lengths(i) for i in range(8 * siblings)]
+        return [Response(i // siblings, r, [r] * n, [-1.0] * n) for i, n in enumerate(sizes)]
+
+    plan = asdict(Plan(((1,),) * 8, tokens=tokens))
+    return sample(plan, one, noted.append), asked, noted
+
+
+@pytest.mark.parametrize("tokens", [5_000, 40_000, 999])
+@pytest.mark.parametrize("lengths", [lambda i: 64, lambda i: 1 + i % 64, lambda i: 3], ids=["full", "mixed", "short"])
+def test_as_many_tokens_are_tested_as_were_asked_for(tokens: int, lengths: Any) -> None:
+    found, asked, noted = _rounds(lengths, tokens)
+    assert sum(len(s.tokens) for s in found) == sum(len(s.log_probs) for s in found) == tokens
+    assert len(asked) >= 2 and {s.round for s in found} == set(range(len(asked))), "each round is in it"
+    assert all(2 <= siblings <= 16 for _, siblings in asked)
+    assert noted == sorted(noted) and noted[-1] == tokens and noted[-2] < tokens, "not finished while it still samples"
+
+
+def test_no_more_is_generated_than_a_round_of_siblings_too_many() -> None:
+    """5,000 tokens were 13,372: two rounds of 16 siblings each, whatever was asked for."""
+    _, asked, _ = _rounds(lambda i: 64, 5_000)
+    assert sum(8 * siblings * 64 for _, siblings in asked) < 5_000 + 2 * 8 * 64
+
+
+def test_what_is_cut_depends_on_no_token() -> None:
+    rows = [Response(i, 0, [i] * 4, [0.0] * 4) for i in range(5)]
+    found = cut(rows, 10)
+    assert [(s.prompt, len(s.tokens)) for s in found] == [(0, 4), (1, 4), (2, 2)]
+    assert cut(rows, 0) == [] and [len(s.tokens) for s in cut(rows, 99)] == [4] * 5
+
+
+def test_distributions_are_worked_on_in_blocks() -> None:
+    """A real model's are gigabytes: whole copies for every step of the arithmetic took most of an audit's time."""
+    import tracemalloc
+
+    vocab, n = 40_000, 100
+    log_probs = np.full((n, vocab), -np.log(vocab))  # 32 MB
+    evidence = Evidence(samples_from([[5] * n], [0]), vocab, np.random.default_rng(0))
+    tracemalloc.start()
+    try:
+        evidence.add(0, log_probs)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < 4 << 20, peak
+    assert evidence.seen.all() and evidence.entropy == pytest.approx(np.log(vocab))
+
+
+# ---- headlines
+
+
+def test_the_headline_says_what_was_found() -> None:
+    """Above a table whose every row is ok it does not say that the tokens are wrong."""
+    off = LogProbCheck(100, 0, 0.5, 0.4, 0.01, 0.001)
+    differ = _greedy([[1, 2, 9, 9]], 0.2)
+    wrong = NoiseCheck(100, 99, 0, 1, 1e-4, 0.5, (0, 1, 2, 3, 0.5))
+    from_target = "does not sample from the target"
+    assert from_target in verdict_line(conclude([BAD, GOOD], 100, log_probs=off))
+    assert from_target in verdict_line(conclude([GOOD], 100, noise=wrong))
+    for found, says in (
+        (conclude([GOOD], 100, log_probs=off), "FAIL: the engine reports log-probabilities that are not the target's"),
+        (conclude([GOOD], 100, greedy=differ, log_probs=off), "FAIL: greedy responses change with drafts"),
+        (conclude([GOOD], 100, lossy=0.5, greedy=differ), "FAIL: rollouts are lossy by their configuration"),
+    ):
+        line = verdict_line(found)
+        assert line.startswith(says) and from_target not in line and found.verdict == "fail"
+        assert all(row[-1] == "ok" for row in families(found))
+        assert found.to_dict()["finding"] in line and line in markdown(found)
+
+
+def test_lossy_reuse_fails_although_every_test_passes() -> None:
+    arm = Arm.with_rollspec("spec_rl")
+    assert arm.lossy == 0.5 and Arm.with_rollspec("default").lossy is None and Arm.plain().lossy is None
+    result = conclude([GOOD], 1000, drafts=DRAFTS, lossy=arm.lossy)
+    assert result.verdict == "fail" and "reuse.mode = lenient, bias 0.5" in result.reasons[0]
+    assert result.to_dict()["lossy"] == 0.5 and "reuse.mode = lenient" in markdown(result)
+
+
+# ---- progress where nobody watches
+
+
+def test_stages_are_printed_when_they_begin_where_output_is_a_file(tmp_path: Path) -> None:
+    with (tmp_path / "log").open("w") as file, audit_cli._display(Console(file=file)) as stage:
+        stage("greedy")(0, 10)
+        assert "greedy" in (tmp_path / "log").read_text(), "it comes when the stage begins, not at the end"
+        stage("sampling [x]")
+        assert [line.split("s  ")[1] for line in (tmp_path / "log").read_text().splitlines()] == [
+            "greedy",
+            "sampling [x]",
+        ]

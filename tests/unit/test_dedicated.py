@@ -16,7 +16,7 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("zmq")
 
 from drafter_target import sample  # noqa: E402
-from test_wire import Ends, Recorder, until  # noqa: E402
+from wire_ends import Ends, Recorder, until  # noqa: E402
 
 from drafter_online.errors import VersionError, WireError  # noqa: E402
 from drafter_online.fetch import Fetch  # noqa: E402

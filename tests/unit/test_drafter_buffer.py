@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from test_drafter_samples import make_sample, same
+from drafter_sample import make_sample, same
 
 from drafter_online.buffer import INDEX, Buffer, BufferConfig, add_all
 from drafter_online.errors import BufferFileError, SampleError

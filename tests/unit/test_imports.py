@@ -179,3 +179,15 @@ def test_a_package_that_imports_its_modules_is_a_circle_only_if_they_import_it()
     texts = {"p.__init__": "from p.a import x", "p.a": "from p import b", "p.b": ""}
     assert circles(imports(texts)) == []
     assert circles(imports(texts | {"p.a": "from p import x"})) == [["p.__init__", "p.a"]]
+
+
+def test_no_test_imports_another() -> None:
+    """What two share is in a module beside them: a test must not bring another file's fixtures and tests along."""
+    found = []
+    for folder in ("tests", "benchmarks", "examples"):
+        for file in sorted((ROOT / folder).rglob("*.py")):
+            for node in ast.walk(ast.parse(file.read_text())):
+                names = [a.name for a in node.names] if isinstance(node, ast.Import) else []
+                names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+                found += [f"{file.relative_to(ROOT)}: {n}" for n in names if n.rpartition(".")[2].startswith("test_")]
+    assert not found, "\n".join(found)

@@ -1,0 +1,102 @@
+"""Engines of the audit in the tests' own way: started in two seconds, ended with the test."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from engines import call, close
+
+from rollspec.sampling import audit_engine, audit_worker
+from rollspec.sampling.audit import AuditResult, conclude
+from rollspec.sampling.audit_engine import Arm, Plan, run_arm
+from rollspec.sampling.audit_reference import Reference
+from rollspec.sampling.audit_run import judge
+
+PROMPTS = tuple(tuple(range(3 + i, 11 + i)) for i in range(6))
+EVERYTHING = ["proposal.budget.policy=fixed", "tuning.policy=static", "tuning.guard.enabled=false"]
+"""Is verified, whatever it costs here."""
+
+SWITCHING = ["tuning.policy=random", "tuning.guard.enabled=false"]
+COUPLED = ["mode=coupled", *SWITCHING]
+
+
+@contextmanager
+def engine_of(job: dict[str, Any]) -> Iterator[Any]:
+    llm = audit_worker.build(job)
+    try:
+        yield llm
+    finally:
+        close(llm)
+
+
+def in_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`run_arm` without a process of its own, which imports vLLM three times; the whole command has them."""
+
+    def run(name: str, folder: Path, timeout: float, progress: Any) -> None:
+        job = json.loads((folder / "job.json").read_text())
+        with engine_of(job) as llm:
+            audit_worker.work(llm, folder, job)
+
+    monkeypatch.setattr(audit_engine, "_run_process", run)
+
+
+def audit(model: Path, arm: Arm, tokens: int, *, sure: bool = False, **plan: Any) -> AuditResult:
+    """The sampled half of an audit: one engine, the tests, the verdict.
+
+    Args:
+        sure: of an engine that must pass: of a thousand such audits one fails by chance, but no two in a row.
+    """
+    for seed in (0, 1):
+        given = Plan(PROMPTS, **{"tokens": tokens, "max_tokens": 48, "seed": seed, **plan})
+        out = run_arm(model, given, arm, greedy_rounds=0)
+        judged = judge(out.samples, Reference(model, given.temperature), given, arm, version=0)
+        result = conclude(
+            judged.tests,
+            out.samples.n_tokens,
+            log_probs=judged.log_probs,
+            noise=judged.noise,
+            drafts=out.drafts if arm.drafts else None,
+            provenance={"off": out.off},
+        )
+        if result.verdict == "pass" or not sure:
+            break
+    return result
+
+
+def step_by_step(llm: Any, requests: Sequence[Any], params: Any, act: Callable[[int], None]) -> list[Any]:
+    """`llm.generate`, with `act(steps so far)` before every engine step."""
+    engine = llm.llm_engine
+    for i, request in enumerate(requests):
+        engine.add_request(str(i), request, params)
+    done: dict[str, Any] = {}
+    steps = 0
+    while engine.has_unfinished_requests():
+        act(steps)
+        done |= {o.request_id: o for o in engine.step() if o.finished}
+        steps += 1
+    return [done[str(i)] for i in range(len(requests))]
+
+
+class Swapping:
+    """An engine of the audit whose drafter's weights are replaced every 17 steps, while requests run."""
+
+    def __init__(self, llm: Any, folders: Sequence[Path]) -> None:
+        self._llm, self._folders = llm, folders
+        self.answers: list[dict[str, Any]] = []
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._llm, name)
+
+    def generate(self, requests: list[Any], params: Any, use_tqdm: bool) -> list[Any]:
+        return step_by_step(self._llm, requests, params, self._act)
+
+    def _act(self, steps: int) -> None:
+        if steps % 17 == 16:
+            n = len(self.answers) + 1
+            folder = self._folders[n % len(self._folders)]
+            self.answers.append(call(self._llm, "swap", dir=str(folder), version=n, canary=False, wait=True))

@@ -1,0 +1,141 @@
+"""What is measured between two policies: the distance of lossy reuse, and the round that starts from old responses."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from benchmarks.identity import same_tokens
+from benchmarks.two_policies import check_lossy
+from rollspec.sampling import lenient
+from rollspec.sampling.audit import samples_from
+
+VOCAB, LENGTH = 30, 8
+
+
+class Laws:
+    """A reference model with one law per position, whatever came before."""
+
+    def __init__(self, seed: int, other: np.ndarray | None = None, by: float = 1.0) -> None:
+        logits = np.random.default_rng(seed).normal(size=(LENGTH, VOCAB)) * 2.0
+        logits = logits if other is None else other + by * logits
+        self.logits = logits
+        self.p = np.exp(logits) / np.exp(logits).sum(-1, keepdims=True)
+
+    def log_probs(self, prompt: Sequence[int], response: list[int]) -> np.ndarray:
+        return np.log(self.p[: len(response)])
+
+
+def draw(p: np.ndarray, rng: np.random.Generator) -> int:
+    return int(rng.choice(len(p), p=p))
+
+
+def rollouts(new: Laws, old: Laws, n: int, bias: float, rng: np.random.Generator) -> tuple[list[list[int]], list[int]]:
+    """Responses that start from old ones by the rule, and how many tokens it decided."""
+    said, ruled = [], []
+    for _ in range(n):
+        before = [draw(q, rng) for q in old.p]
+        cut = 0
+        while cut < LENGTH:
+            kept = lenient.keep_probability(
+                np.log(new.p[cut, before[cut : cut + 1]]), np.log(old.p[cut, before[cut : cut + 1]]), bias
+            )
+            if rng.random() > kept[0]:
+                break
+            cut += 1
+        said.append(before[:cut] + [draw(p, rng) for p in new.p[cut:]])
+        ruled.append(min(cut + 1, LENGTH))
+    return said, ruled
+
+
+@pytest.mark.parametrize("bias", [0.0, 0.5])
+def test_the_measured_distance_is_the_formulas(bias: float) -> None:
+    new = Laws(0)
+    old = Laws(1, new.logits, 0.3)
+    said, ruled = rollouts(new, old, 1500, bias, np.random.default_rng(2))
+    found = check_lossy(samples_from(said, [0] * len(said)), np.array(ruled), [(1,)], new, old, bias)  # type: ignore[arg-type]
+    assert found.positions == sum(ruled) and found.tokens == 1500 * LENGTH
+    assert found.theory > 0.02 and found.largest > found.theory and found.error < 0.01
+    assert found.agrees, found
+    honest = [[draw(p, np.random.default_rng(i * LENGTH + j)) for j, p in enumerate(new.p)] for i in range(1500)]
+    found = check_lossy(samples_from(honest, [0] * 1500), np.array(ruled), [(1,)], new, old, bias)  # type: ignore[arg-type]
+    assert abs(found.measured) < 4 * found.error and not found.agrees, "it would report the formula whatever was said"
+
+
+class Engine:
+    """`LLM.generate` of a target that gives every old token the log-prob `new`, and always goes on with token 9."""
+
+    def __init__(self, new: dict[int, float]) -> None:
+        self.new = new
+        self.asked: list[tuple[list[int], Any]] = []
+
+    def generate(self, requests: list[dict[str, Any]], params: Any, use_tqdm: bool) -> list[Any]:
+        out = []
+        for request, p in zip(requests, params, strict=True):
+            ids = list(request["prompt_token_ids"])
+            self.asked.append((ids, p))
+            log_probs = [None] + [{t: SimpleNamespace(logprob=self.new.get(t, -1.0))} for t in ids[1:]]
+            said = [9] * p.max_tokens
+            one = SimpleNamespace(token_ids=said, logprobs=[{9: SimpleNamespace(logprob=-0.5)}] * len(said))
+            out.append(SimpleNamespace(finished=True, prompt_token_ids=ids, prompt_logprobs=log_probs, outputs=[one]))
+        return out
+
+
+def test_a_round_starts_from_old_responses_and_says_what_the_rule_decided() -> None:
+    pytest.importorskip("vllm")
+    from benchmarks.two_policies import lenient_round
+    from rollspec.config import ReuseConfig
+    from rollspec.proposal.response_cache import ResponseCache
+    from rollspec.sampling.audit_worker import Response
+    from rollspec.sampling.lenient_reuse import LenientReuse
+
+    reuse = LenientReuse(ReuseConfig(mode="lenient"), ResponseCache(1 << 20), 64, 20, frozenset({0}))
+    engine = Engine({7: -99.0})
+    old = [
+        Response(0, 0, [4, 5, 0], [-1.0] * 3),  # kept whole, to its end
+        Response(0, 0, [4, 7, 5], [-1.0] * 3),  # cut before the 7
+        Response(1, 0, [7, 4], [-1.0] * 2),  # cut at once
+        Response(1, 0, [4, 5], [-1.0] * 2),  # kept whole, and goes on
+        Response(1, 0, [4, 5, 6, 6, 6, 6, 6], [-1.0] * 7),  # longer than the limit: generated whole
+    ]
+    plan = {"prompts": [(1, 2), (3, 4)], "max_tokens": 6, "temperature": 0.8}
+    found = lenient_round(engine, plan, 2, reuse, old)
+    assert [(s.tokens, ruled) for s, ruled, _ in found] == [
+        ([4, 5, 0], 3),
+        ([4, 9, 9, 9, 9, 9], 2),
+        ([9] * 6, 1),
+        ([4, 5, 9, 9, 9, 9], 2),
+        ([9] * 6, 0),
+    ]
+    assert [s.log_probs for s, _, _ in found[:2]] == [[-1.0] * 3, [-1.0] + [-0.5] * 5]
+    assert all((s.round, s.prompt) == (2, o.prompt) for (s, _, _), o in zip(found, old, strict=True))
+    scored, rest = engine.asked[:4], engine.asked[4:]
+    assert all(p.prompt_logprobs == 0 for _, p in scored)
+    assert [(ids, p.max_tokens) for ids, p in rest] == [([1, 2, 4], 5), ([3, 4], 6), ([3, 4, 4, 5], 4), ([3, 4], 6)]
+
+
+# ---- texts of two builds
+
+
+def texts(*rows: list[int]) -> Any:
+    return samples_from(list(rows), [0] * len(rows))
+
+
+def test_texts_of_two_builds() -> None:
+    a = texts([1, 2, 3], [4, 5, 6], [7, 8], [1, 1])
+    b = texts([1, 2, 3], [4, 9, 9], [7, 8, 9], [2, 1])
+    asked: list[tuple[Any, ...]] = []
+
+    def lead(*given: Any) -> float:
+        asked.append(given)
+        return {5: -1e-6, 1: 0.3}[given[2]]
+
+    found = same_tokens(a, b, lead, 1e-4)
+    assert (found.identical, found.ties, found.wrong, found.sequences) == (1, 1, 2, 4)
+    assert asked == [(1, [4], 5, 9), (3, [], 1, 2)] and found.leads == (1e-6, 0.3)
+    assert found.first == (2, 2, -1, -1, float("inf")) and found.tokens == 3 + 2 + 2 + 1 and not found.passed
+    assert same_tokens(a, a, lead, 0.0).passed
