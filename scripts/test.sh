@@ -6,7 +6,7 @@
 #
 #   scripts/test.sh slow                     (long sweeps, marked `slow`, that the other stages leave out)
 #
-# ROLLSPEC_TEST_WORKERS: tests that run at the same time (2 where there are two cores).
+# ROLLSPEC_TEST_WORKERS: test files that run at the same time (2 where there are two cores; not for whole jobs).
 #
 # A stage that fails does not stop the later ones: one run shows everything. A failed static check counts as one failure.
 # What was skipped is printed with its reason before the counts.
@@ -16,9 +16,8 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit 1
 declare -A LIMIT=([unit]=1200 [engine]=3000 [e2e]=3000 [slow]=6000)
 # Engines mostly wait for imports and for each other: two at a time, with one thread each, take little more than one.
 workers="${ROLLSPEC_TEST_WORKERS:-$(($(nproc) > 1 ? 2 : 1))}"
-# Whole jobs mostly wait, too, and share nothing but their assets.
-declare -A SPREAD=([unit]="-n $workers" [engine]="-n $workers --dist loadfile" [e2e]="-n $workers --dist worksteal"
-    [slow]="-n $workers --dist loadfile")
+# Whole jobs keep both cores busy: two at a time took as long as one after the other.
+declare -A SPREAD=([unit]="-n $workers" [engine]="-n $workers --dist loadfile" [e2e]="" [slow]="")
 declare -A FILES=([unit]="tests/unit tests/kernels" [engine]=tests/engine [e2e]=tests/e2e [slow]="tests/engine tests/e2e")
 passed=0
 failed=0
@@ -53,7 +52,7 @@ run_pytest() {
     log="$(mktemp)"
     local threads="${OMP_NUM_THREADS:-2}" which="not slow"
     # With more threads than cores every operation waits for one that is not running.
-    ((workers > 1)) && threads=1
+    [[ -n "${SPREAD[$stage]}" ]] && ((workers > 1)) && threads=1
     [[ "$stage" == slow ]] && which=slow
     # shellcheck disable=SC2086 # several words, or none
     env OMP_NUM_THREADS="$threads" timeout --foreground -s INT -k 30 "${LIMIT[$stage]}" \

@@ -31,7 +31,7 @@ def test_replicas_share_one_actor(cluster: None, model: Path, tmp_path: Path, mo
     from drafter_online import wire
     from drafter_online.link import Link
 
-    monkeypatch.setattr(daemon, "LINGER", 12.0)  # ten times as long for the first engine
+    monkeypatch.setattr(daemon, "LINGER", 5.0)  # ten times as long for the first engine, and none comes to stay
     monkeypatch.setenv(wire.TOKEN_VARIABLE, "")  # set by what is tested, and unset after it
     monkeypatch.delenv(wire.TOKEN_VARIABLE)
     given: dict[str, Any] = {
