@@ -1,5 +1,8 @@
-"""Whole verl jobs on CPU with the stock vLLM rollout: GRPO, PPO with a critic, two replicas that train the drafter and
-resume, lossy reuse, a killed engine."""
+"""Whole verl jobs on CPU with the stock vLLM rollout: GRPO until its engine is killed, PPO with a critic, two replicas
+that train the drafter and resume, lossy reuse.
+
+A job takes 170 CPU-seconds before its first step, so each asserts as much as can be asserted of it.
+"""
 
 from __future__ import annotations
 
@@ -61,12 +64,45 @@ def rows(job: Job) -> list[dict[str, Any]]:
     return [json.loads(line)["data"] for line in (job.folder / "metrics.jsonl").read_text().splitlines()]
 
 
-def test_grpo_reports_and_accepts(make: Callable[..., Job], tmp_path: Path) -> None:
-    """Two epochs: the second is drafted from the first, and engine and trainer agree."""
-    job = make(tmp_path / "first", "trainer.logger=[console,file,wandb,tensorboard]")
-    run_job(job, timeout=800, stall=600)
-    steps = rows(job)
-    assert len(steps) == 4
+def test_grpo_reports_and_accepts_until_its_engine_is_killed(make: Callable[..., Job], tmp_path: Path) -> None:
+    """Two epochs, the second drafted from the first, engine and trainer agree. Then the engine is killed in
+    mid-rollout, and the job ends by its own error. Started without the demo's runner, which would clean up: the job
+    itself must end and leave nothing.
+    """
+    job = make(tmp_path / "job", "trainer.logger=[console,file,wandb,tensorboard]", epochs=50)
+    marker, scratch = uuid.uuid4().hex, tempfile.mkdtemp(prefix="rs-")  # short: Ray puts unix sockets in it
+    environment = {**os.environ, **job.environment, MARKER: marker, "RAY_TMPDIR": scratch}
+    log = job.folder / "job.log"
+    with log.open("wb") as out:
+        process = subprocess.Popen(
+            job.command, cwd=job.cwd, env=environment, stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )  # fmt: skip
+    family = Family(process.pid, marker)
+    try:
+        metrics = job.folder / "metrics.jsonl"
+        # Two epochs of two steps. What is written is in rows: the last may still be on its way.
+        wait_for(lambda: metrics.exists() and metrics.read_text().count("\n") >= 4, family, 800)
+        time.sleep(0.3)  # the next rollout has begun
+        engine = next(pid for pid in family.alive() if "VLLM::Engine" in name_of(pid))
+        names = {name for pid in family.alive() for name in segments_of(pid)}
+        assert names, "vLLM's processes share no memory any more; this test and segments.py can be made simpler"
+        os.kill(engine, signal.SIGKILL)
+        wait_for(lambda: process.poll() is not None, family, 180)
+        assert process.returncode != 0
+        text = log.read_text(errors="replace")
+        assert "rollspec: the vLLM engine of replica 0 died" in text
+        # The job's own last word; lines of its actors may still follow it.
+        sentence = "rollspec_verl.servers.EngineLost: rollspec: the vLLM engine of rollout replica 0 is dead"
+        assert any(line.startswith(sentence) for line in log_tail(log, lines=40, width=500).splitlines())
+        wait_for(lambda: not family.alive(strays=True), family, 60)
+        assert not [name for name in names if (Path("/dev/shm") / name).exists()]
+    finally:
+        family.stop()
+        process.wait(10)
+        shutil.rmtree(scratch, ignore_errors=True)
+
+    steps = rows(job)[:4]
     for row in steps:
         assert row["rollspec/rollout/speculating"] == 1.0
         assert row["rollspec/guard/faults"] == 0
@@ -79,32 +115,37 @@ def test_grpo_reports_and_accepts(make: Callable[..., Job], tmp_path: Path) -> N
     first, second = steps[:2], steps[2:]
     assert sum(r["rollspec/accept/length"] for r in second) > sum(r["rollspec/accept/length"] for r in first)
     lengths = [json.loads(line) for line in (job.folder / "lengths.jsonl").read_text().splitlines()]
-    assert [len(x["lengths"]) for x in lengths] == [32] * 4
-    assert "rollspec/accept/rate" in (job.folder / "job.log").read_text(errors="replace")
+    assert [len(x["lengths"]) for x in lengths[:4]] == [32] * 4
+    assert "rollspec/accept/rate" in text
     assert list((job.folder / "tensorboard").rglob("events.*")) and list(job.folder.rglob("*.wandb"))
 
 
-def test_ppo_with_a_critic_and_rollspec_disabled_then_on(make: Callable[..., Job], tmp_path: Path) -> None:
-    """On with kept noise, over two epochs of one step each: the second repeats the first while the policy agrees."""
+def ppo(make: Callable[..., Job], folder: Path, speculate: bool, **size: Any) -> tuple[Job, list[dict[str, Any]]]:
+    """A job of two steps with a critic, with noise that is kept where it speculates."""
     from rollspec_verl_cpu import critic_overrides
 
-    for speculate in (False, True):
-        size = {"train_prompts": 8, "epochs": 2} if speculate else {"epochs": 1}
-        # verl numbers samples by session and noise by arrival, so that not every pair that is compared repeats itself.
-        noted = ("telemetry.health.max_overlap=0.02",)
-        job = make(tmp_path / str(speculate), speculate=speculate, preset="coupled_reuse", overrides=noted, **size)
-        model = next(o.split("=", 1)[1] for o in job.command if o.startswith("actor_rollout_ref.model.path="))
-        critic = [
-            "algorithm.adv_estimator=gae",
-            f"critic.model.path={model}",
-            "critic.ppo_micro_batch_size_per_gpu=16",
-            *critic_overrides(),
-        ]
-        run_job(dataclasses.replace(job, command=(*job.command, *critic)), timeout=800, stall=600)
-        steps = rows(job)
-        assert len(steps) == 2 and "critic/vf_loss" in steps[0]
-        assert ("rollspec/accept/rate" in steps[1]) is speculate
-        assert steps[1]["rollspec/health/logprob_corr"] > 0.99
+    # verl numbers samples by session and noise by arrival, so that not every pair that is compared repeats itself.
+    noted = ("telemetry.health.max_overlap=0.02",)
+    job = make(folder, speculate=speculate, preset="coupled_reuse", overrides=noted, **size)
+    model = next(o.split("=", 1)[1] for o in job.command if o.startswith("actor_rollout_ref.model.path="))
+    critic = [
+        "algorithm.adv_estimator=gae",
+        f"critic.model.path={model}",
+        "critic.ppo_micro_batch_size_per_gpu=16",
+        *critic_overrides(),
+    ]
+    job = dataclasses.replace(job, command=(*job.command, *critic))
+    run_job(job, timeout=800, stall=600)
+    steps = rows(job)
+    assert len(steps) == 2 and "critic/vf_loss" in steps[0]
+    assert ("rollspec/accept/rate" in steps[1]) is speculate
+    assert steps[1]["rollspec/health/logprob_corr"] > 0.99
+    return job, steps
+
+
+def test_ppo_with_a_critic_and_kept_noise(make: Callable[..., Job], tmp_path: Path) -> None:
+    """Two epochs of one step each: the second repeats the first while the policy agrees."""
+    job, steps = ppo(make, tmp_path, True, train_prompts=8, epochs=2)
     first, second = steps
     for row in steps:
         assert row["rollspec/reuse/correlated"] == 1.0 and row["rollspec/guard/faults"] == 0
@@ -114,6 +155,11 @@ def test_ppo_with_a_critic_and_rollspec_disabled_then_on(make: Callable[..., Job
     assert second["rollspec/health/warnings/overlap"] == 1.0
     log = (job.folder / "job.log").read_text(errors="replace")
     assert "noise is kept over epochs (reuse.mode = coupled)" in log and "reuse.mode = coupled does that" in log
+
+
+@pytest.mark.slow  # `test_disabled_asks_no_server` and `test_inert_without_a_switch` are its shorter siblings
+def test_ppo_with_rollspec_disabled(make: Callable[..., Job], tmp_path: Path) -> None:
+    ppo(make, tmp_path, False, epochs=1)
 
 
 @pytest.mark.timeout(1600)
@@ -158,18 +204,21 @@ def test_long_tail_trains_while_a_replica_idles_swaps_and_resumes(make: Callable
     assert list(saved.glob("replica_*/drafter/state/step-*")) and list(
         saved.glob("replica_*/drafter/buffer/index.json")
     )
+    # Whatever the canary made of so young a head: one of a replica's versions is the one to go on with.
+    store = next(store for store in stores if store.numbers())
+    number = store.numbers()[-1]
+    store.record(number, "promoted", "by hand")
+    assert number > 0 and store.promoted() == number
     resume = ("trainer.resume_mode=auto", "trainer.total_training_steps=4")
     again = make(tmp_path / "second", checkpoints, *resume, preset="long_tail", overrides=small, epochs=3,
                  replicas=2)  # fmt: skip
     again = dataclasses.replace(again, total_steps=1)
     run_job(again, timeout=600, stall=600)
     (row,) = rows(again)
-    promoted = stores[0].promoted()
     assert row["rollspec/guard/faults"] == 0
     kept = steps[-1]["rollspec/history/prompts"]
     assert row["rollspec/history/prompts"] >= kept, "the checkpoint's history was not loaded"
-    if promoted is not None:
-        assert row["rollspec/drafter/version"] >= promoted, "the checkpoint's drafter was not taken"
+    assert row["rollspec/drafter/version"] >= number, "the checkpoint's drafter was not taken"
 
 
 def test_lossy_reuse_says_so_and_keeps_to_the_present_policys_log_probs(
@@ -191,43 +240,6 @@ def test_lossy_reuse_says_so_and_keeps_to_the_present_policys_log_probs(
     assert second["rollspec/health/warnings/overlap"] == 1.0
     log = (job.folder / "job.log").read_text(errors="replace")
     assert "LOSSY: old responses are reused (reuse.mode = lenient, bias 0.5" in log
-
-
-def test_an_engine_killed_in_mid_rollout_ends_the_job_by_its_own_error(
-    make: Callable[..., Job], tmp_path: Path
-) -> None:
-    """Started without the demo's runner, which would clean up: the job itself must end and leave nothing."""
-    job = make(tmp_path / "killed", epochs=50)
-    marker, scratch = uuid.uuid4().hex, tempfile.mkdtemp(prefix="rs-")  # short: Ray puts unix sockets in it
-    environment = {**os.environ, **job.environment, MARKER: marker, "RAY_TMPDIR": scratch}
-    log = job.folder / "job.log"
-    with log.open("wb") as out:
-        process = subprocess.Popen(
-            job.command, cwd=job.cwd, env=environment, stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )  # fmt: skip
-    family = Family(process.pid, marker)
-    try:
-        metrics = job.folder / "metrics.jsonl"
-        wait_for(lambda: metrics.exists() and bool(metrics.read_text()), family, 420)
-        time.sleep(0.3)  # the next rollout has begun
-        engine = next(pid for pid in family.alive() if "VLLM::Engine" in name_of(pid))
-        names = {name for pid in family.alive() for name in segments_of(pid)}
-        assert names, "vLLM's processes share no memory any more; this test and segments.py can be made simpler"
-        os.kill(engine, signal.SIGKILL)
-        wait_for(lambda: process.poll() is not None, family, 180)
-        assert process.returncode != 0
-        text = log.read_text(errors="replace")
-        assert "rollspec: the vLLM engine of replica 0 died" in text
-        # The job's own last word; lines of its actors may still follow it.
-        sentence = "rollspec_verl.servers.EngineLost: rollspec: the vLLM engine of rollout replica 0 is dead"
-        assert any(line.startswith(sentence) for line in log_tail(log, lines=40, width=500).splitlines())
-        wait_for(lambda: not family.alive(strays=True), family, 60)
-        assert not [name for name in names if (Path("/dev/shm") / name).exists()]
-    finally:
-        family.stop()
-        process.wait(10)
-        shutil.rmtree(scratch, ignore_errors=True)
 
 
 def wait_for(condition: Callable[[], bool], family: Family, seconds: float) -> None:
