@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import random
+import subprocess
+import sys
 from types import SimpleNamespace
 from typing import Any
 
@@ -281,3 +283,24 @@ def test_drafts_made_on_a_thread_are_put_in_place_when_the_next_step_begins() ->
     assert waited == [True] and bridge.steps[0].sampled == [[7]]
     assert ran[0].scheduled_spec_decode_tokens == {"a": [11, 12]}
     assert adapter.runner.req_states.draft_tokens[5].tolist() == [11, 12, 0, 0]
+
+
+@pytest.mark.parametrize("preset", ["default", "long_tail"])
+def test_the_first_step_imports_and_compiles_nothing(preset: str) -> None:
+    code = f"""
+import sys
+from rollspec import RollspecConfig
+from rollspec.engine.vllm.v2.install import _warm
+from rollspec.step import Engine
+config = RollspecConfig.load({preset!r}, env={{}})
+_warm(config)
+before = set(sys.modules)
+engine = Engine(config, 64)
+engine.begin("a", [1, 2, 3], 32)
+for n in range(1, 10):
+    engine.timed(n, True, 0.01 * n, 1)
+    engine.step(["a"], [[1 + n % 3]], {{}})
+print(sorted(set(sys.modules) - before))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)
+    assert done.stdout.strip() == "[]"

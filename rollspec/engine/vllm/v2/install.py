@@ -84,6 +84,8 @@ def install(worker: Any, config: RollspecConfig) -> None:
         if config.reuse.mode == "lenient":  # on every rank: each computes the log-probs
             v2.ScorePrompts.wrap(runner.prompt_logprobs_worker, Scoring(adapter.requests).compute, __name__)
             bridge.scores = True
+        if bridge.drafting:
+            _warm(config)
         bridge.policy = PolicyWatch(runner.get_model(), functools.partial(next_version, bridge))
         if not memory:
             drafter = Drafter(runner.speculator, run, runner, shares_noise)
@@ -96,3 +98,18 @@ def install(worker: Any, config: RollspecConfig) -> None:
         bridge.fail("installation", e)
         return
     load_history(bridge)
+
+
+def _warm(config: RollspecConfig) -> None:
+    """Load what the first steps would load while requests wait: compiled lookups and the cost model's solver.
+
+    An engine of its own drafts for one request and is thrown away.
+    """
+    from rollspec.step import Engine
+
+    engine = Engine(config, 64)
+    engine.begin("warm", [1, 2, 3], 32)
+    for n in range(1, 10):
+        engine.timed(n, True, 0.01 * n, 1)  # the eighth measured step fits the costs
+        engine.step(["warm"], [[1 + n % 3]], {})
+    engine.finish("warm")
