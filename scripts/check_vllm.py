@@ -18,13 +18,15 @@ import argparse
 import dataclasses
 import json
 import sys
+from pathlib import Path
 
-import vllm_signatures as signatures
-from vllm_source import Source
-from vllm_uses import USES
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # run as a file; verl installs another `scripts`
 
 from rollspec.engine.vllm.compat import unsupported_version
 from rollspec.engine.vllm.hooks import HOOKS
+from scripts import vllm_signatures as signatures
+from scripts.vllm_source import Source
+from scripts.vllm_uses import USES
 
 
 def main(argv: list[str]) -> int:
@@ -76,8 +78,8 @@ def show_hooks(source: Source, changes: list[signatures.Change], as_json: bool) 
     rows = [(h.name, *signatures.verdict(h, source, changes)) for h in HOOKS]
     problem = unsupported_version(source.version)
     if as_json:
-        told = [dict(zip(("name", "state", "why"), row, strict=True)) for row in rows]
-        print(json.dumps({"vllm": source.version, "problem": problem, "hooks": told}, indent=2))
+        listed = [dict(zip(("name", "state", "why"), row, strict=True)) for row in rows]
+        print(json.dumps({"vllm": source.version, "problem": problem, "hooks": listed}, indent=2))
     else:
         print(f"{problem or f'vLLM {source.version} is in the tested range'}.")
         for name, state, why in rows:

@@ -15,11 +15,11 @@ from typing import Literal, cast, get_args
 
 from packaging.specifiers import SpecifierSet
 from packaging.version import Version
-from vllm_source import Source, State
-from vllm_uses import USES
 
 from rollspec.engine.vllm.compat import TESTED
 from rollspec.engine.vllm.hooks import HOOKS, Hook
+from scripts.vllm_source import Source, State
+from scripts.vllm_uses import USES
 
 FILE = Path(__file__).with_suffix(".json")
 

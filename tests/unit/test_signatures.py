@@ -7,17 +7,17 @@ import json
 import zipfile
 from pathlib import Path
 
-import check_vllm
 import pytest
-import vllm_signatures as signatures
-from vllm_signatures import Change, Record
-from vllm_source import Source
 
 from rollspec import doctor
 from rollspec.engine.vllm.compat import TESTED
 from rollspec.engine.vllm.hooks import HOOKS
 from rollspec.engine.vllm.hooks.engine import AddRequest
+from scripts import check_vllm
+from scripts import vllm_signatures as signatures
 from scripts.generate import hooks
+from scripts.vllm_signatures import Change, Record
+from scripts.vllm_source import Source
 
 CORE = '''\
 from vllm.parent import Parent, renamed as given

@@ -314,16 +314,20 @@ class Tap:
         self.listener.close()
 
 
+def tapped(ends: Ends, hub: Any, token: str | None) -> tuple[Tap, Link]:
+    """An engine that has been welcomed, and what its connection passes through."""
+    tap = Tap(hub.endpoint)
+    ends.open.append(tap)
+    return tap, connected(ends, tap, token=token)
+
+
 SECRET = "what somebody asked"
 
 
 @pytest.mark.parametrize("token", [TOKEN, None])
 def test_what_is_overheard_says_nothing_and_cannot_be_said_again(ends: Ends, token: str | None) -> None:
     hub = ends.hub(token=token)
-    tap = Tap(hub.endpoint)
-    ends.open.append(tap)
-    link = ends.link(tap.endpoint, token=token)
-    until(lambda: link.away is None, link)
+    tap, link = tapped(ends, hub, token)
     for i in range(3):
         link.send(Message("rewards", {SECRET: float(i)}))
     until(lambda: len(hub.handler.messages) == 3, link)
@@ -343,10 +347,7 @@ def test_what_is_overheard_says_nothing_and_cannot_be_said_again(ends: Ends, tok
 @pytest.mark.parametrize("token", [TOKEN, None])
 def test_what_was_altered_on_the_way_is_not_taken(ends: Ends, token: str | None) -> None:
     hub = ends.hub(token=token)
-    tap = Tap(hub.endpoint)
-    ends.open.append(tap)
-    link = ends.link(tap.endpoint, token=token)
-    until(lambda: link.away is None, link)
+    tap, link = tapped(ends, hub, token)
     tap.spoil = True
     assert link.send(Message("samples", {}, {"t": torch.zeros(4, dtype=torch.uint8)}))
     if token is None:  # the check can fail: nothing but the token's keys notices

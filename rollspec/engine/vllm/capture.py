@@ -154,10 +154,12 @@ class Capture:
     def drain(self, folder: Path) -> dict[str, Any]:
         """Write all finished samples to `folder`, one safetensors file each, whole or not at all."""
         folder.mkdir(parents=True, exist_ok=True)
-        blobs = [sample.to_bytes() for sample in self.take()]
-        for blob in blobs:
+        sizes = []
+        for sample in self.take():  # one at a time is held twice
+            blob = sample.to_bytes()
             replace(folder / f"{time.time_ns():020d}-{uuid.uuid4().hex[:8]}.safetensors", blob)
-        return {**self.info(), "samples": len(blobs), "bytes": sum(map(len, blobs))}
+            sizes.append(len(blob))
+        return {**self.info(), "samples": len(sizes), "bytes": sum(sizes)}
 
     def info(self) -> dict[str, Any]:
         """Counts since the start, and what is held."""
