@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.harness import RESULTS, ROOT, pin, provenance, save
-from rollspec.sampling.audit import ALPHA, law_tests
+from rollspec.audit.verdict import ALPHA, law_tests
 
 TOKENS = {"uniform": (10_240, 20_480, 40_960), "argmax": (40_960, 163_840, 327_680)}
 AUDITS = 20
@@ -95,9 +95,9 @@ def power() -> list[dict[str, Any]]:
 def engine(faults: list[str], quick: bool = False, tokens: int | None = None) -> Iterator[dict[str, Any]]:
     """Whole audits of real engines with a planted fault, timed. `tokens`: as many instead of `ENGINE`'s."""
     from examples.grpo_arithmetic.prepare import prepare
-    from rollspec.sampling.audit_engine import Arm, Plan
-    from rollspec.sampling.audit_prompts import token_prompts
-    from rollspec.sampling.audit_run import run_audit
+    from rollspec.audit.engine import Arm, Plan
+    from rollspec.audit.prompts import token_prompts
+    from rollspec.audit.run import run_audit
 
     with tempfile.TemporaryDirectory() as folder:
         model = str(prepare(folder, size="tiny" if quick else "demo").model)

@@ -28,8 +28,8 @@ LONGEST = 352
 
 def measure(old: str, new: str, arm: str, seed: int, fixed: bool, quick: bool = False) -> dict[str, Any]:
     """One arm: what the new policy's epoch took."""
-    from rollspec.sampling.audit_engine import Arm, Plan
-    from rollspec.sampling.audit_prompts import token_prompts
+    from rollspec.audit.engine import Arm, Plan
+    from rollspec.audit.prompts import token_prompts
 
     assets = prepare_assets(JobSettings(seed=seed), CACHE / "grpo_arithmetic")
     most = 4 if quick else 32

@@ -107,9 +107,9 @@ def distance(work: Path, arm: str, seed: int, settings: JobSettings) -> dict[str
     epoch later, on its prompts. Kept beside the job. None where the job saved no such policy.
     """
     from benchmarks.two_policies import check_lossy, rollouts
-    from rollspec.sampling.audit_engine import Arm, Plan
-    from rollspec.sampling.audit_prompts import token_prompts
-    from rollspec.sampling.audit_reference import Reference
+    from rollspec.audit.engine import Arm, Plan
+    from rollspec.audit.prompts import token_prompts
+    from rollspec.audit.reference import Reference
 
     kept = folder(work, arm, seed) / "distance.json"
     if kept.is_file():

@@ -50,7 +50,7 @@ def measure(model: str, drafters: dict[float, Path], drafts: str, copies: int) -
     """Acceptance by scale, and the texts."""
     from vllm import LLM, SamplingParams
 
-    from rollspec.sampling.audit_prompts import token_prompts
+    from rollspec.audit.prompts import token_prompts
 
     llm = LLM(
         model=model,

@@ -24,10 +24,10 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from rollspec.audit.engine import CPU_ENVIRONMENT, Arm, Plan, job_of
+from rollspec.audit.verdict import DraftCounts, Samples
+from rollspec.audit.worker import Response, build, counters, generate, next_round, read
 from rollspec.sampling import lenient
-from rollspec.sampling.audit import DraftCounts, Samples
-from rollspec.sampling.audit_engine import CPU_ENVIRONMENT, Arm, Plan, job_of
-from rollspec.sampling.audit_worker import Response, build, counters, generate, next_round, read
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]

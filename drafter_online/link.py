@@ -12,6 +12,7 @@ slow daemon slows the feedback down and nothing else.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import time
 from collections import Counter, OrderedDict
@@ -65,6 +66,8 @@ class Link:
         self._under_way = 0
         self._heard = -AWAY_SECONDS
         self._next_hello = 0.0
+        self._next_connection = 0.0
+        self._given_up = False  # a handshake failed since the last attempt
         self._told: set[str] = set()
         self._zmq = zmq
         self._context = zmq.Context()
@@ -128,6 +131,9 @@ class Link:
             if self.away is not None:
                 reason = f"it does not take this token; both sides need the same {wire.TOKEN_VARIABLE} or file"
                 self._refused(reason)
+                self._given_up = True
+        if self._given_up and now >= self._next_connection:
+            self._connect_again(now)
         out: list[Message] = []
         wait = int(1000 * seconds)
         while self._socket.poll(wait):
@@ -164,6 +170,14 @@ class Link:
         self._under_way = 0
         if self._send(Message("hello", self.hello)) is None:
             self._next_hello = now + CONNECT_SECONDS
+
+    def _connect_again(self, now: float) -> None:
+        """ZeroMQ gives an endpoint up for good when one side encrypts and the other does not; its daemon may change."""
+        self._given_up = False
+        self._next_connection = now + HELLO_SECONDS
+        with contextlib.suppress(self._zmq.ZMQError):  # it is disconnected already where it was given up
+            self._socket.disconnect(self.endpoint)
+        self._socket.connect(self.endpoint)
 
     def _lose(self, why: str) -> None:
         self.away = why

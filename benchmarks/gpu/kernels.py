@@ -69,8 +69,8 @@ def _lookup(spec: Spec, batch: int) -> dict[str, Any]:
 
     if spec.device == "cpu":
         raise NotHereError("its kernels run on a GPU")
-    from rollspec.drafting.lookup import DEPTH, SEPARATOR, reference
-    from rollspec.drafting.lookup_triton import lookup
+    from benchmarks.gpu.lookup_triton import lookup
+    from rollspec.proposal.lookup import DEPTH, SEPARATOR, reference
 
     rng = np.random.default_rng(batch)
     said = rng.integers(0, 1000, (batch, 1, LENGTH))

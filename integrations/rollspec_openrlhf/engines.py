@@ -59,7 +59,7 @@ class EngineCalls:
     rollspec_failures = 0
 
     async def rollspec_call(self, op: str, payload: dict[str, Any]) -> dict[str, Any]:
-        """One operation on the worker that drafts (rollspec/engine/vllm/worker.py). Never raises, never hangs."""
+        """One operation on the worker that drafts (rollspec/engine/operations.py). Never raises, never hangs."""
         if self.rollspec_failures >= MOST_FAILURES:
             return {"error": "the engine does not answer"}
         try:

@@ -26,7 +26,7 @@ class Engine(ABC):
 
     @abstractmethod
     def ask(self, op: str, payload: dict[str, Any]) -> list[Any]:
-        """One answer per worker (rollspec/engine/vllm/worker.py). May raise."""
+        """One answer per worker (rollspec/engine/operations.py). May raise."""
 
     def call(self, op: str, payload: dict[str, Any] | None = None) -> dict[str, Any]:
         """The answer of the worker that drafts; `{}` where none does, `{"error": sentence}` where something failed."""

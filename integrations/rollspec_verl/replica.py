@@ -54,7 +54,7 @@ class EngineCalls:
     rollspec_segments: frozenset[str] = frozenset()
 
     async def rollspec_call(self, op: str, payload: dict[str, Any]) -> dict[str, Any]:
-        """One operation on the worker that drafts (rollspec/engine/vllm/worker.py). Never raises, never hangs."""
+        """One operation on the worker that drafts (rollspec/engine/operations.py). Never raises, never hangs."""
         if not self.rollspec_on or self.node_rank != 0:
             return {}
         if self.rollspec_timeouts >= MOST_TIMEOUTS or self.engine.errored:

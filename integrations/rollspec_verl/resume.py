@@ -12,7 +12,7 @@ import uuid
 from types import ModuleType
 from typing import Any
 
-from rollspec.engine.vllm import metadata
+from rollspec.head import metadata
 from rollspec.sampling import scoring
 from rollspec_verl import options
 from rollspec_verl.once import once

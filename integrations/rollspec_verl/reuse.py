@@ -21,8 +21,8 @@ from types import ModuleType
 from typing import Any
 
 from rollspec.config import HistoryConfig, RollspecConfig
-from rollspec.engine.vllm import metadata
 from rollspec.errors import HistoryError
+from rollspec.head import metadata
 from rollspec.proposal.base import prompt_key
 from rollspec.proposal.response_cache import ResponseCache, tokenizer_name
 from rollspec.sampling import lenient_reuse, scoring

@@ -152,3 +152,19 @@ class Step:
         """Whether proposals that cost no pass count; they do where nobody may draft, for comparison."""
         drafters = self.plan.drafters
         return not drafters or any(d not in LEARNED for d in drafters)
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """What the engine did in a step.
+
+    Attributes:
+        req_ids: the batch, in the engine's order. sampled: tokens that each request emitted, none in its prompt.
+        verified: the drafts that the step verified, by request. tokens: that it computed. context_tokens: of the batch.
+    """
+
+    req_ids: Sequence[str]
+    sampled: list[list[int]]
+    verified: dict[str, list[int]]
+    tokens: int
+    context_tokens: float

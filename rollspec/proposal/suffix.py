@@ -79,7 +79,7 @@ class SuffixDrafter:
         self._new_tree: Callable[[], Any] = _NoTree
         self._scan: Any = None
         if config.sources:
-            from rollspec.drafting import scan  # numba is imported where something is drafted
+            from rollspec.proposal import scan  # numba is imported where something is drafted
 
             first = scan.Corpus()  # what is compiled is compiled now, and not in a step
             first.extend(0, [0, 1, 2, 3])

@@ -1,6 +1,3 @@
-"""What is exact, and how that is checked.
-
-`noise`, `streams` and `coupled` are coupled sampling, `lenient` tells what a lossy rule would do. `audit` holds the
-statistics and the verdict and needs numpy and scipy only; `audit_noise` checks coupled tokens one by one; `audit_run`
-runs the engines.
+"""What is exact: keys of coupled noise (`streams`), how well engine and trainer agree (`health`), and SPEC-RL's lossy
+rule (`lenient`, `lenient_reuse`, `scoring`). Pure functions; no engine.
 """

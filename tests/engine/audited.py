@@ -11,11 +11,12 @@ from typing import Any
 import pytest
 from engines import call, close
 
-from rollspec.sampling import audit_engine, audit_worker
-from rollspec.sampling.audit import AuditResult, conclude
-from rollspec.sampling.audit_engine import Arm, Plan, run_arm
-from rollspec.sampling.audit_reference import Reference
-from rollspec.sampling.audit_run import judge
+from rollspec.audit import engine as audit_engine
+from rollspec.audit import worker as audit_worker
+from rollspec.audit.engine import Arm, Plan, run_arm
+from rollspec.audit.reference import Reference
+from rollspec.audit.run import judge
+from rollspec.audit.verdict import AuditResult, conclude
 
 PROMPTS = tuple(tuple(range(3 + i, 11 + i)) for i in range(6))
 EVERYTHING = ["proposal.budget.policy=fixed", "tuning.policy=static", "tuning.guard.enabled=false"]

@@ -31,7 +31,7 @@ CACHING = {"enable_prefix_caching": True, "block_size": 32}
 
 def promote_all(worker: Any) -> None:
     """In a worker: every canary that can be run is promoted, however little its weights get right."""
-    from rollspec.engine.vllm.swap import swapper
+    from rollspec.head.swap import swapper
 
     swapper.CANARY_RATIO = 0.0
 

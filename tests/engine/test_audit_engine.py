@@ -24,14 +24,14 @@ from typer.testing import CliRunner
 
 from benchmarks.identity import leads, same_tokens
 from benchmarks.two_policies import check_lossy, rollouts
+from rollspec.audit import worker as audit_worker
+from rollspec.audit.engine import Arm, Plan, job_of, read_output, run_arm
+from rollspec.audit.noise import keys_of
+from rollspec.audit.reference import Reference
+from rollspec.audit.run import judge
+from rollspec.audit.verdict import AuditError, conclude
 from rollspec.cli import app
 from rollspec.config import RollspecConfig
-from rollspec.sampling import audit_worker
-from rollspec.sampling.audit import AuditError, conclude
-from rollspec.sampling.audit_engine import Arm, Plan, job_of, read_output, run_arm
-from rollspec.sampling.audit_noise import keys_of
-from rollspec.sampling.audit_reference import Reference
-from rollspec.sampling.audit_run import judge
 
 pytestmark = pytest.mark.engine
 
@@ -85,7 +85,7 @@ def test_the_command_checks_every_token_of_coupled_sampling(sharp: Path, tmp_pat
 
 def test_an_audit_that_is_killed_leaves_nothing(sharp: Path, tmp_path: Path) -> None:
     program = (
-        "from rollspec.sampling.audit_engine import Arm, Plan, run_arm; import sys;"
+        "from rollspec.audit.engine import Arm, Plan, run_arm; import sys;"
         f"run_arm(sys.argv[1], Plan({PROMPTS!r}), Arm.plain())"
     )
     process = subprocess.Popen([sys.executable, "-c", program, str(sharp)], env={**os.environ, "TMPDIR": str(tmp_path)})

@@ -218,7 +218,7 @@ def test_log_probs_are_the_policys(model: Path, prompts: list[list[int]], mode: 
     import numpy as np
     import torch
 
-    from rollspec.sampling.audit_reference import Reference
+    from rollspec.audit.reference import Reference
 
     laws = ({"top_k": 4}, {"top_k": 20, "temperature": 0.7})
     found = []

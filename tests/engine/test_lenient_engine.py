@@ -15,13 +15,13 @@ import numpy as np
 import pytest
 from models import make_sharp_model
 
+from rollspec.audit.evidence import Samples
+from rollspec.audit.reference import Reference
+from rollspec.audit.statistics import g_test, merge_rare
+from rollspec.audit.verdict import Evidence, check_log_probs, conclude, law_tests
 from rollspec.config import RollspecConfig
 from rollspec.proposal.base import prompt_key
 from rollspec.sampling import scoring
-from rollspec.sampling.audit import Evidence, check_log_probs, conclude, law_tests
-from rollspec.sampling.audit_evidence import Samples
-from rollspec.sampling.audit_reference import Reference
-from rollspec.sampling.audit_tests import g_test, merge_rare
 from rollspec.sampling.lenient import law, total_variation
 from rollspec.telemetry.metrics import EngineStats, to_metrics
 

@@ -12,10 +12,10 @@ from engines import CACHING, bridge, build, call, close, metric
 from models import make_sharp_model
 
 from rollspec import RollspecConfig
-from rollspec.sampling.audit import conclude, law_tests
-from rollspec.sampling.audit_evidence import Evidence, Samples, samples_from
-from rollspec.sampling.audit_noise import NoiseCheck, Witness, keys_of
-from rollspec.sampling.audit_reference import Reference
+from rollspec.audit.evidence import Evidence, Samples, samples_from
+from rollspec.audit.noise import NoiseCheck, Witness, keys_of
+from rollspec.audit.reference import Reference
+from rollspec.audit.verdict import conclude, law_tests
 
 pytestmark = pytest.mark.engine
 

@@ -16,9 +16,14 @@ from rich.console import Console
 from scipy import stats
 from typer.testing import CliRunner
 
-from rollspec.cli import app
-from rollspec.sampling import audit_cli, audit_prompts, audit_tests
-from rollspec.sampling.audit import (
+from rollspec.audit import cli as audit_cli
+from rollspec.audit import prompts as audit_prompts
+from rollspec.audit import statistics as audit_tests
+from rollspec.audit.distribution import buckets
+from rollspec.audit.engine import Arm, Plan, _cause, _environment
+from rollspec.audit.noise import NoiseCheck
+from rollspec.audit.report import families, markdown, page, verdict_line, write
+from rollspec.audit.verdict import (
     AuditError,
     AuditResult,
     DraftCounts,
@@ -33,11 +38,8 @@ from rollspec.sampling.audit import (
     law_tests,
     samples_from,
 )
-from rollspec.sampling.audit_engine import Arm, Plan, _cause, _environment
-from rollspec.sampling.audit_law import buckets
-from rollspec.sampling.audit_noise import NoiseCheck
-from rollspec.sampling.audit_report import families, markdown, page, verdict_line, write
-from rollspec.sampling.audit_worker import Response, cut, sample
+from rollspec.audit.worker import Response, cut, sample
+from rollspec.cli import app
 
 runner = CliRunner()
 GOOD = TestResult("surprisal", "all positions", 100, 0.5, None, 0.6, 1.0)

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from rollspec import RollspecConfig
-from rollspec.sampling.audit import AuditResult, Evidence, Samples, conclude, law_tests, samples_from
-from rollspec.sampling.audit_engine import Arm
-from rollspec.sampling.audit_noise import NoiseCheck, Witness, Words, first_round, gumbel, keys_of
-from rollspec.sampling.audit_report import facts
+from rollspec.audit.engine import Arm
+from rollspec.audit.noise import NoiseCheck, Witness, Words, first_round, gumbel, keys_of
+from rollspec.audit.report import facts
+from rollspec.audit.verdict import AuditResult, Evidence, Samples, conclude, law_tests, samples_from
 
 VOCAB, LENGTH = 60, 30
 PROMPTS = ((1, 2, 3), (4, 5), (1, 2, 3))  # the first and the last are one prompt to an engine

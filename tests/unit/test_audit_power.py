@@ -19,8 +19,8 @@ from audit_cases import (
     sample,
 )
 
-from rollspec.sampling.audit import Evidence, conclude, law_tests, samples_from
-from rollspec.sampling.audit_power import detectable
+from rollspec.audit.power import detectable
+from rollspec.audit.verdict import Evidence, conclude, law_tests, samples_from
 
 
 @pytest.mark.parametrize(

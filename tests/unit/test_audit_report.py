@@ -12,13 +12,13 @@ from audit_cases import make_law, sample
 from safetensors.numpy import save_file
 
 from rollspec import __version__
+from rollspec.audit import identity as audit_identity
+from rollspec.audit.engine import Arm, Plan
+from rollspec.audit.power import detectable
+from rollspec.audit.report import markdown, page
+from rollspec.audit.run import _provenance
+from rollspec.audit.verdict import conclude, law_tests
 from rollspec.machine import git_sha, machine
-from rollspec.sampling import audit_identity
-from rollspec.sampling.audit import conclude, law_tests
-from rollspec.sampling.audit_engine import Arm, Plan
-from rollspec.sampling.audit_power import detectable
-from rollspec.sampling.audit_report import markdown, page
-from rollspec.sampling.audit_run import _provenance
 
 
 def test_the_page_says_what_was_tested_and_how_to_repeat_it(tmp_path: Path) -> None:

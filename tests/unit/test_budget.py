@@ -8,11 +8,11 @@ from operator import mul
 import numpy as np
 import pytest
 
+from rollspec.audit.statistics import g_test
 from rollspec.proposal import lengths
 from rollspec.proposal.base import Draft
 from rollspec.proposal.budget import allocate, expected_chain, floor, specdec_cut, svip_cut
 from rollspec.proposal.confidence import Confidence
-from rollspec.sampling.audit_tests import g_test
 from rollspec.tuning.cost import CostModel
 
 

@@ -12,8 +12,8 @@ torch = pytest.importorskip("torch")
 
 from drafter_online.samples import Sample  # noqa: E402
 from rollspec import RollspecConfig, step  # noqa: E402
-from rollspec.engine.vllm import capture  # noqa: E402
-from rollspec.engine.vllm.capture import Capture  # noqa: E402
+from rollspec.head import capture  # noqa: E402
+from rollspec.head.capture import Capture  # noqa: E402
 
 H, VOCAB = 4, 50
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from rollspec import RollspecConfig
-from rollspec.engine.vllm import checkpoint_resolver
+from rollspec.head import checkpoint_resolver
 
 TARGET = {"vocab_size": 100, "hidden_size": 16, "num_hidden_layers": 4}
 HEAD = {

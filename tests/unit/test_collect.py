@@ -10,8 +10,9 @@ import pytest
 pytest.importorskip("torch")
 
 from rollspec import RollspecConfig
-from rollspec.engine.vllm.bridge import Bridge, StepResult
-from rollspec.engine.vllm.worker import _collect
+from rollspec.drafting.requests import StepResult
+from rollspec.engine.bridge import Bridge
+from rollspec.engine.operations import _collect
 from rollspec.step import Engine
 
 

@@ -5,7 +5,7 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("vllm")
 
-from rollspec.engine.vllm.drafter_kv import DrafterKV  # noqa: E402
+from rollspec.head.drafter_kv import DrafterKV  # noqa: E402
 
 
 def rows(start: int, n: int) -> object:

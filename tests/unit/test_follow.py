@@ -13,12 +13,12 @@ torch = pytest.importorskip("torch")
 
 from drafter_online.shared_canary import LEASE_SECONDS  # noqa: E402
 from drafter_online.versions import Versions  # noqa: E402
-from rollspec.engine.vllm import follow  # noqa: E402
-from rollspec.engine.vllm.follow import STALL_SECONDS, Follower  # noqa: E402
+from rollspec.head import follow  # noqa: E402
+from rollspec.head.follow import STALL_SECONDS, Follower  # noqa: E402
 
 
 class Swapper:
-    """What `rollspec.engine.vllm.swap.Swapper` does to the attributes that a follower reads."""
+    """What `rollspec.head.swap.Swapper` does to the attributes that a follower reads."""
 
     def __init__(self) -> None:
         self.version = 0

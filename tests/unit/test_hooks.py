@@ -259,7 +259,7 @@ def test_a_runners_hook_keeps_the_order_and_gives_back_what_was_there() -> None:
     with pytest.raises(RuntimeError, match=r"layers too late; the order is specialists, layers, install"):
         runner_v2.Propose.put(speculator, "inner", "rollspec.engine.vllm.v2.layers")
     with pytest.raises(ValueError, match="not in tuple"):
-        runner_v2.Propose.put(speculator, "inner", "rollspec.engine.vllm.swap")
+        runner_v2.Propose.put(speculator, "inner", "rollspec.head.swap")
     assert speculator.propose == "outer"
 
 

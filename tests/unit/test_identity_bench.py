@@ -10,9 +10,9 @@ import pytest
 
 from benchmarks.identity import compare
 from rollspec import RollspecConfig
-from rollspec.sampling.audit import Samples, samples_from
-from rollspec.sampling.audit_engine import Plan
-from rollspec.sampling.audit_noise import gumbel, keys_of
+from rollspec.audit.engine import Plan
+from rollspec.audit.noise import gumbel, keys_of
+from rollspec.audit.verdict import Samples, samples_from
 
 VOCAB = 20
 PLAN = Plan(prompts=((1, 2, 3), (4, 5)), seed=3, temperature=0.5)

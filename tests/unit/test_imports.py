@@ -23,18 +23,19 @@ NEVER = {
     "rollspec/proposal": {"vllm", "verl", "ray"},
     "rollspec/drafting": {"vllm", "verl", "ray"},
     "rollspec/tuning": {"vllm", "verl", "ray"},
+    "rollspec/head": {"vllm", "verl", "ray"},
 }
 # The demo is an example job: it may start the trainer's integration.
 EXCEPT = {
     "rollspec": ("rollspec/demo/", "rollspec/bench_cli.py"),
     "rollspec/engine/vllm": (
-        "rollspec/engine/vllm/scheduler.py",  # vLLM is told its name
         "rollspec/engine/vllm/v2/speculator.py",  # derives from vLLM's; imported where it is made
     ),
 }
 # folder -> packages that no file in it may import at module level
 NOT_AT_IMPORT = {
     "rollspec/sampling": ENGINES,
+    "rollspec/audit": ENGINES,
     "rollspec/proposal": ENGINES,
     "rollspec/tuning": ENGINES,
     "rollspec/telemetry": ENGINES,

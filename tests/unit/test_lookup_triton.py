@@ -7,7 +7,7 @@ import os
 import numpy as np
 import pytest
 
-from rollspec.drafting.lookup import DEPTH, NOTHING, SEPARATOR, reference
+from rollspec.proposal.lookup import DEPTH, NOTHING, SEPARATOR, reference
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("triton.language", exc_type=ImportError)
@@ -19,7 +19,7 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 @pytest.mark.parametrize("seed", range(3))
 def test_the_device_drafts_what_the_definition_does(seed: int) -> None:
-    from rollspec.drafting.lookup_triton import lookup
+    from benchmarks.gpu.lookup_triton import lookup
 
     rng = np.random.default_rng(seed)
     batch, k, symbols = 4, 7, (3, 8, 30)[seed]

@@ -7,7 +7,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from rollspec.engine.vllm.swap.payload import SwapRefusedError, check, distance, fingerprint, read_folder  # noqa: E402
+from rollspec.head.swap.payload import SwapRefusedError, check, distance, fingerprint, read_folder  # noqa: E402
 
 GOOD = {"fc.weight": torch.ones(2, 3), "norm.weight": torch.ones(2), "d2t": torch.zeros(4, dtype=torch.int64)}
 

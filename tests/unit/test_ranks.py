@@ -12,13 +12,13 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from rollspec.engine.vllm.ranks import NOTHING, Note, Ranks  # noqa: E402
+from rollspec.head.ranks import NOTHING, Note, Ranks  # noqa: E402
 
 RANK = """
 import json, sys
 from types import SimpleNamespace
 import torch
-from rollspec.engine.vllm.ranks import NOTHING, Note, Ranks
+from rollspec.head.ranks import NOTHING, Note, Ranks
 
 rank, store = int(sys.argv[1]), sys.argv[2]
 torch.distributed.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
@@ -63,7 +63,7 @@ def test_two_ranks_agree(tmp_path: Path) -> None:
 
 
 def test_one_rank_asks_nobody() -> None:
-    alone = Ranks.of(1)
+    alone = Ranks()
     assert alone.alone and alone.first and alone.least(1) == 1
     assert alone.decide(2, Note("promoted")) == (2, Note("promoted"))
     weight = torch.ones(2, 2)

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rollspec.drafting.lookup import DEPTH, NOTHING, OCCURRENCES, SEPARATOR, Found, reference
-from rollspec.drafting.scan import Corpus, extend, look_up
+from rollspec.proposal.lookup import DEPTH, NOTHING, OCCURRENCES, SEPARATOR, Found, reference
+from rollspec.proposal.scan import Corpus, extend, look_up
 
 FACTOR, MIN_PROB = 2.0, 0.1
 

@@ -18,9 +18,10 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from drafter_online.lifecycle import State  # noqa: E402
-from rollspec.engine.vllm.drafter_kv import DrafterKV  # noqa: E402
-from rollspec.engine.vllm.ranks import Note, Ranks  # noqa: E402
-from rollspec.engine.vllm.swap import Swapper, SwapRefusedError  # noqa: E402
+from rollspec.engine.vllm.draft_weights import DraftWeights  # noqa: E402
+from rollspec.head.drafter_kv import DrafterKV  # noqa: E402
+from rollspec.head.ranks import Note, Ranks  # noqa: E402
+from rollspec.head.swap import Swapper, SwapRefusedError  # noqa: E402
 from rollspec.proposal.router import Router  # noqa: E402
 
 
@@ -86,7 +87,8 @@ def swapper(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Swapper
     save_file({"fc.weight": drafter.model.fc.weight.data.clone()}, tmp_path / "model.safetensors")
     context = {"layer": object()}
     vllm_config = SimpleNamespace(compilation_config=SimpleNamespace(static_forward_context=context))
-    out = Swapper(Owner(target, drafter, tmp_path, vllm_config), canary_drafts=10)
+    owner = Owner(target, drafter, tmp_path, vllm_config)
+    out = Swapper(owner, DraftWeights(owner), canary_drafts=10)
     out.prepare()
     assert list(context) == ["layer"], "the engine's own layers are as they were"
     yield out
@@ -123,7 +125,7 @@ def test_weights_arrive_in_the_same_storage_and_the_targets_stay(swapper: Swappe
 def test_a_specforge_heads_layer_has_the_name_that_versions_have(tmp_path: Path) -> None:
     from safetensors.torch import save_file
 
-    from rollspec.engine.vllm.swap.payload import check, read_folder
+    from rollspec.head.swap.payload import check, read_folder
 
     save_file(
         {"midlayer.mlp.up_proj.weight": torch.ones(2), "fc.weight": torch.ones(2)}, tmp_path / "model.safetensors"

@@ -11,8 +11,8 @@ import pytest
 
 from benchmarks.identity import same_tokens
 from benchmarks.two_policies import check_lossy
+from rollspec.audit.verdict import samples_from
 from rollspec.sampling import lenient
-from rollspec.sampling.audit import samples_from
 
 VOCAB, LENGTH = 30, 8
 
@@ -88,9 +88,9 @@ class Engine:
 def test_a_round_starts_from_old_responses_and_says_what_the_rule_decided() -> None:
     pytest.importorskip("vllm")
     from benchmarks.two_policies import lenient_round
+    from rollspec.audit.worker import Response
     from rollspec.config import ReuseConfig
     from rollspec.proposal.response_cache import ResponseCache
-    from rollspec.sampling.audit_worker import Response
     from rollspec.sampling.lenient_reuse import LenientReuse
 
     reuse = LenientReuse(ReuseConfig(mode="lenient"), ResponseCache(1 << 20), 64, 20, frozenset({0}))

@@ -20,10 +20,10 @@ from vllm.v1.core.sched.output import CachedRequestData, GrammarOutput, NewReque
 from vllm.v1.outputs import DraftTokenIds, ModelRunnerOutput  # noqa: E402
 
 from rollspec import RollspecConfig  # noqa: E402
-from rollspec.engine.vllm.ranks import Ranks  # noqa: E402
 from rollspec.engine.vllm.v2 import scheduling  # noqa: E402
 from rollspec.engine.vllm.v2.adapter import DRAFTED, Adapter  # noqa: E402
 from rollspec.engine.vllm.v2.verify import accept  # noqa: E402
+from rollspec.head.ranks import Ranks  # noqa: E402
 
 K = 4
 

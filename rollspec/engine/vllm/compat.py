@@ -12,6 +12,7 @@ from typing import Any
 from packaging.specifiers import SpecifierSet
 
 from rollspec.config import RollspecConfig
+from rollspec.machine import machine
 
 logger = logging.getLogger("rollspec")
 
@@ -149,3 +150,22 @@ def _of_tokenizer(model: Any, say: Callable[[Any], str | None]) -> str | None:
     except Exception as e:  # vLLM reports an unusable tokenizer itself, and in its own words
         logger.debug("rollspec: the tokenizer was not read (%s)", e)
         return None
+
+
+def machine_of(vllm_config: Any) -> dict[str, Any]:
+    """What step costs depend on: a cost model holds for this only."""
+    import torch
+
+    model, parallel = vllm_config.model_config, vllm_config.parallel_config
+    hf = getattr(model, "hf_text_config", None)
+    on_gpu, here = torch.cuda.is_available(), machine()
+    return {
+        "device": torch.cuda.get_device_name() if on_gpu else f"{here['cpu']} x{here['cores']}",
+        "threads": None if on_gpu else torch.get_num_threads(),
+        "layers": getattr(hf, "num_hidden_layers", None),
+        "hidden_size": getattr(hf, "hidden_size", None),
+        "vocab_size": getattr(hf, "vocab_size", None),
+        "dtype": str(getattr(model, "dtype", None)),
+        "tensor_parallel": int(getattr(parallel, "tensor_parallel_size", 1)),
+        "vllm": vllm_version(),
+    }

@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from rollspec.config import RollspecConfig, Source, resolve, switched_on
-from rollspec.engine.vllm import checkpoint_resolver, compat, hooks, prometheus, sample_index
+from rollspec.engine.vllm import compat, hooks, prometheus, sample_index
 from rollspec.engine.vllm.hooks.engine import (
     AddRequest,
     CreateEngineConfig,
@@ -29,6 +29,7 @@ from rollspec.engine.vllm.hooks.runner_v2 import InitSpeculator, LoadTarget
 from rollspec.engine.vllm.hooks.worker import InitDevice, InitializeFromConfig, WorkerCall
 from rollspec.engine.vllm.settings import KEY, engine_config
 from rollspec.engine.vllm.v2 import scheduling
+from rollspec.head import checkpoint_resolver
 
 logger = logging.getLogger("rollspec")
 
@@ -178,9 +179,10 @@ def _initialize_from_config(initialize: Any, wrapper: Any, kv_cache_configs: lis
 
 def _worker_call(worker: Any, op: str, payload: dict[str, Any] | None = None) -> dict[str, Any]:
     """`WorkerBase.rollspec`, which trainers call by `collective_rpc`."""
-    from rollspec.engine.vllm.worker import call
+    from rollspec.engine.operations import call
+    from rollspec.engine.vllm.worker import bridge
 
-    return call(worker, op, payload or {})
+    return call(bridge(worker), op, payload or {})
 
 
 BEHAVIOUR: Mapping[type[hooks.Hook], hooks.Around] = {

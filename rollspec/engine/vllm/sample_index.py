@@ -10,13 +10,13 @@ from __future__ import annotations
 import copy
 from typing import Any
 
-from rollspec.engine.vllm import hooks, metadata
+from rollspec.engine.noise_keys import ARRIVAL
+from rollspec.engine.vllm import hooks
 from rollspec.engine.vllm.settings import engine_config
+from rollspec.head import metadata
 from rollspec.sampling import scoring
 from rollspec.sampling.scoring import KEY
 from rollspec.sampling.streams import Arrivals
-
-ARRIVAL = "arrival"
 
 ARRIVALS = "_rollspec_arrivals"
 """On a scheduler: its `Arrivals`, None where it numbers no requests."""
@@ -37,12 +37,6 @@ def add_request(add: Any, scheduler: Any, request: Any) -> None:
         number = arrivals.number(request.prompt_token_ids, scoring.origin(params))
         params.extra_args = {**extra, KEY: {**metadata.mapping(extra.get(KEY)), ARRIVAL: number}}
     add(scheduler, request)
-
-
-def of(sampling_params: Any) -> int | None:
-    """The number a request was given, None where it was given none."""
-    number = scoring.asked(sampling_params).get(ARRIVAL)
-    return number if isinstance(number, int) else None
 
 
 def _wanted(vllm_config: Any) -> Arrivals | None:

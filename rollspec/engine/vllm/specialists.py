@@ -24,10 +24,10 @@ from typing import Any
 import torch
 
 from rollspec.engine.vllm import hooks
-from rollspec.engine.vllm.checkpoint_resolver import GENERAL
 from rollspec.engine.vllm.hooks import runner_v2 as v2
 from rollspec.engine.vllm.hooks.cpu_weights import repack
-from rollspec.engine.vllm.ranks import Ranks
+from rollspec.engine.vllm.worker import ranks_of
+from rollspec.head.checkpoint_resolver import GENERAL
 
 logger = logging.getLogger("rollspec")
 
@@ -84,7 +84,7 @@ class Specialists:
         self._served: dict[str, int] = {}  # head of each request's latest draft
         self._probs: torch.Tensor | None = None  # where a head's passes note how sure it was, [max_num_reqs, k]
         config = speculator.vllm_config
-        self._ranks = Ranks.of(int(config.parallel_config.tensor_parallel_size))
+        self._ranks = ranks_of(config)
         self._layers = config.compilation_config.static_forward_context
 
     # ---- loading ----------------------------------------------------------------------------------------------------

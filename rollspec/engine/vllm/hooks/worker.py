@@ -59,7 +59,7 @@ class PackedLinear(RunnerHook):
 
     name = "cpu_linear"
     targets = ("vllm.model_executor.layers.utils:dispatch_cpu_unquantized_gemm",)
-    by = ("weights",)
+    by = ("draft_weights",)
     cpu_only = True
     why = "exchanges the packed weights of a head and of its second copy, between two steps"
     removal = "the swap uses vLLM's own calls for draft weights"

@@ -26,10 +26,11 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from rollspec.engine.vllm.bridge import Bridge, StepResult
-from rollspec.engine.vllm.ranks import Ranks
+from rollspec.drafting.requests import StepResult
+from rollspec.engine.bridge import Bridge
 from rollspec.engine.vllm.v2.draft_slots import masks, resized
 from rollspec.engine.vllm.v2.scheduling import DRAFTED
+from rollspec.head.ranks import Ranks
 
 if TYPE_CHECKING:
     from rollspec.engine.vllm.v2.head import Head

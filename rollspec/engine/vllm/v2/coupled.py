@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 
 from rollspec.config import RollspecConfig
+from rollspec.engine.noise_keys import NoiseKeys
 from rollspec.engine.vllm.hooks.runner_v2 import NoFlashInfer
-from rollspec.engine.vllm.noise_keys import NoiseKeys
 
 
 class SeededNoise(NoiseKeys):

@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from rollspec.engine.vllm.head import Span
+from rollspec.engine.noise_keys import GREEDY
 from rollspec.engine.vllm.hooks import runner_v2 as v2
-from rollspec.engine.vllm.noise_keys import GREEDY
+from rollspec.head.draft_head import Span
 
 
 class Drafter:

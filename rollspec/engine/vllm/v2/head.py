@@ -14,12 +14,13 @@ from typing import Any
 
 import torch
 
+from rollspec.drafting.requests import StepResult
+from rollspec.engine.bridge import Bridge
 from rollspec.engine.vllm import specialists
-from rollspec.engine.vllm.bridge import Bridge, StepResult
-from rollspec.engine.vllm.head import DraftHead
-from rollspec.engine.vllm.ranks import Ranks
 from rollspec.engine.vllm.v2.drafter import Drafter
 from rollspec.engine.vllm.v2.layers import LAYERS
+from rollspec.head.draft_head import DraftHead
+from rollspec.head.ranks import Ranks
 
 ARGUMENTS = ("attn_metadata", "slot_mappings", "last_hidden_states", "aux_hidden_states", "num_sampled", "num_rejected")
 """Of `DraftModelSpeculator.propose` after the batch, in order; there are more."""
@@ -102,8 +103,8 @@ class Head(DraftHead):
         """The step is over."""
         if self.capture is not None:
             self.capture.end()
-        if self.online is not None:
-            self.online.step_ended()
+        if self.training is not None:
+            self.training.step_ended()
 
     def _run(self, *args: Any, **kwargs: Any) -> tuple[torch.Tensor, torch.Tensor]:
         return self.drafter.propose(*args, **kwargs)  # type: ignore[no-any-return]

@@ -8,11 +8,12 @@ from collections.abc import Callable
 from typing import Any
 
 from rollspec.config import RollspecConfig
+from rollspec.engine import operations
+from rollspec.engine.bridge import Bridge
 from rollspec.engine.vllm import compat
-from rollspec.engine.vllm.bridge import Bridge
+from rollspec.engine.vllm.compat import machine_of, tokenizer_of
 from rollspec.engine.vllm.hooks import keep
 from rollspec.engine.vllm.hooks import runner_v2 as v2
-from rollspec.engine.vllm.ranks import Ranks
 from rollspec.engine.vllm.settings import engine_config
 
 logger = logging.getLogger("rollspec")
@@ -46,11 +47,14 @@ def install(worker: Any, config: RollspecConfig) -> None:
     from rollspec.engine.vllm.v2.scoring import Scoring
     from rollspec.engine.vllm.v2.speculator import MemorySpeculator
     from rollspec.engine.vllm.v2.verify import Verification
-    from rollspec.engine.vllm.worker import BRIDGE, equip, is_output_rank, load_history, next_version, ready
+    from rollspec.engine.vllm.worker import BRIDGE, equip, is_output_rank, ranks_of, ready
 
     runner = worker.model_runner
-    ranks = Ranks.of(int(worker.vllm_config.parallel_config.tensor_parallel_size))
-    bridge = Bridge(worker.vllm_config)
+    ranks = ranks_of(worker.vllm_config)
+    model = worker.vllm_config.model_config
+    bridge = Bridge(
+        config, int(model.max_model_len), machine_of(worker.vllm_config), lambda: tokenizer_of(runner.model_config)
+    )
     keep(runner, BRIDGE, bridge)
     adapter = Adapter(bridge, runner, ranks)
     bridge.runner, bridge.running, bridge.join = runner, adapter.requests, adapter.join
@@ -86,7 +90,7 @@ def install(worker: Any, config: RollspecConfig) -> None:
             bridge.scores = True
         if bridge.drafting:
             _warm(config)
-        bridge.policy = PolicyWatch(runner.get_model(), functools.partial(next_version, bridge))
+        bridge.policy = PolicyWatch(runner.get_model(), functools.partial(operations.next_version, bridge))
         if not memory:
             drafter = Drafter(runner.speculator, run, runner, shares_noise)
             head = Head(bridge, runner, ranks, drafter)
@@ -97,7 +101,7 @@ def install(worker: Any, config: RollspecConfig) -> None:
     except Exception as e:
         bridge.fail("installation", e)
         return
-    load_history(bridge)
+    operations.load_history(bridge)
 
 
 def _warm(config: RollspecConfig) -> None:

@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 
-from rollspec.engine.vllm.ranks import Ranks
+from rollspec.head.ranks import Ranks
 
 ARGUMENTS = (
     "logits", "draft_logits", "draft_sampled", "pos", "cu_num_logits", "idx_mapping", "idx_mapping_np",

@@ -1,0 +1,217 @@
+"""What the audit keeps of each sampled token: a few numbers computed from the target's whole distribution there.
+
+The distributions themselves ([tokens, vocabulary], many GB for a real model) pass through in chunks and are dropped.
+Everything rests on one fact. If every token is drawn from p(. | its prefix), then whatever happened before it,
+
+    u = P(id < token) + U · p(token),   U uniform and independent        (randomised probability integral transform)
+
+is uniform on [0, 1] and independent of the past; so is the same with tokens ordered by probability instead of id; and
+`-log p(token) - H(p)`, `[token is the argmax] - max p` and `[token = i] - p_i` have mean 0 and known variances.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from rollspec.audit.statistics import Floats, Ints, merge_rare
+from rollspec.errors import RollspecError
+
+FLOOR = -700.0
+"""Log-probabilities are not taken below this: exp of it is still a positive float64."""
+
+BLOCK_BYTES = 1 << 20
+"""Of one array of distributions worked on at once; the handful that are alive together fit a cache."""
+
+MIN_GROUP = 40
+"""Samples of one exact prefix from which on its own table is kept."""
+
+
+class AuditError(RollspecError, ValueError):
+    """An audit that cannot be made: bad input, an engine that does not start, a reference that disagrees in size."""
+
+
+@dataclass(frozen=True, slots=True)
+class Samples:
+    """What an engine sampled. Sequences of one prompt and round are siblings, in the order they were asked for.
+
+    `tokens[s]` are the response's token ids, `log_probs[s]` what the engine reported for them (None: not reported),
+    `prompt[s]` and `round[s]` where it belongs.
+    """
+
+    tokens: tuple[Ints, ...]
+    prompt: Ints
+    round: Ints
+    log_probs: tuple[Floats, ...] | None = None
+
+    @property
+    def n_tokens(self) -> int:
+        """Sampled tokens in all."""
+        return sum(map(len, self.tokens))
+
+
+@dataclass(slots=True)
+class PrefixTable:
+    """Draws after one exact prefix: counts against probabilities, rare tokens merged into one cell."""
+
+    n: int
+    position: int
+    cells: Ints  # [V] cell of each token
+    probabilities: Floats  # [c]
+    observed: Ints  # [c]
+
+
+@dataclass(slots=True)
+class Evidence:
+    """Per-token statistics of `Samples`, filled by `add` in chunks of any size and order."""
+
+    samples: Samples
+    vocab: int
+    rng: np.random.Generator
+    seen: np.ndarray = field(init=False)  # [N] bool
+    log_prob: Floats = field(init=False)  # [N] of the sampled token, as all below
+    entropy: Floats = field(init=False)
+    flat: Floats = field(init=False)  # mean over the vocabulary of -log p: the surprisal of a uniform token
+    surprisal_variance: Floats = field(init=False)
+    surprisal_third: Floats = field(init=False)
+    is_argmax: Floats = field(init=False)
+    p_max: Floats = field(init=False)
+    pit: Floats = field(init=False)
+    rank_pit: Floats = field(init=False)
+    _work: Floats = field(init=False)  # [3, block, V]
+    _masks: Any = field(init=False)  # [3, block, V] bool
+    _observed: Floats = field(init=False)  # [V]
+    _powers: Floats = field(init=False)  # [3, V] sums of p, p^2, p^3
+    tables: dict[int, PrefixTable] = field(init=False)
+    start: Ints = field(init=False)  # [S + 1] first row of each sequence
+    position: Ints = field(init=False)  # [N]
+    prefix: Ints = field(init=False)  # [N] equal where the whole prefix is
+    _prefix_count: Ints = field(init=False)
+
+    def __post_init__(self) -> None:
+        lengths = np.array([len(t) for t in self.samples.tokens], dtype=np.int64)
+        self.start = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
+        n = int(self.start[-1])
+        self.position = np.concatenate([np.arange(k) for k in lengths] or [np.zeros(0)]).astype(np.int64)
+        self.prefix = prefix_ids(self.samples)
+        self._prefix_count = np.bincount(self.prefix, minlength=1)
+        self.seen = np.zeros(n, dtype=bool)
+        for name in ("log_prob", "entropy", "flat", "surprisal_variance", "surprisal_third", "is_argmax", "p_max"):
+            setattr(self, name, np.zeros(n))
+        self.pit, self.rank_pit = np.zeros(n), np.zeros(n)
+        block = max(1, BLOCK_BYTES // (8 * self.vocab))
+        # Made once: memory that is asked for anew is zeroed first, which took three quarters of the time.
+        self._work, self._masks = np.empty((3, block, self.vocab)), np.empty((3, block, self.vocab), dtype=bool)
+        self._observed, self._powers = np.zeros(self.vocab), np.zeros((3, self.vocab))
+        self.tables = {}
+
+    def add(self, sequence: int, log_probs: Floats, first: int = 0) -> None:
+        """Take the target's distributions for positions `first`, `first`+1, ... of one sequence.
+
+        Args:
+            sequence: its index in `samples`.
+            log_probs: [n, V] normalised log-probabilities of the target at the sampling temperature.
+
+        Raises:
+            AuditError: a wrong vocabulary size, NaN, or rows that are not normalised.
+        """
+        n = len(log_probs)
+        rows = slice(int(self.start[sequence]) + first, int(self.start[sequence]) + first + n)
+        tokens = self.samples.tokens[sequence][first : first + n]
+        if log_probs.shape != (len(tokens), self.vocab):
+            raise AuditError(
+                f"rollspec: the reference gave {log_probs.shape} log-probabilities for {len(tokens)} tokens and a "
+                f"vocabulary of {self.vocab}; use the reference model that belongs to the engine's."
+            )
+        step = self._work.shape[1]
+        for at in range(0, n, step):
+            row = rows.start + at
+            self._add(row, tokens[at : at + step], np.asarray(log_probs[at : at + step], dtype=np.float64))
+        self.seen[rows] = True
+
+    def _add(self, row: int, tokens: Ints, log_probs: Floats) -> None:
+        """Rows `row`, `row`+1, ... from as many distributions [n, V] as the processor's cache holds: each is read some
+        twenty times, and a real model's vocabulary makes them gigabytes.
+        """
+        n = len(tokens)
+        rows, at, own_at = slice(row, row + n), np.arange(n), tokens[:, None]
+        lp, p, work = self._work[:, :n]
+        before, above, tied = self._masks[:, :n]
+        np.maximum(log_probs, FLOOR, out=lp)  # NaN stays NaN
+        np.exp(lp, out=p)
+        total = p.sum(-1)
+        if not np.all(np.abs(total - 1) < 1e-4):
+            raise AuditError(
+                "rollspec: the reference's log-probabilities are NaN or do not sum to one, so nothing can be tested "
+                "against them; check the model's weights."
+            )
+        p /= total[:, None]
+        own, p_own = lp[at, tokens][:, None], p[at, tokens]
+        entropy = -_dot(p, lp)
+        self.log_prob[rows], self.entropy[rows], self.flat[rows] = own[:, 0], entropy, -lp.mean(-1)
+        self.is_argmax[rows], self.p_max[rows] = p.argmax(-1) == tokens, p.max(-1)
+        np.less(np.arange(self.vocab), own_at, out=before)
+        np.equal(lp, own, out=tied)
+        tied &= before
+        np.greater(lp, own, out=above)
+        above |= tied  # likelier tokens, and equally likely ones with a smaller id
+        self.pit[rows] = p.sum(-1, where=before) + self.rng.random(n) * p_own
+        self.rank_pit[rows] = p.sum(-1, where=above) + self.rng.random(n) * p_own
+        for i in np.flatnonzero(self._prefix_count[self.prefix[rows]] >= MIN_GROUP):
+            self._count(int(self.prefix[row + i]), int(self.position[row + i]), int(tokens[i]), p[i])
+        lp += entropy[:, None]  # less the surprisal's excess over its mean
+        np.multiply(p, lp, out=work)
+        self.surprisal_variance[rows] = _dot(work, lp)
+        work *= lp
+        self.surprisal_third[rows] = -_dot(work, lp)
+        np.add.at(self._observed, tokens, 1)
+        for power, x in enumerate((p, np.multiply(p, p, out=work), np.multiply(work, p, out=lp))):
+            self._powers[power] += x.sum(0)
+
+    @property
+    def token_moments(self) -> Floats:
+        """[4, V] per token id: times observed; mean, variance and third central moment of that."""
+        first, second, third = self._powers
+        return np.stack([self._observed, first, first - second, first - 3 * second + 2 * third])
+
+    def _count(self, prefix: int, position: int, token: int, p: Floats) -> None:
+        table = self.tables.get(prefix)
+        if table is None:
+            n = int(self._prefix_count[prefix])
+            cells = merge_rare(p, n)
+            merged: Floats = np.bincount(cells, weights=p).astype(np.float64)
+            table = PrefixTable(n, position, cells, merged, np.zeros(len(merged), dtype=np.int64))
+            self.tables[prefix] = table
+        table.observed[table.cells[token]] += 1
+
+
+def _dot(a: Floats, b: Any) -> Floats:
+    """[n] row by row."""
+    out: Floats = np.einsum("ij,ij->i", a, b)
+    return out
+
+
+def prefix_ids(samples: Samples) -> Ints:
+    """[N] numbers that are equal exactly where prompt and all earlier response tokens are."""
+    nodes: dict[tuple[int, int], int] = {}
+    out: list[int] = []
+    for prompt, tokens in zip(samples.prompt.tolist(), samples.tokens, strict=True):
+        node = nodes.setdefault((-1, prompt), len(nodes))
+        for token in tokens.tolist():
+            out.append(node)
+            node = nodes.setdefault((node, token), len(nodes))
+    return np.array(out, dtype=np.int64)
+
+
+def samples_from(
+    tokens: Sequence[Sequence[int]], prompt: Sequence[int], rounds: Sequence[int] | None = None
+) -> Samples:
+    """`Samples` from plain lists; one round where none is given."""
+    return Samples(
+        tuple(np.asarray(t, dtype=np.int64) for t in tokens),
+        np.asarray(prompt, dtype=np.int64),
+        np.asarray(rounds if rounds is not None else [0] * len(tokens), dtype=np.int64),
+    )

@@ -1,0 +1,130 @@
+"""Coupled sampling, checked token by token: the audit derives each request's noise itself and looks who wins.
+
+In `mode: coupled` nothing about a token is left to chance: it is argmax(logits / T + noise). So every sampled token is
+compared with the argmax of the reference model's logits and the same noise. Rounding may swap two tokens whose scores
+are equal to within the engine's precision; anything else is a fault, found at the first token.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from rollspec.audit.evidence import Evidence, Samples
+from rollspec.audit.statistics import Floats
+from rollspec.config import RollspecConfig
+from rollspec.sampling.streams import Streams
+
+Words: TypeAlias = npt.NDArray[np.uint64]
+
+CHUNK = 1 << 22
+"""Noise values held at once."""
+
+
+def gumbel(keys: Words, positions: npt.NDArray[np.int64], vocab: int) -> Floats:
+    """The noise that vLLM's second model runner draws with, [n, vocab], for requests whose seed is their key.
+
+    Args:
+        keys: [n]. positions: [n] of the drawn tokens; the runner names a draw by the position it is computed from.
+    """
+    from vllm_cpu_v2.noise import gumbel as noise
+
+    found: Floats = noise(np.asarray(keys, np.uint64).view(np.int64), np.asarray(positions) - 1, vocab)
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class NoiseCheck:
+    """`exact` tokens are the argmax, `ties` lose to it by no more than `tie`, `wrong` by more. `first`: the first wrong
+    one as (sequence, position in the response, the argmax, the token, by how much). `largest`: the largest gap.
+    """
+
+    tokens: int
+    exact: int
+    ties: int
+    wrong: int
+    tie: float
+    largest: float
+    first: tuple[int, int, int, int, float] | None
+
+    @property
+    def passed(self) -> bool:
+        """No token that rounding does not explain."""
+        return self.wrong == 0
+
+
+class Witness:
+    """Takes the target's distributions as `Evidence` does, hands them on to it, and checks the tokens' noise.
+
+    Args:
+        samples: all that was sampled. evidence: about the first of them, or all.
+        keys: [sequences] of noise. prompts: tokens by prompt index. tie: gap that rounding explains.
+    """
+
+    def __init__(
+        self, samples: Samples, evidence: Evidence, keys: Words, prompts: Sequence[Sequence[int]], tie: float
+    ) -> None:
+        self.samples = samples
+        self._evidence = evidence
+        self._evident = len(evidence.samples.tokens)
+        self._keys = keys
+        self._prompts = prompts
+        self._tie = tie
+        self._counts = [0, 0, 0]
+        self._largest = 0.0
+        self._first: tuple[int, int, int, int, float] | None = None
+
+    def add(self, sequence: int, log_probs: Floats, first: int = 0) -> None:
+        """As `Evidence.add`."""
+        if sequence < self._evident:
+            self._evidence.add(sequence, log_probs, first)
+        n, vocab = log_probs.shape
+        step = max(1, CHUNK // vocab)
+        for at in range(0, n, step):
+            self._check(sequence, first + at, log_probs[at : at + step])
+
+    def result(self) -> NoiseCheck:
+        """What was found in all that was added."""
+        exact, ties, wrong = self._counts
+        return NoiseCheck(exact + ties + wrong, exact, ties, wrong, self._tie, self._largest, self._first)
+
+    def _check(self, sequence: int, first: int, log_probs: Floats) -> None:
+        n, vocab = log_probs.shape
+        start = len(self._prompts[int(self.samples.prompt[sequence])]) + first
+        scores = log_probs + gumbel(np.repeat(self._keys[sequence], n), start + np.arange(n), vocab)
+        tokens = self.samples.tokens[sequence][first : first + n]
+        best = scores.argmax(1)
+        gaps = scores[np.arange(n), best] - scores[np.arange(n), tokens]
+        wrong = gaps > self._tie
+        self._counts[0] += int((best == tokens).sum())
+        self._counts[1] += int(((best != tokens) & ~wrong).sum())
+        self._counts[2] += int(wrong.sum())
+        self._largest = max(self._largest, float(gaps.max(initial=0.0)))
+        if wrong.any() and (self._first is None or (sequence, first) < self._first[:2]):
+            i = int(wrong.argmax())
+            self._first = (sequence, first + i, int(best[i]), int(tokens[i]), float(gaps[i]))
+
+
+def keys_of(
+    samples: Samples, prompts: Sequence[Sequence[int]], config: RollspecConfig, engine_seed: int, version: int
+) -> Words:
+    """[sequences] noise keys of an engine that began its rounds at policy `version`, one version per round, and got the
+    requests in the order of `samples` (rollspec/engine/vllm/coupled.py).
+    """
+    streams = Streams(config.coupled.seed, (engine_seed, 0), keep=config.reuse.seeds == "keep")
+    out = []
+    for s, (prompt, r) in enumerate(zip(samples.prompt.tolist(), samples.round.tolist(), strict=True)):
+        streams.set_version(version + r)
+        out.append(streams.begin(str(s), prompts[prompt]))
+    return np.array(out, dtype=np.uint64)
+
+
+def first_round(samples: Samples) -> Samples:
+    """The samples of round 0, which come first."""
+    n = int((samples.round == 0).sum())
+    log_probs = samples.log_probs[:n] if samples.log_probs is not None else None
+    return Samples(samples.tokens[:n], samples.prompt[:n], samples.round[:n], log_probs)

@@ -1,0 +1,131 @@
+"""The prompts of an audit, as token ids that fit the model: a few built-in ones, or a JSONL or Parquet file's."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from rollspec.audit.verdict import AuditError
+
+BUILT_IN = (
+    "What is 17 + 25? Let us think step by step.",
+    "Write a short story about a lighthouse keeper and a storm.",
+    "1, 1, 2, 3, 5, 8, 13,",
+    "def fibonacci(n):",
+    "The capital of France is",
+    "Repeat the word banana ten times: banana banana",
+    "Solve for x: 3 x + 7 = 22.",
+    "List three animals and the sounds they make.",
+)
+
+
+def token_prompts(
+    model: str | Path, file: Path | None, most: int, max_tokens: int, trust_remote_code: bool = False
+) -> tuple[tuple[int, ...], ...]:
+    """At most `most` prompts as token ids, each leaving room for `max_tokens` more.
+
+    Args:
+        model: folder or name of the checkpoint; its tokenizer and configuration are read.
+        file: JSONL (`{"prompt": str or chat messages}` or `{"token_ids": [...]}` per line) or Parquet with one of these
+            columns; None for the built-in prompts.
+
+    Raises:
+        AuditError: the file, the tokenizer or the model's configuration cannot be read, or they do not fit together.
+    """
+    config, tokenizer = _load(model, trust_remote_code)
+    vocab = int(config.vocab_size)
+    if tokenizer is not None:
+        from rollspec.engine.vllm.compat import vocabulary_mismatch
+
+        if problem := vocabulary_mismatch(len(tokenizer), vocab):
+            raise AuditError(f"rollspec: {problem}.")
+    rows: list[Any] = list(BUILT_IN) if file is None else _rows(file, most)
+    prompts = [_encode(row, tokenizer, i, file) for i, row in enumerate(rows[:most])]
+    limit = getattr(config, "max_position_embeddings", None)
+    for i, ids in enumerate(prompts):
+        wrong = [t for t in ids if not 0 <= t < vocab]
+        if wrong:
+            raise AuditError(
+                f"rollspec: prompt {i} has token id {wrong[0]}, and the model's vocab_size is {vocab}; use the "
+                "tokenizer that belongs to the model."
+            )
+        if limit is not None and len(ids) + max_tokens > limit:
+            raise AuditError(
+                f"rollspec: prompt {i} has {len(ids)} tokens, which with --max-tokens {max_tokens} exceeds the model's "
+                f"{limit} positions; shorten one of them."
+            )
+    return tuple(dict.fromkeys(map(tuple, prompts)))  # a prompt given twice is one group
+
+
+def _load(model: str | Path, trust_remote_code: bool) -> tuple[Any, Any]:
+    from transformers import AutoConfig, AutoTokenizer
+
+    try:
+        config = AutoConfig.from_pretrained(model, trust_remote_code=trust_remote_code).get_text_config()
+    except (OSError, ValueError) as e:
+        raise AuditError(
+            f"rollspec: --model {str(model)!r} is no model that can be read ({' '.join(str(e).split())[:200]}); give a "
+            "folder or name of a checkpoint in Hugging Face format."
+        ) from e
+    try:
+        return config, AutoTokenizer.from_pretrained(model, trust_remote_code=trust_remote_code)
+    except Exception:  # whatever it is, token_ids need no tokenizer, and _encode says what is missing
+        return config, None
+
+
+def _rows(file: Path, most: int) -> list[Any]:
+    """Prompts as text, messages or token ids."""
+    try:
+        records = list(_parquet(file) if file.suffix == ".parquet" else _jsonl(file))
+    except OSError as e:
+        raise AuditError(f"rollspec: --prompts {str(file)!r} cannot be read ({e.strerror or e}).") from e
+    out: list[Any] = []
+    for i, record in enumerate(records[: 4 * most]):
+        row = record.get("token_ids", record.get("prompt")) if isinstance(record, dict) else None
+        if row is None or (isinstance(row, str | list) and not row):
+            raise AuditError(
+                f"rollspec: row {i} of {str(file)!r} has neither `prompt` nor `token_ids`, or an empty one."
+            )
+        out.append(row)
+    if not out:
+        raise AuditError(f"rollspec: --prompts {str(file)!r} holds no rows.")
+    return out
+
+
+def _jsonl(file: Path) -> Iterable[Any]:
+    for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), 1):
+        if line.strip():
+            try:
+                yield json.loads(line)
+            except json.JSONDecodeError as e:
+                raise AuditError(f"rollspec: line {number} of {str(file)!r} is not JSON ({e.msg}).") from e
+
+
+def _parquet(file: Path) -> Iterable[Any]:
+    try:
+        import pyarrow.parquet as parquet  # type: ignore[import-untyped,unused-ignore]
+    except ModuleNotFoundError as e:
+        raise AuditError("rollspec: Parquet prompts need pyarrow; run pip install pyarrow, or give JSONL.") from e
+    try:
+        table = parquet.read_table(file)
+    except ValueError as e:  # pyarrow's own errors are ValueErrors
+        raise AuditError(f"rollspec: --prompts {str(file)!r} is not Parquet ({' '.join(str(e).split())[:200]}).") from e
+    return table.select([c for c in ("token_ids", "prompt") if c in table.column_names]).to_pylist()  # type: ignore[no-any-return]
+
+
+def _encode(row: Any, tokenizer: Any, i: int, file: Path | None) -> list[int]:
+    if isinstance(row, list) and all(type(t) is int for t in row):
+        return list(row)
+    if tokenizer is None:
+        raise AuditError("rollspec: the model has no tokenizer that can be loaded; give --prompts with `token_ids`.")
+    if isinstance(row, str):
+        return list(tokenizer.encode(row))
+    if isinstance(row, list) and all(isinstance(m, dict) for m in row):
+        try:
+            text = tokenizer.apply_chat_template(row, add_generation_prompt=True, tokenize=False)
+        except (ValueError, TypeError, KeyError) as e:
+            raise AuditError(f"rollspec: row {i} of {str(file)!r} does not fit the chat template ({e}).") from e
+        return list(tokenizer.encode(text, add_special_tokens=False))
+    raise AuditError(f"rollspec: row {i} of {str(file)!r} is neither text, nor chat messages, nor token ids.")

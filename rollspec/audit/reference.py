@@ -1,0 +1,111 @@
+"""The target's own probabilities: the same checkpoint in Hugging Face transformers, float32.
+
+One forward pass per response. It shares no kernel, cache, batch or sampler with the engine, which is the point of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from rollspec.audit.engine import Progress
+from rollspec.audit.noise import Witness
+from rollspec.audit.statistics import Floats
+from rollspec.audit.verdict import AuditError, Evidence, Samples
+
+CHUNK_BYTES = 256 << 20  # of float32 logits held at once
+BLOCK_BYTES = 4 << 20  # of float64 log-probabilities: larger pieces leave the cache and take four times as long
+
+
+class Reference:
+    """The target model. `device` is "cpu", "cuda" or "auto" (a GPU where there is one)."""
+
+    def __init__(self, model: str | Path, temperature: float, device: str = "auto") -> None:
+        import torch
+        from transformers import AutoModelForCausalLM
+        from transformers.utils import logging
+
+        if device == "auto":
+            device = "cuda" if torch.cuda.is_available() else "cpu"
+        logging.disable_progress_bar()  # the audit shows its own
+        self.temperature = temperature
+        self.device = device
+        try:
+            self.model: Any = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32).to(device).eval()
+        except (OSError, ValueError) as e:
+            raise AuditError(
+                f"rollspec: the reference model {str(model)!r} cannot be loaded ({_one_line(e)}); give a folder or "
+                "name of a causal language model in Hugging Face format."
+            ) from e
+        self.vocab = int(self.model.config.get_text_config().vocab_size)
+
+    def _logits(self, prompt: tuple[int, ...], responses: list[list[int]]) -> Any:
+        """[batch, longest response, V] logits of the token at each response position. Shorter responses are padded at
+        the end, which a causal model cannot see.
+        """
+        import torch
+
+        longest = max(map(len, responses))
+        ids = torch.tensor([[*prompt, *r, *[0] * (longest - len(r))] for r in responses], device=self.device)
+        with torch.inference_mode():
+            # One more than the response: the logits at a position are of the next token; the last ones are dropped.
+            return self.model(input_ids=ids, use_cache=False, logits_to_keep=longest + 1).logits[:, :-1].float()
+
+    def fill(
+        self, evidence: Evidence | Witness, prompts: tuple[tuple[int, ...], ...], progress: Progress | None = None
+    ) -> None:
+        """Give `evidence` the probabilities of all its samples; `progress` gets (tokens done, tokens in all)."""
+        samples = evidence.samples
+        done = 0
+        for batch in _batches(samples, self.vocab):
+            responses = [samples.tokens[s].tolist() for s in batch]
+            logits = self._logits(prompts[int(samples.prompt[batch[0]])], responses)
+            for row, s in enumerate(batch):
+                n = len(responses[row])
+                step = max(1, BLOCK_BYTES // (8 * self.vocab))
+                for first in range(0, n, step):
+                    part = logits[row, first : min(first + step, n)]  # [<= step, V]
+                    evidence.add(s, self._log_softmax(part), first)
+                done += n
+            if progress is not None:
+                progress(done, samples.n_tokens)
+
+    def _log_softmax(self, logits: Any) -> Floats:
+        out: Floats = (logits.double() / self.temperature).log_softmax(-1).cpu().numpy()
+        return out
+
+    def log_probs(self, prompt: Sequence[int], response: list[int]) -> Floats:
+        """[tokens, V] log-probabilities at the temperature, of the token at each position of one response."""
+        return self._log_softmax(self._logits(tuple(prompt), [response])[0])
+
+    def gap(self, prompt: tuple[int, ...], response: list[int], a: int, b: int) -> float:
+        """Logit of `a` less that of `b` after `response`."""
+        logits = self._logits(prompt, [[*response, a]])[0, -1]
+        return float(logits[a] - logits[b])
+
+
+def _batches(samples: Samples, vocab: int) -> list[list[int]]:
+    """Sequences of one prompt, as many as `CHUNK_BYTES` of logits allow; empty responses are left out."""
+    out: list[list[int]] = []
+    for prompt in np.unique(samples.prompt).tolist():
+        room: list[int] = []
+        longest = 0
+        for s in np.flatnonzero(samples.prompt == prompt).tolist():
+            n = len(samples.tokens[s])
+            if n == 0:
+                continue
+            if room and (len(room) + 1) * (max(longest, n) + 1) * vocab * 4 > CHUNK_BYTES:
+                out.append(room)
+                room, longest = [], 0
+            room.append(s)
+            longest = max(longest, n)
+        if room:
+            out.append(room)
+    return out
+
+
+def _one_line(error: BaseException) -> str:
+    return " ".join(str(error).split())[:300]

@@ -1,0 +1,238 @@
+"""One engine of an audit, in a process of its own: `python -m rollspec.audit.worker JOB.json PID`.
+
+Reads what to build and generate, writes the tokens to `tokens.npz` and the counters to `counters.json` beside the job.
+PID is the audit's: with it this process ends. Only vLLM's public interface is used (`LLM`, `SamplingParams`,
+`get_metrics`, `collective_rpc`).
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import shutil
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+MAX_SEQS = 64  # more requests than this queue, so that they end and begin at different steps, as in a rollout
+
+
+@dataclass(slots=True)
+class Response:
+    """One response: tokens and the log-probabilities that the engine reported for them."""
+
+    prompt: int
+    round: int
+    tokens: list[int]
+    log_probs: list[float]
+
+
+def run(folder: Path, job: dict[str, Any]) -> None:
+    """Build the engine of `job` (see `engine.run_arm`), generate, write the results into `folder`."""
+    began = time.perf_counter()
+    llm = build(job)
+    work(llm, folder, job, time.perf_counter() - began)
+
+
+def work(llm: Any, folder: Path, job: dict[str, Any], start_seconds: float = 0.0) -> None:
+    """Generate what `job` asks for with an engine that is built, and write it into `folder`."""
+    started = time.perf_counter()
+    plan = job["plan"]
+    version = 0
+    greedy: list[Response] = []
+    for r in range(job["greedy_rounds"]):
+        version = next_round(llm, job, version)
+        greedy += generate(llm, plan, r, copies=2 if r else 1, temperature=0.0)
+    greedy_drafts = counters(llm)
+    seconds = 0.0
+
+    def one(r: int, copies: int) -> list[Response]:
+        nonlocal seconds, version
+        version = next_round(llm, job, version)
+        start = time.perf_counter()
+        found = generate(llm, plan, r, copies, plan["temperature"])
+        seconds += time.perf_counter() - start
+        return found
+
+    def note(done: int) -> None:
+        _write(folder / "progress.json", {"done": done, "total": plan["tokens"]})
+
+    sampled = sample(plan, one, note) if job["sample"] else []
+    np.savez(folder / "tokens.npz", **_arrays("greedy", greedy), **_arrays("sample", sampled))
+    _write(
+        folder / "counters.json",
+        {
+            "greedy_drafts": greedy_drafts,
+            "sample_drafts": [b - a for a, b in zip(greedy_drafts, counters(llm), strict=True)],
+            "sample_seconds": seconds,
+            "off": _off(llm, job),
+            "start_seconds": start_seconds,
+            "generate_seconds": time.perf_counter() - started,
+        },
+    )
+
+
+def sample(
+    plan: dict[str, Any], one: Callable[[int, int], list[Response]], note: Callable[[int], None]
+) -> list[Response]:
+    """Rounds of siblings until there are exactly `plan["tokens"]` tokens (fewer only after `max_rounds`).
+
+    Args:
+        plan: an `engine.Plan` as a mapping. one: (round, siblings per prompt) -> responses in the order of the
+            requests. note: gets the tokens so far after each round.
+    """
+    out: list[Response] = []
+    tokens, least = 0, plan["min_rounds"]
+    for r in range(plan["max_rounds"]):
+        if tokens >= plan["tokens"]:
+            break
+        room = math.ceil((plan["tokens"] - tokens) / max(1, least - r))  # leave their share to the rounds that follow
+        length = tokens / len(out) if out else plan["max_tokens"]
+        siblings = math.ceil(room / (len(plan["prompts"]) * length))
+        found = cut(one(r, max(2, min(plan["samples"], siblings))), room)
+        out += found
+        tokens += sum(len(s.tokens) for s in found)
+        note(tokens)
+    return out
+
+
+def cut(found: list[Response], room: int) -> list[Response]:
+    """The first responses, `room` tokens in all. They are in the order of the requests, so that what was sampled has no
+    say in what is kept.
+    """
+    out = []
+    for s in found:
+        if room <= 0:
+            break
+        out.append(Response(s.prompt, s.round, s.tokens[:room], s.log_probs[:room]))
+        room -= len(s.tokens)
+    return out
+
+
+def build(job: dict[str, Any]) -> Any:
+    """The engine that `job` describes."""
+    from vllm import LLM
+
+    from rollspec.engine.vllm.compat import ask_for_runner
+
+    ask_for_runner()  # engines without rollspec, too: what is compared differs in drafting alone
+    from vllm.platforms import current_platform
+
+    plan = job["plan"]
+    args: dict[str, Any] = {
+        "model": job["model"],
+        "dtype": plan["dtype"],
+        "seed": plan["seed"],
+        "max_num_seqs": MAX_SEQS,
+        "max_model_len": job["max_model_len"],
+        "logprobs_mode": "processed_logprobs",
+        "disable_log_stats": False,  # the draft counters come with the statistics
+        # Compiling costs a minute on CPU and a GPU's graphs are what its user runs.
+        "enforce_eager": bool(current_platform.is_cpu()),
+    }
+    if job["speculative_config"] is not None:
+        args["speculative_config"] = job["speculative_config"]
+    if job["rollspec"] is not None:
+        args["additional_config"] = {"rollspec": job["rollspec"]}
+    return LLM(**(args | job["engine"]))
+
+
+def generate(llm: Any, plan: dict[str, Any], r: int, copies: int, temperature: float) -> list[Response]:
+    """Responses to every prompt; the copies of a prompt are siblings, in order."""
+    from vllm import SamplingParams
+
+    order = [i for i in range(len(plan["prompts"])) for _ in range(copies)]
+    params = SamplingParams(
+        temperature=temperature,
+        max_tokens=plan["max_tokens"],
+        logprobs=0,
+        detokenize=False,
+        # Greedy text is cheap to compare at any length; sampled responses end as they do in a rollout.
+        ignore_eos=temperature == 0,
+    )
+    outputs = llm.generate([{"prompt_token_ids": plan["prompts"][i]} for i in order], params, use_tqdm=False)
+    return [Response(i, r, *read(o)) for i, o in zip(order, outputs, strict=True)]
+
+
+def read(output: Any) -> tuple[list[int], list[float]]:
+    """(tokens, log-probs) of a finished request."""
+    (o,) = output.outputs
+    return list(o.token_ids), [step[t].logprob for step, t in zip(o.logprobs, o.token_ids, strict=True)]
+
+
+def next_round(llm: Any, job: dict[str, Any], version: int) -> int:
+    """Tell rollspec that a round begins, as a trainer does after a weight sync: past rounds are drafted from too."""
+    if job["rollspec"] is not None and _off(llm, job) is None:
+        llm.collective_rpc("rollspec", args=("set_version", {"version": version}))
+    return version + 1
+
+
+def _off(llm: Any, job: dict[str, Any]) -> str | None:
+    """Why rollspec does not speculate in this engine, or None where it does or was not asked to."""
+    if job["rollspec"] is None:
+        return None
+    given = (llm.llm_engine.vllm_config.additional_config or {}).get("rollspec")
+    if isinstance(given, dict) and "off" in given:
+        return str(given["off"])
+    try:
+        infos = [i for i in llm.collective_rpc("rollspec", args=("info", {})) if i]
+    except Exception as e:
+        return f"its plugin is not loaded in the engine's worker ({type(e).__name__}: {e})"
+    # Coupled sampling without drafters is on, though it drafts nothing.
+    return next((str(i["reason"]) for i in infos if i["state"] in ("none", "off") and i.get("mode") != "coupled"), None)
+
+
+def counters(llm: Any) -> tuple[int, int]:
+    """(draft tokens, accepted tokens) since the engine started."""
+    values = {m.name: getattr(m, "value", 0) for m in llm.get_metrics()}
+    return (
+        int(values.get("vllm:spec_decode_num_draft_tokens", 0)),
+        int(values.get("vllm:spec_decode_num_accepted_tokens", 0)),
+    )
+
+
+def _arrays(name: str, rows: Iterable[Response]) -> dict[str, Any]:
+    rows = list(rows)
+    tokens = [np.asarray(s.tokens, dtype=np.int64) for s in rows]
+    reported = [np.asarray(s.log_probs, dtype=np.float64) for s in rows]
+    return {
+        f"{name}_tokens": np.concatenate([*tokens, np.zeros(0, dtype=np.int64)]),
+        f"{name}_log_probs": np.concatenate([*reported, np.zeros(0)]),
+        f"{name}_lengths": np.array([len(t) for t in tokens], dtype=np.int64),
+        f"{name}_prompt": np.array([s.prompt for s in rows], dtype=np.int64),
+        f"{name}_round": np.array([s.round for s in rows], dtype=np.int64),
+    }
+
+
+def _write(path: Path, data: dict[str, Any]) -> None:
+    """Whole or not at all: the audit reads it while this process runs."""
+    part = path.with_suffix(".part")
+    part.write_text(json.dumps(data))
+    os.replace(part, path)
+
+
+def _end_with(parent: int, folder: Path) -> None:
+    """End this process and its engine once the audit is gone, and remove its folder: killed, it cannot do so itself."""
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(0.5)
+        shutil.rmtree(folder, ignore_errors=True)
+        os.killpg(0, signal.SIGKILL)  # the audit gave this process a group of its own
+
+    threading.Thread(target=watch, name="rollspec-audit-parent", daemon=True).start()
+
+
+if __name__ == "__main__":
+    _job = Path(sys.argv[1])
+    if os.getpgrp() == os.getpid():
+        _end_with(int(sys.argv[2]), _job.parent)
+    run(_job.parent, json.loads(_job.read_text()))

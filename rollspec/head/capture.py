@@ -1,0 +1,324 @@
+"""Training samples for the drafter, taken from what the target computes anyway.
+
+Some requests are recorded, whole: per position the target's auxiliary and last hidden states, per verify step what was
+proposed, by whom, how much was accepted, and the target's top-k logits at every proposed position, accepted or not.
+When the request ends, however it ends, this becomes a `drafter_online.samples.Sample`, to be drained by the trainer.
+
+Nothing is recomputed. The last layer's states come out with the auxiliary ones, as one more auxiliary layer. What it
+costs is timed, and no new request is recorded while it exceeds its share of the step; memory is bounded, oldest first.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import threading
+import time
+import uuid
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from drafter_online.files import replace
+from drafter_online.samples import NO_DRAFTER, Sample, Verify, VerifyStep
+from rollspec.drafting.requests import Request
+from rollspec.head import metadata
+from rollspec.head.host import Host
+from rollspec.proposal.base import as_tokens, prompt_key
+
+logger = logging.getLogger("rollspec")
+
+KEEP = 0.99
+"""Per step, of the sums that the share of the step time is judged by."""
+
+HOLD_BYTES = 256 << 20
+"""Bytes of samples held until they are drained; the oldest go first."""
+
+TOP_K = 8
+"""Logits of the target kept per proposed token, for the loss on rejected proposals."""
+
+LEAST_TOKENS = 4
+"""Shorter responses teach nothing about drafts."""
+
+
+@dataclass(slots=True)
+class _Part:
+    """Positions [start, start + n): auxiliary states [n, A*H] and last states [n, H]."""
+
+    start: int
+    aux: torch.Tensor
+    last: torch.Tensor
+
+
+@dataclass(slots=True)
+class _Recording:
+    parts: list[_Part] = field(default_factory=list)
+    steps: list[VerifyStep] = field(default_factory=list)
+    bytes: int = 0
+
+    @property
+    def end(self) -> int:
+        return self.parts[-1].start + len(self.parts[-1].last) if self.parts else 0
+
+
+class Capture:
+    """Records requests of one worker. Everything runs on the worker's thread; it never raises into the engine.
+
+    Args:
+        runner: the model runner.
+        layers: of the target, whose hidden states the head reads, in its order.
+    """
+
+    def __init__(self, host: Host, runner: Any, layers: tuple[int, ...]) -> None:
+        config = host.config.drafter.capture
+        self._host = host
+        self._runner = runner
+        self._layers = layers
+        self.config = config
+        self.bytes = 0
+        self.off = False
+        self.paused = False  # nobody wants samples now
+        self.counts = {"recorded": 0, "samples": 0, "dropped": 0, "skipped": 0, "tokens": 0, "private": 0}
+        self.seconds = 0.0  # since the last drain of the counters
+        self._share = [0.0, 0.0]  # discounted seconds: capturing, stepping
+        self._recordings: dict[str, _Recording] = {}
+        self._seen: set[str] = set()  # running requests that were decided upon
+        self._done: deque[Sample] = deque()
+        self._lock = threading.Lock()  # of `_done` and `bytes`: training takes samples from a thread of its own
+        self._logits: tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None = None
+        self._rows: dict[str, tuple[int, int]] = {}
+
+    # ---- the step ---------------------------------------------------------------------------------------------------
+
+    def step(
+        self, req_ids: list[str], starts: dict[str, int], tokens: list[list[int]], rows: list[tuple[int, int]], aux: Any
+    ) -> None:
+        """The target computed a step.
+
+        Args:
+            req_ids: the batch.
+            starts: first position of each request in it.
+            tokens: what each request said; empty while it is in its prompt.
+            rows: first row of each request in the step's tensors, and how many of its rows were not rejected.
+            aux: the states of the auxiliary layers and the last one, each [all rows, H].
+        """
+        self._guarded(self._step, req_ids, starts, tokens, rows, aux)
+
+    def look(self, logits: torch.Tensor | None, req_ids: Sequence[str], drafted: Sequence[int]) -> None:
+        """A step is about to be sampled.
+
+        Args:
+            logits: of all requests' rows, one per draft and one more, [rows, vocab].
+            req_ids: requests in their order; there may be more.
+            drafted: drafts that each verifies; none where the step verifies nothing.
+        """
+        self._guarded(self._look, logits, req_ids, drafted)
+
+    def finish(self, req_id: str, request: Request | None, scheduled: bool = False) -> None:
+        """A request ended, was aborted, or is unknown. `scheduled`: there may be steps of it yet, to be passed over."""
+        self._guarded(self._finish, req_id, request)
+        if not scheduled:
+            self._seen.discard(req_id)
+
+    def stepped(self, seconds: float) -> None:
+        """A step took `seconds`."""
+        self._share[0] *= KEEP
+        self._share[1] = KEEP * self._share[1] + seconds
+
+    def take(self, most: int | None = None) -> list[Sample]:
+        """The oldest `most` finished samples (all where None); they are forgotten here."""
+        with self._lock:
+            count = len(self._done) if most is None else min(most, len(self._done))
+            out = [self._done.popleft() for _ in range(count)]
+            self.bytes -= sum(s.nbytes for s in out)
+        return out
+
+    @property
+    def ready(self) -> bool:
+        """Whether a sample is waiting."""
+        return bool(self._done)
+
+    def end(self) -> None:
+        """A step is over: requests that ended in it are finished now; the engine says so only when the next begins."""
+        for req_id in list(self._recordings):
+            r = self._host.proposer.requests.get(req_id)
+            if r is not None and r.output and (r.output[-1] in r.stop_ids or len(r.output) >= r.max_tokens):
+                self._guarded(self._finish, req_id, r)
+
+    def drain(self, folder: Path) -> dict[str, Any]:
+        """Write all finished samples to `folder`, one safetensors file each, whole or not at all."""
+        folder.mkdir(parents=True, exist_ok=True)
+        sizes = []
+        for sample in self.take():  # one at a time is held twice
+            blob = sample.to_bytes()
+            replace(folder / f"{time.time_ns():020d}-{uuid.uuid4().hex[:8]}.safetensors", blob)
+            sizes.append(len(blob))
+        return {**self.info(), "samples": len(sizes), "bytes": sum(sizes)}
+
+    def info(self) -> dict[str, Any]:
+        """Counts since the start, and what is held."""
+        return {**self.counts, "held": len(self._done), "recording": len(self._recordings), "held_bytes": self.bytes}
+
+    # ---- inside -----------------------------------------------------------------------------------------------------
+
+    def _guarded(self, work: Any, *args: Any) -> None:
+        if self.off:
+            return
+        begin = time.perf_counter()
+        try:
+            work(*args)
+        except Exception as e:  # samples are worth less than the job
+            self.off = True
+            self._recordings.clear()
+            cause = f"capture: {type(e).__name__}: {e}"
+            self._host.count(cause)
+            logger.warning("rollspec: no training samples are captured from now on (%s).", cause, exc_info=e)
+        spent = time.perf_counter() - begin
+        self.seconds += spent
+        self._share[0] += spent
+
+    def _wanted(self, req_id: str) -> bool:
+        """Whether to record a request; decided once, when it is first seen."""
+        if req_id in self._recordings:
+            return True
+        if req_id in self._seen:
+            return False
+        self._seen.add(req_id)
+        state = self._host.running.get(req_id)
+        if metadata.of(getattr(state, "sampling_params", None)).private:
+            self.counts["private"] += 1
+            return False
+        busy = self._share[0] > self.config.share * self._share[1] and self._share[1] > 0.0
+        if self.paused or busy or self.bytes > HOLD_BYTES:
+            self.counts["skipped"] += 1
+            return False
+        self.counts["recorded"] += 1
+        self._recordings[req_id] = _Recording()
+        return True
+
+    def _look(self, logits: torch.Tensor | None, req_ids: Sequence[str], drafted: Sequence[int]) -> None:
+        """The target's best tokens where something was proposed."""
+        self._logits, self._rows = None, {}
+        if logits is None or not self._recordings:
+            return
+        index: list[int] = []
+        at = 0
+        for req_id, n in zip(req_ids, drafted, strict=False):
+            if n and req_id in self._recordings:
+                self._rows[req_id] = (len(index), len(index) + n)
+                index += range(at, at + n)
+            at += n + 1
+        if index:
+            chosen = logits[torch.tensor(index, device=logits.device)].float()
+            values, ids = chosen.topk(min(TOP_K, chosen.shape[-1]), dim=-1)
+            self._logits = (ids, values, chosen.logsumexp(-1))
+
+    def _step(
+        self, req_ids: list[str], starts: dict[str, int], tokens: list[list[int]], rows: list[tuple[int, int]], aux: Any
+    ) -> None:
+        recorded = [i for i, req_id in enumerate(req_ids) if self._wanted(req_id)]
+        if not recorded:
+            return
+        width = len(self._layers)
+        index = torch.cat([torch.arange(rows[i][0], sum(rows[i])) for i in recorded]).to(aux[0].device)
+        states = torch.cat([h[index] for h in aux[:width]], dim=-1)  # [rows, A*H]
+        last = aux[-1 if len(aux) > width else self._last_at()][index]  # [rows, H]
+        at = 0
+        for i in recorded:
+            req_id, n = req_ids[i], rows[i][1]
+            r = self._recordings[req_id]
+            part = _Part(starts[req_id], states[at : at + n].clone(), last[at : at + n].clone())
+            at += n
+            if part.start != r.end:  # computed again after a preemption, or begun behind a cached prefix
+                self._forget(r)
+            r.parts.append(part)
+            self._grow(r, part.aux.nbytes + part.last.nbytes)
+            if tokens[i] and req_id in self._rows:
+                self._verified(r, req_id, part.start, len(tokens[i]) - 1)
+        self._bound()
+
+    def _verified(self, r: _Recording, req_id: str, position: int, accepted: int) -> None:
+        scheduled = self._host.scheduled.get(req_id)
+        request = self._host.proposer.requests.get(req_id)
+        if not scheduled or self._logits is None or request is None:
+            return
+        a, b = self._rows[req_id]
+        ids, values, lse = (t[a:b].clone() for t in self._logits)
+        self._grow(r, ids.nbytes + values.nbytes + lse.nbytes)
+        # The weights may have been swapped since it was drafted.
+        drafter, version = ("learned", request.head.version) if request.head.sent else ("suffix", NO_DRAFTER)
+        accepted = min(accepted, len(scheduled))
+        r.steps.append(VerifyStep(position, drafter, list(scheduled), accepted, ids, values, lse, version))
+
+    def _forget(self, r: _Recording) -> None:
+        """Start over: the positions come again."""
+        self._grow(r, -sum(p.aux.nbytes + p.last.nbytes for p in r.parts))
+        r.parts = []
+
+    def _finish(self, req_id: str, request: Request | None) -> None:
+        r = self._recordings.pop(req_id, None)
+        if r is None:
+            return
+        self._grow(r, -r.bytes)
+        if request is None or not r.parts or len(request.output) < LEAST_TOKENS:
+            return
+        with torch.inference_mode(False):  # it is trained on
+            sample = self._sample_of(r, request)
+        with self._lock:
+            self._done.append(sample)
+            self.bytes += sample.nbytes
+        self.counts["samples"] += 1
+        self.counts["tokens"] += len(sample)
+        self._bound()
+
+    def _sample_of(self, r: _Recording, request: Request) -> Sample:
+        tokens = torch.cat([torch.from_numpy(request.prompt.copy()), torch.tensor(request.output, dtype=torch.int32)])
+        base, prompt = r.parts[0].start, len(request.prompt)
+        # Past a stop the sampler may have gone on for some tokens that were never said.
+        end = min(r.end, len(tokens))
+        aux = torch.cat([p.aux for p in r.parts])[: end - base].to("cpu")
+        last = torch.cat([p.last for p in r.parts])[: end - base].to("cpu")
+        positions = torch.arange(base, end)
+        state = self._host.running.get(request.req_id)
+        params = getattr(state, "sampling_params", None)
+        steps = [dataclasses.replace(s, position=s.position - base) for s in r.steps if base <= s.position < end]
+        return Sample(
+            input_ids=tokens[base:end].long(),
+            hidden_states=aux,
+            verifier_last_hidden_states=last,
+            loss_mask=positions >= prompt,
+            position_ids=positions,
+            prompt_key=request.key,
+            # What the trainer's rewards are joined by: prompt and response.
+            request_id=f"{request.key}:{prompt_key(as_tokens(request.output))}",
+            target_version=request.version,
+            draft_version=next((s.draft_version for s in reversed(steps) if s.drafter == "learned"), NO_DRAFTER),
+            temperature=float(params.temperature) if params is not None else 1.0,
+            response_length=len(request.output),
+            domain=metadata.of(params).domain,
+            verify=Verify.gather(steps),
+        )
+
+    def _bound(self) -> None:
+        """Oldest samples go first, then recordings, longest first."""
+        with self._lock:
+            while self.bytes > HOLD_BYTES and self._done:
+                self.bytes -= self._done.popleft().nbytes
+                self.counts["dropped"] += 1
+        while self.bytes > HOLD_BYTES and self._recordings:
+            r = self._recordings.pop(max(self._recordings, key=lambda q: self._recordings[q].bytes))
+            self._grow(r, -r.bytes)
+            self.counts["dropped"] += 1
+
+    def _grow(self, r: _Recording, size: int) -> None:
+        r.bytes += size
+        with self._lock:
+            self.bytes += size
+
+    def _last_at(self) -> int:
+        """Where the last layer stands among the auxiliary ones, if a head reads it."""
+        return self._layers.index(int(self._runner.model_config.get_total_num_hidden_layers()))

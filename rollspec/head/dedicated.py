@@ -1,0 +1,285 @@
+"""Feeds a trainer in another process and takes its versions (`drafter.mode: dedicated`): `drafter-online serve`.
+
+A thread of the worker moves captured samples and rewards to the daemon and versions from it to the swapper, which swaps
+them in between two steps and tries them. The engine's own thread only leaves things in bounded queues. While the daemon
+is away nothing is recorded, what was recorded is dropped and counted, and the engine serves with the weights it has;
+when the daemon is back, all goes on.
+"""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import os
+import shutil
+import socket
+import tempfile
+import threading
+import time
+from collections import deque
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from drafter_online import target, wire
+from drafter_online.answers import Progress
+from drafter_online.checkpoint_client import CheckpointClient
+from drafter_online.engines import read
+from drafter_online.errors import DrafterError
+from drafter_online.fetch import Fetch
+from drafter_online.lifecycle import Verdict
+from drafter_online.link import Link
+from drafter_online.wire import Message
+from rollspec.head.domains import Domains
+from rollspec.head.training import TICK_SECONDS, HeadTraining, TrainedHead
+
+logger = logging.getLogger("rollspec")
+
+STATUS_SECONDS = 1.0
+FETCH_SECONDS = 10.0  # without a piece, after which it is asked for again
+MOST_REWARDS = 4096  # per message
+
+
+class DedicatedTraining(HeadTraining):
+    """One worker's connection to its daemon, which has a device of its own: nothing waits for the engine's steps.
+
+    Raises:
+        DrafterError: the endpoint cannot be used, or needs a token.
+    """
+
+    ends_with = "drafter feedback", "rollspec: the drafter gets no feedback from now on (%s)."
+
+    def __init__(self, learned: TrainedHead) -> None:
+        super().__init__(learned)
+        self.domains = learned.domains = Domains(learned.bridge.running)
+        self.counts = {"sent": 0, "dropped": 0, "rewards": 0, "offers": 0, "fetched": 0}
+        self.checkpoints = CheckpointClient(self._fault)
+        self.progress: Progress | None = None  # of the daemon's training, as it said last
+        self._trials: deque[tuple[int, str, str]] = deque(maxlen=16)
+        self._fetch: Fetch | None = None
+        self._asked = 0.0  # when the last piece was asked for
+        self._cache: Path | None = None
+        self._canary = True  # of the version that is fetched
+        self._pieces: Iterator[Message] | None = None
+        self._pieces_of = 0
+        self._told = 0.0
+        assert self.config.endpoint is not None and learned.swapper is not None
+        self.name = f"{socket.gethostname()}:{os.getpid()}"
+        hello = {"name": self.name, "base": learned.base, "aux": list(learned.layers)}
+        token = wire.read_token(self.config.token_file)
+        self.link = Link(self.config.endpoint, hello, token=token)
+        learned.swapper.report = self._tried
+        self._thread.start()
+        atexit.register(self.stop)
+
+    def _tried(self, version: int, verdict: Verdict, reason: str) -> None:
+        self._trials.append((version, verdict, reason[:500]))
+
+    def info(self) -> dict[str, Any]:
+        """What was sent and taken so far, and how the daemon's training goes."""
+        counts, p = self.link.counts, self.progress
+        progress: dict[str, Any] = {} if p is None else {
+            "loss": p.loss, "terms": p.terms, "length": p.length, "samples": p.samples,
+            "step_age_seconds": p.step_age, "hangs": p.hangs,
+        }  # fmt: skip
+        return progress | {
+            "mode": "dedicated",
+            "endpoint": self.link.endpoint,
+            "away": self.link.away,
+            "error": self.error,
+            "sent": self.counts["sent"],
+            "sent_bytes": counts["sent_bytes"],
+            "feedback_dropped": self.counts["dropped"],
+            "sessions": counts["sessions"],
+            "lost": counts["lost"],
+            "offers": self.counts["offers"],
+            "fetched": self.counts["fetched"],
+            "private": self.domains.private,
+        }
+
+    def save(self, folder: Path) -> bool:
+        """Have the daemon copy its state to `folder`; False where it does not, or keeps its state to itself."""
+        if self._stop.is_set() or not self._thread.is_alive():
+            return False
+        return self.checkpoints.save(folder, self.link.away)
+
+    def load(self, folder: Path) -> bool:
+        """Have the daemon go on from a copy that `save` made, once it listens; False where there is none."""
+        home = self.learned.bridge.config.history.dir
+        if not folder.is_dir() or (home is not None and folder.resolve() == (home / "drafter").resolve()):
+            return False  # below history.dir it is the daemon's own, which it has read
+        self.checkpoints.load(folder)
+        return True
+
+    def stop(self) -> None:
+        """End the thread and say goodbye; bounded."""
+        self._stop.set()
+        if self._thread is not threading.current_thread():
+            self._thread.join(2)
+
+    # ---- the thread -------------------------------------------------------------------------------------------------
+
+    def _work(self) -> None:
+        while not self._stop.is_set():
+            for message in self.link.poll(TICK_SECONDS):
+                self._handle(message)
+            away = self.link.away is not None
+            if self.learned.capture is not None:
+                self.learned.capture.paused = away
+            if away:
+                self._drop()
+                continue
+            self.checkpoints.send(self.link)
+            self._report()
+            self._ship()
+            self._continue()
+
+    def _close(self) -> None:
+        self.checkpoints.away("the connection has ended")
+        self.link.close()
+        self._give_up()
+        if self._cache is not None:
+            shutil.rmtree(self._cache, ignore_errors=True)
+
+    def _drop(self) -> None:
+        """Nobody listens: what waits is of no use later."""
+        self.checkpoints.away(str(self.link.away))
+        self.progress = None
+        capture = self.learned.capture
+        if capture is not None and capture.ready:
+            self.counts["dropped"] += len(capture.take())
+        self._rewards.clear()
+        self._pieces = None
+        self._give_up()
+
+    def _report(self) -> None:
+        now = time.monotonic()
+        if now - self._told < STATUS_SECONDS:
+            return
+        self._told = now
+        bridge, swapper, capture = self.learned.bridge, self.learned.swapper, self.learned.capture
+        assert swapper is not None
+        counts: dict[str, float] = {f"link_{k}": v for k, v in self.link.counts.items()}
+        counts |= {"dropped": self.counts["dropped"], "private": self.domains.private}
+        if capture is not None:
+            counts |= {f"capture_{k}": v for k, v in capture.counts.items()}
+        body = {
+            "version": swapper.version,
+            "busy": swapper.busy or self._fetch is not None,
+            "policy": bridge.proposer.version,
+            "speculating": bridge.state()[0] != "none",
+            "off": list(bridge.proposer.tuner.guard.off),
+            "domains": self.domains.to_dict(),
+            "trials": [list(t) for t in self._trials],
+            "counts": counts,
+            "faults": [
+                f[:200] for f in ([bridge.fault] if bridge.fault else []) + ([self.error] if self.error else [])
+            ],
+        }
+        self.link.send(Message("status", body))
+
+    def _ship(self) -> None:
+        capture = self.learned.capture
+        # What does not fit into the window waits with the capture, which is bounded and drops its oldest.
+        while capture is not None and capture.ready and self.link.ready and not self._stop.is_set():
+            for sample in capture.take(1):
+                for part in sample.windows():
+                    tensors, record = part.parts()
+                    sent = self.link.send(Message("samples", record, tensors))
+                    self.counts["sent" if sent else "dropped"] += 1
+        while self._rewards and self.link.ready:
+            some = [self._rewards.popleft() for _ in range(min(len(self._rewards), MOST_REWARDS))]
+            self.link.send(Message("rewards", dict(some)))
+            self.counts["rewards"] += len(some)
+        with self.learned.reading:
+            if self.learned.asleep:
+                self._pieces = None  # views of memory that is not there
+            for piece in islice(self._pieces or (), 4):
+                if not self.link.ready or self._pieces_of != self.learned.bridge.proposer.version:
+                    self._pieces = None  # behind, or of an old policy: the daemon asks again
+                    break
+                self.link.send(piece)
+
+    # ---- versions ---------------------------------------------------------------------------------------------------
+
+    def _handle(self, message: Message) -> None:
+        try:
+            if message.kind == "offer":
+                self._offered(message.body)
+            elif message.kind == "chunk" and self._fetch is not None:
+                if self._fetch.take(message):
+                    self._asked = 0.0
+            elif message.kind == "refresh":
+                self._refresh()
+            elif message.kind == "status":
+                self._told_of(message.body)
+            elif message.kind == "done":
+                self.checkpoints.answered(message.body)
+        except DrafterError as e:
+            version = message.body.get("version")
+            self._give_up()
+            if isinstance(version, int):
+                self._tried(version, "refused", str(e))
+            logger.warning("rollspec: %s", str(e).removeprefix("drafter-online: "))
+
+    def _told_of(self, body: dict[str, Any]) -> None:
+        self.progress = read(body, Progress)
+        self._watch(self.progress.hangs, ", in its daemon")
+
+    def _offered(self, body: dict[str, Any]) -> None:
+        swapper = self.learned.swapper
+        number, path, manifest = body.get("version"), body.get("path"), body.get("manifest")
+        if not (isinstance(number, int) and isinstance(path, str) and isinstance(manifest, bytes)):
+            return
+        assert swapper is not None
+        if swapper.busy or self._fetch is not None or number <= swapper.version:
+            return
+        self.counts["offers"] += 1
+        self._canary = bool(body.get("canary", True))
+        if _same(Path(path) / "manifest.json", manifest):
+            swapper.offer(Path(path), self._canary)
+            return
+        if self._cache is None:
+            self._cache = Path(tempfile.mkdtemp(prefix="rollspec-versions-"))
+        self._fetch = Fetch(manifest, self._cache)
+        self._asked = 0.0
+
+    def _continue(self) -> None:
+        """Ask for the next piece of a version; when all are here, have it swapped in."""
+        if self._fetch is None or time.monotonic() - self._asked < FETCH_SECONDS:
+            return
+        wanted = self._fetch.wants()
+        if wanted is not None:
+            self._asked = time.monotonic()
+            self.link.send(Message("fetch", wanted))
+            return
+        fetch, self._fetch = self._fetch, None
+        try:
+            path = fetch.done()
+        except DrafterError as e:
+            self._tried(fetch.number, "refused", str(e))
+            return
+        self.counts["fetched"] += 1
+        assert self.learned.swapper is not None
+        self.learned.swapper.offer(path, self._canary)
+
+    def _give_up(self) -> None:
+        if self._fetch is not None:
+            self._fetch.close()
+        self._fetch = None
+
+    # ---- the target's own tensors -----------------------------------------------------------------------------------
+
+    def _refresh(self) -> None:
+        """The daemon asks for the present policy's embedding, norm and LM head."""
+        if not self.learned.asleep and (weights := self._target()) is not None:  # else it asks again
+            self._pieces_of = self.learned.bridge.proposer.version
+            self._pieces = target.pieces(weights, self.name, self._pieces_of)
+
+
+def _same(path: Path, content: bytes) -> bool:
+    try:
+        return path.read_bytes() == content
+    except OSError:
+        return False

@@ -1,0 +1,295 @@
+"""One worker's draft head (or draft model): what it read, its versions, its data.
+
+Its subclass (`v2/head.py`) runs it: once a step it says what the target computed, asks how many
+passes the step should have, and repairs what the head missed before it runs again.
+
+    observe(...)      the step is captured, and counted by domain
+    plan(step)        passes, agreed by all ranks; -1: the head is off
+    keep(...)         the target's hidden states of the step
+    repair(...)       positions that the head has not read, or read with older weights, are read before the passes
+
+A pause therefore costs one pass at its end instead of one per step; when the states kept exceed their bound the head
+runs once without drafting.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from drafter_online.head import base_of
+from rollspec.drafting.requests import StepResult
+from rollspec.head.capture import Capture
+from rollspec.head.domains import Domains
+from rollspec.head.drafter_kv import DrafterKV, Entry
+from rollspec.head.follow import Follower
+from rollspec.head.host import Host, Specialists
+from rollspec.head.ranks import NOTHING, Ranks
+from rollspec.head.swap import Swapper
+from rollspec.head.training import HeadTraining
+from rollspec.step import Engine
+
+logger = logging.getLogger("rollspec")
+
+KEEP_BYTES = 256 << 20
+"""Bytes of the target's hidden states kept for running requests, from which the drafter catches up after it rested and
+is rebuilt after its weights were replaced: some 17,000 positions of three layers of width 2,560 in bf16.
+"""
+
+REBUILD_TOKENS = 512
+"""Positions per step that are read again after a swap: a part of what a prefill step computes."""
+
+Span = tuple[int, Entry, int, int]
+"""(row in the batch, what is kept of its request, first position, position after the last)."""
+
+
+class DraftHead:
+    """What does not depend on the model runner.
+
+    Args:
+        drafter: vLLM's own, or what stands for it: `model`, `draft_model_config`, `max_num_tokens`, `_get_model()`.
+        layers: of the target, whose hidden states the head reads, in its order; none for a draft model.
+    """
+
+    def __init__(self, bridge: Host, runner: Any, ranks: Ranks, drafter: Any, layers: tuple[int, ...]) -> None:
+        self.bridge = bridge
+        self.runner = runner
+        self.ranks = ranks
+        self.drafter = drafter
+        self.layers = layers
+        self.aux_layers = len(layers)
+        self.eagle = bool(layers)
+        self.asleep = False  # the engine's memory is taken away (sleep mode)
+        # What a swap needs of this (`SwapOwner`).
+        self.vllm_config, self.device = runner.vllm_config, runner.device
+        self.draft_model, self.target_model = drafter.model, runner.get_model()
+        self.draft_folder = str(drafter.draft_model_config.model)
+        self.acceptance = bridge.proposer.router.acceptance
+        self.swapped, self.record_fault, self.second_model = bridge.proposer.swapped, bridge.count, drafter._get_model
+        self.reading = threading.Lock()  # held while another thread reads the target's weights; sleep waits for it
+        config = runner.speculative_config.draft_model_config
+        self.limit = int(getattr(config, "max_model_len", None) or runner.max_model_len)
+        width = self.aux_layers * int(runner.model_config.get_hidden_size())
+        self.states = DrafterKV(KEEP_BYTES, int(drafter.max_num_tokens), width, runner.dtype.itemsize)
+        self.rewind = self.states.rewind
+        self.off = False
+        self.rebuilt = 0  # positions read again after swaps
+        self.caught_up = 0  # positions read late, after pauses
+        self.swapper: Swapper | None = None
+        self.training: HeadTraining | None = None
+        self.domains: Domains | None = None
+        self.follower: Follower | None = None
+        self.specialists: Specialists | None = None
+        self.capture: Capture | None = None
+        if self.eagle and bridge.drafting and bridge.config.drafter.captures:
+            self.capture = Capture(bridge, runner, layers)
+        self.proposer.scored = self._scored
+        self._drained: dict[str, float] = {}
+
+    def _scored(self, req_id: str, hits: int, length: int) -> None:
+        """A draft was scored: news for the canary of new weights, if the request's KV is theirs."""
+        if self.specialists is not None:
+            self.specialists.scored(req_id, hits, length)
+        if self.swapper is None or self.swapper.canary is None or not self.states.current(req_id):
+            return
+        try:
+            self.swapper.observe(hits, length)
+        except Exception as e:  # rolling weights back failed: the drafter must rest
+            self.fail("swap", e)
+
+    @property
+    def proposer(self) -> Engine:
+        """The step's side."""
+        return self.bridge.proposer
+
+    @property
+    def policy_version(self) -> int:
+        """Of the step's side."""
+        return self.proposer.version
+
+    @property
+    def base(self) -> str:
+        """Of the target's configuration."""
+        return base_of(self.runner.model_config.hf_text_config)
+
+    def canary(self, running: bool) -> None:
+        """While there is one the router asks for drafts to be scored more often."""
+        self.proposer.on_trial = running
+
+    # ---- the step ---------------------------------------------------------------------------------------------------
+
+    def observe(
+        self, req_ids: list[str], starts: dict[str, int], tokens: list[list[int]], rows: list[tuple[int, int]], aux: Any
+    ) -> None:
+        """The target computed a step. Arguments as of `Capture.step`; call it before `plan`, which forgets the drafts
+        that were just verified.
+        """
+        if self.capture is not None and aux is not None:
+            self.capture.step(req_ids, starts, tokens, rows, aux)
+        if self.domains is not None:
+            running = [[] if self.bridge.ended(q) else t for q, t in zip(req_ids, tokens, strict=True)]
+            self.domains.observe(req_ids, running, self.bridge.scheduled)
+
+    def plan(self, step: StepResult) -> int:
+        """Passes of this step on every rank; -1 where the head is off."""
+        wanted = self.bridge.decide(step)
+        return self._agree(-1 if self.off or self.bridge.fault else wanted)
+
+    def keep(
+        self, req_ids: list[str], starts: dict[str, int], rows: list[tuple[int, int]], aux: list[torch.Tensor] | None
+    ) -> None:
+        """Keep the hidden states of what the target just computed and did not reject."""
+        states = None
+        if aux is not None:
+            index = gather(rows).to(aux[0].device)
+            states = torch.cat([h[index] for h in aux], dim=-1)  # [sum of counts, A*H]
+        at = 0
+        for req_id, (_, n) in zip(req_ids, rows, strict=True):
+            self.states.add(req_id, starts[req_id], n if states is None else states[at : at + n])
+            at += n
+        self.states.trim()
+
+    def repair(
+        self, req_ids: list[str], starts: dict[str, int], read: Callable[[list[Span]], None], rows: int | None = None
+    ) -> bool:
+        """Read what went by while the head rested, and some of what older weights wrote; whether there was any.
+
+        Args:
+            req_ids: the batch. starts: the first position that the step computed, by request.
+            read: writes the head's KV at positions of some rows, in one pass. rows: most of them in one.
+        """
+        late = list(self.states.unread(req_ids, starts))
+        again = list(self.states.stale(req_ids, REBUILD_TOKENS))
+        # A draft model reads one token more per row, and a request may have a row of each kind.
+        room = max(1, int(self.drafter.max_num_tokens) - 2 * len(req_ids))
+        batch: list[Span] = []
+        used = 0
+        for i, entry, start, stop in [*late, *again]:
+            while start < stop:
+                if used >= room or len(batch) == rows:
+                    read(batch)
+                    batch, used = [], 0
+                n = min(stop - start, room - used)
+                batch.append((i, entry, start, start + n))
+                used, start = used + n, start + n
+        if batch:
+            read(batch)
+        self.caught_up += sum(stop - start for _, _, start, stop in late)
+        self.rebuilt += sum(stop - start for _, _, start, stop in again)
+        for _, entry, _, stop in again:
+            entry.fresh = stop
+        return bool(batch)
+
+    def _agree(self, passes: int) -> int:
+        """Ranks compute the drafter together, so all take the output rank's decisions: passes, swaps, verdicts."""
+        if self.ranks.alone:
+            return passes
+        swapper = self.swapper
+        passes, note = self.ranks.decide(passes, swapper.note() if swapper is not None else NOTHING)
+        if note.kind and swapper is not None:
+            try:
+                swapper.apply(note)
+            except Exception as e:  # rolling weights back failed: the drafter must rest
+                self.fail("swap", e)
+        return passes
+
+    # ---- the engine --------------------------------------------------------------------------------------------------
+
+    def target_parts(self) -> dict[str, torch.Tensor]:
+        """The target's embedding, last norm and LM head, which the head in training uses; all ranks must call it."""
+        target = self.runner.get_model()
+        inner = getattr(target, "model", target)
+        modules = {"embed": inner.embed_tokens, "norm": inner.norm, "lm_head": getattr(target, "lm_head", None)}
+        weights = {n: getattr(m, "weight", None) for n, m in modules.items()}
+        split = {n: w.detach() for n, w in weights.items() if w is not None}
+        return {n: w if n == "norm" else self.ranks.gather(w) for n, w in split.items()}
+
+    def info(self) -> dict[str, Any]:
+        """What runs, what was swapped, captured and trained."""
+        out = self.swapper.info() if self.swapper is not None else {}
+        out |= {"off": self.off, "caught_up": self.caught_up, "reread": self.rebuilt}
+        if self.capture is not None:
+            out["capture"] = self.capture.info()
+        if self.training is not None:
+            out["training"] = self.training.info()
+        if self.follower is not None:
+            out["following"] = self.follower.info()
+        if self.specialists is not None:
+            out["specialists"] = self.specialists.info()
+        return out
+
+    def drain(self) -> tuple[dict[str, float], dict[str, float]]:
+        """Counts since the last call, and levels, by the names of `rollspec.telemetry.metrics`."""
+        sums: dict[str, float] = {"caught_up": self.caught_up, "reread": self.rebuilt}
+        levels: dict[str, float] = {}
+        if (s := self.swapper) is not None:
+            pauses, s.deployment.pauses = s.deployment.pauses, []
+            sums |= {k: float(v) for k, v in s.counts.items()}
+            levels = {"version": s.version, "staleness": self.bridge.proposer.version - s.since}
+            if pauses:
+                levels["swap_longest"] = max(pauses)
+        if (reached := self.proposer.reached) is not None:
+            levels["accept_length"] = reached
+        if self.capture is not None:
+            counts = self.capture.counts
+            sums |= {"captured": counts["samples"], "capture_dropped": counts["dropped"]}
+            sums["capture_seconds"] = self.capture.seconds
+        if self.training is not None:
+            t = self.training.info()
+            before = dict(zip(("steps", "tokens"), self.training.resumed, strict=True))
+            sums |= {f"train_{k}": t[k] - n for k, n in before.items() if k in t}
+            names = ("idle_seconds", "harvested_seconds", "wasted_seconds", "preempted")
+            sums |= {k: t[k] for k in (*names, "sent", "sent_bytes", "feedback_dropped", "private") if k in t}
+            if "away" in t:
+                levels["away"] = float(t["away"] is not None)
+            if t.get("loss") is not None:
+                levels |= {"loss": t["loss"], "buffered": t["samples"], "train_length": t["length"]}
+                levels |= {f"loss/{term}": value for term, value in t["terms"].items()}
+            waits = ("preempt_seconds", "preempt_p99_seconds", "micro_step_seconds", "step_age_seconds")
+            levels |= {k: t[k] for k in waits if k in t}
+        out = {k: v - self._drained.get(k, 0.0) for k, v in sums.items()}
+        self._drained = sums
+        if self.swapper is not None and pauses:
+            out |= {"swaps": len(pauses), "swap_seconds": sum(pauses)}
+        return out, levels
+
+    def before_step(self, ended: Any, computes: bool) -> None:
+        """A step begins; `ended`: requests that did since the last one. Never raises.
+
+        `computes` is False for the step after the last one, which only tells that requests ended.
+        """
+        if self.training is not None and computes:
+            self.training.step_begins()
+        for req_id in ended:
+            self.states.drop(req_id)
+            if self.domains is not None:
+                self.domains.forget(req_id)
+            if self.capture is not None:
+                self.capture.finish(req_id, self.proposer.requests.get(req_id))
+        if self.swapper is not None:
+            try:
+                if self.specialists is not None and self.specialists.woke:
+                    self.specialists.restore()
+                self.swapper.poll()
+            except Exception as e:  # the drafter may be half of one version and half of another: it must rest
+                self.fail("swap", e)
+
+    def fail(self, what: str, error: BaseException) -> None:
+        """The learned drafter is off from now on; suffix drafts go on."""
+        self.off = True
+        self.proposer.resting = True
+        cause = f"{what}: {type(error).__name__}: {error}"
+        self.bridge.count(cause)
+        logger.error("rollspec: the learned drafter is off from now on (%s).", cause, exc_info=error)
+
+
+def gather(rows: Sequence[tuple[int, int]]) -> torch.Tensor:
+    """Indices of [start, start + n) of every (start, n), one after the other. Shape [sum of n]."""
+    starts, counts = np.array(rows, dtype=np.int64).T
+    before = np.cumsum(counts) - counts
+    return torch.from_numpy(np.repeat(starts - before, counts) + np.arange(int(counts.sum())))

@@ -1,0 +1,69 @@
+"""What the draft head needs of the worker that it runs in, and nothing else of it; no vLLM in this package."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+from rollspec.config import RollspecConfig
+from rollspec.drafting.requests import StepResult
+from rollspec.step import Engine
+
+
+class Host(Protocol):
+    """One worker. Everything but `count` is called on the worker's own thread.
+
+    Attributes:
+        drafting: whether this worker drafts: the output rank's does, until a fault.
+        fault: why it does not any more.
+    """
+
+    config: RollspecConfig
+    drafting: bool
+    fault: str | None
+
+    @property
+    def proposer(self) -> Engine:
+        """The step's side."""
+
+    @property
+    def running(self) -> Mapping[str, Any]:
+        """Prompt and sampling parameters of the running requests, as `prompt_token_ids` and `sampling_params`."""
+
+    @property
+    def scheduled(self) -> Mapping[str, list[int]]:
+        """The drafts that this step verifies, by request."""
+
+    def ended(self, req_id: str) -> bool:
+        """Whether a request emits nothing any more, though one more step of it may be scheduled."""
+
+    def decide(self, step: StepResult) -> int:
+        """How many passes the head should run after a step. Never raises."""
+
+    def passed(self, passes: int, seconds: float, batch: int, late: float = 0.0) -> None:
+        """The head ran `passes` passes; see `Engine.passed`."""
+
+    def state(self) -> tuple[str, str]:
+        """Who drafts, or "none"; and why nobody does."""
+
+    def count(self, cause: str, error: BaseException | None = None) -> None:
+        """Record a fault."""
+
+
+class Specialists(Protocol):
+    """Further heads by domain, which run beside the first.
+
+    Attributes:
+        woke: the engine slept, and their weights are to be put back.
+    """
+
+    woke: bool
+
+    def scored(self, req_id: str, hits: int, length: int) -> None:
+        """A draft of one of them was scored."""
+
+    def restore(self) -> None:
+        """Put their weights back."""
+
+    def info(self) -> dict[str, Any]:
+        """What each reached."""

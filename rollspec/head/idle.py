@@ -1,0 +1,308 @@
+"""Trains the drafter inside the worker while the engine has nothing to do: capture -> training -> swap, in one engine.
+
+A thread of the worker asks twenty times a second whether a micro-step may run (`drafter_online.idle`): never while the
+engine sleeps, while a step was made within the last moments, or while the trainer says that the machine is its own
+(operation `updating`). A request that arrives waits for part of a micro-step at most. The engine's own thread is never
+called from here; new weights reach it as a published version, which it swaps in at the start of a step.
+
+A step that hangs is waited for `LOCK_SECONDS` at most, a store that is full or gone is tried again at the next
+publication, and a saved state that is damaged is begun anew.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+from drafter_online import head as heads
+from drafter_online.buffer import Buffer, BufferConfig, add_all
+from drafter_online.errors import BufferFileError, DrafterError, TrainingError
+from drafter_online.files import try_lock
+from drafter_online.idle import EngineState, Idle, IdleConfig
+from drafter_online.model import Eagle3
+from drafter_online.trainer import DrafterTraining, Trainer
+from drafter_online.versions import Versions
+from rollspec.head.training import TICK_SECONDS, HeadTraining, TrainedHead
+
+QUIET_SECONDS = 0.05
+"""Without a step for this long, the engine has no request running."""
+
+LOCK_SECONDS = 10.0
+"""How long saving and loading wait for a micro-step to end; one that hangs must not hold up the job."""
+
+LOOK_SECONDS = 1.0
+"""Between two looks whether the replica that trains for all has gone."""
+
+
+class IdleTraining(HeadTraining):
+    """One worker's training thread."""
+
+    def __init__(self, learned: TrainedHead) -> None:
+        super().__init__(learned)
+        self.published: int | None = None
+        self.acceptance: list[float] = []  # of the latest training windows, per training-time-test step
+        self.length = 1.0  # the same as an acceptance length
+        self.terms: dict[str, float] = {}  # of the latest loss
+        self._lock_file: int | None = None  # of a shared store: this replica trains for all
+        self._looked = -LOOK_SECONDS
+        self._stepped = time.perf_counter()
+        self._inside = False
+        self._version = -1
+        self._due = False  # `publish_every` steps were made, and what was learned is not published yet
+        self._trainer: Any = None
+        self._idle: Any = None
+        folder = self.config.dir or learned.bridge.config.history.dir
+        if folder is None:
+            self._own = tempfile.TemporaryDirectory(prefix="rollspec-drafter-", ignore_cleanup_errors=True)
+        self.folder = Path(self._own.name) if folder is None else folder / "drafter"
+        self._lock = threading.Lock()  # of the trainer
+        self._offer_promoted()
+        self._thread.start()
+
+    # ---- what the engine's thread says ------------------------------------------------------------------------------
+
+    def step_begins(self) -> None:
+        """The engine computes, so the machine is not the trainer's any more."""
+        self._watch(self._hangs())
+        self._inside = True
+        self.updating = False
+        self._stepped = time.perf_counter()
+
+    def step_ended(self) -> None:
+        """The engine has computed."""
+        self._inside = False
+        self._stepped = time.perf_counter()
+
+    def info(self) -> dict[str, Any]:
+        """What was trained so far."""
+        self._watch(self._hangs())
+        out: dict[str, Any] = {"published": self.published, "error": self.error, "folder": str(self.folder)}
+        if self._trainer is not None:
+            c, i = self._trainer.counts, self._idle.counts
+            out |= {
+                "steps": c.steps,
+                "tokens": c.tokens,
+                "preempted": c.preempted,
+                "loss": self._trainer.last_loss if c.steps else None,
+                "samples": len(self._trainer.buffer),
+                "idle_seconds": i.available,
+                "harvested_seconds": i.harvested,
+                "micro_steps": i.steps,
+                "wasted_seconds": i.wasted,
+                "preempt_seconds": max(i.latencies, default=0.0),
+                "preempt_p99_seconds": i.latency_p99,
+                "micro_step_seconds": i.step_seconds,
+                "step_age_seconds": self._idle.watch.age,
+                "hangs": self._idle.watch.hangs,
+                "terms": self.terms,
+                "acceptance": self.acceptance,
+                "length": self.length,
+            }
+        return out
+
+    def save(self, folder: Path) -> bool:
+        """Copy buffer, training state and versions to `folder`, for the job's checkpoint; waits for a micro-step.
+
+        False where there is nothing, or the training does not give it: the checkpoint is then without it.
+        """
+        if not self._lock.acquire(timeout=LOCK_SECONDS):
+            self._fault("saving", f"a training step has been running for more than {LOCK_SECONDS:g} s")
+            return False
+        try:
+            if self._trainer is None:
+                return False
+            self._trainer.checkpoint()
+            self._trainer.checkpoints.wait()
+            self._trainer.buffer.save(self.folder / "buffer")
+            shutil.copytree(self.folder, folder, dirs_exist_ok=True)
+            return True
+        except (OSError, DrafterError) as e:  # a full disk, say; history and weights of the checkpoint are not ours
+            self._fault("saving", str(e))
+            return False
+        finally:
+            self._lock.release()
+
+    def load(self, folder: Path) -> bool:
+        """Go on from a copy that `save` made; False where there is none, or training has begun here."""
+        if not folder.is_dir() or not self._lock.acquire(timeout=LOCK_SECONDS):
+            return False
+        try:
+            if self._trainer is not None:
+                return False
+            shutil.copytree(folder, self.folder, dirs_exist_ok=True)
+        except OSError as e:
+            self._fault("loading", str(e))
+            return False
+        finally:
+            self._lock.release()
+        self._offer_promoted()
+        return True
+
+    @property
+    def versions(self) -> Path:
+        """The store that is published to."""
+        return self.config.versions or self.folder / "versions"
+
+    def _offer_promoted(self) -> None:
+        """The engine starts with the head that it was given; the version that was promoted last is better.
+
+        It passed its trial then. One whose trial the engine did not live to finish has no verdict and is not taken.
+        """
+        if self.config.versions is not None:
+            return  # the follower takes it
+        store = Versions(self.versions)
+        number = store.promoted()
+        if number is not None and self.learned.swapper is not None:
+            self.learned.swapper.offer(store.path(number), canary=False)
+
+    def _hangs(self) -> str | None:
+        return None if self._idle is None else self._idle.watch.hangs
+
+    # ---- the thread -------------------------------------------------------------------------------------------------
+
+    def _work(self) -> None:
+        while not self._stop.wait(TICK_SECONDS):
+            worked = True
+            while worked and not self._stop.is_set():
+                with self._lock:
+                    self._feed()
+                    worked = self._trainer is not None and self._tick()
+                    if self._due and (worked or not self._forbidden()):
+                        self._publish()
+
+    def _close(self) -> None:
+        if self._lock_file is not None:
+            os.close(self._lock_file)  # another replica may train now
+
+    def _feed(self) -> None:
+        """Move captured samples into the buffer; the trainer is made when the first ones come."""
+        capture = self.learned.capture
+        if capture is None or self._forbidden():
+            return
+        if self._trainer is None:
+            capture.paused = not self._elected()
+            if capture.paused:
+                return  # another replica trains
+        if capture.ready:
+            if self._trainer is None:
+                self._make()
+            add_all(self._trainer.buffer, capture.take(64))
+        if self._trainer is not None and self._rewards:
+            self._trainer.buffer.reward({k: v for k, v in (self._rewards.popleft() for _ in range(len(self._rewards)))})
+
+    def _make(self) -> None:
+        target = str(self.learned.vllm_config.model_config.model)
+        parent = self._taken_over() if self.config.versions is not None else None
+        given = str(self.learned.drafter.draft_model_config.model)
+        head = heads.load(given if parent is None else self.versions / f"{parent:08d}", target)
+        training = DrafterTraining(**self.learned.bridge.config.drafter_training)
+        keep = BufferConfig(max_bytes=self.config.buffer_bytes)
+        try:
+            buffer = Buffer.load(self.folder / "buffer", keep)
+        except BufferFileError as e:  # set aside
+            self._fault("reading the buffer of", str(e))
+            buffer = Buffer(keep)
+        trainer = Trainer(
+            Eagle3(head, train_lm_head=training.train_lm_head),
+            buffer,
+            training,
+            checkpoints=self.folder / "state",
+            device=self.learned.runner.device,
+            parent=parent,
+        )
+        try:
+            if parent is None:  # else a state that is kept here may be older than what another replica made since
+                trainer.resume()
+        except TrainingError as e:
+            self._fault("resuming", str(e))
+        self.resumed = (trainer.counts.steps, trainer.counts.tokens)
+        self._idle = Idle(IdleConfig(), clock=time.perf_counter)
+        self._trainer = trainer  # last: other threads look whether it is there
+
+    def _taken_over(self) -> int | None:
+        """The version of a shared store that training goes on from: the newest that nothing speaks against."""
+        store = Versions(self.versions)
+        try:
+            number = store.candidate()
+            if number is not None:
+                store.load(number)  # verified before it is built upon
+        except (OSError, DrafterError) as e:
+            self._fault("taking over", str(e))
+            return None
+        return number
+
+    def _forbidden(self) -> bool:
+        quiet = time.perf_counter() - self._stepped > QUIET_SECONDS and not self._inside
+        return self.learned.asleep or self.updating or not quiet
+
+    def _state(self) -> EngineState:
+        since = self._stepped  # what it last began or ended
+        running = int(self._inside or time.perf_counter() - since < QUIET_SECONDS)
+        awake = not self.learned.asleep
+        return EngineState(awake, running, updating=self.updating, since=since if running else None)
+
+    def _tick(self) -> bool:
+        """One micro-step, if it may run; whether it did its work."""
+        self._refresh()
+        before = self._trainer.counts.steps
+        report = self._idle.tick(self._state, self._trainer.micro_step)
+        if report is None or report.skipped is not None:
+            return False
+        self.acceptance, self.length = report.acceptance.rates, report.acceptance.length
+        steps = self._trainer.counts.steps
+        self._due = self._due or (steps > before and steps % self.config.publish_every == 0)
+        self.terms = {k: v for k, v in report.terms.items() if k != "loss"}
+        return True
+
+    def _elected(self) -> bool:
+        """Whether this replica trains. Of several that share a store one does; when it ends, another takes over."""
+        if self.config.versions is None or self._lock_file is not None:
+            return True
+        if time.perf_counter() - self._looked < LOOK_SECONDS:
+            return False
+        self._looked = time.perf_counter()
+        try:
+            self._lock_file = try_lock(self.versions / "trainer.lock")
+        except OSError as e:  # a store that is gone, or without locks: tried again
+            self._fault("choosing the replica of", str(e))
+        return self._lock_file is not None
+
+    def _refresh(self) -> None:
+        """The head in training follows the policy's embedding, norm and LM head."""
+        version = self.learned.bridge.proposer.version
+        if version == self._version:
+            return
+        with self.learned.reading:
+            if not self.learned.asleep:
+                self._version = version
+                self._take_target()
+
+    def _take_target(self) -> None:
+        if (parts := self._target()) is not None:  # until then the head has those of the model's folder
+            heads.refresh(self._trainer.drafter.head, **{n: w.float() for n, w in parts.items()})
+
+    def _publish(self) -> None:
+        """Offer what was learned to the engine, in the place of what it has not swapped in yet.
+
+        While a version is on trial training goes on, and what is newest at the end of the trial comes next.
+        """
+        swapper = self.learned.swapper
+        shared = self.config.versions is not None
+        # A shared store is followed on its own: only a trial here, whose version it must keep, is waited for.
+        if swapper is None or (swapper.canary is not None if shared else not swapper.open):
+            return
+        self._due = False
+        store = Versions(self.versions)
+        try:
+            number = self._trainer.publish(store, self.learned.runner.dtype)
+            self.published = number
+            if self.config.versions is None:
+                swapper.offer(store.path(number))
+            self._trainer.buffer.save(self.folder / "buffer")
+        except (OSError, DrafterError) as e:  # a store that is gone or full: tried again with the next version
+            self._fault("publishing", str(e))

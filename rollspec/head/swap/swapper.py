@@ -1,0 +1,363 @@
+"""Drives a version's life (`drafter_online.lifecycle`) in one engine, from step to step.
+
+    stage    read, verified and loaded into the second copy of the drafter, on a thread, while the engine steps
+    swap     copied into the first one's own storage (CUDA graphs hold its addresses), at the start of a step
+    canary   the next drafts are compared with what the old weights reached; then they are promoted or rolled back
+
+Requests, the target's KV and the batch are not touched. The drafter's own KV is the old weights'; where they moved
+much, it is computed anew from the hidden states that are kept (`SwapOwner.rewind`), a part per step.
+
+Tensor-parallel ranks stage their parts each for itself and swap at the first step at which all are ready; a version
+that one rank refuses is refused by all (`Ranks`). While the engine sleeps its weights have no memory: a swap that is
+asked for then is deferred to the first step, and what woke up is verified before that step.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import threading
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from drafter_online.canary import Canary, CanaryVerdict
+from drafter_online.errors import DrafterError
+from drafter_online.lifecycle import Event, State, Verdict
+from drafter_online.versions import Versions
+from rollspec.head.ranks import NOTHING, Note, Ranks
+from rollspec.head.swap.deployment import Deployment, Running, Swap
+from rollspec.head.swap.owner import SwapOwner, Weights
+from rollspec.head.swap.payload import SwapRefusedError, not_loaded, unprepared
+from rollspec.log_once import LogOnce
+
+CANARY_RATIO = 0.9
+"""New weights are rolled back below this part of the old ones' hits; at 1 chance would decide between equals."""
+
+
+class Swapper:
+    """Swaps for one worker's drafter. Everything but staging runs on the worker's own thread, between steps.
+
+    Args:
+        owner: the engine. weights: of its draft model.
+        ranks: of its tensor-parallel group, which all make the same transitions at the same step.
+        canary_drafts: scored drafts until a canary's verdict; 0 promotes everything at once.
+    """
+
+    def __init__(self, owner: SwapOwner, weights: Weights, ranks: Ranks | None = None, canary_drafts: int = 64) -> None:
+        self.owner = owner
+        self.ranks = ranks or Ranks()
+        self.deployment = Deployment(owner, weights)
+        self.canary: Canary | None = None
+        self.last: dict[str, Any] = {}
+        """What became of the last swap; a new object for each."""
+        self.report: Callable[[int, Verdict, str], None] | None = None
+        """Called with (version, verdict, reason) instead of recording it in the version's store."""
+        self._verdicts = {"promoted": 0, "rolled_back": 0, "refused": 0}
+        self._once = LogOnce()
+        self._canary_drafts = canary_drafts
+        self._swap: Swap | None = None  # being staged, staged, or on canary
+        self._verdict: CanaryVerdict | None = None  # of the canary; it takes effect when all ranks know it
+        self._offer: Swap | None = None  # of another thread; no step has taken it up
+        self._lock = threading.Lock()  # of the offer
+        self._announced: Swap | None = None  # the offer that the other ranks are being told of
+        self._deferred: Swap | None = None  # asked for while the engine slept
+        self._woke = False
+
+    @property
+    def version(self) -> int:
+        """The version that runs; 0: what the engine was started with."""
+        return self.deployment.running.version
+
+    @property
+    def since(self) -> int:
+        """Newest policy version that the running weights were trained on, or under which they came."""
+        return self.deployment.running.since
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """Verdicts by kind, and `resent`: times that lost weights were put back."""
+        return {**self._verdicts, "resent": self.deployment.resent}
+
+    @property
+    def busy(self) -> bool:
+        """Whether a swap is on its way or on canary."""
+        return any(s is not None for s in (self._swap, self._deferred, self._offer))
+
+    @property
+    def open(self) -> bool:
+        """Whether a newer version may be offered: none is on canary, and no offer that needs none is in the way."""
+        waiting = self._offer
+        return self.canary is None and self._deferred is None and (waiting is None or waiting.canary)
+
+    def info(self) -> dict[str, Any]:
+        """What runs, and what became of the last swap."""
+        swap = self._deferred if self._swap is None else self._swap
+        state = "settled" if swap is None else swap.life.state.value
+        return {
+            "version": self.version, "state": state, **self.counts, "last": self.last,
+            "started_with": self.owner.draft_folder,
+        }  # fmt: skip
+
+    # ---- asking for a swap ------------------------------------------------------------------------------------------
+
+    def request(self, payload: Mapping[str, Any]) -> dict[str, Any]:
+        """Stage new weights, and swap them in when they are ready.
+
+        Args:
+            payload: `dir`, a version's folder or a head's; or `tensors`, a state dict in the checkpoint's names (in
+                this process only). `version`: its number where the folder does not say; `canary`: False promotes at
+                once; `back`: True allows an older version, and without `dir` the weights that the engine was started
+                with; `wait`: True returns after the swap, else it happens at the start of a later step.
+
+        Returns:
+            what was done: `version`, and with `wait` also `pause_ms`, `stage_ms`, `change`, `reread` (positions);
+            `deferred` where the engine sleeps, and the swap waits until it is awake.
+
+        Raises:
+            SwapRefusedError: in one sentence, why nothing was touched.
+        """
+        return self._begin(Swap(dict(payload)))
+
+    def offer(self, folder: Path | None, canary: bool = True, back: bool = False) -> None:
+        """Have a version staged when the next step begins. For other threads. Arguments as in `request`.
+
+        It takes the place of an offer that was not swapped in yet: one that no step has taken up, and once also one
+        that is staged. Once only, or short bursts of steps with an offer between any two would never swap.
+        """
+        swap = Swap({"dir": str(folder or ""), "canary": canary, "back": back}, offered=True)
+        with self._lock:
+            before, self._offer = self._offer, swap
+        if before is not None:
+            before.life.apply(Event.SUPERSEDE)
+
+    def withdraw(self) -> bool:
+        """Take an offer back; False where there is none, or a step has taken it up. For other threads."""
+        swap = self._take()
+        if swap is not None:
+            swap.life.apply(Event.WITHDRAW)
+        return swap is not None
+
+    def prepare(self) -> None:
+        """Make the second copy of the drafter now rather than at the first swap."""
+        self.deployment.weights.build()
+
+    def wake(self) -> None:
+        """The engine woke up: what its memory holds is not known before it was verified."""
+        self._woke = True
+
+    # ---- at every step ----------------------------------------------------------------------------------------------
+
+    def poll(self) -> None:
+        """A step begins: swap in what is ready."""
+        if self._woke:
+            self._woke = False
+            self.verify()
+        asked, self._deferred = self._deferred, None
+        if asked is None and self.ranks.alone:
+            asked = self._accept()
+        if asked is not None:
+            self._begin_or_refuse(asked)
+        elif self._swap is not None and self._swap.preparing:
+            with contextlib.suppress(SwapRefusedError):  # counted and logged
+                self._settle(self._swap)
+
+    def note(self) -> Note:
+        """What the other ranks must be told; on the first rank of several."""
+        if self.ranks.alone:
+            return NOTHING
+        if self._verdict is not None:
+            return Note(self._verdict)
+        self._announced = self._accept()
+        return NOTHING if self._announced is None else Note("swap", json.dumps(self._announced.payload))
+
+    def apply(self, note: Note) -> None:
+        """Do what the first rank says; on every rank of several, at the same step."""
+        if note.kind == "swap":
+            announced, self._announced = self._announced, None
+            self._begin_or_refuse(announced or Swap(json.loads(note.text)))
+        elif note.kind:
+            self._conclude(note.kind)
+
+    def observe(self, hits: int, length: int) -> None:
+        """A draft of the new weights was scored: `hits` of `length` positions were right."""
+        if self.canary is None or self._verdict is not None:
+            return
+        self._verdict = self.canary.observe(hits, length)
+        if self._verdict is not None and self.ranks.alone:
+            self._conclude(self._verdict)
+
+    def verify(self) -> bool:
+        """Whether the drafter still has its weights; if not (a policy sync, a sleep), they are put back."""
+        if self.owner.asleep:
+            self._woke = True  # looked at when there is something to look at
+            return True
+        # Ranks compute the drafter's KV anew together, so what one has lost all put back.
+        if self.ranks.least(int(self.deployment.weights.intact())):
+            return True
+        self._join()
+        self.deployment.put_back(None if self._swap is None else self._swap.staged)
+        return False
+
+    # ---- one version's way ------------------------------------------------------------------------------------------
+
+    def _take(self) -> Swap | None:
+        with self._lock:
+            swap, self._offer = self._offer, None
+        return swap
+
+    def _accept(self) -> Swap | None:
+        """The offer, if it can be staged now."""
+        if (there := self._swap) is not None:
+            there.notice()
+            gives_way = there.offered and there.canary and not there.replaces and there.life.state is State.STAGED
+            # Ranks swap what is staged first: none of them knows that all have staged.
+            if not (self.ranks.alone and gives_way):
+                return None
+        swap = self._take()
+        if swap is not None:
+            swap.replaces = there is not None
+        return swap
+
+    def _begin(self, swap: Swap) -> dict[str, Any]:
+        """Begin to stage; with `swap.wait`, swap as well.
+
+        Raises:
+            SwapRefusedError: another one is in the way; or, with `swap.wait`, as `_settle`.
+        """
+        if self.owner.asleep:
+            if self._deferred is not None:
+                self._deferred.life.apply(Event.SUPERSEDE)
+            swap.life.apply(Event.DEFER)
+            self._deferred = swap
+            return {"deferred": True, "version": self.version}
+        if self.canary is not None:
+            raise SwapRefusedError(
+                f"rollspec: version {self.canary.version} has been running for {self.canary.seen} of its "
+                f"{self.canary.drafts} canary drafts; try again after its verdict."
+            )
+        if self._swap is not None:
+            if not swap.replaces:
+                raise SwapRefusedError("rollspec: a swap is being prepared; try again when it is done.")
+            self._swap.life.apply(Event.SUPERSEDE)
+        self._join()
+        self._swap = swap
+        swap.life.apply(Event.STAGE)
+        try:
+            self.deployment.weights.build()
+        except Exception as e:  # on one rank perhaps: all must learn of it
+            swap.error = unprepared(e)
+        if swap.wait:
+            swap.stage(self.deployment.stage)
+            return self._settle(swap) or {}
+        swap.thread = threading.Thread(
+            target=swap.stage, args=(self.deployment.stage,), name="rollspec-stage", daemon=True
+        )
+        swap.thread.start()
+        return {"staging": True, "version": self.version}
+
+    def _begin_or_refuse(self, swap: Swap) -> None:
+        swap.wait = False  # a step does not
+        try:
+            self._begin(swap)
+        except SwapRefusedError as e:
+            self._refuse(swap, e)
+
+    def _settle(self, swap: Swap) -> dict[str, Any] | None:
+        """Swap if all ranks have staged; None while one has not.
+
+        Raises:
+            SwapRefusedError: one of them refused; it is counted.
+        """
+        agreed = self.ranks.least(0 if not swap.notice() else 1 if swap.error is not None else 2)
+        if agreed == 0:
+            return None
+        if agreed == 1:
+            error = swap.error or not_loaded("another rank refused them")
+            self._refuse(swap, error)
+            raise error
+        return self._swap_in(swap)
+
+    def _refuse(self, swap: Swap, error: SwapRefusedError) -> None:
+        swap.life.apply(Event.REFUSE)
+        if self._swap is swap:
+            self._swap = None
+        self._verdicts["refused"] += 1
+        self.last = {"refused": str(error)}
+        if swap.offered and swap.life.version is not None and self.report is not None:
+            self.report(swap.life.version, "refused", str(error))
+        self._once(str(error), "%s", error)
+
+    def _swap_in(self, swap: Swap) -> dict[str, Any]:
+        begin = time.perf_counter()
+        staged = swap.staged
+        assert staged is not None
+        rates = self.owner.acceptance.measured  # of the weights before
+        try:
+            reread = self.deployment.swap_in(staged)
+        except BaseException:
+            self._swap = None  # it is not tried again at every step
+            raise
+        if swap.canary and self._canary_drafts:
+            swap.life.apply(Event.SWAP)
+            self.canary = Canary(staged.given.version, rates, self._canary_drafts, CANARY_RATIO)
+        self.owner.canary(self.canary is not None)
+        pause = time.perf_counter() - begin
+        self.deployment.pauses.append(pause)
+        self.last = {
+            "version": staged.given.version,
+            "pause_ms": 1e3 * pause,
+            "stage_ms": 1e3 * staged.seconds,
+            "change": staged.change,
+            "reread": reread,
+        }
+        if self.canary is not None:
+            self.deployment.keep_before()
+        else:
+            self._conclude("promoted")
+        return dict(self.last)
+
+    def _conclude(self, verdict: CanaryVerdict) -> None:
+        """The canary is over, or none was needed: the weights are promoted, or those before them come back."""
+        swap, self._swap = self._swap, None
+        canary, self.canary, self._verdict = self.canary, None, None
+        assert swap is not None
+        swap.life.judge(verdict)
+        self.owner.canary(False)
+        ran = self.deployment.running
+        if verdict == "promoted":
+            self.deployment.promote()
+        else:
+            self.deployment.roll_back()
+        reason = "without a canary" if canary is None else canary.reason
+        self._verdicts[verdict] += 1
+        self.last |= {"verdict": verdict, "reason": reason}
+        level, message = logging.INFO, "rollspec: drafter version %d is promoted: %s."
+        if verdict == "rolled_back":
+            level, message = logging.WARNING, "rollspec: drafter version %d is rolled back: %s."
+        self._once(f"{ran.version} {verdict}", message, ran.version, reason, level=level)
+        self._record(ran, verdict, reason, canary is not None)
+
+    def _record(self, ran: Running, verdict: CanaryVerdict, reason: str, canary: bool) -> None:
+        """Pass the verdict on, or record it in the store that the version is from."""
+        store = ran.store if self.ranks.first else None
+        if self.report is not None:
+            self.report(ran.version, verdict, reason)
+        elif store is not None:
+            versions = Versions(store)
+            if not canary and any(e.version == ran.version for e in versions.events()):
+                return  # promoted on another engine's word, or before a restart: said already
+            try:
+                versions.record(ran.version, verdict, reason)
+            except DrafterError as e:
+                problem = str(e).removeprefix("drafter-online: ")
+                self.owner.record_fault(f"drafter versions: {problem}")
+                self._once("record", "rollspec: %s", problem)
+
+    def _join(self) -> None:
+        """Wait for what is being loaded into the second copy."""
+        self.deployment.weights.wait()
+        if self._swap is not None and self._swap.thread is not None:
+            self._swap.thread.join()

@@ -1,0 +1,149 @@
+"""Training of the worker's draft head as its engine sees it, wherever the trainer runs: in the engine's own idle time
+(`idle.py`), or in a process of its own (`dedicated.py`). `draft_head.py` owns either; they do not know it.
+
+Whatever fails in it costs the training, not the engine: the cause is counted, and said once.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import deque
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+
+from rollspec.head.capture import Capture
+from rollspec.head.domains import Domains
+from rollspec.head.host import Host
+from rollspec.head.ranks import Ranks
+from rollspec.head.swap import Swapper
+from rollspec.log_once import LogOnce
+
+logger = logging.getLogger("rollspec")
+
+TICK_SECONDS = 0.05
+"""Between two looks of the training's thread."""
+
+
+class TrainedHead(Protocol):
+    """See `DraftHead`, whose attributes these are."""
+
+    bridge: Host
+    runner: Any
+    vllm_config: Any
+    ranks: Ranks
+    drafter: Any
+    layers: tuple[int, ...]
+    asleep: bool
+    reading: threading.Lock
+    swapper: Swapper | None
+    capture: Capture | None
+    domains: Domains | None
+
+    @property
+    def base(self) -> str:
+        """A name for what a head must fit: `drafter_online.head.base_of` the target."""
+
+    def target_parts(self) -> dict[str, torch.Tensor]:
+        """The target's embedding, last norm and LM head; all ranks must call it."""
+
+
+class HeadTraining:
+    """One worker's part in it: a thread, which a subclass starts when it is ready.
+
+    Attributes:
+        updating: the machine is the policy's trainer's.
+        error: why it has ended.
+        resumed: optimiser steps and tokens that an earlier run made.
+        parts: the target's own tensors where they were put together from several ranks.
+    """
+
+    ends_with = "drafter training", "rollspec: the drafter is not trained from now on (%s)."
+    """What a fault that ends it is counted under, and what is said of it."""
+
+    def __init__(self, learned: TrainedHead) -> None:
+        self.learned = learned
+        self.config = learned.bridge.config.drafter
+        self.updating = False
+        self.error: str | None = None
+        self.resumed = (0, 0)
+        self.parts: dict[str, torch.Tensor] | None = None
+        self._rewards: deque[tuple[str, float]] = deque(maxlen=1 << 16)
+        self._hung = False
+        self._once = LogOnce()
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="rollspec-drafter", daemon=True)
+
+    # ---- what the engine's thread says ------------------------------------------------------------------------------
+
+    def step_begins(self) -> None:
+        """The engine computes."""
+
+    def step_ended(self) -> None:
+        """The engine has computed."""
+
+    def reward(self, items: list[tuple[str, str, float]]) -> None:
+        """Rewards by (prompt key, response key), for the samples of these responses."""
+        self._rewards.extend((f"{prompt}:{response}", value) for prompt, response, value in items)
+
+    def info(self) -> dict[str, Any]:
+        """What was trained so far."""
+        raise NotImplementedError
+
+    def save(self, folder: Path) -> bool:
+        """Have the training's state in `folder`, for the job's checkpoint; False where there is none to be had."""
+        raise NotImplementedError
+
+    def load(self, folder: Path) -> bool:
+        """Go on from what `save` left in `folder`; False where there is nothing, or it is not wanted."""
+        raise NotImplementedError
+
+    def stop(self) -> None:
+        """End the thread; it is a daemon, so nothing need wait for it."""
+        self._stop.set()
+
+    # ---- the thread -------------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        try:
+            self._work()
+        except Exception as e:
+            self.error = f"{type(e).__name__}: {e}"
+            if self.learned.capture is not None:
+                self.learned.capture.paused = True
+            kind, message = self.ends_with
+            self.learned.bridge.count(f"{kind}: {self.error}")
+            logger.warning(message, self.error, exc_info=e)
+        finally:
+            self._close()
+
+    def _work(self) -> None:
+        """Until `_stop` is set."""
+        raise NotImplementedError
+
+    def _close(self) -> None:
+        """The thread ends."""
+
+    def _fault(self, what: str, cause: str) -> None:
+        """`what` failed (saving, resuming, publishing): training goes on without."""
+        self.learned.bridge.count(f"drafter training, {what}: {cause}")
+        self._once(what, "rollspec: %s the drafter's training failed and is left out (%s).", what, cause)
+
+    def _watch(self, hangs: str | None, where: str = "") -> None:
+        """A step that hangs (`hangs`: why it is taken for one) cannot say so itself; said and counted once each."""
+        if hangs is not None and not self._hung:
+            self.learned.bridge.count("drafter training: a step hangs")
+            logger.warning("rollspec: %s%s; the engine goes on with the drafter it has.", hangs, where)
+        self._hung = hangs is not None
+
+    def _target(self) -> dict[str, torch.Tensor] | None:
+        """The target's parts without the rows that vLLM pads for its shards; None where all ranks must give them, which
+        they do with the next weights.
+        """
+        if self.parts is None and not self.learned.ranks.alone:
+            return None
+        parts = self.parts if self.parts is not None else self.learned.target_parts()
+        vocabulary = int(self.learned.runner.model_config.get_vocab_size())
+        return {n: w if n == "norm" else w[:vocabulary] for n, w in parts.items()}
