@@ -54,8 +54,10 @@ def install() -> None:
         dispatcher._rebind_kernels = scan
     import vllm.v1.worker.gpu.model_runner as runner
     import vllm.v1.worker.gpu.spec_decode.ngram.speculator as ngram
+    import vllm.v1.worker.gpu_worker as worker
 
     ngram.HAS_TRITON = True  # it refuses to start without Triton; its two kernels are registered above
+    worker.HAS_TRITON = True  # from 0.33 on the worker refuses, too
     runner.DeviceMemoryProfiler = ModelMemory
 
 

@@ -73,7 +73,7 @@ def test_an_empty_environment_says_what_to_install() -> None:
 @pytest.mark.parametrize(
     ("change", "capability", "status", "usable"),
     [
-        ({"vllm": "0.33.0"}, "speculation in vLLM", "off", False),
+        ({"vllm": "0.34.0"}, "speculation in vLLM", "off", False),
         ({"vllm": "0.32.1+cu130"}, "speculation in vLLM", "ok", True),
         ({"numba": None}, "suffix drafts", "off", False),
         ({"numba": "0.50"}, "suffix drafts", "warn", True),

@@ -90,12 +90,12 @@ def test_what_became_of_it(tmp_path: Path, old: str, new: str, kind: str) -> Non
 @pytest.mark.usefixtures("few")
 def test_a_wheel_is_read_like_a_folder(tmp_path: Path) -> None:
     folder = made(tmp_path / "folder")
-    path = tmp_path / "vllm-0.33.0-cp38-abi3-manylinux_2_28_x86_64.whl"
+    path = tmp_path / "vllm-0.34.0-cp38-abi3-manylinux_2_28_x86_64.whl"
     with zipfile.ZipFile(path, "w") as wheel:
         wheel.writestr("vllm/core.py", CORE)
         wheel.writestr("vllm/parent/__init__.py", PARENT)
     source = Source.open(path)
-    assert (source.version, source.cpu) == ("0.33.0", False)
+    assert (source.version, source.cpu) == ("0.34.0", False)
     assert [source.state(t) for t in signatures.targets()] == [folder.state(t) for t in signatures.targets()]
     for bad in (tmp_path, tmp_path / "none.whl"):
         with pytest.raises(ValueError, match="neither a wheel nor a folder"):
@@ -106,16 +106,16 @@ def test_a_wheel_is_read_like_a_folder(tmp_path: Path) -> None:
 def test_the_record(tmp_path: Path) -> None:
     record = Record([], {})
     later = CORE.replace("return a + b", "return 0")
-    for version, core in (("0.33.0", later), ("0.32.0", CORE), ("0.32.2", later)):  # in any order
+    for version, core in (("0.34.0", later), ("0.32.0", CORE), ("0.32.2", later)):  # in any order
         record.add(made(tmp_path / version, core, version))
     record.save(tmp_path / "record.json")
     again = Record.load(tmp_path / "record.json")
     assert again == record
-    assert again.versions == ["0.32.0", "0.32.2", "0.33.0"]
+    assert again.versions == ["0.32.0", "0.32.2", "0.34.0"]
     assert [since for since, _ in again.states["vllm.core:Core.step"]] == ["0.32.0", "0.32.2"]
-    assert again.at("vllm.core:Core.step", "0.32.0") != again.at("vllm.core:Core.step", "0.33.0")
+    assert again.at("vllm.core:Core.step", "0.32.0") != again.at("vllm.core:Core.step", "0.34.0")
     # An untested version is compared with the newest tested one, though it is recorded itself.
-    assert (again.baseline("0.32.0"), again.baseline("0.33.0")) == ("0.32.0", "0.32.2")
+    assert (again.baseline("0.32.0"), again.baseline("0.34.0")) == ("0.32.0", "0.32.2")
 
 
 def test_every_target_is_recorded_and_was_there_in_every_tested_version() -> None:

@@ -52,9 +52,11 @@ def test_requests_without_settings_have_none(extra: Any) -> None:
 
 
 def runner(temperature: list[float], cut: bool = False) -> Any:
-    k = torch.ones(1) if cut else None
     states = SimpleNamespace(
-        temperature=SimpleNamespace(gpu=torch.tensor(temperature)), get_top_k_top_p=lambda slots, each: (k, None)
+        temperature=SimpleNamespace(gpu=torch.tensor(temperature)),
+        vocab_size=7,
+        top_k=SimpleNamespace(np=np.array([7, 1 if cut else 7])),
+        top_p=SimpleNamespace(np=np.array([1.0, 1.0])),
     )
     return SimpleNamespace(
         sampler=SimpleNamespace(sampling_states=states),

@@ -111,8 +111,9 @@ def scheduled(slots: dict[str, list[int]], new: tuple[str, ...] = (), finished: 
 def adapter_of(bridge: Bridge) -> Adapter:
     states = SimpleNamespace(draft_tokens=torch.zeros(8, K, dtype=torch.int64))
     runner = SimpleNamespace(
-        num_speculative_steps=K, device=torch.device("cpu"), execute_model_state=object(), req_states=states
-    )
+        num_speculative_steps=K, device=torch.device("cpu"), execute_model_state=object(), req_states=states,
+        structured_outputs_worker=SimpleNamespace(num_bonus_tokens=1),
+    )  # fmt: skip
     return Adapter(bridge, runner, Ranks())  # type: ignore[arg-type]
 
 
@@ -191,8 +192,13 @@ def test_masks_of_slots_that_left_are_left_out() -> None:
     run(adapter, scheduled({"a": [], "b": []}, new=("a", "b")))
     rows = np.arange(2 * (K + 1))[:, None]
     bridge.next = [[], []]
-    _, masks, _ = run(adapter, scheduled({"a": [-1] * K, "b": [-1] * K}), GrammarOutput(["b", "a"], rows))
+    grammar = GrammarOutput(["b", "a"], rows)
+    _, masks, _ = run(adapter, scheduled({"a": [-1] * K, "b": [-1] * K}), grammar)
     assert masks.grammar_bitmask[:, 0].tolist() == [0, 1, 2, K + 1, K + 2]
+    # From vLLM 0.33 on every request has K + 1 masks, whatever it verifies.
+    adapter.runner.structured_outputs_worker = object()
+    bridge.next = [[], []]
+    assert run(adapter, scheduled({"a": [-1] * K, "b": [-1] * K}), grammar)[1] is grammar
 
 
 def scheduler(ours: bool = True) -> Any:

@@ -133,6 +133,9 @@ def post_update(
     all_token_ids: torch.Tensor,  # [max_num_reqs, max_model_len], out
     all_token_ids_stride: int,
     total_len: torch.Tensor,  # [max_num_reqs], in and out
+    draft_tokens: torch.Tensor | None = None,  # [num_reqs, K], of another pipeline rank; from 0.33 on
+    draft_tokens_out: torch.Tensor | None = None,  # [max_num_reqs, K], out
+    num_draft_tokens: int = 0,
     **_: object,
 ) -> None:
     """Append the sampled tokens to their requests and advance the number of computed tokens."""
@@ -142,8 +145,10 @@ def post_update(
     if query_start_loc is not None:
         starts = query_start_loc.numpy()[: n + 1]
         delta = delta + (starts[1:] - starts[:-1])
-    if n and idx.min() < 0:
-        real = idx >= 0
+    real = idx >= 0
+    if draft_tokens is not None and draft_tokens_out is not None:
+        draft_tokens_out.numpy()[idx[real]] = draft_tokens.numpy()[:n][real]
+    if not real.all():
         idx, tokens, counts, delta = idx[real], tokens[real], counts[real], delta[real]
     num_computed_tokens.numpy()[idx] += delta
 

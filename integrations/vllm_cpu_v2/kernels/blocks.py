@@ -20,9 +20,16 @@ def gather_block_tables(
     num_blocks: torch.Tensor,  # [groups, max_num_reqs]
     num_blocks_stride: int,
     num_reqs: int,
+    num_computed_tokens: torch.Tensor | None = None,  # [max_num_reqs]; this and what follows from 0.33 on
+    sliding_window_reach: torch.Tensor | None = None,  # [groups] tokens that a query still sees; 0: no window
+    block_sizes: torch.Tensor | None = None,  # [groups]
+    MASK_SLIDING_WINDOW: bool = False,  # noqa: N803
     **_: object,
 ) -> None:
-    """Copy the block ids of each request of the batch into its row; zero the rows behind the batch."""
+    """Copy the block ids of each request of the batch into its row; zero the rows behind the batch.
+
+    With a mask, blocks that lie wholly before the window of the step's first query become block 0.
+    """
     idx = idx_mapping.numpy()
     counts = num_blocks.numpy()[:, idx]
     rows = num_blocks.shape[1]
@@ -32,6 +39,9 @@ def gather_block_tables(
         width = int(counts[group].max(initial=0))
         out = int32_at(target, rows * stride).reshape(rows, stride)
         out[:num_reqs, :width] = int32_at(source, rows * stride).reshape(rows, stride)[idx, :width]
+        if MASK_SLIDING_WINDOW and (reach := int(sliding_window_reach[group])) > 0:
+            hidden = np.maximum(num_computed_tokens.numpy()[idx] - reach, 0) // int(block_sizes[group])
+            out[:num_reqs, :width][np.arange(width) < hidden[:, None]] = 0
         written = _rows_written.get(target, rows)
         if written > num_reqs:
             out[num_reqs:written] = 0

@@ -275,9 +275,12 @@ def reject(
     local_residual_mass: torch.Tensor | None,  # [num_logits, num_blocks]
     *_: object,
     USE_BLOCK_VERIFICATION: bool,  # noqa: N803
+    FLY_WINDOW_SIZE: int | None = None,  # noqa: N803  # from 0.33 on
     **__: object,
 ) -> None:
     """Accept a prefix of each request's drafts and store it, with the target's argmax behind it for greedy requests."""
+    if FLY_WINDOW_SIZE:
+        raise NotImplementedError("vllm_cpu_v2 has no rejection_sample_method 'fly': use another one.")
     n = len(idx_mapping)
     starts = cu_num_logits.numpy()[: n + 1].astype(np.int64)
     num_drafts = starts[1:] - starts[:-1] - 1
@@ -303,7 +306,10 @@ def reject(
     agree = argmax[rows] == tokens
     random = np.flatnonzero(~greedy)
     if random.size or synthetic_conditional_rates is not None:
-        u = uniform(seeds.numpy()[slots], pos.numpy()[rows])
+        seed = seeds.numpy()[slots]
+        if USE_BLOCK_VERIFICATION and FLY_WINDOW_SIZE is not None:  # 0.33 mixes the step into it
+            seed = seed ^ (step.astype(np.int64) << 32)
+        u = uniform(seed, pos.numpy()[rows])
     if synthetic_conditional_rates is not None:
         agree = u < synthetic_conditional_rates.numpy()[step]
     elif random.size and not USE_BLOCK_VERIFICATION:

@@ -113,7 +113,9 @@ class Adapter:
     def sample_tokens(self, sample_tokens: Callable[..., Any], grammar: Any) -> Any:
         """Around `GPUModelRunner.sample_tokens`."""
         computed = self.runner.execute_model_state is not None
-        output = sample_tokens(masks(grammar, self._slots, self._drafted))
+        if hasattr(self.runner.structured_outputs_worker, "num_bonus_tokens"):  # until 0.33
+            grammar = masks(grammar, self._slots, self._drafted)
+        output = sample_tokens(grammar)
         if computed and self._slots and output is not None:
             inner = getattr(output, "model_runner_output", output)
             inner.__dict__[DRAFTED] = self._drafted

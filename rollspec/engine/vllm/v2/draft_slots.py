@@ -32,7 +32,10 @@ def resized(scheduled: Any, drafts: dict[str, list[int]], slots: Mapping[str, in
 
 
 def masks(grammar: Any, slots: Mapping[str, int], drafted: Mapping[str, int]) -> Any:
-    """A `GrammarOutput`'s masks for the rows there are: it has one for each slot reserved, and one more."""
+    """A `GrammarOutput`'s masks for the rows there are: vLLM 0.32 has one for each slot reserved, and one more.
+
+    From 0.33 on every request has as many masks as a step may have rows of it, and the kernel passes the others over.
+    """
     if grammar is None or not slots:
         return grammar
     rows: list[int] = []

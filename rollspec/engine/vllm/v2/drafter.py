@@ -83,6 +83,7 @@ class Drafter:
         draft_step: torch.Tensor,
         draft_logits: torch.Tensor | None,
         spec_step_idx: int = 0,
+        **more: Any,
     ) -> torch.Tensor:
         """In the place of `DraftModelSpeculator.sample_draft`: the same tokens, or the ones that the target's noise
         makes likeliest; and how sure the drafter was of them.
@@ -90,12 +91,12 @@ class Drafter:
         Args:
             hidden_states: the drafter's, [requests, H]. positions: that the target draws from, [requests].
             idx_mapping: slots of the requests; -1 is padding. temperature, seeds: by slot.
-            draft_step: the pass, from 0, on the device.
+            draft_step: the pass, from 0, on the device. more: what later versions add.
         """
         speculator = self.speculator
         if draft_logits is not None or speculator.use_local_argmax_reduction:
             given = (positions, idx_mapping, temperature, seeds, draft_step, draft_logits, spec_step_idx)
-            return self._draw(hidden_states, *given)  # type: ignore[no-any-return]
+            return self._draw(hidden_states, *given, **more)  # type: ignore[no-any-return]
         logits = speculator.compute_draft_logits(hidden_states, spec_step_idx).float()
         if self._noise():
             tokens, logits = self._coupled(logits, positions, idx_mapping, temperature, seeds)

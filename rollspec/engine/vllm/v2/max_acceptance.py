@@ -49,10 +49,7 @@ class MaxAcceptance:
         out = apply(logits, slots, each, each_np, *args, **kwargs)
         self._wait -= 1
         if not self._off and self._wait < 0:
-            cut = kwargs.get("skip_top_k_top_p") and any(
-                t is not None for t in self._states.get_top_k_top_p(slots, each_np)
-            )
-            self._look = None if cut else self._guarded(self._largest, out, slots, each_np)
+            self._look = self._guarded(self._largest, out, slots, each_np, bool(kwargs.get("skip_top_k_top_p")))
         return out
 
     def sample(self, sample: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -64,7 +61,12 @@ class MaxAcceptance:
             self._guarded(self._count, self._look, out[1])
         return out
 
-    def _largest(self, logits: torch.Tensor, slots: torch.Tensor, each: Any) -> tuple[list[int], list[float]] | None:
+    def _largest(
+        self, logits: torch.Tensor, slots: torch.Tensor, each: Any, cut_later: bool
+    ) -> tuple[list[int], list[float]] | None:
+        s = self._states
+        if cut_later and ((s.top_k.np[each] != s.vocab_size).any() or (s.top_p.np[each] != 1.0).any()):
+            return None
         names = [self._names.get(i) for i in each.tolist()]
         if None in names:
             return None  # a dummy batch
