@@ -47,7 +47,7 @@ def status(service: Service) -> dict[str, Any]:
             "published": service.counts["published"],
             "failed": service.counts["failed_publications"],
             "rolled_back": service.release.rolled_back,
-            "lag_seconds": service.lag(),
+            "lag_seconds": _lag(service),
         },
         "feedback": {
             "samples": i.received,
@@ -89,6 +89,18 @@ def status(service: Service) -> dict[str, Any]:
         "acceptance": {"rate": total.rate, "length": total.length},
         "alarms": service.alarms.to_list(),
     }
+
+
+def _lag(service: Service) -> float | None:
+    """Seconds since the oldest weights that an engine runs were made; None where no engine runs any of ours."""
+    ages = []
+    for version in {e.version for e in service.engines}:
+        path = service.versions.path(version) / "manifest.json"
+        try:
+            ages.append(time.time() - path.stat().st_mtime)
+        except OSError:
+            continue
+    return round(max(ages), 1) if ages else None
 
 
 def list_versions(versions: Versions, promoted: int | None) -> list[dict[str, Any]]:

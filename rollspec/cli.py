@@ -136,7 +136,7 @@ def _config(
 
     # The defaults as they would be written in a file (lists, strings, null), not as Python objects.
     plain = RollspecConfig().to_dict()
-    rows = [(name, kind, _at(plain, name), text) for name, kind, _, text in knobs()]
+    rows = [(name, kind, _at(plain, name), text) for name, kind, _, text in knobs(RollspecConfig)]
     if as_json:
         typer.echo(
             json.dumps([{"name": n, "type": k, "default": d, "description": t} for n, k, d, t in rows], indent=2)

@@ -19,7 +19,8 @@ from rollspec.engine.noise_keys import NoiseKeys
 from rollspec.head import metadata
 from rollspec.sampling import scoring
 from rollspec.step import Engine
-from rollspec.telemetry.metrics import EngineStats, to_metrics
+from rollspec.telemetry.engine_stats import EngineStats
+from rollspec.telemetry.metrics import to_metrics
 from rollspec.telemetry.sinks import JsonlSink
 from rollspec.tuning.tuner import LEARNED
 

@@ -23,7 +23,8 @@ from rollspec.config import RollspecConfig
 from rollspec.proposal.base import prompt_key
 from rollspec.sampling import scoring
 from rollspec.sampling.lenient import law, total_variation
-from rollspec.telemetry.metrics import EngineStats, to_metrics
+from rollspec.telemetry.engine_stats import EngineStats
+from rollspec.telemetry.metrics import to_metrics
 
 pytest.importorskip("verl")
 pytestmark = pytest.mark.engine

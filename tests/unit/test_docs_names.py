@@ -23,7 +23,7 @@ from scripts.generate import configuration
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 NAMES = [p.relative_to(ROOT).as_posix() for p in PAGES]
-KNOBS = {name for name, *_ in knobs()}
+KNOBS = {name for name, *_ in knobs(RollspecConfig)}
 SECTIONS = {name.rpartition(".")[0] for name in KNOBS} - {""}
 TOP = {name.split(".")[0] for name in SECTIONS}
 FILES = (".py", ".json", ".jsonl", ".safetensors", ".yaml", ".md", ".csv", ".html")
@@ -134,7 +134,9 @@ def dotted(path: Path) -> Iterator[str]:
 
 def known(name: str) -> bool:
     """Whether `name` is a knob, a section, or an entry of a knob that is a mapping."""
-    return name in KNOBS | SECTIONS or any(name.startswith(f"{k}.") for k, kind, *_ in knobs() if "dict" in kind)
+    return name in KNOBS | SECTIONS or any(
+        name.startswith(f"{k}.") for k, kind, *_ in knobs(RollspecConfig) if "dict" in kind
+    )
 
 
 @page

@@ -15,7 +15,8 @@ import pytest
 from drafter_online.status import METRICS
 from rollspec.errors import RollspecError
 from rollspec.telemetry import wandb_files, wandb_run
-from rollspec.telemetry.metrics import TABLE, EngineStats, find, to_metrics
+from rollspec.telemetry.engine_stats import EngineStats
+from rollspec.telemetry.metrics import TABLE, find, to_metrics
 from rollspec.telemetry.prometheus import OF_THE_TRAINER, Exporter, series
 from rollspec.telemetry.report import write_report
 from rollspec.telemetry.runs import load_run
@@ -65,7 +66,7 @@ def test_several_api_servers_share_them(tmp_path: Path) -> None:
     """prometheus_client's multi-process mode, which vLLM uses with several API servers; it is chosen at import."""
     code = """
 from prometheus_client import CollectorRegistry, generate_latest, multiprocess
-from rollspec.telemetry.metrics import EngineStats
+from rollspec.telemetry.engine_stats import EngineStats
 from rollspec.telemetry.prometheus import Exporter
 Exporter("m").update(EngineStats(steps=1, drafted=6, accepted=3))
 registry = CollectorRegistry()
