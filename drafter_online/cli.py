@@ -43,7 +43,7 @@ def init(
         Path | None, typer.Option("--counts", help="JSON of token id -> count, or a saved buffer, for --draft-vocab.")
     ] = None,
     layers: Annotated[int, typer.Option("--layers", min=1, help="Decoder layers of the head.")] = 1,
-    tokens: Annotated[int, typer.Option("--tokens", min=1, help="Draft length an engine uses unless told.")] = 3,
+    tokens: Annotated[int, typer.Option("--tokens", min=1, help="Draft length of an engine that sets none.")] = 3,
     seed: Annotated[int, typer.Option("--seed", help="Of the random weights.")] = 0,
     dtype: Dtype = "bfloat16",
     as_json: Json = False,

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-class Preempted(Exception):  # noqa: N818 - not an error: somebody else needs the machine
+class Preempted(Exception):  # noqa: N818 - not an error: the engine needs the machine
     """A micro-step was asked to stop before it changed anything."""
 
 

@@ -110,10 +110,10 @@ class Service:
             linger = self.config.linger
             if linger is not None and time.monotonic() - self._alone > linger:
                 return f"no engine was connected for {linger:g} s"
-        return "it was told to"
+        return "it was stopped"
 
     def tick(self) -> None:
-        """Look after alarms, and notice whether anybody is connected."""
+        """Look after alarms, and notice whether an engine is connected."""
         if len(self.hub):
             self._alone = time.monotonic()
         self._watch()

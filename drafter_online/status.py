@@ -162,7 +162,7 @@ METRICS = (
     Metric("gauge", "version_latest", "newest version", lambda s: s["versions"]["latest"] or 0),
     Metric("counter", "published", "versions published", lambda s: s["versions"]["published"]),
     Metric("counter", "failed_publications", "versions that could not be written", lambda s: s["versions"]["failed"]),
-    Metric("counter", "rolled_back", "versions taken back", lambda s: s["versions"]["rolled_back"]),
+    Metric("counter", "rolled_back", "versions rolled back", lambda s: s["versions"]["rolled_back"]),
     Metric("gauge", "lag_seconds", "age of the oldest weights that an engine runs",
            lambda s: s["versions"]["lag_seconds"]),
     Metric("counter", "samples", "samples received", lambda s: s["feedback"]["samples"]),

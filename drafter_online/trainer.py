@@ -214,7 +214,7 @@ class Trainer:
     def _bad(self, batch: Batch, result: Result, kept: dict[str, Tensor] | None) -> StepReport:
         """A loss or gradient that is not finite: skip it, and after too many in a row go back to the last good state.
 
-        The random state is not taken back: the same data would give the same loss.
+        The random state is not restored: the same data would give the same loss.
         """
         self._undo(self._rng.getstate(), kept)
         self.counts.not_finite += 1

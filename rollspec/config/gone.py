@@ -1,4 +1,4 @@
-"""Knobs that there were: whoever still sets one reads what took its place, instead of a guess at a typo."""
+"""Knobs that there were: who still sets one reads what took its place, instead of a guess at a typo."""
 
 from __future__ import annotations
 

@@ -218,8 +218,8 @@ class CoupledConfig(Section):
     drafts: Literal["noise", "greedy"] = Field(
         "noise",
         description="What a learned drafter proposes: `noise`: argmax(its logits / T + the noise of the next token), "
-        "which agrees with the target as far as their laws do; `greedy`: its likeliest token, accepted with at most "
-        "max p. Either way the text is the same.",
+        "which agrees with the target as far as their distributions do; `greedy`: its likeliest token, accepted with "
+        "at most max p. Either way the text is the same.",
     )
 
 

@@ -38,7 +38,7 @@ class RollspecConfig(Section):
     enabled: bool = Field(True, description="False leaves the engine exactly as it would be without rollspec.")
     mode: Literal["standard", "coupled"] = Field(
         "standard",
-        description="Law of the rollout. `standard`: exactly the policy, by the engine's rejection sampling. "
+        description="Distribution of the rollout. `standard`: exactly the policy, by the engine's rejection sampling. "
         "`coupled`: exactly the policy, and the same tokens whatever is drafted, by seeded Gumbel noise.",
     )
     coupled: CoupledConfig = CoupledConfig()

@@ -37,9 +37,9 @@ LONG_GAP = 0.25
 
 
 class Watch(Protocol):
-    """Counts the policy's versions where nobody tells them: `PolicyWatch`."""
+    """Counts the policy's versions where no program announces them: `PolicyWatch`."""
 
-    def told(self) -> None:
+    def announced(self) -> None:
         """A trainer says which version the weights are."""
 
     def before_step(self) -> None:
@@ -130,7 +130,7 @@ class Bridge:
 
     @property
     def mode(self) -> str:
-        """The law's name as it is sampled now."""
+        """The distribution's name as it is sampled now."""
         return "coupled" if self.coupled is not None and self.coupled.on else "standard"
 
     def fail(self, what: str, error: BaseException) -> None:

@@ -1,4 +1,4 @@
-"""Drafter weights swapped in a running engine: nothing lost, nothing changed, bad versions refused or taken back.
+"""Drafter weights swapped in a running engine: nothing lost, nothing changed, bad versions refused or rolled back.
 
 float32 and greedy, so every comparison is token identity. One engine drafts with the target itself, so that what is
 swapped in decides everything: the target's weights are always right, noise never is.

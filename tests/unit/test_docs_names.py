@@ -269,3 +269,11 @@ def test_numbers_on_the_first_page_are_those_of_the_readme() -> None:
     readme = (ROOT / "README.md").read_text() + (ROOT / "docs" / "benchmarks.md").read_text()
     for number in re.findall(r"\d+\.\d+", section):
         assert number in readme, number
+
+
+def test_the_glossary_is_in_order_and_pages_use_its_words() -> None:
+    terms = re.findall(r"^\| \*\*(.+?)\*\*", (ROOT / "docs" / "glossary.md").read_text(), re.M)
+    assert len(terms) >= 20 and terms == sorted(terms, key=str.lower)
+    for page in PAGES:
+        other = re.findall(r"\b(?:laws?|takes? back|taken back|whoever|nobody|stands aside)\b", page.read_text(), re.I)
+        assert not other, f"{page.name}: {other}"

@@ -214,7 +214,7 @@ def test_alerts_only_for_what_deserves_one(monkeypatch: pytest.MonkeyPatch) -> N
     watch.observe({**good, "rollspec/drafter/promoted": 2, "rollspec/drafter/rolled_back": 0})
     assert len(run.alerts) == 3, "what stays is no alarm"
     watch.observe({**good, "rollspec/drafter/rolled_back": 1, "rollspec/drafter/refused": 1})
-    assert [t.split(": ")[1] for t in run.alerts[3:]] == ["drafter version taken back", "drafter version refused"]
+    assert [t.split(": ")[1] for t in run.alerts[3:]] == ["drafter version rolled back", "drafter version refused"]
     del run.alerts[3:]
     for _ in range(HARM_REPORTS - 1):
         watch.observe({**good, "rollspec/rollout/speedup": 0.8})
