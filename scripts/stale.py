@@ -58,13 +58,17 @@ def reasons(root: Path = ROOT) -> dict[str, list[str]] | None:
     """Why each result is stale, by name; an empty list where it is not. None where the history is not all here.
 
     Raises:
-        KeyError: a result is not in `MEASURES`.
+        ValueError: a result is not in `MEASURES`.
     """
     if _git(root, "rev-parse", "--is-shallow-repository") != "false":
         return None
     known: dict[tuple[str, ...], list[str]] = {}
     found = {}
     for path in sorted((root / RESULTS).glob("*.json")):
+        if path.stem not in MEASURES:
+            raise ValueError(
+                f"{RESULTS}/{path.name} has no line in MEASURES of scripts/stale.py: add what it measures."
+            )
         marks = sorted(set(_revisions(json.loads(path.read_bytes()))))
         why = [] if marks else ["it names no commit"]
         for commit, dirty in marks:

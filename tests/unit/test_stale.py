@@ -85,6 +85,12 @@ def test_without_the_whole_history_nothing_is_said(root: Path, tmp_path: Path) -
     assert stale.reasons(tmp_path / "plain") is None
 
 
+def test_a_result_that_measures_nothing_known_is_refused(root: Path) -> None:
+    result(root, "new", {})
+    with pytest.raises(ValueError, match=r"new\.json has no line in MEASURES"):
+        stale.reasons(root)
+
+
 def test_every_result_says_what_it_measures() -> None:
     names = {path.stem for path in (stale.ROOT / stale.RESULTS).glob("*.json")}
     assert names <= set(stale.MEASURES)
