@@ -30,7 +30,7 @@ test-e2e: setup  ## whole training jobs on CPU, minutes
 test-slow: setup  ## long sweeps that the other targets leave out, many minutes
 	@scripts/test.sh slow $(ARGS)
 
-lint: setup  ## ruff check, ruff format --check, mypy, import-linter, vLLM's signatures, shellcheck
+lint: setup  ## ruff check, ruff format --check, mypy, import-linter, vLLM's signatures, stale results, shellcheck
 	@scripts/test.sh lint
 
 format: setup  ## apply ruff's fixes and format

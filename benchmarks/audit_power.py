@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.harness import RESULTS, ROOT, pin, provenance, save
-from rollspec.audit.verdict import ALPHA, law_tests
+from rollspec.audit.verdict import ALPHA, distribution_tests
 
 TOKENS = {"uniform": (10_240, 20_480, 40_960), "argmax": (40_960, 163_840, 327_680)}
 AUDITS = 20
@@ -48,9 +48,9 @@ def false_alarms(audits: int, seed: int) -> dict[str, Any]:
     tokens = 0
     for run in range(audits):
         if run % 50 == 0:
-            law = sim.make_law(rng, sharpness=rng.choice([1.5, 2.2, 4.0]))
-        evidence, said = sim.sample(law, 1, rng)
-        least = law_tests(evidence)[0].p_adjusted
+            distribution = sim.make_distribution(rng, sharpness=rng.choice([1.5, 2.2, 4.0]))
+        evidence, said = sim.sample(distribution, 1, rng)
+        least = distribution_tests(evidence)[0].p_adjusted
         tokens += said.size
         for alpha in alarms:
             alarms[alpha] += least <= alpha
@@ -78,8 +78,10 @@ def power() -> list[dict[str, Any]]:
         for tokens in TOKENS[name]:
             rounds = tokens // (sim.PROMPTS * sim.SIBLINGS * sim.LENGTH)
             rng = np.random.default_rng([5, tokens])
-            law = sim.make_law(rng)
-            found = [law_tests(sim.sample(law, rounds, rng, bias)[0])[0].p_adjusted for _ in range(AUDITS)]
+            distribution = sim.make_distribution(rng)
+            found = [
+                distribution_tests(sim.sample(distribution, rounds, rng, bias)[0])[0].p_adjusted for _ in range(AUDITS)
+            ]
             row = {
                 "bias": f"1 % {name}",
                 "tokens": tokens,

@@ -109,9 +109,17 @@ class Sweep:
             if len(whole) >= 3:
                 seconds = [s[1] for s in whole]
                 accepted = done["accepted"] / done["drafted"] if done["drafted"] else None
-                held = statistics.mean(s[2] for s in whole)
+                context_tokens = statistics.mean(s[2] for s in whole)
                 cells.append(
-                    Cell(spot.requests, spot.k, spot.right, spot.prompt, held, statistics.median(seconds), accepted)
+                    Cell(
+                        spot.requests,
+                        spot.k,
+                        spot.right,
+                        spot.prompt,
+                        context_tokens,
+                        statistics.median(seconds),
+                        accepted,
+                    )
                 )
             yield
         self.rounds.append(told)

@@ -20,14 +20,14 @@ from rollspec.tuning.cost import CostModel
 @dataclass(frozen=True)
 class Cell:
     """Steps of one kind. `right`: drafts accepted, rejected, or None without drafts. `prompt`: its tokens.
-    `held`: context tokens of the batch, mean. `seconds`: median. `accepted`: share that really was.
+    `context_tokens`: of the batch, mean. `seconds`: median. `accepted`: share that really was.
     """
 
     requests: int
     k: int
     right: bool | None
     prompt: int
-    held: float
+    context_tokens: float
     seconds: float
     accepted: float | None
 
@@ -54,7 +54,7 @@ def merge(rounds: Sequence[Sequence[Cell]]) -> list[Cell]:
         merged.append(
             Cell(
                 *same[0].spot,
-                statistics.median(c.held for c in same),
+                statistics.median(c.context_tokens for c in same),
                 statistics.median(c.seconds for c in same),
                 statistics.mean(accepted) if accepted else None,
             )
@@ -64,7 +64,7 @@ def merge(rounds: Sequence[Sequence[Cell]]) -> list[Cell]:
 
 def errors(model: CostModel, cells: Sequence[Cell]) -> dict[str, Any]:
     """|fit - measured| / measured over cells."""
-    off = [(abs(model.seconds(c.tokens, c.held, c.k > 0) / c.seconds - 1.0), c) for c in cells]
+    off = [(abs(model.seconds(c.tokens, c.context_tokens, c.k > 0) / c.seconds - 1.0), c) for c in cells]
     values = [e for e, _ in off]
     worst = max(off, key=lambda e: e[0])
     return {
@@ -77,7 +77,7 @@ def errors(model: CostModel, cells: Sequence[Cell]) -> dict[str, Any]:
 
 
 def octaves(model: CostModel, most: int) -> list[dict[str, float]]:
-    """Cost of one more token in each octave of tokens per step, at no context held."""
+    """Cost of one more token in each octave of tokens per step, at no context."""
     out, low = [], 1
     while low < most:
         high = min(2 * low, most)
@@ -94,16 +94,16 @@ def doubles(model: CostModel, most: int) -> int | None:
     return int(twice[0]) + 1 if twice.size else None
 
 
-def knee(cells: Sequence[Cell], c_held: float) -> dict[str, Any]:
+def knee(cells: Sequence[Cell], c_context: float) -> dict[str, Any]:
     """Where verified tokens stop being nearly free: the roofline floor + slope·max(0, tokens - knee) that has the least
-    squared relative error over the cells, their context taken off at `c_held` seconds per token.
+    squared relative error over the cells, their context taken off at `c_context` seconds per token.
 
     `flat`: whether it fits clearly better (by a tenth) than a line without a floor does; if not, there is no knee.
     """
     from scipy.optimize import nnls
 
     n = np.array([c.tokens for c in cells], float)
-    bare = np.array([max(c.seconds - c_held * c.held, 0.1 * c.seconds) for c in cells])
+    bare = np.array([max(c.seconds - c_context * c.context_tokens, 0.1 * c.seconds) for c in cells])
 
     def roofline(at: float) -> tuple[float, float, float, float]:
         found, off = nnls(np.stack([1.0 / bare, np.maximum(0.0, n - at) / bare], axis=1), np.ones_like(bare))
@@ -135,7 +135,7 @@ def summarise(model: CostModel, rounds: Sequence[Sequence[Cell]], before: CostMo
             asdict(c)
             | {
                 "tokens": c.tokens,
-                "fit": model.seconds(c.tokens, c.held),
+                "fit": model.seconds(c.tokens, c.context_tokens),
                 "seconds_by_round": measured[c.spot],
             }
             for c in cells
@@ -147,8 +147,8 @@ def summarise(model: CostModel, rounds: Sequence[Sequence[Cell]], before: CostMo
         "octaves": octaves(model, most),
         "most": most,
         "doubles": doubles(model, most),
-        "knee": knee(cells, model.c_held),
-        "ms_per_1000_held": 1e6 * model.c_held,
+        "knee": knee(cells, model.c_context),
+        "ms_per_1000_context_tokens": 1e6 * model.c_context,
         "line": {"c0": model.c0, "c1": model.c1},
     }
 
@@ -176,13 +176,13 @@ def table(result: dict[str, Any]) -> Table:
                 text += f" ({max(0.0, statistics.mean(known) / none - 1.0):.2f})"
             row.append(text)
         t.add_row(str(b), *row)
-    e, held, kn = result["error"], result["error_held_out"], result["knee"]
+    e, unseen, kn = result["error"], result["error_held_out"], result["knee"]
     lines = [
         f"fit: median error {e['median']:.1%}, p90 {e['p90']:.1%}, most {e['max']:.1%} ({e['worst']}) "
         f"of {e['cells']} cells (goal: median at most 10 %)"
     ]
-    if held:
-        lines[0] += f"; on a round it had not seen {held['median']:.1%}, p90 {held['p90']:.1%}"
+    if unseen:
+        lines[0] += f"; on a round it had not seen {unseen['median']:.1%}, p90 {unseen['p90']:.1%}"
     if result["accepted_over_rejected"]:
         lines.append(f"accepted over rejected, same step: {result['accepted_over_rejected']:.3f}, median of cells")
     lines.append(
@@ -193,14 +193,14 @@ def table(result: dict[str, Any]) -> Table:
     )
     twice = result["doubles"]
     lines[-1] += f"; twice the time of one token: at {twice}" if twice else "; twice the time of one token: not reached"
-    lines.append(f"context: {result['ms_per_1000_held']:.3f} ms per 1,000 tokens held by the batch")
+    lines.append(f"context: {result['ms_per_1000_context_tokens']:.3f} ms per 1,000 context tokens of the batch")
     t.caption = "\n".join(lines)
     return t
 
 
 def curves(result: dict[str, Any]) -> Table:
     """The fitted curve by octaves of tokens per step."""
-    t = Table(title="fitted curve, no context held")
+    t = Table(title="fitted curve, no context")
     for column in ("tokens", "ms", "us per token more"):
         t.add_column(column, justify="right")
     for o in result["octaves"]:
@@ -209,7 +209,7 @@ def curves(result: dict[str, Any]) -> Table:
 
 
 def picture(model: CostModel, result: dict[str, Any], path: Path) -> Path | None:
-    """Cells and fit over tokens per step, and over the context held; None where matplotlib is missing."""
+    """Cells and fit over tokens per step, and over the context tokens; None where matplotlib is missing."""
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
@@ -249,7 +249,7 @@ def picture(model: CostModel, result: dict[str, Any], path: Path) -> Path | None
     marks += [
         Line2D([], [], marker="o", ls="", color="grey", label="accepted, or no drafts"),
         Line2D([], [], marker="o", ls="", color="grey", markerfacecolor="none", label="rejected"),
-        Line2D([], [], color="black", label="fit, no context held"),
+        Line2D([], [], color="black", label="fit, no context"),
     ]
     if kn["flat"]:
         marks.append(Line2D([], [], color="firebrick", ls="--", label=f"roofline, knee at {kn['knee']:.0f} tokens"))
@@ -262,13 +262,13 @@ def picture(model: CostModel, result: dict[str, Any], path: Path) -> Path | None
         if (c["requests"], c["k"]) in longer and c["right"] is not True:
             by[c["requests"], c["k"]].append(c)
     for (b, k), some in sorted(by.items()):
-        some.sort(key=lambda c: c["held"])
-        held = [c["held"] for c in some]
-        right.plot(held, [1e3 * c["seconds"] for c in some], "o", color=colour[b],
+        some.sort(key=lambda c: c["context_tokens"])
+        context_tokens = [c["context_tokens"] for c in some]
+        right.plot(context_tokens, [1e3 * c["seconds"] for c in some], "o", color=colour[b],
                    markerfacecolor="none" if k else colour[b])  # fmt: skip
-        right.plot(held, [1e3 * c["fit"] for c in some], "-" if not k else "--", color=colour[b], lw=1,
+        right.plot(context_tokens, [1e3 * c["fit"] for c in some], "-" if not k else "--", color=colour[b], lw=1,
                    label=f"{b} x {1 + k} tokens")  # fmt: skip
-    right.set(xlabel="context tokens held by the batch", ylabel="ms per step", ylim=(0, None))
+    right.set(xlabel="context tokens of the batch", ylabel="ms per step", ylim=(0, None))
     right.set_title("over context: measured (dots) and fit (lines)", fontsize=10)
     if by:
         right.legend(fontsize=8, frameon=False)

@@ -190,7 +190,7 @@ def train(data: Data, arm: Arm, seed: int, steps: int, budget: int) -> tuple[Any
 
 def collect(size: str, quick: bool) -> Data:
     """Responses of every policy version; kept under ~/.cache/rollspec/drafter, so that arms can be run one by one."""
-    from drafter_online import head as heads
+    from drafter_online import architecture
 
     prompts, copies, held, limit = (6, 1, 6, 48) if quick else (24, 2, 48, 320)
     found = _policies(size, quick)
@@ -198,7 +198,7 @@ def collect(size: str, quick: bool) -> Data:
     folder = CACHE / "drafter" / f"{size}-{hashlib.sha256(named.encode()).hexdigest()[:12]}"
     if not (folder / "done").is_file():
         model, tokenizer = _load(found.model)
-        aux = heads.aux_layers(model.config.num_hidden_layers)
+        aux = architecture.aux_layers(model.config.num_hidden_layers)
         for version, weights in enumerate(found.weights):
             _weights(model, weights)
             _write(

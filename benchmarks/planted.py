@@ -20,7 +20,7 @@ class _Mixture(LogitsProcessor):
         pass
 
     def other(self, p: torch.Tensor) -> torch.Tensor:
-        """[n, V] the law that 1 % of the tokens come from, given the policy's."""
+        """[n, V] the distribution that 1 % of the tokens come from, given the policy's."""
         raise NotImplementedError
 
     def apply(self, logits: torch.Tensor) -> torch.Tensor:

@@ -9,7 +9,7 @@ import random
 from typing import Any
 
 Step = tuple[int, float, float, int, int]
-"""What the cost model is told of a step: tokens, seconds, context tokens held, whether it verifies, requests."""
+"""What the cost model is told of a step: tokens, seconds, context tokens, whether it verifies, requests."""
 
 
 def become(worker: Any, source: dict[str, Any]) -> None:
@@ -37,9 +37,11 @@ def watch(worker: Any) -> None:
     cost = worker.model_runner._rollspec.proposer.tuner.cost
     observe, worker.seen = cost.observe, []
 
-    def seen(tokens: int, seconds: float, held: float = 0.0, verifies: bool = False, requests: int = 0) -> None:
-        worker.seen.append((tokens, seconds, held, verifies, requests))
-        observe(tokens, seconds, held, verifies, requests)
+    def seen(
+        tokens: int, seconds: float, context_tokens: float = 0.0, verifies: bool = False, requests: int = 0
+    ) -> None:
+        worker.seen.append((tokens, seconds, context_tokens, verifies, requests))
+        observe(tokens, seconds, context_tokens, verifies, requests)
 
     cost.observe = seen
 

@@ -103,8 +103,8 @@ def train(job: Job, settings: JobSettings) -> None:
 
 
 def distance(work: Path, arm: str, seed: int, settings: JobSettings) -> dict[str, Any] | None:
-    """How far a lossy job's law was from its policy's: the job's own rule between its starting policy and the one an
-    epoch later, on its prompts. Kept beside the job. None where the job saved no such policy.
+    """How far a lossy job's distribution was from its policy's: the job's own rule between its starting policy and the
+    one an epoch later, on its prompts. Kept beside the job. None where the job saved no such policy.
     """
     from benchmarks.two_policies import check_lossy, rollouts
     from rollspec.audit.engine import Arm, Plan

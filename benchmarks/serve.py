@@ -134,12 +134,13 @@ class _Publisher:
     """Puts versions into a store, by turns a fresh head and the same with all weights 2 % smaller."""
 
     def __init__(self, store: Path, model: str) -> None:
+        from drafter_online import architecture
         from drafter_online import head as heads
         from drafter_online.versions import Versions
 
         self.store = Versions(store)
         head = heads.fresh(model)
-        self.base = heads.base_of(heads.target_config(model))
+        self.base = architecture.base_of(architecture.target_config(model))
         self.config = heads.config_of(head)
         self.weights = heads.own_weights(head)
         self.published = 0

@@ -231,7 +231,7 @@ def check_lossy(
         tokens = samples.tokens[s][:n]
         prompt = prompts[int(samples.prompt[s])]
         p, q = (np.exp(r.log_probs(prompt, tokens.tolist())) for r in (new, old))  # [n, V]
-        favoured = lenient.law(p, q, bias) > p  # [n, V]
+        favoured = lenient.distribution(p, q, bias) > p  # [n, V]
         excess += (favoured[np.arange(n), tokens] - (p * favoured).sum(-1)).tolist()
         theory += lenient.total_variation(p, q, bias).tolist()
     n = len(excess)

@@ -1,4 +1,4 @@
-"""What is wrong with the daemon now, for whoever looks."""
+"""What is wrong with the daemon now."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Alarm:
-    """Something that somebody should look at. `since`: Unix time."""
+    """Something that an operator should look at. `since`: Unix time."""
 
     kind: str
     text: str

@@ -18,7 +18,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import random
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -28,11 +28,11 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from drafter_online.errors import BufferFileError, SampleError
 from drafter_online.files import digest, replace, set_aside, sha256, sync_folder
+from drafter_online.rewards import Rewards
 from drafter_online.samples import Sample
 
 FORMAT = "drafter-online-buffer-1"
 INDEX, SAMPLES = "index.json", "samples"
-PENDING_REWARDS = 1 << 16  # rewards remembered for samples that have not come yet
 
 
 class BufferConfig(BaseModel):
@@ -84,8 +84,7 @@ class Buffer:
         self._entries: list[_Entry] = []
         self._newest = 0
         self._loaded = False  # and no sample has come since
-        self._rewards: OrderedDict[str, float] = OrderedDict()
-        self._reward_n, self._reward_sum, self._reward_squares = 0, 0.0, 0.0
+        self.rewards = Rewards()
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -111,7 +110,7 @@ class Buffer:
         except SampleError:
             self.counts.refused += 1
             raise
-        reward = self._rewards.pop(sample.request_id, None)
+        reward = self.rewards.pending.pop(sample.request_id, None)
         if reward is not None and sample.reward is None:
             sample = sample.with_reward(reward)
         if sample.reward is not None:
@@ -153,18 +152,16 @@ class Buffer:
     def reward(self, rewards: Mapping[str, float]) -> int:
         """Join rewards by request id; those of samples still to come are remembered. Returns how many joined now."""
         joined = 0
-        held: dict[str, list[_Entry]] = {}
+        waiting: dict[str, list[_Entry]] = {}
         for e in self._entries:
-            held.setdefault(e.sample.request_id, []).append(e)
+            waiting.setdefault(e.sample.request_id, []).append(e)
         for request, value in rewards.items():
             value = float(value)
             if not abs(value) < float("inf"):
                 continue
-            if request not in held:
-                self._rewards[request] = value
-                while len(self._rewards) > PENDING_REWARDS:
-                    self._rewards.popitem(last=False)
-            for e in held.get(request, ()):
+            if request not in waiting:
+                self.rewards.keep(request, value)
+            for e in waiting.get(request, ()):
                 if e.sample.reward is None:
                     e.sample = e.sample.with_reward(value)
                     self._count_reward(value)
@@ -173,17 +170,7 @@ class Buffer:
 
     def _count_reward(self, value: float) -> None:
         self.counts.rewarded += 1
-        self._reward_n += 1
-        self._reward_sum += value
-        self._reward_squares += value * value
-
-    @property
-    def reward_moments(self) -> tuple[float, float]:
-        """Mean and standard deviation of all rewards that came."""
-        if not self._reward_n:
-            return 0.0, 0.0
-        mean = self._reward_sum / self._reward_n
-        return mean, max(0.0, self._reward_squares / self._reward_n - mean * mean) ** 0.5
+        self.rewards.add(value)
 
     # ---- what stays -------------------------------------------------------------------------------------------------
 
@@ -258,7 +245,7 @@ class Buffer:
         room = tokens
         while room >= least:
             (e,) = rng.choices(self._entries, weights)
-            cut = _window(e.sample, rng, min(window, room))
+            cut = e.sample.random_window(rng, min(window, room))
             if len(cut) < 2 or (len(cut) < least and out):
                 break
             e.drawn += 1
@@ -282,7 +269,7 @@ class Buffer:
             v["bytes"] += e.nbytes
             v["tokens"] += e.response
             v["rewarded"] += e.sample.reward is not None
-        lengths = sorted(e.sample.response_length for e in self._entries)
+        lengths = sorted(e.sample.response_length for e in self._entries) or [0]
         tail = self._tail()
         c = self.counts
         return {
@@ -291,10 +278,7 @@ class Buffer:
             "max_bytes": self.config.max_bytes,
             "tail_samples": len(tail),
             "tail_bytes": sum(e.nbytes for e in self._entries if id(e) in tail),
-            "response_length": {
-                "median": lengths[len(lengths) // 2] if lengths else 0,
-                "max": lengths[-1] if lengths else 0,
-            },
+            "response_length": {"median": lengths[len(lengths) // 2], "max": lengths[-1]},
             "versions": {str(v): versions[v] for v in sorted(versions)},
             "drafters": dict(c.by_drafter),
             "domains": dict(Counter(e.sample.domain for e in self._entries if e.sample.domain)),
@@ -304,7 +288,7 @@ class Buffer:
             "refused": c.refused,
             "rewarded": c.rewarded,
             "damaged": c.damaged,
-            "pending_rewards": len(self._rewards),
+            "pending_rewards": len(self.rewards.pending),
         }
 
     # ---- disk -------------------------------------------------------------------------------------------------------
@@ -342,8 +326,7 @@ class Buffer:
         return {
             "format": FORMAT,
             "rng": list(self._rng.getstate()[1]),
-            "rewards": [self._reward_n, self._reward_sum, self._reward_squares],
-            "pending": dict(self._rewards),
+            **self.rewards.to_dict(),
             "counts": {n: getattr(c, n) for n in ("added", "dropped", "unseen", "refused", "rewarded", "damaged")},
             "drafters": dict(c.by_drafter),
             "samples": [[e.checksum, e.priority, e.drawn, e.sample.reward] for e in self._entries],
@@ -378,8 +361,7 @@ class Buffer:
     def _restore(self, folder: Path, index: dict[str, Any]) -> None:
         version, _, gauss = self._rng.getstate()
         self._rng.setstate((version, tuple(index["rng"]), gauss))
-        self._reward_n, self._reward_sum, self._reward_squares = index["rewards"]
-        self._rewards = OrderedDict(index["pending"])
+        self.rewards = Rewards.from_dict(index)
         self.counts = Counts(**index["counts"], by_drafter=Counter(index["drafters"]))
         for checksum, priority, drawn, reward in index["samples"]:
             sample = _read(_file(folder, checksum), checksum)
@@ -402,18 +384,6 @@ def add_all(buffer: Buffer, samples: Iterable[Sample]) -> list[SampleError]:
         except SampleError as e:
             errors.append(e)
     return errors
-
-
-def _window(sample: Sample, rng: random.Random, width: int) -> Sample:
-    """A window of at most `width` tokens, placed uniformly over where the response is."""
-    total = len(sample)
-    if total <= width:
-        return sample
-    first = int(sample.loss_mask.int().argmax())
-    # A quarter of the window may be prompt: the first response tokens need something to attend to.
-    low = min(max(0, first - width // 4), total - width)
-    start = rng.randint(low, total - width)
-    return sample.window(start, start + width)
 
 
 def _file(folder: Path, checksum: str) -> Path:

@@ -42,7 +42,7 @@ class _Request:
 
 
 class CheckpointClient:
-    """Of one connection. `fault` is told what could not be done, and why."""
+    """Of one connection. `fault` is called with what failed, and why."""
 
     def __init__(self, fault: Callable[[str, str], None]) -> None:
         self._fault = fault
@@ -102,7 +102,7 @@ class CheckpointClient:
         self._end(done.id, done.error)
 
     def _end(self, number: int, error: str | None) -> None:
-        r = self._open.pop(number, None)  # whoever takes it out says what became of it
+        r = self._open.pop(number, None)  # who takes it out reports its outcome
         if r is None:
             return
         if error is not None:

@@ -54,7 +54,7 @@ def attempts(folder: Path) -> list[int]:
 
 
 def read(folder: Path, attempt: int) -> Claim:
-    """A claim. One that is being written, or is damaged, is somebody's whose name is not known."""
+    """A claim. One that is being written, or is damaged, belongs to an unknown replica."""
     row = _read(path(folder, attempt)) or {}
     return Claim(
         attempt,

@@ -49,7 +49,8 @@ class Copies:
     def out(self, folder: Path) -> None:
         """Copy what is on disk to `folder`, in the place of an older copy there.
 
-        The folder must be there: one that only the job sees would be made on another machine, where nobody finds it.
+        The folder must be there: one that only the job sees would be made on another machine, where the others do not
+        find it.
 
         Raises:
             ServiceError: the folder is not there, cannot be written, or is a part of this daemon's own.

@@ -27,7 +27,7 @@ class Hello(msgspec.Struct, frozen=True):
     """How an engine introduces itself."""
 
     name: str
-    base: str  # `head.base_of` its target
+    base: str  # `architecture.base_of` its target
     aux: list[int]  # auxiliary layers its drafter reads, in order
 
 

@@ -4,6 +4,8 @@ fetch = Fetch(manifest, folder)
 while (ask := fetch.wants()) is not None:
     link.send(Message("fetch", ask)); ...; fetch.take(chunk)
 path = fetch.done()          # folder/00000007, to be verified by `Versions.load` like any other
+
+The daemon answers each of them with a `piece`.
 """
 
 from __future__ import annotations
@@ -14,12 +16,13 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from drafter_online.errors import VersionError
+from drafter_online.errors import VersionError, WireError
 from drafter_online.files import digest
 from drafter_online.versions import CONFIG, MANIFEST, MODEL, Versions
 from drafter_online.wire import Message
 
 MOST_BYTES = 16 << 30
+CHUNK = 8 << 20  # bytes of a version per message
 KEEP = 2  # versions that stay in the folder besides the newest
 
 
@@ -117,3 +120,24 @@ class Fetch:
     def close(self) -> None:
         """Give up; what came is deleted."""
         shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def piece(versions: Versions, body: dict[str, Any]) -> Message:
+    """The daemon's answer to what `Fetch.wants`: up to `CHUNK` bytes of a version's file, none past its end.
+
+    Raises:
+        WireError: the message asks for no part of a version.
+    """
+    import torch
+
+    number, name, offset = body.get("version"), body.get("file"), body.get("offset")
+    if not isinstance(number, int) or name not in (MODEL, CONFIG) or not isinstance(offset, int) or offset < 0:
+        raise WireError("malformed", f"there is no {name!r} of version {number!r} to fetch from {offset!r}")
+    try:
+        with open(versions.path(number) / name, "rb") as f:
+            f.seek(offset)
+            data = f.read(CHUNK)
+    except OSError:
+        data = b""
+    tensor = torch.frombuffer(bytearray(data), dtype=torch.uint8) if data else torch.empty(0, dtype=torch.uint8)
+    return Message("chunk", {"version": number, "file": name, "offset": offset}, {"data": tensor})

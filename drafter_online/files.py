@@ -1,4 +1,4 @@
-"""Files that are there whole or not at all, on disk before anybody is told of them."""
+"""Files that are there whole or not at all, on disk before any reader learns of them."""
 
 from __future__ import annotations
 

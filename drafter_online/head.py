@@ -11,16 +11,17 @@ the engine shares its own, and a copy in a drafter's file would be loaded over i
 
 from __future__ import annotations
 
-import hashlib
 import json
 import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from drafter_online.architecture import aux_layers, base_of, check_aux_layers, target_config
 from drafter_online.errors import HeadError
 from drafter_online.files import replace
 from drafter_online.modes import normal_mode
+from drafter_online.specforge import from_specforge, speculators_config
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -31,67 +32,6 @@ MODEL, CONFIG = "model.safetensors", "config.json"
 OURS = "drafter_online"  # our key in config.json
 # torch's own attention with a dense mask: flex attention would have to be compiled, which stalls an engine's worker.
 ATTENTION = "sdpa"
-# What of a target decides whether a drafter fits it. Weights are not among it: in RL they change at every step.
-_BASE_FIELDS = (
-    "model_type",
-    "hidden_size",
-    "num_hidden_layers",
-    "num_attention_heads",
-    "num_key_value_heads",
-    "head_dim",
-    "intermediate_size",
-    "vocab_size",
-)
-
-
-def target_config(target: str | Path) -> Any:
-    """The target's (text) configuration as `transformers` reads it.
-
-    Raises:
-        HeadError: there is none.
-    """
-    from speculators.models.utils import get_verifier_config
-
-    try:
-        return get_verifier_config(str(target))
-    except (OSError, ValueError, KeyError) as e:
-        raise HeadError(
-            f"drafter-online: {target} is not a model that transformers can read ({e}); give a checkpoint's folder."
-        ) from e
-
-
-def base_of(config: Any) -> str:
-    """A name for what a drafter must fit: the target's architecture, sizes and vocabulary.
-
-    Args:
-        config: the target's text configuration (an object or a mapping). Engines have it at hand.
-    """
-    plain: dict[str, Any] = dict(config) if isinstance(config, Mapping) else vars(config)
-    fields = {n: plain.get(n, getattr(config, n, None)) for n in _BASE_FIELDS}
-    short = hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()[:8]
-    return "{model_type}-l{num_hidden_layers}-h{hidden_size}-v{vocab_size}-".format(**fields) + short
-
-
-def aux_layers(layers: int) -> list[int]:
-    """Auxiliary layers for a target with that many: EAGLE-3's (2, n/2, n-3) where they are three, else spread out."""
-    chosen = [2, layers // 2, layers - 3]
-    if not 2 < layers // 2 < layers - 3:
-        chosen = [1, layers // 2, layers - 1] if layers > 3 else list(range(layers - 2, layers + 1))
-    check_aux_layers(chosen, layers)
-    return chosen
-
-
-def check_aux_layers(chosen: Sequence[int], layers: int) -> None:
-    """Assert the convention of `samples`: ascending, each the number of decoder layers before it, 0..layers.
-
-    Raises:
-        HeadError: naming the first that does not fit.
-    """
-    if len(chosen) < 2 or list(chosen) != sorted(set(chosen)) or chosen[0] < 0 or chosen[-1] > layers:
-        raise HeadError(
-            f"drafter-online: auxiliary layers {list(chosen)} do not fit a target of {layers} layers; give at least "
-            f"two, ascending, each from 0 (the embedding) to {layers} (after the last layer)."
-        )
 
 
 def fresh(
@@ -165,7 +105,7 @@ def fresh(
         target_hidden_size=verifier.hidden_size,
         norm_before_residual=False,
         eagle_aux_hidden_state_layer_ids=chosen,
-        speculators_config=_speculators_config(target, speculative_tokens),
+        speculators_config=speculators_config(target, speculative_tokens),
     )
     coverage = 1.0
     with normal_mode(), torch.random.fork_rng(devices=[]):
@@ -284,7 +224,7 @@ def load(folder: Path | str, target: str | Path | None = None, attention: str = 
     if "speculators_model_type" not in plain:
         if target is None:
             raise HeadError(f"drafter-online: {folder} does not say which target it is for; give the target.")
-        plain, weights = _from_specforge(plain, weights, target)
+        plain, weights = from_specforge(plain, weights, target)
     config = Eagle3SpeculatorConfig.from_dict({k: v for k, v in plain.items() if k not in ("dtype", "torch_dtype")})
     where = str(target or config.speculators_config.verifier.name_or_path)
     config.speculators_config.verifier.name_or_path = where
@@ -332,18 +272,6 @@ def refresh(
             head.verifier_lm_head.weight.copy_(rows)
             if not head.use_draft_vocab:
                 head.lm_head.weight.copy_(rows)
-
-
-def _speculators_config(target: str | Path, tokens: int) -> Any:
-    from speculators.config import SpeculatorsConfig, VerifierConfig
-    from speculators.proposals.greedy import GreedyTokenProposalConfig
-
-    return SpeculatorsConfig(
-        algorithm="eagle3",
-        proposal_methods=[GreedyTokenProposalConfig(speculative_tokens=tokens)],
-        default_proposal_method="greedy",
-        verifier=VerifierConfig.from_pretrained(str(target)),
-    )
 
 
 def _attach(head: Any, target: str | Path) -> None:
@@ -399,38 +327,3 @@ def _fill(head: Any, weights: dict[str, Tensor], folder: Path) -> None:
                 f"{list(expected[name].shape)}."
             )
     head.load_state_dict(given, strict=False)
-
-
-def _from_specforge(
-    plain: dict[str, Any], weights: dict[str, Tensor], target: str | Path
-) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """SpecForge's and SGLang's layout: `midlayer.*`, and a flat configuration with the layer's fields."""
-    if not any(n.startswith("midlayer.") for n in weights):
-        raise HeadError(
-            "drafter-online: a head without `speculators_model_type` and without `midlayer.*` is not known."
-        )
-    weights = {n.replace("midlayer.", "layers.0.", 1): t for n, t in weights.items()}
-    verifier = target_config(target)
-    eagle = plain.get("eagle_config") or {}
-    aux = eagle.get("eagle_aux_hidden_state_layer_ids") or plain.get("eagle_aux_hidden_state_layer_ids")
-    drop = {"architectures", "eagle_config", "draft_vocab_size", "dtype", "torch_dtype", "transformers_version"}
-    layer = {k: v for k, v in plain.items() if k not in drop}
-    layer.setdefault("head_dim", layer["hidden_size"] // layer["num_attention_heads"])
-    config = {
-        "speculators_model_type": "eagle3",
-        "architectures": ["Eagle3DraftModel"],
-        "draft_vocab_size": plain.get("draft_vocab_size") or verifier.vocab_size,
-        "target_hidden_size": plain.get("target_hidden_size"),
-        **{n: bool(plain.get(n, eagle.get(n))) for n in ("norm_before_residual", "norm_before_fc", "fc_norm")},
-        "norm_output": bool(plain.get("norm_output")),
-        "eagle_aux_hidden_state_layer_ids": aux or aux_layers(verifier.num_hidden_layers),
-        "transformer_layer_config": {
-            **layer,
-            "model_type": "llama",
-            "vocab_size": verifier.vocab_size,
-            "num_hidden_layers": 1,
-            "tie_word_embeddings": False,
-        },
-        "speculators_config": _speculators_config(target, 3).model_dump(),
-    }
-    return config, weights

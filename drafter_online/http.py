@@ -36,7 +36,7 @@ def build(service: Service, *, token: str | None = None, local: bool = True) -> 
 
     Args:
         service: what it shows and drives.
-        token: required of callers, None where anybody who reaches it may call.
+        token: required of callers, None where every caller that reaches it may call.
         local: whether only this machine reaches it.
     """
     app = FastAPI(title="drafter-online", docs_url=None, redoc_url=None, openapi_url=None)

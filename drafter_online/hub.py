@@ -1,4 +1,4 @@
-"""The daemon's end of the wire: many engines, one thread, and with a token nobody but who has it.
+"""The daemon's end of the wire: many engines, one thread, and with a token only for who has it.
 
     hub = Hub("tcp://127.0.0.1:5765", handler, token=token)
     hub.start()                      # a thread; `handler` is called from it
@@ -6,7 +6,7 @@
 
 A message that is malformed or too large is dropped and counted by kind; a connection without the token is refused
 before it can send one; a message whose handler fails is counted as `failed`. Engines that are silent are forgotten;
-one that was forgotten is told to say hello again.
+one that was forgotten has to say hello again.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A bounded queue between whoever captures samples and whoever trains on them. Thread-safe; never blocks the engine.
+"""A bounded queue between an engine that captures samples and a trainer. Thread-safe; never blocks the engine.
 
 When samples come faster than they are taken, the oldest waiting ones go and are counted: fresh feedback is worth more.
 """

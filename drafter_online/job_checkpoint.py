@@ -76,7 +76,7 @@ class JobCheckpoint:
             except (DrafterError, OSError) as e:
                 error = str(e).removeprefix("drafter-online: ")
                 log.warning("drafter-online: %s", error)
-            except Exception as e:  # whoever asked waits for an answer
+            except Exception as e:  # the job waits for an answer
                 error = f"{type(e).__name__}: {e}"
                 log.warning("drafter-online: a checkpoint's copy failed (%s)", error, exc_info=e)
             self._answer(session, Done(errand.id, error is None, error))

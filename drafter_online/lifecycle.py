@@ -11,14 +11,14 @@ The engine that swaps a version in, the replicas that share a store, and the ser
 keep a `Life` for it; none of them decides by itself what may come next. A fleet does not see how an engine stages a
 version: for it the engine *is* the canary from the moment it claims the version.
 
-A version is promoted by PROMOTE after a canary, or by TRUST where somebody else's word stands for one: an operator's,
+A version is promoted by PROMOTE after a canary, or by TRUST where another's word stands for one: an operator's,
 or the canary of another engine. Verdicts only get worse: what was promoted may be rolled back, never the reverse.
 
     life = Life(7)
     life.apply(Event.OFFER)          # State.OFFERED
     life.apply(Event.PROMOTE)        # LifecycleError: version 7 is offered; ...
 
-No threads, tensors or files; whoever shares a `Life` between threads locks it.
+No threads, tensors or files; a `Life` that threads share has to be locked.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ Verdict = Literal["promoted", "rolled_back", "refused"]
 class State(Enum):
     """Where a version is."""
 
-    IDLE = "idle"  # nobody was offered it, or the offer was withdrawn
+    IDLE = "idle"  # no engine was offered it, or the offer was withdrawn
     OFFERED = "offered"  # an engine may take it: at its next step, or the first of several to claim it
     DEFERRED = "deferred"  # the engine sleeps; it is staged when the engine is awake
     STAGING = "staging"  # read, verified and loaded into the second copy of the drafter
@@ -129,9 +129,9 @@ class Life:
         return after
 
     def judge(self, verdict: Verdict) -> State:
-        """Take in a verdict that somebody gave; one that is better than the present state changes nothing.
+        """Take in a verdict of another; one that is better than the present state changes nothing.
 
-        A promotion of what has no canary here is TRUST; a version that nobody ran cannot be rolled back and is refused.
+        A promotion of what has no canary here is TRUST; a version that never ran cannot be rolled back and is refused.
         """
         if verdict == "promoted":
             events = [Event.PROMOTE, Event.TRUST]

@@ -146,7 +146,7 @@ class Link:
         return out
 
     def close(self) -> None:
-        """Say goodbye if anybody listens, and let go of the socket."""
+        """Say goodbye if a daemon listens, and let go of the socket."""
         if self.away is None:
             self._send(Message("bye"))
         # With a moment for the goodbye.

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from drafter_online import attention
+from drafter_online import architecture, attention
 from drafter_online import head as heads
 from drafter_online.errors import HeadError, TrainingError
 from drafter_online.packing import PADDING, Batch
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-class Preempted(Exception):  # noqa: N818 - not an error: somebody else needs the machine
+class Preempted(Exception):  # noqa: N818 - not an error: the engine needs the machine
     """A micro-step was asked to stop before it changed anything."""
 
 
@@ -168,7 +168,7 @@ class DraftModel:
         from speculators.models.utils import GEMMA_STYLE_FINAL_NORM_MODEL_TYPES
         from speculators.utils.loading import load_model_layers
 
-        verifier = heads.target_config(target)
+        verifier = architecture.target_config(target)
         if model.config.vocab_size != verifier.vocab_size:
             raise HeadError(
                 f"drafter-online: the draft model has {model.config.vocab_size} tokens and its target {target} "
@@ -181,7 +181,7 @@ class DraftModel:
         except (OSError, ValueError, KeyError) as e:
             raise HeadError(f"drafter-online: the target {target} has no readable final norm ({e}).") from e
         self.model = model
-        self.base = heads.base_of(verifier)
+        self.base = architecture.base_of(verifier)
         self._gemma = verifier.model_type in GEMMA_STYLE_FINAL_NORM_MODEL_TYPES
         self._eps = float(getattr(verifier, "rms_norm_eps", 1e-6))
         self.refresh(norm=norm, lm_head=lm_head)

@@ -180,7 +180,7 @@ class Release:
                 self._newest.judge("rolled_back")
                 self._canaries.clear()
             before = self.store.promoted()
-            if max(running, self.offered) < number:  # nobody runs it
+            if max(running, self.offered) < number:  # no engine runs it
                 self.current = before
                 return None
             try:

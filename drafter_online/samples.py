@@ -31,6 +31,8 @@ from typing import TYPE_CHECKING, Any
 from drafter_online.errors import SampleError
 
 if TYPE_CHECKING:
+    import random
+
     from torch import Tensor
 
 FORMAT = "drafter-online-sample-1"
@@ -179,6 +181,17 @@ class Sample:
             raise SampleError(f"drafter-online: window [{start}, {stop}) is not inside a sample of {len(self)} tokens.")
         cut = {n: getattr(self, n)[start:stop] for n in _TENSORS}
         return dataclasses.replace(self, **cut, verify=self.verify.between(start, stop))
+
+    def random_window(self, rng: random.Random, width: int) -> Sample:
+        """A window of at most `width` tokens, placed uniformly over where the response is."""
+        total = len(self)
+        if total <= width:
+            return self
+        first = int(self.loss_mask.int().argmax())
+        # A quarter of the window may be prompt: the first response tokens need something to attend to.
+        low = min(max(0, first - width // 4), total - width)
+        start = rng.randint(low, total - width)
+        return self.window(start, start + width)
 
     def windows(self, limit: int = WINDOW_BYTES) -> list[Sample]:
         """Itself, or in parts whose auxiliary states, the largest tensor, have at most `limit` bytes each."""

@@ -15,50 +15,41 @@ engine that goes away costs its feedback. What is wrong is an alarm, and is trie
 from __future__ import annotations
 
 import dataclasses
-import fcntl
-import json
 import logging
 import math
 import os
 import threading
 import time
 from collections import Counter
-from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from drafter_online import wire
+from drafter_online import startup, wire
+from drafter_online.admission import Admission
 from drafter_online.alarms import Alarms
 from drafter_online.answers import Progress
-from drafter_online.buffer import Buffer, add_all
-from drafter_online.engines import Engines, Hello, Status, read
-from drafter_online.errors import (
-    BufferFileError,
-    SampleError,
-    ServiceError,
-    TrainingError,
-    VersionError,
-    WireError,
-)
+from drafter_online.buffer import add_all
+from drafter_online.engines import Engines, Hello, Status, Trial, read
+from drafter_online.errors import BufferFileError, ServiceError, TrainingError, VersionError
+from drafter_online.fetch import piece
+from drafter_online.folder_lock import lock_folder
 from drafter_online.hub import Hub
 from drafter_online.inbox import Inbox
 from drafter_online.job_checkpoint import JobCheckpoint
 from drafter_online.release import Release
+from drafter_online.rewards import RewardInbox
 from drafter_online.samples import Sample
-from drafter_online.settings import ServiceConfig, buffer_of, training_of
+from drafter_online.settings import ServiceConfig
 from drafter_online.target import TargetParts
-from drafter_online.trainer import Trainer
-from drafter_online.versions import CONFIG, MODEL, Versions
+from drafter_online.versions import Versions
 from drafter_online.watch import StepWatch
 from drafter_online.wire import Message
 
 log = logging.getLogger(__name__)
 
-CHUNK = 8 << 20  # bytes of a version per message
 WAIT_SECONDS = 0.2  # of training, for something to do
 BACK_OFF = (1.0, 60.0)  # seconds after a failed step: first, longest
-MOST_REWARDS = 1 << 16
 ASK_SECONDS = 30.0  # for the target's tensors, once an engine that was asked has not sent them
 
 
@@ -81,24 +72,23 @@ class Service:
         self.counts: Counter[str] = Counter()
         self.versions = Versions(config.dir / "versions", config.keep_versions)
         self._stop = threading.Event()
-        self._rewards: dict[str, float] = {}
-        self._guard = threading.Lock()  # of `_rewards`
+        self.rewards = RewardInbox()
         self._alone = time.monotonic()
         self._saved = time.monotonic()
-        self._published_at = 0
         self._fresh = 0  # tokens that came since the start
-        self._tokens_before = 0
         self._asked = -ASK_SECONDS  # when an engine was last asked for the target's tensors
         self.parts = TargetParts()
         self.watch = StepWatch()
         self.terms: dict[str, float] = {}  # of the latest loss
         self.length = 1.0  # acceptance length on the latest training windows
         self.job_checkpoint = JobCheckpoint(self)
-        self._lock_file = _lock(config.dir)
+        self._lock_file = lock_folder(config.dir)
         try:
-            self.trainer = self._make_trainer()
+            self.trainer = startup.trainer(config, self.versions, self.alarms)
+            self._published_at = self.trainer.counts.steps
+            self._tokens_before = self.trainer.counts.tokens
             self.release = Release(self.versions, config.patience)
-            self._sizes = self._expected()
+            self.admission = Admission.of(self.trainer.drafter)
             self.hub = Hub(config.endpoint, self, token=token)
         except BaseException:
             os.close(self._lock_file)
@@ -120,10 +110,10 @@ class Service:
             linger = self.config.linger
             if linger is not None and time.monotonic() - self._alone > linger:
                 return f"no engine was connected for {linger:g} s"
-        return "it was told to"
+        return "it was stopped"
 
     def tick(self) -> None:
-        """Look after alarms, and notice whether anybody is connected."""
+        """Look after alarms, and notice whether an engine is connected."""
         if len(self.hub):
             self._alone = time.monotonic()
         self._watch()
@@ -144,12 +134,8 @@ class Service:
     def greeted(self, session: str, body: dict[str, Any]) -> str | None:
         """An engine says hello: is it one that this drafter drafts for?"""
         hello: Hello = read(body, Hello)
-        drafter = self.trainer.drafter
-        if hello.base != drafter.base:
-            return f"this daemon trains a drafter for the target {drafter.base!r}, and the engine runs {hello.base!r}"
-        aux = self._sizes["aux"]
-        if hello.aux != aux:
-            return f"this daemon's head reads the target's layers {aux}, and the engine's reads {hello.aux}"
+        if (refusal := self.admission.refusal(hello)) is not None:
+            return refusal
         self.engines.join(session, hello)
         return None
 
@@ -167,9 +153,9 @@ class Service:
         elif message.kind == "status":
             self._report(session, read(message.body, Status))
         elif message.kind == "rewards":
-            self._reward(message.body)
+            self.rewards.put(read(message.body, dict[str, float]))
         elif message.kind == "fetch":
-            self._fetch(session, message.body)
+            self.hub.send(session, piece(self.versions, message.body))
         elif message.kind == "target":
             self.parts.add(message)
             if self.parts.ready:
@@ -179,23 +165,7 @@ class Service:
 
     def _admit(self, session: str, message: Message) -> None:
         sample = Sample.of_parts(dict(message.tensors), message.body).validate()
-        s = self._sizes
-        for name, want in (
-            ("hidden_states", s["hidden"] * len(s["aux"])),
-            ("verifier_last_hidden_states", s["hidden"]),
-        ):
-            if getattr(sample, name).shape[1] != want:
-                raise SampleError(
-                    f"drafter-online: a sample is refused: `{name}` is {getattr(sample, name).shape[1]} wide, and this "
-                    f"target's are {want}."
-                )
-        v = sample.verify
-        for name, ids in (("input_ids", sample.input_ids), ("proposed", v.proposed), ("top_ids", v.top_ids)):
-            if ids.numel() and not 0 <= int(ids.min()) <= int(ids.max()) < s["vocabulary"]:
-                raise SampleError(
-                    f"drafter-online: a sample is refused: `{name}` has a token outside the vocabulary of "
-                    f"{s['vocabulary']}."
-                )
+        self.admission.check(sample)
         if self.config.recency:
             stamp = int(time.time() // self.config.recency)
             sample = dataclasses.replace(sample, target_version=stamp)
@@ -209,19 +179,8 @@ class Service:
         if engine is None:
             return
         for trial in status.trials[-16:]:
-            news = self.release.tried(engine.name, trial)
-            if news:
-                self.counts[f"verdict/{trial.verdict}"] += 1
-                log.info(
-                    "drafter-online: version %d %s by %s: %s", trial.version, trial.verdict, engine.name, trial.reason
-                )
-            if news and trial.verdict != "promoted":
-                self.alarms.set(
-                    "rollback",
-                    f"version {trial.version} was {trial.verdict.replace('_', ' ')} by {engine.name}: {trial.reason}",
-                )
-            elif news:
-                self.alarms.set("rollback", None)
+            if self.release.tried(engine.name, trial):
+                self._log_verdict(engine.name, trial)
         self.hub.send(session, Message("status", msgspec.to_builtins(self.progress())))
         now = time.monotonic()
         if status.policy > self.parts.policy and now - self._asked > ASK_SECONDS:
@@ -238,71 +197,13 @@ class Service:
             body = {"version": number, "canary": canary, "path": str(path.resolve()), "manifest": manifest}
             self.hub.send(session, Message("offer", body))
 
-    def _reward(self, body: dict[str, Any]) -> None:
-        found = read(body, dict[str, float])
-        with self._guard:
-            self._rewards.update(found)
-            for key in list(self._rewards)[: max(0, len(self._rewards) - MOST_REWARDS)]:
-                del self._rewards[key]
-
-    def _fetch(self, session: str, body: dict[str, Any]) -> None:
-        """A part of a version's file, for engines that do not see the store."""
-        import torch
-
-        number, name, offset = body.get("version"), body.get("file"), body.get("offset")
-        if not isinstance(number, int) or name not in (MODEL, CONFIG) or not isinstance(offset, int) or offset < 0:
-            raise WireError("malformed", f"there is no {name!r} of version {number!r} to fetch from {offset!r}")
-        try:
-            with open(self.versions.path(number) / name, "rb") as f:
-                f.seek(offset)
-                data = f.read(CHUNK)
-        except OSError:
-            data = b""
-        tensor = torch.frombuffer(bytearray(data), dtype=torch.uint8) if data else torch.empty(0, dtype=torch.uint8)
-        self.hub.send(session, Message("chunk", {"version": number, "file": name, "offset": offset}, {"data": tensor}))
+    def _log_verdict(self, engine: str, trial: Trial) -> None:
+        self.counts[f"verdict/{trial.verdict}"] += 1
+        log.info("drafter-online: version %d %s by %s: %s", trial.version, trial.verdict, engine, trial.reason)
+        text = f"version {trial.version} was {trial.verdict.replace('_', ' ')} by {engine}: {trial.reason}"
+        self.alarms.set("rollback", None if trial.verdict == "promoted" else text)
 
     # ---- training ---------------------------------------------------------------------------------------------------
-
-    def _make_trainer(self) -> Trainer:
-        from drafter_online import head as heads
-        from drafter_online.model import Eagle3
-
-        c = self.config
-        parent = self.versions.candidate()
-        if parent is not None:
-            self.versions.load(parent)  # verified before it is built upon
-        head = heads.load(self.versions.path(parent), c.target) if parent is not None else self._first_head()
-        buffer = self._saved_buffer()
-        training = training_of(c.training)
-        drafter = Eagle3(head, train_lm_head=training.train_lm_head)
-        trainer = Trainer(drafter, buffer, training, checkpoints=c.dir / "state", device=c.device, parent=parent)
-        trainer.resume()
-        self._published_at = trainer.counts.steps
-        self._tokens_before = trainer.counts.tokens
-        return trainer
-
-    def _saved_buffer(self) -> Buffer:
-        keep = buffer_of(self.config)
-        try:
-            return Buffer.load(self.config.dir / "buffer", keep) if self.config.keep_samples else Buffer(keep)
-        except BufferFileError as e:
-            self.alarms.set("buffer", str(e).removeprefix("drafter-online: "))
-            return Buffer(keep)
-
-    def _first_head(self) -> Any:
-        from drafter_online import head as heads
-
-        given = self.config.head
-        return heads.load(given, self.config.target) if given is not None else heads.fresh(self.config.target)
-
-    def _expected(self) -> dict[str, Any]:
-        config = self.trainer.drafter.head.config  # type: ignore[attr-defined]
-        layer = config.transformer_layer_config
-        return {
-            "aux": list(config.eagle_aux_hidden_state_layer_ids),
-            "hidden": int(config.target_hidden_size or layer.hidden_size),
-            "vocabulary": int(layer.vocab_size),
-        }
 
     @property
     def training(self) -> str:
@@ -368,9 +269,7 @@ class Service:
         if samples:
             self._fresh += sum(map(len, samples))
             self.counts["refused_samples"] += len(add_all(self.trainer.buffer, samples))
-        with self._guard:
-            rewards, self._rewards = self._rewards, {}
-        if rewards:
+        if rewards := self.rewards.take():
             self.counts["rewards"] += self.trainer.buffer.reward(rewards)
         found = self.parts.take()
         if found:
@@ -390,7 +289,7 @@ class Service:
         self.versions.floor = self.engines.newest
         policy = self.engines.policy if self.config.recency else None
         try:
-            number = self.trainer.publish(self.versions, self._dtype(), policy)
+            number = self.trainer.publish(self.versions, startup.dtype(self.config), policy)
         except VersionError as e:
             self.alarms.set("store", str(e).removeprefix("drafter-online: "))
             self.counts["failed_publications"] += 1
@@ -403,26 +302,8 @@ class Service:
 
     def publish_first(self) -> int:
         """Publish the head that engines were started with; for going back where nothing else is good."""
-        from drafter_online import head as heads
-
-        head = self._first_head()
-        base = head.config.drafter_online["base"]
-        dtype = self._dtype()
         self.versions.floor = self.engines.newest
-        return self.versions.publish(
-            heads.own_weights(head, dtype), heads.config_of(head, dtype), base=base, target_version=0,
-            provenance={"copy_of": str(self.config.head or "a fresh head")},
-        )  # fmt: skip
-
-    def _dtype(self) -> Any:
-        import torch
-
-        if self.config.dtype != "auto":
-            return getattr(torch, self.config.dtype)
-        from drafter_online import head as heads
-
-        name = getattr(heads.target_config(self.config.target), "dtype", None) or "bfloat16"
-        return getattr(torch, str(name).removeprefix("torch."))
+        return startup.publish_first(self.config, self.versions)
 
     def _save(self) -> None:
         self._saved = time.monotonic()
@@ -456,7 +337,7 @@ class Service:
     def taken_over(self) -> None:
         """The trainer went on from another state, and buffer and versions of that are in the folder now."""
         running = max(self.engines.newest, self.release.offered)
-        self.trainer.buffer = self._saved_buffer()
+        self.trainer.buffer = startup.buffer(self.config, self.alarms)
         self._published_at = self.trainer.counts.steps
         self._tokens_before, self._fresh = self.trainer.counts.tokens, 0
         self.parts = TargetParts()
@@ -513,37 +394,3 @@ class Service:
         )
         faults = sorted({f for e in self.engines if e.status is not None for f in e.status.faults})
         self.alarms.set("faults", f"engines degraded: {'; '.join(faults[:4])}"[:500] if faults else None)
-
-    def lag(self) -> float | None:
-        """Seconds since the oldest weights that an engine runs were made; None where no engine runs any of ours."""
-        ages = []
-        for version in {e.version for e in self.engines}:
-            path = self.versions.path(version) / "manifest.json"
-            try:
-                ages.append(time.time() - path.stat().st_mtime)
-            except OSError:
-                continue
-        return round(max(ages), 1) if ages else None
-
-
-def _lock(folder: Path) -> int:
-    """Take a folder for this process; the lock goes with the process, however it ends."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        fd = os.open(folder / "lock", os.O_RDWR | os.O_CREAT, 0o600)
-    except OSError as e:
-        raise ServiceError(
-            f"drafter-online: {folder} cannot be written ({e.strerror or e}); give another --dir."
-        ) from e
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as e:
-        owner = os.read(fd, 64).decode(errors="replace").strip()
-        os.close(fd)
-        raise ServiceError(
-            f"drafter-online: {folder} is in use by another daemon (process {owner or 'unknown'}); stop it, or give "
-            "another --dir."
-        ) from e
-    os.ftruncate(fd, 0)
-    os.write(fd, json.dumps(os.getpid()).encode())
-    return fd

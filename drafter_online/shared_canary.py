@@ -1,12 +1,12 @@
 """One replica tries a version, the others wait for its verdict: agreed on through the store alone.
 
-A replica that wants a version as its canary claims it (`claims`). Nobody compares clocks: a claim is dead when its beat
+A replica that wants a version as its canary claims it (`claims`). No clocks are compared: a claim is dead when its beat
 has not changed for `lease_seconds` of the onlooker's own clock. Then, or when it was released, the next replica claims
 the version. Retention keeps a version that is claimed.
 
 Where a version stands follows from the files by the table of `lifecycle`. Of several verdicts (a replica that was
-thought dead comes back) the worse counts: a version that anybody rolled back is not run. A version that nobody survives
-trying is refused.
+thought dead comes back) the worse counts: a version that any replica rolled back is not run. A version that no replica
+survives trying is refused.
 
     canary = SharedCanary(Versions(folder), replica="3")
     d = canary.decide(running=6)     # "try", "take", "wait", "back" or "none"
@@ -115,7 +115,7 @@ class SharedCanary:
         if self.trying is not None:
             if self.trying in numbers:
                 return Decision("try", self.trying)
-            self.trying = None  # somebody deleted it
+            self.trying = None  # it was deleted
         newer = [n for n in reversed(numbers) if n > running and lives[n].state not in BAD]
         for n in newer:
             if lives[n].state is State.PROMOTED:
@@ -133,7 +133,7 @@ class SharedCanary:
                 self._verdict(n, deaths, "refused", f"{deaths} replicas died while they tried it")
                 continue
             if not willing:
-                return Decision("wait", n, "nobody tries it yet")
+                return Decision("wait", n, "no replica tries it yet")
             # After the claim that was found to be over, not after what is the latest by now.
             if self._claim(n, 0 if claim is None else claim.attempt + 1):
                 return Decision("try", n)
@@ -147,7 +147,7 @@ class SharedCanary:
         return [v for v in found if v is not None]
 
     def _lives(self, numbers: list[int]) -> dict[int, Life]:
-        """Every version in the store, or that somebody judged, by what replicas and operators said of it."""
+        """Every version in the store, or that has a verdict, by what replicas and operators said of it."""
         said = {n: list(self.verdicts(n)) for n in numbers}
         for e in self.store.events():
             said.setdefault(e.version, []).append(e.verdict)
@@ -160,7 +160,7 @@ class SharedCanary:
     # ---- claims -----------------------------------------------------------------------------------------------------
 
     def _lives_on(self, number: int, claim: Claim) -> bool:
-        """Whether somebody has the version on canary at present."""
+        """Whether a replica has the version on canary at present."""
         return not claim.released and self._still(number, claim) < self.lease_seconds
 
     def _still(self, number: int, claim: Claim) -> float:

@@ -47,7 +47,7 @@ def status(service: Service) -> dict[str, Any]:
             "published": service.counts["published"],
             "failed": service.counts["failed_publications"],
             "rolled_back": service.release.rolled_back,
-            "lag_seconds": service.lag(),
+            "lag_seconds": _lag(service),
         },
         "feedback": {
             "samples": i.received,
@@ -89,6 +89,18 @@ def status(service: Service) -> dict[str, Any]:
         "acceptance": {"rate": total.rate, "length": total.length},
         "alarms": service.alarms.to_list(),
     }
+
+
+def _lag(service: Service) -> float | None:
+    """Seconds since the oldest weights that an engine runs were made; None where no engine runs any of ours."""
+    ages = []
+    for version in {e.version for e in service.engines}:
+        path = service.versions.path(version) / "manifest.json"
+        try:
+            ages.append(time.time() - path.stat().st_mtime)
+        except OSError:
+            continue
+    return round(max(ages), 1) if ages else None
 
 
 def list_versions(versions: Versions, promoted: int | None) -> list[dict[str, Any]]:
@@ -150,7 +162,7 @@ METRICS = (
     Metric("gauge", "version_latest", "newest version", lambda s: s["versions"]["latest"] or 0),
     Metric("counter", "published", "versions published", lambda s: s["versions"]["published"]),
     Metric("counter", "failed_publications", "versions that could not be written", lambda s: s["versions"]["failed"]),
-    Metric("counter", "rolled_back", "versions taken back", lambda s: s["versions"]["rolled_back"]),
+    Metric("counter", "rolled_back", "versions rolled back", lambda s: s["versions"]["rolled_back"]),
     Metric("gauge", "lag_seconds", "age of the oldest weights that an engine runs",
            lambda s: s["versions"]["lag_seconds"]),
     Metric("counter", "samples", "samples received", lambda s: s["feedback"]["samples"]),

@@ -1,4 +1,4 @@
-"""Training a drafter one micro-step at a time, so that whoever owns the machine can have it back at any moment.
+"""Training a drafter one micro-step at a time, so that an engine on the same machine can pre-empt it at any moment.
 
     trainer = Trainer(Eagle3(head.load("head/")), buffer, DrafterTraining(), checkpoints="state/")
     trainer.resume()
@@ -12,13 +12,11 @@ gradients: it can be preempted or fail anywhere, and the next one draws the same
 
 from __future__ import annotations
 
-import importlib.metadata
 import json
 import logging
 import math
 import random
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -34,6 +32,7 @@ from drafter_online.objective import Acceptance, LossTerms, Result, evaluate
 from drafter_online.optimizer import MasterWeights
 from drafter_online.packing import Batch, pack
 from drafter_online.samples import Sample
+from drafter_online.training_record import StepReport, TrainerCounts, provenance
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -67,33 +66,6 @@ class DrafterTraining(LossTerms):
     )
     checkpoint_every: int = Field(50, ge=1, description="Optimiser steps between checkpoints.")
     seed: int = Field(0, ge=0, description="Seed of what is drawn.")
-
-
-@dataclass(frozen=True)
-class StepReport:
-    """What a micro-step did. `skipped`: why it changed nothing, None when it did its work."""
-
-    micro_step: int
-    step: int  # optimiser steps so far
-    tokens: int
-    terms: dict[str, float]
-    acceptance: Acceptance
-    grad_norm: float | None = None  # of an optimiser step
-    skipped: Literal["empty", "preempted", "not_finite", "out_of_memory"] | None = None
-
-
-@dataclass
-class TrainerCounts:
-    """Since the training began, over restarts."""
-
-    micro_steps: int = 0
-    steps: int = 0
-    tokens: int = 0
-    preempted: int = 0
-    not_finite: int = 0
-    restored: int = 0
-    out_of_memory: int = 0
-    failed: int = 0
 
 
 class Trainer:
@@ -217,7 +189,7 @@ class Trainer:
         import torch
 
         rewards = torch.tensor([math.nan if w.reward is None else w.reward for w in windows])
-        mean, std = self.buffer.reward_moments
+        mean, std = self.buffer.rewards.moments
         weights = losses.reward_weights(rewards, mean, std, self.config.reward_beta, self.config.reward_clip)
         return [float(w) for w in weights]
 
@@ -242,7 +214,7 @@ class Trainer:
     def _bad(self, batch: Batch, result: Result, kept: dict[str, Tensor] | None) -> StepReport:
         """A loss or gradient that is not finite: skip it, and after too many in a row go back to the last good state.
 
-        The random state is not taken back: the same data would give the same loss.
+        The random state is not restored: the same data would give the same loss.
         """
         self._undo(self._rng.getstate(), kept)
         self.counts.not_finite += 1
@@ -397,14 +369,3 @@ class Trainer:
         )
         self.parent = number
         return number
-
-
-def provenance() -> dict[str, str]:
-    """Versions of what the weights were made with."""
-    found = {}
-    for name in ("rollspec", "speculators", "torch", "transformers", "safetensors"):
-        try:
-            found[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            found[name] = "not installed"
-    return found

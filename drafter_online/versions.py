@@ -51,7 +51,7 @@ class Manifest:
 
     version: int
     kind: Kind
-    base: str  # the target it is for: `head.base_of`
+    base: str  # the target it is for: `architecture.base_of`
     target_version: int  # the newest policy version among its training data
     parent: int | None  # the version it was trained on from
     created: str  # UTC, ISO 8601

@@ -1,7 +1,7 @@
 """How long the running micro-step has been running, and whether that is a hang.
 
-Whoever trains wraps each micro-step; any other thread may ask. Nothing here can end a step that hangs: it makes one
-visible.
+The trainer's thread wraps each micro-step; any other thread may ask. Nothing here can end a step that hangs: it makes
+one visible.
 
     watch = StepWatch()
     with watch:

@@ -35,7 +35,9 @@ class Lazy:
 COMMANDS: dict[str, Lazy] = {
     "demo": Lazy("rollspec.demo.cli", "Run a small GRPO job on this machine with and without rollspec.", "verl"),
     "doctor": Lazy("rollspec.doctor", "Say what is installed, what it enables, and what is off and why."),
-    "audit": Lazy("rollspec.audit.cli", "Test on your own model that speculation changes no law.", "audit"),
+    "audit": Lazy(
+        "rollspec.audit.cli", "Test on your own model that speculation does not change the distribution.", "audit"
+    ),
     "drafter": Lazy("rollspec.drafter_cli", "Make, convert, train and inspect learned drafters.", "drafter"),
     "bench": Lazy("rollspec.bench_cli", "Run the benchmarks and print their tables."),
     "report": Lazy("rollspec.telemetry.report_cli", "Write one self-contained HTML page about a run.", "report"),
@@ -136,7 +138,7 @@ def _config(
 
     # The defaults as they would be written in a file (lists, strings, null), not as Python objects.
     plain = RollspecConfig().to_dict()
-    rows = [(name, kind, _at(plain, name), text) for name, kind, _, text in knobs()]
+    rows = [(name, kind, _at(plain, name), text) for name, kind, _, text in knobs(RollspecConfig)]
     if as_json:
         typer.echo(
             json.dumps([{"name": n, "type": k, "default": d, "description": t} for n, k, d, t in rows], indent=2)

@@ -19,6 +19,7 @@ def measure(spec: Spec) -> dict[str, Any]:
         import speculators  # noqa: F401 - the head's model class
         import torch
 
+        from drafter_online import architecture
         from drafter_online import head as heads
         from drafter_online.buffer import Buffer, BufferConfig
         from drafter_online.model import Eagle3
@@ -32,7 +33,7 @@ def measure(spec: Spec) -> dict[str, Any]:
     head = heads.fresh(target)
     buffer = Buffer(BufferConfig(max_bytes=1 << 31))
     for i in range(4 if spec.quick else 16):
-        buffer.add(_sample(i, 64 if spec.quick else 512, hidden, len(heads.aux_layers(depth)), shape))
+        buffer.add(_sample(i, 64 if spec.quick else 512, hidden, len(architecture.aux_layers(depth)), shape))
     trainer = Trainer(
         Eagle3(head), buffer, DrafterTraining(batch_tokens=128 if spec.quick else 2048), device=spec.device
     )

@@ -41,7 +41,7 @@ class World:
     publish_every: float = 60.0
     canary_drafts: int = 64
     drafts_per_second: float = 400.0  # scored by a replica on trial
-    bad_versions: float = 0.1  # share of versions that their trial takes back
+    bad_versions: float = 0.1  # share of versions that their canary rolls back
     poll: float = 1.0
     lease: float = 10.0
     trainer_link: float = 12.5e9  # 100 Gbit/s

@@ -2,8 +2,8 @@
 
 The rules are those of `drafter_online.shared_canary` (tests/unit/test_scale.py holds the two against each other): a
 version is claimed by whichever replica looks first while no canary lives; that of a replica that dies passes on when
-its lease is over; the newest promoted version is taken; what a trial takes back nobody else sees. Replicas look every
-`poll` seconds, each at a phase of its own.
+its lease is over; the newest promoted version is taken; what a canary rolls back no other replica sees. Replicas look
+every `poll` seconds, each at a phase of its own.
 """
 
 from __future__ import annotations

@@ -22,8 +22,8 @@ _SPLIT_SEEDS = {"train": 1_000_003, "val": 2_000_003}  # apart from each other a
 def problems(split: str, count: int, seed: int = 0) -> list[Problem]:
     """``count`` distinct problems of a split, the same for the same seed; a longer list starts with a shorter one.
 
-    Chain lengths follow the task's law by evenly spread quantiles instead of independent draws, so that even a few
-    dozen prompts hold their share of long ones.
+    Chain lengths follow the task's distribution by evenly spread quantiles instead of independent draws, so that even
+    a few dozen prompts hold their share of long ones.
     """
     if split not in _SPLIT_SEEDS:
         raise ValueError(f"split={split!r} is not one of {sorted(_SPLIT_SEEDS)}")

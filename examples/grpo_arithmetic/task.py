@@ -54,13 +54,13 @@ class Problem:
 
 
 def num_ops_at(quantile: float) -> int:
-    """The number of operations at ``quantile`` in ``[0, 1)`` of a discrete Pareto law cut at ``MAX_OPS``."""
+    """The number of operations at ``quantile`` in ``[0, 1)`` of a discrete Pareto distribution cut at ``MAX_OPS``."""
     beyond = (MIN_OPS / (MAX_OPS + 1)) ** TAIL_EXPONENT  # the mass cut off, shared out over the rest
     return int(MIN_OPS * (1.0 - quantile * (1.0 - beyond)) ** (-1.0 / TAIL_EXPONENT))
 
 
 def sample_num_ops(rng: random.Random, exponent: float = TAIL_EXPONENT) -> int:
-    """An independent draw from that law, optionally with another exponent."""
+    """An independent draw from that distribution, optionally with another exponent."""
     while True:
         ops = int(MIN_OPS * (1.0 - rng.random()) ** (-1.0 / exponent))
         if ops <= MAX_OPS:  # drawn again rather than clipped: clipping would pile a spike up at MAX_OPS

@@ -71,7 +71,7 @@ def server(model: str, name: str, folder: Path, rollspec: dict[str, Any] | None,
     if rollspec is not None:
         command += ["--additional-config", json.dumps({"rollspec": rollspec})]
     env = {"OMP_NUM_THREADS": "1", "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
-    # The CPU build's bugs are mended in a server without rollspec, too: both sides sample from the same law.
+    # The CPU build's bugs are mended in a server without rollspec, too: both sides sample from the same distribution.
     env |= {"ROLLSPEC_PATCHES": "cpu", "VLLM_NO_USAGE_STATS": "1", "PYTHONPATH": named_vllm(folder)}
     with running("vllm serve", command, folder / "server.log", lambda: answers(f"{url}/health"), **env):
         yield url
@@ -103,7 +103,7 @@ def answers(url: str) -> bool:
 
 
 def free_port() -> int:
-    """A port that nobody listens at."""
+    """A port that no process listens at."""
     with socket.socket() as s:
         s.bind(("127.0.0.1", 0))
         return int(s.getsockname()[1])

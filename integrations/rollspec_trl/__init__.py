@@ -3,7 +3,7 @@
     import rollspec_trl; rollspec_trl.enable()               # or a preset, a YAML file, a mapping of knobs
     trainer = GRPOTrainer(..., args=GRPOConfig(use_vllm=True, vllm_mode="colocate"))
 
-With `vllm_mode="server"` the engine is in another process, which is told by its own switch:
+With `vllm_mode="server"` the engine is in another process, which has a switch of its own:
 
     ROLLSPEC=default trl vllm-serve --model MODEL            # or: ... --additional-config '{"rollspec": "default"}'
 

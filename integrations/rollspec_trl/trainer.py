@@ -101,7 +101,7 @@ def _rewards(original: Callable[..., Any], self: Any, inputs: Any, prompts: Any,
 
 
 def _on_batch(state: State, out: dict[str, Any], items: list[list[Any]], alone: bool) -> None:
-    """Rollouts are finished and scored: measure them; `items` gets what the engine is told of their rewards.
+    """Rollouts are finished and scored: measure them; `items` gets the rewards that the engine records.
 
     `alone`: this process has every rollout of the job, so that the n-th of a prompt is the same sample in every epoch.
     """

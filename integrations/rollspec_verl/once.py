@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from rollspec.log_once import LogOnce
 
-told = LogOnce()
+log_once = LogOnce()
 
 
 def once(sentence: str) -> None:
     """Warn, unless this process has said it before; without its full stop."""
-    told(sentence, "rollspec: %s.", sentence)
+    log_once(sentence, "rollspec: %s.", sentence)

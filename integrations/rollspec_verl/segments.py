@@ -2,9 +2,9 @@
 
 vLLM's processes talk through segments that their creator removes when it ends in order. Under verl it never does: Ray
 kills the servers and all below them, and with them Python's resource tracker, so each job leaves some hundred MB of
-names in /dev/shm. A segment's name is needed only until everyone is attached; the memory lives as long as somebody maps
-it. So the names an engine had when it was up may be removed as soon as nobody will attach any more: when it died, and
-when the training loop has ended.
+names in /dev/shm. A segment's name is needed only until everyone is attached; the memory lives as long as a process
+maps it. So the names an engine had when it was up may be removed as soon as no process will attach any more: when it
+died, and when the training loop has ended.
 """
 
 from __future__ import annotations

@@ -35,7 +35,7 @@ def install(module: ModuleType) -> None:
         milliseconds = int(BUCKET_SECONDS * 1000)
         self.socket.setsockopt(zmq.RCVTIMEO, milliseconds)
         self.socket.setsockopt(zmq.SNDTIMEO, milliseconds)  # a REQ socket without a peer blocks in `send`
-        self.socket.setsockopt(zmq.LINGER, 0)  # what nobody fetched must not hold up the process's end
+        self.socket.setsockopt(zmq.LINGER, 0)  # what no peer fetched must not hold up the process's end
 
     @functools.wraps(send)
     async def bounded_send(self: Any, weights: Any) -> Any:

@@ -59,7 +59,9 @@ def command(
     temperature: Annotated[float, typer.Option(help="Sampling temperature, above 0.")] = 1.0,
     dtype: Annotated[
         Literal["float32", "bfloat16", "float16"],
-        typer.Option(help="Of the engines. Only float32 separates the law from rounding; the reference is float32."),
+        typer.Option(
+            help="Of the engines. Only float32 separates the distribution from rounding; the reference is float32."
+        ),
     ] = "float32",
     alpha: Annotated[float, typer.Option(help="Chance of a false alarm in the whole audit.")] = ALPHA,
     seed: Annotated[int, typer.Option(help="Of the engines and of the tests' own randomness.")] = 0,
@@ -72,9 +74,9 @@ def command(
     out: Annotated[Path | None, typer.Option(help="Write every test to this .json, .md or .html file.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON; progress goes to stderr.")] = False,
 ) -> None:
-    """Test on your own model that speculation changes no law: greedy identity, and at a temperature z-tests and G-tests
-    of the sampled tokens against the target's own probabilities. Exit status: 0 pass, 1 fail, 2 bad input or
-    inconclusive.
+    """Test on your own model that speculation does not change the distribution: greedy identity, and at a temperature
+    z-tests and G-tests of the sampled tokens against the target's own probabilities. Exit status: 0 pass, 1 fail, 2 bad
+    input or inconclusive.
     """
     from rollspec.audit.prompts import token_prompts
 
@@ -128,8 +130,8 @@ def show(result: AuditResult, console: Console) -> None:
 
 @contextmanager
 def _display(console: Console) -> Iterator[Stage]:
-    """A line per stage: a bar where the amount of work is known, a spinner until then. Where nobody watches (a file, a
-    pipe) a plain line when a stage begins.
+    """A line per stage: a bar where the amount of work is known, a spinner until then. Where output is not a terminal
+    (a file, a pipe) a plain line when a stage begins.
     """
     if not console.is_terminal:
         began = time.monotonic()

@@ -1,7 +1,7 @@
-"""The tests of a law: sampled tokens against the target's own probabilities, by position, token, prefix and pair.
+"""Tests of the distribution: sampled tokens against the target's probabilities, by position, token, prefix and pair.
 
 Each family sees what the others dilute: a bias of all tokens at some positions, of one token wherever it is likely, of
-one prefix's whole distribution, and randomness that is shared between draws whose single laws are all right.
+one prefix's whole distribution, and randomness that is shared between draws whose single distributions are all right.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ TAILS = (0.01, 0.001, 0.0001)  # least likely shares of the target's mass
 MAX_PREFIXES = 16  # exact prefixes tested one by one; the others only in the pool
 
 
-def law_tests(evidence: Evidence) -> list[TestResult]:
-    """Every test of the sampled tokens against the target's law, Holm-adjusted, most significant first."""
+def distribution_tests(evidence: Evidence) -> list[TestResult]:
+    """Every test of the sampled tokens against the target's distribution, Holm-adjusted, most significant first."""
     if not evidence.seen.all():
         raise ValueError(f"{int((~evidence.seen).sum())} sampled tokens were not given the reference's probabilities")
     return holm(
@@ -123,7 +123,7 @@ def _prefixes(e: Evidence) -> Iterator[TestResult]:
 
 
 def _independence(e: Evidence) -> Iterator[TestResult]:
-    """Equal seeds, shared noise and duplicated samples leave every single law right; only pairs show them."""
+    """Equal seeds, shared noise and duplicated samples leave every single distribution right; only pairs show them."""
     lengths = np.diff(e.start)
     table = np.full(
         (len(lengths), int(lengths.max(initial=0))), np.nan

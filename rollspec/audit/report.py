@@ -24,7 +24,7 @@ def verdict_line(result: AuditResult) -> str:
 
 
 def facts(result: AuditResult) -> list[tuple[str, str]]:
-    """What was checked besides the law, as (name, finding)."""
+    """What was checked besides the distribution, as (name, finding)."""
     out: list[tuple[str, str]] = []
     if result.subject is not None:
         out.append(("engine", result.subject))
@@ -65,7 +65,7 @@ def facts(result: AuditResult) -> list[tuple[str, str]]:
 
 
 def _identity(provenance: dict[str, Any]) -> list[tuple[str, str]]:
-    """What was tested where, so that it can be told from another checkpoint, other prompts, another version."""
+    """What was tested where, so that it differs visibly from another checkpoint, other prompts, another version."""
     out: list[tuple[str, str]] = []
     if c := provenance.get("checkpoint"):
         found = c["of"]

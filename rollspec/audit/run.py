@@ -34,7 +34,7 @@ from rollspec.audit.verdict import (
     check_greedy,
     check_log_probs,
     conclude,
-    law_tests,
+    distribution_tests,
 )
 from rollspec.config import RollspecConfig
 from rollspec.machine import git_sha, machine, now
@@ -136,7 +136,7 @@ def judge(
 ) -> Judged:
     """Test what `arm` sampled. `version`: of the policy in round 0, which decides coupled noise."""
     config = RollspecConfig.from_dict(arm.rollspec) if arm.rollspec is not None else None
-    # Kept noise repeats with every round: only the first is a sample of the law.
+    # Kept noise repeats with every round: only the first is a sample of the distribution.
     lawful = first_round(samples) if config is not None and config.reuse.seeds == "keep" else samples
     evidence = Evidence(lawful, target.vocab, np.random.default_rng(plan.seed))
     witness = None
@@ -146,7 +146,7 @@ def judge(
     target.fill(witness or evidence, plan.prompts, progress)
     entropy = float(evidence.entropy.mean()) if lawful.n_tokens else 0.0
     found = witness.result() if witness else None
-    return Judged(law_tests(evidence), check_log_probs(evidence, plan.dtype), entropy, found, evidence)
+    return Judged(distribution_tests(evidence), check_log_probs(evidence, plan.dtype), entropy, found, evidence)
 
 
 def _control(

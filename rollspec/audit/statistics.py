@@ -1,7 +1,7 @@
 """The elementary tests of the audit: sums against exact moments, counts against probabilities, many tests at once.
 
-Pure functions over numpy arrays. Every null law here is exact in its moments or checked by simulation, because an audit
-that cries wolf once in a hundred runs is switched off after the second.
+Pure functions over numpy arrays. Every null distribution here is exact in its moments or checked by simulation, because
+an audit that cries wolf once in a hundred runs is switched off after the second.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ MIN_EXPECTED = 5.0
 """Cells with a smaller expected count are merged before a G-test (Cochran 1954)."""
 
 MAX_SKEW = 0.5
-"""A sum whose null law is more skewed than this holds too few random events to be tested by its moments."""
+"""A sum whose null distribution is more skewed than this holds too few random events to be tested by its moments."""
 
 SIMULATIONS = 400
 """Simulated tables per prefix from which the null moments of the pooled G are taken."""
@@ -54,9 +54,9 @@ class TestResult:
 def moment_test(value: float, mean: float, variance: float, third: float, step: float = 0.0) -> tuple[float, float]:
     """Two-sided test that a sum of independent terms has the given moments.
 
-    The tail is that of a gamma law with the same mean, variance and skewness (Pearson type III) where it is heavier
-    than the normal one, and the normal one elsewhere: a sum of rare events is skewed, and a plain z-test would alarm on
-    it.
+    The tail is that of a gamma distribution with the same mean, variance and skewness (Pearson type III) where it is
+    heavier than the normal one, and the normal one elsewhere: a sum of rare events is skewed, and a plain z-test would
+    alarm on it.
 
     Args:
         value: the observed sum.
@@ -86,7 +86,7 @@ def moment_test(value: float, mean: float, variance: float, third: float, step: 
 
 
 def binomial_test(count: int, n: int, p: float) -> tuple[float, float]:
-    """Exact two-sided test of a count with law Binomial(n, p): (z, twice the smaller tail)."""
+    """Exact two-sided test of a count with distribution Binomial(n, p): (z, twice the smaller tail)."""
     from scipy.special import bdtr, bdtrc
 
     upper = 1.0 if count == 0 else float(bdtrc(count - 1, n, p))

@@ -1,9 +1,9 @@
-"""The audit: did these tokens come from this law? Statistics and verdict, no engine.
+"""The audit: did these tokens come from this distribution? Statistics and verdict, no engine.
 
     evidence = Evidence(samples, vocab, np.random.default_rng(0))
     for s in range(len(samples.tokens)):
         evidence.add(s, log_probs_of_the_target)        # [tokens of s, V]
-    tests = law_tests(evidence)                          # Holm-adjusted, most significant first
+    tests = distribution_tests(evidence)                 # Holm-adjusted, most significant first
 
 `rollspec audit` (cli.py) runs the engines and the reference model and puts the pieces together with `conclude`.
 What each test sees, and how many tokens it needs, is in docs/exactness.md.
@@ -17,7 +17,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from rollspec.audit.distribution import law_tests
+from rollspec.audit.distribution import distribution_tests
 from rollspec.audit.evidence import AuditError, Evidence, Samples, samples_from
 from rollspec.audit.noise import NoiseCheck
 from rollspec.audit.power import Power
@@ -37,7 +37,7 @@ __all__ = [
     "check_greedy",
     "check_log_probs",
     "conclude",
-    "law_tests",
+    "distribution_tests",
     "samples_from",
 ]
 
@@ -141,7 +141,7 @@ class AuditResult:
     def finding(self) -> str:
         """The headline: the gravest of what was found. What is said of the tokens rests on tests of the tokens."""
         if self.verdict == "pass":
-            return "PASS: the sampled tokens follow the target's law"
+            return "PASS: the sampled tokens follow the target's distribution"
         if self.verdict == "inconclusive":
             return "INCONCLUSIVE: this audit shows nothing"
         if any(t.p_adjusted <= self.alpha for t in self.tests) or (self.noise is not None and not self.noise.passed):
@@ -253,11 +253,11 @@ def conclude(
     """The verdict. A failed test is a failure whatever else is missing; a pass needs drafts of both fates.
 
     Args:
-        tests: Holm-adjusted results of `law_tests`.
+        tests: Holm-adjusted results of `distribution_tests`.
         noise: of an engine that samples in `mode: coupled`.
         drafts: draft counts of an engine that should have drafted; None for one without speculation.
         lossy: bias of the rule where rollouts start from old responses: a failure whatever the tests say.
-        power: what so many tokens of this law can show.
+        power: what so many tokens of this distribution can show.
     """
     failures: list[str] = []
     if lossy is not None:
@@ -269,8 +269,8 @@ def conclude(
     if rejected:
         t = rejected[0]
         failures.append(
-            f"{len(rejected)} of {len(tests)} tests reject the target's law; the strongest is {t.name} ({t.where}) "
-            f"with p = {t.p_value:.1e}, adjusted {t.p_adjusted:.1e}."
+            f"{len(rejected)} of {len(tests)} tests reject the target's distribution; the strongest is {t.name} "
+            f"({t.where}) with p = {t.p_value:.1e}, adjusted {t.p_adjusted:.1e}."
         )
     failures += _log_probs_failure(log_probs)
     if greedy is not None and not greedy.passed:

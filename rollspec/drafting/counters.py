@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from types import TracebackType
 
 from rollspec.drafting.requests import Request, Step
-from rollspec.telemetry.metrics import EngineStats
+from rollspec.telemetry.engine_stats import EngineStats
 from rollspec.tuning.tuner import Tuner
 
 

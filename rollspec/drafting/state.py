@@ -21,7 +21,7 @@ from rollspec.proposal.confidence import Confidence
 from rollspec.proposal.history import History, Response
 from rollspec.proposal.router import Router
 from rollspec.proposal.suffix import SuffixDrafter
-from rollspec.telemetry.metrics import EngineStats
+from rollspec.telemetry.engine_stats import EngineStats
 from rollspec.tuning.tuner import Plan, Tuner
 
 

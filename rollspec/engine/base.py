@@ -56,7 +56,7 @@ class HeadRun:
 
 
 class EngineAdapter(Protocol):
-    """One inference engine, as a decode step sees it. Requests are told by `Engine.begin` and `Engine.finish`."""
+    """One inference engine, as a decode step sees it. `Engine.begin` and `Engine.finish` announce requests."""
 
     def verified(self) -> Verified:
         """The step that just ended."""

@@ -19,7 +19,8 @@ from rollspec.engine.noise_keys import NoiseKeys
 from rollspec.head import metadata
 from rollspec.sampling import scoring
 from rollspec.step import Engine
-from rollspec.telemetry.metrics import EngineStats, to_metrics
+from rollspec.telemetry.engine_stats import EngineStats
+from rollspec.telemetry.metrics import to_metrics
 from rollspec.telemetry.sinks import JsonlSink
 from rollspec.tuning.tuner import LEARNED
 
@@ -36,9 +37,9 @@ LONG_GAP = 0.25
 
 
 class Watch(Protocol):
-    """Counts the policy's versions where nobody tells them: `PolicyWatch`."""
+    """Counts the policy's versions where no program announces them: `PolicyWatch`."""
 
-    def told(self) -> None:
+    def announced(self) -> None:
         """A trainer says which version the weights are."""
 
     def before_step(self) -> None:
@@ -95,7 +96,9 @@ class Bridge:
         return self._scheduler_output.scheduled_spec_decode_tokens  # type: ignore[no-any-return]
 
     def before_step(self, scheduler_output: Any) -> None:
-        """The engine starts a step: note the time, and take what finished requests said as history."""
+        """The engine starts a step: note the time, take what finished requests said as history, and forget what the
+        engine dropped of those that it preempted.
+        """
         self._scheduler_output = scheduler_output
         self._began = time.perf_counter()
         if self.coupled is not None:
@@ -108,8 +111,21 @@ class Bridge:
                 for req_id in scheduler_output.finished_req_ids:
                     self.proposer.finish(req_id)
                     self.collected.discard(req_id)
+                for resumed in scheduler_output.scheduled_new_reqs:
+                    self._forget_dropped(resumed)
             except Exception as e:
                 self.fail("history", e)
+
+    def _forget_dropped(self, request: Any) -> None:
+        """vLLM drops tokens that were in flight when `reset_prefix_cache` preempted their request, and samples them
+        again: what it resumes from is what the request said.
+        """
+        r = self.proposer.requests.get(request.req_id)
+        if r is not None and request.prefill_token_ids is not None:
+            said = len(request.prefill_token_ids) - len(r.prompt)
+            if len(r.output) > said:
+                del r.output[said:]
+                r.ended = False
 
     def set_version(self, version: int) -> None:
         """The policy changed; on every rank."""
@@ -129,7 +145,7 @@ class Bridge:
 
     @property
     def mode(self) -> str:
-        """The law's name as it is sampled now."""
+        """The distribution's name as it is sampled now."""
         return "coupled" if self.coupled is not None and self.coupled.on else "standard"
 
     def fail(self, what: str, error: BaseException) -> None:

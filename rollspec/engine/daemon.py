@@ -1,8 +1,9 @@
 """Finds or starts the trainer of a job (`drafter.mode: dedicated` without an endpoint): one for all its replicas.
 
 Where Ray runs, it is a named actor; elsewhere a process on this machine, behind a socket in a folder that only this
-user can enter. The first replica that builds an engine starts it and the others find it. It is nobody's child: it ends
-by itself when no engine has been connected for `LINGER` seconds, however the job ended; its state is in drafter.dir.
+user can enter. The first replica that builds an engine starts it and the others find it. It is no process's child: it
+ends by itself when no engine has been connected for `LINGER` seconds, however the job ended; its state is in
+drafter.dir.
 """
 
 from __future__ import annotations
@@ -219,7 +220,7 @@ def _actor(ray: Any, config: RollspecConfig, target: str) -> str:
     except ray.exceptions.GetTimeoutError as e:
         if theirs:
             raise TimeoutError(f"the actor {name} did not answer for {START_SECONDS:g} s") from e
-        ray.kill(actor)  # it must not begin when nobody waits for it
+        ray.kill(actor)  # it must not begin when no job waits for it
         raise TimeoutError(
             f"no node of the Ray cluster had {place} free for {START_SECONDS:g} s, or starting took longer; change "
             "drafter.ray or drafter.device"

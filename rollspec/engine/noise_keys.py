@@ -26,8 +26,8 @@ class NoiseKeys:
     Args:
         runner: a model runner of vLLM; its seed and data-parallel rank set replicas apart, which sample siblings of one
             prompt.
-        record_fault: told the cause of a fault. After one the engine samples as it would without keys: from the same
-            distribution, with noise that cannot be repeated.
+        record_fault: called with the cause of a fault. After one the engine samples as it would without keys: from the
+            same distribution, with noise that cannot be repeated.
     """
 
     def __init__(self, runner: Any, config: RollspecConfig, record_fault: Callable[[str], None]) -> None:

@@ -48,7 +48,7 @@ def load_history(bridge: Bridge) -> None:
 
 
 def next_version(bridge: Bridge) -> None:
-    """The target has other weights, and nobody said which version they are: the next one."""
+    """The target has other weights, and no program said which version they are: the next one."""
     if bridge.drafting:
         _new_version(bridge, bridge.proposer.version + 1)
     else:
@@ -63,7 +63,7 @@ def _follow(bridge: Bridge, op: str, payload: dict[str, Any]) -> None:
             _swap(bridge, payload)
             return
         if bridge.policy is not None:
-            bridge.policy.told()
+            bridge.policy.announced()
         bridge.set_version(int(payload["version"]))  # coupled noise depends on it, and staleness
         _new_weights(bridge)
     except RollspecError as e:
@@ -116,7 +116,7 @@ def _stats(bridge: Bridge, payload: dict[str, Any]) -> dict[str, Any]:
 def _set_version(bridge: Bridge, payload: dict[str, Any]) -> dict[str, Any]:
     version = int(payload["version"])
     if bridge.policy is not None:
-        bridge.policy.told()
+        bridge.policy.announced()
     return _new_version(bridge, version)
 
 

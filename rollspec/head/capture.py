@@ -81,7 +81,7 @@ class Capture:
         self.config = config
         self.bytes = 0
         self.off = False
-        self.paused = False  # nobody wants samples now
+        self.paused = False  # no trainer wants samples now
         self.counts = {"recorded": 0, "samples": 0, "dropped": 0, "skipped": 0, "tokens": 0, "private": 0}
         self.seconds = 0.0  # since the last drain of the counters
         self._share = [0.0, 0.0]  # discounted seconds: capturing, stepping

@@ -143,7 +143,7 @@ class DedicatedTraining(HeadTraining):
             shutil.rmtree(self._cache, ignore_errors=True)
 
     def _drop(self) -> None:
-        """Nobody listens: what waits is of no use later."""
+        """No daemon listens: what waits is of no use later."""
         self.checkpoints.away(str(self.link.away))
         self.progress = None
         capture = self.learned.capture

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from drafter_online.head import base_of
+from drafter_online.architecture import base_of
 from rollspec.drafting.requests import StepResult
 from rollspec.head.capture import Capture
 from rollspec.head.domains import Domains

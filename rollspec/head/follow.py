@@ -43,7 +43,7 @@ class Follower:
         swapper: of this engine.
         folder: the store.
         working: whether the engine has requests; only then it offers to try a version.
-        fault: told the cause when the store fails.
+        fault: called with the cause when the store fails.
         replica: a name that no other engine has; made up if not given.
         clock: seconds that never go back.
     """

@@ -44,7 +44,7 @@ class Host(Protocol):
         """The head ran `passes` passes; see `Engine.passed`."""
 
     def state(self) -> tuple[str, str]:
-        """Who drafts, or "none"; and why nobody does."""
+        """Who drafts, or "none"; and why nothing does."""
 
     def count(self, cause: str, error: BaseException | None = None) -> None:
         """Record a fault."""

@@ -48,18 +48,18 @@ class Ranks:
         """The smallest of what the ranks give; all must call it."""
         if self._group is None:
             return value
-        told = torch.tensor([value])
-        torch.distributed.all_reduce(told, op=torch.distributed.ReduceOp.MIN, group=self._group.cpu_group)
-        return int(told)
+        least = torch.tensor([value])
+        torch.distributed.all_reduce(least, op=torch.distributed.ReduceOp.MIN, group=self._group.cpu_group)
+        return int(least)
 
     def decide(self, passes: int, note: Note) -> tuple[int, Note]:
         """What the first rank says; all must call it. Three numbers are sent, then the text's bytes if there is one."""
         if self._group is None:
             return passes, note
         text = note.text.encode()
-        told = torch.tensor([passes, KINDS.index(note.kind), len(text)])
-        self._broadcast(told)
-        passes, kind, size = (int(x) for x in told)
+        message = torch.tensor([passes, KINDS.index(note.kind), len(text)])
+        self._broadcast(message)
+        passes, kind, size = (int(x) for x in message)
         if not size:
             return passes, Note(KINDS[kind])
         body = torch.frombuffer(bytearray(text if self.first else bytes(size)), dtype=torch.uint8)

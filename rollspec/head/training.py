@@ -44,7 +44,7 @@ class TrainedHead(Protocol):
 
     @property
     def base(self) -> str:
-        """A name for what a head must fit: `drafter_online.head.base_of` the target."""
+        """A name for what a head must fit: `drafter_online.architecture.base_of` the target."""
 
     def target_parts(self) -> dict[str, torch.Tensor]:
         """The target's embedding, last norm and LM head; all ranks must call it."""

@@ -21,13 +21,13 @@ import numpy as np
 from rollspec.tuning.cost import CostModel
 
 
-def floor(batch: int, cost: CostModel, held: float = 0.0) -> float:
+def floor(batch: int, cost: CostModel, context_tokens: float = 0.0) -> float:
     """Acceptance probability below which no token can be worth verifying at this batch size.
 
     A token raises goodput only if its p exceeds what it costs times the goodput without it; it costs at least the
     lowest slope of the step's curve, and the goodput is at least what the step reaches without any draft, B/T(B).
     """
-    return cost.slope(batch) * batch / cost.seconds(batch, held)
+    return cost.slope(batch) * batch / cost.seconds(batch, context_tokens)
 
 
 SVIP_BOUND = 0.7
@@ -41,7 +41,7 @@ def allocate(
     chains: Sequence[Sequence[float]],
     tokens: int,
     cost: CostModel,
-    held: float = 0.0,
+    context_tokens: float = 0.0,
     weights: Sequence[float] | None = None,
     copies: float = 1.0,
     most: int | None = None,
@@ -52,7 +52,7 @@ def allocate(
         chains: per request, cumulative acceptance probabilities along its chain (non-increasing; possibly empty).
         tokens: tokens the step computes without any draft (one per request).
         cost: predicts the step's duration.
-        held: context tokens the batch holds.
+        context_tokens: of the batch.
         weights: what a token of each request counts; 1 for all where None.
         copies: each chain stands for this many requests (a sample of the batch).
         most: draft tokens that the whole step may verify; None for no bound.
@@ -74,9 +74,9 @@ def allocate(
         if not flat.size:
             return [0] * len(chains)
     if copies == 1.0:
-        seconds = cost.curve(tokens, flat.size, held)
+        seconds = cost.curve(tokens, flat.size, context_tokens)
     else:
-        seconds = cost.curve(tokens, math.ceil(copies * flat.size), held)[
+        seconds = cost.curve(tokens, math.ceil(copies * flat.size), context_tokens)[
             (copies * np.arange(flat.size + 1)).astype(int)
         ]
     rate = (base + copies * np.cumsum(flat)) / seconds[1:]

@@ -22,7 +22,7 @@ from rollspec.tuning.policy import bucket_of
 Vector = npt.NDArray[np.float64]
 
 PRIOR = 0.6
-"""Acceptance per position that a drafter nobody has seen is given: enough to be tried."""
+"""Acceptance per position that a drafter without a record is given: enough to be tried."""
 
 PRIOR_WEIGHT = 8.0
 MEMORY = 400.0

@@ -1,9 +1,9 @@
 """SPEC-RL's rule for reusing old responses (arXiv:2509.23232), and how far it is from the policy. **Lossy.**
 
 An old response is kept up to its first token that is refused, and the policy goes on from there. Token i is kept while
-log U <= log p_new - log p_old + bias; more bias keeps more. That is not the policy's law even at
+log U <= log p_new - log p_old + bias; more bias keeps more. That is not the policy's distribution even at
 bias 0: after a refusal the token is drawn from the policy itself and not from what the kept tokens leave of it. These
-are pure functions for telling what the rule does; rollspec samples with it nowhere.
+are pure functions; `reuse.mode: lenient` (`lenient_reuse.py`) samples with them, and nothing else does.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def kept(log_new: Floats, log_old: Floats, uniform: Floats, valid: Bools, bias: 
     return out
 
 
-def law(new: Floats, old: Floats, bias: float = 0.0) -> Floats:
+def distribution(new: Floats, old: Floats, bias: float = 0.0) -> Floats:
     """What a token is distributed as where an old one, drawn from `old`, is kept or replaced by a draw from `new`.
 
     Args:
@@ -67,7 +67,7 @@ def law(new: Floats, old: Floats, bias: float = 0.0) -> Floats:
 
 
 def total_variation(new: Floats, old: Floats, bias: float = 0.0) -> Floats:
-    """Distance of `law` from the policy `new`: 1/2 sum |min(l p, q) - alpha p| with l = exp(bias), p = new,
+    """Distance of `distribution` from the policy `new`: 1/2 sum |min(l p, q) - alpha p| with l = exp(bias), p = new,
     q = old and alpha = sum min(l p, q). 0 exactly where the policy did not change or nothing overlaps.
     """
     mass = _mass(new, old, bias)

@@ -3,7 +3,7 @@
 For a prompt with an old response of the same sample number the present policy scores that response in one prefill
 (`scoring`), `rollspec.sampling.lenient` says where it is cut, and the caller generates the rest after the prefix. The
 rollout's log-probs are the present policy's throughout, so importance ratios stay at 1 and no trainer can notice that
-the law is another one: that is why this is called lossy wherever it is on.
+the distribution is another one: that is why this is called lossy wherever it is on.
 
     found = await reuse.prefix(score, prompt, sampling_params, limit, sample)
     if found is None:      generate as ever
@@ -31,11 +31,11 @@ Score = Callable[[list[int], Any], Awaitable[Any]]
 
 NEUTRAL = {"top_p": 1.0, "min_p": 0.0, "repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0,
            "min_tokens": 0, "n": 1}  # fmt: skip
-"""Values at which a sampling parameter leaves the law what `temperature` alone makes of it."""
+"""Values at which a sampling parameter leaves the distribution what `temperature` alone makes of it."""
 
 EMPTY = ("stop", "bad_words", "allowed_token_ids", "logit_bias", "logits_processors", "structured_outputs",
          "prompt_logprobs", "seed")  # fmt: skip
-"""Sampling parameters that must be unset: the rule compares the laws of the temperature alone."""
+"""Sampling parameters that must be unset: the rule compares the distributions of the temperature alone."""
 
 
 def warning(config: ReuseConfig) -> str:
@@ -64,7 +64,7 @@ class LenientReuse:
         max_model_len: tokens of prompt and response that the engine takes.
         vocab_size: of the target; an old token beyond it is not reused.
         eos: tokens that end a response unless `ignore_eos`.
-        logprobs_mode: vLLM's; log-probs must be the sampled law's.
+        logprobs_mode: vLLM's; log-probs must be the sampled distribution's.
         rng: draws the rule's U. Fresh entropy by default: the same U in every epoch would repeat its decisions.
     """
 
@@ -160,17 +160,23 @@ class LenientReuse:
         """(cause, sentence part) why a rollout with these sampling parameters cannot be started from an old one."""
         temperature = float(params.get("temperature", 1.0))
         if temperature < 1e-5:
-            return "temperature 0", "a greedy rollout has no law to compare with"
+            return "temperature 0", "a greedy rollout has no distribution to compare with"
         if int(params.get("top_k") or 0) > 0:
-            return "top_k", f"top_k = {params['top_k']} cuts the law that the rule compares; set it to -1"
+            return "top_k", f"top_k = {params['top_k']} cuts the distribution that the rule compares; set it to -1"
         for name, neutral in NEUTRAL.items():
             if params.get(name, neutral) not in (neutral, None):
-                return name, f"{name} = {params[name]} changes the law that the rule compares; set it to {neutral}"
+                return (
+                    name,
+                    f"{name} = {params[name]} changes the distribution that the rule compares; set it to {neutral}",
+                )
         for name in EMPTY:
             if params.get(name) not in (None, [], {}, ""):
                 return name, f"{name} is set, which the rule knows nothing of; unset it"
         if self.logprobs_mode != "processed_logprobs" and (self.logprobs_mode, temperature) != ("raw_logprobs", 1.0):
-            return "logprobs_mode", f"logprobs_mode = {self.logprobs_mode} is not the law that is sampled; unset it"
+            return (
+                "logprobs_mode",
+                f"logprobs_mode = {self.logprobs_mode} is not the distribution that is sampled; unset it",
+            )
         return None
 
     def remember(self, items: Sequence[tuple[str, str, Any, Any]], version: int) -> dict[str, int]:

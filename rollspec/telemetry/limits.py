@@ -76,9 +76,9 @@ def limits(run: Run) -> Limits | None:
 def arm_shares(run: Run, most: int = 5) -> list[tuple[str, list[float | None]]]:
     """Share of engine steps per arm and training step, the `most` arms that were played most."""
     # A step that carries any arm carries all that were played in it.
-    told = [any(name.startswith(ARM) for name in row) for row in run.rows]
+    recorded = [any(name.startswith(ARM) for name in row) for row in run.rows]
     found = {
-        name.removeprefix(ARM): [(v or 0.0) if t else None for v, t in zip(run.series(name), told, strict=True)]
+        name.removeprefix(ARM): [(v or 0.0) if t else None for v, t in zip(run.series(name), recorded, strict=True)]
         for name in run.names(ARM)
     }
     order = sorted(found, key=lambda a: -sum(v or 0.0 for v in found[a]))[:most]

@@ -1,15 +1,14 @@
 """Every metric rollspec reports: name, unit, kind, meaning. One table; documentation and sinks are made from it.
 
-`EngineStats` is what an engine's worker counts between two drains; `to_metrics` turns it into the names users see.
+`to_metrics` turns what an engine's worker counted (`EngineStats`) into the names users see.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
-from typing import Any
+from collections.abc import Mapping
+from dataclasses import dataclass
 
-from rollspec.tuning.tuner import LEARNED
+from rollspec.telemetry.engine_stats import EngineStats
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,10 +47,10 @@ TABLE: tuple[Metric, ...] = (
         "gauge",
         "tokens per verify step that its own drafts would give, mean over replicas by what they drafted",
     ),
-    Metric("rollspec/drafter/swaps", "swaps", "counter", "times its weights were replaced, taking back included"),
+    Metric("rollspec/drafter/swaps", "swaps", "counter", "times its weights were replaced, roll-backs included"),
     Metric("rollspec/drafter/swap_seconds", "s", "counter", "pauses that this made, in all"),
     Metric("rollspec/drafter/swap_longest", "s", "gauge", "longest of these pauses"),
-    Metric("rollspec/drafter/promoted", "versions", "counter", "versions that stayed after their trial"),
+    Metric("rollspec/drafter/promoted", "versions", "counter", "versions promoted after their canary"),
     Metric("rollspec/drafter/rolled_back", "versions", "counter", "versions rolled back after their canary"),
     Metric("rollspec/drafter/refused", "versions", "counter", "versions that were not loaded (the log says why)"),
     Metric("rollspec/drafter/resent", "times", "counter", "times lost or overwritten weights were put back"),
@@ -178,140 +177,8 @@ def find(name: str) -> Metric | None:
     return None
 
 
-@dataclass(slots=True)
-class EngineStats:
-    """Sums over the steps since the last drain, from one engine worker. JSON-able through `to_dict`."""
-
-    steps: int = 0
-    step_seconds: float = 0.0
-    tail_seconds: float = 0.0
-    propose_seconds: float = 0.0
-    requests: int = 0  # request-steps: sum over steps of requests that sampled
-    verified: int = 0  # request-steps whose draft was verified
-    drafted: int = 0
-    accepted: int = 0
-    emitted: int = 0
-    predicted: float = 0.0  # sum of calibrated acceptance probabilities of the drafted tokens
-    by_position: list[list[int]] = field(default_factory=list)  # [[verified_i, accepted_i], ...]
-    by_source: dict[str, list[int]] = field(default_factory=dict)  # drafter -> [drafts, drafted, accepted]
-    peak_batch: int = 0
-    version: int = 0
-    speculating: bool = True
-    history_bytes: int = 0
-    tree_bytes: int = 0
-    prompts: int = 0
-    evicted: int = 0
-    rewarded: int = 0
-    faults: dict[str, int] = field(default_factory=dict)  # cause -> count
-    tuner_seconds: float = 0.0  # deciding how much to draft, part of propose_seconds
-    plays: dict[str, int] = field(default_factory=dict)  # arm -> steps
-    modelled: dict[str, float] = field(default_factory=dict)  # setting -> seconds by the cost model (tuning/regret.py)
-    cost_error: float | None = None  # median relative error of the cost model's latest predictions
-    cost_skipped: int = 0  # steps without a usable time
-    alarms: int = 0  # drafters switched off
-    recoveries: int = 0  # drafters switched on again
-    drafters_off: list[str] = field(default_factory=list)
-    correlated: bool = False  # whether noise is kept over epochs
-    reuse: list[int] = field(default_factory=lambda: [0, 0, 0, 0])  # responses, their tokens, repeated, identical
-    drafter: dict[str, float] = field(default_factory=dict)  # what became of the learned drafter: sums, by metric
-    drafter_levels: dict[str, float] = field(default_factory=dict)  # and levels
-    passes: int = 0  # of the learned drafter
-    pass_seconds: float = 0.0
-    max_prob: list[float] = field(default_factory=lambda: [0.0, 0.0])  # sum of the target's largest p, rows
-    lenient: dict[str, float] = field(default_factory=dict)  # counts of lenient reuse (sampling/lenient_reuse.py)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain JSON types only: this crosses process borders."""
-        return asdict(self)
-
-    @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> EngineStats:
-        """Inverse of `to_dict`. Unknown keys raise TypeError: both ends are one version of rollspec."""
-        return cls(**data)
-
-    @classmethod
-    def merge(cls, parts: Iterable[EngineStats]) -> EngineStats:
-        """Sum over replicas; levels (version, batch) take the maximum, `speculating` holds if any replica does.
-
-        Levels of the learned drafter that are means take the mean over replicas (`MEANS`).
-        """
-        out = cls(speculating=False)
-        parts = list(parts)
-        out.drafter_levels = _merged_levels(parts)
-        for p in parts:
-            for name in ("steps", "requests", "verified", "drafted", "accepted", "emitted", "history_bytes",
-                         "tree_bytes", "prompts", "evicted", "rewarded", "cost_skipped", "alarms",
-                         "recoveries", "passes"):  # fmt: skip
-                setattr(out, name, getattr(out, name) + getattr(p, name))
-            for name in (
-                "step_seconds",
-                "tail_seconds",
-                "propose_seconds",
-                "predicted",
-                "tuner_seconds",
-                "pass_seconds",
-            ):
-                setattr(out, name, getattr(out, name) + getattr(p, name))
-            for i, (n, a) in enumerate(p.by_position):
-                while len(out.by_position) <= i:
-                    out.by_position.append([0, 0])
-                out.by_position[i][0] += n
-                out.by_position[i][1] += a
-            for source, row in p.by_source.items():
-                total = out.by_source.setdefault(source, [0, 0, 0])
-                for j, v in enumerate(row):
-                    total[j] += v
-            for cause, n in p.faults.items():
-                out.faults[cause] = out.faults.get(cause, 0) + n
-            for arm, n in p.plays.items():
-                out.plays[arm] = out.plays.get(arm, 0) + n
-            for name, count in p.lenient.items():
-                out.lenient[name] = out.lenient.get(name, 0) + count
-            for name, value in p.drafter.items():
-                out.drafter[name] = out.drafter.get(name, 0.0) + value
-            for setting, seconds in p.modelled.items():
-                out.modelled[setting] = out.modelled.get(setting, 0.0) + seconds
-            out.correlated = out.correlated or p.correlated
-            out.reuse = [a + b for a, b in zip(out.reuse, p.reuse, strict=True)]
-            out.max_prob = [a + b for a, b in zip(out.max_prob, p.max_prob, strict=True)]
-            if p.cost_error is not None:
-                out.cost_error = max(out.cost_error or 0.0, p.cost_error)
-            out.drafters_off = sorted({*out.drafters_off, *p.drafters_off})
-            out.version = max(out.version, p.version)
-            out.peak_batch = max(out.peak_batch, p.peak_batch)
-            out.speculating = out.speculating or p.speculating
-        return out
-
-
-MEANS = {"accept_length": "drafted", "loss": "steps", "train_length": "steps", "micro_step_seconds": "steps"}
-"""Levels of a learned drafter that are means, and what replicas weigh in them by: tokens it drafted, or steps of its
-training, in the interval. `loss/<term>` is as `loss`. Other levels take the maximum, which is the worst case."""
-
-
-def _merged_levels(parts: Sequence[EngineStats]) -> dict[str, float]:
-    out: dict[str, float] = {}
-    for name in dict.fromkeys(n for p in parts for n in p.drafter_levels):
-        having = [p for p in parts if name in p.drafter_levels]
-        values = [p.drafter_levels[name] for p in having]
-        by = MEANS.get(name.partition("/")[0])
-        if by is None:
-            out[name] = max(values)
-            continue
-        weights = [_weight(p, by) for p in having]
-        if not sum(weights):  # nothing new anywhere
-            weights = [1.0] * len(values)
-        out[name] = sum(w * v for w, v in zip(weights, values, strict=True)) / sum(weights)
-    return out
-
-
-def _weight(p: EngineStats, by: str) -> float:
-    if by == "steps":
-        return p.drafter.get("train_steps", 0.0)
-    return float(sum(p.by_source[n][1] for n in LEARNED if n in p.by_source))
-
-
 def to_metrics(s: EngineStats) -> dict[str, float]:
-    """The user-facing names of DESIGN's telemetry section from raw counts. Ratios with no denominator are left out."""
+    """The user-facing names from raw counts. Ratios with no denominator are left out."""
     out: dict[str, float] = {
         "rollspec/rollout/engine_seconds": s.step_seconds,
         "rollspec/rollout/tail_seconds": s.tail_seconds,

@@ -1,4 +1,4 @@
-"""Rows of the health card about rollouts as training data: whose law they follow, and how fresh they are."""
+"""Rows of the health card about rollouts as training data: whose distribution they follow, and how fresh they are."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from rollspec.telemetry.summary import WARNINGS, RunSummary
 
 
 def on_policy(run: Run, s: RunSummary) -> list[tuple[str, str, str]]:
-    """(ok | warn, what, sentence): law, importance weights, repeats of the last epoch, and warnings."""
+    """(ok | warn, what, sentence): distribution, importance weights, repeats of the last epoch, and warnings."""
     out: list[tuple[str, str, str]] = []
     kinds = s.health_warnings
     if s.lossy:
@@ -17,13 +17,13 @@ def on_policy(run: Run, s: RunSummary) -> list[tuple[str, str, str]]:
         took = "" if skipped is None else f" {100 * skipped:.1f} % of rollouts are an old response whole,"
         took += "" if saved is None else f" {saved:.1f} tokens per rollout are taken over."
         text = f"Lossy by reuse.mode = lenient, bias {bias or 0.0:g}: not the policy's, and no ratio can show it.{took}"
-        out.append(("warn", "Law of the rollouts", text))
+        out.append(("warn", "Distribution of the rollouts", text))
     elif s.correlated:
         text = (
             "Exact for each policy, correlated across epochs: noise is kept (reuse.mode = coupled), and each policy "
             "was trained on rollouts of the same noise."
         )
-        out.append(("ok", "Law of the rollouts", text))
+        out.append(("ok", "Distribution of the rollouts", text))
     if s.ess_token_min is not None:
         whole = "" if s.ess_sequence_min is None else f", of whole responses {s.ess_sequence_min:.3f}"
         away = "" if s.ratio_outside is None else f"; {100 * s.ratio_outside:.2f} % of ratios are outside 0.8 to 1.25"

@@ -14,7 +14,8 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-from rollspec.telemetry.metrics import TABLE, EngineStats, Metric, find, to_metrics
+from rollspec.telemetry.engine_stats import EngineStats
+from rollspec.telemetry.metrics import TABLE, Metric, find, to_metrics
 
 OF_THE_TRAINER = ("rollspec/rollout/generation_s", "rollspec/health/", "rollspec/reward/", "rollspec/length/")
 """What only a trainer can measure; an engine that serves does not have it."""

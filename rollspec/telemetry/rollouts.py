@@ -11,8 +11,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from rollspec.telemetry.engine_stats import EngineStats
 from rollspec.telemetry.health import HealthWatch
-from rollspec.telemetry.metrics import EngineStats, to_metrics
+from rollspec.telemetry.metrics import to_metrics
 
 Logprobs = Sequence[npt.NDArray[np.floating[Any]]]
 

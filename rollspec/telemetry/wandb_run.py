@@ -86,7 +86,7 @@ class WandbWatch:
             out.append(("rollspec: acceptance collapsed", text, "WARN"))
         if value("drafter/rolled_back"):
             text = "New weights of the drafter got less right than the ones before, which are back."
-            out.append(("rollspec: drafter version taken back", text, "WARN"))
+            out.append(("rollspec: drafter version rolled back", text, "WARN"))
         if value("drafter/refused"):
             text = "New weights of the drafter were not loaded; the engine's log says why."
             out.append(("rollspec: drafter version refused", text, "WARN"))

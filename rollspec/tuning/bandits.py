@@ -162,7 +162,7 @@ class EXP3Spec(_Bounded):
         b = self._buckets[bucket]
         p = float(b["drawn"][outcome.played])
         if p == 0.0:
-            return  # somebody else chose this arm, so no probability belongs to it
+            return  # another policy chose this arm, so no probability belongs to it
         b["rounds"] += 1
         b["losses"][outcome.played] += (self._top - self.reward(outcome)) / (self._span * p)
 
@@ -180,7 +180,8 @@ class BegMab(Bandit):
     """BEG-MAB of TLT (Hu et al., ASPLOS 2026, arXiv:2511.16665), its bucketed epsilon-greedy tuner.
 
     A batch bucket has a set of strategies. A set of one is played; otherwise with probability ε a random member, else
-    the one with the highest median of its last w rewards, accept length x batch / elapsed time: tokens per second.
+    the one with the highest median of its last w rewards, accept length x batch / time: tokens per second. TLT takes
+    the elapsed time of the step; here it is the time that the cost model predicts.
     Weights that move clear no window. Read from summaries of the paper's algorithm and the released code
     (mit-han-lab/fastrl), not the paper; that an unplayed strategy comes first, ε = 0.1 and w = 1000 are the code's.
     It groups strategies by the tokens they verify, one group to a bucket: with one strategy per number, every bucket
@@ -277,7 +278,7 @@ class Thompson(Bandit):
         b["rejected"][arm] = b["requests"][arm] * (1.0 - p ** self._ks[arm])
 
     def posterior(self, bucket: int) -> tuple[Vector, Vector]:
-        """Both parameters of the Beta law, at the first arm of each set of drafters. Shapes [arms]."""
+        """Both parameters of the Beta distribution, at the first arm of each set of drafters. Shapes [arms]."""
         b = self._buckets[bucket]
         accepted, rejected = (np.bincount(self._group, b[x], len(self.arms)) for x in ("accepted", "rejected"))
         return np.array(self._alpha + accepted, float), np.array(self._beta + rejected, float)

@@ -50,7 +50,7 @@ class CostModel:
 
     def __init__(self, c0: float = 0.010, c1: float = 0.0002) -> None:
         # Before anything is measured: fifty tokens double a step. Only the ratio matters.
-        self.c0, self.c1, self.c_held, self.c_verify = c0, c1, 0.0, 0.0
+        self.c0, self.c1, self.c_context, self.c_verify = c0, c1, 0.0, 0.0
         self.fitted = False
         self.skipped = 0
         """Steps whose time could not be used (no clock, a jump), or that came with nothing computed."""
@@ -65,23 +65,23 @@ class CostModel:
 
     # ---- prediction -------------------------------------------------------------------------------------------------
 
-    def seconds(self, tokens: float, held: float = 0.0, verifies: bool = False) -> float:
-        """Predicted duration of a step with `tokens` tokens and `held` tokens of context; `verifies`: drafts."""
-        more = self.c_held * held + self.c_verify * verifies
+    def seconds(self, tokens: float, context_tokens: float = 0.0, verifies: bool = False) -> float:
+        """Predicted duration of a step with `tokens` tokens and `context_tokens`; `verifies`: drafts."""
+        more = self.c_context * context_tokens + self.c_verify * verifies
         low = int(tokens)
         if low + 1 >= len(self._curve):
             return float(self._curve[-1] + self._tail * (tokens - len(self._curve) + 1) + more)
         below = float(self._curve[low])
         return below + (tokens - low) * (float(self._curve[low + 1]) - below) + more
 
-    def curve(self, tokens: int, most: int, held: float = 0.0) -> npt.NDArray[np.float64]:
+    def curve(self, tokens: int, most: int, context_tokens: float = 0.0) -> npt.NDArray[np.float64]:
         """Predicted durations without drafts, and with 1, 2, ... `most` draft tokens beside `tokens` tokens.
 
         Shape [most + 1].
         """
         if tokens + most >= len(self._curve):
             self._grow(tokens + most + 1)
-        out = self._curve[tokens : tokens + most + 1] + self.c_held * held
+        out = self._curve[tokens : tokens + most + 1] + self.c_context * context_tokens
         out[1:] += self.c_verify
         return out
 
@@ -97,26 +97,26 @@ class CostModel:
     # ---- learning ---------------------------------------------------------------------------------------------------
 
     def observe(
-        self, tokens: int, seconds: float, held: float = 0.0, verifies: bool = False, requests: int = 0
+        self, tokens: int, seconds: float, context_tokens: float = 0.0, verifies: bool = False, requests: int = 0
     ) -> None:
         """A step took `seconds`. Times that cannot be (non-positive, not finite, a minute) are left out and counted."""
         if tokens <= 0 or not 0.0 < seconds < LONGEST:
             self.skipped += 1
             return
         if self.fitted:
-            error = abs(self.seconds(tokens, held, verifies) - seconds) / seconds
+            error = abs(self.seconds(tokens, context_tokens, verifies) - seconds) / seconds
             self._errors.append(error)
             self._surprises = self._surprises + 1 if error > _SURPRISE else 0
-        key = (int(3 * math.log2(tokens)), requests.bit_length(), int(held).bit_length() + 64 * verifies)
+        key = (int(3 * math.log2(tokens)), requests.bit_length(), int(context_tokens).bit_length() + 64 * verifies)
         cell = self._cells.get(key)
         if cell is None or cell[5] < self._steps - _STALE:
             if cell is None and len(self._cells) >= _MAX_CELLS:
                 del self._cells[min(self._cells, key=lambda k: self._cells[k][4])]
-            self._cells[key] = [float(tokens), float(held), float(verifies), seconds, 1.0, 0.0]
+            self._cells[key] = [float(tokens), float(context_tokens), float(verifies), seconds, 1.0, 0.0]
         else:
             weight = min(cell[4] + 1.0, _MEMORY)
             cell[0] += (tokens - cell[0]) / weight
-            cell[1] += (held - cell[1]) / weight
+            cell[1] += (context_tokens - cell[1]) / weight
             cell[3] += (min(seconds, _CLIP * cell[3]) - cell[3]) / weight
             cell[4] = weight
         self._steps += 1
@@ -140,7 +140,7 @@ class CostModel:
         )
         if not len(cells):
             return
-        n, held, verifies, seconds, weight = cells.T
+        n, context_tokens, verifies, seconds, weight = cells.T
         trust = np.sqrt(np.minimum(weight, 16.0))
         if n.max() < _NARROW * n.min():
             shape = np.array([self.seconds(c[0], c[1], bool(c[2])) for c in cells])
@@ -151,9 +151,9 @@ class CostModel:
         segments = _ramps(n)
         used = int(np.flatnonzero(segments.max(axis=0) > 0).max()) + 1
         columns = [np.ones_like(n), *segments.T[:used]]
-        with_held = bool(held.max() > 2.0 * max(held.min(), 1.0))
+        with_context = bool(context_tokens.max() > 2.0 * max(context_tokens.min(), 1.0))
         with_verify = bool(verifies.min() < verifies.max())
-        columns += [held] * with_held + [verifies] * with_verify
+        columns += [context_tokens] * with_context + [verifies] * with_verify
         # Relative errors matter, so each row is divided by what it should give.
         rows = np.stack(columns, axis=1) * (trust / seconds)[:, None]
         # Slopes in units of what their segment adds to a step here, so that weights mean the same on every machine.
@@ -171,7 +171,7 @@ class CostModel:
         except RuntimeError:  # no convergence: the last fit stays
             return
         rest = list(found[1 + used :])
-        self.c_held = float(rest.pop(0)) if with_held else 0.0
+        self.c_context = float(rest.pop(0)) if with_context else 0.0
         self.c_verify = float(rest.pop(0)) if with_verify else 0.0
         # A step takes time whatever it computes; what was measured may be explained without, and then T(1) would be 0.
         self._set(max(float(found[0]), _LEAST * float(seconds.min())), found[1 : 1 + used])

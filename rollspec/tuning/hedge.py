@@ -13,7 +13,7 @@ follows the one that has done best lately. A stationary drafter is averaged over
 that changes everything is followed within a few.
 
 Arms are kept as the shrinking dartboard keeps them (Geulen, Vöcking and Winkler, COLT 2010): drawn anew only with the
-probability that the weight of the one in play has lost, so the law is Hedge's while switches are rare.
+probability that the weight of the one in play has lost, so the distribution is Hedge's while switches are rare.
 """
 
 from __future__ import annotations

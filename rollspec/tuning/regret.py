@@ -37,7 +37,7 @@ class Ledger:
         self._arms = arms
         self._sums: dict[int, _Sums] = {}
 
-    def add(self, bucket: int, outcome: Outcome, held: float, cost: CostModel, steps: int = 1) -> None:
+    def add(self, bucket: int, outcome: Outcome, context_tokens: float, cost: CostModel, steps: int = 1) -> None:
         """One step, which stands for `steps`."""
         s = self._sums.get(bucket)
         if s is None:
@@ -49,7 +49,7 @@ class Ledger:
         s.played += (tokens, steps * outcome.seconds[p])
         s.seen += (steps * outcome.emitted[best], steps * outcome.seconds[best])
         batch, most = outcome.batch, max(a.k for a in self._arms)
-        curve = cost.curve(batch, batch * most, held)[::batch]
+        curve = cost.curve(batch, batch * most, context_tokens)[::batch]
         s.perfect += tokens * float((curve / (batch * np.arange(1.0, most + 2.0))).min())
 
     def totals(self) -> dict[int, tuple[list[float], list[float]]]:

@@ -102,12 +102,12 @@ class Tuner:
         self._seeded: set[int] = set()
         self._quiet: dict[int, int] = {}  # steps in a row, by bucket, in which the policy wanted none
 
-    def plan(self, batch: int, held: float) -> Plan:
-        """The decision for the next step of `batch` requests that hold `held` tokens of context."""
-        bucket = _bucket(batch, held)
+    def plan(self, batch: int, context_tokens: float) -> Plan:
+        """The decision for the next step of `batch` requests with `context_tokens` in all."""
+        bucket = _bucket(batch, context_tokens)
         if bucket not in self._seeded and self._seen:
             self._seeded.add(bucket)
-            self._seed(bucket, batch, held)
+            self._seed(bucket, batch, context_tokens)
         chosen = self._index[self.policy.choose(bucket)]
         played = chosen
         drafters = self.arms[chosen].drafters
@@ -142,7 +142,7 @@ class Tuner:
         self,
         plan: Plan,
         batch: int,
-        held: float,
+        context_tokens: float,
         offered: Sequence[int],
         hits: Sequence[int],
         unknown: Sequence[tuple[int, list[float]]] = (),
@@ -153,7 +153,7 @@ class Tuner:
         Args:
             plan: that decision.
             batch: requests that went through the step with a chance of a draft.
-            held: context tokens they held.
+            context_tokens: of the batch.
             offered: per request whose proposal is known (a sample where the plan was to watch), the tokens its budget
                 allowed, whatever the arm.
             hits: leading proposed tokens that the target said, same order.
@@ -168,7 +168,7 @@ class Tuner:
         if view is not None:
             more, longer = self._tokens(view.offered, view.hits, view.unknown)
             emitted, verified = np.where(self.learned, more, emitted), np.where(self.learned, longer, verified)
-        seconds = self._seconds(batch, verified, held)
+        seconds = self._seconds(batch, verified, context_tokens)
         if view is not None:
             seconds = seconds + view.seconds
         outcome = Outcome(plan.played, batch, batch * (1.0 + emitted), seconds)
@@ -177,7 +177,7 @@ class Tuner:
         self._verified += weight * (verified - self._verified)
         self._seen += 1
         self._teach(plan, outcome)
-        self.ledger.add(plan.bucket, outcome, held, self.cost, plan.steps)
+        self.ledger.add(plan.bucket, outcome, context_tokens, self.cost, plan.steps)
         if self.config.guard.enabled and plan.chosen != self.none:
             self._watch(plan, batch, float(emitted[plan.chosen]), seconds, view)
 
@@ -244,10 +244,10 @@ class Tuner:
         self._quiet.clear()
         self._seen = min(self._seen, 16)
 
-    def _seconds(self, batch: int, verified: Vector, held: float) -> Vector:
+    def _seconds(self, batch: int, verified: Vector, context_tokens: float) -> Vector:
         """Cost of a step under each arm that verifies `verified` tokens per request, drafting included."""
         tokens = batch * (1.0 + verified)
-        curve = self.cost.curve(batch, math.ceil(float(tokens.max())) - batch + 1, held)
+        curve = self.cost.curve(batch, math.ceil(float(tokens.max())) - batch + 1, context_tokens)
         at = tokens - batch
         low = at.astype(int)
         seconds: Vector = curve[low] + (at - low) * (curve[np.minimum(low + 1, len(curve) - 1)] - curve[low])
@@ -265,8 +265,8 @@ class Tuner:
             if n > hits:
                 emitted[a] += (sums[min(n, len(expected))] - sums[hits]) / known
 
-    def _seed(self, bucket: int, batch: int, held: float) -> None:
-        seconds = _SEED_STEPS * self._seconds(batch, self._verified, held)
+    def _seed(self, bucket: int, batch: int, context_tokens: float) -> None:
+        seconds = _SEED_STEPS * self._seconds(batch, self._verified, context_tokens)
         emitted = _SEED_STEPS * batch * self._emitted
         self.policy.prior(bucket, Outcome(0, batch, emitted[self._index], seconds[self._index]))
 
@@ -318,7 +318,7 @@ def arms_of(config: TuningConfig, k_max: int, drafters: tuple[str, ...]) -> tupl
     return tuple(arms)
 
 
-def _bucket(batch: int, held: float) -> int:
-    context = held / batch if batch else 0.0
-    level = int(math.log(context / CONTEXT_BUCKET, 4)) + 1 if context >= CONTEXT_BUCKET else 0
+def _bucket(batch: int, context_tokens: float) -> int:
+    each = context_tokens / batch if batch else 0.0
+    level = int(math.log(each / CONTEXT_BUCKET, 4)) + 1 if each >= CONTEXT_BUCKET else 0
     return bucket_of(batch) + 16 * level

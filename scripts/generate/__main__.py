@@ -8,11 +8,22 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from pathlib import Path
+from typing import Protocol
 
-from scripts.generate import configuration, grafana, hooks, metrics, wandb_workspace
+from scripts.generate import configuration, grafana, hooks, metrics, results, wandb_workspace
 
-PAGES = (configuration, metrics, hooks, grafana, wandb_workspace)
-"""Each has `FILE` and `render()`."""
+
+class Page(Protocol):
+    """A file that is generated, whole or in part."""
+
+    FILE: Path
+
+    def render(self) -> str:
+        """What it should hold."""
+
+
+PAGES: tuple[Page, ...] = (configuration, metrics, hooks, grafana, wandb_workspace, *results.PAGES)
 
 
 def main(argv: Sequence[str]) -> int:

@@ -1,4 +1,4 @@
-"""Renders knobs and presets as `docs/configuration.md`, so that the page cannot disagree with `rollspec/config.py`."""
+"""Renders knobs and presets as `docs/configuration.md`, so that the page cannot disagree with `rollspec/config/`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ FILE = Path(__file__).resolve().parents[2] / "docs" / "configuration.md"
 _HEAD = """\
 # Configuration
 
-Every knob and every preset. Generated from `rollspec/config.py` and `configs/` by `python -m scripts.generate`:
+Every knob and every preset. Generated from `rollspec/config/` and `configs/` by `python -m scripts.generate`:
 edit them there. `rollspec config` prints the same list, `rollspec config show` what a preset or file resolves to.
 
 ## Where it is set
@@ -83,7 +83,7 @@ def render() -> str:
 def _sections() -> dict[str, list[str]]:
     defaults = RollspecConfig().to_dict()
     out: dict[str, list[str]] = {}
-    for name, kind, _, text in knobs():
+    for name, kind, _, text in knobs(RollspecConfig):
         value: Any = defaults
         for part in name.split("."):
             value = value[part]

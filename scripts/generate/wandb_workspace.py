@@ -28,7 +28,7 @@ OVERVIEW: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("tokens per request and step", ("accept/length",)),
     ("acceptance: measured, predicted, at most", ("accept/rate", "accept/predicted", "accept/ceiling")),
     ("what is drafted: share of steps per arm", ("tuner/arm/<arm>",)),
-    ("versions of the drafter: stayed, taken back", ("drafter/promoted", "drafter/rolled_back")),
+    ("versions of the drafter: promoted, rolled back", ("drafter/promoted", "drafter/rolled_back")),
     ("alarms and faults", ("guard/alarms", "guard/faults")),
     ("engine and trainer: log-prob gap", ("health/logprob_gap",)),
 )

@@ -11,7 +11,7 @@ def random_head(folder: Path, target: Path, seed: int = 0, scale: float = 0.05) 
     """An EAGLE-3 head in speculators format with random weights: right now and then, by chance."""
     from safetensors.torch import save_file
 
-    from drafter_online.head import aux_layers
+    from drafter_online.architecture import aux_layers
 
     config = json.loads((target / "config.json").read_text())
     folder.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""Tiny random models for engine tests: untrained, but with laws so sharp that drafts are sometimes accepted."""
+"""Tiny random models for engine tests: untrained, with distributions so sharp that drafts are sometimes accepted."""
 
 from __future__ import annotations
 

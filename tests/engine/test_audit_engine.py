@@ -115,7 +115,7 @@ def test_an_engine_that_fails_or_hangs_is_one_sentence(sharp: Path) -> None:
 
 
 @pytest.mark.usefixtures("quick")
-def test_learned_and_suffix_drafts_follow_the_law(sharp: Path) -> None:
+def test_learned_and_suffix_drafts_follow_the_distribution(sharp: Path) -> None:
     """A draft model that is the target: its greedy drafts are accepted with the largest probability, about one half."""
     config = {
         "proposal.drafters": ["suffix", "draft_model"],
@@ -136,7 +136,7 @@ def test_vllms_own_drafts_pass(sharp: Path) -> None:
 
 
 @pytest.mark.parametrize("mode", ["standard", "coupled"])
-def test_drafter_swaps_while_requests_run_change_no_law(model: Path, tmp_path: Path, mode: str) -> None:
+def test_drafter_swaps_while_requests_run_change_no_distribution(model: Path, tmp_path: Path, mode: str) -> None:
     heads = [random_head(tmp_path / f"head{i}", model, seed=i) for i in range(3)]
     learned = ["proposal.drafters=[suffix,eagle3]", f"proposal.learned.model={heads[0]}", f"mode={mode}"]
     arm = Arm.with_rollspec("default", [*learned, "proposal.budget.policy=fixed", *SWITCHING])

@@ -220,7 +220,7 @@ def test_log_probs_are_the_policys(model: Path, prompts: list[list[int]], mode: 
 
     from rollspec.audit.reference import Reference
 
-    laws = ({"top_k": 4}, {"top_k": 20, "temperature": 0.7})
+    distributions = ({"top_k": 4}, {"top_k": 20, "temperature": 0.7})
     found = []
     for config in (QUIET, COUPLED):
         llm = build(model, config, logprobs_mode=mode)
@@ -228,19 +228,19 @@ def test_log_probs_are_the_policys(model: Path, prompts: list[list[int]], mode: 
             if config is COUPLED:
                 llm.collective_rpc(any_arm)
             call(llm, "set_version", version=1)
-            found.append([_log_probs(llm, prompts[:4], **law) for law in laws])
+            found.append([_log_probs(llm, prompts[:4], **distribution) for distribution in distributions])
             stats = call(llm, "stats")
             assert not stats["faults"] and (stats["drafted"] > stats["accepted"] > 0) == (config is COUPLED)
         finally:
             close(llm)
     target = Reference(model, 1.0)
-    for law, (texts, quiet), (drafted_texts, drafted) in zip(laws, *found, strict=True):
+    for distribution, (texts, quiet), (drafted_texts, drafted) in zip(distributions, *found, strict=True):
         assert drafted_texts == texts
         for i, text in enumerate(texts):
             scores = torch.from_numpy(target.log_probs(prompts[i // 2], text))
             if mode == "processed_logprobs":
-                scores = scores / law.get("temperature", 1.0)
-                least = scores.topk(law["top_k"]).values[:, -1:]
+                scores = scores / distribution.get("temperature", 1.0)
+                least = scores.topk(distribution["top_k"]).values[:, -1:]
                 scores = scores.masked_fill(scores < least, -torch.inf).log_softmax(-1)
             expected = scores.gather(-1, torch.tensor(text)[:, None])[:, 0].numpy()
             assert np.abs(np.array(drafted[i]) - np.array(quiet[i])).max() < 1e-4

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.engine
 def test_one_engine_tries_and_the_other_takes(
     model: Path, prompts: list[list[int]], plain: dict[str, Any], tmp_path: Path
 ) -> None:
-    from drafter_online.head import base_of, target_config
+    from drafter_online.architecture import base_of, target_config
     from drafter_online.versions import Versions
 
     store = Versions(tmp_path / "versions")

@@ -1,4 +1,4 @@
-"""Lossy reuse on a real engine, through the code that verl's server runs: scoring, cut, continuation, and its law.
+"""Lossy reuse on a real engine, through the code that verl's server runs: scoring, cut, continuation, distribution.
 
 What stands in for verl's server is the request handling around `AsyncLLM.generate` alone.
 """
@@ -18,12 +18,13 @@ from models import make_sharp_model
 from rollspec.audit.evidence import Samples
 from rollspec.audit.reference import Reference
 from rollspec.audit.statistics import g_test, merge_rare
-from rollspec.audit.verdict import Evidence, check_log_probs, conclude, law_tests
+from rollspec.audit.verdict import Evidence, check_log_probs, conclude, distribution_tests
 from rollspec.config import RollspecConfig
 from rollspec.proposal.base import prompt_key
 from rollspec.sampling import scoring
-from rollspec.sampling.lenient import law, total_variation
-from rollspec.telemetry.metrics import EngineStats, to_metrics
+from rollspec.sampling.lenient import distribution, total_variation
+from rollspec.telemetry.engine_stats import EngineStats
+from rollspec.telemetry.metrics import to_metrics
 
 pytest.importorskip("verl")
 pytestmark = pytest.mark.engine
@@ -150,7 +151,7 @@ def audit(sharp: Path, found: list[tuple[int, str, Any]], temperature: float) ->
     target = Reference(sharp, temperature)
     evidence = Evidence(samples, target.vocab, np.random.default_rng(0))
     target.fill(evidence, PROMPTS)
-    return conclude(law_tests(evidence), samples.n_tokens, log_probs=check_log_probs(evidence))
+    return conclude(distribution_tests(evidence), samples.n_tokens, log_probs=check_log_probs(evidence))
 
 
 def counts(answer: dict[str, Any]) -> dict[str, float]:
@@ -222,7 +223,7 @@ def test_the_law_is_the_published_one(sharp: Path, engine: Any, run: Run) -> Non
 
     async def one(c: int) -> int:
         params = {"temperature": PRESENT, "max_tokens": 1, "extra_args": {scoring.KEY: {"sample": f"{c}_0"}}}
-        out = await server.generate(list(PROMPTS[0]), params, request_id=f"law-{c}")
+        out = await server.generate(list(PROMPTS[0]), params, request_id=f"distribution-{c}")
         (token,) = out.token_ids
         assert abs(out.log_probs[0] - np.log(p[token])) < 1e-3
         return int(token)
@@ -231,7 +232,7 @@ def test_the_law_is_the_published_one(sharp: Path, engine: Any, run: Run) -> Non
         return await asyncio.gather(*map(one, range(n)))
 
     observed = np.bincount(run(everyone()), minlength=len(p))
-    expected = law(p, q, bias)
+    expected = distribution(p, q, bias)
     for probabilities, agrees in ((expected, True), (p, False)):
         cells = merge_rare(probabilities, n)
         merged = np.bincount(cells, weights=probabilities)

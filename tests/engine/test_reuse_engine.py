@@ -15,7 +15,7 @@ from rollspec import RollspecConfig
 from rollspec.audit.evidence import Evidence, Samples, samples_from
 from rollspec.audit.noise import NoiseCheck, Witness, keys_of
 from rollspec.audit.reference import Reference
-from rollspec.audit.verdict import conclude, law_tests
+from rollspec.audit.verdict import conclude, distribution_tests
 
 pytestmark = pytest.mark.engine
 
@@ -77,14 +77,14 @@ def _samples(said: list[list[int]]) -> Samples:
 
 
 def _check(policy: Path, said: list[list[int]]) -> tuple[NoiseCheck, Any]:
-    """Every token against the policy's logits and its noise, and all of them against the policy's law."""
+    """Every token against the policy's logits and its noise, and all of them against the policy's distribution."""
     samples = _samples(said)
     target = Reference(policy, 1.0)
     evidence = Evidence(samples, target.vocab, np.random.default_rng(0))
     keys = keys_of(samples, PROMPTS, RollspecConfig.load(REUSE, env={}), engine_seed=0, version=0)
     witness = Witness(samples, evidence, keys, PROMPTS, tie=1e-4)
     target.fill(witness, PROMPTS)
-    return witness.result(), conclude(law_tests(evidence), samples.n_tokens)
+    return witness.result(), conclude(distribution_tests(evidence), samples.n_tokens)
 
 
 def test_old_responses_return_until_the_policy_disagrees(engine: Any, policies: list[Path]) -> None:

@@ -27,8 +27,7 @@ def cluster() -> Iterator[None]:
 
 
 def test_replicas_share_one_actor(cluster: None, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from drafter_online import head as heads
-    from drafter_online import wire
+    from drafter_online import architecture, wire
     from drafter_online.link import Link
 
     monkeypatch.setattr(daemon, "LINGER", 5.0)  # ten times as long for the first engine, and none comes to stay
@@ -44,8 +43,12 @@ def test_replicas_share_one_actor(cluster: None, model: Path, tmp_path: Path, mo
     assert first.drafter.mode == "dedicated" and token is not None
     assert daemon.settle(config, str(model)).drafter.endpoint == first.drafter.endpoint
     assert wire.read_token(None) == token and token not in str(first.to_dict())
-    target = heads.target_config(model)
-    hello = {"name": "replica", "base": heads.base_of(target), "aux": heads.aux_layers(target.num_hidden_layers)}
+    target = architecture.target_config(model)
+    hello = {
+        "name": "replica",
+        "base": architecture.base_of(target),
+        "aux": architecture.aux_layers(target.num_hidden_layers),
+    }
     link = Link(str(first.drafter.endpoint), hello, token=token)
     until(lambda: link.poll(0.05) is not None and link.ready)
     link.close()

@@ -1,6 +1,6 @@
 """Suffix drafts in a real vLLM engine: what is sampled does not change, and faults leave a working engine.
 
-float32 and greedy: the law is deterministic, so every comparison is token identity.
+float32 and greedy: the distribution is deterministic, so every comparison is token identity.
 """
 
 from __future__ import annotations

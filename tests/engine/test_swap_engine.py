@@ -1,4 +1,4 @@
-"""Drafter weights swapped in a running engine: nothing lost, nothing changed, bad versions refused or taken back.
+"""Drafter weights swapped in a running engine: nothing lost, nothing changed, bad versions refused or rolled back.
 
 float32 and greedy, so every comparison is token identity. One engine drafts with the target itself, so that what is
 swapped in decides everything: the target's weights are always right, noise never is.
@@ -233,7 +233,7 @@ def test_versions_of_a_head_with_the_targets_embedding_in_them(
     import torch
     from safetensors.torch import save_file
 
-    from drafter_online.head import base_of
+    from drafter_online.architecture import base_of
     from drafter_online.samples import Sample
     from drafter_online.versions import Versions
 
@@ -365,7 +365,7 @@ def test_an_engine_killed_in_a_trial_comes_back_with_what_was_promoted(
     import os
     import signal
 
-    from drafter_online.head import base_of
+    from drafter_online.architecture import base_of
     from drafter_online.versions import Versions
 
     head = random_head(tmp_path / "head", model)

@@ -68,7 +68,8 @@ def test_tokens_are_identical_under_any_switch_and_any_pressure(
 def test_what_was_learned_is_saved_and_reported(
     model: Path, prompts: list[list[int]], plain: dict[str, Any], tmp_path: Path
 ) -> None:
-    from rollspec.telemetry.metrics import EngineStats, to_metrics
+    from rollspec.telemetry.engine_stats import EngineStats
+    from rollspec.telemetry.metrics import to_metrics
 
     llm = build(model, {"preset": "default", "history.dir": str(tmp_path)})
     try:

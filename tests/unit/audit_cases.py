@@ -9,11 +9,11 @@ import numpy as np
 from rollspec.audit.verdict import Evidence, samples_from
 
 V, PROMPTS, SIBLINGS, LENGTH = 48, 4, 16, 40
-Law = np.ndarray  # [contexts, V] probabilities; the context is the last token, then the prompt's number
+Distribution = np.ndarray  # [contexts, V] probabilities; the context is the last token, then the prompt's number
 Bias = Callable[[np.ndarray, np.random.Generator], np.ndarray]
 
 
-def make_law(rng: np.random.Generator, sharpness: float = 2.2) -> Law:
+def make_distribution(rng: np.random.Generator, sharpness: float = 2.2) -> Distribution:
     """A random Markov chain with about 1.6 nats per token, and one token that is common everywhere."""
     logits = rng.normal(size=(V + PROMPTS, V)) * sharpness
     logits[:, 5] += 3.0
@@ -21,20 +21,22 @@ def make_law(rng: np.random.Generator, sharpness: float = 2.2) -> Law:
     return p / p.sum(-1, keepdims=True)
 
 
-def sample(law: Law, rounds: int, rng: np.random.Generator, bias: Bias | None = None) -> tuple[Evidence, np.ndarray]:
-    """Sample `rounds` x PROMPTS x SIBLINGS responses from `bias(law)` and collect evidence against `law`."""
+def sample(
+    distribution: Distribution, rounds: int, rng: np.random.Generator, bias: Bias | None = None
+) -> tuple[Evidence, np.ndarray]:
+    """Sample `rounds` x PROMPTS x SIBLINGS responses with the bias; evidence against the distribution."""
     prompt = np.tile(np.repeat(np.arange(PROMPTS), SIBLINGS), rounds)
     context, columns = V + prompt, []
     for _ in range(LENGTH):
-        p = law[context]
+        p = distribution[context]
         p = p if bias is None else bias(p, rng)
         columns.append((rng.random(len(p))[:, None] > np.cumsum(p, -1)[:, :-1]).sum(-1))
         context = columns[-1]
     tokens = np.stack(columns, 1)
     evidence = Evidence(samples_from(list(tokens), prompt, np.repeat(np.arange(rounds), PROMPTS * SIBLINGS)), V, rng)
-    log_law = np.log(law)
+    log_distribution = np.log(distribution)
     for s in range(len(tokens)):
-        evidence.add(s, log_law[np.concatenate([[V + prompt[s]], tokens[s, :-1]])])
+        evidence.add(s, log_distribution[np.concatenate([[V + prompt[s]], tokens[s, :-1]])])
     return evidence, tokens
 
 

@@ -35,7 +35,7 @@ from rollspec.audit.verdict import (
     check_greedy,
     check_log_probs,
     conclude,
-    law_tests,
+    distribution_tests,
     samples_from,
 )
 from rollspec.audit.worker import Response, cut, sample
@@ -55,13 +55,13 @@ def test_a_count_is_tested_as_the_binomial_would(observed: int) -> None:
     n, p = 1000, 0.05
     variance = n * p * (1 - p)
     _, got = audit_tests.moment_test(observed, n * p, variance, variance * (1 - 2 * p), step=1)
-    law = stats.binom(n, p)
-    exact = 2 * min(law.cdf(observed), law.sf(observed - 1), 0.5)
+    distribution = stats.binom(n, p)
+    exact = 2 * min(distribution.cdf(observed), distribution.sf(observed - 1), 0.5)
     assert 0.8 * exact < got < 2.2 * exact  # never much below: that would be a false alarm
 
 
 def test_a_skewed_sum_does_not_alarm_where_a_z_test_would() -> None:
-    """31 events of a Poisson law with mean 12: far out for a normal law, less so for itself."""
+    """31 events of a Poisson distribution with mean 12: far out for a normal distribution, less so for itself."""
     z, p = audit_tests.moment_test(31, 12, 12, 12, step=1)
     assert 2 * stats.norm.sf(z) < 1e-7 < 2e-6 < p
     assert p == pytest.approx(2 * stats.poisson(12).sf(30), rel=0.5)
@@ -70,8 +70,8 @@ def test_a_skewed_sum_does_not_alarm_where_a_z_test_would() -> None:
 def test_a_binomial_count_is_tested_exactly() -> None:
     for count in (0, 3, 20, 41):
         _, got = audit_tests.binomial_test(count, 20_000, 1e-3)
-        law = stats.binom(20_000, 1e-3)
-        assert got == pytest.approx(min(1.0, 2 * min(law.cdf(count), law.sf(count - 1))))
+        distribution = stats.binom(20_000, 1e-3)
+        assert got == pytest.approx(min(1.0, 2 * min(distribution.cdf(count), distribution.sf(count - 1))))
 
 
 def test_a_certain_sum_must_be_met() -> None:
@@ -145,11 +145,11 @@ def test_statistics_of_one_token_by_hand() -> None:
 
 def test_chunks_of_any_size_give_the_same() -> None:
     rng = np.random.default_rng(0)
-    law, row = rng.dirichlet(np.ones(6), size=9), rng.integers(0, 6, 9).tolist()
+    distribution, row = rng.dirichlet(np.ones(6), size=9), rng.integers(0, 6, 9).tolist()
     whole, parts = (Evidence(samples_from([row], [0]), 6, np.random.default_rng(1)) for _ in range(2))
-    whole.add(0, np.log(law))
+    whole.add(0, np.log(distribution))
     for first in (0, 4, 7):
-        parts.add(0, np.log(law[first : {0: 4, 4: 7, 7: 9}[first]]), first)
+        parts.add(0, np.log(distribution[first : {0: 4, 4: 7, 7: 9}[first]]), first)
     for name in ("log_prob", "entropy", "surprisal_variance", "surprisal_third", "p_max", "token_moments"):
         np.testing.assert_allclose(getattr(whole, name), getattr(parts, name))
 
@@ -163,7 +163,7 @@ def test_equal_prefixes_share_a_table() -> None:
 def test_a_token_of_probability_zero_fails() -> None:
     with np.errstate(divide="ignore"):
         e = _evidence([[0, 1, 2] * 100], np.array([0.5, 0.5, 0.0]))
-    assert law_tests(e)[0].p_value < 1e-12
+    assert distribution_tests(e)[0].p_value < 1e-12
 
 
 @pytest.mark.parametrize(
@@ -181,12 +181,12 @@ def test_a_useless_reference_is_refused(log_probs: np.ndarray, says: str) -> Non
 
 def test_missing_probabilities_are_an_error() -> None:
     with pytest.raises(ValueError, match="2 sampled tokens"):
-        law_tests(Evidence(samples_from([[1, 2]], [0]), 3, np.random.default_rng(0)))
+        distribution_tests(Evidence(samples_from([[1, 2]], [0]), 3, np.random.default_rng(0)))
 
 
 def test_nothing_sampled_is_no_test() -> None:
     e = Evidence(samples_from([[]], [0]), 3, np.random.default_rng(0))
-    assert law_tests(e) == []
+    assert distribution_tests(e) == []
     assert "too few" in conclude([], 0).reasons[0]
 
 

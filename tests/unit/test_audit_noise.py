@@ -9,12 +9,12 @@ from rollspec import RollspecConfig
 from rollspec.audit.engine import Arm
 from rollspec.audit.noise import NoiseCheck, Witness, Words, first_round, gumbel, keys_of
 from rollspec.audit.report import facts
-from rollspec.audit.verdict import AuditResult, Evidence, Samples, conclude, law_tests, samples_from
+from rollspec.audit.verdict import AuditResult, Evidence, Samples, conclude, distribution_tests, samples_from
 
 VOCAB, LENGTH = 60, 30
 PROMPTS = ((1, 2, 3), (4, 5), (1, 2, 3))  # the first and the last are one prompt to an engine
 CONFIG = RollspecConfig.load({"mode": "coupled", "coupled.seed": 3}, env={})
-LAWS = np.random.default_rng(0).standard_normal((LENGTH, VOCAB)) * 2.0
+LOGITS = np.random.default_rng(0).standard_normal((LENGTH, VOCAB)) * 2.0
 
 
 def _sample(config: RollspecConfig = CONFIG, rounds: int = 3, copies: int = 20) -> tuple[Samples, Words]:
@@ -22,7 +22,7 @@ def _sample(config: RollspecConfig = CONFIG, rounds: int = 3, copies: int = 20) 
     prompt, when = [i for i, _ in order], [r for _, r in order]
     keys = keys_of(samples_from([[]] * len(order), prompt, when), PROMPTS, config, 0, 4)
     tokens = [
-        (LAWS + gumbel(np.repeat(k, LENGTH), len(PROMPTS[i]) + np.arange(LENGTH), VOCAB)).argmax(1)
+        (LOGITS + gumbel(np.repeat(k, LENGTH), len(PROMPTS[i]) + np.arange(LENGTH), VOCAB)).argmax(1)
         for k, i in zip(keys, prompt, strict=True)
     ]
     return samples_from([t.tolist() for t in tokens], prompt, when), keys
@@ -31,12 +31,12 @@ def _sample(config: RollspecConfig = CONFIG, rounds: int = 3, copies: int = 20) 
 def _judge(samples: Samples, keys: Words, lawful: Samples | None = None) -> tuple[NoiseCheck, AuditResult]:
     evidence = Evidence(lawful or samples, VOCAB, np.random.default_rng(0))
     witness = Witness(samples, evidence, keys, PROMPTS, tie=1e-4)
-    log_probs = LAWS - np.log(np.exp(LAWS).sum(-1, keepdims=True))
+    log_probs = LOGITS - np.log(np.exp(LOGITS).sum(-1, keepdims=True))
     for s in range(len(samples.tokens)):
         witness.add(s, log_probs[:11])
         witness.add(s, log_probs[11:], 11)
     noise = witness.result()
-    return noise, conclude(law_tests(evidence), samples.n_tokens, noise=noise)
+    return noise, conclude(distribution_tests(evidence), samples.n_tokens, noise=noise)
 
 
 def test_what_target_and_noise_make_passes() -> None:

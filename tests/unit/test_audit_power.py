@@ -11,7 +11,7 @@ from audit_cases import (
     Bias,
     V,
     hotter,
-    make_law,
+    make_distribution,
     mixed_with_argmax,
     mixed_with_uniform,
     one_token,
@@ -20,7 +20,7 @@ from audit_cases import (
 )
 
 from rollspec.audit.power import detectable
-from rollspec.audit.verdict import Evidence, conclude, law_tests, samples_from
+from rollspec.audit.verdict import Evidence, conclude, distribution_tests, samples_from
 
 
 @pytest.mark.parametrize(
@@ -38,13 +38,13 @@ from rollspec.audit.verdict import Evidence, conclude, law_tests, samples_from
 )
 def test_a_planted_bias_fails(bias: Bias, rounds: int) -> None:
     rng = np.random.default_rng(1)
-    law = make_law(rng)
-    evidence, tokens = sample(law, rounds, rng, bias)
-    result = conclude(law_tests(evidence), tokens.size)
+    distribution = make_distribution(rng)
+    evidence, tokens = sample(distribution, rounds, rng, bias)
+    result = conclude(distribution_tests(evidence), tokens.size)
     assert result.verdict == "fail", result.min_p
-    assert "reject the target's law" in result.reasons[0]
-    evidence, tokens = sample(law, rounds, rng)
-    assert conclude(law_tests(evidence), tokens.size).verdict == "pass"
+    assert "reject the target's distribution" in result.reasons[0]
+    evidence, tokens = sample(distribution, rounds, rng)
+    assert conclude(distribution_tests(evidence), tokens.size).verdict == "pass"
 
 
 def test_false_alarms_are_as_rare_as_promised() -> None:
@@ -53,9 +53,9 @@ def test_false_alarms_are_as_rare_as_promised() -> None:
     alarms, small, tests, by_name = 0, 0, 0, {}
     for run in range(1000):
         if run % 50 == 0:
-            law = make_law(rng, sharpness=rng.choice([1.5, 2.2, 4.0]))
-        evidence, _ = sample(law, 1, rng)
-        found = law_tests(evidence)
+            distribution = make_distribution(rng, sharpness=rng.choice([1.5, 2.2, 4.0]))
+        evidence, _ = sample(distribution, 1, rng)
+        found = distribution_tests(evidence)
         alarms += found[0].p_adjusted <= 0.05
         for t in found:
             hits, n = by_name.get(t.name, (0, 0))
@@ -72,18 +72,18 @@ def test_false_alarms_are_as_rare_as_promised() -> None:
 def test_shared_noise_fails_although_every_law_is_right() -> None:
     """Siblings that reuse one noise sequence: each response is exact, but they are copies of one another."""
     rng = np.random.default_rng(3)
-    law = make_law(rng)
+    distribution = make_distribution(rng)
     prompt = np.repeat(np.arange(PROMPTS), SIBLINGS)
     noise = rng.random((PROMPTS, LENGTH))
     context, columns = V + prompt, []
     for t in range(LENGTH):
-        columns.append((noise[prompt, t][:, None] > np.cumsum(law[context], -1)[:, :-1]).sum(-1))
+        columns.append((noise[prompt, t][:, None] > np.cumsum(distribution[context], -1)[:, :-1]).sum(-1))
         context = columns[-1]
     tokens = np.stack(columns, 1)
     evidence = Evidence(samples_from(list(tokens), prompt), V, rng)
     for s in range(len(tokens)):
-        evidence.add(s, np.log(law)[np.concatenate([[V + prompt[s]], tokens[s, :-1]])])
-    result = conclude(law_tests(evidence), tokens.size)
+        evidence.add(s, np.log(distribution)[np.concatenate([[V + prompt[s]], tokens[s, :-1]])])
+    result = conclude(distribution_tests(evidence), tokens.size)
     assert result.verdict == "fail"
     assert any(t.name == "independence" and t.p_adjusted <= result.alpha for t in result.tests)
 
@@ -92,9 +92,9 @@ def test_shared_noise_fails_although_every_law_is_right() -> None:
 def test_what_it_says_it_can_see_it_finds(fault: str) -> None:
     """A fault of the size that is to be found nine times in ten: found in most of 15 audits."""
     rng = np.random.default_rng(5)
-    law = make_law(rng)
-    evidence, _ = sample(law, 8, rng)
-    tests = law_tests(evidence)
+    distribution = make_distribution(rng)
+    evidence, _ = sample(distribution, 8, rng)
+    tests = distribution_tests(evidence)
     power = detectable(evidence, len(tests), 1e-3)
     assert power.tokens == 8 * 64 * 40 and power.token == 5
     assert power.uniform is not None and power.argmax is not None and power.odds is not None
@@ -103,6 +103,6 @@ def test_what_it_says_it_can_see_it_finds(fault: str) -> None:
         "argmax": lambda: mixed_with_argmax(power.argmax),
         "odds": lambda: one_token(power.odds),
     }[fault]()
-    found = sum(law_tests(sample(law, 8, rng, bias)[0])[0].p_adjusted <= 1e-3 for _ in range(15))
+    found = sum(distribution_tests(sample(distribution, 8, rng, bias)[0])[0].p_adjusted <= 1e-3 for _ in range(15))
     assert found >= 10, (found, power)
     assert evidence.vocab == V

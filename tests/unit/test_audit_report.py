@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from audit_cases import make_law, sample
+from audit_cases import make_distribution, sample
 from safetensors.numpy import save_file
 
 from rollspec import __version__
@@ -17,14 +17,14 @@ from rollspec.audit.engine import Arm, Plan
 from rollspec.audit.power import detectable
 from rollspec.audit.report import markdown, page
 from rollspec.audit.run import _provenance
-from rollspec.audit.verdict import conclude, law_tests
+from rollspec.audit.verdict import conclude, distribution_tests
 from rollspec.machine import git_sha, machine
 
 
 def test_the_page_says_what_was_tested_and_how_to_repeat_it(tmp_path: Path) -> None:
     rng = np.random.default_rng(5)
-    evidence, tokens = sample(make_law(rng), 1, rng)
-    tests = law_tests(evidence)
+    evidence, tokens = sample(make_distribution(rng), 1, rng)
+    tests = distribution_tests(evidence)
     file = tmp_path / "a.safetensors"
     save_file({"w": np.arange(6.0)}, file)
     prompts = ((1, 2), (3,))
@@ -79,6 +79,6 @@ def test_a_large_checkpoint_is_known_by_its_ends(tmp_path: Path, monkeypatch: py
 def test_the_docs_say_what_each_test_sees() -> None:
     text = (Path(__file__).parents[2] / "docs" / "exactness.md").read_text()
     rng = np.random.default_rng(5)
-    for name in {t.name for t in law_tests(sample(make_law(rng), 1, rng)[0])}:
+    for name in {t.name for t in distribution_tests(sample(make_distribution(rng), 1, rng)[0])}:
         (row,) = [line for line in text.split("\n") if line.startswith(f"| {name} |")]
         assert len(row.split("|")) == 6, "statistic, what it sees, what it cannot see"

@@ -166,9 +166,9 @@ def test_a_verdict_needs_the_whole_interval_and_six_pairs() -> None:
 # ---- cost -----------------------------------------------------------------------------------------------------------
 
 
-def seconds(tokens: float, held: float) -> float:
-    """Flat to 32 tokens, then 0.5 ms each; 2 us per token held."""
-    return 0.010 + 0.0005 * max(0.0, tokens - 32) + 2e-6 * held
+def seconds(tokens: float, context_tokens: float) -> float:
+    """Flat to 32 tokens, then 0.5 ms each; 2 us per context token."""
+    return 0.010 + 0.0005 * max(0.0, tokens - 32) + 2e-6 * context_tokens
 
 
 def swept() -> tuple[list[list[Any]], list[list[cost_table.Cell]]]:
@@ -177,12 +177,14 @@ def swept() -> tuple[list[list[Any]], list[list[cost_table.Cell]]]:
     cells: list[list[cost_table.Cell]] = [[], []]
     for prompt in (16, 800):
         for spot in cost.grid(cost.REQUESTS, cost.DRAFTS, prompt):
-            tokens, held = spot.requests * (1 + spot.k), float(spot.requests * prompt)
+            tokens, context_tokens = spot.requests * (1 + spot.k), float(spot.requests * prompt)
             for r in range(2):
-                took = seconds(tokens, held)
-                steps[r] += [(tokens, took, held, 0, spot.requests)] * 10
+                took = seconds(tokens, context_tokens)
+                steps[r] += [(tokens, took, context_tokens, 0, spot.requests)] * 10
                 accepted = None if spot.right is None else float(spot.right)
-                cells[r].append(cost_table.Cell(spot.requests, spot.k, spot.right, prompt, held, took, accepted))
+                cells[r].append(
+                    cost_table.Cell(spot.requests, spot.k, spot.right, prompt, context_tokens, took, accepted)
+                )
     return steps, cells
 
 
@@ -204,7 +206,7 @@ def test_the_fit_finds_the_knee_and_the_picture_is_drawn(tmp_path: Path) -> None
     assert s["knee"]["us_per_token"] == pytest.approx(500, rel=0.05)
     assert s["doubles"] == pytest.approx(52, abs=8)
     assert s["accepted_over_rejected"] == pytest.approx(1.0)
-    assert s["ms_per_1000_held"] == pytest.approx(2.0, rel=0.25)
+    assert s["ms_per_1000_context_tokens"] == pytest.approx(2.0, rel=0.25)
     assert [o["to"] for o in s["octaves"]][-1] == 64 * 17
     t = cost_table.table(s)
     assert t.row_count == len(cost.REQUESTS) and "knee" in str(t.caption)

@@ -107,10 +107,10 @@ def test_a_missing_dependency_names_the_extra(monkeypatch: pytest.MonkeyPatch, m
 
 def test_config_lists_every_knob() -> None:
     listed = json.loads(runner.invoke(cli.app, ["config", "--json"]).output)
-    assert [k["name"] for k in listed] == [name for name, *_ in knobs()]
+    assert [k["name"] for k in listed] == [name for name, *_ in knobs(RollspecConfig)]
     assert all(set(k) == {"name", "type", "default", "description"} for k in listed)
     table = runner.invoke(cli.app, ["config"]).output
-    assert all(name in table for name, *_ in knobs())
+    assert all(name in table for name, *_ in knobs(RollspecConfig))
     assert "fixed | goodput" in " ".join(table.replace("│", " ").split())
 
 

@@ -22,7 +22,10 @@ def result(*sampled: list[int]) -> StepResult:
 
 def step(**scheduled: int) -> SimpleNamespace:
     return SimpleNamespace(
-        finished_req_ids=set(), scheduled_spec_decode_tokens={}, total_num_scheduled_tokens=sum(scheduled.values())
+        finished_req_ids=set(),
+        scheduled_new_reqs=[],
+        scheduled_spec_decode_tokens={},
+        total_num_scheduled_tokens=sum(scheduled.values()),
     )
 
 
@@ -57,3 +60,27 @@ def test_a_step_too_many_begins_no_request_anew() -> None:
     last.finished_req_ids = {"a"}
     Bridge.before_step(bridge, last)
     assert not bridge.collected, "its name may be given again"
+
+
+def test_tokens_that_the_engine_drops_and_samples_again_are_in_the_history_once() -> None:
+    p = Engine(RollspecConfig.load({}, env={}), 64)
+    bridge: Any = SimpleNamespace(
+        running={"a": None}, proposer=p, collected=set(), coupled=None, drafting=True, _began=0.0, _ended=0.0,
+        learned=None, _begin=lambda req_id: p.begin(req_id, [1, 2], 6, stop_ids=(9,)),
+    )  # fmt: skip
+    bridge._forget_dropped = lambda request: Bridge._forget_dropped(bridge, request)
+
+    def begins(**changes: Any) -> None:
+        Bridge.before_step(bridge, SimpleNamespace(**vars(step(a=1)) | changes))
+
+    for tokens in ([5], [6, 9]):  # the scheduler preempts it before it sees the last ones
+        begins()
+        Bridge._prepare(bridge, StepResult(["a"], [tokens], {}, 1, 8.0))
+    begins(scheduled_new_reqs=[SimpleNamespace(req_id="a", prefill_token_ids=[1, 2, 5])])
+    assert not Bridge.ended(bridge, "a"), "the stop token was dropped, too"
+    Bridge._prepare(bridge, StepResult(["a"], [[6, 7]], {}, 4, 8.0))
+    begins(scheduled_new_reqs=[SimpleNamespace(req_id="a", prefill_token_ids=[1, 2, 5, 6, 7])])  # nothing in flight
+    Bridge._prepare(bridge, StepResult(["a"], [[8]], {}, 6, 8.0))
+    begins(finished_req_ids={"a"})
+    ((_, prompt),) = p.history
+    assert [r.tokens.tolist() for r in prompt.responses] == [[5, 6, 7, 8]]

@@ -16,9 +16,9 @@ def learn(cost: CostModel, curve: object, steps: int = 2000, seed: int = 0, nois
     rng = random.Random(seed)
     for _ in range(steps):
         batch = rng.choice([1, 2, 5, 9, 20, 40, 64])
-        n, held = batch + int(batch * rng.random() * 6), batch * rng.randrange(50, 4000)
+        n, context_tokens = batch + int(batch * rng.random() * 6), batch * rng.randrange(50, 4000)
         outlier = 15 if rng.random() < 0.01 else 1
-        cost.observe(n, curve(n, held) * rng.lognormvariate(0, noise) * outlier, held, False, batch)  # type: ignore[operator]
+        cost.observe(n, curve(n, context_tokens) * rng.lognormvariate(0, noise) * outlier, context_tokens, False, batch)  # type: ignore[operator]
 
 
 def test_a_line_in_noise_is_recovered() -> None:
@@ -44,7 +44,7 @@ def test_a_knee_is_followed_and_so_is_the_context() -> None:
 def test_the_curve_never_falls_and_agrees_with_single_predictions() -> None:
     cost = CostModel()
     learn(cost, lambda n, h: 0.02 if n < 8 else 0.01, noise=0.2)
-    curve = cost.curve(1, 5000, held=10.0)
+    curve = cost.curve(1, 5000, context_tokens=10.0)
     assert (np.diff(curve) > 0).all()
     for n in (1, 7, 500, 4000, 5001):
         assert cost.seconds(n, 10.0) == pytest.approx(curve[n - 1])
@@ -55,12 +55,12 @@ def test_the_curve_never_falls_and_agrees_with_single_predictions() -> None:
 
 def test_times_through_zero_leave_a_step_its_time() -> None:
     """Where a line through zero explains what was measured, one token must not become free: it is divided by."""
-    for held in (0.0, 100.0):
+    for context_tokens in (0.0, 100.0):
         cost = CostModel()
         for _ in range(40):
             for tokens in (1, 4, 16):
                 # As an engine that is held up now and then measures them.
-                cost.observe(tokens, 1e-4 + 0.01 * (tokens - 1), held * tokens)
+                cost.observe(tokens, 1e-4 + 0.01 * (tokens - 1), context_tokens * tokens)
         assert cost.fitted and cost.seconds(1, 0.0) > 0 and cost.slope(1) >= 0
 
 

@@ -18,6 +18,7 @@ pytest.importorskip("zmq")
 from drafter_target import sample  # noqa: E402
 from wire_ends import Ends, Recorder, until  # noqa: E402
 
+from drafter_online import fetch  # noqa: E402
 from drafter_online.errors import VersionError, WireError  # noqa: E402
 from drafter_online.fetch import Fetch  # noqa: E402
 from drafter_online.samples import Sample  # noqa: E402
@@ -212,15 +213,12 @@ def test_samples_rewards_and_reports_go_out(ends: Ends, tiny_target: Path) -> No
 
 
 def test_versions_are_taken_from_the_store_or_copied(ends: Ends, tmp_path: Path, monkeypatch: Any) -> None:
-    monkeypatch.setattr("drafter_online.service.CHUNK", 1 << 10)
-    from drafter_online.service import Service
-
+    monkeypatch.setattr(fetch, "CHUNK", 1 << 10)
     store = Versions(tmp_path / "store")
     hub = ends.hub()
-    fake = SimpleNamespace(versions=store, hub=hub)
     take = hub.handler.received
     hub.handler.received = lambda session, m: (
-        Service._fetch(fake, session, m.body) if m.kind == "fetch" else take(session, m)  # type: ignore[arg-type]
+        hub.send(session, fetch.piece(store, m.body)) if m.kind == "fetch" else take(session, m)
     )
     s = side(ends, hub)
     until(lambda: of(hub, "status"))
@@ -432,7 +430,7 @@ def test_replicas_of_a_job_share_one_process_that_ends_with_them(
     pytest.importorskip("speculators")
     from fake_engine import FakeEngine
 
-    from drafter_online import head as heads
+    from drafter_online import architecture
     from rollspec.engine import daemon
 
     monkeypatch.setattr(daemon, "LINGER", 2.0)
@@ -444,7 +442,7 @@ def test_replicas_of_a_job_share_one_process_that_ends_with_them(
     assert first.drafter.endpoint == second.drafter.endpoint and str(first.drafter.endpoint).startswith("ipc://")
     process = Path(str(first.drafter.endpoint).removeprefix("ipc://")).with_name("process")
     assert daemon._alive(process)
-    base = heads.base_of(heads.target_config(tiny_target))
+    base = architecture.base_of(architecture.target_config(tiny_target))
     where = SimpleNamespace(
         hub=SimpleNamespace(endpoint=first.drafter.endpoint),
         trainer=SimpleNamespace(drafter=SimpleNamespace(base=base)),

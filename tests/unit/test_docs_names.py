@@ -23,7 +23,7 @@ from scripts.generate import configuration
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 NAMES = [p.relative_to(ROOT).as_posix() for p in PAGES]
-KNOBS = {name for name, *_ in knobs()}
+KNOBS = {name for name, *_ in knobs(RollspecConfig)}
 SECTIONS = {name.rpartition(".")[0] for name in KNOBS} - {""}
 TOP = {name.split(".")[0] for name in SECTIONS}
 FILES = (".py", ".json", ".jsonl", ".safetensors", ".yaml", ".md", ".csv", ".html")
@@ -134,7 +134,9 @@ def dotted(path: Path) -> Iterator[str]:
 
 def known(name: str) -> bool:
     """Whether `name` is a knob, a section, or an entry of a knob that is a mapping."""
-    return name in KNOBS | SECTIONS or any(name.startswith(f"{k}.") for k, kind, *_ in knobs() if "dict" in kind)
+    return name in KNOBS | SECTIONS or any(
+        name.startswith(f"{k}.") for k, kind, *_ in knobs(RollspecConfig) if "dict" in kind
+    )
 
 
 @page
@@ -267,3 +269,11 @@ def test_numbers_on_the_first_page_are_those_of_the_readme() -> None:
     readme = (ROOT / "README.md").read_text() + (ROOT / "docs" / "benchmarks.md").read_text()
     for number in re.findall(r"\d+\.\d+", section):
         assert number in readme, number
+
+
+def test_the_glossary_is_in_order_and_pages_use_its_words() -> None:
+    terms = re.findall(r"^\| \*\*(.+?)\*\*", (ROOT / "docs" / "glossary.md").read_text(), re.M)
+    assert len(terms) >= 20 and terms == sorted(terms, key=str.lower)
+    for page in PAGES:
+        other = re.findall(r"\b(?:laws?|takes? back|taken back|whoever|nobody|stands aside)\b", page.read_text(), re.I)
+        assert not other, f"{page.name}: {other}"

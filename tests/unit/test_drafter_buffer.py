@@ -159,7 +159,7 @@ def test_rewards_join_by_request_whenever_they_come() -> None:
     b.add(plain(2, reward=0.5))
     assert {s.request_id: s.reward for s in b} == {"r0": 1.0, "r1": 0.0, "r2": 0.5}
     assert b.reward({"r0": 7.0}) == 0  # the first one counts
-    mean, std = b.reward_moments
+    mean, std = b.rewards.moments
     assert mean == pytest.approx(0.5) and std == pytest.approx((0.5**2 * 2 / 3) ** 0.5)
     assert b.stats()["rewarded"] == 3 and b.stats()["pending_rewards"] == 0
 
@@ -184,7 +184,7 @@ def test_saved_and_loaded_it_is_the_same(tmp_path: Path) -> None:
     b.reward({f"r{i}": float(i) for i in range(30)})
     b.save(tmp_path)
     again = Buffer.load(tmp_path, b.config)
-    assert again.stats() == b.stats() and again.reward_moments == b.reward_moments
+    assert again.stats() == b.stats() and again.rewards.moments == b.rewards.moments
     assert all(same(x, y) for x, y in zip(b, again, strict=True))
     for x, y in zip(b.draw(random.Random(1), 99, 16), again.draw(random.Random(1), 99, 16), strict=True):
         assert same(x, y)

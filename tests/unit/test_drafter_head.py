@@ -10,6 +10,7 @@ import torch
 from drafter_target import HIDDEN, VOCABULARY, head, model, sample, target
 from safetensors.torch import load_file, save_file
 
+from drafter_online import architecture
 from drafter_online import head as heads
 from drafter_online.errors import HeadError
 from drafter_online.model import Eagle3
@@ -158,19 +159,19 @@ def test_what_cannot_be_a_head_is_refused(tiny_target: Path, tmp_path: Path) -> 
 
 
 def test_auxiliary_layers_fit_the_target() -> None:
-    assert heads.aux_layers(36) == [2, 18, 33] and heads.aux_layers(4) == [1, 2, 3]
+    assert architecture.aux_layers(36) == [2, 18, 33] and architecture.aux_layers(4) == [1, 2, 3]
     for n in range(2, 80):
-        heads.check_aux_layers(heads.aux_layers(n), n)
+        architecture.check_aux_layers(architecture.aux_layers(n), n)
     for bad in ([1], [2, 1, 3], [1, 1, 2], [0, 5], [-1, 2]):
         with pytest.raises(HeadError, match="auxiliary layers"):
-            heads.check_aux_layers(bad, 4)
+            architecture.check_aux_layers(bad, 4)
 
 
 def test_the_base_names_the_architecture_and_not_the_weights(tiny_target: Path) -> None:
-    config = heads.target_config(tiny_target)
-    base = heads.base_of(config)
-    assert base.startswith("qwen3-l4-h32-v40-") and heads.base_of(config.to_dict()) == base
-    assert heads.base_of({**config.to_dict(), "vocab_size": 41}) != base
+    config = architecture.target_config(tiny_target)
+    base = architecture.base_of(config)
+    assert base.startswith("qwen3-l4-h32-v40-") and architecture.base_of(config.to_dict()) == base
+    assert architecture.base_of({**config.to_dict(), "vocab_size": 41}) != base
 
 
 def test_the_targets_weights_can_be_refreshed(tiny_target: Path) -> None:

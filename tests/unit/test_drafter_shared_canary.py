@@ -166,7 +166,7 @@ def test_a_version_that_kills_who_tries_it_is_refused(fleet: Fleet) -> None:
 def test_a_replica_without_traffic_leaves_the_trial_to_another(fleet: Fleet) -> None:
     idle, busy = fleet.join("idle"), fleet.join("busy")
     n = fleet.publish()
-    assert idle.decide(0, willing=False) == Decision("wait", n, "nobody tries it yet")
+    assert idle.decide(0, willing=False) == Decision("wait", n, "no replica tries it yet")
     assert busy.decide(0).action == "try"
 
 

@@ -185,7 +185,7 @@ def test_an_engine_without_traffic_gives_its_trial_back_and_does_not_ask_for_one
     fleet.working = False
     n = fleet.publish()
     fleet.pass_(5)
-    assert fleet.trying == [] and fleet.engines["0"][1].info()["reason"] == "nobody tries it yet"
+    assert fleet.trying == [] and fleet.engines["0"][1].info()["reason"] == "no replica tries it yet"
     fleet.working = True
     fleet.pass_(2)
     assert fleet.trying == ["0"]

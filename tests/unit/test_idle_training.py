@@ -197,7 +197,8 @@ def test_the_trainer_is_made_as_the_job_says(tiny_target: Path, tmp_path: Path) 
 @pytest.mark.parametrize("mode", ["idle", "dedicated"])
 def test_what_is_reported_of_training(mode: str) -> None:
     from rollspec.head.draft_head import DraftHead
-    from rollspec.telemetry.metrics import EngineStats, find, to_metrics
+    from rollspec.telemetry.engine_stats import EngineStats
+    from rollspec.telemetry.metrics import find, to_metrics
 
     info: dict[str, Any] = {
         "loss": 2.5, "terms": {"accept_0": 2.0, "rejected": 1.0}, "length": 1.5, "samples": 7, "step_age_seconds": 0.0,

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rollspec.sampling.lenient import keep_probability, kept, law, total_variation
+from rollspec.sampling.lenient import distribution, keep_probability, kept, total_variation
 
 
 def _pair(seed: int, vocab: int, drift: float) -> tuple[np.ndarray, np.ndarray]:
@@ -50,7 +50,7 @@ def test_bad_shapes_are_refused() -> None:
 )
 def test_law_and_distance(seed: int, vocab: int, drift: float, bias: float) -> None:
     p, q = _pair(seed, vocab, drift)
-    out = law(p, q, bias)
+    out = distribution(p, q, bias)
     assert np.isclose(out.sum(), 1.0) and (out >= -1e-12).all()
     assert np.isclose(total_variation(p, q, bias), 0.5 * np.abs(out - p).sum())
     ell = np.exp(bias)
@@ -67,4 +67,4 @@ def test_not_exact_at_bias_0_and_simulated() -> None:
     old = rng.choice(6, n, p=q)
     cut = kept(np.log(p[old])[:, None], np.log(q[old])[:, None], rng.random((n, 1)), np.ones((n, 1), dtype=bool))
     said = np.where(cut == 1, old, rng.choice(6, n, p=p))
-    assert np.abs(np.bincount(said, minlength=6) / n - law(p, q)).max() < 0.005
+    assert np.abs(np.bincount(said, minlength=6) / n - distribution(p, q)).max() < 0.005

@@ -17,7 +17,8 @@ from rollspec.proposal.base import prompt_key
 from rollspec.proposal.response_cache import ResponseCache
 from rollspec.sampling import scoring
 from rollspec.sampling.lenient_reuse import LenientReuse, Prefix
-from rollspec.telemetry.metrics import EngineStats, find, to_metrics
+from rollspec.telemetry.engine_stats import EngineStats
+from rollspec.telemetry.metrics import find, to_metrics
 
 PROMPT = [5, 6, 7]
 EOS = 1

@@ -15,7 +15,8 @@ import pytest
 from drafter_online.status import METRICS
 from rollspec.errors import RollspecError
 from rollspec.telemetry import wandb_files, wandb_run
-from rollspec.telemetry.metrics import TABLE, EngineStats, find, to_metrics
+from rollspec.telemetry.engine_stats import EngineStats
+from rollspec.telemetry.metrics import TABLE, find, to_metrics
 from rollspec.telemetry.prometheus import OF_THE_TRAINER, Exporter, series
 from rollspec.telemetry.report import write_report
 from rollspec.telemetry.runs import load_run
@@ -65,7 +66,7 @@ def test_several_api_servers_share_them(tmp_path: Path) -> None:
     """prometheus_client's multi-process mode, which vLLM uses with several API servers; it is chosen at import."""
     code = """
 from prometheus_client import CollectorRegistry, generate_latest, multiprocess
-from rollspec.telemetry.metrics import EngineStats
+from rollspec.telemetry.engine_stats import EngineStats
 from rollspec.telemetry.prometheus import Exporter
 Exporter("m").update(EngineStats(steps=1, drafted=6, accepted=3))
 registry = CollectorRegistry()
@@ -213,7 +214,7 @@ def test_alerts_only_for_what_deserves_one(monkeypatch: pytest.MonkeyPatch) -> N
     watch.observe({**good, "rollspec/drafter/promoted": 2, "rollspec/drafter/rolled_back": 0})
     assert len(run.alerts) == 3, "what stays is no alarm"
     watch.observe({**good, "rollspec/drafter/rolled_back": 1, "rollspec/drafter/refused": 1})
-    assert [t.split(": ")[1] for t in run.alerts[3:]] == ["drafter version taken back", "drafter version refused"]
+    assert [t.split(": ")[1] for t in run.alerts[3:]] == ["drafter version rolled back", "drafter version refused"]
     del run.alerts[3:]
     for _ in range(HARM_REPORTS - 1):
         watch.observe({**good, "rollspec/rollout/speedup": 0.8})

@@ -13,7 +13,7 @@ from rollspec_openrlhf import engines, trainer
 
 from rollspec import RollspecConfig
 from rollspec.errors import ConfigError
-from rollspec.telemetry.metrics import EngineStats
+from rollspec.telemetry.engine_stats import EngineStats
 
 STATS = EngineStats(steps=4, requests=8, verified=4, drafted=10, accepted=5, emitted=13, version=3).to_dict()
 

@@ -33,7 +33,7 @@ def test_once_the_version_is_told_it_is_not_guessed() -> None:
     model, begun = Model(), []
     watch = PolicyWatch(model, lambda: begun.append(1))
     model.load_weights([])
-    watch.told()
+    watch.announced()
     watch.before_step()
     model.load_weights([])
     watch.before_step()

@@ -16,7 +16,8 @@ from rollspec.proposal.base import as_tokens
 from rollspec.proposal.history import History, Response
 from rollspec.proposal.replay import Replay
 from rollspec.sampling.streams import Streams
-from rollspec.telemetry.metrics import EngineStats, find, to_metrics
+from rollspec.telemetry.engine_stats import EngineStats
+from rollspec.telemetry.metrics import find, to_metrics
 
 REUSE = {"mode": "coupled", "reuse.mode": "coupled"}
 STATIC = {"tuning.policy": "static", "tuning.guard.enabled": False, "proposal.budget.policy": "fixed"}

@@ -22,6 +22,7 @@ pytest.importorskip("fastapi")
 from drafter_target import head, sample  # noqa: E402
 from fake_engine import FakeEngine  # noqa: E402
 
+from drafter_online import architecture  # noqa: E402
 from drafter_online import head as heads  # noqa: E402
 from drafter_online.buffer import Buffer  # noqa: E402
 from drafter_online.errors import DrafterError, VersionError  # noqa: E402
@@ -553,7 +554,7 @@ def test_killed_and_started_again_it_catches_up(
     assert f"in use by another daemon (process {d.process.pid})" in refused.output
     from types import SimpleNamespace
 
-    base = heads.base_of(heads.target_config(tiny_target))
+    base = architecture.base_of(architecture.target_config(tiny_target))
     where = SimpleNamespace(hub=d, trainer=SimpleNamespace(drafter=SimpleNamespace(base=base)))
     engine = FakeEngine(where)
     feed(engine, tiny_target, 8)
@@ -585,7 +586,7 @@ def test_a_daemon_that_stands_still_is_away_until_it_goes_on(
 
     monkeypatch.setattr("drafter_online.link.AWAY_SECONDS", 2.0)
     d = daemon()
-    base = heads.base_of(heads.target_config(tiny_target))
+    base = architecture.base_of(architecture.target_config(tiny_target))
     where = SimpleNamespace(hub=d, trainer=SimpleNamespace(drafter=SimpleNamespace(base=base)))
     engine = FakeEngine(where)
     feed(engine, tiny_target, 8)

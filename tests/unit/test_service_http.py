@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import threading
 import time
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -61,7 +64,6 @@ def service(tmp_path: Any) -> Any:
         hub=SimpleNamespace(endpoint="ipc://wire", counts=Counter({"received": 5, "refused/replayed": 2})),
         release=SimpleNamespace(current=3, candidate=None, trials=[], rolled_back=1),
         versions=Versions(tmp_path / "versions"),
-        lag=lambda: 2.0,
         trains=True,
         training="running",
         healthy=lambda: (True, "ok"),
@@ -72,6 +74,15 @@ def service(tmp_path: Any) -> Any:
     )
 
 
+def publish_an_hour_ago(service: Any, version: int) -> Path:
+    """A version of that age, as far as its age is told by; its folder."""
+    folder: Path = service.versions.path(version)
+    folder.mkdir(parents=True)
+    (folder / "manifest.json").touch()
+    os.utime(folder / "manifest.json", (time.time() - 3600,) * 2)
+    return folder
+
+
 def client(service: Any, **kw: Any) -> Any:
     from starlette.testclient import TestClient
 
@@ -80,10 +91,13 @@ def client(service: Any, **kw: Any) -> Any:
 
 def test_everything_is_shown(service: Any) -> None:
     c = client(service)
+    assert c.get("/status").json()["versions"]["lag_seconds"] is None
+    folder = publish_an_hour_ago(service, 3)
     s = c.get("/status").json()
+    shutil.rmtree(folder)
     assert s["versions"]["running"] == {"<b>host</b>:1": 3} and s["domains"]["code"]["length"] == 1.6
     assert s["domains"]["code"]["rate"] == pytest.approx(2 / 3, abs=1e-3) and s["alarms"][0]["kind"] == "store"
-    assert s["training"]["loss"] == 1.5 and s["versions"]["lag_seconds"] == 2.0
+    assert s["training"]["loss"] == 1.5 and s["versions"]["lag_seconds"] == pytest.approx(3600, abs=60)
     service.versions.publish({"w": __import__("torch").ones(1)}, {}, base="base", target_version=0)
     service.versions.record(1, "promoted", "because")
     (row,) = c.get("/versions").json()
@@ -96,6 +110,7 @@ def test_everything_is_shown(service: Any) -> None:
 def test_metrics_are_prometheus(service: Any) -> None:
     from prometheus_client.parser import text_string_to_metric_families
 
+    publish_an_hour_ago(service, 3)
     text = client(service).get("/metrics").text
     found = {
         (s.name, *sorted(s.labels.values())): s.value for f in text_string_to_metric_families(text) for s in f.samples
@@ -103,7 +118,8 @@ def test_metrics_are_prometheus(service: Any) -> None:
     assert found["drafter_online_domain_accepted_total", "code"] == 6
     assert found["drafter_online_messages_refused_total", "replayed"] == 2
     assert found["drafter_online_engine_version", "<b>host</b>:1"] == 3
-    assert found["drafter_online_alarm", "store"] == 1 and found[("drafter_online_lag_seconds",)] == 2.0
+    assert found["drafter_online_alarm", "store"] == 1
+    assert found[("drafter_online_lag_seconds",)] == pytest.approx(3600, abs=60)
 
 
 def test_versions_are_decided_upon(service: Any) -> None:

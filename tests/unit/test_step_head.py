@@ -181,7 +181,7 @@ def test_a_draft_is_scored_once() -> None:
     p.complete([[8, 9], [8, 9]])
     assert p.requests["a"].head.draft.token_ids == [8, 9]
     tries = p.router.acceptance.tries.copy()
-    p.tuner.plan = lambda batch, held: type(p._step.plan)(0, p.tuner.none, p.tuner.none, 0, 2, batch)  # type: ignore[method-assign]
+    p.tuner.plan = lambda batch, context_tokens: type(p._step.plan)(0, p.tuner.none, p.tuner.none, 0, 2, batch)  # type: ignore[method-assign]
     p.prepare(["a", "b"], [[8], [8]], {})
     p.complete(None)
     after = p.router.acceptance.tries.copy()

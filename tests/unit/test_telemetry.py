@@ -11,7 +11,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rollspec.telemetry.metrics import TABLE, EngineStats, find, to_metrics
+from rollspec.telemetry.engine_stats import EngineStats
+from rollspec.telemetry.metrics import TABLE, find, to_metrics
 from rollspec.telemetry.sinks import JsonlSink, plain
 from scripts.generate import metrics
 

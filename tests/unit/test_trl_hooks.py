@@ -19,7 +19,7 @@ from rollspec.engine.vllm import plugin
 from rollspec.errors import ConfigError
 from rollspec.proposal.base import prompt_key
 from rollspec.telemetry import health
-from rollspec.telemetry.metrics import EngineStats
+from rollspec.telemetry.engine_stats import EngineStats
 
 torch = pytest.importorskip("torch")
 

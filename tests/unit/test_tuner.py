@@ -419,7 +419,7 @@ def test_what_is_said_while_nobody_looks_reaches_the_siblings() -> None:
     p.begin("b", [1, 2, 3], 500)
     said = random_texts(1, 40, 50)[0]
     plan = p.tuner.plan
-    p.tuner.plan = lambda batch, held: dataclasses.replace(plan(batch, held), rest=True)  # type: ignore[method-assign]
+    p.tuner.plan = lambda batch, context_tokens: dataclasses.replace(plan(batch, context_tokens), rest=True)  # type: ignore[method-assign]
     for token in said:
         assert p.step(["a"], [[token]], {}) == [[]]
     p.tuner.plan = plan  # type: ignore[method-assign]

@@ -17,8 +17,8 @@ from rollspec.sampling import lenient
 VOCAB, LENGTH = 30, 8
 
 
-class Laws:
-    """A reference model with one law per position, whatever came before."""
+class Distributions:
+    """A reference model with one distribution per position, whatever came before."""
 
     def __init__(self, seed: int, other: np.ndarray | None = None, by: float = 1.0) -> None:
         logits = np.random.default_rng(seed).normal(size=(LENGTH, VOCAB)) * 2.0
@@ -34,7 +34,9 @@ def draw(p: np.ndarray, rng: np.random.Generator) -> int:
     return int(rng.choice(len(p), p=p))
 
 
-def rollouts(new: Laws, old: Laws, n: int, bias: float, rng: np.random.Generator) -> tuple[list[list[int]], list[int]]:
+def rollouts(
+    new: Distributions, old: Distributions, n: int, bias: float, rng: np.random.Generator
+) -> tuple[list[list[int]], list[int]]:
     """Responses that start from old ones by the rule, and how many tokens it decided."""
     said, ruled = [], []
     for _ in range(n):
@@ -54,8 +56,8 @@ def rollouts(new: Laws, old: Laws, n: int, bias: float, rng: np.random.Generator
 
 @pytest.mark.parametrize("bias", [0.0, 0.5])
 def test_the_measured_distance_is_the_formulas(bias: float) -> None:
-    new = Laws(0)
-    old = Laws(1, new.logits, 0.3)
+    new = Distributions(0)
+    old = Distributions(1, new.logits, 0.3)
     said, ruled = rollouts(new, old, 1500, bias, np.random.default_rng(2))
     found = check_lossy(samples_from(said, [0] * len(said)), np.array(ruled), [(1,)], new, old, bias)  # type: ignore[arg-type]
     assert found.positions == sum(ruled) and found.tokens == 1500 * LENGTH

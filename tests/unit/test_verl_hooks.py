@@ -16,7 +16,7 @@ import pytest
 from rollspec.errors import ConfigError
 from rollspec.proposal.base import as_tokens
 from rollspec.telemetry import health
-from rollspec.telemetry.metrics import EngineStats
+from rollspec.telemetry.engine_stats import EngineStats
 
 omegaconf = pytest.importorskip("omegaconf")
 pytest.importorskip("verl")

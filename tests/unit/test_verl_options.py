@@ -46,14 +46,14 @@ def test_settled_options_are_data_that_no_environment_changes(
 ) -> None:
     from rollspec_verl import options
 
-    from rollspec import config as module
+    from rollspec.config import settings
 
     rollout = omegaconf.OmegaConf.create({"name": "vllm", "custom": given})
     omegaconf.OmegaConf.set_struct(rollout, True)  # as verl's are
     options.settle(rollout)
     want = options.read(rollout)
     monkeypatch.setenv("ROLLSPEC__PROPOSAL__K_MAX", "3")
-    monkeypatch.setattr(module, "_layers", lambda source: pytest.fail(f"{source!r} was resolved again"))
+    monkeypatch.setattr(settings, "layers_of", lambda source: pytest.fail(f"{source!r} was resolved again"))
     assert options.read(rollout) == want and want.proposal.k_max == 16
     sent = omegaconf.OmegaConf.to_container(rollout)["custom"]
     assert options.read(SimpleNamespace(get=lambda *_: sent)) == want  # verl's dataclass of it

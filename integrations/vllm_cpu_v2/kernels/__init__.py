@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from . import batch, blocks, drafting, logits, logprobs, ngram, rejection, sampling, staging
+from . import batch, blocks, drafting, logits, logprobs, ngram, rejection, resampling, sampling, staging
 
 GPU = "vllm.v1.worker.gpu"
 
@@ -44,8 +44,8 @@ KERNELS: dict[str, Callable[..., Any]] = {
     f"{GPU}.spec_decode.rejection_sampler_utils._compute_cumulative_log_p_kernel": rejection.compute_cumulative_log_p,
     f"{GPU}.spec_decode.rejection_sampler_utils._compute_local_residual_mass_kernel": rejection.compute_residual_mass,
     f"{GPU}.spec_decode.rejection_sampler_utils._rejection_kernel": rejection.reject,
-    f"{GPU}.spec_decode.rejection_sampler_utils._resample_kernel": rejection.resample,
-    f"{GPU}.spec_decode.rejection_sampler_utils._insert_resampled_kernel": rejection.insert_resampled,
+    f"{GPU}.spec_decode.rejection_sampler_utils._resample_kernel": resampling.resample,
+    f"{GPU}.spec_decode.rejection_sampler_utils._insert_resampled_kernel": resampling.insert_resampled,
     f"{GPU}.spec_decode.target_dependent_ar.speculator._prepare_prefill_inputs_kernel": drafting.prepare_prefill_inputs,
     f"{GPU}.spec_decode.target_dependent_ar.speculator._prepare_decode_inputs_kernel": drafting.prepare_decode_inputs,
     f"{GPU}.spec_decode.target_dependent_ar.speculator._update_draft_inputs_kernel": drafting.update_draft_inputs,

@@ -22,7 +22,7 @@ was run with its Python files over 0.32's compiled parts (scripts/overlay_vllm.p
 """
 
 V2_SWITCH = "VLLM_USE_V2_MODEL_RUNNER"
-"""vLLM's own choice of the model runner, in the environment of whoever builds the engine."""
+"""vLLM's own choice of the model runner, in the environment of the program that builds the engine."""
 
 MEMORY_METHOD = "ngram_gpu"
 """vLLM's speculative method that stands for drafts from memory."""
@@ -92,7 +92,7 @@ def unaccelerated_because(args: Any, config: RollspecConfig) -> str | None:
     if args.speculative_config:
         given = args.speculative_config
         return f"the engine was given speculative_config {given!r}, which is kept; remove it to let rollspec speculate"
-    # vLLM that speculates refuses processors given by name and leaves installed ones out without a word: another law.
+    # vLLM that speculates refuses processors given by name and leaves out installed ones without a word.
     if getattr(args, "logits_processors", None):
         return "logits_processors were given, which vLLM does not run when it speculates; leave them out to speculate"
     if installed := [p.name for p in metadata.entry_points(group="vllm.logits_processors")]:

@@ -1,4 +1,4 @@
-"""The one entry point of `vllm.general_plugins`: reaches the engine whoever builds it, and is inert until asked.
+"""The one entry point of `vllm.general_plugins`: reaches the engine, whatever builds it, and is inert until asked.
 
 vLLM loads it in every process: where the engine is built it wraps `EngineArgs.create_engine_config`, and in the worker
 it attaches rollspec to the model runner (`hooks/` has every change, in order). It is asked by `ROLLSPEC=<preset|yaml>`,

@@ -2,7 +2,7 @@
 
 Trainers with an integration say which version they sync (`set_version`). OpenRLHF, and any program that loads weights
 into a running engine, does not; there the next step after a `load_weights` counts as the next version, so that past
-rounds leave the trees all the same. Once somebody tells the version, this only watches.
+rounds leave the trees all the same. Once a program announces the version, this only watches.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ class PolicyWatch:
         self._changed = True
         return load_weights(*args, **kwargs)
 
-    def told(self) -> None:
-        """Somebody says which version the weights are."""
+    def announced(self) -> None:
+        """A program says which version the weights are."""
         self._told, self._changed = True, False
 
     def before_step(self) -> None:

@@ -48,7 +48,7 @@ def _task(engine: Any) -> asyncio.Task[None] | None:
 
 
 async def _fetch(ref: weakref.ref[Any]) -> None:
-    from rollspec.telemetry.metrics import EngineStats
+    from rollspec.telemetry.engine_stats import EngineStats
     from rollspec.telemetry.prometheus import Exporter
 
     exporter: Exporter | None = None

@@ -47,7 +47,7 @@ class Swap:
     payload: Mapping[str, Any]
     offered: bool = False
     replaces: bool = False  # it took the place of a staged one, and none takes its own
-    wait: bool = field(init=False)  # whoever asked waits for the swap
+    wait: bool = field(init=False)  # the caller waits for the swap
     canary: bool = field(init=False)  # it is to be judged before it is promoted
     life: Life = field(init=False)
     thread: threading.Thread | None = None  # that stages it

@@ -25,7 +25,7 @@ class SwapOwner(Protocol):
 
     @property
     def base(self) -> str:
-        """The target's architecture, sizes and vocabulary: `drafter_online.head.base_of`."""
+        """The target's architecture, sizes and vocabulary: `drafter_online.architecture.base_of`."""
 
     @property
     def policy_version(self) -> int:

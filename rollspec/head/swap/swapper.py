@@ -62,7 +62,7 @@ class Swapper:
         self._verdict: CanaryVerdict | None = None  # of the canary; it takes effect when all ranks know it
         self._offer: Swap | None = None  # of another thread; no step has taken it up
         self._lock = threading.Lock()  # of the offer
-        self._announced: Swap | None = None  # the offer that the other ranks are being told of
+        self._announced: Swap | None = None  # the offer that the other ranks are to learn of
         self._deferred: Swap | None = None  # asked for while the engine slept
         self._woke = False
 
@@ -165,7 +165,7 @@ class Swapper:
                 self._settle(self._swap)
 
     def note(self) -> Note:
-        """What the other ranks must be told; on the first rank of several."""
+        """What the other ranks must learn; on the first rank of several."""
         if self.ranks.alone:
             return NOTHING
         if self._verdict is not None:

@@ -6,7 +6,7 @@ from rollspec.engine.vllm.hooks.base import ANY, Hook
 
 
 class CreateEngineConfig(Hook):
-    """Where every engine begins, whoever builds it: settings are read and speculation is switched on."""
+    """Where every engine begins, whatever builds it: settings are read and speculation is switched on."""
 
     name = "create_engine_config"
     targets = ("vllm.engine.arg_utils:EngineArgs.create_engine_config",)

@@ -32,7 +32,7 @@ class BeginStep(SecondRunnerHook):
     name = "v2_execute_model"
     targets = (f"{RUNNER}.execute_model",)
     correctness = True
-    why = "sees the step, and leaves out the draft slots that nobody drafted for"
+    why = "sees the step, and removes the padded draft slots"
     removal = "vLLM tells speculators of steps, and takes drafts of different lengths from them"
 
 

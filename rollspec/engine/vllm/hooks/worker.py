@@ -76,7 +76,7 @@ class WorkerSleep(RunnerHook):
     name = "worker_sleep"
     targets = ("vllm.v1.worker.gpu_worker:Worker.sleep",)
     by = ("worker",)
-    why = "waits for whoever reads the target's weights, and stops training and swaps"
+    why = "waits for readers of the target's weights, and stops training and swaps"
     removal = "vLLM tells plugins of sleep"
 
 

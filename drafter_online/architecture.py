@@ -1,0 +1,73 @@
+"""What of a target a drafter must fit: its architecture, sizes and vocabulary, and the layers that a head reads."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from drafter_online.errors import HeadError
+
+# What of a target decides whether a drafter fits it. Weights are not among it: in RL they change at every step.
+_BASE_FIELDS = (
+    "model_type",
+    "hidden_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "head_dim",
+    "intermediate_size",
+    "vocab_size",
+)
+
+
+def target_config(target: str | Path) -> Any:
+    """The target's (text) configuration as `transformers` reads it.
+
+    Raises:
+        HeadError: there is none.
+    """
+    from speculators.models.utils import get_verifier_config
+
+    try:
+        return get_verifier_config(str(target))
+    except (OSError, ValueError, KeyError) as e:
+        raise HeadError(
+            f"drafter-online: {target} is not a model that transformers can read ({e}); give a checkpoint's folder."
+        ) from e
+
+
+def base_of(config: Any) -> str:
+    """A name for what a drafter must fit: the target's architecture, sizes and vocabulary.
+
+    Args:
+        config: the target's text configuration (an object or a mapping). Engines have it at hand.
+    """
+    plain: dict[str, Any] = dict(config) if isinstance(config, Mapping) else vars(config)
+    fields = {n: plain.get(n, getattr(config, n, None)) for n in _BASE_FIELDS}
+    short = hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()[:8]
+    return "{model_type}-l{num_hidden_layers}-h{hidden_size}-v{vocab_size}-".format(**fields) + short
+
+
+def aux_layers(layers: int) -> list[int]:
+    """Auxiliary layers for a target with that many: EAGLE-3's (2, n/2, n-3) where they are three, else spread out."""
+    chosen = [2, layers // 2, layers - 3]
+    if not 2 < layers // 2 < layers - 3:
+        chosen = [1, layers // 2, layers - 1] if layers > 3 else list(range(layers - 2, layers + 1))
+    check_aux_layers(chosen, layers)
+    return chosen
+
+
+def check_aux_layers(chosen: Sequence[int], layers: int) -> None:
+    """Assert the convention of `samples`: ascending, each the number of decoder layers before it, 0..layers.
+
+    Raises:
+        HeadError: naming the first that does not fit.
+    """
+    if len(chosen) < 2 or list(chosen) != sorted(set(chosen)) or chosen[0] < 0 or chosen[-1] > layers:
+        raise HeadError(
+            f"drafter-online: auxiliary layers {list(chosen)} do not fit a target of {layers} layers; give at least "
+            f"two, ascending, each from 0 (the embedding) to {layers} (after the last layer)."
+        )

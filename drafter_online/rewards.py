@@ -1,0 +1,71 @@
+"""Rewards of requests: kept for samples that are still to come, and summed up for what a reward is worth."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Mapping
+from typing import Any
+
+MOST_PENDING = 1 << 16  # rewards kept for samples that have not come yet
+
+
+class Rewards:
+    """Pending rewards by request id, and mean and standard deviation of all that met their sample."""
+
+    def __init__(self) -> None:
+        self.pending: OrderedDict[str, float] = OrderedDict()
+        self.count, self._sum, self._squares = 0, 0.0, 0.0
+
+    def keep(self, request: str, value: float) -> None:
+        """Keep a reward until its sample comes; the oldest goes where there are too many."""
+        self.pending[request] = value
+        while len(self.pending) > MOST_PENDING:
+            self.pending.popitem(last=False)
+
+    def add(self, value: float) -> None:
+        """Count a reward that met its sample."""
+        self.count += 1
+        self._sum += value
+        self._squares += value * value
+
+    @property
+    def moments(self) -> tuple[float, float]:
+        """Mean and standard deviation of all rewards that were counted."""
+        if not self.count:
+            return 0.0, 0.0
+        mean = self._sum / self.count
+        return mean, max(0.0, self._squares / self.count - mean * mean) ** 0.5
+
+    def to_dict(self) -> dict[str, Any]:
+        """As the index of a saved buffer has it."""
+        return {"rewards": [self.count, self._sum, self._squares], "pending": dict(self.pending)}
+
+    @classmethod
+    def from_dict(cls, data: dict[str, Any]) -> Rewards:
+        """Inverse of `to_dict`."""
+        rewards = cls()
+        rewards.count, rewards._sum, rewards._squares = data["rewards"]
+        rewards.pending.update(data["pending"])
+        return rewards
+
+
+class RewardInbox:
+    """Rewards on their way from the thread that receives them to the one that trains."""
+
+    def __init__(self) -> None:
+        self._waiting: dict[str, float] = {}
+        self._lock = threading.Lock()
+
+    def put(self, rewards: Mapping[str, float]) -> None:
+        """Rewards by request id; the oldest go where there are too many."""
+        with self._lock:
+            self._waiting.update(rewards)
+            for key in list(self._waiting)[: max(0, len(self._waiting) - MOST_PENDING)]:
+                del self._waiting[key]
+
+    def take(self) -> dict[str, float]:
+        """All that wait; none does afterwards."""
+        with self._lock:
+            rewards, self._waiting = self._waiting, {}
+        return rewards

@@ -1,0 +1,76 @@
+"""What a daemon starts from: the head that is given or a fresh one, or the trainer and samples it saved before."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from drafter_online import head as heads
+from drafter_online.alarms import Alarms
+from drafter_online.architecture import target_config
+from drafter_online.buffer import Buffer
+from drafter_online.errors import BufferFileError
+from drafter_online.model import Eagle3
+from drafter_online.settings import ServiceConfig, buffer_of, training_of
+from drafter_online.trainer import Trainer
+from drafter_online.versions import Versions
+
+
+def first_head(config: ServiceConfig) -> Any:
+    """The head to start from, in float32.
+
+    Raises:
+        HeadError: it cannot be read, or does not fit the target.
+    """
+    return heads.load(config.head, config.target) if config.head is not None else heads.fresh(config.target)
+
+
+def dtype(config: ServiceConfig) -> Any:
+    """The torch dtype of published weights: the one that is set, else the target's."""
+    import torch
+
+    if config.dtype != "auto":
+        return getattr(torch, config.dtype)
+    name = getattr(target_config(config.target), "dtype", None) or "bfloat16"
+    return getattr(torch, str(name).removeprefix("torch."))
+
+
+def publish_first(config: ServiceConfig, versions: Versions) -> int:
+    """Publish the head to start from as a version, and return its number.
+
+    Raises:
+        HeadError, VersionError: it cannot be read or written.
+    """
+    made, of = first_head(config), dtype(config)
+    return versions.publish(
+        heads.own_weights(made, of), heads.config_of(made, of), base=made.config.drafter_online["base"],
+        target_version=0, provenance={"copy_of": str(config.head or "a fresh head")},
+    )  # fmt: skip
+
+
+def trainer(config: ServiceConfig, versions: Versions, alarms: Alarms) -> Trainer:
+    """The trainer, where an earlier daemon of this folder left off; of the first head where there was none.
+
+    Raises:
+        DrafterError: the head, its newest version or its checkpoint cannot be used.
+    """
+    parent = versions.candidate()
+    if parent is not None:
+        versions.load(parent)  # verified before it is built upon
+    made = heads.load(versions.path(parent), config.target) if parent is not None else first_head(config)
+    training = training_of(config.training)
+    found = Trainer(
+        Eagle3(made, train_lm_head=training.train_lm_head), buffer(config, alarms), training,
+        checkpoints=config.dir / "state", device=config.device, parent=parent,
+    )  # fmt: skip
+    found.resume()
+    return found
+
+
+def buffer(config: ServiceConfig, alarms: Alarms) -> Buffer:
+    """The samples that were saved; empty, with an alarm, where they are damaged."""
+    keep = buffer_of(config)
+    try:
+        return Buffer.load(config.dir / "buffer", keep) if config.keep_samples else Buffer(keep)
+    except BufferFileError as e:
+        alarms.set("buffer", str(e).removeprefix("drafter-online: "))
+        return Buffer(keep)

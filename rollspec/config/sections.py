@@ -1,0 +1,264 @@
+"""Every knob but the topmost ones: typed, described, validated, in sections that a configuration nests.
+
+A knob is one field: its type and bounds refuse what cannot work, its description is a sentence of `rollspec config`.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator
+
+
+class Section(BaseModel):
+    """Frozen, checked, and closed to keys it does not know."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
+
+
+class SuffixConfig(Section):
+    """Suffix drafts: what was said before, by the group's siblings, in past epochs, or anywhere."""
+
+    sources: tuple[Literal["siblings", "past", "global"], ...] = Field(
+        ("siblings", "past", "global"),
+        min_length=1,
+        description="What is drafted from. `siblings`: the prompt group's other samples while they are generated. "
+        "`past`: earlier responses to the same prompt. `global`: where these match little, the latest to any prompt.",
+    )
+    window: int = Field(3, ge=1, description="Past rounds (policy versions) of a prompt that stay in its tree.")
+
+
+class BudgetConfig(Section):
+    """How much of what was proposed is verified."""
+
+    policy: Literal["fixed", "goodput", "svip", "specdec++"] = Field(
+        "goodput",
+        description="`goodput` keeps a token only while its calibrated probability of acceptance pays for the measured "
+        "cost of verifying it; `fixed` verifies every proposed token up to k_max; `svip` and `specdec++` every one "
+        "until the drafter is unsure, by SVIP's entropy bound or SpecDec++'s threshold.",
+    )
+    length_weight: float = Field(
+        1.0,
+        ge=0,
+        le=2,
+        description="How much more a token counts for requests expected to run long, while no request waits for a "
+        "place in the batch: (remaining / mean)^this (DAS). 0: all count the same.",
+    )
+
+
+class LearnedConfig(Section):
+    """A drafter with weights: an EAGLE-3 head in speculators format, or a plain draft model."""
+
+    model: str | None = Field(
+        None,
+        description="Folder (or hub name) of the head or draft model; unset: a fresh EAGLE-3 head is made for the "
+        "target (day-0), which earns its drafts as it is trained.",
+    )
+    specialists: dict[str, str] = Field(
+        {},
+        description="Folders of further heads by domain, of the shape of `model`: all propose, and the surest drafts.",
+    )
+    k_max: int = Field(4, ge=1, le=16, description="Most passes of the learned drafter in one step.")
+    canary_drafts: int = Field(
+        64, ge=0, description="Drafts that new weights are tried for before they stay; 0 trusts them at once."
+    )
+
+
+class ProposalConfig(Section):
+    """Who drafts, and how far."""
+
+    drafters: tuple[Literal["suffix", "eagle3", "draft_model"], ...] = Field(
+        ("suffix",), description="Drafters in use (one of eagle3 and draft_model at most); empty means none."
+    )
+    k_max: int = Field(16, ge=1, le=64, description="Longest draft of a request in one step, in tokens.")
+    suffix: SuffixConfig = SuffixConfig()
+    learned: LearnedConfig = LearnedConfig()
+    budget: BudgetConfig = BudgetConfig()
+
+
+MOST_TRAINED = 8
+"""Most drafted positions that a head is trained for (`DrafterTraining.ttt_steps`): each costs a pass of training."""
+
+
+class CaptureConfig(Section):
+    """Training samples for the drafter, taken from what the target computes anyway."""
+
+    share: float = Field(
+        0.02, gt=0, le=1, description="No new request is recorded while capturing takes more of the step time."
+    )
+
+
+class TrainingConfig(Section):
+    """How the head is trained: by a recipe, one of `drafter_online.recipes`, at a pace that suits head and machine."""
+
+    recipe: Literal["kl", "matched", "aurora", "osd", "respec"] = Field(
+        "kl",
+        description="`kl`: KL divergence on emitted tokens; `matched`: top1 where drafts are greedy, lk_hybrid where "
+        "sampled; `aurora`, `osd`, `respec`: as these systems train (docs/drafter.md).",
+    )
+    learning_rate: float | None = Field(
+        None, gt=0, description="Of AdamW, constant after warm-up; unset: the recipe's (1e-3; aurora and osd 1e-5)."
+    )
+    batch_tokens: int = Field(2048, ge=16, description="Tokens packed into one micro-step.")
+
+
+class RayConfig(Section):
+    """Where in a Ray cluster the drafter's trainer is placed. Its actor asks for one GPU if drafter.device is one."""
+
+    resources: dict[str, float] = Field(
+        {}, description="Custom resources that its node must have, such as `{trainer: 1}`."
+    )
+
+
+class DrafterConfig(Section):
+    """Continual training of the learned drafter."""
+
+    mode: Literal["off", "capture", "idle", "dedicated"] = Field(
+        "off",
+        description="`idle` trains inside the engine's worker while it has nothing to do; `dedicated` in a process of "
+        "its own, which engines share (docs/service.md); `capture` records samples and trains nothing; `off` neither.",
+    )
+    dir: Path | None = Field(
+        None,
+        description="Folder for buffer, checkpoints, versions, and for fresh and converted heads; unset: in "
+        "history.dir, else temporary.",
+    )
+    endpoint: str | None = Field(
+        None,
+        pattern=r"^(tcp|ipc)://.+",
+        description="Of `dedicated`: where `drafter-online serve` listens; unset: rollspec starts one for the job.",
+    )
+    token_file: Path | None = Field(
+        None, description="Of `dedicated`: file with the daemon's token; unset: DRAFTER_ONLINE_TOKEN, or none."
+    )
+    device: str = Field("cpu", description="Of `dedicated`: torch device of the trainer that rollspec starts.")
+    ray: RayConfig = RayConfig()
+    versions: Path | None = Field(
+        None,
+        description="Folder of versions that several engines share: one tries a version, the others take it when "
+        "it is promoted. One of them trains, and publishes there. Unset: in `dir`, alone.",
+    )
+    publish_every: int = Field(100, ge=1, description="Optimiser steps after which new weights go to the engine.")
+    buffer_bytes: int = Field(1 << 30, ge=1 << 16, description="Bytes of samples that are trained on.")
+    training: TrainingConfig = TrainingConfig()
+    capture: CaptureConfig = CaptureConfig()
+
+    @field_validator("mode", mode="before")
+    @classmethod
+    def _plain_off(cls, value: Any) -> Any:
+        return "off" if value is False else value  # what YAML makes of an off without quotes
+
+    @property
+    def captures(self) -> bool:
+        """Whether samples are captured."""
+        return self.mode != "off"
+
+    @property
+    def trains(self) -> bool:
+        """Whether a trainer is fed."""
+        return self.mode in ("idle", "dedicated")
+
+
+class GuardConfig(Section):
+    """The collapse alarm: a drafter whose acceptance is below break-even is switched off until it would pay."""
+
+    enabled: bool = Field(True, description="False lets a drafter go on however few of its tokens are accepted.")
+
+
+class PolicyConfig(Section):
+    """Of single policies; the parameters of the published bandits are those of their papers (docs/tuning.md)."""
+
+    table: dict[int, int] | None = Field(
+        None, description="Of `table`: draft length by the batch size up to which it holds, such as {4: 8, 64: 0}."
+    )
+
+
+class TuningConfig(Section):
+    """How much is drafted: the policy that chooses an arm (drafters, K) per step and batch bucket."""
+
+    policy: Literal["hedge", "static", "table", "random", "ucbspec", "exp3spec", "beg_mab", "thompson"] = Field(
+        "hedge",
+        description="`hedge`: discounted full-information Hedge over measured goodput. `static`: longest of `arms`. "
+        "`table`: `options.table`. `random`: any arm at any step. The others are published bandits (docs/tuning.md).",
+    )
+    arms: tuple[int, ...] | None = Field(
+        None, description="Draft lengths K to choose from, 0 for none; unset: 0, 1, 2, 4, ... up to proposal.k_max."
+    )
+    options: PolicyConfig = PolicyConfig()
+    guard: GuardConfig = GuardConfig()
+
+    def lengths(self, k_max: int) -> tuple[int, ...]:
+        """The draft lengths to choose from, ascending: `arms`, or 0, the powers of two and `k_max`."""
+        ks = self.arms if self.arms is not None else (0, *(1 << i for i in range(k_max.bit_length())), k_max)
+        return tuple(sorted(set(ks)))
+
+
+class HistoryConfig(Section):
+    """Past rollouts: kept in memory for drafting, on disk across engine restarts."""
+
+    dir: Path | None = Field(None, description="Folder for saved history; unset keeps history in memory only.")
+    max_bytes: int = Field(
+        256 << 20,
+        ge=1 << 16,
+        description="Bytes of past responses kept (oldest prompts go first). What suffix drafts are looked up in may "
+        "take four times as many.",
+    )
+
+
+class CoupledConfig(Section):
+    """Noise of `mode: coupled`."""
+
+    seed: int = Field(
+        0,
+        ge=0,
+        description="The run's seed: with the same one, the same engine seeds and policies, tokens are the same. "
+        "Engines that sample siblings of one prompt must differ in vLLM's own seed, as trainers make them.",
+    )
+    drafts: Literal["noise", "greedy"] = Field(
+        "noise",
+        description="What a learned drafter proposes: `noise`: argmax(its logits / T + the noise of the next token), "
+        "which agrees with the target as far as their distributions do; `greedy`: its likeliest token, accepted with "
+        "at most max p. Either way the text is the same.",
+    )
+
+
+class ReuseConfig(Section):
+    """What past rollouts may do besides being drafted from."""
+
+    mode: Literal["independent", "coupled", "lenient"] = Field(
+        "independent",
+        description="`independent`: each epoch's randomness is fresh. `coupled`: a sample keeps its noise over epochs "
+        "and repeats its old response while the new policy's choice agrees; each epoch is exact by itself, but epochs "
+        "are correlated. Needs mode=coupled. `lenient` is LOSSY: SPEC-RL's rule starts a rollout "
+        "from a prefix of the last epoch's response, and rollouts do not follow the policy exactly (verl only).",
+    )
+    bias: float = Field(
+        0.0,
+        ge=0,
+        description="Of `lenient`: an old token is accepted while log U <= log p_new - log p_old + bias, in nats. More "
+        "bias reuses more and distorts more; 0 is lossy too.",
+    )
+
+    @property
+    def seeds(self) -> Literal["fresh", "keep"]:
+        """`keep` where noise does not depend on the policy version."""
+        return "keep" if self.mode == "coupled" else "fresh"
+
+
+class HealthConfig(Section):
+    """When training rollouts are said to look off: one warning each, which is all that is caused."""
+
+    max_overlap: float = Field(
+        0.2,
+        ge=0,
+        le=1,
+        description="Largest share of tokens, beyond chance, in prefixes that repeat the last epoch's response.",
+    )
+
+
+class TelemetryConfig(Section):
+    """Where measurements go besides the trainer's own logger, and when they are worth a warning."""
+
+    jsonl: Path | None = Field(None, description="Append one JSON object per drained interval to this file.")
+    health: HealthConfig = HealthConfig()

@@ -1,0 +1,193 @@
+"""The whole configuration: what its sections must agree on, and how it is resolved once where a job starts.
+
+`resolve` alone reads files and the environment. What it returns is frozen and travels as data: `to_dict` here,
+`from_dict` in every other process, so that what a job changed for one replica is not changed back there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, TypeAlias, TypeGuard
+
+from pydantic import Field, model_validator
+
+from drafter_online.recipes import RECIPES
+from rollspec.config.layers import missing_knobs, validated
+from rollspec.config.sections import (
+    MOST_TRAINED,
+    CoupledConfig,
+    DrafterConfig,
+    HistoryConfig,
+    ProposalConfig,
+    ReuseConfig,
+    Section,
+    TelemetryConfig,
+    TuningConfig,
+)
+from rollspec.config.sources import environment, layers_of, overriding
+from rollspec.errors import ConfigError
+
+Source: TypeAlias = "str | Path | Mapping[str, Any] | RollspecConfig | None"
+
+
+class RollspecConfig(Section):
+    """The whole configuration. Every `mode` samples rollouts losslessly; `reuse.mode: lenient` gives that up."""
+
+    preset: str = Field("default", description="The preset this configuration started from (provenance).")
+    enabled: bool = Field(True, description="False leaves the engine exactly as it would be without rollspec.")
+    mode: Literal["standard", "coupled"] = Field(
+        "standard",
+        description="Distribution of the rollout. `standard`: exactly the policy, by the engine's rejection sampling. "
+        "`coupled`: exactly the policy, and the same tokens whatever is drafted, by seeded Gumbel noise.",
+    )
+    coupled: CoupledConfig = CoupledConfig()
+    reuse: ReuseConfig = ReuseConfig()
+    proposal: ProposalConfig = ProposalConfig()
+    drafter: DrafterConfig = DrafterConfig()
+    tuning: TuningConfig = TuningConfig()
+    history: HistoryConfig = HistoryConfig()
+    telemetry: TelemetryConfig = TelemetryConfig()
+
+    @model_validator(mode="after")
+    def _consistent(self) -> RollspecConfig:
+        if self.reuse.mode == "coupled" and self.mode != "coupled":
+            raise ValueError("reuse.mode = coupled repeats past noise: set mode: coupled as well")
+        if self.reuse.mode == "coupled" and not self.proposal.drafters:
+            raise ValueError("reuse.mode = coupled drafts old responses: proposal.drafters must not be empty")
+        if self.reuse.mode == "lenient" and self.mode != "standard":
+            raise ValueError("reuse.mode = lenient is lossy, which mode = coupled excludes: set mode: standard")
+        drafters = self.proposal.drafters
+        if len(set(drafters)) != len(drafters) or {"eagle3", "draft_model"} <= set(drafters):
+            raise ValueError(
+                f"proposal.drafters = {list(drafters)} must name each drafter once, and one of eagle3 and draft_model "
+                "at most: remove one"
+            )
+        if "draft_model" in drafters and self.proposal.learned.model is None:
+            raise ValueError("proposal.drafters has draft_model and proposal.learned.model is unset: give its folder")
+        if self.drafter.mode != "off" and "eagle3" not in drafters:
+            raise ValueError(
+                f"drafter.mode = {self.drafter.mode} is for an EAGLE-3 head, and proposal.drafters = {list(drafters)} "
+                "has none: add eagle3, or set drafter.mode to off"
+            )
+        if self.drafter.versions is not None and not {"eagle3", "draft_model"} & set(drafters):
+            raise ValueError(
+                f"drafter.versions = {self.drafter.versions} holds weights of a learned drafter, and "
+                f"proposal.drafters = {list(drafters)} has none: add eagle3, or unset drafter.versions"
+            )
+        arms, k_max = self.tuning.arms, self.proposal.k_max
+        if arms is not None and (not arms or len(set(arms)) != len(arms)):
+            raise ValueError(f"tuning.arms = {list(arms)} must name each draft length once, and at least one")
+        if bad := [k for k in arms or () if not 0 <= k <= k_max]:
+            raise ValueError(
+                f"tuning.arms has {bad[0]}, which is not between 0 and proposal.k_max = {k_max}: change one of the two"
+            )
+        if (table := self.tuning.options.table) is not None and self.tuning.policy != "table":
+            raise ValueError(
+                f"tuning.options.table is set and tuning.policy = {self.tuning.policy}: set that to table, or unset it"
+            )
+        if self.tuning.policy == "table":
+            if not table:
+                raise ValueError(
+                    "tuning.policy = table needs tuning.options.table, a mapping of batch sizes to draft lengths such "
+                    "as {4: 8, 16: 4, 64: 0}"
+                )
+            known = self.tuning.lengths(k_max)
+            if missing := sorted(set(table.values()) - set(known)):
+                raise ValueError(
+                    f"tuning.options.table asks for K = {missing[0]}, which is not among tuning.arms {list(known)}: "
+                    "add it there"
+                )
+        return self
+
+    @property
+    def drafter_training(self) -> dict[str, Any]:
+        """What `drafter.training` and the way this engine draws drafts are as fields of `DrafterTraining`."""
+        sampled = self.mode == "coupled" and self.coupled.drafts == "noise"
+        given = self.drafter.training
+        rate = {} if given.learning_rate is None else {"learning_rate": given.learning_rate}
+        return {
+            "draft_sampling": "probabilistic" if sampled else "greedy",
+            "batch_tokens": given.batch_tokens,
+            "ttt_steps": min(self.proposal.learned.k_max, MOST_TRAINED),
+            **RECIPES[given.recipe],
+            **rate,
+        }
+
+    @classmethod
+    def load(
+        cls,
+        source: Source = None,
+        *,
+        overrides: Mapping[str, Any] | Sequence[str] = (),
+        env: Mapping[str, str] | None = None,
+    ) -> RollspecConfig:
+        """`resolve`, for programs that import this class alone."""
+        return resolve(source, overrides=overrides, env=env)
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> RollspecConfig:
+        """The settings that `to_dict` wrote down, perhaps in another process. Reads no file and no environment.
+
+        Raises:
+            ConfigError: a key is missing or unknown, or a value out of range.
+        """
+        if missing := next(missing_knobs(cls, data), None):
+            raise ConfigError(f"rollspec: resolved settings lack {missing!r}; pass on what `to_dict` returned.")
+        return validated(cls, [(dict(data), "the resolved settings")])
+
+    def to_dict(self) -> dict[str, Any]:
+        """A JSON-able mapping with every knob, from which `from_dict` rebuilds equal settings."""
+        return self.model_dump(mode="json")
+
+    def change(self, changes: Mapping[str, Any]) -> RollspecConfig:
+        """These settings with some, by dotted name, changed and checked again.
+
+        Raises:
+            ConfigError: as `resolve`.
+        """
+        return validated(type(self), [(self.model_dump(), "the settings"), (dict(changes), "the changes")])
+
+    def of_replica(self, number: int) -> RollspecConfig:
+        """The settings of one of a job's engines: folders of its own, so that every file has one writer."""
+        own, changes = f"replica_{number}", {}
+        if self.history.dir is not None:
+            changes["history.dir"] = self.history.dir / own
+        if self.drafter.dir is not None and self.drafter.mode != "dedicated":  # that trainer is the job's
+            changes["drafter.dir"] = self.drafter.dir / own
+        return self.change(changes) if changes else self
+
+
+def resolve(
+    source: Source = None,
+    *,
+    overrides: Mapping[str, Any] | Sequence[str] = (),
+    env: Mapping[str, str] | None = None,
+) -> RollspecConfig:
+    """The settings of a job, from all that may set them; to be called once, in the process that starts the job.
+
+    Weakest first: built-in values, preset, file or mapping (a trainer's own options are a mapping), environment,
+    `overrides`. Settings that were resolved before, as an object or as the mapping of `to_dict`, have met the
+    environment already and take `overrides` alone.
+
+    Args:
+        source: a preset's name, a path to a YAML file, a mapping, or None for `default`.
+        overrides: `{"proposal.k_max": 8}` or `["proposal.k_max=8"]`.
+        env: environment to read `ROLLSPEC__A__B=value` from; `os.environ` when None.
+
+    Raises:
+        ConfigError: unknown preset, file, key or a value out of range, as one sentence.
+    """
+    if isinstance(source, RollspecConfig):
+        return source.change(overriding(overrides)) if overrides else source
+    if is_resolved(source):
+        return resolve(RollspecConfig.from_dict(source), overrides=overrides)
+    return validated(
+        RollspecConfig,
+        [*layers_of(source), (environment(env), "the environment"), (overriding(overrides), "the overrides")],
+    )
+
+
+def is_resolved(source: object) -> TypeGuard[Mapping[str, Any]]:
+    """Whether `source` is a mapping that sets every knob, as `to_dict` does: nothing is left to resolve."""
+    return isinstance(source, Mapping) and next(missing_knobs(RollspecConfig, source), None) is None

@@ -1,0 +1,131 @@
+"""What an engine's worker counts between two drains: sums and levels, which cross processes and merge over replicas."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from rollspec.tuning.tuner import LEARNED
+
+SUMS = (
+    "steps", "requests", "verified", "drafted", "accepted", "emitted", "history_bytes", "tree_bytes", "prompts",
+    "evicted", "rewarded", "cost_skipped", "alarms", "recoveries", "passes", "step_seconds", "tail_seconds",
+    "propose_seconds", "predicted", "tuner_seconds", "pass_seconds",
+)  # fmt: skip
+SUMS_BY_KEY = ("faults", "plays", "lenient", "drafter", "modelled")
+
+
+@dataclass(slots=True)
+class EngineStats:
+    """Sums over the steps since the last drain, from one engine worker. JSON-able through `to_dict`."""
+
+    steps: int = 0
+    step_seconds: float = 0.0
+    tail_seconds: float = 0.0
+    propose_seconds: float = 0.0
+    requests: int = 0  # request-steps: sum over steps of requests that sampled
+    verified: int = 0  # request-steps whose draft was verified
+    drafted: int = 0
+    accepted: int = 0
+    emitted: int = 0
+    predicted: float = 0.0  # sum of calibrated acceptance probabilities of the drafted tokens
+    by_position: list[list[int]] = field(default_factory=list)  # [[verified_i, accepted_i], ...]
+    by_source: dict[str, list[int]] = field(default_factory=dict)  # drafter -> [drafts, drafted, accepted]
+    peak_batch: int = 0
+    version: int = 0
+    speculating: bool = True
+    history_bytes: int = 0
+    tree_bytes: int = 0
+    prompts: int = 0
+    evicted: int = 0
+    rewarded: int = 0
+    faults: dict[str, int] = field(default_factory=dict)  # cause -> count
+    tuner_seconds: float = 0.0  # deciding how much to draft, part of propose_seconds
+    plays: dict[str, int] = field(default_factory=dict)  # arm -> steps
+    modelled: dict[str, float] = field(default_factory=dict)  # setting -> seconds by the cost model (tuning/regret.py)
+    cost_error: float | None = None  # median relative error of the cost model's latest predictions
+    cost_skipped: int = 0  # steps without a usable time
+    alarms: int = 0  # drafters switched off
+    recoveries: int = 0  # drafters switched on again
+    drafters_off: list[str] = field(default_factory=list)
+    correlated: bool = False  # whether noise is kept over epochs
+    reuse: list[int] = field(default_factory=lambda: [0, 0, 0, 0])  # responses, their tokens, repeated, identical
+    drafter: dict[str, float] = field(default_factory=dict)  # what became of the learned drafter: sums, by metric
+    drafter_levels: dict[str, float] = field(default_factory=dict)  # and levels
+    passes: int = 0  # of the learned drafter
+    pass_seconds: float = 0.0
+    max_prob: list[float] = field(default_factory=lambda: [0.0, 0.0])  # sum of the target's largest p, rows
+    lenient: dict[str, float] = field(default_factory=dict)  # counts of lenient reuse (sampling/lenient_reuse.py)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON types only: this crosses process borders."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> EngineStats:
+        """Inverse of `to_dict`. Unknown keys raise TypeError: both ends are one version of rollspec."""
+        return cls(**data)
+
+    @classmethod
+    def merge(cls, parts: Iterable[EngineStats]) -> EngineStats:
+        """Sum over replicas; levels (version, batch) take the maximum, `speculating` holds if any replica does.
+
+        Levels of the learned drafter that are means take the mean over replicas (`MEANS`).
+        """
+        out = cls(speculating=False)
+        parts = list(parts)
+        out.drafter_levels = _merged_levels(parts)
+        for p in parts:
+            for name in SUMS:
+                setattr(out, name, getattr(out, name) + getattr(p, name))
+            for i, (n, a) in enumerate(p.by_position):
+                while len(out.by_position) <= i:
+                    out.by_position.append([0, 0])
+                out.by_position[i][0] += n
+                out.by_position[i][1] += a
+            for source, row in p.by_source.items():
+                total = out.by_source.setdefault(source, [0, 0, 0])
+                for j, v in enumerate(row):
+                    total[j] += v
+            for name in SUMS_BY_KEY:
+                sums = getattr(out, name)
+                for key, value in getattr(p, name).items():
+                    sums[key] = sums.get(key, 0) + value
+            out.correlated = out.correlated or p.correlated
+            out.reuse = [a + b for a, b in zip(out.reuse, p.reuse, strict=True)]
+            out.max_prob = [a + b for a, b in zip(out.max_prob, p.max_prob, strict=True)]
+            if p.cost_error is not None:
+                out.cost_error = max(out.cost_error or 0.0, p.cost_error)
+            out.drafters_off = sorted({*out.drafters_off, *p.drafters_off})
+            out.version = max(out.version, p.version)
+            out.peak_batch = max(out.peak_batch, p.peak_batch)
+            out.speculating = out.speculating or p.speculating
+        return out
+
+
+MEANS = {"accept_length": "drafted", "loss": "steps", "train_length": "steps", "micro_step_seconds": "steps"}
+"""Levels of a learned drafter that are means, and what replicas weigh in them by: tokens it drafted, or steps of its
+training, in the interval. `loss/<term>` is as `loss`. Other levels take the maximum, which is the worst case."""
+
+
+def _merged_levels(parts: Sequence[EngineStats]) -> dict[str, float]:
+    out: dict[str, float] = {}
+    for name in dict.fromkeys(n for p in parts for n in p.drafter_levels):
+        having = [p for p in parts if name in p.drafter_levels]
+        values = [p.drafter_levels[name] for p in having]
+        by = MEANS.get(name.partition("/")[0])
+        if by is None:
+            out[name] = max(values)
+            continue
+        weights = [_weight(p, by) for p in having]
+        if not sum(weights):  # nothing new anywhere
+            weights = [1.0] * len(values)
+        out[name] = sum(w * v for w, v in zip(weights, values, strict=True)) / sum(weights)
+    return out
+
+
+def _weight(p: EngineStats, by: str) -> float:
+    if by == "steps":
+        return p.drafter.get("train_steps", 0.0)
+    return float(sum(p.by_source[n][1] for n in LEARNED if n in p.by_source))

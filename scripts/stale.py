@@ -1,0 +1,155 @@
+"""Which benchmark results are stale: from a commit that is not in HEAD's history, with local changes, or older than the
+code that they measure (comments and docstrings apart).
+
+    python -m scripts.stale
+
+Prints a table of the stale ones, and fails where a page does not show what it should beside a number
+(`python -m scripts.generate` writes the marks). Git and JSON alone, so that the static checks stay fast. In a shallow
+clone, and outside a repository, nothing can be told: it says so and passes.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+RESULTS = "benchmarks/results"
+
+DRAFTING = ("rollspec/step.py", "rollspec/drafting", "rollspec/proposal", "rollspec/tuning")
+ENGINE = (*DRAFTING, "rollspec/sampling", "rollspec/engine", "integrations/vllm_cpu_v2")
+HEAD = ("rollspec/head", "drafter_online")
+JOB = (*ENGINE, "integrations/rollspec_verl", "examples/grpo_arithmetic", "rollspec/demo/job.py")
+
+MEASURES: dict[str, tuple[str, ...]] = {
+    "audit_power": ("rollspec/audit",),
+    "bandits": ("rollspec/tuning",),
+    "control": ENGINE,
+    "cost": (*ENGINE, "benchmarks/cost.py"),
+    "demo": JOB,
+    "demo-0.32": JOB,
+    "drafter": ("drafter_online",),
+    "harm": ENGINE,
+    "identity-bfloat16": ("rollspec/sampling", "rollspec/engine/vllm", "integrations/vllm_cpu_v2"),
+    "inert": ("rollspec/engine/vllm",),
+    "long_tail": (*JOB, *HEAD),
+    "lookup": ("rollspec/proposal",),
+    "propose": DRAFTING,
+    "replay": ENGINE,
+    "reuse": JOB,
+    "rollout": ENGINE,
+    "runners": ("integrations/vllm_cpu_v2",),
+    "scale": ("benchmarks/scale", "drafter_online/canary.py", "drafter_online/shared_canary.py"),
+    "serve": (*ENGINE, *HEAD),
+    "shared_noise": ("rollspec/sampling", "rollspec/drafting"),
+    "swap": ("rollspec/head", "rollspec/engine/vllm"),
+    "traffic": (*ENGINE, *HEAD, "examples/production_traffic"),
+    "tuner": ENGINE,
+}
+"""What each file of `benchmarks/results` measures, by its name without `.json`: paths from the root."""
+
+
+def reasons(root: Path = ROOT) -> dict[str, list[str]] | None:
+    """Why each result is stale, by name; an empty list where it is not. None where the history is not all here.
+
+    Raises:
+        ValueError: a result is not in `MEASURES`.
+    """
+    if _git(root, "rev-parse", "--is-shallow-repository") != "false":
+        return None
+    known: dict[tuple[str, ...], list[str]] = {}
+    found = {}
+    for path in sorted((root / RESULTS).glob("*.json")):
+        if path.stem not in MEASURES:
+            raise ValueError(
+                f"{RESULTS}/{path.name} has no line in MEASURES of scripts/stale.py: add what it measures."
+            )
+        marks = sorted(set(_revisions(json.loads(path.read_bytes()))))
+        why = [] if marks else ["it names no commit"]
+        for commit, dirty in marks:
+            ask = (commit, *MEASURES[path.stem])
+            if ask not in known:
+                known[ask] = _of_commit(root, commit, MEASURES[path.stem])
+            why += [r for r in [*known[ask], *(["the tree had local changes"] if dirty else [])] if r not in why]
+        found[path.stem] = why
+    return found
+
+
+def _of_commit(root: Path, commit: str, paths: tuple[str, ...]) -> list[str]:
+    if _git(root, "merge-base", "--is-ancestor", commit, "HEAD") is None:
+        return [f"{commit[:8]} is not in this history"]
+    # Against the working tree: the commit that changes a module also changes what the pages say of its numbers.
+    files = (_git(root, "diff", "--name-only", commit, "--", *paths) or "").splitlines()
+    changed = any(_code(_git(root, "show", f"{commit}:{file}")) != _code(_read(root / file)) for file in files)
+    return [f"what it measures changed since {commit[:8]}"] if changed else []
+
+
+def _read(path: Path) -> str | None:
+    return path.read_text(encoding="utf-8", errors="replace") if path.is_file() else None
+
+
+def _code(text: str | None) -> str | None:
+    """What of a file decides what it does: of Python, neither comments nor docstrings nor layout."""
+    try:
+        tree = ast.parse(text or "")
+    except (SyntaxError, ValueError):
+        return text
+    for node in ast.walk(tree):
+        body = getattr(node, "body", None)
+        if (
+            isinstance(body, list)
+            and body
+            and isinstance(body[0], ast.Expr)
+            and isinstance(body[0].value, ast.Constant)
+        ):
+            body[0] = ast.Pass()
+    return text and ast.dump(tree)
+
+
+def _revisions(data: Any) -> Iterator[tuple[str, bool]]:
+    """Every (commit, whether there were local changes) that a result names, wherever in it."""
+    if isinstance(data, dict):
+        commit = data.get("git") or data.get("git_sha")
+        if isinstance(commit, str):
+            yield commit.split()[0], bool(data.get("dirty")) or " " in commit
+        data = list(data.values())
+    if isinstance(data, list):
+        for value in data:
+            if isinstance(value, dict | list):
+                yield from _revisions(value)
+
+
+def _git(root: Path, *args: str) -> str | None:
+    """What git prints; None where it fails, or is not there."""
+    try:
+        done = subprocess.run(["git", "-C", str(root), *args], capture_output=True, text=True, timeout=60, check=False)
+    except OSError:
+        return None
+    return done.stdout.strip() if done.returncode == 0 else None
+
+
+def main() -> int:
+    """Print what is stale; the exit status."""
+    from scripts.generate import results
+
+    found = reasons()
+    if found is None:
+        print("The whole history is not here: what is stale among the results cannot be told.")
+        return 0
+    for name, why in found.items():
+        if why:
+            print(f"{name + '.json':24}stale: {'; '.join(why)}")
+    print(f"{sum(map(bool, found.values()))} of {len(found)} results are stale.")
+    wrong = [page.FILE for page in results.PAGES if page.FILE.read_text("utf-8") != page.render()]
+    for page in wrong:
+        print(f"{page} does not say what is stale; run `python -m scripts.generate`.", file=sys.stderr)
+    return int(bool(wrong))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,115 @@
+"""Results that are older than what they measure say so, on every page that names them."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from scripts import stale
+from scripts.generate import results
+
+CODE = "rollspec/proposal/suffix.py"
+
+
+def git(root: Path, *args: str) -> str:
+    done = subprocess.run(
+        ["git", "-c", "user.name=n", "-c", "user.email=e@e", *args],
+        cwd=root,
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    return done.stdout.strip()
+
+
+def write(root: Path, path: str, text: str) -> None:
+    (root / path).parent.mkdir(parents=True, exist_ok=True)
+    (root / path).write_text(text)
+
+
+def result(root: Path, name: str, provenance: dict[str, object]) -> None:
+    write(root, f"{stale.RESULTS}/{name}.json", json.dumps({"part": [{"provenance": provenance}]}))
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    root = tmp_path / "repository"
+    write(root, CODE, '"""What it is."""\nx = 1\n')
+    git(root, "init", "-q")
+    git(root, "add", ".")
+    git(root, "commit", "-qm", "first")
+    result(root, "lookup", {"git": git(root, "rev-parse", "HEAD"), "dirty": False})
+    return root
+
+
+def test_a_result_is_current_until_the_code_that_it_measures_changes(root: Path) -> None:
+    assert stale.reasons(root) == {"lookup": []}
+    write(root, "rollspec/telemetry/report.py", "y = 1\n")  # nothing that it measures
+    write(root, CODE, '"""What it is, in other words."""\n\nx = 1  # one\n')
+    assert stale.reasons(root) == {"lookup": []}
+    write(root, CODE, '"""What it is."""\nx = 2\n')
+    assert "changed since" in str(stale.reasons(root))
+    git(root, "commit", "-qam", "second")
+    assert "changed since" in str(stale.reasons(root))
+    result(root, "lookup", {"git": git(root, "rev-parse", "HEAD"), "dirty": False})
+    assert stale.reasons(root) == {"lookup": []}
+
+
+def test_what_cannot_be_checked_out_again_is_stale(root: Path) -> None:
+    head = git(root, "rev-parse", "HEAD")
+    for name, provenance, why in (
+        ("lookup", {"git": head, "dirty": True}, "local changes"),
+        ("demo", {"git_sha": f"{head} with local changes"}, "local changes"),
+        ("replay", {"git": "f" * 40, "dirty": False}, "ffffffff is not in this history"),
+        ("runners", {"cores": 2}, "names no commit"),
+    ):
+        result(root, name, provenance)
+        found = stale.reasons(root)
+        assert found is not None and len(found[name]) == 1 and why in found[name][0], name
+    git(root, "checkout", "-qb", "side")
+    git(root, "commit", "-q", "--allow-empty", "-m", "aside")
+    result(root, "lookup", {"git": git(root, "rev-parse", "HEAD"), "dirty": False})
+    git(root, "checkout", "-q", "-")
+    assert "is not in this history" in str((stale.reasons(root) or {})["lookup"])
+
+
+def test_without_the_whole_history_nothing_is_said(root: Path, tmp_path: Path) -> None:
+    git(root, "add", ".")
+    git(root, "commit", "-qm", "second")
+    git(tmp_path, "clone", "-q", "--depth", "1", root.as_uri(), "shallow")
+    assert stale.reasons(tmp_path / "shallow") is None and stale.reasons(root) is not None
+    (tmp_path / "plain").mkdir()
+    assert stale.reasons(tmp_path / "plain") is None
+
+
+def test_a_result_that_measures_nothing_known_is_refused(root: Path) -> None:
+    result(root, "new", {})
+    with pytest.raises(ValueError, match=r"new\.json has no line in MEASURES"):
+        stale.reasons(root)
+
+
+def test_every_result_says_what_it_measures() -> None:
+    names = {path.stem for path in (stale.ROOT / stale.RESULTS).glob("*.json")}
+    assert names <= set(stale.MEASURES)
+    missing = [p for paths in stale.MEASURES.values() for p in paths if not (stale.ROOT / p).exists()]
+    assert not missing
+
+
+def test_pages_mark_what_is_stale_and_nothing_else() -> None:
+    text = "[`harm.json`](x/harm.json) and `benchmarks/results/demo.json` *(stale)*, `demo-0.32.json`, `other.json`"
+    state = {"harm": ["old"], "demo": [], "demo-0.32": ["old"]}
+    want = (
+        "[`harm.json`](x/harm.json) *(stale)* and `benchmarks/results/demo.json`, `demo-0.32.json` *(stale)*, "
+        "`other.json`"
+    )
+    assert results.marked(text, state) == want == results.marked(want, state)
+
+
+def test_the_pages_are_marked() -> None:
+    assert len(results.PAGES) > 10
+    assert [p.FILE.name for p in results.PAGES if p.FILE.read_text("utf-8") != p.render()] == [], (
+        "run `python -m scripts.generate`"
+    )
