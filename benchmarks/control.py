@@ -15,7 +15,7 @@ from rich.console import Console
 from benchmarks.drift import CACHE
 from benchmarks.engines import Arm, Engine, Work, alternate, idle_cores
 from benchmarks.harness import pin, provenance, ratio, save, verdict
-from rollspec.demo.job import JobSettings, prepare_assets
+from examples.demo.job import JobSettings, prepare_assets
 
 BATCHES = (4, 32)
 LENGTH = 96

@@ -24,7 +24,7 @@ from benchmarks.cost_table import Cell, curves, picture, summarise, table
 from benchmarks.drift import CACHE
 from benchmarks.engines import Arm, Engine, Work
 from benchmarks.harness import QUICK, pin, provenance, save
-from rollspec.demo.job import JobSettings, prepare_assets
+from examples.demo.job import JobSettings, prepare_assets
 from rollspec.errors import RollspecError
 from rollspec.proposal.base import prompt_key
 from rollspec.proposal.confidence import Confidence

@@ -26,7 +26,7 @@ from typing import Any
 
 from benchmarks import harness
 from benchmarks.drift import CACHE, Drift, drift
-from rollspec.demo.job import JobSettings
+from examples.demo.job import JobSettings
 
 K = 3
 """Tokens per draft of every measurement, whatever an arm was trained for."""

@@ -16,8 +16,8 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
-from rollspec.demo.job import Assets, JobSettings, build_job, prepare_assets
-from rollspec.demo.runner import run_job
+from examples.demo.job import Assets, JobSettings, build_job, prepare_assets
+from examples.demo.runner import run_job
 
 CACHE = Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")).expanduser() / "rollspec"
 

@@ -28,7 +28,7 @@ from benchmarks.drift import CACHE, Drift
 from benchmarks.engines import Arm, Engine, Work, idle_cores
 from benchmarks.harness import QUICK, pin, provenance, ratio, save, verdict
 from benchmarks.rollout import PROMPTS, SAMPLES, first_prompts
-from rollspec.demo.job import JobSettings, prepare_assets
+from examples.demo.job import JobSettings, prepare_assets
 
 BATCH = PROMPTS * SAMPLES
 LENGTH = 128  # tokens of every response, so that the batch stays full

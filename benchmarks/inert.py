@@ -21,7 +21,7 @@ from rich.console import Console
 from benchmarks.drift import CACHE
 from benchmarks.engines import Arm, Engine, Work, alternate, idle_cores
 from benchmarks.harness import ROOT, pin, provenance, ratio, save
-from rollspec.demo.job import JobSettings, prepare_assets
+from examples.demo.job import JobSettings, prepare_assets
 
 MAX_LEN = 256
 ROUNDS = 240

@@ -23,8 +23,8 @@ from rich.table import Table
 from benchmarks.drift import CACHE
 from benchmarks.harness import QUICK, Ratio, pin, provenance, ratio, save, verdict
 from benchmarks.reuse import folder, seeds_in
-from rollspec.demo.job import Job, JobSettings, build_job, prepare_assets
-from rollspec.demo.runner import finished_run, run_job
+from examples.demo.job import Job, JobSettings, build_job, prepare_assets
+from examples.demo.runner import finished_run, run_job
 from rollspec.errors import RollspecError
 from rollspec.telemetry.runs import GEN, STEP_TIME, Run, load_run
 from rollspec.telemetry.summary import REWARD

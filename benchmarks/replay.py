@@ -20,7 +20,7 @@ from rich.table import Table
 from benchmarks.harness import QUICK, pin, provenance, save
 from benchmarks.reuse import ARMS, CACHE
 from benchmarks.two_policies import rollouts
-from rollspec.demo.job import JobSettings, prepare_assets
+from examples.demo.job import JobSettings, prepare_assets
 
 FIXED = ("proposal.budget.policy=fixed", "tuning.policy=static", "tuning.guard.enabled=false")
 LONGEST = 352

@@ -22,8 +22,8 @@ from rich.console import Console
 
 from benchmarks.harness import QUICK, pin, provenance, save
 from benchmarks.reuse_table import read, steps, summarise, table
-from rollspec.demo.job import Job, JobSettings, build_job, prepare_assets
-from rollspec.demo.runner import finished_run, run_job
+from examples.demo.job import Job, JobSettings, build_job, prepare_assets
+from examples.demo.runner import finished_run, run_job
 from rollspec.errors import RollspecError
 from rollspec.telemetry.runs import PROVENANCE, load_run
 

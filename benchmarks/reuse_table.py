@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from rich.table import Table
 
-from rollspec.demo.job import JobSettings
+from examples.demo.job import JobSettings
 from rollspec.telemetry.runs import GEN, Run
 from rollspec.telemetry.summary import REWARD
 

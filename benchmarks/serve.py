@@ -27,8 +27,8 @@ from rich.console import Console
 
 from benchmarks.drift import CACHE
 from benchmarks.harness import QUICK, pin, provenance, quantile, ratio, save, verdict
+from examples.demo.job import JobSettings, prepare_assets
 from examples.production_traffic.traffic import client_of, counters
-from rollspec.demo.job import JobSettings, prepare_assets
 
 CLIENTS = 32
 BLOCK = 500  # requests

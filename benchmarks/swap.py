@@ -23,8 +23,8 @@ from rich.console import Console
 
 from benchmarks.drift import CACHE
 from benchmarks.harness import RESULTS, pin, provenance, quantile, ratio, save
-from rollspec.demo.dtype import native_dtype
-from rollspec.demo.job import JobSettings, prepare_assets
+from examples.demo.dtype import native_dtype
+from examples.demo.job import JobSettings, prepare_assets
 
 MAX_LEN = 512
 REQUESTS, LENGTH = 8, 256

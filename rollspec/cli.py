@@ -30,16 +30,17 @@ class Lazy:
     module: str
     help: str
     extra: str | None = None  # the optional dependencies it needs: pip install 'rollspec[extra]'
+    checkout: bool = False  # whether it is in the repository only
 
 
 COMMANDS: dict[str, Lazy] = {
-    "demo": Lazy("rollspec.demo.cli", "Run a small GRPO job on this machine with and without rollspec.", "verl"),
+    "demo": Lazy("examples.demo.cli", "Run a small GRPO job on this machine with and without rollspec.", "verl", True),
     "doctor": Lazy("rollspec.doctor", "Say what is installed, what it enables, and what is off and why."),
     "audit": Lazy(
         "rollspec.audit.cli", "Test on your own model that speculation does not change the distribution.", "audit"
     ),
     "drafter": Lazy("rollspec.drafter_cli", "Make, convert, train and inspect learned drafters.", "drafter"),
-    "bench": Lazy("rollspec.bench_cli", "Run the benchmarks and print their tables."),
+    "bench": Lazy("benchmarks.cli", "Run the benchmarks and print their tables.", checkout=True),
     "report": Lazy("rollspec.telemetry.report_cli", "Write one self-contained HTML page about a run.", "report"),
     "config": Lazy("rollspec.cli", "List the knobs, show a resolved configuration, list the presets."),
 }
@@ -69,8 +70,11 @@ def _load(name: str) -> Any:
     except ModuleNotFoundError as e:
         missing = e.name or str(e)
         if lazy.module == missing or lazy.module.startswith(f"{missing}."):
+            where = (
+                f"clone the repository, where it is, and run `make {name}`" if lazy.checkout else "reinstall rollspec"
+            )
             raise RollspecError(
-                f"rollspec: `rollspec {name}` is not in this installation ({missing} is missing); reinstall rollspec."
+                f"rollspec: `rollspec {name}` is not in this installation ({missing} is missing); {where}."
             ) from e
         remedy = f"pip install 'rollspec[{lazy.extra}]'" if lazy.extra else f"install {missing}"
         raise RollspecError(

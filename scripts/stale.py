@@ -24,7 +24,7 @@ RESULTS = "benchmarks/results"
 DRAFTING = ("rollspec/step.py", "rollspec/drafting", "rollspec/proposal", "rollspec/tuning")
 ENGINE = (*DRAFTING, "rollspec/sampling", "rollspec/engine", "integrations/vllm_cpu_v2")
 HEAD = ("rollspec/head", "drafter_online")
-JOB = (*ENGINE, "integrations/rollspec_verl", "examples/grpo_arithmetic", "rollspec/demo/job.py")
+JOB = (*ENGINE, "integrations/rollspec_verl", "examples/grpo_arithmetic", "examples/demo/job.py")
 
 MEASURES: dict[str, tuple[str, ...]] = {
     "audit_power": ("rollspec/audit",),

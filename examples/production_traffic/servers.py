@@ -16,7 +16,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from rollspec.demo.processes import MARKER, Family, remove_segments
+from examples.demo.processes import MARKER, Family, remove_segments
 from rollspec.errors import RollspecError
 
 START_SECONDS = 300.0

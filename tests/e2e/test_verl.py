@@ -24,9 +24,9 @@ import psutil
 import pytest
 
 from drafter_online.versions import Versions
-from rollspec.demo.job import Job, JobSettings, build_job, prepare_assets
-from rollspec.demo.processes import MARKER, Family
-from rollspec.demo.runner import log_tail, run_job
+from examples.demo.job import Job, JobSettings, build_job, prepare_assets
+from examples.demo.processes import MARKER, Family
+from examples.demo.runner import log_tail, run_job
 from rollspec.telemetry.report import write_report
 
 # Bounds against hangs, not expectations: a job takes one to two minutes on an idle machine of two cores.

@@ -320,7 +320,7 @@ def test_changed_settings_are_checked_again() -> None:
 
 
 STARTS = {  # where a job, an engine or a command starts
-    "rollspec/cli.py", "rollspec/doctor.py", "rollspec/demo/cli.py", "rollspec/demo/job.py",
+    "rollspec/cli.py", "rollspec/doctor.py", "examples/demo/cli.py", "examples/demo/job.py",
     "rollspec/engine/vllm/plugin.py", "rollspec/audit/engine.py",
     "integrations/rollspec_openrlhf/__init__.py", "integrations/rollspec_trl/__init__.py",
     "integrations/rollspec_verl/options.py",
@@ -329,7 +329,9 @@ STARTS = {  # where a job, an engine or a command starts
 
 def test_settings_are_resolved_where_a_job_starts_and_are_data_everywhere_else() -> None:
     root = Path(__file__).parents[2]
-    files = [p for top in ("rollspec", "drafter_online", "integrations") for p in (root / top).rglob("*.py")]
+    files = [
+        p for top in ("rollspec", "drafter_online", "integrations", "examples/demo") for p in (root / top).rglob("*.py")
+    ]
     texts = {str(p.relative_to(root)): p.read_text() for p in files}
     texts = {name: text for name, text in texts.items() if not name.startswith("rollspec/config/")}
     assert {name for name, text in texts.items() if re.search(r"import .*\bresolve\b", text)} == STARTS

@@ -19,13 +19,13 @@ from report_samples import rows, write_demo
 from rich.console import Console
 from typer.testing import CliRunner
 
+from examples.demo import cli
+from examples.demo.job import Assets, Job, JobSettings, build_job, hydra_value, wandb_environment
+from examples.demo.live import Display, RunView
+from examples.demo.processes import Family, process_table, remove_segments
+from examples.demo.runner import JobFailed, MetricsTail, finished_run, log_tail, run_job
 from rollspec.cli import app
 from rollspec.config import RollspecConfig
-from rollspec.demo import cli
-from rollspec.demo.job import Assets, Job, JobSettings, build_job, hydra_value, wandb_environment
-from rollspec.demo.live import Display, RunView
-from rollspec.demo.processes import Family, process_table, remove_segments
-from rollspec.demo.runner import JobFailed, MetricsTail, finished_run, log_tail, run_job
 from rollspec.errors import RollspecError
 
 linux = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs /proc")
@@ -364,7 +364,7 @@ def test_finished_baseline_is_not_run_again(tmp_path: Path, monkeypatch: pytest.
 
 
 def test_command_refuses_bad_input_before_running(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(cli, "require_checkout", lambda: None)
+    monkeypatch.setattr(cli, "require_programs", lambda: None)
     monkeypatch.setattr(cli, "run_plan", lambda *a: pytest.fail("must not start"))
     for args, text in (
         (["--set", "proposal.kmax=8"], "proposal.k_max"),
@@ -375,9 +375,12 @@ def test_command_refuses_bad_input_before_running(monkeypatch: pytest.MonkeyPatc
         assert result.exit_code == 2 and text in result.output
 
 
-def test_command_outside_a_checkout(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr("rollspec.demo.job.EXAMPLE", tmp_path)
-    result = CliRunner().invoke(app, ["demo"])
+@pytest.mark.parametrize(("name", "folder"), [("demo", "examples"), ("bench", "benchmarks")])
+def test_commands_of_the_repository_outside_of_it(monkeypatch: pytest.MonkeyPatch, name: str, folder: str) -> None:
+    for module in [m for m in sys.modules if m.partition(".")[0] == folder]:
+        monkeypatch.delitem(sys.modules, module)
+    monkeypatch.setitem(sys.modules, folder, None)
+    result = CliRunner().invoke(app, [name])
     assert result.exit_code == 2 and "clone the repository" in result.output.replace("\n", " ")
 
 
@@ -385,7 +388,7 @@ def test_command_reports_a_failed_job(monkeypatch: pytest.MonkeyPatch, tmp_path:
     def fail(*_: object) -> None:
         raise JobFailed("rollspec: the baseline job exited with status 1.", "last [line] of the log")
 
-    monkeypatch.setattr(cli, "require_checkout", lambda: None)
+    monkeypatch.setattr(cli, "require_programs", lambda: None)
     monkeypatch.setattr(cli, "run_plan", fail)
     result = CliRunner().invoke(app, ["demo", "--out", str(tmp_path)])
     assert result.exit_code == 1 and "last [line] of the log" in result.output and "status 1" in result.output

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from rollspec.demo.dtype import native_dtype
+from examples.demo.dtype import native_dtype
 
 
 @pytest.mark.parametrize(

@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+from benchmarks import cli as bench_cli
 from benchmarks.gpu import child, claims, kernels, machine, models, page, plan, propose, storm, suite
 from benchmarks.gpu.plan import NotHereError, Part, Spec, choose, parts
 from benchmarks.harness import ROOT
-from rollspec import bench_cli
 
 CLEAN = {"commit": "c0ffee", "clean": True}
 

@@ -27,7 +27,6 @@ NEVER = {
 }
 # The demo is an example job: it may start the trainer's integration.
 EXCEPT = {
-    "rollspec": ("rollspec/demo/", "rollspec/bench_cli.py"),
     "rollspec/engine/vllm": (
         "rollspec/engine/vllm/v2/speculator.py",  # derives from vLLM's; imported where it is made
     ),

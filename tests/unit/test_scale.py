@@ -13,13 +13,13 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
+from benchmarks import cli as bench_cli
 from benchmarks import scale
 from benchmarks.scale import costs, limits, picture
 from benchmarks.scale.events import Clock, Queue
 from benchmarks.scale.feedback import Feedback, feedback, rate_for, server_seconds
 from benchmarks.scale.fleet import Fleet, Replica, _Simulation, simulate
 from benchmarks.scale.spread import Kind, Spread
-from rollspec import bench_cli
 from rollspec.errors import RollspecError
 
 MEASURED = costs.Measured(2e-8, 1e-8, 3e-9, 3e-10, 3e-4, 11.0, 8e-3, None)

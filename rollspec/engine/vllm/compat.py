@@ -17,7 +17,7 @@ from rollspec.machine import machine
 logger = logging.getLogger("rollspec")
 
 TESTED = ">=0.32,<0.34"
-"""vLLM versions that rollspec speculates in. The tests run on 0.32 (requirements/cpu.lock); 0.33, which has no CPU build,
+"""vLLM versions that rollspec speculates in. The tests run on 0.32 (requirements/cpu.lock); 0.33 has no CPU build and
 was run with its Python files over 0.32's compiled parts (scripts/overlay_vllm.py).
 """
 

@@ -22,13 +22,12 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from examples.demo.dtype import MIXED, native_dtype
 from rollspec.config import resolve
-from rollspec.demo.dtype import MIXED, native_dtype
 from rollspec.errors import RollspecError
 from rollspec.telemetry.runs import LENGTHS_FILE
 
 ROOT = Path(__file__).resolve().parents[2]
-EXAMPLE = ROOT / "examples" / "grpo_arithmetic"
 PROJECT = "rollspec-demo"
 
 
@@ -99,13 +98,8 @@ class Job:
     settings_hash: str
 
 
-def require_checkout() -> None:
-    """Raises RollspecError unless the example's files are here: a wheel does not carry them."""
-    if not (EXAMPLE / "prepare.py").is_file():
-        raise RollspecError(
-            "rollspec: the demo needs examples/grpo_arithmetic, which an installed package does not carry; clone the "
-            "repository, run `pip install -e .` in it, then `rollspec demo`."
-        )
+def require_programs() -> None:
+    """Raises RollspecError unless what the demo runs is installed."""
     for module in ("verl", "vllm", "rollspec_verl"):
         if importlib.util.find_spec(module) is None:
             raise RollspecError(

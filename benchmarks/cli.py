@@ -1,9 +1,8 @@
-"""`rollspec bench`: runs the benchmarks of a source checkout and prints where the JSON went."""
+"""`rollspec bench`: runs the benchmarks and prints where the JSON went."""
 
 from __future__ import annotations
 
 import importlib
-import sys
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -11,7 +10,6 @@ import typer
 
 from rollspec.errors import RollspecError
 
-ROOT = Path(__file__).resolve().parents[1]
 NAMES = (
     "propose", "inert", "control", "bandits", "scale", "cost", "harm", "tuner", "rollout", "swap", "serve", "reuse",
     "long-tail",
@@ -29,13 +27,6 @@ Json = Annotated[bool, typer.Option("--json", help="Print the JSON on stdout.")]
 
 
 def _module(name: str) -> Any:
-    if not (ROOT / "benchmarks" / "harness.py").is_file():
-        raise RollspecError(
-            "rollspec: the benchmarks need the folder benchmarks/, which an installed package does not carry; clone "
-            "the repository and run `make bench` in it."
-        )
-    if str(ROOT) not in sys.path:
-        sys.path.insert(0, str(ROOT))
     return importlib.import_module(f"benchmarks.{name}")
 
 

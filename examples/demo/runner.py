@@ -24,9 +24,9 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from rollspec.demo.job import Job
-from rollspec.demo.processes import MARKER, Family, remove_segments
-from rollspec.demo.provenance import describe
+from examples.demo.job import Job
+from examples.demo.processes import MARKER, Family, remove_segments
+from examples.demo.provenance import describe
 from rollspec.errors import RollspecError
 from rollspec.machine import now
 from rollspec.telemetry.runs import METRICS, PROVENANCE, Row, parse_row

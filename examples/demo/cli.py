@@ -21,11 +21,11 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from examples.demo.dtype import native_dtype
+from examples.demo.job import ROOT, Job, JobSettings, build_job, prepare_assets, require_programs
+from examples.demo.live import Display, RunView, clock
+from examples.demo.runner import JobFailed, finished_run, run_job
 from rollspec.config import resolve
-from rollspec.demo.dtype import native_dtype
-from rollspec.demo.job import ROOT, Job, JobSettings, build_job, prepare_assets, require_checkout
-from rollspec.demo.live import Display, RunView, clock
-from rollspec.demo.runner import JobFailed, finished_run, run_job
 from rollspec.errors import RollspecError
 from rollspec.telemetry.report import headline, limits_sentence, report_json, table, write_report
 from rollspec.telemetry.runs import PROVENANCE, load_run
@@ -76,7 +76,7 @@ def command(
     html: Annotated[bool, typer.Option("--html/--no-html", help="Write the HTML page.")] = True,
 ) -> None:
     """Train a small policy on this machine without and with rollspec and compare the two runs (under 15 minutes)."""
-    require_checkout()
+    require_programs()
     plan = Plan(
         settings=settings_for(native_dtype(), prompts, size=size, seed=seed, steps=steps, replicas=replicas),
         out=(out or ROOT / "runs" / f"demo-{datetime.now():%Y%m%d-%H%M%S}").resolve(),

@@ -6,7 +6,7 @@ import platform
 import re
 from typing import Any
 
-from rollspec.demo.job import Job, versions
+from examples.demo.job import Job, versions
 from rollspec.machine import git_sha, machine, now
 
 # Distributions whose versions decide the outcome.
