@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from engines import call, close
+from engines import KV_BYTES, call, close
 
 from rollspec.audit import engine as audit_engine
 from rollspec.audit import worker as audit_worker
@@ -28,7 +28,7 @@ COUPLED = ["mode=coupled", *SWITCHING]
 
 @contextmanager
 def engine_of(job: dict[str, Any]) -> Iterator[Any]:
-    llm = audit_worker.build(job)
+    llm = audit_worker.build(job | {"engine": {"kv_cache_memory_bytes": KV_BYTES, **job["engine"]}})
     try:
         yield llm
     finally:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +15,14 @@ os.environ.setdefault("VLLM_USE_V2_MODEL_RUNNER", "1")
 
 
 @pytest.fixture(scope="session", autouse=True)
-def quick_starts() -> None:
-    """Engines that the tests build start in two seconds."""
-    import forked
+def quick_starts() -> Iterator[None]:
+    """Engines, servers and other programs that the tests start are forked from a process that has imported vLLM."""
+    import warm_server
 
-    forked.install()
+    with warm_server.started(["preloaded"]) as variables, pytest.MonkeyPatch.context() as patch:
+        for name, value in variables.items():
+            patch.setenv(name, value)
+        yield
 
 
 @pytest.fixture(scope="session")

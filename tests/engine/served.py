@@ -13,7 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from engines import MAX_LEN
+from engines import KV_BYTES, MAX_LEN
 
 from examples.production_traffic.servers import answers, free_port, named_vllm
 
@@ -58,7 +58,8 @@ class Server(Process):
         command = [
             sys.executable, "-m", "vllm.entrypoints.cli.main", "serve", str(model), "--host", "127.0.0.1",
             "--port", str(port), "--dtype", "float32", "--enforce-eager", "--max-model-len", str(MAX_LEN),
-            "--max-num-seqs", "16", "--no-enable-prefix-caching", "--served-model-name", "policy", *options,
+            "--max-num-seqs", "16", "--kv-cache-memory-bytes", str(KV_BYTES), "--no-enable-prefix-caching",
+            "--served-model-name", "policy", *options,
         ]  # fmt: skip
         super().__init__(command, PYTHONPATH=named_vllm(folder), VLLM_SERVER_DEV_MODE="1", **env)
 

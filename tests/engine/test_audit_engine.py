@@ -18,6 +18,7 @@ from typing import Any
 
 import pytest
 from audited import COUPLED, EVERYTHING, PROMPTS, SWITCHING, Swapping, audit, engine_of, in_process
+from engines import KV_BYTES
 from heads import random_head
 from models import make_sharp_model
 from typer.testing import CliRunner
@@ -37,6 +38,7 @@ pytestmark = pytest.mark.engine
 
 NGRAM = {"method": "ngram_gpu", "num_speculative_tokens": 3, "prompt_lookup_max": 3, "prompt_lookup_min": 1}
 LIMIT = 240.0
+SMALL = {"kv_cache_memory_bytes": KV_BYTES}
 
 
 @pytest.fixture(scope="module")
@@ -56,7 +58,10 @@ def test_the_command_passes_with_suffix_drafts(sharp: Path, tmp_path: Path, run_
     """In processes of its own: greedy identity, the tests, log-probabilities, drafts of both fates."""
     out = tmp_path / "audit.json"
     cmd = [sys.executable, "-m", "rollspec.cli", "audit", "--model", sharp, "--preset", "suffix_only"]
-    done = run_bounded([*map(str, cmd), "--tokens", "9000", "--out", str(out)], timeout=2 * LIMIT)
+    done = run_bounded(
+        [*map(str, cmd), "--tokens", "9000", "--engine", f"kv_cache_memory_bytes={KV_BYTES}", "--out", str(out)],
+        timeout=2 * LIMIT,
+    )
     assert done.returncode == 0, done.stdout[-3000:]
     assert "PASS" in done.stdout and "sampling, rollspec" in done.stdout
     result = json.loads(out.read_text())
@@ -193,7 +198,7 @@ def moved(model: Path, folder: Path, scale: float = 0.02) -> Path:
 
 
 def test_kept_noise_follows_the_policy_that_replaced_another(sharp: Path, tmp_path: Path) -> None:
-    arm = Arm.with_rollspec("coupled_reuse", EVERYTHING)
+    arm = Arm.with_rollspec("coupled_reuse", EVERYTHING, SMALL)
     plan = Plan(PROMPTS, tokens=4000, samples=32, max_tokens=48)
     out = rollouts(sharp, plan, arm, moved(sharp, tmp_path / "old"))
     judged = judge(out.samples, Reference(sharp, plan.temperature), plan, arm, version=1)
@@ -209,7 +214,7 @@ def test_lenient_reuse_is_as_far_from_the_policy_as_its_formula_says(sharp: Path
     applied at all lies 7.5 of them away, and is found with probability 0.999.
     """
     old = moved(sharp, tmp_path / "old", 0.05)
-    arm = Arm.with_rollspec("spec_rl", ["reuse.bias=0"])
+    arm = Arm.with_rollspec("spec_rl", ["reuse.bias=0"], SMALL)
     plan = Plan(PROMPTS, tokens=5000, samples=28, max_tokens=24)  # the rule decides eight tokens of a response
     out = rollouts(sharp, plan, arm, old)
     policies = (Reference(sharp, plan.temperature), Reference(old, plan.temperature))

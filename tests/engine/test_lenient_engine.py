@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from engines import KV_BYTES
 from models import make_sharp_model
 
 from rollspec.audit.evidence import Samples
@@ -65,6 +66,7 @@ def engine(sharp: Path, run: Run) -> Iterator[Any]:
                 enforce_eager=True,
                 max_model_len=256,
                 max_num_seqs=64,
+                kv_cache_memory_bytes=KV_BYTES,
                 logprobs_mode="processed_logprobs",
                 additional_config={"rollspec": {"preset": "default", "reuse": {"mode": "lenient"}}},
             )

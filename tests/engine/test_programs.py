@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from engines import MAX_LEN, build, close
+from engines import KV_BYTES, MAX_LEN, build, close
 from served import Server
 
 pytestmark = pytest.mark.engine
@@ -19,7 +19,7 @@ APPS = Path(__file__).with_name("apps")
 MAX_TOKENS = 64
 ENGINE: dict[str, Any] = {
     "dtype": "float32", "enforce_eager": True, "max_model_len": MAX_LEN, "max_num_seqs": 16,
-    "enable_prefix_caching": False,
+    "enable_prefix_caching": False, "kv_cache_memory_bytes": KV_BYTES,
 }  # fmt: skip
 
 

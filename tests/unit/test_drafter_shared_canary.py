@@ -293,7 +293,7 @@ def test_of_processes_that_race_exactly_one_tries(fleet: Fleet) -> None:
 
 def live(folder: str, name: str, log: Any, slow: bool) -> None:
     """A replica as a process: it looks, tries for 0.2 s (or for ever), takes."""
-    replica, running = SharedCanary(Versions(folder), name, lease_seconds=8.0), 0
+    replica, running = SharedCanary(Versions(folder), name, lease_seconds=3.0), 0
     while running < 2:
         d = replica.decide(running)
         if d.action == "try":
@@ -323,7 +323,7 @@ def test_a_process_that_is_killed_on_trial_is_followed_by_another_and_one_that_j
     doomed = start("doomed", slow=True)
     assert log.get(timeout=30) == ("doomed", "try", n)
     others = [start(str(i)) for i in range(3)]
-    time.sleep(9.0)
+    time.sleep(4.0)
     assert fleet.store.events() == [], "as long as it lives the others wait"
     doomed.kill()
     doomed.join(10)

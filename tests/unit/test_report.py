@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 
 import pytest
 from report_samples import drafter_rows, rows, write_demo, write_run
@@ -13,11 +15,29 @@ from typer.testing import CliRunner
 
 from rollspec.cli import app
 from rollspec.errors import RollspecError
+from rollspec.telemetry import figures
 from rollspec.telemetry.limits import limits
 from rollspec.telemetry.plots import STYLES, Bars, Line, bar_chart, line_chart
 from rollspec.telemetry.report import headline, render, write_report
 from rollspec.telemetry.runs import load_run
 from rollspec.telemetry.summary import compare, ratio, summarize, tokens_per_step
+
+DRAWN: dict[Any, str] = {}
+
+
+@pytest.fixture(autouse=True)
+def drawn_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A chart that is the same on several pages is drawn for the first."""
+
+    def once(draw: Callable[..., str]) -> Callable[..., str]:
+        def drawn(*args: Any, **kwargs: Any) -> str:
+            key = (draw.__name__, repr(args), repr(kwargs))
+            return DRAWN[key] if key in DRAWN else DRAWN.setdefault(key, draw(*args, **kwargs))
+
+        return drawn
+
+    for name in ("line_chart", "bar_chart", "histogram"):
+        monkeypatch.setattr(figures, name, once(getattr(figures, name)))
 
 
 @pytest.fixture
