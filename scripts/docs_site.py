@@ -23,7 +23,7 @@ OUTSIDE = {
 }
 """Files of the repository that are pages of the site."""
 
-OPTIONAL = {"trainers.md": "TRL and OpenRLHF"}
+OPTIONAL = {"trainers.md": "Trainers"}
 """Pages that are in the navigation, after the quickstart, once they exist."""
 
 _FENCE = re.compile(r"^( *)(```|~~~).*?^\1\2 *$", re.MULTILINE | re.DOTALL)
