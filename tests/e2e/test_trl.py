@@ -32,15 +32,11 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "float32"
 
 
-def job(run_bounded: Callable[..., Any], out: Path, model: Path, what: str) -> tuple[dict[str, Any], str]:
-    script = Path(__file__).with_name("trl_job.py")
-    done = run_bounded([sys.executable, script, out, model, what], 500, cwd=ROOT)
-    assert done.returncode == 0, done.stdout[-5000:]
-    return json.loads((out / f"{what}.json").read_text()), done.stdout
-
-
 def test_grpo_with_trl(run_bounded: Callable[..., Any], model: Path, tmp_path: Path) -> None:
-    result, text = job(run_bounded, tmp_path, model, "train")
+    done = run_bounded([sys.executable, Path(__file__).with_name("trl_job.py"), tmp_path, model], 500, cwd=ROOT)
+    assert done.returncode == 0, done.stdout[-5000:]
+    text, _, again = done.stdout.partition("=== resume")
+    result, resumed = (json.loads((tmp_path / f"{what}.json").read_text()) for what in ("train", "resume"))
     assert result["start"]["state"] == "suffix"
     steps = [row for row in result["log"] if "loss" in row]
     assert len(steps) == 4
@@ -65,8 +61,7 @@ def test_grpo_with_trl(run_bounded: Callable[..., Any], model: Path, tmp_path: P
     assert max(after) < 0.25 and before > 1.0 and sync["accepted"] > 0
 
     assert (tmp_path / "checkpoint-4" / "rollspec" / "replica_0" / "history.safetensors").is_file()
-    resumed, text = job(run_bounded, tmp_path, model, "resume")
     (row,) = [row for row in resumed["log"] if row.get("step") == 5 and "loss" in row]
-    assert row["rollspec/history/prompts"] == 8, text[-3000:]
+    assert row["rollspec/history/prompts"] == 8, again[-3000:]
     assert row["rollspec/policy/version"] == 4
     assert row["rollspec/accept/length"] > first[0]["rollspec/accept/length"]

@@ -1,7 +1,9 @@
-"""A GRPO job with TRL in a process of its own; prints what `test_trl.py` checks as one JSON line.
+"""A GRPO job with TRL and the one that resumes it, each in a process of its own; OUT/NAME.json has what is checked.
 
-python trl_job.py OUT MODEL train            two epochs with a checkpoint, then a weight sync against HF
-python trl_job.py OUT MODEL resume           one step more, from that checkpoint
+python trl_job.py OUT MODEL                  train: two epochs with a checkpoint, then a weight sync against HF
+                                             resume: one step more, from that checkpoint
+
+Both are forked from a process that has imported what they need, which takes as long as either of them.
 """
 
 from __future__ import annotations
@@ -9,6 +11,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import traceback
 from pathlib import Path
 from typing import Any
 
@@ -77,7 +80,25 @@ def main(out: str, model: str, what: str) -> None:
     (Path(out) / f"{what}.json").write_text(json.dumps(result))
 
 
+def apart(what: str) -> None:
+    """`main` in a process of its own."""
+    print(f"=== {what}", flush=True)
+    if (pid := os.fork()) == 0:
+        try:
+            main(*sys.argv[1:], what)
+        except BaseException:
+            traceback.print_exc()
+            sys.stderr.flush()
+            os._exit(1)
+        sys.stdout.flush()
+        os._exit(0)  # vLLM in this process leaves threads that would hold it
+    if status := os.waitpid(pid, 0)[1]:
+        sys.exit(f"{what} ended with status {os.waitstatus_to_exitcode(status)}")
+
+
 if __name__ == "__main__":
-    main(*sys.argv[1:])
-    sys.stdout.flush()
-    os._exit(0)  # vLLM in this process leaves threads that would hold it
+    from trl import GRPOTrainer  # noqa: F401
+    from vllm import LLM  # noqa: F401
+
+    for each in ("train", "resume"):
+        apart(each)
