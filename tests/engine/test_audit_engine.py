@@ -22,6 +22,7 @@ from engines import KV_BYTES
 from heads import random_head
 from models import make_sharp_model
 from typer.testing import CliRunner
+from warm_server import VARIABLE
 
 from benchmarks.identity import leads, same_tokens
 from benchmarks.two_policies import check_lossy, rollouts
@@ -93,7 +94,8 @@ def test_an_audit_that_is_killed_leaves_nothing(sharp: Path, tmp_path: Path) -> 
         "from rollspec.audit.engine import Arm, Plan, run_arm; import sys;"
         f"run_arm(sys.argv[1], Plan({PROMPTS!r}), Arm.plain())"
     )
-    process = subprocess.Popen([sys.executable, "-c", program, str(sharp)], env={**os.environ, "TMPDIR": str(tmp_path)})
+    env = {name: value for name, value in os.environ.items() if name != VARIABLE}  # a process like any other
+    process = subprocess.Popen([sys.executable, "-c", program, str(sharp)], env={**env, "TMPDIR": str(tmp_path)})
     until(lambda: list(tmp_path.glob("rollspec-audit-*/log.txt")))
     (folder,) = tmp_path.glob("rollspec-audit-*")
     time.sleep(2.0)  # its engine's process watches
