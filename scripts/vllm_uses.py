@@ -11,7 +11,7 @@ _SPECULATOR = "vllm.v1.worker.gpu.spec_decode.speculator"
 
 USES: Mapping[str, tuple[str, ...]] = {
     "plugin.py": ("vllm.config.vllm:VllmConfig.use_v2_model_runner",),
-    "swap/weights.py": (
+    "draft_weights.py": (
         f"{_SPECULATOR}:DraftModelSpeculator.load_draft_model",
         "vllm.config.vllm:set_current_vllm_config",
     ),
