@@ -75,7 +75,7 @@ def command(
     ] = False,
     html: Annotated[bool, typer.Option("--html/--no-html", help="Write the HTML page.")] = True,
 ) -> None:
-    """Train a small policy on this machine without and with rollspec and compare the two runs (under 15 minutes)."""
+    """Train a small policy on this machine without and with rollspec and compare the two runs (about 17 minutes)."""
     require_programs()
     plan = Plan(
         settings=settings_for(native_dtype(), prompts, size=size, seed=seed, steps=steps, replicas=replicas),
@@ -101,7 +101,7 @@ def command(
 
 
 def settings_for(dtype: str, prompts: int | None, **given: Any) -> JobSettings:
-    """The job that finishes in a quarter of an hour here, or the one with as many prompts as were asked for."""
+    """The job that finishes in about 17 minutes here, or the one with as many prompts as were asked for."""
     step = JobSettings.prompts_per_step
     if prompts is not None and prompts % step:
         raise RollspecError(f"rollspec: --prompts {prompts} does not fill steps of {step}; give a multiple of it.")

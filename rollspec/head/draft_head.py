@@ -65,7 +65,7 @@ class DraftHead:
         self.aux_layers = len(layers)
         self.eagle = bool(layers)
         self.asleep = False  # the engine's memory is taken away (sleep mode)
-        # What a swap needs of this (`SwapOwner`).
+        # What a swap (`SwapOwner`) and the weights that it exchanges need of this.
         self.vllm_config, self.device = runner.vllm_config, runner.device
         self.draft_model, self.target_model = drafter.model, runner.get_model()
         self.draft_folder = str(drafter.draft_model_config.model)

@@ -89,9 +89,9 @@ def is_output_rank(worker: Any) -> bool:
     return int(worker.rank) % int(parallel.tensor_parallel_size) == 0
 
 
-def ranks_of(worker_config: Any) -> Ranks:
-    """The tensor-parallel group that this worker is in; `worker_config`: vLLM's."""
-    if int(worker_config.parallel_config.tensor_parallel_size) <= 1:
+def ranks_of(vllm_config: Any) -> Ranks:
+    """The tensor-parallel group that this worker is in."""
+    if int(vllm_config.parallel_config.tensor_parallel_size) <= 1:
         return Ranks()
     from vllm.distributed.parallel_state import get_tp_group
 

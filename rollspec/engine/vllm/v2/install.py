@@ -11,7 +11,6 @@ from rollspec.config import RollspecConfig
 from rollspec.engine import operations
 from rollspec.engine.bridge import Bridge
 from rollspec.engine.vllm import compat
-from rollspec.engine.vllm.compat import machine_of, tokenizer_of
 from rollspec.engine.vllm.hooks import keep
 from rollspec.engine.vllm.hooks import runner_v2 as v2
 from rollspec.engine.vllm.settings import engine_config
@@ -51,10 +50,8 @@ def install(worker: Any, config: RollspecConfig) -> None:
 
     runner = worker.model_runner
     ranks = ranks_of(worker.vllm_config)
-    model = worker.vllm_config.model_config
-    bridge = Bridge(
-        config, int(model.max_model_len), machine_of(worker.vllm_config), lambda: tokenizer_of(runner.model_config)
-    )
+    model, machine = worker.vllm_config.model_config, compat.machine_of(worker.vllm_config)
+    bridge = Bridge(config, int(model.max_model_len), machine, lambda: compat.tokenizer_of(runner.model_config))
     keep(runner, BRIDGE, bridge)
     adapter = Adapter(bridge, runner, ranks)
     bridge.runner, bridge.running, bridge.join = runner, adapter.requests, adapter.join
