@@ -60,6 +60,14 @@ def bridge(worker: Any) -> Any:
     return found(worker)
 
 
+def say_together(llm: Any, requests: list[Any], params: Any) -> list[Any]:
+    """`llm.generate` whose requests are all there before the first one is scheduled."""
+    llm.sleep(level=0, mode="keep")
+    llm.enqueue(requests, params, use_tqdm=False)
+    llm.wake_up(tags=["scheduling"])
+    return llm.wait_for_completion(use_tqdm=False)  # type: ignore[no-any-return]
+
+
 def generate(llm: Any, prompts: list[list[int]], copies: int = 2, limit: int = 160, **params: Any) -> list[list[int]]:
     from vllm import SamplingParams
 

@@ -93,11 +93,14 @@ def test_serve_answers_as_without(client: Any, prompts: list[list[int]], referen
     kwargs = {"model": "policy", "temperature": 0.0, "max_tokens": MAX_TOKENS}
     answer = client.completions.create(prompt=[p for p in prompts for _ in range(2)], **kwargs)
     assert [c.text for c in answer.choices] == [r.text for r in reference for _ in range(2)]
+    n_parts = []
     for prompt, r in zip(prompts, reference, strict=True):
         parts = [x.choices[0].text for x in client.completions.create(prompt=prompt, stream=True, **kwargs)]
         assert "".join(parts) == r.text
-        # Several tokens may come at once: that is what acceptance looks like to a client.
-        assert len(parts) > 1
+        n_parts.append(len(parts))
+    # Several tokens may come at once: that is what acceptance looks like to a client. And vLLM's front end joins what
+    # the engine said while it was busy, so that a short answer may come whole.
+    assert max(n_parts) > 1, n_parts
 
 
 def test_serve_stop_strings_logprobs_and_seeds(
