@@ -42,3 +42,7 @@ class ServiceError(DrafterError):
 
 class LifecycleError(DrafterError):
     """An event that a drafter version's state does not allow: a defect of the caller."""
+
+
+class Preempted(Exception):  # noqa: N818 - not an error: the engine needs the machine
+    """A micro-step was asked to stop before it changed anything."""

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from drafter_online import architecture, attention
 from drafter_online import head as heads
-from drafter_online.errors import HeadError, TrainingError
+from drafter_online.errors import HeadError, Preempted, TrainingError
+from drafter_online.objective import Scorer
 from drafter_online.packing import PADDING, Batch
 from drafter_online.versions import Kind
 
@@ -20,11 +21,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-class Preempted(Exception):  # noqa: N818 - not an error: the engine needs the machine
-    """A micro-step was asked to stop before it changed anything."""
-
-
-class Drafter(Protocol):
+class Drafter(Scorer, Protocol):
     """What the trainer trains."""
 
     kind: Kind
@@ -34,15 +31,8 @@ class Drafter(Protocol):
     def module(self) -> Any:
         """The torch module; its parameters that require gradients are trained."""
 
-    @property
-    def to_draft(self) -> Tensor | None:
-        """Draft id by target id [V], -1 where the drafter has no such token; None: the same vocabulary."""
-
-    def logits(self, batch: Batch, steps: int, interrupt: Callable[[], bool] | None = None) -> list[Tensor]:
-        """Logits [1, L, V] of every step. Raises `Preempted` when `interrupt` says so before the last step."""
-
-    def targets(self, batch: Batch) -> Tensor:
-        """The target's logits [1, L, V] over the drafter's vocabulary, without gradient."""
+    def states(self, batch: Batch, steps: int, interrupt: Callable[[], bool] | None = None) -> list[Tensor]:
+        """What `score` reads, [1, L, H] of every step. Raises `Preempted` when `interrupt` says so before the last."""
 
     def weights(self, dtype: Any = None) -> dict[str, Tensor]:
         """What a version holds."""
@@ -55,7 +45,8 @@ class Eagle3:
     """An EAGLE-3 head (`head.fresh`, `head.load`).
 
     The library feeds emitted tokens into the later steps; a hook on its embedding puts in the proposals of the columns
-    that had an error, and a hook on its LM head takes the logits.
+    that had an error, and in the place of its LM head stands one that keeps what it is given: which logits are
+    computed, and when, is the objective's.
     """
 
     kind: Kind = "eagle3"
@@ -88,7 +79,22 @@ class Eagle3:
         """See `Drafter`."""
         return self._to_draft
 
-    def logits(self, batch: Batch, steps: int, interrupt: Callable[[], bool] | None = None) -> list[Tensor]:
+    @property
+    def vocabulary(self) -> int:
+        """See `Scorer`."""
+        return int(self.head.draft_vocab_size)
+
+    @property
+    def trained_head(self) -> tuple[Tensor, ...]:
+        """See `Scorer`."""
+        weight = self.head.lm_head.weight
+        return (weight,) if weight.requires_grad else ()
+
+    def score(self, states: Tensor) -> Tensor:
+        """See `Scorer`."""
+        return self.head.lm_head(states)  # type: ignore[no-any-return]
+
+    def states(self, batch: Batch, steps: int, interrupt: Callable[[], bool] | None = None) -> list[Tensor]:
         """See `Drafter`."""
         found: list[Tensor] = []
         step = -1
@@ -105,10 +111,12 @@ class Eagle3:
             ids[0, batch.replace_column[here]] = batch.replace_token[here]
             return (ids, *args[1:])
 
-        hooks = [
-            self.head.embed_tokens.register_forward_pre_hook(enter),
-            self.head.lm_head.register_forward_hook(lambda _m, _a, out: found.append(out)),
-        ]
+        def keep(states: Tensor) -> Tensor:
+            found.append(states)
+            return states[..., :1]
+
+        hook = self.head.embed_tokens.register_forward_pre_hook(enter)
+        self.head.lm_head.forward = keep
         # On an accelerator the library compiles this forward. The plain one is called: compiling would stall an engine
         # that trains in its worker, and torch's switch for it is global, so other threads would see it.
         compiled = type(self.head).forward
@@ -124,23 +132,21 @@ class Eagle3:
                     ttt_steps=steps,
                 )
         finally:
-            for hook in hooks:
-                hook.remove()
+            hook.remove()
+            del self.head.lm_head.forward  # the class's own again
         if len(found) != steps:
             raise TrainingError(
-                f"drafter-online: speculators' forward gave {len(found)} logits for {steps} steps; this version of the "
-                "library is not supported."
+                f"drafter-online: speculators' forward ran its LM head {len(found)} times in {steps} steps; this "
+                "version of the library is not supported."
             )
         return found
 
-    def targets(self, batch: Batch) -> Tensor:
-        """See `Drafter`."""
+    def targets(self, states: Tensor) -> Tensor:
+        """See `Scorer`."""
         import torch
 
         with torch.no_grad():
-            return self.head.verifier_lm_head(  # type: ignore[no-any-return]
-                self.head.verifier_norm(batch.verifier_last_hidden_states)
-            )
+            return self.head.verifier_lm_head(self.head.verifier_norm(states))  # type: ignore[no-any-return]
 
     def weights(self, dtype: Any = None) -> dict[str, Tensor]:
         """See `Drafter`."""
@@ -204,24 +210,46 @@ class DraftModel:
         """See `Drafter`: the vocabulary is the target's."""
         return None
 
-    def logits(self, batch: Batch, steps: int, interrupt: Callable[[], bool] | None = None) -> list[Tensor]:
+    @property
+    def vocabulary(self) -> int:
+        """See `Scorer`."""
+        return int(self.model.config.vocab_size)
+
+    @property
+    def trained_head(self) -> tuple[Tensor, ...]:
+        """See `Scorer`."""
+        return tuple(p for p in self.model.get_output_embeddings().parameters() if p.requires_grad)
+
+    def score(self, states: Tensor) -> Tensor:
+        """See `Scorer`: as `transformers` goes on from the last hidden states of its models."""
+        logits: Tensor = self.model.get_output_embeddings()(states)
+        config = self.model.config
+        if scaling := getattr(config, "logits_scaling", None):  # Granite
+            logits = logits / scaling
+        if scale := getattr(config, "logit_scale", None):  # Cohere
+            logits = logits * scale
+        if cap := getattr(config, "final_logit_softcapping", None):  # Gemma
+            logits = (logits / cap).tanh() * cap
+        return logits
+
+    def states(self, batch: Batch, steps: int, interrupt: Callable[[], bool] | None = None) -> list[Tensor]:
         """See `Drafter`; a model of sequences has one step."""
         if interrupt is not None and interrupt():
             raise Preempted
-        out = self.model(
+        out = self.model.base_model(
             input_ids=batch.input_ids,
             attention_mask=block_diagonal(batch.document_ids),
             position_ids=batch.position_ids,
             use_cache=False,
         )
-        return [out.logits]
+        return [out.last_hidden_state]
 
-    def targets(self, batch: Batch) -> Tensor:
-        """See `Drafter`."""
+    def targets(self, states: Tensor) -> Tensor:
+        """See `Scorer`."""
         import torch
 
         with torch.no_grad():
-            y = batch.verifier_last_hidden_states.float()  # [1, L, H]
+            y = states.float()  # [N, H]
             y = y * (y.pow(2).mean(-1, keepdim=True) + self._eps).rsqrt() * self._norm
             return y @ self._lm_head.T
 

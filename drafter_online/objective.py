@@ -8,12 +8,14 @@ target said from the first rejected proposal on. Every term is an average over w
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, Protocol
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from drafter_online import losses
+from drafter_online.errors import Preempted
 from drafter_online.packing import PADDING, Batch
 
 if TYPE_CHECKING:
@@ -101,65 +103,174 @@ class Result:
     acceptance: Acceptance
 
 
-def evaluate(logits: list[Tensor], targets: Tensor, batch: Batch, terms: LossTerms, to_draft: Tensor | None) -> Result:
-    """Loss and acceptance.
+LOGITS = 1 << 22
+"""Logits that exist at a time: with whole batches of a real vocabulary, memory and its traffic are most of the cost."""
+
+
+class Scorer(Protocol):
+    """What turns hidden states into logits over the drafter's vocabulary; a `Drafter` is one."""
+
+    @property
+    def vocabulary(self) -> int:
+        """Tokens that the drafter can draft."""
+
+    @property
+    def to_draft(self) -> Tensor | None:
+        """Draft id by target id [V], -1 where the drafter has no such token; None: the same vocabulary."""
+
+    @property
+    def trained_head(self) -> tuple[Tensor, ...]:
+        """Parameters of `score` that are trained."""
+
+    def score(self, states: Tensor) -> Tensor:
+        """The drafter's logits [N, V] of its states [N, H]."""
+
+    def targets(self, states: Tensor) -> Tensor:
+        """The target's logits [N, V] of its last hidden states [N, H], without gradient."""
+
+
+def evaluate(
+    scorer: Scorer, states: list[Tensor], batch: Batch, terms: LossTerms, interrupt: Callable[[], bool] | None = None
+) -> Result:
+    """Loss and acceptance, of `LOGITS` logits at a time.
+
+    The gradient of each part is computed with it, down to the drafter's states, so that no logits are kept; the loss
+    that is returned has these gradients. Without gradients (evaluation) there is no loss, and its logits are left out.
 
     Args:
-        logits: [1, L, V] per step.
-        targets: [1, L, V].
+        scorer: gives logits.
+        states: [1, L, H] per step: what the drafter's LM head reads.
         batch: what they were computed from.
         terms: which terms count.
-        to_draft: draft id by target id, -1 where there is none; None: the same vocabulary.
+        interrupt: asked before each part.
+
+    Raises:
+        Preempted: `interrupt` said so.
     """
-    loss = logits[0].float().sum() * 0.0
+    import torch
+
+    x = torch.stack([s[0] for s in states])  # [steps, L, H]
+    learns = torch.is_grad_enabled()
+    gradient = torch.zeros_like(x) if learns else None
+    own = [torch.zeros_like(p) for p in scorer.trained_head]
     values: dict[str, float] = {}
-    if terms.accept:
-        for i, z in enumerate(logits):
-            term = _accept(z, targets, batch, terms, i)
-            loss = loss + terms.accept * losses.step_decay(i, terms.step_decay) * term
-            values[f"accept_{i}"] = float(term.detach())
-    if terms.reads_rejected and len(batch.rejected.column):
-        forward, reverse = _rejected(logits, batch, terms, to_draft)
-        loss = loss + terms.rejected * forward + terms.induced * reverse
-        if terms.rejected:
-            values["rejected"] = float(forward.detach())
-        if terms.induced:
-            values["induced"] = float(reverse.detach())
-    values["loss"] = float(loss.detach())
-    return Result(loss, values, acceptance(logits, batch, to_draft))
+    drafts = _drafts(batch, len(x))
+    best = torch.zeros(x.shape[:2], dtype=torch.int64, device=x.device)  # [steps, L]: what would be drafted
+    rows = [_learnt(batch, i) if learns and terms.accept else torch.zeros_like(drafts) for i in range(len(x))]
+    totals = [batch.weight[0][r].sum().clamp_min(1e-6) for r in rows]
+    sums = torch.zeros(len(x))
+    # By the target's columns, whose logits serve every step: at step i, column c + i is what column c learns from.
+    wanted = torch.zeros_like(drafts)
+    for i, r in enumerate(rows):
+        wanted[i:] |= (r | drafts)[: len(wanted) - i]
+    for columns in _parts(wanted.nonzero()[:, 0], scorer):
+        if interrupt is not None and interrupt():
+            raise Preempted
+        p = scorer.targets(batch.verifier_last_hidden_states[0, columns]) if learns and terms.accept else None
+        for i in range(len(x)):
+            at = columns - i
+            used = (at >= 0).nonzero()[:, 0]
+            used = used[(rows[i] | drafts)[at[used]]]
+            here = at[used]
+            h = x[i, here].detach().requires_grad_(learns)
+            z = scorer.score(h)
+            best[i, here] = z.detach().argmax(-1)
+            kept = rows[i][here]
+            if p is None or gradient is None or not bool(kept.any()):
+                continue
+            whole = bool(kept.all())
+            q, target = (z, p[used]) if whole else (z[kept], p[used[kept]])
+            value = _accept(q, target, batch, terms, here[kept], i) / totals[i]
+            sums[i] += float(value.detach())
+            value = value * terms.accept * losses.step_decay(i, terms.step_decay)
+            found = torch.autograd.grad(value, (h, *scorer.trained_head))
+            gradient[i].index_add_(0, here, found[0])
+            for g, f in zip(own, found[1:], strict=True):
+                g += f
+    loss = 0.0
+    if learns and terms.accept:
+        for i, value in enumerate(sums.tolist()):
+            values[f"accept_{i}"] = value
+            loss += terms.accept * losses.step_decay(i, terms.step_decay) * value
+    if gradient is not None and terms.reads_rejected and len(batch.rejected.column):
+        forward, reverse = _rejected(scorer, x, gradient, own, batch, terms)
+        loss += terms.rejected * forward + terms.induced * reverse
+        values |= {"rejected": forward} if terms.rejected else {}
+        values |= {"induced": reverse} if terms.induced else {}
+    values["loss"] = loss
+    pairs = [] if gradient is None else [(x, gradient), *zip(scorer.trained_head, own, strict=True)]
+    return Result(_known(loss, pairs), values, _acceptance(best, drafts, batch, scorer.to_draft))
 
 
-def _accept(z: Tensor, targets: Tensor, batch: Batch, terms: LossTerms, step: int) -> Tensor:
-    n = z.shape[1] - step
-    if n <= 0:
-        return z.float().sum() * 0.0
-    here, there = slice(0, n), slice(step, None)  # the column that predicts, and the one with its target
-    mask = batch.loss_mask[:, there] & _together(batch, n, step) & (batch.forced_until[:, here] >= step)  # [1, n]
-    q, p = z[:, here][mask].float(), targets[:, there][mask].float()  # [M, V]
+def _parts(indices: Tensor, scorer: Scorer) -> Sequence[Tensor]:
+    import torch
+
+    return torch.split(indices, max(1, LOGITS // scorer.vocabulary))
+
+
+def _known(value: float, gradients: list[tuple[Tensor, Tensor]]) -> Tensor:
+    """A number that has this value, and these gradients with respect to these tensors."""
+    import torch
+
+    if not gradients:
+        return torch.tensor(value)
+    linear = torch.stack([(t * g).sum().float() for t, g in gradients]).sum()
+    return value + (linear - linear.detach())
+
+
+def _learnt(batch: Batch, step: int) -> Tensor:
+    """[L] bool: the columns that learn at this step."""
+    import torch
+
+    n = batch.input_ids.shape[1] - step
+    rows = torch.zeros_like(batch.loss_mask[0])
+    if n > 0:
+        there = batch.loss_mask[:, step:]
+        rows[:n] = (there & _together(batch, n, step) & (batch.forced_until[:, :n] >= step))[0]
+    return rows
+
+
+def _accept(q: Tensor, p: Tensor, batch: Batch, terms: LossTerms, columns: Tensor, step: int) -> Tensor:
+    """The weighted sum over columns [M] of the divergence of q from p, both logits [M, V]."""
+    q, p = q.float(), p.float()
     if terms.match_temperature:
-        t = batch.temperature[:, there][mask].unsqueeze(-1)  # [M, 1]
+        t = batch.temperature[0, columns + step].unsqueeze(-1)  # [M, 1]
         t = t.where(t > 0, t.new_ones(()))
         p = p / t
         q = q / t if terms.draft_sampling == "probabilistic" else q
-    w = batch.weight[:, here][mask]  # [M]
-    value = losses.OBJECTIVES[terms.divergence](q, p)
-    return (value * w).sum() / w.sum().clamp_min(1e-6)
+    return (losses.OBJECTIVES[terms.divergence](q, p) * batch.weight[0, columns]).sum()
 
 
-def _rejected(logits: list[Tensor], batch: Batch, terms: LossTerms, to_draft: Tensor | None) -> tuple[Tensor, Tensor]:
+def _rejected(
+    scorer: Scorer, x: Tensor, gradient: Tensor, own: list[Tensor], batch: Batch, terms: LossTerms
+) -> tuple[float, float]:
+    """Both terms on rejected proposals; what they add to the gradients is added there."""
     import torch
 
     r = batch.rejected
-    z = torch.stack([x[0] for x in logits])[r.step, r.column].float()  # [R, V]
-    ids = r.ids if to_draft is None else to_draft.to(r.ids.device)[r.ids]
-    w = batch.weight[0, r.column] * r.logits.isfinite().any(-1)  # rows whose logits the engine did not keep: 0
-    total = w.sum().clamp_min(1e-6)
-    zero = z.sum() * 0.0
-    forward = (losses.truncated_forward_kl(z, ids, r.logits, r.logsumexp) * w).sum() / total if terms.rejected else zero
-    if not terms.induced:
-        return forward, zero
-    reverse = losses.truncated_reverse_kl(z, ids, r.logits, r.logsumexp) * terms.gamma ** r.depth.float()
-    return forward, (reverse * w).sum() / total
+    ids = r.ids if scorer.to_draft is None else scorer.to_draft.to(r.ids.device)[r.ids]
+    weights = batch.weight[0, r.column] * r.logits.isfinite().any(-1)  # rows whose logits the engine did not keep: 0
+    total = weights.sum().clamp_min(1e-6)
+    forward = reverse = 0.0
+    for part in _parts(torch.arange(len(r.column), device=x.device), scorer):
+        step, column, w = r.step[part], r.column[part], weights[part] / total
+        h = x[step, column].detach().requires_grad_()
+        z = scorer.score(h).float()
+        given = (z, ids[part], r.logits[part], r.logsumexp[part])
+        value = z.sum() * 0.0
+        if terms.rejected:
+            term = (losses.truncated_forward_kl(*given) * w).sum()
+            forward += float(term.detach())
+            value = value + terms.rejected * term
+        if terms.induced:
+            term = (losses.truncated_reverse_kl(*given) * terms.gamma ** r.depth[part].float() * w).sum()
+            reverse += float(term.detach())
+            value = value + terms.induced * term
+        found = torch.autograd.grad(value, (h, *scorer.trained_head))
+        gradient.index_put_((step, column), found[0], accumulate=True)
+        for g, f in zip(own, found[1:], strict=True):
+            g += f
+    return forward, reverse
 
 
 def _together(batch: Batch, n: int, shift: int) -> Tensor:
@@ -168,24 +279,31 @@ def _together(batch: Batch, n: int, shift: int) -> Tensor:
     return (d[:, :n] == d[:, shift : shift + n]) & (d[:, :n] != PADDING)
 
 
-def acceptance(logits: list[Tensor], batch: Batch, to_draft: Tensor | None) -> Acceptance:
-    """See `Acceptance`. A place counts where all its steps can be compared with emitted tokens of the response."""
+def _drafts(batch: Batch, steps: int) -> Tensor:
+    """[L] bool: the places of `Acceptance`, whose every step can be compared with emitted tokens of the response.
+
+    Every step is teacher-forced and in the same document; the first predicted token decides whether it is the
+    response's (later ones are then, too).
+    """
     import torch
 
-    steps = len(logits)
     n = batch.input_ids.shape[1] - steps
-    if n <= 0:
-        return Acceptance(0, (0,) * steps)
-    # Only places whose every step is teacher-forced and in the same document; the first predicted token decides whether
-    # it is the response's (later ones are then, too).
-    valid = _together(batch, n, steps) & batch.loss_mask[:, 1 : n + 1] & (batch.forced_until[:, :n] >= steps)
-    alive = valid
+    places = torch.zeros_like(batch.loss_mask[0])
+    if n > 0:
+        valid = _together(batch, n, steps) & batch.loss_mask[:, 1 : n + 1] & (batch.forced_until[:, :n] >= steps)
+        places[:n] = valid[0]
+    return places
+
+
+def _acceptance(best: Tensor, drafts: Tensor, batch: Batch, to_draft: Tensor | None) -> Acceptance:
+    """See `Acceptance`. `best`: what would be drafted, [steps, L]; `drafts`: where, [L]."""
+    at = drafts.nonzero()[:, 0]
+    alive = drafts[at]
     reached = []
-    for i, z in enumerate(logits):
-        emitted = batch.input_ids[:, 1 + i : 1 + i + n]  # [1, n]
+    for i, drafted in enumerate(best):
+        emitted = batch.input_ids[0, at + 1 + i]
         if to_draft is not None:
             emitted = to_draft.to(emitted.device)[emitted]
-        with torch.no_grad():
-            alive = alive & (z[:, :n].argmax(-1) == emitted)
+        alive = alive & (drafted[at] == emitted)
         reached.append(int(alive.sum()))
-    return Acceptance(int(valid.sum()), tuple(reached))
+    return Acceptance(len(at), tuple(reached))

@@ -25,8 +25,8 @@ from pydantic import Field
 from drafter_online import losses
 from drafter_online.buffer import Buffer
 from drafter_online.checkpoint import Checkpoints
-from drafter_online.errors import TrainingError
-from drafter_online.model import Drafter, Preempted
+from drafter_online.errors import Preempted, TrainingError
+from drafter_online.model import Drafter
 from drafter_online.modes import evaluating, normal_mode
 from drafter_online.objective import Acceptance, LossTerms, Result, evaluate
 from drafter_online.optimizer import MasterWeights
@@ -194,8 +194,8 @@ class Trainer:
         return [float(w) for w in weights]
 
     def _forward(self, batch: Batch, interrupt: Callable[[], bool] | None) -> Result:
-        logits = self.drafter.logits(batch, self.steps, interrupt)
-        return evaluate(logits, self.drafter.targets(batch), batch, self.config, self.drafter.to_draft)
+        states = self.drafter.states(batch, self.steps, interrupt)
+        return evaluate(self.drafter, states, batch, self.config, interrupt)
 
     def _step(self) -> float:
         """The optimiser step; returns the gradient's norm."""

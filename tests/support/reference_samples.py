@@ -127,10 +127,20 @@ def proposals(drafter: Any, sample: Sample, k: int) -> Any:
                 replace_step=torch.arange(1, i + 1).repeat_interleave(columns),
                 replace_token=torch.cat(found) if found else torch.zeros(0, dtype=torch.int64),
             ).to(drafter.module.device)
-            ids = drafter.logits(led, i + 1)[i][0].argmax(-1).cpu()
+            ids = logits(drafter, led, i + 1)[i][0].argmax(-1).cpu()
             found.append(ids if to_target is None else to_target[ids])
     rows = torch.stack(found, -1)  # [T - 1, k]
     return torch.cat([torch.full((1, k), -1), rows])
+
+
+def logits(drafter: Any, batch: Any, steps: int, interrupt: Any = None) -> list[Any]:
+    """A drafter's logits [1, L, V] of every step, all at once."""
+    return [drafter.score(x) for x in drafter.states(batch, steps, interrupt)]
+
+
+def targets(drafter: Any, batch: Any) -> Any:
+    """Its target's logits [1, L, V], over the drafter's vocabulary."""
+    return drafter.targets(batch.verifier_last_hidden_states[0])[None]
 
 
 def replay(model: Any, drafter: Any, sample: Sample, k: int, *, keep: int = 8) -> Sample:

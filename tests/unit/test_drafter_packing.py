@@ -9,9 +9,12 @@ from typing import Any
 import pytest
 import torch
 from drafter_target import VOCABULARY, head, model, sample
+from reference_samples import logits as logits_of
+from reference_samples import targets as targets_of
 
-from drafter_online import losses
-from drafter_online.model import DraftModel, Eagle3, Preempted
+from drafter_online import losses, objective
+from drafter_online.errors import Preempted
+from drafter_online.model import DraftModel, Eagle3
 from drafter_online.objective import LossTerms, evaluate
 from drafter_online.packing import ALWAYS, PADDING, pack
 from drafter_online.samples import Sample
@@ -54,9 +57,9 @@ def test_documents_do_not_see_each_other(tiny_target: Path, kind: str, request: 
     drafter: Any = request.getfixturevalue(kind)
     steps = STEPS if kind == "eagle" else 1
     a, b, c = (sample(tiny_target, i, 15) for i in range(3))
-    alone = drafter.logits(pack([b], steps=steps), steps)
+    alone = logits_of(drafter, pack([b], steps=steps), steps)
     for others, at in (([a, b, c], 14), ([b, a], 0), ([c, c, b, a], 28)):
-        packed = drafter.logits(pack(others, steps=steps, multiple=16), steps)
+        packed = logits_of(drafter, pack(others, steps=steps, multiple=16), steps)
         for i, (x, y) in enumerate(zip(alone, packed, strict=True)):
             n = 14 - i  # the last columns of a document have nothing of its own left to read at step i
             torch.testing.assert_close(x[0, :n], y[0, at : at + n], atol=1e-5, rtol=1e-5)
@@ -75,7 +78,7 @@ def test_no_target_of_the_next_document_is_learnt(tiny_target: Path, eagle: Eagl
 
     def loss(other: Sample) -> torch.Tensor:
         p = pack([a, other], [1.0, 0.0], steps=STEPS)  # the second counts nothing
-        return evaluate(eagle.logits(p, STEPS), eagle.targets(p), p, terms, None).loss
+        return evaluate(eagle, eagle.states(p, STEPS), p, terms).loss
 
     torch.testing.assert_close(loss(b), loss(changed), atol=1e-6, rtol=1e-5)
 
@@ -92,9 +95,9 @@ def test_replayed_errors_are_the_states_the_engine_was_in(tiny_target: Path, eag
     ids = s.input_ids.clone()
     ids[at + 1 : at + 4] = torch.tensor(proposed)
     as_if = dataclasses.replace(s, input_ids=ids)
-    want = eagle.logits(pack([as_if], steps=STEPS), STEPS)
-    have = eagle.logits(p, STEPS)
-    plain = eagle.logits(pack([s], steps=STEPS), STEPS)
+    want = logits_of(eagle, pack([as_if], steps=STEPS), STEPS)
+    have = logits_of(eagle, p, STEPS)
+    plain = logits_of(eagle, pack([s], steps=STEPS), STEPS)
     for i in range(STEPS):
         torch.testing.assert_close(have[i][0, at - 1], want[i][0, at - 1], atol=1e-5, rtol=1e-5)
         rest = [c for c in range(23) if c != at - 1]
@@ -110,8 +113,8 @@ def test_rejected_rows_say_what_the_target_says_there(tiny_target: Path, eagle: 
         read = torch.tensor([s.input_ids[: at + 1].tolist() + proposed])
         logits = model(tiny_target)(read).logits[0, at + 1 : at + 3]
     terms = LossTerms(accept=0.0, rejected=1.0, induced=2.0, gamma=0.5)
-    result = evaluate(eagle.logits(p, STEPS), eagle.targets(p), p, terms, None)
-    z = torch.stack([eagle.logits(p, STEPS)[i][0, at - 1] for i in (1, 2)])
+    result = evaluate(eagle, eagle.states(p, STEPS), p, terms)
+    z = torch.stack([logits_of(eagle, p, STEPS)[i][0, at - 1] for i in (1, 2)])
     forward = losses.forward_kl(z, logits).mean()
     reverse = (losses.forward_kl(logits, z) * torch.tensor([1.0, 0.5])).mean()
     assert result.terms["rejected"] == pytest.approx(float(forward), rel=1e-3)
@@ -137,22 +140,72 @@ def test_a_model_of_sequences_learns_the_first_rejection_in_its_own_column(tiny_
 def test_accept_term_by_hand(tiny_target: Path, eagle: Eagle3) -> None:
     s = sample(tiny_target, 5, 14)
     p = pack([s], steps=2)
-    z, t = eagle.logits(p, 2), eagle.targets(p)
-    result = evaluate(z, t, p, LossTerms(), None)
+    z, t = logits_of(eagle, p, 2), targets_of(eagle, p)
+    result = evaluate(eagle, eagle.states(p, 2), p, LossTerms())
     per = [losses.forward_kl(z[i][0, : 13 - i], t[0, i:])[s.loss_mask[1 + i :]].mean() for i in range(2)]
     assert result.terms["accept_0"] == pytest.approx(float(per[0]), rel=1e-5)
     assert result.terms["accept_1"] == pytest.approx(float(per[1]), rel=1e-5)
     assert result.terms["loss"] == pytest.approx(float(per[0] + 0.8 * per[1]), rel=1e-5)
 
 
+@pytest.mark.parametrize("at_once", [1, 150, 1 << 22])
+@pytest.mark.parametrize("pruned", [False, True])
+def test_parts_have_the_gradients_of_the_whole(
+    tiny_target: Path, monkeypatch: pytest.MonkeyPatch, at_once: int, pruned: bool
+) -> None:
+    """All logits kept, and torch's own derivatives, against few at a time; the trained LM head's gradient, too."""
+    extra = {"draft_vocab_size": 30, "counts": {i: 1 for i in range(30)}} if pruned else {}
+    drafter = Eagle3(head(tiny_target, **extra), train_lm_head=pruned)
+    samples = [sample(tiny_target, 3, 24, errors=1), sample(tiny_target, 1, 17), sample(tiny_target, 2, 9)]
+    p = pack(samples, [1.0, 0.3, 2.0], steps=STEPS, rejected_from=("learned",), multiple=8)
+    # A head that drafts fewer tokens than the engine kept has no "any other": its logarithm is of rounding errors.
+    terms = LossTerms() if pruned else LossTerms(rejected=0.7, induced=0.4)
+    monkeypatch.setattr(objective, "LOGITS", at_once)
+
+    def gradients(loss: torch.Tensor) -> dict[str, torch.Tensor]:
+        drafter.module.zero_grad()
+        (loss / 2).backward()
+        return {n: g.grad.clone() for n, g in drafter.module.named_parameters() if g.grad is not None}
+
+    result = evaluate(drafter, drafter.states(p, STEPS), p, terms)
+    z, t = logits_of(drafter, p, STEPS), targets_of(drafter, p)
+    n, r = p.input_ids.shape[1], p.rejected
+    whole = torch.zeros(())
+    for i in range(STEPS):
+        same = (p.document_ids[0, : n - i] == p.document_ids[0, i:]) & (p.document_ids[0, i:] >= 0)
+        mask = same & p.loss_mask[0, i:] & (p.forced_until[0, : n - i] >= i)
+        w = p.weight[0, : n - i][mask]
+        whole = whole + 0.8**i * (losses.forward_kl(z[i][0, : n - i][mask], t[0, i:][mask]) * w).sum() / w.sum()
+    rows = torch.stack([x[0] for x in z])[r.step, r.column]
+    ids = r.ids if drafter.to_draft is None else drafter.to_draft[r.ids]
+    forward = losses.truncated_forward_kl(rows, ids, r.logits, r.logsumexp)
+    reverse = losses.truncated_reverse_kl(rows, ids, r.logits, r.logsumexp) * 0.8**r.depth
+    w = p.weight[0, r.column]
+    whole = whole + ((terms.rejected * forward + terms.induced * reverse) * w).sum() / w.sum()
+    assert float(result.loss) == pytest.approx(float(whole), rel=1e-5)
+    assert result.terms["loss"] == pytest.approx(float(whole), rel=1e-5)
+    have, want = gradients(result.loss), gradients(whole)
+    assert set(have) == set(want) and ("lm_head.weight" in have) is pruned
+    for name, g in want.items():
+        torch.testing.assert_close(have[name], g, atol=1e-6, rtol=1e-4)
+
+
+def test_evaluation_asks_for_no_targets(tiny_target: Path, eagle: Eagle3, monkeypatch: pytest.MonkeyPatch) -> None:
+    p = pack([sample(tiny_target, 1, 17)], steps=STEPS)
+    want = evaluate(eagle, eagle.states(p, STEPS), p, LossTerms()).acceptance
+    monkeypatch.setattr(eagle, "targets", None)
+    with torch.no_grad():
+        assert evaluate(eagle, eagle.states(p, STEPS), p, LossTerms()).acceptance == want
+
+
 def test_temperature_and_weights_count(tiny_target: Path, eagle: Eagle3) -> None:
     hot = pack([sample(tiny_target, 5, 14, temperature=2.0)], steps=1)
     greedy = pack([sample(tiny_target, 5, 14, temperature=0.0)], steps=1)
-    z, t = eagle.logits(hot, 1), eagle.targets(hot)
-    mask = hot.loss_mask[0]
+    z, t = logits_of(eagle, hot, 1), targets_of(eagle, hot)
+    mask, states = hot.loss_mask[0], eagle.states(hot, 1)
 
     def accept(p: Any, **kw: Any) -> float:
-        return evaluate(z, t, p, LossTerms(**kw), None).terms["accept_0"]
+        return evaluate(eagle, states, p, LossTerms(**kw)).terms["accept_0"]
 
     assert accept(hot) == pytest.approx(float(losses.forward_kl(z[0][0], t[0] / 2)[mask].mean()), rel=1e-5)
     both = losses.forward_kl(z[0][0] / 2, t[0] / 2)[mask].mean()
@@ -162,16 +215,28 @@ def test_temperature_and_weights_count(tiny_target: Path, eagle: Eagle3) -> None
     assert LossTerms(objective="matched", draft_sampling="probabilistic").divergence == "lk_hybrid"
 
 
+class Given:
+    """Its states are its logits; it agrees with nobody."""
+
+    vocabulary, to_draft, trained_head = VOCABULARY, None, ()
+
+    def score(self, states: torch.Tensor) -> torch.Tensor:
+        return states
+
+    def targets(self, states: torch.Tensor) -> torch.Tensor:
+        return torch.zeros(len(states), VOCABULARY)
+
+
 def test_acceptance_counts_leading_matches(tiny_target: Path) -> None:
     s = sample(tiny_target, 0, 12, prompt=4)
     p = pack([s], steps=2)
     ids = p.input_ids[0]
     right = [torch.nn.functional.one_hot(ids.roll(-1 - i), VOCABULARY)[None].float() for i in range(2)]
-    whole = evaluate(right, right[0], p, LossTerms(), None).acceptance
+    whole = evaluate(Given(), right, p, LossTerms()).acceptance
     assert whole.drafts == 7 and whole.reached == (7, 7) and whole.length == 3.0
     wrong = [right[0].clone(), right[1]]
     wrong[0][0, 5] = right[0][0, 6]
-    assert evaluate(wrong, right[0], p, LossTerms(), None).acceptance.reached == (6, 6)
+    assert evaluate(Given(), wrong, p, LossTerms()).acceptance.reached == (6, 6)
 
 
 def test_preemption_between_steps(tiny_target: Path, eagle: Eagle3) -> None:
@@ -184,7 +249,7 @@ def test_preemption_between_steps(tiny_target: Path, eagle: Eagle3) -> None:
 
     p = pack([sample(tiny_target)], steps=STEPS)
     with pytest.raises(Preempted):
-        eagle.logits(p, STEPS, interrupt)
+        logits_of(eagle, p, STEPS, interrupt)
     assert asked == 3
-    eagle.logits(p, STEPS)  # its hooks are gone
-    assert not eagle.head.embed_tokens._forward_pre_hooks and not eagle.head.lm_head._forward_hooks
+    logits_of(eagle, p, STEPS)  # its hook is gone, and its LM head back
+    assert not eagle.head.embed_tokens._forward_pre_hooks

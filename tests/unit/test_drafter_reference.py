@@ -4,7 +4,7 @@ from pathlib import Path
 
 import torch
 from drafter_target import AUX, VOCABULARY, head, model, sample, sequence
-from reference_samples import capture, proposals, replay, verify, verify_all
+from reference_samples import capture, logits, proposals, replay, verify, verify_all
 
 from drafter_online.model import Eagle3
 from drafter_online.packing import pack
@@ -51,8 +51,8 @@ def test_proposals_are_the_greedy_chain(tiny_target: Path) -> None:
                 as_if = torch.cat([ids, torch.tensor(rows[t, :i].tolist(), dtype=torch.int64)])
                 longer = sample(tiny_target, 2, 20).window(0, len(as_if))
                 object.__setattr__(longer, "input_ids", as_if)
-                logits = drafter.logits(pack([longer], steps=i + 1), i + 1)[i][0, t - 1]
-                assert int(to_target[logits.argmax()]) == int(rows[t, i])
+                row = logits(drafter, pack([longer], steps=i + 1), i + 1)[i][0, t - 1]
+                assert int(to_target[row.argmax()]) == int(rows[t, i])
 
 
 def test_replay_walks_the_sequence_as_an_engine_would(tiny_target: Path) -> None:
