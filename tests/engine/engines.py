@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +59,23 @@ def bridge(worker: Any) -> Any:
     from rollspec.engine.vllm.worker import bridge as found
 
     return found(worker)
+
+
+def pace(llm: Any, seconds: float) -> None:
+    """Steps take longer from now on, by `seconds`: a test acts between two of them, and its own process may be slow."""
+    llm.collective_rpc(_pace, args=(seconds,))
+
+
+def _pace(worker: Any, seconds: float) -> None:
+    runner = worker.model_runner
+    step = getattr(runner.execute_model, "unpaced", runner.execute_model)
+
+    def paced(*args: Any, **kwargs: Any) -> Any:
+        time.sleep(seconds)
+        return step(*args, **kwargs)
+
+    paced.unpaced = step  # type: ignore[attr-defined]
+    runner.execute_model = paced if seconds else step
 
 
 def say_together(llm: Any, requests: list[Any], params: Any) -> list[Any]:

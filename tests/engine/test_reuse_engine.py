@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from engines import CACHING, bridge, build, call, close, metric, say_together
+from engines import CACHING, bridge, build, call, close, metric, pace, say_together
 from models import make_sharp_model
 
 from rollspec import RollspecConfig
@@ -210,19 +209,6 @@ def _history(worker: Any, prompt: list[int], since: int) -> tuple[list[list[int]
     return found, sum(entry.prompt.tolist()[: len(prompt)] == prompt for _, entry in history)
 
 
-def _pace(worker: Any, seconds: float) -> None:
-    """Steps take longer from now on, by `seconds`: no response may end while the test still submits its siblings."""
-    runner = worker.model_runner
-    step = getattr(runner.execute_model, "unpaced", runner.execute_model)
-
-    def paced(*args: Any, **kwargs: Any) -> Any:
-        time.sleep(seconds)
-        return step(*args, **kwargs)
-
-    paced.unpaced = step  # type: ignore[attr-defined]
-    runner.execute_model = paced if seconds else step
-
-
 def test_rollouts_that_are_aborted_go_on_as_if_nothing_had_been(engine: Any) -> None:
     """As verl does it for new weights: aborted, and submitted again with what they said, most under the next version; a
     sibling comes in between.
@@ -232,7 +218,7 @@ def test_rollouts_that_are_aborted_go_on_as_if_nothing_had_been(engine: Any) -> 
     llm, prompt, long = engine.llm_engine, [20, 21, 22, 23, 24], 200
     k = call(engine, "info")["k"]
     call(engine, "set_k", k=3)  # at least 50 steps
-    engine.collective_rpc(_pace, args=(0.05,))
+    pace(engine, 0.05)
 
     def submit(name: str, said: list[int], marked: bool = True) -> None:
         own = {"origin": name, "prompt_tokens": len(prompt)} if marked else {}
@@ -281,7 +267,7 @@ def test_rollouts_that_are_aborted_go_on_as_if_nothing_had_been(engine: Any) -> 
     assert sorted(responses) == sorted(once.values()) and prompts == 1
     again, stats = epoch(73, abort=False)
     assert again == once and stats["reuse"] == [4, 4 * long, 4 * long, 4]
-    engine.collective_rpc(_pace, args=(0,))
+    pace(engine, 0)
     call(engine, "set_k", k=k)
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from engines import bridge, build, call, close, generate, promote_all
+from engines import bridge, build, call, close, generate, pace, promote_all
 from heads import random_head, random_weights
 
 pytestmark = pytest.mark.engine
@@ -68,6 +68,7 @@ def during(llm: Any, prompts: list[list[int]], act: Any, at: int = 12) -> list[l
     from vllm import SamplingParams
 
     core = llm.llm_engine
+    pace(llm, 0.05)  # an engine does not wait for whoever reads what it says
     for i, prompt in enumerate(p for p in prompts for _ in range(2)):
         params = SamplingParams(temperature=0.0, max_tokens=160 - 7 * (i % 5), ignore_eos=True, detokenize=False)
         core.add_request(f"s-{i}", {"prompt_token_ids": prompt}, params)
@@ -79,6 +80,7 @@ def during(llm: Any, prompts: list[list[int]], act: Any, at: int = 12) -> list[l
                 done[int(out.request_id.split("-")[1])] = list(out.outputs[0].token_ids)
         steps += 1
         if steps == at:
+            pace(llm, 0)
             act()
     return [done[i] for i in range(2 * len(prompts))]
 
