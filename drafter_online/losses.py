@@ -27,8 +27,12 @@ def forward_kl(z: Tensor, t: Tensor) -> Tensor:
     Source: Online Speculative Decoding (arXiv 2310.07177), eq. 3 with forward KL; the acceptance term of Aurora
     (arXiv 2602.06932); `speculators.losses.eager.kl_div_loss`.
     """
-    log_p, log_q = t.log_softmax(-1), z.log_softmax(-1)
-    return (log_p.exp() * (log_p - log_q)).sum(-1)
+    import torch
+
+    log_p = t.log_softmax(-1)
+    p = log_p.exp()
+    negative_entropy: Tensor = torch.linalg.vecdot(p, log_p)
+    return negative_entropy - torch.linalg.vecdot(p, z.log_softmax(-1))  # no product is kept
 
 
 def top1(z: Tensor, t: Tensor) -> Tensor:

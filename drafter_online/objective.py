@@ -233,9 +233,9 @@ def _learnt(batch: Batch, step: int) -> Tensor:
 def _accept(q: Tensor, p: Tensor, batch: Batch, terms: LossTerms, columns: Tensor, step: int) -> Tensor:
     """The weighted sum over columns [M] of the divergence of q from p, both logits [M, V]."""
     q, p = q.float(), p.float()
-    if terms.match_temperature:
-        t = batch.temperature[0, columns + step].unsqueeze(-1)  # [M, 1]
-        t = t.where(t > 0, t.new_ones(()))
+    t = batch.temperature[0, columns + step].unsqueeze(-1)  # [M, 1]
+    t = t.where(t > 0, t.new_ones(()))
+    if terms.match_temperature and bool((t != 1.0).any()):
         p = p / t
         q = q / t if terms.draft_sampling == "probabilistic" else q
     return (losses.OBJECTIVES[terms.divergence](q, p) * batch.weight[0, columns]).sum()
