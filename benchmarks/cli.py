@@ -203,6 +203,20 @@ def tuner(
 
 
 @command.command()
+def training(
+    quick: Quick = False,
+    out: Out = None,
+    json: Json = False,
+    model: Annotated[
+        Path | None,
+        typer.Option(exists=True, file_okay=False, help="Target of the head; default: the demo's policy."),
+    ] = None,
+) -> None:
+    """Processor time and memory of a micro-step of draft head training, and where they go (a minute)."""
+    _done(_module("training").run(quick=quick, out=out, model=str(model) if model else None), json)
+
+
+@command.command()
 def gpu(
     minutes: Annotated[float, typer.Option(min=0.1, help="Budget; what does not fit is left out and said.")] = 20.0,
     device: Annotated[str, typer.Option(help="cuda, or cpu for a dry run that claims nothing.")] = "cuda",

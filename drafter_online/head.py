@@ -33,6 +33,17 @@ OURS = "drafter_online"  # our key in config.json
 # torch's own attention with a dense mask: flex attention would have to be compiled, which stalls an engine's worker.
 ATTENTION = "sdpa"
 
+DRAFTED = 8192
+"""Tokens that a fresh head drafts of a large vocabulary. What is said is nearly all among them, and
+the LM head of the whole is most of what a pass and a training step cost.
+"""
+
+ENOUGH = 4096
+"""Tokens that the target said, from which on what it says decides which ones are drafted."""
+
+LEAST_GAIN = 0.002
+"""Share of what is said that another choice of tokens must cover more than the present one."""
+
 
 def fresh(
     target: str | Path,
@@ -52,7 +63,8 @@ def fresh(
         aux: auxiliary layers; `aux_layers` when None.
         draft_vocab_size: tokens the head can draft; the whole vocabulary when None or not smaller than it.
         counts: how often the target said each token; decides which tokens the head can draft. The share of them it
-            covers is logged and kept in the configuration.
+            covers is logged and kept in the configuration. None: the vocabulary's first ones, until `refresh` is told
+            what is said.
         layers: decoder layers of the head.
         speculative_tokens: draft length written into the configuration (engines can override it).
         seed: of the random weights.
@@ -74,11 +86,6 @@ def fresh(
     if size < 1:
         raise HeadError(
             f"drafter-online: draft_vocab_size = {draft_vocab_size} leaves nothing to draft; give 1 or more."
-        )
-    if size < vocabulary and not counts:
-        raise HeadError(
-            f"drafter-online: draft_vocab_size = {size} needs token counts to choose from the target's {vocabulary} "
-            "tokens; give counts, or leave draft_vocab_size out."
         )
     # A Llama layer with the target's sizes, whatever the target is: every engine that serves EAGLE-3 serves this one.
     layer = LlamaConfig(
@@ -107,7 +114,7 @@ def fresh(
         eagle_aux_hidden_state_layer_ids=chosen,
         speculators_config=speculators_config(target, speculative_tokens),
     )
-    coverage = 1.0
+    coverage: float | None = 1.0
     with normal_mode(), torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         head = Eagle3DraftModel(config).float()
@@ -115,15 +122,25 @@ def fresh(
             d2t, t2d, coverage = vocabulary_map(counts or {}, size, vocabulary)
             head.load_vocab_mappings(t2d, d2t)
         _attach(head, target)
-    extra = {"base": base_of(verifier), "vocabulary_coverage": round(coverage, 6)}
-    setattr(head.config, OURS, extra)
-    log.info("drafter-online: a fresh head drafts %d of %d tokens, %.4f of what was said", size, vocabulary, coverage)
+    setattr(head.config, OURS, {"base": base_of(verifier), "vocabulary_coverage": coverage})
+    log.info("drafter-online: a fresh head drafts %d of %d tokens%s", size, vocabulary, _of_what_was_said(coverage))
     return head
 
 
-def vocabulary_map(counts: Mapping[int, int], size: int, vocabulary: int) -> tuple[Tensor, Tensor, float]:
+def drafted(vocabulary: int) -> int | None:
+    """Tokens that a head should draft where nobody says how many; None: all."""
+    return DRAFTED if vocabulary >= 2 * DRAFTED else None
+
+
+def _of_what_was_said(coverage: float | None) -> str:
+    return "" if coverage is None else f", {coverage:.4f} of what was said"
+
+
+def vocabulary_map(counts: Mapping[int, int], size: int, vocabulary: int) -> tuple[Tensor, Tensor, float | None]:
     """The `size` most frequent tokens: draft-to-target offsets [size], target-to-draft mask [vocabulary], and the
-    share of `counts` they cover.
+    share of `counts` they cover, None where nothing was counted.
+
+    What was never said comes after it in the vocabulary's order, in which tokenizers have what is frequent first.
 
     Raises:
         HeadError: a counted token is not in the vocabulary.
@@ -135,9 +152,15 @@ def vocabulary_map(counts: Mapping[int, int], size: int, vocabulary: int) -> tup
             f"drafter-online: counts has token {max(counts)}, but the target's vocabulary has {vocabulary}; count the "
             "same target's tokens."
         )
-    d2t, t2d = build_vocab_mappings_from_distribution(dict(counts), size, vocabulary)
-    total = sum(counts.values())
-    return d2t, t2d, sum(n for t, n in counts.items() if bool(t2d[t])) / total if total else 1.0
+    d2t, t2d = build_vocab_mappings_from_distribution(
+        dict.fromkeys(range(size), 1) | {t: n + 1 for t, n in counts.items()}, size, vocabulary
+    )
+    return d2t, t2d, _coverage(counts, t2d)
+
+
+def _coverage(counts: Mapping[int, int], t2d: Tensor) -> float | None:
+    total, drafts = sum(counts.values()), t2d.tolist()
+    return round(sum(n for t, n in counts.items() if drafts[t]) / total, 6) if total else None
 
 
 def own_weights(head: Any, dtype: Any = None) -> dict[str, Tensor]:
@@ -248,15 +271,24 @@ def load(folder: Path | str, target: str | Path | None = None, attention: str = 
 
 
 def refresh(
-    head: Any, *, embed: Tensor | None = None, norm: Tensor | None = None, lm_head: Tensor | None = None
+    head: Any,
+    *,
+    embed: Tensor | None = None,
+    norm: Tensor | None = None,
+    lm_head: Tensor | None = None,
+    counts: Mapping[int, int] | None = None,
 ) -> None:
     """Copy the target's present weights into a head under training: in RL they move with the policy.
+
+    An LM head that is the target's rows follows them; one that was trained stays as it is.
 
     Args:
         head: the head.
         embed: input embedding [V, H].
         norm: gain of the final norm [H], as the target stores it.
         lm_head: output matrix [V, H], of the whole vocabulary.
+        counts: how often the target said each token lately. Where other tokens cover more of it than those that the
+            head can draft, it drafts them from now on.
     """
     import torch
     from speculators.models.utils import uses_gemma_style_final_norm
@@ -268,10 +300,32 @@ def refresh(
             # Gemma's norms multiply by 1 + gain (speculators models/utils.py); the head's by the gain.
             head.verifier_norm.weight.copy_(norm + 1.0 if uses_gemma_style_final_norm(head.config) else norm)
         if lm_head is not None:
+            ours = not head.lm_head.weight.requires_grad
+            ours = ours and (not head.use_draft_vocab or torch.equal(head.lm_head.weight, head.verifier_lm_head.weight))
+            if ours and head.use_draft_vocab and counts:
+                _choose_again(head, counts)
             rows = lm_head[head.t2d.to(lm_head.device)] if head.use_draft_vocab else lm_head
             head.verifier_lm_head.weight.copy_(rows)
-            if not head.use_draft_vocab:
+            if ours:
                 head.lm_head.weight.copy_(rows)
+
+
+def _choose_again(head: Any, counts: Mapping[int, int]) -> None:
+    """Have a head draft the tokens that the target says; the rows of its LM head are for the caller to change."""
+    if sum(counts.values()) < ENOUGH:
+        return
+    size, vocabulary = head.draft_vocab_size, head.verifier_vocab_size
+    d2t, t2d, best = vocabulary_map(counts, size, vocabulary)
+    now = _coverage(counts, head.t2d)
+    assert best is not None and now is not None
+    if best - now >= LEAST_GAIN:
+        head.load_vocab_mappings(t2d, d2t)
+        log.info(
+            "drafter-online: the head drafts other %d of %d tokens%s; it was %.4f",
+            size, vocabulary, _of_what_was_said(best), now,
+        )  # fmt: skip
+        now = best
+    getattr(head.config, OURS)["vocabulary_coverage"] = now
 
 
 def _attach(head: Any, target: str | Path) -> None:
@@ -286,9 +340,9 @@ def _attach(head: Any, target: str | Path) -> None:
     except (OSError, ValueError, KeyError) as e:
         raise HeadError(f"drafter-online: the target {target} has no readable embedding and final norm ({e}).") from e
     lm_head = found.get("lm_head.weight", embed)
-    pruned = head.use_draft_vocab and bool(head.lm_head.weight.isnan().any())
+    fresh = head.use_draft_vocab and bool(head.lm_head.weight.isnan().any())
     refresh(head, embed=embed, norm=norm, lm_head=lm_head)
-    if pruned:
+    if fresh:
         head.lm_head.weight.data.copy_(head.verifier_lm_head.weight)
     for name in ("embed_tokens", "lm_head", "verifier_lm_head", "verifier_norm"):
         getattr(head, name).weight.requires_grad_(False)

@@ -52,7 +52,6 @@ class Eagle3:
     kind: Kind = "eagle3"
 
     def __init__(self, head: Any, *, train_lm_head: bool = False) -> None:
-        import torch
 
         if train_lm_head and not head.use_draft_vocab:
             raise HeadError(
@@ -63,11 +62,6 @@ class Eagle3:
         self.head = head
         self.base: str = head.config.drafter_online["base"]
         head.lm_head.weight.requires_grad_(train_lm_head)
-        self._to_draft: Tensor | None = None
-        if head.use_draft_vocab:
-            ids = torch.full((len(head.t2d),), -1, dtype=torch.int64)
-            ids[head.t2d.cpu()] = torch.arange(head.draft_vocab_size)
-            self._to_draft = ids
 
     @property
     def module(self) -> Any:
@@ -76,8 +70,14 @@ class Eagle3:
 
     @property
     def to_draft(self) -> Tensor | None:
-        """See `Drafter`."""
-        return self._to_draft
+        """See `Scorer`."""
+        import torch
+
+        if not self.head.use_draft_vocab:
+            return None
+        ids = torch.full((len(self.head.t2d),), -1, dtype=torch.int64)
+        ids[self.head.t2d.cpu()] = torch.arange(self.head.draft_vocab_size)
+        return ids
 
     @property
     def vocabulary(self) -> int:

@@ -277,7 +277,8 @@ class Service:
             from drafter_online.modes import normal_mode
 
             with normal_mode():
-                heads.refresh(self.trainer.drafter.head, **found)  # type: ignore[attr-defined]
+                counts = self.trainer.buffer.token_counts()
+                heads.refresh(self.trainer.drafter.head, **found, counts=counts)  # type: ignore[attr-defined]
             self.counts["refreshed"] += 1
 
     def _publish(self) -> None:

@@ -24,6 +24,12 @@ class ServiceConfig(BaseModel):
     dir: Path = Field(description="Folder of versions, checkpoints and samples; one daemon each.")
     target: str = Field(description="Folder (or hub name) of the target's checkpoint.")
     head: Path | None = Field(None, description="EAGLE-3 head to start from; unset: a fresh one.")
+    draft_vocab: int | None = Field(
+        None,
+        ge=1,
+        description="Tokens that a fresh head drafts, chosen by what the target says; unset: 8192 where it has "
+        "at least twice as many, else all.",
+    )
     endpoint: str = Field(ENDPOINT, description="Where engines connect: tcp://HOST:PORT or ipc://PATH.")
     token_file: Path | None = Field(None, description="File with the token; unset: DRAFTER_ONLINE_TOKEN, or none.")
     device: str = Field("cpu", description="Torch device that trains.")

@@ -21,7 +21,10 @@ def first_head(config: ServiceConfig) -> Any:
     Raises:
         HeadError: it cannot be read, or does not fit the target.
     """
-    return heads.load(config.head, config.target) if config.head is not None else heads.fresh(config.target)
+    if config.head is not None:
+        return heads.load(config.head, config.target)
+    size = config.draft_vocab or heads.drafted(int(target_config(config.target).vocab_size))
+    return heads.fresh(config.target, draft_vocab_size=size)
 
 
 def dtype(config: ServiceConfig) -> Any:

@@ -139,6 +139,12 @@ class DrafterConfig(Section):
         description="Folder of versions that several engines share: one tries a version, the others take it when "
         "it is promoted. One of them trains, and publishes there. Unset: in `dir`, alone.",
     )
+    draft_vocab: int | None = Field(
+        None,
+        ge=1,
+        description="Tokens that a fresh head drafts, chosen by what the policy says; unset: 8192 where it has "
+        "at least twice as many, else all.",
+    )
     publish_every: int = Field(100, ge=1, description="Optimiser steps after which new weights go to the engine.")
     buffer_bytes: int = Field(1 << 30, ge=1 << 16, description="Bytes of samples that are trained on.")
     training: TrainingConfig = TrainingConfig()

@@ -26,7 +26,13 @@ logger = logging.getLogger("rollspec")
 GENERAL = "general"
 """What the head in proposal.learned.model is called among specialists."""
 
-MAKE = "import sys; from drafter_online import head; head.save(head.fresh(sys.argv[1]), sys.argv[2])"
+MAKE = """
+import sys
+from drafter_online import architecture, head
+target, size, folder = sys.argv[1:]
+size = int(size) or head.drafted(int(architecture.target_config(target).vocab_size))
+head.save(head.fresh(target, draft_vocab_size=size), folder)
+"""
 CONVERT = "import sys; from drafter_online import head; head.convert(*sys.argv[1:])"
 MAKE_SECONDS = 600.0
 
@@ -75,9 +81,9 @@ def _found(args: Any, config: RollspecConfig, name: str) -> str:
         raise _UnfitError("data_parallel_size > 1 is not tested with it")
     given, target = config.proposal.learned.model, str(args.model)
     if given is None:  # made once per target
-        path = _made(
-            config, f"fresh-{_key(_read(target) or target)}", MAKE, [target], f"a fresh EAGLE-3 head for {target}"
-        )
+        size = str(config.drafter.draft_vocab or 0)
+        name = f"fresh-{_key([_read(target) or target, size])}"
+        path = _made(config, name, MAKE, [target, size], f"a fresh EAGLE-3 head for {target}")
     else:
         path = _fetched(args, given) if name == "eagle3" else given
     _check(args, path, name)

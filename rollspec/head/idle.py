@@ -284,7 +284,9 @@ class IdleTraining(HeadTraining):
 
     def _take_target(self) -> None:
         if (parts := self._target()) is not None:  # until then the head has those of the model's folder
-            heads.refresh(self._trainer.drafter.head, **{n: w.float() for n, w in parts.items()})
+            trainer = self._trainer
+            given = {n: w.float() for n, w in parts.items()}
+            heads.refresh(trainer.drafter.head, **given, counts=trainer.buffer.token_counts())
 
     def _publish(self) -> None:
         """Offer what was learned to the engine, in the place of what it has not swapped in yet.

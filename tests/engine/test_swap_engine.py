@@ -451,3 +451,37 @@ def check_samples(samples: list[Any], model: Path, prompts: list[list[int]]) -> 
             at += n
             steps += 1
     assert steps > 50 and {"suffix", "learned"} <= {d for s in samples for d in s.verify.drafter}
+
+
+def _drafts_of(worker: Any) -> list[int]:
+    ids = bridge(worker).learned.drafter.model.draft_id_to_target_id
+    return [i + int(n) for i, n in enumerate(ids)]
+
+
+def test_a_version_may_draft_other_tokens(
+    model: Path, prompts: list[list[int]], plain: dict[str, Any], tmp_path: Path
+) -> None:
+    """A head of a part of the vocabulary: which part, comes with its weights."""
+    import torch
+
+    from drafter_online import head as heads
+    from drafter_online.versions import Versions
+
+    started = heads.save(heads.fresh(model, draft_vocab_size=64), tmp_path / "head", torch.float32)
+    other = heads.fresh(model, draft_vocab_size=64, counts={t: 1 for t in range(100, 164)})
+    weights = {n: t.contiguous() for n, t in heads.own_weights(other).items()}
+    base = other.config.drafter_online["base"]
+    Versions(tmp_path / "versions").publish(weights, heads.config_of(other), base=base, target_version=0)
+    given = {"proposal.drafters": ["eagle3"], "proposal.learned.model": str(started), "tuning.policy": "static"}
+    llm = build(model, {**given, "tuning.guard.enabled": False})
+    try:
+        assert llm.collective_rpc(_drafts_of)[0] == list(range(64))
+        assert generate(llm, prompts) == plain["greedy"]
+        answer = swap(llm, tmp_path / "versions" / "1", canary=False)
+        assert "error" not in answer, answer
+        assert generate(llm, prompts) == plain["greedy"]
+        assert llm.collective_rpc(_drafts_of)[0] == list(range(100, 164))
+        stats = call(llm, "stats")
+        assert stats["drafted"] > 0 and not stats["faults"]
+    finally:
+        close(llm)

@@ -153,8 +153,6 @@ def test_what_cannot_be_a_head_is_refused(tiny_target: Path, tmp_path: Path) -> 
         heads.load(good)
     with pytest.raises(HeadError, match="not a model"):
         heads.fresh(tmp_path / "nothing")
-    with pytest.raises(HeadError, match="needs token counts"):
-        heads.fresh(tiny_target, draft_vocab_size=5)
     with pytest.raises(HeadError, match="counts has token 99"):
         heads.fresh(tiny_target, draft_vocab_size=5, counts={99: 1})
 
@@ -176,12 +174,40 @@ def test_the_base_names_the_architecture_and_not_the_weights(tiny_target: Path) 
 
 
 def test_the_targets_weights_can_be_refreshed(tiny_target: Path) -> None:
+    """An LM head of the target's rows follows them, and one that somebody trained does not."""
     h = head(tiny_target, draft_vocab_size=10, counts={t: 1 for t in range(30, 40)})
     lm_head, norm, embed = torch.randn(VOCABULARY, HIDDEN), torch.randn(HIDDEN), torch.randn(VOCABULARY, HIDDEN)
-    before = h.lm_head.weight.clone()
     heads.refresh(h, embed=embed, norm=norm, lm_head=lm_head)
     assert torch.equal(h.verifier_lm_head.weight, lm_head[30:]) and torch.equal(h.verifier_norm.weight, norm)
-    assert torch.equal(h.embed_tokens.weight, embed) and torch.equal(h.lm_head.weight, before)
+    assert torch.equal(h.embed_tokens.weight, embed) and torch.equal(h.lm_head.weight, lm_head[30:])
+    own = torch.randn(10, HIDDEN)
+    h.lm_head.weight.data.copy_(own)
+    heads.refresh(h, lm_head=lm_head + 1, counts={t: 10_000 for t in range(10)})
+    assert torch.equal(h.verifier_lm_head.weight, lm_head[30:] + 1) and torch.equal(h.lm_head.weight, own)
+    assert bool(h.t2d[30:].all())
+
+
+def test_a_head_drafts_what_is_said(tiny_target: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """The vocabulary's first tokens as long as nobody knows; then those that the target says, in what is saved, too."""
+    h = head(tiny_target, draft_vocab_size=10)
+    ours = getattr(h.config, heads.OURS)
+    assert bool(h.t2d[:10].all()) and ours["vocabulary_coverage"] is None
+    lm_head = torch.randn(VOCABULARY, HIDDEN)
+    few, said = {t: 10 for t in range(30, 40)}, {**{t: 1000 for t in range(32, 40)}, 3: 500, 5: 1, 31: 2}
+    heads.refresh(h, lm_head=lm_head, counts=few)
+    assert bool(h.t2d[:10].all()), "too few to go by"
+    drafter = Eagle3(h)
+    with caplog.at_level(logging.INFO):
+        heads.refresh(h, lm_head=lm_head, counts=said)
+    assert "drafts other 10 of 40 tokens, 0.9999 of what was said; it was 0.0589" in caplog.text
+    wanted = [3, 31, *range(32, 40)]
+    assert h.t2d.nonzero()[:, 0].tolist() == wanted == (h.d2t + torch.arange(10)).tolist()
+    assert torch.equal(h.lm_head.weight, lm_head[wanted]) and torch.equal(h.verifier_lm_head.weight, lm_head[wanted])
+    assert drafter.to_draft is not None and drafter.to_draft[3] == 0 and drafter.to_draft[39] == 9
+    heads.refresh(h, lm_head=lm_head, counts={**said, 6: 3})
+    assert h.t2d.nonzero()[:, 0].tolist() == wanted, "too little to gain"
+    again = heads.load(heads.save(h, tmp_path), tiny_target)
+    assert torch.equal(again.t2d, h.t2d) and torch.equal(again.d2t, h.d2t)
 
 
 def test_targets_are_the_targets_own_logits(tiny_target: Path) -> None:
