@@ -13,6 +13,7 @@ import hashlib
 import importlib
 import importlib.util
 import json
+import math
 import netrc
 import os
 import subprocess
@@ -29,6 +30,7 @@ from rollspec.telemetry.runs import LENGTHS_FILE
 
 ROOT = Path(__file__).resolve().parents[2]
 PROJECT = "rollspec-demo"
+BUCKET = "actor_rollout_ref.rollout.checkpoint_engine.update_weights_bucket_megabytes"
 
 
 @dataclass(frozen=True)
@@ -193,6 +195,7 @@ def build_job(
         "verl.trainer.main_ppo",
         *cpu_overrides,
         *_overrides(settings, assets, loggers),
+        *([f"{BUCKET}={bucket_megabytes(Path(settings.model))}"] if settings.model else []),
         f"trainer.experiment_name={hydra_value(f'{folder.parent.name}-{folder.name}')}",
         f"trainer.default_local_dir={hydra_value(str(folder / 'checkpoints'))}",
         f"+actor_rollout_ref.rollout.custom.rollspec={hydra_value(config)}",
@@ -229,6 +232,20 @@ def build_job(
         settings=described,
         settings_hash=hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:16],
     )
+
+
+def bucket_megabytes(model: Path) -> int:
+    """Room in which verl 0.9.1 hands the weights to the engine: all of them, and the embedding once more as LM head.
+
+    A weight has to fit in one piece, and where the two are tied, vLLM 0.32 refuses the head in another piece than the
+    embedding.
+    """
+    sizes = [0]
+    for shard in model.glob("*.safetensors"):
+        with shard.open("rb") as f:
+            header = json.loads(f.read(int.from_bytes(f.read(8), "little")))
+        sizes += [math.prod(tensor["shape"]) for name, tensor in header.items() if name != "__metadata__"]
+    return max(64, (sum(sizes) + max(sizes)) * 4 // 2**20 + 1)  # the trainer's weights are float32
 
 
 def _micro_batch(share: int, most: int) -> int:

@@ -20,7 +20,17 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from examples.demo import cli
-from examples.demo.job import Assets, Job, JobSettings, build_job, hydra_value, prepare_assets, wandb_environment
+from examples.demo.job import (
+    BUCKET,
+    Assets,
+    Job,
+    JobSettings,
+    bucket_megabytes,
+    build_job,
+    hydra_value,
+    prepare_assets,
+    wandb_environment,
+)
 from examples.demo.live import Display, RunView
 from examples.demo.processes import Family, process_table, remove_segments
 from examples.demo.runner import JobFailed, MetricsTail, finished_run, log_tail, run_job
@@ -297,6 +307,9 @@ def test_a_model_of_ones_own_gets_tasks_and_a_smaller_job(
     assets: Assets, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(cli, "model_folder", lambda name: tmp_path / name)
+    header = json.dumps({"__metadata__": {}, "embed": {"shape": [49152, 576]}, "norm": {"shape": [576]}}).encode()
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header)
     real = cli.settings_for("float32", None, "mine", epochs=2)
     assert real.model == str(tmp_path / "mine") and real.example == "grpo_tasks"
     assert real.total_steps == 6 and real.prompts_per_step * real.n == 16
@@ -307,8 +320,10 @@ def test_a_model_of_ones_own_gets_tasks_and_a_smaller_job(
         "actor_rollout_ref.rollout.dtype=float32",
         "actor_rollout_ref.rollout.max_model_len=384",
         "reward.custom_reward_function.path='/data/reward'",
+        f"{BUCKET}=217",  # the embedding is 108 MB in float32, and there twice
     ):
         assert option in command
+    assert bucket_megabytes(tmp_path) == 64
     assert cli.settings_for("bfloat16", None).example == "grpo_arithmetic"
     assert "model" not in build_job(JobSettings(), assets, tmp_path / "r", speculate=True).settings
     with pytest.raises(RollspecError, match="--prompts 6 does not fill steps of 4"):
