@@ -40,6 +40,18 @@ def weights_of(model: Path) -> list[tuple[str, int, int]]:
     return [(p.name, p.stat().st_size, p.stat().st_mtime_ns) for p in sorted(model.iterdir()) if p.is_file()]
 
 
+def require_chat_template(model: Path) -> None:
+    """Raises RollspecError where prompts cannot be put as a chat: of a base model verl would say so minutes later."""
+    config = model / "tokenizer_config.json"
+    if (model / "chat_template.jinja").is_file() or (
+        config.is_file() and '"chat_template"' in config.read_text("utf-8")
+    ):
+        return
+    raise RollspecError(
+        f"rollspec: --model {model} has no chat template; give an instruct model, or put one beside it."
+    )
+
+
 def prepare(cache: str | Path, model: str, seed: int = 0, train_size: int = 256, val_size: int = 64) -> Prepared:
     """Build once per set of inputs; later calls return the same paths without work.
 
@@ -54,6 +66,7 @@ def prepare(cache: str | Path, model: str, seed: int = 0, train_size: int = 256,
         RollspecError: the model cannot be used.
     """
     folder = resolve(model)
+    require_chat_template(folder)
     code = [hashlib.sha256((HERE / name).read_bytes()).hexdigest() for name in _CODE]
     inputs = {"model": str(folder), "files": weights_of(folder), "seed": seed, "train": train_size, "val": val_size}
     text = json.dumps({**inputs, "code": code}, indent=2)

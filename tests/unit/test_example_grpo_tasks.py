@@ -177,6 +177,9 @@ def test_prepared_once_per_model_and_seed(tmp_path: Path) -> None:
     assert prepare.prepare(tmp_path / "cache", str(folder), seed=1, train_size=8).train != first.train
     (folder / "model.safetensors").touch()  # trained further: another job
     assert prepare.prepare(tmp_path / "cache", str(folder), train_size=8, val_size=4).manifest != first.manifest
+    (folder / "chat_template.jinja").unlink()
+    with pytest.raises(RollspecError, match="has no chat template"):
+        prepare.prepare(tmp_path / "cache", str(folder))
     with pytest.raises(RollspecError, match="is no folder"):
         prepare.prepare(tmp_path / "cache", str(tmp_path / "absent"))
 
