@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import re
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -24,10 +25,31 @@ Work = Annotated[
 Quick = Annotated[bool, typer.Option("--quick", help="Show that it runs; the numbers mean nothing.")]
 Out = Annotated[Path | None, typer.Option("--out", help="JSON file; default benchmarks/results/NAME.json.")]
 Json = Annotated[bool, typer.Option("--json", help="Print the JSON on stdout.")]
+Model = Annotated[
+    str | None,
+    typer.Option(
+        metavar="PATH|HUB|smollm2",
+        help="Causal language model to measure, default the demo's policy; the JSON is then NAME-MODEL.json.",
+    ),
+]
 
 
 def _module(name: str) -> Any:
     return importlib.import_module(f"benchmarks.{name}")
+
+
+def _model(name: str | None) -> Path | None:
+    from examples.models import resolve
+
+    return resolve(name) if name else None
+
+
+def _file(name: str, model: str | None, quick: bool, out: Path | None) -> Path | None:
+    """Where the result goes: with a model beside that of the demo's policy, not over it."""
+    if out or not model:
+        return out
+    short = re.sub(r"[^a-z0-9.]+", "-", Path(model).name.lower()).strip("-.") or "model"
+    return _module("harness").RESULTS / f"{name}-{short}{'-quick' if quick else ''}.json"
 
 
 def _seeds(text: str) -> tuple[int, ...]:
@@ -60,9 +82,16 @@ def inert(quick: Quick = False, out: Out = None, json: Json = False) -> None:
 
 
 @command.command()
-def control(quick: Quick = False, out: Out = None, json: Json = False) -> None:
+def control(
+    quick: Quick = False,
+    out: Out = None,
+    json: Json = False,
+    model: Model = None,
+    rounds: Annotated[int, typer.Option(min=1, help="Alternating rounds over the batch sizes.")] = 24,
+) -> None:
     """An engine with rollspec on and nothing drafted against one without it (minutes)."""
-    _done(_module("control").run(quick=quick, out=out), json)
+    out = _file("control", model, quick, out)
+    _done(_module("control").run(quick=quick, rounds=rounds, model=_model(model), out=out), json)
 
 
 @command.command()
@@ -70,18 +99,26 @@ def rollout(
     quick: Quick = False,
     out: Out = None,
     json: Json = False,
+    model: Model = None,
     rounds: Annotated[int, typer.Option(min=1, help="Alternating rounds per batch size.")] = 2,
     batches: Annotated[str, typer.Option(help="Batch sizes, separated by commas.")] = "1,8,32,64",
     epochs: Annotated[int, typer.Option(min=2, max=4, help="Policy versions; the first has no history.")] = 4,
 ) -> None:
-    """Epochs of a drifting policy: none, vLLM's ngram and suffix at their best K, rollspec (a quarter of an hour)."""
+    """Epochs of a drifting policy: none, vLLM's ngram and suffix at their best K, rollspec (a quarter of an hour).
+
+    With --model the weights stay the same, and prompts are a few instructions: what repeated sampling alone gives.
+    """
     try:
         sizes = tuple(int(b) for b in batches.split(","))
     except ValueError as e:
         raise RollspecError(f"rollspec: --batches {batches!r} is not a list of numbers; write 1,8,32.") from e
     if not all(1 <= b <= 64 for b in sizes):
         raise RollspecError(f"rollspec: --batches {batches!r} has a size outside 1 to 64; the engines run 64 at most.")
-    _done(_module("rollout").run(quick=quick, rounds=rounds, batches=sizes, epochs=epochs, out=out), json)
+    out = _file("rollout", model, quick, out)
+    _done(
+        _module("rollout").run(quick=quick, rounds=rounds, batches=sizes, epochs=epochs, model=_model(model), out=out),
+        json,
+    )
 
 
 @command.command()
@@ -162,10 +199,7 @@ def cost(
     quick: Quick = False,
     out: Out = None,
     json: Json = False,
-    model: Annotated[
-        Path | None,
-        typer.Option(exists=True, file_okay=False, help="Checkpoint to measure; default: the demo's policy."),
-    ] = None,
+    model: Model = None,
     store: Annotated[
         Path | None,
         typer.Option(file_okay=False, help="Keep the fit in this folder; a job with history.dir there starts from it."),
@@ -173,7 +207,8 @@ def cost(
     rounds: Annotated[int, typer.Option(min=2, help="Times that each cell is measured.")] = 3,
 ) -> None:
     """Time of an engine step over requests and draft length; the fit, its error, the knee, a picture (minutes)."""
-    _done(_module("cost").run(quick=quick, rounds=rounds, model=model, keep_in=store, out=out), json)
+    out = _file("cost", model, quick, out)
+    _done(_module("cost").run(quick=quick, rounds=rounds, model=_model(model), keep_in=store, out=out), json)
 
 
 @command.command()
@@ -181,10 +216,12 @@ def harm(
     quick: Quick = False,
     out: Out = None,
     json: Json = False,
+    model: Model = None,
     rounds: Annotated[int, typer.Option(min=1, help="Alternating jobs per scenario.")] = 10,
 ) -> None:
     """Do no harm: rollspec against none on unpredictable text, and with a useless drafter (ten minutes)."""
-    _done(_module("harm").run(quick=quick, rounds=rounds, out=out), json)
+    out = _file("harm", model, quick, out)
+    _done(_module("harm").run(quick=quick, rounds=rounds, model=_model(model), out=out), json)
 
 
 @command.command()
@@ -225,9 +262,7 @@ def gpu(
     only: Annotated[
         str, typer.Option(help="Parts, or the beginnings of their names, separated by commas (start,exact).")
     ] = "",
-    model: Annotated[
-        Path | None, typer.Option(exists=True, file_okay=False, help="Real checkpoint; default: the demo's policy.")
-    ] = None,
+    model: Model = None,
     out: Out = None,
     json: Json = False,
 ) -> None:
@@ -235,7 +270,7 @@ def gpu(
     if device not in ("cuda", "cpu"):
         raise RollspecError(f"rollspec: --device {device!r} is neither cuda nor cpu; give one of them.")
     suite, names = _module("gpu.suite"), tuple(n.strip() for n in only.split(",") if n.strip())
-    written = suite.run(suite.Options(minutes, device, not no_vllm, fresh, names, model, out))
+    written = suite.run(suite.Options(minutes, device, not no_vllm, fresh, names, _model(model), out))
     _module("gpu.__main__").show(written, json)
 
 

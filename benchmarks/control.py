@@ -26,12 +26,12 @@ GOAL = 0.02
 NOTHING = {"preset": "default", "tuning.policy": "static", "tuning.arms": [0]}
 
 
-def run(quick: bool = False, out: Path | None = None) -> Path:
+def run(quick: bool = False, rounds: int = ROUNDS, model: Path | None = None, out: Path | None = None) -> Path:
     """Print the ratios and save them."""
     pin()
     console = Console(stderr=True)
     began = provenance()
-    assets = prepare_assets(JobSettings(), CACHE / "grpo_arithmetic")
+    path = str(model) if model else prepare_assets(JobSettings(), CACHE / "grpo_arithmetic").model
     works = {
         batch: Work([[5, 6, 7, 8 + i] for i in range(batch)], [LENGTH] * batch, batch, 0)
         for batch in (BATCHES[:1] if quick else BATCHES)
@@ -39,8 +39,8 @@ def run(quick: bool = False, out: Path | None = None) -> Path:
     engines: list[Engine] = []
     seconds: dict[str, dict[int, list[float]]] = {}
     try:
-        engines += [Engine(a, assets.model, 256) for a in (Arm("off"), Arm("on, K = 0", rollspec=NOTHING))]
-        seconds = alternate(engines, works, 3 if quick else ROUNDS)
+        engines += [Engine(a, path, 256) for a in (Arm("off"), Arm("on, K = 0", rollspec=NOTHING))]
+        seconds = alternate(engines, works, 3 if quick else rounds)
         idle = idle_cores(engines)
     finally:
         for engine in engines:
@@ -55,6 +55,7 @@ def run(quick: bool = False, out: Path | None = None) -> Path:
         "benchmark": "control",
         "provenance": began,
         "finished": {"load": provenance()["load"]},
+        "model": path,
         "tokens_per_request": LENGTH,
         "on_over_off": {batch: asdict(r) for batch, r in found.items()},
         "at_most": {batch: verdict(r, 1 + GOAL) for batch, r in found.items()},

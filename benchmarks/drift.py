@@ -11,15 +11,15 @@ import argparse
 import dataclasses
 import fcntl
 import json
-import os
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
+from examples.cache import home
 from examples.demo.job import Assets, JobSettings, build_job, prepare_assets
 from examples.demo.runner import run_job
 
-CACHE = Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")).expanduser() / "rollspec"
+CACHE = home()
 
 
 @dataclass(frozen=True)

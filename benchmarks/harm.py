@@ -1,10 +1,11 @@
 """Do no harm: rollspec where there is nothing to gain, at a batch of 64, from the first step of a job on.
 
-    unpredictable   the demo's model with its logits flattened, temperature 1, fresh prompts: nothing can be guessed
-    useless         the demo's policy, and a drafter that says random tokens and claims to be sure of them
+    unpredictable   the model with its logits flattened, temperature 1, fresh prompts: nothing can be guessed
+    useless         the model as it is, and a drafter that says random tokens and claims to be sure of them
 
-Two live engines, one without rollspec and one with its defaults, do the same job epoch by epoch in turn. Each round
-rollspec starts knowing nothing, so what it spends on finding out counts.
+The model is the demo's policy, or one that is given. Two live engines, one without rollspec and one with its defaults,
+do the same job epoch by epoch in turn. Each round rollspec starts knowing nothing, so what it spends on finding out
+counts.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from benchmarks.engines import Arm, Engine, Work, idle_cores
 from benchmarks.harness import QUICK, pin, provenance, ratio, save, verdict
 from benchmarks.rollout import PROMPTS, SAMPLES, first_prompts
 from examples.demo.job import JobSettings, prepare_assets
+from rollspec.errors import RollspecError
 
 BATCH = PROMPTS * SAMPLES
 LENGTH = 128  # tokens of every response, so that the batch stays full
@@ -40,15 +42,31 @@ GOAL = 1.02
 SCENARIOS = ("unpredictable", "useless")
 
 
-def flat_weights(model: str, folder: Path) -> Path:
-    """The checkpoint's weights with the final norm scaled down: nearly the same chance for every token."""
-    from safetensors.torch import load_file, save_file
+NORM = "model.norm.weight"
 
-    weights = load_file(str(Path(model) / "model.safetensors"))
-    weights["model.norm.weight"] = weights["model.norm.weight"] * FLATTEN
-    path = folder / "flat.safetensors"
-    save_file(weights, str(path))
-    return path
+
+def norms(model: str, folder: Path) -> tuple[Path, Path]:
+    """Two files with the model's final norm: scaled down (nearly the same chance for every token), and as it is.
+
+    The rest of the weights is in the engine and stays there, in however many files the checkpoint has them.
+
+    Raises:
+        RollspecError: the model has no norm of that name.
+    """
+    from safetensors import safe_open
+    from safetensors.torch import save_file
+
+    for shard in sorted(Path(model).glob("*.safetensors")):
+        with safe_open(str(shard), "pt") as weights:
+            if NORM in weights.keys():  # noqa: SIM118 - it is no mapping
+                norm = weights.get_tensor(NORM)
+                break
+    else:
+        raise RollspecError(f"rollspec: --model {model} has no {NORM} to flatten its logits by; give another model.")
+    flat, sharp = folder / "flat.safetensors", folder / "sharp.safetensors"
+    save_file({NORM: norm * FLATTEN}, str(flat))
+    save_file({NORM: norm}, str(sharp))
+    return flat, sharp
 
 
 class Job:
@@ -165,21 +183,24 @@ def measure(
     return runs
 
 
-def run(quick: bool = False, rounds: int = ROUNDS, out: Path | None = None) -> Path:
+def run(quick: bool = False, rounds: int = ROUNDS, model: Path | None = None, out: Path | None = None) -> Path:
     """Both scenarios; prints the table and writes JSON. `quick` only shows that it runs."""
     pin()
     console = Console(stderr=True)
     began, clock = provenance(), time.monotonic()
-    assets = prepare_assets(JobSettings(), CACHE / "grpo_arithmetic")
-    one = first_prompts(Drift(assets.model, assets.train, [], ""), PROMPTS)
+    if model:
+        policy = Drift(str(model), "", [], "")
+    else:
+        assets = prepare_assets(JobSettings(), CACHE / "grpo_arithmetic")
+        policy = Drift(assets.model, assets.train, [], "")
+    one = first_prompts(policy, PROMPTS)
     prompts = [p for p in one for _ in range(SAMPLES)]
     rounds, epochs, length = (2, 2, 24) if quick else (rounds, EPOCHS, LENGTH)
     engines: dict[str, Engine] = {}
     results: dict[str, dict[str, Any]] = {}
     with tempfile.TemporaryDirectory(prefix="rollspec-harm-") as folder:
-        flat = str(flat_weights(assets.model, Path(folder)))
-        sharp = str(Path(assets.model) / "model.safetensors")
-        vocabulary = _vocabulary(assets.model)
+        flat, sharp = map(str, norms(policy.model, Path(folder)))
+        vocabulary = _vocabulary(policy.model)
 
         def make(scenario: str, seed: int) -> Job:
             weights = flat if scenario == "unpredictable" else sharp
@@ -189,7 +210,7 @@ def run(quick: bool = False, rounds: int = ROUNDS, out: Path | None = None) -> P
             for name in ("none", "rollspec"):
                 console.print(f"start {name}")
                 arm = Arm(name, rollspec="default" if name == "rollspec" else None)
-                engines[name] = Engine(arm, assets.model, MAX_LEN, BATCH)
+                engines[name] = Engine(arm, policy.model, MAX_LEN, BATCH)
                 for weights in (flat, sharp):
                     engines[name].run(Work(prompts, [24] * len(prompts), BATCH, 0, weights))
                 engines[name].suspend()
@@ -209,7 +230,7 @@ def run(quick: bool = False, rounds: int = ROUNDS, out: Path | None = None) -> P
         "benchmark": "harm",
         "provenance": began,
         "finished": {"load": provenance()["load"], "seconds": time.monotonic() - clock},
-        "model": assets.model,
+        "model": policy.model,
         "requests": BATCH,
         "tokens_per_request": length,
         "epochs": epochs,

@@ -22,8 +22,20 @@ from benchmarks.rollout_table import summarise, table
 
 BATCHES = (1, 8, 32, 64)
 SWEEP = {"ngram": (2, 4, 8), "perfect": (4, 8, 16, 32)}
+EPOCHS = 4
 MAX_LEN = 704
 PROMPTS, SAMPLES = 8, 8
+INSTRUCTIONS = (
+    "Explain in a few sentences why the sky is blue.",
+    "Write a Python function that returns the n-th Fibonacci number, and explain how it works.",
+    "A train goes 60 km in 45 minutes. How fast is it in km per hour? Show each step.",
+    "List ten things to pack for a week in the mountains.",
+    "Rewrite this sentence in a friendly tone: The report is late and has to be sent today.",
+    "Tell a short story about a lighthouse keeper and a lost boat.",
+    "Compare cats and dogs as pets in a table with three rows.",
+    "Summarise in one paragraph how plants make sugar from light.",
+)
+"""Prompts of a model that comes with none."""
 PROMPTS_AT_1 = 2  # every step serves one request there: whole groups, but fewer
 FULL = 64  # tokens per request where the batch is to stay full
 
@@ -40,7 +52,7 @@ def arm(method: str, k: int = 0) -> Arm:
 
 
 class Load:
-    """The requests of each epoch: which prompts, how long, in which order."""
+    """The requests of each epoch: which prompts, how long, in which order; no weights ("") where they stay the same."""
 
     def __init__(self, policy: Drift, prompts: list[list[int]], weights: list[str], seed: int = 0) -> None:
         self.policy, self.weights = policy, weights
@@ -73,14 +85,19 @@ class Load:
 
 
 def first_prompts(policy: Drift, count: int) -> list[list[int]]:
-    """Token ids of the job's first prompts."""
+    """Token ids of the job's first prompts; of `INSTRUCTIONS` where the policy is of no job."""
     import pandas as pd
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(policy.model)
-    rows = list(pd.read_parquet(policy.prompts).prompt)[:count]
-    texts = [tokenizer.apply_chat_template(list(r), add_generation_prompt=True, tokenize=False) for r in rows]
-    return [tokenizer.encode(text) for text in texts]
+    if policy.prompts:
+        chats = [list(row) for row in pd.read_parquet(policy.prompts).prompt[:count]]
+    else:
+        chats = [[{"role": "user", "content": text}] for text in INSTRUCTIONS[:count]]
+    if not tokenizer.chat_template:  # a base model
+        return [tokenizer.encode(chat[-1]["content"]) for chat in chats]
+    texts = [tokenizer.apply_chat_template(chat, add_generation_prompt=True, tokenize=False) for chat in chats]
+    return [tokenizer.encode(text, add_special_tokens=False) for text in texts]
 
 
 def sweep(
@@ -108,14 +125,21 @@ def run(
     rounds: int = 2,
     batches: tuple[int, ...] = BATCHES,
     epochs: int | None = None,
+    model: Path | None = None,
     out: Path | None = None,
 ) -> Path:
-    """The whole benchmark; prints tables and writes JSON. `quick` only shows that it runs."""
+    """The whole benchmark; prints tables and writes JSON. `quick` only shows that it runs.
+
+    With a `model`, its weights stay the same in every epoch: there are no checkpoints of it over time.
+    """
     pin()
     console = Console(stderr=True)
     began, clock = provenance(), time.monotonic()
-    console.print("checkpoints of the demo job (made once, minutes)")
-    policy = drift()
+    if model:
+        policy = Drift(str(model), "", [""] * (epochs or EPOCHS), "the same weights in every epoch")
+    else:
+        console.print("checkpoints of the demo job (made once, minutes)")
+        policy = drift()
     if quick:
         batches, rounds, epochs = tuple(b for b in batches if b == 8) or batches[:1], 1, 2
     load = Load(policy, first_prompts(policy, 2 if quick else PROMPTS), policy.weights[:epochs])

@@ -9,6 +9,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 
+def home() -> Path:
+    """The user's cache of what examples and benchmarks build: `rollspec` in XDG_CACHE_HOME, else in ~/.cache."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "rollspec"
+
+
 def built_once(cache: str | Path, name: str, last: str, build: Callable[[Path], None]) -> Path:
     """The folder `name` in `cache`, built there unless it is.
 

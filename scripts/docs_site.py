@@ -20,6 +20,7 @@ OUTSIDE = {
     "CONTRIBUTING.md": "contributing.md",
     "CHANGELOG.md": "changelog.md",
     "examples/grpo_arithmetic/README.md": "example.md",
+    "examples/grpo_tasks/README.md": "example-tasks.md",
 }
 """Files of the repository that are pages of the site."""
 

@@ -3,15 +3,15 @@
 rollspec demo
 rollspec demo --size tiny --steps 4 --only rollspec
 rollspec demo --preset suffix_only --set proposal.k_max=8 --out runs/mine
+rollspec demo --model smollm2 --steps 12
 """
 
 from __future__ import annotations
 
 import json
-import os
 import sys
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -21,10 +21,12 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from examples.cache import home
 from examples.demo.dtype import native_dtype
-from examples.demo.job import ROOT, Job, JobSettings, build_job, prepare_assets, require_programs
+from examples.demo.job import REAL, ROOT, Job, JobSettings, build_job, prepare_assets, require_programs
 from examples.demo.live import Display, RunView, clock
 from examples.demo.runner import JobFailed, finished_run, run_job
+from examples.models import resolve as model_folder
 from rollspec.config import resolve
 from rollspec.errors import RollspecError
 from rollspec.telemetry.report import headline, limits_sentence, report_json, table, write_report
@@ -35,6 +37,7 @@ FAILED = 1
 INTERRUPTED = 130  # as a shell reports Ctrl-C
 SLOW_PROMPTS = 12  # where a training step takes 25 s instead of 8
 JOB_SECONDS = 3600.0  # bound of one run; one that hangs is found by its steps, long before
+REAL_SECONDS, REAL_STALL = 12 * JOB_SECONDS, 1800.0  # of a run with a real model: hours, and minutes a step
 
 
 @dataclass(frozen=True)
@@ -51,15 +54,24 @@ class Plan:
 def command(
     out: Annotated[Path | None, typer.Option(help="Folder of the runs; default runs/demo-<time>.")] = None,
     steps: Annotated[int | None, typer.Option(help="Stop each run after so many training steps.")] = None,
+    model: Annotated[
+        str | None,
+        typer.Option(
+            metavar="PATH|HUB|smollm2",
+            help="Train this causal language model on small tasks (word problems, lists, JSON) instead of the "
+            "example's policy; `smollm2` is made on its first use. A step of SmolLM2-135M takes minutes on two cores.",
+        ),
+    ] = None,
     size: Annotated[Literal["demo", "tiny"], typer.Option(help="Size of the policy; `tiny` is for tests.")] = "demo",
     prompts: Annotated[
         int | None,
         typer.Option(
             min=4,
-            help="Training prompts, each seen in four epochs; default 32, and 12 on a CPU without bfloat16 arithmetic, "
+            help="Training prompts, each seen in every epoch; default 32, and 12 on a CPU without bfloat16 arithmetic, "
             "where 32 take half an hour.",
         ),
     ] = None,
+    epochs: Annotated[int, typer.Option(min=1, help="Times that each prompt is seen; 1: fresh prompts only.")] = 4,
     seed: Annotated[int, typer.Option(help="Seed of policy, prompts and sampling.")] = 0,
     replicas: Annotated[
         int,
@@ -78,7 +90,9 @@ def command(
     """Train a small policy on this machine without and with rollspec and compare the two runs (about 17 minutes)."""
     require_programs()
     plan = Plan(
-        settings=settings_for(native_dtype(), prompts, size=size, seed=seed, steps=steps, replicas=replicas),
+        settings=settings_for(
+            native_dtype(), prompts, model, size=size, seed=seed, steps=steps, epochs=epochs, replicas=replicas
+        ),
         out=(out or ROOT / "runs" / f"demo-{datetime.now():%Y%m%d-%H%M%S}").resolve(),
         names=(only,) if only else ("baseline", "rollspec"),
         preset=preset,
@@ -100,25 +114,34 @@ def command(
         sys.stdout.write(json.dumps(numbers, indent=2) + "\n")
 
 
-def settings_for(dtype: str, prompts: int | None, **given: Any) -> JobSettings:
-    """The job that finishes in about 17 minutes here, or the one with as many prompts as were asked for."""
-    step = JobSettings.prompts_per_step
+def settings_for(dtype: str, prompts: int | None, model: str | None = None, **given: Any) -> JobSettings:
+    """The job that finishes in about 17 minutes here, or one with the prompts or the model that were asked for.
+
+    Raises:
+        RollspecError: the prompts do not fill steps, the model cannot be used, or it has a size of its own.
+    """
+    real = REAL if model is not None else {}
+    step = real.get("prompts_per_step", JobSettings.prompts_per_step)
     if prompts is not None and prompts % step:
         raise RollspecError(f"rollspec: --prompts {prompts} does not fill steps of {step}; give a multiple of it.")
     if prompts is None:
         prompts = JobSettings.train_prompts if dtype == "bfloat16" else SLOW_PROMPTS
-    return JobSettings(dtype=dtype, train_prompts=prompts, **given)
+    if model is not None and given.get("size") == "tiny":
+        raise RollspecError("rollspec: --size tiny is a size of the example's policy; leave it out beside --model.")
+    settings = JobSettings(**{**real, **given, "dtype": dtype, "train_prompts": prompts})
+    return replace(settings, model=str(model_folder(model))) if model is not None else settings
 
 
 def run_plan(plan: Plan, display: Display) -> None:
     """Run what `plan` names, skipping a baseline that was finished with the same settings."""
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "rollspec" / "grpo_arithmetic"
     display.say(f"runs go to {plan.out}")
     s = plan.settings
+    if s.model:
+        display.say(f"model: {s.model}")
     size = f"{s.train_prompts} prompts x {s.n} samples, {s.epochs} epochs"
     display.say(f"{size}, {s.dtype}: {s.total_steps} training steps a run")
     display.say("preparing the policy and the prompts")
-    assets = prepare_assets(plan.settings, cache)
+    assets = prepare_assets(s, home() / s.example)
     jobs = [
         build_job(
             plan.settings,
@@ -193,7 +216,10 @@ def link_latest(out: Path) -> None:
 def _run(job: Job, display: Display, estimate: float | None) -> float:
     view = RunView(job.name, job.total_steps, estimate)
     with display.watching(view):
-        result = run_job(job, timeout=JOB_SECONDS, on_step=display.step, on_tick=display.tick)
+        bounds = (
+            {"timeout": REAL_SECONDS, "stall": REAL_STALL} if job.settings.get("model") else {"timeout": JOB_SECONDS}
+        )
+        result = run_job(job, **bounds, on_step=display.step, on_tick=display.tick)
     display.say(f"{job.name}: {result.steps} steps in {clock(result.seconds)}")
     return result.seconds
 

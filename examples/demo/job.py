@@ -13,6 +13,7 @@ import hashlib
 import importlib
 import importlib.util
 import json
+import math
 import netrc
 import os
 import subprocess
@@ -29,11 +30,12 @@ from rollspec.telemetry.runs import LENGTHS_FILE
 
 ROOT = Path(__file__).resolve().parents[2]
 PROJECT = "rollspec-demo"
+BUCKET = "actor_rollout_ref.rollout.checkpoint_engine.update_weights_bucket_megabytes"
 
 
 @dataclass(frozen=True)
 class Assets:
-    """Paths that `examples.grpo_arithmetic.prepare` reports, as far as they are used here."""
+    """Paths that `prepare` of `examples.grpo_arithmetic` or of `examples.grpo_tasks` reports, as far as used here."""
 
     model: str
     train: str
@@ -44,7 +46,7 @@ class Assets:
 
 @dataclass(frozen=True)
 class JobSettings:
-    """One GRPO job. The defaults finish both runs in about 17 minutes on two CPU cores."""
+    """One GRPO job. The defaults finish both runs in about 17 minutes on two CPU cores; see `REAL` for a real model."""
 
     size: str = "demo"
     seed: int = 0
@@ -61,6 +63,12 @@ class JobSettings:
     dtype: str = field(default_factory=native_dtype)
     steps: int | None = None  # stop earlier than epochs would
     replicas: int = 1  # engines that share the rollout, and ranks that train
+    model: str | None = None  # folder of a model of the caller's, which gets the tasks of `examples.grpo_tasks`
+
+    @property
+    def example(self) -> str:
+        """Folder of `examples` whose prompts and reward the job has."""
+        return "grpo_tasks" if self.model else "grpo_arithmetic"
 
     @property
     def steps_per_epoch(self) -> int:
@@ -81,6 +89,19 @@ class JobSettings:
                 f"rollspec: --replicas {self.replicas} cannot share {self.prompts_per_step * self.n} responses; give a "
                 "divisor of that number."
             )
+
+
+REAL: dict[str, Any] = {
+    "train_prompts": 32,
+    "prompts_per_step": 4,
+    "n": 4,
+    "max_prompt_length": 256,
+    "max_response_length": 128,
+    "lr": 1e-5,
+    "max_num_seqs": 16,
+    "micro_batch": 4,  # logits over a vocabulary of 50,000 and more are what fills the memory
+}
+"""What a job with a real model has instead of the defaults: a hundred times the arithmetic per token, on two cores."""
 
 
 @dataclass(frozen=True)
@@ -109,13 +130,22 @@ def require_programs() -> None:
 
 
 def prepare_assets(settings: JobSettings, cache: Path, timeout: float = 300.0) -> Assets:
-    """The example's policy, prompts and reward; built once per set of inputs.
+    """Policy, prompts and reward of the example that fits `settings.model`; built once per set of inputs.
 
     In a process of its own, so that torch's memory is free again before the job starts on a small machine.
+
+    Args:
+        settings: of the job.
+        cache: folder for what is built; `settings.example` names one.
+        timeout: seconds.
+
+    Raises:
+        RollspecError: it could not be built.
     """
-    arguments = {"out": cache, "size": settings.size, "seed": settings.seed, "train-size": settings.train_prompts}
+    own = {"model": settings.model} if settings.model else {"size": settings.size}
+    arguments = {"out": cache, **own, "seed": settings.seed, "train-size": settings.train_prompts}
     options = [text for name, value in arguments.items() for text in (f"--{name}", str(value))]
-    command = [sys.executable, "-m", "examples.grpo_arithmetic.prepare", *options, "--json"]
+    command = [sys.executable, "-m", f"examples.{settings.example}.prepare", *options, "--json"]
     try:
         done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=timeout, check=True)
         found = json.loads(done.stdout.splitlines()[-1])
@@ -165,6 +195,7 @@ def build_job(
         "verl.trainer.main_ppo",
         *cpu_overrides,
         *_overrides(settings, assets, loggers),
+        *([f"{BUCKET}={bucket_megabytes(Path(settings.model))}"] if settings.model else []),
         f"trainer.experiment_name={hydra_value(f'{folder.parent.name}-{folder.name}')}",
         f"trainer.default_local_dir={hydra_value(str(folder / 'checkpoints'))}",
         f"+actor_rollout_ref.rollout.custom.rollspec={hydra_value(config)}",
@@ -180,7 +211,7 @@ def build_job(
         # Worker processes rename themselves over their environment block unless told not to; it marks whose they are.
         "SPT_NOENV": "1",
     }
-    given = {k: v for k, v in asdict(settings).items() if k != "replicas" or v != 1}
+    given = {k: v for k, v in asdict(settings).items() if (k, v) not in (("replicas", 1), ("model", None))}
     described = {**given, "assets": _digest(Path(assets.manifest)), "loggers": loggers}
     identity = {
         "settings": described,
@@ -201,6 +232,20 @@ def build_job(
         settings=described,
         settings_hash=hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:16],
     )
+
+
+def bucket_megabytes(model: Path) -> int:
+    """Room in which verl 0.9.1 hands the weights to the engine: all of them, and the embedding once more as LM head.
+
+    A weight has to fit in one piece, and where the two are tied, vLLM 0.32 refuses the head in another piece than the
+    embedding.
+    """
+    sizes = [0]
+    for shard in model.glob("*.safetensors"):
+        with shard.open("rb") as f:
+            header = json.loads(f.read(int.from_bytes(f.read(8), "little")))
+        sizes += [math.prod(tensor["shape"]) for name, tensor in header.items() if name != "__metadata__"]
+    return max(64, (sum(sizes) + max(sizes)) * 4 // 2**20 + 1)  # the trainer's weights are float32
 
 
 def _micro_batch(share: int, most: int) -> int:

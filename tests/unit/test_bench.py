@@ -327,6 +327,64 @@ def test_unpredictable_prompts_never_repeat() -> None:
     assert harm.Job("useless", [[1] * 8] * 4, "w", 272, 16, 0).work(1).prompts == [[1] * 8] * 4
 
 
+def test_flattening_touches_the_final_norm_alone(tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    from safetensors.torch import load_file, save_file
+
+    save_file({"lm_head.weight": torch.ones(2)}, str(tmp_path / "model-00001-of-00002.safetensors"))
+    with pytest.raises(RollspecError, match=r"has no model\.norm\.weight"):
+        harm.norms(str(tmp_path), tmp_path)
+    save_file({harm.NORM: torch.full((4,), 3.0)}, str(tmp_path / "model-00002-of-00002.safetensors"))
+    (tmp_path / "out").mkdir()
+    flat, sharp = map(load_file, harm.norms(str(tmp_path), tmp_path / "out"))
+    assert list(flat) == list(sharp) == [harm.NORM]
+    assert torch.allclose(flat[harm.NORM], sharp[harm.NORM] * harm.FLATTEN) and sharp[harm.NORM][0] == 3
+
+
+# ---- a model of one's own -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["control", "cost", "harm", "rollout"])
+def test_a_model_by_name_has_a_result_of_its_own(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: dict[str, Any] = {}
+
+    def run(**given: Any) -> Path:
+        seen.update(given)
+        return tmp_path / "x.json"
+
+    monkeypatch.setattr("examples.models.resolve", lambda model: tmp_path / model)
+    monkeypatch.setattr(f"benchmarks.{name}.run", run)
+    invoke = CliRunner().invoke
+    assert invoke(bench_cli.command, [name, "--model", "smollm2", "--quick"]).exit_code == 0
+    assert seen["model"] == tmp_path / "smollm2" and seen["out"] == harness.RESULTS / f"{name}-smollm2-quick.json"
+    assert invoke(bench_cli.command, [name, "--model", "Qwen/Qwen3-0.6B"]).exit_code == 0
+    assert seen["out"] == harness.RESULTS / f"{name}-qwen3-0.6b.json"
+    assert invoke(bench_cli.command, [name, "--model", "smollm2", "--out", "mine.json"]).exit_code == 0
+    assert seen["out"] == Path("mine.json")
+    assert invoke(bench_cli.command, [name]).exit_code == 0
+    assert seen["model"] is None and seen["out"] is None
+
+
+def test_a_model_that_cannot_be_used_is_refused_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cost, "run", lambda **_: pytest.fail("must not start"))
+    result = CliRunner().invoke(bench_cli.command, ["cost", "--model", str(tmp_path)])
+    assert isinstance(result.exception, RollspecError) and "config.json" in str(result.exception)
+
+
+def test_prompts_of_a_model_that_comes_with_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("transformers")
+    from examples.grpo_arithmetic.tokenizer import build_tokenizer, prompt_text
+
+    tokenizer = build_tokenizer()
+    monkeypatch.setattr("transformers.AutoTokenizer.from_pretrained", lambda path: tokenizer)
+    policy = drift.Drift("m", "", [""], "")
+    texts = [tokenizer.decode(p) for p in rollout.first_prompts(policy, 2)]
+    assert texts == [prompt_text(text) for text in rollout.INSTRUCTIONS[:2]]
+    assert len(rollout.INSTRUCTIONS) == rollout.PROMPTS
+    tokenizer.chat_template = None
+    assert tokenizer.decode(rollout.first_prompts(policy, 1)[0]) == rollout.INSTRUCTIONS[0]
+
+
 def test_bandits_write_json(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bandits, "SEEDS", 2)
     found = json.loads(bandits.run(quick=True, out=tmp_path / "b.json").read_text())
@@ -336,7 +394,7 @@ def test_bandits_write_json(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 def test_options_of_the_new_benchmarks() -> None:
     invoke = CliRunner().invoke
     for name, options in (("cost", ("--model", "--store", "--rounds")), ("tuner", ("--rounds", "--policies")),
-                          ("harm", ("--rounds",)), ("bandits", ())):  # fmt: skip
+                          ("harm", ("--model", "--rounds")), ("bandits", ())):  # fmt: skip
         shown = invoke(bench_cli.command, [name, "--help"], env={"COLUMNS": "200"}).output
         assert all(o in shown for o in ("--quick", "--out", "--json", *options)), shown
     refused = invoke(bench_cli.command, ["tuner", "--policies", "edge"])

@@ -20,7 +20,17 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from examples.demo import cli
-from examples.demo.job import Assets, Job, JobSettings, build_job, hydra_value, wandb_environment
+from examples.demo.job import (
+    BUCKET,
+    Assets,
+    Job,
+    JobSettings,
+    bucket_megabytes,
+    build_job,
+    hydra_value,
+    prepare_assets,
+    wandb_environment,
+)
 from examples.demo.live import Display, RunView
 from examples.demo.processes import Family, process_table, remove_segments
 from examples.demo.runner import JobFailed, MetricsTail, finished_run, log_tail, run_job
@@ -293,6 +303,50 @@ def test_a_slow_cpu_gets_fewer_prompts_unless_told_otherwise() -> None:
     assert (whole.total_steps, whole.dtype, whole.seed) == (32, "float32", 1)
 
 
+def test_a_model_of_ones_own_gets_tasks_and_a_smaller_job(
+    assets: Assets, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cli, "model_folder", lambda name: tmp_path / name)
+    header = json.dumps({"__metadata__": {}, "embed": {"shape": [49152, 576]}, "norm": {"shape": [576]}}).encode()
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header)
+    real = cli.settings_for("float32", None, "mine", epochs=2)
+    assert real.model == str(tmp_path / "mine") and real.example == "grpo_tasks"
+    assert real.total_steps == 6 and real.prompts_per_step * real.n == 16
+    command = build_job(real, assets, tmp_path / "r", speculate=True).command
+    for option in (
+        "data.max_response_length=128",
+        "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=4",
+        "actor_rollout_ref.rollout.dtype=float32",
+        "actor_rollout_ref.rollout.max_model_len=384",
+        "reward.custom_reward_function.path='/data/reward'",
+        f"{BUCKET}=217",  # the embedding is 108 MB in float32, and there twice
+    ):
+        assert option in command
+    assert bucket_megabytes(tmp_path) == 64
+    assert cli.settings_for("bfloat16", None).example == "grpo_arithmetic"
+    assert "model" not in build_job(JobSettings(), assets, tmp_path / "r", speculate=True).settings
+    with pytest.raises(RollspecError, match="--prompts 6 does not fill steps of 4"):
+        cli.settings_for("float32", 6, "mine")
+    with pytest.raises(RollspecError, match="--size tiny"):
+        cli.settings_for("float32", None, "mine", size="tiny")
+
+
+def test_assets_are_those_of_the_example_that_fits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[list[str]] = []
+
+    def run(command: list[str], **_: object) -> types.SimpleNamespace:
+        seen.append(command)
+        return types.SimpleNamespace(stdout=json.dumps({n: n for n in ("model", "train", "val", "reward", "manifest")}))
+
+    monkeypatch.setattr("examples.demo.job.subprocess.run", run)
+    prepare_assets(JobSettings(), tmp_path)
+    prepare_assets(JobSettings(model="/m"), tmp_path)
+    assert "examples.grpo_arithmetic.prepare" in seen[0] and "--size" in seen[0] and "--model" not in seen[0]
+    assert "examples.grpo_tasks.prepare" in seen[1] and seen[1][seen[1].index("--model") + 1] == "/m"
+    assert "--size" not in seen[1]
+
+
 def test_hydra_value() -> None:
     value = {"a": None, "b": [True, 1.5, "it's"], "c": {}, "d": "x,y:{z}"}
     assert hydra_value(value) == r"{a:null,b:[true,1.5,'it\'s'],c:{},d:'x,y:{z}'}"
@@ -370,6 +424,7 @@ def test_command_refuses_bad_input_before_running(monkeypatch: pytest.MonkeyPatc
         (["--set", "proposal.kmax=8"], "proposal.k_max"),
         (["--preset", "nope"], "no preset"),
         (["--steps", "0"], "number from 1 up"),
+        (["--model", str(tmp_path / "absent")], "is no folder"),
     ):
         result = CliRunner().invoke(app, ["demo", "--out", str(tmp_path), *args])
         assert result.exit_code == 2 and text in result.output
