@@ -22,6 +22,10 @@ _BASE_FIELDS = (
     "vocab_size",
 )
 
+# Of layers that are no attention: parts of their names in `layer_types`, and fields that only such models have.
+RECURRENT = ("linear", "mamba", "recurrent", "conv", "ssm", "rwkv")
+STATES = ("ssm_cfg", "state_size", "ssm_state_size", "mamba_d_state", "hybrid_override_pattern")
+
 
 def target_config(target: str | Path) -> Any:
     """The target's (text) configuration as `transformers` reads it.
@@ -37,6 +41,28 @@ def target_config(target: str | Path) -> Any:
         raise HeadError(
             f"drafter-online: {target} is not a model that transformers can read ({e}); give a checkpoint's folder."
         ) from e
+
+
+def check_room(target: str | Path, config: Any) -> None:
+    """That a model has room for an EAGLE-3 head: a decoder alone, whose layers all keep keys and values.
+
+    Raises:
+        HeadError: it is an encoder-decoder, or has layers with a recurrent state, which rejected drafts cannot leave.
+    """
+    if getattr(config, "is_encoder_decoder", False):
+        raise HeadError(
+            f"drafter-online: {target} is an encoder-decoder model ({config.model_type}), which has no room for an "
+            "EAGLE-3 head; give a decoder-only one."
+        )
+    named = [getattr(config, n, None) or () for n in ("layer_types", "layers_block_type")]
+    kinds = [str(config.model_type), *named[0], *named[1]]
+    state = next((k for k in kinds if any(word in k for word in RECURRENT)), None)
+    state = state or next((n for n in STATES if getattr(config, n, None) is not None), None)
+    if state is not None:
+        raise HeadError(
+            f"drafter-online: {target} ({config.model_type}) has layers with a recurrent state ({state}), which has no "
+            "room for an EAGLE-3 head; give a model whose layers are all attention."
+        )
 
 
 def base_of(config: Any) -> str:

@@ -1,5 +1,6 @@
 """The `drafter-online` command.
 
+    drafter-online make-head --model MODEL --out HEAD      a head trained on what the model says, in an hour
     drafter-online init --target MODEL --out HEAD          a fresh EAGLE-3 head that vLLM can serve
     drafter-online convert SRC --target MODEL --out HEAD   a SpecForge/SGLang head in the same format
     drafter-online buffer stats DIR                        what a saved buffer holds
@@ -19,8 +20,8 @@ from typing import Annotated, Any
 
 import typer
 
-from drafter_online import train_cli, versions_cli
-from drafter_online.console import Dtype, Json, Target, group, show_facts, torch_dtype, values
+from drafter_online import make_head_cli, train_cli, versions_cli
+from drafter_online.console import Dtype, Json, Target, group, integers, show_facts, torch_dtype, values
 
 log = logging.getLogger("drafter_online")
 
@@ -53,7 +54,7 @@ def init(
 
     made = heads.fresh(
         target,
-        aux=_integers(aux) if aux else None,
+        aux=integers(aux, "--aux") if aux else None,
         draft_vocab_size=draft_vocab,
         counts=_counts(counts) if counts else None,
         layers=layers,
@@ -93,6 +94,7 @@ def _wrote(folder: Path, head: Any, as_json: bool) -> None:
     show_facts(facts, as_json)
 
 
+app.command()(make_head_cli.make_head)
 app.command()(train_cli.train)
 
 
@@ -189,15 +191,6 @@ def _be_modest(device: str, threads: int | None, nice: int) -> None:
         torch.set_num_threads(threads)
     if device == "cpu" and nice:
         os.nice(nice)
-
-
-def _integers(text: str) -> list[int]:
-    from drafter_online.errors import HeadError
-
-    try:
-        return [int(x) for x in text.split(",")]
-    except ValueError as e:
-        raise HeadError(f"drafter-online: --aux {text!r} is not a list of layers such as 2,18,33.") from e
 
 
 def _counts(path: Path) -> dict[int, int]:

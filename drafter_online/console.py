@@ -57,6 +57,18 @@ def values(items: list[str], prefix: str = "") -> dict[str, Any]:
     return values
 
 
+def integers(text: str, option: str) -> list[int]:
+    """An option's list of numbers, with commas between them.
+
+    Raises:
+        HeadError: it is none.
+    """
+    try:
+        return [int(x) for x in text.split(",")]
+    except ValueError as e:
+        raise HeadError(f"drafter-online: {option} {text!r} is not a list of layers such as 2,18,33.") from e
+
+
 def torch_dtype(name: str) -> Any:
     """The dtype of `--dtype`.
 

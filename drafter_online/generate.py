@@ -1,0 +1,132 @@
+"""Training text for a head: an engine in a process of its own generates, and its samples come into a buffer.
+
+The engine's program is rollspec's, known by name only. What it has written is on disk: a run that was killed loses
+nothing, `collect` takes it up.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from drafter_online.buffer import Buffer
+from drafter_online.errors import SampleError, TrainingError
+from drafter_online.files import replace
+from drafter_online.samples import Sample
+
+ENGINE = "rollspec.engine.vllm.generate"
+JOB, PROGRESS, SAMPLES, LOG = "job.json", "progress.json", "samples", "engine.log"
+START_SECONDS = 1800.0  # an engine on a GPU may compile for minutes
+LATE_SECONDS = 300.0  # after its time is over: requests end, and the last samples are written
+CPU_ENVIRONMENT = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
+"""Set where the user has not: without them vLLM on CPU reserves half the memory and may pin threads to one core."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Job:
+    """What the engine generates, until a limit of `seconds`, response `tokens` or `bytes` of samples is reached."""
+
+    model: str
+    head: str  # folder; it says which layers are recorded, and never drafts
+    prompts: list[list[int]]
+    temperature: float
+    max_tokens: int
+    max_model_len: int
+    seed: int
+    batch: int
+    seconds: float
+    tokens: int | None = None
+    bytes: int | None = None
+    engine: dict[str, Any] = dataclasses.field(default_factory=dict)  # more arguments of vLLM's `LLM`
+
+
+def run(job: Job, folder: Path, note: Callable[[dict[str, Any]], None]) -> None:
+    """Generate into `folder`, which `collect` empties; `note` gets the engine's progress twice a second.
+
+    Raises:
+        TrainingError: vLLM is not installed, or the engine failed.
+    """
+    if find_spec("vllm") is None:
+        raise TrainingError("drafter-online: make-head generates with vLLM, which is not installed; pip install vllm.")
+    folder.mkdir(parents=True, exist_ok=True)
+    replace(folder / JOB, json.dumps(dataclasses.asdict(job)).encode())
+    # rollspec's own switches are of jobs; this engine is what its job says.
+    kept = {k: v for k, v in os.environ.items() if k != "ROLLSPEC" and not k.startswith("ROLLSPEC__")}
+    quiet = {"VLLM_NO_USAGE_STATS": "1", "TOKENIZERS_PARALLELISM": "false"}
+    # A file and not a pipe: an engine process that outlives its parent would hold a pipe open.
+    with (folder / LOG).open("wb") as log:
+        process = subprocess.Popen(
+            [sys.executable, "-m", ENGINE, str(folder / JOB), str(os.getpid())],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            env={**CPU_ENVIRONMENT, **quiet, **kept},
+            start_new_session=True,
+        )
+        begin, code = time.monotonic(), None
+        try:
+            while code is None and time.monotonic() < begin + START_SECONDS + job.seconds + LATE_SECONDS:
+                with suppress(subprocess.TimeoutExpired):
+                    code = process.wait(0.5)
+                progress = progress_of(folder)
+                note(progress)
+                if progress.get("state") == "done":
+                    code = 0  # all is written; that the engine ends by itself takes it many seconds more
+        finally:
+            # Also after a normal end: what outlives this engine would share the machine with the training.
+            with suppress(ProcessLookupError, PermissionError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+    if code != 0:
+        what = "did not end in time" if code is None else f"ended with status {code}"
+        raise TrainingError(f"drafter-online: the engine that generates {what} ({_cause(folder)}); see {folder / LOG}.")
+
+
+def progress_of(folder: Path) -> dict[str, Any]:
+    """What the engine said last; empty where it has said nothing."""
+    try:
+        return dict(json.loads((folder / PROGRESS).read_bytes()))
+    except (OSError, ValueError):
+        return {}
+
+
+def collect(folder: Path, buffer: Buffer, into: Path) -> dict[str, Any]:
+    """Take what an engine wrote to `folder` into a buffer, save that to `into`, and remove the folder's samples.
+
+    Returns:
+        the engine's last progress; `refused` counts samples that are damaged. Empty where there was nothing.
+    """
+    progress = progress_of(folder)
+    refused = 0
+    files = sorted((folder / SAMPLES).glob("*.safetensors"))
+    for file in files:
+        try:
+            buffer.add(Sample.from_bytes(file.read_bytes()))
+        except SampleError:
+            refused += 1
+    if files:
+        buffer.save(into)
+    (folder / PROGRESS).unlink(missing_ok=True)
+    shutil.rmtree(folder / SAMPLES, ignore_errors=True)
+    return {**progress, "refused": refused} if progress or files else {}
+
+
+def _cause(folder: Path) -> str:
+    """Why the engine ended: the first error in the log of its processes, which is the one that ended the others."""
+    log = (folder / LOG).read_text(errors="replace")
+    first = re.search(r"(?:^|\] +)([A-Za-z_.]*(?:Error|Exception): .+)$", log, re.MULTILINE)
+    if first:
+        return first[1].strip().rstrip(".")
+    return str(progress_of(folder).get("error") or "it was killed, or there was no memory").rstrip(".")

@@ -1,0 +1,99 @@
+"""Held-out prompts: which they are, how much of their text a head can draft at all, and what drafts achieve at most."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from drafter_online.buffer import Buffer, BufferConfig
+from drafter_online.errors import TrainingError
+from drafter_online.files import sha256
+from drafter_online.objective import Acceptance, evaluate
+from drafter_online.packing import pack
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from drafter_online.model import Drafter
+    from drafter_online.samples import Sample
+    from drafter_online.trainer import Trainer
+
+
+def split(buffer: Buffer, share: float) -> tuple[Buffer, list[Sample]]:
+    """What is trained on, and the samples that acceptance is measured on: those of about `share` of the prompts.
+
+    By a prompt's hash, so that what is added later moves none from one side to the other.
+
+    Raises:
+        TrainingError: all samples are of one prompt.
+    """
+    place = {_key(s): int(sha256(_key(s).encode())[:8], 16) / 2**32 for s in buffer}
+    if len(place) < 2:
+        raise TrainingError("drafter-online: all samples are of one prompt, and none is left to measure on; give more.")
+    order = sorted(place, key=place.__getitem__)
+    count = sum(place[k] < share for k in order)
+    out = set(order[: min(max(1, count), len(order) - 1)])
+    kept = Buffer(BufferConfig(max_bytes=1 << 62))
+    for sample in buffer:
+        if _key(sample) not in out:
+            kept.add(sample)
+    return kept, sorted((s for s in buffer if _key(s) in out), key=lambda s: place[_key(s)])
+
+
+def _key(sample: Sample) -> str:
+    return sample.prompt_key or sample.request_id
+
+
+def first(samples: list[Sample], tokens: int) -> list[Sample]:
+    """The first samples that have `tokens` tokens together, or all."""
+    have = 0
+    for i, s in enumerate(samples, 1):
+        have += len(s)
+        if have >= tokens:
+            return samples[:i]
+    return samples
+
+
+def covered(head: Any, samples: list[Sample]) -> float:
+    """Share of the samples' response tokens that a head can draft."""
+    if not head.use_draft_vocab:
+        return 1.0
+    said = [head.t2d.cpu()[s.input_ids[s.loss_mask]] for s in samples]
+    return sum(int(t.sum()) for t in said) / max(1, sum(map(len, said)))
+
+
+@dataclass(frozen=True)
+class _Knowing:
+    """Scores as the target does, from the target's own last hidden states."""
+
+    drafter: Drafter
+    trained_head: tuple[Tensor, ...] = ()
+
+    @property
+    def vocabulary(self) -> int:
+        return self.drafter.vocabulary
+
+    @property
+    def to_draft(self) -> Tensor | None:
+        return self.drafter.to_draft
+
+    def targets(self, states: Tensor) -> Tensor:
+        return self.drafter.targets(states)
+
+    score = targets
+
+
+def ceiling(trainer: Trainer, samples: list[Sample]) -> Acceptance:
+    """What greedy drafts achieve at most with this draft vocabulary: those of a drafter that knows the target's own
+    likeliest token at every position. At a temperature above 0 the target does not always say it.
+    """
+    import torch
+
+    steps, knowing = trainer.steps, _Knowing(trainer.drafter)
+    total = Acceptance(0, (0,) * steps)
+    with torch.no_grad():
+        for sample in samples:
+            batch = pack([sample], steps=steps).to(trainer.device, trainer.dtype)
+            states = [batch.verifier_last_hidden_states.roll(-i, dims=1) for i in range(steps)]
+            total = total + evaluate(knowing, states, batch, trainer.config).acceptance
+    return total

@@ -1,0 +1,107 @@
+"""`drafter-online make-head`: its options, its progress bars and its table."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from drafter_online.console import Dtype, Json, integers, show_facts, torch_dtype, values
+
+
+def make_head(
+    model: Annotated[str, typer.Option("--model", help="Folder (or hub name) of the target's checkpoint.")],
+    out: Annotated[Path, typer.Option("--out", help="Folder for the head; called again with it, goes on there.")],
+    minutes: Annotated[float, typer.Option("--minutes", min=0.05, help="For all calls with this --out together.")] = 60,
+    prompts: Annotated[
+        Path | None,
+        typer.Option("--prompts", help="JSONL, Parquet (`prompt` or `messages`) or text; 360 built in when left out."),
+    ] = None,
+    tokens: Annotated[
+        int | None, typer.Option("--tokens", min=1, help="Response tokens that are enough; else a third of the time.")
+    ] = None,
+    temperature: Annotated[float, typer.Option("--temperature", min=0, help="Of the responses, as in your job.")] = 1.0,
+    max_tokens: Annotated[int, typer.Option("--max-tokens", min=8, help="Longest response.")] = 256,
+    batch: Annotated[int, typer.Option("--batch", min=1, help="Requests that the engine runs at once.")] = 16,
+    draft_vocab: Annotated[
+        int | None,
+        typer.Option("--draft-vocab", min=1, help="Tokens the head can draft; 99.9 % of the text (8192 at most)."),
+    ] = None,
+    aux: Annotated[
+        str | None, typer.Option("--aux", help="Auxiliary layers, e.g. 2,18,33; chosen when left out.")
+    ] = None,
+    hold_out: Annotated[
+        float, typer.Option("--hold-out", min=0.01, max=0.9, help="Share of the prompts that it is measured on.")
+    ] = 0.1,
+    buffer_gib: Annotated[float, typer.Option("--buffer-gib", min=0.001, help="Most memory of samples.")] = 2.0,
+    device: Annotated[str, typer.Option("--device", help="Torch device that trains.")] = "cpu",
+    threads: Annotated[
+        int | None, typer.Option("--threads", min=1, help="CPU threads that train; torch decides when left out.")
+    ] = None,
+    seed: Annotated[int, typer.Option("--seed", min=0, help="Of text, weights and training.")] = 0,
+    overrides: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="A knob of training; may be repeated.")
+    ] = None,
+    engine: Annotated[
+        list[str] | None,
+        typer.Option("--engine", metavar="KEY=VALUE", help="An argument of vLLM's LLM, such as dtype."),
+    ] = None,
+    dtype: Dtype = "bfloat16",
+    as_json: Json = False,
+) -> None:
+    """Make a trained EAGLE-3 head for a model: generate with vLLM, train, evaluate, write what `vllm serve` loads."""
+    from rich.console import Console
+    from rich.logging import RichHandler
+    from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+
+    from drafter_online.make_head import Options, make
+
+    weights = torch_dtype(dtype)
+    if threads is not None:
+        import torch
+
+        torch.set_num_threads(threads)
+    options = Options(
+        model=model,
+        out=out,
+        minutes=minutes,
+        prompts=prompts,
+        tokens=tokens,
+        temperature=temperature,
+        max_tokens=max_tokens,
+        batch=batch,
+        buffer_bytes=int(buffer_gib * 2**30),
+        aux=integers(aux, "--aux") if aux else None,
+        draft_vocab=draft_vocab,
+        hold_out=hold_out,
+        device=device,
+        dtype=weights,
+        seed=seed,
+        training=values(overrides or [], "training."),
+        engine=values(engine or []),
+    )
+    console = Console(stderr=True)
+    logging.basicConfig(level=logging.WARNING, format="%(message)s", handlers=[RichHandler(console=console)])
+    logging.getLogger("drafter_online").setLevel(logging.INFO)
+    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[said]}"), TimeRemainingColumn())
+    with Progress(*columns, console=console, disable=as_json) as progress:
+        tasks: dict[str, TaskID] = {}
+
+        def note(phase: str, done: float, total: float, said: str) -> None:
+            if phase not in tasks:
+                tasks[phase] = progress.add_task(phase, said=said)
+            progress.update(tasks[phase], completed=done, total=total, said=said)
+
+        facts = make(options, note)
+    show_facts(facts if as_json else _table(facts), as_json)
+
+
+def _table(facts: dict[str, Any]) -> dict[str, Any]:
+    """What one wants to know at a glance."""
+    out = {k: v for k, v in facts.items() if k not in ("curve", "counts", "finished", "before", "after", "ceiling")}
+    for name in ("before", "after", "ceiling"):
+        out[f"acceptance length, {name}"] = facts[name]["acceptance_length"]
+        out[f"acceptance rates, {name}"] = facts[name]["rates"]
+    return out

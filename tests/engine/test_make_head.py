@@ -1,0 +1,73 @@
+"""`drafter-online make-head` with a real engine: vLLM without rollspec serves what it writes, and a job takes it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from engines import build, call, close, generate
+from typer.testing import CliRunner
+
+from drafter_online.buffer import Buffer
+from drafter_online.cli import app
+
+K = 3
+
+pytestmark = pytest.mark.engine
+
+
+@pytest.fixture(scope="module")
+def made(model: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """What the command says of a head that was made in seconds, of greedy text."""
+    threads = torch.get_num_threads()
+    given = [
+        "make-head", "--model", model, "--prompts", model.parent / "train.parquet", "--minutes", 0.25, "--temperature",
+        0, "--max-tokens", 80, "--out", tmp_path_factory.mktemp("made") / "head", "--set", "learning_rate=0.004",
+        "--engine", "dtype=float32", "--dtype", "float32", "--threads", 1, "--json",
+    ]  # fmt: skip
+    result = CliRunner().invoke(app, [str(a) for a in given])
+    torch.set_num_threads(threads)
+    assert result.exit_code == 0, result.output
+    facts: dict[str, Any] = json.loads(result.stdout)
+    return facts
+
+
+def test_it_learns_from_what_the_engine_says_unspeculated(made: dict[str, Any]) -> None:
+    assert made["prompts"] > 100 and made["samples"] > 20 and made["held_out_coverage"] == 1.0
+    buffer = Buffer.load(Path(made["head"]) / "buffer")
+    assert not any(len(s.verify) for s in buffer), "the head beside the engine drafted"
+    # The recorded states' likeliest tokens are what was said: text and states belong together, from the prompt on.
+    assert all(int(s.position_ids[0]) == 0 for s in buffer)
+    assert made["ceiling"]["acceptance_length"] == pytest.approx(1 + K, abs=0.01)
+    assert made["before"]["acceptance_length"] < 1.3 < made["after"]["acceptance_length"]
+
+
+def test_vllm_without_rollspec_serves_it(
+    model: Path, made: dict[str, Any], prompts: list[list[int]], plain: dict[str, Any]
+) -> None:
+    llm = build(model, speculative_config={"method": "eagle3", "model": made["head"], "num_speculative_tokens": K})
+    try:
+        assert call(llm, "info")["state"] == "off"
+        assert generate(llm, prompts) == plain["greedy"]
+        count = {m.name.removeprefix("vllm:spec_decode_num_"): getattr(m, "value", 0) for m in llm.get_metrics()}
+        length = 1 + count["accepted_tokens"] / count["drafts"]
+        assert length == pytest.approx(made["after"]["acceptance_length"], rel=0.25), (length, made["after"])
+    finally:
+        close(llm)
+
+
+def test_a_job_starts_from_it(
+    model: Path, made: dict[str, Any], prompts: list[list[int]], plain: dict[str, Any]
+) -> None:
+    always = {"tuning.policy": "static", "proposal.budget.policy": "fixed", "tuning.guard.enabled": False}
+    options = {"proposal.drafters": ["eagle3"], "proposal.learned.model": made["head"], **always}
+    llm = build(model, {**options, "proposal.learned.k_max": K})
+    try:
+        assert generate(llm, prompts) == plain["greedy"]
+        stats = call(llm, "stats")
+        assert not stats["faults"] and stats["accepted"] > 0.1 * stats["drafted"] > 10, stats
+    finally:
+        close(llm)

@@ -1,0 +1,409 @@
+"""`drafter-online make-head` with an engine that writes samples of a tiny target at once, and takes no time."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+from collections import Counter
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from drafter_target import AUX, HIDDEN, VOCABULARY, model, sample
+from reference_samples import capture
+from typer.testing import CliRunner
+
+from drafter_online import generate, make_head, prompts
+from drafter_online import head as heads
+from drafter_online.architecture import aux_layers, check_room
+from drafter_online.buffer import Buffer
+from drafter_online.cli import app
+from drafter_online.errors import DrafterError, HeadError, TrainingError
+from drafter_online.files import replace, try_lock
+from drafter_online.held_out import ceiling, covered, first, split
+from drafter_online.make_head import Options, draft_vocabulary, make
+from drafter_online.samples import Sample
+from rollspec.engine.vllm.generate import endless, reached
+
+# ---- prompts --------------------------------------------------------------------------------------------------------
+
+QUESTION = [{"role": "user", "content": "2+2?"}]
+
+
+class Tokenizer:
+    """One token per character; a chat template where there is one."""
+
+    def __init__(self, template: bool) -> None:
+        self.chat_template = "there is one" if template else None
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        return [*([0] if add_special_tokens else []), *(ord(c) % VOCABULARY for c in text)]
+
+    def apply_chat_template(self, messages: Any, add_generation_prompt: bool, tokenize: bool) -> str:
+        assert add_generation_prompt and not tokenize
+        return "".join(f"<{m['role']}>{m['content']}" for m in messages) + "<assistant>"
+
+
+@pytest.fixture
+def tokenizer(monkeypatch: pytest.MonkeyPatch) -> Tokenizer:
+    made = Tokenizer(template=True)
+    monkeypatch.setattr("transformers.AutoTokenizer.from_pretrained", lambda *_: made)
+    return made
+
+
+def test_prompts_of_every_kind_of_file(tmp_path: Path) -> None:
+    answered = [*QUESTION, {"role": "assistant", "content": "4"}]
+    lines = [{"prompt": "one"}, {"prompt": QUESTION, "answer": "4"}, {"messages": answered}]
+    (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, lines)) + "\n\n")
+    assert prompts.read(tmp_path / "a.jsonl") == ["one", QUESTION, QUESTION], "an answer is not a part of its prompt"
+    (tmp_path / "a.txt").write_text('one\n\n  "two"\n')
+    assert prompts.read(tmp_path / "a.txt") == ["one", '  "two"']
+    (tmp_path / "b.txt").write_text('{"prompt": "one"}\n')
+    assert prompts.read(tmp_path / "b.txt") == ["one"]
+    pyarrow = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    parquet.write_table(pyarrow.table({"data_source": ["x"], "prompt": [QUESTION]}), tmp_path / "a.parquet")
+    assert prompts.read(tmp_path / "a.parquet") == [QUESTION]
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ('{"prompt": "a"}\n{"question": "b"}', "row 1"),
+        ('{"prompt": ""}', "row 0"),
+        ('{"prompt": [1, 2]}', "row 0"),
+        ('{"messages": [{"role": "assistant", "content": "a"}]}', "row 0"),
+        ('{"prompt": "a"}\n{"prompt', "line 2"),
+        ("\n \n", "no prompt"),
+    ],
+)
+def test_a_file_without_prompts_is_refused_by_row(tmp_path: Path, text: str, says: str) -> None:
+    (tmp_path / "a").write_text(text)
+    with pytest.raises(TrainingError, match=says):
+        prompts.read(tmp_path / "a")
+
+
+def test_files_that_cannot_be_read_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(TrainingError, match="cannot be read"):
+        prompts.read(tmp_path / "no.jsonl")
+    (tmp_path / "a.parquet").write_bytes(b"no")
+    with pytest.raises(TrainingError, match=r"not Parquet|need pyarrow"):
+        prompts.read(tmp_path / "a.parquet")
+
+
+def test_a_long_file_is_sampled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prompts, "MOST", 10)
+    (tmp_path / "a.txt").write_text("\n".join(map(str, range(100))))
+    found = prompts.read(tmp_path / "a.txt", seed=1)
+    assert len(set(found)) == 10 and found != [str(i) for i in range(10)]
+    assert found == prompts.read(tmp_path / "a.txt", seed=1) != prompts.read(tmp_path / "a.txt", seed=2)
+
+
+def test_prompts_are_rendered_as_chat_where_there_is_a_template(tokenizer: Tokenizer) -> None:
+    def ids(text: str, begin: tuple[int, ...] = ()) -> list[int]:
+        return [*begin, *(ord(c) % VOCABULARY for c in text)]
+
+    chat = ids("<user>2+2?<assistant>")
+    assert prompts.tokenized(["2+2?", QUESTION], "target", 100) == ([chat], 0), "the same prompt twice is one"
+    tokenizer.chat_template = None
+    assert prompts.tokenized(["2+2?", QUESTION], "target", 100) == ([ids("2+2?", (0,))], 0)
+    assert prompts.tokenized(["a", "abc"], "target", 2) == ([ids("a", (0,))], 1)
+    with pytest.raises(TrainingError, match="shortest has 2 tokens and 1 fit"):
+        prompts.tokenized(["a", "abc"], "target", 1)
+
+
+def test_a_model_without_tokenizer_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(TrainingError, match="no tokenizer"):
+        prompts.tokenized(["a"], tmp_path, 10)
+
+
+def test_built_in_prompts_are_many_and_different() -> None:
+    made = prompts.built_in(0)
+    assert len(set(made)) == 360 and not any("{" in p for p in made)
+    assert made == prompts.built_in(0) != prompts.built_in(1)
+
+
+# ---- the vocabulary and the held-out prompts ------------------------------------------------------------------------
+
+
+def test_the_draft_vocabulary_covers_the_text_and_no_more() -> None:
+    many = Counter({i: 1000 for i in range(100)})
+    assert draft_vocabulary(many, 50_000) == 128  # 100, rounded up to a multiple of 64
+    assert draft_vocabulary(many | Counter({i: 1 for i in range(100, 200)}), 50_000) == 128, "the last 0.1 % is rare"
+    assert draft_vocabulary(many | Counter({i: 10 for i in range(100, 200)}), 50_000) == 192
+    assert draft_vocabulary(Counter({i: 2 for i in range(30_000)}), 50_000) == 8192
+    assert draft_vocabulary(Counter({i: 1 for i in range(300)}), 50_000) == 8192, "so little text says nothing of more"
+    assert draft_vocabulary(many, 110) == 110, "no more than the target has"
+
+
+def test_no_prompt_is_on_both_sides(tiny_target: Path) -> None:
+    buffer = Buffer()
+    for i in range(12):
+        buffer.add(sample(tiny_target, i, prompt_key=f"p{i % 6}"))
+    kept, held = split(buffer, 0.4)
+    sides = {s.prompt_key for s in kept}, {s.prompt_key for s in held}
+    assert all(sides) and not sides[0] & sides[1] and len(kept) + len(held) == 12
+    for i in range(12, 40):  # what comes later moves none
+        buffer.add(sample(tiny_target, i, prompt_key=f"p{i}"))
+    assert sides[1] <= {s.prompt_key for s in split(buffer, 0.4)[1]}
+    assert {s.prompt_key for s in split(buffer, 1e-9)[1]} and len(split(buffer, 1.0)[0])
+    assert first(held, 1) == held[:1] and first(held, 10**6) == held
+
+
+def test_one_prompt_is_too_few(tiny_target: Path) -> None:
+    buffer = Buffer()
+    for i in range(3):
+        buffer.add(sample(tiny_target, i, prompt_key="p"))
+    with pytest.raises(TrainingError, match="one prompt"):
+        split(buffer, 0.1)
+
+
+def test_the_ceiling_is_that_of_the_targets_own_likeliest_tokens(tiny_target: Path) -> None:
+    """On text that the target said greedily it is reached everywhere; on other text as often as that is its choice."""
+    from drafter_online.model import Eagle3
+    from drafter_online.trainer import DrafterTraining, Trainer
+
+    trainer = Trainer(Eagle3(heads.fresh(tiny_target, aux=AUX)), Buffer(), DrafterTraining(ttt_steps=2))
+    target = model(tiny_target)
+    greedy = said(tiny_target, 5)
+    assert ceiling(trainer, [greedy]).length == 3.0
+    other = capture(target, [(t + 1) % VOCABULARY for t in greedy.input_ids.tolist()], 4, AUX, request_id="b")
+    best = target(other.input_ids[None]).logits[0].argmax(-1)[:-1] == other.input_ids[1:]  # of tokens 1 to 23
+    at = [int(best[i]) + int(best[i] and best[i + 1]) for i in range(3, len(best) - 1)]
+    assert ceiling(trainer, [other]).length == pytest.approx(1 + sum(at) / len(at))
+
+
+def test_coverage_counts_what_the_head_can_draft(tiny_target: Path) -> None:
+    whole = sample(tiny_target, 0, length=24, prompt=4)
+    said = whole.input_ids[whole.loss_mask].tolist()
+    head = heads.fresh(tiny_target, draft_vocab_size=2, counts={said[0]: 9, said[1]: 9})
+    assert covered(head, [whole]) == pytest.approx(sum(t in said[:2] for t in said) / len(said))
+    assert covered(heads.fresh(tiny_target), [whole]) == 1.0
+
+
+# ---- models without room --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"model_type": "t5", "is_encoder_decoder": True},
+        {"model_type": "qwen3_next", "layer_types": ["linear_attention", "full_attention"]},
+        {"model_type": "jamba", "layers_block_type": ["mamba", "attention"]},
+        {"model_type": "mamba", "state_size": 16},
+        {"model_type": "nemotron_h", "hybrid_override_pattern": "M-M*"},
+    ],
+)
+def test_models_without_room_for_a_head(config: dict[str, Any]) -> None:
+    with pytest.raises(HeadError, match=rf"x \({config['model_type']}\) has|x is an encoder-decoder"):
+        check_room("x", SimpleNamespace(**config))
+
+
+def test_models_with_room_for_a_head() -> None:
+    check_room("x", SimpleNamespace(model_type="qwen3", layer_types=["full_attention", "sliding_attention"]))
+
+
+# ---- the whole ------------------------------------------------------------------------------------------------------
+
+
+def said(path: Path, seed: int, **fields: str) -> Sample:
+    """20 tokens that the target says greedily, which a head can learn in seconds."""
+    begin = torch.tensor([[seed % VOCABULARY, 3, seed // 2 % VOCABULARY, 1]])
+    ids = model(path).generate(begin, do_sample=False, min_new_tokens=20, max_new_tokens=20)[0].tolist()
+    return capture(model(path), ids, 4, aux_layers(4), temperature=0.0, request_id=f"r{seed}", **fields)
+
+
+class Engine:
+    """In the place of vLLM's process: writes samples and progress; fails or is killed where a test says so."""
+
+    def __init__(self, target: Path) -> None:
+        self.target = target
+        self.jobs: list[generate.Job] = []
+        self.killed = False
+        self.samples = 12
+
+    def __call__(self, job: generate.Job, folder: Path, note: Any) -> None:
+        self.jobs.append(job)
+        (folder / generate.SAMPLES).mkdir(parents=True)
+        for i in range(self.samples):
+            at = said(self.target, i + job.seed, prompt_key=f"p{i}")
+            replace(folder / generate.SAMPLES / f"{i}.safetensors", at.to_bytes())
+        progress = {"state": "done", "start_seconds": 1.0, "seconds": job.seconds, "requests": 12, "tokens": 240}
+        replace(folder / generate.PROGRESS, json.dumps(progress).encode())
+        note({**progress, "state": "generating"})
+        if self.killed:
+            raise KeyboardInterrupt
+
+
+@pytest.fixture
+def engine(tiny_target: Path, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> Engine:
+    made = Engine(tiny_target)
+    monkeypatch.setattr(generate, "run", made)
+    return made
+
+
+def options(target: Path, out: Path, **more: Any) -> Options:
+    training = {"learning_rate": 1e-2, "warmup_steps": 2, "batch_tokens": 96, "ttt_steps": 2, "checkpoint_every": 5}
+    given: dict[str, Any] = {"minutes": 0.1, "max_tokens": 64, "hold_out": 0.3, "training": training, **more}
+    return Options(str(target), out, **given)
+
+
+def test_a_head_is_made_and_a_second_call_generates_nothing(tiny_target: Path, engine: Engine, tmp_path: Path) -> None:
+    out = tmp_path / "head"
+    phases = Counter[str]()
+    facts = make(options(tiny_target, out), lambda phase, *_: phases.update([phase]))
+    (job,) = engine.jobs
+    assert job.seconds == pytest.approx(2.0) and job.temperature == 1.0 and job.max_tokens == 64 and job.tokens is None
+    assert len(job.prompts) == 360 and facts["built_in_prompts"] and facts["prompts_too_long"] == 0
+    assert job.max_model_len == max(map(len, job.prompts)) + 64 <= 256
+    assert (Path(job.head) / heads.CONFIG).exists() and phases["generating"] == 1 and phases["training"] > 5
+    assert facts == json.loads((out / make_head.RECORD).read_text()) and facts["finished"]
+    assert facts["after"]["acceptance_length"] > facts["before"]["acceptance_length"] + 0.05, facts
+    assert facts["samples"] + facts["held_out"] == 12 and facts["held_out"] > 1
+    assert [c["micro_steps"] for c in facts["curve"]] == sorted({c["micro_steps"] for c in facts["curve"]})
+    assert facts["curve"][-1]["micro_steps"] == facts["counts"]["micro_steps"] > 5 and facts["cpu_seconds"] > 0
+    assert facts["curve"][-1]["acceptance_length"] == facts["after"]["acceptance_length"]
+    head = heads.load(out, tiny_target)
+    assert head.config.eagle_aux_hidden_state_layer_ids == aux_layers(4) == facts["aux_layers"]
+    assert head.fc.weight.shape[0] == HIDDEN and facts["draft_vocab_size"] == VOCABULARY
+    # Again, with nothing left of the minutes but what generating may not have: nothing is generated, training goes on.
+    again = make(options(tiny_target, out))
+    assert len(engine.jobs) == 1
+    assert again["curve"][: len(facts["curve"]) - 1] == facts["curve"][:-1] and again["before"] == facts["before"]
+    assert 0 <= again["counts"]["micro_steps"] - facts["counts"]["micro_steps"] < facts["counts"]["micro_steps"] / 2
+    # With more of them both go on.
+    more = make(options(tiny_target, out, minutes=0.25))
+    assert len(engine.jobs) == 2 and engine.jobs[1].seconds == pytest.approx(5.0 - 3.0) and engine.jobs[1].seed == 12
+    assert more["counts"]["micro_steps"] > again["counts"]["micro_steps"] + 5 and more["samples"] == facts["samples"]
+
+
+def test_what_a_killed_call_left_is_gone_on_with(tiny_target: Path, engine: Engine, tmp_path: Path) -> None:
+    out = tmp_path / "head"
+    engine.killed = True
+    with pytest.raises(KeyboardInterrupt):
+        make(options(tiny_target, out))
+    assert len(Buffer.load(out / "buffer")) == 12 and not json.loads((out / make_head.RECORD).read_text())["finished"]
+    # Killed outright, samples lie where the engine wrote them, one of them cut short, and training has begun.
+    left = out / "work" / "engine" / generate.SAMPLES
+    left.mkdir()
+    blob = said(tiny_target, 99, prompt_key="p99").to_bytes()
+    replace(left / "a.safetensors", blob)
+    replace(left / "b.safetensors", blob[:-8])
+    calls = 0
+
+    def dies(phase: str, *_: Any) -> None:
+        nonlocal calls
+        calls += phase == "training"
+        if calls == 12:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        make(options(tiny_target, out), dies)
+    assert len(Buffer.load(out / "buffer")) == 13 and not left.exists()
+    assert (out / "work" / "state").is_dir() and not (out / heads.CONFIG).exists(), "no head before it is trained"
+    facts = make(options(tiny_target, out))
+    assert len(engine.jobs) == 1, "what was generated before is enough"
+    assert facts["finished"] and facts["counts"]["micro_steps"] >= 10
+    assert facts["before"]["acceptance_length"] < facts["after"]["acceptance_length"]
+
+
+def test_enough_tokens_end_generating(tiny_target: Path, engine: Engine, tmp_path: Path) -> None:
+    engine.killed = True
+    with pytest.raises(KeyboardInterrupt):
+        make(options(tiny_target, tmp_path, tokens=500, minutes=10))
+    assert Buffer.load(tmp_path / "buffer").token_counts().total() == 12 * 20
+    with pytest.raises(KeyboardInterrupt):
+        make(options(tiny_target, tmp_path, tokens=500, minutes=30))
+    assert [j.tokens for j in engine.jobs] == [500, 500 - 240]
+    engine.killed = False
+    make(options(tiny_target, tmp_path, tokens=480, minutes=0.1))
+    assert len(engine.jobs) == 2
+
+
+def test_a_vocabulary_of_its_own_stays(tiny_target: Path, engine: Engine, tmp_path: Path) -> None:
+    facts = make(options(tiny_target, tmp_path, draft_vocab=2))
+    assert facts["draft_vocab_size"] == 2 and 0.05 < facts["vocabulary_coverage"] < 1
+    assert facts["held_out_coverage"] < 1 and heads.load(tmp_path, tiny_target).draft_vocab_size == 2
+    with pytest.raises(HeadError, match="--draft-vocab 2, not 30"):
+        make(options(tiny_target, tmp_path, draft_vocab=30))
+
+
+def test_mistakes_are_one_sentence(tiny_target: Path, engine: Engine, tokenizer: Tokenizer, tmp_path: Path) -> None:
+    def fails(says: str, out: Path = tmp_path / "a", **more: Any) -> None:
+        with pytest.raises(DrafterError, match=says) as error:
+            make(options(tiny_target, out, **more))
+        assert str(error.value).startswith("drafter-online: ") and "\n" not in str(error.value)
+
+    fails("training.lr", training={"lr": 1})
+    fails("cannot be read", prompts=tmp_path / "no")
+    (tmp_path / "file").write_text("")
+    fails("cannot be written", out=tmp_path / "file" / "head")
+    tokenizer.encode = lambda text, add_special_tokens=True: [VOCABULARY + 2]  # type: ignore[method-assign]
+    fails(f"token {VOCABULARY + 2}, but the model's vocabulary has {VOCABULARY}")
+    del tokenizer.encode  # type: ignore[method-assign]
+    engine.samples = 0
+    fails("recorded no response")
+    engine.samples = 12
+    lock = try_lock(tmp_path / "a" / "work" / "lock")
+    assert lock is not None
+    fails("another make-head")
+    os.close(lock)
+    make(options(tiny_target, tmp_path / "a"))
+    fails(r"aux_layers \[1, 2, 3\], not \[0, 2\]", aux=[0, 2])
+    (tmp_path / "a" / make_head.RECORD).write_text("{")
+    fails("is damaged")
+
+
+def test_the_command(tiny_target: Path, engine: Engine, tmp_path: Path) -> None:
+    (tmp_path / "prompts.txt").write_text("a\nb\nc\n")
+    given = [
+        "make-head", "--model", tiny_target, "--out", tmp_path / "head", "--minutes", 0.05, "--prompts",
+        tmp_path / "prompts.txt", "--max-tokens", 32, "--hold-out", 0.3, "--engine", "dtype=float32", "--temperature",
+        0.7, "--batch", 4, "--set", "batch_tokens=96", "--set", "ttt_steps=2", "--dtype", "float32",
+    ]  # fmt: skip
+    result = CliRunner().invoke(app, [*map(str, given), "--json"])
+    assert result.exit_code == 0, result.output
+    facts = json.loads(result.stdout)
+    (job,) = engine.jobs
+    assert facts["prompts"] == 3 == len(job.prompts) and not facts["built_in_prompts"] and facts["temperature"] == 0.7
+    assert (job.batch, job.temperature, job.max_tokens, job.engine) == (4, 0.7, 32, {"dtype": "float32"})
+    assert json.loads((tmp_path / "head" / heads.CONFIG).read_text())["dtype"] == "float32"
+    table = CliRunner().invoke(app, [*map(str, given)])
+    assert table.exit_code == 0 and "acceptance length, after" in table.stdout and "curve" not in table.stdout
+    none = CliRunner().invoke(app, ["make-head", "--model", str(tmp_path / "no"), "--out", str(tmp_path / "b")])
+    assert none.exit_code == 2 and "not a model" in none.output and not (tmp_path / "b").exists()
+
+
+# ---- the engine's program -------------------------------------------------------------------------------------------
+
+
+def test_limits_end_generating() -> None:
+    so_far = {"seconds": 5.0, "tokens": 100, "bytes": 1000}
+    none = dict.fromkeys(("seconds", "tokens", "bytes"))
+    assert not reached(so_far, none) and not reached(so_far, {**none, "seconds": 6.0, "tokens": 101, "bytes": 1001})
+    assert all(reached(so_far, {**none, name: value}) for name, value in so_far.items())
+
+
+def test_every_prompt_comes_once_a_round() -> None:
+    order = endless(5, seed=3)
+    rounds = [[next(order) for _ in range(5)] for _ in range(3)]
+    assert all(sorted(r) == list(range(5)) for r in rounds) and rounds[0] != rounds[1]
+
+
+def test_an_engine_that_fails_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program = tmp_path / "failing_engine.py"
+    program.write_text("import sys\nprint('INFO fine')\nraise ValueError('no memory for the cache')\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setattr(generate, "ENGINE", "failing_engine")
+    job = generate.Job("m", "h", [[1]], 1.0, 8, 16, 0, 1, 1.0)
+    with pytest.raises(TrainingError, match=r"status 1 \(ValueError: no memory for the cache\); see .*engine.log") as e:
+        generate.run(job, tmp_path / "engine", lambda _: None)
+    assert "\n" not in str(e.value)
+    assert json.loads((tmp_path / "engine" / generate.JOB).read_text()) == dataclasses.asdict(job)
+    monkeypatch.setattr(generate, "find_spec", lambda _: None)
+    with pytest.raises(TrainingError, match="vLLM, which is not installed"):
+        generate.run(job, tmp_path / "engine", lambda _: None)
