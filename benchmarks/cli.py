@@ -13,7 +13,7 @@ from rollspec.errors import RollspecError
 
 NAMES = (
     "propose", "inert", "control", "bandits", "scale", "cost", "harm", "tuner", "rollout", "swap", "serve", "reuse",
-    "long-tail",
+    "long-tail", "training",
 )  # fmt: skip
 
 command = typer.Typer(help="Run the benchmarks: alternating runs, ratios with their spread, JSON with provenance.")
@@ -240,17 +240,10 @@ def tuner(
 
 
 @command.command()
-def training(
-    quick: Quick = False,
-    out: Out = None,
-    json: Json = False,
-    model: Annotated[
-        Path | None,
-        typer.Option(exists=True, file_okay=False, help="Target of the head; default: the demo's policy."),
-    ] = None,
-) -> None:
+def training(quick: Quick = False, out: Out = None, json: Json = False, model: Model = None) -> None:
     """Processor time and memory of a micro-step of draft head training, and where they go (a minute)."""
-    _done(_module("training").run(quick=quick, out=out, model=str(model) if model else None), json)
+    out = _file("training", model, quick, out)
+    _done(_module("training").run(quick=quick, out=out, model=_model(model)), json)
 
 
 @command.command()

@@ -31,11 +31,11 @@ GOAL = {"cpu_seconds": 6.0, "peak_gigabytes": 2.0}
 
 
 def run(
-    quick: bool = False, out: Path | None = None, model: str | None = None, vocabularies: tuple[int, ...] = (8192, 0)
+    quick: bool = False, out: Path | None = None, model: Path | None = None, vocabularies: tuple[int, ...] = (8192, 0)
 ) -> Path:
     """Measure every draft vocabulary (0: the whole one) and write the JSON."""
     console = Console(stderr=True)
-    target = model or _demo_policy()
+    target = str(model or _demo_policy())
     rows = []
     for size in track(vocabularies, "training", console=console, transient=True):
         given = json.dumps({"target": target, "size": size, "steps": 1 if quick else STEPS})

@@ -25,6 +25,10 @@ DRAFTING = ("rollspec/step.py", "rollspec/drafting", "rollspec/proposal", "rolls
 ENGINE = (*DRAFTING, "rollspec/sampling", "rollspec/engine", "integrations/vllm_cpu_v2")
 HEAD = ("rollspec/head", "drafter_online")
 JOB = (*ENGINE, "integrations/rollspec_verl", "examples/grpo_arithmetic", "examples/demo/job.py")
+TRAINING = tuple(
+    f"drafter_online/{n}.py"
+    for n in ("attention", "head", "losses", "model", "objective", "optimizer", "packing", "trainer")
+)
 
 MEASURES: dict[str, tuple[str, ...]] = {
     "audit_power": ("rollspec/audit",),
@@ -49,6 +53,7 @@ MEASURES: dict[str, tuple[str, ...]] = {
     "shared_noise": ("rollspec/sampling", "rollspec/drafting"),
     "swap": ("rollspec/head", "rollspec/engine/vllm"),
     "traffic": (*ENGINE, *HEAD, "examples/production_traffic"),
+    "training-smollm2": TRAINING,
     "tuner": ENGINE,
 }
 """What each file of `benchmarks/results` measures, by its name without `.json`: paths from the root."""
