@@ -47,14 +47,13 @@ def run(
             raise RuntimeError(done.stderr.strip().splitlines()[-1])
         rows.append(json.loads(done.stdout.splitlines()[-1]))
     table = Table(title=f"draft head training: {Path(target).name}, one thread" + (f" ({QUICK})" if quick else ""))
-    for column in ("vocabulary", "tokens", "CPU s", "tokens/s", "GFLOP", "GFLOP/s", "peak", "GB", "most time"):
+    for column in ("vocabulary", "tokens", "CPU s", "tokens/s", "GFLOP/s", "of", "GB", "most time"):
         table.add_column(column, justify="left" if column == "most time" else "right", no_wrap=True)
     for r in rows:
         most = ", ".join(f"{name} {share:.0%}" for name, share in list(r["profile"].items())[:2])
         table.add_row(
             f"{r['vocabulary']:,}", f"{r['tokens']:,}", f"{r['cpu_seconds']:.2f}", f"{r['tokens_per_second']:.0f}",
-            f"{r['gflop']:.0f}", f"{r['gflop'] / r['cpu_seconds']:.0f}", f"{r['peak_gflops']:.0f}",
-            f"{r['peak_gigabytes']:.2f}", most,
+            f"{r['gflop'] / r['cpu_seconds']:.0f}", f"{r['peak_gflops']:.0f}", f"{r['peak_gigabytes']:.2f}", most,
         )  # fmt: skip
     Console().print(table)
     return save("training", {**provenance(), "target": Path(target).name, "goal": GOAL, "rows": rows}, out)
