@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from benchmarks.probes import ledger
-from examples.demo.dtype import native_dtype
+from rollspec.machine import native_dtype
 
 START_SECONDS = 240.0
 RUN_SECONDS = 600.0

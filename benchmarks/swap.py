@@ -23,8 +23,8 @@ from rich.console import Console
 
 from benchmarks.drift import CACHE
 from benchmarks.harness import RESULTS, pin, provenance, quantile, ratio, save
-from examples.demo.dtype import native_dtype
 from examples.demo.job import JobSettings, prepare_assets
+from rollspec.machine import native_dtype
 
 MAX_LEN = 512
 REQUESTS, LENGTH = 8, 256

@@ -27,6 +27,20 @@ def machine() -> dict[str, Any]:
             "memory_gib": memory}  # fmt: skip
 
 
+BFLOAT16 = ("avx512_bf16", "amx_bf16", "bf16", "svebf16")
+"""Flags of CPUs with bfloat16 arithmetic. Others emulate it: a matrix product then takes thirty times as long."""
+
+
+def native_dtype(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
+    """Name of the number format that this CPU computes in: `bfloat16` where it can, else `float32`."""
+    try:
+        text = cpuinfo.read_text(encoding="utf-8")
+    except OSError:
+        return "float32"
+    found = re.search(r"^(?:flags|Features)\s*:(.*)$", text, re.MULTILINE)
+    return "bfloat16" if found and set(found.group(1).split()) & set(BFLOAT16) else "float32"
+
+
 def git_sha() -> str | None:
     """Of the checkout that this package lies in; None where it is installed elsewhere, if inside another's checkout."""
 

@@ -22,13 +22,13 @@ from rich.markup import escape
 from rich.table import Table
 
 from examples.cache import home
-from examples.demo.dtype import native_dtype
 from examples.demo.job import REAL, ROOT, Job, JobSettings, build_job, prepare_assets, require_programs
 from examples.demo.live import Display, RunView, clock
 from examples.demo.runner import JobFailed, finished_run, run_job
 from examples.models import resolve as model_folder
 from rollspec.config import resolve
 from rollspec.errors import RollspecError
+from rollspec.machine import native_dtype
 from rollspec.telemetry.report import headline, limits_sentence, report_json, table, write_report
 from rollspec.telemetry.runs import PROVENANCE, load_run
 from rollspec.telemetry.summary import compare, summarize

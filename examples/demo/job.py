@@ -23,13 +23,15 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from examples.demo.dtype import MIXED, native_dtype
 from rollspec.config import resolve
 from rollspec.errors import RollspecError
+from rollspec.machine import native_dtype
 from rollspec.telemetry.runs import LENGTHS_FILE
 
 ROOT = Path(__file__).resolve().parents[2]
 PROJECT = "rollspec-demo"
+MIXED = "{param_dtype:fp32,reduce_dtype:fp32,buffer_dtype:fp32}"
+"""verl's `fsdp_config.mixed_precision` for a job in float32: by itself it computes in bfloat16, whatever the model."""
 BUCKET = "actor_rollout_ref.rollout.checkpoint_engine.update_weights_bucket_megabytes"
 
 

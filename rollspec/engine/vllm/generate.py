@@ -54,6 +54,7 @@ def build(job: dict[str, Any]) -> Any:
 
     from rollspec.config import resolve
     from rollspec.engine.vllm.compat import ask_for_runner
+    from rollspec.machine import native_dtype
 
     ask_for_runner()
     from vllm.platforms import current_platform
@@ -81,6 +82,8 @@ def build(job: dict[str, Any]) -> Any:
         "enforce_eager": bool(current_platform.is_cpu()),
         "additional_config": {"rollspec": config.to_dict()},
     }
+    if current_platform.is_cpu():
+        args["dtype"] = native_dtype()
     return LLM(**(args | job["engine"]))
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from examples.demo.dtype import native_dtype
+from rollspec.machine import native_dtype
 
 
 @pytest.mark.parametrize(
