@@ -17,6 +17,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from drafter_online import vocabulary
 from drafter_online.architecture import aux_layers, base_of, check_aux_layers, target_config
 from drafter_online.errors import HeadError
 from drafter_online.files import replace
@@ -32,17 +33,6 @@ MODEL, CONFIG = "model.safetensors", "config.json"
 OURS = "drafter_online"  # our key in config.json
 # torch's own attention with a dense mask: flex attention would have to be compiled, which stalls an engine's worker.
 ATTENTION = "sdpa"
-
-DRAFTED = 8192
-"""Tokens that a fresh head drafts of a large vocabulary. What is said is nearly all among them, and
-the LM head of the whole is most of what a pass and a training step cost.
-"""
-
-ENOUGH = 4096
-"""Tokens that the target said, from which on what it says decides which ones are drafted."""
-
-LEAST_GAIN = 0.002
-"""Share of what is said that another choice of tokens must cover more than the present one."""
 
 
 def fresh(
@@ -81,15 +71,15 @@ def fresh(
     verifier = target_config(target)
     chosen = list(aux) if aux is not None else aux_layers(verifier.num_hidden_layers)
     check_aux_layers(chosen, verifier.num_hidden_layers)
-    vocabulary = int(verifier.vocab_size)
-    size = min(draft_vocab_size or vocabulary, vocabulary)
+    whole = int(verifier.vocab_size)
+    size = min(draft_vocab_size or whole, whole)
     if size < 1:
         raise HeadError(
             f"drafter-online: draft_vocab_size = {draft_vocab_size} leaves nothing to draft; give 1 or more."
         )
     # A Llama layer with the target's sizes, whatever the target is: every engine that serves EAGLE-3 serves this one.
     layer = LlamaConfig(
-        vocab_size=vocabulary,
+        vocab_size=whole,
         hidden_size=verifier.hidden_size,
         intermediate_size=resolve_draft_intermediate_size(verifier),
         num_hidden_layers=layers,
@@ -118,49 +108,14 @@ def fresh(
     with normal_mode(), torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         head = Eagle3DraftModel(config).float()
-        if size < vocabulary:
-            d2t, t2d, coverage = vocabulary_map(counts or {}, size, vocabulary)
+        if size < whole:
+            d2t, t2d, coverage = vocabulary.choose(counts or {}, size, whole)
             head.load_vocab_mappings(t2d, d2t)
         _attach(head, target)
     setattr(head.config, OURS, {"base": base_of(verifier), "vocabulary_coverage": coverage})
-    log.info("drafter-online: a fresh head drafts %d of %d tokens%s", size, vocabulary, _of_what_was_said(coverage))
+    said = "" if coverage is None else f", {coverage:.4f} of what was said"
+    log.info("drafter-online: a fresh head drafts %d of %d tokens%s", size, whole, said)
     return head
-
-
-def drafted(vocabulary: int) -> int | None:
-    """Tokens that a head should draft where nobody says how many; None: all."""
-    return DRAFTED if vocabulary >= 2 * DRAFTED else None
-
-
-def _of_what_was_said(coverage: float | None) -> str:
-    return "" if coverage is None else f", {coverage:.4f} of what was said"
-
-
-def vocabulary_map(counts: Mapping[int, int], size: int, vocabulary: int) -> tuple[Tensor, Tensor, float | None]:
-    """The `size` most frequent tokens: draft-to-target offsets [size], target-to-draft mask [vocabulary], and the
-    share of `counts` they cover, None where nothing was counted.
-
-    What was never said comes after it in the vocabulary's order, in which tokenizers have what is frequent first.
-
-    Raises:
-        HeadError: a counted token is not in the vocabulary.
-    """
-    from speculators.train.vocab_mapping import build_vocab_mappings_from_distribution
-
-    if counts and not 0 <= min(counts) <= max(counts) < vocabulary:
-        raise HeadError(
-            f"drafter-online: counts has token {max(counts)}, but the target's vocabulary has {vocabulary}; count the "
-            "same target's tokens."
-        )
-    d2t, t2d = build_vocab_mappings_from_distribution(
-        dict.fromkeys(range(size), 1) | {t: n + 1 for t, n in counts.items()}, size, vocabulary
-    )
-    return d2t, t2d, _coverage(counts, t2d)
-
-
-def _coverage(counts: Mapping[int, int], t2d: Tensor) -> float | None:
-    total, drafts = sum(counts.values()), t2d.tolist()
-    return round(sum(n for t, n in counts.items() if drafts[t]) / total, 6) if total else None
 
 
 def own_weights(head: Any, dtype: Any = None) -> dict[str, Tensor]:
@@ -310,36 +265,52 @@ def refresh(
                 head.lm_head.weight.copy_(rows)
 
 
+def say_as(head: Any, target: str | Path, counts: Mapping[int, int]) -> None:
+    """As `refresh` with the counts alone, where the target does not move: its LM head is read from its checkpoint, and
+    only where other tokens are to be drafted.
+
+    Raises:
+        HeadError: the target cannot be read.
+    """
+    if head.use_draft_vocab and vocabulary.better(head.t2d, head.draft_vocab_size, counts) is not None:
+        embed, _, lm_head = _of_target(target)
+        refresh(head, lm_head=embed if lm_head is None else lm_head, counts=counts)
+
+
 def _choose_again(head: Any, counts: Mapping[int, int]) -> None:
     """Have a head draft the tokens that the target says; the rows of its LM head are for the caller to change."""
-    if sum(counts.values()) < ENOUGH:
+    if (found := vocabulary.better(head.t2d, head.draft_vocab_size, counts)) is None:
         return
-    size, vocabulary = head.draft_vocab_size, head.verifier_vocab_size
-    d2t, t2d, best = vocabulary_map(counts, size, vocabulary)
-    now = _coverage(counts, head.t2d)
-    assert best is not None and now is not None
-    if best - now >= LEAST_GAIN:
-        head.load_vocab_mappings(t2d, d2t)
-        log.info(
-            "drafter-online: the head drafts other %d of %d tokens%s; it was %.4f",
-            size, vocabulary, _of_what_was_said(best), now,
-        )  # fmt: skip
-        now = best
-    getattr(head.config, OURS)["vocabulary_coverage"] = now
+    d2t, t2d, share, before = found
+    head.load_vocab_mappings(t2d, d2t)
+    getattr(head.config, OURS)["vocabulary_coverage"] = share
+    log.info(
+        "drafter-online: the head drafts other %d of %d tokens, %.4f of what was said; it was %.4f",
+        head.draft_vocab_size, head.verifier_vocab_size, share, before,
+    )  # fmt: skip
 
 
-def _attach(head: Any, target: str | Path) -> None:
-    """Fill in what belongs to the target, from its checkpoint."""
+def _of_target(target: str | Path) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Embedding, final norm and LM head of a checkpoint; the last is None where it is the embedding.
+
+    Raises:
+        HeadError: they cannot be read.
+    """
     from loguru import logger
     from speculators.utils.loading import load_model_layers
 
     logger.disable("speculators.utils.loading")  # a line per file that is read
     try:
         found = load_model_layers(["embed_tokens.weight", "lm_head.weight", "model.norm.weight"], str(target))
-        embed, norm = found["embed_tokens.weight"], found["model.norm.weight"]
+        return found["embed_tokens.weight"], found["model.norm.weight"], found.get("lm_head.weight")
     except (OSError, ValueError, KeyError) as e:
         raise HeadError(f"drafter-online: the target {target} has no readable embedding and final norm ({e}).") from e
-    lm_head = found.get("lm_head.weight", embed)
+
+
+def _attach(head: Any, target: str | Path) -> None:
+    """Fill in what belongs to the target, from its checkpoint."""
+    embed, norm, lm_head = _of_target(target)
+    lm_head = embed if lm_head is None else lm_head
     fresh = head.use_draft_vocab and bool(head.lm_head.weight.isnan().any())
     refresh(head, embed=embed, norm=norm, lm_head=lm_head)
     if fresh:

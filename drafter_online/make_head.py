@@ -31,6 +31,7 @@ from drafter_online.held_out import ceiling, covered, first, split
 from drafter_online.objective import Acceptance
 from drafter_online.settings import training_of
 from drafter_online.trainer import DrafterTraining, Trainer
+from drafter_online.vocabulary import DRAFTED
 
 if TYPE_CHECKING:
     from drafter_online.model import Eagle3
@@ -316,16 +317,16 @@ class _Work:
 
 
 def draft_vocabulary(counts: Mapping[int, int], vocabulary: int) -> int:
-    """How many tokens a head should draft: those that make up `COVERS` of `counts`, `head.DRAFTED` at most, rounded up.
+    """How many tokens a head should draft: those that make up `COVERS` of `counts`, `DRAFTED` at most, rounded up.
 
     Tokens seen once are the share of new text that is not among `counts` (Good and Turing). Where that is too much for
-    `COVERS`, it is `head.DRAFTED`: the first ids, which tokenizers order by frequency, fill the map up.
+    `COVERS`, it is `DRAFTED`: the first ids, which tokenizers order by frequency, fill the map up.
     """
     total, size, have = sum(counts.values()), 0, 0
     if list(counts.values()).count(1) > (1 - COVERS) * total:
-        return min(vocabulary, heads.DRAFTED)
+        return min(vocabulary, DRAFTED)
     for n in sorted(counts.values(), reverse=True):
-        if have >= COVERS * total or size >= heads.DRAFTED:
+        if have >= COVERS * total or size >= DRAFTED:
             break
         size, have = size + 1, have + n
     return min(vocabulary, MULTIPLE * max(1, math.ceil(size / MULTIPLE)))

@@ -25,6 +25,7 @@ from typing import Any
 
 import msgspec
 
+from drafter_online import head as heads
 from drafter_online import startup, wire
 from drafter_online.admission import Admission
 from drafter_online.alarms import Alarms
@@ -273,7 +274,6 @@ class Service:
             self.counts["rewards"] += self.trainer.buffer.reward(rewards)
         found = self.parts.take()
         if found:
-            from drafter_online import head as heads
             from drafter_online.modes import normal_mode
 
             with normal_mode():
@@ -287,6 +287,8 @@ class Service:
         if self.release.pending and waited < 10 * self.config.publish_every:
             return
         self._published_at = self.trainer.counts.steps
+        if not self.engines.policy:  # a policy that does not move sends its tensors no second time
+            startup.draft_what_is_said(self.config, self.trainer, self.alarms)
         self.versions.floor = self.engines.newest
         policy = self.engines.policy if self.config.recency else None
         try:

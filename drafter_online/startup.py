@@ -1,14 +1,15 @@
-"""What a daemon starts from: the head that is given or a fresh one, or the trainer and samples it saved before."""
+"""A daemon's head and trainer: the head that is given or a fresh one, or the trainer and samples it saved before."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from drafter_online import head as heads
+from drafter_online import vocabulary
 from drafter_online.alarms import Alarms
 from drafter_online.architecture import target_config
 from drafter_online.buffer import Buffer
-from drafter_online.errors import BufferFileError
+from drafter_online.errors import BufferFileError, HeadError
 from drafter_online.model import Eagle3
 from drafter_online.settings import ServiceConfig, buffer_of, training_of
 from drafter_online.trainer import Trainer
@@ -23,7 +24,7 @@ def first_head(config: ServiceConfig) -> Any:
     """
     if config.head is not None:
         return heads.load(config.head, config.target)
-    size = config.draft_vocab or heads.drafted(int(target_config(config.target).vocab_size))
+    size = config.draft_vocab or vocabulary.drafted(int(target_config(config.target).vocab_size))
     return heads.fresh(config.target, draft_vocab_size=size)
 
 
@@ -77,3 +78,12 @@ def buffer(config: ServiceConfig, alarms: Alarms) -> Buffer:
     except BufferFileError as e:
         alarms.set("buffer", str(e).removeprefix("drafter-online: "))
         return Buffer(keep)
+
+
+def draft_what_is_said(config: ServiceConfig, training: Trainer, alarms: Alarms) -> None:
+    """Have the head draft what the samples say; where it cannot, it goes on with the tokens it has, and an alarm."""
+    try:
+        heads.say_as(training.drafter.head, config.target, training.buffer.token_counts())  # type: ignore[attr-defined]
+        alarms.set("vocabulary", None)
+    except HeadError as e:
+        alarms.set("vocabulary", str(e).removeprefix("drafter-online: "))

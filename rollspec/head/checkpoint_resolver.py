@@ -28,9 +28,9 @@ GENERAL = "general"
 
 MAKE = """
 import sys
-from drafter_online import architecture, head
+from drafter_online import architecture, head, vocabulary
 target, size, folder = sys.argv[1:]
-size = int(size) or head.drafted(int(architecture.target_config(target).vocab_size))
+size = int(size) or vocabulary.drafted(int(architecture.target_config(target).vocab_size))
 head.save(head.fresh(target, draft_vocab_size=size), folder)
 """
 CONVERT = "import sys; from drafter_online import head; head.convert(*sys.argv[1:])"

@@ -299,6 +299,9 @@ class IdleTraining(HeadTraining):
         if swapper is None or (swapper.canary is not None if shared else not swapper.open):
             return
         self._due = False
+        with self.learned.reading:
+            if not self.learned.asleep:
+                self._take_target()  # what is said may have changed, though the policy did not
         store = Versions(self.versions)
         try:
             number = self._trainer.publish(store, self.learned.runner.dtype)

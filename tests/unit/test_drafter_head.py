@@ -206,6 +206,11 @@ def test_a_head_drafts_what_is_said(tiny_target: Path, tmp_path: Path, caplog: p
     assert drafter.to_draft is not None and drafter.to_draft[3] == 0 and drafter.to_draft[39] == 9
     heads.refresh(h, lm_head=lm_head, counts={**said, 6: 3})
     assert h.t2d.nonzero()[:, 0].tolist() == wanted, "too little to gain"
+    h = head(tiny_target, draft_vocab_size=10)
+    heads.say_as(h, "nowhere", few)  # nothing to do, nothing to read
+    heads.say_as(h, tiny_target, said)
+    assert h.t2d.nonzero()[:, 0].tolist() == wanted and h.lm_head.weight.equal(h.verifier_lm_head.weight)
+    assert h.lm_head.weight.equal(model(tiny_target).get_output_embeddings().weight[wanted])
     again = heads.load(heads.save(h, tmp_path), tiny_target)
     assert torch.equal(again.t2d, h.t2d) and torch.equal(again.d2t, h.d2t)
 

@@ -1,0 +1,67 @@
+"""Which tokens a draft head drafts: of a large vocabulary those that its target says."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from drafter_online.errors import HeadError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+DRAFTED = 8192
+"""Tokens that a fresh head drafts of a large vocabulary. What is said is nearly all among them, and the LM
+head of the whole is most of what a pass and a training step cost.
+"""
+
+ENOUGH = 4096
+"""Tokens that the target said, from which on what it says decides which ones are drafted."""
+
+LEAST_GAIN = 0.002
+"""Share of what is said that another choice of tokens must cover more than the present one."""
+
+
+def drafted(vocabulary: int) -> int | None:
+    """Tokens that a head should draft where nobody says how many; None: all."""
+    return DRAFTED if vocabulary >= 2 * DRAFTED else None
+
+
+def choose(counts: Mapping[int, int], size: int, vocabulary: int) -> tuple[Tensor, Tensor, float | None]:
+    """The `size` most frequent tokens: draft-to-target offsets [size], target-to-draft mask [vocabulary], and the
+    share of `counts` they cover, None where nothing was counted.
+
+    What was never said comes after it in the vocabulary's order, in which tokenizers have what is frequent first.
+
+    Raises:
+        HeadError: a counted token is not in the vocabulary.
+    """
+    from speculators.train.vocab_mapping import build_vocab_mappings_from_distribution
+
+    if counts and not 0 <= min(counts) <= max(counts) < vocabulary:
+        raise HeadError(
+            f"drafter-online: counts has token {max(counts)}, but the target's vocabulary has {vocabulary}; count the "
+            "same target's tokens."
+        )
+    d2t, t2d = build_vocab_mappings_from_distribution(
+        dict.fromkeys(range(size), 1) | {t: n + 1 for t, n in counts.items()}, size, vocabulary
+    )
+    return d2t, t2d, coverage(counts, t2d)
+
+
+def coverage(counts: Mapping[int, int], t2d: Tensor) -> float | None:
+    """Share of what was counted that a head with the mask `t2d` [vocabulary] can draft; None where nothing was."""
+    total, drafts = sum(counts.values()), t2d.tolist()
+    return round(sum(n for t, n in counts.items() if drafts[t]) / total, 6) if total else None
+
+
+def better(now: Tensor, size: int, counts: Mapping[int, int]) -> tuple[Tensor, Tensor, float, float] | None:
+    """A map of `size` tokens that covers more of the counts than the mask `now` [vocabulary] does, with the shares that
+    both cover; None where none does, or too little was counted to say.
+    """
+    if sum(counts.values()) < ENOUGH:
+        return None
+    d2t, t2d, best = choose(counts, size, len(now))
+    had = coverage(counts, now)
+    assert best is not None and had is not None
+    return (d2t, t2d, best, had) if best - had >= LEAST_GAIN else None
