@@ -272,10 +272,10 @@ class IdleTraining(HeadTraining):
             self._fault("choosing the replica of", str(e))
         return self._lock_file is not None
 
-    def _refresh(self) -> None:
-        """The head in training follows the policy's embedding, norm and LM head."""
+    def _refresh(self, again: bool = False) -> None:
+        """The head in training follows the policy's embedding, norm and LM head; `again` where it did already."""
         version = self.learned.bridge.proposer.version
-        if version == self._version:
+        if version == self._version and not again:
             return
         with self.learned.reading:
             if not self.learned.asleep:
@@ -299,9 +299,7 @@ class IdleTraining(HeadTraining):
         if swapper is None or (swapper.canary is not None if shared else not swapper.open):
             return
         self._due = False
-        with self.learned.reading:
-            if not self.learned.asleep:
-                self._take_target()  # what is said may have changed, though the policy did not
+        self._refresh(again=True)  # what is said may have changed, though the policy did not
         store = Versions(self.versions)
         try:
             number = self._trainer.publish(store, self.learned.runner.dtype)

@@ -69,7 +69,7 @@ def training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
         self._idle, self._trainer = Idle(IdleConfig(settle_seconds=0.0)), Trainer(tmp_path)
 
     monkeypatch.setattr(idle.IdleTraining, "_make", make)
-    monkeypatch.setattr(idle.IdleTraining, "_refresh", lambda self: None)
+    monkeypatch.setattr(idle.IdleTraining, "_refresh", lambda self, again=False: None)
     monkeypatch.setattr(idle, "add_all", lambda buffer, samples: [])
 
     def build(name: str = "job", **more: Any) -> Any:
@@ -396,3 +396,7 @@ def test_the_targets_weights_are_not_read_while_the_engine_sleeps() -> None:
     idle.IdleTraining._refresh(t)
     idle.IdleTraining._refresh(t)
     assert taken == [1] and t._version == 3
+    idle.IdleTraining._refresh(t)
+    assert taken == [1]
+    idle.IdleTraining._refresh(t, again=True)
+    assert taken == [1, 1], "before a version is published"
