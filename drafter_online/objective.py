@@ -152,7 +152,7 @@ def evaluate(
     x = torch.stack([s[0] for s in states])  # [steps, L, H]
     learns = torch.is_grad_enabled()
     gradient = torch.zeros_like(x) if learns else None
-    own = [torch.zeros_like(p) for p in scorer.trained_head]
+    own = [torch.zeros_like(p, dtype=torch.float32) for p in scorer.trained_head]  # sums of many parts
     values: dict[str, float] = {}
     drafts = _drafts(batch, len(x))
     best = torch.zeros(x.shape[:2], dtype=torch.int64, device=x.device)  # [steps, L]: what would be drafted
