@@ -53,8 +53,8 @@ def fresh(
         aux: auxiliary layers; `aux_layers` when None.
         draft_vocab_size: tokens the head can draft; the whole vocabulary when None or not smaller than it.
         counts: how often the target said each token; decides which tokens the head can draft. The share of them it
-            covers is logged and kept in the configuration. None: the vocabulary's first ones, until `refresh` is told
-            what is said.
+            covers is logged and kept in the configuration. None: the vocabulary's first ones, until `refresh` gets
+            counts.
         layers: decoder layers of the head.
         speculative_tokens: draft length written into the configuration (engines can override it).
         seed: of the random weights.
@@ -255,8 +255,7 @@ def refresh(
             # Gemma's norms multiply by 1 + gain (speculators models/utils.py); the head's by the gain.
             head.verifier_norm.weight.copy_(norm + 1.0 if uses_gemma_style_final_norm(head.config) else norm)
         if lm_head is not None:
-            ours = not head.lm_head.weight.requires_grad
-            ours = ours and (not head.use_draft_vocab or torch.equal(head.lm_head.weight, head.verifier_lm_head.weight))
+            ours = _follows(head)
             if ours and head.use_draft_vocab and counts:
                 _choose_again(head, counts)
             rows = lm_head[head.t2d.to(lm_head.device)] if head.use_draft_vocab else lm_head
@@ -272,9 +271,17 @@ def say_as(head: Any, target: str | Path, counts: Mapping[int, int]) -> None:
     Raises:
         HeadError: the target cannot be read.
     """
-    if head.use_draft_vocab and vocabulary.better(head.t2d, head.draft_vocab_size, counts) is not None:
-        embed, _, lm_head = _of_target(target)
-        refresh(head, lm_head=embed if lm_head is None else lm_head, counts=counts)
+    if not head.use_draft_vocab or not _follows(head):
+        return
+    if vocabulary.better(head.t2d, head.draft_vocab_size, counts) is not None:
+        refresh(head, lm_head=of_target(target)[2], counts=counts)
+
+
+def _follows(head: Any) -> bool:
+    """Whether a head's LM head is the target's rows, and not trained."""
+    if head.lm_head.weight.requires_grad:
+        return False
+    return not head.use_draft_vocab or bool(head.lm_head.weight.equal(head.verifier_lm_head.weight))
 
 
 def _choose_again(head: Any, counts: Mapping[int, int]) -> None:
@@ -290,8 +297,8 @@ def _choose_again(head: Any, counts: Mapping[int, int]) -> None:
     )  # fmt: skip
 
 
-def _of_target(target: str | Path) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Embedding, final norm and LM head of a checkpoint; the last is None where it is the embedding.
+def of_target(target: str | Path) -> tuple[Tensor, Tensor, Tensor]:
+    """Embedding, final norm and LM head of a checkpoint; the last is the embedding where they are tied.
 
     Raises:
         HeadError: they cannot be read.
@@ -302,15 +309,15 @@ def _of_target(target: str | Path) -> tuple[Tensor, Tensor, Tensor | None]:
     logger.disable("speculators.utils.loading")  # a line per file that is read
     try:
         found = load_model_layers(["embed_tokens.weight", "lm_head.weight", "model.norm.weight"], str(target))
-        return found["embed_tokens.weight"], found["model.norm.weight"], found.get("lm_head.weight")
+        embed, norm = found["embed_tokens.weight"], found["model.norm.weight"]
     except (OSError, ValueError, KeyError) as e:
         raise HeadError(f"drafter-online: the target {target} has no readable embedding and final norm ({e}).") from e
+    return embed, norm, found.get("lm_head.weight", embed)
 
 
 def _attach(head: Any, target: str | Path) -> None:
     """Fill in what belongs to the target, from its checkpoint."""
-    embed, norm, lm_head = _of_target(target)
-    lm_head = embed if lm_head is None else lm_head
+    embed, norm, lm_head = of_target(target)
     fresh = head.use_draft_vocab and bool(head.lm_head.weight.isnan().any())
     refresh(head, embed=embed, norm=norm, lm_head=lm_head)
     if fresh:

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("drafter_online")
 
 Note = Callable[[str, float, float, str], None]
-"""Told of progress: phase, seconds done, seconds in all, and what is to be said beside them."""
+"""Gets progress: phase, seconds done, seconds in all, and what is to be said beside them."""
 
 RECORD = "make-head.json"
 GENERATING = 1 / 3  # of the minutes

@@ -172,7 +172,6 @@ class DraftModel:
 
     def __init__(self, model: Any, target: str | Path) -> None:
         from speculators.models.utils import GEMMA_STYLE_FINAL_NORM_MODEL_TYPES
-        from speculators.utils.loading import load_model_layers
 
         verifier = architecture.target_config(target)
         if model.config.vocab_size != verifier.vocab_size:
@@ -180,12 +179,7 @@ class DraftModel:
                 f"drafter-online: the draft model has {model.config.vocab_size} tokens and its target {target} "
                 f"{verifier.vocab_size}; a draft model must have its target's vocabulary."
             )
-        try:
-            found = load_model_layers(["embed_tokens.weight", "lm_head.weight", "model.norm.weight"], str(target))
-            norm = found["model.norm.weight"]
-            lm_head = found.get("lm_head.weight", found.get("embed_tokens.weight"))
-        except (OSError, ValueError, KeyError) as e:
-            raise HeadError(f"drafter-online: the target {target} has no readable final norm ({e}).") from e
+        _, norm, lm_head = heads.of_target(target)
         self.model = model
         self.base = architecture.base_of(verifier)
         self._gemma = verifier.model_type in GEMMA_STYLE_FINAL_NORM_MODEL_TYPES

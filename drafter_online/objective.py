@@ -248,7 +248,8 @@ def _rejected(
     import torch
 
     r = batch.rejected
-    ids = r.ids if scorer.to_draft is None else scorer.to_draft.to(r.ids.device)[r.ids]
+    to_draft = scorer.to_draft
+    ids = r.ids if to_draft is None else to_draft.to(r.ids.device)[r.ids]
     weights = batch.weight[0, r.column] * r.logits.isfinite().any(-1)  # rows whose logits the engine did not keep: 0
     total = weights.sum().clamp_min(1e-6)
     forward = reverse = 0.0
@@ -288,11 +289,11 @@ def _drafts(batch: Batch, steps: int) -> Tensor:
     import torch
 
     n = batch.input_ids.shape[1] - steps
-    places = torch.zeros_like(batch.loss_mask[0])
+    columns = torch.zeros_like(batch.loss_mask[0])
     if n > 0:
         valid = _together(batch, n, steps) & batch.loss_mask[:, 1 : n + 1] & (batch.forced_until[:, :n] >= steps)
-        places[:n] = valid[0]
-    return places
+        columns[:n] = valid[0]
+    return columns
 
 
 def _acceptance(best: Tensor, drafts: Tensor, batch: Batch, to_draft: Tensor | None) -> Acceptance:

@@ -23,7 +23,7 @@ LEAST_GAIN = 0.002
 
 
 def drafted(vocabulary: int) -> int | None:
-    """Tokens that a head should draft where nobody says how many; None: all."""
+    """Tokens that a head should draft where no number is set; None: all."""
     return DRAFTED if vocabulary >= 2 * DRAFTED else None
 
 

@@ -68,7 +68,7 @@ def during(llm: Any, prompts: list[list[int]], act: Any, at: int = 12) -> list[l
     from vllm import SamplingParams
 
     core = llm.llm_engine
-    pace(llm, 0.05)  # an engine does not wait for whoever reads what it says
+    pace(llm, 0.05)  # an engine does not wait for its client
     for i, prompt in enumerate(p for p in prompts for _ in range(2)):
         params = SamplingParams(temperature=0.0, max_tokens=160 - 7 * (i % 5), ignore_eos=True, detokenize=False)
         core.add_request(f"s-{i}", {"prompt_token_ids": prompt}, params)

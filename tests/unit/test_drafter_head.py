@@ -184,6 +184,7 @@ def test_the_targets_weights_can_be_refreshed(tiny_target: Path) -> None:
     h.lm_head.weight.data.copy_(own)
     heads.refresh(h, lm_head=lm_head + 1, counts={t: 10_000 for t in range(10)})
     assert torch.equal(h.verifier_lm_head.weight, lm_head[30:] + 1) and torch.equal(h.lm_head.weight, own)
+    heads.say_as(h, "nowhere", {t: 10_000 for t in range(10)})  # its target is not read
     assert bool(h.t2d[30:].all())
 
 
