@@ -14,12 +14,13 @@ is written before the first step, and without this number vLLM runs the model to
 """
 
 
-def build(model: Path, rollspec: Any = None, **kwargs: Any) -> Any:
+def build(model: Path, rollspec: Any = None, costs: str = "held", **kwargs: Any) -> Any:
+    """An engine. `costs`: "measured" where the test is about that; else how much is drafted depends on no clock."""
     from vllm import LLM
 
     # Functions sent to the worker by these tests are pickled; nothing outside tests does that.
     os.environ["VLLM_ALLOW_INSECURE_SERIALIZATION"] = "1"
-    return LLM(
+    llm = LLM(
         model=str(model),
         dtype="float32",
         enforce_eager=True,
@@ -28,6 +29,18 @@ def build(model: Path, rollspec: Any = None, **kwargs: Any) -> Any:
         additional_config={} if rollspec is None else {"rollspec": rollspec},
         **{"enable_prefix_caching": False, "max_num_seqs": 16, "kv_cache_memory_bytes": KV_BYTES, **kwargs},
     )
+    if rollspec is not None and costs == "held":
+        llm.collective_rpc(_hold_costs)
+    return llm
+
+
+def _hold_costs(worker: Any) -> None:
+    """What a step, a pass and drafting cost stays as it is assumed before anything is measured."""
+    if (found := bridge(worker)) is None or (engine := found.proposer) is None:
+        return  # it does not speculate
+    engine.tuner.host = engine.tuner.cost.observe = lambda *args, **kwargs: None
+    if engine.head is not None:
+        engine.router.cost.observe = engine.tuner.host
 
 
 CACHING = {"enable_prefix_caching": True, "block_size": 32}
@@ -87,6 +100,7 @@ def say_together(llm: Any, requests: list[Any], params: Any) -> list[Any]:
 
 
 def generate(llm: Any, prompts: list[list[int]], copies: int = 2, limit: int = 160, **params: Any) -> list[list[int]]:
+    """What an engine says to `copies` of each prompt, which are all there before the first is scheduled."""
     from vllm import SamplingParams
 
     requests = [{"prompt_token_ids": p} for p in prompts for _ in range(copies)]
@@ -95,4 +109,4 @@ def generate(llm: Any, prompts: list[list[int]], copies: int = 2, limit: int = 1
         SamplingParams(detokenize=False, **{"temperature": 0.0, "max_tokens": limit - 7 * (i % 5), **params})
         for i in range(len(requests))
     ]
-    return [list(o.outputs[0].token_ids) for o in llm.generate(requests, sampling, use_tqdm=False)]
+    return [list(o.outputs[0].token_ids) for o in say_together(llm, requests, sampling)]

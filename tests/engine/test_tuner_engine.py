@@ -71,7 +71,7 @@ def test_what_was_learned_is_saved_and_reported(
     from rollspec.telemetry.engine_stats import EngineStats
     from rollspec.telemetry.metrics import to_metrics
 
-    llm = build(model, {"preset": "default", "history.dir": str(tmp_path)})
+    llm = build(model, {"preset": "default", "history.dir": str(tmp_path)}, costs="measured")
     try:
         for version in range(3):
             call(llm, "set_version", version=version)
@@ -103,7 +103,7 @@ def test_what_was_learned_is_saved_and_reported(
     finally:
         close(llm)
     assert (tmp_path / "tuning.json").is_file()
-    again = build(model, {"preset": "default", "history.dir": str(tmp_path)})
+    again = build(model, {"preset": "default", "history.dir": str(tmp_path)}, costs="measured")
     try:
         assert call(again, "info")["cost"]["fitted"], "the stored fit was not taken"
         assert generate(again, prompts) == plain["greedy"]
