@@ -59,6 +59,16 @@ def _seeds(text: str) -> tuple[int, ...]:
         raise RollspecError(f"rollspec: --seeds {text!r} is not a list of numbers; write 0,1,2.") from e
 
 
+def _sizes(text: str) -> tuple[int, ...]:
+    try:
+        sizes = tuple(int(b) for b in text.split(","))
+    except ValueError as e:
+        raise RollspecError(f"rollspec: --batches {text!r} is not a list of numbers; write 1,8,32.") from e
+    if not all(1 <= b <= 64 for b in sizes):
+        raise RollspecError(f"rollspec: --batches {text!r} has a size outside 1 to 64; the engines run 64 at most.")
+    return sizes
+
+
 def _arms(text: str | None, module: Any) -> tuple[str, ...]:
     return tuple(a.strip() for a in text.split(";")) if text else tuple(module.ARMS)
 
@@ -104,21 +114,41 @@ def rollout(
     batches: Annotated[str, typer.Option(help="Batch sizes, separated by commas.")] = "1,8,32,64",
     epochs: Annotated[int, typer.Option(min=2, max=4, help="Policy versions; the first has no history.")] = 4,
 ) -> None:
-    """Epochs of a drifting policy: none, vLLM's ngram and suffix at their best K, rollspec (a quarter of an hour).
+    """Epochs of a drifting policy: none, vLLM's ngram at its best K, rollspec (a quarter of an hour).
 
     With --model the weights stay the same, and prompts are a few instructions: what repeated sampling alone gives.
     """
-    try:
-        sizes = tuple(int(b) for b in batches.split(","))
-    except ValueError as e:
-        raise RollspecError(f"rollspec: --batches {batches!r} is not a list of numbers; write 1,8,32.") from e
-    if not all(1 <= b <= 64 for b in sizes):
-        raise RollspecError(f"rollspec: --batches {batches!r} has a size outside 1 to 64; the engines run 64 at most.")
+    sizes = _sizes(batches)
     out = _file("rollout", model, quick, out)
     _done(
         _module("rollout").run(quick=quick, rounds=rounds, batches=sizes, epochs=epochs, model=_model(model), out=out),
         json,
     )
+
+
+@command.command()
+def head(
+    model: Annotated[str, typer.Option(metavar="PATH|HUB|smollm2", help="The target.")],
+    head: Annotated[Path, typer.Option(exists=True, file_okay=False, help="Its head, of `drafter-online make-head`.")],
+    quick: Quick = False,
+    out: Out = None,
+    json: Json = False,
+    prompts: Annotated[
+        Path | None, typer.Option(help="JSONL, Parquet or text, as `make-head` reads it; 360 built in when left out.")
+    ] = None,
+    rounds: Annotated[int, typer.Option(min=1, help="Alternating rounds per batch size.")] = 6,
+    batches: Annotated[str, typer.Option(help="Batch sizes, separated by commas.")] = "1,4,32",
+    arms: Annotated[str | None, typer.Option(help="Some of the arms, separated by semicolons.")] = None,
+) -> None:
+    """What a draft head adds to a real model: none, memory, head and memory, fresh and repeated prompts (an hour)."""
+    module = _module("head")
+    chosen = _arms(arms, module)
+    if unknown := sorted({*chosen} - {*module.ARMS}):
+        raise RollspecError(f"rollspec: --arms has {unknown[0]!r}; choose from {'; '.join(module.ARMS)}.")
+    path = _model(model)
+    sizes = _sizes(batches)
+    out = _file("head", model, quick, out)
+    _done(module.run(path, head, prompts, rounds, sizes, chosen, quick, out), json)
 
 
 @command.command()

@@ -23,7 +23,7 @@ def summarise(runs: Runs) -> dict[str, Any]:
     later = {name: [e["seconds"] for one in rounds for e in one[1:]] for name, rounds in runs.items()}
     first = {name: [one[0]["seconds"] for one in rounds] for name, rounds in runs.items()}
     every = {name: [sum(e["seconds"] for e in one) for one in rounds] for name, rounds in runs.items()}
-    suffix = next(name for name in runs if name.startswith("suffix"))
+    lookup = next(name for name in runs if name.startswith("ngram"))  # the best of vLLM's own
     # The best fixed arm in hindsight, among the methods rollspec is compared with; it cannot switch within a rollout.
     oracle = min((name for name in runs if name != "rollspec"), key=lambda name: sum(later[name]))
     return {
@@ -37,8 +37,8 @@ def summarise(runs: Runs) -> dict[str, Any]:
             }
             for name, rounds in runs.items()
         },
-        "rollspec_over_suffix": asdict(ratio(later[suffix], later["rollspec"])),
-        "rollspec_over_suffix_first_epoch": asdict(ratio(first[suffix], first["rollspec"])),
+        "rollspec_over_ngram": asdict(ratio(later[lookup], later["rollspec"])),
+        "rollspec_over_ngram_first_epoch": asdict(ratio(first[lookup], first["rollspec"])),
         "oracle": {"arm": oracle, "speedup": asdict(ratio(later["none"], later[oracle]))},
         "rollspec_over_oracle": asdict(ratio(later[oracle], later["rollspec"])),
     }
@@ -79,9 +79,9 @@ def table(batch: int, result: dict[str, Any]) -> Table:
     if limit := result.get("perfect_drafter"):
         reach = result["arms"]["none"]["seconds_per_epoch"] / limit["seconds"]
         t.add_row(f"limit (perfect K={limit['k']})", f"{limit['seconds']:.2f}", f"{reach:.2f}x", *"-----", style="dim")
-    r, o = result["rollspec_over_suffix"], result["rollspec_over_oracle"]
+    r, o = result["rollspec_over_ngram"], result["rollspec_over_oracle"]
     t.caption = (
-        f"rollspec against best suffix {r['median']:.2f}x ({r['low']:.2f}-{r['high']:.2f}), against the oracle "
+        f"rollspec against best ngram {r['median']:.2f}x ({r['low']:.2f}-{r['high']:.2f}), against the oracle "
         f"({result['oracle']['arm']}) {o['median']:.2f}x ({o['low']:.2f}-{o['high']:.2f})"
     )
     if full := result.get("full_batch"):

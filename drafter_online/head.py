@@ -21,6 +21,7 @@ from drafter_online import vocabulary
 from drafter_online.architecture import aux_layers, base_of, check_aux_layers, target_config
 from drafter_online.errors import HeadError
 from drafter_online.files import replace
+from drafter_online.initial_weights import start_as_target
 from drafter_online.modes import normal_mode
 from drafter_online.specforge import from_specforge, speculators_config
 
@@ -46,7 +47,8 @@ def fresh(
     seed: int = 0,
     attention: str = ATTENTION,
 ) -> Any:
-    """A new EAGLE-3 head in float32: random decoder layer, embedding and LM head from the target.
+    """A new EAGLE-3 head in float32. Its embedding and LM head are the target's, and its layers start as the target's
+    last ones (`initial_weights`), or random where these do not fit.
 
     Args:
         target: folder (or hub name) of the target's checkpoint.
@@ -112,9 +114,11 @@ def fresh(
             d2t, t2d, coverage = vocabulary.choose(counts or {}, size, whole)
             head.load_vocab_mappings(t2d, d2t)
         _attach(head, target)
-    setattr(head.config, OURS, {"base": base_of(verifier), "vocabulary_coverage": coverage})
+        taken = start_as_target(head, target, verifier.num_hidden_layers, head.verifier_norm.weight)
+    setattr(head.config, OURS, {"base": base_of(verifier), "vocabulary_coverage": coverage, "starts_as_layers": taken})
     said = "" if coverage is None else f", {coverage:.4f} of what was said"
-    log.info("drafter-online: a fresh head drafts %d of %d tokens%s", size, whole, said)
+    start = f"as layer {', '.join(map(str, taken))} of its target" if taken else "random"
+    log.info("drafter-online: a fresh head starts %s and drafts %d of %d tokens%s", start, size, whole, said)
     return head
 
 

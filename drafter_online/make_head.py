@@ -34,7 +34,6 @@ from drafter_online.trainer import DrafterTraining, Trainer
 from drafter_online.vocabulary import DRAFTED
 
 if TYPE_CHECKING:
-    from drafter_online.model import Eagle3
     from drafter_online.samples import Sample
 
 log = logging.getLogger("drafter_online")
@@ -49,13 +48,9 @@ COVERS, MULTIPLE = 0.999, 64  # of a draft vocabulary that is not given
 EVALUATED = 16_384  # held-out tokens that acceptance is measured on
 PACKED = 2048  # tokens evaluated at once
 EVALUATIONS = 20  # during training, and never for more than a tenth of its time
-OPTIMISER_STEPS = 400  # that batches are made small for, where there is little time
-SMALLEST = 256  # tokens of a batch
-COOLING = (
-    (0.0, 1.0),
-    (0.6, 0.3),
-    (0.85, 0.1),
-)  # (share of the time, share of the learning rate): the target is at rest
+OPTIMISER_STEPS = 2000  # that batches are made small for, where there is little time
+SMALLEST = 512  # tokens of a batch
+COOLS_FROM = 0.5  # share of the time, after which the learning rate falls along a cosine: the target is at rest
 
 
 @dataclass(frozen=True)
@@ -214,7 +209,7 @@ class _Work:
         o, r = self.options, self.record
         kept, held = split(self.buffer, o.hold_out)
         drafter = Eagle3(self._untrained(kept, held), train_lm_head=self.config.train_lm_head)
-        trainer = self._trainer(drafter, kept, 1.0)
+        trainer = Trainer(drafter, kept, self.config, checkpoints=self.folder / "state", device=o.device)
         resumed = trainer.resume()
         r["curve"] = [c for c in r["curve"] if c["micro_steps"] <= trainer.counts.micro_steps]
         shown = first(held, EVALUATED)
@@ -234,14 +229,10 @@ class _Work:
             )
         every = max(total / EVALUATIONS, 10 * evaluating)
         clock, cpu = time.monotonic(), time.process_time()
-        trained, burnt, cooled, looked = r["training_seconds"], r["cpu_seconds"], 1.0, time.monotonic()
+        trained, burnt, looked = r["training_seconds"], r["cpu_seconds"], time.monotonic()
         latest = start
         while (done := trained + time.monotonic() - clock) < total - evaluating:
-            rate = next(f for begin, f in reversed(COOLING) if done >= begin * total)
-            if rate != cooled:
-                trainer.checkpoint()
-                trainer, cooled = self._trainer(drafter, kept, rate), rate
-                trainer.resume()
+            trainer.rate = cooled(done / total)
             trainer.micro_step()
             text = f"loss {trainer.last_loss:.3f}, acceptance length {latest.length:.2f}"
             self.note("training", done, total, text)
@@ -269,10 +260,6 @@ class _Work:
         before = [p for p in self.record["curve"] if p["micro_steps"] < c.micro_steps]
         self.save(**seconds, curve=[*before, at])
         return found
-
-    def _trainer(self, drafter: Eagle3, kept: Buffer, rate: float) -> Trainer:
-        config = self.config.model_copy(update={"learning_rate": rate * self.config.learning_rate})
-        return Trainer(drafter, kept, config, checkpoints=self.folder / "state", device=self.options.device)
 
     def _small_batches(self, trainer: Trainer, seconds: float, evaluating: float, tokens: int) -> None:
         """Batches that leave time for `OPTIMISER_STEPS`, where their size is not given; an evaluation is the forward
@@ -314,6 +301,11 @@ class _Work:
             self.record["held_out_coverage"],
         )
         return head
+
+
+def cooled(share: float) -> float:
+    """Of the learning rate, when so much of the time is over."""
+    return 0.5 + 0.5 * math.cos(math.pi * min(1.0, max(0.0, share - COOLS_FROM) / (1 - COOLS_FROM)))
 
 
 def draft_vocabulary(counts: Mapping[int, int], vocabulary: int) -> int:

@@ -101,6 +101,8 @@ class Trainer:
         self.counts = TrainerCounts()
         self._rng = random.Random(self.config.seed)
         self.last_loss = math.nan
+        self.rate = 1.0
+        """What the learning rate is multiplied by from now on; the caller's to set, and not kept in checkpoints."""
         self.batch_tokens = self.config.batch_tokens
         wants_bf16 = self.config.precision == "bf16" or (self.config.precision == "auto" and self.device.type != "cpu")
         self.dtype = torch.bfloat16 if wants_bf16 else torch.float32
@@ -201,7 +203,7 @@ class Trainer:
         """The optimiser step; returns the gradient's norm."""
         self._accumulated = 0
         warm = min(1.0, (self.counts.steps + 1) / max(1, self.config.warmup_steps))
-        norm = self._masters.step(warm, self.config.clip_norm)
+        norm = self._masters.step(self.rate * warm, self.config.clip_norm)
         self.counts.steps += math.isfinite(norm)
         return norm
 

@@ -33,7 +33,7 @@ from examples.models import resolve
 from rollspec.errors import RollspecError
 
 ROWS = 8
-PEAK_LR = 2e-5
+PEAK_LR = 1e-4
 RISE = 0.1  # share of the time in which the learning rate rises
 IGNORE = -100
 

@@ -18,6 +18,7 @@ from benchmarks import (
     drift,
     harm,
     harness,
+    head,
     long_tail,
     propose,
     reuse,
@@ -71,38 +72,57 @@ def epochs(seconds: float, accepted: int) -> list[dict[str, Any]]:
 
 RUNS = {
     "none": [epochs(4.0, 0)],
-    "ngram K=2": [epochs(5.0, 10)],
-    "suffix K=4": [epochs(3.0, 40)],
+    "ngram K=4": [epochs(3.0, 40)],
     "rollspec": [epochs(2.0, 60)],
 }
 
 
-def test_summary_compares_later_epochs_with_the_best_suffix() -> None:
+def test_summary_compares_later_epochs_with_the_best_ngram() -> None:
     s = rollout_table.summarise(RUNS)
     rollspec = s["arms"]["rollspec"]
     assert rollspec["speedup_later_epochs"]["median"] == pytest.approx(2.0)
     assert rollspec["speedup_all_epochs"]["median"] == pytest.approx(2.0)
     assert rollspec["acceptance_length"] == pytest.approx(2.5)
     assert rollspec["ms_per_step"] == pytest.approx(40.0)
-    assert s["rollspec_over_suffix"]["median"] == pytest.approx(1.5)
+    assert s["rollspec_over_ngram"]["median"] == pytest.approx(1.5)
+
+
+def test_what_a_head_adds_is_told_by_workload_over_none_and_over_memory() -> None:
+    def round_of(seconds: float, accepted: int, source: str | None) -> list[dict[str, Any]]:
+        counts = {source: [2 * accepted, accepted]} if source else {}
+        one = {"tokens": 100, "drafted": 2 * accepted, "accepted": accepted, "by_source": counts}
+        return [{**one, "seconds": seconds}, {**one, "seconds": seconds / 2}]
+
+    runs = {
+        "none": [round_of(4.0, 0, None)] * 2,
+        "memory": [round_of(4.0, 5, "suffix")] * 2,
+        "head": [round_of(2.0, 50, "eagle3")] * 2,
+    }
+    s = head.summarise(runs)
+    assert (
+        s["fresh"]["head"]["speedup_over_none"]["median"] == s["repeated"]["head"]["speedup_over_memory"]["median"] == 2
+    )
+    assert s["fresh"]["head"]["acceptance_length"] == 2.0 and s["fresh"]["none"]["acceptance_rate"] is None
+    assert s["fresh"]["head"]["by_source"] == {"eagle3": [200, 100]}
+    assert head.table(4, s).row_count == 6
 
 
 def test_the_oracle_is_the_best_of_the_others() -> None:
     s = rollout_table.summarise(RUNS)
-    assert s["oracle"]["arm"] == "suffix K=4"
+    assert s["oracle"]["arm"] == "ngram K=4"
     assert s["rollspec_over_oracle"]["median"] == pytest.approx(1.5)
-    slow = {**RUNS, "suffix K=4": [epochs(4.5, 40)]}
+    slow = {**RUNS, "ngram K=4": [epochs(4.5, 40)]}
     assert rollout_table.summarise(slow)["oracle"]["arm"] == "none"
 
 
 def test_the_table_shows_the_limit_and_the_share_of_drafting() -> None:
     s = rollout_table.summarise(RUNS)
     bare = rollout_table.table(8, s)
-    assert bare.row_count == 4
+    assert bare.row_count == 3
     full = rollout_table.table(
         8, s | {"perfect_drafter": {"k": 8, "seconds": 1.0}, "full_batch": {"propose_share": 0.021}}
     )
-    assert full.row_count == 5
+    assert full.row_count == 4
     assert "2.1 % of a step" in str(full.caption)
 
 

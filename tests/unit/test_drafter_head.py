@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import logging
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,36 @@ def test_a_fresh_head_is_finite_and_holds_nothing_of_the_target(tiny_target: Pat
     assert file["fc.weight"].shape == (HIDDEN, 3 * HIDDEN) and file["fc.weight"].dtype == torch.bfloat16
     again = heads.load(heads.save(h, tmp_path), tiny_target)
     assert states_equal(h, again) and again.config.drafter_online == h.config.drafter_online
-    assert states_equal(head(tiny_target), h) and not states_equal(head(tiny_target, seed=1), h)
+    assert states_equal(head(tiny_target), h)
+
+
+def test_a_fresh_head_starts_as_the_targets_last_layer(
+    tiny_target: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    h = head(tiny_target, layers=2)
+    assert h.config.drafter_online["starts_as_layers"] == [2, 3]
+    file = load_file(tiny_target / "model.safetensors")
+    for i, at in enumerate((2, 3)):
+        own = dict(h.layers[i].named_parameters())
+        for name in ("mlp.down_proj.weight", "self_attn.o_proj.weight", "post_attention_layernorm.weight"):
+            assert torch.equal(own[name], file[f"model.layers.{at}.{name}"])
+        q = file[f"model.layers.{at}.self_attn.q_proj.weight"]
+        if i == 0:  # it reads an embedding beside each hidden state
+            torch.testing.assert_close(own["self_attn.q_proj.weight"], torch.cat([q, q], 1) * 0.5**0.5)
+        else:
+            assert torch.equal(own["self_attn.q_proj.weight"], q)
+    states = torch.randn(3, 3 * HIDDEN)
+    assert torch.equal(h.fc(states), states[:, -HIDDEN:]), "the last auxiliary hidden state goes in as it is"
+    assert torch.equal(h.norm.weight, file["model.norm.weight"])
+    # A target whose layers are called otherwise, or that has too few of them: random, and said.
+    other = tmp_path / "other"
+    shutil.copytree(tiny_target, other)
+    save_file({n.replace("mlp.down_proj", "mlp.down"): t for n, t in file.items()}, other / "model.safetensors")
+    with caplog.at_level(logging.INFO, logger="drafter_online.head"):
+        random = head(other)
+    assert random.config.drafter_online["starts_as_layers"] == [] and "starts random" in caplog.text
+    assert not states_equal(random, head(other, seed=1)) and states_equal(random, head(other))
+    assert head(tiny_target, layers=5).config.drafter_online["starts_as_layers"] == []
 
 
 def test_the_configuration_says_all_that_an_engine_reads(tiny_target: Path, tmp_path: Path) -> None:

@@ -84,6 +84,8 @@ def build(job: dict[str, Any]) -> Any:
     }
     if current_platform.is_cpu():
         args["dtype"] = native_dtype()
+        # vLLM serves with one thread unless it is told; nothing else runs while this engine generates.
+        os.environ.setdefault("OMP_NUM_THREADS", str(len(os.sched_getaffinity(0))))
     return LLM(**(args | job["engine"]))
 
 

@@ -1,0 +1,78 @@
+"""Where a fresh head's decoder layers start: as the target's last ones, which know what its hidden states mean.
+
+The head's first layer reads the embedding of the next token beside the hidden state, so that its queries, keys and
+values are twice as wide: each half starts as the target's, scaled so that their sum has the variance of one. The
+auxiliary hidden states start as the last of them alone. On SmolLM2-135M a head that starts so needs half the training
+(`docs/drafter.md`). What the target has under other names or in other shapes stays random.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+log = logging.getLogger(__name__)
+
+DOUBLED = ("self_attn.q_proj.weight", "self_attn.k_proj.weight", "self_attn.v_proj.weight")
+NORMS = ("input_layernorm.weight", "post_attention_layernorm.weight")
+ALIKE = ("self_attn.o_proj.weight", "mlp.gate_proj.weight", "mlp.up_proj.weight", "mlp.down_proj.weight")
+
+
+def start_as_target(head: Any, target: str | Path, layers: int, norm: Tensor) -> list[int]:
+    """Give a fresh head the weights of the last of the target's `layers` layers, and its final `norm`'s gain.
+
+    Returns:
+        the target's layers that were taken, in the order of the head's; empty where there is none that fits.
+    """
+    import torch
+
+    taken = [layers - len(head.layers) + i for i in range(len(head.layers))]
+    if taken[0] < 0:
+        return []
+    found = _read(target, [f"layers.{at}.{name}" for at in taken for name in (*DOUBLED, *NORMS, *ALIKE)])
+    pairs: list[tuple[Tensor, Tensor]] = []
+    for i, at in enumerate(taken):
+        ours = dict(head.layers[i].named_parameters())
+        for name in (*DOUBLED, *NORMS, *ALIKE):
+            if (given := found.get(f"layers.{at}.{name}")) is None:
+                return []
+            given = given.float()
+            if name in NORMS and _gemma(head):
+                given = given + 1.0
+            if i == 0 and name in DOUBLED:
+                given = torch.cat([given, given], dim=1) * math.sqrt(0.5)
+            pairs.append((ours[name], given))
+            if i == 0 and name == NORMS[0]:
+                pairs.append((ours["hidden_norm.weight"], given))
+    width = head.fc.weight.shape[0]
+    if any(own.shape != given.shape for own, given in pairs) or head.fc.weight.shape[1] % width:
+        return []
+    with torch.no_grad():
+        for own, given in pairs:
+            own.copy_(given)
+        head.norm.weight.copy_(norm)
+        head.fc.weight.zero_()
+        head.fc.weight[:, -width:] = torch.eye(width)
+    return taken
+
+
+def _read(target: str | Path, names: list[str]) -> dict[str, Tensor]:
+    """Those of the target's tensors that it has."""
+    from speculators.utils.loading import load_model_layers
+
+    try:
+        return dict(load_model_layers(names, str(target)))
+    except (OSError, ValueError, KeyError) as e:
+        log.info("drafter-online: the head's layers start random (%s)", e)
+        return {}
+
+
+def _gemma(head: Any) -> bool:
+    from speculators.models.utils import uses_gemma_style_final_norm
+
+    return bool(uses_gemma_style_final_norm(head.config))
