@@ -44,6 +44,7 @@ def fresh(
     counts: Mapping[int, int] | None = None,
     layers: int = 1,
     speculative_tokens: int = 3,
+    random: bool = False,
     seed: int = 0,
     attention: str = ATTENTION,
 ) -> Any:
@@ -59,6 +60,7 @@ def fresh(
             counts.
         layers: decoder layers of the head.
         speculative_tokens: draft length written into the configuration (engines can override it).
+        random: do not start as the target.
         seed: of the random weights.
         attention: `transformers`' attention implementation for training.
 
@@ -114,7 +116,8 @@ def fresh(
             d2t, t2d, coverage = vocabulary.choose(counts or {}, size, whole)
             head.load_vocab_mappings(t2d, d2t)
         _attach(head, target)
-        taken = start_as_target(head, target, verifier.num_hidden_layers, head.verifier_norm.weight)
+        layers_of = verifier.num_hidden_layers
+        taken = [] if random else start_as_target(head, target, layers_of, head.verifier_norm.weight)
     setattr(head.config, OURS, {"base": base_of(verifier), "vocabulary_coverage": coverage, "starts_as_layers": taken})
     said = "" if coverage is None else f", {coverage:.4f} of what was said"
     start = f"as layer {', '.join(map(str, taken))} of its target" if taken else "random"

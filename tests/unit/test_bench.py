@@ -7,6 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from drafter_target import filled, target
 from rich.console import Console
 from typer.testing import CliRunner
 
@@ -21,6 +22,7 @@ from benchmarks import (
     head,
     long_tail,
     propose,
+    recipes,
     reuse,
     reuse_table,
     rollout,
@@ -105,6 +107,21 @@ def test_what_a_head_adds_is_told_by_workload_over_none_and_over_memory() -> Non
     assert s["fresh"]["head"]["acceptance_length"] == 2.0 and s["fresh"]["none"]["acceptance_rate"] is None
     assert s["fresh"]["head"]["by_source"] == {"eagle3": [200, 100]}
     assert head.table(4, s).row_count == 6
+
+
+def test_recipes_train_from_one_folder_and_are_measured_alike(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder, model = tmp_path / "head", target(tmp_path)
+    filled(model, 12).save(folder / "buffer")
+    record = {"target": str(model), "aux_layers": [1, 2, 3], "temperature": 1.0}
+    (folder / "make-head.json").write_text(json.dumps(record))
+    monkeypatch.setattr(recipes, "STEPS", 2)
+    out = recipes.run(folder, ["default", "random start"], (0,), 0.2, 40, tmp_path / "out.json")
+    found = json.loads(out.read_text())["arms"]
+    assert list(found) == ["default", "random start"]
+    for runs in found.values():
+        curve = runs["0"]["curve"]
+        assert 0 < len(curve) <= recipes.LOOKS and curve[-1]["cpu_seconds"] >= 0.2
+        assert 1.0 <= curve[-1]["acceptance_length"] <= 3.0 and runs["0"]["ceiling"] == found["default"]["0"]["ceiling"]
 
 
 def test_the_oracle_is_the_best_of_the_others() -> None:

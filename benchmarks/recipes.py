@@ -1,0 +1,139 @@
+"""How to train a draft head: recipes compared on the samples that `drafter-online make-head` left in its folder.
+
+    python -m benchmarks.recipes HEAD --seconds 120 --arms 'default;random start;lk'
+
+Every recipe trains a fresh head for the same CPU-seconds of one thread, from the same samples, and is measured on the
+same held-out prompts. The arms differ from `default` in the one thing that they are named after.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.harness import provenance, save
+
+ARMS: dict[str, dict[str, Any]] = {
+    "default": {},
+    "random start": {"random": True},
+    "batch 256": {"batch_tokens": 256},
+    "batch 2048": {"batch_tokens": 2048},
+    "rate 0.0003": {"learning_rate": 3e-4},
+    "rate 0.003": {"learning_rate": 3e-3},
+    "top1": {"objective": "top1"},
+    "tv": {"objective": "tv"},
+    "lk": {"objective": "lk"},
+    "lk_hybrid": {"objective": "lk_hybrid"},
+    "LM head trained": {"train_lm_head": True},
+}
+BATCH = 512
+STEPS = 4  # drafted tokens that the head is trained for, and measured on
+HELD_OUT = 8192  # tokens
+LOOKS = 4  # at the held-out prompts, during training
+
+
+def train(folder: Path, arm: str, seed: int, seconds: float, vocabulary: int) -> dict[str, Any]:
+    """Train a fresh head by the recipe `arm`; acceptance over CPU-seconds, and the ceiling."""
+    from drafter_online import head as heads
+    from drafter_online.buffer import Buffer, BufferConfig
+    from drafter_online.held_out import ceiling, first, split
+    from drafter_online.make_head import PACKED, RECORD, cooled
+    from drafter_online.model import Eagle3
+    from drafter_online.settings import training_of
+    from drafter_online.trainer import Trainer
+
+    record = json.loads((folder / RECORD).read_text())
+    buffer = Buffer.load(folder / "buffer", BufferConfig(max_bytes=1 << 62))
+    kept, held = split(buffer, 0.1)
+    shown = first(held, HELD_OUT)
+    given = dict(ARMS[arm])
+    made = heads.fresh(
+        record["target"],
+        aux=record["aux_layers"],
+        draft_vocab_size=vocabulary,
+        counts=kept.token_counts(),
+        random=given.pop("random", False),
+        seed=seed,
+    )
+    config = training_of({"batch_tokens": BATCH, "ttt_steps": STEPS, "seed": seed, **given})
+    trainer = Trainer(Eagle3(made, train_lm_head=config.train_lm_head), kept, config)
+    curve: list[dict[str, float]] = []
+    spent = 0.0
+    while spent < seconds:
+        began = time.process_time()
+        trainer.rate = cooled(spent / seconds)
+        trainer.micro_step()
+        spent += time.process_time() - began
+        if spent >= seconds * (len(curve) + 1) / LOOKS:
+            found = trainer.evaluate(shown, PACKED)
+            curve.append({"cpu_seconds": round(spent, 1), "acceptance_length": round(found.length, 4)})
+    c = trainer.counts
+    counts = {"micro_steps": c.micro_steps, "tokens": c.tokens, "response_tokens": kept.token_counts().total()}
+    return {"curve": curve, "ceiling": round(ceiling(trainer, shown).length, 4), **counts}
+
+
+def run(
+    folder: Path,
+    arms: Sequence[str] = tuple(ARMS),
+    seeds: Sequence[int] = (0,),
+    seconds: float = 120.0,
+    vocabulary: int = 2048,
+    out: Path | None = None,
+) -> Path:
+    """Train them all, print a table, and write JSON."""
+    import torch
+
+    torch.set_num_threads(1)
+    console = Console(stderr=True)
+    began = provenance()
+    found: dict[str, dict[str, Any]] = {}
+    for arm in arms:
+        found[arm] = {str(seed): train(folder, arm, seed, seconds, vocabulary) for seed in seeds}
+        console.print(arm, *(r["curve"][-1]["acceptance_length"] for r in found[arm].values()))
+    table = Table("recipe", "acceptance length", "of the ceiling", title=f"after {seconds:g} CPU-seconds of training")
+    for arm, runs in found.items():
+        lengths = [r["curve"][-1]["acceptance_length"] for r in runs.values()]
+        shares = [n / r["ceiling"] for n, r in zip(lengths, runs.values(), strict=True)]
+        table.add_row(arm, f"{statistics.mean(lengths):.2f}", f"{statistics.mean(shares):.2f}")
+    console.print(table)
+    record = json.loads((folder / "make-head.json").read_text())
+    result = {
+        "benchmark": "recipes",
+        "provenance": began,
+        "finished": {"load": provenance()["load"]},
+        "target": record["target"],
+        "temperature": record["temperature"],
+        "draft_vocab_size": vocabulary,
+        "cpu_seconds": seconds,
+        "arms": found,
+    }
+    return save("recipes", result, out)
+
+
+def main() -> None:
+    """Command line entry."""
+    parser = argparse.ArgumentParser(description="Compare recipes of draft head training on recorded samples.")
+    parser.add_argument("folder", type=Path, help="folder of `drafter-online make-head`")
+    parser.add_argument("--arms", default=";".join(ARMS), help="separated by semicolons")
+    parser.add_argument("--seeds", default="0", help="separated by commas")
+    parser.add_argument("--seconds", type=float, default=120.0, help="CPU-seconds of training for each")
+    parser.add_argument("--draft-vocab", type=int, default=2048)
+    parser.add_argument("--out", type=Path)
+    args = parser.parse_args()
+    arms = [a.strip() for a in args.arms.split(";")]
+    if unknown := [a for a in arms if a not in ARMS]:
+        parser.error(f"--arms has {unknown[0]!r}; choose from {'; '.join(ARMS)}.")
+    seeds = [int(s) for s in args.seeds.split(",")]
+    print(run(args.folder, arms, seeds, args.seconds, args.draft_vocab, args.out))
+
+
+if __name__ == "__main__":
+    main()
