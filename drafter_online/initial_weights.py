@@ -2,8 +2,8 @@
 
 The head's first layer reads the embedding of the next token beside the hidden state, so that its queries, keys and
 values are twice as wide: each half starts as the target's, scaled so that their sum has the variance of one. The
-auxiliary hidden states start as the last of them alone. On SmolLM2-135M a head that starts so needs half the training
-(`docs/drafter.md`). What the target has under other names or in other shapes stays random.
+auxiliary hidden states start as the last of them alone (`python -m benchmarks.recipes` compares). Where the target has
+its last layer under other names, in other shapes or quantized, the head starts random.
 """
 
 from __future__ import annotations
@@ -39,7 +39,8 @@ def start_as_target(head: Any, target: str | Path, layers: int, norm: Tensor) ->
     for i, at in enumerate(taken):
         ours = dict(head.layers[i].named_parameters())
         for name in (*DOUBLED, *NORMS, *ALIKE):
-            if (given := found.get(f"layers.{at}.{name}")) is None:
+            given = found.get(f"layers.{at}.{name}")
+            if given is None or given.dtype not in (torch.float32, torch.float16, torch.bfloat16):
                 return []
             given = given.float()
             if name in NORMS and _gemma(head):

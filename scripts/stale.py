@@ -27,7 +27,7 @@ HEAD = ("rollspec/head", "drafter_online")
 JOB = (*ENGINE, "integrations/rollspec_verl", "examples/grpo_arithmetic", "examples/demo/job.py")
 TRAINING = tuple(
     f"drafter_online/{n}.py"
-    for n in ("attention", "head", "losses", "model", "objective", "optimizer", "packing", "trainer")
+    for n in ("attention", "head", "initial_weights", "losses", "model", "objective", "optimizer", "packing", "trainer")
 )
 
 MEASURES: dict[str, tuple[str, ...]] = {
@@ -39,11 +39,14 @@ MEASURES: dict[str, tuple[str, ...]] = {
     "demo-0.32": JOB,
     "drafter": ("drafter_online",),
     "harm": ENGINE,
+    "head": (*ENGINE, *HEAD, "examples/grpo_tasks"),
     "identity-bfloat16": ("rollspec/sampling", "rollspec/engine/vllm", "integrations/vllm_cpu_v2"),
     "inert": ("rollspec/engine/vllm",),
     "long_tail": (*JOB, *HEAD),
+    "make-head-smollm2": (*TRAINING, "drafter_online/make_head.py"),
     "lookup": ("rollspec/proposal",),
     "propose": DRAFTING,
+    "recipes": TRAINING,
     "replay": ENGINE,
     "reuse": JOB,
     "rollout": ENGINE,

@@ -62,6 +62,9 @@ def test_a_fresh_head_starts_as_the_targets_last_layer(
     assert random.config.drafter_online["starts_as_layers"] == [] and "starts random" in caplog.text
     assert not states_equal(random, head(other, seed=1)) and states_equal(random, head(other))
     assert head(tiny_target, layers=5).config.drafter_online["starts_as_layers"] == []
+    name = "model.layers.3.mlp.up_proj.weight"  # quantized: its scale is elsewhere
+    save_file({**file, name: file[name].to(torch.float8_e4m3fn)}, other / "model.safetensors")
+    assert head(other).config.drafter_online["starts_as_layers"] == []
 
 
 def test_the_configuration_says_all_that_an_engine_reads(tiny_target: Path, tmp_path: Path) -> None:

@@ -207,6 +207,27 @@ def test_models_with_room_for_a_head() -> None:
     check_room("x", SimpleNamespace(model_type="qwen3", layer_types=["full_attention", "sliding_attention"]))
 
 
+def test_the_learning_rate_falls_in_the_second_half() -> None:
+    assert make_head.cooled(0.0) == make_head.cooled(0.5) == 1.0 > make_head.cooled(0.6) > make_head.cooled(0.9) > 0.0
+    assert make_head.cooled(1.0) == make_head.cooled(1.5) == pytest.approx(0.0)
+
+
+def test_a_step_at_no_rate_changes_nothing(tiny_target: Path) -> None:
+    from drafter_online.model import Eagle3
+    from drafter_online.trainer import DrafterTraining, Trainer
+
+    buffer = Buffer()
+    buffer.add(said(tiny_target, 1))
+    trainer = Trainer(Eagle3(heads.fresh(tiny_target, aux=AUX)), buffer, DrafterTraining(ttt_steps=2))
+    before = {n: p.detach().clone() for n, p in trainer.drafter.module.named_parameters()}
+    trainer.rate = 0.0
+    trainer.micro_step()
+    assert all(p.equal(before[n]) for n, p in trainer.drafter.module.named_parameters())
+    trainer.rate = 1.0
+    trainer.micro_step()
+    assert not all(p.equal(before[n]) for n, p in trainer.drafter.module.named_parameters())
+
+
 # ---- the whole ------------------------------------------------------------------------------------------------------
 
 
