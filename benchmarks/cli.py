@@ -139,6 +139,7 @@ def head(
     rounds: Annotated[int, typer.Option(min=1, help="Alternating rounds per batch size.")] = 6,
     batches: Annotated[str, typer.Option(help="Batch sizes, separated by commas.")] = "1,4,32",
     arms: Annotated[str | None, typer.Option(help="Some of the arms, separated by semicolons.")] = None,
+    samples: Annotated[int, typer.Option(min=1, help="Of each prompt; with 1 memory knows no sibling.")] = 4,
 ) -> None:
     """What a draft head adds to a real model: none, memory, head and memory, fresh and repeated prompts (an hour)."""
     module = _module("head")
@@ -148,7 +149,7 @@ def head(
     path = _model(model)
     sizes = _sizes(batches)
     out = _file("head", model, quick, out)
-    _done(module.run(path, head, prompts, rounds, sizes, chosen, quick, out), json)
+    _done(module.run(path, head, prompts, rounds, sizes, chosen, samples, quick, out), json)
 
 
 @command.command()

@@ -1,6 +1,6 @@
 """What a draft head adds on a real model: none, drafts from memory, head and memory, over fresh and repeated prompts.
 
-    fresh     prompts that were never seen: memory has the siblings of a prompt alone
+    fresh     prompts that were never seen: memory has the siblings of a prompt, and nothing where it is sampled once
     repeated  the same prompts again, right after: what a second epoch under the same policy is
 
 Every arm does the same tokens: lengths are recorded once, without speculation, and replayed. Arms take turns, each
@@ -28,8 +28,8 @@ ARMS = ("none", "memory", "head", "head, coupled")
 BATCHES = (1, 4, 32)
 ROUNDS = 6
 SAMPLES = 4
-PROMPTS = {1: 3, 4: 6, 32: 16}
-"""Of a round, by batch size; each is sampled `SAMPLES` times."""
+REQUESTS = {1: 12, 4: 24, 32: 64}
+"""Of a round, by batch size."""
 MOST = 128  # tokens of a response
 WORKLOADS = ("fresh", "repeated")
 
@@ -122,6 +122,7 @@ def run(
     rounds: int = ROUNDS,
     batches: Sequence[int] = BATCHES,
     arms: Sequence[str] = ARMS,
+    samples: int = SAMPLES,
     quick: bool = False,
     out: Path | None = None,
 ) -> Path:
@@ -134,7 +135,7 @@ def run(
     began, clock = provenance(), time.monotonic()
     if quick:
         batches, rounds = batches[:1], 1
-    sizes = {batch: PROMPTS.get(batch, max(2, batch // SAMPLES)) for batch in batches}
+    sizes = {batch: max(1, REQUESTS.get(batch, 2 * batch) // samples) for batch in batches}
     # A round that warms engines up, and lets the tuner measure them, comes first.
     texts = prompts_of(model, prompts, (rounds + 1) * sum(sizes.values()))
     live: list[Engine] = []
@@ -152,7 +153,7 @@ def run(
             for r in range(-1, rounds):
                 chosen, texts = texts[:size], texts[size:]
                 version += 1
-                for engine, done in _round(live, chosen, batch, version, r):
+                for engine, done in _round(live, [p for p in chosen for _ in range(samples)], batch, version, r):
                     if r >= 0:
                         runs[engine.arm.name].append(done)
                 console.print(f"batch {batch}: round {max(r + 1, 0)}/{rounds}, {time.monotonic() - clock:.0f} s")
@@ -169,16 +170,15 @@ def run(
         "model": str(model),
         "head": str(head),
         "prompts": str(prompts) if prompts else "built in",
-        "samples_per_prompt": SAMPLES,
+        "samples_per_prompt": samples,
         "idle_cores": idle,
         "batches": found,
     }
     return save("head" + ("-quick" if quick else ""), result, out)
 
 
-def _round(live: Sequence[Engine], chosen: list[list[int]], batch: int, version: int, r: int) -> Any:
+def _round(live: Sequence[Engine], order: list[list[int]], batch: int, version: int, r: int) -> Any:
     """Every engine's epochs of one round, in turn."""
-    order = [p for p in chosen for _ in range(SAMPLES)]
     random.Random(version).shuffle(order)  # siblings start apart
     live[0].resume()  # without speculation: what it said is remembered by nobody
     lengths = [min(MOST, n) for n in live[0].run(Work(order, None, batch, 10 * version))["lengths"]]
