@@ -161,6 +161,7 @@ class Engine(State):
         if (head := self.head) is None:
             return 0
         passes = head.route(step, self.tuner, self.selection, self.k, resting=self.resting, canary=self.on_trial)
+        head.rested = head.since > 0
         head.since = 0 if passes else head.since + 1
         return passes
 

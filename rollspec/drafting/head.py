@@ -45,6 +45,8 @@ class Head(Drafter):
         """What its passes would take under each of the tuner's arms. Shape [arms]."""
         self.since = PROBE_EVERY
         """Steps since it last ran."""
+        self.rested = True
+        """Whether it did not run in the step before its present pass: then its weights are in no cache."""
         self._price = 0.0
         self._tokens: Sequence[Sequence[int]] = ()  # what its passes gave, by place in the batch
         self._probs: Sequence[Sequence[float]] | None = None

@@ -141,7 +141,8 @@ class State:
         These are no part of what a pass costs: they are spent once after a rest. Were they, a head that is only
         probed would seem too dear to be run at all.
         """
-        self.router.cost.observe(batch, passes, seconds - late)
+        if not self._head().rested:  # a probe takes several times what a pass of many in a row does
+            self.router.cost.observe(batch, passes, seconds - late)
         self.counters.passes(passes, seconds)
 
     # ---- the head ---------------------------------------------------------------------------------------------------

@@ -120,9 +120,24 @@ def test_a_useless_drafter_rests_and_is_probed() -> None:
 
 def test_reading_what_was_missed_is_no_part_of_what_a_pass_costs() -> None:
     p = make()
+    p.head.rested = False
     p.passed(1, 0.1, 4, late=0.09)
     assert p.router.cost.each == pytest.approx(0.01)
     assert p.stats.pass_seconds == pytest.approx(0.1)
+
+
+def test_a_pass_after_a_rest_says_nothing_of_what_a_pass_costs() -> None:
+    """Its weights are in no cache: it takes several times as long, and a good head would never be run again."""
+    p = make()
+    p.begin("a", [1, 2], 64)
+    ran = []
+    for i in range(6):
+        ran.append(p.prepare(["a"], [[5 + i]], {}))
+        if ran[-1]:
+            p.passed(ran[-1], (0.5 if p.head.rested else 0.001) * ran[-1], 1)
+        p.complete([[6 + i] * ran[-1]] if ran[-1] else None)
+    assert ran[0] and ran[1], "the first one cost half a second, and it was run again"
+    assert p.router.cost.each == pytest.approx(0.001)
 
 
 def test_dear_passes_are_not_run() -> None:
