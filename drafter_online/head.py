@@ -116,8 +116,7 @@ def fresh(
             d2t, t2d, coverage = vocabulary.choose(counts or {}, size, whole)
             head.load_vocab_mappings(t2d, d2t)
         _attach(head, target)
-        layers_of = verifier.num_hidden_layers
-        taken = [] if random else start_as_target(head, target, layers_of, head.verifier_norm.weight)
+        taken = [] if random else start_as_target(head, target, verifier.num_hidden_layers)
     setattr(head.config, OURS, {"base": base_of(verifier), "vocabulary_coverage": coverage, "starts_as_layers": taken})
     said = "" if coverage is None else f", {coverage:.4f} of what was said"
     start = f"as layer {', '.join(map(str, taken))} of its target" if taken else "random"

@@ -23,8 +23,8 @@ NORMS = ("input_layernorm.weight", "post_attention_layernorm.weight")
 ALIKE = ("self_attn.o_proj.weight", "mlp.gate_proj.weight", "mlp.up_proj.weight", "mlp.down_proj.weight")
 
 
-def start_as_target(head: Any, target: str | Path, layers: int, norm: Tensor) -> list[int]:
-    """Give a fresh head the weights of the last of the target's `layers` layers, and its final `norm`'s gain.
+def start_as_target(head: Any, target: str | Path, layers: int) -> list[int]:
+    """Give a fresh head the weights of the last of the target's `layers` layers, and its final norm's gain.
 
     Returns:
         the target's layers that were taken, in the order of the head's; empty where there is none that fits.
@@ -56,7 +56,7 @@ def start_as_target(head: Any, target: str | Path, layers: int, norm: Tensor) ->
     with torch.no_grad():
         for own, given in pairs:
             own.copy_(given)
-        head.norm.weight.copy_(norm)
+        head.norm.weight.copy_(head.verifier_norm.weight)
         head.fc.weight.zero_()
         head.fc.weight[:, -width:] = torch.eye(width)
     return taken

@@ -157,7 +157,7 @@ class _Work:
         self.save(**given, temperature=o.temperature, max_tokens=o.max_tokens)
         capture = self.folder / "capture"
         if not (capture / heads.CONFIG).exists():
-            heads.save(heads.fresh(o.model, aux=self.record["aux_layers"]), capture)
+            heads.save(heads.fresh(o.model, aux=self.record["aux_layers"], random=True), capture)  # it never drafts
         job = generate.Job(
             o.model,
             str(capture),
