@@ -60,7 +60,7 @@ class JobSettings:
     max_response_length: int = 512
     lr: float = 1e-4
     max_num_seqs: int = 64
-    micro_batch: int = 16
+    micro_batch: int = 4  # sequences are padded to the longest of it: of 16, half of the arithmetic was padding
     temperature: float = 1.0
     dtype: str = field(default_factory=native_dtype)
     steps: int | None = None  # stop earlier than epochs would
@@ -101,7 +101,6 @@ REAL: dict[str, Any] = {
     "max_response_length": 128,
     "lr": 1e-5,
     "max_num_seqs": 16,
-    "micro_batch": 4,  # logits over a vocabulary of 50,000 and more are what fills the memory
 }
 """What a job with a real model has instead of the defaults: a hundred times the arithmetic per token, on two cores."""
 

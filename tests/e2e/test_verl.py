@@ -131,7 +131,7 @@ def ppo(make: Callable[..., Job], folder: Path, speculate: bool, **size: Any) ->
     critic = [
         "algorithm.adv_estimator=gae",
         f"critic.model.path={model}",
-        "critic.ppo_micro_batch_size_per_gpu=16",
+        "critic.ppo_micro_batch_size_per_gpu=4",
         *critic_overrides(),
     ]
     job = dataclasses.replace(job, command=(*job.command, *critic))

@@ -276,7 +276,7 @@ def test_overrides_are_hydra_and_load_again(assets: Assets, tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize(
-    ("prompts", "replicas", "trained", "scored"), [(4, 1, 16, 32), (4, 2, 16, 16), (2, 2, 8, 8), (3, 1, 12, 24)]
+    ("prompts", "replicas", "trained", "scored"), [(4, 1, 4, 8), (4, 2, 4, 8), (3, 4, 3, 6), (1, 8, 1, 1)]
 )
 def test_micro_batches_divide_what_a_rank_has(
     assets: Assets, tmp_path: Path, prompts: int, replicas: int, trained: int, scored: int
