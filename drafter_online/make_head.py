@@ -50,6 +50,7 @@ PACKED = 2048  # tokens evaluated at once
 EVALUATIONS = 20  # during training, and never for more than a tenth of its time
 OPTIMISER_STEPS = 2000  # that batches are made small for, where there is little time
 SMALLEST = 512  # tokens of a batch
+POOR = 1.5  # tokens a step: a drafter that is always right about the likeliest token hardly earns its passes below it
 COOLS_FROM = 0.5  # share of the time, after which the learning rate falls along a cosine: the target is at rest
 
 
@@ -219,9 +220,17 @@ class _Work:
         total = max(60 * o.minutes * GENERATING, 60 * o.minutes - r["generating_seconds"])
         if not resumed:
             self._small_batches(trainer, total, evaluating, sum(map(len, shown)))
+            limit = ceiling(trainer, shown)
+            log.log(
+                logging.WARNING if limit.length < POOR else logging.INFO,
+                "drafter-online: at temperature %g the best head of its kind reaches %.2f tokens a step on held-out text%s",
+                o.temperature,
+                limit.length,
+                ", too few to pay: the policy's entropy is too high for any" if limit.length < POOR else "",
+            )
             self.save(
                 before=_shown(start),
-                ceiling=_shown(ceiling(trainer, shown)),
+                ceiling=_shown(limit),
                 samples=len(kept),
                 held_out=len(held),
                 response_tokens=self.buffer.token_counts().total(),

@@ -34,6 +34,9 @@ pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1700)]
 
 SETTINGS = JobSettings(size="tiny", train_prompts=16, prompts_per_step=8, n=4, epochs=2, max_response_length=200)
 
+NOTED = ("telemetry.health.max_overlap=0.02",)
+"""verl numbers samples by session and noise by arrival, so that not every pair that is compared repeats itself."""
+
 DRAFTER_SUMS = (
     "captured", "passes", "train_steps", "idle_seconds", "harvested_seconds", "swaps", "promoted", "rolled_back"
 )  # fmt: skip
@@ -65,11 +68,12 @@ def rows(job: Job) -> list[dict[str, Any]]:
 
 
 def test_grpo_reports_and_accepts_until_its_engine_is_killed(make: Callable[..., Job], tmp_path: Path) -> None:
-    """Two epochs, the second drafted from the first, engine and trainer agree. Then the engine is killed in
-    mid-rollout, and the job ends by its own error. Started without the demo's runner, which would clean up: the job
-    itself must end and leave nothing.
+    """Two epochs, the second drafted from the first under the same noise, engine and trainer agree. Then the engine is
+    killed in mid-rollout, and the job ends by its own error. Started without the demo's runner, which would clean up:
+    the job itself must end and leave nothing.
     """
-    job = make(tmp_path / "job", "trainer.logger=[console,file,wandb,tensorboard]", epochs=50)
+    loggers = "trainer.logger=[console,file,wandb,tensorboard]"
+    job = make(tmp_path / "job", loggers, epochs=50, preset="coupled_reuse", overrides=NOTED)
     marker, scratch = uuid.uuid4().hex, tempfile.mkdtemp(prefix="rs-")  # short: Ray puts unix sockets in it
     environment = {**os.environ, **job.environment, MARKER: marker, "RAY_TMPDIR": scratch}
     log = job.folder / "job.log"
@@ -111,9 +115,15 @@ def test_grpo_reports_and_accepts_until_its_engine_is_killed(make: Callable[...,
         assert row["rollspec/history/rewarded"] == 32
         assert row["rollspec/rollout/tokens"] == pytest.approx(row["response_length/mean"] * 32, rel=0.005)
         assert 0 < row["rollout/spec_accept_rate"] <= 1 <= row["rollout/spec_accept_length"]
+        assert row["rollspec/reuse/correlated"] == 1.0 and row["rollspec/health/ess_token"] > 0.99
     assert [r["rollspec/policy/version"] for r in steps] == sorted({r["rollspec/policy/version"] for r in steps})
     first, second = steps[:2], steps[2:]
     assert sum(r["rollspec/accept/length"] for r in second) > sum(r["rollspec/accept/length"] for r in first)
+    for row in second:
+        assert row["rollspec/reuse/share"] > 0
+        assert row["rollspec/health/epoch_overlap"] > row["rollspec/health/epoch_overlap_chance"]
+        assert row["rollspec/health/warnings/overlap"] == 1.0
+    assert "noise is kept over epochs (reuse.mode = coupled)" in text and "reuse.mode = coupled does that" in text
     lengths = [json.loads(line) for line in (job.folder / "lengths.jsonl").read_text().splitlines()]
     assert [len(x["lengths"]) for x in lengths[:4]] == [32] * 4
     assert "rollspec/accept/rate" in text
@@ -124,9 +134,7 @@ def ppo(make: Callable[..., Job], folder: Path, speculate: bool, **size: Any) ->
     """A job of two steps with a critic, with noise that is kept where it speculates."""
     from rollspec_verl_cpu import critic_overrides
 
-    # verl numbers samples by session and noise by arrival, so that not every pair that is compared repeats itself.
-    noted = ("telemetry.health.max_overlap=0.02",)
-    job = make(folder, speculate=speculate, preset="coupled_reuse", overrides=noted, **size)
+    job = make(folder, speculate=speculate, preset="coupled_reuse", overrides=NOTED, **size)
     model = next(o.split("=", 1)[1] for o in job.command if o.startswith("actor_rollout_ref.model.path="))
     critic = [
         "algorithm.adv_estimator=gae",
@@ -143,6 +151,7 @@ def ppo(make: Callable[..., Job], folder: Path, speculate: bool, **size: Any) ->
     return job, steps
 
 
+@pytest.mark.slow  # noise is kept in the GRPO job as well, and rollspec sees nothing of a critic
 def test_ppo_with_a_critic_and_kept_noise(make: Callable[..., Job], tmp_path: Path) -> None:
     """Two epochs of one step each: the second repeats the first while the policy agrees."""
     job, steps = ppo(make, tmp_path, True, train_prompts=8, epochs=2)
@@ -162,6 +171,7 @@ def test_ppo_with_rollspec_disabled(make: Callable[..., Job], tmp_path: Path) ->
     ppo(make, tmp_path, False, epochs=1)
 
 
+@pytest.mark.slow  # its parts are in tests of two engines, of training beside one, and of checkpoints
 @pytest.mark.timeout(1600)
 def test_long_tail_trains_while_a_replica_idles_swaps_and_resumes(make: Callable[..., Job], tmp_path: Path) -> None:
     """Two replicas: the one whose share of a rollout is finished trains the head, and takes over what it made of it.
@@ -221,6 +231,7 @@ def test_long_tail_trains_while_a_replica_idles_swaps_and_resumes(make: Callable
     assert row["rollspec/drafter/version"] >= number, "the checkpoint's drafter was not taken"
 
 
+@pytest.mark.slow  # `test_lenient_engine.py` and `test_verl_reuse.py` are its shorter siblings
 def test_lossy_reuse_says_so_and_keeps_to_the_present_policys_log_probs(
     make: Callable[..., Job], tmp_path: Path
 ) -> None:

@@ -136,13 +136,14 @@ def test_learned_and_suffix_drafts_follow_the_distribution(sharp: Path) -> None:
     assert result.drafts is not None and min(result.drafts.accepted, result.drafts.rejected) > 500
 
 
+@pytest.mark.slow  # of vLLM, not of rollspec
 @pytest.mark.usefixtures("quick")
 def test_vllms_own_drafts_pass(sharp: Path) -> None:
     result = audit(sharp, Arm("ngram", speculative_config=NGRAM), 8000, sure=True)
     assert result.verdict == "pass", (result.reasons, result.tests[:3])
 
 
-@pytest.mark.parametrize("mode", ["standard", "coupled"])
+@pytest.mark.parametrize("mode", ["standard", pytest.param("coupled", marks=pytest.mark.slow)])
 def test_drafter_swaps_while_requests_run_change_no_distribution(model: Path, tmp_path: Path, mode: str) -> None:
     heads = [random_head(tmp_path / f"head{i}", model, seed=i) for i in range(3)]
     learned = ["proposal.drafters=[suffix,eagle3]", f"proposal.learned.model={heads[0]}", f"mode={mode}"]
@@ -161,6 +162,7 @@ def test_drafter_swaps_while_requests_run_change_no_distribution(model: Path, tm
     assert min(out.drafts.accepted, out.drafts.rejected) > 100
 
 
+@pytest.mark.slow  # `test_the_command_checks_every_token_of_coupled_sampling` is its sibling
 @pytest.mark.usefixtures("quick")
 def test_two_builds_say_the_same_under_coupled(sharp: Path) -> None:
     """Steps that overlap against ones that follow each other, in small batches with prompts in chunks."""
@@ -211,6 +213,7 @@ def test_kept_noise_follows_the_policy_that_replaced_another(sharp: Path, tmp_pa
     assert min(out.drafts.accepted, out.drafts.rejected) > 100
 
 
+@pytest.mark.slow  # `test_the_law_is_the_published_one` is its shorter sibling
 def test_lenient_reuse_is_as_far_from_the_policy_as_its_formula_says(sharp: Path, tmp_path: Path) -> None:
     """At 1,489 positions the distance was 0.059 and its standard error 0.0103; at the 2,600 here a rule that is not
     applied at all lies 7.5 of them away, and is found with probability 0.999.

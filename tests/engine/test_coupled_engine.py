@@ -212,7 +212,7 @@ def _log_probs(llm: Any, prompts: list[list[int]], **params: Any) -> tuple[list[
     )
 
 
-@pytest.mark.parametrize("mode", ["raw_logprobs", "processed_logprobs"])
+@pytest.mark.parametrize("mode", [pytest.param("raw_logprobs", marks=pytest.mark.slow), "processed_logprobs"])
 def test_log_probs_are_the_policys(model: Path, prompts: list[list[int]], mode: str) -> None:
     """With drafts, without, and by transformers, which knows of neither."""
     import numpy as np

@@ -64,7 +64,7 @@ def rate(llm: Any) -> float:
     return float(stats["accepted"] / max(1, stats["drafted"]))
 
 
-@pytest.mark.parametrize("drafts", ["noise", "greedy"])
+@pytest.mark.parametrize("drafts", ["noise", pytest.param("greedy", marks=pytest.mark.slow)])
 def test_a_draft_model_with_and_without_the_noise(
     model: Path,
     prompts: list[list[int]],

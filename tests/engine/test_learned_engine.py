@@ -129,6 +129,7 @@ def _lose(worker: Any) -> None:
             p.data.zero_()
 
 
+@pytest.mark.slow  # `test_tensor_parallel_ranks_draw_alike` and `test_two_ranks_agree` are its shorter siblings
 @pytest.mark.skipif((os.cpu_count() or 1) < 2, reason="two ranks need two cores")
 def test_ranks_run_and_swap_the_drafter_together(
     model: Path, head: Path, prompts: list[list[int]], tmp_path: Path

@@ -200,6 +200,7 @@ def test_a_large_bias_takes_everything_and_a_lower_ratio_cuts(sharp: Path, engin
     assert result.log_probs is not None and result.log_probs.passed, result.log_probs
 
 
+@pytest.mark.slow  # `test_a_lossy_redraw_fails` is its shorter sibling
 def test_the_audit_finds_that_the_law_is_not_the_policys(sharp: Path, engine: Any, run: Run) -> None:
     """Old responses of another policy: lossy at bias 0. Without them the same server passes."""
     server = run(make_server(engine))

@@ -61,6 +61,7 @@ def test_acceptance_rises_while_the_engine_idles(
         close(llm)
 
 
+@pytest.mark.slow  # `test_one_engine_tries_and_the_other_takes` is its shorter sibling
 def test_of_engines_that_share_their_versions_one_trains_for_all(
     model: Path, prompts: list[list[int]], plain: dict[str, Any], tmp_path: Path
 ) -> None:
@@ -104,6 +105,7 @@ def test_of_engines_that_share_their_versions_one_trains_for_all(
             close(llm)
 
 
+@pytest.mark.slow  # `test_acceptance_rises_while_the_engine_idles` is its sibling; the layout has unit tests
 def test_a_head_in_specforges_layout_is_trained_and_replaced(
     model: Path, prompts: list[list[int]], plain: dict[str, Any], tmp_path: Path
 ) -> None:

@@ -40,6 +40,7 @@ def _whole(worker: Any) -> bool:
     return own.keys() == found._kept[1].keys() and all(bool((t == found._kept[1][n]).all()) for n, t in own.items())
 
 
+@pytest.mark.slow  # `test_the_surest_head_drafts_and_comes_back_after_a_sleep` is its shorter sibling
 def test_the_same_head_twice_is_one_head(
     model: Path, prompts: list[list[int]], plain: dict[str, Any], tmp_path: Path
 ) -> None:
