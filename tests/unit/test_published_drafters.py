@@ -79,6 +79,22 @@ def test_a_drafter_that_is_configured_alone_drafts_alone(name: str, kept: bool) 
     assert any(r.memory.ended for r in p.requests.values())
 
 
+@pytest.mark.parametrize("name", sorted(SOURCES))
+def test_a_drafter_beside_a_head_leaves_no_draft_to_others(name: str) -> None:
+    """Per request whichever is worth more drafts, and arms are named by both."""
+    world = World({"proposal.drafters": [name, "eagle3"], **ALL_VERIFIED}, head=0.5, steps=120, changed=0.2)
+    settings = {"proposal.learned.model": "x"}
+    found = play(world, lambda o, head: Engine(RollspecConfig.load(overrides=o | settings, env={}), 2048, head))
+    drafted: Counter[str] = Counter()
+    arms: set[str] = set()
+    for stats in found["stats"]:
+        drafted.update({source: row[1] for source, row in stats["by_source"].items()})
+        arms |= {arm.split(":")[0] for arm in stats["plays"]}
+    assert set(drafted) <= SOURCES[name] | {"eagle3"}
+    assert drafted["eagle3"] > 0 and sum(drafted[source] for source in SOURCES[name]) > 0
+    assert arms <= {f"{name}+eagle3", "none"}, arms
+
+
 @pytest.mark.parametrize("order", [("token_recycling", "suffix"), ("suffix", "token_recycling")])
 def test_drafters_are_asked_in_the_configured_order(order: tuple[str, str]) -> None:
     p = make(*order)
