@@ -12,6 +12,7 @@ from rollspec.proposal.history import History
 from rollspec.proposal.lookup import DEPTH, NOTHING
 from rollspec.proposal.replay import Replay
 from rollspec.proposal.suffix import SuffixDrafter
+from rollspec.tuning.tuner import LEARNED
 
 
 @register_drafter("replay")
@@ -52,7 +53,11 @@ class SuffixMemory(Drafter):
     """Proposes what followed the same tokens in responses of the prompt's group, or of any prompt."""
 
     def __init__(self, name: str, config: RollspecConfig, history: History) -> None:
-        self.trees = SuffixDrafter(config.proposal.suffix, history)
+        suffix = config.proposal.suffix
+        free = [d for d in config.proposal.drafters if d not in LEARNED]
+        if free and name not in free:  # others draft, and only they: prompts' lengths are kept here, and no text
+            suffix = suffix.model_copy(update={"sources": ()})
+        self.trees = SuffixDrafter(suffix, history)
 
     def begin(self, r: Request) -> None:
         """Open a sequence in the group's tree."""

@@ -120,6 +120,12 @@ class Request:
         self.output.extend(self.emitted)
         self.ended = len(self.output) >= self.max_tokens or self.output[-1] in self.stop_ids
 
+    def tail(self, most: int) -> list[int]:
+        """The last `most` tokens of prompt and output, or all where there are fewer."""
+        if (missing := most - len(self.output)) > 0:
+            return [*self.prompt[-missing:].tolist(), *self.output]
+        return self.output[-most:]
+
     def room(self, most: int) -> int:
         """Tokens that may be drafted, of `most`; not above 0 where there are none."""
         # The last token of a request is sampled by the target itself, so one draft less than what is left.

@@ -9,7 +9,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from rollspec.config import RollspecConfig
-from rollspec.drafting import persistence
+from rollspec.drafting import consensus, hierarchy, persistence, recycling, stand  # noqa: F401 - some are registered
 from rollspec.drafting.base import drafter
 from rollspec.drafting.counters import Counters
 from rollspec.drafting.head import Head, Scored
@@ -42,7 +42,7 @@ class State:
         self.requests: dict[str, Request] = {}
         self.history = History(config.history.max_bytes, config.proposal.suffix.window)
         # Memory is kept beside a head that drafts alone as well: expected lengths and rewards rest on it.
-        names = dict.fromkeys(("replay", "suffix", *config.proposal.drafters))
+        names = dict.fromkeys(("replay", *config.proposal.drafters, "suffix"))
         made = {name: drafter(name)(name, config, self.history) for name in names}
         self.drafters = [d for d in made.values() if not isinstance(d, Head)]
         """Asked in this order, before the head: they cost no forward pass."""

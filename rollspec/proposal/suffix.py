@@ -37,6 +37,9 @@ TREE_BYTES = 4
 of prompts that do not run need not stay.
 """
 
+GROUP_BYTES = 1024
+"""About what a prompt takes of which no text is kept, with the lengths of its responses."""
+
 WEAK_MATCH = 8
 """Below this match length the group's draft is compared with the global tree's."""
 
@@ -69,7 +72,7 @@ class _NoTree:
     remove = extend
 
     def estimate_memory(self) -> int:
-        return 0
+        return GROUP_BYTES
 
 
 class SuffixDrafter:

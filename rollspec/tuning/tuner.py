@@ -198,7 +198,8 @@ class Tuner:
         rate = batch / float(seconds[self.none])
         needed = float(seconds[plan.chosen] - seconds[self.none])
         if view is None or len(arm.drafters) == 1:
-            self.guard.observe(arm.drafters[0], plan.bucket, batch * emitted, needed * rate)
+            for drafter in arm.drafters:  # without a learned one their proposals are one, and so is the verdict
+                self.guard.observe(drafter, plan.bucket, batch * emitted, needed * rate)
             return
         passes = float(view.seconds[plan.chosen])
         cut = np.minimum(np.array(view.offered), arm.k)

@@ -58,6 +58,38 @@ def test_a_preset_runs_as_it_is(
         close(llm)
 
 
+@pytest.mark.parametrize(
+    ("name", "sources"),
+    [
+        ("token_recycling", {"token_recycling"}),
+        ("stand", {"stand"}),
+        ("consensus", {"consensus"}),
+        ("hierarchy", {"hierarchy-context", "hierarchy-model", "hierarchy-statistics"}),
+    ],
+)
+def test_a_published_drafter_drafts_alone(
+    name: str, sources: set[str], model: Path, prompts: list[list[int]], plain: dict[str, Any]
+) -> None:
+    llm = build(model, {"preset": name})
+    try:
+        for _ in range(
+            2
+        ):  # greedily, siblings say the same at the same time: the second time there is more to learn from
+            assert generate(llm, prompts) == plain["greedy"]
+        stats, info = call(llm, "stats"), call(llm, "info")
+        assert not stats["faults"], stats["faults"]
+        assert info["preset"] == name and info["state"] == name, info
+        assert stats["by_source"] and set(stats["by_source"]) <= sources, stats["by_source"]
+        assert stats["accepted"] > 0 and stats["drafted"] == sum(
+            drafted for _, drafted, _ in stats["by_source"].values()
+        )
+        if name == "hierarchy":
+            assert "hierarchy-context" in stats["by_source"] and len(stats["by_source"]) > 1, stats["by_source"]
+        assert {arm.split(":")[0] for arm in stats["plays"]} <= {name, "none"}
+    finally:
+        close(llm)
+
+
 def _note_weights(worker: Any) -> None:
     """Keep what the trainer weights its samples with."""
     from drafter_online import losses

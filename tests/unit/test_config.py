@@ -49,6 +49,7 @@ MEANS: dict[str, dict[str, object]] = {
         "tuning.guard.enabled": False,
     },
     "banditspec": {"proposal.budget.policy": "fixed", "tuning.policy": "ucbspec", "tuning.guard.enabled": False},
+    "consensus": {"proposal.drafters": ["consensus"], "proposal.budget.length_weight": 0.0},
     "coupled": {"mode": "coupled"},
     "coupled_reuse": {"mode": "coupled", "reuse.mode": "coupled"},
     "das": {"proposal.budget.length_weight": 0.5},
@@ -59,6 +60,7 @@ MEANS: dict[str, dict[str, object]] = {
         "drafter.capture.share": 0.05,
     },
     "default": {},
+    "hierarchy": {"proposal.drafters": ["hierarchy"], "proposal.k_max": 4, "proposal.budget.length_weight": 0.0},
     "long_tail": {"proposal.drafters": ["suffix", "eagle3"], "drafter.mode": "idle"},
     "osd": {
         "proposal.drafters": ["eagle3"],
@@ -96,6 +98,7 @@ MEANS: dict[str, dict[str, object]] = {
         "tuning.arms": [0],
         "tuning.guard.enabled": False,
     },
+    "stand": {"proposal.drafters": ["stand"], "proposal.budget.length_weight": 0.0},
     "suffix_only": {"proposal.budget.policy": "fixed", "tuning.policy": "static", "tuning.guard.enabled": False},
     "tlt": {
         "proposal.drafters": ["suffix", "eagle3"],
@@ -103,6 +106,11 @@ MEANS: dict[str, dict[str, object]] = {
         "drafter.mode": "idle",
         "tuning.policy": "beg_mab",
         "tuning.guard.enabled": False,
+    },
+    "token_recycling": {
+        "proposal.drafters": ["token_recycling"],
+        "proposal.k_max": 6,
+        "proposal.budget.length_weight": 0.0,
     },
 }
 """What each preset changes of the built-in values."""
@@ -120,7 +128,10 @@ def test_presets_mean_what_they_meant(name: str) -> None:
     assert {k: v for k, v in flat(resolve(name, env={})).items() if v != plain[k]} == MEANS[name]
 
 
-PUBLISHED = ("aurora", "banditspec", "das", "osd", "respec", "seer", "spec_rl", "tlt")
+PUBLISHED = (
+    "aurora", "banditspec", "consensus", "das", "hierarchy", "osd", "respec", "seer", "spec_rl", "stand", "tlt",
+    "token_recycling",
+)  # fmt: skip
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
