@@ -84,7 +84,9 @@ class Engine(State):
                 for r, n in zip(step.asked, self.selection.allot(preferred, step, self.tuner.cost), strict=True):
                     r.head.allowed = n
             drafts = self._hand_over(step)
-        self.tuner.host(self.counters.drafted(step), len(step.running), step.plan.k > 0)
+        host = self.counters.drafted(step)
+        self._drafted += host
+        self.tuner.host(host, len(step.running), step.plan.k > 0)
         return drafts
 
     def _observe(
@@ -119,7 +121,8 @@ class Engine(State):
     def _decide(self, feedback: Feedback, batch: int, context_tokens: float) -> Plan:
         """How much the next step drafts, and for whom, now that the tuner knows what came of the last plan."""
         if self._plan is not None:
-            feedback.teach(self.tuner, self._plan, self._step.context_tokens)
+            feedback.teach(self.tuner, self._plan, self._step.context_tokens, self._measured)
+            self._measured = None
         self._plan = self.tuner.plan(batch, context_tokens)
         return self._plan
 

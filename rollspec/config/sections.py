@@ -178,6 +178,11 @@ class PolicyConfig(Section):
     table: dict[int, int] | None = Field(
         None, description="Of `table`: draft length by the batch size up to which it holds, such as {4: 8, 64: 0}."
     )
+    sets: dict[int, tuple[int, ...]] | None = Field(
+        None,
+        description="Of `beg_mab`: draft lengths to choose among by the batch size up to which they hold, such as "
+        "{4: [4, 8], 32: [1, 2], 64: [0]}; unset: all of `arms` at every size.",
+    )
 
 
 class TuningConfig(Section):

@@ -99,9 +99,13 @@ MEANS: dict[str, dict[str, object]] = {
     "suffix_only": {"proposal.budget.policy": "fixed", "tuning.policy": "static", "tuning.guard.enabled": False},
     "tlt": {
         "proposal.drafters": ["suffix", "eagle3"],
+        "proposal.k_max": 8,
+        "proposal.learned.k_max": 8,
         "proposal.budget.policy": "fixed",
         "drafter.mode": "idle",
         "tuning.policy": "beg_mab",
+        "tuning.arms": [0, 1, 2, 4, 8],
+        "tuning.options.sets": {"1": [8], "4": [4, 8], "16": [2, 4], "32": [1, 2], "64": [0]},
         "tuning.guard.enabled": False,
     },
 }
@@ -138,6 +142,9 @@ def test_presets_of_published_systems_play_what_they_are_named_for() -> None:
 
     assert [chosen("aurora", b) for b in (1, 64)] == [chosen("osd", b) for b in (1, 64)] == ["eagle3:5", "eagle3:5"]
     assert [chosen("respec", b) for b in (4, 16, 64)] == ["eagle3:4", "eagle3:2", "none"]
+    for batch, lengths in ((1, {8}), (4, {4, 8}), (9, {2, 4}), (32, {1, 2}), (33, {0}), (256, {0})):
+        played = {chosen("tlt", batch) for _ in range(200)}  # it explores, within the set
+        assert played == {f"{d}:{k}" if k else "none" for k in lengths for d in ("suffix", "suffix+eagle3")}, batch
     terms = {name: DrafterTraining(**plays[name].drafter_training) for name in ("aurora", "osd", "respec", "tlt")}
     assert terms["respec"].reward_beta > 0
     assert terms["aurora"].accept and terms["aurora"].rejected and terms["aurora"].step_decay == 0.8
@@ -159,7 +166,7 @@ TRAINS = {
 def test_presets_train_what_they_serve(name: str) -> None:
     """And a position is trained for every one that the preset drafts."""
     config = resolve(name, env={})
-    fields = TRAINS[name] | {"ttt_steps": 5 if name in ("aurora", "osd") else 4}
+    fields = TRAINS[name] | {"ttt_steps": {"aurora": 5, "osd": 5, "tlt": 8}.get(name, 4)}
     assert config.proposal.learned.k_max == fields["ttt_steps"]
     assert DrafterTraining(**config.drafter_training) == DrafterTraining(**fields)
     faster = config.change({"drafter.training.learning_rate": 0.5, "drafter.training.batch_tokens": 64})
@@ -194,6 +201,10 @@ def test_every_recipe_can_be_set_and_trained_by() -> None:
         ({"drafter.mode": "capture"}, "drafter.mode = capture is for an EAGLE-3 head, and proposal.drafters = ['suff"),
         ({"tuning": {"options": {"epsilon": 1}}}, "is gone; published policies are played with the numbers of their"),
         ({"tuning.options.table": {4: 2}}, "tuning.options.table is set and tuning.policy = hedge"),
+        (
+            {"tuning.options.sets": {4: [2]}},
+            "tuning.options.sets is set and tuning.policy = hedge: set that to beg_mab",
+        ),
         ({"tuning": {"policy": "table", "options": {"table": {4: 3}}}}, "K = 3, which is not among tuning.arms [0, 1"),
     ],
 )
