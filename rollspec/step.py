@@ -112,7 +112,9 @@ class Engine(State):
             if r.verified:
                 p = r.head if r.head.sent else p
                 counters.verified(p.draft.source, p.expected, r.verified, r.accepted)
-            feedback.add(r, matched, head.score(r, confidence, self.scored) if head is not None else 0)
+            head_matched = head.score(r, confidence, self.scored) if head is not None else 0
+            feedback.add(r, matched, head_matched)
+            self.selection.learn(r, matched, head_matched, len(running))
             r.append()
             for d in self.drafters:
                 d.observe(r)
@@ -147,7 +149,7 @@ class Engine(State):
             p.draft = draft
             if draft.token_ids:
                 p.expected, p.cells = self.confidence.cumulative(draft, floor)
-            chains.append(self.selection.cut(draft, p.expected))
+            chains.append(self.selection.cut(r, p, len(step.running)))
         return chains
 
     def _looked_up(self, asked: Sequence[Request], rooms: Sequence[int]) -> list[Draft]:

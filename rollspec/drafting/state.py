@@ -50,7 +50,7 @@ class State:
         self.head = next((d for name, d in made.items() if name == head and isinstance(d, Head)), None)
         self.confidence = Confidence()
         self.tuner = Tuner(config.tuning, self.k_max, config.proposal.drafters)
-        self.selection = Selection(config.proposal.budget)
+        self.selection = Selection(config.proposal.budget, config.tuning.lengths(self.k_max))
         self.counters = Counters()
         self.resting = False
         """True while the head cannot be run."""
@@ -117,6 +117,7 @@ class State:
             return
         with self.counters.drafting:
             self.selection.refill.ended()
+            self.selection.finish(r)
             for d in self.drafters:
                 d.finish(r)
             if r.output and not r.private:

@@ -190,12 +190,12 @@ class BegMab(Bandit):
     (`configs/tlt.yaml`). With one strategy in each, it never explores; here every bucket has all arms unless `sets`
     says otherwise.
     Simplified: a learner per octave of the batch size, not per size up to 31; the step's own accept length, where the
-    code takes its median over all batch sizes; a step that also computed prompts, which the code does not have, is paid
-    in modelled seconds; drafting begins at once when the batch falls to 32, not ten steps later.
+    code takes its median over all batch sizes; drafting begins at once when the batch falls to 32, not ten steps later.
+    Steps that also computed prompts teach nothing.
     Options: `epsilon`; `window`, plays of an arm; `sets`, {batch size up to which it holds: [K, ...]}, the last beyond.
     """
 
-    ragged = True
+    ragged, measures = True, True
 
     def _configure(self) -> list[str]:
         self._epsilon = self._number("epsilon", 0.1, lambda x: 0 <= x <= 1, "a probability from 0 to 1")

@@ -41,7 +41,7 @@ class Outcome:
     `emitted[a]`: tokens that the step emits under arm a, summed over the batch; known exactly for the played arm and
     every shorter one, estimated where the played draft was accepted whole. `seconds[a]`: what the step costs under
     arm a by the cost model, drafting included. Shapes [arms]. `measured`: what the played arm's step took by the clock,
-    drafting included; None for a step that computed prompts as well, and before the cost model has its scale.
+    drafting included; None for a step that computed prompts as well.
     """
 
     played: int
@@ -71,6 +71,8 @@ class Policy(ABC):
     name: ClassVar[str]
     full_information: ClassVar[bool] = False
     """Whether it learns from all of an `Outcome`, or from the played arm only."""
+    measures: ClassVar[bool] = False
+    """Whether it is told of steps alone whose seconds were measured."""
 
     def __init__(self, arms: Sequence[Arm], options: Mapping[str, Any] | None = None, seed: int = 0) -> None:
         if not arms:

@@ -174,7 +174,7 @@ class Tuner:
         seconds = self._seconds(batch, verified, context_tokens)
         if view is not None:
             seconds = seconds + view.seconds
-        outcome = Outcome(plan.played, batch, batch * (1.0 + emitted), seconds, measured if self.cost.fitted else None)
+        outcome = Outcome(plan.played, batch, batch * (1.0 + emitted), seconds, measured)
         weight = max(_SMOOTH, 1.0 / (self._seen + 1))
         self._emitted += weight * (1.0 + emitted - self._emitted)
         self._verified += weight * (verified - self._verified)
@@ -225,7 +225,11 @@ class Tuner:
             at, measured = 0, None  # it looks at no arm in particular
         else:
             return  # the guard played an arm that this bandit does not have
+        if measured is None and self.policy.measures:
+            return
         emitted, seconds = outcome.emitted[self._index], outcome.seconds[self._index]
+        if measured is not None and not self.cost.fitted and not self.policy.full_information:
+            seconds = seconds * (measured / seconds[at])  # modelled ones have no scale yet
         self.policy.observe(plan.bucket, Outcome(at, outcome.batch, emitted, seconds, measured))
 
     def host(self, seconds: float, requests: int, verifying: bool) -> None:

@@ -48,7 +48,7 @@ MEANS: dict[str, dict[str, object]] = {
         "tuning.arms": [5],
         "tuning.guard.enabled": False,
     },
-    "banditspec": {"proposal.budget.policy": "fixed", "tuning.policy": "ucbspec", "tuning.guard.enabled": False},
+    "banditspec": {"proposal.budget.policy": "ucbspec", "tuning.policy": "static", "tuning.guard.enabled": False},
     "coupled": {"mode": "coupled"},
     "coupled_reuse": {"mode": "coupled", "reuse.mode": "coupled"},
     "das": {"proposal.budget.length_weight": 0.5},
@@ -59,6 +59,9 @@ MEANS: dict[str, dict[str, object]] = {
         "drafter.capture.share": 0.05,
     },
     "default": {},
+    "disco": {"proposal.budget.policy": "disco", "tuning.policy": "static", "tuning.guard.enabled": False},
+    "eesd": {"proposal.budget.policy": "eesd", "tuning.policy": "static", "tuning.guard.enabled": False},
+    "exp3spec": {"proposal.budget.policy": "exp3spec", "tuning.policy": "static", "tuning.guard.enabled": False},
     "long_tail": {"proposal.drafters": ["suffix", "eagle3"], "drafter.mode": "idle"},
     "osd": {
         "proposal.drafters": ["eagle3"],
@@ -78,9 +81,8 @@ MEANS: dict[str, dict[str, object]] = {
         "proposal.budget.policy": "fixed",
         "drafter.mode": "idle",
         "drafter.training.recipe": "respec",
-        "tuning.policy": "table",
+        "tuning.policy": "respec",
         "tuning.arms": [0, 2, 4],
-        "tuning.options.table": {"4": 4, "16": 2, "64": 0},
         "tuning.guard.enabled": False,
     },
     "seer": {"proposal.suffix.sources": ["siblings"], "proposal.budget.length_weight": 0.0},
@@ -89,11 +91,35 @@ MEANS: dict[str, dict[str, object]] = {
         "drafter.mode": "dedicated",
         "drafter.endpoint": "tcp://127.0.0.1:5765",
     },
+    "smartspec": {
+        "proposal.k_max": 8,
+        "proposal.budget.policy": "fixed",
+        "tuning.policy": "smartspec",
+        "tuning.arms": [0, 1, 2, 3, 4, 5, 6, 7, 8],
+        "tuning.guard.enabled": False,
+    },
     "spec_rl": {
         "reuse.mode": "lenient",
         "reuse.bias": 0.5,
         "tuning.policy": "static",
         "tuning.arms": [0],
+        "tuning.guard.enabled": False,
+    },
+    "specdec++": {"proposal.budget.policy": "specdec++", "tuning.policy": "static", "tuning.guard.enabled": False},
+    "svip": {"proposal.budget.policy": "svip", "tuning.policy": "static", "tuning.guard.enabled": False},
+    "taps": {
+        "proposal.drafters": ["eagle3"],
+        "proposal.k_max": 4,
+        "proposal.budget.policy": "fixed",
+        "tuning.policy": "static",
+        "tuning.arms": [4],
+        "tuning.guard.enabled": False,
+    },
+    "tetris": {
+        "proposal.k_max": 6,
+        "proposal.budget.policy": "tetris",
+        "tuning.policy": "static",
+        "tuning.arms": [6],
         "tuning.guard.enabled": False,
     },
     "suffix_only": {"proposal.budget.policy": "fixed", "tuning.policy": "static", "tuning.guard.enabled": False},
@@ -124,7 +150,10 @@ def test_presets_mean_what_they_meant(name: str) -> None:
     assert {k: v for k, v in flat(resolve(name, env={})).items() if v != plain[k]} == MEANS[name]
 
 
-PUBLISHED = ("aurora", "banditspec", "das", "osd", "respec", "seer", "spec_rl", "tlt")
+PUBLISHED = (
+    "aurora", "banditspec", "das", "disco", "eesd", "exp3spec", "osd", "respec", "seer", "smartspec", "spec_rl",
+    "specdec++", "svip", "taps", "tetris", "tlt",
+)  # fmt: skip
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
@@ -141,7 +170,7 @@ def test_presets_of_published_systems_play_what_they_are_named_for() -> None:
         return tuners[name].arms[tuners[name].plan(batch, 0.0).played].name
 
     assert [chosen("aurora", b) for b in (1, 64)] == [chosen("osd", b) for b in (1, 64)] == ["eagle3:5", "eagle3:5"]
-    assert [chosen("respec", b) for b in (4, 16, 64)] == ["eagle3:4", "eagle3:2", "none"]
+    assert tuners["respec"].policy.name == "respec" and tuners["smartspec"].policy.name == "smartspec"
     for batch, lengths in ((1, {8}), (4, {4, 8}), (9, {2, 4}), (32, {1, 2}), (33, {0}), (256, {0})):
         played = {chosen("tlt", batch) for _ in range(200)}  # it explores, within the set
         assert played == {f"{d}:{k}" if k else "none" for k in lengths for d in ("suffix", "suffix+eagle3")}, batch
