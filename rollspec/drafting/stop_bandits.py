@@ -22,9 +22,10 @@ class Eesd(StopRule):
 
     and the draft goes on while Q = 1, so that it has one token at least. Verification adds the accepted tokens to α and
     the rejected one, if any, to β; both begin at 1. One posterior for each drafter.
-    Simplified: read from summaries of the paper, not its text. Tokens behind the first rejected one count neither way;
-    the variant that mixes the drafter's own score into θ (Calibration-TS) is left out; the draft exists already and is
-    cut, where EESD's early exit would not have computed the rest; any drafter, not an early exit of the target.
+    Simplified: read from summaries of the paper, not its text, which name the control, Beta-TS and Calibration-TS; the
+    two draws and the update are as we understand them, and Calibration-TS, not described there, is left out. Tokens
+    behind the first rejected one count neither way. The draft exists already and is cut, where EESD's early exit would
+    not have computed the rest; any drafter, not an early exit of the target.
     """
 
     def __init__(self, lengths: Sequence[int]) -> None:

@@ -12,7 +12,9 @@ from rollspec.tuning.policy import Vector
 from rollspec.tuning.tuner import LEARNED
 
 THRESHOLD = 0.4
-"""Of acceptance, below which the draft ends: what generation in `transformers` by DISCO's authors stops at."""
+"""Of acceptance, below which the draft ends: the default of `assistant_confidence_threshold` in transformers, which
+names DISCO as its source.
+"""
 
 RATE = 0.1
 """Step size of AdaGrad, before it falls with what was learned."""
@@ -30,9 +32,10 @@ class Disco(StopRule):
 
     with c_i the calibrated chance of acceptance and q_i the drafter's own; the draft ends before the first p_i below
     `THRESHOLD`. w starts at p_i = c_i and follows the gradient of the log loss on every judged token, verified or not.
-    Simplified: logistic, where DISCO has a small network on the drafter's ten largest probabilities, its entropy and
-    the position, trained beforehand (of the paper, summaries were read); AdaEAGLE predicts the length before drafting
-    from the target's hidden state, which drafts of memory do not have. w is not kept with the job.
+    Simplified: of both papers abstract and summaries were read. They name a classifier that decides whether to draft
+    on, not its features or its threshold, so these are ours, and it learns online. AdaEAGLE's predictor of the length,
+    before anything is drafted and from the model's state, is left out: drafts of memory have no such state. w is not
+    kept with the job.
     """
 
     def __init__(self, lengths: Sequence[int]) -> None:
