@@ -84,7 +84,9 @@ class Engine(State):
                 for r, n in zip(step.asked, self.selection.allot(preferred, step, self.tuner.cost), strict=True):
                     r.head.allowed = n
             drafts = self._hand_over(step)
-        self.tuner.host(self.counters.drafted(step), len(step.running), step.plan.k > 0)
+        host = self.counters.drafted(step)
+        self._drafted += host
+        self.tuner.host(host, len(step.running), step.plan.k > 0)
         return drafts
 
     def _observe(
@@ -110,7 +112,9 @@ class Engine(State):
             if r.verified:
                 p = r.head if r.head.sent else p
                 counters.verified(p.draft.source, p.expected, r.verified, r.accepted)
-            feedback.add(r, matched, head.score(r, confidence, self.scored) if head is not None else 0)
+            head_matched = head.score(r, confidence, self.scored) if head is not None else 0
+            feedback.add(r, matched, head_matched)
+            self.selection.learn(r, matched, head_matched, len(running))
             r.append()
             for d in self.drafters:
                 d.observe(r)
@@ -119,7 +123,8 @@ class Engine(State):
     def _decide(self, feedback: Feedback, batch: int, context_tokens: float) -> Plan:
         """How much the next step drafts, and for whom, now that the tuner knows what came of the last plan."""
         if self._plan is not None:
-            feedback.teach(self.tuner, self._plan, self._step.context_tokens)
+            feedback.teach(self.tuner, self._plan, self._step.context_tokens, self._measured)
+            self._measured = None
         self._plan = self.tuner.plan(batch, context_tokens)
         return self._plan
 
@@ -144,7 +149,7 @@ class Engine(State):
             p.draft = draft
             if draft.token_ids:
                 p.expected, p.cells = self.confidence.cumulative(draft, floor)
-            chains.append(self.selection.cut(draft, p.expected))
+            chains.append(self.selection.cut(r, p, len(step.running)))
         return chains
 
     def _looked_up(self, asked: Sequence[Request], rooms: Sequence[int]) -> list[Draft]:

@@ -56,7 +56,7 @@ GONE: dict[str, str] = {
     ),
     "tuning.options.half_life": "hedge learns over half-lives of 16, 64 and 256 steps",
     **dict.fromkeys(
-        (f"tuning.options.{name}" for name in ("reward", "delta", "epsilon", "window", "sets", "alpha", "beta")),
+        (f"tuning.options.{name}" for name in ("reward", "delta", "epsilon", "window", "alpha", "beta")),
         "published policies are played with the numbers of their papers",
     ),
 }  # fmt: skip

@@ -32,11 +32,13 @@ class SuffixConfig(Section):
 class BudgetConfig(Section):
     """How much of what was proposed is verified."""
 
-    policy: Literal["fixed", "goodput", "svip", "specdec++"] = Field(
+    policy: Literal["fixed", "goodput", "tetris", "svip", "specdec++", "disco", "eesd", "ucbspec", "exp3spec"] = Field(
         "goodput",
         description="`goodput` keeps a token only while its calibrated probability of acceptance pays for the measured "
         "cost of verifying it; `fixed` verifies every proposed token up to k_max; `svip` and `specdec++` every one "
-        "until the drafter is unsure, by SVIP's entropy bound or SpecDec++'s threshold.",
+        "until the drafter is unsure, by SVIP's entropy bound or SpecDec++'s threshold; `disco` until a regressor that "
+        "learns from what is accepted expects a rejection, `eesd` until Thompson sampling says so; `ucbspec` and "
+        "`exp3spec` as many as BanditSpec's bandit of the prompt chooses; `tetris` the likeliest of the batch.",
     )
     length_weight: float = Field(
         1.0,
@@ -182,15 +184,31 @@ class PolicyConfig(Section):
     table: dict[int, int] | None = Field(
         None, description="Of `table`: draft length by the batch size up to which it holds, such as {4: 8, 64: 0}."
     )
+    sets: dict[int, tuple[int, ...]] | None = Field(
+        None,
+        description="Of `beg_mab`: draft lengths to choose among by the batch size up to which they hold, such as "
+        "{4: [4, 8], 32: [1, 2], 64: [0]}; unset: all of `arms` at every size.",
+    )
 
 
 class TuningConfig(Section):
     """How much is drafted: the policy that chooses an arm (drafters, K) per step and batch bucket."""
 
-    policy: Literal["hedge", "static", "table", "random", "ucbspec", "exp3spec", "beg_mab", "thompson"] = Field(
+    policy: Literal[
+        "hedge",
+        "static",
+        "table",
+        "random",
+        "ucbspec",
+        "exp3spec",
+        "beg_mab",
+        "thompson",
+        "smartspec",
+        "respec",
+    ] = Field(
         "hedge",
         description="`hedge`: discounted full-information Hedge over measured goodput. `static`: longest of `arms`. "
-        "`table`: `options.table`. `random`: any arm at any step. The others are published bandits (docs/tuning.md).",
+        "`table`: `options.table`. `random`: any arm at any step. The others are published (docs/tuning.md).",
     )
     arms: tuple[int, ...] | None = Field(
         None, description="Draft lengths K to choose from, 0 for none; unset: 0, 1, 2, 4, ... up to proposal.k_max."

@@ -82,10 +82,13 @@ class RollspecConfig(Section):
             raise ValueError(
                 f"tuning.arms has {bad[0]}, which is not between 0 and proposal.k_max = {k_max}: change one of the two"
             )
-        if (table := self.tuning.options.table) is not None and self.tuning.policy != "table":
-            raise ValueError(
-                f"tuning.options.table is set and tuning.policy = {self.tuning.policy}: set that to table, or unset it"
-            )
+        table, sets = self.tuning.options.table, self.tuning.options.sets
+        for name, given, policy in (("table", table, "table"), ("sets", sets, "beg_mab")):
+            if given is not None and self.tuning.policy != policy:
+                raise ValueError(
+                    f"tuning.options.{name} is set and tuning.policy = {self.tuning.policy}: set that to {policy}, or "
+                    "unset it"
+                )
         if self.tuning.policy == "table":
             if not table:
                 raise ValueError(

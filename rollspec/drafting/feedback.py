@@ -46,9 +46,9 @@ class Feedback:
             _add(view.offered, view.hits, view.unknown, h.allowed, matched, expected)
             view.learned.append(h.serves)
 
-    def teach(self, tuner: Tuner, plan: Plan, context_tokens: float) -> None:
-        """Tell the tuner what came of the step that `plan` decided."""
-        tuner.observe(plan, self.decoding, context_tokens, self.allowed, self.matched, self.open, self.head)
+    def teach(self, tuner: Tuner, plan: Plan, context_tokens: float, measured: float | None = None) -> None:
+        """Tell the tuner what came of the step that `plan` decided, and the seconds that it took if they are known."""
+        tuner.observe(plan, self.decoding, context_tokens, self.allowed, self.matched, self.open, self.head, measured)
 
 
 def _add(

@@ -128,7 +128,7 @@ class Head(Drafter):
                 h.expected, h.cells = confidence.cumulative(draft, floor)
                 have = worth(r.lookup.expected, self._price) if step.uses_memory else 0.0
                 h.serves = worth(h.expected, self._price) > have
-            preferred.append(h.expected if h.serves else r.lookup.expected)
+            preferred.append(selection.cut(r, h, len(step.running)) if h.serves else selection.kept(r.lookup))
         return preferred
 
     def score(self, r: Request, confidence: Confidence, scored: Scored | None) -> int:

@@ -22,6 +22,7 @@ class Proposal:
     draft: Draft = field(default_factory=lambda: NO_DRAFT)
     cells: Sequence[int] = ()  # its calibration cells
     expected: Sequence[float] = ()  # its calibrated cumulative acceptance, per token
+    kept: int = 0  # tokens of it that a stop rule keeps, where there is one
     allowed: int = 0  # tokens of it that the verification budget allows, before the arm's own limit
 
     def clear(self) -> None:

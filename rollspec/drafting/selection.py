@@ -8,24 +8,29 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from rollspec.config import BudgetConfig
-from rollspec.drafting.requests import Request, Step
+from rollspec.drafting import stop_bandits, stop_learned  # noqa: F401 - they register their rules
+from rollspec.drafting.requests import Proposal, Request, Step
+from rollspec.drafting.stopping import RULES, StopRule
 from rollspec.proposal import budget, lengths
-from rollspec.proposal.base import Draft
 from rollspec.tuning.cost import CostModel
 
 FLOOR = 0.03
 """Chains end below this chance of acceptance at the latest: no step is so cheap per token that it would pay."""
+
+TETRIS_EXTRA = 2
+"""Draft tokens per request that `tetris` asks for beyond those that it verifies on average."""
 
 LENGTHS_EVERY = 16
 """Tokens after which a request's expected length is looked at again."""
 
 
 class Selection:
-    """The verification budget of one engine."""
+    """The verification budget of one engine. `arms`: the tuner's draft lengths."""
 
-    def __init__(self, config: BudgetConfig) -> None:
+    def __init__(self, config: BudgetConfig, arms: Sequence[int] = ()) -> None:
         self.config = config
         self.fixed = config.policy != "goodput"
+        self.rule: StopRule | None = RULES[config.policy](arms) if config.policy in RULES else None
         self.refill = lengths.Refill()
 
     def price(self, batch: int, cost: CostModel, context_tokens: float) -> float:
@@ -37,13 +42,33 @@ class Selection:
         price = self.price(batch, cost, context_tokens)
         return price / lengths.LIMITS[1] if self._power() else price  # what counts double pays at half the chance
 
-    def cut(self, draft: Draft, expected: Sequence[float]) -> Sequence[float]:
-        """`expected`, up to where the drafter is unsure by `budget.policy`."""
-        if self.config.policy == "svip":
-            return expected[: budget.svip_cut(draft.probs)]
-        if self.config.policy == "specdec++":
-            return expected[: budget.specdec_cut(expected)]
-        return expected
+    def cut(self, r: Request, p: Proposal, batch: int) -> Sequence[float]:
+        """`p.expected`, up to where the rule of `budget.policy` ends the draft."""
+        if self.rule is None:
+            return p.expected
+        if p.expected:
+            p.kept = self.rule.keep(r, p, batch)
+        return p.expected[: p.kept]
+
+    def kept(self, p: Proposal) -> Sequence[float]:
+        """What `cut` returned last."""
+        return p.expected if self.rule is None else p.expected[: p.kept]
+
+    def learn(self, r: Request, matched: int, head_matched: int, batch: int) -> None:
+        """Tell the rule what became of the request's proposals; the numbers as `Confidence.observe` returns them."""
+        if self.rule is None:
+            return
+        sent = r.head if r.head.sent else r.lookup
+        for p, found in ((r.lookup, matched), (r.head, head_matched)):
+            if p.cells:
+                hits = found if found >= 0 else ~found
+                judged = min(hits + (found >= 0), len(p.expected))
+                self.rule.learn(r, p, hits, judged, r.verified if p is sent else 0, batch)
+
+    def finish(self, r: Request) -> None:
+        """The request ended or was aborted."""
+        if self.rule is not None:
+            self.rule.finish(r)
 
     def allot(self, chains: Sequence[Sequence[float]], step: Step, cost: CostModel) -> list[int]:
         """Tokens of each chain of `step.asked` that are worth verifying, before the arm's own limit.
@@ -53,9 +78,11 @@ class Selection:
             step: its plan says of how many requests those that were asked are a sample.
             cost: predicts the step's duration.
         """
+        batch, asked = len(step.running), step.asked
+        if self.config.policy == "tetris" and step.plan.k:
+            return budget.likeliest(chains, len(asked) * max(step.plan.k - TETRIS_EXTRA, 1))
         if self.fixed or not any(chains):
             return [len(chain) for chain in chains]
-        batch, asked = len(step.running), step.asked
         weights = None
         if (power := self._power()) and len(asked) > 1:
             weights = lengths.weights([_remaining(r) for r in asked], power)

@@ -22,6 +22,7 @@ from rollspec.proposal.history import History, Response
 from rollspec.proposal.router import Router
 from rollspec.proposal.suffix import SuffixDrafter
 from rollspec.telemetry.engine_stats import EngineStats
+from rollspec.tuning.cost import LONGEST
 from rollspec.tuning.tuner import Plan, Tuner
 
 
@@ -49,7 +50,7 @@ class State:
         self.head = next((d for name, d in made.items() if name == head and isinstance(d, Head)), None)
         self.confidence = Confidence()
         self.tuner = Tuner(config.tuning, self.k_max, config.proposal.drafters)
-        self.selection = Selection(config.proposal.budget)
+        self.selection = Selection(config.proposal.budget, config.tuning.lengths(self.k_max))
         self.counters = Counters()
         self.resting = False
         """True while the head cannot be run."""
@@ -59,6 +60,8 @@ class State:
         """Told of every scored draft of the head."""
         self._step = Step()
         self._plan: Plan | None = None  # what was decided after the last step
+        self._drafted = 0.0  # seconds that drafting for the present step took, passes included
+        self._measured: float | None = None  # what the step that `prepare` is about to be told of took, with them
 
     # ---- requests ---------------------------------------------------------------------------------------------------
 
@@ -114,6 +117,7 @@ class State:
             return
         with self.counters.drafting:
             self.selection.refill.ended()
+            self.selection.finish(r)
             for d in self.drafters:
                 d.finish(r)
             if r.output and not r.private:
@@ -132,6 +136,8 @@ class State:
     def timed(self, tokens: int, decode_only: bool, seconds: float, batch: int) -> None:
         """The step that `prepare` is about to be told of computed `tokens` tokens in `seconds`."""
         self.counters.step(seconds, batch)
+        self._measured = seconds + self._drafted if decode_only and 0.0 < seconds < LONGEST else None
+        self._drafted = 0.0
         if decode_only:
             self.tuner.cost.observe(tokens, seconds, self._step.context_tokens, tokens > batch, batch)
 
@@ -143,6 +149,7 @@ class State:
         """
         if not self._head().rested:  # a probe takes several times what a pass of many in a row does
             self.router.cost.observe(batch, passes, seconds - late)
+        self._drafted += seconds
         self.counters.passes(passes, seconds)
 
     # ---- the head ---------------------------------------------------------------------------------------------------

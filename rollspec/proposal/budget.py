@@ -98,6 +98,19 @@ def allocate(
     return lengths
 
 
+def likeliest(chains: Sequence[Sequence[float]], capacity: int) -> list[int]:
+    """Draft length per request by TETRIS (arXiv:2502.15197): the `capacity` tokens of the whole batch that are
+    likeliest to be accepted, by cumulative probability, whatever verifying them costs.
+
+    A chain's probabilities never rise, so each request keeps a prefix. Ties go to the request that comes first.
+    """
+    ranked = sorted((-p, i, n) for i, chain in enumerate(chains) for n, p in enumerate(chain))
+    lengths = [0] * len(chains)
+    for _, i, _ in ranked[: max(capacity, 0)]:
+        lengths[i] += 1
+    return lengths
+
+
 def expected_chain(rates: Sequence[float]) -> list[float]:
     """Cumulative acceptance from rates per position that were known before the tokens were drawn."""
     out, p = [], 1.0

@@ -77,9 +77,9 @@ def _refused(name: str, value: object, why: str) -> ConfigError:
 class _Bounded(Bandit):
     """Bandits whose theory needs rewards in a known range.
 
-    Option `reward`: `goodput` (default), tokens per second over those of no speculation in the same step, clipped to
-    [0, L + 1] with L the longest draft (the first arm stands in where no K is 0); `length`, the paper's own, tokens per
-    request, in [1, L + 1].
+    Option `reward`: `goodput` (default), tokens per measured second over those that the cost model gives the same step
+    without speculation, clipped to [0, L + 1] with L the longest draft (the first arm stands in where no K is 0);
+    `length`, the paper's own, tokens per request, in [1, L + 1].
     """
 
     def _configure(self) -> list[str]:
@@ -96,7 +96,7 @@ class _Bounded(Bandit):
         """What the played arm earned, within the range."""
         earned = float(outcome.emitted[outcome.played]) / outcome.batch
         if self._relative:  # without speculation, `batch` tokens are emitted
-            earned *= float(outcome.seconds[self._base] / outcome.seconds[outcome.played])
+            earned *= float(outcome.seconds[self._base]) / outcome.elapsed
         return min(max(earned, self._low), self._top)
 
 
@@ -180,20 +180,26 @@ class BegMab(Bandit):
     """BEG-MAB of TLT (Hu et al., ASPLOS 2026, arXiv:2511.16665), its bucketed epsilon-greedy tuner.
 
     A batch bucket has a set of strategies. A set of one is played; otherwise with probability ε a random member, else
-    the one with the highest median of its last w rewards, accept length x batch / time: tokens per second. TLT takes
-    the elapsed time of the step; here it is the time that the cost model predicts.
+    the one with the highest median of its last w rewards,
+
+        accept length x batch / elapsed seconds of the step, drafting included: tokens per second.
+
     Weights that move clear no window. Read from summaries of the paper's algorithm and the released code
-    (mit-han-lab/fastrl), not the paper; that an unplayed strategy comes first, ε = 0.1 and w = 1000 are the code's.
-    It groups strategies by the tokens they verify, one group to a bucket: with one strategy per number, every bucket
-    has one arm and nothing is ever explored. Here every bucket has all arms unless `sets` says otherwise.
+    (mit-han-lab/fastrl), not the paper; that an unplayed strategy comes first, ε = 0.1 and w = 300 are the code's. Its
+    sets are for batches of 1, 2-4, 5-20 and 21-32, more tokens for the smaller ones, and it drafts nothing above 32
+    (`configs/tlt.yaml`). With one strategy in each, it never explores; here every bucket has all arms unless `sets`
+    says otherwise.
+    Simplified: a learner per octave of the batch size, not per size up to 31; the step's own accept length, where the
+    code takes its median over all batch sizes; drafting begins at once when the batch falls to 32, not ten steps later.
+    Steps that also computed prompts teach nothing.
     Options: `epsilon`; `window`, plays of an arm; `sets`, {batch size up to which it holds: [K, ...]}, the last beyond.
     """
 
-    ragged = True
+    ragged, measures = True, True
 
     def _configure(self) -> list[str]:
         self._epsilon = self._number("epsilon", 0.1, lambda x: 0 <= x <= 1, "a probability from 0 to 1")
-        self._window = int(self._number("window", 1000, lambda x: x >= 1 and x % 1 == 0, "a whole number from 1 on"))
+        self._window = int(self._number("window", 300, lambda x: x >= 1 and x % 1 == 0, "a whole number from 1 on"))
         self._sets = self._read_sets(self._left.pop("sets", None))
         self._medians: dict[tuple[int, int], float] = {}  # by bucket and arm: sorting windows is what takes the time
         return ["epsilon", "window", "sets"]

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rollspec.errors import ConfigError
-from rollspec.tuning import bandits, hedge, policy  # noqa: F401 - bandits and hedge register themselves
+from rollspec.tuning import bandits, hedge, policy, profile  # noqa: F401 - all but policy register themselves
 
 
 def make(

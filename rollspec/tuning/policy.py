@@ -40,17 +40,24 @@ class Outcome:
 
     `emitted[a]`: tokens that the step emits under arm a, summed over the batch; known exactly for the played arm and
     every shorter one, estimated where the played draft was accepted whole. `seconds[a]`: what the step costs under
-    arm a by the cost model, drafting included. Shapes [arms].
+    arm a by the cost model, drafting included. Shapes [arms]. `measured`: what the played arm's step took by the clock,
+    drafting included; None for a step that computed prompts as well.
     """
 
     played: int
     batch: int
     emitted: Vector
     seconds: Vector
+    measured: float | None = None
+
+    @property
+    def elapsed(self) -> float:
+        """Seconds of the played arm: measured ones where there are any, else the cost model's."""
+        return float(self.seconds[self.played]) if self.measured is None else self.measured
 
     def reward(self) -> float:
         """Tokens per second of the played arm: all that a bandit sees."""
-        return float(self.emitted[self.played] / self.seconds[self.played])
+        return float(self.emitted[self.played]) / self.elapsed
 
 
 def bucket_of(batch: int) -> int:
@@ -64,6 +71,8 @@ class Policy(ABC):
     name: ClassVar[str]
     full_information: ClassVar[bool] = False
     """Whether it learns from all of an `Outcome`, or from the played arm only."""
+    measures: ClassVar[bool] = False
+    """Whether it is told of steps alone whose seconds were measured."""
 
     def __init__(self, arms: Sequence[Arm], options: Mapping[str, Any] | None = None, seed: int = 0) -> None:
         if not arms:

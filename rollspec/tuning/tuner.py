@@ -83,8 +83,9 @@ class Tuner:
         self.cost = CostModel()
         # "none" is known of always; it is played only if it was asked for.
         self._index = [i for i, a in enumerate(self.arms) if config.arms is None or a.k in config.arms] or [self.none]
-        options = {"table": config.options.table} if config.policy == "table" else {}
-        self.policy = make(config.policy, [self.arms[i] for i in self._index], options)
+        self.policy = make(
+            config.policy, [self.arms[i] for i in self._index], config.options.model_dump(exclude_none=True)
+        )
         self.k_most = max(self.arms[i].k for i in self._index)
         self.guard = Guard()
         self.ledger = Ledger(self.arms)
@@ -147,6 +148,7 @@ class Tuner:
         hits: Sequence[int],
         unknown: Sequence[tuple[int, list[float]]] = (),
         view: View | None = None,
+        measured: float | None = None,
     ) -> None:
         """What became of the step that `plan` decided.
 
@@ -160,6 +162,7 @@ class Tuner:
             unknown: (row, calibrated cumulative probabilities) of proposals that outlived what is known: all that the
                 target said was proposed, and more was offered.
             view: the same of the arms with a learned drafter, where there are such.
+            measured: seconds that the step took, drafting included; None where it was not timed by itself.
         """
         rows = len(offered)
         if not rows or batch <= 0:
@@ -171,7 +174,7 @@ class Tuner:
         seconds = self._seconds(batch, verified, context_tokens)
         if view is not None:
             seconds = seconds + view.seconds
-        outcome = Outcome(plan.played, batch, batch * (1.0 + emitted), seconds)
+        outcome = Outcome(plan.played, batch, batch * (1.0 + emitted), seconds, measured)
         weight = max(_SMOOTH, 1.0 / (self._seen + 1))
         self._emitted += weight * (1.0 + emitted - self._emitted)
         self._verified += weight * (verified - self._verified)
@@ -216,15 +219,19 @@ class Tuner:
             self.guard.observe(drafter, plan.bucket, batch * float(right[rows].sum()) / len(cut), cost * rate)
 
     def _teach(self, plan: Plan, outcome: Outcome) -> None:
+        measured = outcome.measured
         if plan.played in self._index:
             at = self._index.index(plan.played)
         elif self.policy.full_information:
-            at = 0  # it looks at no arm in particular
+            at, measured = 0, None  # it looks at no arm in particular
         else:
             return  # the guard played an arm that this bandit does not have
-        self.policy.observe(
-            plan.bucket, Outcome(at, outcome.batch, outcome.emitted[self._index], outcome.seconds[self._index])
-        )
+        if measured is None and self.policy.measures:
+            return
+        emitted, seconds = outcome.emitted[self._index], outcome.seconds[self._index]
+        if measured is not None and not self.cost.fitted and not self.policy.full_information:
+            seconds = seconds * (measured / seconds[at])  # modelled ones have no scale yet
+        self.policy.observe(plan.bucket, Outcome(at, outcome.batch, emitted, seconds, measured))
 
     def host(self, seconds: float, requests: int, verifying: bool) -> None:
         """Drafting for a step of `requests` took `seconds` on the host, which is part of what an arm costs."""

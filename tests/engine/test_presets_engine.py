@@ -16,7 +16,10 @@ pytest.importorskip("speculators")
 pytestmark = pytest.mark.engine
 
 
-@pytest.mark.parametrize("name", ["aurora", "osd", "respec", "tlt", "day0", "seer"])
+SLOW = ("osd", "respec", "tlt", "day0")
+
+
+@pytest.mark.parametrize("name", ["aurora", "seer", *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW)])
 def test_a_preset_runs_as_it_is(
     name: str, model: Path, prompts: list[list[int]], plain: dict[str, Any], tmp_path: Path
 ) -> None:
@@ -28,6 +31,7 @@ def test_a_preset_runs_as_it_is(
     llm = build(model, options)
     try:
         llm.collective_rpc(_note_weights)
+        llm.collective_rpc(_note_plays)
         said = generate(llm, prompts)
         assert said == plain["greedy"]
         asked = [p for p in prompts for _ in range(2)]
@@ -42,8 +46,12 @@ def test_a_preset_runs_as_it_is(
         assert info["preset"] == name and info["state"] not in ("none", "off"), info
         if name in ("aurora", "osd"):
             assert set(stats["plays"]) == {"eagle3:5"} and stats["drafted"] > 0
-        if name == "respec":
-            assert set(stats["plays"]) <= {"eagle3:4", "eagle3:2", "none"} and stats["drafted"] > 0
+        if name == "respec":  # it profiles every length
+            assert set(stats["plays"]) == {"eagle3:4", "eagle3:2", "none"} and stats["drafted"] > 0
+        if name == "tlt":  # 12 requests at first, fewer later: sets by batch size, and nothing else
+            ((arms, paid),) = llm.collective_rpc(_tlt)
+            assert arms and all(k in SETS[batch] for batch, k in arms), arms
+            assert paid, "no step was paid in measured seconds"
         if learned:
             training = info["drafter"]["training"]
             assert training["error"] is None and info["drafter"]["capture"]["samples"] > 0, info["drafter"]
@@ -88,6 +96,141 @@ def test_a_published_drafter_drafts_alone(
         assert {arm.split(":")[0] for arm in stats["plays"]} <= {name, "none"}
     finally:
         close(llm)
+
+
+RULES = [
+    *("disco", "exp3spec", "tetris"),
+    *(pytest.param(n, marks=pytest.mark.slow) for n in ("svip", "specdec++", "eesd", "banditspec", "smartspec")),
+]
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_a_published_rule_ends_drafts_and_changes_no_token(
+    name: str, model: Path, prompts: list[list[int]], plain: dict[str, Any]
+) -> None:
+    """Suffix drafts, so that no head is needed; the second round repeats the first, so that there is much to draft."""
+    llm = build(model, {"preset": name})
+    try:
+        llm.collective_rpc(_note_drafts)
+        for _ in range(2):
+            assert generate(llm, prompts) == plain["greedy"]
+        stats, info = call(llm, "stats"), call(llm, "info")
+        assert not stats["faults"], stats["faults"]
+        assert info["preset"] == name and info["state"] == "suffix" and stats["accepted"] > 0
+        (found,) = llm.collective_rpc(_ruled)
+        offered, kept = found["offered"], found["kept"]
+        if name == "smartspec":
+            assert found["policy"] == "smartspec" and len(found["rates"]) > 1, "it learns an acceptance rate"
+        elif name == "tetris":
+            assert kept and all(taken <= 4 * batch for taken, batch in kept), "the capacity is the batch's"
+            assert max(found["longest"]) == 6, "and a likely draft has more than the average"
+        else:
+            assert found["rule"] == name.replace("banditspec", "ucbspec")
+            assert any(k < o for o, k in zip(offered, kept, strict=True)), "no draft was cut"
+        if name == "eesd":
+            assert min(kept) >= 1 and sum(found["posterior"]) > 12
+        if name == "disco":
+            assert found["weights"][1] != 1.0 and all(w != 0.0 for w in found["weights"][:2])
+        if name in ("banditspec", "exp3spec"):
+            assert 12 < found["begun"] <= 24 and not found["learners"], "a bandit of each prompt, gone with it"
+            assert set(kept) > {1, 2, 4}
+    finally:
+        close(llm)
+
+
+def test_taps_takes_the_surest_of_its_heads(
+    model: Path, prompts: list[list[int]], plain: dict[str, Any], tmp_path: Path
+) -> None:
+    loud = random_head(tmp_path / "loud", model, seed=1, scale=0.3)  # larger logits: surer
+    options = {
+        "preset": "taps",
+        "proposal.learned.model": str(random_head(tmp_path / "head", model)),
+        "proposal.learned.specialists": {"code": str(loud)},
+    }
+    llm = build(model, options)
+    try:
+        assert generate(llm, prompts) == plain["greedy"]
+        stats, heads = call(llm, "stats"), call(llm, "info")["drafter"]["specialists"]
+        assert not stats["faults"] and set(stats["plays"]) == {"eagle3:4"}
+        assert heads["code"]["chains"] > heads["general"]["chains"]
+    finally:
+        close(llm)
+
+
+def _note_drafts(worker: Any) -> None:
+    """Keep how long drafts were before and after the rule, or per step what the batch was given."""
+    from rollspec.engine.vllm.worker import bridge
+
+    selection = bridge(worker).proposer.selection
+    selection.noted = {"offered": [], "kept": [], "longest": []}
+    if (rule := selection.rule) is not None:
+        keep = rule.keep
+
+        def noting(r: Any, p: Any, batch: int) -> Any:
+            kept = keep(r, p, batch)
+            selection.noted["offered"].append(len(p.expected))
+            selection.noted["kept"].append(kept)
+            return kept
+
+        rule.keep = noting
+    elif selection.config.policy == "tetris":
+        allot = selection.allot
+
+        def sharing(chains: Any, step: Any, cost: Any) -> Any:
+            lengths = allot(chains, step, cost)
+            if step.plan.k and lengths:
+                selection.noted["kept"].append((sum(lengths), len(step.asked)))
+                selection.noted["longest"].append(max(lengths))
+            return lengths
+
+        selection.allot = sharing
+
+
+def _ruled(worker: Any) -> dict[str, Any]:
+    from rollspec.drafting import stopping
+    from rollspec.engine.vllm.worker import bridge
+
+    engine = bridge(worker).proposer
+    rule, policy = engine.selection.rule, engine.tuner.policy
+    found = {**engine.selection.noted, "policy": policy.name}
+    found["rule"] = next((n for n, cls in stopping.RULES.items() if type(rule) is cls), "")
+    found["posterior"] = [n for both in getattr(rule, "posteriors", {}).values() for n in both]
+    found["weights"] = rule.weights.tolist() if hasattr(rule, "weights") else []
+    found["learners"], found["begun"] = list(getattr(rule, "learners", [])), getattr(rule, "_begun", 0)
+    if policy.name == "smartspec":
+        found["rates"] = {r for b in policy.state()["buckets"].values() for r in b["rates"]}
+    return found
+
+
+SETS = {b: next(s for most, s in {1: {8}, 4: {4, 8}, 16: {2, 4}}.items() if b <= most) for b in range(1, 13)}
+"""Draft lengths of the preset `tlt` by batch size."""
+
+
+def _note_plays(worker: Any) -> None:
+    """Keep the batch size and draft length of every plan, and whether a step was paid by the clock."""
+    from rollspec.engine.vllm.worker import bridge
+
+    tuner = bridge(worker).proposer.tuner
+    tuner.noted, plan, observe = ([], []), tuner.plan, tuner.policy.observe
+
+    def planning(batch: int, context_tokens: float) -> Any:
+        made = plan(batch, context_tokens)
+        if batch:
+            tuner.noted[0].append((batch, tuner.arms[made.chosen].k))
+        return made
+
+    def observing(bucket: int, outcome: Any) -> None:
+        tuner.noted[1].append(outcome.measured is not None and outcome.elapsed == outcome.measured)
+        observe(bucket, outcome)
+
+    tuner.plan, tuner.policy.observe = planning, observing
+
+
+def _tlt(worker: Any) -> tuple[list[tuple[int, int]], bool]:
+    from rollspec.engine.vllm.worker import bridge
+
+    plays, paid = bridge(worker).proposer.tuner.noted
+    return plays, bool(paid) and all(paid)
 
 
 def _note_weights(worker: Any) -> None:

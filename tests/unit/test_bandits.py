@@ -104,6 +104,21 @@ def test_beg_mab_plays_the_highest_median_of_tokens_per_second() -> None:
     assert beg.choose(0) == 0  # (1 + 90) / 2 = 45.5
 
 
+def test_beg_mab_is_paid_in_measured_seconds() -> None:
+    """By the cost model the short draft is twice as fast as none, by the clock it is half as fast."""
+    beg = BegMab(PAIR, {"epsilon": 0.0})
+    for arm, measured in ((0, 1.0), (1, 4.0)):
+        beg.observe(0, Outcome(arm, 1, np.array([1.0, 2.0]), np.array([1.0, 1.0]), measured))
+    assert beg.state()["buckets"]["0"] == {"0": [1.0], "1": [0.5]} and beg.choose(0) == 0
+
+
+@pytest.mark.parametrize("policy", [UCBSpec, EXP3Spec])
+def test_goodput_is_paid_in_measured_seconds(policy: type[UCBSpec | EXP3Spec]) -> None:
+    paid = Outcome(1, 8, np.array([8.0, 16.0]), np.array([2.0, 3.0]), 4.0)
+    assert policy(PAIR).reward(paid) == pytest.approx(2.0 * 2.0 / 4.0)
+    assert policy(PAIR, LENGTH).reward(paid) == 2.0, "the paper's reward knows no seconds"
+
+
 def test_beg_mab_forgets_what_left_the_window() -> None:
     beg = BegMab(PAIR, {"epsilon": 0.0, "window": 3})
     beg.observe(0, outcome(1, [0.0, 5.0]))

@@ -48,7 +48,7 @@ MEANS: dict[str, dict[str, object]] = {
         "tuning.arms": [5],
         "tuning.guard.enabled": False,
     },
-    "banditspec": {"proposal.budget.policy": "fixed", "tuning.policy": "ucbspec", "tuning.guard.enabled": False},
+    "banditspec": {"proposal.budget.policy": "ucbspec", "tuning.policy": "static", "tuning.guard.enabled": False},
     "consensus": {"proposal.drafters": ["consensus"], "proposal.budget.length_weight": 0.0},
     "coupled": {"mode": "coupled"},
     "coupled_reuse": {"mode": "coupled", "reuse.mode": "coupled"},
@@ -61,6 +61,9 @@ MEANS: dict[str, dict[str, object]] = {
     },
     "default": {},
     "hierarchy": {"proposal.drafters": ["hierarchy"], "proposal.k_max": 4, "proposal.budget.length_weight": 0.0},
+    "disco": {"proposal.budget.policy": "disco", "tuning.policy": "static", "tuning.guard.enabled": False},
+    "eesd": {"proposal.budget.policy": "eesd", "tuning.policy": "static", "tuning.guard.enabled": False},
+    "exp3spec": {"proposal.budget.policy": "exp3spec", "tuning.policy": "static", "tuning.guard.enabled": False},
     "long_tail": {"proposal.drafters": ["suffix", "eagle3"], "drafter.mode": "idle"},
     "osd": {
         "proposal.drafters": ["eagle3"],
@@ -80,9 +83,8 @@ MEANS: dict[str, dict[str, object]] = {
         "proposal.budget.policy": "fixed",
         "drafter.mode": "idle",
         "drafter.training.recipe": "respec",
-        "tuning.policy": "table",
+        "tuning.policy": "respec",
         "tuning.arms": [0, 2, 4],
-        "tuning.options.table": {"4": 4, "16": 2, "64": 0},
         "tuning.guard.enabled": False,
     },
     "seer": {"proposal.suffix.sources": ["siblings"], "proposal.budget.length_weight": 0.0},
@@ -90,6 +92,13 @@ MEANS: dict[str, dict[str, object]] = {
         "proposal.drafters": ["suffix", "eagle3"],
         "drafter.mode": "dedicated",
         "drafter.endpoint": "tcp://127.0.0.1:5765",
+    },
+    "smartspec": {
+        "proposal.k_max": 8,
+        "proposal.budget.policy": "fixed",
+        "tuning.policy": "smartspec",
+        "tuning.arms": [0, 1, 2, 3, 4, 5, 6, 7, 8],
+        "tuning.guard.enabled": False,
     },
     "spec_rl": {
         "reuse.mode": "lenient",
@@ -99,12 +108,33 @@ MEANS: dict[str, dict[str, object]] = {
         "tuning.guard.enabled": False,
     },
     "stand": {"proposal.drafters": ["stand"], "proposal.budget.length_weight": 0.0},
+    "specdec++": {"proposal.budget.policy": "specdec++", "tuning.policy": "static", "tuning.guard.enabled": False},
+    "svip": {"proposal.budget.policy": "svip", "tuning.policy": "static", "tuning.guard.enabled": False},
+    "taps": {
+        "proposal.drafters": ["eagle3"],
+        "proposal.k_max": 4,
+        "proposal.budget.policy": "fixed",
+        "tuning.policy": "static",
+        "tuning.arms": [4],
+        "tuning.guard.enabled": False,
+    },
+    "tetris": {
+        "proposal.k_max": 6,
+        "proposal.budget.policy": "tetris",
+        "tuning.policy": "static",
+        "tuning.arms": [6],
+        "tuning.guard.enabled": False,
+    },
     "suffix_only": {"proposal.budget.policy": "fixed", "tuning.policy": "static", "tuning.guard.enabled": False},
     "tlt": {
         "proposal.drafters": ["suffix", "eagle3"],
+        "proposal.k_max": 8,
+        "proposal.learned.k_max": 8,
         "proposal.budget.policy": "fixed",
         "drafter.mode": "idle",
         "tuning.policy": "beg_mab",
+        "tuning.arms": [0, 1, 2, 4, 8],
+        "tuning.options.sets": {"1": [8], "4": [4, 8], "16": [2, 4], "32": [1, 2], "64": [0]},
         "tuning.guard.enabled": False,
     },
     "token_recycling": {
@@ -129,8 +159,8 @@ def test_presets_mean_what_they_meant(name: str) -> None:
 
 
 PUBLISHED = (
-    "aurora", "banditspec", "consensus", "das", "hierarchy", "osd", "respec", "seer", "spec_rl", "stand", "tlt",
-    "token_recycling",
+    "aurora", "banditspec", "consensus", "das", "disco", "eesd", "exp3spec", "hierarchy", "osd", "respec", "seer",
+    "smartspec", "spec_rl", "specdec++", "stand", "svip", "taps", "tetris", "tlt", "token_recycling",
 )  # fmt: skip
 
 
@@ -148,7 +178,10 @@ def test_presets_of_published_systems_play_what_they_are_named_for() -> None:
         return tuners[name].arms[tuners[name].plan(batch, 0.0).played].name
 
     assert [chosen("aurora", b) for b in (1, 64)] == [chosen("osd", b) for b in (1, 64)] == ["eagle3:5", "eagle3:5"]
-    assert [chosen("respec", b) for b in (4, 16, 64)] == ["eagle3:4", "eagle3:2", "none"]
+    assert tuners["respec"].policy.name == "respec" and tuners["smartspec"].policy.name == "smartspec"
+    for batch, lengths in ((1, {8}), (4, {4, 8}), (9, {2, 4}), (32, {1, 2}), (33, {0}), (256, {0})):
+        played = {chosen("tlt", batch) for _ in range(200)}  # it explores, within the set
+        assert played == {f"{d}:{k}" if k else "none" for k in lengths for d in ("suffix", "suffix+eagle3")}, batch
     terms = {name: DrafterTraining(**plays[name].drafter_training) for name in ("aurora", "osd", "respec", "tlt")}
     assert terms["respec"].reward_beta > 0
     assert terms["aurora"].accept and terms["aurora"].rejected and terms["aurora"].step_decay == 0.8
@@ -170,7 +203,7 @@ TRAINS = {
 def test_presets_train_what_they_serve(name: str) -> None:
     """And a position is trained for every one that the preset drafts."""
     config = resolve(name, env={})
-    fields = TRAINS[name] | {"ttt_steps": 5 if name in ("aurora", "osd") else 4}
+    fields = TRAINS[name] | {"ttt_steps": {"aurora": 5, "osd": 5, "tlt": 8}.get(name, 4)}
     assert config.proposal.learned.k_max == fields["ttt_steps"]
     assert DrafterTraining(**config.drafter_training) == DrafterTraining(**fields)
     faster = config.change({"drafter.training.learning_rate": 0.5, "drafter.training.batch_tokens": 64})
@@ -205,6 +238,10 @@ def test_every_recipe_can_be_set_and_trained_by() -> None:
         ({"drafter.mode": "capture"}, "drafter.mode = capture is for an EAGLE-3 head, and proposal.drafters = ['suff"),
         ({"tuning": {"options": {"epsilon": 1}}}, "is gone; published policies are played with the numbers of their"),
         ({"tuning.options.table": {4: 2}}, "tuning.options.table is set and tuning.policy = hedge"),
+        (
+            {"tuning.options.sets": {4: [2]}},
+            "tuning.options.sets is set and tuning.policy = hedge: set that to beg_mab",
+        ),
         ({"tuning": {"policy": "table", "options": {"table": {4: 3}}}}, "K = 3, which is not among tuning.arms [0, 1"),
     ],
 )

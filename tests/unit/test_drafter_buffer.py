@@ -13,6 +13,7 @@ from drafter_sample import make_sample, same
 from drafter_online.buffer import INDEX, Buffer, BufferConfig, add_all
 from drafter_online.errors import BufferFileError, SampleError
 from drafter_online.inbox import Inbox
+from drafter_online.rewards import Rewards
 from drafter_online.samples import Sample, Verify
 
 ONE = make_sample(20, verify=Verify.empty()).nbytes
@@ -162,6 +163,13 @@ def test_rewards_join_by_request_whenever_they_come() -> None:
     mean, std = b.rewards.moments
     assert mean == pytest.approx(0.5) and std == pytest.approx((0.5**2 * 2 / 3) ** 0.5)
     assert b.stats()["rewarded"] == 3 and b.stats()["pending_rewards"] == 0
+
+
+def test_what_a_reward_is_worth_follows_a_policy_that_learns() -> None:
+    rewards = Rewards()
+    for value in [0.0] * 5000 + [1.0] * 3000:
+        rewards.add(value)
+    assert rewards.moments[0] > 0.95, "of all rewards 3 in 8 are 1"
 
 
 def test_what_does_not_fit_is_refused_and_counted() -> None:

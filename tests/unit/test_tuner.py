@@ -297,6 +297,40 @@ def test_moving_batch_beats_every_static_length() -> None:
     assert total({}) < 0.97 * min(statics)
 
 
+def test_a_policy_is_told_what_the_step_took_by_the_clock() -> None:
+    """Drafting for it and the head's passes included; not where prompts were computed or nothing was timed."""
+    over = {"tuning.policy": "ucbspec", "proposal.drafters": ["eagle3"], "proposal.learned.model": "x"}
+    p = Engine(RollspecConfig.load("default", overrides=over, env={}), 4096, "eagle3")
+    told: list[float | None] = []
+    modelled: list[float] = []
+
+    def observe(bucket: int, outcome: Outcome) -> None:
+        told.append(outcome.measured)
+        modelled.append(float(outcome.seconds[outcome.played]))
+
+    p.tuner.policy.observe = observe  # type: ignore[method-assign]
+    p.begin("r", [1, 2, 3], 4000)
+
+    def step(**timed: Any) -> None:
+        if timed:
+            p.timed(1, batch=1, **timed)
+        p.prepare(["r"], [[5]], {})
+        p.passed(1, 7.0, 1)
+        p.complete([[5]], [[0.5]])
+
+    for _ in range(10):
+        step(decode_only=True, seconds=0.5)
+    assert told[:6] == pytest.approx(modelled[:6]), "costs that are not fitted have no scale of their own"
+    told.clear()
+    step(decode_only=True, seconds=2.0)
+    step(decode_only=False, seconds=2.0)
+    step()
+    assert told[0] == pytest.approx(9.0, abs=0.1) and told[1:] == [None, None]
+    p.tuner.policy.measures = True  # type: ignore[misc]
+    step(decode_only=False, seconds=2.0)
+    assert len(told) == 3
+
+
 # ---- ledger
 
 
