@@ -83,6 +83,11 @@ MEANS: dict[str, dict[str, object]] = {
         "tuning.options.table": {"4": 4, "16": 2, "64": 0},
         "tuning.guard.enabled": False,
     },
+    "rhymerl": {
+        "proposal.suffix.sources": ["past"],
+        "proposal.suffix.window": 1,
+        "proposal.budget.length_weight": 0.0,
+    },
     "seer": {"proposal.suffix.sources": ["siblings"], "proposal.budget.length_weight": 0.0},
     "serve": {
         "proposal.drafters": ["suffix", "eagle3"],
@@ -120,7 +125,7 @@ def test_presets_mean_what_they_meant(name: str) -> None:
     assert {k: v for k, v in flat(resolve(name, env={})).items() if v != plain[k]} == MEANS[name]
 
 
-PUBLISHED = ("aurora", "banditspec", "das", "osd", "respec", "seer", "spec_rl", "tlt")
+PUBLISHED = ("aurora", "banditspec", "das", "osd", "respec", "rhymerl", "seer", "spec_rl", "tlt")
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
@@ -144,6 +149,7 @@ def test_presets_of_published_systems_play_what_they_are_named_for() -> None:
     assert terms["osd"].rejected and not terms["osd"].accept
     assert not terms["tlt"].rejected and plays["tlt"].drafter.captures
     assert plays["seer"].proposal.suffix.sources == ("siblings",)
+    assert plays["rhymerl"].proposal.suffix.sources == ("past",)
 
 
 TRAINS = {
