@@ -143,6 +143,36 @@ def head(
 
 
 @command.command()
+def peers(
+    model: Model = None,
+    towards: Annotated[
+        Path | None, typer.Option(exists=True, file_okay=False, help="Later checkpoint of it, that its epochs move to.")
+    ] = None,
+    prompts: Annotated[
+        Path | None, typer.Option(help="JSONL, Parquet or text, as `make-head` reads it; built in when left out.")
+    ] = None,
+    head: Annotated[
+        list[Path] | None,
+        typer.Option(exists=True, file_okay=False, help="Of `drafter-online make-head`; may be given twice (taps)."),
+    ] = None,
+    arms: Annotated[str | None, typer.Option(help="Some of the arms, separated by commas; `ngram` is each K.")] = None,
+    workloads: Annotated[
+        str | None, typer.Option(help="Of epochs, fresh, shift and full, separated by commas.")
+    ] = None,
+    minutes: Annotated[
+        float | None, typer.Option(min=0.1, help="Budget: fewer pairs, then fewer arms, where it does not hold all.")
+    ] = None,
+    seeds: Annotated[int | None, typer.Option(min=1, help="Most pairs of an arm at a workload.")] = None,
+    out: Out = None,
+    json: Json = False,
+) -> None:
+    """Every published method on one engine, side by side, over four workloads (hours; goes on where it was)."""
+    found = _given(minutes=minutes, seeds=seeds)
+    heads = tuple(head or ())
+    _done(_module("peers").run(_model(model), towards, prompts, heads, arms, workloads, out=out, **found), json)
+
+
+@command.command()
 def swap(quick: Quick = False, out: Out = None, json: Json = False) -> None:
     """Pauses that swaps of drafter weights make, and what capturing samples costs (minutes)."""
     _done(_module("swap").run(quick=quick, out=out), json)
