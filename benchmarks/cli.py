@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
+from benchmarks.options import names, numbers
 from rollspec.errors import RollspecError
 
 NAMES = (
@@ -52,25 +53,13 @@ def _file(name: str, model: str | None, quick: bool, out: Path | None) -> Path |
     return _module("harness").RESULTS / f"{name}-{short}{'-quick' if quick else ''}.json"
 
 
-def _seeds(text: str) -> tuple[int, ...]:
-    try:
-        return tuple(int(s) for s in text.split(","))
-    except ValueError as e:
-        raise RollspecError(f"rollspec: --seeds {text!r} is not a list of numbers; write 0,1,2.") from e
+def _given(**values: Any) -> dict[str, Any]:
+    """What was given on the command line; for the rest the benchmark's own defaults hold."""
+    return {name: value for name, value in values.items() if value is not None}
 
 
 def _sizes(text: str) -> tuple[int, ...]:
-    try:
-        sizes = tuple(int(b) for b in text.split(","))
-    except ValueError as e:
-        raise RollspecError(f"rollspec: --batches {text!r} is not a list of numbers; write 1,8,32.") from e
-    if not all(1 <= b <= 64 for b in sizes):
-        raise RollspecError(f"rollspec: --batches {text!r} has a size outside 1 to 64; the engines run 64 at most.")
-    return sizes
-
-
-def _arms(text: str | None, module: Any) -> tuple[str, ...]:
-    return tuple(a.strip() for a in text.split(";")) if text else tuple(module.ARMS)
+    return numbers("--batches", text, 1, 64)  # the engines run 64 at most
 
 
 def _done(path: Path, as_json: bool) -> None:
@@ -136,20 +125,51 @@ def head(
     prompts: Annotated[
         Path | None, typer.Option(help="JSONL, Parquet or text, as `make-head` reads it; 360 built in when left out.")
     ] = None,
-    rounds: Annotated[int, typer.Option(min=1, help="Alternating rounds per batch size.")] = 6,
-    batches: Annotated[str, typer.Option(help="Batch sizes, separated by commas.")] = "1,4,32",
+    rounds: Annotated[int | None, typer.Option(min=1, help="Alternating rounds per batch size.")] = None,
+    batches: Annotated[str | None, typer.Option(help="Batch sizes, separated by commas.")] = None,
     arms: Annotated[str | None, typer.Option(help="Some of the arms, separated by semicolons.")] = None,
-    samples: Annotated[int, typer.Option(min=1, help="Of each prompt; with 1 memory knows no sibling.")] = 4,
+    samples: Annotated[int | None, typer.Option(min=1, help="Of each prompt; with 1 memory knows no sibling.")] = None,
 ) -> None:
     """What a draft head adds to a real model: none, memory, head and memory, fresh and repeated prompts (an hour)."""
     module = _module("head")
-    chosen = _arms(arms, module)
-    if unknown := sorted({*chosen} - {*module.ARMS}):
-        raise RollspecError(f"rollspec: --arms has {unknown[0]!r}; choose from {'; '.join(module.ARMS)}.")
-    path = _model(model)
-    sizes = _sizes(batches)
+    given = _given(
+        rounds=rounds,
+        batches=_sizes(batches) if batches else None,
+        arms=names("--arms", arms, module.ARMS, ";"),
+        samples=samples,
+    )
     out = _file("head", model, quick, out)
-    _done(module.run(path, head, prompts, rounds, sizes, chosen, samples, quick, out), json)
+    _done(module.run(_model(model), head, prompts, quick=quick, out=out, **given), json)
+
+
+@command.command()
+def peers(
+    model: Model = None,
+    towards: Annotated[
+        Path | None, typer.Option(exists=True, file_okay=False, help="Later checkpoint of it, that its epochs move to.")
+    ] = None,
+    prompts: Annotated[
+        Path | None, typer.Option(help="JSONL, Parquet or text, as `make-head` reads it; built in when left out.")
+    ] = None,
+    head: Annotated[
+        list[Path] | None,
+        typer.Option(exists=True, file_okay=False, help="Of `drafter-online make-head`; may be given twice (taps)."),
+    ] = None,
+    arms: Annotated[str | None, typer.Option(help="Some of the arms, separated by commas; `ngram` is each K.")] = None,
+    workloads: Annotated[
+        str | None, typer.Option(help="Of epochs, fresh, shift and full, separated by commas.")
+    ] = None,
+    minutes: Annotated[
+        float | None, typer.Option(min=0.1, help="Budget: fewer pairs, then fewer arms, where it does not hold all.")
+    ] = None,
+    seeds: Annotated[int | None, typer.Option(min=1, help="Most pairs of an arm at a workload.")] = None,
+    out: Out = None,
+    json: Json = False,
+) -> None:
+    """Every published method on one engine, side by side, over four workloads (hours; goes on where it was)."""
+    found = _given(minutes=minutes, seeds=seeds)
+    heads = tuple(head or ())
+    _done(_module("peers").run(_model(model), towards, prompts, heads, arms, workloads, out=out, **found), json)
 
 
 @command.command()
@@ -184,7 +204,14 @@ def reuse(
     """Reuse of past rollouts in the demo's job: drafts, kept noise, SPEC-RL's lossy prefixes (an hour: 15 jobs)."""
     module = _module("reuse")
     _done(
-        module.run(quick=quick, seeds=_seeds(seeds), arms=_arms(arms, module), prompts=prompts, work=work, out=out),
+        module.run(
+            quick=quick,
+            seeds=numbers("--seeds", seeds),
+            arms=names("--arms", arms, module.ARMS, ";"),
+            prompts=prompts,
+            work=work,
+            out=out,
+        ),
         json,
     )
 
@@ -202,7 +229,16 @@ def long_tail(
 ) -> None:
     """Learned and suffix drafts against suffix alone, and the cost of idle training, in whole jobs (half an hour)."""
     module = _module("long_tail")
-    _done(module.run(quick=quick, seeds=_seeds(seeds), arms=_arms(arms, module), work=work, out=out), json)
+    _done(
+        module.run(
+            quick=quick,
+            seeds=numbers("--seeds", seeds),
+            arms=names("--arms", arms, module.ARMS, ";"),
+            work=work,
+            out=out,
+        ),
+        json,
+    )
 
 
 @command.command()

@@ -17,6 +17,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from benchmarks.prefixes import Prefixes
 from benchmarks.probes import ledger
 from rollspec.machine import native_dtype
 
@@ -48,6 +49,7 @@ class Work:
     reset: bool = False  # forget what drafters learned before
     temperature: float = 1.0
     texts: bool = False  # whether to report what was said
+    most: int = MAX_NEW  # tokens of a response that ends by itself
 
 
 class Engine:
@@ -193,18 +195,23 @@ def _serve(pipe: Any, arm: Arm, model: str, max_len: int, max_seqs: int) -> None
         speculative_config=dict(arm.speculative) if arm.speculative else None,
         additional_config={"rollspec": arm.rollspec} if arm.rollspec else {},
     )
+    prefixes = Prefixes.of(llm, arm.rollspec)
     pipe.send({"ready": True})
     while (work := pipe.recv()) is not None:
         if isinstance(work, Work):
-            pipe.send(epoch(llm, work, arm))
+            pipe.send(epoch(llm, work, arm, prefixes))
         else:
             act, args = work
             pipe.send(llm.collective_rpc(act, args=args)[0])
     llm.llm_engine.engine_core.shutdown()
 
 
-def epoch(llm: Any, work: Work, arm: Arm) -> dict[str, Any]:
-    """One epoch in an engine of this process: seconds, tokens, steps, the drafter's counters."""
+def epoch(llm: Any, work: Work, arm: Arm, prefixes: Prefixes | None = None) -> dict[str, Any]:
+    """One epoch in an engine of this process: seconds, tokens, steps, the drafter's counters.
+
+    Args:
+        prefixes: of the last epoch's responses, which this one's start from (a lossy arm); scoring them counts.
+    """
     from vllm import SamplingParams
     from vllm.sampling_params import RequestOutputKind
 
@@ -222,25 +229,34 @@ def epoch(llm: Any, work: Work, arm: Arm) -> dict[str, Any]:
     engine, queue, running = llm.llm_engine, list(enumerate(work.prompts)), set()
     steps = 0
     start = time.perf_counter()
+    begun = prefixes.take(llm, work.prompts, work.lengths) if prefixes and work.lengths else None
     while queue or running:
         while queue and len(running) < work.batch:
             i, prompt = queue.pop(0)
             request = f"{work.version}-{work.batch}-{i}-{start}"
+            said[request] = kept = list(begun[i]) if begun else []
+            most = (work.lengths[i] if work.lengths else work.most) - len(kept)
+            if not most:
+                continue
             params = SamplingParams(
                 temperature=work.temperature,
-                max_tokens=work.lengths[i] if work.lengths else MAX_NEW,
+                max_tokens=most,
                 ignore_eos=work.lengths is not None,
                 detokenize=False,
                 output_kind=RequestOutputKind.FINAL_ONLY,
+                **(prefixes.settings(prompt) if prefixes else {}),
             )
-            engine.add_request(request, {"prompt_token_ids": prompt}, params)
+            engine.add_request(request, {"prompt_token_ids": [*prompt, *kept]}, params)
             running.add(request)
-            said[request] = []
+        if not running:
+            break
         steps += 1
         for out in engine.step():
             if out.finished:
                 running.discard(out.request_id)
-                said[out.request_id] = list(out.outputs[0].token_ids)
+                said[out.request_id] += out.outputs[0].token_ids
+                if prefixes:
+                    prefixes.ended(int(out.request_id.split("-")[2]), out)
     seconds = time.perf_counter() - start
     after = _counters(llm)
     texts = list(said.values())
@@ -256,6 +272,8 @@ def epoch(llm: Any, work: Work, arm: Arm) -> dict[str, Any]:
         out["lengths"] = [len(t) for t in texts]
     if work.texts:
         out["texts"] = texts
+    if prefixes:
+        out |= prefixes.remember(work.prompts, texts)
     return out | (_own(llm) if arm.rollspec else {})
 
 

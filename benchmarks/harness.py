@@ -75,7 +75,8 @@ def provenance() -> dict[str, Any]:
             continue
     return {
         "git": git("rev-parse", "HEAD"),
-        "dirty": bool(git("status", "--porcelain", "--untracked-files=no")),
+        # A benchmark that goes on from its own result does not make the tree another one.
+        "dirty": bool(git("status", "--porcelain", "--untracked-files=no", "--", ".", ":!benchmarks/results")),
         "versions": versions,
         "cpu": machine()["cpu"],
         "cores": os.cpu_count(),

@@ -20,6 +20,8 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.harness import provenance, save
+from benchmarks.options import names, numbers
+from rollspec.errors import RollspecError
 
 ARMS: dict[str, dict[str, Any]] = {
     "default": {},
@@ -128,10 +130,10 @@ def main() -> None:
     parser.add_argument("--draft-vocab", type=int, default=2048)
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
-    arms = [a.strip() for a in args.arms.split(";")]
-    if unknown := [a for a in arms if a not in ARMS]:
-        parser.error(f"--arms has {unknown[0]!r}; choose from {'; '.join(ARMS)}.")
-    seeds = [int(s) for s in args.seeds.split(",")]
+    try:
+        arms, seeds = names("--arms", args.arms, ARMS, ";"), numbers("--seeds", args.seeds)
+    except RollspecError as e:
+        parser.error(str(e))
     print(run(args.folder, arms, seeds, args.seconds, args.draft_vocab, args.out))
 
 

@@ -18,6 +18,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.harness import QUICK, pin, provenance, save
+from benchmarks.options import numbers
 from benchmarks.reuse import ARMS, CACHE
 from benchmarks.two_policies import rollouts
 from examples.demo.job import JobSettings, prepare_assets
@@ -117,4 +118,4 @@ if __name__ == "__main__":
     parser.add_argument("--quick", action="store_true", help="show that it runs")
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
-    print(run(args.old, args.new, [int(s) for s in args.seeds.split(",")], args.quick, args.out))
+    print(run(args.old, args.new, list(numbers("--seeds", args.seeds)), args.quick, args.out))

@@ -61,7 +61,7 @@ def rollouts(
     given = job["plan"]
     llm = build(job)
     try:
-        reuse = _lenient(llm, job)
+        reuse = lenient_reuse(llm, job)
         found: list[tuple[Response, int, int]] = []
         drafts, seconds, version, r = [0, 0], 0.0, 0, 0
         while (sum(len(s.tokens) for s, _, _ in found) < plan.tokens or r < plan.min_rounds) and r < plan.max_rounds:
@@ -98,7 +98,7 @@ def _load(llm: Any, model: str | Path) -> None:
     llm.reset_prefix_cache()
 
 
-def _lenient(llm: Any, job: dict[str, Any]) -> Any:
+def lenient_reuse(llm: Any, job: dict[str, Any]) -> Any:
     """What `reuse.mode: lenient` does in a trainer's server, for this engine; None where it is not asked for."""
     if job["rollspec"] is None or job["rollspec"]["reuse"]["mode"] != "lenient":
         return None
@@ -119,6 +119,29 @@ def _lenient(llm: Any, job: dict[str, Any]) -> Any:
     )
 
 
+def prefixes(llm: Any, reuse: Any, rollouts: Sequence[tuple[list[int], int, str]], params: dict[str, Any]) -> list[Any]:
+    """What each rollout, (prompt, most tokens, sample), starts from, by `LenientReuse.prefix`; scored as one batch."""
+    waiting: list[tuple[list[int], Any, asyncio.Future[Any]]] = []
+
+    def score(prompt: list[int], given: Any) -> asyncio.Future[Any]:
+        future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        waiting.append((prompt, given, future))
+        return future
+
+    async def every() -> list[Any]:
+        tasks = [asyncio.ensure_future(reuse.prefix(score, p, params, most, sample)) for p, most, sample in rollouts]
+        await asyncio.sleep(0)  # each runs up to its request
+        if waiting:
+            outputs = llm.generate(
+                [{"prompt_token_ids": p} for p, *_ in waiting], [q for _, q, _ in waiting], use_tqdm=False
+            )
+            for (*_, future), output in zip(waiting, outputs, strict=True):
+                future.set_result(output)
+        return list(await asyncio.gather(*tasks))
+
+    return asyncio.run(every())
+
+
 def lenient_round(
     llm: Any, plan: dict[str, Any], r: int, reuse: Any, old: list[Response]
 ) -> list[tuple[Response, int, int]]:
@@ -131,29 +154,10 @@ def lenient_round(
     prompts, limit = plan["prompts"], plan["max_tokens"]
     keys = [prompt_key(p) for p in prompts]
     reuse.remember([(keys[s.prompt], f"{i}", s.tokens, s.log_probs) for i, s in enumerate(old)], r)
-    waiting: list[tuple[list[int], Any, asyncio.Future[Any]]] = []
-
-    def score(prompt: list[int], params: Any) -> asyncio.Future[Any]:
-        future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        waiting.append((prompt, params, future))
-        return future
-
-    async def prefixes() -> list[Any]:
-        given = {"temperature": plan["temperature"]}
-        tasks = [
-            asyncio.ensure_future(reuse.prefix(score, prompts[s.prompt], given, limit, f"{i}"))
-            for i, s in enumerate(old)
-        ]
-        await asyncio.sleep(0)  # each runs up to its request, and all are scored as one batch
-        outputs = llm.generate(
-            [{"prompt_token_ids": p} for p, *_ in waiting], [q for _, q, _ in waiting], use_tqdm=False
-        )
-        for (*_, future), output in zip(waiting, outputs, strict=True):
-            future.set_result(output)
-        return list(await asyncio.gather(*tasks))
-
+    old_ones = [(prompts[s.prompt], limit, f"{i}") for i, s in enumerate(old)]
+    found = prefixes(llm, reuse, old_ones, {"temperature": plan["temperature"]})
     out, requests, params = [], [], []
-    for s, prefix in zip(old, asyncio.run(prefixes()), strict=True):
+    for s, prefix in zip(old, found, strict=True):
         start = [] if prefix is None else prefix.tokens
         said = Response(s.prompt, r, list(start), [] if prefix is None else list(prefix.logprobs))
         # A token that is kept, or the first one drawn in the place of a refused one.

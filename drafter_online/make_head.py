@@ -223,7 +223,7 @@ class _Work:
             limit = ceiling(trainer, shown)
             log.log(
                 logging.WARNING if limit.length < POOR else logging.INFO,
-                "drafter-online: at temperature %g the best head of its kind reaches %.2f tokens a step on held-out text%s",
+                "drafter-online: at temperature %g the best head reaches %.2f tokens a step on held-out text%s",
                 o.temperature,
                 limit.length,
                 ", too few to pay: the policy's entropy is too high for any" if limit.length < POOR else "",

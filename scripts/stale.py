@@ -45,6 +45,8 @@ MEASURES: dict[str, tuple[str, ...]] = {
     "long_tail": (*JOB, *HEAD),
     "make-head-smollm2": (*TRAINING, "drafter_online/make_head.py"),
     "lookup": ("rollspec/proposal",),
+    "peers": (*ENGINE, *HEAD),
+    "peers-demo": (*ENGINE, *HEAD),
     "propose": DRAFTING,
     "recipes": TRAINING,
     "replay": ENGINE,

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
 
-from scripts.generate import configuration, grafana, hooks, metrics, results, wandb_workspace
+from scripts.generate import configuration, grafana, hooks, metrics, peers, results, wandb_workspace
 
 
 class Page(Protocol):
@@ -23,7 +23,9 @@ class Page(Protocol):
         """What it should hold."""
 
 
-PAGES: tuple[Page, ...] = (configuration, metrics, hooks, grafana, wandb_workspace, *results.PAGES)
+PAGES: tuple[Page, ...] = (
+    configuration, metrics, hooks, grafana, wandb_workspace, peers, *peers.FIGURES, *results.PAGES,
+)  # fmt: skip
 
 
 def main(argv: Sequence[str]) -> int:

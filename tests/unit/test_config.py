@@ -87,6 +87,11 @@ MEANS: dict[str, dict[str, object]] = {
         "tuning.arms": [0, 2, 4],
         "tuning.guard.enabled": False,
     },
+    "rhymerl": {
+        "proposal.suffix.sources": ["past"],
+        "proposal.suffix.window": 1,
+        "proposal.budget.length_weight": 0.0,
+    },
     "seer": {"proposal.suffix.sources": ["siblings"], "proposal.budget.length_weight": 0.0},
     "serve": {
         "proposal.drafters": ["suffix", "eagle3"],
@@ -159,8 +164,8 @@ def test_presets_mean_what_they_meant(name: str) -> None:
 
 
 PUBLISHED = (
-    "aurora", "banditspec", "consensus", "das", "disco", "eesd", "exp3spec", "hierarchy", "osd", "respec", "seer",
-    "smartspec", "spec_rl", "specdec++", "stand", "svip", "taps", "tetris", "tlt", "token_recycling",
+    "aurora", "banditspec", "consensus", "das", "disco", "eesd", "exp3spec", "hierarchy", "osd", "respec", "rhymerl",
+    "seer", "smartspec", "spec_rl", "specdec++", "stand", "svip", "taps", "tetris", "tlt", "token_recycling",
 )  # fmt: skip
 
 
@@ -188,6 +193,7 @@ def test_presets_of_published_systems_play_what_they_are_named_for() -> None:
     assert terms["osd"].rejected and not terms["osd"].accept
     assert not terms["tlt"].rejected and plays["tlt"].drafter.captures
     assert plays["seer"].proposal.suffix.sources == ("siblings",)
+    assert plays["rhymerl"].proposal.suffix.sources == ("past",)
 
 
 TRAINS = {

@@ -1,0 +1,175 @@
+"""The arms of `rollspec bench peers`: every published method that one engine can run, by name.
+
+Adding one is a line in `PEERS`. A preset of the arm's own name wins over what its line says, so that a method has one
+definition. What is not here yet (an unknown preset, drafter or policy) is listed as such and left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from benchmarks.engines import Arm
+from benchmarks.options import names
+from rollspec.errors import ConfigError
+
+NONE, OURS = "none", "rollspec"
+"""What every other arm is compared with; both run beside all the others."""
+
+PLAIN = {"preset": "default", "tuning.guard.enabled": False}
+STATIC = PLAIN | {"tuning.policy": "static"}
+"""A method's own rule decides how much is drafted; nothing of ours overrules it."""
+
+LEARNED = "proposal.learned"
+
+
+@dataclass(frozen=True)
+class Peer:
+    """One method.
+
+    Attributes:
+        what: for the page.
+        rollspec: preset and overrides by dotted name. speculative: vLLM's `speculative_config`, of its own methods.
+        heads: how many heads (`--head`) it cannot do without. takes: whether it starts from a head where one is given.
+        only: workloads that it has anything to do in; empty: all. lossy: its samples do not follow the policy.
+        refused: why it runs in no engine here.
+    """
+
+    what: str
+    rollspec: Mapping[str, Any] | None = None
+    speculative: Mapping[str, Any] | None = None
+    heads: int = 0
+    takes: bool = False
+    only: tuple[str, ...] = ()
+    lossy: bool = False
+    refused: str = ""
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """The arms that run, in their order, and why the others do not."""
+
+    arms: dict[str, Arm]
+    left: dict[str, str] = field(default_factory=dict)
+
+
+def _lookup(k: int) -> Peer:
+    method = {"method": "ngram_gpu", "prompt_lookup_min": 2, "prompt_lookup_max": 5, "num_speculative_tokens": k}
+    return Peer(f"vLLM's own prompt lookup, {k} tokens", speculative=method)
+
+
+def _frozen(k: int) -> Peer:
+    return Peer(f"vLLM's own EAGLE-3 with the given head, {k} tokens, never trained",
+                speculative={"method": "eagle3", "num_speculative_tokens": k}, heads=1)  # fmt: skip
+
+
+def _drafter(name: str, what: str) -> Peer:
+    return Peer(f"{what}; how far by rollspec's tuner", {"preset": "default", "proposal.drafters": [name]})
+
+
+PEERS: dict[str, Peer] = {
+    NONE: Peer("no speculation"),
+    OURS: Peer("rollspec's default preset", {"preset": "default"}),
+    "rollspec+head": Peer("the default preset with the given head beside its suffix drafts",
+                          {"preset": "default", "proposal.drafters": ["suffix", "eagle3"]}, heads=1, takes=True),
+    "rollspec+training": Peer("the same, and the head is trained while the engine idles",
+                              {"preset": "long_tail"}, takes=True, heads=1),
+    "rollspec+trainer": Peer("the same, and the head is trained in a process of its own",
+                             {"preset": "long_tail", "drafter.mode": "dedicated"}, takes=True, heads=1),
+    "ngram K=2": _lookup(2), "ngram K=4": _lookup(4), "ngram K=8": _lookup(8),
+    "suffix": Peer("vLLM's own suffix decoding",
+                   refused="vLLM's second model runner (V2), in which every arm runs, has no suffix decoding"),
+    "eagle3 K=1": _frozen(1), "eagle3 K=2": _frozen(2), "eagle3 K=4": _frozen(4),
+    "das": Peer("DAS", {"preset": "das"}),
+    "seer": Peer("Seer's grouped speculation", {"preset": "seer"}),
+    "rhymerl": Peer("RhymeRL's HistoSpec", {"preset": "rhymerl"}),
+    "spec_rl": Peer("SPEC-RL, **lossy**", {"preset": "spec_rl"}, only=("epochs",), lossy=True),
+    "tlt": Peer("TLT: BEG-MAB, idle training", {"preset": "tlt"}, takes=True),
+    "respec": Peer("ReSpec: a table by batch size, reward-weighted idle training", {"preset": "respec"}, takes=True),
+    "aurora": Peer("Aurora: chains of 5, trained on what was rejected", {"preset": "aurora"}, takes=True),
+    "osd": Peer("Online Speculative Decoding: chains of 5, distilled where it was wrong",
+                {"preset": "osd"}, takes=True),
+    "smartspec": Peer("SmartSpec's goodput alone", STATIC | {"proposal.budget.policy": "goodput"}),
+    "banditspec": Peer("BanditSpec's UCBSpec", {"preset": "banditspec"}),
+    "exp3spec": Peer("BanditSpec's EXP3Spec",
+                     PLAIN | {"tuning.policy": "exp3spec", "proposal.budget.policy": "fixed"}),
+    "eesd": Peer("EESD's Thompson sampling",
+                 PLAIN | {"tuning.policy": "thompson", "proposal.budget.policy": "fixed"}),
+    "svip": Peer("SVIP's entropy bound", STATIC | {"proposal.budget.policy": "svip"}),
+    "specdec++": Peer("SpecDec++'s threshold", STATIC | {"proposal.budget.policy": "specdec++"}),
+    "tetris": Peer("TETRIS: the likeliest tokens of the batch, as many as a capacity", {"preset": "tetris"}),
+    "taps": Peer("TAPS: of two heads the surer one drafts", PLAIN | {"proposal.drafters": ["eagle3"]},
+                 heads=2, takes=True),
+    "token_recycling": _drafter("token_recycling", "Token Recycling: an adjacency matrix of candidate tokens"),
+    "stand": _drafter("stand", "STAND: stochastic adaptive n-grams"),
+    "consensus": _drafter("consensus", "siblings vote on the next tokens"),
+    "hierarchy": _drafter("hierarchy", "Hierarchy Drafting: databases by temporal locality"),
+}  # fmt: skip
+
+
+def asked(text: str | None) -> tuple[str, ...]:
+    """Names of arms in the table's order, with those that always run; `ngram` is all of `ngram K=...`.
+
+    Raises:
+        RollspecError: there is no such arm.
+    """
+    families = {name.partition(" ")[0] for name in PEERS}
+    found = {NONE, OURS, *names("--arms", text, (*PEERS, *sorted(families - set(PEERS))))}
+    return tuple(name for name in PEERS if name in found or name.partition(" ")[0] in found)
+
+
+def configuration(name: str, heads: Sequence[Path]) -> dict[str, Any] | None:
+    """rollspec's configuration of an arm, to be resolved; None where it runs without rollspec."""
+    from rollspec.config import presets
+
+    peer, known = PEERS[name], presets()
+    if peer.rollspec is None:
+        return None
+    own = next((n for n in (name, name.replace("+", "p")) if n in known), None)
+    found = {"preset": own} if own else dict(peer.rollspec)
+    if peer.takes and heads:
+        found[f"{LEARNED}.model"] = str(heads[0].resolve())
+    if peer.heads > 1:
+        found[f"{LEARNED}.specialists"] = {f"head{i}": str(h.resolve()) for i, h in enumerate(heads[1:], 2)}
+    return found
+
+
+def arm(name: str, heads: Sequence[Path]) -> Arm | str:
+    """The arm, or the reason why it does not run."""
+    from rollspec.config import RollspecConfig
+
+    peer = PEERS[name]
+    if peer.refused:
+        return peer.refused
+    if len(heads) < peer.heads:
+        return "needs --head" if peer.heads == 1 else f"needs --head {peer.heads} times"
+    if peer.speculative is not None:
+        return Arm(name, speculative={**peer.speculative} | ({"model": str(heads[0].resolve())} if peer.heads else {}))
+    source = configuration(name, heads)
+    if source is None:
+        return Arm(name)
+    try:
+        resolved = RollspecConfig.load(source, env={})
+    except ConfigError as e:
+        return f"not there ({' '.join(str(e).removeprefix('rollspec: ').partition(';')[0].split())})"
+    return Arm(name, rollspec=resolved.to_dict())
+
+
+def chosen(text: str | None, heads: Sequence[Path]) -> Chosen:
+    """The arms of `--arms`.
+
+    Raises:
+        RollspecError: there is no such arm.
+    """
+    found = {name: arm(name, heads) for name in asked(text)}
+    return Chosen(
+        {name: a for name, a in found.items() if isinstance(a, Arm)},
+        {name: a for name, a in found.items() if isinstance(a, str)},
+    )
+
+
+def trains(one: Arm) -> bool:
+    """Whether the arm trains a head, and needs idle time to do so."""
+    return isinstance(one.rollspec, dict) and one.rollspec["drafter"]["mode"] in ("idle", "dedicated")

@@ -1,0 +1,54 @@
+"""The file of `rollspec bench peers` while it is being made: gone on from where it fits, else put aside."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from benchmarks.harness import save
+from benchmarks.peer_plan import Cell
+
+FORMAT = "rollspec-peers-1"
+
+
+def key(result: dict[str, Any]) -> Any:
+    """What has to agree before an earlier result is gone on from."""
+    return [result.get("format"), result["provenance"]["git"], result["policy"], result["settings"]]
+
+
+def begin(mine: dict[str, Any], out: Path, console: Console) -> dict[str, Any]:
+    """What an earlier call left in `out`, where that was of the same commit, policy and settings, else `mine`. An
+    earlier result of another kind keeps its turns, in a file beside it.
+    """
+    try:
+        earlier = json.loads(out.read_text())
+        # Of a tree that differs from its commit nobody knows whether it is still the same one.
+        same = key(earlier) == key(mine) and not (earlier["provenance"]["dirty"] or mine["provenance"]["dirty"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return mine
+    if same:
+        console.print(f"goes on from {len(earlier['turns'])} finished turns in {out}", highlight=False)
+        return mine | {k: earlier[k] for k in ("provenance", "lengths", "seconds", "turns", "distance") if k in earlier}
+    if earlier["turns"]:
+        aside = out.with_suffix(".json.before")
+        out.replace(aside)
+        console.print(f"{out} is of another commit, model or settings; it is {aside} from now on", highlight=False)
+    return mine
+
+
+def finished(turns: Sequence[Mapping[str, Any]]) -> dict[str, set[Cell]]:
+    """Seeds and workloads that each arm has done."""
+    done: dict[str, set[Cell]] = {}
+    for turn in turns:
+        for name in turn["arms"]:
+            done.setdefault(name, set()).add((turn["seed"], turn["workload"]))
+    return done
+
+
+def write(result: dict[str, Any], out: Path) -> None:
+    """Whole or not at all: a run that is killed leaves the file of its last turn."""
+    save("peers", result, out.with_suffix(".json.part")).replace(out)

@@ -1,0 +1,152 @@
+"""What the turns of `rollspec bench peers` say: ratios pair by pair by workload, and who wins."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from rich.table import Table
+
+from benchmarks.harness import ratio
+from benchmarks.peer_arms import NONE, OURS, PEERS
+from benchmarks.peer_load import LATER, later
+
+TOLERANCE = 1.02
+"""An arm is faster than rollspec's default where the lower end of its interval is above this."""
+
+COLUMNS = ("arm", "over none", "95 %", "whole turn", "over rollspec", "95 %", "tokens/s", "τ", "α", "pairs")
+
+Turn = Mapping[str, Any]
+"""One seed of one workload: `seed`, `workload`, and under `arms`, by name, what the engine measured in each work."""
+
+
+def summarise(turns: Sequence[Turn]) -> dict[str, Any]:
+    """By workload, and over all of them."""
+    found: dict[str, Any] = {}
+    for workload in dict.fromkeys(t["workload"] for t in turns):
+        mine = [t for t in turns if t["workload"] == workload]
+        names = {name for t in mine for name in t["arms"]}
+        arms = {name: _arm(name, workload, mine) for name in PEERS if name in names}
+        found[workload] = {
+            "arms": arms,
+            "best": _best({n: a["speedup"]["median"] for n, a in arms.items()}),
+            "faster": [n for n, a in arms.items() if a["over_ours"] and a["over_ours"]["low"] > TOLERANCE],
+        }
+    return {"workloads": found, "overall": _overall(found)}
+
+
+def _seconds(workload: str, runs: Sequence[Mapping[str, Any]], whole: bool = False) -> list[float]:
+    """What is compared pair by pair: each later epoch by itself, other turns (or their later part) as sums."""
+    some = [r["seconds"] for r in (runs if whole else later(workload, runs))]
+    return some if workload == "epochs" and not whole else [sum(some)]
+
+
+def _ratio(base: str, name: str, workload: str, turns: Sequence[Turn], whole: bool = False) -> dict[str, Any] | None:
+    pairs = [
+        pair
+        for t in turns
+        if base in t["arms"] and name in t["arms"]
+        for pair in zip(
+            _seconds(workload, t["arms"][base], whole), _seconds(workload, t["arms"][name], whole), strict=True
+        )
+    ]
+    return asdict(ratio([a for a, _ in pairs], [b for _, b in pairs])) if pairs else None
+
+
+def _arm(name: str, workload: str, turns: Sequence[Turn]) -> dict[str, Any]:
+    every = [r for t in turns if name in t["arms"] for r in later(workload, t["arms"][name])]
+    tokens, accepted, drafted, seconds = (
+        sum(r[k] for r in every) for k in ("tokens", "accepted", "drafted", "seconds")
+    )
+    faults: dict[str, int] = {}
+    for r in every:
+        for cause, n in (r.get("faults") or {}).items():
+            faults[cause] = faults.get(cause, 0) + n
+    return {
+        "speedup": _ratio(NONE, name, workload, turns),
+        "whole": _ratio(NONE, name, workload, turns, whole=True),
+        "over_ours": None if name in (NONE, OURS) else _ratio(OURS, name, workload, turns),
+        "tokens_per_second": tokens / seconds,
+        "acceptance_length": tokens / (tokens - accepted) if tokens > accepted else None,
+        "acceptance_rate": accepted / drafted if drafted else None,
+        "kept_share": sum(r.get("kept", 0) for r in every) / tokens,
+        "faults": faults,
+    }
+
+
+def _best(speedups: Mapping[str, float]) -> str | None:
+    """The fastest lossless arm but rollspec's own."""
+    others = {n: s for n, s in speedups.items() if not n.startswith(OURS) and not PEERS[n].lossy}
+    return max(others, key=others.__getitem__, default=None)
+
+
+def _overall(found: Mapping[str, Any]) -> dict[str, Any]:
+    """Geometric means over the workloads, of arms that did all of them; how far rollspec's default is above the best
+    other arm used everywhere.
+    """
+    medians = {w: {n: a["speedup"]["median"] for n, a in s["arms"].items()} for w, s in found.items()}
+    everywhere = set.intersection(*map(set, medians.values())) if medians else set()
+    means = {
+        n: math.exp(sum(math.log(m[n]) for m in medians.values()) / len(medians)) for n in PEERS if n in everywhere
+    }
+    best = _best(means)
+    return {
+        "means": means,
+        "best": best,
+        "ours_over_best": means[OURS] / means[best] if best and OURS in means else None,
+    }
+
+
+def rows(arms: Mapping[str, Any]) -> list[tuple[str, ...]]:
+    """A line per arm, the fastest first, under `COLUMNS`."""
+    out = []
+    for name, a in sorted(arms.items(), key=lambda item: -item[1]["speedup"]["median"]):
+        s, whole, over = a["speedup"], a["whole"], a["over_ours"]
+        out.append((
+            name + (" (lossy)" if PEERS[name].lossy else ""),
+            *((f"{s['median']:.2f}x", f"{s['low']:.2f}-{s['high']:.2f}", f"{whole['median']:.2f}x")
+              if name != NONE else ("1", "-", "1")),
+            *((f"{over['median']:.2f}x", f"{over['low']:.2f}-{over['high']:.2f}") if over else ("-", "-")),
+            f"{a['tokens_per_second']:.0f}",
+            f"{a['acceptance_length']:.2f}" if a["acceptance_length"] else "-",
+            f"{100 * a['acceptance_rate']:.0f} %" if a["acceptance_rate"] is not None else "-",
+            str(s["n"]),
+        ))  # fmt: skip
+    return out
+
+
+def table(workload: str, summary: Mapping[str, Any]) -> Table:
+    """One workload for people."""
+    t = Table(title=f"{workload}{', ' + LATER[workload] if workload in LATER else ''}")
+    for column in COLUMNS:
+        t.add_column(column, justify="left" if column == "arm" else "right")
+    for row in rows(summary["arms"]):
+        t.add_row(*row)
+    return t
+
+
+def sentences(summary: Mapping[str, Any]) -> list[str]:
+    """Who wins, workload by workload and over all."""
+    out = []
+    for workload, s in summary["workloads"].items():
+        faster, best = s["faster"], s["best"]
+        said = f"*{workload}*: "
+        said += (
+            f"faster than rollspec's default by more than 2 %: {', '.join(faster)}"
+            if faster
+            else "no arm is faster than rollspec's default by more than 2 %"
+        )
+        if best and OURS in s["arms"]:
+            ours, other = (s["arms"][n]["speedup"]["median"] for n in (OURS, best))
+            said += f"; it has {ours:.2f}x, the best lossless other, {best}, {other:.2f}x"
+        out.append(said + ".")
+    overall = summary["overall"]
+    if overall["ours_over_best"] is not None:
+        out.append(
+            f"Over all workloads (geometric mean): rollspec's default {overall['means'][OURS]:.2f}x, which is "
+            f"{overall['ours_over_best']:.2f} of the best single other arm used everywhere, {overall['best']} "
+            f"({overall['means'][overall['best']]:.2f}x)."
+        )
+    return out

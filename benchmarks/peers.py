@@ -1,0 +1,249 @@
+"""Every published method on one engine, side by side: `rollspec bench peers`.
+
+All arms do the same tokens of the same policy: lengths are recorded once without speculation and replayed. Engines of
+a heat are alive at once and take turns, first one way round and then the other; those that wait are suspended. Ratios
+are of turns that are close in time, and of seconds that were measured. The JSON is written after every turn, and a call
+with the same commit, model and settings goes on from it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+from benchmarks.drift import Drift, drift
+from benchmarks.engines import Arm, Engine, Work
+from benchmarks.harness import RESULTS, pin, provenance
+from benchmarks.options import names
+from benchmarks.peer_arms import NONE, OURS, PEERS, Chosen, trains
+from benchmarks.peer_arms import chosen as of_names
+from benchmarks.peer_bias import Ruled, distance
+from benchmarks.peer_load import EPOCHS, WORKLOADS, Load, drifting, load
+from benchmarks.peer_plan import Costs, Heat, Plan, plan
+from benchmarks.peer_store import FORMAT, begin, finished, write
+from benchmarks.peer_table import sentences, summarise, table
+from rollspec.errors import RollspecError
+
+MINUTES, SEEDS = 120.0, 6
+IDLE = 4.0
+"""Seconds without requests after each work of a turn, for arms that train while an engine idles; no part of a turn."""
+KEPT = ("seconds", "tokens", "steps", "drafted", "accepted", "after_end", "propose_share", "tuner_seconds", "by_source",
+        "passes", "faults", "state", "plays", "kept")  # fmt: skip
+"""What is kept of a work."""
+
+
+@dataclass
+class Peers:
+    """One run: `none`'s engine, the result so far, and what is asked for."""
+
+    policy: Drift
+    load: Load
+    chosen: Chosen
+    seeds: int
+    minutes: float
+    settings: dict[str, Any]
+    out: Path
+    console: Console = field(default_factory=lambda: Console(stderr=True))
+    engine: Callable[[Arm], Any] | None = None
+    result: dict[str, Any] = field(default_factory=dict)
+    _lossy: dict[str, dict[int, Ruled]] = field(default_factory=dict)
+
+    def run(self) -> Path:
+        """Measure what fits, keep what is done.
+
+        Raises:
+            RollspecError: not even one pair fits, or the engine without speculation does not run.
+        """
+        self.load.check(self.seeds)
+        began = time.monotonic()
+        self.result = self._begin()
+        none, start = self._guarded(NONE, self._start, self.chosen.arms[NONE])
+        try:
+            self._record(none, 0)
+            found = self._plan(start, 60 * self.minutes - (time.monotonic() - began))
+            self.console.print(found.text(), highlight=False)
+            self.result["left"] = self.chosen.left | found.left
+            with Progress(
+                TextColumn("{task.description}"), BarColumn(), TextColumn("{task.completed} of {task.total} turns"),
+                TimeElapsedColumn(), console=self.console, transient=True,
+            ) as bar:  # fmt: skip
+                task = bar.add_task("", total=sum(len(h.cells) * (2 + len(h.arms)) for h in found.heats))
+                for heat in found.heats:
+                    if time.monotonic() - began > 60 * self.minutes:
+                        self.result["left"] |= dict.fromkeys(heat.arms, "the minutes were over before it began")
+                        continue
+                    self._heat(heat, none, lambda text: bar.update(task, advance=1, description=text))
+        finally:
+            none.close()
+            if self.result["turns"]:
+                self._save()
+        for name, epochs in self._lossy.items():
+            self.console.print(f"{name}: its distance from the policy", highlight=False)
+            bias = self.chosen.arms[name].rollspec["reuse"]["bias"]  # type: ignore[index, call-overload]
+            self.result.setdefault("distance", {})[name] = distance(epochs, self.policy.model, self.load.weights, bias)
+            self._save()
+        for workload, s in self.result["summary"]["workloads"].items():
+            self.console.print(table(workload, s))
+        for line in sentences(self.result["summary"]):
+            self.console.print(line, highlight=False)
+        return self.out
+
+    # ---- what is known -----------------------------------------------------------------------------------------------
+
+    def _begin(self) -> dict[str, Any]:
+        """The result so far: of an earlier call on the same commit with the same settings, or an empty one."""
+        mine = {
+            "benchmark": "peers",
+            "format": FORMAT,
+            "provenance": provenance(),
+            "policy": {"model": self.policy.model, "made_by": self.policy.made_by, "epochs": len(self.load.weights)},
+            "settings": self.settings,
+            "idle_seconds": IDLE,
+            "lengths": {},
+            "seconds": {},
+            "turns": [],
+            "failed": {},
+            "left": {},
+        }
+        found = begin(mine, self.out, self.console)
+        self.load.lengths = found["lengths"]
+        return found
+
+    def _plan(self, start: float, budget: float) -> Plan:
+        seconds = self.result["seconds"]
+        arms = [name for name in self.chosen.arms if name not in self.result["failed"]]
+        mine = {a: [w for w in self.load.workloads if not PEERS[a].only or w in PEERS[a].only] for a in arms}
+        per_turn = IDLE * max(len(self.load.works(w, 0)) for w in self.load.workloads)
+        return plan(
+            [a for a in arms if mine[a]],
+            mine,
+            self.seeds,
+            budget,
+            Costs(start, seconds, seconds),
+            finished(self.result["turns"]),
+            {(int(s), w) for w, by in self.load.lengths.items() for s in by},
+            {a: per_turn for a in arms if trains(self.chosen.arms[a])},
+        )
+
+    def _save(self) -> None:
+        self.result["summary"] = summarise(self.result["turns"])
+        self.result["finished"] = {"load": provenance()["load"]}
+        write(self.result, self.out)
+
+    # ---- what runs ---------------------------------------------------------------------------------------------------
+
+    def _start(self, arm: Arm) -> tuple[Any, float]:
+        """The engine, warmed up and suspended, and the seconds that took."""
+        self.console.print(f"start {arm.name}", highlight=False)
+        began = time.monotonic()
+        engine = (self.engine or self._engine)(arm)
+        try:
+            for work in self.load.warm():
+                engine.run(work)
+            engine.suspend()
+        except BaseException:
+            engine.close()
+            raise
+        return engine, time.monotonic() - began
+
+    def _engine(self, arm: Arm) -> Engine:
+        return Engine(arm, self.policy.model, self.load.longest)
+
+    def _record(self, none: Any, seed: int) -> None:
+        """Lengths of a seed's responses, without speculation; the first time how long a turn takes, too."""
+        for name in self.load.workloads:
+            known = self.load.lengths.setdefault(name, {})
+            if str(seed) in known:
+                continue
+            none.resume()
+            done = [none.run(work) for work in self.load.works(name, seed)]
+            none.suspend()
+            self.result["seconds"].setdefault(name, sum(d["seconds"] for d in done))
+            known[str(seed)] = [
+                d.get("lengths") or [WORKLOADS[name].most] * len(w.prompts)
+                for d, w in zip(done, self.load.works(name, seed), strict=True)
+            ]
+
+    def _heat(self, heat: Heat, none: Any, told: Callable[[str], None]) -> None:
+        """All cells of a heat. An arm that does not start, or ends, is named with its reason, and the others go on."""
+        live: dict[str, Any] = {NONE: none}
+        try:
+            for name in (OURS, *heat.arms):
+                if (started := self._guarded(name, self._start, self.chosen.arms[name])) is not None:
+                    live[name] = started[0]
+            for seed, workload in heat.cells:
+                self._record(none, seed)
+                works, turn = self.load.works(workload, seed), {}
+                for name in list(live) if seed % 2 == 0 else list(reversed(live)):
+                    told(f"{workload}, seed {seed}: {name}")
+                    turn[name] = self._guarded(name, self._turn, name, live[name], works)
+                    if turn[name] is None:
+                        live.pop(name).close()
+                arms = {name: runs for name, runs in turn.items() if runs is not None}
+                self.result["turns"].append({"seed": seed, "workload": workload, "arms": arms})
+                self._save()
+        finally:
+            for name, engine in live.items():
+                if name != NONE:
+                    engine.resume()
+                    engine.close()
+
+    def _guarded(self, name: str, act: Callable[..., Any], *args: Any) -> Any:
+        """What `act` returns; None where the arm's engine failed, which is noted. `none` may not fail."""
+        try:
+            return act(*args)
+        except (RuntimeError, TimeoutError, OSError) as e:
+            if name == NONE:
+                raise RollspecError(f"rollspec: the engine without speculation failed ({e}).") from e
+            self.result["failed"][name] = " ".join(str(e).split())
+            self.console.print(f"{name} failed: {e}", highlight=False)
+            return None
+
+    def _turn(self, name: str, engine: Any, works: Sequence[Work]) -> list[dict[str, Any]]:
+        out = []
+        engine.resume()
+        for work in works:
+            done = engine.run(work)
+            if any(done.get("ruled", ())):
+                self._lossy.setdefault(name, {})[len(out)] = Ruled(work.prompts, done["texts"], done["ruled"])
+            out.append({k: done[k] for k in KEPT if k in done})
+            if trains(self.chosen.arms[name]):
+                time.sleep(IDLE)
+        engine.suspend()
+        return out
+
+
+def run(
+    model: Path | None = None,
+    towards: Path | None = None,
+    prompts: Path | None = None,
+    heads: Sequence[Path] = (),
+    arms: str | None = None,
+    workloads: str | None = None,
+    minutes: float = MINUTES,
+    seeds: int = SEEDS,
+    out: Path | None = None,
+) -> Path:
+    """The whole benchmark; prints the plan, tables and who wins, and writes JSON.
+
+    Args:
+        model: the target; None: the demo's policy with the checkpoints of its job.
+        towards: a later checkpoint of `model`, which the policy of *epochs* moves to.
+        seeds: most pairs of an arm at a workload.
+    """
+    chosen = of_names(arms, heads)
+    wanted = names("--workloads", workloads, WORKLOADS)
+    pin()
+    settings = {"prompts": str(prompts) if prompts else None, "heads": [str(h) for h in heads]}
+    if model is None and towards is not None:
+        raise RollspecError("rollspec: --towards is a later checkpoint of --model, which is not given; give both.")
+    policy = drift() if model is None else drifting(model, towards)
+    found = load(dataclasses.replace(policy, weights=policy.weights[:EPOCHS]), prompts, wanted)
+    return Peers(policy, found, chosen, seeds, minutes, settings, out or RESULTS / "peers.json").run()

@@ -1,0 +1,356 @@
+"""`rollspec bench peers` without an engine: its arms, what fits in the minutes, going on, the summary and the page."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from benchmarks import options, peer_arms, peer_load, peer_page, peer_plan, peer_table, peers, two_policies
+from benchmarks.drift import Drift
+from benchmarks.engines import Arm, Work
+from benchmarks.peer_arms import PEERS, Chosen
+from benchmarks.peer_plan import Costs, Heat
+from benchmarks.prefixes import Prefixes
+from rollspec.config import RollspecConfig
+from rollspec.errors import RollspecError
+
+HEAD = Path("/heads/one")
+
+
+# ---- lists of options -----------------------------------------------------------------------------------------------
+
+
+def test_lists_are_checked_and_the_sentence_names_option_and_value() -> None:
+    assert options.numbers("--seeds", "0,2") == (0, 2)
+    assert options.names("--arms", "b; a;b", ("a", "b"), ";") == ("b", "a")
+    assert options.names("--arms", None, ("a", "b")) == ("a", "b")
+    for wrong in ("x", "1,", "99"):
+        with pytest.raises(RollspecError, match=f"--batches '{wrong}'"):
+            options.numbers("--batches", wrong, 1, 64)
+    with pytest.raises(RollspecError, match=r"--arms has 'c'; choose from a, b"):
+        options.names("--arms", "a,c", ("a", "b"))
+
+
+# ---- arms -----------------------------------------------------------------------------------------------------------
+
+
+def test_every_arm_runs_or_says_why_not() -> None:
+    bare, one, two = (peer_arms.chosen(None, [HEAD] * n) for n in range(3))
+    for found in (bare, one, two):
+        assert set(found.arms) | set(found.left) == set(PEERS)
+        assert all(a.rollspec is None or isinstance(a.rollspec, dict) for a in found.arms.values())
+    assert bare.left["rollspec+head"] == bare.left["eagle3 K=4"] == "needs --head" and "tlt" in bare.arms
+    assert {"rollspec+head", "rollspec+trainer", "eagle3 K=1"} <= set(one.arms)
+    assert "2 times" in one.left["taps"] and "taps" in two.arms and "V2" in two.left["suffix"]
+    assert bare.left.keys() >= one.left.keys() >= two.left.keys()
+
+
+def test_a_head_goes_to_the_arms_that_take_one_and_to_no_other() -> None:
+    found = peer_arms.chosen(None, [HEAD, Path("/heads/two")]).arms
+    for name, arm in found.items():
+        shown = json.dumps([arm.rollspec, arm.speculative])
+        assert (str(HEAD) in shown) == (PEERS[name].takes or PEERS[name].heads > 0), name
+    assert found["taps"].rollspec["proposal"]["learned"]["specialists"] == {"head2": "/heads/two"}  # type: ignore[index, call-overload]
+
+
+def test_published_policies_are_not_overruled() -> None:
+    found = peer_arms.chosen("exp3spec,eesd,svip,smartspec", []).arms
+    plays = {n: RollspecConfig.from_dict(a.rollspec) for n, a in found.items() if isinstance(a.rollspec, dict)}
+    assert [plays[n].tuning.policy for n in ("exp3spec", "eesd", "svip")] == ["exp3spec", "thompson", "static"]
+    assert plays["svip"].proposal.budget.policy == "svip"
+    assert not any(p.tuning.guard.enabled for n, p in plays.items() if n != "rollspec")
+
+
+def test_what_is_not_there_is_listed_and_unknown_arms_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(PEERS, "tomorrow", peer_arms.Peer("", {"preset": "tomorrow"}))
+    monkeypatch.setitem(PEERS, "elsewhere", peer_arms.Peer("", {"preset": "default", "proposal.drafters": ["x"]}))
+    found = peer_arms.chosen("tomorrow,elsewhere", [])
+    assert set(found.arms) == {"none", "rollspec"}
+    assert found.left["tomorrow"].startswith("not there (") and "'x'" in found.left["elsewhere"]
+    with pytest.raises(RollspecError, match="--arms has 'yesterday'"):
+        peer_arms.chosen("none,yesterday", [])
+    assert [a for a in peer_arms.asked("ngram") if a.startswith("ngram")] == ["ngram K=2", "ngram K=4", "ngram K=8"]
+
+
+def test_a_preset_of_the_arms_own_name_wins(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rollspec.config.presets", lambda: {"svip": Path("x"), "specdecpp": Path("y")})
+    assert peer_arms.configuration("svip", []) == {"preset": "svip"}
+    assert peer_arms.configuration("specdec++", []) == {"preset": "specdecpp"}
+
+
+# ---- load -----------------------------------------------------------------------------------------------------------
+
+
+def load(workloads: tuple[str, ...] = ("epochs", "shift"), topics: int = 2, each: int = 600) -> peer_load.Load:
+    prompts = [[[t, i % 250, i // 250, 7] for i in range(each)] for t in range(topics)]
+    return peer_load.Load(prompts, ["", "v1", "v2"], workloads)
+
+
+def test_workloads_are_what_they_are_called() -> None:
+    found = load()
+    epochs, fresh, shift, full = (found.works(w, 1) for w in ("epochs", "fresh", "shift", "full"))
+    assert [w.weights for w in epochs] == ["", "v1", "v2"] and epochs[0].prompts == epochs[2].prompts
+    assert len({tuple(p) for p in epochs[0].prompts}) * 8 == len(epochs[0].prompts)
+    assert [{p[0] for p in w.prompts} for w in shift] == [{0}] * 4 + [{1}] * 4
+    assert [w.batch for w in shift] == [1, 2, 4, 8, 1, 2, 4, 8]
+    assert full[0].lengths == [48] * 64 and full[0].batch == 64 and fresh[0].lengths is None
+    versions = [w.version for name in peer_load.WORKLOADS for w in found.works(name, 1)]
+    assert versions == sorted(set(versions)) and versions[0] > max(w.version for w in found.works("full", 0))
+
+
+def test_no_two_turns_share_a_prompt() -> None:
+    found = load(tuple(peer_load.WORKLOADS))
+    found.check(3)
+    seen: set[tuple[int, ...]] = set()
+    for seed in range(3):
+        for name in peer_load.WORKLOADS:
+            mine = {tuple(p) for w in found.works(name, seed) for p in w.prompts}
+            assert not mine & seen
+            seen |= mine
+
+
+def test_a_workload_that_does_not_fit_is_one_sentence() -> None:
+    with pytest.raises(RollspecError, match=r"shift needs prompts of two topics.*--prompts"):
+        load(topics=1).check(1)
+    with pytest.raises(RollspecError, match=r"--workloads epochs needs 400 different prompts for --seeds 100"):
+        load(("epochs",)).check(100)
+
+
+# ---- plan -----------------------------------------------------------------------------------------------------------
+
+ARMS = ("none", "rollspec", *(f"a{i}" for i in range(6)))
+WANTED = dict.fromkeys(ARMS, ("epochs", "full"))
+COSTS = Costs(10.0, {"epochs": 8.0, "full": 2.0}, {"epochs": 8.0, "full": 2.0})
+
+
+def planned(minutes: float, done: dict[str, Any] | None = None, arms: tuple[str, ...] = ARMS) -> peer_plan.Plan:
+    return peer_plan.plan(arms, WANTED, 6, 60 * minutes, COSTS, done or {}, alive=6)
+
+
+def test_all_of_it_where_there_is_time() -> None:
+    found = planned(60)
+    assert [h.arms for h in found.heats] == [("a0", "a1", "a2", "a3"), ("a4", "a5")]
+    assert all(len(h.cells) == 12 for h in found.heats) and not found.left and found.seconds < 3600
+    assert "2 heats" in found.text() and "seeds 0, 1, 2, 3, 4, 5" in found.text()
+
+
+def test_fewer_pairs_then_fewer_arms_then_one_sentence() -> None:
+    def pairs(found: peer_plan.Plan) -> int:
+        return max(s for h in found.heats for s, _ in h.cells) + 1
+
+    whole = planned(60).seconds / 60
+    some = planned(0.7 * whole)
+    assert 3 <= pairs(some) < 6 and not some.left and some.seconds <= 0.7 * whole * 60
+    few = planned(0.35 * whole)
+    assert pairs(few) == 3 and list(few.left) and "a5" in few.left and "a0" not in few.left
+    assert few.seconds <= 0.35 * whole * 60
+    one = planned(1.5)
+    assert pairs(one) < 3 and one.heats
+    with pytest.raises(RollspecError, match=r"--minutes 0\.2 is too small: one pair needs about"):
+        planned(0.2)
+
+
+def test_what_is_done_is_not_planned_again() -> None:
+    every = {(s, w) for s in range(6) for w in ("epochs", "full")}
+    done: dict[str, Any] = {a: every for a in ("none", "rollspec", "a0", "a1", "a2")} | {"a3": every - {(5, "full")}}
+    found = planned(60, done)
+    assert found.heats[0] == Heat(("a3",), ((5, "full"),)) and [h.arms for h in found.heats[1:]] == [("a4", "a5")]
+    assert planned(1, dict.fromkeys(ARMS, every)).heats == []
+    # The default has a heat of its own where it alone is missing.
+    assert planned(60, {}, ("none", "rollspec")).heats[0].arms == ()
+
+
+# ---- a run, with fakes ----------------------------------------------------------------------------------------------
+
+CLEAN = {"git": "c" * 40, "dirty": False, "load": [0], "time": "2026-01-01T00:00:00Z", "cpu": "x", "cores": 2,
+         "versions": {"vllm": "0"}}  # fmt: skip
+PACE = {"none": 2.0, "rollspec": 1.0, "das": 1.6, "ngram K=2": 2.5}
+
+
+class Fake:
+    """An engine whose arm decides how long a token takes."""
+
+    def __init__(self, arm: Arm, log: list[tuple[str, Work]]) -> None:
+        self.arm, self.log, self.running = arm, log, True
+
+    def run(self, work: Work) -> dict[str, Any]:
+        assert self.running
+        self.log.append((self.arm.name, work))
+        tokens = sum(work.lengths or [5 + len(p) for p in work.prompts])
+        out = {"seconds": PACE[self.arm.name] * tokens, "tokens": tokens, "steps": tokens, "accepted": 0, "drafted": 0}
+        return out if work.lengths else out | {"lengths": [5 + len(p) for p in work.prompts]}
+
+    def suspend(self) -> None:
+        self.running = False
+
+    def resume(self) -> None:
+        self.running = True
+
+    def close(self) -> None:
+        self.running = False
+
+
+@pytest.fixture
+def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.setattr(peers, "provenance", lambda: dict(CLEAN))
+    log: list[tuple[str, Work]] = []
+
+    def peer(arms: str = "das", broken: str = "", minutes: float = 1e6, **more: Any) -> peers.Peers:
+        def engine(arm: Arm) -> Fake:
+            if arm.name == broken:
+                raise RuntimeError("it ended")
+            return Fake(arm, log)
+
+        policy = Drift("m", "", ["", "v1", "v2"], "test")
+        chosen = peer_arms.chosen(arms, [])
+        run = peers.Peers(policy, load(), Chosen(chosen.arms, chosen.left), 2, minutes, {"n": 0}, tmp_path / "p.json")
+        run.engine = engine
+        for name, value in more.items():
+            setattr(run, name, value)
+        return run
+
+    return SimpleNamespace(peer=peer, log=log, out=tmp_path / "p.json")
+
+
+def test_every_arm_does_the_same_tokens_in_turns(made: Any) -> None:
+    found = json.loads(made.peer().run().read_text())
+    turns = found["turns"]
+    assert [(t["seed"], t["workload"]) for t in turns] == [(s, w) for s in (0, 1) for w in ("epochs", "shift")]
+    for turn in turns:
+        assert list(turn["arms"]) == (["none", "rollspec", "das"] if turn["seed"] == 0 else ["das", "rollspec", "none"])
+        assert len({json.dumps([r["tokens"] for r in runs]) for runs in turn["arms"].values()}) == 1
+    epochs = found["summary"]["workloads"]["epochs"]["arms"]
+    assert epochs["das"]["speedup"]["median"] == pytest.approx(1.25) and epochs["das"]["speedup"]["n"] == 4
+    assert epochs["rollspec"]["speedup"]["median"] == pytest.approx(2.0)
+
+
+def test_a_second_call_goes_on_and_another_commit_begins_anew(made: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    made.peer().run()
+    before = len(made.log)
+    made.peer().run()
+    assert [name for name, _ in made.log[before:]] == ["none"] * 3  # its warm-up alone
+    made.peer("das,ngram K=2").run()
+    again = [name for name, w in made.log[before:] if w.version > 100]
+    assert "ngram K=2" in again and "das" not in again
+    both = json.loads(made.out.read_text())
+    assert {"das", "ngram K=2"} <= set(both["summary"]["workloads"]["shift"]["arms"])
+    monkeypatch.setattr(peers, "provenance", lambda: {**CLEAN, "git": "d" * 40})
+    made.peer().run()
+    kept = json.loads(made.out.with_suffix(".json.before").read_text())
+    assert len(kept["turns"]) > len(json.loads(made.out.read_text())["turns"])
+
+
+def test_of_a_changed_tree_nothing_is_gone_on_from(made: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(peers, "provenance", lambda: {**CLEAN, "dirty": True})
+    made.peer().run()
+    before = len(made.log)
+    made.peer().run()
+    assert "das" in {name for name, _ in made.log[before:]}
+
+
+def test_an_arm_that_fails_is_named_and_the_others_go_on(made: Any) -> None:
+    found = json.loads(made.peer("das,ngram K=2", broken="das").run().read_text())
+    assert found["failed"] == {"das": "it ended"}
+    assert set(found["turns"][0]["arms"]) == {"none", "rollspec", "ngram K=2"}
+    with pytest.raises(RollspecError, match="without speculation failed"):
+        made.peer("ngram K=2", broken="none", out=made.out.with_name("q.json")).run()
+
+
+def test_too_few_minutes_are_refused_and_what_is_there_is_kept(made: Any) -> None:
+    made.peer().run()
+    turns = json.loads(made.out.read_text())["turns"]
+    with pytest.raises(RollspecError, match="too small"):
+        made.peer("das,ngram K=2", minutes=0.001).run()
+    assert json.loads(made.out.read_text())["turns"] == turns
+
+
+# ---- what it says ---------------------------------------------------------------------------------------------------
+
+
+def turn(seed: int, workload: str, **seconds: float) -> dict[str, Any]:
+    one = {"tokens": 100, "accepted": 20, "drafted": 40}
+    works = {"epochs": 3, "shift": 8}.get(workload, 1)
+    slow = 1.0 + seed  # the machine's mood, which pairs share
+    arms = {n.replace("_K", " K="): [{**one, "seconds": slow * s}] * works for n, s in seconds.items()}
+    return {"seed": seed, "workload": workload, "arms": arms}
+
+
+TURNS = [
+    t
+    for seed in range(6)
+    for t in (
+        turn(seed, "epochs", none=4.0, rollspec=2.0, das=2.2, spec_rl=1.0),
+        turn(seed, "full", none=4.0, rollspec=4.0, das=5.0, ngram_K2=3.0),
+    )
+]
+
+
+def test_the_summary_says_who_wins_and_leaves_lossy_arms_out_of_the_best() -> None:
+    found = peer_table.summarise(TURNS)
+    epochs, full = (found["workloads"][w] for w in ("epochs", "full"))
+    assert epochs["arms"]["das"]["speedup"]["median"] == pytest.approx(4 / 2.2)
+    assert epochs["arms"]["das"]["speedup"]["n"] == 12 and full["arms"]["das"]["speedup"]["n"] == 6
+    assert (epochs["best"], epochs["faster"]) == ("das", ["spec_rl"])
+    assert (full["best"], full["faster"]) == ("ngram K=2", ["ngram K=2"])
+    overall = found["overall"]  # ngram and spec_rl did not do every workload
+    assert overall["best"] == "none" or overall["best"] == "das"
+    assert overall["means"]["rollspec"] == pytest.approx(2**0.5)
+    said = " ".join(peer_table.sentences(found))
+    assert "*full*: faster than rollspec's default by more than 2 %: ngram K=2" in said
+    assert peer_table.table("epochs", epochs).row_count == 4
+
+
+def result() -> dict[str, Any]:
+    distance = [{"epoch": 1, "measured": 0.123, "error": 0.004, "theory": 0.12, "positions": 900}]
+    return {
+        "provenance": CLEAN, "policy": {"model": "/x/smol", "made_by": "test"}, "idle_seconds": 4.0,
+        "summary": peer_table.summarise(TURNS), "failed": {"tlt": "it ended"}, "left": {"suffix": "V2 has none"},
+        "distance": {"spec_rl": distance},
+    }  # fmt: skip
+
+
+def test_the_page_is_a_stub_until_there_is_a_result() -> None:
+    assert "no result yet" in peer_page.render({})
+    text = peer_page.render({"peers": result()})
+    assert "no result yet" not in text and "`benchmarks/results/peers.json`" in text
+    assert "| **rollspec** | **2.00x** |" in text and "| spec_rl (lossy) | 4.00x |" in text
+    assert "(img/peers-epochs.svg)" in text and "(img/peers-full.svg)" in text
+    assert "- tlt: failed: it ended" in text and "- suffix: V2 has none" in text
+    assert "0.123 ± 0.004" in text
+    assert all(f"| {name} |" in text for name in PEERS)
+
+
+def test_the_figure_has_every_arm_and_is_always_the_same() -> None:
+    summary = peer_table.summarise(TURNS)["workloads"]["full"]
+    drawn = peer_page.figure("full", summary)
+    assert drawn == peer_page.figure("full", summary) and drawn.startswith("<svg")
+    assert all(f">{name}<" in drawn for name in ("rollspec", "das", "ngram K=2")) and ">none<" not in drawn
+
+
+# ---- the lossy arm --------------------------------------------------------------------------------------------------
+
+
+def test_prefixes_come_from_the_same_place_of_the_last_epoch(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Any] = []
+
+    class Reuse:
+        def remember(self, items: list[Any], version: int) -> None:
+            asked.append([(sample, tokens) for _, sample, tokens, _ in items])
+
+    def keep_two(llm: Any, reuse: Any, rollouts: list[Any], params: Any) -> list[Any]:
+        assert params["ignore_eos"]
+        known = {sample for sample, _ in asked[-1]}
+        return [SimpleNamespace(tokens=[1, 2], logprobs=[-1.0, -2.0]) if s in known else None for _, _, s in rollouts]
+
+    monkeypatch.setattr(two_policies, "prefixes", keep_two)
+    found, prompts = Prefixes(Reuse()), [[9], [9]]
+    assert found.take(None, prompts, [3, 2]) == [[], []] and asked[-1] == []
+    assert found.remember(prompts, [[1, 2, 3], [4, 5]]) == {"kept": 0, "ruled": [0, 0], "texts": [[1, 2, 3], [4, 5]]}
+    assert found.take(None, prompts, [2, 2]) == [[1, 2], [1, 2]]
+    assert asked[-1] == [("0", [1, 2]), ("1", [4, 5])]  # cut to what the new response may have
+    assert found.remember(prompts, [[1, 2], [1, 2]])["kept"] == 4
+    assert found.take(None, [[8]], [3]) == [[]]  # another prompt
