@@ -1,7 +1,7 @@
 """The arms of `rollspec bench peers`: every published method that one engine can run, by name.
 
-Adding one is a line in `PEERS`. A preset of the arm's own name wins over what its line says, so that a method has one
-definition. What is not here yet (an unknown preset, drafter or policy) is listed as such and left out.
+Adding one is a line in `PEERS`: most are the preset of their name. What an installation does not have is listed as such
+and left out.
 """
 
 from __future__ import annotations
@@ -17,10 +17,6 @@ from rollspec.errors import ConfigError
 
 NONE, OURS = "none", "rollspec"
 """What every other arm is compared with; both run beside all the others."""
-
-PLAIN = {"preset": "default", "tuning.guard.enabled": False}
-STATIC = PLAIN | {"tuning.policy": "static"}
-"""A method's own rule decides how much is drafted; nothing of ours overrules it."""
 
 LEARNED = "proposal.learned"
 
@@ -65,48 +61,60 @@ def _frozen(k: int) -> Peer:
                 speculative={"method": "eagle3", "num_speculative_tokens": k}, heads=1)  # fmt: skip
 
 
-def _drafter(name: str, what: str) -> Peer:
-    return Peer(f"{what}; how far by rollspec's tuner", {"preset": "default", "proposal.drafters": [name]})
-
-
 PEERS: dict[str, Peer] = {
     NONE: Peer("no speculation"),
     OURS: Peer("rollspec's default preset", {"preset": "default"}),
-    "rollspec+head": Peer("the default preset with the given head beside its suffix drafts",
-                          {"preset": "default", "proposal.drafters": ["suffix", "eagle3"]}, heads=1, takes=True),
-    "rollspec+training": Peer("the same, and the head is trained while the engine idles",
-                              {"preset": "long_tail"}, takes=True, heads=1),
-    "rollspec+trainer": Peer("the same, and the head is trained in a process of its own",
-                             {"preset": "long_tail", "drafter.mode": "dedicated"}, takes=True, heads=1),
-    "ngram K=2": _lookup(2), "ngram K=4": _lookup(4), "ngram K=8": _lookup(8),
-    "suffix": Peer("vLLM's own suffix decoding",
-                   refused="vLLM's second model runner (V2), in which every arm runs, has no suffix decoding"),
-    "eagle3 K=1": _frozen(1), "eagle3 K=2": _frozen(2), "eagle3 K=4": _frozen(4),
-    "das": Peer("DAS", {"preset": "das"}),
-    "seer": Peer("Seer's grouped speculation", {"preset": "seer"}),
-    "rhymerl": Peer("RhymeRL's HistoSpec", {"preset": "rhymerl"}),
-    "spec_rl": Peer("SPEC-RL, **lossy**", {"preset": "spec_rl"}, only=("epochs",), lossy=True),
-    "tlt": Peer("TLT: BEG-MAB, idle training", {"preset": "tlt"}, takes=True),
-    "respec": Peer("ReSpec: a table by batch size, reward-weighted idle training", {"preset": "respec"}, takes=True),
-    "aurora": Peer("Aurora: chains of 5, trained on what was rejected", {"preset": "aurora"}, takes=True),
-    "osd": Peer("Online Speculative Decoding: chains of 5, distilled where it was wrong",
-                {"preset": "osd"}, takes=True),
-    "smartspec": Peer("SmartSpec's goodput alone", STATIC | {"proposal.budget.policy": "goodput"}),
-    "banditspec": Peer("BanditSpec's UCBSpec", {"preset": "banditspec"}),
-    "exp3spec": Peer("BanditSpec's EXP3Spec",
-                     PLAIN | {"tuning.policy": "exp3spec", "proposal.budget.policy": "fixed"}),
-    "eesd": Peer("EESD's Thompson sampling",
-                 PLAIN | {"tuning.policy": "thompson", "proposal.budget.policy": "fixed"}),
-    "svip": Peer("SVIP's entropy bound", STATIC | {"proposal.budget.policy": "svip"}),
-    "specdec++": Peer("SpecDec++'s threshold", STATIC | {"proposal.budget.policy": "specdec++"}),
-    "tetris": Peer("TETRIS: the likeliest tokens of the batch, as many as a capacity", {"preset": "tetris"}),
-    "taps": Peer("TAPS: of two heads the surer one drafts", PLAIN | {"proposal.drafters": ["eagle3"]},
-                 heads=2, takes=True),
-    "token_recycling": _drafter("token_recycling", "Token Recycling: an adjacency matrix of candidate tokens"),
-    "stand": _drafter("stand", "STAND: stochastic adaptive n-grams"),
-    "consensus": _drafter("consensus", "siblings vote on the next tokens"),
-    "hierarchy": _drafter("hierarchy", "Hierarchy Drafting: databases by temporal locality"),
-}  # fmt: skip
+    "rollspec+head": Peer(
+        "the default preset with the given head beside its suffix drafts",
+        {"preset": "default", "proposal.drafters": ["suffix", "eagle3"]},
+        heads=1,
+        takes=True,
+    ),
+    "rollspec+training": Peer(
+        "the same, and the head is trained while the engine idles", {"preset": "long_tail"}, takes=True, heads=1
+    ),
+    "rollspec+trainer": Peer(
+        "the same, and the head is trained in a process of its own",
+        {"preset": "long_tail", "drafter.mode": "dedicated"},
+        takes=True,
+        heads=1,
+    ),
+    "ngram K=2": _lookup(2),
+    "ngram K=4": _lookup(4),
+    "ngram K=8": _lookup(8),
+    "suffix": Peer(
+        "vLLM's own suffix decoding",
+        refused="vLLM's second model runner (V2), in which every arm runs, has no suffix decoding",
+    ),
+    "eagle3 K=1": _frozen(1),
+    "eagle3 K=2": _frozen(2),
+    "eagle3 K=4": _frozen(4),
+} | {
+    name: Peer(what, {"preset": name}, **more)
+    for name, what, more in (  # presets of their own name
+        ("das", "DAS", {}),
+        ("seer", "Seer's grouped speculation", {}),
+        ("rhymerl", "RhymeRL's HistoSpec", {}),
+        ("spec_rl", "SPEC-RL, **lossy**", {"only": ("epochs",), "lossy": True}),
+        ("tlt", "TLT: BEG-MAB, idle training", {"takes": True}),
+        ("respec", "ReSpec: lengths solved from a profile, reward-weighted idle training", {"takes": True}),
+        ("aurora", "Aurora: chains of 5, trained on what was rejected", {"takes": True}),
+        ("osd", "Online Speculative Decoding: chains of 5, distilled where it was wrong", {"takes": True}),
+        ("smartspec", "SmartSpec's length by batch", {}),
+        ("banditspec", "BanditSpec's UCBSpec", {}),
+        ("exp3spec", "BanditSpec's EXP3Spec", {}),
+        ("eesd", "EESD: Thompson sampling, token by token", {}),
+        ("disco", "DISCO: a classifier stops the draft", {}),
+        ("svip", "SVIP's entropy bound", {}),
+        ("specdec++", "SpecDec++'s threshold", {}),
+        ("tetris", "TETRIS: the likeliest tokens of the batch, as many as a capacity", {}),
+        ("taps", "TAPS: of two heads the surer one drafts", {"heads": 2, "takes": True}),
+        ("token_recycling", "Token Recycling: an adjacency matrix of candidate tokens", {}),
+        ("stand", "STAND: stochastic adaptive n-grams", {}),
+        ("consensus", "siblings vote on the next tokens", {}),
+        ("hierarchy", "Hierarchy Drafting: databases by temporal locality", {}),
+    )
+}
 
 
 def asked(text: str | None) -> tuple[str, ...]:
@@ -122,13 +130,10 @@ def asked(text: str | None) -> tuple[str, ...]:
 
 def configuration(name: str, heads: Sequence[Path]) -> dict[str, Any] | None:
     """rollspec's configuration of an arm, to be resolved; None where it runs without rollspec."""
-    from rollspec.config import presets
-
-    peer, known = PEERS[name], presets()
+    peer = PEERS[name]
     if peer.rollspec is None:
         return None
-    own = next((n for n in (name, name.replace("+", "p")) if n in known), None)
-    found = {"preset": own} if own else dict(peer.rollspec)
+    found = dict(peer.rollspec)
     if peer.takes and heads:
         found[f"{LEARNED}.model"] = str(heads[0].resolve())
     if peer.heads > 1:

@@ -60,8 +60,8 @@ def test_a_head_goes_to_the_arms_that_take_one_and_to_no_other() -> None:
 def test_published_policies_are_not_overruled() -> None:
     found = peer_arms.chosen("exp3spec,eesd,svip,smartspec", []).arms
     plays = {n: RollspecConfig.from_dict(a.rollspec) for n, a in found.items() if isinstance(a.rollspec, dict)}
-    assert [plays[n].tuning.policy for n in ("exp3spec", "eesd", "svip")] == ["exp3spec", "thompson", "static"]
-    assert plays["svip"].proposal.budget.policy == "svip"
+    rules = {n: (p.tuning.policy, p.proposal.budget.policy) for n, p in plays.items() if n != "rollspec"}
+    assert rules == {n: ("static", n) for n in ("exp3spec", "eesd", "svip")} | {"smartspec": ("smartspec", "fixed")}
     assert not any(p.tuning.guard.enabled for n, p in plays.items() if n != "rollspec")
 
 
@@ -74,12 +74,6 @@ def test_what_is_not_there_is_listed_and_unknown_arms_are_refused(monkeypatch: p
     with pytest.raises(RollspecError, match="--arms has 'yesterday'"):
         peer_arms.chosen("none,yesterday", [])
     assert [a for a in peer_arms.asked("ngram") if a.startswith("ngram")] == ["ngram K=2", "ngram K=4", "ngram K=8"]
-
-
-def test_a_preset_of_the_arms_own_name_wins(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rollspec.config.presets", lambda: {"svip": Path("x"), "specdecpp": Path("y")})
-    assert peer_arms.configuration("svip", []) == {"preset": "svip"}
-    assert peer_arms.configuration("specdec++", []) == {"preset": "specdecpp"}
 
 
 # ---- load -----------------------------------------------------------------------------------------------------------
