@@ -35,10 +35,25 @@ class Costs:
 
 @dataclass(frozen=True)
 class Heat:
-    """Arms that take turns with the two anchors, and the cells that they do."""
+    """Arms that take turns with the two anchors, and the cells of each; the anchors do them all.
 
-    arms: tuple[str, ...]
-    cells: tuple[Cell, ...]
+    Attributes:
+        anchors: cells that the anchors do beside those.
+    """
+
+    arms: dict[str, tuple[Cell, ...]]
+    anchors: tuple[Cell, ...] = ()
+
+    @property
+    def cells(self) -> tuple[Cell, ...]:
+        """All of them, a seed's together, in the order of the workloads."""
+        every = dict.fromkeys(c for some in (*self.arms.values(), self.anchors) for c in some)
+        return tuple(sorted(every, key=lambda c: c[0]))
+
+    @property
+    def turns(self) -> int:
+        """Of all engines, `none` and rollspec's default among them."""
+        return 2 * len(self.cells) + sum(map(len, self.arms.values()))
 
 
 @dataclass
@@ -60,10 +75,10 @@ class Plan:
 
 def estimate(heat: Heat, costs: Costs, recorded: Collection[Cell], training: Mapping[str, float]) -> float:
     """Seconds of a heat. `training`: seconds of idle time that an arm gets per workload, by arm."""
-    engines = len({*heat.arms, OURS})  # none is alive already
-    turns = sum(costs.turn[w] * (1 + engines * SLOWER) for _, w in heat.cells)
-    idle = sum(training.get(a, 0.0) for a in heat.arms) * len(heat.cells)
-    return engines * costs.start + turns + idle + sum(costs.record[w] for s, w in heat.cells if (s, w) not in recorded)
+    turns = sum(costs.turn[w] * (1 + SLOWER) for _, w in heat.cells)
+    turns += sum(costs.turn[w] * SLOWER + training.get(a, 0.0) for a, cells in heat.arms.items() for _, w in cells)
+    recording = sum(costs.record[w] for s, w in heat.cells if (s, w) not in recorded)
+    return (1 + len(heat.arms)) * costs.start + turns + recording  # none is alive already
 
 
 def heats(
@@ -72,23 +87,17 @@ def heats(
 ) -> list[Heat]:  # fmt: skip
     """All that is missing. `workloads`: of each arm. `done`: cells that an arm has finished, by arm.
 
-    Arms that lack the same cells are put together; rollspec's default is in every heat, and has one of its own where
-    it alone lacks something.
+    rollspec's default is in every heat, and has one of its own where it alone lacks something.
     """
-    missing: dict[tuple[Cell, ...], list[str]] = {}
-    for name in arms:
-        if name == NONE:
-            continue
-        cells = tuple((s, w) for s in range(seeds) for w in workloads[name] if (s, w) not in done.get(name, ()))
-        if cells:
-            missing.setdefault(cells, []).append(name)
-    out, size = [], max(1, alive - 2)
-    for cells, names in sorted(missing.items(), key=lambda m: arms.index(m[1][0])):
-        others = [n for n in names if n != OURS]
-        out += [Heat(tuple(others[i : i + size]), cells) for i in range(0, len(others), size)]
-    alone = next((cells for cells, names in missing.items() if OURS in names), ())
-    if left := tuple(c for c in alone if not any(c in h.cells for h in out)):
-        out.insert(0, Heat((), left))
+    missing = {
+        name: tuple((s, w) for s in range(seeds) for w in workloads[name] if (s, w) not in done.get(name, ()))
+        for name in arms
+    }
+    others = [name for name in arms if name not in (NONE, OURS) and missing[name]]
+    size = max(1, alive - 2)
+    out = [Heat({n: missing[n] for n in others[i : i + size]}) for i in range(0, len(others), size)]
+    if left := tuple(c for c in missing.get(OURS, ()) if not any(c in h.cells for h in out)):
+        out.insert(0, Heat({}, left))
     return out
 
 

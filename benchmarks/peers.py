@@ -74,7 +74,7 @@ class Peers:
                 TextColumn("{task.description}"), BarColumn(), TextColumn("{task.completed} of {task.total} turns"),
                 TimeElapsedColumn(), console=self.console, transient=True,
             ) as bar:  # fmt: skip
-                task = bar.add_task("", total=sum(len(h.cells) * (2 + len(h.arms)) for h in found.heats))
+                task = bar.add_task("", total=sum(h.turns for h in found.heats))
                 for heat in found.heats:
                     if time.monotonic() - began > 60 * self.minutes:
                         self.result["left"] |= dict.fromkeys(heat.arms, "the minutes were over before it began")
@@ -181,7 +181,8 @@ class Peers:
             for seed, workload in heat.cells:
                 self._record(none, seed)
                 works, turn = self.load.works(workload, seed), {}
-                for name in list(live) if seed % 2 == 0 else list(reversed(live)):
+                mine = [n for n in live if (seed, workload) in heat.arms.get(n, heat.cells)]
+                for name in mine if seed % 2 == 0 else reversed(mine):
                     told(f"{workload}, seed {seed}: {name}")
                     turn[name] = self._guarded(name, self._turn, name, live[name], works)
                     if turn[name] is None:
