@@ -85,7 +85,17 @@ def _part(name: str, result: Mapping[str, Any]) -> str:
             f"formula {e['theory']:.3f})"
             for e in epochs
         )
-        lines.append(f"**{arm} is lossy.** Total variation from the policy where its rule decided: {said}.\n")
+        kept = summary["workloads"]["epochs"]["arms"][arm]["kept_share"]
+        lines.append(
+            f"**{arm} is lossy.** It kept {100 * kept:.0f} % of the tokens of the epoch before. Total variation from "
+            f"the policy where its rule decided: {said}."
+        )
+        if all(e["theory"] < 1e-9 for e in epochs):
+            lines.append(
+                "The weights did not move, so the rule accepts every old token: responses repeat those of the epoch "
+                "before, which this distance does not see. `--towards` moves them."
+            )
+        lines.append("")
     if missing := {**result["left"], **{n: f"failed: {why}" for n, why in result["failed"].items()}}:
         lines += ["Not measured:\n", *[f"- {n}: {why}" for n, why in missing.items()], ""]
     return "\n".join(lines)

@@ -316,7 +316,9 @@ def test_the_page_is_a_stub_until_there_is_a_result() -> None:
     assert "| **rollspec** | **2.00x** |" in text and "| spec_rl (lossy) | 4.00x |" in text
     assert "(img/peers-epochs.svg)" in text and "(img/peers-full.svg)" in text
     assert "- tlt: failed: it ended" in text and "- suffix: V2 has none" in text
-    assert "0.123 ± 0.004" in text
+    assert "0.123 ± 0.004" in text and "repeat those of the epoch" not in text
+    still = result() | {"distance": {"spec_rl": [{**result()["distance"]["spec_rl"][0], "theory": 0.0}]}}
+    assert "repeat those of the epoch" in peer_page.render({"peers": still})
     assert all(f"| {name} |" in text for name in PEERS)
 
 
