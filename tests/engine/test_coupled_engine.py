@@ -159,7 +159,7 @@ def test_batches_chunks_and_preemption_change_no_token(
         close(llm)
 
 
-@pytest.mark.parametrize("overlap", [True, False])
+@pytest.mark.parametrize("overlap", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_a_prompt_that_is_cached_but_for_one_token_changes_no_token(
     model: Path, prompts: list[list[int]], reference: dict[str, Any], overlap: bool
 ) -> None:

@@ -98,6 +98,7 @@ def llm(model: Path, trained: Trained) -> Iterator[Any]:
     close(engine)
 
 
+@pytest.mark.slow  # `test_it_learns_from_what_the_engine_says_unspeculated` is its sibling
 def test_acceptance_rises_on_prompts_it_was_not_trained_on(trained: Trained) -> None:
     assert trained.before < 1.3 and trained.after > trained.before + 0.3, (trained.before, trained.after)
 
@@ -107,6 +108,7 @@ def counters(llm: Any) -> dict[str, Any]:
     return {n: getattr(m, "value", None) or getattr(m, "values", 0) for n, m in found.items()}
 
 
+@pytest.mark.slow  # `test_a_job_starts_from_it` is its shorter sibling
 def test_the_engine_accepts_what_the_library_predicts(model: Path, trained: Trained, llm: Any) -> None:
     prompts = problems(model, "val", 12)
     aux = trained.drafter.head.config.eagle_aux_hidden_state_layer_ids

@@ -139,6 +139,7 @@ def test_a_head_in_specforges_layout_is_trained_and_replaced(
         close(llm)
 
 
+@pytest.mark.slow  # `test_its_state_goes_into_the_jobs_checkpoint_and_comes_back` is its sibling without an engine
 def test_a_checkpoint_has_the_state_of_a_trainer_in_its_own_process(
     model: Path, prompts: list[list[int]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -99,8 +99,11 @@ def test_a_published_drafter_drafts_alone(
 
 
 RULES = [
-    *("disco", "exp3spec", "tetris"),
-    *(pytest.param(n, marks=pytest.mark.slow) for n in ("svip", "specdec++", "eesd", "banditspec", "smartspec")),
+    *("disco", "tetris"),
+    *(
+        pytest.param(n, marks=pytest.mark.slow)
+        for n in ("exp3spec", "svip", "specdec++", "eesd", "banditspec", "smartspec")
+    ),
 ]
 
 

@@ -226,6 +226,7 @@ def test_a_sleep_that_loses_the_weights_and_a_swap_asked_for_meanwhile(
     assert rate(engine) > 0.95
 
 
+@pytest.mark.slow  # `test_a_version_may_draft_other_tokens` is its shorter sibling
 def test_versions_of_a_head_with_the_targets_embedding_in_them(
     model: Path, prompts: list[list[int]], plain: dict[str, Any], tmp_path: Path
 ) -> None:

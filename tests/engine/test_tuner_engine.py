@@ -131,10 +131,10 @@ def test_a_garbage_drafter_is_switched_off_and_changes_nothing(
         close(llm)
 
 
-OTHERS = [pytest.param(name, marks=pytest.mark.slow) for name in ("ucbspec", "beg_mab", "thompson")]
+OTHERS = [pytest.param(name, marks=pytest.mark.slow) for name in ("exp3spec", "ucbspec", "beg_mab", "thompson")]
 
 
-@pytest.mark.parametrize("policy", ["exp3spec", "table", *OTHERS])
+@pytest.mark.parametrize("policy", ["table", *OTHERS])
 def test_published_policies_run_and_change_nothing(
     model: Path, prompts: list[list[int]], plain: dict[str, Any], policy: str
 ) -> None:
