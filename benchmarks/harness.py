@@ -110,6 +110,8 @@ def pin(threads: int | None = None) -> None:
         "VLLM_USE_V2_MODEL_RUNNER": "1",  # as rollspec's engines
         "VLLM_CPU_KVCACHE_SPACE": "1",
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+        # Time goes on for an engine that is suspended with a step on its way, and it would give the step up.
+        "VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS": "86400",
         "OMP_NUM_THREADS": str(threads or max(1, min(os.cpu_count() or 1, 8) - 1)),
         "HF_HUB_OFFLINE": "1",
         "VLLM_NO_USAGE_STATS": "1",

@@ -37,6 +37,7 @@ MEASURES: dict[str, tuple[str, ...]] = {
     "cost": (*ENGINE, "benchmarks/cost.py"),
     "demo": JOB,
     "demo-0.32": JOB,
+    "demo-0.32-second": JOB,
     "drafter": ("drafter_online",),
     "harm": ENGINE,
     "head": (*ENGINE, *HEAD, "examples/grpo_tasks"),

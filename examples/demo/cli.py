@@ -87,7 +87,7 @@ def command(
     ] = False,
     html: Annotated[bool, typer.Option("--html/--no-html", help="Write the HTML page.")] = True,
 ) -> None:
-    """Train a small policy on this machine without and with rollspec and compare the two runs (about 17 minutes)."""
+    """Train a small policy on this machine without and with rollspec and compare the two runs (about 15 minutes)."""
     require_programs()
     plan = Plan(
         settings=settings_for(
@@ -115,7 +115,7 @@ def command(
 
 
 def settings_for(dtype: str, prompts: int | None, model: str | None = None, **given: Any) -> JobSettings:
-    """The job that finishes in about 17 minutes here, or one with the prompts or the model that were asked for.
+    """The job that finishes in about 15 minutes here, or one with the prompts or the model that were asked for.
 
     Raises:
         RollspecError: the prompts do not fill steps, the model cannot be used, or it has a size of its own.

@@ -48,7 +48,7 @@ class Assets:
 
 @dataclass(frozen=True)
 class JobSettings:
-    """One GRPO job. The defaults finish both runs in about 17 minutes on two CPU cores; see `REAL` for a real model."""
+    """One GRPO job. The defaults finish both runs in about 15 minutes on two CPU cores; see `REAL` for a real model."""
 
     size: str = "demo"
     seed: int = 0
