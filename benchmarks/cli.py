@@ -58,6 +58,11 @@ def _given(**values: Any) -> dict[str, Any]:
     return {name: value for name, value in values.items() if value is not None}
 
 
+def _jobs(module: Any, seeds: str, arms: str | None) -> dict[str, Any]:
+    """Which jobs a benchmark of whole jobs runs."""
+    return {"seeds": numbers("--seeds", seeds), "arms": names("--arms", arms, module.ARMS, ";")}
+
+
 def _sizes(text: str) -> tuple[int, ...]:
     return numbers("--batches", text, 1, 64)  # the engines run 64 at most
 
@@ -204,14 +209,7 @@ def reuse(
     """Reuse of past rollouts in the demo's job: drafts, kept noise, SPEC-RL's lossy prefixes (an hour: 15 jobs)."""
     module = _module("reuse")
     _done(
-        module.run(
-            quick=quick,
-            seeds=numbers("--seeds", seeds),
-            arms=names("--arms", arms, module.ARMS, ";"),
-            prompts=prompts,
-            work=work,
-            out=out,
-        ),
+        module.run(quick=quick, **_jobs(module, seeds, arms), prompts=prompts, work=work, out=out),
         json,
     )
 
@@ -229,16 +227,7 @@ def long_tail(
 ) -> None:
     """Learned and suffix drafts against suffix alone, and the cost of idle training, in whole jobs (half an hour)."""
     module = _module("long_tail")
-    _done(
-        module.run(
-            quick=quick,
-            seeds=numbers("--seeds", seeds),
-            arms=names("--arms", arms, module.ARMS, ";"),
-            work=work,
-            out=out,
-        ),
-        json,
-    )
+    _done(module.run(quick=quick, **_jobs(module, seeds, arms), work=work, out=out), json)
 
 
 @command.command()

@@ -80,9 +80,8 @@ def test_a_published_drafter_drafts_alone(
 ) -> None:
     llm = build(model, {"preset": name})
     try:
-        for _ in range(
-            2
-        ):  # greedily, siblings say the same at the same time: the second time there is more to learn from
+        # Greedily, siblings say the same at the same time: the second time there is more to learn from.
+        for _ in range(2):
             assert generate(llm, prompts) == plain["greedy"]
         stats, info = call(llm, "stats"), call(llm, "info")
         assert not stats["faults"], stats["faults"]
