@@ -92,6 +92,7 @@ for stage in "${stages[@]}"; do
 done
 echo "=== time"
 printf '%s\n' "${timings[@]}"
+printf '%5d s  in all\n' "$SECONDS"
 if ((skipped)); then
     echo "=== $skipped skipped"
     cat "$reasons"

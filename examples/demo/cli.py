@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -24,15 +25,16 @@ from rich.table import Table
 from examples.cache import home
 from examples.demo.job import REAL, ROOT, Job, JobSettings, build_job, prepare_assets, require_programs
 from examples.demo.live import Display, RunView, clock
-from examples.demo.runner import JobFailed, finished_run, run_job
+from examples.demo.runner import JobFailed, MetricsTail, finished_run, run_job
 from examples.models import resolve as model_folder
 from rollspec.config import resolve
 from rollspec.errors import RollspecError
 from rollspec.machine import native_dtype
 from rollspec.telemetry.report import headline, limits_sentence, report_json, table, write_report
-from rollspec.telemetry.runs import PROVENANCE, load_run
+from rollspec.telemetry.runs import METRICS, PROVENANCE, load_run
 from rollspec.telemetry.summary import compare, summarize
 
+RUNS = ("baseline", "rollspec")
 FAILED = 1
 INTERRUPTED = 130  # as a shell reports Ctrl-C
 SLOW_PROMPTS = 12  # where a training step takes 25 s instead of 8
@@ -94,24 +96,28 @@ def command(
             native_dtype(), prompts, model, size=size, seed=seed, steps=steps, epochs=epochs, replicas=replicas
         ),
         out=(out or ROOT / "runs" / f"demo-{datetime.now():%Y%m%d-%H%M%S}").resolve(),
-        names=(only,) if only else ("baseline", "rollspec"),
+        names=(only,) if only else RUNS,
         preset=preset,
         overrides=tuple(overrides or ()),
     )
     resolve(preset, overrides=plan.overrides, env={})  # refuse a typo before anything is run
-    console = Console(stderr=as_json)
+    console, began, status = Console(stderr=as_json), time.monotonic(), 0
     try:
         run_plan(plan, Display(console))
     except JobFailed as e:
         console.print(f"\n[dim]{escape(e.tail)}[/dim]\n", highlight=False, soft_wrap=True)
         typer.echo(str(e), err=True)
-        raise typer.Exit(FAILED) from e
+        status = FAILED
     except KeyboardInterrupt:
         console.print(f"stopped; nothing of the job is left running. Resume with --out {plan.out}", highlight=False)
-        raise typer.Exit(INTERRUPTED) from None
-    numbers = conclude(plan.out, console, html)
-    if as_json:
-        sys.stdout.write(json.dumps(numbers, indent=2) + "\n")
+        status = INTERRUPTED
+    if not status or any(steps_done(plan.out / name) for name in RUNS):
+        numbers = conclude(plan.out, console, html)
+        if as_json:
+            sys.stdout.write(json.dumps(numbers, indent=2) + "\n")
+    console.print(f"in all: {clock(time.monotonic() - began)}", highlight=False)
+    if status:
+        raise typer.Exit(status)
 
 
 def settings_for(dtype: str, prompts: int | None, model: str | None = None, **given: Any) -> JobSettings:
@@ -164,11 +170,15 @@ def run_plan(plan: Plan, display: Display) -> None:
 
 
 def conclude(out: Path, console: Console, html: bool) -> dict[str, Any]:
-    """Print the comparison of the runs in `out` and write the page; the numbers."""
-    folders = {name: out / name for name in ("baseline", "rollspec")}
-    found = {name: load_run(folder) for name, folder in folders.items() if finished_folder(folder)}
+    """Print the comparison of the runs in `out`, as far as they came, and write the page; the numbers."""
+    done = {name: n for name in RUNS if (n := steps_done(out / name))}
+    found = {name: load_run(out / name) for name in done}
     if not found:
-        raise RollspecError(f"rollspec: {out} holds no finished run; run `rollspec demo` again.")
+        raise RollspecError(f"rollspec: {out} holds no run with a finished step; run `rollspec demo` again.")
+    for name, n in done.items():
+        if (status := provenance_of(out / name).get("status")) != "finished":
+            steps = "step" if n == 1 else "steps"
+            console.print(f"{name} did not finish ({status}): the numbers are of its {n} {steps}", highlight=False)
     main = found.get("rollspec") or found["baseline"]
     base = found.get("baseline") if main.name != "baseline" else None
     comparison = compare(main, base) if base is not None else None
@@ -195,11 +205,17 @@ def conclude(out: Path, console: Console, html: bool) -> dict[str, Any]:
     return numbers
 
 
-def finished_folder(folder: Path) -> bool:
-    """Whether the run in `folder` came to its end, whatever its settings."""
+def steps_done(folder: Path) -> int:
+    """Training steps that the run in `folder` finished, whatever its settings and however it ended."""
+    return len(MetricsTail(folder / METRICS).read()) if provenance_of(folder) else 0
+
+
+def provenance_of(folder: Path) -> dict[str, Any]:
+    """What a run's `run.json` says; nothing where there is none."""
     with suppress(OSError, ValueError):
-        return bool(json.loads((folder / PROVENANCE).read_text(encoding="utf-8")).get("status") == "finished")
-    return False
+        found = json.loads((folder / PROVENANCE).read_text(encoding="utf-8"))
+        return found if isinstance(found, dict) else {}
+    return {}
 
 
 def link_latest(out: Path) -> None:
@@ -225,6 +241,6 @@ def _run(job: Job, display: Display, estimate: float | None) -> float:
 
 
 def _recorded_seconds(folder: Path) -> float | None:
-    with suppress(OSError, ValueError, TypeError):
-        return float(json.loads((folder / PROVENANCE).read_text(encoding="utf-8"))["wall_seconds"])
+    with suppress(TypeError, ValueError, KeyError):
+        return float(provenance_of(folder)["wall_seconds"])
     return None

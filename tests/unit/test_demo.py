@@ -447,3 +447,21 @@ def test_command_reports_a_failed_job(monkeypatch: pytest.MonkeyPatch, tmp_path:
     monkeypatch.setattr(cli, "run_plan", fail)
     result = CliRunner().invoke(app, ["demo", "--out", str(tmp_path)])
     assert result.exit_code == 1 and "last [line] of the log" in result.output and "status 1" in result.output
+
+
+@pytest.mark.parametrize(("steps", "how"), [(2, "failed"), (0, None)])
+def test_a_run_that_was_cut_off_is_reported_as_far_as_it_came(
+    steps: int, how: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, assets: Assets
+) -> None:
+    ends = {"baseline": STEPS.format(n=3), "rollspec": STEPS.format(n=steps) + "raise RuntimeError('out of memory')"}
+    monkeypatch.setattr(cli, "require_programs", lambda: None)
+    monkeypatch.setattr(cli, "prepare_assets", lambda *a: assets)
+    monkeypatch.setattr(cli, "build_job", lambda s, a, folder, *, speculate, **k: job(folder, ends[folder.name]))
+    out = tmp_path / "runs" / "d"
+    result = CliRunner().invoke(app, ["demo", "--out", str(out)])
+    assert result.exit_code == 1 and "out of memory" in result.output and "in all: " in result.output
+    numbers = json.loads((out / "report.json").read_text())
+    assert (out / "report.html").is_file() and (numbers["comparison"] is not None) == bool(steps)
+    if how:
+        assert f"rollspec did not finish ({how}): the numbers are of its 2 steps" in result.output
+        assert numbers["comparison"]["steps"] == 2
