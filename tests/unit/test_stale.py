@@ -113,3 +113,10 @@ def test_the_pages_are_marked() -> None:
     assert [p.FILE.name for p in results.PAGES if p.FILE.read_text("utf-8") != p.render()] == [], (
         "run `python -m scripts.generate`"
     )
+
+
+def test_every_result_is_named_on_a_page_which_then_shows_that_it_is_stale() -> None:
+    pages = [stale.ROOT / "README.md", *(stale.ROOT / "docs").glob("*.md"), *(stale.ROOT / "examples").glob("*/*.md")]
+    text = "".join(page.read_text(encoding="utf-8") for page in pages)
+    files = {path.name for path in (stale.ROOT / stale.RESULTS).glob("*.json")}
+    assert {name for name in files if f"benchmarks/results/{name}" not in text} == set()
