@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from engines import KV_BYTES, MAX_LEN
 
-from examples.production_traffic.servers import answers, free_port, named_vllm
+from examples.production_traffic.servers import answers, free_port
 
 
 class Process:
@@ -50,18 +50,18 @@ class Process:
 
 
 class Server(Process):
-    """A small `vllm serve` of `policy`; `folder` is written to where this installation needs it."""
+    """A small server of `policy`, by the command that docs/quickstart.md gives for vLLM's CPU build."""
 
-    def __init__(self, model: Path, folder: Path, *options: str, **env: str) -> None:
+    def __init__(self, model: Path, *options: str, **env: str) -> None:
         port = free_port()
         self.url = f"http://127.0.0.1:{port}"
         command = [
-            sys.executable, "-m", "vllm.entrypoints.cli.main", "serve", str(model), "--host", "127.0.0.1",
+            sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(model), "--host", "127.0.0.1",
             "--port", str(port), "--dtype", "float32", "--enforce-eager", "--max-model-len", str(MAX_LEN),
             "--max-num-seqs", "16", "--kv-cache-memory-bytes", str(KV_BYTES), "--no-enable-prefix-caching",
             "--served-model-name", "policy", *options,
         ]  # fmt: skip
-        super().__init__(command, PYTHONPATH=named_vllm(folder), VLLM_SERVER_DEV_MODE="1", **env)
+        super().__init__(command, VLLM_SERVER_DEV_MODE="1", **env)
 
     def wait(self) -> None:
         self.wait_for(lambda: answers(f"{self.url}/health"), 240)

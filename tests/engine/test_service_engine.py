@@ -58,7 +58,7 @@ def test_a_daemon_learns_from_a_server_and_the_server_outlives_it(
         "tuning.policy": "static",
         "tuning.guard.enabled": False,
     }
-    server = Server(model, tmp_path, "--additional-config", json.dumps({"rollspec": options}))
+    server = Server(model, "--additional-config", json.dumps({"rollspec": options}))
     started.append(server)
     server.wait()
     client = OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=60)
