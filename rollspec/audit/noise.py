@@ -147,5 +147,6 @@ def keys_of(
 def first_round(samples: Samples) -> Samples:
     """The samples of round 0, which come first."""
     n = int((samples.round == 0).sum())
-    log_probs = samples.log_probs[:n] if samples.log_probs is not None else None
-    return Samples(samples.tokens[:n], samples.prompt[:n], samples.round[:n], log_probs)
+    return Samples(
+        samples.tokens[:n], samples.prompt[:n], samples.round[:n], samples.log_probs and samples.log_probs[:n]
+    )

@@ -6,10 +6,12 @@ import numpy as np
 import pytest
 
 from rollspec import RollspecConfig
+from rollspec.audit.distribution import distribution_tests
 from rollspec.audit.engine import Arm
+from rollspec.audit.evidence import Evidence, Samples, samples_from
 from rollspec.audit.noise import NoiseCheck, Witness, Words, first_round, gumbel, keys_of
 from rollspec.audit.report import facts
-from rollspec.audit.verdict import AuditResult, Evidence, Samples, conclude, distribution_tests, samples_from
+from rollspec.audit.verdict import AuditResult, conclude
 
 VOCAB, LENGTH = 60, 30
 PROMPTS = ((1, 2, 3), (4, 5), (1, 2, 3))  # the first and the last are one prompt to an engine
