@@ -9,11 +9,12 @@ Telemetry must never end a training job, so `write` returns False instead of rai
 from __future__ import annotations
 
 import json
-import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+
+from pydantic_core import to_json
 
 from rollspec.log_once import LogOnce
 
@@ -36,7 +37,7 @@ class JsonlSink:
     def write(self, row: Mapping[str, Any]) -> bool:
         """Append `row`. False when it could not be written; NaN and infinities become null, numpy scalars numbers."""
         try:
-            line = json.dumps(plain(row), separators=(",", ":"), allow_nan=False).encode() + b"\n"
+            line = _encoded(row) + b"\n"
             if self._fd is None:
                 self._fd = self._open()
             data = b"\n" + line if self._seal else line
@@ -60,15 +61,10 @@ class JsonlSink:
 
 
 def plain(value: Any) -> Any:
-    """`value` in strict JSON types: numpy scalars and one-element tensors as numbers, non-finite numbers as None."""
-    if value is None or isinstance(value, str | bool | int):
-        return value
-    if isinstance(value, float):
-        return float(value) if math.isfinite(value) else None
-    if isinstance(value, Mapping):
-        return {str(k): plain(v) for k, v in value.items()}
-    if isinstance(value, Sequence | set | frozenset):
-        return [plain(v) for v in value]
-    if hasattr(value, "tolist"):  # numpy scalars and arrays, torch tensors
-        return plain(value.tolist())
-    return str(value)
+    """`value` in strict JSON types, as a line of the file has it."""
+    return json.loads(_encoded(value))
+
+
+def _encoded(value: Any) -> bytes:
+    """Strict JSON: numpy scalars and one-element tensors as numbers, non-finite numbers as null."""
+    return to_json(value, inf_nan_mode="null", fallback=lambda v: v.tolist() if hasattr(v, "tolist") else str(v))
