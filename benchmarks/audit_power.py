@@ -23,7 +23,8 @@ from typing import Any
 import numpy as np
 
 from benchmarks.harness import RESULTS, ROOT, pin, provenance, save
-from rollspec.audit.verdict import ALPHA, distribution_tests
+from rollspec.audit.distribution import distribution_tests
+from rollspec.audit.verdict import ALPHA
 
 TOKENS = {"uniform": (10_240, 20_480, 40_960), "argmax": (40_960, 163_840, 327_680)}
 AUDITS = 20

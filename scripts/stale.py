@@ -22,7 +22,7 @@ ROOT = Path(__file__).resolve().parents[1]
 RESULTS = "benchmarks/results"
 
 DRAFTING = ("rollspec/step.py", "rollspec/drafting", "rollspec/proposal", "rollspec/tuning")
-ENGINE = (*DRAFTING, "rollspec/sampling", "rollspec/engine", "integrations/vllm_cpu_v2")
+ENGINE = (*DRAFTING, "rollspec/sampling", "rollspec/engine", "cpu/vllm_cpu_v2")
 HEAD = ("rollspec/head", "drafter_online")
 JOB = (*ENGINE, "integrations/rollspec_verl", "examples/grpo_arithmetic", "examples/demo/job.py")
 TRAINING = tuple(
@@ -41,7 +41,7 @@ MEASURES: dict[str, tuple[str, ...]] = {
     "drafter": ("drafter_online",),
     "harm": ENGINE,
     "head": (*ENGINE, *HEAD, "examples/grpo_tasks"),
-    "identity-bfloat16": ("rollspec/sampling", "rollspec/engine/vllm", "integrations/vllm_cpu_v2"),
+    "identity-bfloat16": ("rollspec/sampling", "rollspec/engine/vllm", "cpu/vllm_cpu_v2"),
     "inert": ("rollspec/engine/vllm",),
     "long_tail": (*JOB, *HEAD),
     "make-head-smollm2": (*TRAINING, "drafter_online/make_head.py"),
@@ -53,7 +53,7 @@ MEASURES: dict[str, tuple[str, ...]] = {
     "replay": ENGINE,
     "reuse": JOB,
     "rollout": ENGINE,
-    "runners": ("integrations/vllm_cpu_v2",),
+    "runners": ("cpu/vllm_cpu_v2",),
     "scale": ("benchmarks/scale", "drafter_online/canary.py", "drafter_online/shared_canary.py"),
     "serve": (*ENGINE, *HEAD),
     "shared_noise": ("rollspec/sampling", "rollspec/drafting"),

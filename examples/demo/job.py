@@ -182,7 +182,7 @@ def build_job(
     Raises:
         ConfigError: the preset or an override cannot be used.
     """
-    cpu = importlib.import_module("rollspec_verl_cpu")  # by name: only the demo reaches up to an integration
+    cpu = importlib.import_module("rollspec_verl_cpu")  # by name: only the demo reaches up to it
     caller = os.environ if environ is None else environ
     folder = folder.resolve()
     # Resolved here, so that a typo is refused before minutes of baseline and the run is fully described.

@@ -27,9 +27,10 @@ from rich.progress import Progress as Bars
 from rich.table import Table
 
 from rollspec.audit.engine import ARM_SECONDS, Arm, Plan, Progress
-from rollspec.audit.report import FAMILY_COLUMNS, check_path, facts, families, verdict_line, write
+from rollspec.audit.evidence import AuditError
+from rollspec.audit.report import FAMILY_COLUMNS, check_path, facts, families, json_text, verdict_line, write
 from rollspec.audit.run import Stage, run_audit
-from rollspec.audit.verdict import ALPHA, AuditError, AuditResult
+from rollspec.audit.verdict import ALPHA, AuditResult
 
 EXIT = {"pass": 0, "fail": 1, "inconclusive": 2}
 STYLE = {"pass": "bold green", "fail": "bold red", "inconclusive": "bold yellow"}
@@ -102,7 +103,7 @@ def command(
     if out is not None:
         write(result, out)
     if as_json:
-        sys.stdout.write(json.dumps(result.to_dict(), indent=2) + "\n")
+        sys.stdout.write(json_text(result))
     else:
         show(result, console)
         if out is not None:
@@ -145,22 +146,18 @@ def _display(console: Console) -> Iterator[Stage]:
         return
     columns = (SpinnerColumn(finished_text="✓"), TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
     with Bars(*columns, console=console) as progress:
-        current: list[Any] = []
+
+        def finish() -> None:
+            for task in progress.tasks:
+                progress.update(task.id, total=task.total or 1, completed=task.total or 1)
 
         def stage(name: str) -> Progress:
-            if current:
-                _finish(progress, current[0])
-            current[:] = [progress.add_task(escape(name), total=None)]
-            return lambda done, total: progress.update(current[0], completed=done, total=total)
+            finish()
+            task = progress.add_task(escape(name), total=None)
+            return lambda done, total: progress.update(task, completed=done, total=total)
 
         yield stage
-        if current:
-            _finish(progress, current[0])
-
-
-def _finish(progress: Bars, task: Any) -> None:
-    total = progress.tasks[progress.task_ids.index(task)].total or 1
-    progress.update(task, total=total, completed=total)
+        finish()
 
 
 def _arm(preset: str, overrides: Sequence[str], speculative_config: str | None, engine: dict[str, Any]) -> Arm:

@@ -36,15 +36,8 @@ def distribution_tests(evidence: Evidence) -> list[TestResult]:
     """Every test of the sampled tokens against the target's distribution, Holm-adjusted, most significant first."""
     if not evidence.seen.all():
         raise ValueError(f"{int((~evidence.seen).sum())} sampled tokens were not given the reference's probabilities")
-    return holm(
-        [
-            *_by_position(evidence),
-            *_tails(evidence),
-            *_tokens(evidence),
-            *_prefixes(evidence),
-            *_independence(evidence),
-        ]
-    )
+    families = (_by_position, _tails, _tokens, _prefixes, _independence)
+    return holm([test for family in families for test in family(evidence)])
 
 
 def buckets(position: Ints, least: int = MIN_BUCKET) -> list[tuple[int, int]]:
@@ -75,14 +68,10 @@ def _by_position(e: Evidence) -> Iterator[TestResult]:
         n = int(rows.sum())
         where = "all positions" if (a, b) == everything[0] else _range(a, b)
         variance, third = e.surprisal_variance[rows].sum(), e.surprisal_third[rows].sum()
-        if testable(variance, third):
-            z, p = moment_test(-e.log_prob[rows].sum(), e.entropy[rows].sum(), variance, third)
-            yield TestResult("surprisal", where, n, z, None, p)
+        yield from _sum("surprisal", where, n, -e.log_prob[rows].sum(), e.entropy[rows].sum(), variance, third)
         q = e.p_max[rows]
         variance, third = (q * (1 - q)).sum(), (q * (1 - q) * (1 - 2 * q)).sum()
-        if testable(variance, third):
-            z, p = moment_test(e.is_argmax[rows].sum(), q.sum(), variance, third, step=1)
-            yield TestResult("most likely token", where, n, z, None, p)
+        yield from _sum("most likely token", where, n, e.is_argmax[rows].sum(), q.sum(), variance, third, step=1)
         for name, u in (("token order", e.pit), ("rank order", e.rank_pit)):
             observed = np.bincount(np.minimum((u[rows] * BINS).astype(int), BINS - 1), minlength=BINS)
             g, df, p = g_test(observed, np.full(BINS, 1 / BINS))
@@ -107,9 +96,8 @@ def _tokens(e: Evidence) -> Iterator[TestResult]:
     observed, mean, variance, third = e.token_moments
     common = np.argsort(-mean, kind="stable")[:MAX_TOKENS]
     for i in common[mean[common] >= MIN_TOKEN_COUNT]:
-        if testable(variance[i], third[i]):
-            z, p = moment_test(observed[i], mean[i], variance[i], third[i], step=1)
-            yield TestResult("token frequency", f"token {i}", int(e.start[-1]), z, None, p)
+        found = (observed[i], mean[i], variance[i], third[i])
+        yield from _sum("token frequency", f"token {i}", int(e.start[-1]), *found, step=1)
 
 
 def _prefixes(e: Evidence) -> Iterator[TestResult]:
@@ -125,9 +113,8 @@ def _prefixes(e: Evidence) -> Iterator[TestResult]:
 def _independence(e: Evidence) -> Iterator[TestResult]:
     """Equal seeds, shared noise and duplicated samples leave every single distribution right; only pairs show them."""
     lengths = np.diff(e.start)
-    table = np.full(
-        (len(lengths), int(lengths.max(initial=0))), np.nan
-    )  # [S, L] centred, unit variance; NaN past the end
+    # [S, L] centred, unit variance; NaN past the end
+    table = np.full((len(lengths), int(lengths.max(initial=0))), np.nan)
     for s, k in enumerate(lengths):
         table[s, :k] = (e.pit[e.start[s] : e.start[s] + k] - 0.5) * np.sqrt(12)
     yield from _correlation("within a response", table[:, :-1] * table[:, 1:])
@@ -150,5 +137,13 @@ def _correlation(where: str, products: Floats) -> Iterator[TestResult]:
     found = products[~np.isnan(products)]
     if len(found) >= MIN_BUCKET:
         # Each product has mean 0 and variance 1, and is uncorrelated with the others.
-        z, p = moment_test(float(found.sum()), 0.0, float(len(found)), 0.0)
-        yield TestResult("independence", where, len(found), z, None, p)
+        yield from _sum("independence", where, len(found), found.sum(), 0.0, len(found), 0.0)
+
+
+def _sum(
+    name: str, where: str, n: int, value: float, mean: float, variance: float, third: float, step: float = 0.0
+) -> Iterator[TestResult]:
+    """The test of a sum by its moments, where it holds enough randomness for one."""
+    if testable(variance, third):
+        z, p = moment_test(value, mean, variance, third, step)
+        yield TestResult(name, where, n, z, None, p)

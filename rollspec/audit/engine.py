@@ -1,9 +1,4 @@
-"""Runs the engines of an audit, each in a fresh process with a time limit, and reads back what they sampled.
-
-plan = Plan(prompts=((1, 2, 3),), tokens=20_000)
-output = run_arm(model, plan, Arm.with_rollspec("default"))
-output.samples, output.greedy, output.drafts
-"""
+"""Runs the engines of an audit, each in a fresh process with a time limit, and reads back what they sampled."""
 
 from __future__ import annotations
 
@@ -21,9 +16,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from rollspec.audit.verdict import AuditError, DraftCounts, Samples
+from rollspec.audit.evidence import AuditError, Samples, samples_from
+from rollspec.audit.verdict import DraftCounts
 from rollspec.config import ENV_PREFIX, ENV_SWITCH, Source, resolve
 
 Progress = Callable[[int, int], None]
@@ -108,7 +102,6 @@ class ArmOutput:
     drafts: DraftCounts
     greedy_drafts: DraftCounts
     off: str | None
-    seconds: dict[str, float]
 
 
 def run_arm(
@@ -141,17 +134,13 @@ def run_arm(
 
 def read_output(folder: Path) -> ArmOutput:
     """What `worker.py` wrote into `folder`."""
-    counters = json.loads((folder / "counters.json").read_text())
-    with np.load(folder / "tokens.npz") as arrays:
-        samples, greedy = _read(arrays, "sample"), _read(arrays, "greedy")
-    return ArmOutput(
-        samples,
-        greedy,
-        DraftCounts(*counters["sample_drafts"]),
-        DraftCounts(*counters["greedy_drafts"]),
-        counters["off"],
-        {k: counters[f"{k}_seconds"] for k in ("start", "generate", "sample")},
-    )
+    output = json.loads((folder / "output.json").read_text())
+    for name in ("samples", "greedy"):
+        columns = ([row[c] for row in output[name]] for c in ("tokens", "prompt", "round", "log_probs"))
+        output[name] = samples_from(*columns)
+    for name in ("drafts", "greedy_drafts"):
+        output[name] = DraftCounts(*output[name])
+    return ArmOutput(**output)
 
 
 def job_of(
@@ -200,7 +189,7 @@ def _run_process(name: str, folder: Path, timeout: float, progress: Progress | N
             with suppress(ProcessLookupError, PermissionError):
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
-    if code == 0 and (folder / "counters.json").exists():
+    if code == 0 and (folder / "output.json").exists():
         return
     if code is None:
         what = f"did not finish within {timeout:g} s"
@@ -218,17 +207,3 @@ def _cause(log: str) -> str:
         return f": {first[1].strip()}"
     tail = "\n".join(log.splitlines()[-TAIL_LINES:])
     return f"; its last lines:\n{tail}" if tail else " and said nothing."
-
-
-def _read(arrays: Mapping[str, Any], name: str) -> Samples:
-    lengths = arrays[f"{name}_lengths"]
-
-    def split(flat: Any) -> tuple[Any, ...]:
-        return tuple(np.split(flat, np.cumsum(lengths)[:-1])) if len(lengths) else ()
-
-    return Samples(
-        split(arrays[f"{name}_tokens"]),
-        arrays[f"{name}_prompt"],
-        arrays[f"{name}_round"],
-        split(arrays[f"{name}_log_probs"]),
-    )

@@ -12,7 +12,7 @@ is uniform on [0, 1] and independent of the past; so is the same with tokens ord
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -64,49 +64,34 @@ class PrefixTable:
     observed: Ints  # [c]
 
 
-@dataclass(slots=True)
 class Evidence:
     """Per-token statistics of `Samples`, filled by `add` in chunks of any size and order."""
 
-    samples: Samples
-    vocab: int
-    rng: np.random.Generator
-    seen: np.ndarray = field(init=False)  # [N] bool
-    log_prob: Floats = field(init=False)  # [N] of the sampled token, as all below
-    entropy: Floats = field(init=False)
-    flat: Floats = field(init=False)  # mean over the vocabulary of -log p: the surprisal of a uniform token
-    surprisal_variance: Floats = field(init=False)
-    surprisal_third: Floats = field(init=False)
-    is_argmax: Floats = field(init=False)
-    p_max: Floats = field(init=False)
-    pit: Floats = field(init=False)
-    rank_pit: Floats = field(init=False)
-    _work: Floats = field(init=False)  # [3, block, V]
-    _masks: Any = field(init=False)  # [3, block, V] bool
-    _observed: Floats = field(init=False)  # [V]
-    _powers: Floats = field(init=False)  # [3, V] sums of p, p^2, p^3
-    tables: dict[int, PrefixTable] = field(init=False)
-    start: Ints = field(init=False)  # [S + 1] first row of each sequence
-    position: Ints = field(init=False)  # [N]
-    prefix: Ints = field(init=False)  # [N] equal where the whole prefix is
-    _prefix_count: Ints = field(init=False)
-
-    def __post_init__(self) -> None:
-        lengths = np.array([len(t) for t in self.samples.tokens], dtype=np.int64)
-        self.start = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
+    def __init__(self, samples: Samples, vocab: int, rng: np.random.Generator) -> None:
+        self.samples, self.vocab, self.rng = samples, vocab, rng
+        lengths = np.array([len(t) for t in samples.tokens], dtype=np.int64)
+        self.start: Ints = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)  # [S + 1] first row of each
         n = int(self.start[-1])
-        self.position = np.concatenate([np.arange(k) for k in lengths] or [np.zeros(0)]).astype(np.int64)
-        self.prefix = prefix_ids(self.samples)
+        self.position: Ints = np.concatenate([np.arange(k) for k in lengths] or [np.zeros(0)]).astype(np.int64)  # [N]
+        self.prefix = prefix_ids(samples)  # [N] equal where the whole prefix is
         self._prefix_count = np.bincount(self.prefix, minlength=1)
+        self.tables: dict[int, PrefixTable] = {}
         self.seen = np.zeros(n, dtype=bool)
-        for name in ("log_prob", "entropy", "flat", "surprisal_variance", "surprisal_third", "is_argmax", "p_max"):
-            setattr(self, name, np.zeros(n))
-        self.pit, self.rank_pit = np.zeros(n), np.zeros(n)
-        block = max(1, BLOCK_BYTES // (8 * self.vocab))
+        self.log_prob: Floats = np.zeros(n)  # of the sampled token, as all below
+        self.entropy: Floats = np.zeros(n)
+        self.flat: Floats = np.zeros(n)  # mean over the vocabulary of -log p: the surprisal of a uniform token
+        self.surprisal_variance: Floats = np.zeros(n)
+        self.surprisal_third: Floats = np.zeros(n)
+        self.is_argmax: Floats = np.zeros(n)
+        self.p_max: Floats = np.zeros(n)
+        self.pit: Floats = np.zeros(n)
+        self.rank_pit: Floats = np.zeros(n)
+        self._observed: Floats = np.zeros(vocab)
+        self._powers: Floats = np.zeros((3, vocab))  # sums of p, p^2, p^3
+        block = max(1, BLOCK_BYTES // (8 * vocab))
         # Made once: memory that is asked for anew is zeroed first, which took three quarters of the time.
-        self._work, self._masks = np.empty((3, block, self.vocab)), np.empty((3, block, self.vocab), dtype=bool)
-        self._observed, self._powers = np.zeros(self.vocab), np.zeros((3, self.vocab))
-        self.tables = {}
+        self._work: Floats = np.empty((3, block, vocab))
+        self._masks = np.empty((3, block, vocab), dtype=bool)
 
     def add(self, sequence: int, log_probs: Floats, first: int = 0) -> None:
         """Take the target's distributions for positions `first`, `first`+1, ... of one sequence.
@@ -207,11 +192,15 @@ def prefix_ids(samples: Samples) -> Ints:
 
 
 def samples_from(
-    tokens: Sequence[Sequence[int]], prompt: Sequence[int], rounds: Sequence[int] | None = None
+    tokens: Sequence[Sequence[int]],
+    prompt: Sequence[int],
+    rounds: Sequence[int] | None = None,
+    log_probs: Sequence[Sequence[float]] | None = None,
 ) -> Samples:
     """`Samples` from plain lists; one round where none is given."""
     return Samples(
         tuple(np.asarray(t, dtype=np.int64) for t in tokens),
         np.asarray(prompt, dtype=np.int64),
         np.asarray(rounds if rounds is not None else [0] * len(tokens), dtype=np.int64),
+        tuple(np.asarray(p, dtype=np.float64) for p in log_probs) if log_probs is not None else None,
     )

@@ -27,6 +27,7 @@ def checkpoint(model: str | Path) -> dict[str, Any]:
     Each file's name and size go in as `name NUL size NUL`, then its bytes, in the order of names. `blake2b` is None
     where there are no such files or they cannot be read, and `of` says so.
     """
+    nothing = {"files": 0, "bytes": 0, "blake2b": None}
     try:
         files = sorted(_folder(model).glob("*.safetensors"))
         total = sum(f.stat().st_size for f in files)
@@ -36,15 +37,11 @@ def checkpoint(model: str | Path) -> dict[str, Any]:
             for part in _all(file) if total <= WHOLE_BYTES else _parts(file):
                 h.update(part)
     except Exception as e:  # an audit is worth more than its checkpoint's name
-        return {"files": 0, "bytes": 0, "blake2b": None, "of": f"not hashed ({type(e).__name__}: {e})"}
+        return nothing | {"of": f"not hashed ({type(e).__name__}: {e})"}
     if not files:
-        return {"files": 0, "bytes": 0, "blake2b": None, "of": "not hashed: there is no safetensors file"}
-    return {
-        "files": len(files),
-        "bytes": total,
-        "blake2b": h.hexdigest(),
-        "of": WHOLE if total <= WHOLE_BYTES else PARTS,
-    }
+        return nothing | {"of": "not hashed: there is no safetensors file"}
+    of = WHOLE if total <= WHOLE_BYTES else PARTS
+    return {"files": len(files), "bytes": total, "blake2b": h.hexdigest(), "of": of}
 
 
 def prompts(token_ids: Sequence[Sequence[int]]) -> str:

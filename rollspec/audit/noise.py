@@ -20,21 +20,42 @@ from rollspec.config import RollspecConfig
 from rollspec.sampling.streams import Streams
 
 Words: TypeAlias = npt.NDArray[np.uint64]
+Hashes: TypeAlias = npt.NDArray[np.uint32]
 
 CHUNK = 1 << 22
 """Noise values held at once."""
 
 
 def gumbel(keys: Words, positions: npt.NDArray[np.int64], vocab: int) -> Floats:
-    """The noise that vLLM's second model runner draws with, [n, vocab], for requests whose seed is their key.
+    """The noise that vLLM's second model runner draws with, float32 [n, vocab], for requests whose seed is their key:
+    murmur3 of (seed, position, token), then the float32 steps of `vllm/v1/worker/gpu/sample/gumbel.py` in its order.
 
     Args:
         keys: [n]. positions: [n] of the drawn tokens; the runner names a draw by the position it is computed from.
     """
-    from vllm_cpu_v2.noise import gumbel as noise
-
-    found: Floats = noise(np.asarray(keys, np.uint64).view(np.int64), np.asarray(positions) - 1, vocab)
+    h = np.zeros((len(keys), 1), np.uint32)
+    for word in (keys, keys >> np.uint64(32), positions - 1):
+        h = _mixed(h, word.astype(np.uint32)[:, None])
+    h = _mixed(h, np.arange(vocab, dtype=np.uint32)) ^ np.uint32(16)  # [n, vocab]; 16 bytes were hashed
+    for shift, factor in ((16, 0x85EBCA6B), (13, 0xC2B2AE35), (16, 1)):
+        h = (h ^ h >> np.uint32(shift)) * np.uint32(factor)
+    low, high = (h & np.uint32(0xFFFF)).astype(np.float32), (h >> np.uint32(16)).astype(np.float32)
+    u = (low + np.float32(0.5)) * np.float32(2**-32) + high * np.float32(2**-16)
+    log = np.log(np.maximum(np.float32(1) - u, np.float32(2**-24)))  # log(1 - u); a series where u is small
+    small = u < np.float32(0.25)
+    series, v = np.zeros(int(small.sum()), np.float32), u[small]
+    for n in (8, 7, 6, 5, 4, 3, 2):
+        series = (series + np.float32(1 / n)) * v
+    log[small] = -v * (series + np.float32(1))
+    found: Floats = -np.log(-log)
     return found
+
+
+def _mixed(h: Hashes, word: Hashes) -> Hashes:
+    """murmur3's state `h` after one more word."""
+    word = word * np.uint32(0xCC9E2D51)
+    h = h ^ (word << np.uint32(15) | word >> np.uint32(17)) * np.uint32(0x1B873593)
+    return (h << np.uint32(13) | h >> np.uint32(19)) * np.uint32(5) + np.uint32(0xE6546B64)
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,5 +147,6 @@ def keys_of(
 def first_round(samples: Samples) -> Samples:
     """The samples of round 0, which come first."""
     n = int((samples.round == 0).sum())
-    log_probs = samples.log_probs[:n] if samples.log_probs is not None else None
-    return Samples(samples.tokens[:n], samples.prompt[:n], samples.round[:n], log_probs)
+    return Samples(
+        samples.tokens[:n], samples.prompt[:n], samples.round[:n], samples.log_probs and samples.log_probs[:n]
+    )

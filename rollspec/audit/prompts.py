@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from rollspec.audit.verdict import AuditError
+from rollspec.audit.evidence import AuditError
 
 BUILT_IN = (
     "What is 17 + 25? Let us think step by step.",

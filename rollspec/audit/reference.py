@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 
 from rollspec.audit.engine import Progress
+from rollspec.audit.evidence import AuditError, Evidence, Samples
 from rollspec.audit.noise import Witness
 from rollspec.audit.statistics import Floats
-from rollspec.audit.verdict import AuditError, Evidence, Samples
 
 CHUNK_BYTES = 256 << 20  # of float32 logits held at once
 BLOCK_BYTES = 4 << 20  # of float64 log-probabilities: larger pieces leave the cache and take four times as long

@@ -7,12 +7,14 @@ import json
 from pathlib import Path
 from typing import Any
 
+from rollspec.audit.evidence import AuditError
 from rollspec.audit.power import Power
 from rollspec.audit.statistics import TestResult
-from rollspec.audit.verdict import AuditError, AuditResult
+from rollspec.audit.verdict import AuditResult
 
 FAMILY_COLUMNS = ("test", "tests", "strongest", "statistic", "smallest p", "adjusted p", "")
-FORMATS = (".json", ".md", ".html")
+TEST_COLUMNS = ("test", "where", "n", "statistic", "p", "adjusted p")
+Row = tuple[str, ...]
 
 
 def verdict_line(result: AuditResult) -> str:
@@ -99,7 +101,7 @@ def _power(power: Power) -> str:
     return f"found nine times in ten at p <= {power.alpha:g}: {', '.join(sizes)}"
 
 
-def families(result: AuditResult) -> list[tuple[str, ...]]:
+def families(result: AuditResult) -> list[Row]:
     """One row per kind of test, with its strongest member; columns as `FAMILY_COLUMNS`."""
     members: dict[str, list[TestResult]] = {}
     for t in result.tests:  # sorted by p
@@ -129,7 +131,7 @@ def write(result: AuditResult, path: Path) -> None:
         AuditError: another ending, or a file that cannot be written.
     """
     check_path(path)
-    text = {".json": _json, ".md": markdown, ".html": page}[path.suffix](result)
+    text = FORMATS[path.suffix](result)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8")
@@ -145,38 +147,42 @@ def check_path(path: Path) -> None:
         )
 
 
-def _json(result: AuditResult) -> str:
+def json_text(result: AuditResult) -> str:
+    """Every number."""
     return json.dumps(result.to_dict(), indent=2) + "\n"
 
 
 def markdown(result: AuditResult) -> str:
     """Verdict, reasons, findings, one row per family and one per test."""
+
+    def table(columns: Row, rows: list[Row]) -> list[str]:
+        return ["", *(f"| {' | '.join(row)} |" for row in (columns, ("---",) * len(columns), *rows))]
+
     lines = ["# rollspec audit", "", f"**{verdict_line(result)}**", "", *(f"- {r}" for r in result.reasons), ""]
     lines += [f"- {name}: {found}" for name, found in facts(result)]
     if again := result.provenance.get("command"):
         lines += ["", f"Reproduce: `{again}`"]
-    lines += ["", *_markdown_table(FAMILY_COLUMNS, families(result))]
-    lines += ["", "## Every test", ""]
-    lines += _markdown_table(_TEST_COLUMNS, _test_rows(result))
+    lines += table(FAMILY_COLUMNS, families(result))
+    lines += ["", "## Every test", *table(TEST_COLUMNS, _test_rows(result))]
     lines += ["", "## Provenance", "", "```json", json.dumps(result.provenance, indent=2), "```", ""]
     return "\n".join(lines)
 
 
-_TEST_COLUMNS = ("test", "where", "n", "statistic", "p", "adjusted p")
-
-
-def _test_rows(result: AuditResult) -> list[tuple[str, ...]]:
+def _test_rows(result: AuditResult) -> list[Row]:
     return [
         (t.name, t.where, f"{t.n:,}", _statistic(t), f"{t.p_value:.3g}", f"{t.p_adjusted:.3g}") for t in result.tests
     ]
 
 
-def _markdown_table(columns: tuple[str, ...], rows: list[tuple[str, ...]]) -> list[str]:
-    return [f"| {' | '.join(row)} |" for row in (columns, tuple("---" for _ in columns), *rows)]
-
-
 def page(result: AuditResult) -> str:
     """The same as one HTML file without outside references."""
+
+    def line(cells: Row, tag: str) -> str:
+        return "<tr>" + "".join(f"<{tag}>{html.escape(c)}</{tag}>" for c in cells) + "</tr>"
+
+    def table(columns: Row, rows: list[Row]) -> str:
+        return f"<table>{line(columns, 'th')}{''.join(line(row, 'td') for row in rows)}</table>"
+
     colour = {"pass": "#1a7f37", "fail": "#b42318", "inconclusive": "#9a6700"}[result.verdict]
     items = "".join(f"<li>{html.escape(r)}</li>" for r in result.reasons)
     found = "".join(f"<tr><th>{html.escape(n)}</th><td>{html.escape(f)}</td></tr>" for n, f in facts(result))
@@ -189,15 +195,12 @@ def page(result: AuditResult) -> str:
         "th,td{text-align:left;padding:.25rem .75rem .25rem 0;border-bottom:1px solid #d0d7de}"
         f".v{{color:{colour};font-weight:600;font-size:1.15rem}}pre{{overflow:auto;background:#f6f8fa;padding:1rem}}"
         f"</style><h1>rollspec audit</h1><p class=v>{html.escape(verdict_line(result))}</p><ul>{items}</ul>"
-        f"<table>{found}</table>{again}{_html_table(FAMILY_COLUMNS, families(result))}"
-        f"<details><summary>Every test</summary>{_html_table(_TEST_COLUMNS, _test_rows(result))}</details>"
+        f"<table>{found}</table>{again}{table(FAMILY_COLUMNS, families(result))}"
+        f"<details><summary>Every test</summary>{table(TEST_COLUMNS, _test_rows(result))}</details>"
         f"<details><summary>Provenance</summary><pre>{html.escape(json.dumps(result.provenance, indent=2))}</pre>"
         "</details></html>\n"
     )
 
 
-def _html_table(columns: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
-    def row(cells: tuple[str, ...], tag: str) -> str:
-        return "<tr>" + "".join(f"<{tag}>{html.escape(c)}</{tag}>" for c in cells) + "</tr>"
-
-    return f"<table>{row(columns, 'th')}{''.join(row(r, 'td') for r in rows)}</table>"
+FORMATS = {".json": json_text, ".md": markdown, ".html": page}
+"""What `--out` writes, by the file's ending."""

@@ -1,8 +1,4 @@
-"""A whole audit: the engines, the reference model, the tests, the verdict.
-
-result = run_audit("path/to/model", Plan(prompts), Arm.with_rollspec("default"))
-result.verdict, result.reasons
-"""
+"""A whole audit: the engines, the reference model, the tests, the verdict."""
 
 from __future__ import annotations
 
@@ -10,7 +6,7 @@ import platform
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
-from importlib import metadata
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -18,23 +14,22 @@ import numpy as np
 
 from rollspec import __version__
 from rollspec.audit import identity
+from rollspec.audit.distribution import distribution_tests
 from rollspec.audit.engine import ARM_SECONDS, GREEDY_ROUNDS, Arm, ArmOutput, Plan, Progress, run_arm
+from rollspec.audit.evidence import Evidence, Samples
 from rollspec.audit.noise import NoiseCheck, Witness, first_round, keys_of
 from rollspec.audit.power import detectable
 from rollspec.audit.reference import Reference
+from rollspec.audit.statistics import TestResult
 from rollspec.audit.verdict import (
     ALPHA,
     TIE,
     TIE_HALF,
     AuditResult,
-    Evidence,
     LogProbCheck,
-    Samples,
-    TestResult,
     check_greedy,
     check_log_probs,
     conclude,
-    distribution_tests,
 )
 from rollspec.config import RollspecConfig
 from rollspec.machine import git_sha, machine, now
@@ -108,9 +103,12 @@ def run_audit(
     provenance = _provenance(model, plan, subject, target)
     provenance |= {"mean_entropy": judged.entropy, "seconds": seconds, "began": began, "ended": now()}
     if result.verdict == "fail" and control and subject.speculates and subject.lossy is None:
-        sentence, provenance["control"] = timed(
-            f"sampling, {plain.name}", lambda p: _control(model, plan, plain, target, alpha, timeout, p)
-        )
+
+        def sample_again(p: Progress) -> Judged:
+            again = run_arm(model, plan, plain, greedy_rounds=0, timeout=timeout, progress=p)
+            return judge(again.samples, target, plan, plain, p)
+
+        sentence, provenance["control"] = _control(timed(f"sampling, {plain.name}", sample_again), alpha)
         reasons.append(sentence)
     return replace(result, reasons=tuple(reasons), provenance=provenance)
 
@@ -149,19 +147,9 @@ def judge(
     return Judged(distribution_tests(evidence), check_log_probs(evidence, plan.dtype), entropy, found, evidence)
 
 
-def _control(
-    model: str | Path,
-    plan: Plan,
-    plain: Arm,
-    target: Reference,
-    alpha: float,
-    timeout: float,
-    progress: Progress,
-) -> tuple[str, dict[str, Any]]:
+def _control(judged: Judged, alpha: float) -> tuple[str, dict[str, Any]]:
     """Whether speculation is to blame: the same tests on the engine without it."""
-    output = run_arm(model, plan, plain, greedy_rounds=0, timeout=timeout, progress=progress)
-    judged = judge(output.samples, target, plan, plain, progress)
-    result = conclude(judged.tests, output.samples.n_tokens, alpha=alpha, log_probs=judged.log_probs)
+    result = conclude(judged.tests, judged.evidence.samples.n_tokens, alpha=alpha, log_probs=judged.log_probs)
     if result.verdict == "fail":
         sentence = (
             "the same engine without speculation fails too, so that alone is not the cause: compare the "
@@ -173,6 +161,8 @@ def _control(
 
 
 def _provenance(model: str | Path, plan: Plan, subject: Arm, target: Reference) -> dict[str, Any]:
+    import torch
+
     from rollspec.engine.vllm.compat import vllm_version
 
     plain = asdict(plan)
@@ -182,25 +172,12 @@ def _provenance(model: str | Path, plan: Plan, subject: Arm, target: Reference) 
         "plan": plain | {"prompts": len(plain["prompts"]), "prompts_blake2b": identity.prompts(plan.prompts)},
         "checkpoint": identity.checkpoint(model),
         "reference_device": target.device,
-        "machine": machine() | {"gpu": _gpu()},
+        "machine": machine() | {"gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None},
         "git_sha": git_sha(),
         "versions": {
             "rollspec": __version__,
             "vllm": vllm_version(),
-            **{name: _version(name) for name in ("torch", "transformers", "numpy", "scipy")},
+            **{name: str(import_module(name).__version__) for name in ("torch", "transformers", "numpy", "scipy")},
             "python": platform.python_version(),
         },
     }
-
-
-def _gpu() -> str | None:
-    import torch
-
-    return torch.cuda.get_device_name() if torch.cuda.is_available() else None
-
-
-def _version(name: str) -> str:
-    try:
-        return metadata.version(name)
-    except metadata.PackageNotFoundError:
-        return "not installed"

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
-from typing import Any
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -40,15 +39,6 @@ class TestResult:
     df: float | None
     p_value: float
     p_adjusted: float = 1.0
-
-    @property
-    def kind(self) -> str:
-        """Which statistic it is: "z" or "G"."""
-        return "z" if self.df is None else "G"
-
-    def to_dict(self) -> dict[str, Any]:
-        """A JSON-able mapping."""
-        return asdict(self)
 
 
 def moment_test(value: float, mean: float, variance: float, third: float, step: float = 0.0) -> tuple[float, float]:

@@ -1,12 +1,9 @@
-"""The audit: did these tokens come from this distribution? Statistics and verdict, no engine.
+"""The verdict of an audit, from what each of its checks found; no engine.
 
-    evidence = Evidence(samples, vocab, np.random.default_rng(0))
-    for s in range(len(samples.tokens)):
-        evidence.add(s, log_probs_of_the_target)        # [tokens of s, V]
-    tests = distribution_tests(evidence)                 # Holm-adjusted, most significant first
-
-`rollspec audit` (cli.py) runs the engines and the reference model and puts the pieces together with `conclude`.
-What each test sees, and how many tokens it needs, is in docs/exactness.md.
+evidence = Evidence(samples, vocab, np.random.default_rng(0))
+for s in range(len(samples.tokens)):
+evidence.add(s, log_probs_of_the_target)        # [tokens of s, V]
+result = conclude(distribution_tests(evidence), samples.n_tokens)
 """
 
 from __future__ import annotations
@@ -17,29 +14,10 @@ from typing import Any, Literal
 
 import numpy as np
 
-from rollspec.audit.distribution import distribution_tests
-from rollspec.audit.evidence import AuditError, Evidence, Samples, samples_from
+from rollspec.audit.evidence import Evidence, Samples
 from rollspec.audit.noise import NoiseCheck
 from rollspec.audit.power import Power
 from rollspec.audit.statistics import Ints, TestResult
-
-__all__ = [
-    "ALPHA",
-    "AuditError",
-    "AuditResult",
-    "DraftCounts",
-    "Evidence",
-    "GreedyCheck",
-    "LogProbCheck",
-    "Mismatch",
-    "Samples",
-    "TestResult",
-    "check_greedy",
-    "check_log_probs",
-    "conclude",
-    "distribution_tests",
-    "samples_from",
-]
 
 Verdict = Literal["pass", "fail", "inconclusive"]
 

@@ -1,8 +1,7 @@
 """One engine of an audit, in a process of its own: `python -m rollspec.audit.worker JOB.json PID`.
 
-Reads what to build and generate, writes the tokens to `tokens.npz` and the counters to `counters.json` beside the job.
-PID is the audit's: with it this process ends. Only vLLM's public interface is used (`LLM`, `SamplingParams`,
-`get_metrics`, `collective_rpc`).
+Reads what to build and generate (`engine.job_of`), writes the responses and counters to `output.json` beside the job.
+PID is the audit's: with it this process ends. Only vLLM's public interface is used.
 """
 
 from __future__ import annotations
@@ -15,12 +14,10 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 MAX_SEQS = 64  # more requests than this queue, so that they end and begin at different steps, as in a rollout
 
@@ -35,49 +32,31 @@ class Response:
     log_probs: list[float]
 
 
-def run(folder: Path, job: dict[str, Any]) -> None:
-    """Build the engine of `job` (see `engine.run_arm`), generate, write the results into `folder`."""
-    began = time.perf_counter()
-    llm = build(job)
-    work(llm, folder, job, time.perf_counter() - began)
-
-
-def work(llm: Any, folder: Path, job: dict[str, Any], start_seconds: float = 0.0) -> None:
+def work(llm: Any, folder: Path, job: dict[str, Any]) -> None:
     """Generate what `job` asks for with an engine that is built, and write it into `folder`."""
-    started = time.perf_counter()
-    plan = job["plan"]
-    version = 0
+    plan, greedy_rounds = job["plan"], job["greedy_rounds"]
     greedy: list[Response] = []
-    for r in range(job["greedy_rounds"]):
-        version = next_round(llm, job, version)
+    for r in range(greedy_rounds):
+        next_round(llm, job, r)
         greedy += generate(llm, plan, r, copies=2 if r else 1, temperature=0.0)
     greedy_drafts = counters(llm)
-    seconds = 0.0
 
     def one(r: int, copies: int) -> list[Response]:
-        nonlocal seconds, version
-        version = next_round(llm, job, version)
-        start = time.perf_counter()
-        found = generate(llm, plan, r, copies, plan["temperature"])
-        seconds += time.perf_counter() - start
-        return found
+        next_round(llm, job, greedy_rounds + r)
+        return generate(llm, plan, r, copies, plan["temperature"])
 
     def note(done: int) -> None:
         _write(folder / "progress.json", {"done": done, "total": plan["tokens"]})
 
     sampled = sample(plan, one, note) if job["sample"] else []
-    np.savez(folder / "tokens.npz", **_arrays("greedy", greedy), **_arrays("sample", sampled))
-    _write(
-        folder / "counters.json",
-        {
-            "greedy_drafts": greedy_drafts,
-            "sample_drafts": [b - a for a, b in zip(greedy_drafts, counters(llm), strict=True)],
-            "sample_seconds": seconds,
-            "off": _off(llm, job),
-            "start_seconds": start_seconds,
-            "generate_seconds": time.perf_counter() - started,
-        },
-    )
+    output = {
+        "samples": [asdict(response) for response in sampled],
+        "greedy": [asdict(response) for response in greedy],
+        "drafts": [b - a for a, b in zip(greedy_drafts, counters(llm), strict=True)],
+        "greedy_drafts": greedy_drafts,
+        "off": _off(llm, job),
+    }
+    _write(folder / "output.json", output)
 
 
 def sample(
@@ -193,23 +172,8 @@ def _off(llm: Any, job: dict[str, Any]) -> str | None:
 def counters(llm: Any) -> tuple[int, int]:
     """(draft tokens, accepted tokens) since the engine started."""
     values = {m.name: getattr(m, "value", 0) for m in llm.get_metrics()}
-    return (
-        int(values.get("vllm:spec_decode_num_draft_tokens", 0)),
-        int(values.get("vllm:spec_decode_num_accepted_tokens", 0)),
-    )
-
-
-def _arrays(name: str, rows: Iterable[Response]) -> dict[str, Any]:
-    rows = list(rows)
-    tokens = [np.asarray(s.tokens, dtype=np.int64) for s in rows]
-    reported = [np.asarray(s.log_probs, dtype=np.float64) for s in rows]
-    return {
-        f"{name}_tokens": np.concatenate([*tokens, np.zeros(0, dtype=np.int64)]),
-        f"{name}_log_probs": np.concatenate([*reported, np.zeros(0)]),
-        f"{name}_lengths": np.array([len(t) for t in tokens], dtype=np.int64),
-        f"{name}_prompt": np.array([s.prompt for s in rows], dtype=np.int64),
-        f"{name}_round": np.array([s.round for s in rows], dtype=np.int64),
-    }
+    drafted, accepted = (values.get(f"vllm:spec_decode_num_{kind}_tokens", 0) for kind in ("draft", "accepted"))
+    return int(drafted), int(accepted)
 
 
 def _write(path: Path, data: dict[str, Any]) -> None:
@@ -235,4 +199,5 @@ if __name__ == "__main__":
     _job = Path(sys.argv[1])
     if os.getpgrp() == os.getpid():
         _end_with(int(sys.argv[2]), _job.parent)
-    run(_job.parent, json.loads(_job.read_text()))
+    _described = json.loads(_job.read_text())
+    work(build(_described), _job.parent, _described)

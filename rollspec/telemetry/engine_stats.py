@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -79,22 +80,16 @@ class EngineStats:
         for p in parts:
             for name in SUMS:
                 setattr(out, name, getattr(out, name) + getattr(p, name))
-            for i, (n, a) in enumerate(p.by_position):
-                while len(out.by_position) <= i:
-                    out.by_position.append([0, 0])
-                out.by_position[i][0] += n
-                out.by_position[i][1] += a
+            both = itertools.zip_longest(out.by_position, p.by_position, fillvalue=(0, 0))
+            out.by_position = [_added(*rows) for rows in both]
             for source, row in p.by_source.items():
-                total = out.by_source.setdefault(source, [0, 0, 0])
-                for j, v in enumerate(row):
-                    total[j] += v
+                out.by_source[source] = _added(out.by_source.get(source, [0, 0, 0]), row)
             for name in SUMS_BY_KEY:
                 sums = getattr(out, name)
-                for key, value in getattr(p, name).items():
-                    sums[key] = sums.get(key, 0) + value
+                sums |= {key: sums.get(key, 0) + value for key, value in getattr(p, name).items()}
             out.correlated = out.correlated or p.correlated
-            out.reuse = [a + b for a, b in zip(out.reuse, p.reuse, strict=True)]
-            out.max_prob = [a + b for a, b in zip(out.max_prob, p.max_prob, strict=True)]
+            out.reuse = _added(out.reuse, p.reuse)
+            out.max_prob = _added(out.max_prob, p.max_prob)
             if p.cost_error is not None:
                 out.cost_error = max(out.cost_error or 0.0, p.cost_error)
             out.drafters_off = sorted({*out.drafters_off, *p.drafters_off})
@@ -107,6 +102,10 @@ class EngineStats:
 MEANS = {"accept_length": "drafted", "loss": "steps", "train_length": "steps", "micro_step_seconds": "steps"}
 """Levels of a learned drafter that are means, and what replicas weigh in them by: tokens it drafted, or steps of its
 training, in the interval. `loss/<term>` is as `loss`. Other levels take the maximum, which is the worst case."""
+
+
+def _added(a: Sequence[Any], b: Sequence[Any]) -> list[Any]:
+    return [x + y for x, y in zip(a, b, strict=True)]
 
 
 def _merged_levels(parts: Sequence[EngineStats]) -> dict[str, float]:

@@ -132,7 +132,7 @@ def acceptance_by_drafter(run: Run) -> Figure:
     lines = []
     for i, name in enumerate(names):
         drafter = name.removeprefix(RATE)
-        drafted = _sum(run, DRAFTED + drafter)
+        drafted = sum(run.known(DRAFTED + drafter))
         label = f"{drafter} ({drafted:,.0f} drafted)" if drafted else drafter
         lines += _line(run, label, f"s-{i % COLOURS}", name)
     lines = lines or _line(run, "all drafters", "s-0", *ACCEPT_RATE)
@@ -186,10 +186,10 @@ def idle(run: Run) -> Figure:
     """Seconds in which training could run, and did."""
     available, harvested, wasted = (DRAFTER + f"{n}_seconds" for n in ("idle", "harvested", "wasted"))
     lines = _line(run, "idle", "s-base", available) + _line(run, "harvested", "s-run", harvested)
-    note = f"{_sum(run, harvested):.1f} of {_sum(run, available):.1f} s, over all replicas."
+    note = f"{sum(run.known(harvested)):.1f} of {sum(run.known(available)):.1f} s, over all replicas."
     if run.has(wasted):
-        note += f" Given up: {_sum(run, wasted):.1f} s."
-    late, step = (_known(run, DRAFTER + n)[-1:] for n in ("preempt_p99_seconds", "micro_step_seconds"))
+        note += f" Given up: {sum(run.known(wasted)):.1f} s."
+    late, step = (run.known(DRAFTER + n)[-1:] for n in ("preempt_p99_seconds", "micro_step_seconds"))
     if late and step:
         note += f" Requests waited {1e3 * late[0]:.1f} ms for it at the 99th percentile; "
         note += f"a step takes {1e3 * step[0]:.1f} ms."
@@ -199,7 +199,7 @@ def idle(run: Run) -> Figure:
 def pauses(run: Run) -> Figure:
     """Longest pause of a step's swaps."""
     longest = [None if v is None else 1e3 * v for v in run.series(DRAFTER + "swap_longest")]
-    count, seconds = _sum(run, DRAFTER + "swaps"), _sum(run, DRAFTER + "swap_seconds")
+    count, seconds = sum(run.known(DRAFTER + "swaps")), sum(run.known(DRAFTER + "swap_seconds"))
     note = f"{count:.0f} swaps, {1e3 * seconds / count:.2f} ms each." if count else ""
     return over_steps(run, "Pauses of swaps", "ms", [Line("", "s-run", run.steps, longest)], note=note)
 
@@ -267,14 +267,6 @@ def _both(run: Run, baseline: Run | None) -> list[tuple[Run, str]]:
 
 def _missing(run: Run, names: Sequence[str], why: str = "") -> str:
     return f"No step of {run.name} carries {' or '.join(names)}{why}."
-
-
-def _known(run: Run, name: str) -> list[float]:
-    return [v for v in run.series(name) if v is not None]
-
-
-def _sum(run: Run, name: str) -> float:
-    return sum(_known(run, name))
 
 
 def _epochs(run: Run) -> Marks:

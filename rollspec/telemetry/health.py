@@ -12,7 +12,6 @@ from __future__ import annotations
 import logging
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 
 from rollspec.config import HealthConfig
 from rollspec.proposal.base import TokenArray
@@ -29,30 +28,13 @@ get longer, so that limit is far below that of tokens.
 """
 
 
-@dataclass(frozen=True, slots=True)
-class _Threshold:
-    kind: str
-    metric: str
-    above: bool  # whether it is crossed from below
-    text: str
-
-
-_THRESHOLDS = (
-    _Threshold("gap", "logprob_gap", True, "engine and trainer differ by {:.3g} nats per token"),
-    _Threshold("corr", "logprob_corr", False, "engine and trainer probabilities correlate at {:.4f} only"),
-    _Threshold("ess", "ess_token", False, "the tokens' importance weights are worth {:.3f} of their number"),
-    _Threshold(
-        "ess_sequence",
-        "ess_sequence",
-        False,
-        "the responses' importance weights are worth {:.3f} of their number",
-    ),
-    _Threshold(
-        "ratios",
-        "ratio_outside",
-        True,
-        f"a share of {{:.3f}} of the importance ratios is outside {health.BAND[0]:g} to {health.BAND[1]:g}",
-    ),
+_OUTSIDE = f"a share of {{:.3f}} of the importance ratios is outside {health.BAND[0]:g} to {health.BAND[1]:g}"
+_THRESHOLDS = (  # kind, metric, the side on which it is usual, what to say
+    ("gap", "logprob_gap", "at most", "engine and trainer differ by {:.3g} nats per token"),
+    ("corr", "logprob_corr", "at least", "engine and trainer probabilities correlate at {:.4f} only"),
+    ("ess", "ess_token", "at least", "the tokens' importance weights are worth {:.3f} of their number"),
+    ("ess_sequence", "ess_sequence", "at least", "the responses' importance weights are worth {:.3f} of their number"),
+    ("ratios", "ratio_outside", "at most", _OUTSIDE),
 )
 _USUAL = {
     "lost": "the engine's sampler or the trainer's forward pass is broken, and what is learned from them too",
@@ -161,11 +143,10 @@ class HealthWatch:
         out = []
         if lost := m.get("logprob_lost", 0.0):
             out.append(("not_finite", f"{lost:.0f} log-probs are NaN or infinite", "lost"))
-        for t in _THRESHOLDS:
-            limit, value = LIMITS[t.kind], m.get(t.metric)
-            if value is not None and (value > limit if t.above else value < limit):
-                side = "at most" if t.above else "at least"
-                out.append((t.kind, f"{t.text.format(value)} ({side} {limit:g} is usual)", "ratios"))
+        for kind, metric, side, text in _THRESHOLDS:
+            limit, value = LIMITS[kind], m.get(metric)
+            if value is not None and (value > limit if side == "at most" else value < limit):
+                out.append((kind, f"{text.format(value)} ({side} {limit:g} is usual)", "ratios"))
         if "epoch_overlap_chance" in m:
             shared, chance, limit = m["epoch_overlap"], m["epoch_overlap_chance"], self.config.max_overlap
             if shared - chance > limit:

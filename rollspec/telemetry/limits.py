@@ -52,7 +52,7 @@ class Limits:
 
 def limits(run: Run) -> Limits | None:
     """The limits of a run; None where its metrics do not carry them."""
-    seconds = {name.removeprefix(MODELLED): _sum(run, name) for name in run.names(MODELLED)}
+    seconds = {name.removeprefix(MODELLED): sum(run.known(name)) for name in run.names(MODELLED)}
     if not all(seconds.get(k) for k in (*_BOUNDS, NONE)):
         return None
     fixed = {k: t for k, t in seconds.items() if k not in _BOUNDS and t > 0}
@@ -83,10 +83,6 @@ def arm_shares(run: Run, most: int = 5) -> list[tuple[str, list[float | None]]]:
     }
     order = sorted(found, key=lambda a: -sum(v or 0.0 for v in found[a]))[:most]
     return [(arm, found[arm]) for arm in found if arm in order]
-
-
-def _sum(run: Run, name: str) -> float:
-    return sum(v for v in run.series(name) if v is not None)
 
 
 def _weighted(values: Sequence[float | None], weights: Sequence[float | None]) -> float | None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from statistics import fmean
+
 from rollspec.telemetry.runs import Run
 from rollspec.telemetry.summary import WARNINGS, RunSummary
 
@@ -11,12 +13,11 @@ def on_policy(run: Run, s: RunSummary) -> list[tuple[str, str, str]]:
     out: list[tuple[str, str, str]] = []
     kinds = s.health_warnings
     if s.lossy:
-        bias, skipped, saved = (
-            _mean_of(run, f"rollspec/reuse/{n}") for n in ("bias", "skip_ratio", "avg_saved_tokens")
-        )
-        took = "" if skipped is None else f" {100 * skipped:.1f} % of rollouts are an old response whole,"
-        took += "" if saved is None else f" {saved:.1f} tokens per rollout are taken over."
-        text = f"Lossy by reuse.mode = lenient, bias {bias or 0.0:g}: not the policy's, and no ratio can show it.{took}"
+        bias, skipped, saved = (run.known(f"rollspec/reuse/{n}") for n in ("bias", "skip_ratio", "avg_saved_tokens"))
+        rule = f"bias {fmean(bias or [0.0]):g}"
+        took = f" {100 * fmean(skipped):.1f} % of rollouts are an old response whole," if skipped else ""
+        took += f" {fmean(saved):.1f} tokens per rollout are taken over." if saved else ""
+        text = f"Lossy by reuse.mode = lenient, {rule}: not the policy's, and no ratio can show it.{took}"
         out.append(("warn", "Distribution of the rollouts", text))
     elif s.correlated:
         text = (
@@ -40,8 +41,3 @@ def on_policy(run: Run, s: RunSummary) -> list[tuple[str, str, str]]:
     elif run.has(WARNINGS):
         out.append(("ok", "Health warnings", "No threshold was crossed."))
     return out
-
-
-def _mean_of(run: Run, name: str) -> float | None:
-    known = [v for v in run.series(name) if v is not None]
-    return sum(known) / len(known) if known else None

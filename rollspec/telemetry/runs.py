@@ -26,7 +26,6 @@ PROVENANCE = "run.json"
 STEP = "training/global_step"
 EPOCH = "training/epoch"
 LENGTHS_FILE = "lengths.jsonl"
-LENGTHS = ("lengths", "rollspec/lengths")
 GEN, STEP_TIME = "timing_s/gen", "timing_s/step"
 
 TRAINER_STATE = "trainer_state.json"
@@ -64,6 +63,10 @@ class Run:
             if any(name in row for row in self.rows):
                 return [row.get(name) for row in self.rows]
         return [None] * len(self.rows)
+
+    def known(self, *names: str) -> list[float]:
+        """The values of `series` that were measured."""
+        return [v for v in self.series(*names) if v is not None]
 
     def has(self, *names: str) -> bool:
         """Whether any step carries one of `names`."""
@@ -165,10 +168,8 @@ def parse_row(obj: dict[str, Any]) -> tuple[int | None, Row, tuple[int, ...]]:
             row[ALIASES.get(name, name)] = number
     if EPOCH not in row and "epoch" in row:  # of transformers: epochs that are over, fractions included
         row[EPOCH] = max(math.ceil(row["epoch"]) - 1, 0)
-    lengths: tuple[int, ...] = ()
-    for key in LENGTHS:
-        if isinstance(obj.get(key), list):
-            lengths = tuple(int(n) for n in map(_number, obj[key]) if n is not None)
+    sizes = obj.get("lengths")
+    lengths = tuple(int(n) for n in map(_number, sizes) if n is not None) if isinstance(sizes, list) else ()
     step = row.get(STEP, row.get("step", row.get("_step")))
     return (None if step is None else int(step)), row, lengths
 

@@ -3,21 +3,20 @@
     sink = JsonlSink("runs/mine/metrics.jsonl")
     sink.write({"training/global_step": 3, "timing_s/gen": 4.2})
 
-Telemetry must never end a training job, so `write` returns False instead of raising: the failure is counted, and each
-cause is logged once.
+Telemetry must never end a training job, so `write` returns False instead of raising, and each cause is logged once.
 """
 
 from __future__ import annotations
 
 import json
-import logging
-import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-logger = logging.getLogger(__name__)
+from pydantic_core import to_json
+
+from rollspec.log_once import LogOnce
 
 
 class JsonlSink:
@@ -31,16 +30,14 @@ class JsonlSink:
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
-        self.failures = 0
-        self.written = 0
         self._fd: int | None = None
         self._seal = False  # the file ends in the middle of a line
-        self._logged: set[str] = set()
+        self._log = LogOnce()
 
     def write(self, row: Mapping[str, Any]) -> bool:
         """Append `row`. False when it could not be written; NaN and infinities become null, numpy scalars numbers."""
         try:
-            line = json.dumps(plain(row), separators=(",", ":"), allow_nan=False).encode() + b"\n"
+            line = _encoded(row) + b"\n"
             if self._fd is None:
                 self._fd = self._open()
             data = b"\n" + line if self._seal else line
@@ -49,22 +46,11 @@ class JsonlSink:
             if self._seal:
                 raise OSError(f"only {sent} of {len(data)} bytes fitted")
         except (OSError, TypeError, ValueError, RecursionError) as e:
-            self._fail(e)
+            cause = f"{type(e).__name__}: {e}"
+            text = "rollspec: measurements cannot be written to %s (%s); the job goes on without them there."
+            self._log(cause, text, self.path, cause)
             return False
-        self.written += 1
         return True
-
-    def close(self) -> None:
-        """Release the file; a later `write` opens it again."""
-        if self._fd is not None:
-            os.close(self._fd)
-            self._fd = None
-
-    def __enter__(self) -> JsonlSink:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def _open(self) -> int:
         self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -73,28 +59,12 @@ class JsonlSink:
         self._seal = size > 0 and os.pread(fd, 1, size - 1) != b"\n"
         return fd
 
-    def _fail(self, error: Exception) -> None:
-        self.failures += 1
-        cause = f"{type(error).__name__}: {error}"
-        if cause not in self._logged:
-            self._logged.add(cause)
-            logger.warning(
-                "rollspec: measurements cannot be written to %s (%s); the job goes on without them there.",
-                self.path,
-                cause,
-            )
-
 
 def plain(value: Any) -> Any:
-    """`value` in strict JSON types: numpy scalars and one-element tensors as numbers, non-finite numbers as None."""
-    if value is None or isinstance(value, str | bool | int):
-        return value
-    if isinstance(value, float):
-        return float(value) if math.isfinite(value) else None
-    if isinstance(value, Mapping):
-        return {str(k): plain(v) for k, v in value.items()}
-    if isinstance(value, Sequence | set | frozenset):
-        return [plain(v) for v in value]
-    if hasattr(value, "tolist"):  # numpy scalars and arrays, torch tensors
-        return plain(value.tolist())
-    return str(value)
+    """`value` in strict JSON types, as a line of the file has it."""
+    return json.loads(_encoded(value))
+
+
+def _encoded(value: Any) -> bytes:
+    """Strict JSON: numpy scalars and one-element tensors as numbers, non-finite numbers as null."""
+    return to_json(value, inf_nan_mode="null", fallback=lambda v: v.tolist() if hasattr(v, "tolist") else str(v))

@@ -118,8 +118,8 @@ def summarize(run: Run) -> RunSummary:
     sizes = run.all_lengths
     rewards = run.series(*REWARD)
     first, last = _ends(run)
-    accepted, drafted = _total(run.series("rollspec/accept/accepted")), _total(run.series("rollspec/accept/drafted"))
-    propose, engine = (_total(run.series(f"rollspec/rollout/{n}_seconds")) for n in ("propose", "engine"))
+    accepted, drafted = _total(run.known("rollspec/accept/accepted")), _total(run.known("rollspec/accept/drafted"))
+    propose, engine = (_total(run.known(f"rollspec/rollout/{n}_seconds")) for n in ("propose", "engine"))
     return RunSummary(
         name=run.name,
         steps=len(run.steps),
@@ -131,28 +131,28 @@ def summarize(run: Run) -> RunSummary:
         gen_share=sum(g for g, _ in both) / sum(s for _, s in both) if both else None,
         tokens=_total(tokens),
         tokens_per_second=sum(t for t, _ in timed) / sum(g for _, g in timed) if timed else None,
-        accept_length=_mean(run.series(*ACCEPT_LENGTH)),
-        accept_rate=accepted / drafted if accepted is not None and drafted else _mean(run.series(*ACCEPT_RATE)),
+        accept_length=_mean(run.known(*ACCEPT_LENGTH)),
+        accept_rate=accepted / drafted if accepted is not None and drafted else _mean(run.known(*ACCEPT_RATE)),
         reward_first=_mean(rewards[i] for i in first),
         reward_last=_mean(rewards[i] for i in last),
-        length_mean=float(np.mean(sizes)) if sizes else _mean(run.series("response_length/mean")),
+        length_mean=float(np.mean(sizes)) if sizes else _mean(run.known("response_length/mean")),
         length_p50=_percentile(sizes, 50, run, "rollspec/length/p50"),
         length_p90=_percentile(sizes, 90, run, "rollspec/length/p90"),
         length_p99=_percentile(sizes, 99, run, "rollspec/length/p99"),
-        length_max=max(sizes) if sizes else _max(run.series("rollspec/length/max", "response_length/max")),
-        clip_ratio=_mean(run.series("response_length/clip_ratio")),
+        length_max=max(sizes) if sizes else _max(run.known("rollspec/length/max", "response_length/max")),
+        clip_ratio=_mean(run.known("response_length/clip_ratio")),
         propose_share=propose / engine if propose is not None and engine else None,
-        logprob_gap=_mean(run.series(*GAP)),
-        logprob_corr_min=_min(run.series(*CORR)),
-        speculating_share=_mean(run.series(SPECULATING)),
-        ess_token_min=_min(run.series(ESS_TOKEN)),
-        ess_sequence_min=_min(run.series(ESS_SEQUENCE)),
-        ratio_outside=_mean(run.series("rollspec/health/ratio_outside")),
-        epoch_overlap=_mean(run.series(OVERLAP)),
-        epoch_overlap_chance=_mean(run.series(CHANCE)),
-        lossy=bool(_max(run.series(LOSSY))),
-        correlated=bool(_max(run.series(CORRELATED))),
-        health_warnings={n.rsplit("/", 1)[1]: int(_total(run.series(n)) or 0) for n in run.names(f"{WARNINGS}/")},
+        logprob_gap=_mean(run.known(*GAP)),
+        logprob_corr_min=_min(run.known(*CORR)),
+        speculating_share=_mean(run.known(SPECULATING)),
+        ess_token_min=_min(run.known(ESS_TOKEN)),
+        ess_sequence_min=_min(run.known(ESS_SEQUENCE)),
+        ratio_outside=_mean(run.known("rollspec/health/ratio_outside")),
+        epoch_overlap=_mean(run.known(OVERLAP)),
+        epoch_overlap_chance=_mean(run.known(CHANCE)),
+        lossy=bool(_max(run.known(LOSSY))),
+        correlated=bool(_max(run.known(CORRELATED))),
+        health_warnings={n.rsplit("/", 1)[1]: int(sum(run.known(n))) for n in run.names(f"{WARNINGS}/")},
         faults=_faults(run),
         phases=_phases(run),
     )
@@ -276,19 +276,19 @@ def _ends(run: Run) -> tuple[list[int], list[int]]:
 
 def _faults(run: Run) -> dict[str, int]:
     """Cause -> count over the run; counts without a cause go under 'unnamed'."""
-    out = {n.rsplit("/", 1)[1]: int(_total(run.series(n)) or 0) for n in run.names(f"{FAULTS}/")}
+    out = {n.rsplit("/", 1)[1]: int(sum(run.known(n))) for n in run.names(f"{FAULTS}/")}
     out = {cause: n for cause, n in out.items() if n}
-    missing = int(_total(run.series(FAULTS)) or 0) - sum(out.values())
+    missing = int(sum(run.known(FAULTS))) - sum(out.values())
     return {**out, **({"unnamed": missing} if missing > 0 else {})}
 
 
 def _phases(run: Run) -> dict[str, float]:
     out: dict[str, float] = {}
     for phase in PHASES:
-        seconds = _total(run.series(f"timing_s/{phase}"))
+        seconds = _total(run.known(f"timing_s/{phase}"))
         if seconds:
             out[phase] = seconds
-    whole = _total(run.series(STEP_TIME))
+    whole = _total(run.known(STEP_TIME))
     if whole and out and whole > sum(out.values()):
         out["other"] = whole - sum(out.values())
     return out
@@ -296,7 +296,7 @@ def _phases(run: Run) -> dict[str, float]:
 
 def _percentile(sizes: Sequence[int], q: float, run: Run, name: str) -> float | None:
     # Without single lengths, the mean over steps of each step's own percentile is the closest thing measured.
-    return float(np.percentile(sizes, q)) if sizes else _mean(run.series(name))
+    return float(np.percentile(sizes, q)) if sizes else _mean(run.known(name))
 
 
 def _of(function: Callable[[list[float]], float], values: Iterable[float | None]) -> float | None:

@@ -25,6 +25,7 @@ TRANSFORMERS_STEP = "train/global_step"
 HARM, HARM_REPORTS = 0.97, 3
 """Speculation costs time: a modelled speed-up below this in that many reports in a row."""
 
+CAUSES = "rollspec/guard/faults/"
 WAIT_SECONDS = 300
 """W&B drops an alert of the same title within this time."""
 
@@ -73,27 +74,23 @@ class WandbWatch:
         def value(name: str) -> float:
             return float(metrics.get(f"rollspec/{name}") or 0.0)
 
-        out: list[tuple[str, str, str]] = []
-        if value("health/nan_logprobs"):
-            n = value("health/nan_logprobs")
-            out.append(("rollspec: NaN log-probs", f"{n:.0f} sampled tokens have a log-prob of NaN.", "ERROR"))
-        if value("guard/faults"):
-            prefix = "rollspec/guard/faults/"
-            causes = ", ".join(sorted(n.removeprefix(prefix) for n in metrics if n.startswith(prefix)))
-            out.append(("rollspec: degraded", f"Something failed and was left out: {causes or 'see the log'}.", "WARN"))
-        if value("guard/alarms"):
-            text = f"A drafter was switched off because too little was accepted (rate {value('accept/rate'):.2f})."
-            out.append(("rollspec: acceptance collapsed", text, "WARN"))
-        if value("drafter/rolled_back"):
-            text = "New weights of the drafter got less right than the ones before, which are back."
-            out.append(("rollspec: drafter version rolled back", text, "WARN"))
-        if value("drafter/refused"):
-            text = "New weights of the drafter were not loaded; the engine's log says why."
-            out.append(("rollspec: drafter version refused", text, "WARN"))
+        lost, rate = value("health/nan_logprobs"), value("accept/rate")
+        causes = ", ".join(sorted(n.removeprefix(CAUSES) for n in metrics if n.startswith(CAUSES)))
         speedup = metrics.get("rollspec/rollout/speedup")
         if speedup is not None:
             self._harmed = self._harmed + 1 if speedup < HARM else 0
-        if self._harmed >= HARM_REPORTS:
-            text = f"By the cost model, speculation takes {1 / max(speedup or 1.0, 1e-9):.2f} times as long as none."
-            out.append(("rollspec: speculation costs time", text, "WARN"))
-        return out
+        slower = 1 / max(speedup or 1.0, 1e-9)
+        found = (
+            (lost, "NaN log-probs", f"{lost:.0f} sampled tokens have a log-prob of NaN."),
+            (value("guard/faults"), "degraded", f"Something failed and was left out: {causes or 'see the log'}."),
+            (value("guard/alarms"), "acceptance collapsed",
+             f"A drafter was switched off because too little was accepted (rate {rate:.2f})."),
+            (value("drafter/rolled_back"), "drafter version rolled back",
+             "New weights of the drafter got less right than the ones before, which are back."),
+            (value("drafter/refused"), "drafter version refused",
+             "New weights of the drafter were not loaded; the engine's log says why."),
+            (self._harmed >= HARM_REPORTS, "speculation costs time",
+             f"By the cost model, speculation takes {slower:.2f} times as long as none."),
+        )  # fmt: skip
+        level = {"NaN log-probs": "ERROR"}
+        return [(f"rollspec: {name}", text, level.get(name, "WARN")) for crossed, name, text in found if crossed]

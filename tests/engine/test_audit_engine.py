@@ -28,10 +28,11 @@ from benchmarks.identity import leads, same_tokens
 from benchmarks.two_policies import check_lossy, rollouts
 from rollspec.audit import worker as audit_worker
 from rollspec.audit.engine import Arm, Plan, job_of, read_output, run_arm
+from rollspec.audit.evidence import AuditError
 from rollspec.audit.noise import keys_of
 from rollspec.audit.reference import Reference
 from rollspec.audit.run import judge
-from rollspec.audit.verdict import AuditError, conclude
+from rollspec.audit.verdict import conclude
 from rollspec.cli import app
 from rollspec.config import RollspecConfig
 

@@ -16,10 +16,11 @@ import pytest
 from engines import KV_BYTES
 from models import make_sharp_model
 
-from rollspec.audit.evidence import Samples
+from rollspec.audit.distribution import distribution_tests
+from rollspec.audit.evidence import Evidence, Samples
 from rollspec.audit.reference import Reference
 from rollspec.audit.statistics import g_test, merge_rare
-from rollspec.audit.verdict import Evidence, check_log_probs, conclude, distribution_tests
+from rollspec.audit.verdict import check_log_probs, conclude
 from rollspec.config import RollspecConfig
 from rollspec.proposal.base import prompt_key
 from rollspec.sampling import scoring

@@ -12,10 +12,11 @@ from engines import CACHING, bridge, build, call, close, metric, pace, say_toget
 from models import make_sharp_model
 
 from rollspec import RollspecConfig
+from rollspec.audit.distribution import distribution_tests
 from rollspec.audit.evidence import Evidence, Samples, samples_from
 from rollspec.audit.noise import NoiseCheck, Witness, keys_of
 from rollspec.audit.reference import Reference
-from rollspec.audit.verdict import conclude, distribution_tests
+from rollspec.audit.verdict import conclude
 
 pytestmark = pytest.mark.engine
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from rollspec.audit.verdict import Evidence, samples_from
+from rollspec.audit.evidence import Evidence, samples_from
 
 V, PROMPTS, SIBLINGS, LENGTH = 48, 4, 16, 40
 Distribution = np.ndarray  # [contexts, V] probabilities; the context is the last token, then the prompt's number

@@ -19,24 +19,20 @@ from typer.testing import CliRunner
 from rollspec.audit import cli as audit_cli
 from rollspec.audit import prompts as audit_prompts
 from rollspec.audit import statistics as audit_tests
-from rollspec.audit.distribution import buckets
+from rollspec.audit.distribution import buckets, distribution_tests
 from rollspec.audit.engine import Arm, Plan, _cause, _environment
+from rollspec.audit.evidence import AuditError, Evidence, Samples, samples_from
 from rollspec.audit.noise import NoiseCheck
 from rollspec.audit.report import families, markdown, page, verdict_line, write
+from rollspec.audit.statistics import TestResult
 from rollspec.audit.verdict import (
-    AuditError,
     AuditResult,
     DraftCounts,
-    Evidence,
     GreedyCheck,
     LogProbCheck,
-    Samples,
-    TestResult,
     check_greedy,
     check_log_probs,
     conclude,
-    distribution_tests,
-    samples_from,
 )
 from rollspec.audit.worker import Response, cut, sample
 from rollspec.cli import app

@@ -6,10 +6,12 @@ import numpy as np
 import pytest
 
 from rollspec import RollspecConfig
+from rollspec.audit.distribution import distribution_tests
 from rollspec.audit.engine import Arm
+from rollspec.audit.evidence import Evidence, Samples, samples_from
 from rollspec.audit.noise import NoiseCheck, Witness, Words, first_round, gumbel, keys_of
 from rollspec.audit.report import facts
-from rollspec.audit.verdict import AuditResult, Evidence, Samples, conclude, distribution_tests, samples_from
+from rollspec.audit.verdict import AuditResult, conclude
 
 VOCAB, LENGTH = 60, 30
 PROMPTS = ((1, 2, 3), (4, 5), (1, 2, 3))  # the first and the last are one prompt to an engine
@@ -37,6 +39,17 @@ def _judge(samples: Samples, keys: Words, lawful: Samples | None = None) -> tupl
         witness.add(s, log_probs[11:], 11)
     noise = witness.result()
     return noise, conclude(distribution_tests(evidence), samples.n_tokens, noise=noise)
+
+
+def test_the_noise_is_the_engines_bit_for_bit() -> None:
+    """Derived apart from the engine's own: `vllm_cpu_v2.noise` is held to Triton's kernel in tests/kernels."""
+    from vllm_cpu_v2 import noise
+
+    keys = np.array([0, 7, 2**63 + 5, 2**64 - 1], np.uint64)
+    positions = np.array([0, 1, 17, 1 << 30])
+    found = gumbel(keys, positions, 50_000)
+    assert found.dtype == np.float32
+    np.testing.assert_array_equal(found, noise.gumbel(keys.view(np.int64), positions - 1, 50_000))
 
 
 def test_what_target_and_noise_make_passes() -> None:

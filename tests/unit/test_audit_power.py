@@ -19,8 +19,10 @@ from audit_cases import (
     sample,
 )
 
+from rollspec.audit.distribution import distribution_tests
+from rollspec.audit.evidence import Evidence, samples_from
 from rollspec.audit.power import detectable
-from rollspec.audit.verdict import Evidence, conclude, distribution_tests, samples_from
+from rollspec.audit.verdict import conclude
 
 
 @pytest.mark.parametrize(

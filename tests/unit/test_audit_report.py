@@ -13,11 +13,12 @@ from safetensors.numpy import save_file
 
 from rollspec import __version__
 from rollspec.audit import identity as audit_identity
+from rollspec.audit.distribution import distribution_tests
 from rollspec.audit.engine import Arm, Plan
 from rollspec.audit.power import detectable
 from rollspec.audit.report import markdown, page
 from rollspec.audit.run import _provenance
-from rollspec.audit.verdict import conclude, distribution_tests
+from rollspec.audit.verdict import conclude
 from rollspec.machine import git_sha, machine
 
 

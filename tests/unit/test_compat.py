@@ -50,6 +50,14 @@ def test_what_cannot_be_accelerated_says_why(kwargs: dict[str, Any], word: str) 
     assert said is not None and word in said and "\n" not in said
 
 
+def test_a_cpu_without_kernels_for_the_second_runner_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    first = SimpleNamespace(use_v2_model_runner=False)
+    monkeypatch.setattr(compat, "find_spec", lambda name: None)
+    assert compat.no_runner_because(first) == compat.NO_KERNELS
+    monkeypatch.setattr(compat, "find_spec", lambda name: object() if name == "triton" else None)
+    assert "first model runner" in (compat.no_runner_because(first) or "")
+
+
 @pytest.mark.parametrize("version", ["0.31.0", "0.34.0", "1.0", "0"])
 def test_versions_outside_the_range(version: str) -> None:
     said = compat.unsupported_version(version)

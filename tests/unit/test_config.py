@@ -384,7 +384,9 @@ STARTS = {  # where a job, an engine or a command starts
 def test_settings_are_resolved_where_a_job_starts_and_are_data_everywhere_else() -> None:
     root = Path(__file__).parents[2]
     files = [
-        p for top in ("rollspec", "drafter_online", "integrations", "examples/demo") for p in (root / top).rglob("*.py")
+        p
+        for top in ("rollspec", "drafter_online", "integrations", "cpu", "examples/demo")
+        for p in (root / top).rglob("*.py")
     ]
     texts = {str(p.relative_to(root)): p.read_text() for p in files}
     texts = {name: text for name, text in texts.items() if not name.startswith("rollspec/config/")}

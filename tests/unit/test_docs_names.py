@@ -120,7 +120,7 @@ def test_make_targets(path: Path) -> None:
 def test_modules_that_are_run(path: Path) -> None:
     for text in code(path):
         for module in re.findall(r"python -m ((?:rollspec|benchmarks|examples|drafter_online)[\w.]*)", text):
-            files = [ROOT / folder / module.replace(".", "/") for folder in (".", "integrations")]
+            files = [ROOT / folder / module.replace(".", "/") for folder in (".", "integrations", "cpu")]
             assert any(f.with_suffix(".py").is_file() or (f / "__main__.py").is_file() for f in files), text
 
 
@@ -170,7 +170,12 @@ def test_configurations(path: Path) -> None:
 
 @page
 def test_environment_variables(path: Path) -> None:
-    sources = [*ROOT.glob("rollspec/**/*.py"), *ROOT.glob("integrations/**/*.py"), *ROOT.glob("scripts/*.sh")]
+    sources = [
+        *ROOT.glob("rollspec/**/*.py"),
+        *ROOT.glob("integrations/**/*.py"),
+        *ROOT.glob("cpu/**/*.py"),
+        *ROOT.glob("scripts/*.sh"),
+    ]
     there = {v for file in sources for v in re.findall(r"\bROLLSPEC_[A-Z][A-Z_]*", file.read_text(encoding="utf-8"))}
     for text in code(path):
         for name in re.findall(r"\bROLLSPEC__([A-Z_]+)", text):
@@ -211,7 +216,7 @@ def metric_names() -> list[str]:
 @page
 def test_files(path: Path) -> None:
     for text in spans(path):
-        if re.fullmatch(r"(?:rollspec|integrations|tests|benchmarks|scripts|configs|examples|docs)/[\w./-]+", text):
+        if re.fullmatch(r"(?:rollspec|integrations|cpu|tests|benchmarks|scripts|configs|examples|docs)/[\w./-]+", text):
             at = text.rstrip("/")
             # Metrics look like paths; written ones are results of benchmarks.
             made = at.startswith("benchmarks/results/") or find(at) is not None
@@ -245,7 +250,7 @@ def test_the_walks_of_the_architecture_lead_through_functions_that_exist() -> No
 def words_of_the_code() -> str:
     """Every string constant of the code, and the scripts."""
     found = [file.read_text(encoding="utf-8") for file in ROOT.glob("scripts/*.sh")]
-    for folder in ("rollspec", "drafter_online", "integrations", "examples/demo"):
+    for folder in ("rollspec", "drafter_online", "integrations", "cpu", "examples/demo"):
         for file in ROOT.glob(f"{folder}/**/*.py"):
             for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
                 if isinstance(node, ast.Constant) and isinstance(node.value, str):

@@ -61,6 +61,16 @@ def test_an_engine_without_the_second_model_runner_cannot_speculate(value: str |
     assert checks["usable"].status == ("off" if status == "off" else "ok")
 
 
+def test_a_cpu_build_of_vllm_needs_the_cpu_plugin(monkeypatch: pytest.MonkeyPatch) -> None:
+    on_cpu = {**WHOLE, "vllm": "0.32.0+cpu"}
+    check = _examine(on_cpu)["model runner"]
+    assert check.status == "off" and "`pip install ./cpu` (rollspec-cpu)" in check.detail
+    assert _examine(on_cpu)["usable"].status == "off"
+    entries = [metadata.EntryPoint(name, "a:b", doctor.PLUGIN_GROUP) for name in ("rollspec", "vllm_cpu_v2")]
+    monkeypatch.setattr(doctor.metadata, "entry_points", lambda group: entries)
+    assert _examine(on_cpu)["usable"].status == "ok"
+
+
 def test_an_empty_environment_says_what_to_install() -> None:
     checks = _examine({})
     assert checks["usable"].status == "off"

@@ -17,12 +17,11 @@ from rollspec.engine.vllm.hooks import HOOKS, Hook, Patch, RunnerHook, base, run
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "rollspec" / "engine" / "vllm" / "hooks"
 HOOK_FILES = set(FOLDER.rglob("*.py"))
-OWN = ROOT / "integrations" / "vllm_cpu_v2"  # vLLM's second runner on CPU, without rollspec: its own way of starting
 FILES = sorted(
     p
-    for top in ("rollspec", "integrations")
+    for top in ("rollspec", "integrations", "cpu/rollspec_verl_cpu")
     for p in (ROOT / top).rglob("*.py")
-    if p not in HOOK_FILES and OWN not in p.parents
+    if p not in HOOK_FILES
 )
 
 # What a parameter or attribute is called that holds an object of vLLM's code (not its settings, or a step's data).

@@ -11,8 +11,8 @@ import pytest
 from benchmarks.identity import compare
 from rollspec import RollspecConfig
 from rollspec.audit.engine import Plan
+from rollspec.audit.evidence import Samples, samples_from
 from rollspec.audit.noise import gumbel, keys_of
-from rollspec.audit.verdict import Samples, samples_from
 
 VOCAB = 20
 PLAN = Plan(prompts=((1, 2, 3), (4, 5)), seed=3, temperature=0.5)

@@ -13,13 +13,14 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-INTEGRATIONS = {p.name for p in (ROOT / "integrations").glob("rollspec_*")}
+INTEGRATIONS = {p.name for top in ("integrations", "cpu") for p in (ROOT / top).glob("rollspec_*")}
 ENGINES = {"vllm", "ray", "verl", "trl", "openrlhf"}
 
 # folder -> top-level packages that no file in it may import, wherever in the file
 NEVER = {
     "drafter_online": {"rollspec", "verl", "trl", "openrlhf", "vllm", *INTEGRATIONS},
-    "rollspec": INTEGRATIONS,
+    "cpu/vllm_cpu_v2": {"rollspec", "drafter_online", *INTEGRATIONS},
+    "rollspec": {"vllm_cpu_v2", *INTEGRATIONS},
     "rollspec/proposal": {"vllm", "verl", "ray"},
     "rollspec/drafting": {"vllm", "verl", "ray"},
     "rollspec/tuning": {"vllm", "verl", "ray"},

@@ -68,10 +68,8 @@ def test_levels_of_replicas_that_train_a_head_each() -> None:
 
 def test_sink_appends_whole_lines(tmp_path: Path) -> None:
     path = tmp_path / "new" / "m.jsonl"
-    with JsonlSink(path) as sink:
-        assert sink.write({"a": 1, "b": np.float32(0.5), "c": np.arange(3), "d": math.nan})
-    with JsonlSink(path) as sink:
-        assert sink.write({"a": 2})
+    assert JsonlSink(path).write({"a": 1, "b": np.float32(0.5), "c": np.arange(3), "d": math.nan})
+    assert JsonlSink(path).write({"a": 2})
     assert [json.loads(line) for line in path.read_text().splitlines()] == [
         {"a": 1, "b": 0.5, "c": [0, 1, 2], "d": None},
         {"a": 2},
@@ -90,15 +88,13 @@ def test_sink_survives_an_unwritable_path_with_one_sentence(tmp_path: Path, capl
     sink = JsonlSink(tmp_path / "file" / "m.jsonl")  # its folder is a file
     with caplog.at_level(logging.WARNING):
         assert [sink.write({"a": 1}) for _ in range(3)] == [False] * 3
-    assert sink.failures == 3 and sink.written == 0
     assert len(caplog.records) == 1 and "cannot be written" in caplog.text
 
 
 def test_sink_survives_a_full_disk() -> None:
     if not Path("/dev/full").exists():
         pytest.skip("no /dev/full here")
-    sink = JsonlSink("/dev/full")
-    assert not sink.write({"a": 1}) and sink.failures == 1
+    assert not JsonlSink("/dev/full").write({"a": 1})
 
 
 def test_writers_do_not_mix_their_lines(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from benchmarks.identity import same_tokens
 from benchmarks.two_policies import check_lossy
-from rollspec.audit.verdict import samples_from
+from rollspec.audit.evidence import samples_from
 from rollspec.sampling import lenient
 
 VOCAB, LENGTH = 30, 8

@@ -24,6 +24,14 @@ was run with its Python files over 0.32's compiled parts (scripts/overlay_vllm.p
 V2_SWITCH = "VLLM_USE_V2_MODEL_RUNNER"
 """vLLM's own choice of the model runner, in the environment of the program that builds the engine."""
 
+CPU_PLUGIN = "vllm_cpu_v2"
+"""What brings the kernels of that runner on a CPU, where vLLM has no Triton: the distribution rollspec-cpu (cpu/)."""
+
+NO_KERNELS = (
+    "vLLM's second model runner has no kernels on this CPU; run `pip install ./cpu` (rollspec-cpu) in a checkout of "
+    "rollspec to speculate"
+)
+
 MEMORY_METHOD = "ngram_gpu"
 """vLLM's speculative method that stands for drafts from memory."""
 
@@ -43,11 +51,13 @@ def vllm_version() -> str:
 def ask_for_runner() -> None:
     """Have vLLM choose its second model runner on a CPU, where it does not by itself; workers inherit the variable.
 
-    On a GPU vLLM chooses it unless a feature of the engine is not supported there (`no_runner_because`).
+    Not where it has no kernels: vLLM refuses to start then. On a GPU vLLM chooses it unless a feature of the engine is
+    not supported there (`no_runner_because`).
     """
     from vllm.platforms import current_platform
+    from vllm.triton_utils import HAS_TRITON
 
-    if current_platform.is_cpu():
+    if current_platform.is_cpu() and (HAS_TRITON or find_spec(CPU_PLUGIN) is not None):
         os.environ.setdefault(V2_SWITCH, "1")
 
 
@@ -65,6 +75,8 @@ def no_runner_because(vllm_config: Any) -> str | None:
     """Why a complete engine configuration gets vLLM's first model runner, in which rollspec does not draft, or None."""
     if vllm_config.use_v2_model_runner:
         return None
+    if find_spec("triton") is None and find_spec(CPU_PLUGIN) is None:
+        return NO_KERNELS
     features: list[str] = getattr(vllm_config, "_get_v2_model_runner_unsupported_features", list)()
     why = f" ({', '.join(map(str, features))})" if features else ""
     return f"vLLM runs it in its first model runner{why}, and rollspec drafts in the second one only"
