@@ -19,12 +19,13 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
 
 from drafter_online.packing import PADDING
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 NAME = "drafter_online_documents"
 _now = threading.local()  # spans of the batch that this thread computes
@@ -32,7 +33,6 @@ _now = threading.local()  # spans of the batch that this thread computes
 
 def use(head: Any) -> None:
     """Have a `speculators` EAGLE-3 head attend by documents, where none of its layers has a sliding window."""
-    import torch
     from speculators.models.attention import ALL_ATTENTION_FUNCTIONS
 
     if head.uses_sliding_window_attn:
@@ -83,9 +83,6 @@ def by_document(
     Returns:
         [1, L, heads, D], and no weights.
     """
-    import torch
-    from torch.nn.functional import scaled_dot_product_attention
-
     length = query.shape[2]
     scale = scaling if scaling is not None else query.shape[-1] ** -0.5
     group = query.shape[1] // key.shape[1]

@@ -16,13 +16,14 @@ import threading
 import uuid
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from safetensors import SafetensorError
+from safetensors.torch import load, save
+from torch import Tensor
 
 from drafter_online.errors import TrainingError
 from drafter_online.files import digest, sha256, sync_folder, write_synced
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 log = logging.getLogger(__name__)
 FORMAT = "drafter-online-training-1"
@@ -87,9 +88,6 @@ class Checkpoints:
         return None
 
     def _read(self, step: int) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        from safetensors import SafetensorError
-        from safetensors.torch import load
-
         folder = self._path(step)
         record = json.loads((folder / RECORD).read_bytes())
         if record.pop("checksum") != digest(record) or record["format"] != FORMAT:
@@ -106,8 +104,6 @@ class Checkpoints:
         return self.folder / f"step-{step:08d}"
 
     def _write(self, step: int, tensors: dict[str, Tensor], record: dict[str, Any]) -> None:
-        from safetensors.torch import save
-
         temporary = self.folder / f".writing-{os.getpid()}-{uuid.uuid4().hex[:8]}"
         try:
             blob = save(tensors)

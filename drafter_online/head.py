@@ -15,7 +15,13 @@ import json
 import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from safetensors.torch import save as dump
+from torch import Tensor
 
 from drafter_online import vocabulary
 from drafter_online.architecture import aux_layers, base_of, check_aux_layers, target_config
@@ -24,9 +30,6 @@ from drafter_online.files import replace
 from drafter_online.initial_weights import start_as_target
 from drafter_online.modes import normal_mode
 from drafter_online.specforge import from_specforge, speculators_config
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 log = logging.getLogger(__name__)
 
@@ -67,7 +70,6 @@ def fresh(
     Raises:
         HeadError: the target cannot be read, or an argument does not fit it.
     """
-    import torch
     from speculators.models.eagle3 import Eagle3DraftModel, Eagle3SpeculatorConfig
     from speculators.models.utils import flatten_rope_parameters, resolve_draft_intermediate_size
     from transformers import LlamaConfig
@@ -153,8 +155,6 @@ def save(head: Any, folder: Path | str, dtype: Any = None) -> Path:
     Raises:
         HeadError: the folder cannot be written.
     """
-    from safetensors.torch import save as dump
-
     folder = Path(folder)
     weights = {n: t.to("cpu").contiguous() for n, t in own_weights(head, dtype).items()}
     try:
@@ -175,8 +175,6 @@ def convert(folder: Path | str, target: str | Path, into: Path | str) -> list[st
     Raises:
         HeadError: as of `load` and `save`.
     """
-    import torch
-
     head = load(folder, target)
     _, weights = _read(Path(folder))
     state = head.state_dict()
@@ -251,7 +249,6 @@ def refresh(
         counts: how often the target said each token lately. Where other tokens cover more of it than those that the
             head can draft, it drafts them from now on.
     """
-    import torch
     from speculators.models.utils import uses_gemma_style_final_norm
 
     with torch.no_grad():
@@ -334,9 +331,6 @@ def _attach(head: Any, target: str | Path) -> None:
 
 def _read(folder: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """config.json and all weights of a head's folder."""
-    from safetensors import SafetensorError
-    from safetensors.torch import load_file
-
     try:
         plain = json.loads((folder / CONFIG).read_bytes())
         weights: dict[str, Tensor] = {}

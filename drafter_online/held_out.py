@@ -5,6 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import torch
+from torch import Tensor
+
 from drafter_online.buffer import Buffer, BufferConfig
 from drafter_online.errors import TrainingError
 from drafter_online.files import sha256
@@ -12,8 +15,6 @@ from drafter_online.objective import Acceptance, evaluate
 from drafter_online.packing import pack
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from drafter_online.model import Drafter
     from drafter_online.samples import Sample
     from drafter_online.trainer import Trainer
@@ -87,8 +88,6 @@ def ceiling(trainer: Trainer, samples: list[Sample]) -> Acceptance:
     """What greedy drafts achieve at most with this draft vocabulary: those of a drafter that knows the target's own
     likeliest token at every position. At a temperature above 0 the target does not always say it.
     """
-    import torch
-
     steps, knowing = trainer.steps, _Knowing(trainer.drafter)
     total = Acceptance(0, (0,) * steps)
     with torch.no_grad():

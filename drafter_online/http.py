@@ -17,6 +17,7 @@ import socket
 import threading
 from typing import Any
 
+import uvicorn
 from fastapi import Depends, FastAPI, HTTPException, Request
 from fastapi.responses import JSONResponse, PlainTextResponse
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
@@ -99,8 +100,6 @@ class HttpServer:
     """
 
     def __init__(self, service: Service, host: str, port: int, token: str | None = None) -> None:
-        import uvicorn
-
         wire.require_token(host, token)
         try:
             family = socket.AF_INET6 if ":" in host else socket.AF_INET

@@ -18,6 +18,8 @@ import time
 from collections import Counter, OrderedDict
 from typing import Any
 
+import zmq
+
 from drafter_online import wire
 from drafter_online.errors import WireError
 from drafter_online.wire import Message
@@ -51,8 +53,6 @@ class Link:
         token: str | None = None,
         window: int = wire.MAX_FRAME,
     ) -> None:
-        import zmq
-
         wire.require_token(endpoint, token)
         wire.check_port(endpoint)
         self.endpoint = endpoint
@@ -69,7 +69,6 @@ class Link:
         self._next_connection = 0.0
         self._given_up = False  # a handshake failed since the last attempt
         self._told: set[str] = set()
-        self._zmq = zmq
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.DEALER)
         s = self._socket
@@ -159,8 +158,8 @@ class Link:
         self._seq += 1
         frames = wire.pack(message, self._seq)
         try:
-            self._socket.send_multipart(frames, self._zmq.NOBLOCK, copy=False)
-        except self._zmq.ZMQError:
+            self._socket.send_multipart(frames, zmq.NOBLOCK, copy=False)
+        except zmq.ZMQError:
             return None
         return sum(memoryview(f).nbytes for f in frames)
 
@@ -175,7 +174,7 @@ class Link:
         """ZeroMQ gives an endpoint up for good when one side encrypts and the other does not; its daemon may change."""
         self._given_up = False
         self._next_connection = now + HELLO_SECONDS
-        with contextlib.suppress(self._zmq.ZMQError):  # it is disconnected already where it was given up
+        with contextlib.suppress(zmq.ZMQError):  # it is disconnected already where it was given up
             self._socket.disconnect(self.endpoint)
         self._socket.connect(self.endpoint)
 

@@ -8,7 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
 
 from drafter_online import architecture, attention
 from drafter_online import head as heads
@@ -16,9 +19,6 @@ from drafter_online.errors import HeadError, Preempted, TrainingError
 from drafter_online.objective import Scorer
 from drafter_online.packing import PADDING, Batch
 from drafter_online.versions import Kind
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 
 class Drafter(Scorer, Protocol):
@@ -71,8 +71,6 @@ class Eagle3:
     @property
     def to_draft(self) -> Tensor | None:
         """See `Scorer`."""
-        import torch
-
         if not self.head.use_draft_vocab:
             return None
         ids = torch.full((len(self.head.t2d),), -1, dtype=torch.int64)
@@ -143,8 +141,6 @@ class Eagle3:
 
     def targets(self, states: Tensor) -> Tensor:
         """See `Scorer`."""
-        import torch
-
         with torch.no_grad():
             return self.head.verifier_lm_head(self.head.verifier_norm(states))  # type: ignore[no-any-return]
 
@@ -240,8 +236,6 @@ class DraftModel:
 
     def targets(self, states: Tensor) -> Tensor:
         """See `Scorer`."""
-        import torch
-
         with torch.no_grad():
             y = states.float()  # [N, H]
             y = y * (y.pow(2).mean(-1, keepdim=True) + self._eps).rsqrt() * self._norm
@@ -266,8 +260,6 @@ class DraftModel:
 
 def block_diagonal(documents: Tensor) -> Tensor:
     """[1, 1, L, L] bool: causal, within a document; padding sees itself only (a row of nothing would be NaN)."""
-    import torch
-
     d = documents[0]
     n = len(d)
     causal = torch.ones(n, n, dtype=torch.bool, device=d.device).tril()

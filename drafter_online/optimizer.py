@@ -7,12 +7,12 @@ Where the weights are fp32 already they are their own masters.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
+from torch import Tensor
 
 from drafter_online.errors import TrainingError
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 _MOMENTS = ("step", "exp_avg", "exp_avg_sq")
 
@@ -28,8 +28,6 @@ class MasterWeights:
     """
 
     def __init__(self, module: Any, learning_rate: float, betas: tuple[float, float], weight_decay: float) -> None:
-        import torch
-
         self._learning_rate = learning_rate
         self._params = {n: p for n, p in module.named_parameters() if p.requires_grad}
         self._masters = {
@@ -45,8 +43,6 @@ class MasterWeights:
 
         With a norm that is not finite nothing but the gradients is changed. They are gone afterwards.
         """
-        import torch
-
         for n, p in self._params.items():
             if self._masters[n] is not p:
                 self._masters[n].grad = None if p.grad is None else p.grad.float()
@@ -60,8 +56,6 @@ class MasterWeights:
         return norm
 
     def _round(self) -> None:
-        import torch
-
         with torch.no_grad():
             for n, p in self._params.items():
                 if self._masters[n] is not p:
@@ -79,8 +73,6 @@ class MasterWeights:
 
     def state(self, *, gradients: bool) -> dict[str, Tensor]:
         """Copies on the CPU: masters, moments and, where a step is half accumulated, gradients."""
-        import torch
-
         tensors: dict[str, Tensor] = {}
         for n, m in self._masters.items():
             tensors[f"master.{n}"] = m.detach().to("cpu", copy=True)
@@ -92,8 +84,6 @@ class MasterWeights:
 
     def restore(self, tensors: dict[str, Tensor]) -> None:
         """The inverse of `state`; `tensors` are not kept."""
-        import torch
-
         with torch.no_grad():
             for n, m in self._masters.items():
                 m.copy_(tensors[f"master.{n}"])

@@ -14,14 +14,15 @@ instead of the tokens that were emitted, and from the first rejected one on it l
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
+from torch import Tensor
 
 from drafter_online.samples import Sample
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 PADDING = -1  # document id of padding
 ALWAYS = 1 << 30
@@ -64,7 +65,6 @@ class Batch:
 
     def to(self, device: Any, dtype: Any = None) -> Batch:
         """The batch on a device; hidden states in `dtype`."""
-        import dataclasses
 
         def move(v: Any, name: str) -> Any:
             return v.to(device, dtype) if dtype is not None and "hidden" in name else v.to(device)
@@ -98,8 +98,6 @@ def pack(
         rejected_from: drafters whose rejected proposals are learnt from.
         multiple: columns are padded up to a multiple of this.
     """
-    import torch
-
     kept = [w for w in windows if len(w) > 1]
     used = list(weights) if weights is not None else [1.0] * len(windows)
     used = [u for u, w in zip(used, windows, strict=True) if len(w) > 1]
@@ -180,8 +178,6 @@ class _Proposals:
 
     def rejected(self) -> Rejected:
         """All rows, with the widest top-k among them."""
-        import torch
-
         width = max((len(r[0]) for r in self._rows), default=0)
         n = len(self._rows)
         ids = torch.zeros(n, width, dtype=torch.int64)

@@ -24,16 +24,17 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import random
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load, save
+from torch import Tensor
 
 from drafter_online.errors import SampleError
-
-if TYPE_CHECKING:
-    import random
-
-    from torch import Tensor
 
 FORMAT = "drafter-online-sample-1"
 LONGEST_DOMAIN = 64
@@ -87,8 +88,6 @@ class Verify:
         Where some steps have logits and others have not, or fewer of them, rows are filled up with id 0, logit -inf and
         log-sum-exp 0, which no loss term counts.
         """
-        import torch
-
         kept = [s for s in steps if s.proposed]
         k = max((s.top_ids.shape[1] for s in kept if s.top_ids is not None), default=0)
         total = sum(len(s.proposed) for s in kept)
@@ -232,8 +231,6 @@ class Sample:
 
     def to_bytes(self) -> bytes:
         """One safetensors blob: the tensors, and everything else as JSON in its metadata."""
-        from safetensors.torch import save
-
         tensors, record = self.parts()
         return bytes(save(tensors, metadata={"format": FORMAT, "sample": json.dumps(record, separators=(",", ":"))}))
 
@@ -244,9 +241,6 @@ class Sample:
         Raises:
             SampleError: `blob` is truncated, altered beyond recognition, of another format, or inconsistent.
         """
-        from safetensors import SafetensorError
-        from safetensors.torch import load
-
         try:
             tensors = load(blob)
             # The header is 8 bytes of length and that many bytes of JSON (safetensors' format definition).
@@ -290,8 +284,6 @@ class Sample:
         Raises:
             SampleError: a tensor or a field is missing or of another kind.
         """
-        import torch
-
         try:
             names = [str(n) for n in record["drafters"]]
             if "verify.draft_version" not in tensors:  # samples of earlier versions have none
@@ -324,8 +316,6 @@ def _shape(t: Tensor) -> str:
 
 
 def _check_tensors(s: Sample) -> None:
-    import torch
-
     ids = s.input_ids
     if ids.dim() != 1 or ids.dtype != torch.int64 or len(ids) == 0:
         raise _bad("input_ids", _shape(ids), "int64[T] with T at least 1")
@@ -350,8 +340,6 @@ def _check_tensors(s: Sample) -> None:
 
 
 def _check_verify(s: Sample) -> None:
-    import torch
-
     v = s.verify
     steps, rows = len(v.drafter), int(v.lengths.sum()) if v.lengths.numel() else 0
     for name in ("position", "lengths", "accepted", "draft_version", "proposed"):

@@ -38,6 +38,7 @@ from drafter_online.folder_lock import lock_folder
 from drafter_online.hub import Hub
 from drafter_online.inbox import Inbox
 from drafter_online.job_checkpoint import JobCheckpoint
+from drafter_online.modes import normal_mode
 from drafter_online.release import Release
 from drafter_online.rewards import RewardInbox
 from drafter_online.samples import Sample
@@ -274,8 +275,6 @@ class Service:
             self.counts["rewards"] += self.trainer.buffer.reward(rewards)
         found = self.parts.take()
         if found:
-            from drafter_online.modes import normal_mode
-
             with normal_mode():
                 counts = self.trainer.buffer.token_counts()
                 heads.refresh(self.trainer.drafter.head, **found, counts=counts)  # type: ignore[attr-defined]

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
+
 from drafter_online import head as heads
 from drafter_online import vocabulary
 from drafter_online.alarms import Alarms
@@ -30,8 +32,6 @@ def first_head(config: ServiceConfig) -> Any:
 
 def dtype(config: ServiceConfig) -> Any:
     """The torch dtype of published weights: the one that is set, else the target's."""
-    import torch
-
     if config.dtype != "auto":
         return getattr(torch, config.dtype)
     name = getattr(target_config(config.target), "dtype", None) or "bfloat16"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
 import logging
 from pathlib import Path
@@ -179,6 +180,4 @@ def _training(overrides: list[str]) -> DrafterTraining:
 
 def _held_out(key: str, share: float) -> bool:
     """By the prompt, so that no prompt is on both sides."""
-    import hashlib
-
     return int.from_bytes(hashlib.sha256(key.encode()).digest()[:4], "big") < share * 2**32

@@ -12,6 +12,7 @@ gradients: it can be preempted or fail anywhere, and the next one draws the same
 
 from __future__ import annotations
 
+import gc
 import json
 import logging
 import math
@@ -20,7 +21,9 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+import torch
 from pydantic import Field
+from torch import Tensor
 
 from drafter_online import losses
 from drafter_online.buffer import Buffer
@@ -35,8 +38,6 @@ from drafter_online.samples import Sample
 from drafter_online.training_record import StepReport, TrainerCounts, provenance
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from drafter_online.versions import Versions
 
 log = logging.getLogger(__name__)
@@ -90,8 +91,6 @@ class Trainer:
         device: Any = "cpu",
         parent: int | None = None,
     ) -> None:
-        import torch
-
         self.drafter = drafter
         self.buffer = buffer
         self.config = config or DrafterTraining()
@@ -137,8 +136,6 @@ class Trainer:
             return self._micro_step(interrupt)
 
     def _micro_step(self, interrupt: Callable[[], bool] | None) -> StepReport:
-        import torch
-
         before = self._rng.getstate()
         kept = self._masters.gradients() if self._accumulated else None
         try:
@@ -188,8 +185,6 @@ class Trainer:
         ).to(self.device, self.dtype)
 
     def _weights(self, windows: list[Sample]) -> list[float]:
-        import torch
-
         rewards = torch.tensor([math.nan if w.reward is None else w.reward for w in windows])
         mean, std = self.buffer.rewards.moments
         weights = losses.reward_weights(rewards, mean, std, self.config.reward_beta, self.config.reward_clip)
@@ -244,10 +239,6 @@ class Trainer:
 
     def _out_of_memory(self) -> StepReport:
         """Half the batch from now on."""
-        import gc
-
-        import torch
-
         self.counts.out_of_memory += 1
         smaller = max(SMALLEST_BATCH, self.batch_tokens // 2)
         if smaller < self.batch_tokens:
