@@ -28,19 +28,14 @@ from drafter_online.files import digest, sha256, sync_folder, write_synced
 log = logging.getLogger(__name__)
 FORMAT = "drafter-online-training-1"
 STATE, RECORD = "state.safetensors", "state.json"
+KEEP = 2  # newest ones kept
 
 
 class Checkpoints:
-    """A folder of checkpoints, at most one of which is being written.
+    """A folder of checkpoints, made when first written to, at most one of which is being written."""
 
-    Args:
-        folder: made when first written to.
-        keep: newest ones kept.
-    """
-
-    def __init__(self, folder: Path | str, keep: int = 2) -> None:
+    def __init__(self, folder: Path | str) -> None:
         self.folder = Path(folder)
-        self.keep = keep
         self.failed: str | None = None  # why the last write failed, None when it did not
         self._writer: threading.Thread | None = None
 
@@ -121,7 +116,7 @@ class Checkpoints:
             self.failed = f"the checkpoint of step {step} cannot be written to {self.folder} ({e.strerror or e})"
             log.warning("drafter-online: %s; training goes on", self.failed)
             return
-        for old in self.steps()[: -self.keep]:
+        for old in self.steps()[:-KEEP]:
             shutil.rmtree(self._path(old), ignore_errors=True)
         for left in self.folder.glob(".writing-*"):
             shutil.rmtree(left, ignore_errors=True)

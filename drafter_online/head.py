@@ -49,7 +49,6 @@ def fresh(
     speculative_tokens: int = 3,
     random: bool = False,
     seed: int = 0,
-    attention: str = ATTENTION,
 ) -> Any:
     """A new EAGLE-3 head in float32. Its embedding and LM head are the target's, and its layers start as the target's
     last ones (`initial_weights`), or random where these do not fit.
@@ -65,7 +64,6 @@ def fresh(
         speculative_tokens: draft length written into the configuration (engines can override it).
         random: do not start as the target.
         seed: of the random weights.
-        attention: `transformers`' attention implementation for training.
 
     Raises:
         HeadError: the target cannot be read, or an argument does not fit it.
@@ -100,7 +98,7 @@ def fresh(
         tie_word_embeddings=False,
         pad_token_id=None,
     )
-    layer._attn_implementation = attention
+    layer._attn_implementation = ATTENTION
     config = Eagle3SpeculatorConfig(
         transformer_layer_config=layer,
         architectures=["Eagle3DraftModel"],
@@ -187,13 +185,11 @@ def convert(folder: Path | str, target: str | Path, into: Path | str) -> list[st
     return replaced
 
 
-def load(folder: Path | str, target: str | Path | None = None, attention: str = ATTENTION) -> Any:
+def load(folder: Path | str, target: str | Path | None = None) -> Any:
     """Read a head in `speculators` format, or a SpecForge/SGLang one (`midlayer.*`), for training in float32.
 
     Args:
-        folder: of the head.
-        target: its target; where the head's configuration says when None.
-        attention: as in `fresh`.
+        target: where the head's configuration says when None.
 
     Raises:
         HeadError: a file is missing or damaged, a weight is missing, superfluous or mis-shaped, or the head is not for
@@ -219,7 +215,7 @@ def load(folder: Path | str, target: str | Path | None = None, attention: str = 
                 f"drafter-online: the head in {folder} has {name} {getattr(layer, name)}, but its target {where} has "
                 f"{getattr(verifier, name)}; give the target it was made for."
             )
-    layer._attn_implementation = attention
+    layer._attn_implementation = ATTENTION
     with normal_mode():
         head = Eagle3DraftModel(config).float()
         _fill(head, weights, folder)
@@ -242,7 +238,6 @@ def refresh(
     An LM head that is the target's rows follows them; one that was trained stays as it is.
 
     Args:
-        head: the head.
         embed: input embedding [V, H].
         norm: gain of the final norm [H], as the target stores it.
         lm_head: output matrix [V, H], of the whole vocabulary.

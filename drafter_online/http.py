@@ -36,7 +36,6 @@ def build(service: Service, *, token: str | None = None, local: bool = True) -> 
     """The FastAPI application.
 
     Args:
-        service: what it shows and drives.
         token: required of callers, None where every caller that reaches it may call.
         local: whether only this machine reaches it.
     """

@@ -48,7 +48,6 @@ class Hub:
 
     Args:
         endpoint: ZeroMQ's; port 0 or * takes a free one (`endpoint` is then the real one).
-        handler: see `Handler`.
         token: required where others than this machine can reach the endpoint; encrypts.
 
     Raises:

@@ -63,7 +63,7 @@ class Link:
         """Why nothing can be sent, None while the daemon listens."""
         self._seq = 0
         self._unanswered: OrderedDict[int, int] = OrderedDict()  # sequence number -> bytes
-        self._under_way = 0
+        self.under_way = 0  # bytes
         self._heard = -AWAY_SECONDS
         self._next_hello = 0.0
         self._next_connection = 0.0
@@ -92,12 +92,7 @@ class Link:
     @property
     def ready(self) -> bool:
         """Whether a message would be sent now."""
-        return self.away is None and self._under_way < self.window
-
-    @property
-    def under_way(self) -> int:
-        """Bytes sent and not yet answered."""
-        return self._under_way
+        return self.away is None and self.under_way < self.window
 
     def send(self, message: Message) -> bool:
         """Send without waiting. False: it was dropped, because the daemon is away, behind, or would not take it."""
@@ -113,7 +108,7 @@ class Link:
             self.counts["dropped"] += 1
             return False
         self._unanswered[self._seq] = size
-        self._under_way += size
+        self.under_way += size
         self.counts["sent"] += 1
         self.counts["sent_bytes"] += size
         return True
@@ -166,7 +161,7 @@ class Link:
     def _greet(self, now: float) -> None:
         self._next_hello = now + HELLO_SECONDS
         self._unanswered.clear()
-        self._under_way = 0
+        self.under_way = 0
         if self._send(Message("hello", self.hello)) is None:
             self._next_hello = now + CONNECT_SECONDS
 
@@ -216,7 +211,7 @@ class Link:
 
     def _answered(self, seq: Any) -> None:
         if isinstance(seq, int):
-            self._under_way -= self._unanswered.pop(seq, 0)
+            self.under_way -= self._unanswered.pop(seq, 0)
 
     def _tell(self, key: str, sentence: str) -> None:
         log.log(logging.DEBUG if key in self._told else logging.WARNING, "%s", sentence)

@@ -18,14 +18,7 @@ _MOMENTS = ("step", "exp_avg", "exp_avg_sq")
 
 
 class MasterWeights:
-    """Masters of a module's trainable weights.
-
-    Args:
-        module: its parameters that require gradients are trained.
-        learning_rate: after warm-up.
-        betas: of AdamW.
-        weight_decay: of AdamW.
-    """
+    """Masters of a module's trainable weights: of its parameters that require gradients."""
 
     def __init__(self, module: Any, learning_rate: float, betas: tuple[float, float], weight_decay: float) -> None:
         self._learning_rate = learning_rate

@@ -200,11 +200,8 @@ class Sample:
         parts = [self.window(a, min(a + rows, len(self))) for a in range(0, len(self), rows)]
         return [p for p in parts if len(p) >= 2 and bool(p.loss_mask.any())]
 
-    def validate(self, *, finite: bool = True) -> Sample:
-        """Check that the fields fit each other; returns the sample.
-
-        Args:
-            finite: also look for NaN and infinity in the hidden states (reads every byte of them).
+    def validate(self) -> Sample:
+        """Check that the fields fit each other and hidden states are finite; returns the sample.
 
         Raises:
             SampleError: the first thing that does not fit, by field and value.
@@ -221,10 +218,9 @@ class Sample:
             raise _bad("response_length", self.response_length, "a number of tokens")
         if len(self.domain) > LONGEST_DOMAIN or not (self.domain or "-").isprintable():
             raise _bad("domain", repr(self.domain[:LONGEST_DOMAIN]), f"{LONGEST_DOMAIN} printable characters at most")
-        if finite:
-            for name in ("hidden_states", "verifier_last_hidden_states"):
-                if not bool(getattr(self, name).isfinite().all()):
-                    raise _bad(name, "NaN or infinity in it", "finite; the target's forward pass went wrong")
+        for name in ("hidden_states", "verifier_last_hidden_states"):
+            if not bool(getattr(self, name).isfinite().all()):
+                raise _bad(name, "NaN or infinity in it", "finite; the target's forward pass went wrong")
         return self
 
     # ---- bytes ------------------------------------------------------------------------------------------------------
@@ -235,7 +231,7 @@ class Sample:
         return bytes(save(tensors, metadata={"format": FORMAT, "sample": json.dumps(record, separators=(",", ":"))}))
 
     @classmethod
-    def from_bytes(cls, blob: bytes, *, finite: bool = True) -> Sample:
+    def from_bytes(cls, blob: bytes) -> Sample:
         """The inverse of `to_bytes`.
 
         Raises:
@@ -256,7 +252,7 @@ class Sample:
             raise SampleError(
                 f"drafter-online: a sample of {len(blob)} bytes is refused: it cannot be read ({e})."
             ) from e
-        return cls.of_parts(tensors, record).validate(finite=finite)
+        return cls.of_parts(tensors, record).validate()
 
     def parts(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """Contiguous tensors by name, and the rest as a JSON object."""

@@ -13,11 +13,13 @@ gradients: it can be preempted or fail anywhere, and the next one draws the same
 from __future__ import annotations
 
 import gc
+import importlib.metadata
 import json
 import logging
 import math
 import random
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -35,13 +37,49 @@ from drafter_online.objective import Acceptance, LossTerms, Result, evaluate
 from drafter_online.optimizer import MasterWeights
 from drafter_online.packing import Batch, pack
 from drafter_online.samples import Sample
-from drafter_online.training_record import StepReport, TrainerCounts, provenance
 
 if TYPE_CHECKING:
     from drafter_online.versions import Versions
 
 log = logging.getLogger(__name__)
 SMALLEST_BATCH = 64  # tokens: running out of memory does not shrink a batch below this
+
+
+@dataclass(frozen=True)
+class StepReport:
+    """What a micro-step did. `skipped`: why it changed nothing, None when it did its work."""
+
+    micro_step: int
+    step: int  # optimiser steps so far
+    tokens: int
+    terms: dict[str, float]
+    acceptance: Acceptance
+    skipped: Literal["empty", "preempted", "not_finite", "out_of_memory"] | None = None
+
+
+@dataclass
+class TrainerCounts:
+    """Since the training began, over restarts."""
+
+    micro_steps: int = 0
+    steps: int = 0
+    tokens: int = 0
+    preempted: int = 0
+    not_finite: int = 0
+    restored: int = 0
+    out_of_memory: int = 0
+    failed: int = 0
+
+
+def provenance() -> dict[str, str]:
+    """Versions of what the weights were made with."""
+    found = {}
+    for name in ("rollspec", "speculators", "torch", "transformers", "safetensors"):
+        try:
+            found[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            found[name] = "not installed"
+    return found
 
 
 class DrafterTraining(LossTerms):
@@ -73,11 +111,8 @@ class Trainer:
     """Trains one drafter from one buffer.
 
     Args:
-        drafter: what is trained; its module is moved to `device`.
-        buffer: what it is trained on.
-        config: how.
+        drafter: its module is moved to `device`.
         checkpoints: folder for checkpoints; None keeps the last good state in memory only.
-        device: torch device.
         parent: the version the weights come from, None for a fresh drafter.
     """
 
@@ -171,7 +206,7 @@ class Trainer:
         self.counts.tokens += batch.tokens
         if norm is not None and self.counts.steps % self.config.checkpoint_every == 0:
             self.checkpoint()
-        return self._report(batch.tokens, result, None, norm)
+        return self._report(batch.tokens, result, None)
 
     def _draw(self) -> Batch | None:
         windows = self.buffer.draw(self._rng, self.batch_tokens, min(self.config.window_tokens, self.batch_tokens))
@@ -249,11 +284,11 @@ class Trainer:
             torch.cuda.empty_cache()
         return self._report(0, None, "out_of_memory")
 
-    def _report(self, tokens: int, result: Result | None, skipped: Any, norm: float | None = None) -> StepReport:
+    def _report(self, tokens: int, result: Result | None, skipped: Any) -> StepReport:
         none = Acceptance(0, (0,) * self.steps)
         c = self.counts
         terms, acceptance = (result.terms, result.acceptance) if result else ({}, none)
-        return StepReport(c.micro_steps, c.steps, tokens, terms, acceptance, norm, skipped)
+        return StepReport(c.micro_steps, c.steps, tokens, terms, acceptance, skipped)
 
     # ---- evaluation -------------------------------------------------------------------------------------------------
 
@@ -338,7 +373,6 @@ class Trainer:
         """Publish the present weights as a version and return its number.
 
         Args:
-            versions: the store.
             dtype: of the weights as published (the engine's); the training's when None.
             target_version: newest policy version among the data; the buffer's when None.
 

@@ -163,14 +163,14 @@ def refusals(socket: Any) -> Any:
     return socket.get_monitor_socket(sum(int(getattr(zmq, f"EVENT_HANDSHAKE_FAILED_{k}")) for k in kinds))
 
 
-def read_token(file: Path | None, environ: Mapping[str, str] | None = None) -> str | None:
+def read_token(file: Path | None) -> str | None:
     """The token from a file, else from the environment (`DRAFTER_ONLINE_TOKEN`), else none.
 
     Raises:
         WireError: the file cannot be read, or the token is too short to be one.
     """
     where = TOKEN_VARIABLE
-    token = (os.environ if environ is None else environ).get(TOKEN_VARIABLE, "").strip()
+    token = os.environ.get(TOKEN_VARIABLE, "").strip()
     if file is not None:
         where = str(file)
         try:

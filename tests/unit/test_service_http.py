@@ -20,8 +20,8 @@ from drafter_online.alarms import Alarms  # noqa: E402
 from drafter_online.engines import Counts, Engine, Engines, Hello, Status  # noqa: E402
 from drafter_online.errors import DrafterError, VersionError  # noqa: E402
 from drafter_online.http import HttpServer, build  # noqa: E402
+from drafter_online.idle import StepWatch  # noqa: E402
 from drafter_online.inbox import Inbox  # noqa: E402
-from drafter_online.watch import StepWatch  # noqa: E402
 
 TOKEN = "a token of some length"
 
