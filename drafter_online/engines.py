@@ -141,11 +141,6 @@ class Engine:
         """As it calls itself."""
         return self.hello.name[:MOST_NAME]
 
-    @property
-    def version(self) -> int:
-        """What it runs."""
-        return self.status.version
-
 
 @dataclass(frozen=True)
 class Admission:
@@ -248,4 +243,4 @@ class Engines:
     @property
     def newest(self) -> int:
         """The newest drafter version that one runs."""
-        return max((e.version for e in self), default=0)
+        return max((e.status.version for e in self), default=0)

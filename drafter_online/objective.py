@@ -18,7 +18,7 @@ from torch import Tensor
 
 from drafter_online import losses
 from drafter_online.errors import Preempted
-from drafter_online.packing import PADDING, Batch
+from drafter_online.packing import Batch
 
 Objective = Literal["kl", "top1", "tv", "lk", "lk_hybrid", "matched"]
 
@@ -264,9 +264,9 @@ def _rejected(
 
 
 def _together(batch: Batch, n: int, shift: int) -> Tensor:
-    """[1, n] bool: column c and column c + shift are of one document, and not padding."""
+    """[1, n] bool: column c and column c + shift are of one document."""
     d = batch.document_ids
-    return (d[:, :n] == d[:, shift : shift + n]) & (d[:, :n] != PADDING)
+    return d[:, :n] == d[:, shift : shift + n]
 
 
 def _drafts(batch: Batch, steps: int) -> Tensor:

@@ -39,7 +39,7 @@ def status(service: Service) -> dict[str, Any]:
             "hangs": service.watch.hangs,
         },
         "versions": {
-            "running": {e.name: e.version for e in service.engines},
+            "running": {e.name: e.status.version for e in service.engines},
             "promoted": service.release.current,
             "on_trial": service.release.candidate,
             "tried_by": service.release.trials,
@@ -63,7 +63,7 @@ def status(service: Service) -> dict[str, Any]:
         "engines": [
             {
                 "name": e.name,
-                "version": e.version,
+                "version": e.status.version,
                 "busy": e.status.busy,
                 "policy": e.status.policy,
                 "speculating": e.status.speculating,
@@ -94,7 +94,7 @@ def status(service: Service) -> dict[str, Any]:
 def _lag(service: Service) -> float | None:
     """Seconds since the oldest weights that an engine runs were made; None where no engine runs any of ours."""
     ages = []
-    for version in {e.version for e in service.engines}:
+    for version in {e.status.version for e in service.engines}:
         path = service.versions.path(version) / "manifest.json"
         try:
             ages.append(time.time() - path.stat().st_mtime)

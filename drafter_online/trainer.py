@@ -49,8 +49,6 @@ SMALLEST_BATCH = 64  # tokens: running out of memory does not shrink a batch bel
 class StepReport:
     """What a micro-step did. `skipped`: why it changed nothing, None when it did its work."""
 
-    micro_step: int
-    step: int  # optimiser steps so far
     tokens: int
     terms: dict[str, float]
     acceptance: Acceptance
@@ -129,6 +127,8 @@ class Trainer:
         self.drafter = drafter
         self.buffer = buffer
         self.config = config or DrafterTraining()
+        self.steps = 1 if drafter.kind == "draft_model" else self.config.ttt_steps
+        """Training-time-test steps the drafter is run for; a model of sequences has one."""
         self.checkpoints = Checkpoints(checkpoints) if checkpoints is not None else None
         self.device = torch.device(device)
         self.parent = parent
@@ -148,11 +148,6 @@ class Trainer:
         self._accumulated = 0
         self._bad_in_a_row = 0
         self._good = self._state()
-
-    @property
-    def steps(self) -> int:
-        """Training-time-test steps the drafter is run for; a model of sequences has one."""
-        return 1 if self.drafter.kind == "draft_model" else self.config.ttt_steps
 
     # ---- a micro-step -----------------------------------------------------------------------------------------------
 
@@ -285,10 +280,9 @@ class Trainer:
         return self._report(0, None, "out_of_memory")
 
     def _report(self, tokens: int, result: Result | None, skipped: Any) -> StepReport:
-        none = Acceptance(0, (0,) * self.steps)
-        c = self.counts
-        terms, acceptance = (result.terms, result.acceptance) if result else ({}, none)
-        return StepReport(c.micro_steps, c.steps, tokens, terms, acceptance, skipped)
+        if result is None:
+            return StepReport(tokens, {}, Acceptance(0, (0,) * self.steps), skipped)
+        return StepReport(tokens, result.terms, result.acceptance, skipped)
 
     # ---- evaluation -------------------------------------------------------------------------------------------------
 
