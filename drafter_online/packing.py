@@ -14,7 +14,6 @@ instead of the tokens that were emitted, and from the first rejected one on it l
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -64,19 +63,8 @@ class Batch:
 
     def to(self, device: Any, dtype: Any = None) -> Batch:
         """The batch on a device; hidden states in `dtype`."""
-
-        def move(v: Any, name: str) -> Any:
-            return v.to(device, dtype) if dtype is not None and "hidden" in name else v.to(device)
-
-        values: dict[str, Any] = {}
-        for f in dataclasses.fields(self):
-            v = getattr(self, f.name)
-            if isinstance(v, Rejected):
-                v = Rejected(*(getattr(v, g.name).to(device) for g in dataclasses.fields(v)))
-            else:
-                v = move(v, f.name)
-            values[f.name] = v
-        return Batch(**values)
+        values = {n: v.to(device, dtype if "hidden" in n else None) for n, v in vars(self).items() if n != "rejected"}
+        return Batch(**values, rejected=Rejected(*(t.to(device) for t in vars(self.rejected).values())))
 
 
 def pack(

@@ -216,7 +216,7 @@ class Service:
     @property
     def training(self) -> str:
         """What the training does now: `running`, or why it does not."""
-        if self.trainer.batch_tokens and not len(self.trainer.buffer):
+        if not len(self.trainer.buffer):
             return "waiting for feedback"
         return "running" if self._credit() > 0 else "waiting for new feedback"
 

@@ -389,7 +389,7 @@ def test_the_targets_weights_are_not_read_while_the_engine_sleeps() -> None:
     learned = SimpleNamespace(
         asleep=True, reading=threading.Lock(), bridge=SimpleNamespace(proposer=SimpleNamespace(version=3))
     )
-    t: Any = SimpleNamespace(learned=learned, _version=-1, _take_target=lambda: taken.append(1))
+    t: Any = SimpleNamespace(learned=learned, _version=-1, _target=lambda: taken.append(1))
     idle.IdleTraining._refresh(t)
     assert not taken and t._version == -1, "they are taken when it is awake"
     learned.asleep = False
