@@ -24,7 +24,6 @@ class Alarms:
 
     def __init__(self) -> None:
         self._on: dict[str, Alarm] = {}
-        self.raised = 0
 
     def set(self, kind: str, text: str | None) -> None:
         """Switch an alarm on (a sentence) or off (None)."""
@@ -33,7 +32,6 @@ class Alarms:
             self._on.pop(kind, None)
             return
         if before is None:
-            self.raised += 1
             log.warning("drafter-online: %s", text)
         self._on[kind] = Alarm(kind, text, before.since if before is not None else time.time())
 

@@ -19,12 +19,11 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from drafter_online.packing import PADDING
-
-if TYPE_CHECKING:
-    from torch import Tensor
+import torch
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
 
 NAME = "drafter_online_documents"
 _now = threading.local()  # spans of the batch that this thread computes
@@ -32,7 +31,6 @@ _now = threading.local()  # spans of the batch that this thread computes
 
 def use(head: Any) -> None:
     """Have a `speculators` EAGLE-3 head attend by documents, where none of its layers has a sliding window."""
-    import torch
     from speculators.models.attention import ALL_ATTENTION_FUNCTIONS
 
     if head.uses_sliding_window_attn:
@@ -51,7 +49,7 @@ def use(head: Any) -> None:
 
 @contextmanager
 def documents(ids: Tensor) -> Iterator[None]:
-    """The batch that is computed within: document ids [1, L], `PADDING` for padding."""
+    """The batch that is computed within: document ids [1, L]."""
     _now.spans = spans(ids)
     try:
         yield
@@ -59,14 +57,14 @@ def documents(ids: Tensor) -> Iterator[None]:
         _now.spans = None
 
 
-def spans(ids: Tensor) -> list[tuple[int, int, bool]]:
-    """(start, stop, whether it is a document and not padding) of each run of equal ids."""
+def spans(ids: Tensor) -> list[tuple[int, int]]:
+    """(start, stop) of each run of equal ids."""
     row = ids[0].tolist()
-    found: list[tuple[int, int, bool]] = []
+    found: list[tuple[int, int]] = []
     start = 0
     for i in range(1, len(row) + 1):
         if i == len(row) or row[i] != row[start]:
-            found.append((start, i, row[start] != PADDING))
+            found.append((start, i))
             start = i
     return found
 
@@ -83,9 +81,6 @@ def by_document(
     Returns:
         [1, L, heads, D], and no weights.
     """
-    import torch
-    from torch.nn.functional import scaled_dot_product_attention
-
     length = query.shape[2]
     scale = scaling if scaling is not None else query.shape[-1] ** -0.5
     group = query.shape[1] // key.shape[1]
@@ -97,22 +92,17 @@ def by_document(
     # Of each later step, a column's own score. [1, heads, L, i]
     own = torch.stack([(query * k).sum(-1) for k in later_k], -1) * scale if later_k else None
     out = []
-    for a, b, document in _now.spans:
+    for a, b in _now.spans:
         q, k, v = query[:, :, a:b], first_k[:, :, a:b], first_v[:, :, a:b]
-        if own is None and document:
+        if own is None:
             out.append(scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale))
             continue
-        if document:
-            scores = q @ k.transpose(-1, -2) * scale  # [1, heads, n, n]
-            ahead = torch.ones(b - a, b - a, dtype=torch.bool, device=q.device).triu(1)
-            scores = scores.masked_fill(ahead, float("-inf"))
-        else:  # padding sees itself only
-            scores = (q * k).sum(-1, keepdim=True) * scale
-        n = scores.shape[-1]
-        if own is not None:
-            scores = torch.cat([scores, own[:, :, a:b]], -1)
+        n = b - a
+        scores = q @ k.transpose(-1, -2) * scale  # [1, heads, n, n]
+        ahead = torch.ones(n, n, dtype=torch.bool, device=q.device).triu(1)
+        scores = torch.cat([scores.masked_fill(ahead, float("-inf")), own[:, :, a:b]], -1)
         weights = scores.softmax(-1, dtype=torch.float32).to(q.dtype)
-        part = weights[..., :n] @ v if document else weights[..., :1] * v
+        part = weights[..., :n] @ v
         for i, later in enumerate(later_v):
             part = part + weights[..., n + i : n + i + 1] * later[:, :, a:b]
         out.append(part)

@@ -82,7 +82,8 @@ class Buffer:
         self.counts = Counts()
         self._rng = random.Random(self.config.seed)
         self._entries: list[_Entry] = []
-        self._newest = 0
+        self.newest = 0
+        """The newest target version that came, 0 when none did."""
         self._loaded = False  # and no sample has come since
         self.rewards = Rewards()
 
@@ -91,11 +92,6 @@ class Buffer:
 
     def __iter__(self) -> Iterator[Sample]:
         return (e.sample for e in self._entries)
-
-    @property
-    def newest(self) -> int:
-        """The newest target version that came, 0 when none did."""
-        return self._newest
 
     # ---- coming in --------------------------------------------------------------------------------------------------
 
@@ -120,7 +116,7 @@ class Buffer:
         self.counts.added += 1
         self.counts.by_drafter.update(sample.verify.drafter)
         self._entries.append(entry)
-        self._newest = max(self._newest, sample.target_version)
+        self.newest = max(self.newest, sample.target_version)
         self.bytes += entry.nbytes
         self._evict()
         return any(e is entry for e in self._entries)
@@ -130,7 +126,7 @@ class Buffer:
         if not self._loaded:
             return
         self._loaded = False
-        self._newest = min(self._newest, version)
+        self.newest = min(self.newest, version)
         for e in self._entries:
             if e.sample.target_version > version:
                 e.sample, e.checksum = dataclasses.replace(e.sample, target_version=version), None
@@ -371,7 +367,7 @@ class Buffer:
             sample = sample if reward is None else sample.with_reward(reward)
             entry = _Entry(sample, priority, sample.nbytes, int(sample.loss_mask.sum()), drawn, checksum)
             self._entries.append(entry)
-            self._newest = max(self._newest, sample.target_version)
+            self.newest = max(self.newest, sample.target_version)
             self.bytes += entry.nbytes
 
 

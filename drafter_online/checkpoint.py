@@ -16,30 +16,26 @@ import threading
 import uuid
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from safetensors import SafetensorError
+from safetensors.torch import load, save
+from torch import Tensor
 
 from drafter_online.errors import TrainingError
 from drafter_online.files import digest, sha256, sync_folder, write_synced
 
-if TYPE_CHECKING:
-    from torch import Tensor
-
 log = logging.getLogger(__name__)
 FORMAT = "drafter-online-training-1"
 STATE, RECORD = "state.safetensors", "state.json"
+KEEP = 2  # newest ones kept
 
 
 class Checkpoints:
-    """A folder of checkpoints, at most one of which is being written.
+    """A folder of checkpoints, made when first written to, at most one of which is being written."""
 
-    Args:
-        folder: made when first written to.
-        keep: newest ones kept.
-    """
-
-    def __init__(self, folder: Path | str, keep: int = 2) -> None:
+    def __init__(self, folder: Path | str) -> None:
         self.folder = Path(folder)
-        self.keep = keep
         self.failed: str | None = None  # why the last write failed, None when it did not
         self._writer: threading.Thread | None = None
 
@@ -87,9 +83,6 @@ class Checkpoints:
         return None
 
     def _read(self, step: int) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        from safetensors import SafetensorError
-        from safetensors.torch import load
-
         folder = self._path(step)
         record = json.loads((folder / RECORD).read_bytes())
         if record.pop("checksum") != digest(record) or record["format"] != FORMAT:
@@ -106,8 +99,6 @@ class Checkpoints:
         return self.folder / f"step-{step:08d}"
 
     def _write(self, step: int, tensors: dict[str, Tensor], record: dict[str, Any]) -> None:
-        from safetensors.torch import save
-
         temporary = self.folder / f".writing-{os.getpid()}-{uuid.uuid4().hex[:8]}"
         try:
             blob = save(tensors)
@@ -125,7 +116,7 @@ class Checkpoints:
             self.failed = f"the checkpoint of step {step} cannot be written to {self.folder} ({e.strerror or e})"
             log.warning("drafter-online: %s; training goes on", self.failed)
             return
-        for old in self.steps()[: -self.keep]:
+        for old in self.steps()[:-KEEP]:
             shutil.rmtree(self._path(old), ignore_errors=True)
         for left in self.folder.glob(".writing-*"):
             shutil.rmtree(left, ignore_errors=True)

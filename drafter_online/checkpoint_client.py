@@ -17,8 +17,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any, Literal
 
-from drafter_online.answers import Done
-from drafter_online.engines import read
+from drafter_online.engines import Done, read
 from drafter_online.link import Link
 from drafter_online.wire import Message
 

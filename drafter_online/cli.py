@@ -15,6 +15,10 @@ from __future__ import annotations
 
 import json
 import logging
+import os
+import signal
+import threading
+import time
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -131,25 +135,16 @@ def serve(
     ] = None,
 ) -> None:
     """Train continually on what `vllm serve` processes send, and publish versions that they swap in."""
-    import signal
-    import threading
-    import time
+    stop = threading.Event()
+    # Before anything slow: a start that is interrupted ends as cleanly.
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stop.set())
 
     from drafter_online import wire
     from drafter_online.http import HttpServer
     from drafter_online.service import Service
     from drafter_online.settings import settings
 
-    stop = threading.Event()
-    signals: list[int] = []
-
-    def end(number: int, frame: Any) -> None:
-        signals.append(number)
-        stop.set()
-
-    # Before anything slow: a start that is interrupted ends as cleanly.
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, end)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
     for noisy in ("httpx", "uvicorn", "transformers", "speculators"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
@@ -183,8 +178,6 @@ def serve(
 
 
 def _be_modest(device: str, threads: int | None, nice: int) -> None:
-    import os
-
     if threads is not None:
         import torch
 

@@ -7,6 +7,10 @@ from collections.abc import Sequence
 from typing import Annotated, Any
 
 import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
 from typer.core import TyperGroup
 
 from drafter_online.errors import DrafterError, HeadError
@@ -82,13 +86,10 @@ def torch_dtype(name: str) -> Any:
     return getattr(torch, name)
 
 
-def size(count: float) -> str:
-    """Bytes as one reads them."""
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if count < 1024 or unit == "GiB":
-            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
-        count /= 1024
-    raise AssertionError
+def bars(quiet: bool) -> Progress:
+    """Progress bars on stderr; beside a task's bar stands its field `said`."""
+    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[said]}"), TimeRemainingColumn())
+    return Progress(*columns, console=Console(stderr=True), disable=quiet)
 
 
 def show_facts(facts: dict[str, Any], as_json: bool) -> None:
@@ -102,10 +103,6 @@ def show_facts(facts: dict[str, Any], as_json: bool) -> None:
 
 def show_table(columns: tuple[str, ...], rows: Sequence[tuple[str, ...]], caption: str | None = None) -> None:
     """Rows under their columns."""
-    from rich.console import Console
-    from rich.markup import escape
-    from rich.table import Table
-
     table = Table(caption=caption, caption_justify="left", header_style="bold", pad_edge=False)
     for i, column in enumerate(columns):
         table.add_column(column, no_wrap=i == 0, overflow="fold")

@@ -29,11 +29,7 @@ SHARED_SECONDS = 60.0
 
 
 class Copies:
-    """Of one daemon.
-
-    Args:
-        home: its folder.
-    """
+    """Of the daemon whose folder is `home`."""
 
     def __init__(self, home: Path) -> None:
         self.home = home

@@ -1,4 +1,4 @@
-"""What engines say about themselves, checked, and what it adds up to per domain.
+"""What engines and the daemon tell each other, checked, and what engines' requests add up to per domain.
 
 An engine sends its counts since it began; differences are taken here, so a message that is lost costs nothing. The
 number of domains is bounded: what requests call themselves is not ours to trust.
@@ -9,12 +9,16 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from drafter_online.errors import WireError
+from drafter_online.errors import SampleError, WireError
 from drafter_online.lifecycle import Verdict
+from drafter_online.samples import Sample
+
+if TYPE_CHECKING:
+    from drafter_online.model import Drafter
 
 MOST_DOMAINS = 64
 OTHER = "other"
@@ -80,6 +84,34 @@ class Status(msgspec.Struct, frozen=True):
     faults: list[str] = []
 
 
+class Progress(msgspec.Struct, frozen=True):
+    """The daemon's answer to each `Status`. `loss` and `terms` are of the latest step; None before the first."""
+
+    steps: int = 0
+    tokens: int = 0
+    loss: float | None = None
+    terms: dict[str, float] = {}
+    length: float = 1.0  # acceptance length on the latest training windows
+    samples: int = 0
+    step_age: float = 0.0  # seconds that the running micro-step has taken
+    hangs: str | None = None  # why it is taken for one that hangs
+
+
+class Errand(msgspec.Struct, frozen=True):
+    """What an engine asks for by `save` and `load`: a copy of the daemon's state in a folder, or from one."""
+
+    id: int
+    folder: str
+
+
+class Done(msgspec.Struct, frozen=True):
+    """What became of an errand. Neither done nor an error: this daemon's state is no job's."""
+
+    id: int
+    done: bool
+    error: str | None = None
+
+
 def read(body: dict[str, Any], kind: type[Any]) -> Any:
     """A message's body as `kind`.
 
@@ -98,7 +130,8 @@ class Engine:
 
     session: str
     hello: Hello
-    status: Status | None = None  # None until its first report
+    status: Status = field(default_factory=lambda: Status(version=0))
+    reported: bool = False  # `status` is its own
     heard: float = field(default_factory=time.monotonic)
     offered: float = 0.0  # when it was last offered a version
     samples: int = 0
@@ -108,10 +141,56 @@ class Engine:
         """As it calls itself."""
         return self.hello.name[:MOST_NAME]
 
-    @property
-    def version(self) -> int:
-        """What it runs."""
-        return self.status.version if self.status is not None else 0
+
+@dataclass(frozen=True)
+class Admission:
+    """Which engines and samples a daemon takes: those of the target that its head was made for. Its name, the layers
+    that the head reads, hidden size and vocabulary.
+    """
+
+    base: str
+    aux: tuple[int, ...]
+    hidden: int
+    vocabulary: int
+
+    @classmethod
+    def of(cls, drafter: Drafter) -> Admission:
+        """What an EAGLE-3 head takes."""
+        config = drafter.head.config  # type: ignore[attr-defined]
+        layer = config.transformer_layer_config
+        aux = tuple(config.eagle_aux_hidden_state_layer_ids)
+        return cls(drafter.base, aux, int(config.target_hidden_size or layer.hidden_size), int(layer.vocab_size))
+
+    def refusal(self, hello: Hello) -> str | None:
+        """Why an engine is not one that this head drafts for; None where it is."""
+        if hello.base != self.base:
+            return f"this daemon trains a drafter for the target {self.base!r}, and the engine runs {hello.base!r}"
+        if tuple(hello.aux) != self.aux:
+            return f"this daemon's head reads the target's layers {list(self.aux)}, and the engine's reads {hello.aux}"
+        return None
+
+    def check(self, sample: Sample) -> None:
+        """Refuse what does not fit.
+
+        Raises:
+            SampleError: hidden states have another width, or a token is outside the vocabulary.
+        """
+        for name, want in (
+            ("hidden_states", self.hidden * len(self.aux)),
+            ("verifier_last_hidden_states", self.hidden),
+        ):
+            if getattr(sample, name).shape[1] != want:
+                raise SampleError(
+                    f"drafter-online: a sample is refused: `{name}` is {getattr(sample, name).shape[1]} wide, and this "
+                    f"target's are {want}."
+                )
+        v = sample.verify
+        for name, ids in (("input_ids", sample.input_ids), ("proposed", v.proposed), ("top_ids", v.top_ids)):
+            if ids.numel() and not 0 <= int(ids.min()) <= int(ids.max()) < self.vocabulary:
+                raise SampleError(
+                    f"drafter-online: a sample is refused: `{name}` has a token outside the vocabulary of "
+                    f"{self.vocabulary}."
+                )
 
 
 class Engines:
@@ -122,7 +201,7 @@ class Engines:
         self.domains: dict[str, Counts] = {}
 
     def __iter__(self) -> Iterator[Engine]:
-        return iter([e for e in list(self.by_session.values()) if e.status is not None])
+        return iter([e for e in list(self.by_session.values()) if e.reported])
 
     def join(self, session: str, hello: Hello) -> None:
         """An engine was welcomed."""
@@ -137,10 +216,10 @@ class Engines:
         engine = self.by_session.get(session)
         if engine is None:
             return None
-        if engine.status is not None:
+        if engine.reported:
             for name, now in status.domains.items():
                 self._of(name).add(now, engine.status.domains.get(name, Counts()))
-        engine.status, engine.heard = status, time.monotonic()
+        engine.status, engine.reported, engine.heard = status, True, time.monotonic()
         return engine
 
     def _of(self, name: str) -> Counts:
@@ -159,9 +238,9 @@ class Engines:
     @property
     def policy(self) -> int:
         """The newest policy version that an engine samples from."""
-        return max((e.status.policy for e in self if e.status is not None), default=0)
+        return max((e.status.policy for e in self), default=0)
 
     @property
     def newest(self) -> int:
         """The newest drafter version that one runs."""
-        return max((e.version for e in self), default=0)
+        return max((e.status.version for e in self), default=0)

@@ -16,6 +16,8 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from drafter_online.errors import VersionError, WireError
 from drafter_online.files import digest
 from drafter_online.versions import CONFIG, MANIFEST, MODEL, Versions
@@ -128,8 +130,6 @@ def piece(versions: Versions, body: dict[str, Any]) -> Message:
     Raises:
         WireError: the message asks for no part of a version.
     """
-    import torch
-
     number, name, offset = body.get("version"), body.get("file"), body.get("offset")
     if not isinstance(number, int) or name not in (MODEL, CONFIG) or not isinstance(offset, int) or offset < 0:
         raise WireError("malformed", f"there is no {name!r} of version {number!r} to fetch from {offset!r}")

@@ -15,7 +15,13 @@ import json
 import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from safetensors.torch import save as dump
+from torch import Tensor
 
 from drafter_online import vocabulary
 from drafter_online.architecture import aux_layers, base_of, check_aux_layers, target_config
@@ -24,9 +30,6 @@ from drafter_online.files import replace
 from drafter_online.initial_weights import start_as_target
 from drafter_online.modes import normal_mode
 from drafter_online.specforge import from_specforge, speculators_config
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 log = logging.getLogger(__name__)
 
@@ -46,7 +49,6 @@ def fresh(
     speculative_tokens: int = 3,
     random: bool = False,
     seed: int = 0,
-    attention: str = ATTENTION,
 ) -> Any:
     """A new EAGLE-3 head in float32. Its embedding and LM head are the target's, and its layers start as the target's
     last ones (`initial_weights`), or random where these do not fit.
@@ -62,12 +64,10 @@ def fresh(
         speculative_tokens: draft length written into the configuration (engines can override it).
         random: do not start as the target.
         seed: of the random weights.
-        attention: `transformers`' attention implementation for training.
 
     Raises:
         HeadError: the target cannot be read, or an argument does not fit it.
     """
-    import torch
     from speculators.models.eagle3 import Eagle3DraftModel, Eagle3SpeculatorConfig
     from speculators.models.utils import flatten_rope_parameters, resolve_draft_intermediate_size
     from transformers import LlamaConfig
@@ -98,7 +98,7 @@ def fresh(
         tie_word_embeddings=False,
         pad_token_id=None,
     )
-    layer._attn_implementation = attention
+    layer._attn_implementation = ATTENTION
     config = Eagle3SpeculatorConfig(
         transformer_layer_config=layer,
         architectures=["Eagle3DraftModel"],
@@ -153,8 +153,6 @@ def save(head: Any, folder: Path | str, dtype: Any = None) -> Path:
     Raises:
         HeadError: the folder cannot be written.
     """
-    from safetensors.torch import save as dump
-
     folder = Path(folder)
     weights = {n: t.to("cpu").contiguous() for n, t in own_weights(head, dtype).items()}
     try:
@@ -175,8 +173,6 @@ def convert(folder: Path | str, target: str | Path, into: Path | str) -> list[st
     Raises:
         HeadError: as of `load` and `save`.
     """
-    import torch
-
     head = load(folder, target)
     _, weights = _read(Path(folder))
     state = head.state_dict()
@@ -189,13 +185,11 @@ def convert(folder: Path | str, target: str | Path, into: Path | str) -> list[st
     return replaced
 
 
-def load(folder: Path | str, target: str | Path | None = None, attention: str = ATTENTION) -> Any:
+def load(folder: Path | str, target: str | Path | None = None) -> Any:
     """Read a head in `speculators` format, or a SpecForge/SGLang one (`midlayer.*`), for training in float32.
 
     Args:
-        folder: of the head.
-        target: its target; where the head's configuration says when None.
-        attention: as in `fresh`.
+        target: where the head's configuration says when None.
 
     Raises:
         HeadError: a file is missing or damaged, a weight is missing, superfluous or mis-shaped, or the head is not for
@@ -221,7 +215,7 @@ def load(folder: Path | str, target: str | Path | None = None, attention: str = 
                 f"drafter-online: the head in {folder} has {name} {getattr(layer, name)}, but its target {where} has "
                 f"{getattr(verifier, name)}; give the target it was made for."
             )
-    layer._attn_implementation = attention
+    layer._attn_implementation = ATTENTION
     with normal_mode():
         head = Eagle3DraftModel(config).float()
         _fill(head, weights, folder)
@@ -244,14 +238,12 @@ def refresh(
     An LM head that is the target's rows follows them; one that was trained stays as it is.
 
     Args:
-        head: the head.
         embed: input embedding [V, H].
         norm: gain of the final norm [H], as the target stores it.
         lm_head: output matrix [V, H], of the whole vocabulary.
         counts: how often the target said each token lately. Where other tokens cover more of it than those that the
             head can draft, it drafts them from now on.
     """
-    import torch
     from speculators.models.utils import uses_gemma_style_final_norm
 
     with torch.no_grad():
@@ -334,9 +326,6 @@ def _attach(head: Any, target: str | Path) -> None:
 
 def _read(folder: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """config.json and all weights of a head's folder."""
-    from safetensors import SafetensorError
-    from safetensors.torch import load_file
-
     try:
         plain = json.loads((folder / CONFIG).read_bytes())
         weights: dict[str, Tensor] = {}

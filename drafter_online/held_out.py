@@ -2,42 +2,40 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import torch
+from torch import Tensor
+
 from drafter_online.buffer import Buffer, BufferConfig
-from drafter_online.errors import TrainingError
 from drafter_online.files import sha256
 from drafter_online.objective import Acceptance, evaluate
 from drafter_online.packing import pack
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from drafter_online.model import Drafter
     from drafter_online.samples import Sample
     from drafter_online.trainer import Trainer
 
 
-def split(buffer: Buffer, share: float) -> tuple[Buffer, list[Sample]]:
-    """What is trained on, and the samples that acceptance is measured on: those of about `share` of the prompts.
+def split(samples: Iterable[Sample], share: float) -> tuple[Buffer, list[Sample]]:
+    """What is trained on, and the samples that acceptance is measured on: those of about `share` of the prompts, of one
+    at least; none where `share` is 0 or there is a single prompt.
 
     By a prompt's hash, so that what is added later moves none from one side to the other.
-
-    Raises:
-        TrainingError: all samples are of one prompt.
     """
-    place = {_key(s): int(sha256(_key(s).encode())[:8], 16) / 2**32 for s in buffer}
-    if len(place) < 2:
-        raise TrainingError("drafter-online: all samples are of one prompt, and none is left to measure on; give more.")
+    samples = list(samples)
+    place = {_key(s): int(sha256(_key(s).encode())[:8], 16) / 2**32 for s in samples}
     order = sorted(place, key=place.__getitem__)
     count = sum(place[k] < share for k in order)
-    out = set(order[: min(max(1, count), len(order) - 1)])
+    out = set(order[: min(max(1, count), len(order) - 1)]) if share else set()
     kept = Buffer(BufferConfig(max_bytes=1 << 62))
-    for sample in buffer:
+    for sample in samples:
         if _key(sample) not in out:
             kept.add(sample)
-    return kept, sorted((s for s in buffer if _key(s) in out), key=lambda s: place[_key(s)])
+    return kept, sorted((s for s in samples if _key(s) in out), key=lambda s: place[_key(s)])
 
 
 def _key(sample: Sample) -> str:
@@ -87,8 +85,6 @@ def ceiling(trainer: Trainer, samples: list[Sample]) -> Acceptance:
     """What greedy drafts achieve at most with this draft vocabulary: those of a drafter that knows the target's own
     likeliest token at every position. At a temperature above 0 the target does not always say it.
     """
-    import torch
-
     steps, knowing = trainer.steps, _Knowing(trainer.drafter)
     total = Acceptance(0, (0,) * steps)
     with torch.no_grad():

@@ -17,6 +17,7 @@ import socket
 import threading
 from typing import Any
 
+import uvicorn
 from fastapi import Depends, FastAPI, HTTPException, Request
 from fastapi.responses import JSONResponse, PlainTextResponse
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
@@ -35,7 +36,6 @@ def build(service: Service, *, token: str | None = None, local: bool = True) -> 
     """The FastAPI application.
 
     Args:
-        service: what it shows and drives.
         token: required of callers, None where every caller that reaches it may call.
         local: whether only this machine reaches it.
     """
@@ -99,8 +99,6 @@ class HttpServer:
     """
 
     def __init__(self, service: Service, host: str, port: int, token: str | None = None) -> None:
-        import uvicorn
-
         wire.require_token(host, token)
         try:
             family = socket.AF_INET6 if ":" in host else socket.AF_INET

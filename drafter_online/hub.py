@@ -17,6 +17,8 @@ import time
 from collections import Counter, deque
 from typing import Any, Protocol
 
+import zmq
+
 from drafter_online import wire
 from drafter_online.errors import DrafterError, WireError
 from drafter_online.wire import Message
@@ -46,7 +48,6 @@ class Hub:
 
     Args:
         endpoint: ZeroMQ's; port 0 or * takes a free one (`endpoint` is then the real one).
-        handler: see `Handler`.
         token: required where others than this machine can reach the endpoint; encrypts.
 
     Raises:
@@ -54,8 +55,6 @@ class Hub:
     """
 
     def __init__(self, endpoint: str, handler: Handler, *, token: str | None = None) -> None:
-        import zmq
-
         wire.require_token(endpoint, token)
         wire.check_port(endpoint)
         self.handler = handler
@@ -63,7 +62,6 @@ class Hub:
         self._heard: dict[bytes, float] = {}  # route of an engine -> when it last spoke
         self._outgoing: deque[tuple[bytes, Message]] = deque(maxlen=1024)
         self._stop = threading.Event()
-        self._zmq = zmq
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.ROUTER)
         s = self._socket
@@ -173,8 +171,8 @@ class Hub:
 
     def _put(self, route: bytes, message: Message) -> None:
         try:
-            self._socket.send_multipart([route, *wire.pack(message)], self._zmq.NOBLOCK, copy=False)
-        except self._zmq.ZMQError:  # gone, or it does not read: it will say hello again
+            self._socket.send_multipart([route, *wire.pack(message)], zmq.NOBLOCK, copy=False)
+        except zmq.ZMQError:  # gone, or it does not read: it will say hello again
             self.counts["unsent"] += 1
 
     def _forget(self) -> None:

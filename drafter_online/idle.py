@@ -4,10 +4,11 @@ A step runs only while the engine is awake, has no request running or waiting, a
 its update phase (it needs the memory, and the policy is changing). It is asked again before every training-time-test
 step: a request that arrives waits for a part of one micro-step at most.
 
-    idle = Idle(IdleConfig())
+    idle = Idle()
     report = idle.tick(state, trainer.micro_step)       # does nothing unless `state()` allows it
 
-The clock and the state are given from outside: nothing here knows an engine.
+The clock and the state are given from outside: nothing here knows an engine. Nothing here can end a step that hangs,
+either: `StepWatch` makes one visible.
 """
 
 from __future__ import annotations
@@ -19,14 +20,62 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Generic, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field
-
-from drafter_online.watch import StepWatch
-
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 Why = Literal["idle", "asleep", "busy", "updating", "settling", "stopped"]
+
+
+LEAST_SECONDS = 120.0
+"""No step is said to hang before this: the first one loads libraries and may compile."""
+
+TIMES = 20.0
+"""A step hangs once it takes so many times the mean of those before it."""
+
+
+class StepWatch:
+    """How long the running micro-step has been running, and whether that is a hang.
+
+    The trainer's thread wraps each micro-step; any other thread may ask:
+
+        with watch:
+            trainer.micro_step(...)
+        watch.age, watch.hangs          # on another thread
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._began: float | None = None
+        self._steps, self._seconds = 0, 0.0
+
+    def __enter__(self) -> StepWatch:
+        self._began = self._clock()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        if self._began is not None:
+            self._steps += 1
+            self._seconds += self._clock() - self._began
+        self._began = None
+
+    @property
+    def age(self) -> float:
+        """Seconds that the running step has taken so far; 0 while none runs."""
+        began = self._began  # another thread may end the step meanwhile
+        return 0.0 if began is None else max(0.0, self._clock() - began)
+
+    @property
+    def bound(self) -> float:
+        """Seconds after which a step hangs."""
+        return max(LEAST_SECONDS, TIMES * self._seconds / max(1, self._steps))
+
+    @property
+    def hangs(self) -> str | None:
+        """One sentence without its full stop, None while all is well."""
+        age = self.age
+        if age <= self.bound:
+            return None
+        return f"a training step of the drafter has been running for {age:.0f} s, more than {self.bound:.0f} s"
 
 
 @dataclass(frozen=True)
@@ -34,21 +83,9 @@ class EngineState:
     """What an engine is doing now."""
 
     awake: bool = True  # its memory is in place (not put to sleep)
-    running: int = 0  # requests in the batch
-    waiting: int = 0  # requests queued
+    running: int = 0  # requests, in the batch or queued
     updating: bool = False  # the policy is being trained, or its weights are being sent
     since: float | None = None  # when what forbids a step began, by the clock of `Idle`; None: when it was noticed
-
-
-class IdleConfig(BaseModel):
-    """How eager training is."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
-
-    settle_seconds: float = Field(
-        0.02, ge=0, description="The engine must have been idle this long: gaps between requests are not idleness."
-    )
-    max_failures: int = Field(3, ge=1, description="Micro-steps that raise, in a row, before training is stopped.")
 
 
 @dataclass
@@ -79,12 +116,15 @@ class Idle(Generic[T]):
     """Decides and accounts. One thread calls `tick`; `state` is asked often and must be cheap.
 
     Args:
-        config: the rule's numbers.
         clock: seconds, monotonic.
+        settle_seconds: the engine must have been idle this long: gaps between requests are not idleness.
+        max_failures: micro-steps that raise, in a row, before training is stopped.
     """
 
-    def __init__(self, config: IdleConfig | None = None, clock: Callable[[], float] = time.monotonic) -> None:
-        self.config = config or IdleConfig()
+    def __init__(
+        self, clock: Callable[[], float] = time.monotonic, settle_seconds: float = 0.02, max_failures: int = 3
+    ) -> None:
+        self.settle_seconds, self.max_failures = settle_seconds, max_failures
         self.counts = IdleCounts()
         self.watch = StepWatch(clock)
         self.stopped: str | None = None  # why training was given up, None while it goes on
@@ -107,7 +147,7 @@ class Idle(Generic[T]):
             self._idle_since = now
         if self.stopped is not None:
             return "stopped"
-        if now - self._idle_since < self.config.settle_seconds:
+        if now - self._idle_since < self.settle_seconds:
             return "settling"
         return "idle"
 
@@ -155,7 +195,7 @@ class Idle(Generic[T]):
             self._failures += 1
             if self._failures == 1:
                 log.warning("drafter-online: a training step failed (%s: %s)", type(failure).__name__, failure)
-            if self._failures >= self.config.max_failures:
+            if self._failures >= self.max_failures:
                 self.stopped = f"{self._failures} training steps in a row failed, the last with {failure!r}"
                 log.error("drafter-online: training is stopped: %s; drafting goes on as it is", self.stopped)
             return
@@ -178,6 +218,6 @@ def _forbids(state: EngineState) -> Why | None:
         return "asleep"
     if state.updating:
         return "updating"
-    if state.running or state.waiting:
+    if state.running:
         return "busy"
     return None

@@ -7,44 +7,37 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from dataclasses import dataclass
 
 from drafter_online.samples import Sample
 
 
-@dataclass(frozen=True)
-class InboxCounts:
-    """What became of samples so far."""
-
-    received: int
-    taken: int
-    dropped: int
-
-
 class Inbox:
-    """Samples waiting, at most `max_bytes` of them."""
+    """Samples waiting, at most `max_bytes` of them; how many were `received` and `dropped` so far."""
 
     def __init__(self, max_bytes: int = 256 << 20) -> None:
         self.max_bytes = max_bytes
         self.bytes = 0
         self._waiting: deque[tuple[Sample, int]] = deque()
         self._lock = threading.Lock()
-        self._received = self._taken = self._dropped = 0
+        self.received = self.dropped = 0
+
+    def __len__(self) -> int:
+        return len(self._waiting)
 
     def put(self, sample: Sample) -> bool:
         """Leave a sample. False: it alone is larger than the bound and was dropped."""
         size = sample.nbytes
         with self._lock:
-            self._received += 1
+            self.received += 1
             if size > self.max_bytes:
-                self._dropped += 1
+                self.dropped += 1
                 return False
             self._waiting.append((sample, size))
             self.bytes += size
             while self.bytes > self.max_bytes:
                 _, oldest = self._waiting.popleft()
                 self.bytes -= oldest
-                self._dropped += 1
+                self.dropped += 1
             return True
 
     def take(self, limit: int | None = None) -> list[Sample]:
@@ -55,11 +48,4 @@ class Inbox:
                 sample, size = self._waiting.popleft()
                 self.bytes -= size
                 out.append(sample)
-            self._taken += len(out)
         return out
-
-    @property
-    def counts(self) -> InboxCounts:
-        """Samples received, taken and dropped."""
-        with self._lock:
-            return InboxCounts(self._received, self._taken, self._dropped)

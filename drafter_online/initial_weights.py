@@ -11,10 +11,10 @@ from __future__ import annotations
 import logging
 import math
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from torch import Tensor
+import torch
+from torch import Tensor
 
 log = logging.getLogger(__name__)
 
@@ -29,8 +29,6 @@ def start_as_target(head: Any, target: str | Path, layers: int) -> list[int]:
     Returns:
         the target's layers that were taken, in the order of the head's; empty where there is none that fits.
     """
-    import torch
-
     taken = [layers - len(head.layers) + i for i in range(len(head.layers))]
     if taken[0] < 0:
         return []

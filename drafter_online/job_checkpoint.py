@@ -13,10 +13,9 @@ from typing import Protocol
 
 import msgspec
 
-from drafter_online.answers import Done, Errand
 from drafter_online.checkpoint import Checkpoints
 from drafter_online.copies import Copies
-from drafter_online.engines import Engines, read
+from drafter_online.engines import Done, Engines, Errand, read
 from drafter_online.errors import DrafterError, ServiceError
 from drafter_online.hub import Hub
 from drafter_online.settings import ServiceConfig

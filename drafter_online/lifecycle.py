@@ -94,9 +94,6 @@ TABLE: dict[tuple[State, Event], State] = {
 }
 """Every transition there is."""
 
-OVER = frozenset({State.PROMOTED, State.ROLLED_BACK, State.REFUSED, State.SUPERSEDED})
-"""The swap has ended; nothing of the version is on its way."""
-
 BAD = frozenset({State.ROLLED_BACK, State.REFUSED})
 """No engine may run it."""
 
@@ -141,8 +138,3 @@ class Life:
             events = [Event.REFUSE]
         event = next((e for e in events if self.can(e)), None)
         return self.state if event is None else self.apply(event)
-
-    @property
-    def over(self) -> bool:
-        """Whether nothing of the version is on its way."""
-        return self.state in OVER

@@ -18,6 +18,8 @@ import time
 from collections import Counter, OrderedDict
 from typing import Any
 
+import zmq
+
 from drafter_online import wire
 from drafter_online.errors import WireError
 from drafter_online.wire import Message
@@ -51,8 +53,6 @@ class Link:
         token: str | None = None,
         window: int = wire.MAX_FRAME,
     ) -> None:
-        import zmq
-
         wire.require_token(endpoint, token)
         wire.check_port(endpoint)
         self.endpoint = endpoint
@@ -63,13 +63,12 @@ class Link:
         """Why nothing can be sent, None while the daemon listens."""
         self._seq = 0
         self._unanswered: OrderedDict[int, int] = OrderedDict()  # sequence number -> bytes
-        self._under_way = 0
+        self.under_way = 0  # bytes
         self._heard = -AWAY_SECONDS
         self._next_hello = 0.0
         self._next_connection = 0.0
         self._given_up = False  # a handshake failed since the last attempt
         self._told: set[str] = set()
-        self._zmq = zmq
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.DEALER)
         s = self._socket
@@ -93,12 +92,7 @@ class Link:
     @property
     def ready(self) -> bool:
         """Whether a message would be sent now."""
-        return self.away is None and self._under_way < self.window
-
-    @property
-    def under_way(self) -> int:
-        """Bytes sent and not yet answered."""
-        return self._under_way
+        return self.away is None and self.under_way < self.window
 
     def send(self, message: Message) -> bool:
         """Send without waiting. False: it was dropped, because the daemon is away, behind, or would not take it."""
@@ -114,7 +108,7 @@ class Link:
             self.counts["dropped"] += 1
             return False
         self._unanswered[self._seq] = size
-        self._under_way += size
+        self.under_way += size
         self.counts["sent"] += 1
         self.counts["sent_bytes"] += size
         return True
@@ -159,15 +153,15 @@ class Link:
         self._seq += 1
         frames = wire.pack(message, self._seq)
         try:
-            self._socket.send_multipart(frames, self._zmq.NOBLOCK, copy=False)
-        except self._zmq.ZMQError:
+            self._socket.send_multipart(frames, zmq.NOBLOCK, copy=False)
+        except zmq.ZMQError:
             return None
         return sum(memoryview(f).nbytes for f in frames)
 
     def _greet(self, now: float) -> None:
         self._next_hello = now + HELLO_SECONDS
         self._unanswered.clear()
-        self._under_way = 0
+        self.under_way = 0
         if self._send(Message("hello", self.hello)) is None:
             self._next_hello = now + CONNECT_SECONDS
 
@@ -175,7 +169,7 @@ class Link:
         """ZeroMQ gives an endpoint up for good when one side encrypts and the other does not; its daemon may change."""
         self._given_up = False
         self._next_connection = now + HELLO_SECONDS
-        with contextlib.suppress(self._zmq.ZMQError):  # it is disconnected already where it was given up
+        with contextlib.suppress(zmq.ZMQError):  # it is disconnected already where it was given up
             self._socket.disconnect(self.endpoint)
         self._socket.connect(self.endpoint)
 
@@ -217,7 +211,7 @@ class Link:
 
     def _answered(self, seq: Any) -> None:
         if isinstance(seq, int):
-            self._under_way -= self._unanswered.pop(seq, 0)
+            self.under_way -= self._unanswered.pop(seq, 0)
 
     def _tell(self, key: str, sentence: str) -> None:
         log.log(logging.DEBUG if key in self._told else logging.WARNING, "%s", sentence)

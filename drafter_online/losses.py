@@ -12,10 +12,9 @@ All functions keep the dtype they are given, so that their gradients can be chec
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from torch import Tensor
+import torch
+from torch import Tensor
 
 _TINY = 1e-7  # smallest probability of "any other token"
 _LEAST_OVERLAP = 1e-5  # as speculators' neg_log_acceptance_loss
@@ -27,8 +26,6 @@ def forward_kl(z: Tensor, t: Tensor) -> Tensor:
     Source: Online Speculative Decoding (arXiv 2310.07177), eq. 3 with forward KL; the acceptance term of Aurora
     (arXiv 2602.06932); `speculators.losses.eager.kl_div_loss`.
     """
-    import torch
-
     log_p = t.log_softmax(-1)
     p = log_p.exp()
     # Dot products: nothing of the size of the logits is kept for them.
@@ -49,8 +46,6 @@ def overlap(z: Tensor, t: Tensor) -> Tensor:
 
     Source: Leviathan et al. (arXiv 2211.17192), corollary 3.6.
     """
-    import torch
-
     return torch.minimum(z.softmax(-1), t.softmax(-1)).sum(-1)
 
 
@@ -102,8 +97,6 @@ def truncated(z: Tensor, ids: Tensor, logits: Tensor, logsumexp: Tensor) -> tupl
     Returns:
         log p [..., k + 1] without gradient and log q [..., k + 1]; both -inf where an id is -1.
     """
-    import torch
-
     known = (ids >= 0) & logits.isfinite()
     log_p = (logits - logsumexp.unsqueeze(-1)).masked_fill(~known, -math.inf).detach()
     log_q = z.log_softmax(-1).gather(-1, ids.clamp_min(0)).masked_fill(~known, -math.inf)
@@ -156,8 +149,6 @@ def reward_weights(
         beta: 0 gives weights of 1.
         clip: smallest and largest weight.
     """
-    import torch
-
     known = rewards.isfinite()
     if std <= 0 or beta == 0 or not bool(known.any()):
         return torch.ones_like(rewards)

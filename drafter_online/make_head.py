@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from drafter_online import generate, prompts
 from drafter_online import head as heads
@@ -28,13 +28,12 @@ from drafter_online.buffer import Buffer, BufferConfig
 from drafter_online.errors import HeadError, TrainingError
 from drafter_online.files import replace, try_lock
 from drafter_online.held_out import ceiling, covered, first, split
+from drafter_online.model import Eagle3
 from drafter_online.objective import Acceptance
+from drafter_online.samples import Sample
 from drafter_online.settings import training_of
 from drafter_online.trainer import DrafterTraining, Trainer
 from drafter_online.vocabulary import DRAFTED
-
-if TYPE_CHECKING:
-    from drafter_online.samples import Sample
 
 log = logging.getLogger("drafter_online")
 
@@ -205,10 +204,12 @@ class _Work:
 
     def train(self) -> None:
         """Train for the minutes that are left, and write the head."""
-        from drafter_online.model import Eagle3
-
         o, r = self.options, self.record
         kept, held = split(self.buffer, o.hold_out)
+        if not held:
+            raise TrainingError(
+                "drafter-online: all samples are of one prompt, and none is left to measure on; give more."
+            )
         drafter = Eagle3(self._untrained(kept, held), train_lm_head=self.config.train_lm_head)
         trainer = Trainer(drafter, kept, self.config, checkpoints=self.folder / "state", device=o.device)
         resumed = trainer.resume()
@@ -237,31 +238,28 @@ class _Work:
                 batch_tokens=trainer.batch_tokens,
             )
         every = max(total / EVALUATIONS, 10 * evaluating)
-        clock, cpu = time.monotonic(), time.process_time()
-        trained, burnt, looked = r["training_seconds"], r["cpu_seconds"], time.monotonic()
-        latest = start
-        while (done := trained + time.monotonic() - clock) < total - evaluating:
+        latest, looked = start, time.monotonic()
+        self._began = (looked - r["training_seconds"], time.process_time() - r["cpu_seconds"])
+        while (done := time.monotonic() - self._began[0]) < total - evaluating:
             trainer.rate = cooled(done / total)
             trainer.micro_step()
             text = f"loss {trainer.last_loss:.3f}, acceptance length {latest.length:.2f}"
             self.note("training", done, total, text)
             if time.monotonic() - looked > every:
-                latest, looked = self._look(trainer, shown, trained, clock, burnt, cpu), time.monotonic()
-        latest = self._look(trainer, shown, trained, clock, burnt, cpu)
+                latest, looked = self._look(trainer, shown), time.monotonic()
+        latest = self._look(trainer, shown)
         trainer.close()
         heads.save(drafter.head, o.out, o.dtype)
         last = trainer.last_loss if math.isfinite(trainer.last_loss) else None
         self.save(head=str(o.out), after=_shown(latest), loss=last, counts=vars(trainer.counts).copy(), finished=True)
 
-    def _look(
-        self, trainer: Trainer, held: list[Sample], trained: float, clock: float, burnt: float, cpu: float
-    ) -> Acceptance:
+    def _look(self, trainer: Trainer, held: list[Sample]) -> Acceptance:
         """Measure acceptance on held-out prompts; put it on record, and all that resuming needs on disk."""
         trainer.checkpoint()
         found = trainer.evaluate(held, PACKED)
         seconds = {
-            "training_seconds": round(trained + time.monotonic() - clock, 1),
-            "cpu_seconds": round(burnt + time.process_time() - cpu, 1),
+            "training_seconds": round(time.monotonic() - self._began[0], 1),
+            "cpu_seconds": round(time.process_time() - self._began[1], 1),
         }
         c = trainer.counts
         loss = round(trainer.last_loss, 4) if math.isfinite(trainer.last_loss) else None

@@ -7,8 +7,10 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from rich.logging import RichHandler
+from rich.progress import TaskID
 
-from drafter_online.console import Dtype, Json, integers, show_facts, torch_dtype, values
+from drafter_online.console import Dtype, Json, bars, integers, show_facts, torch_dtype, values
 
 
 def make_head(
@@ -52,10 +54,6 @@ def make_head(
     as_json: Json = False,
 ) -> None:
     """Make a trained EAGLE-3 head for a model: generate with vLLM, train, evaluate, write what `vllm serve` loads."""
-    from rich.console import Console
-    from rich.logging import RichHandler
-    from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
-
     from drafter_online.make_head import Options, make
 
     weights = torch_dtype(dtype)
@@ -82,11 +80,10 @@ def make_head(
         training=values(overrides or [], "training."),
         engine=values(engine or []),
     )
-    console = Console(stderr=True)
-    logging.basicConfig(level=logging.WARNING, format="%(message)s", handlers=[RichHandler(console=console)])
-    logging.getLogger("drafter_online").setLevel(logging.INFO)
-    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[said]}"), TimeRemainingColumn())
-    with Progress(*columns, console=console, disable=as_json) as progress:
+    with bars(quiet=as_json) as progress:
+        handlers = [RichHandler(console=progress.console)]
+        logging.basicConfig(level=logging.WARNING, format="%(message)s", handlers=handlers)
+        logging.getLogger("drafter_online").setLevel(logging.INFO)
         tasks: dict[str, TaskID] = {}
 
         def note(phase: str, done: float, total: float, said: str) -> None:

@@ -8,17 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
 
 from drafter_online import architecture, attention
 from drafter_online import head as heads
 from drafter_online.errors import HeadError, Preempted, TrainingError
 from drafter_online.objective import Scorer
-from drafter_online.packing import PADDING, Batch
+from drafter_online.packing import Batch
 from drafter_online.versions import Kind
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 
 class Drafter(Scorer, Protocol):
@@ -26,10 +26,7 @@ class Drafter(Scorer, Protocol):
 
     kind: Kind
     base: str
-
-    @property
-    def module(self) -> Any:
-        """The torch module; its parameters that require gradients are trained."""
+    module: Any  # torch's; its parameters that require gradients are trained
 
     def states(self, batch: Batch, steps: int, interrupt: Callable[[], bool] | None = None) -> list[Tensor]:
         """What `score` reads, [1, L, H] of every step. Raises `Preempted` when `interrupt` says so before the last."""
@@ -52,37 +49,25 @@ class Eagle3:
     kind: Kind = "eagle3"
 
     def __init__(self, head: Any, *, train_lm_head: bool = False) -> None:
-
         if train_lm_head and not head.use_draft_vocab:
             raise HeadError(
                 "drafter-online: training.train_lm_head needs a head with a vocabulary of its own (draft_vocab_size): "
                 "the LM head of the whole vocabulary is the target's."
             )
         attention.use(head)
-        self.head = head
+        self.head = self.module = head
+        self.vocabulary = int(head.draft_vocab_size)
         self.base: str = head.config.drafter_online["base"]
         head.lm_head.weight.requires_grad_(train_lm_head)
 
     @property
-    def module(self) -> Any:
-        """The head."""
-        return self.head
-
-    @property
     def to_draft(self) -> Tensor | None:
         """See `Scorer`."""
-        import torch
-
         if not self.head.use_draft_vocab:
             return None
         ids = torch.full((len(self.head.t2d),), -1, dtype=torch.int64)
         ids[self.head.t2d.cpu()] = torch.arange(self.head.draft_vocab_size)
         return ids
-
-    @property
-    def vocabulary(self) -> int:
-        """See `Scorer`."""
-        return int(self.head.draft_vocab_size)
 
     @property
     def trained_head(self) -> tuple[Tensor, ...]:
@@ -143,8 +128,6 @@ class Eagle3:
 
     def targets(self, states: Tensor) -> Tensor:
         """See `Scorer`."""
-        import torch
-
         with torch.no_grad():
             return self.head.verifier_lm_head(self.head.verifier_norm(states))  # type: ignore[no-any-return]
 
@@ -169,6 +152,7 @@ class DraftModel:
     """
 
     kind: Kind = "draft_model"
+    to_draft: Tensor | None = None  # the vocabulary is the target's
 
     def __init__(self, model: Any, target: str | Path) -> None:
         from speculators.models.utils import GEMMA_STYLE_FINAL_NORM_MODEL_TYPES
@@ -180,34 +164,13 @@ class DraftModel:
                 f"{verifier.vocab_size}; a draft model must have its target's vocabulary."
             )
         _, norm, lm_head = heads.of_target(target)
-        self.model = model
+        self.model = self.module = model
+        self.vocabulary = int(model.config.vocab_size)
         self.base = architecture.base_of(verifier)
-        self._gemma = verifier.model_type in GEMMA_STYLE_FINAL_NORM_MODEL_TYPES
         self._eps = float(getattr(verifier, "rms_norm_eps", 1e-6))
-        self.refresh(norm=norm, lm_head=lm_head)
-
-    def refresh(self, *, norm: Tensor | None = None, lm_head: Tensor | None = None) -> None:
-        """Take the target's present final norm [H] and LM head [V, H]."""
-        device = self.model.device
-        if norm is not None:
-            self._norm = (norm.float() + 1.0 if self._gemma else norm.float()).to(device)
-        if lm_head is not None:
-            self._lm_head = lm_head.float().to(device)
-
-    @property
-    def module(self) -> Any:
-        """The model."""
-        return self.model
-
-    @property
-    def to_draft(self) -> Tensor | None:
-        """See `Drafter`: the vocabulary is the target's."""
-        return None
-
-    @property
-    def vocabulary(self) -> int:
-        """See `Scorer`."""
-        return int(self.model.config.vocab_size)
+        gemma = verifier.model_type in GEMMA_STYLE_FINAL_NORM_MODEL_TYPES
+        self._norm = (norm.float() + 1.0 if gemma else norm.float()).to(model.device)  # [H]
+        self._lm_head = lm_head.float().to(model.device)  # [V, H]
 
     @property
     def trained_head(self) -> tuple[Tensor, ...]:
@@ -240,8 +203,6 @@ class DraftModel:
 
     def targets(self, states: Tensor) -> Tensor:
         """See `Scorer`."""
-        import torch
-
         with torch.no_grad():
             y = states.float()  # [N, H]
             y = y * (y.pow(2).mean(-1, keepdim=True) + self._eps).rsqrt() * self._norm
@@ -265,11 +226,8 @@ class DraftModel:
 
 
 def block_diagonal(documents: Tensor) -> Tensor:
-    """[1, 1, L, L] bool: causal, within a document; padding sees itself only (a row of nothing would be NaN)."""
-    import torch
-
+    """[1, 1, L, L] bool: causal, within a document."""
     d = documents[0]
     n = len(d)
     causal = torch.ones(n, n, dtype=torch.bool, device=d.device).tril()
-    same = (d[:, None] == d[None, :]) & (d != PADDING)[:, None]
-    return ((causal & same) | torch.eye(n, dtype=torch.bool, device=d.device))[None, None]
+    return (causal & (d[:, None] == d[None, :]))[None, None]

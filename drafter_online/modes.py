@@ -6,12 +6,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import torch
+
 
 @contextmanager
 def normal_mode() -> Iterator[None]:
     """Autograd on: engines run their workers in inference mode, whose tensors cannot be trained."""
-    import torch
-
     with torch.inference_mode(False), torch.enable_grad():
         yield
 
@@ -19,8 +19,6 @@ def normal_mode() -> Iterator[None]:
 @contextmanager
 def evaluating(module: Any) -> Iterator[None]:
     """Evaluation mode, without gradients."""
-    import torch
-
     was = module.training
     module.eval()
     try:

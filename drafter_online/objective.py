@@ -10,16 +10,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import Literal, Protocol
 
+import torch
 from pydantic import BaseModel, ConfigDict, Field
+from torch import Tensor
 
 from drafter_online import losses
 from drafter_online.errors import Preempted
-from drafter_online.packing import PADDING, Batch
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from drafter_online.packing import Batch
 
 Objective = Literal["kl", "top1", "tv", "lk", "lk_hybrid", "matched"]
 
@@ -147,8 +146,6 @@ def evaluate(
     Raises:
         Preempted: `interrupt` said so.
     """
-    import torch
-
     x = torch.stack([s[0] for s in states])  # [steps, L, H]
     learns = torch.is_grad_enabled()
     gradient = torch.zeros_like(x) if learns else None
@@ -203,15 +200,11 @@ def evaluate(
 
 
 def _parts(indices: Tensor, scorer: Scorer) -> Sequence[Tensor]:
-    import torch
-
     return torch.split(indices, max(1, LOGITS // scorer.vocabulary))
 
 
 def _known(value: float, gradients: list[tuple[Tensor, Tensor]]) -> Tensor:
     """A number that has this value, and these gradients with respect to these tensors."""
-    import torch
-
     if not gradients:
         return torch.tensor(value)
     linear = torch.stack([(t * g).sum().float() for t, g in gradients]).sum()
@@ -220,8 +213,6 @@ def _known(value: float, gradients: list[tuple[Tensor, Tensor]]) -> Tensor:
 
 def _learnt(batch: Batch, step: int) -> Tensor:
     """[L] bool: the columns that learn at this step."""
-    import torch
-
     n = batch.input_ids.shape[1] - step
     rows = torch.zeros_like(batch.loss_mask[0])
     if n > 0:
@@ -245,8 +236,6 @@ def _rejected(
     scorer: Scorer, x: Tensor, gradient: Tensor, own: list[Tensor], batch: Batch, terms: LossTerms
 ) -> tuple[float, float]:
     """Both terms on rejected proposals; what they add to the gradients is added there."""
-    import torch
-
     r = batch.rejected
     to_draft = scorer.to_draft
     ids = r.ids if to_draft is None else to_draft.to(r.ids.device)[r.ids]
@@ -275,9 +264,9 @@ def _rejected(
 
 
 def _together(batch: Batch, n: int, shift: int) -> Tensor:
-    """[1, n] bool: column c and column c + shift are of one document, and not padding."""
+    """[1, n] bool: column c and column c + shift are of one document."""
     d = batch.document_ids
-    return (d[:, :n] == d[:, shift : shift + n]) & (d[:, :n] != PADDING)
+    return d[:, :n] == d[:, shift : shift + n]
 
 
 def _drafts(batch: Batch, steps: int) -> Tensor:
@@ -286,8 +275,6 @@ def _drafts(batch: Batch, steps: int) -> Tensor:
     Every step is teacher-forced and in the same document; the first predicted token decides whether it is the
     response's (later ones are then, too).
     """
-    import torch
-
     n = batch.input_ids.shape[1] - steps
     columns = torch.zeros_like(batch.loss_mask[0])
     if n > 0:

@@ -7,29 +7,20 @@ Where the weights are fp32 already they are their own masters.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
+from torch import Tensor
 
 from drafter_online.errors import TrainingError
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 _MOMENTS = ("step", "exp_avg", "exp_avg_sq")
 
 
 class MasterWeights:
-    """Masters of a module's trainable weights.
-
-    Args:
-        module: its parameters that require gradients are trained.
-        learning_rate: after warm-up.
-        betas: of AdamW.
-        weight_decay: of AdamW.
-    """
+    """Masters of a module's trainable weights: of its parameters that require gradients."""
 
     def __init__(self, module: Any, learning_rate: float, betas: tuple[float, float], weight_decay: float) -> None:
-        import torch
-
         self._learning_rate = learning_rate
         self._params = {n: p for n, p in module.named_parameters() if p.requires_grad}
         self._masters = {
@@ -45,8 +36,6 @@ class MasterWeights:
 
         With a norm that is not finite nothing but the gradients is changed. They are gone afterwards.
         """
-        import torch
-
         for n, p in self._params.items():
             if self._masters[n] is not p:
                 self._masters[n].grad = None if p.grad is None else p.grad.float()
@@ -60,8 +49,6 @@ class MasterWeights:
         return norm
 
     def _round(self) -> None:
-        import torch
-
         with torch.no_grad():
             for n, p in self._params.items():
                 if self._masters[n] is not p:
@@ -79,8 +66,6 @@ class MasterWeights:
 
     def state(self, *, gradients: bool) -> dict[str, Tensor]:
         """Copies on the CPU: masters, moments and, where a step is half accumulated, gradients."""
-        import torch
-
         tensors: dict[str, Tensor] = {}
         for n, m in self._masters.items():
             tensors[f"master.{n}"] = m.detach().to("cpu", copy=True)
@@ -92,8 +77,6 @@ class MasterWeights:
 
     def restore(self, tensors: dict[str, Tensor]) -> None:
         """The inverse of `state`; `tensors` are not kept."""
-        import torch
-
         with torch.no_grad():
             for n, m in self._masters.items():
                 m.copy_(tensors[f"master.{n}"])

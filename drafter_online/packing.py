@@ -16,14 +16,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
+from torch import Tensor
 
 from drafter_online.samples import Sample
 
-if TYPE_CHECKING:
-    from torch import Tensor
-
-PADDING = -1  # document id of padding
 ALWAYS = 1 << 30
 
 
@@ -48,7 +47,7 @@ class Batch:
     verifier_last_hidden_states: Tensor  # [1, L, H]
     loss_mask: Tensor  # [1, L] bool: the token of the column is the response's
     position_ids: Tensor  # [1, L] int64
-    document_ids: Tensor  # [1, L] int64; PADDING for padding
+    document_ids: Tensor  # [1, L] int64
     weight: Tensor  # [1, L] float32
     temperature: Tensor  # [1, L] float32
     forced_until: Tensor  # [1, L] int64: last step at which the column reads only emitted tokens
@@ -59,25 +58,13 @@ class Batch:
 
     @property
     def tokens(self) -> int:
-        """Columns that are not padding."""
-        return int((self.document_ids != PADDING).sum())
+        """Columns."""
+        return self.document_ids.shape[1]
 
     def to(self, device: Any, dtype: Any = None) -> Batch:
         """The batch on a device; hidden states in `dtype`."""
-        import dataclasses
-
-        def move(v: Any, name: str) -> Any:
-            return v.to(device, dtype) if dtype is not None and "hidden" in name else v.to(device)
-
-        values: dict[str, Any] = {}
-        for f in dataclasses.fields(self):
-            v = getattr(self, f.name)
-            if isinstance(v, Rejected):
-                v = Rejected(*(getattr(v, g.name).to(device) for g in dataclasses.fields(v)))
-            else:
-                v = move(v, f.name)
-            values[f.name] = v
-        return Batch(**values)
+        values = {n: v.to(device, dtype if "hidden" in n else None) for n, v in vars(self).items() if n != "rejected"}
+        return Batch(**values, rejected=Rejected(*(t.to(device) for t in vars(self.rejected).values())))
 
 
 def pack(
@@ -86,7 +73,6 @@ def pack(
     *,
     steps: int,
     rejected_from: Sequence[str] = (),
-    multiple: int = 1,
 ) -> Batch:
     """Pack windows of at least two tokens.
 
@@ -96,42 +82,36 @@ def pack(
         steps: training-time-test steps. With 1, the drafter is a model of sequences: a rejected proposal is learnt from
             in the column it would have had.
         rejected_from: drafters whose rejected proposals are learnt from.
-        multiple: columns are padded up to a multiple of this.
     """
-    import torch
-
     kept = [w for w in windows if len(w) > 1]
     used = list(weights) if weights is not None else [1.0] * len(windows)
     used = [u for u, w in zip(used, windows, strict=True) if len(w) > 1]
     lengths = [len(w) - 1 for w in kept]
-    total = sum(lengths)
-    pad = -total % multiple
 
-    def join(parts: list[Tensor], fill: float) -> Tensor:
-        tail = parts[0].new_full((pad, *parts[0].shape[1:]), fill)
-        return torch.cat([*parts, tail]).unsqueeze(0)
+    def join(parts: list[Tensor]) -> Tensor:
+        return torch.cat(parts).unsqueeze(0)
 
-    def spread(values: Sequence[float], fill: float) -> Tensor:
-        return join([torch.full((n,), float(v)) for v, n in zip(values, lengths, strict=True)], fill)
+    def spread(values: Sequence[float]) -> Tensor:
+        return join([torch.full((n,), float(v)) for v, n in zip(values, lengths, strict=True)])
 
     found = _Proposals(steps, set(rejected_from))
     at = 0
     for w, n in zip(kept, lengths, strict=True):
         found.read(w, at, n)
         at += n
-    forced = torch.full((1, total + pad), ALWAYS, dtype=torch.int64)
+    forced = torch.full((1, sum(lengths)), ALWAYS, dtype=torch.int64)
     for column, accepted in found.errors.items():
         forced[0, column] = accepted
     documents = [torch.full((n,), i, dtype=torch.int64) for i, n in enumerate(lengths)]
     return Batch(
-        input_ids=join([w.input_ids[1:] for w in kept], 0),
-        hidden_states=join([w.hidden_states[:-1] for w in kept], 0),
-        verifier_last_hidden_states=join([w.verifier_last_hidden_states[1:] for w in kept], 0),
-        loss_mask=join([w.loss_mask[1:] for w in kept], False),
-        position_ids=join([w.position_ids[1:] for w in kept], 0),
-        document_ids=join(documents, PADDING),
-        weight=spread(used, 0.0),
-        temperature=spread([w.temperature for w in kept], 1.0),
+        input_ids=join([w.input_ids[1:] for w in kept]),
+        hidden_states=join([w.hidden_states[:-1] for w in kept]),
+        verifier_last_hidden_states=join([w.verifier_last_hidden_states[1:] for w in kept]),
+        loss_mask=join([w.loss_mask[1:] for w in kept]),
+        position_ids=join([w.position_ids[1:] for w in kept]),
+        document_ids=join(documents),
+        weight=spread(used),
+        temperature=spread([w.temperature for w in kept]),
         forced_until=forced,
         rejected=found.rejected(),
         replace_column=torch.tensor([r[0] for r in found.replaced], dtype=torch.int64),
@@ -180,8 +160,6 @@ class _Proposals:
 
     def rejected(self) -> Rejected:
         """All rows, with the widest top-k among them."""
-        import torch
-
         width = max((len(r[0]) for r in self._rows), default=0)
         n = len(self._rows)
         ids = torch.zeros(n, width, dtype=torch.int64)

@@ -57,14 +57,23 @@ def read(file: Path, seed: int = 0) -> list[Any]:
     Raises:
         TrainingError: it cannot be read, holds none, or a row of it is none.
     """
+    prompts = [_prompt(row, i, file) for i, row in enumerate(rows(file, ("prompt", "messages")))]
+    return prompts if len(prompts) <= MOST else random.Random(seed).sample(prompts, MOST)
+
+
+def rows(file: Path, columns: tuple[str, ...]) -> list[Any]:
+    """A file's rows: of Parquet these columns, else a line each, JSON or text.
+
+    Raises:
+        TrainingError: it cannot be read, or has none.
+    """
     try:
-        rows = list(_parquet(file) if file.suffix == ".parquet" else _lines(file.read_text(encoding="utf-8"), file))
+        found = list(_parquet(file, columns) if file.suffix == ".parquet" else _lines(file))
     except (OSError, UnicodeDecodeError) as e:
         raise TrainingError(f"drafter-online: --prompts {file} cannot be read ({e}).") from e
-    prompts = [_prompt(row, i, file) for i, row in enumerate(rows)]
-    if not prompts:
+    if not found:
         raise TrainingError(f"drafter-online: --prompts {file} holds no prompt; give one per line.")
-    return prompts if len(prompts) <= MOST else random.Random(seed).sample(prompts, MOST)
+    return found
 
 
 def tokenized(prompts: Iterable[Any], target: str | Path, room: int) -> tuple[list[list[int]], int]:
@@ -90,7 +99,8 @@ def tokenized(prompts: Iterable[Any], target: str | Path, room: int) -> tuple[li
     return fit, len(found) - len(fit)
 
 
-def _lines(text: str, file: Path) -> Iterable[Any]:
+def _lines(file: Path) -> Iterable[Any]:
+    text = file.read_text(encoding="utf-8")
     plain = file.suffix not in (".json", ".jsonl") and not text.lstrip().startswith("{")
     for number, line in enumerate(text.splitlines(), 1):
         if not line.strip():
@@ -101,7 +111,7 @@ def _lines(text: str, file: Path) -> Iterable[Any]:
             raise TrainingError(f"drafter-online: line {number} of --prompts {file} is not JSON ({e}).") from e
 
 
-def _parquet(file: Path) -> Iterable[Any]:
+def _parquet(file: Path, columns: tuple[str, ...]) -> Iterable[Any]:
     try:
         import pyarrow.parquet as parquet  # type: ignore[import-untyped,unused-ignore]
     except ModuleNotFoundError as e:
@@ -110,7 +120,7 @@ def _parquet(file: Path) -> Iterable[Any]:
         table = parquet.read_table(file)
     except ValueError as e:  # pyarrow's own errors are ValueErrors
         raise TrainingError(f"drafter-online: --prompts {file} is not Parquet ({' '.join(str(e).split())}).") from e
-    return table.select([c for c in ("prompt", "messages") if c in table.column_names]).to_pylist()  # type: ignore[no-any-return]
+    return table.select([c for c in columns if c in table.column_names]).to_pylist()  # type: ignore[no-any-return]
 
 
 def _prompt(row: Any, i: int, file: Path) -> Any:

@@ -33,10 +33,9 @@ class Release:
     Args:
         store: verdicts are recorded there; what was promoted, and what has no verdict, are read from it at the start.
         patience: seconds that a canary may take before another engine is asked as well.
-        clock: seconds, monotonic.
     """
 
-    def __init__(self, store: Versions, patience: float = 60.0, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, store: Versions, patience: float) -> None:
         self.store = store
         self.patience = patience
         self.current = store.promoted()
@@ -44,7 +43,6 @@ class Release:
         self.trusted: set[int] = set()  # promoted by hand: without a canary
         self.rolled_back = 0
         self.problem: str | None = None
-        self._clock = clock
         self._canaries: dict[str, float] = {}  # engine -> since when the candidate is with it
         self._bad: dict[str, set[int]] = {}
         self.offered = 0  # newest version that an engine may run, though it has not said so yet
@@ -91,8 +89,8 @@ class Release:
     def offer(self, engine: Engine) -> tuple[int, bool] | None:
         """What this engine should take now, and whether as a canary; None: nothing."""
         with self._lock:
-            status, now = engine.status, self._clock()
-            if status is None or status.busy or now - engine.offered < AGAIN_SECONDS:
+            status, now = engine.status, time.monotonic()
+            if status.busy or now - engine.offered < AGAIN_SECONDS:
                 return None
             bad = self._bad.get(engine.name, set())
             number: int | None = None
@@ -144,9 +142,7 @@ class Release:
         """Have every engine run version `number`; returns the number under which they will.
 
         Args:
-            number: a version in the store.
             running: the newest version that an engine runs.
-            reason: kept with the verdict.
 
         Raises:
             VersionError: it is missing or damaged, or the store cannot be written.
@@ -159,14 +155,12 @@ class Release:
             self._settle(number)
             return number
 
-    def rollback(self, number: int, running: int, first: Callable[[], int], reason: str = "by hand") -> int | None:
+    def rollback(self, number: int, running: int, first: Callable[[], int]) -> int | None:
         """Have no engine run version `number`; returns what they will run, None where they may go on as they are.
 
         Args:
-            number: a version in the store.
             running: the newest version that an engine runs.
             first: publishes the weights that engines were started with, where no other version is promoted.
-            reason: kept with the verdict.
 
         Raises:
             VersionError: it is not in the store, or the store cannot be written.
@@ -174,7 +168,7 @@ class Release:
         if number not in self.store.numbers():
             raise VersionError(f"drafter-online: version {number} is not in the store; it has {self.store.numbers()}.")
         with self._lock:
-            self.store.record(number, "rolled_back", reason)
+            self.store.record(number, "rolled_back", "by hand")
             self.rolled_back += 1
             if self.candidate == number:
                 self._newest.judge("rolled_back")
@@ -189,7 +183,7 @@ class Release:
                 if before is None:
                     raise
                 again = first()  # what was promoted is damaged
-            self.store.record(again, "promoted", f"{reason}: version {number} was rolled back")
+            self.store.record(again, "promoted", f"by hand: version {number} was rolled back")
             self._settle(again)
             return again
 

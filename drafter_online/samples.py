@@ -24,16 +24,17 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import random
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load, save
+from torch import Tensor
 
 from drafter_online.errors import SampleError
-
-if TYPE_CHECKING:
-    import random
-
-    from torch import Tensor
 
 FORMAT = "drafter-online-sample-1"
 LONGEST_DOMAIN = 64
@@ -87,8 +88,6 @@ class Verify:
         Where some steps have logits and others have not, or fewer of them, rows are filled up with id 0, logit -inf and
         log-sum-exp 0, which no loss term counts.
         """
-        import torch
-
         kept = [s for s in steps if s.proposed]
         k = max((s.top_ids.shape[1] for s in kept if s.top_ids is not None), default=0)
         total = sum(len(s.proposed) for s in kept)
@@ -201,11 +200,8 @@ class Sample:
         parts = [self.window(a, min(a + rows, len(self))) for a in range(0, len(self), rows)]
         return [p for p in parts if len(p) >= 2 and bool(p.loss_mask.any())]
 
-    def validate(self, *, finite: bool = True) -> Sample:
-        """Check that the fields fit each other; returns the sample.
-
-        Args:
-            finite: also look for NaN and infinity in the hidden states (reads every byte of them).
+    def validate(self) -> Sample:
+        """Check that the fields fit each other and hidden states are finite; returns the sample.
 
         Raises:
             SampleError: the first thing that does not fit, by field and value.
@@ -222,31 +218,25 @@ class Sample:
             raise _bad("response_length", self.response_length, "a number of tokens")
         if len(self.domain) > LONGEST_DOMAIN or not (self.domain or "-").isprintable():
             raise _bad("domain", repr(self.domain[:LONGEST_DOMAIN]), f"{LONGEST_DOMAIN} printable characters at most")
-        if finite:
-            for name in ("hidden_states", "verifier_last_hidden_states"):
-                if not bool(getattr(self, name).isfinite().all()):
-                    raise _bad(name, "NaN or infinity in it", "finite; the target's forward pass went wrong")
+        for name in ("hidden_states", "verifier_last_hidden_states"):
+            if not bool(getattr(self, name).isfinite().all()):
+                raise _bad(name, "NaN or infinity in it", "finite; the target's forward pass went wrong")
         return self
 
     # ---- bytes ------------------------------------------------------------------------------------------------------
 
     def to_bytes(self) -> bytes:
         """One safetensors blob: the tensors, and everything else as JSON in its metadata."""
-        from safetensors.torch import save
-
         tensors, record = self.parts()
         return bytes(save(tensors, metadata={"format": FORMAT, "sample": json.dumps(record, separators=(",", ":"))}))
 
     @classmethod
-    def from_bytes(cls, blob: bytes, *, finite: bool = True) -> Sample:
+    def from_bytes(cls, blob: bytes) -> Sample:
         """The inverse of `to_bytes`.
 
         Raises:
             SampleError: `blob` is truncated, altered beyond recognition, of another format, or inconsistent.
         """
-        from safetensors import SafetensorError
-        from safetensors.torch import load
-
         try:
             tensors = load(blob)
             # The header is 8 bytes of length and that many bytes of JSON (safetensors' format definition).
@@ -262,7 +252,7 @@ class Sample:
             raise SampleError(
                 f"drafter-online: a sample of {len(blob)} bytes is refused: it cannot be read ({e})."
             ) from e
-        return cls.of_parts(tensors, record).validate(finite=finite)
+        return cls.of_parts(tensors, record).validate()
 
     def parts(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """Contiguous tensors by name, and the rest as a JSON object."""
@@ -290,8 +280,6 @@ class Sample:
         Raises:
             SampleError: a tensor or a field is missing or of another kind.
         """
-        import torch
-
         try:
             names = [str(n) for n in record["drafters"]]
             if "verify.draft_version" not in tensors:  # samples of earlier versions have none
@@ -324,8 +312,6 @@ def _shape(t: Tensor) -> str:
 
 
 def _check_tensors(s: Sample) -> None:
-    import torch
-
     ids = s.input_ids
     if ids.dim() != 1 or ids.dtype != torch.int64 or len(ids) == 0:
         raise _bad("input_ids", _shape(ids), "int64[T] with T at least 1")
@@ -350,8 +336,6 @@ def _check_tensors(s: Sample) -> None:
 
 
 def _check_verify(s: Sample) -> None:
-    import torch
-
     v = s.verify
     steps, rows = len(v.drafter), int(v.lengths.sum()) if v.lengths.numel() else 0
     for name in ("position", "lengths", "accepted", "draft_version", "proposed"):

@@ -27,24 +27,22 @@ import msgspec
 
 from drafter_online import head as heads
 from drafter_online import startup, wire
-from drafter_online.admission import Admission
 from drafter_online.alarms import Alarms
-from drafter_online.answers import Progress
 from drafter_online.buffer import add_all
-from drafter_online.engines import Engines, Hello, Status, Trial, read
+from drafter_online.engines import Admission, Engines, Hello, Progress, Status, Trial, read
 from drafter_online.errors import BufferFileError, ServiceError, TrainingError, VersionError
 from drafter_online.fetch import piece
-from drafter_online.folder_lock import lock_folder
 from drafter_online.hub import Hub
+from drafter_online.idle import StepWatch
 from drafter_online.inbox import Inbox
 from drafter_online.job_checkpoint import JobCheckpoint
+from drafter_online.modes import normal_mode
 from drafter_online.release import Release
 from drafter_online.rewards import RewardInbox
 from drafter_online.samples import Sample
 from drafter_online.settings import ServiceConfig
 from drafter_online.target import TargetParts
 from drafter_online.versions import Versions
-from drafter_online.watch import StepWatch
 from drafter_online.wire import Message
 
 log = logging.getLogger(__name__)
@@ -83,7 +81,7 @@ class Service:
         self.terms: dict[str, float] = {}  # of the latest loss
         self.length = 1.0  # acceptance length on the latest training windows
         self.job_checkpoint = JobCheckpoint(self)
-        self._lock_file = lock_folder(config.dir)
+        self._lock_file = startup.lock_folder(config.dir)
         try:
             self.trainer = startup.trainer(config, self.versions, self.alarms)
             self._published_at = self.trainer.counts.steps
@@ -117,7 +115,16 @@ class Service:
         """Look after alarms, and notice whether an engine is connected."""
         if len(self.hub):
             self._alone = time.monotonic()
-        self._watch()
+        failed = self.trainer.checkpoints.failed if self.trainer.checkpoints is not None else None
+        self.alarms.set("checkpoint", failed)
+        self.alarms.set("hang", self.watch.hangs)
+        self.alarms.set("verdicts", self.release.problem)
+        off = sorted(e.name for e in self.engines if e.status.off)
+        self.alarms.set(
+            "collapse", f"drafters are off, because too little was accepted, on {', '.join(off)}" if off else None
+        )
+        faults = sorted({f for e in self.engines for f in e.status.faults})
+        self.alarms.set("faults", f"engines degraded: {'; '.join(faults[:4])}"[:500] if faults else None)
 
     def close(self) -> None:
         """Stop training within a micro-step, save everything, and free the endpoint and the folder."""
@@ -209,7 +216,7 @@ class Service:
     @property
     def training(self) -> str:
         """What the training does now: `running`, or why it does not."""
-        if self.trainer.batch_tokens and not len(self.trainer.buffer):
+        if not len(self.trainer.buffer):
             return "waiting for feedback"
         return "running" if self._credit() > 0 else "waiting for new feedback"
 
@@ -274,8 +281,6 @@ class Service:
             self.counts["rewards"] += self.trainer.buffer.reward(rewards)
         found = self.parts.take()
         if found:
-            from drafter_online.modes import normal_mode
-
             with normal_mode():
                 counts = self.trainer.buffer.token_counts()
                 heads.refresh(self.trainer.drafter.head, **found, counts=counts)  # type: ignore[attr-defined]
@@ -385,15 +390,3 @@ class Service:
             c.steps, c.tokens, loss if math.isfinite(loss) else None, self.terms, self.length,
             len(self.trainer.buffer), self.watch.age, self.watch.hangs,
         )  # fmt: skip
-
-    def _watch(self) -> None:
-        failed = self.trainer.checkpoints.failed if self.trainer.checkpoints is not None else None
-        self.alarms.set("checkpoint", failed)
-        self.alarms.set("hang", self.watch.hangs)
-        self.alarms.set("verdicts", self.release.problem)
-        off = sorted(e.name for e in self.engines if e.status is not None and e.status.off)
-        self.alarms.set(
-            "collapse", f"drafters are off, because too little was accepted, on {', '.join(off)}" if off else None
-        )
-        faults = sorted({f for e in self.engines if e.status is not None for f in e.status.faults})
-        self.alarms.set("faults", f"engines degraded: {'; '.join(faults[:4])}"[:500] if faults else None)

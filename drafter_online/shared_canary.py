@@ -60,10 +60,8 @@ class SharedCanary:
     """One replica's view of a store that replicas share. One thread.
 
     Args:
-        store: where versions are published.
         replica: a name that no other replica has.
         lease_seconds: see `LEASE_SECONDS`; more than twice the time between two beats.
-        deaths: see `DEATHS`.
         clock: seconds that never go back; of this process only.
     """
 
@@ -73,18 +71,11 @@ class SharedCanary:
         replica: str,
         *,
         lease_seconds: float = LEASE_SECONDS,
-        deaths: int = DEATHS,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        if lease_seconds <= 0 or deaths < 1:
-            raise VersionError(
-                f"drafter-online: canary.lease_seconds = {lease_seconds} and deaths = {deaths} cannot be used; give "
-                "positive numbers."
-            )
         self.store = store
         self.replica = replica
         self.lease_seconds = lease_seconds
-        self.deaths = deaths
         self.trying: int | None = None
         """The version that this replica tries."""
         self._attempt = 0
@@ -129,7 +120,7 @@ class SharedCanary:
                 return Decision("wait", n, f"replica {claim.replica} tries it")
         for n, claim in latest.items():
             deaths = self._deaths(n)
-            if deaths >= self.deaths:
+            if deaths >= DEATHS:
                 self._verdict(n, deaths, "refused", f"{deaths} replicas died while they tried it")
                 continue
             if not willing:

@@ -1,19 +1,47 @@
-"""A daemon's head and trainer: the head that is given or a fresh one, or the trainer and samples it saved before."""
+"""What a daemon starts with: its folder, the head that is given or a fresh one, or the trainer and samples it saved."""
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
 from typing import Any
+
+import torch
 
 from drafter_online import head as heads
 from drafter_online import vocabulary
 from drafter_online.alarms import Alarms
 from drafter_online.architecture import target_config
 from drafter_online.buffer import Buffer
-from drafter_online.errors import BufferFileError, HeadError
+from drafter_online.errors import BufferFileError, HeadError, ServiceError
+from drafter_online.files import try_lock
 from drafter_online.model import Eagle3
 from drafter_online.settings import ServiceConfig, buffer_of, training_of
 from drafter_online.trainer import Trainer
 from drafter_online.versions import Versions
+
+
+def lock_folder(folder: Path) -> int:
+    """Take a folder for this process, however that ends; closing the returned file descriptor frees it.
+
+    Raises:
+        ServiceError: it cannot be written, or another daemon has it.
+    """
+    path = folder / "lock"
+    try:
+        fd = try_lock(path)
+    except OSError as e:
+        raise ServiceError(
+            f"drafter-online: {folder} cannot be written ({e.strerror or e}); give another --dir."
+        ) from e
+    if fd is None:
+        raise ServiceError(
+            f"drafter-online: {folder} is in use by another daemon (process {path.read_text() or 'unknown'}); stop it, "
+            "or give another --dir."
+        )
+    os.ftruncate(fd, 0)
+    os.write(fd, str(os.getpid()).encode())
+    return fd
 
 
 def first_head(config: ServiceConfig) -> Any:
@@ -30,8 +58,6 @@ def first_head(config: ServiceConfig) -> Any:
 
 def dtype(config: ServiceConfig) -> Any:
     """The torch dtype of published weights: the one that is set, else the target's."""
-    import torch
-
     if config.dtype != "auto":
         return getattr(torch, config.dtype)
     name = getattr(target_config(config.target), "dtype", None) or "bfloat16"

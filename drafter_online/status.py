@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 def status(service: Service) -> dict[str, Any]:
     """Everything, as JSON."""
-    c, b, i = service.trainer.counts, service.trainer.buffer, service.inbox.counts
+    c, b, inbox = service.trainer.counts, service.trainer.buffer, service.inbox
     total = service.engines.total()
     loss = service.trainer.last_loss
     return {
@@ -39,7 +39,7 @@ def status(service: Service) -> dict[str, Any]:
             "hangs": service.watch.hangs,
         },
         "versions": {
-            "running": {e.name: e.version for e in service.engines},
+            "running": {e.name: e.status.version for e in service.engines},
             "promoted": service.release.current,
             "on_trial": service.release.candidate,
             "tried_by": service.release.trials,
@@ -50,10 +50,10 @@ def status(service: Service) -> dict[str, Any]:
             "lag_seconds": _lag(service),
         },
         "feedback": {
-            "samples": i.received,
-            "dropped": i.dropped,
-            "waiting": i.received - i.taken - i.dropped,
-            "waiting_bytes": service.inbox.bytes,
+            "samples": inbox.received,
+            "dropped": inbox.dropped,
+            "waiting": len(inbox),
+            "waiting_bytes": inbox.bytes,
             "buffer_samples": len(b),
             "buffer_bytes": b.bytes,
             "rewards": service.counts["rewards"],
@@ -63,15 +63,15 @@ def status(service: Service) -> dict[str, Any]:
         "engines": [
             {
                 "name": e.name,
-                "version": e.version,
-                "busy": bool(e.status and e.status.busy),
-                "policy": e.status.policy if e.status else 0,
-                "speculating": bool(e.status and e.status.speculating),
-                "off": e.status.off if e.status else [],
+                "version": e.status.version,
+                "busy": e.status.busy,
+                "policy": e.status.policy,
+                "speculating": e.status.speculating,
+                "off": e.status.off,
                 "samples": e.samples,
                 "heard_seconds": round(time.monotonic() - e.heard, 1),
-                "counts": e.status.counts if e.status else {},
-                "faults": e.status.faults if e.status else [],
+                "counts": e.status.counts,
+                "faults": e.status.faults,
             }
             for e in service.engines
         ],
@@ -94,7 +94,7 @@ def status(service: Service) -> dict[str, Any]:
 def _lag(service: Service) -> float | None:
     """Seconds since the oldest weights that an engine runs were made; None where no engine runs any of ours."""
     ages = []
-    for version in {e.version for e in service.engines}:
+    for version in {e.status.version for e in service.engines}:
         path = service.versions.path(version) / "manifest.json"
         try:
             ages.append(time.time() - path.stat().st_mtime)

@@ -8,16 +8,15 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import msgspec
+import torch
+from torch import Tensor
 
 from drafter_online.engines import read
 from drafter_online.errors import WireError
 from drafter_online.wire import Message
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 PIECE_BYTES = 8 << 20
 NAMES = ("embed", "norm", "lm_head")
@@ -84,8 +83,6 @@ class TargetParts:
         self._rows[piece.name] = have + len(data)
         last = piece.name == piece.names[-1] and self._rows[piece.name] == piece.rows
         if last and set(self._pieces) == set(piece.names):
-            import torch
-
             whole = {n: torch.cat(parts) for n, parts in self._pieces.items()}
             self._version, self._pieces = None, {}
             if not all(bool(t.isfinite().all()) for t in whole.values()):

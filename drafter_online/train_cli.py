@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.filesize import decimal
 
-from drafter_online.console import Dtype, Json, group, show_facts, show_table, size, torch_dtype, values
+from drafter_online.console import Dtype, Json, bars, group, show_facts, show_table, torch_dtype, values
 
 if TYPE_CHECKING:
     from drafter_online.buffer import Buffer
@@ -29,13 +30,13 @@ def buffer_stats(
         typer.echo(json.dumps(stats, indent=2))
         return
     rows = [
-        (v, str(s["samples"]), str(s["tokens"]), size(s["bytes"]), str(s["rewarded"]))
+        (v, str(s["samples"]), str(s["tokens"]), decimal(s["bytes"]), str(s["rewarded"]))
         for v, s in stats["versions"].items()
     ]
     show_table(("policy version", "samples", "response tokens", "bytes", "rewarded"), rows)
     plain = {k: v for k, v in stats.items() if k != "versions"}
     for name in ("bytes", "max_bytes", "tail_bytes"):
-        plain[name] = size(plain[name])
+        plain[name] = decimal(plain[name])
     show_facts(plain, False)
 
 
@@ -65,13 +66,14 @@ def train(
     as_json: Json = False,
 ) -> None:
     """Train on a saved buffer and publish a version; acceptance is measured before and after on held-out prompts."""
-    from drafter_online.buffer import Buffer, BufferConfig
     from drafter_online.errors import TrainingError
+    from drafter_online.held_out import split
+    from drafter_online.settings import training_of
     from drafter_online.trainer import Trainer
     from drafter_online.versions import Versions
 
     logging.basicConfig(level=logging.WARNING, format="%(message)s")
-    config = _training(overrides or [])
+    config = training_of(values(overrides or [], "training."))
     store = Versions(out)
     all_samples = list(saved_buffer(buffer))
     if domain is not None:
@@ -82,11 +84,7 @@ def train(
                 f"drafter-online: the buffer {buffer} has no sample of the domain {domain!r}; it has "
                 f"{', '.join(there) or 'none with a domain'}."
             )
-    kept = Buffer(BufferConfig(max_bytes=1 << 62))
-    held = [s for s in all_samples if _held_out(s.prompt_key or s.request_id, hold_out)]
-    for sample in all_samples:
-        if not any(sample is h for h in held):
-            kept.add(sample)
+    kept, held = split(all_samples, hold_out)
     if not len(kept):
         raise TrainingError(f"drafter-online: the buffer {buffer} has nothing to train on; collect samples first.")
     drafter, parent = _drafter(store, head, model, target, config)
@@ -115,21 +113,12 @@ def train(
 
 
 def _run(trainer: Trainer, steps: int, quiet: bool) -> None:
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    columns = (
-        TextColumn("training"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("loss {task.fields[loss]}"),
-        TimeRemainingColumn(),
-    )
-    with Progress(*columns, console=Console(stderr=True), disable=quiet) as progress:
-        task = progress.add_task("", total=steps, loss="-")
-        for _ in range(steps):
+    with bars(quiet) as progress:
+        task = progress.add_task("training", total=steps, said="")
+        for i in range(1, steps + 1):
             report = trainer.micro_step()
-            progress.update(task, advance=1, loss=f"{report.terms.get('loss', trainer.last_loss):.3f}")
+            loss = report.terms.get("loss", trainer.last_loss)
+            progress.update(task, advance=1, said=f"{i}/{steps} loss {loss:.3f}")
 
 
 def saved_buffer(folder: Path) -> Buffer:
@@ -169,16 +158,3 @@ def _drafter(
     if source is None:
         raise HeadError("drafter-online: nothing to train: give --head, --model, or a store with a version in it.")
     return Eagle3(heads.load(source, target), train_lm_head=config.train_lm_head), parent
-
-
-def _training(overrides: list[str]) -> DrafterTraining:
-    from drafter_online.settings import training_of
-
-    return training_of(values(overrides, "training."))
-
-
-def _held_out(key: str, share: float) -> bool:
-    """By the prompt, so that no prompt is on both sides."""
-    import hashlib
-
-    return int.from_bytes(hashlib.sha256(key.encode()).digest()[:4], "big") < share * 2**32

@@ -12,15 +12,20 @@ gradients: it can be preempted or fail anywhere, and the next one draws the same
 
 from __future__ import annotations
 
+import gc
+import importlib.metadata
 import json
 import logging
 import math
 import random
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+import torch
 from pydantic import Field
+from torch import Tensor
 
 from drafter_online import losses
 from drafter_online.buffer import Buffer
@@ -32,15 +37,47 @@ from drafter_online.objective import Acceptance, LossTerms, Result, evaluate
 from drafter_online.optimizer import MasterWeights
 from drafter_online.packing import Batch, pack
 from drafter_online.samples import Sample
-from drafter_online.training_record import StepReport, TrainerCounts, provenance
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from drafter_online.versions import Versions
 
 log = logging.getLogger(__name__)
 SMALLEST_BATCH = 64  # tokens: running out of memory does not shrink a batch below this
+
+
+@dataclass(frozen=True)
+class StepReport:
+    """What a micro-step did. `skipped`: why it changed nothing, None when it did its work."""
+
+    tokens: int
+    terms: dict[str, float]
+    acceptance: Acceptance
+    skipped: Literal["empty", "preempted", "not_finite", "out_of_memory"] | None = None
+
+
+@dataclass
+class TrainerCounts:
+    """Since the training began, over restarts."""
+
+    micro_steps: int = 0
+    steps: int = 0
+    tokens: int = 0
+    preempted: int = 0
+    not_finite: int = 0
+    restored: int = 0
+    out_of_memory: int = 0
+    failed: int = 0
+
+
+def provenance() -> dict[str, str]:
+    """Versions of what the weights were made with."""
+    found = {}
+    for name in ("rollspec", "speculators", "torch", "transformers", "safetensors"):
+        try:
+            found[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            found[name] = "not installed"
+    return found
 
 
 class DrafterTraining(LossTerms):
@@ -53,7 +90,7 @@ class DrafterTraining(LossTerms):
     clip_norm: float = Field(1.0, gt=0, description="Largest norm of the gradient.")
     accumulate: int = Field(1, ge=1, description="Micro-steps per optimiser step.")
     ttt_steps: int = Field(
-        3, ge=1, le=8, description="Training-time-test steps: drafted tokens a column is trained for."
+        4, ge=1, le=8, description="Training-time-test steps: drafted tokens a column is trained for."
     )
     batch_tokens: int = Field(2048, ge=16, description="Tokens packed into one micro-step.")
     window_tokens: int = Field(512, ge=16, description="Longest window of a response.")
@@ -72,11 +109,8 @@ class Trainer:
     """Trains one drafter from one buffer.
 
     Args:
-        drafter: what is trained; its module is moved to `device`.
-        buffer: what it is trained on.
-        config: how.
+        drafter: its module is moved to `device`.
         checkpoints: folder for checkpoints; None keeps the last good state in memory only.
-        device: torch device.
         parent: the version the weights come from, None for a fresh drafter.
     """
 
@@ -90,11 +124,11 @@ class Trainer:
         device: Any = "cpu",
         parent: int | None = None,
     ) -> None:
-        import torch
-
         self.drafter = drafter
         self.buffer = buffer
         self.config = config or DrafterTraining()
+        self.steps = 1 if drafter.kind == "draft_model" else self.config.ttt_steps
+        """Training-time-test steps the drafter is run for; a model of sequences has one."""
         self.checkpoints = Checkpoints(checkpoints) if checkpoints is not None else None
         self.device = torch.device(device)
         self.parent = parent
@@ -115,11 +149,6 @@ class Trainer:
         self._bad_in_a_row = 0
         self._good = self._state()
 
-    @property
-    def steps(self) -> int:
-        """Training-time-test steps the drafter is run for; a model of sequences has one."""
-        return 1 if self.drafter.kind == "draft_model" else self.config.ttt_steps
-
     # ---- a micro-step -----------------------------------------------------------------------------------------------
 
     def micro_step(self, interrupt: Callable[[], bool] | None = None) -> StepReport:
@@ -137,8 +166,6 @@ class Trainer:
             return self._micro_step(interrupt)
 
     def _micro_step(self, interrupt: Callable[[], bool] | None) -> StepReport:
-        import torch
-
         before = self._rng.getstate()
         kept = self._masters.gradients() if self._accumulated else None
         try:
@@ -174,7 +201,7 @@ class Trainer:
         self.counts.tokens += batch.tokens
         if norm is not None and self.counts.steps % self.config.checkpoint_every == 0:
             self.checkpoint()
-        return self._report(batch.tokens, result, None, norm)
+        return self._report(batch.tokens, result, None)
 
     def _draw(self) -> Batch | None:
         windows = self.buffer.draw(self._rng, self.batch_tokens, min(self.config.window_tokens, self.batch_tokens))
@@ -188,8 +215,6 @@ class Trainer:
         ).to(self.device, self.dtype)
 
     def _weights(self, windows: list[Sample]) -> list[float]:
-        import torch
-
         rewards = torch.tensor([math.nan if w.reward is None else w.reward for w in windows])
         mean, std = self.buffer.rewards.moments
         weights = losses.reward_weights(rewards, mean, std, self.config.reward_beta, self.config.reward_clip)
@@ -244,10 +269,6 @@ class Trainer:
 
     def _out_of_memory(self) -> StepReport:
         """Half the batch from now on."""
-        import gc
-
-        import torch
-
         self.counts.out_of_memory += 1
         smaller = max(SMALLEST_BATCH, self.batch_tokens // 2)
         if smaller < self.batch_tokens:
@@ -258,11 +279,10 @@ class Trainer:
             torch.cuda.empty_cache()
         return self._report(0, None, "out_of_memory")
 
-    def _report(self, tokens: int, result: Result | None, skipped: Any, norm: float | None = None) -> StepReport:
-        none = Acceptance(0, (0,) * self.steps)
-        c = self.counts
-        terms, acceptance = (result.terms, result.acceptance) if result else ({}, none)
-        return StepReport(c.micro_steps, c.steps, tokens, terms, acceptance, norm, skipped)
+    def _report(self, tokens: int, result: Result | None, skipped: Any) -> StepReport:
+        if result is None:
+            return StepReport(tokens, {}, Acceptance(0, (0,) * self.steps), skipped)
+        return StepReport(tokens, result.terms, result.acceptance, skipped)
 
     # ---- evaluation -------------------------------------------------------------------------------------------------
 
@@ -347,7 +367,6 @@ class Trainer:
         """Publish the present weights as a version and return its number.
 
         Args:
-            versions: the store.
             dtype: of the weights as published (the engine's); the training's when None.
             target_version: newest policy version among the data; the buffer's when None.
 

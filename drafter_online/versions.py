@@ -90,7 +90,6 @@ class Versions:
     """A folder of versions.
 
     Args:
-        folder: made at the first publication.
         keep: newest versions kept; the promoted one, and those on canary, are kept besides.
     """
 
@@ -254,19 +253,16 @@ class Versions:
         *,
         base: str | None = None,
         newer_than: int | None = None,
-        like: Mapping[str, tuple[Any, ...]] | None = None,
     ) -> Version:
         """Verify a version and read its weights.
 
         Args:
-            number: which version.
             base: the target it is to draft for; another one is refused.
             newer_than: the version that runs; this one or an older one is refused (None: any).
-            like: shape by name of the weights it is to replace; another name or shape is refused.
 
         Raises:
             VersionError: in one sentence, what is wrong: missing, truncated, altered, of another base, older than what
-                runs, mis-shaped, non-finite, or with weights of the target in it.
+                runs, non-finite, or with weights of the target in it.
         """
         m = self.manifest(number)
         if base is not None and m.base != base:
@@ -279,13 +275,6 @@ class Versions:
                 raise _refused(number, f"its manifest does not list {name}")
             blobs[name] = self._read(number, folder / name, m.files[name])
         tensors = _load_tensors(number, blobs[MODEL], m)
-        for name, shape in (like or {}).items():
-            if name not in tensors:
-                raise _refused(number, f"{name} is missing in it")
-            if tuple(tensors[name].shape) != tuple(shape):
-                raise _refused(number, f"{name} has shape {list(tensors[name].shape)}, not {list(shape)}")
-        if like is not None and (extra := sorted(set(tensors) - set(like))):
-            raise _refused(number, f"{extra[0]} in it is not a weight of the drafter that runs")
         try:
             _check_payload(tensors, m.kind)
         except VersionError as e:

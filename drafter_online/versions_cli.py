@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from rich.filesize import decimal
 
-from drafter_online.console import Json, group, show_facts, show_table, size
+from drafter_online.console import Json, group, show_facts, show_table
 from drafter_online.errors import VersionError
 from drafter_online.versions import Versions
 
@@ -39,7 +40,7 @@ def versions_list(store: Store, as_json: Json = False) -> None:
                 str(r["parent"] or "-"),
                 str(r["verdict"] or "-"),
                 str(r["created"])[:19],
-                size(r["bytes"]),
+                decimal(r["bytes"]),
             )
             for r in rows
         ],

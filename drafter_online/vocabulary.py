@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+
+from torch import Tensor
 
 from drafter_online.errors import HeadError
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 DRAFTED = 8192
 """Tokens that a fresh head drafts of a large vocabulary. What is said is nearly all among them, and the LM

@@ -20,14 +20,15 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import msgspec
+import torch
+import zmq
+from torch import Tensor
+from zmq.utils import z85
 
 from drafter_online.errors import WireError
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 FORMAT = 2
 MAX_HEADER = 1 << 20
@@ -112,16 +113,12 @@ def check_sizes(sizes: Sequence[int]) -> None:
 
 
 def _bytes_of(t: Tensor) -> Any:
-    import torch
-
     # numpy knows no bfloat16, and no view of a tensor without elements.
     data: Any = t.reshape(-1).view(torch.uint8).numpy() if t.numel() else b""
     return memoryview(data)
 
 
 def _tensor(name: str, dtype: str, shape: list[int], data: bytes) -> Tensor:
-    import torch
-
     size = _DTYPES.get(dtype)
     if size is None:
         raise WireError("malformed", f"{name} has the dtype {dtype!r}")
@@ -153,9 +150,6 @@ def keys_of(token: str) -> Keys:
     Raises:
         WireError: this ZeroMQ has no CURVE.
     """
-    import zmq
-    from zmq.utils import z85
-
     if not zmq.has("curve"):
         raise WireError("token", "this ZeroMQ cannot encrypt, which a token needs; install pyzmq from its wheel")
     raw = hashlib.scrypt(token.encode(), salt=b"drafter-online", n=1 << 14, r=8, p=1, dklen=32)
@@ -165,20 +159,18 @@ def keys_of(token: str) -> Keys:
 
 def refusals(socket: Any) -> Any:
     """A socket from which the failed handshakes of `socket` can be received."""
-    import zmq
-
     kinds = ("NO_DETAIL", "PROTOCOL", "AUTH")
     return socket.get_monitor_socket(sum(int(getattr(zmq, f"EVENT_HANDSHAKE_FAILED_{k}")) for k in kinds))
 
 
-def read_token(file: Path | None, environ: Mapping[str, str] | None = None) -> str | None:
+def read_token(file: Path | None) -> str | None:
     """The token from a file, else from the environment (`DRAFTER_ONLINE_TOKEN`), else none.
 
     Raises:
         WireError: the file cannot be read, or the token is too short to be one.
     """
     where = TOKEN_VARIABLE
-    token = (os.environ if environ is None else environ).get(TOKEN_VARIABLE, "").strip()
+    token = os.environ.get(TOKEN_VARIABLE, "").strip()
     if file is not None:
         where = str(file)
         try:

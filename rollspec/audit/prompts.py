@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from drafter_online import prompts
+from drafter_online.errors import TrainingError
 from rollspec.audit.evidence import AuditError
 
 BUILT_IN = (
@@ -78,9 +78,9 @@ def _load(model: str | Path, trust_remote_code: bool) -> tuple[Any, Any]:
 def _rows(file: Path, most: int) -> list[Any]:
     """Prompts as text, messages or token ids."""
     try:
-        records = list(_parquet(file) if file.suffix == ".parquet" else _jsonl(file))
-    except OSError as e:
-        raise AuditError(f"rollspec: --prompts {str(file)!r} cannot be read ({e.strerror or e}).") from e
+        records = prompts.rows(file, ("token_ids", "prompt"))
+    except TrainingError as e:
+        raise AuditError(str(e).replace("drafter-online:", "rollspec:", 1)) from e
     out: list[Any] = []
     for i, record in enumerate(records[: 4 * most]):
         row = record.get("token_ids", record.get("prompt")) if isinstance(record, dict) else None
@@ -89,30 +89,7 @@ def _rows(file: Path, most: int) -> list[Any]:
                 f"rollspec: row {i} of {str(file)!r} has neither `prompt` nor `token_ids`, or an empty one."
             )
         out.append(row)
-    if not out:
-        raise AuditError(f"rollspec: --prompts {str(file)!r} holds no rows.")
     return out
-
-
-def _jsonl(file: Path) -> Iterable[Any]:
-    for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), 1):
-        if line.strip():
-            try:
-                yield json.loads(line)
-            except json.JSONDecodeError as e:
-                raise AuditError(f"rollspec: line {number} of {str(file)!r} is not JSON ({e.msg}).") from e
-
-
-def _parquet(file: Path) -> Iterable[Any]:
-    try:
-        import pyarrow.parquet as parquet  # type: ignore[import-untyped,unused-ignore]
-    except ModuleNotFoundError as e:
-        raise AuditError("rollspec: Parquet prompts need pyarrow; run pip install pyarrow, or give JSONL.") from e
-    try:
-        table = parquet.read_table(file)
-    except ValueError as e:  # pyarrow's own errors are ValueErrors
-        raise AuditError(f"rollspec: --prompts {str(file)!r} is not Parquet ({' '.join(str(e).split())[:200]}).") from e
-    return table.select([c for c in ("token_ids", "prompt") if c in table.column_names]).to_pylist()  # type: ignore[no-any-return]
 
 
 def _encode(row: Any, tokenizer: Any, i: int, file: Path | None) -> list[int]:

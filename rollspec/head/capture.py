@@ -69,7 +69,6 @@ class Capture:
     """Records requests of one worker. Everything runs on the worker's thread; it never raises into the engine.
 
     Args:
-        runner: the model runner.
         layers: of the target, whose hidden states the head reads, in its order.
     """
 

@@ -23,9 +23,8 @@ from pathlib import Path
 from typing import Any
 
 from drafter_online import target, wire
-from drafter_online.answers import Progress
 from drafter_online.checkpoint_client import CheckpointClient
-from drafter_online.engines import read
+from drafter_online.engines import Progress, read
 from drafter_online.errors import DrafterError
 from drafter_online.fetch import Fetch
 from drafter_online.lifecycle import Verdict
@@ -213,7 +212,8 @@ class DedicatedTraining(HeadTraining):
             elif message.kind == "refresh":
                 self._refresh()
             elif message.kind == "status":
-                self._told_of(message.body)
+                self.progress = read(message.body, Progress)
+                self._watch(self.progress.hangs, ", in its daemon")
             elif message.kind == "done":
                 self.checkpoints.answered(message.body)
         except DrafterError as e:
@@ -222,10 +222,6 @@ class DedicatedTraining(HeadTraining):
             if isinstance(version, int):
                 self._tried(version, "refused", str(e))
             logger.warning("rollspec: %s", str(e).removeprefix("drafter-online: "))
-
-    def _told_of(self, body: dict[str, Any]) -> None:
-        self.progress = read(body, Progress)
-        self._watch(self.progress.hangs, ", in its daemon")
 
     def _offered(self, body: dict[str, Any]) -> None:
         swapper = self.learned.swapper

@@ -230,7 +230,7 @@ class DraftHead:
         if (s := self.swapper) is not None:
             pauses, s.deployment.pauses = s.deployment.pauses, []
             sums |= {k: float(v) for k, v in s.counts.items()}
-            levels = {"version": s.version, "staleness": self.bridge.proposer.version - s.since}
+            levels = {"version": s.version, "staleness": self.bridge.proposer.version - s.deployment.running.since}
             if pauses:
                 levels["swap_longest"] = max(pauses)
         if (reached := self.proposer.reached) is not None:

@@ -40,12 +40,9 @@ class Follower:
     """One engine's part in the fleet's canary.
 
     Args:
-        swapper: of this engine.
-        folder: the store.
         working: whether the engine has requests; only then it offers to try a version.
         fault: called with the cause when the store fails.
         replica: a name that no other engine has; made up if not given.
-        clock: seconds that never go back.
     """
 
     def __init__(

@@ -23,7 +23,7 @@ from drafter_online import head as heads
 from drafter_online.buffer import Buffer, BufferConfig, add_all
 from drafter_online.errors import BufferFileError, DrafterError, TrainingError
 from drafter_online.files import try_lock
-from drafter_online.idle import EngineState, Idle, IdleConfig
+from drafter_online.idle import EngineState, Idle
 from drafter_online.model import Eagle3
 from drafter_online.trainer import DrafterTraining, Trainer
 from drafter_online.versions import Versions
@@ -193,7 +193,7 @@ class IdleTraining(HeadTraining):
                 self._make()
             add_all(self._trainer.buffer, capture.take(64))
         if self._trainer is not None and self._rewards:
-            self._trainer.buffer.reward({k: v for k, v in (self._rewards.popleft() for _ in range(len(self._rewards)))})
+            self._trainer.buffer.reward(dict(self._rewards.popleft() for _ in range(len(self._rewards))))
 
     def _make(self) -> None:
         target = str(self.learned.vllm_config.model_config.model)
@@ -221,7 +221,7 @@ class IdleTraining(HeadTraining):
         except TrainingError as e:
             self._fault("resuming", str(e))
         self.resumed = (trainer.counts.steps, trainer.counts.tokens)
-        self._idle = Idle(IdleConfig(), clock=time.perf_counter)
+        self._idle = Idle(time.perf_counter)
         self._trainer = trainer  # last: other threads look whether it is there
 
     def _taken_over(self) -> int | None:
@@ -280,13 +280,9 @@ class IdleTraining(HeadTraining):
         with self.learned.reading:
             if not self.learned.asleep:
                 self._version = version
-                self._take_target()
-
-    def _take_target(self) -> None:
-        if (parts := self._target()) is not None:  # until then the head has those of the model's folder
-            trainer = self._trainer
-            given = {n: w.float() for n, w in parts.items()}
-            heads.refresh(trainer.drafter.head, **given, counts=trainer.buffer.token_counts())
+                if (parts := self._target()) is not None:  # until then the head has those of the model's folder
+                    given = {n: w.float() for n, w in parts.items()}
+                    heads.refresh(self._trainer.drafter.head, **given, counts=self._trainer.buffer.token_counts())
 
     def _publish(self) -> None:
         """Offer what was learned to the engine, in the place of what it has not swapped in yet.

@@ -348,7 +348,7 @@ def test_prompts_of_every_kind(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("", "holds no rows"),
+        ("", "holds no prompt"),
         ("{", "line 1 of .* is not JSON"),
         ('{"text": "a"}', "row 0 of .* has neither `prompt` nor `token_ids`"),
         ('{"token_ids": [100]}', "token id 100, and the model's vocab_size is 100"),

@@ -276,7 +276,7 @@ def test_training_follows_how_the_engine_draws_drafts(given: dict[str, object], 
 
 def test_settings_of_training_are_those_of_the_trainer() -> None:
     training = RollspecConfig().drafter_training
-    assert DrafterTraining(**training) == DrafterTraining(ttt_steps=4)
+    assert DrafterTraining(**training) == DrafterTraining() and DrafterTraining().ttt_steps == LearnedConfig().k_max
     longest = RollspecConfig.load({"proposal.learned.k_max": 16}, env={}).drafter_training
     assert DrafterTraining(**longest).ttt_steps == MOST_TRAINED
     bounds = {n: f.metadata for n, f in DrafterTraining.model_fields.items()}

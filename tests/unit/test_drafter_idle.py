@@ -4,8 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
-from drafter_online.idle import EngineState, Idle, IdleConfig
-from drafter_online.watch import StepWatch
+from drafter_online.idle import EngineState, Idle, StepWatch
 
 IDLE = EngineState()
 
@@ -20,7 +19,7 @@ class Clock:
 
 def idle(**kw: float) -> tuple[Idle[str], Clock]:
     clock = Clock()
-    return Idle(IdleConfig(**{"settle_seconds": 1.0, **kw}), clock), clock  # type: ignore[arg-type]
+    return Idle(clock, **{"settle_seconds": 1.0, **kw}), clock  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -28,7 +27,6 @@ def idle(**kw: float) -> tuple[Idle[str], Clock]:
     [
         (EngineState(awake=False), "asleep"),
         (EngineState(running=1), "busy"),
-        (EngineState(waiting=1), "busy"),
         (EngineState(updating=True), "updating"),
         (EngineState(updating=True, awake=False), "asleep"),
         (IDLE, "idle"),
@@ -82,7 +80,7 @@ def test_preemption_within_a_step_and_its_latency() -> None:
         nonlocal state
         clock.now += 1.0
         assert not must_stop()
-        state = EngineState(waiting=1)
+        state = EngineState(running=1)
         clock.now += 0.5
         assert must_stop()
         clock.now += 0.25  # what it takes to get out

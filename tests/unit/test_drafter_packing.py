@@ -16,7 +16,7 @@ from drafter_online import losses, objective
 from drafter_online.errors import Preempted
 from drafter_online.model import DraftModel, Eagle3
 from drafter_online.objective import LossTerms, evaluate
-from drafter_online.packing import ALWAYS, PADDING, pack
+from drafter_online.packing import ALWAYS, pack
 from drafter_online.samples import Sample
 
 STEPS = 3
@@ -42,13 +42,13 @@ def small(tiny_target: Path) -> DraftModel:
 
 def test_alignment(tiny_target: Path) -> None:
     a, b = sample(tiny_target, 0, 9), sample(tiny_target, 1, 7)
-    p = pack([a, b], [2.0, 0.5], steps=STEPS, multiple=8)
-    assert p.input_ids[0].tolist() == [*a.input_ids[1:].tolist(), *b.input_ids[1:].tolist(), 0, 0]
-    assert p.document_ids[0].tolist() == [0] * 8 + [1] * 6 + [PADDING] * 2 and p.tokens == 14
+    p = pack([a, b], [2.0, 0.5], steps=STEPS)
+    assert p.input_ids[0].tolist() == [*a.input_ids[1:].tolist(), *b.input_ids[1:].tolist()]
+    assert p.document_ids[0].tolist() == [0] * 8 + [1] * 6 and p.tokens == 14
     assert torch.equal(p.hidden_states[0, :8], a.hidden_states[:-1])
     assert torch.equal(p.verifier_last_hidden_states[0, 8:14], b.verifier_last_hidden_states[1:])
-    assert p.position_ids[0].tolist() == [*range(1, 9), *range(1, 7), 0, 0]
-    assert p.weight[0].tolist() == [2.0] * 8 + [0.5] * 6 + [0.0] * 2
+    assert p.position_ids[0].tolist() == [*range(1, 9), *range(1, 7)]
+    assert p.weight[0].tolist() == [2.0] * 8 + [0.5] * 6
     assert int(p.forced_until.min()) == ALWAYS and len(p.rejected.column) == 0
 
 
@@ -59,7 +59,7 @@ def test_documents_do_not_see_each_other(tiny_target: Path, kind: str, request: 
     a, b, c = (sample(tiny_target, i, 15) for i in range(3))
     alone = logits_of(drafter, pack([b], steps=steps), steps)
     for others, at in (([a, b, c], 14), ([b, a], 0), ([c, c, b, a], 28)):
-        packed = logits_of(drafter, pack(others, steps=steps, multiple=16), steps)
+        packed = logits_of(drafter, pack(others, steps=steps), steps)
         for i, (x, y) in enumerate(zip(alone, packed, strict=True)):
             n = 14 - i  # the last columns of a document have nothing of its own left to read at step i
             torch.testing.assert_close(x[0, :n], y[0, at : at + n], atol=1e-5, rtol=1e-5)
@@ -157,7 +157,7 @@ def test_parts_have_the_gradients_of_the_whole(
     extra = {"draft_vocab_size": 30, "counts": {i: 1 for i in range(30)}} if pruned else {}
     drafter = Eagle3(head(tiny_target, **extra), train_lm_head=pruned)
     samples = [sample(tiny_target, 3, 24, errors=1), sample(tiny_target, 1, 17), sample(tiny_target, 2, 9)]
-    p = pack(samples, [1.0, 0.3, 2.0], steps=STEPS, rejected_from=("learned",), multiple=8)
+    p = pack(samples, [1.0, 0.3, 2.0], steps=STEPS, rejected_from=("learned",))
     # A head that drafts fewer tokens than the engine kept has no "any other": its logarithm is of rounding errors.
     terms = LossTerms() if pruned else LossTerms(rejected=0.7, induced=0.4)
     monkeypatch.setattr(objective, "LOGITS", at_once)
@@ -172,7 +172,7 @@ def test_parts_have_the_gradients_of_the_whole(
     n, r = p.input_ids.shape[1], p.rejected
     whole = torch.zeros(())
     for i in range(STEPS):
-        same = (p.document_ids[0, : n - i] == p.document_ids[0, i:]) & (p.document_ids[0, i:] >= 0)
+        same = p.document_ids[0, : n - i] == p.document_ids[0, i:]
         mask = same & p.loss_mask[0, i:] & (p.forced_until[0, : n - i] >= i)
         w = p.weight[0, : n - i][mask]
         whole = whole + 0.8**i * (losses.forward_kl(z[i][0, : n - i][mask], t[0, i:][mask]) * w).sum() / w.sum()

@@ -15,7 +15,7 @@ from drafter_online import head as heads
 from drafter_online import trainer as trainer_module
 from drafter_online.buffer import Buffer
 from drafter_online.errors import HeadError, TrainingError, VersionError
-from drafter_online.idle import EngineState, Idle, IdleConfig
+from drafter_online.idle import EngineState, Idle
 from drafter_online.model import DraftModel, Eagle3
 from drafter_online.trainer import DrafterTraining, Trainer
 from drafter_online.versions import Versions
@@ -229,7 +229,7 @@ def test_out_of_memory_halves_the_batch(tiny_target: Path, buffer: Buffer, where
 def test_idle_training_survives_the_trainer(tiny_target: Path, buffer: Buffer) -> None:
     t = trainer(tiny_target, buffer)
     Fails(t, RuntimeError("device lost"), "backward")
-    idle = Idle[Any](IdleConfig(settle_seconds=0.0))
+    idle = Idle[Any](settle_seconds=0.0)
     assert idle.tick(EngineState, t.micro_step) is None and idle.counts.failed == 1
     report = idle.tick(EngineState, t.micro_step)
     assert report is not None and report.skipped is None and idle.counts.steps == 1

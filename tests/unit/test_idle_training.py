@@ -13,7 +13,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from drafter_online.idle import Idle, IdleConfig  # noqa: E402
+from drafter_online.idle import Idle  # noqa: E402
 from drafter_online.versions import Versions  # noqa: E402
 from rollspec import RollspecConfig  # noqa: E402
 from rollspec.head import idle  # noqa: E402
@@ -66,7 +66,7 @@ def training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     made = []
 
     def make(self: Any) -> None:
-        self._idle, self._trainer = Idle(IdleConfig(settle_seconds=0.0)), Trainer(tmp_path)
+        self._idle, self._trainer = Idle(settle_seconds=0.0), Trainer(tmp_path)
 
     monkeypatch.setattr(idle.IdleTraining, "_make", make)
     monkeypatch.setattr(idle.IdleTraining, "_refresh", lambda self, again=False: None)
@@ -282,15 +282,15 @@ def test_a_step_that_hangs_is_said_once(
     release, step = threading.Event(), Trainer.micro_step
     monkeypatch.setattr(Trainer, "micro_step", lambda self, interrupt: release.wait(20) and None)
     assert until(lambda: e.t.info()["step_age_seconds"] > 0.1)
-    monkeypatch.setattr("drafter_online.watch.LEAST_SECONDS", 0.1)
-    monkeypatch.setattr("drafter_online.watch.TIMES", 0.0)
+    monkeypatch.setattr("drafter_online.idle.LEAST_SECONDS", 0.1)
+    monkeypatch.setattr("drafter_online.idle.TIMES", 0.0)
     assert until(lambda: e.t.info()["hangs"])
     e.t.step_begins()  # the engine goes on
     e.t.step_ended()
     assert e.t.info()["step_age_seconds"] > 0.1
     assert caplog.text.count("has been running for") == 1 and e.faults["drafter training: a step hangs"] == 1
     monkeypatch.setattr(Trainer, "micro_step", step)
-    monkeypatch.setattr("drafter_online.watch.LEAST_SECONDS", 120.0)
+    monkeypatch.setattr("drafter_online.idle.LEAST_SECONDS", 120.0)
     release.set()
     before = steps(e.t)
     assert until(lambda: steps(e.t) > before) and e.t.info()["hangs"] is None
@@ -389,7 +389,7 @@ def test_the_targets_weights_are_not_read_while_the_engine_sleeps() -> None:
     learned = SimpleNamespace(
         asleep=True, reading=threading.Lock(), bridge=SimpleNamespace(proposer=SimpleNamespace(version=3))
     )
-    t: Any = SimpleNamespace(learned=learned, _version=-1, _take_target=lambda: taken.append(1))
+    t: Any = SimpleNamespace(learned=learned, _version=-1, _target=lambda: taken.append(1))
     idle.IdleTraining._refresh(t)
     assert not taken and t._version == -1, "they are taken when it is awake"
     learned.asleep = False

@@ -305,8 +305,8 @@ def test_steps_that_fail_are_an_alarm_and_are_tried_again(make: Make, tiny_targe
 def test_a_step_that_hangs_is_unhealthy_and_engines_are_told(
     make: Make, tiny_target: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("drafter_online.watch.LEAST_SECONDS", 0.3)
-    monkeypatch.setattr("drafter_online.watch.TIMES", 0.0)
+    monkeypatch.setattr("drafter_online.idle.LEAST_SECONDS", 0.3)
+    monkeypatch.setattr("drafter_online.idle.TIMES", 0.0)
     service = make(job=True)
     engine = FakeEngine(service)
     release = threading.Event()
@@ -320,7 +320,7 @@ def test_a_step_that_hangs_is_unhealthy_and_engines_are_told(
     assert status(service)["training"]["step_age_seconds"] > 0.2 and status(service)["training"]["hangs"]
     engine.until(lambda: any(m.kind == "status" and m.body["hangs"] for m in engine.others))
     assert "does not answer" in errand(engine, "save", tmp_path / "late")["error"], "a checkpoint does not wait for it"
-    monkeypatch.setattr("drafter_online.watch.LEAST_SECONDS", 120.0)
+    monkeypatch.setattr("drafter_online.idle.LEAST_SECONDS", 120.0)
     release.set()
     engine.until(lambda: service.healthy()[0] and service.trainer.counts.steps > 0)
     service.tick()

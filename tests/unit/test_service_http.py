@@ -17,11 +17,11 @@ httpx = pytest.importorskip("httpx")
 pytest.importorskip("torch")
 
 from drafter_online.alarms import Alarms  # noqa: E402
-from drafter_online.engines import Counts, Engine, Engines, Hello, Status  # noqa: E402
+from drafter_online.engines import Counts, Engines, Hello, Status  # noqa: E402
 from drafter_online.errors import DrafterError, VersionError  # noqa: E402
 from drafter_online.http import HttpServer, build  # noqa: E402
+from drafter_online.idle import StepWatch  # noqa: E402
 from drafter_online.inbox import Inbox  # noqa: E402
-from drafter_online.watch import StepWatch  # noqa: E402
 
 TOKEN = "a token of some length"
 
@@ -34,10 +34,9 @@ def service(tmp_path: Any) -> Any:
     from drafter_online.versions import Versions
 
     engines = Engines()
-    engine = Engine(
-        "s", Hello("<b>host</b>:1", "base", [1, 2, 3]), Status(3, domains={"code": Counts(1, 10, 5, 9, 6, 16)})
-    )
-    engines.by_session["s"] = engine
+    engines.join("s", Hello("<b>host</b>:1", "base", [1, 2, 3]))
+    engine = engines.report("s", Status(3, domains={"code": Counts(1, 10, 5, 9, 6, 16)}))
+    assert engine is not None
     engines.domains["code"] = Counts(1, 10, 5, 9, 6, 16)
     alarms = Alarms()
     alarms.set("store", "it cannot be written")

@@ -114,7 +114,7 @@ def test_weights_arrive_in_the_same_storage_and_the_targets_stay(swapper: Swappe
     answer = swapper.request(given)
     assert weight(swapper).data_ptr() == where and bool((weight(swapper) == 2.0).all())
     assert torch.equal(target.model.embed_tokens.weight, before) and bool((target.model.fc.weight == 9.0).all())
-    assert swapper.version == 1 and swapper.since == 3 and swapper.owner.swaps == 1
+    assert swapper.version == 1 and swapper.deployment.running.since == 3 and swapper.owner.swaps == 1
     assert answer["reread"] == 5 and answer["change"] == pytest.approx(1.0) and answer["pause_ms"] > 0
     assert swapper.counts["promoted"] == 1
     # A small change leaves the KV as it is.
@@ -406,21 +406,21 @@ def test_staleness_is_counted_from_the_policy_that_the_weights_were_trained_on(s
     swapper.owner.policy_version = 5
     swapper.offer(store.path(known[0]), canary=False)
     run_until(swapper, lambda: swapper.version == known[0])
-    assert swapper.since == 2
+    assert swapper.deployment.running.since == 2
     swapper.offer(store.path(known[1]), canary=False)
     run_until(swapper, lambda: swapper.version == known[1])
-    assert swapper.since == 5, "none is of the future"
+    assert swapper.deployment.running.since == 5, "none is of the future"
     for _ in range(20):
         swapper.owner.acceptance.observe(2, 2)
     swapper.offer(store.path(known[2]))
     run_until(swapper, lambda: swapper.version == known[2])
-    assert swapper.since == 4
+    assert swapper.deployment.running.since == 4
     while swapper.canary is not None:
         swapper.observe(0, 2)
-    assert swapper.version == known[1] and swapper.since == 5, "so it is when they are rolled back"
+    assert swapper.version == known[1] and swapper.deployment.running.since == 5, "so it is when they are rolled back"
     swapper.offer(None, canary=False, back=True)
     run_until(swapper, lambda: swapper.version == 0)
-    assert swapper.since == 0
+    assert swapper.deployment.running.since == 0
 
 
 def test_going_back_needs_no_newer_number(swapper: Swapper, tmp_path: Path) -> None:

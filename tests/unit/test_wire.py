@@ -120,18 +120,21 @@ def test_any_frames_are_refused_and_nothing_else(frames: list[bytes], begun: boo
         wire.unpack(frames)
 
 
-def test_tokens_and_endpoints(tmp_path: Path) -> None:
+def test_tokens_and_endpoints(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(wire.TOKEN_VARIABLE, raising=False)
     file = tmp_path / "token"
     file.write_text(f"{TOKEN}\n")
-    assert wire.read_token(file, {}) == TOKEN
-    assert wire.read_token(None, {wire.TOKEN_VARIABLE: TOKEN}) == TOKEN
-    assert wire.read_token(None, {}) is None
-    for path, env in ((tmp_path / "no", {}), (None, {wire.TOKEN_VARIABLE: "short"})):
-        with pytest.raises(WireError, match="token"):
-            wire.read_token(path, env)
+    assert wire.read_token(file) == TOKEN and wire.read_token(None) is None
+    with pytest.raises(WireError, match="token"):
+        wire.read_token(tmp_path / "no")
     file.write_text("")
     with pytest.raises(WireError, match="0 characters"):
-        wire.read_token(file, {})
+        wire.read_token(file)
+    monkeypatch.setenv(wire.TOKEN_VARIABLE, TOKEN)
+    assert wire.read_token(None) == TOKEN
+    monkeypatch.setenv(wire.TOKEN_VARIABLE, "short")
+    with pytest.raises(WireError, match="token"):
+        wire.read_token(None)
     for endpoint in ("tcp://127.0.0.1:1", "ipc:///a", "tcp://localhost:1", "tcp://[::1]:1", "127.0.0.1", "::1"):
         assert wire.is_local(endpoint), endpoint
     for endpoint in ("tcp://0.0.0.0:1", "tcp://*:1", "tcp://10.0.0.1:5", "tcp://host:1", "0.0.0.0", "::"):

@@ -49,7 +49,6 @@ def read(payload: Mapping[str, Any], running: int, owner: SwapOwner, original: M
     """Read what a payload names (`Swapper.request`).
 
     Args:
-        payload: see there.
         running: the version that runs; without `back` only newer ones are read.
         owner: published versions must be for its target.
         original: the weights that the engine was started with.

@@ -72,11 +72,6 @@ class Swapper:
         return self.deployment.running.version
 
     @property
-    def since(self) -> int:
-        """Newest policy version that the running weights were trained on, or under which they came."""
-        return self.deployment.running.since
-
-    @property
     def counts(self) -> dict[str, int]:
         """Verdicts by kind, and `resent`: times that lost weights were put back."""
         return {**self._verdicts, "resent": self.deployment.resent}
