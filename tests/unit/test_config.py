@@ -14,7 +14,7 @@ from drafter_online.recipes import RECIPES
 from drafter_online.trainer import DrafterTraining
 from rollspec.config import RollspecConfig, is_resolved, knobs, presets, resolve, switched_on
 from rollspec.config.gone import GONE
-from rollspec.config.sections import MOST_TRAINED, TrainingConfig
+from rollspec.config.sections import MOST_TRAINED, LearnedConfig, TrainingConfig
 from rollspec.errors import ConfigError
 from rollspec.tuning.tuner import Tuner
 
