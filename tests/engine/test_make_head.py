@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from drafter_online.buffer import Buffer
 from drafter_online.cli import app
 
-K = 3
+K = 4
 
 pytestmark = pytest.mark.engine
 
