@@ -184,7 +184,7 @@ def test_the_trainer_is_made_as_the_job_says(tiny_target: Path, tmp_path: Path) 
     )
     bridge = SimpleNamespace(config=config)
     drafter = like(
-        "vllm.v1.worker.gpu.spec_decode.eagle.speculator:EagleSpeculator",
+        "rollspec.engine.vllm.v2.drafter:Drafter",
         draft_model_config=like("vllm.config:ModelConfig", model=str(folder)),
     )
     runner = like(RUNNER, device=torch.device("cpu"))
