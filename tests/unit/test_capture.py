@@ -7,6 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from vllm_like import like
 
 torch = pytest.importorskip("torch")
 
@@ -35,8 +36,8 @@ class Engine:
 
     def begin(self, req_id: str, prompt: list[int], limit: int = 100, **metadata: Any) -> None:
         self.proposer.begin(req_id, prompt, limit)
-        params = SimpleNamespace(temperature=0.7, extra_args={"rollspec": metadata} if metadata else None)
-        self.bridge.running[req_id] = SimpleNamespace(sampling_params=params)
+        params = like("vllm:SamplingParams", temperature=0.7, extra_args={"rollspec": metadata} if metadata else None)
+        self.bridge.running[req_id] = like("rollspec.engine.vllm.v2.adapter:Request", sampling_params=params)
 
     def step(self, batch: dict[str, tuple[int, int, list[int], list[int]]]) -> None:
         """`batch`: request -> (first position, positions computed, draft, tokens said)."""

@@ -7,10 +7,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from vllm_like import like
 
 from rollspec import RollspecConfig
 from rollspec.head import checkpoint_resolver
 
+ARGS = "vllm.engine.arg_utils:EngineArgs"
 TARGET = {"vocab_size": 100, "hidden_size": 16, "num_hidden_layers": 4}
 HEAD = {
     "speculators_model_type": "eagle3",
@@ -37,7 +39,7 @@ def settle(tmp_path: Path, head: dict[str, Any] | None, drafters: list[str] | No
     config = RollspecConfig.load(
         {"proposal.drafters": drafters or ["suffix", "eagle3"], "proposal.learned.model": model}, env={}
     )
-    return checkpoint_resolver.settle(SimpleNamespace(model=target, **args), config)
+    return checkpoint_resolver.settle(like(ARGS, model=target, **args), config)
 
 
 def test_a_head_that_fits_is_taken(tmp_path: Path) -> None:
@@ -83,9 +85,7 @@ def test_a_fresh_head_is_made_once(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(checkpoint_resolver.subprocess, "run", run)
     target = folder(tmp_path / "target", TARGET)
     config = RollspecConfig.load({"proposal.drafters": ["eagle3"], "drafter.dir": str(tmp_path)}, env={})
-    found = {
-        checkpoint_resolver.settle(SimpleNamespace(model=target), config)[0].proposal.learned.model for _ in range(2)
-    }
+    found = {checkpoint_resolver.settle(like(ARGS, model=target), config)[0].proposal.learned.model for _ in range(2)}
     assert len(found) == 1 and len(calls) == 1
     assert [p.name for p in (tmp_path / "heads").iterdir()] == [Path(found.pop()).name]
 
@@ -98,7 +98,7 @@ def test_where_none_can_be_made_the_others_go_on(
     target = folder(tmp_path / "target", TARGET)
     config = RollspecConfig.load({"proposal.drafters": ["suffix", "eagle3"], "drafter.dir": str(tmp_path)}, env={})
     with caplog.at_level(logging.WARNING, "rollspec"):
-        config, method = checkpoint_resolver.settle(SimpleNamespace(model=target), config)
+        config, method = checkpoint_resolver.settle(like(ARGS, model=target), config)
     assert method is None and "No module named 'speculators'" in caplog.text and "suffix goes on" in caplog.text
     assert not list((tmp_path / "heads").iterdir())
 
@@ -111,7 +111,7 @@ def given(tmp_path: Path, config: dict[str, Any], weights: list[str], **more: An
     options = {"proposal.drafters": ["eagle3"], "proposal.learned.model": path, "drafter.mode": "idle"}
     options |= {"drafter.dir": str(tmp_path), **more}
     target = folder(tmp_path / "target", TARGET)
-    found, method = checkpoint_resolver.settle(SimpleNamespace(model=target), RollspecConfig.load(options, env={}))
+    found, method = checkpoint_resolver.settle(like(ARGS, model=target), RollspecConfig.load(options, env={}))
     assert method == "eagle3"
     return found.proposal.learned
 
@@ -177,10 +177,10 @@ def test_a_name_on_the_hub_becomes_its_folder(
     config = RollspecConfig.load(options, env={})
     asked = []
     monkeypatch.setattr("huggingface_hub.snapshot_download", lambda name, **k: asked.append((name, k)) or head)
-    found, method = checkpoint_resolver.settle(SimpleNamespace(model=target, download_dir="/cache"), config)
+    found, method = checkpoint_resolver.settle(like(ARGS, model=target, download_dir="/cache"), config)
     assert method is None and "someone/head has no safetensors file on the hub" in caplog.text
     (Path(head) / "model.safetensors").touch()
-    found, method = checkpoint_resolver.settle(SimpleNamespace(model=target, download_dir="/cache"), config)
+    found, method = checkpoint_resolver.settle(like(ARGS, model=target, download_dir="/cache"), config)
     assert method == "eagle3" and found.proposal.learned.model == head
     assert asked[0][0] == "someone/head" and asked[0][1]["cache_dir"] == "/cache"
 
@@ -188,11 +188,11 @@ def test_a_name_on_the_hub_becomes_its_folder(
         raise OSError("Cannot find an appropriate cached snapshot folder\nand more")
 
     monkeypatch.setattr("huggingface_hub.snapshot_download", offline)
-    found, method = checkpoint_resolver.settle(SimpleNamespace(model=target), config)
+    found, method = checkpoint_resolver.settle(like(ARGS, model=target), config)
     assert method is None and found.proposal.drafters == ("suffix",)
     assert "someone/head is neither a folder nor to be had from the hub (Cannot find" in caplog.text
     monkeypatch.setenv("VLLM_USE_MODELSCOPE", "True")  # then vLLM looks elsewhere
-    assert checkpoint_resolver.settle(SimpleNamespace(model=target), config)[0].proposal.learned.model == "someone/head"
+    assert checkpoint_resolver.settle(like(ARGS, model=target), config)[0].proposal.learned.model == "someone/head"
 
 
 def test_configurations_that_cannot_be_are_refused() -> None:
@@ -236,7 +236,7 @@ def test_specialists_have_the_shape_of_the_head(
         env={},
     )
     with caplog.at_level(logging.WARNING, "rollspec"):
-        found, method = checkpoint_resolver.settle(SimpleNamespace(model=folder(tmp_path / "target", TARGET)), config)
+        found, method = checkpoint_resolver.settle(like(ARGS, model=folder(tmp_path / "target", TARGET)), config)
     assert method == "eagle3"
     assert found.proposal.learned.specialists == ({name: path} if words is None else {})
     assert words is None or words in caplog.text

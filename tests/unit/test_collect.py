@@ -6,6 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from vllm_like import like
 
 pytest.importorskip("torch")
 
@@ -15,13 +16,16 @@ from rollspec.engine.bridge import Bridge
 from rollspec.engine.operations import _collect
 from rollspec.step import Engine
 
+NEW = "vllm.v1.core.sched.output:NewRequestData"
+
 
 def result(*sampled: list[int]) -> StepResult:
     return StepResult(["a", "b"], list(sampled), {}, len(sampled), 0.0)
 
 
-def step(**scheduled: int) -> SimpleNamespace:
-    return SimpleNamespace(
+def step(**scheduled: int) -> Any:
+    return like(
+        "vllm.v1.core.sched.output:SchedulerOutput",
         finished_req_ids=set(),
         scheduled_new_reqs=[],
         scheduled_spec_decode_tokens={},
@@ -71,15 +75,15 @@ def test_tokens_that_the_engine_drops_and_samples_again_are_in_the_history_once(
     bridge._forget_dropped = lambda request: Bridge._forget_dropped(bridge, request)
 
     def begins(**changes: Any) -> None:
-        Bridge.before_step(bridge, SimpleNamespace(**vars(step(a=1)) | changes))
+        Bridge.before_step(bridge, like("vllm.v1.core.sched.output:SchedulerOutput", **vars(step(a=1)) | changes))
 
     for tokens in ([5], [6, 9]):  # the scheduler preempts it before it sees the last ones
         begins()
         Bridge._prepare(bridge, StepResult(["a"], [tokens], {}, 1, 8.0))
-    begins(scheduled_new_reqs=[SimpleNamespace(req_id="a", prefill_token_ids=[1, 2, 5])])
+    begins(scheduled_new_reqs=[like(NEW, req_id="a", prefill_token_ids=[1, 2, 5])])
     assert not Bridge.ended(bridge, "a"), "the stop token was dropped, too"
     Bridge._prepare(bridge, StepResult(["a"], [[6, 7]], {}, 4, 8.0))
-    begins(scheduled_new_reqs=[SimpleNamespace(req_id="a", prefill_token_ids=[1, 2, 5, 6, 7])])  # nothing in flight
+    begins(scheduled_new_reqs=[like(NEW, req_id="a", prefill_token_ids=[1, 2, 5, 6, 7])])  # nothing in flight
     Bridge._prepare(bridge, StepResult(["a"], [[8]], {}, 6, 8.0))
     begins(finished_req_ids={"a"})
     ((_, prompt),) = p.history

@@ -3,10 +3,10 @@ from __future__ import annotations
 import sys
 from importlib import metadata
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from vllm_like import like
 
 from rollspec import RollspecConfig
 from rollspec.config import resolve
@@ -14,8 +14,11 @@ from rollspec.engine.vllm import compat, plugin, settings
 from rollspec.errors import ConfigError
 
 
-def args(**kwargs: Any) -> SimpleNamespace:
-    return SimpleNamespace(**{"speculative_config": None, "additional_config": {}, "async_scheduling": None, **kwargs})
+def args(**kwargs: Any) -> Any:
+    return like(
+        "vllm.engine.arg_utils:EngineArgs",
+        **{"speculative_config": None, "additional_config": {}, "async_scheduling": None, **kwargs},
+    )
 
 
 @pytest.fixture(autouse=True)
@@ -82,7 +85,8 @@ def test_an_engine_that_gets_the_first_model_runner_is_built_again_without_specu
 
     def create(given: Any) -> Any:
         built.append((given.speculative_config, dict(given.additional_config)))
-        return SimpleNamespace(
+        return like(
+            "vllm.config:VllmConfig",
             additional_config=given.additional_config,
             use_v2_model_runner=False,
             _get_v2_model_runner_unsupported_features=lambda: ["watermarks"],
@@ -185,11 +189,17 @@ def test_what_vllm_would_drop_silently_keeps_speculation_off(monkeypatch: pytest
 def test_a_tokenizer_larger_than_the_model_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     import transformers
 
-    tokenizer = SimpleNamespace(from_pretrained=lambda *a, **k: range(300))
-    monkeypatch.setattr(transformers, "AutoTokenizer", tokenizer)
-    model = SimpleNamespace(
-        skip_tokenizer_init=False, tokenizer="t", trust_remote_code=False, get_vocab_size=lambda: 272
+    tokenizer = like(
+        "transformers.models.auto.tokenization_auto:AutoTokenizer", from_pretrained=lambda *a, **k: range(300)
     )
-    assert "300" in (compat.check_vocabulary(SimpleNamespace(model_config=model)) or "")
+    monkeypatch.setattr(transformers, "AutoTokenizer", tokenizer)
+    model = like(
+        "vllm.config:ModelConfig",
+        skip_tokenizer_init=False,
+        tokenizer="t",
+        trust_remote_code=False,
+        get_vocab_size=lambda: 272,
+    )
+    assert "300" in (compat.check_vocabulary(like("vllm.config:VllmConfig", model_config=model)) or "")
     model.skip_tokenizer_init = True
-    assert compat.check_vocabulary(SimpleNamespace(model_config=model)) is None
+    assert compat.check_vocabulary(like("vllm.config:VllmConfig", model_config=model)) is None

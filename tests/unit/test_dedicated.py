@@ -11,6 +11,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from vllm_like import like
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("zmq")
@@ -50,14 +51,15 @@ from rollspec.step import Engine  # noqa: E402
     ],
 )
 def test_metadata(given: Any, domain: str, private: bool) -> None:
-    params = SimpleNamespace(extra_args=None if given is None else {"rollspec": given})
+    params = like("vllm:SamplingParams", extra_args=None if given is None else {"rollspec": given})
     assert metadata.of(params) == metadata.Metadata(domain, private)
     assert metadata.of(None) == metadata.Metadata()
 
 
 def test_domains_count_what_drafts_achieve() -> None:
     def request(domain: str) -> Any:
-        return SimpleNamespace(sampling_params=SimpleNamespace(extra_args={"rollspec": {"domain": domain}}))
+        params = like("vllm:SamplingParams", extra_args={"rollspec": {"domain": domain}})
+        return like("rollspec.engine.vllm.v2.adapter:Request", sampling_params=params)
 
     running = {"a": request("code"), "b": request("prose")}
     d = Domains(running)
@@ -138,15 +140,19 @@ class Side:
             config=config, proposer=proposer, faults={}, fault=None, running={}, state=lambda: ("eagle3", "")
         )
         bridge.count = lambda cause: bridge.faults.update({cause: bridge.faults.get(cause, 0) + 1})
-        model = SimpleNamespace(
-            model=SimpleNamespace(
+        model = like(
+            "vllm.model_executor.models.qwen3:Qwen3ForCausalLM",
+            model=like(
+                "vllm.model_executor.models.qwen3:Qwen3Model",
                 embed_tokens=SimpleNamespace(weight=torch.arange(24.0).reshape(6, 4)),
                 norm=SimpleNamespace(weight=torch.ones(4)),
             ),
             lm_head=SimpleNamespace(weight=torch.zeros(6, 4)),
         )
-        runner = SimpleNamespace(
-            model_config=SimpleNamespace(hf_text_config={"model_type": "m", **hf}, get_vocab_size=lambda: 5),
+        hf |= {"model_type": "m"}
+        runner = like(
+            "vllm.v1.worker.gpu.model_runner:GPUModelRunner",
+            model_config=like("vllm.config:ModelConfig", hf_text_config=hf, get_vocab_size=lambda: 5),
             get_model=lambda: model,
         )
         self.learned = SimpleNamespace(

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from typer.testing import CliRunner
+from vllm_like import like
 
 from benchmarks import cli as bench_cli
 from benchmarks.gpu import child, claims, kernels, machine, models, page, plan, propose, storm, suite
@@ -247,16 +248,17 @@ def test_waits_for_the_device_are_counted_in_their_own_thread_alone(monkeypatch:
 
 
 def test_propose_is_timed_and_dummy_runs_are_not() -> None:
-    from types import SimpleNamespace
-
     class Speculator:
         def propose(self, input_batch: Any, *args: Any, dummy_run: bool = False) -> int:
             return int(input_batch.num_reqs)
 
-    worker = SimpleNamespace(model_runner=SimpleNamespace(speculator=Speculator()))
+    worker = like(
+        "vllm.v1.worker.gpu_worker:Worker",
+        model_runner=like("vllm.v1.worker.gpu.model_runner:GPUModelRunner", speculator=Speculator()),
+    )
     propose.watch(worker, False, "warn")
     propose.watch(worker, False, "warn")  # a second time is no second layer
-    batch = SimpleNamespace(num_reqs=3)
+    batch = like("vllm.v1.worker.gpu.input_batch:InputBatch", num_reqs=3)
     call = worker.model_runner.speculator.propose
     assert call(input_batch=batch, dummy_run=True) == 3 and call(batch, None) == 3
     (row,) = propose.take(worker)

@@ -10,11 +10,13 @@ from typing import Any
 
 import pytest
 from packaging.specifiers import SpecifierSet
+from vllm_like import like
 
 from rollspec.engine.vllm import hooks, plugin
 from rollspec.engine.vllm.hooks import HOOKS, Hook, Patch, RunnerHook, base, runner_v2
 
 ROOT = Path(__file__).parents[2]
+SPECULATOR = "vllm.v1.worker.gpu.spec_decode.eagle.speculator:EagleSpeculator"
 FOLDER = ROOT / "rollspec" / "engine" / "vllm" / "hooks"
 HOOK_FILES = set(FOLDER.rglob("*.py"))
 FILES = sorted(
@@ -252,7 +254,7 @@ def test_a_function_is_wrapped_once_and_a_parents_mark_does_not_count() -> None:
 
 
 def test_a_runners_hook_keeps_the_order_and_gives_back_what_was_there() -> None:
-    speculator = SimpleNamespace(propose="vllm's")
+    speculator = like(SPECULATOR, propose="vllm's")
     assert runner_v2.Propose.put(speculator, "ours", "rollspec.engine.vllm.v2.layers") == "vllm's"
     assert runner_v2.Propose.put(speculator, "outer", "rollspec.engine.vllm.v2.install") == "ours"
     with pytest.raises(RuntimeError, match=r"layers too late; the order is specialists, layers, install"):
@@ -263,7 +265,7 @@ def test_a_runners_hook_keeps_the_order_and_gives_back_what_was_there() -> None:
 
 
 def test_for_the_time_of_a_block() -> None:
-    speculator = SimpleNamespace(num_speculative_steps=4)
+    speculator = like(SPECULATOR, num_speculative_steps=4)
     seen = []
 
     def fails() -> None:

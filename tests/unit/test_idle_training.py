@@ -10,6 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from vllm_like import like
 
 torch = pytest.importorskip("torch")
 
@@ -17,6 +18,8 @@ from drafter_online.idle import Idle  # noqa: E402
 from drafter_online.versions import Versions  # noqa: E402
 from rollspec import RollspecConfig  # noqa: E402
 from rollspec.head import idle  # noqa: E402
+
+RUNNER = "vllm.v1.worker.gpu.model_runner:GPUModelRunner"
 
 
 class Buffer:
@@ -87,7 +90,7 @@ def training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
             bridge=bridge,
             capture=SimpleNamespace(ready=True, take=lambda n: []),
             swapper=swapper,
-            runner=SimpleNamespace(device=torch.device("cpu"), dtype=torch.float32),
+            runner=like(RUNNER, device=torch.device("cpu"), dtype=torch.float32),
         )
         t = idle.IdleTraining(learned)  # type: ignore[arg-type]
         made.append(t)
@@ -180,9 +183,12 @@ def test_the_trainer_is_made_as_the_job_says(tiny_target: Path, tmp_path: Path) 
         env={},
     )
     bridge = SimpleNamespace(config=config)
-    drafter = SimpleNamespace(draft_model_config=SimpleNamespace(model=str(folder)))
-    runner = SimpleNamespace(device=torch.device("cpu"))
-    vllm_config = SimpleNamespace(model_config=SimpleNamespace(model=str(tiny_target)))
+    drafter = like(
+        "rollspec.engine.vllm.v2.drafter:Drafter",
+        draft_model_config=like("vllm.config:ModelConfig", model=str(folder)),
+    )
+    runner = like(RUNNER, device=torch.device("cpu"))
+    vllm_config = like("vllm.config:VllmConfig", model_config=like("vllm.config:ModelConfig", model=str(tiny_target)))
     t = SimpleNamespace(
         learned=SimpleNamespace(bridge=bridge, drafter=drafter, runner=runner, vllm_config=vllm_config),
         config=config.drafter,

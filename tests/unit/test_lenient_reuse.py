@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+from vllm_like import like
 
 pytest.importorskip("vllm")
 
@@ -37,8 +37,10 @@ class Engine:
         if self.aborts:
             return None
         values = [0.0] * len(PROMPT) + list(self.logprobs)
-        found = [{t: SimpleNamespace(logprob=v)} for t, v in zip(prompt, values, strict=False)]
-        return SimpleNamespace(prompt_token_ids=prompt, prompt_logprobs=[None, *found[1:]], finished=True)
+        found = [{t: like("vllm.logprobs:Logprob", logprob=v)} for t, v in zip(prompt, values, strict=False)]
+        return like(
+            "vllm.outputs:RequestOutput", prompt_token_ids=prompt, prompt_logprobs=[None, *found[1:]], finished=True
+        )
 
 
 def reuse(bias: float = 0.0, old: Any = OLD, seed: int = 0, **changes: Any) -> LenientReuse:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import rollspec_openrlhf
 from rollspec_openrlhf import engines, trainer
+from vllm_like import like
 
 from rollspec import RollspecConfig
 from rollspec.errors import ConfigError
@@ -50,7 +51,7 @@ def test_a_call_never_raises_and_gives_up(caplog: pytest.LogCaptureFixture) -> N
             raise RuntimeError("dead")
         return [{}, {"state": "suffix"}]
 
-    actor.llm = SimpleNamespace(collective_rpc=collective_rpc)
+    actor.llm = like("vllm.v1.engine.async_llm:AsyncLLM", collective_rpc=collective_rpc)
     assert asyncio.run(actor.rollspec_call("info", {})) == {"state": "suffix"}
     with caplog.at_level(logging.ERROR, "rollspec"):
         for _ in range(5):

@@ -6,9 +6,9 @@ import json
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
+from vllm_like import like
 
 torch = pytest.importorskip("torch")
 
@@ -16,8 +16,8 @@ from rollspec.head.ranks import NOTHING, Note, Ranks  # noqa: E402
 
 RANK = """
 import json, sys
-from types import SimpleNamespace
 import torch
+from vllm_like import like
 from rollspec.head.ranks import NOTHING, Note, Ranks
 
 rank, store = int(sys.argv[1]), sys.argv[2]
@@ -30,7 +30,8 @@ def all_gather(t, dim):
     return torch.cat(parts, dim)
 
 
-group = SimpleNamespace(
+group = like(
+    "vllm.distributed.parallel_state:GroupCoordinator",
     cpu_group=torch.distributed.group.WORLD, first_rank=0, is_first_rank=rank == 0, all_gather=all_gather
 )
 ranks = Ranks(group)
@@ -47,7 +48,10 @@ print(json.dumps(out))
 def test_two_ranks_agree(tmp_path: Path) -> None:
     command = [sys.executable, "-c", RANK]
     started = [
-        subprocess.Popen([*command, str(r), str(tmp_path / "store")], stdout=subprocess.PIPE, text=True) for r in (0, 1)
+        subprocess.Popen(
+            [*command, str(r), str(tmp_path / "store")], stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parent
+        )
+        for r in (0, 1)
     ]
     try:
         found = [json.loads(p.communicate(timeout=120)[0]) for p in started]
@@ -68,5 +72,5 @@ def test_one_rank_asks_nobody() -> None:
     assert alone.decide(2, Note("promoted")) == (2, Note("promoted"))
     weight = torch.ones(2, 2)
     assert alone.gather(weight) is weight
-    assert not Ranks(SimpleNamespace(is_first_rank=False)).first
+    assert not Ranks(like("vllm.distributed.parallel_state:GroupCoordinator", is_first_rank=False)).first
     assert alone.decide(0, NOTHING) == (0, NOTHING)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import logging
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from vllm_like import like
 
 from rollspec import RollspecConfig
 from rollspec.errors import ConfigError, HistoryError
@@ -106,7 +106,7 @@ def test_greedy_requests_and_repeated_seeds_reuse_nothing_and_say_so_once(caplog
 
     c = NoiseKeys.__new__(NoiseKeys)
     c.on, c.keep, c._once, c.streams = True, True, LogOnce(), Streams(0, keep=True)
-    sampled, greedy = SimpleNamespace(temperature=1.0), SimpleNamespace(temperature=0.0)
+    sampled, greedy = like("vllm:SamplingParams", temperature=1.0), like("vllm:SamplingParams", temperature=0.0)
     for name, seed in (("a", None), ("b", None), ("c", 5), ("d", 5), ("e", 6)):
         c.streams.begin(name, [1, 2], seed)
     with caplog.at_level(logging.WARNING, "rollspec"):

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from vllm_like import check, like
 
 torch = pytest.importorskip("torch")
 
@@ -13,6 +13,7 @@ from rollspec.engine.vllm import specialists  # noqa: E402
 from rollspec.engine.vllm.specialists import Specialists  # noqa: E402
 
 K = 3
+SPECULATOR = "vllm.v1.worker.gpu.spec_decode.eagle.speculator:EagleSpeculator"
 TARGET_SLOTS = 7
 
 
@@ -20,11 +21,15 @@ class Fake:
     """A speculator whose heads draft and are as sure as they say, [requests, K] each."""
 
     def __init__(self) -> None:
-        self.vllm_config = SimpleNamespace(
-            parallel_config=SimpleNamespace(tensor_parallel_size=1),
-            compilation_config=SimpleNamespace(static_forward_context={}),
+        self.vllm_config = like(
+            "vllm.config:VllmConfig",
+            parallel_config=like("vllm.config:ParallelConfig", tensor_parallel_size=1),
+            compilation_config=like("vllm.config:CompilationConfig", static_forward_context={}),
         )
-        self.block_tables = SimpleNamespace(slot_mappings=torch.full((1, 4), TARGET_SLOTS))
+        self.block_tables = like(
+            "vllm.v1.worker.gpu.block_table:BlockTables", slot_mappings=torch.full((1, 4), TARGET_SLOTS)
+        )
+        check(SPECULATOR, "model", "propose", "load_draft_model", *vars(self))
         self.probs = torch.zeros(4, K)
         self.tokens = torch.zeros(4, K, dtype=torch.int64)
         self.model: Any = None
@@ -71,7 +76,7 @@ def load(monkeypatch: pytest.MonkeyPatch, heads: dict[str, Any]) -> tuple[Fake, 
 
 
 def step(speculator: Fake, passes: int = K, **kwargs: Any) -> Any:
-    batch = SimpleNamespace(num_reqs=2, req_ids=["a", "b"])
+    batch = like("vllm.v1.worker.gpu.input_batch:InputBatch", num_reqs=2, req_ids=["a", "b"])
     speculator.block_tables.slot_mappings.fill_(TARGET_SLOTS)
     return speculator.propose(batch, num_speculative_tokens=passes, **kwargs)
 

@@ -10,10 +10,11 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import ModuleType
 from typing import Any
 
 import pytest
+from vllm_like import like
 
 torch = pytest.importorskip("torch")
 
@@ -86,7 +87,8 @@ def swapper(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Swapper
     drafter = Model(target.model.embed_tokens, 1)
     save_file({"fc.weight": drafter.model.fc.weight.data.clone()}, tmp_path / "model.safetensors")
     context = {"layer": object()}
-    vllm_config = SimpleNamespace(compilation_config=SimpleNamespace(static_forward_context=context))
+    compilation = like("vllm.config:CompilationConfig", static_forward_context=context)
+    vllm_config = like("vllm.config:VllmConfig", compilation_config=compilation)
     owner = Owner(target, drafter, tmp_path, vllm_config)
     out = Swapper(owner, DraftWeights(owner), canary_drafts=10)
     out.prepare()
@@ -241,7 +243,7 @@ class Others(Ranks):
     """The first rank of two; what the other one gives is set by the test."""
 
     def __init__(self) -> None:
-        super().__init__(group=SimpleNamespace(is_first_rank=True))
+        super().__init__(group=like("vllm.distributed.parallel_state:GroupCoordinator", is_first_rank=True))
         self.other = 2
 
     def least(self, value: int) -> int:

@@ -14,6 +14,7 @@ import pytest
 import rollspec_trl
 from rollspec_trl import engines, generation, options, trainer
 from rollspec_trl.trainer import state_of
+from vllm_like import like
 
 from rollspec.engine.vllm import plugin
 from rollspec.errors import ConfigError
@@ -249,7 +250,7 @@ def test_a_server_that_speculates_is_told_apart(
     """Its engine cannot be changed from here: what will fail is said, in one sentence."""
     rollspec_trl.enable()
     monkeypatch.setattr(engines.Server, "ask", lambda self, op, payload: [{"state": "suffix"}])
-    client = SimpleNamespace(base_url="http://host:8000")
+    client = like("trl.generation.vllm_client:VLLMClient", base_url="http://host:8000")
     with caplog.at_level(logging.WARNING, "rollspec"):
         generation_class()(Llm(), mode="server", vllm_client=client, min_p=0.1)
     assert len(caplog.records) == 1 and "the server speculates, but min_p" in caplog.text

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+from vllm_like import like
 
 from benchmarks.identity import same_tokens
 from benchmarks.two_policies import check_lossy
@@ -68,6 +68,9 @@ def test_the_measured_distance_is_the_formulas(bias: float) -> None:
     assert abs(found.measured) < 4 * found.error and not found.agrees, "it would report the formula whatever was said"
 
 
+LOGPROB = "vllm.logprobs:Logprob"
+
+
 class Engine:
     """`LLM.generate` of a target that gives every old token the log-prob `new`, and always goes on with token 9."""
 
@@ -80,10 +83,20 @@ class Engine:
         for request, p in zip(requests, params, strict=True):
             ids = list(request["prompt_token_ids"])
             self.asked.append((ids, p))
-            log_probs = [None] + [{t: SimpleNamespace(logprob=self.new.get(t, -1.0))} for t in ids[1:]]
+            log_probs = [None] + [{t: like(LOGPROB, logprob=self.new.get(t, -1.0))} for t in ids[1:]]
             said = [9] * p.max_tokens
-            one = SimpleNamespace(token_ids=said, logprobs=[{9: SimpleNamespace(logprob=-0.5)}] * len(said))
-            out.append(SimpleNamespace(finished=True, prompt_token_ids=ids, prompt_logprobs=log_probs, outputs=[one]))
+            one = like(
+                "vllm.outputs:CompletionOutput", token_ids=said, logprobs=[{9: like(LOGPROB, logprob=-0.5)}] * len(said)
+            )
+            out.append(
+                like(
+                    "vllm.outputs:RequestOutput",
+                    finished=True,
+                    prompt_token_ids=ids,
+                    prompt_logprobs=log_probs,
+                    outputs=[one],
+                )
+            )
         return out
 
 

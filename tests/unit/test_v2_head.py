@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+from vllm_like import like
 
 torch = pytest.importorskip("torch")
 
@@ -15,17 +15,22 @@ from rollspec.engine.vllm.v2.max_acceptance import MaxAcceptance  # noqa: E402
 from rollspec.engine.vllm.v2.scoring import Scoring  # noqa: E402
 from rollspec.sampling.scoring import asked  # noqa: E402
 
+BATCH = "vllm.v1.worker.gpu.input_batch:InputBatch"
+TENSOR = "vllm.v1.worker.gpu.buffer_utils:UvaBackedTensor"
+
 
 def asks(temperature: float | None) -> Any:
     extra = {"rollspec": {"score_temperature": temperature}} if temperature else None
-    return SimpleNamespace(sampling_params=SimpleNamespace(extra_args=extra))
+    return like(
+        "rollspec.engine.vllm.v2.adapter:Request", sampling_params=like("vllm:SamplingParams", extra_args=extra)
+    )
 
 
 @pytest.mark.parametrize("chunk", [2, 3, 100])
 def test_each_row_is_scored_at_its_requests_temperature(chunk: int) -> None:
     hidden, head = torch.randn(9, 4), torch.randn(4, 11)
     scoring = Scoring({"a": asks(0.7), "b": asks(None), "c": asks(2.0)})
-    batch = SimpleNamespace(req_ids=["a", "b", "c"], query_start_loc_np=np.array([0, 4, 5, 9, 9]))
+    batch = like(BATCH, req_ids=["a", "b", "c"], query_start_loc_np=np.array([0, 4, 5, 9, 9]))
     seen: list[Any] = []
 
     def compute(logits_of: Any, states: Any, given: Any, *rest: Any) -> str:
@@ -41,26 +46,28 @@ def test_each_row_is_scored_at_its_requests_temperature(chunk: int) -> None:
 def test_a_step_without_such_a_request_is_vllms_own() -> None:
     given: list[Any] = []
     logits_of = object()
-    batch = SimpleNamespace(req_ids=["a", "gone"], query_start_loc_np=np.array([0, 1, 2]))
+    batch = like(BATCH, req_ids=["a", "gone"], query_start_loc_np=np.array([0, 1, 2]))
     Scoring({"a": asks(None)}).compute(lambda f, *rest: given.append(f), logits_of, torch.zeros(2, 4), batch)  # type: ignore[arg-type]
     assert given == [logits_of]
 
 
 @pytest.mark.parametrize("extra", [None, {}, {"rollspec": None}, {"rollspec": 3}, {"other": {}}])
 def test_requests_without_settings_have_none(extra: Any) -> None:
-    assert asked(SimpleNamespace(extra_args=extra)) == {} == asked(None)
+    assert asked(like("vllm:SamplingParams", extra_args=extra)) == {} == asked(None)
 
 
 def runner(temperature: list[float], cut: bool = False) -> Any:
-    states = SimpleNamespace(
-        temperature=SimpleNamespace(gpu=torch.tensor(temperature)),
+    states = like(
+        "vllm.v1.worker.gpu.sample.states:SamplingStates",
+        temperature=like(TENSOR, gpu=torch.tensor(temperature)),
         vocab_size=7,
-        top_k=SimpleNamespace(np=np.array([7, 1 if cut else 7])),
-        top_p=SimpleNamespace(np=np.array([1.0, 1.0])),
+        top_k=like(TENSOR, np=np.array([7, 1 if cut else 7])),
+        top_p=like(TENSOR, np=np.array([1.0, 1.0])),
     )
-    return SimpleNamespace(
-        sampler=SimpleNamespace(sampling_states=states),
-        req_states=SimpleNamespace(index_to_req_id={0: "a", 1: "b"}),
+    return like(
+        "vllm.v1.worker.gpu.model_runner:GPUModelRunner",
+        sampler=like("vllm.v1.worker.gpu.sample.sampler:Sampler", sampling_states=states),
+        req_states=like("vllm.v1.worker.gpu.states:RequestState", index_to_req_id={0: "a", 1: "b"}),
     )
 
 

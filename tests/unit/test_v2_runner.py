@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from vllm_like import check, like
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("vllm")
@@ -26,6 +27,8 @@ from rollspec.engine.vllm.v2.verify import accept  # noqa: E402
 from rollspec.head.ranks import Ranks  # noqa: E402
 
 K = 4
+RUNNER = "vllm.v1.worker.gpu.model_runner:GPUModelRunner"
+BATCH = "vllm.v1.worker.gpu.input_batch:InputBatch"
 
 
 def naive(drawn: list[int], fed: list[int], starts: list[int]) -> list[list[int]]:
@@ -109,10 +112,10 @@ def scheduled(slots: dict[str, list[int]], new: tuple[str, ...] = (), finished: 
 
 
 def adapter_of(bridge: Bridge) -> Adapter:
-    states = SimpleNamespace(draft_tokens=torch.zeros(8, K, dtype=torch.int64))
-    runner = SimpleNamespace(
-        num_speculative_steps=K, device=torch.device("cpu"), execute_model_state=object(), req_states=states,
-        structured_outputs_worker=SimpleNamespace(num_bonus_tokens=1),
+    states = like("vllm.v1.worker.gpu.states:RequestState", draft_tokens=torch.zeros(8, K, dtype=torch.int64))
+    runner = like(
+        RUNNER, num_speculative_steps=K, device=torch.device("cpu"), execute_model_state=object(), req_states=states,
+        structured_outputs_worker=SimpleNamespace(num_bonus_tokens=1),  # until vLLM 0.33: which branch is taken
     )  # fmt: skip
     return Adapter(bridge, runner, Ranks())  # type: ignore[arg-type]
 
@@ -122,7 +125,8 @@ def run(adapter: Adapter, step: Any, grammar: Any = None) -> tuple[Any, Any, Any
     ran: list[Any] = []
     adapter.execute_model(lambda s: ran.append(s), step)
     ids = list(step.num_scheduled_tokens)
-    batch = SimpleNamespace(
+    batch = like(
+        BATCH,
         req_ids=ids,
         num_reqs=len(ids),
         idx_mapping=torch.arange(len(ids)),
@@ -133,7 +137,9 @@ def run(adapter: Adapter, step: Any, grammar: Any = None) -> tuple[Any, Any, Any
 
     def sample_tokens(given: Any) -> Any:
         masks.append(given)
-        sampled = SimpleNamespace(sampled_token_ids=torch.full((len(ids), K + 1), 7))
+        sampled = like(
+            "vllm.v1.worker.gpu.sample.output:SamplerOutput", sampled_token_ids=torch.full((len(ids), K + 1), 7)
+        )
         adapter.sample(lambda: (sampled, torch.ones(len(ids), dtype=torch.int32), None))
         drafts = adapter.propose(lambda b: torch.full((b.num_reqs, K), 3), batch)
         adapter.runner.req_states.draft_tokens[batch.idx_mapping] = drafts
@@ -204,11 +210,12 @@ def test_masks_of_slots_that_left_are_left_out() -> None:
 def scheduler(ours: bool = True) -> Any:
     """vLLM's, of an engine that rollspec is on in, or is not."""
     config = {"rollspec": RollspecConfig.load("default").to_dict()} if ours else {}
-    return SimpleNamespace(
+    return like(
+        "vllm.v1.core.sched.async_scheduler:AsyncScheduler",
         max_num_scheduled_tokens=100,
         running=[None] * 10,
         use_v2_model_runner=True,
-        vllm_config=SimpleNamespace(additional_config=config),
+        vllm_config=like("vllm.config:VllmConfig", additional_config=config),
     )
 
 
@@ -271,10 +278,11 @@ def test_drafts_made_on_a_thread_are_put_in_place_when_the_next_step_begins() ->
         sampled_token_ids = np.array([[7, 0, 0, 0, 0]])
         num_sampled_tokens_np = np.array([1])
         model_runner_output = ModelRunnerOutput(req_ids=["a"], req_id_to_index={"a": 0})
-        copy_event = SimpleNamespace(synchronize=lambda: waited.append(True))
+        copy_event = like("torch.cuda.streams:Event", synchronize=lambda: waited.append(True))
 
-    batch = SimpleNamespace(
-        req_ids=["a"], num_reqs=1, idx_mapping=torch.tensor([5]), seq_lens_cpu_upper_bound=torch.tensor([3])
+    check("vllm.v1.worker.gpu.async_utils:AsyncOutput", *(n for n in vars(Output) if not n.startswith("_")))
+    batch = like(
+        BATCH, req_ids=["a"], num_reqs=1, idx_mapping=torch.tensor([5]), seq_lens_cpu_upper_bound=torch.tensor([3])
     )
 
     def sample_tokens(_: Any) -> Any:

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from vllm_like import like
 
 from rollspec.errors import ConfigError
 from rollspec.proposal.base import as_tokens
@@ -86,7 +87,7 @@ def module() -> Any:
                     "trainer": {"default_local_dir": str(folder), "resume_mode": "auto"},
                 }
             )
-            self.replicas = [SimpleNamespace(server_handle=h) for h in handles]
+            self.replicas = [like("verl.workers.rollout.replica:RolloutReplica", server_handle=h) for h in handles]
             self.global_steps = 0
             self.timing_raw = {"gen": 0.0}
 
@@ -287,7 +288,7 @@ def test_weights_are_not_sent_to_a_dead_engine() -> None:
 
     class CheckpointEngineManager:
         def __init__(self, *handles: Any) -> None:
-            self.replicas = [SimpleNamespace(server_handle=h) for h in handles]
+            self.replicas = [like("verl.workers.rollout.replica:RolloutReplica", server_handle=h) for h in handles]
             self.sent = 0
 
         def update_weights(self, global_steps: int | None = None) -> str:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from vllm_like import like
 
 pytest.importorskip("verl")
 
@@ -27,9 +27,10 @@ def server(answer: Any, *, on: bool = True) -> Any:
 
     out: Any = EngineCalls()
     out.replica_rank, out.node_rank, out.rollspec_on, out.calls = 0, 0, on, calls
-    resources = SimpleNamespace(engine_dead=False)
-    out.engine = SimpleNamespace(
-        collective_rpc=collective_rpc, errored=False, engine_core=SimpleNamespace(resources=resources)
+    resources = like("vllm.v1.engine.core_client:BackgroundResources", engine_dead=False)
+    core = like("vllm.v1.engine.core_client:AsyncMPClient", resources=resources)
+    out.engine = like(
+        "vllm.v1.engine.async_llm:AsyncLLM", collective_rpc=collective_rpc, errored=False, engine_core=core
     )
     return out
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from vllm_like import like
 
 from rollspec.config import RollspecConfig
 from rollspec.log_once import LogOnce
@@ -115,7 +116,7 @@ def test_only_whole_single_outputs_are_sent_and_to_every_server(monkeypatch: pyt
     monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(put=lambda value: ("ref", value)))
     got: list[Any] = []
     handle = SimpleNamespace(rollspec_remember=SimpleNamespace(remote=lambda *args: got.append(args)))
-    replicas = [SimpleNamespace(server_handle=handle), SimpleNamespace(server_handle=None)] * 2
+    replicas = [like("verl.workers.rollout.replica:RolloutReplica", server_handle=h) for h in (handle, None)] * 2
     # One with tool output, one of several outputs and an empty one are left out.
     assert reuse.remember(replicas, rollouts(), 7) == 1
     assert len(got) == 2
@@ -140,14 +141,18 @@ class Base:
     """What of verl's server the mixin touches."""
 
     def __init__(self) -> None:
-        self.config = SimpleNamespace(
+        self.config = like(
+            "verl.workers.config.rollout:RolloutConfig",
             response_length=8,
             prompt_length=8,
             max_model_len=32,
             enable_rollout_routing_replay=False,
             full_determinism=False,
         )
-        self.model_config = SimpleNamespace(tokenizer=SimpleNamespace(get_vocab=lambda: {"a": 0}, __len__=lambda: 1))
+        self.model_config = like(
+            "verl.workers.config.model:HFModelConfig",
+            tokenizer=SimpleNamespace(get_vocab=lambda: {"a": 0}, __len__=lambda: 1),
+        )
         self.replica_rank = self.global_steps = self._admitting = 0
         self.rejects: str | None = None
         self.asked: list[tuple[list[int], dict[str, Any], dict[str, Any]]] = []
@@ -160,7 +165,12 @@ class Base:
 
     async def generate(self, prompt_ids: list[int], sampling_params: dict[str, Any], **kwargs: Any) -> Any:
         self.asked.append((list(prompt_ids), sampling_params, kwargs))
-        return SimpleNamespace(token_ids=[90, 91], log_probs=[-9.0, -9.1], stop_reason="completed")
+        return like(
+            "verl.workers.rollout.replica:TokenOutput",
+            token_ids=[90, 91],
+            log_probs=[-9.0, -9.1],
+            stop_reason="completed",
+        )
 
     async def rollspec_call(self, op: str, payload: dict[str, Any]) -> dict[str, Any]:
         self.calls.append(op)
@@ -179,13 +189,19 @@ def make(scores: list[float], old: list[int] | None = None) -> Any:
 
     async def generate(prompt: dict[str, Any], **kwargs: Any) -> Any:
         tokens = prompt["prompt_token_ids"]
-        found = [{t: SimpleNamespace(logprob=x)} for t, x in zip(tokens, [0.0, 0.0, *scores], strict=True)]
-        yield SimpleNamespace(
-            prompt_token_ids=tokens, prompt_logprobs=[None, *found[1:]], finished=True, outputs=[object()]
+        found = [
+            {t: like("vllm.logprobs:Logprob", logprob=x)} for t, x in zip(tokens, [0.0, 0.0, *scores], strict=True)
+        ]
+        yield like(
+            "vllm.outputs:RequestOutput",
+            prompt_token_ids=tokens,
+            prompt_logprobs=[None, *found[1:]],
+            finished=True,
+            outputs=[object()],
         )
 
     server = Server()
-    server.engine = SimpleNamespace(generate=generate)  # type: ignore[attr-defined]
+    server.engine = like("vllm.v1.engine.async_llm:AsyncLLM", generate=generate)  # type: ignore[attr-defined]
     server.rollspec_reuse_faults, server.rollspec_tokenizer = {}, "T"
     config = RollspecConfig.load({"reuse": {"mode": "lenient"}}, env={})
     server.rollspec_reuse = LenientReuse(config.reuse, ResponseCache(1 << 20), 32, 100, frozenset({1}))

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from vllm_like import like
 
 from rollspec.proposal.base import as_tokens, prompt_key
 
@@ -77,7 +78,8 @@ def test_read_drops_padding_and_tokens_the_policy_did_not_sample(monkeypatch: py
     queue = SimpleNamespace(kv_batch_get=lambda keys, partition_id, select_fields: data)
     monkeypatch.setitem(sys.modules, "transfer_queue", queue)
     got = Rollouts.read(
-        SimpleNamespace(
+        like(
+            "transfer_queue:KVBatchMeta",
             keys=["u1_0_0", "u1_11_0", "pad"],
             partition_id="train",
             tags=[{"min_global_steps": 3, "max_global_steps": 4}, {"min_global_steps": None}, {"is_padding": True}],
