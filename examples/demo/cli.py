@@ -25,13 +25,13 @@ from rich.table import Table
 from examples.cache import home
 from examples.demo.job import REAL, ROOT, Job, JobSettings, build_job, prepare_assets, require_programs
 from examples.demo.live import Display, RunView, clock
-from examples.demo.runner import JobFailed, MetricsTail, finished_run, run_job
+from examples.demo.runner import JobFailed, MetricsTail, finished_run, provenance_of, run_job
 from examples.models import resolve as model_folder
 from rollspec.config import resolve
 from rollspec.errors import RollspecError
 from rollspec.machine import native_dtype
 from rollspec.telemetry.report import headline, limits_sentence, report_json, table, write_report
-from rollspec.telemetry.runs import METRICS, PROVENANCE, load_run
+from rollspec.telemetry.runs import METRICS, load_run
 from rollspec.telemetry.summary import compare, summarize
 
 RUNS = ("baseline", "rollspec")
@@ -208,14 +208,6 @@ def conclude(out: Path, console: Console, html: bool) -> dict[str, Any]:
 def steps_done(folder: Path) -> int:
     """Training steps that the run in `folder` finished, whatever its settings and however it ended."""
     return len(MetricsTail(folder / METRICS).read()) if provenance_of(folder) else 0
-
-
-def provenance_of(folder: Path) -> dict[str, Any]:
-    """What a run's `run.json` says; nothing where there is none."""
-    with suppress(OSError, ValueError):
-        found = json.loads((folder / PROVENANCE).read_text(encoding="utf-8"))
-        return found if isinstance(found, dict) else {}
-    return {}
 
 
 def link_latest(out: Path) -> None:

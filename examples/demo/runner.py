@@ -143,12 +143,17 @@ def run_job(
 
 def finished_run(folder: Path, settings_hash: str) -> bool:
     """Whether `folder` holds a finished run of the same settings, so that it need not be run again."""
-    try:
-        data = json.loads((folder / PROVENANCE).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return False
-    same = isinstance(data, dict) and data.get("settings_hash") == settings_hash and data.get("status") == "finished"
+    data = provenance_of(folder)
+    same = data.get("settings_hash") == settings_hash and data.get("status") == "finished"
     return same and (folder / METRICS).is_file()
+
+
+def provenance_of(folder: Path) -> dict[str, Any]:
+    """What a run's `run.json` says; nothing where there is none."""
+    with suppress(OSError, ValueError):
+        found = json.loads((folder / PROVENANCE).read_text(encoding="utf-8"))
+        return found if isinstance(found, dict) else {}
+    return {}
 
 
 def log_tail(path: Path, lines: int = 30, width: int = 240) -> str:

@@ -42,7 +42,7 @@ def _judge(samples: Samples, keys: Words, lawful: Samples | None = None) -> tupl
 
 
 def test_the_noise_is_the_engines_bit_for_bit() -> None:
-    """Derived apart from the engine's own: `vllm_cpu_v2.noise` is held to Triton's kernel in tests/kernels."""
+    """Derived apart from the engine's own: `vllm_cpu_v2.noise` is compared with Triton's kernel in tests/kernels."""
     from vllm_cpu_v2 import noise
 
     keys = np.array([0, 7, 2**63 + 5, 2**64 - 1], np.uint64)

@@ -1,4 +1,4 @@
-"""Stand-ins are held to the names of the class they play."""
+"""Stand-ins have only names of the class they play."""
 
 from __future__ import annotations
 

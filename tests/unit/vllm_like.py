@@ -1,4 +1,4 @@
-"""Stand-ins that play an object of an installed package, held to the names of the class they play.
+"""Stand-ins that play an object of an installed package, with only names of the class they play.
 
     request = like("vllm.v1.core.sched.output:NewRequestData", req_id="a", prefill_token_ids=[1, 2])
 
