@@ -27,66 +27,54 @@ def verdict_line(result: AuditResult) -> str:
 
 def facts(result: AuditResult) -> list[tuple[str, str]]:
     """What was checked besides the distribution, as (name, finding)."""
-    out: list[tuple[str, str]] = []
+    out: dict[str, str] = {}
     if result.subject is not None:
-        out.append(("engine", result.subject))
+        out["engine"] = result.subject
     if plan := result.provenance.get("plan"):
-        out.append(
-            (
-                "tested",
-                f"{result.n_tokens:,} tokens: {plan['prompts']} prompts, {plan['samples']} siblings each, temperature "
-                f"{plan['temperature']:g}, {plan['dtype']}, up to {plan['max_tokens']} tokens, seed {plan['seed']}",
-            )
+        out["tested"] = (
+            f"{result.n_tokens:,} tokens: {plan['prompts']} prompts, {plan['samples']} siblings each, temperature "
+            f"{plan['temperature']:g}, {plan['dtype']}, up to {plan['max_tokens']} tokens, seed {plan['seed']}"
         )
-    out += _identity(result.provenance)
-    if result.drafts is not None:
-        d = result.drafts
+    out |= _identity(result.provenance)
+    if (d := result.drafts) is not None:
         share = d.accepted / d.drafted if d.drafted else 0.0
-        out.append(("drafts", f"{d.drafted:,} drafted, {d.accepted:,} accepted ({share:.0%}), {d.rejected:,} rejected"))
-    if result.greedy is not None:
-        g = result.greedy
+        out["drafts"] = f"{d.drafted:,} drafted, {d.accepted:,} accepted ({share:.0%}), {d.rejected:,} rejected"
+    if (g := result.greedy) is not None:
         ties = f", {g.ties} part at a tie" if g.ties else ""
         bad = f", {len(g.mismatches)} differ" if g.mismatches else ""
         drafts = f", {g.drafts.accepted:,} of {g.drafts.drafted:,} drafts accepted" if g.drafts else ""
-        found = f"{g.identical} of {g.sequences} responses identical{ties}{bad} ({g.tokens:,} tokens{drafts})"
-        out.append(("greedy identity", found))
-    if result.noise is not None:
-        k = result.noise
+        counts = f"{g.identical} of {g.sequences} responses identical{ties}{bad}"
+        out["greedy identity"] = f"{counts} ({g.tokens:,} tokens{drafts})"
+    if (k := result.noise) is not None:
         rest = f", {k.ties} at a tie" if k.ties else ""
         rest += f", {k.wrong} are not" if k.wrong else ""
-        out.append(("coupled noise", f"{k.exact:,} of {k.tokens:,} tokens are what target and noise make{rest}"))
-    if result.log_probs is not None:
-        c = result.log_probs
+        out["coupled noise"] = f"{k.exact:,} of {k.tokens:,} tokens are what target and noise make{rest}"
+    if (c := result.log_probs) is not None:
         broken = f", {c.not_finite:,} NaN or infinite" if c.not_finite else ""
-        out.append(("log-probabilities", f"off by {c.mean_error:.1e} on average, {c.max_error:.1e} at most{broken}"))
+        out["log-probabilities"] = f"off by {c.mean_error:.1e} on average, {c.max_error:.1e} at most{broken}"
     if result.power is not None and result.power.tests:
-        out.append(("power", _power(result.power)))
+        out["power"] = _power(result.power)
     if "mean_entropy" in result.provenance:
-        out.append(("entropy", f"{result.provenance['mean_entropy']:.2f} nats per token on average"))
-    return out
+        out["entropy"] = f"{result.provenance['mean_entropy']:.2f} nats per token on average"
+    return list(out.items())
 
 
-def _identity(provenance: dict[str, Any]) -> list[tuple[str, str]]:
+def _identity(provenance: dict[str, Any]) -> dict[str, str]:
     """What was tested where, so that it differs visibly from another checkpoint, other prompts, another version."""
-    out: list[tuple[str, str]] = []
+    out: dict[str, str] = {}
     if c := provenance.get("checkpoint"):
-        found = c["of"]
-        if c["blake2b"] is not None:
-            found = f"blake2b {c['blake2b']} of {c['files']} safetensors, {c['bytes']:,} bytes: {c['of']}"
-        out.append(("checkpoint", f"{provenance['model']}: {found}"))
+        hashed = f"blake2b {c['blake2b']} of {c['files']} safetensors, {c['bytes']:,} bytes: " if c["blake2b"] else ""
+        out["checkpoint"] = f"{provenance['model']}: {hashed}{c['of']}"
     if digest := (provenance.get("plan") or {}).get("prompts_blake2b"):
-        out.append(("prompts", f"blake2b {digest} of the token ids of {provenance['plan']['prompts']} prompts"))
+        out["prompts"] = f"blake2b {digest} of the token ids of {provenance['plan']['prompts']} prompts"
     if m := provenance.get("machine"):
         v = provenance["versions"]
         gpu = f"{m['gpu']}, " if m.get("gpu") else ""
         revision = f" at {provenance['git_sha']}" if provenance.get("git_sha") else ""
-        out.append(
-            (
-                "run",
-                f"{provenance['began']} on {gpu}{m['cpu']} with {m['cores']} cores, reference on "
-                f"{provenance['reference_device']}; rollspec {v['rollspec']}{revision}, vLLM {v['vllm']}, torch "
-                f"{v['torch']}, transformers {v['transformers']}",
-            )
+        out["run"] = (
+            f"{provenance['began']} on {gpu}{m['cpu']} with {m['cores']} cores, reference on "
+            f"{provenance['reference_device']}; rollspec {v['rollspec']}{revision}, vLLM {v['vllm']}, torch "
+            f"{v['torch']}, transformers {v['transformers']}"
         )
     return out
 

@@ -144,7 +144,8 @@ def generate(llm: Any, plan: dict[str, Any], r: int, copies: int, temperature: f
 def read(output: Any) -> tuple[list[int], list[float]]:
     """(tokens, log-probs) of a finished request."""
     (o,) = output.outputs
-    return list(o.token_ids), [step[t].logprob for step, t in zip(o.logprobs, o.token_ids, strict=True)]
+    found = [(int(t), float(step[t].logprob)) for step, t in zip(o.logprobs, o.token_ids, strict=True)]
+    return [t for t, _ in found], [p for _, p in found]
 
 
 def next_round(llm: Any, job: dict[str, Any], version: int) -> int:

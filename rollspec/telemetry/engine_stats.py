@@ -4,16 +4,12 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 from rollspec.tuning.tuner import LEARNED
 
-SUMS = (
-    "steps", "requests", "verified", "drafted", "accepted", "emitted", "history_bytes", "tree_bytes", "prompts",
-    "evicted", "rewarded", "cost_skipped", "alarms", "recoveries", "passes", "step_seconds", "tail_seconds",
-    "propose_seconds", "predicted", "tuner_seconds", "pass_seconds",
-)  # fmt: skip
+LEVELS = ("version", "peak_batch")
 SUMS_BY_KEY = ("faults", "plays", "lenient", "drafter", "modelled")
 
 
@@ -93,11 +89,14 @@ class EngineStats:
             if p.cost_error is not None:
                 out.cost_error = max(out.cost_error or 0.0, p.cost_error)
             out.drafters_off = sorted({*out.drafters_off, *p.drafters_off})
-            out.version = max(out.version, p.version)
-            out.peak_batch = max(out.peak_batch, p.peak_batch)
+            for name in LEVELS:
+                setattr(out, name, max(getattr(out, name), getattr(p, name)))
             out.speculating = out.speculating or p.speculating
         return out
 
+
+SUMS = tuple(f.name for f in fields(EngineStats) if f.type in ("int", "float") and f.name not in LEVELS)
+"""Plain numbers add up over replicas, those in `LEVELS` apart."""
 
 MEANS = {"accept_length": "drafted", "loss": "steps", "train_length": "steps", "micro_step_seconds": "steps"}
 """Levels of a learned drafter that are means, and what replicas weigh in them by: tokens it drafted, or steps of its

@@ -58,15 +58,12 @@ def _series(row: Metric) -> Series:
 def _registered(registry: Any) -> dict[str, tuple[Series, Any]]:
     from prometheus_client import REGISTRY, Counter, Gauge
 
+    kinds: dict[str, Any] = {"counter": Counter, "gauge": functools.partial(Gauge, multiprocess_mode="mostrecent")}
     out: dict[str, tuple[Series, Any]] = {}
     for s in series():
         labels = [MODEL, *([s.label] if s.label else [])]
-        options: dict[str, Any] = {"labelnames": labels, "registry": registry or REGISTRY}
-        help_ = f"{s.row.meaning} ({s.row.unit})"
-        if s.row.kind == "counter":
-            out[s.row.name] = (s, Counter(s.name, help_, **options))
-        else:
-            out[s.row.name] = (s, Gauge(s.name, help_, multiprocess_mode="mostrecent", **options))
+        text = f"{s.row.meaning} ({s.row.unit})"
+        out[s.row.name] = (s, kinds[s.row.kind](s.name, text, labelnames=labels, registry=registry or REGISTRY))
     return out
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import datetime, timezone
 from importlib import resources
 from pathlib import Path
@@ -34,7 +34,6 @@ from rollspec.telemetry.summary import (
     RunSummary,
     compare,
     summarize,
-    to_json,
 )
 
 DASH = "–"
@@ -80,14 +79,19 @@ def write_report(run: str | Path, baseline: str | Path | None = None, out: str |
 
 def report_json(run: Run, baseline: Run | None) -> dict[str, Any]:
     """The numbers of the page in strict JSON types."""
-    data = {
-        "headline": headline(run, baseline),
-        **to_json(run, baseline),
-        "notes": _notes(run, baseline),
-        "provenance": {r.name: r.provenance for r in (baseline, run) if r is not None},
-    }
-    cleaned: dict[str, Any] = plain(data)
-    return cleaned
+    found = limits(run)
+    numbers: dict[str, Any] = plain(
+        {
+            "headline": headline(run, baseline),
+            "run": summarize(run),
+            "baseline": None if baseline is None else summarize(baseline),
+            "comparison": None if baseline is None else compare(run, baseline),
+            "limits": None if found is None else {**asdict(found), "regret": found.regret},
+            "notes": _notes(run, baseline),
+            "provenance": {r.name: r.provenance for r in (baseline, run) if r is not None},
+        }
+    )
+    return numbers
 
 
 def render(run: Run, baseline: Run | None = None) -> str:

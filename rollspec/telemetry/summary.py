@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from functools import partial
 from statistics import fmean, median
 from typing import Any
 
 import numpy as np
 
-from rollspec.telemetry.limits import limits
 from rollspec.telemetry.runs import GEN, STEP_TIME, Run
 
 REWARD = ("rollspec/reward/mean", "critic/score/mean", "critic/rewards/mean")
@@ -226,17 +225,6 @@ def tokens_per_step(run: Run) -> list[float | None]:
             out.append(seconds * 1000 / ms)
         else:
             out.append(emitted[i])
-    return out
-
-
-def to_json(run: Run, baseline: Run | None) -> dict[str, Any]:
-    """Every number of the report, for programs."""
-    out: dict[str, Any] = {"run": asdict(summarize(run)), "baseline": None, "comparison": None}
-    found = limits(run)
-    out["limits"] = None if found is None else {**asdict(found), "regret": found.regret}
-    if baseline is not None:
-        out["baseline"] = asdict(summarize(baseline))
-        out["comparison"] = asdict(compare(run, baseline))
     return out
 
 
