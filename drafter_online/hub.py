@@ -70,11 +70,12 @@ class Hub:
         s.setsockopt(zmq.MAXMSGSIZE, wire.MAX_FRAME)
         s.setsockopt(zmq.SNDHWM, 64)
         s.setsockopt(zmq.RCVHWM, 16)  # per engine; the rest waits with it
+        self._refusals = wire.refusals(s)
+        wire.close_with(self, self._context, s, self._refusals)
         try:
             if token is not None:
                 keys = wire.keys_of(token)
                 s.curve_publickey, s.curve_secretkey, s.curve_server = keys.public, keys.secret, True
-            self._refusals = wire.refusals(s)
             s.bind(endpoint.replace(":0", ":*") if endpoint.endswith(":0") else endpoint)
         except (zmq.ZMQError, ValueError) as e:
             self._context.destroy(linger=0)

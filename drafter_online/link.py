@@ -77,13 +77,14 @@ class Link:
         s.setsockopt(zmq.SNDHWM, 64)
         s.setsockopt(zmq.RCVHWM, 64)
         s.setsockopt(zmq.MAXMSGSIZE, wire.MAX_FRAME)
+        self._refusals = wire.refusals(s)
+        wire.close_with(self, self._context, s, self._refusals)
         s.setsockopt(zmq.RECONNECT_IVL, 200)
         s.setsockopt(zmq.RECONNECT_IVL_MAX, 2000)
         try:
             if token is not None:
                 s.curve_publickey, s.curve_secretkey = zmq.curve_keypair()
                 s.curve_serverkey = wire.keys_of(token).public
-            self._refusals = wire.refusals(s)
             s.connect(endpoint)
         except (zmq.ZMQError, ValueError) as e:
             self.close()

@@ -17,6 +17,7 @@ import hashlib
 import ipaddress
 import math
 import os
+import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -161,6 +162,17 @@ def refusals(socket: Any) -> Any:
     """A socket from which the failed handshakes of `socket` can be received."""
     kinds = ("NO_DETAIL", "PROTOCOL", "AUTH")
     return socket.get_monitor_socket(sum(int(getattr(zmq, f"EVENT_HANDSHAKE_FAILED_{k}")) for k in kinds))
+
+
+def close_with(owner: object, context: Any, *sockets: Any) -> None:
+    """Close `sockets` and `context` when `owner` is gone: a context collected before its sockets waits for ever."""
+    weakref.finalize(owner, _close, context, sockets)
+
+
+def _close(context: Any, sockets: tuple[Any, ...]) -> None:
+    for s in sockets:
+        s.close(linger=0)
+    context.destroy(linger=0)
 
 
 def read_token(file: Path | None) -> str | None:

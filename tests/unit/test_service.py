@@ -559,6 +559,7 @@ def test_killed_and_started_again_it_catches_up(
     engine = FakeEngine(where)
     feed(engine, tiny_target, 8)
     engine.until(lambda: engine.version >= 1, 60)
+    engine.until(lambda: len(Buffer.load(tmp_path / "d" / "daemon" / "buffer")) == 8, 30)  # it saves once a second
     d.process.send_signal(signal.SIGKILL)
     d.process.wait()
     engine.until(lambda: engine.link.away, 20)

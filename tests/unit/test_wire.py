@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import socket
 import threading
@@ -269,6 +270,18 @@ def test_one_endpoint_has_one_daemon(ends: Ends) -> None:
     hub = ends.hub()
     with pytest.raises(WireError, match="another daemon"):
         Hub(hub.endpoint, Recorder())
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("end", [Link, Hub])
+def test_an_end_that_is_dropped_without_a_close_does_not_wait(end: Any) -> None:
+    """Collected in a cycle, a ZeroMQ context ends before its sockets do and waits for them."""
+    dropped = [end("tcp://127.0.0.1:0" if end is Hub else "tcp://127.0.0.1:5", {})]
+    context = dropped[0]._context
+    dropped.append(dropped)
+    del dropped
+    gc.collect()
+    assert context.closed
 
 
 # ---- somebody else speaks -------------------------------------------------------------------------------------------
