@@ -14,7 +14,7 @@ from rollspec.errors import RollspecError
 
 NAMES = (
     "propose", "inert", "control", "bandits", "scale", "cost", "harm", "tuner", "rollout", "swap", "serve", "reuse",
-    "long-tail", "training",
+    "long-tail", "training", "repeats",
 )  # fmt: skip
 
 command = typer.Typer(help="Run the benchmarks: alternating runs, ratios with their spread, JSON with provenance.")
@@ -227,6 +227,22 @@ def long_tail(
 ) -> None:
     """Learned and suffix drafts against suffix alone, and the cost of idle training, in whole jobs (half an hour)."""
     module = _module("long_tail")
+    _done(module.run(quick=quick, **_jobs(module, seeds, arms), work=work, out=out), json)
+
+
+@command.command()
+def repeats(
+    quick: Quick = False,
+    out: Out = None,
+    json: Json = False,
+    seeds: Seeds = "0,1,2,3,4",
+    arms: Annotated[
+        str | None, typer.Option(help="Runs of each seed, separated by semicolons (without;again;with); default: all.")
+    ] = None,
+    work: Work = None,
+) -> None:
+    """Do lengths and rewards of a job shift? Pairs without/without and without/with (an hour: 15 jobs)."""
+    module = _module("repeats")
     _done(module.run(quick=quick, **_jobs(module, seeds, arms), work=work, out=out), json)
 
 

@@ -50,6 +50,7 @@ MEASURES: dict[str, tuple[str, ...]] = {
     "peers-demo": (*ENGINE, *HEAD),
     "propose": DRAFTING,
     "recipes": TRAINING,
+    "repeats": ("rollspec/sampling", "rollspec/engine/vllm", "examples/grpo_arithmetic", "examples/demo/job.py"),
     "replay": ENGINE,
     "reuse": JOB,
     "rollout": ENGINE,

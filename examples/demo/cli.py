@@ -31,10 +31,11 @@ from rollspec.config import resolve
 from rollspec.errors import RollspecError
 from rollspec.machine import native_dtype
 from rollspec.telemetry.report import headline, limits_sentence, report_json, table, write_report
-from rollspec.telemetry.runs import METRICS, load_run
+from rollspec.telemetry.runs import METRICS, REPEATS, load_run
 from rollspec.telemetry.summary import compare, summarize
 
 RUNS = ("baseline", "rollspec")
+REPEATED = ROOT / "benchmarks" / "results" / "repeats.json"  # of `rollspec bench repeats`
 FAILED = 1
 INTERRUPTED = 130  # as a shell reports Ctrl-C
 SLOW_PROMPTS = 12  # where a training step takes 25 s instead of 8
@@ -171,6 +172,7 @@ def run_plan(plan: Plan, display: Display) -> None:
 
 def conclude(out: Path, console: Console, html: bool) -> dict[str, Any]:
     """Print the comparison of the runs in `out`, as far as they came, and write the page; the numbers."""
+    add_repeats(out / "baseline")
     done = {name: n for name in RUNS if (n := steps_done(out / name))}
     found = {name: load_run(out / name) for name in done}
     if not found:
@@ -198,7 +200,7 @@ def conclude(out: Path, console: Console, html: bool) -> dict[str, Any]:
         console.print(sentence, highlight=False, soft_wrap=True)
     numbers = report_json(main, base)
     if html:
-        paths = write_report(main.folder, base.folder if base is not None else None, out)
+        paths = write_report(main.folder, [base.folder] if base is not None else None, out)
         console.print(f"report: {paths.html}", highlight=False, soft_wrap=True)
     else:
         (out / "report.json").write_text(json.dumps(numbers, indent=2) + "\n", encoding="utf-8")
@@ -208,6 +210,15 @@ def conclude(out: Path, console: Console, html: bool) -> dict[str, Any]:
 def steps_done(folder: Path) -> int:
     """Training steps that the run in `folder` finished, whatever its settings and however it ended."""
     return len(MetricsTail(folder / METRICS).read()) if provenance_of(folder) else 0
+
+
+def add_repeats(baseline: Path) -> None:
+    """Put the measured pairs of runs without rollspec beside a baseline of the same job, for the report."""
+    settings = provenance_of(baseline).get("settings") or {}
+    with suppress(FileNotFoundError):
+        known = json.loads(REPEATED.read_text(encoding="utf-8"))
+        if all(settings.get(name) == value for name, value in known["settings"].items()):
+            (baseline / REPEATS).write_text(json.dumps({"groups": known["groups"]}) + "\n", encoding="utf-8")
 
 
 def link_latest(out: Path) -> None:

@@ -65,6 +65,7 @@ class JobSettings:
     dtype: str = field(default_factory=native_dtype)
     steps: int | None = None  # stop earlier than epochs would
     replicas: int = 1  # engines that share the rollout, and ranks that train
+    engine_seed: int | None = None  # of sampling, where it is not `seed`
     model: str | None = None  # folder of a model of the caller's, which gets the tasks of `examples.grpo_tasks`
 
     @property
@@ -212,7 +213,11 @@ def build_job(
         # Worker processes rename themselves over their environment block unless told not to; it marks whose they are.
         "SPT_NOENV": "1",
     }
-    given = {k: v for k, v in asdict(settings).items() if (k, v) not in (("replicas", 1), ("model", None))}
+    given = {
+        k: v
+        for k, v in asdict(settings).items()
+        if (k, v) not in (("replicas", 1), ("engine_seed", None), ("model", None))
+    }
     described = {**given, "assets": _digest(Path(assets.manifest)), "loggers": loggers}
     identity = {
         "settings": described,
@@ -280,7 +285,7 @@ def _overrides(s: JobSettings, assets: Assets, loggers: Sequence[str]) -> list[s
         *([f"++actor_rollout_ref.actor.fsdp_config.mixed_precision={MIXED}"] if s.dtype == "float32" else []),
         f"actor_rollout_ref.rollout.n={s.n}",
         f"actor_rollout_ref.rollout.temperature={s.temperature}",
-        f"actor_rollout_ref.rollout.seed={s.seed}",
+        f"actor_rollout_ref.rollout.seed={s.seed if s.engine_seed is None else s.engine_seed}",
         "actor_rollout_ref.rollout.calculate_log_probs=True",  # the health section compares them with the trainer's
         f"actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu={_micro_batch(share, 2 * s.micro_batch)}",
         f"actor_rollout_ref.rollout.max_model_len={context}",

@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
 from datetime import datetime, timezone
 from importlib import resources
 from pathlib import Path
@@ -49,23 +50,29 @@ class ReportPaths:
     limits: str | None
 
 
-def write_report(run: str | Path, baseline: str | Path | None = None, out: str | Path | None = None) -> ReportPaths:
+def write_report(
+    run: str | Path, baseline: str | Path | Sequence[str | Path] | None = None, out: str | Path | None = None
+) -> ReportPaths:
     """Write the page and its JSON.
 
     Args:
         run: run folder, or a folder with `baseline/` and `rollspec/` inside (as the demo leaves them).
-        baseline: run folder to compare with; of the same job, so that steps correspond.
+        baseline: run folder to compare with; of the same job, so that steps correspond. Of several the first is
+            compared with, and all of them tell how far runs of this job differ by chance.
         out: the HTML file, or a folder for `report.html`; beside the runs when None. JSON goes next to it.
 
     Raises:
         RollspecError: a folder or file is missing, empty or corrupted, or the output cannot be written.
     """
     folder, partner = find_pair(run)
-    against = Path(baseline) if baseline is not None else partner
+    given = [baseline] if isinstance(baseline, str | Path) else list(baseline or ())
+    against = [load_run(b) for b in (given or ([partner] if partner is not None else []))]
     main = load_run(folder)
-    base = load_run(against) if against is not None else None
+    base = against[0] if against else None
     if base is not None and base.name == main.name:
-        base = load_run(base.folder, name=f"{base.name} (baseline)")
+        base = replace(base, name=f"{base.name} (baseline)")
+    if base is not None and len(against) > 1:
+        base = replace(base, repeats=(*base.repeats, tuple(against)))
     target = _target(Path(run), out)
     page, numbers = render(main, base), report_json(main, base)
     try:
@@ -310,6 +317,19 @@ def _notes(run: Run, baseline: Run | None) -> list[str]:
         notes.append(
             f"The runs have {len(baseline.steps)} and {len(run.steps)} steps; {shared} are in both and compared."
         )
+    c = compare(run, baseline)
+    if c.timed < c.steps:
+        notes.append("Ratios of times leave the first step out, in which a process builds what later steps use.")
+    if c.length is not None and c.length.noise is not None:
+        notes.append(
+            f"Reward and lengths of two runs without rollspec differ, too: 95 of 100 such pairs stay within the ± of "
+            f"the table, which is from {c.length.pairs} pairs of this job."
+        )
+    elif c.length is not None:
+        notes.append(
+            "Two runs without rollspec differ in reward and lengths, too. To compare with that, give further runs of "
+            "the job without rollspec: --baseline once for each, three at least."
+        )
     mine, theirs = summarize(run), summarize(baseline)
     if mine.tokens and theirs.tokens and abs(mine.tokens / theirs.tokens - 1) > 0.03:
         notes.append(
@@ -337,9 +357,17 @@ def _sameness(c: Comparison) -> str:
     if not known:
         return "reward and lengths were not measured in both runs"
     same = [name for name, d in known if d.unchanged]
-    changed = [(name, d.mean) for name, d in known if not d.unchanged]
-    moved = [f"{name} {'higher' if mean > 0 else 'lower'} by {number(abs(mean))}" for name, mean in changed]
-    return ", ".join([*([f"{' and '.join(same)} unchanged"] if same else []), *moved])
+    changed = [
+        f"{name} {'higher' if d.mean > 0 else 'lower'} by {number(abs(d.mean))}" for name, d in known if not d.unchanged
+    ]
+    unknown = any(d.unchanged is None for _, d in known)
+    return ", ".join(
+        [
+            *([f"{' and '.join(same)} unchanged"] if same else []),
+            *changed,
+            *(["with no second run without rollspec to compare that with"] if unknown else []),
+        ]
+    )
 
 
 def _difference(d: Difference | None, form: str) -> str:
@@ -347,7 +375,10 @@ def _difference(d: Difference | None, form: str) -> str:
         return ""
     text = f"{d.mean:{form}}"
     mean = text.lstrip("-") if float(text) == 0 else f"{d.mean:+{form}}".replace("-", "−")
-    return f"{mean} on average" + (", within noise" if d.unchanged else f", beyond noise (t = {d.t:.1f})")
+    if d.noise is None:
+        return f"{mean} on average"
+    within = "within" if d.unchanged else "beyond"
+    return f"{mean} on average, {within} the ±{d.noise:{form}} of two runs without rollspec"
 
 
 def _brief(r: Ratio | None) -> str:

@@ -1,4 +1,4 @@
-"""`rollspec report RUN [--baseline RUN]`: the command around `rollspec.telemetry.report`."""
+"""`rollspec report RUN [--baseline RUN ...]`: the command around `rollspec.telemetry.report`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,12 @@ from rollspec.telemetry.report import write_report
 
 def command(
     run: Annotated[Path, typer.Argument(help="Run folder (metrics.jsonl; TRL's or W&B's folder), or a demo folder.")],
-    baseline: Annotated[Path | None, typer.Option(help="Run folder of the same job without rollspec.")] = None,
+    baseline: Annotated[
+        list[Path] | None,
+        typer.Option(
+            help="Run folder of the same job without rollspec; further ones tell how far its runs differ by chance."
+        ),
+    ] = None,
     out: Annotated[Path | None, typer.Option(help="HTML file or folder to write; default: inside RUN.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the numbers as JSON.")] = False,
     open_page: Annotated[bool, typer.Option("--open/--no-open", help="Open the page in a browser.")] = False,

@@ -26,6 +26,7 @@ PROVENANCE = "run.json"
 STEP = "training/global_step"
 EPOCH = "training/epoch"
 LENGTHS_FILE = "lengths.jsonl"
+REPEATS = "repeats.json"
 GEN, STEP_TIME = "timing_s/gen", "timing_s/step"
 
 TRAINER_STATE = "trainer_state.json"
@@ -56,6 +57,8 @@ class Run:
     lengths: tuple[tuple[int, ...], ...]  # response lengths of each step, empty where they were not recorded
     provenance: dict[str, Any]
     notes: tuple[str, ...]
+    repeats: tuple[tuple[Run, ...], ...] = ()
+    """Of `repeats.json`: groups of runs without rollspec that differ by chance alone, to tell how much that is."""
 
     def series(self, *names: str) -> list[float | None]:
         """One value per step: of the first of `names` that the run has at all, None where that step lacks it."""
@@ -112,7 +115,9 @@ def load_run(folder: str | Path, name: str | None = None) -> Run:
     if status not in (None, "finished"):
         notes.append(f"{PROVENANCE} says the run is {status!r}, so it may be incomplete.")
     label = name or str(provenance.get("name") or folder.resolve().name)
-    return Run(label, folder, tuple(steps), tuple(rows), tuple(lengths), provenance, tuple(notes))
+    return Run(
+        label, folder, tuple(steps), tuple(rows), tuple(lengths), provenance, tuple(notes), _read_repeats(folder)
+    )
 
 
 def is_run(folder: Path) -> bool:
@@ -231,6 +236,24 @@ def _read_provenance(path: Path, notes: list[str]) -> dict[str, Any]:
     if not isinstance(data, dict):
         raise RollspecError(f"rollspec: {path} holds {type(data).__name__}, not an object; repair or delete it.")
     return data
+
+
+def _read_repeats(folder: Path) -> tuple[tuple[Run, ...], ...]:
+    path = folder / REPEATS
+    if not path.is_file():
+        return ()
+    try:
+        groups = json.loads(path.read_text(encoding="utf-8"))["groups"]
+        return tuple(tuple(_repeat(folder, rows) for rows in group) for group in groups)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as e:
+        raise RollspecError(
+            f"rollspec: {path} cannot be read as groups of runs ({_short(e)}); repair or delete it."
+        ) from e
+
+
+def _repeat(folder: Path, objects: list[dict[str, Any]]) -> Run:
+    steps, rows, lengths = _rows(objects)
+    return Run(REPEATS, folder, tuple(steps), tuple(rows), tuple(lengths), {}, ())
 
 
 def _number(value: Any) -> float | None:

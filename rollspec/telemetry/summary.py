@@ -1,7 +1,7 @@
 """From two measured runs to the numbers a report states: per run, per epoch, and one against the other.
 
-Claims are kept honest here: a speed-up comes with its bootstrap interval over steps, "unchanged" means that the paired
-difference per step cannot be told from zero, and a number whose metric is missing is None.
+Claims are kept honest here: a speed-up comes with its bootstrap interval over steps, "unchanged" means that the runs
+differ by no more than two runs without rollspec do, and a number whose metric is missing is None.
 """
 
 from __future__ import annotations
@@ -85,19 +85,26 @@ class Ratio:
 
 @dataclass(frozen=True)
 class Difference:
-    """Mean over paired steps of (run - baseline). `unchanged`: not told from zero (95 % for both)."""
+    """Mean over paired steps of (run - baseline).
+
+    Steps of a training are not independent: two runs of one job part, and stay apart. So the difference is compared
+    with those between `pairs` of runs without rollspec: 95 of 100 such pairs are expected within +-`noise`, for reward
+    and length together. `noise` and `unchanged` are None where there are fewer than two pairs.
+    """
 
     mean: float
-    t: float
     steps: int
-    unchanged: bool
+    pairs: int
+    noise: float | None = None
+    unchanged: bool | None = None
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """A run against its baseline, over the steps that both have."""
+    """A run against its baseline, over the steps that both have; times without the first of them, which warms up."""
 
     steps: int
+    timed: int
     overall: Ratio | None
     later: Ratio | None  # from the second epoch on
     by_epoch: dict[int, Ratio]
@@ -162,12 +169,15 @@ def compare(run: Run, baseline: Run) -> Comparison:
     here, there = dict(zip(run.steps, run.rows, strict=True)), dict(zip(baseline.steps, baseline.rows, strict=True))
     common = sorted(here.keys() & there.keys())
     epoch = dict(zip(run.steps, run.epochs, strict=True))
-    gen = {s: (there[s][GEN], here[s][GEN]) for s in common if GEN in here[s] and GEN in there[s]}
-    step = [(there[s][STEP_TIME], here[s][STEP_TIME]) for s in common if STEP_TIME in here[s] and STEP_TIME in there[s]]
-    first_epoch = min((epoch[s] for s in gen), default=0)
-    mine, theirs = summarize(run).tokens_per_second, summarize(baseline).tokens_per_second
+    # The first step of a process builds and compiles what the others find there: three to four times their time.
+    warm = common[1:] if len(common) > 2 else common
+    gen = {s: (there[s][GEN], here[s][GEN]) for s in warm if GEN in here[s] and GEN in there[s]}
+    step = [(there[s][STEP_TIME], here[s][STEP_TIME]) for s in warm if STEP_TIME in here[s] and STEP_TIME in there[s]]
+    first_epoch = min((epoch[s] for s in common), default=0)
+    overall = _per_token(run, baseline, list(gen))
     return Comparison(
         steps=len(common),
+        timed=len(warm),
         overall=ratio(list(gen.values())),
         later=ratio([pair for s, pair in gen.items() if epoch[s] > first_epoch]),
         by_epoch={
@@ -175,7 +185,7 @@ def compare(run: Run, baseline: Run) -> Comparison:
             for e in sorted({epoch[s] for s in gen})
             if (r := ratio([pair for s, pair in gen.items() if epoch[s] == e])) is not None
         },
-        tokens_per_second=mine / theirs if mine and theirs else None,
+        tokens_per_second=overall.value if overall else None,
         later_tokens_per_second=_per_token(run, baseline, [s for s in gen if epoch[s] > first_epoch]),
         step=ratio(step),
         saved_seconds=sum(b - r for b, r in gen.values()) if gen else None,
@@ -229,17 +239,29 @@ def tokens_per_step(run: Run) -> list[float | None]:
 
 
 def _paired(run: Run, baseline: Run, common: Sequence[int], names: Sequence[str]) -> Difference | None:
-    mine = dict(zip(run.steps, run.series(*names), strict=True))
-    theirs = dict(zip(baseline.steps, baseline.series(*names), strict=True))
-    gaps = [a - b for s in common if (a := mine[s]) is not None and (b := theirs[s]) is not None]
-    if len(gaps) < 3:  # two steps have no spread worth a test
+    mine, theirs = _by_step(run, names), _by_step(baseline, names)
+    steps = [s for s in common if s in mine and s in theirs]
+    if not steps:
         return None
-    mean, error = float(np.mean(gaps)), float(np.std(gaps, ddof=1)) / math.sqrt(len(gaps))
-    t = mean / error if error > 0 else (0.0 if mean == 0 else math.inf)
-    return Difference(mean, t, len(gaps), abs(t) < _t_critical(len(gaps) - 1))
+    mean = fmean(mine[s] - theirs[s] for s in steps)
+    means = []  # of each group of runs without rollspec
+    for group in baseline.repeats:
+        known = [values for r in group if set(steps) <= (values := _by_step(r, names)).keys()]
+        means.append([fmean(values[s] for s in steps) for values in known])
+    free = sum(max(0, len(group) - 1) for group in means)
+    if free < 2:  # one pair has no spread worth a bound
+        return Difference(mean, len(steps), free)
+    # Two runs of a group differ by the square root of two times the spread of one, pooled over the groups.
+    pooled = sum(sum((m - fmean(group)) ** 2 for m in group) for group in means if group) / free
+    noise = t_critical(free) * math.sqrt(2 * pooled)
+    return Difference(mean, len(steps), free, noise, abs(mean) <= noise)
 
 
-def _t_critical(n: int) -> float:
+def _by_step(run: Run, names: Sequence[str]) -> dict[int, float]:
+    return {s: v for s, v in zip(run.steps, run.series(*names), strict=True) if v is not None}
+
+
+def t_critical(n: int) -> float:
     """Two-sided quantile of Student's t with n >= 2 degrees of freedom, within 6 % (Cornish-Fisher expansion).
 
     At 97.5 %: reward and length are compared, and a report without any difference should say so 95 times in 100.

@@ -86,7 +86,9 @@ def test_json_states_the_same_numbers(demo: Path) -> None:
     data = json.loads(paths.json.read_text())
     assert data["headline"] == paths.headline
     assert re.fullmatch(
-        r"generation 1\.\d\dx faster from the second epoch on; reward and lengths unchanged", paths.headline
+        r"generation 1\.\d\dx faster from the second epoch on; reward (higher|lower) by \S+, "
+        r"lengths (higher|lower) by \S+, with no second run without rollspec to compare that with",
+        paths.headline,
     )
     assert data["comparison"]["later"]["steps"] == 12
     assert data["run"]["faults"] == {"history.save": 1}
@@ -103,7 +105,9 @@ def test_numbers_agree_with_the_rows(demo: Path) -> None:
     assert s.epochs == 3 and s.length_max == max(sizes)
     base = load_run(demo / "baseline")
     c = compare(run, base)
-    assert c.overall is not None and c.overall.value == pytest.approx(summarize(base).gen_total / s.gen_total)
+    assert c.overall is not None and c.overall.value == pytest.approx(
+        sum(row["timing_s/gen"] for row in rows(False)[1:]) / sum(gen[1:])
+    ), "without the first step, which warms up"
     assert c.overall.low < c.overall.value < c.overall.high
     assert list(c.by_epoch) == [0, 1, 2]
 
@@ -124,11 +128,35 @@ def test_no_speed_up_is_not_called_one(tmp_path: Path) -> None:
     assert "2.00x slower" in headline(slow, load_run(a))
 
 
-def test_changed_reward_is_said(tmp_path: Path) -> None:
-    a = load_run(write_run(tmp_path / "a", rows(False)))
-    worse = [{**row, "critic/score/mean": row["critic/score/mean"] - 0.2} for row in rows(True)]
-    b = load_run(write_run(tmp_path / "b", worse))
-    assert re.search("lengths unchanged, reward lower by 0.2", headline(b, a))
+def test_a_change_is_one_beyond_that_of_runs_without_rollspec(tmp_path: Path) -> None:
+    """Steps of a training are not independent: the measure is what runs without rollspec differ by."""
+
+    def moved(seed: int, reward: float) -> Path:
+        changed = [{**row, "critic/score/mean": row["critic/score/mean"] + reward} for row in rows(False, seed=seed)]
+        return write_run(tmp_path / f"{seed}{reward}", changed)
+
+    calm = [moved(seed, 0.0) for seed in range(4)]
+    worse = write_run(tmp_path / "b", [{**r, "critic/score/mean": r["critic/score/mean"] - 0.2} for r in rows(True)])
+    c = json.loads(write_report(worse, calm).json.read_text())["comparison"]
+    assert c["reward"]["pairs"] == 3 and c["reward"]["unchanged"] is False and c["length"]["unchanged"] is True
+    assert "lengths unchanged, reward lower by 0.2" in write_report(worse, calm).headline
+    wild = [moved(seed, reward) for seed, reward in enumerate((0.0, 0.2, -0.2, 0.1))]
+    c = json.loads(write_report(worse, wild).json.read_text())["comparison"]
+    assert c["reward"]["unchanged"] is True and c["reward"]["noise"] > 0.2
+    assert "reward and lengths unchanged" in write_report(worse, wild).headline
+
+
+def test_pairs_that_were_measured_before_lie_beside_the_baseline(demo: Path) -> None:
+    repeats = demo / "baseline" / "repeats.json"
+    repeats.write_text(json.dumps({"groups": [[rows(False, seed=2 * i + k) for k in (0, 1)] for i in range(3)]}))
+    c = json.loads(write_report(demo).json.read_text())["comparison"]
+    assert c["length"]["pairs"] == 3 and c["length"]["noise"] > 0
+    repeats.write_text(json.dumps({"groups": [[rows(False)[:5], rows(False, seed=1)]] * 3}))
+    c = json.loads(write_report(demo).json.read_text())["comparison"]
+    assert c["length"]["noise"] is None, "a run that lacks steps says nothing"
+    repeats.write_text("[")
+    with pytest.raises(RollspecError, match=r"repeats.json cannot be read as groups of runs .*; repair or delete it"):
+        write_report(demo)
 
 
 def test_health_of_the_rollouts(demo: Path, tmp_path: Path) -> None:

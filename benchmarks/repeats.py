@@ -1,0 +1,145 @@
+"""Do responses get shorter or rewards change with rollspec? Whole jobs: without/without pairs, and without/with.
+
+    rollspec bench repeats
+    rollspec bench repeats --seeds 0,1 --work runs/repeats    # a part; a later call goes on from what is there
+
+Two trainings of one job part at the first token that is sampled differently, and stay apart: their steps are not
+independent, so a test over steps finds differences between runs without rollspec, too. Here every seed (of the policy
+and the prompts) is trained three times: without rollspec, without it and with another seed of the engine, and with it.
+The pairs without rollspec say what chance does. `rollspec demo` compares its runs with them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.drift import CACHE
+from benchmarks.harness import QUICK, provenance, save
+from examples.demo.job import Job, JobSettings, build_job, prepare_assets
+from examples.demo.runner import finished_run, provenance_of, run_job
+from rollspec.telemetry.runs import STEP, load_run
+from rollspec.telemetry.summary import REWARD, t_critical
+
+ARMS = ("without", "again", "with")
+LENGTH = ("response_length/mean",)
+OTHER_SEED = 1000
+"""Added to the engine's seed of a second run without rollspec: the same policy and prompts, other noise."""
+
+SAME = ("size", "train_prompts", "prompts_per_step", "n", "epochs", "max_prompt_length", "max_response_length", "lr",
+        "temperature", "dtype", "model")  # fmt: skip
+"""Settings of a job whose runs may be compared with these."""
+
+
+def jobs(
+    seeds: Sequence[int], work: Path, settings: JobSettings, arms: Sequence[str] = ARMS
+) -> list[tuple[str, int, Job]]:
+    """(arm, seed, job), whole seeds first."""
+    found = []
+    for seed in seeds:
+        chosen = replace(settings, seed=seed)
+        assets = prepare_assets(chosen, CACHE / "grpo_arithmetic")
+        for arm in arms:
+            own = replace(chosen, engine_seed=seed + OTHER_SEED) if arm == "again" else chosen
+            folder = work / f"seed-{seed}" / arm
+            folder.mkdir(parents=True, exist_ok=True)
+            found.append((arm, seed, build_job(own, assets, folder, speculate=arm == "with")))
+    return found
+
+
+def rows(folder: Path) -> list[dict[str, float]]:
+    """Reward and mean length of each step, by the names that the report reads."""
+    run = load_run(folder)
+    series = zip(run.steps, run.series(*REWARD), run.series(*LENGTH), strict=True)
+    named = ({STEP: step, REWARD[1]: reward, LENGTH[0]: length} for step, reward, length in series)
+    return [{name: value for name, value in row.items() if value is not None} for row in named]
+
+
+def difference(one: Sequence[Mapping[str, float]], other: Sequence[Mapping[str, float]], name: str) -> float:
+    """Mean of `other` - `one` over the steps that both have."""
+    theirs = {row[STEP]: row[name] for row in one if name in row}
+    return fmean(row[name] - theirs[row[STEP]] for row in other if name in row and row[STEP] in theirs)
+
+
+def shift(without: Sequence[float], with_rollspec: Sequence[float]) -> dict[str, Any]:
+    """Differences of the pairs, and the mean shift with rollspec in the spread of the pairs without.
+
+    Args:
+        without: of each without/without pair. Their mean is zero by symmetry, so each gives a degree of freedom.
+        with_rollspec: of each without/with pair.
+    """
+    out: dict[str, Any] = {"without": list(without), "with": list(with_rollspec)}
+    if len(without) < 2 or not with_rollspec:
+        return out
+    spread = math.sqrt(fmean(d * d for d in without))
+    bound = t_critical(len(without)) * spread / math.sqrt(len(with_rollspec))
+    mean = fmean(with_rollspec)
+    return out | {"spread": spread, "shift": mean, "bound": bound, "shifted": abs(mean) > bound}
+
+
+def summarise(found: Mapping[int, Mapping[str, list[dict[str, float]]]]) -> dict[str, Any]:
+    """Of lengths and rewards, the differences of all pairs that are there."""
+    out = {}
+    for label, name in (("length", LENGTH[0]), ("reward", REWARD[1])):
+        pairs = [
+            [difference(runs["without"], runs[arm], name) for runs in found.values() if {"without", arm} <= {*runs}]
+            for arm in ARMS[1:]
+        ]
+        out[label] = shift(*pairs)
+    return out
+
+
+def table(summary: Mapping[str, Any]) -> Table:
+    """For people."""
+    t = Table(title="Two runs of one job: means over its steps")
+    for column in ("", "without/without", "without/with", "shift with rollspec, and what chance gives"):
+        t.add_column(column, justify="right" if column else "left")
+    for label, digits in (("length", 2), ("reward", 4)):
+        found = summary[label]
+        cells = [", ".join(f"{d:+.{digits}f}" for d in found[side]) for side in ("without", "with")]
+        last = f"{found['shift']:+.{digits}f} within ±{found['bound']:.{digits}f}" if "shift" in found else ""
+        t.add_row(label, *cells, last.replace("within", "beyond") if found.get("shifted") else last)
+    return t
+
+
+def run(
+    seeds: Sequence[int] = (0, 1, 2, 3, 4),
+    arms: Sequence[str] = ARMS,
+    quick: bool = False,
+    work: Path | None = None,
+    out: Path | None = None,
+) -> Path:
+    """Run what is missing in `work`, then compare all that is there; the JSON."""
+    console = Console(stderr=True)
+    settings = JobSettings(size="tiny", train_prompts=8, epochs=2, steps=2) if quick else JobSettings()
+    work = (work or CACHE / ("repeats-quick" if quick else "repeats")).resolve()
+    began = provenance()
+    found: dict[int, dict[str, list[dict[str, float]]]] = {}
+    commits: set[str] = set()
+    for arm, seed, job in jobs(seeds, work, settings, arms):
+        if not finished_run(job.folder, job.settings_hash):
+            console.print(f"seed {seed}, {arm}: {job.total_steps} steps", highlight=False)
+            run_job(job, timeout=3600.0)
+        commits.add(str(provenance_of(job.folder).get("git_sha")))
+        found.setdefault(seed, {})[arm] = rows(job.folder)
+        result = {
+            "benchmark": "repeats",
+            **({"note": QUICK} if quick else {}),
+            "provenance": began,
+            "commits": sorted(commits),
+            "settings": {name: asdict(settings)[name] for name in SAME},
+            **summarise(found),
+            "seeds": sorted(found),
+            "groups": [[runs[a] for a in ARMS[:2] if a in runs] for runs in found.values()],
+            "with_rollspec": [runs["with"] for runs in found.values() if "with" in runs],
+        }
+        path = save("repeats-quick" if quick else "repeats", result, out)
+    console.print(table(result))
+    return path
