@@ -14,7 +14,7 @@ from rollspec.errors import RollspecError
 
 NAMES = (
     "propose", "inert", "control", "bandits", "scale", "cost", "harm", "tuner", "rollout", "swap", "serve", "reuse",
-    "long-tail", "training", "repeats",
+    "long-tail", "training", "lengths", "repeats",
 )  # fmt: skip
 
 command = typer.Typer(help="Run the benchmarks: alternating runs, ratios with their spread, JSON with provenance.")
@@ -228,6 +228,18 @@ def long_tail(
     """Learned and suffix drafts against suffix alone, and the cost of idle training, in whole jobs (half an hour)."""
     module = _module("long_tail")
     _done(module.run(quick=quick, **_jobs(module, seeds, arms), work=work, out=out), json)
+
+
+@command.command()
+def lengths(
+    quick: Quick = False,
+    out: Out = None,
+    json: Json = False,
+    dtypes: Annotated[str, typer.Option(help="Number formats, separated by commas.")] = "bfloat16,float32",
+) -> None:
+    """Does drafting change how long responses get? One fixed policy, natural ends (ten minutes)."""
+    module = _module("lengths")
+    _done(module.run(names("--dtypes", dtypes, module.DTYPES), quick=quick, out=out), json)
 
 
 @command.command()

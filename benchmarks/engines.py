@@ -34,6 +34,7 @@ class Arm:
     speculative: dict[str, Any] | None = None  # vLLM's own methods
     rollspec: str | dict[str, Any] | None = None  # a preset, or a configuration
     environment: dict[str, str] = field(default_factory=dict)
+    dtype: str | None = None  # None: this machine's
     accept_all: bool = False  # every draft counts as accepted: what a perfect drafter would cost, not a result
 
 
@@ -185,7 +186,7 @@ def _serve(pipe: Any, arm: Arm, model: str, max_len: int, max_seqs: int) -> None
 
     llm = LLM(
         model=model,
-        dtype=native_dtype(),
+        dtype=arm.dtype or native_dtype(),
         enforce_eager=True,
         max_model_len=max_len,
         max_num_seqs=max_seqs,

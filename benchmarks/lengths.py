@@ -1,6 +1,6 @@
 """Does speculation change how long responses get? One fixed policy, natural ends, without and with rollspec.
 
-    python -m benchmarks.lengths
+    rollspec bench lengths
 
 Two trainings part whatever samples them, so their lengths compare policies. Here nothing is trained: the demo job's
 last saved policy answers the job's prompts epoch after epoch, in turn by an engine without speculation and by one with
@@ -9,17 +9,21 @@ rollspec, whose history grows as in a job. Compared prompt by prompt: z of the m
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from benchmarks.drift import drift
+from benchmarks.drift import Drift, drift
 from benchmarks.engines import Engine, Work
-from benchmarks.harness import pin, provenance, save
+from benchmarks.harness import QUICK, pin, provenance, save
 from benchmarks.rollout import MAX_LEN, SAMPLES, arm, first_prompts
 
 PROMPTS, EPOCHS, BATCH = 32, 9, 32
+DTYPES = ("bfloat16", "float32")
 
 
 def difference(a: np.ndarray, b: np.ndarray) -> dict[str, Any]:
@@ -29,18 +33,38 @@ def difference(a: np.ndarray, b: np.ndarray) -> dict[str, Any]:
     return {"tokens": float(gap), "error": float(error), "z": float(gap / error), "responses": int(a.size)}
 
 
-def run(out: Path | None = None) -> Path:
-    """Print and save the differences of the first epoch, which has no history, and of the later ones."""
+def run(dtypes: Sequence[str] = DTYPES, quick: bool = False, out: Path | None = None) -> Path:
+    """Print and save, for each number format, the differences of the first epoch, which has no history, and of the
+    later ones.
+    """
     pin()
-    began, policy = provenance(), drift()
-    prompts = [p for p in first_prompts(policy, PROMPTS) for _ in range(SAMPLES)]
+    result: dict[str, Any] = {"benchmark": "lengths", **({"note": QUICK} if quick else {}), "provenance": provenance()}
+    policy = drift()
+    result |= {"policy": policy.made_by, "dtypes": {}}
+    for dtype in dtypes:
+        found = measure(policy, dtype, *((4, 2) if quick else (PROMPTS, EPOCHS)))
+        result["dtypes"][dtype] = found
+        for part in ("first_epoch", "later_epochs"):
+            d = found[part]
+            print(
+                f"{dtype}, {part.replace('_', ' ')}: {d['tokens']:+.2f} +- {d['error']:.2f} tokens, "
+                f"z = {d['z']:+.2f}, {d['responses']} responses each",
+                file=sys.stderr,
+            )
+        path = save("lengths-quick" if quick else "lengths", result, out)
+    return path
+
+
+def measure(policy: Drift, dtype: str, prompts: int, epochs: int) -> dict[str, Any]:
+    """Both arms in turn, epoch after epoch, in engines of their own."""
+    chosen = [p for p in first_prompts(policy, prompts) for _ in range(SAMPLES)]
     lengths: dict[str, list[np.ndarray]] = {"none": [], "rollspec": []}
     drafts = {"drafted": 0, "accepted": 0}
-    engines = {name: Engine(arm(name), policy.model, MAX_LEN) for name in lengths}
+    engines = {name: Engine(replace(arm(name), dtype=dtype), policy.model, MAX_LEN) for name in lengths}
     try:
-        for epoch in range(EPOCHS):
+        for epoch in range(epochs):
             for name, engine in engines.items():
-                did = engine.run(Work(prompts, None, BATCH, epoch, policy.weights[-1], epoch == 0))
+                did = engine.run(Work(chosen, None, BATCH, epoch, policy.weights[-1], epoch == 0))
                 lengths[name].append(np.reshape(did["lengths"], (-1, SAMPLES)).astype(float))
                 if name == "rollspec":
                     drafts = {key: drafts[key] + int(did[key]) for key in drafts}
@@ -48,22 +72,9 @@ def run(out: Path | None = None) -> Path:
         for engine in engines.values():
             engine.close()
     later = [np.concatenate(lengths[name][1:], axis=1) for name in ("none", "rollspec")]
-    result = {
-        "benchmark": "lengths",
-        "provenance": began,
-        "policy": policy.made_by,
+    return {
         "mean": {name: float(np.mean(rounds)) for name, rounds in lengths.items()},
         "first_epoch": difference(lengths["none"][0], lengths["rollspec"][0]),
         "later_epochs": difference(*later),
         **drafts,
     }
-    for part in ("first_epoch", "later_epochs"):
-        d = result[part]
-        print(
-            f"{part}: {d['tokens']:+.2f} +- {d['error']:.2f} tokens, z = {d['z']:+.2f}, {d['responses']} responses each"
-        )
-    return save("lengths", result, out)
-
-
-if __name__ == "__main__":
-    run()

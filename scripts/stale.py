@@ -43,6 +43,7 @@ MEASURES: dict[str, tuple[str, ...]] = {
     "head": (*ENGINE, *HEAD, "examples/grpo_tasks"),
     "identity-bfloat16": ("rollspec/sampling", "rollspec/engine/vllm", "cpu/vllm_cpu_v2"),
     "inert": ("rollspec/engine/vllm",),
+    "lengths": ENGINE,
     "long_tail": (*JOB, *HEAD),
     "make-head-smollm2": (*TRAINING, "drafter_online/make_head.py"),
     "lookup": ("rollspec/proposal",),
