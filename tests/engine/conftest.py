@@ -59,6 +59,7 @@ def plain(model: Path, prompts: list[list[int]]) -> dict[str, Any]:
             "info": call(llm, "info"),
             "greedy": generate(llm, prompts),
             "long": generate(llm, prompts, ignore_eos=True),
+            "seeded": generate(llm, prompts, copies=1, limit=120, seed=5, temperature=1.0, ignore_eos=True),
             "penalty": generate(llm, prompts, copies=1, repetition_penalty=1.3),
             "limit": generate(llm, prompts[:4], copies=1, limit=256, ignore_eos=True),
         }

@@ -101,10 +101,11 @@ def test_rewards_join_their_responses(engine: Any, prompts: list[list[int]]) -> 
     assert call(engine, "rewards", items=[*items, ["no such prompt", "x", 0.0]]) == {"matched": 2, "of": 3}
 
 
-def _lengths(worker: Any, version: int) -> list[int]:
-    """Of the responses of this version in the history."""
+def _responses(worker: Any, version: int) -> list[list[int]]:
+    """Of this version in the history, short ones first."""
     history = bridge(worker).proposer.history
-    return sorted(len(r.tokens) for _, entry in history for r in entry.responses if r.version == version)
+    found = [r.tokens.tolist() for _, entry in history for r in entry.responses if r.version == version]
+    return sorted(found, key=len)
 
 
 def test_what_is_asked_while_requests_run_makes_no_response_of_a_step_too_many(
@@ -122,7 +123,35 @@ def test_what_is_asked_while_requests_run_makes_no_response_of_a_step_too_many(
     while core.has_unfinished_requests():
         core.step()
         call(engine, "rewards", items=[])
-    assert engine.collective_rpc(_lengths, args=(30,)) == [limits]
+    (said,) = engine.collective_rpc(_responses, args=(30,))
+    assert [len(response) for response in said] == limits
+
+
+def test_a_cache_that_is_reset_in_mid_rollout_doubles_no_text(
+    engine: Any, prompts: list[list[int]], plain: dict[str, Any]
+) -> None:
+    """vLLM preempts every request, drops its tokens in flight, and samples them again."""
+    from vllm import SamplingParams
+
+    call(engine, "set_version", version=40)
+    core = engine.llm_engine
+    for i, prompt in enumerate(prompts):
+        params = SamplingParams(temperature=0.0, max_tokens=60 + i, ignore_eos=True)
+        core.add_request(f"reset-{i}", {"prompt_token_ids": prompt}, params)
+    done: dict[str, list[int]] = {}
+    steps = 0
+    while core.has_unfinished_requests():
+        for out in core.step():
+            if out.finished:
+                done[out.request_id.split("-")[1]] = list(out.outputs[0].token_ids)
+        steps += 1
+        if steps in (5, 9):
+            assert core.reset_prefix_cache(reset_running_requests=True)
+    expected = [plain["long"][2 * i][: 60 + i] for i in range(len(prompts))]
+    assert [done[str(i)] for i in range(len(prompts))] == expected
+    call(engine, "rewards", items=[])  # collects what ended in the last step
+    assert engine.collective_rpc(_responses, args=(40,)) == [expected]
+    assert not call(engine, "stats")["faults"]
 
 
 def test_history_survives_a_restart(engine: Any, model: Path, prompts: list[list[int]], tmp_path: Path) -> None:

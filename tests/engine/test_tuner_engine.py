@@ -56,6 +56,8 @@ def test_tokens_are_identical_under_any_switch_and_any_pressure(
         for version in range(2):
             call(llm, "set_version", version=version)
             assert generate(llm, prompts, **long) == plain["long"]
+        seeded = {"copies": 1, "limit": 120, "seed": 5, "temperature": 1.0}
+        assert generate(llm, prompts, **long, **seeded) == plain["seeded"], "a seed means one text, whatever is drafted"
         stats = call(llm, "stats")
         assert len(stats["plays"]) == 6 and not stats["faults"]
         assert stats["accepted"] > 0 and stats["steps"] > stats["plays"]["none"] > 0
