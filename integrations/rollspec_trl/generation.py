@@ -44,14 +44,16 @@ def _init(original: Callable[..., Any], self: Any) -> Any:
     with options.for_engine(self):
         out = original(self)
     state = State.of(self)
-    state.run("connecting", state.connect, self)
+    with state.faults.left_out("connecting"):
+        state.connect(self)
     return out
 
 
 def _sync(original: Callable[..., Any], self: Any) -> Any:
     out = original(self)
     state = State.of(self)
-    state.run("policy version", _on_sync, state)
+    with state.faults.left_out("policy version"):
+        _on_sync(state)
     return out
 
 
@@ -80,5 +82,6 @@ def _generate(original: Callable[..., Any], self: Any, *args: Any, **kwargs: Any
         state.turns.append((prompts, out[1]))
     if isinstance(state.engine, Colocated) and options.config().drafter.mode == "idle":
         # The machine is the trainer's until the engine computes again.
-        state.run("drafter training", state.engine.call, "updating", {"on": True})
+        with state.faults.left_out("drafter training"):
+            state.engine.call("updating", {"on": True})
     return out

@@ -1,4 +1,4 @@
-"""What the hooks keep per `VLLMGeneration`, and how a hook that fails is left out."""
+"""What the hooks keep per `VLLMGeneration`."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from rollspec.telemetry.faults import Faults
 from rollspec.telemetry.health import HealthWatch
 from rollspec.telemetry.wandb_run import WandbWatch
 from rollspec_trl import options
@@ -38,8 +39,7 @@ class State:
         config = options.config()
         self.health = HealthWatch(config.telemetry.health, config.history.max_bytes)
         self.watch = WandbWatch()
-        self.faults: dict[str, int] = {}
-        self.failed: set[str] = set()
+        self.faults = Faults()
 
     @classmethod
     def of(cls, generation: Any) -> State:
@@ -70,20 +70,6 @@ class State:
         if generation.mode == "server" and (reason := options.refused(generation)):
             logger.error("rollspec: the server speculates, but %s, or start the server without rollspec.", reason)
         logger.info("rollspec: the engine speculates: %s", info)
-
-    def guard(self, what: str, error: Exception) -> None:
-        """Count a failed hook, log it once."""
-        self.faults[what] = self.faults.get(what, 0) + 1
-        if what not in self.failed:
-            self.failed.add(what)
-            logger.error("rollspec: %s failed and is left out (%s: %s).", what, type(error).__name__, error)
-
-    def run(self, what: str, hook: Callable[..., None], *args: Any) -> None:
-        """Run a hook; whatever it raises is caught, counted and logged once."""
-        try:
-            hook(*args)
-        except Exception as e:
-            self.guard(what, e)
 
 
 def wrap(cls: type, name: str, around: Callable[..., Any]) -> None:

@@ -78,9 +78,11 @@ def _batch(original: Callable[..., Any], self: Any, *args: Any, **kwargs: Any) -
     out = original(self, *args, **kwargs)
     if self.model.training:
         items: list[list[Any]] = []
-        state.run("rollouts", _on_batch, state, out, items, self.accelerator.num_processes == 1)
+        with state.faults.left_out("rollouts"):
+            _on_batch(state, out, items, self.accelerator.num_processes == 1)
         # By itself: with a server all ranks meet in it, whatever failed on one of them.
-        state.run("rewards", _send_rewards, self, state, items)
+        with state.faults.left_out("rewards"):
+            _send_rewards(self, state, items)
     return out
 
 
@@ -89,14 +91,11 @@ def _rewards(original: Callable[..., Any], self: Any, inputs: Any, prompts: Any,
     out = original(self, inputs, prompts, *args, **kwargs)
     state = state_of(self)
     if state is not None:
-
-        def keep() -> None:
+        with state.faults.left_out("rewards"):
             first = self.accelerator.process_index * len(prompts)
             rewards = out[first : first + len(prompts)].float().cpu().numpy()  # [local batch, functions]
             weights = self.reward_weights.float().cpu().numpy()
             state.scores = np.where(np.isnan(rewards).all(1), np.nan, np.nansum(rewards * weights, 1))
-
-        state.run("rewards", keep)
     return out
 
 
@@ -174,7 +173,8 @@ def _log(original: Callable[..., Any], self: Any, logs: dict[str, Any], *args: A
     if self.model.training and "loss" in logs:
         state = state_of(self)
         if state is not None:
-            state.run("collecting metrics", _add_metrics, self, state, logs)
+            with state.faults.left_out("collecting metrics"):
+                _add_metrics(self, state, logs)
             state.watch.observe(logs)
     return original(self, logs, *args, **kwargs)
 
@@ -194,7 +194,7 @@ def _add_metrics(trainer: Any, state: State, logs: dict[str, Any]) -> None:
         from accelerate.utils import gather_object
 
         parts = gather_object([mine])  # nothing before this may raise on one rank only: the others would wait
-    faults, state.faults = state.faults, {}
+    faults = state.faults.drain()
     lengths = [n for p in parts for n in p["lengths"]]
     measured = rollout_metrics(lengths, [r for p in parts for r in p["rewards"]], engine, trained)
     for name in {name for found in overlaps for name in found}:
@@ -224,7 +224,8 @@ def _save(original: Callable[..., Any], self: Any, model: Any, trial: Any, *args
     if state is not None and state.engine is not None and self.vllm_generation.mode == "colocate":
         checkpoint = Path(self._get_output_dir(trial=trial)).resolve() / f"checkpoint-{self.state.global_step}"
         rank = self.accelerator.process_index
-        state.run("saving history", state.engine.call, "save", {"dir": str(_folder(checkpoint) / f"replica_{rank}")})
+        with state.faults.left_out("saving history"):
+            state.engine.call("save", {"dir": str(_folder(checkpoint) / f"replica_{rank}")})
     return out
 
 
