@@ -14,11 +14,9 @@ from typing import Any
 from rollspec.engine.vllm.hooks.base import on_import
 from rollspec_trl import options
 from rollspec_trl.engines import Colocated
-from rollspec_trl.state import State, wrap
+from rollspec_trl.state import State, wrap_all
 
 logger = logging.getLogger("rollspec")
-
-HOOKED = ("_init_vllm", "sync_weights", "generate")
 
 
 def register() -> None:
@@ -27,17 +25,9 @@ def register() -> None:
 
 
 def install(module: ModuleType) -> None:
-    """Wrap the methods of `VLLMGeneration` (trl/generation/vllm_generation.py). Idempotent; all or nothing."""
-    cls = module.VLLMGeneration
-    if cls.__dict__.get("_rollspec_hooked", False):
-        return
-    absent = [name for name in HOOKED if not hasattr(cls, name)]
-    if absent:
-        logger.error("rollspec: TRL's VLLMGeneration has no %s here, so policy versions stay 0.", ", ".join(absent))
-        return
-    cls._rollspec_hooked = True
-    for name, around in zip(HOOKED, (_init, _sync, _generate), strict=True):
-        wrap(cls, name, around)
+    """Wrap the methods of `VLLMGeneration` (trl/generation/vllm_generation.py)."""
+    hooks = {"_init_vllm": _init, "sync_weights": _sync, "generate": _generate}
+    wrap_all(module.VLLMGeneration, hooks, "policy versions stay 0")
 
 
 def _init(original: Callable[..., Any], self: Any) -> Any:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -72,8 +72,23 @@ class State:
         logger.info("rollspec: the engine speculates: %s", info)
 
 
-def wrap(cls: type, name: str, around: Callable[..., Any]) -> None:
-    """Replace `cls.name` by `around(original, self, *args, **kwargs)`."""
+def wrap_all(cls: Any, hooks: Mapping[str, Callable[..., Any]], without: str) -> None:
+    """Replace methods of `cls`: `name` by `hooks[name](original, self, *args, **kwargs)`. Idempotent; all or nothing.
+
+    `without`: what follows where a method is not there, for the log.
+    """
+    if cls.__dict__.get("_rollspec_hooked", False):
+        return
+    absent = [name for name in hooks if not hasattr(cls, name)]
+    if absent:
+        logger.error("rollspec: TRL's %s has no %s here, so %s.", cls.__name__, ", ".join(absent), without)
+        return
+    cls._rollspec_hooked = True
+    for name, around in hooks.items():
+        _wrap(cls, name, around)
+
+
+def _wrap(cls: type, name: str, around: Callable[..., Any]) -> None:
     original = getattr(cls, name)
 
     @functools.wraps(original)

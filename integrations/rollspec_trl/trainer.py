@@ -19,17 +19,9 @@ from rollspec.engine.vllm.hooks.base import on_import
 from rollspec.proposal.base import as_tokens, prompt_key
 from rollspec.telemetry.rollouts import engine_metrics, rollout_metrics
 from rollspec_trl import options
-from rollspec_trl.state import State, wrap
+from rollspec_trl.state import State, wrap_all
 
 logger = logging.getLogger("rollspec")
-
-HOOKED = (
-    "_generate_and_score_completions",
-    "_calculate_rewards",
-    "log",
-    "_save_checkpoint",
-    "_load_optimizer_and_scheduler",
-)
 
 
 def register() -> None:
@@ -38,17 +30,15 @@ def register() -> None:
 
 
 def install(module: ModuleType) -> None:
-    """Wrap the methods of `GRPOTrainer` (trl/trainer/grpo_trainer.py). Idempotent; all or nothing."""
-    cls = module.GRPOTrainer
-    if cls.__dict__.get("_rollspec_hooked", False):
-        return
-    absent = [name for name in HOOKED if not hasattr(cls, name)]
-    if absent:
-        logger.error("rollspec: TRL's GRPOTrainer has no %s here, so nothing is measured.", ", ".join(absent))
-        return
-    cls._rollspec_hooked = True
-    for name, around in zip(HOOKED, (_batch, _rewards, _log, _save, _resume), strict=True):
-        wrap(cls, name, around)
+    """Wrap the methods of `GRPOTrainer` (trl/trainer/grpo_trainer.py)."""
+    hooks = {
+        "_generate_and_score_completions": _batch,
+        "_calculate_rewards": _rewards,
+        "log": _log,
+        "_save_checkpoint": _save,
+        "_load_optimizer_and_scheduler": _resume,
+    }
+    wrap_all(module.GRPOTrainer, hooks, "nothing is measured")
 
 
 def state_of(trainer: Any) -> State | None:
