@@ -20,6 +20,10 @@ NAMES = (
 command = typer.Typer(help="Run the benchmarks: alternating runs, ratios with their spread, JSON with provenance.")
 
 Seeds = Annotated[str, typer.Option(help="Seeds of the jobs, separated by commas.")]
+Arms = Annotated[str | None, typer.Option(help="Some of the arms, separated by semicolons; default: all.")]
+Prompts = Annotated[
+    Path | None, typer.Option(help="JSONL, Parquet or text, as `make-head` reads it; built in when left out.")
+]
 Work = Annotated[
     Path | None, typer.Option(file_okay=False, help="Folder of the jobs; finished ones are not run again.")
 ]
@@ -45,10 +49,8 @@ def _model(name: str | None) -> Path | None:
     return resolve(name) if name else None
 
 
-def _file(name: str, model: str | None, quick: bool, out: Path | None) -> Path | None:
-    """Where the result goes: with a model beside that of the demo's policy, not over it."""
-    if out or not model:
-        return out
+def _file(name: str, model: str, quick: bool) -> Path:
+    """Where the result goes with a model: beside that of the demo's policy, not over it."""
     short = re.sub(r"[^a-z0-9.]+", "-", Path(model).name.lower()).strip("-.") or "model"
     return _module("harness").RESULTS / f"{name}-{short}{'-quick' if quick else ''}.json"
 
@@ -58,13 +60,22 @@ def _given(**values: Any) -> dict[str, Any]:
     return {name: value for name, value in values.items() if value is not None}
 
 
-def _jobs(module: Any, seeds: str, arms: str | None) -> dict[str, Any]:
+def _jobs(name: str, seeds: str, arms: str | None) -> dict[str, Any]:
     """Which jobs a benchmark of whole jobs runs."""
-    return {"seeds": numbers("--seeds", seeds), "arms": names("--arms", arms, module.ARMS, ";")}
+    return {"seeds": numbers("--seeds", seeds), "arms": names("--arms", arms, _module(name).ARMS, ";")}
 
 
 def _sizes(text: str) -> tuple[int, ...]:
     return numbers("--batches", text, 1, 64)  # the engines run 64 at most
+
+
+def _measure(
+    name: str, json: bool, out: Path | None, model: str | None = None, quick: bool = False, **options: Any
+) -> None:
+    """Run a benchmark with its options, and print where its JSON went."""
+    if model is not None:
+        options["model"], out = _model(model), out or _file(name, model, quick)
+    _done(_module(name).run(quick=quick, out=out, **options), json)
 
 
 def _done(path: Path, as_json: bool) -> None:
@@ -76,13 +87,13 @@ def _done(path: Path, as_json: bool) -> None:
 @command.command()
 def propose(quick: Quick = False, out: Out = None, json: Json = False) -> None:
     """Host time of drafting, without an engine (seconds)."""
-    _done(_module("propose").run(quick=quick, out=out), json)
+    _measure("propose", json, out, quick=quick)
 
 
 @command.command()
 def inert(quick: Quick = False, out: Out = None, json: Json = False) -> None:
     """Cost of the installed plugin in an engine that did not ask for it (minutes)."""
-    _done(_module("inert").run(quick=quick, out=out), json)
+    _measure("inert", json, out, quick=quick)
 
 
 @command.command()
@@ -94,8 +105,7 @@ def control(
     rounds: Annotated[int, typer.Option(min=1, help="Alternating rounds over the batch sizes.")] = 24,
 ) -> None:
     """An engine with rollspec on and nothing drafted against one without it (minutes)."""
-    out = _file("control", model, quick, out)
-    _done(_module("control").run(quick=quick, rounds=rounds, model=_model(model), out=out), json)
+    _measure("control", json, out, model, quick=quick, rounds=rounds)
 
 
 @command.command()
@@ -112,12 +122,7 @@ def rollout(
 
     With --model the weights stay the same, and prompts are a few instructions: what repeated sampling alone gives.
     """
-    sizes = _sizes(batches)
-    out = _file("rollout", model, quick, out)
-    _done(
-        _module("rollout").run(quick=quick, rounds=rounds, batches=sizes, epochs=epochs, model=_model(model), out=out),
-        json,
-    )
+    _measure("rollout", json, out, model, quick=quick, rounds=rounds, batches=_sizes(batches), epochs=epochs)
 
 
 @command.command()
@@ -127,24 +132,16 @@ def head(
     quick: Quick = False,
     out: Out = None,
     json: Json = False,
-    prompts: Annotated[
-        Path | None, typer.Option(help="JSONL, Parquet or text, as `make-head` reads it; 360 built in when left out.")
-    ] = None,
+    prompts: Prompts = None,
     rounds: Annotated[int | None, typer.Option(min=1, help="Alternating rounds per batch size.")] = None,
     batches: Annotated[str | None, typer.Option(help="Batch sizes, separated by commas.")] = None,
-    arms: Annotated[str | None, typer.Option(help="Some of the arms, separated by semicolons.")] = None,
+    arms: Arms = None,
     samples: Annotated[int | None, typer.Option(min=1, help="Of each prompt; with 1 memory knows no sibling.")] = None,
 ) -> None:
     """What a draft head adds to a real model: none, memory, head and memory, fresh and repeated prompts (an hour)."""
-    module = _module("head")
-    given = _given(
-        rounds=rounds,
-        batches=_sizes(batches) if batches else None,
-        arms=names("--arms", arms, module.ARMS, ";"),
-        samples=samples,
-    )
-    out = _file("head", model, quick, out)
-    _done(module.run(_model(model), head, prompts, quick=quick, out=out, **given), json)
+    sizes = _sizes(batches) if batches else None
+    given = _given(rounds=rounds, batches=sizes, arms=names("--arms", arms, _module("head").ARMS, ";"), samples=samples)
+    _measure("head", json, out, model, quick=quick, head=head, prompts=prompts, **given)
 
 
 @command.command()
@@ -153,9 +150,7 @@ def peers(
     towards: Annotated[
         Path | None, typer.Option(exists=True, file_okay=False, help="Later checkpoint of it, that its epochs move to.")
     ] = None,
-    prompts: Annotated[
-        Path | None, typer.Option(help="JSONL, Parquet or text, as `make-head` reads it; built in when left out.")
-    ] = None,
+    prompts: Prompts = None,
     head: Annotated[
         list[Path] | None,
         typer.Option(exists=True, file_okay=False, help="Of `drafter-online make-head`; may be given twice (taps)."),
@@ -180,7 +175,7 @@ def peers(
 @command.command()
 def swap(quick: Quick = False, out: Out = None, json: Json = False) -> None:
     """Pauses that swaps of drafter weights make, and what capturing samples costs (minutes)."""
-    _done(_module("swap").run(quick=quick, out=out), json)
+    _measure("swap", json, out, quick=quick)
 
 
 @command.command()
@@ -191,7 +186,7 @@ def serve(
     requests: Annotated[int, typer.Option(min=1, help="With swaps, and as many without.")] = 10_000,
 ) -> None:
     """A `vllm serve` under load while its drafter is replaced every few seconds (minutes)."""
-    _done(_module("serve").run(quick=quick, requests=requests, out=out), json)
+    _measure("serve", json, out, quick=quick, requests=requests)
 
 
 @command.command()
@@ -200,18 +195,12 @@ def reuse(
     out: Out = None,
     json: Json = False,
     seeds: Seeds = "0,1,2",
-    arms: Annotated[
-        str | None, typer.Option(help="Arms, separated by semicolons (none;coupled;lenient, bias 0); default: all.")
-    ] = None,
+    arms: Arms = None,
     prompts: Annotated[int, typer.Option(help="Prompts of an epoch, a multiple of 8.")] = 32,
     work: Work = None,
 ) -> None:
     """Reuse of past rollouts in the demo's job: drafts, kept noise, SPEC-RL's lossy prefixes (an hour: 15 jobs)."""
-    module = _module("reuse")
-    _done(
-        module.run(quick=quick, **_jobs(module, seeds, arms), prompts=prompts, work=work, out=out),
-        json,
-    )
+    _measure("reuse", json, out, quick=quick, **_jobs("reuse", seeds, arms), prompts=prompts, work=work)
 
 
 @command.command(name="long-tail")
@@ -220,14 +209,11 @@ def long_tail(
     out: Out = None,
     json: Json = False,
     seeds: Seeds = "0",
-    arms: Annotated[
-        str | None, typer.Option(help="Arms, separated by semicolons (suffix;long_tail); default: all.")
-    ] = None,
+    arms: Arms = None,
     work: Work = None,
 ) -> None:
     """Learned and suffix drafts against suffix alone, and the cost of idle training, in whole jobs (half an hour)."""
-    module = _module("long_tail")
-    _done(module.run(quick=quick, **_jobs(module, seeds, arms), work=work, out=out), json)
+    _measure("long_tail", json, out, quick=quick, **_jobs("long_tail", seeds, arms), work=work)
 
 
 @command.command()
@@ -261,7 +247,7 @@ def repeats(
 @command.command()
 def bandits(quick: Quick = False, out: Out = None, json: Json = False) -> None:
     """What tuning policies lose in simulated environments whose best arm is known (a minute)."""
-    _done(_module("bandits").run(quick=quick, out=out), json)
+    _measure("bandits", json, out, quick=quick)
 
 
 @command.command()
@@ -275,7 +261,7 @@ def scale(
     ] = None,
 ) -> None:
     """Versions, trials and feedback over 8 to 1,024 replicas, simulated; where the design stops (a minute)."""
-    _done(_module("scale").run(quick=quick, out=out, measured_in=measured), json)
+    _measure("scale", json, out, quick=quick, measured_in=measured)
 
 
 @command.command()
@@ -291,8 +277,7 @@ def cost(
     rounds: Annotated[int, typer.Option(min=2, help="Times that each cell is measured.")] = 3,
 ) -> None:
     """Time of an engine step over requests and draft length; the fit, its error, the knee, a picture (minutes)."""
-    out = _file("cost", model, quick, out)
-    _done(_module("cost").run(quick=quick, rounds=rounds, model=_model(model), keep_in=store, out=out), json)
+    _measure("cost", json, out, model, quick=quick, rounds=rounds, keep_in=store)
 
 
 @command.command()
@@ -304,8 +289,7 @@ def harm(
     rounds: Annotated[int, typer.Option(min=1, help="Alternating jobs per scenario.")] = 10,
 ) -> None:
     """Do no harm: rollspec against none on unpredictable text, and with a useless drafter (ten minutes)."""
-    out = _file("harm", model, quick, out)
-    _done(_module("harm").run(quick=quick, rounds=rounds, model=_model(model), out=out), json)
+    _measure("harm", json, out, model, quick=quick, rounds=rounds)
 
 
 @command.command()
@@ -319,15 +303,14 @@ def tuner(
     ] = None,
 ) -> None:
     """A batch that falls from 64 to 1: the tuner against fixed K, bandits and the oracle (a quarter of an hour)."""
-    names = [p.strip() for p in policies.split(",")] if policies else None
-    _done(_module("tuner").run(quick=quick, rounds=rounds, policies=names, out=out), json)
+    chosen = names("--policies", policies, _module("tuner").ARMS) if policies else None
+    _measure("tuner", json, out, quick=quick, rounds=rounds, policies=chosen)
 
 
 @command.command()
 def training(quick: Quick = False, out: Out = None, json: Json = False, model: Model = None) -> None:
     """Processor time and memory of a micro-step of draft head training, and where they go (a minute)."""
-    out = _file("training", model, quick, out)
-    _done(_module("training").run(quick=quick, out=out, model=_model(model)), json)
+    _measure("training", json, out, model, quick=quick)
 
 
 @command.command()
@@ -360,4 +343,4 @@ def all_(
     """Every benchmark that runs on a CPU in turn."""
     for name in NAMES:
         module = name.replace("-", "_")
-        _done(_module(module).run(quick=quick, out=out / f"{module}.json" if out else None), json)
+        _measure(module, json, out / f"{module}.json" if out else None, quick=quick)

@@ -15,6 +15,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from drafter_online.files import replace
 from rollspec.machine import machine
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -87,10 +88,10 @@ def provenance() -> dict[str, Any]:
 
 
 def save(name: str, result: dict[str, Any], out: Path | None = None) -> Path:
-    """Write `benchmarks/results/<name>.json` (or `out`)."""
+    """Write `benchmarks/results/<name>.json` (or `out`), whole or not at all."""
     path = out or RESULTS / f"{name}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(result, indent=1, default=lambda o: asdict(o)) + "\n")
+    replace(path, (json.dumps(result, indent=1, default=lambda o: asdict(o)) + "\n").encode())
     return path
 
 

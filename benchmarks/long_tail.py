@@ -22,10 +22,9 @@ from rich.table import Table
 
 from benchmarks.drift import CACHE
 from benchmarks.harness import QUICK, Ratio, pin, provenance, ratio, save, verdict
-from benchmarks.reuse import folder, seeds_in
+from benchmarks.jobs import OnStep, finished, folder, run_missing, seeds_in
 from examples.demo.job import Job, JobSettings, build_job, prepare_assets
-from examples.demo.runner import finished_run, run_job
-from rollspec.errors import RollspecError
+from examples.demo.runner import run_job
 from rollspec.telemetry.runs import GEN, STEP_TIME, Run, load_run
 from rollspec.telemetry.summary import REWARD
 
@@ -72,6 +71,11 @@ def jobs(seeds: Sequence[int], arms: Sequence[str], work: Path, settings: JobSet
             job = build_job(chosen, assets, place, speculate=True, preset=preset, overrides=(*own, *same))
             found.append((arm, seed, job))
     return found
+
+
+def train(job: Job, on_step: OnStep) -> None:
+    """Run a job."""
+    run_job(job, timeout=2400, stall=900, on_step=on_step)
 
 
 def read(run: Run) -> dict[str, Any]:
@@ -194,8 +198,6 @@ def run(
     out: Path | None = None,
 ) -> Path:
     """Run what is missing, print and save the comparison of all that is finished."""
-    if unknown := [a for a in arms if a not in ARMS]:
-        raise RollspecError(f"rollspec: --arms has {unknown[0]!r}; choose from {'; '.join(ARMS)}.")
     pin()
     console = Console(stderr=True)
     settings = SETTINGS
@@ -205,20 +207,10 @@ def run(
         console.print(QUICK)
     work = work or CACHE / ("long-tail-quick" if quick else "long-tail")
     began = provenance()
-    for arm, seed, job in jobs(seeds, arms, work, settings):
-        if finished_run(job.folder, job.settings_hash):
-            console.print(f"seed {seed}, {arm}: finished before", highlight=False)
-            continue
-        with console.status(f"seed {seed}, {arm}") as status:
-            run_job(
-                job, timeout=2400, stall=900,
-                on_step=lambda row, s=status, a=arm, n=seed: s.update(f"seed {n}, {a}: step {_at(row)}"),
-            )  # fmt: skip
-        console.print(f"seed {seed}, {arm}: {settings.total_steps} steps", highlight=False)
+    run_missing(jobs(seeds, arms, work, settings), train, console)
     runs: dict[str, dict[int, Any]] = {}
-    for arm, seed, job in jobs(seeds_in(work), tuple(ARMS), work, settings):
-        if finished_run(job.folder, job.settings_hash):
-            runs.setdefault(arm, {})[seed] = read(load_run(job.folder))
+    for arm, seed, job in finished(jobs(seeds_in(work), tuple(ARMS), work, settings), console):
+        runs.setdefault(arm, {})[seed] = read(load_run(job.folder))
     summary = summarise(runs)
     console.print(table(summary))
     return save(
@@ -233,7 +225,3 @@ def run(
         },
         out,
     )
-
-
-def _at(row: dict[str, float]) -> int:
-    return int(row.get("training/global_step", 0))

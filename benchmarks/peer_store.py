@@ -9,7 +9,6 @@ from typing import Any
 
 from rich.console import Console
 
-from benchmarks.harness import save
 from benchmarks.peer_plan import Cell
 
 FORMAT = "rollspec-peers-1"
@@ -47,8 +46,3 @@ def finished(turns: Sequence[Mapping[str, Any]]) -> dict[str, set[Cell]]:
         for name in turn["arms"]:
             done.setdefault(name, set()).add((turn["seed"], turn["workload"]))
     return done
-
-
-def write(result: dict[str, Any], out: Path) -> None:
-    """Whole or not at all: a run that is killed leaves the file of its last turn."""
-    save("peers", result, out.with_suffix(".json.part")).replace(out)

@@ -20,14 +20,14 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from benchmarks.drift import Drift, drift
 from benchmarks.engines import Arm, Engine, Work
-from benchmarks.harness import RESULTS, pin, provenance
+from benchmarks.harness import RESULTS, pin, provenance, save
 from benchmarks.options import names
 from benchmarks.peer_arms import NONE, OURS, PEERS, Chosen, trains
 from benchmarks.peer_arms import chosen as of_names
 from benchmarks.peer_bias import Ruled, distance
 from benchmarks.peer_load import EPOCHS, WORKLOADS, Load, drifting, load
 from benchmarks.peer_plan import Costs, Heat, Plan, plan
-from benchmarks.peer_store import FORMAT, begin, finished, write
+from benchmarks.peer_store import FORMAT, begin, finished
 from benchmarks.peer_table import sentences, summarise, table
 from rollspec.errors import RollspecError
 
@@ -135,7 +135,7 @@ class Peers:
     def _save(self) -> None:
         self.result["summary"] = summarise(self.result["turns"])
         self.result["finished"] = {"load": provenance()["load"]}
-        write(self.result, self.out)
+        save("peers", self.result, self.out)
 
     # ---- what runs ---------------------------------------------------------------------------------------------------
 

@@ -13,8 +13,9 @@ import json
 import statistics
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.table import Table
@@ -22,6 +23,11 @@ from rich.table import Table
 from benchmarks.harness import provenance, save
 from benchmarks.options import names, numbers
 from rollspec.errors import RollspecError
+
+if TYPE_CHECKING:
+    from drafter_online.buffer import Buffer
+    from drafter_online.samples import Sample
+    from drafter_online.trainer import Trainer
 
 ARMS: dict[str, dict[str, Any]] = {
     "default": {},
@@ -42,31 +48,45 @@ HELD_OUT = 8192  # tokens
 LOOKS = 4  # at the held-out prompts, during training
 
 
-def train(folder: Path, arm: str, seed: int, seconds: float, vocabulary: int) -> dict[str, Any]:
-    """Train a fresh head by the recipe `arm`; acceptance over CPU-seconds, and the ceiling."""
+@dataclass(frozen=True)
+class Recorded:
+    """What `make-head` left: its record, samples to train on, and held-out ones."""
+
+    record: dict[str, Any]
+    kept: Buffer
+    held: list[Sample]
+
+    @classmethod
+    def read(cls, folder: Path) -> Recorded:
+        """From its folder."""
+        from drafter_online.buffer import Buffer, BufferConfig
+        from drafter_online.held_out import first, split
+        from drafter_online.make_head import RECORD
+
+        buffer = Buffer.load(folder / "buffer", BufferConfig(max_bytes=1 << 62))
+        kept, held = split(buffer, 0.1)
+        return cls(json.loads((folder / RECORD).read_text()), kept, first(held, HELD_OUT))
+
+
+def train(given: Recorded, arm: str, seed: int, seconds: float, vocabulary: int) -> tuple[Trainer, dict[str, Any]]:
+    """Train a fresh head by the recipe `arm`; what trained it, and acceptance over CPU-seconds."""
     from drafter_online import head as heads
-    from drafter_online.buffer import Buffer, BufferConfig
-    from drafter_online.held_out import ceiling, first, split
-    from drafter_online.make_head import PACKED, RECORD, cooled
+    from drafter_online.make_head import PACKED, cooled
     from drafter_online.model import Eagle3
     from drafter_online.settings import training_of
     from drafter_online.trainer import Trainer
 
-    record = json.loads((folder / RECORD).read_text())
-    buffer = Buffer.load(folder / "buffer", BufferConfig(max_bytes=1 << 62))
-    kept, held = split(buffer, 0.1)
-    shown = first(held, HELD_OUT)
-    given = dict(ARMS[arm])
+    recipe = dict(ARMS[arm])
     made = heads.fresh(
-        record["target"],
-        aux=record["aux_layers"],
+        given.record["target"],
+        aux=given.record["aux_layers"],
         draft_vocab_size=vocabulary,
-        counts=kept.token_counts(),
-        random=given.pop("random", False),
+        counts=given.kept.token_counts(),
+        random=recipe.pop("random", False),
         seed=seed,
     )
-    config = training_of({"batch_tokens": BATCH, "ttt_steps": STEPS, "seed": seed, **given})
-    trainer = Trainer(Eagle3(made, train_lm_head=config.train_lm_head), kept, config)
+    config = training_of({"batch_tokens": BATCH, "ttt_steps": STEPS, "seed": seed, **recipe})
+    trainer = Trainer(Eagle3(made, train_lm_head=config.train_lm_head), given.kept, config)
     curve: list[dict[str, float]] = []
     spent = 0.0
     while spent < seconds:
@@ -75,11 +95,11 @@ def train(folder: Path, arm: str, seed: int, seconds: float, vocabulary: int) ->
         trainer.micro_step()
         spent += time.process_time() - began
         if spent >= seconds * (len(curve) + 1) / LOOKS:
-            found = trainer.evaluate(shown, PACKED)
+            found = trainer.evaluate(given.held, PACKED)
             curve.append({"cpu_seconds": round(spent, 1), "acceptance_length": round(found.length, 4)})
     c = trainer.counts
-    counts = {"micro_steps": c.micro_steps, "tokens": c.tokens, "response_tokens": kept.token_counts().total()}
-    return {"curve": curve, "ceiling": round(ceiling(trainer, shown).length, 4), **counts}
+    counts = {"micro_steps": c.micro_steps, "tokens": c.tokens, "response_tokens": given.kept.token_counts().total()}
+    return trainer, {"curve": curve, **counts}
 
 
 def run(
@@ -93,12 +113,19 @@ def run(
     """Train them all, print a table, and write JSON."""
     import torch
 
+    from drafter_online.held_out import ceiling
+
     torch.set_num_threads(1)
     console = Console(stderr=True)
     began = provenance()
+    given, most = Recorded.read(folder), 0.0  # `most`: the ceiling; all recipes have the same target and vocabulary
     found: dict[str, dict[str, Any]] = {}
     for arm in arms:
-        found[arm] = {str(seed): train(folder, arm, seed, seconds, vocabulary) for seed in seeds}
+        found[arm] = {}
+        for seed in seeds:
+            trainer, result = train(given, arm, seed, seconds, vocabulary)
+            most = most or round(ceiling(trainer, given.held).length, 4)
+            found[arm][str(seed)] = {**result, "ceiling": most}
         console.print(arm, *(r["curve"][-1]["acceptance_length"] for r in found[arm].values()))
     table = Table("recipe", "acceptance length", "of the ceiling", title=f"after {seconds:g} CPU-seconds of training")
     for arm, runs in found.items():
@@ -106,13 +133,12 @@ def run(
         shares = [n / r["ceiling"] for n, r in zip(lengths, runs.values(), strict=True)]
         table.add_row(arm, f"{statistics.mean(lengths):.2f}", f"{statistics.mean(shares):.2f}")
     console.print(table)
-    record = json.loads((folder / "make-head.json").read_text())
     result = {
         "benchmark": "recipes",
         "provenance": began,
         "finished": {"load": provenance()["load"]},
-        "target": record["target"],
-        "temperature": record["temperature"],
+        "target": given.record["target"],
+        "temperature": given.record["temperature"],
         "draft_vocab_size": vocabulary,
         "cpu_seconds": seconds,
         "arms": found,

@@ -17,9 +17,10 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.drift import CACHE
 from benchmarks.harness import QUICK, pin, provenance, save
 from benchmarks.options import numbers
-from benchmarks.reuse import ARMS, CACHE
+from benchmarks.reuse import ARMS
 from benchmarks.two_policies import rollouts
 from examples.demo.job import JobSettings, prepare_assets
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
@@ -20,14 +19,14 @@ from typing import Any
 
 from rich.console import Console
 
+from benchmarks.drift import CACHE
 from benchmarks.harness import QUICK, pin, provenance, save
-from benchmarks.reuse_table import read, steps, summarise, table
+from benchmarks.jobs import OnStep, finished, folder, run_missing, seeds_in
+from benchmarks.reuse_table import read, summarise, table
 from examples.demo.job import Job, JobSettings, build_job, prepare_assets
-from examples.demo.runner import finished_run, run_job
+from examples.demo.runner import run_job
 from rollspec.errors import RollspecError
-from rollspec.telemetry.runs import PROVENANCE, load_run
-
-CACHE = Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")).expanduser() / "rollspec"
+from rollspec.telemetry.runs import load_run
 
 ARMS: dict[str, tuple[str, tuple[str, ...]] | None] = {
     "none": None,
@@ -67,34 +66,13 @@ def jobs(
     return found
 
 
-def folder(work: Path, arm: str, seed: int) -> Path:
-    """Run folder of a job."""
-    return work / f"seed-{seed}" / arm.replace(", ", "-").replace(" ", "-")
-
-
-def seeds_in(work: Path) -> list[int]:
-    """Seeds that have a folder of `folder`."""
-    return sorted(int(path.name.removeprefix("seed-")) for path in work.glob("seed-*"))
-
-
-def finished(work: Path, settings: JobSettings, console: Console) -> list[tuple[str, int, Job]]:
-    """The finished jobs of these settings in `work`, of this call or an earlier one; it says which others lie there."""
-    found = []
-    for arm, seed, job in jobs(seeds_in(work), tuple(ARMS), work, settings):
-        if finished_run(job.folder, job.settings_hash):
-            found.append((arm, seed, job))
-        elif (job.folder / PROVENANCE).is_file():
-            console.print(f"seed {seed}, {arm}: unfinished or of other settings, left out", highlight=False)
-    return found
-
-
-def train(job: Job, settings: JobSettings) -> None:
+def train(job: Job, settings: JobSettings, on_step: OnStep) -> None:
     """Run a job, and keep the policy of the end of each epoch under `epoch_<e>` in its folder."""
     more = (
         f"trainer.save_freq={settings.steps_per_epoch}",
         "actor_rollout_ref.actor.checkpoint.save_contents=[hf_model]",
     )
-    run_job(dataclasses.replace(job, command=(*job.command, *more)), timeout=1500, stall=900)
+    run_job(dataclasses.replace(job, command=(*job.command, *more)), timeout=1500, stall=900, on_step=on_step)
     for epoch in range(1, settings.epochs):
         saved = job.folder / "checkpoints" / f"global_step_{epoch * settings.steps_per_epoch}" / "actor" / "huggingface"
         if saved.is_dir():
@@ -147,8 +125,6 @@ def run(
     """
     if prompts < UPDATES or prompts % UPDATES:
         raise RollspecError(f"rollspec: --prompts {prompts} does not make {UPDATES} updates; give a multiple of it.")
-    if unknown := [a for a in arms if a not in ARMS]:
-        raise RollspecError(f"rollspec: --arms has {unknown[0]!r}; choose from {'; '.join(ARMS)}.")
     pin()
     console = Console(stderr=True)
     settings = dataclasses.replace(SETTINGS, train_prompts=prompts, prompts_per_step=prompts // UPDATES)
@@ -160,16 +136,10 @@ def run(
         "reuse-quick" if quick else "reuse" if prompts == SETTINGS.train_prompts else f"reuse-{prompts}"
     )
     began = provenance()
-    for arm, seed, job in jobs(seeds, arms, work, settings):
-        if finished_run(job.folder, job.settings_hash):
-            console.print(f"seed {seed}, {arm}: finished before", highlight=False)
-            continue
-        with console.status(f"seed {seed}, {arm}"):
-            train(job, settings)
-        console.print(f"seed {seed}, {arm}: {steps(settings)} steps", highlight=False)
+    run_missing(jobs(seeds, arms, work, settings), lambda job, on_step: train(job, settings, on_step), console)
     runs: dict[str, dict[int, Any]] = {}
     loads = {}
-    for arm, seed, job in finished(work, settings, console):
+    for arm, seed, job in finished(jobs(seeds_in(work), tuple(ARMS), work, settings), console):
         ended = load_run(job.folder)
         runs.setdefault(arm, {})[seed] = read(ended, settings)
         loads[f"{arm}/{seed}"] = ended.provenance.get("wall_seconds")

@@ -20,11 +20,6 @@ Runs = Mapping[str, Mapping[int, dict[str, Any]]]
 """Arm -> seed -> what `read` found."""
 
 
-def steps(settings: JobSettings) -> int:
-    """Training steps of a job."""
-    return settings.total_steps
-
-
 def read(run: Run, settings: JobSettings) -> dict[str, Any]:
     """The series of a run, per training step: epoch, tokens of responses, tokens saved by drafts and by old prefixes,
     seconds of generation, reward, and what came back of the last epoch.

@@ -63,7 +63,7 @@ def _demo_policy() -> str:
     from benchmarks.drift import CACHE
     from examples.demo.job import JobSettings, prepare_assets
 
-    return prepare_assets(JobSettings(), CACHE).model
+    return prepare_assets(JobSettings(), CACHE / "grpo_arithmetic").model
 
 
 def measure(target: str, size: int, steps: int) -> dict[str, Any]:

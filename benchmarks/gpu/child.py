@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.gpu.plan import NotHereError, Spec
+from drafter_online.files import replace
 
 
 def run(function: str, spec: Spec) -> dict[str, Any]:
@@ -33,9 +34,7 @@ def main() -> None:
     """One part, from its files to its file."""
     function, given, out = sys.argv[1:]
     result = run(function, Spec(**json.loads(Path(given).read_text())))
-    temporary = Path(out).with_suffix(".part")
-    temporary.write_text(json.dumps(result, default=lambda o: asdict(o) if is_dataclass(o) else str(o)))
-    temporary.replace(out)
+    replace(Path(out), json.dumps(result, default=lambda o: asdict(o) if is_dataclass(o) else str(o)).encode())
 
 
 if __name__ == "__main__":

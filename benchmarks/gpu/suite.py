@@ -21,6 +21,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from benchmarks import harness
 from benchmarks.gpu import claims, machine, page
 from benchmarks.gpu.plan import Part, choose, parts
 from benchmarks.harness import RESULTS, ROOT
@@ -155,10 +156,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 def save(result: dict[str, Any], out: Path) -> None:
     """Write the JSON with its claims, and the page."""
     result["claims"] = claims.of(result)
-    out.parent.mkdir(parents=True, exist_ok=True)
-    temporary = out.with_suffix(".json.part")
-    temporary.write_text(json.dumps(result, indent=1) + "\n")
-    temporary.replace(out)
+    harness.save("gpu", result, out)
     out.with_suffix(".html").write_text(page.render(result), encoding="utf-8")
 
 

@@ -9,11 +9,8 @@ environment of the engines' actors accelerates them, but nothing is measured.
 
 from __future__ import annotations
 
-import logging
-
 from rollspec.config import Source, resolve
-
-logger = logging.getLogger("rollspec")
+from rollspec.tested import is_tested
 
 TESTED = ">=0.11.2,<0.12"
 """OpenRLHF versions whose internals the hooks were written for; what of them was run is in docs/trainers.md."""
@@ -30,24 +27,8 @@ def enable(source: Source = "default") -> None:
     from rollspec_openrlhf import engines, trainer
 
     config = resolve(source)
-    problem = _unsupported()
-    if problem is not None:
-        logger.warning("rollspec: %s, so this job runs without rollspec; use one in it.", problem)
+    if not is_tested("OpenRLHF", TESTED):
         return
     if config.enabled:
         engines.register(config)
         trainer.register()
-
-
-def _unsupported() -> str | None:
-    from importlib import metadata
-
-    from packaging.specifiers import SpecifierSet
-
-    try:
-        version = metadata.version("openrlhf")
-    except metadata.PackageNotFoundError:
-        return f"OpenRLHF is not installed (the tested range is {TESTED})"
-    if SpecifierSet(TESTED).contains(version, prereleases=True):
-        return None
-    return f"OpenRLHF {version} is outside the tested range {TESTED}"

@@ -14,6 +14,7 @@ from types import ModuleType
 from typing import Any
 
 from rollspec.engine.vllm.hooks.base import on_import
+from rollspec.telemetry.faults import Faults
 from rollspec.telemetry.rollouts import NO_ANSWER, engine_metrics
 from rollspec.telemetry.wandb_run import WandbWatch
 
@@ -54,15 +55,13 @@ def install(module: ModuleType, name: str) -> None:
 
 def add_metrics(trainer: Any, status: dict[str, Any]) -> None:
     """Add `rollspec/*` to a step's status. Never raises."""
-    try:
+    faults = trainer.__dict__.setdefault("_rollspec_faults", Faults())
+    with faults.left_out("collecting metrics"):
         watch = trainer.__dict__.setdefault("_rollspec_watch", WandbWatch())
-        metrics = engine_metrics(ask(trainer.vllm_engines or ()), {})
+        answers = ask(trainer.vllm_engines or ())
+        metrics = engine_metrics(answers, faults.drain())
         status.update(metrics)
         watch.observe(metrics)
-    except Exception as e:
-        if not trainer.__dict__.get("_rollspec_failed", False):
-            trainer.__dict__["_rollspec_failed"] = True
-            logger.error("rollspec: collecting metrics failed and is left out (%s: %s).", type(e).__name__, e)
 
 
 def ask(engines: Sequence[Any], op: str = "stats") -> list[dict[str, Any]]:

@@ -13,11 +13,8 @@ history in checkpoints are `GRPOTrainer`'s and its subclasses'.
 
 from __future__ import annotations
 
-import logging
-
 from rollspec.config import Source, resolve
-
-logger = logging.getLogger("rollspec")
+from rollspec.tested import is_tested
 
 TESTED = ">=1.16,<1.17"
 """TRL versions whose internals the hooks were run against."""
@@ -34,24 +31,8 @@ def enable(source: Source = "default") -> None:
     from rollspec_trl import generation, options, trainer
 
     config = resolve(source)
-    problem = _unsupported()
-    if problem is not None:
-        logger.warning("rollspec: %s, so this job runs without rollspec; use one in it.", problem)
+    if not is_tested("TRL", TESTED):
         return
     options.set_config(config)
     generation.register()
     trainer.register()
-
-
-def _unsupported() -> str | None:
-    from importlib import metadata
-
-    from packaging.specifiers import SpecifierSet
-
-    try:
-        version = metadata.version("trl")
-    except metadata.PackageNotFoundError:
-        return f"TRL is not installed (the tested range is {TESTED})"
-    if SpecifierSet(TESTED).contains(version, prereleases=True):
-        return None
-    return f"TRL {version} is outside the tested range {TESTED}"

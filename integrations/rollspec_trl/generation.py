@@ -14,11 +14,9 @@ from typing import Any
 from rollspec.engine.vllm.hooks.base import on_import
 from rollspec_trl import options
 from rollspec_trl.engines import Colocated
-from rollspec_trl.state import State, wrap
+from rollspec_trl.state import State, wrap_all
 
 logger = logging.getLogger("rollspec")
-
-HOOKED = ("_init_vllm", "sync_weights", "generate")
 
 
 def register() -> None:
@@ -27,31 +25,25 @@ def register() -> None:
 
 
 def install(module: ModuleType) -> None:
-    """Wrap the methods of `VLLMGeneration` (trl/generation/vllm_generation.py). Idempotent; all or nothing."""
-    cls = module.VLLMGeneration
-    if cls.__dict__.get("_rollspec_hooked", False):
-        return
-    absent = [name for name in HOOKED if not hasattr(cls, name)]
-    if absent:
-        logger.error("rollspec: TRL's VLLMGeneration has no %s here, so policy versions stay 0.", ", ".join(absent))
-        return
-    cls._rollspec_hooked = True
-    for name, around in zip(HOOKED, (_init, _sync, _generate), strict=True):
-        wrap(cls, name, around)
+    """Wrap the methods of `VLLMGeneration` (trl/generation/vllm_generation.py)."""
+    hooks = {"_init_vllm": _init, "sync_weights": _sync, "generate": _generate}
+    wrap_all(module.VLLMGeneration, hooks, "policy versions stay 0")
 
 
 def _init(original: Callable[..., Any], self: Any) -> Any:
     with options.for_engine(self):
         out = original(self)
     state = State.of(self)
-    state.run("connecting", state.connect, self)
+    with state.faults.left_out("connecting"):
+        state.connect(self)
     return out
 
 
 def _sync(original: Callable[..., Any], self: Any) -> Any:
     out = original(self)
     state = State.of(self)
-    state.run("policy version", _on_sync, state)
+    with state.faults.left_out("policy version"):
+        _on_sync(state)
     return out
 
 
@@ -80,5 +72,6 @@ def _generate(original: Callable[..., Any], self: Any, *args: Any, **kwargs: Any
         state.turns.append((prompts, out[1]))
     if isinstance(state.engine, Colocated) and options.config().drafter.mode == "idle":
         # The machine is the trainer's until the engine computes again.
-        state.run("drafter training", state.engine.call, "updating", {"on": True})
+        with state.faults.left_out("drafter training"):
+            state.engine.call("updating", {"on": True})
     return out

@@ -1,13 +1,14 @@
-"""What the hooks keep per `VLLMGeneration`, and how a hook that fails is left out."""
+"""What the hooks keep per `VLLMGeneration`."""
 
 from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from rollspec.telemetry.faults import Faults
 from rollspec.telemetry.health import HealthWatch
 from rollspec.telemetry.wandb_run import WandbWatch
 from rollspec_trl import options
@@ -38,8 +39,7 @@ class State:
         config = options.config()
         self.health = HealthWatch(config.telemetry.health, config.history.max_bytes)
         self.watch = WandbWatch()
-        self.faults: dict[str, int] = {}
-        self.failed: set[str] = set()
+        self.faults = Faults()
 
     @classmethod
     def of(cls, generation: Any) -> State:
@@ -71,23 +71,24 @@ class State:
             logger.error("rollspec: the server speculates, but %s, or start the server without rollspec.", reason)
         logger.info("rollspec: the engine speculates: %s", info)
 
-    def guard(self, what: str, error: Exception) -> None:
-        """Count a failed hook, log it once."""
-        self.faults[what] = self.faults.get(what, 0) + 1
-        if what not in self.failed:
-            self.failed.add(what)
-            logger.error("rollspec: %s failed and is left out (%s: %s).", what, type(error).__name__, error)
 
-    def run(self, what: str, hook: Callable[..., None], *args: Any) -> None:
-        """Run a hook; whatever it raises is caught, counted and logged once."""
-        try:
-            hook(*args)
-        except Exception as e:
-            self.guard(what, e)
+def wrap_all(cls: Any, hooks: Mapping[str, Callable[..., Any]], without: str) -> None:
+    """Replace methods of `cls`: `name` by `hooks[name](original, self, *args, **kwargs)`. Idempotent; all or nothing.
+
+    `without`: what follows where a method is not there, for the log.
+    """
+    if cls.__dict__.get("_rollspec_hooked", False):
+        return
+    absent = [name for name in hooks if not hasattr(cls, name)]
+    if absent:
+        logger.error("rollspec: TRL's %s has no %s here, so %s.", cls.__name__, ", ".join(absent), without)
+        return
+    cls._rollspec_hooked = True
+    for name, around in hooks.items():
+        _wrap(cls, name, around)
 
 
-def wrap(cls: type, name: str, around: Callable[..., Any]) -> None:
-    """Replace `cls.name` by `around(original, self, *args, **kwargs)`."""
+def _wrap(cls: type, name: str, around: Callable[..., Any]) -> None:
     original = getattr(cls, name)
 
     @functools.wraps(original)

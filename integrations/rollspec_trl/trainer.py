@@ -19,17 +19,9 @@ from rollspec.engine.vllm.hooks.base import on_import
 from rollspec.proposal.base import as_tokens, prompt_key
 from rollspec.telemetry.rollouts import engine_metrics, rollout_metrics
 from rollspec_trl import options
-from rollspec_trl.state import State, wrap
+from rollspec_trl.state import State, wrap_all
 
 logger = logging.getLogger("rollspec")
-
-HOOKED = (
-    "_generate_and_score_completions",
-    "_calculate_rewards",
-    "log",
-    "_save_checkpoint",
-    "_load_optimizer_and_scheduler",
-)
 
 
 def register() -> None:
@@ -38,17 +30,15 @@ def register() -> None:
 
 
 def install(module: ModuleType) -> None:
-    """Wrap the methods of `GRPOTrainer` (trl/trainer/grpo_trainer.py). Idempotent; all or nothing."""
-    cls = module.GRPOTrainer
-    if cls.__dict__.get("_rollspec_hooked", False):
-        return
-    absent = [name for name in HOOKED if not hasattr(cls, name)]
-    if absent:
-        logger.error("rollspec: TRL's GRPOTrainer has no %s here, so nothing is measured.", ", ".join(absent))
-        return
-    cls._rollspec_hooked = True
-    for name, around in zip(HOOKED, (_batch, _rewards, _log, _save, _resume), strict=True):
-        wrap(cls, name, around)
+    """Wrap the methods of `GRPOTrainer` (trl/trainer/grpo_trainer.py)."""
+    hooks = {
+        "_generate_and_score_completions": _batch,
+        "_calculate_rewards": _rewards,
+        "log": _log,
+        "_save_checkpoint": _save,
+        "_load_optimizer_and_scheduler": _resume,
+    }
+    wrap_all(module.GRPOTrainer, hooks, "nothing is measured")
 
 
 def state_of(trainer: Any) -> State | None:
@@ -78,9 +68,11 @@ def _batch(original: Callable[..., Any], self: Any, *args: Any, **kwargs: Any) -
     out = original(self, *args, **kwargs)
     if self.model.training:
         items: list[list[Any]] = []
-        state.run("rollouts", _on_batch, state, out, items, self.accelerator.num_processes == 1)
+        with state.faults.left_out("rollouts"):
+            _on_batch(state, out, items, self.accelerator.num_processes == 1)
         # By itself: with a server all ranks meet in it, whatever failed on one of them.
-        state.run("rewards", _send_rewards, self, state, items)
+        with state.faults.left_out("rewards"):
+            _send_rewards(self, state, items)
     return out
 
 
@@ -89,14 +81,11 @@ def _rewards(original: Callable[..., Any], self: Any, inputs: Any, prompts: Any,
     out = original(self, inputs, prompts, *args, **kwargs)
     state = state_of(self)
     if state is not None:
-
-        def keep() -> None:
+        with state.faults.left_out("rewards"):
             first = self.accelerator.process_index * len(prompts)
             rewards = out[first : first + len(prompts)].float().cpu().numpy()  # [local batch, functions]
             weights = self.reward_weights.float().cpu().numpy()
             state.scores = np.where(np.isnan(rewards).all(1), np.nan, np.nansum(rewards * weights, 1))
-
-        state.run("rewards", keep)
     return out
 
 
@@ -174,7 +163,8 @@ def _log(original: Callable[..., Any], self: Any, logs: dict[str, Any], *args: A
     if self.model.training and "loss" in logs:
         state = state_of(self)
         if state is not None:
-            state.run("collecting metrics", _add_metrics, self, state, logs)
+            with state.faults.left_out("collecting metrics"):
+                _add_metrics(self, state, logs)
             state.watch.observe(logs)
     return original(self, logs, *args, **kwargs)
 
@@ -194,7 +184,7 @@ def _add_metrics(trainer: Any, state: State, logs: dict[str, Any]) -> None:
         from accelerate.utils import gather_object
 
         parts = gather_object([mine])  # nothing before this may raise on one rank only: the others would wait
-    faults, state.faults = state.faults, {}
+    faults = state.faults.drain()
     lengths = [n for p in parts for n in p["lengths"]]
     measured = rollout_metrics(lengths, [r for p in parts for r in p["rewards"]], engine, trained)
     for name in {name for found in overlaps for name in found}:
@@ -224,7 +214,8 @@ def _save(original: Callable[..., Any], self: Any, model: Any, trial: Any, *args
     if state is not None and state.engine is not None and self.vllm_generation.mode == "colocate":
         checkpoint = Path(self._get_output_dir(trial=trial)).resolve() / f"checkpoint-{self.state.global_step}"
         rank = self.accelerator.process_index
-        state.run("saving history", state.engine.call, "save", {"dir": str(_folder(checkpoint) / f"replica_{rank}")})
+        with state.faults.left_out("saving history"):
+            state.engine.call("save", {"dir": str(_folder(checkpoint) / f"replica_{rank}")})
     return out
 
 

@@ -18,6 +18,8 @@ from __future__ import annotations
 
 import logging
 
+from rollspec.tested import is_tested
+
 logger = logging.getLogger("rollspec")
 
 TESTED = ">=0.9.1,<0.10"
@@ -26,15 +28,9 @@ TESTED = ">=0.9.1,<0.10"
 
 def _register() -> None:
     import verl
-    from packaging.specifiers import SpecifierSet
 
     version = verl.__version__
-    if not SpecifierSet(TESTED).contains(version, prereleases=True):
-        logger.warning(
-            "rollspec: verl %s is outside the tested range %s, so this job runs without rollspec; use one in it.",
-            version,
-            TESTED,
-        )
+    if not is_tested("verl", TESTED, version):
         return
     try:
         from rollspec_verl import replica, resume, reuse, servers, trainer, weights

@@ -27,6 +27,7 @@ from rollspec.proposal.base import prompt_key
 from rollspec.proposal.response_cache import ResponseCache, tokenizer_name
 from rollspec.sampling import lenient_reuse, scoring
 from rollspec.sampling.lenient_reuse import LenientReuse, Prefix
+from rollspec.telemetry.faults import Faults
 from rollspec_verl import options
 from rollspec_verl.once import once
 from rollspec_verl.rollouts import Rollouts
@@ -163,13 +164,13 @@ class ReusingServer:
     """Mixed into verl's server before it; needs `EngineCalls` after it (replica.py)."""
 
     rollspec_reuse: LenientReuse | None = None
-    rollspec_reuse_faults: dict[str, int]
+    rollspec_reuse_faults: Faults
     rollspec_tokenizer = ""
 
     async def rollspec_begin_reuse(self, config: RollspecConfig, info: dict[str, Any]) -> None:
         """Switch lenient reuse on, or say why not. Never raises."""
         me: Any = self
-        self.rollspec_reuse_faults = {}
+        self.rollspec_reuse_faults = Faults()
         try:
             await self._rollspec_begin(config, info)
         except Exception as e:
@@ -224,8 +225,8 @@ class ReusingServer:
         elif reuse is not None and op == "load":
             self._rollspec_restore(Path(payload["dir"]).parent)
         elif reuse is not None and op == "stats" and answer and "error" not in answer:
-            faults, self.rollspec_reuse_faults = self.rollspec_reuse_faults, {}
-            answer = {**answer, "lenient": reuse.drain(), "faults": {**answer.get("faults", {}), **faults}}
+            faults = {**answer.get("faults", {}), **self.rollspec_reuse_faults.drain()}
+            answer = {**answer, "lenient": reuse.drain(), "faults": faults}
         return answer
 
     async def rollspec_new_version(self, version: int, history: HistoryConfig) -> None:
@@ -259,7 +260,7 @@ class ReusingServer:
             score = functools.partial(self._rollspec_score, f"{request_id}-score", kwargs.get("priority", 0))
             found = await self.rollspec_reuse.prefix(score, prompt_ids, params, limit, sample)
         except Exception as e:  # the rollout is generated whole, from the policy itself
-            self._rollspec_fault(
+            self.rollspec_reuse_faults.record(
                 "lenient reuse", f"rollspec: reusing an old response failed ({type(e).__name__}: {e})."
             )
         if found is None or not found.tokens:
@@ -314,7 +315,7 @@ class ReusingServer:
         try:
             await asyncio.to_thread(self.rollspec_reuse.old.save, folder, self.rollspec_tokenizer)
         except Exception as e:  # weights are being synced, or a checkpoint written: neither may fail by this
-            self._rollspec_fault("old responses not saved", _sentence(e))
+            self.rollspec_reuse_faults.record("old responses not saved", _sentence(e))
 
     def _rollspec_restore(self, folder: Path) -> None:
         reuse = self.rollspec_reuse
@@ -325,12 +326,7 @@ class ReusingServer:
             if count:
                 print(f"rollspec: {count} old responses of {folder}.", flush=True)
         except Exception as e:
-            self._rollspec_fault("old responses refused", _sentence(e))
-
-    def _rollspec_fault(self, cause: str, sentence: str) -> None:
-        if cause not in self.rollspec_reuse_faults:
-            logger.error("%s", sentence)
-        self.rollspec_reuse_faults[cause] = self.rollspec_reuse_faults.get(cause, 0) + 1
+            self.rollspec_reuse_faults.record("old responses refused", _sentence(e))
 
 
 def _sentence(e: Exception) -> str:

@@ -21,6 +21,7 @@ from typing import Any
 
 from rollspec.config import RollspecConfig
 from rollspec.engine.vllm.hooks.base import on_import
+from rollspec.telemetry.faults import Faults
 from rollspec.telemetry.health import HealthWatch
 from rollspec.telemetry.rollouts import engine_metrics
 from rollspec.telemetry.wandb_run import WandbWatch
@@ -86,10 +87,9 @@ class State:
         self.config = config
         self.metrics: dict[str, float] = {}
         self.health = HealthWatch(config.telemetry.health, config.history.max_bytes, _say)
-        self.faults: dict[str, int] = {}
+        self.faults = Faults(_say)
         self.watch = WandbWatch()
         self.step_began = time.perf_counter()
-        self.failed: set[str] = set()
 
     @classmethod
     def of(cls, trainer: Any) -> State:
@@ -98,13 +98,6 @@ class State:
         if state is None:
             state = trainer.__dict__["_rollspec_state"] = cls(_config(trainer))
         return state  # type: ignore[no-any-return]
-
-    def guard(self, what: str, error: Exception) -> None:
-        """Count a failed hook, log it once."""
-        self.faults[what] = self.faults.get(what, 0) + 1
-        if what not in self.failed:
-            self.failed.add(what)
-            _say(f"rollspec: {what} failed and is left out ({type(error).__name__}: {error}).")
 
 
 def _say(text: str) -> None:
@@ -175,10 +168,8 @@ def _after(cls: type, name: str, hook: Callable[..., None]) -> None:
 
 def _run(hook: Callable[..., None], trainer: Any, args: Any, kwargs: Any) -> None:
     state = State.of(trainer)
-    try:
+    with state.faults.left_out(hook.__name__.removeprefix("_on_").replace("_", " ")):
         hook(trainer, state, *args, **kwargs)
-    except Exception as e:
-        state.guard(hook.__name__.removeprefix("_on_").replace("_", " "), e)
 
 
 def _wrap_step(cls: type) -> None:
@@ -212,11 +203,9 @@ def _wrap_metrics(cls: type) -> None:
     def with_rollspec(self: Any) -> dict[str, Any]:
         out = dict(consume(self))
         state = State.of(self)
-        try:
+        with state.faults.left_out("collecting metrics"):
             out.update(_metrics(self, state))
             state.watch.observe(out)
-        except Exception as e:
-            state.guard("collecting metrics", e)
         return out
 
     cls._consume_sync_metrics = with_rollspec  # type: ignore[attr-defined]
@@ -331,8 +320,7 @@ def _metrics(trainer: Any, state: State) -> dict[str, float]:
     if not state.config.enabled:
         return out
     answers = _call(trainer, "stats", lambda i: {})
-    faults, state.faults = state.faults, {}
-    out.update(engine_metrics(answers, faults))
+    out.update(engine_metrics(answers, state.faults.drain()))
     if (lossy := state.config.reuse).mode == "lenient":
         out["rollspec/reuse/bias"] = lossy.bias
     # verl fills these two for its own MTP drafts only (trainer_base.py:1901), as means over requests

@@ -19,6 +19,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from drafter_online.files import replace
+
 MAX_SEQS = 64  # more requests than this queue, so that they end and begin at different steps, as in a rollout
 
 
@@ -46,7 +48,8 @@ def work(llm: Any, folder: Path, job: dict[str, Any]) -> None:
         return generate(llm, plan, r, copies, plan["temperature"])
 
     def note(done: int) -> None:
-        _write(folder / "progress.json", {"done": done, "total": plan["tokens"]})
+        # Whole or not at all: the audit reads it while this process runs.
+        replace(folder / "progress.json", json.dumps({"done": done, "total": plan["tokens"]}).encode())
 
     sampled = sample(plan, one, note) if job["sample"] else []
     output = {
@@ -56,7 +59,7 @@ def work(llm: Any, folder: Path, job: dict[str, Any]) -> None:
         "greedy_drafts": greedy_drafts,
         "off": _off(llm, job),
     }
-    _write(folder / "output.json", output)
+    replace(folder / "output.json", json.dumps(output).encode())
 
 
 def sample(
@@ -175,13 +178,6 @@ def counters(llm: Any) -> tuple[int, int]:
     values = {m.name: getattr(m, "value", 0) for m in llm.get_metrics()}
     drafted, accepted = (values.get(f"vllm:spec_decode_num_{kind}_tokens", 0) for kind in ("draft", "accepted"))
     return int(drafted), int(accepted)
-
-
-def _write(path: Path, data: dict[str, Any]) -> None:
-    """Whole or not at all: the audit reads it while this process runs."""
-    part = path.with_suffix(".part")
-    part.write_text(json.dumps(data))
-    os.replace(part, path)
 
 
 def _end_with(parent: int, folder: Path) -> None:

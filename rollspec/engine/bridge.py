@@ -20,6 +20,7 @@ from rollspec.head import metadata
 from rollspec.sampling import scoring
 from rollspec.step import Engine
 from rollspec.telemetry.engine_stats import EngineStats
+from rollspec.telemetry.faults import Faults
 from rollspec.telemetry.metrics import to_metrics
 from rollspec.telemetry.sinks import JsonlSink
 from rollspec.tuning.tuner import LEARNED
@@ -75,7 +76,7 @@ class Bridge:
         self.coupled: NoiseKeys | None = None
         self.drafting = False
         self.fault: str | None = None
-        self.faults: dict[str, int] = {}
+        self.faults = Faults(logger.warning)
         self.policy: Watch | None = None
         self._untaken: dict[str, list[EngineStats]] = {TRAINER: []}  # what each reader has not had yet
         self._sink = JsonlSink(config.telemetry.jsonl) if config.telemetry.jsonl else None
@@ -171,10 +172,8 @@ class Bridge:
             )
 
     def count(self, cause: str, error: BaseException | None = None) -> None:
-        """Record a fault for telemetry; its `error` is logged where it is the first since telemetry read it."""
-        if error is not None and cause not in self.faults:
-            logger.warning("%s", error)
-        self.faults[cause] = self.faults.get(cause, 0) + 1
+        """Record a fault for telemetry; `error`, where given, is logged once for its cause."""
+        self.faults.record(cause, None if error is None else str(error))
 
     def drain(self, reader: str = TRAINER) -> EngineStats:
         """Everything counted since this reader's last call; readers do not take from each other."""
@@ -186,7 +185,7 @@ class Bridge:
         self._untaken.setdefault(reader, [])
         stats = self.proposer.drain()
         stats.speculating = self.state()[0] != "none"
-        stats.faults, self.faults = self.faults, {}
+        stats.faults = self.faults.drain()
         if self.learned is not None:
             stats.drafter, stats.drafter_levels = self.learned.drain()
         if self.ceiling is not None:

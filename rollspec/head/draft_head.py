@@ -72,8 +72,7 @@ class DraftHead:
         self.acceptance = bridge.proposer.router.acceptance
         self.swapped, self.record_fault, self.second_model = bridge.proposer.swapped, bridge.count, drafter._get_model
         self.reading = threading.Lock()  # held while another thread reads the target's weights; sleep waits for it
-        config = runner.speculative_config.draft_model_config
-        self.limit = int(getattr(config, "max_model_len", None) or runner.max_model_len)
+        self.limit = int(runner.speculative_config.draft_model_config.max_model_len)
         width = self.aux_layers * int(runner.model_config.get_hidden_size())
         self.states = DrafterKV(KEEP_BYTES, int(drafter.max_num_tokens), width, runner.dtype.itemsize)
         self.rewind = self.states.rewind

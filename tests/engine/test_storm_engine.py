@@ -14,6 +14,8 @@ import pytest
 from engines import CACHING, build, call, close, metric
 from switching import COUPLED, GRAMMAR, QUIET, any_arm
 
+from benchmarks.gpu.storm import chosen, parameters, serve
+
 pytestmark = pytest.mark.engine
 
 REQUESTS = 50
@@ -30,28 +32,14 @@ def requests(rng: random.Random, prompts: list[list[int]]) -> list[tuple[list[in
     while len(out) < REQUESTS:
         length = rng.choice([None, 32, 33, 40, 64, 65, 97])
         prompt = (rng.choice(prompts) * 4)[:length]
-        most = rng.randrange(1, 70)
-        given: dict[str, Any] = {
-            "max_tokens": most,
-            "temperature": rng.choice([1.0, 1.0, 1.0, 0.7, 0.0]),
-            "ignore_eos": rng.random() < 0.5,
-            "detokenize": False,
-        }
-        some: dict[str, Any] = {
-            "top_k": rng.randrange(1, 20),
-            "top_p": rng.uniform(0.3, 1.0),
-            "repetition_penalty": rng.uniform(1.0, 1.5),
-            "presence_penalty": rng.uniform(0.0, 0.8),
-            "frequency_penalty": rng.uniform(0.0, 0.8),
-            "min_tokens": rng.randrange(most + 1),
-            "stop_token_ids": rng.sample(range(26, 46), 2),
-            "logprobs": rng.randrange(4),
+        given, some = parameters(rng)
+        some |= {
             "bad_words": ["2", "+"],
             "allowed_token_ids": list(range(16, 120)),
             "seed": rng.randrange(4),
             "structured_outputs": StructuredOutputsParams(regex=rng.choice(GRAMMARS)),
         }
-        given |= {name: value for name, value in some.items() if rng.random() < 0.2}
+        given |= chosen(rng, some)
         if "structured_outputs" in given:
             given.pop("bad_words", None)
         out += [(prompt, SamplingParams(**given)) for _ in range(rng.choice([1, 1, 2, 4]))]
@@ -61,19 +49,7 @@ def requests(rng: random.Random, prompts: list[list[int]]) -> list[tuple[list[in
 def storm(llm: Any, seed: int, prompts: list[list[int]]) -> list[tuple[list[int], str]]:
     """(tokens, why it ended) of every request."""
     rng = random.Random(seed)
-    waiting = list(enumerate(requests(rng, prompts)))[::-1]
-    out: dict[int, tuple[list[int], str]] = {}
-    core = llm.llm_engine
-    while waiting or core.has_unfinished_requests():
-        for _ in range(rng.choice([0, 0, 0, 1, 2, 5]) if out or core.has_unfinished_requests() else 8):
-            if waiting:
-                i, (prompt, params) = waiting.pop()
-                core.add_request(f"{seed}-{i}", {"prompt_token_ids": prompt}, params)
-        for o in core.step() if core.has_unfinished_requests() else ():
-            if o.finished:
-                (text,) = o.outputs
-                out[int(o.request_id.split("-")[1])] = (list(text.token_ids), text.finish_reason)
-    return [out[i] for i in range(len(out))]
+    return [(list(s.token_ids), s.finish_reason) for s in serve(llm, rng, requests(rng, prompts), str(seed))]
 
 
 @pytest.mark.parametrize("rounds", [4, pytest.param(24, marks=[pytest.mark.slow, pytest.mark.timeout(1800)])])

@@ -16,10 +16,12 @@ from rollspec.errors import ConfigError
 
 
 def args(**kwargs: Any) -> Any:
-    return like(
-        "vllm.engine.arg_utils:EngineArgs",
-        **{"speculative_config": None, "additional_config": {}, "async_scheduling": None, **kwargs},
-    )
+    defaults = {
+        "speculative_config": None, "additional_config": {}, "async_scheduling": None, "logits_processors": None,
+        "pipeline_parallel_size": 1, "tensor_parallel_size": 1, "distributed_executor_backend": None, "runner": "auto",
+        "load_format": "auto",
+    }  # fmt: skip
+    return like("vllm.engine.arg_utils:EngineArgs", **{**defaults, **kwargs})
 
 
 @pytest.fixture(autouse=True)

@@ -235,10 +235,11 @@ def test_elastic_replicas_take_what_is_good_when_they_come() -> None:
 
 def test_sizes_are_those_of_a_head_and_of_a_sample(tmp_path: Path) -> None:
     pytest.importorskip("speculators")
+    from drafter_sample import make_sample
     from drafter_target import HIDDEN, target
 
     from drafter_online import head as heads
-    from drafter_online.samples import Sample, Verify, VerifyStep
+    from drafter_online.samples import Verify, VerifyStep
 
     small = costs.World(hidden=HIDDEN, intermediate=48, heads=2, kv_heads=1, head_dim=16)
     own = heads.own_weights(heads.fresh(target(tmp_path)))
@@ -248,15 +249,10 @@ def test_sizes_are_those_of_a_head_and_of_a_sample(tmp_path: Path) -> None:
         VerifyStep(i, "learned", [1] * 4, 1, torch.zeros(4, 8, dtype=torch.int64), torch.zeros(4, 8), torch.zeros(4))
         for i in range(0, t, 5)
     ]
-    sample = Sample(
-        input_ids=torch.arange(t),
+    sample = make_sample(
+        t,
         hidden_states=torch.zeros(t, 3 * HIDDEN).bfloat16(),
         verifier_last_hidden_states=torch.zeros(t, HIDDEN).bfloat16(),
-        loss_mask=torch.ones(t, dtype=torch.bool),
-        position_ids=torch.arange(t),
-        prompt_key="p",
-        request_id="r",
-        target_version=1,
         verify=Verify.gather(steps),
     )
     small = dataclasses.replace(small, accepted_per_step=4.0)

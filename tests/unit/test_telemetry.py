@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from rollspec.telemetry.engine_stats import EngineStats
+from rollspec.telemetry.faults import Faults
 from rollspec.telemetry.metrics import TABLE, find, to_metrics
 from rollspec.telemetry.sinks import JsonlSink, plain
 from scripts.generate import metrics
@@ -108,3 +109,15 @@ def test_plain_makes_strict_json() -> None:
     value = plain({"t": (1, {2}), 3: np.int64(4), "inf": math.inf, "p": Path("x"), "n": None, "b": np.bool_(True)})
     assert value == {"t": [1, [2]], "3": 4, "inf": None, "p": "x", "n": None, "b": True}
     json.dumps(value, allow_nan=False)
+
+
+def test_a_fault_is_counted_always_and_said_once() -> None:
+    said: list[str] = []
+    faults = Faults(said.append)
+    for _ in range(2):
+        with faults.left_out("saving"):
+            raise OSError("100% full")
+    faults.record("quiet")
+    assert faults.drain() == {"saving": 2, "quiet": 1} and faults.drain() == {}
+    faults.record("saving", "again")
+    assert said == ["rollspec: saving failed and is left out (OSError: 100% full)."]

@@ -18,6 +18,7 @@ from rollspec.config import RollspecConfig
 from rollspec.log_once import LogOnce
 from rollspec.proposal.base import as_tokens, prompt_key
 from rollspec.proposal.response_cache import FILE
+from rollspec.telemetry.faults import Faults
 
 pytest.importorskip("verl")
 pytest.importorskip("vllm")
@@ -202,7 +203,7 @@ def make(scores: list[float], old: list[int] | None = None) -> Any:
 
     server = Server()
     server.engine = like("vllm.v1.engine.async_llm:AsyncLLM", generate=generate)  # type: ignore[attr-defined]
-    server.rollspec_reuse_faults, server.rollspec_tokenizer = {}, "T"
+    server.rollspec_reuse_faults, server.rollspec_tokenizer = Faults(), "T"
     config = RollspecConfig.load({"reuse": {"mode": "lenient"}}, env={})
     server.rollspec_reuse = LenientReuse(config.reuse, ResponseCache(1 << 20), 32, 100, frozenset({1}))
     tokens = [10, 11, 12, 1] if old is None else old
@@ -294,7 +295,9 @@ def test_old_responses_are_saved_once_and_loaded_by_all(tmp_path: Path, caplog: 
     second.rollspec_tokenizer = "another"
     with caplog.at_level(logging.ERROR, "rollspec"):
         asyncio.run(second.rollspec_call("load", {"dir": str(tmp_path / "replica_1")}))
-    assert "are of another tokenizer" in caplog.text and second.rollspec_reuse_faults == {"old responses refused": 1}
+    assert "are of another tokenizer" in caplog.text and second.rollspec_reuse_faults.drain() == {
+        "old responses refused": 1
+    }
 
 
 def test_a_server_that_cannot_reuse_says_why(caplog: pytest.LogCaptureFixture) -> None:

@@ -105,18 +105,18 @@ def unaccelerated_because(args: Any, config: RollspecConfig) -> str | None:
         given = args.speculative_config
         return f"the engine was given speculative_config {given!r}, which is kept; remove it to let rollspec speculate"
     # vLLM that speculates refuses processors given by name and leaves out installed ones without a word.
-    if getattr(args, "logits_processors", None):
+    if args.logits_processors:
         return "logits_processors were given, which vLLM does not run when it speculates; leave them out to speculate"
     if installed := [p.name for p in metadata.entry_points(group="vllm.logits_processors")]:
         return f"vLLM leaves the installed logits processor {installed[0]!r} out when it speculates; uninstall it"
     if (reason := runner_refused_by(os.environ)) is not None:
         return reason
-    if getattr(args, "pipeline_parallel_size", 1) > 1:
+    if args.pipeline_parallel_size > 1:
         return "pipeline_parallel_size > 1 is not tested with speculation; set it to 1"
-    if getattr(args, "distributed_executor_backend", None) == "external_launcher" and args.tensor_parallel_size > 1:
+    if args.distributed_executor_backend == "external_launcher" and args.tensor_parallel_size > 1:
         # Each rank schedules for itself, and drafts of different length would leave them waiting for each other.
         return "tensor_parallel_size > 1 with the external launcher (TRL, colocated) cannot speculate; set it to 1"
-    if getattr(args, "runner", "auto") == "pooling":
+    if args.runner == "pooling":
         return "the engine is a pooling model, which generates nothing"
     if ("suffix" in config.proposal.drafters or not config.proposal.drafters) and find_spec("numba") is None:
         return "numba is not installed, so there are no suffix drafts; run pip install 'rollspec[suffix]'"
@@ -169,7 +169,7 @@ def machine_of(vllm_config: Any) -> dict[str, Any]:
     import torch
 
     model, parallel = vllm_config.model_config, vllm_config.parallel_config
-    hf = getattr(model, "hf_text_config", None)
+    hf = model.hf_text_config
     on_gpu, here = torch.cuda.is_available(), machine()
     return {
         "device": torch.cuda.get_device_name() if on_gpu else f"{here['cpu']} x{here['cores']}",
@@ -177,7 +177,7 @@ def machine_of(vllm_config: Any) -> dict[str, Any]:
         "layers": getattr(hf, "num_hidden_layers", None),
         "hidden_size": getattr(hf, "hidden_size", None),
         "vocab_size": getattr(hf, "vocab_size", None),
-        "dtype": str(getattr(model, "dtype", None)),
-        "tensor_parallel": int(getattr(parallel, "tensor_parallel_size", 1)),
+        "dtype": str(model.dtype),
+        "tensor_parallel": int(parallel.tensor_parallel_size),
         "vllm": vllm_version(),
     }

@@ -135,7 +135,7 @@ def configure(args: Any, source: Source) -> None:
     else:
         # vLLM's own proposer, whose rows ours replaces on their way out: greedy drafts.
         args.speculative_config |= {"method": method, "model": config.proposal.learned.model}
-        if getattr(args, "load_format", None) == "dummy":  # trainers send the target's weights, not the drafter's
+        if args.load_format == "dummy":  # trainers send the target's weights, not the drafter's
             args.speculative_config["draft_load_config"] = {"load_format": "auto"}
     logger.info(
         "rollspec: speculation is on (preset %s, mode %s, drafters %s, up to %d tokens).",

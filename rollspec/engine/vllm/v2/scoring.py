@@ -45,4 +45,4 @@ class Scoring:
 
     def _temperature(self, req_id: str) -> float:
         state = self._running.get(req_id)
-        return float(asked(getattr(state, "sampling_params", None)).get(TEMPERATURE, 1.0))
+        return float(asked(state.sampling_params if state is not None else None).get(TEMPERATURE, 1.0))

@@ -1,0 +1,52 @@
+"""Whole training jobs of a benchmark, by arm and seed: finished ones are kept in a folder and are not run again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from rich.console import Console
+
+from examples.demo.job import Job
+from examples.demo.runner import finished_run
+from rollspec.telemetry.runs import PROVENANCE
+
+OnStep = Callable[[dict[str, float]], None]
+"""Takes the metrics of a training step as it ends."""
+
+
+def folder(work: Path, arm: str, seed: int) -> Path:
+    """Run folder of a job."""
+    return work / f"seed-{seed}" / arm.replace(", ", "-").replace(" ", "-")
+
+
+def seeds_in(work: Path) -> list[int]:
+    """Seeds that have a folder of `folder`."""
+    return sorted(int(path.name.removeprefix("seed-")) for path in work.glob("seed-*"))
+
+
+def run_missing(jobs: Sequence[tuple[str, int, Job]], train: Callable[[Job, OnStep], None], console: Console) -> None:
+    """Run those of `jobs`, (arm, seed, job), that are not finished, and say how far they are."""
+    for arm, seed, job in jobs:
+        name = f"seed {seed}, {arm}"
+        if finished_run(job.folder, job.settings_hash):
+            console.print(f"{name}: finished before", highlight=False)
+            continue
+        with console.status(name) as status:
+
+            def show(row: dict[str, float], name: str = name, update: Callable[[str], None] = status.update) -> None:
+                update(f"{name}: step {int(row.get('training/global_step', 0))}")
+
+            train(job, show)
+        console.print(f"{name}: {job.total_steps} steps", highlight=False)
+
+
+def finished(jobs: Sequence[tuple[str, int, Job]], console: Console) -> list[tuple[str, int, Job]]:
+    """The finished ones of `jobs`, of this call or an earlier one; it says of which others something lies there."""
+    found = []
+    for arm, seed, job in jobs:
+        if finished_run(job.folder, job.settings_hash):
+            found.append((arm, seed, job))
+        elif (job.folder / PROVENANCE).is_file():
+            console.print(f"seed {seed}, {arm}: unfinished or of other settings, left out", highlight=False)
+    return found
