@@ -23,12 +23,14 @@ from rich.table import Table
 
 from benchmarks.drift import CACHE
 from benchmarks.harness import QUICK, provenance, save
+from benchmarks.jobs import finished, folder, run_missing, seeds_in
 from examples.demo.job import Job, JobSettings, build_job, prepare_assets
-from examples.demo.runner import finished_run, provenance_of, run_job
+from examples.demo.runner import provenance_of, run_job
 from rollspec.telemetry.runs import STEP, load_run
 from rollspec.telemetry.summary import REWARD, t_critical
 
 ARMS = ("without", "again", "with")
+SECONDS = 3600.0  # bound of a run
 LENGTH = ("response_length/mean",)
 OTHER_SEED = 1000
 """Added to the engine's seed of a second run without rollspec: the same policy and prompts, other noise."""
@@ -48,15 +50,15 @@ def jobs(
         assets = prepare_assets(chosen, CACHE / "grpo_arithmetic")
         for arm in arms:
             own = replace(chosen, engine_seed=seed + OTHER_SEED) if arm == "again" else chosen
-            folder = work / f"seed-{seed}" / arm
-            folder.mkdir(parents=True, exist_ok=True)
-            found.append((arm, seed, build_job(own, assets, folder, speculate=arm == "with")))
+            place = folder(work, arm, seed)
+            place.mkdir(parents=True, exist_ok=True)
+            found.append((arm, seed, build_job(own, assets, place, speculate=arm == "with")))
     return found
 
 
-def rows(folder: Path) -> list[dict[str, float]]:
+def rows(place: Path) -> list[dict[str, float]]:
     """Reward and mean length of each step, by the names that the report reads."""
-    run = load_run(folder)
+    run = load_run(place)
     series = zip(run.steps, run.series(*REWARD), run.series(*LENGTH), strict=True)
     named = ({STEP: step, REWARD[1]: reward, LENGTH[0]: length} for step, reward, length in series)
     return [{name: value for name, value in row.items() if value is not None} for row in named]
@@ -121,25 +123,24 @@ def run(
     settings = JobSettings(size="tiny", train_prompts=8, epochs=2, steps=2) if quick else JobSettings()
     work = (work or CACHE / ("repeats-quick" if quick else "repeats")).resolve()
     began = provenance()
+    run_missing(
+        jobs(seeds, work, settings, arms), lambda job, show: run_job(job, timeout=SECONDS, on_step=show), console
+    )
     found: dict[int, dict[str, list[dict[str, float]]]] = {}
-    commits: set[str] = set()
-    for arm, seed, job in jobs(seeds, work, settings, arms):
-        if not finished_run(job.folder, job.settings_hash):
-            console.print(f"seed {seed}, {arm}: {job.total_steps} steps", highlight=False)
-            run_job(job, timeout=3600.0)
-        commits.add(str(provenance_of(job.folder).get("git_sha")))
+    done = finished(jobs(seeds_in(work), work, settings), console)
+    for arm, seed, job in done:
         found.setdefault(seed, {})[arm] = rows(job.folder)
-        result = {
-            "benchmark": "repeats",
-            **({"note": QUICK} if quick else {}),
-            "provenance": began,
-            "commits": sorted(commits),
-            "settings": {name: asdict(settings)[name] for name in SAME},
-            **summarise(found),
-            "seeds": sorted(found),
-            "groups": [[runs[a] for a in ARMS[:2] if a in runs] for runs in found.values()],
-            "with_rollspec": [runs["with"] for runs in found.values() if "with" in runs],
-        }
-        path = save("repeats-quick" if quick else "repeats", result, out)
+    result = {
+        "benchmark": "repeats",
+        **({"note": QUICK} if quick else {}),
+        "provenance": began,
+        "commits": sorted({str(provenance_of(job.folder).get("git_sha")) for _, _, job in done}),
+        "settings": {name: asdict(settings)[name] for name in SAME},
+        **summarise(found),
+        "seeds": sorted(found),
+        "groups": [[runs[a] for a in ARMS[:2] if a in runs] for runs in found.values()],
+        "with_rollspec": [runs["with"] for runs in found.values() if "with" in runs],
+    }
+    path = save("repeats-quick" if quick else "repeats", result, out)
     console.print(table(result))
     return path

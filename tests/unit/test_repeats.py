@@ -25,20 +25,20 @@ def test_a_shift_is_beyond_what_pairs_without_rollspec_differ_by() -> None:
 def test_runs_become_pairs_and_the_demo_finds_those_of_its_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A job that differs in anything but its seed gets none."""
 
-    def jobs(seeds: tuple[int, ...], work: Path, settings: object, arms: tuple[str, ...]) -> list[object]:
+    def jobs(seeds: list[int], work: Path, settings: object, arms: tuple[str, ...] = repeats.ARMS) -> list[object]:
         found = []
         for seed in seeds:
             for k, arm in enumerate(arms):
-                folder = write_run(work / f"{seed}-{arm}", rows(arm == "with", seed=10 * seed + k))
+                folder = write_run(work / f"seed-{seed}" / arm, rows(arm == "with", seed=10 * seed + k))
                 found.append((arm, seed, SimpleNamespace(folder=folder, settings_hash="h", total_steps=18)))
         return found
 
     monkeypatch.setattr(repeats, "jobs", jobs)
-    monkeypatch.setattr(repeats, "finished_run", lambda folder, settings_hash: True)
+    monkeypatch.setattr("benchmarks.jobs.finished_run", lambda folder, settings_hash: True)
     path = repeats.run((0, 1, 2), work=tmp_path / "work", out=tmp_path / "repeats.json")
     result = json.loads(path.read_text())
     assert result["seeds"] == [0, 1, 2] and [len(g) for g in result["groups"]] == [2, 2, 2]
-    one, other = (load_run(tmp_path / "work" / f"1-{arm}") for arm in ("without", "again"))
+    one, other = (load_run(tmp_path / "work" / "seed-1" / arm) for arm in ("without", "again"))
     gaps = [b - a for a, b in zip(*(r.known("response_length/mean") for r in (one, other)), strict=True)]
     assert result["length"]["without"][1] == pytest.approx(sum(gaps) / len(gaps))
     assert len(result["reward"]["with"]) == 3 and "shifted" in result["reward"]
