@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -26,3 +28,14 @@ def steady_clock(monkeypatch: pytest.MonkeyPatch) -> None:
 
     ticks = itertools.count()
     monkeypatch.setattr(counters, "time", SimpleNamespace(perf_counter=lambda: next(ticks) * 2e-5))
+
+
+@pytest.fixture
+def ends() -> Iterator[Any]:
+    """Both ends of the wire, closed after the test."""
+    from wire_ends import Ends
+
+    made = Ends()
+    yield made
+    for end in reversed(made.open):
+        end.close()
