@@ -1,6 +1,7 @@
 """The swapper on a small torch drafter that shares its target's embedding, with vLLM's loader played by a stand-in.
 
-What vLLM itself does (loading, packing, the steps between which it happens) is in tests/engine/test_swap_engine.py.
+What vLLM itself does (loading, packing, the steps between which it happens) is in
+tests/engine/test_swap_engine.py and test_swap_head_engine.py.
 """
 
 from __future__ import annotations
