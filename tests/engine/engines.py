@@ -46,6 +46,9 @@ def _hold_costs(worker: Any) -> None:
 CACHING = {"enable_prefix_caching": True, "block_size": 32}
 """As jobs run; with blocks that these tests' prompts fill."""
 
+ALWAYS = {"tuning.policy": "static", "proposal.budget.policy": "fixed", "tuning.guard.enabled": False}
+"""Everything that is proposed is verified, whatever it brings."""
+
 
 def promote_all(worker: Any) -> None:
     """In a worker: every canary that can be run is promoted, however little its weights get right."""
@@ -110,3 +113,30 @@ def generate(llm: Any, prompts: list[list[int]], copies: int = 2, limit: int = 1
         for i in range(len(requests))
     ]
     return [list(o.outputs[0].token_ids) for o in say_together(llm, requests, sampling)]
+
+
+def swap(llm: Any, folder: Path, **payload: Any) -> dict[str, Any]:
+    """The answer to weights of a folder, loaded before this returns."""
+    return call(llm, "swap", dir=str(folder), **{"wait": True, **payload})
+
+
+def during(llm: Any, prompts: list[list[int]], act: Any, at: int = 12) -> list[list[int]]:
+    """Generate greedily; `act` is called once, after `at` steps."""
+    from vllm import SamplingParams
+
+    core = llm.llm_engine
+    pace(llm, 0.05)  # an engine does not wait for its client
+    for i, prompt in enumerate(p for p in prompts for _ in range(2)):
+        params = SamplingParams(temperature=0.0, max_tokens=160 - 7 * (i % 5), ignore_eos=True, detokenize=False)
+        core.add_request(f"s-{i}", {"prompt_token_ids": prompt}, params)
+    done: dict[int, list[int]] = {}
+    steps = 0
+    while core.has_unfinished_requests():
+        for out in core.step():
+            if out.finished:
+                done[int(out.request_id.split("-")[1])] = list(out.outputs[0].token_ids)
+        steps += 1
+        if steps == at:
+            pace(llm, 0)
+            act()
+    return [done[i] for i in range(2 * len(prompts))]

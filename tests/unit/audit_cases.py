@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
-from rollspec.audit.evidence import Evidence, samples_from
+from rollspec.audit.evidence import Evidence, Samples, samples_from
 
 V, PROMPTS, SIBLINGS, LENGTH = 48, 4, 16, 40
 Distribution = np.ndarray  # [contexts, V] probabilities; the context is the last token, then the prompt's number
@@ -80,3 +81,14 @@ def redraws_from_p(share: float) -> Bias:
         return np.where((rng.random(len(p)) < share)[:, None], q, p)
 
     return bias
+
+
+def evidence(rows: list[list[int]], p: np.ndarray, log_probs: Any = None) -> Evidence:
+    """Evidence of responses whose every token has the distribution p; `log_probs` are what the engine reports."""
+    samples = samples_from(rows, [0] * len(rows))
+    if log_probs is not None:
+        samples = Samples(samples.tokens, samples.prompt, samples.round, log_probs)
+    e = Evidence(samples, len(p), np.random.default_rng(0))
+    for s, row in enumerate(rows):
+        e.add(s, np.log(np.tile(p, (len(row), 1))))
+    return e

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -26,3 +28,55 @@ def steady_clock(monkeypatch: pytest.MonkeyPatch) -> None:
 
     ticks = itertools.count()
     monkeypatch.setattr(counters, "time", SimpleNamespace(perf_counter=lambda: next(ticks) * 2e-5))
+
+
+@pytest.fixture
+def ends() -> Iterator[Any]:
+    """Both ends of the wire, closed after the test."""
+    from wire_ends import Ends
+
+    made = Ends()
+    yield made
+    for end in reversed(made.open):
+        end.close()
+
+
+@pytest.fixture(scope="session")
+def given_head(tiny_target: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random head of the tiny target on disk."""
+    import torch
+    from drafter_target import head
+
+    from drafter_online import head as heads
+
+    return heads.save(head(tiny_target), tmp_path_factory.mktemp("head"), torch.float32)
+
+
+@pytest.fixture
+def services(tiny_target: Path, given_head: Path, tmp_path: Path) -> Iterator[Any]:
+    """Starts daemons, which are closed after the test."""
+    from running_service import Services
+
+    made = Services(tmp_path, tiny_target, given_head)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def swapper(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """A swapper of a small drafter that shares its target's embedding."""
+    from swap_owner import make
+
+    made = make(tmp_path, monkeypatch)
+    yield made
+    made._join()
+
+
+@pytest.fixture
+def training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """Makes training threads without an engine, which are stopped after the test."""
+    from idle_engine import Trainings
+
+    made = Trainings(tmp_path, monkeypatch)
+    yield made
+    made.stop()

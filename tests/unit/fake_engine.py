@@ -6,6 +6,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from drafter_target import sample
+
 from drafter_online.link import Link
 from drafter_online.samples import Sample
 from drafter_online.versions import Versions
@@ -64,3 +66,20 @@ class FakeEngine:
             if found:
                 return found
         raise AssertionError(f"it did not come; {self.link.away=} {self.link.counts=} {self.trials=}")
+
+
+def feed(engine: FakeEngine, target: Path, n: int = 8, start: int = 0, **fields: Any) -> None:
+    """The engine sends `n` samples."""
+    engine.until(lambda: engine.link.ready)
+    for i in range(n):
+        assert engine.send(sample(target, start + i, **fields))
+
+
+def errand(engine: FakeEngine, kind: Any, folder: Path | str) -> dict[str, Any]:
+    """What the daemon answers when it is asked to save to `folder` or load from it."""
+    number = len(engine.others) + 1
+    assert engine.link.send(Message(kind, {"id": number, "folder": str(folder)}))
+    found: Message = engine.until(
+        lambda: next((m for m in engine.others if m.kind == "done" and m.body["id"] == number), None)
+    )
+    return found.body

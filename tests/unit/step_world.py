@@ -2,6 +2,7 @@
 
 It stands in for an inference engine: it verifies drafts against fixed texts, cuts some of them, begins and aborts
 requests, changes versions. `play` gives one line per step of what the engine under test planned and proposed.
+`simulate` and `rollout` decode fixed texts alone, with exact verification.
 """
 
 from __future__ import annotations
@@ -243,3 +244,89 @@ WORLDS = {
     "head": World({"proposal.drafters": ["eagle3"]}, head=0.75, seed=8),
     "useless head": World({"proposal.drafters": ["suffix", "eagle3"]}, head=0.0, changed=0.5, steps=240, seed=9),
 }
+
+# ---- fixed texts ----------------------------------------------------------------------------------------------------
+
+C0, C1 = 0.0085, 0.00013
+"""Seconds of a step, and of each token in it, where a test is about what steps cost."""
+
+Texts = dict[str, tuple[list[int], list[int]]]
+"""By request: its prompt, and what the target says."""
+
+
+def story(seed: int, n: int = 120) -> list[int]:
+    """A text that repeats next to nothing."""
+    rng = random.Random(seed)
+    return [rng.randrange(5, 500) for _ in range(n)]
+
+
+def random_texts(batch: int, length: int, symbols: int, seed: int = 0) -> list[list[int]]:
+    """Texts of an alphabet of `symbols`."""
+    rng = random.Random(seed)
+    return [[rng.randrange(3, 3 + symbols) for _ in range(length)] for _ in range(batch)]
+
+
+def simulate(
+    engine: Any, texts: Texts, right: float = 0.0, seed: int = 0, pass_seconds: float = 0.0005, fail: bool = False
+) -> int:
+    """Decode fixed texts with exact verification, as an engine would; returns the steps taken.
+
+    The draft head is right with probability `right` per token, and takes `pass_seconds` per pass; or it fails.
+    """
+    return _decode(engine, texts, right, seed, pass_seconds, fail)[0]
+
+
+def rollout(engine: Any, texts: list[list[int]], seed: int = 0) -> tuple[float, float]:
+    """Decode the texts as one batch with known step costs: seconds, and seconds without speculation."""
+    named = {f"{engine.version}-{i}": ([1, 2, 3], text) for i, text in enumerate(texts)}
+    seconds = _decode(engine, named, seed=seed, cost=(C0, C1), noise=0.02)[1]
+    plain = sum(C0 + C1 * sum(len(t) > s for t in texts) for s in range(max(map(len, texts))))
+    return seconds, plain
+
+
+def _decode(
+    engine: Any,
+    texts: Texts,
+    right: float = 0.0,
+    seed: int = 0,
+    pass_seconds: float = 0.0,
+    fail: bool = False,
+    cost: tuple[float, float] = (0.01, 0.0003),
+    noise: float = 0.0,
+) -> tuple[int, float]:
+    """Steps, and the seconds that they took."""
+    rng = random.Random(seed)
+    drafts: dict[str, list[int]] = {}
+    said: dict[str, list[int]] = {r: [] for r in texts}
+    for r, (prompt, text) in texts.items():
+        engine.begin(r, prompt, len(text))
+    steps, seconds = 0, 0.0
+    while ids := [r for r in texts if len(said[r]) < len(texts[r][1])]:
+        new = []
+        for r in ids:
+            text, at, draft = texts[r][1], len(said[r]), drafts.get(r, [])
+            assert at + len(draft) < len(text), "a draft left no room for the target's own token"
+            n = 0
+            while n < len(draft) and draft[n] == text[at + n]:
+                n += 1
+            new.append(text[at : at + n + 1])
+            said[r].extend(new[-1])
+        scheduled = {r: drafts[r] for r in ids if drafts.get(r)}
+        tokens = len(ids) + sum(map(len, scheduled.values()))
+        took = (cost[0] + cost[1] * tokens) * (rng.lognormvariate(0, noise) if noise else 1.0)
+        engine.timed(tokens, True, took, len(ids))
+        passes = engine.prepare(ids, new, scheduled, float(sum(len(said[r]) for r in ids)))
+        rows = None
+        if passes and not fail:
+            rows = []
+            for r in ids:
+                after = texts[r][1][len(said[r]) :] + [1] * passes
+                rows.append([t if rng.random() < right else 3 for t in after[:passes]])
+            engine.passed(passes, pass_seconds * passes, len(ids))
+        out = engine.complete(rows)
+        assert all(len(d) <= engine.k for d in out)
+        drafts.update(zip(ids, out, strict=True))
+        steps, seconds = steps + 1, seconds + took
+    for r in texts:
+        engine.finish(r)
+    return steps, seconds

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import threading
-import time
-from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -27,72 +24,7 @@ from drafter_online.target import TargetParts, pieces  # noqa: E402
 from drafter_online.versions import Versions  # noqa: E402
 from drafter_online.wire import Message  # noqa: E402
 from rollspec import RollspecConfig  # noqa: E402
-from rollspec.head import dedicated, metadata  # noqa: E402
-from rollspec.head.domains import Domains  # noqa: E402
-from rollspec.step import Engine  # noqa: E402
-
-# ---- what requests say about themselves -----------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("given", "domain", "private"),
-    [
-        (None, "default", False),
-        ({}, "default", False),
-        ({"domain": "code"}, "code", False),
-        ({"private": True}, "default", True),
-        ('{"domain": "code", "private": 1}', "code", True),
-        ({"domain": 7}, "invalid", False),
-        ({"domain": "x" * 65}, "invalid", False),
-        ({"domain": "a\nb"}, "invalid", False),
-        ("not json", "invalid", True),
-        ("[" * 100_000, "invalid", True),
-        (3, "invalid", True),
-    ],
-)
-def test_metadata(given: Any, domain: str, private: bool) -> None:
-    params = like("vllm:SamplingParams", extra_args=None if given is None else {"rollspec": given})
-    assert metadata.of(params) == metadata.Metadata(domain, private)
-    assert metadata.of(None) == metadata.Metadata()
-
-
-def test_domains_count_what_drafts_achieve() -> None:
-    def request(domain: str) -> Any:
-        params = like("vllm:SamplingParams", extra_args={"rollspec": {"domain": domain}})
-        return like("rollspec.engine.vllm.v2.adapter:Request", sampling_params=params)
-
-    running = {"a": request("code"), "b": request("prose")}
-    d = Domains(running)
-    d.observe(["a", "b", "c"], [[1, 2, 3], [4], []], {"a": [1, 2, 9], "b": [5]})
-    d.observe(["a", "c"], [[1], [2]], {})
-    assert d.to_dict() == {"code": [1, 2, 1, 3, 2, 4], "prose": [1, 1, 1, 1, 0, 1], "default": [1, 1, 0, 0, 0, 1]}
-    for i in range(100):
-        running[f"r{i}"] = request(f"d{i}")
-        d.observe([f"r{i}"], [[1]], {})
-        d.forget(f"r{i}")
-    assert len(d.to_dict()) == 65 and d.to_dict()["other"][0] == 39
-
-
-@pytest.mark.usefixtures("steady_clock")
-def test_nothing_of_a_private_request_stays() -> None:
-    p = Engine(RollspecConfig.load(env={}), 256)
-    text = list(range(20, 40))
-    for req_id, private in (("secret", True), ("other", False)):
-        p.begin(req_id, [1, 2, 3], 100, private=private)
-        for token in text:
-            drafts = p.step([req_id], [[token]], {})
-        assert drafts == [[]], "what the first one said is not drafted to the second"
-        if private:
-            assert p.snapshot()["prompts" if "prompts" in p.snapshot() else next(iter(p.snapshot()))] is not None
-        p.finish(req_id)
-        assert len(p.history) == (0 if private else 1)
-    assert p.suffix.bytes >= 0 and not any(k.startswith("private") for k in p.suffix._groups)
-    p.begin("third", [1, 2, 3], 100)
-    drafted = [p.step(["third"], [[t]], {}) for t in text[:6]]
-    assert any(d != [[]] for d in drafted), "what an open request said is"
-
-
-# ---- the connection -------------------------------------------------------------------------------------------------
+from rollspec.head import dedicated  # noqa: E402
 
 
 class Capture:
@@ -175,14 +107,11 @@ class Side:
 
 
 @pytest.fixture
-def ends(monkeypatch: pytest.MonkeyPatch) -> Iterator[Ends]:
+def ends(ends: Ends, monkeypatch: pytest.MonkeyPatch) -> Ends:
     monkeypatch.setattr("drafter_online.link.HELLO_SECONDS", 0.2)
     monkeypatch.setattr("drafter_online.link.AWAY_SECONDS", 3.0)
     monkeypatch.setattr(dedicated, "STATUS_SECONDS", 0.1)
-    e = Ends()
-    yield e
-    for x in reversed(e.open):
-        x.close()
+    return ends
 
 
 def side(ends: Ends, hub: Any, **kw: Any) -> Side:
@@ -424,62 +353,3 @@ def test_fetching_survives_what_it_is_sent(tmp_path: Path) -> None:
     with pytest.raises(VersionError, match="longer than"):
         fetch.take(Message("chunk", ask, {"data": torch.ones(9999, dtype=torch.uint8)}))
     assert not list((tmp_path / "here").glob(".publish*"))
-
-
-# ---- finding or starting it -----------------------------------------------------------------------------------------
-
-
-@pytest.mark.timeout(180)
-def test_replicas_of_a_job_share_one_process_that_ends_with_them(
-    tiny_target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pytest.importorskip("speculators")
-    from fake_engine import FakeEngine
-
-    from drafter_online import architecture
-    from rollspec.engine import daemon
-
-    monkeypatch.setattr(daemon, "LINGER", 2.0)
-    monkeypatch.setenv("ROLLSPEC", "not for the daemon")
-    config = RollspecConfig.load(
-        {"proposal.drafters": ["eagle3"], "drafter.mode": "dedicated", "drafter.dir": str(tmp_path / "d")}, env={}
-    )
-    first, second = daemon.settle(config, str(tiny_target)), daemon.settle(config, str(tiny_target))
-    assert first.drafter.endpoint == second.drafter.endpoint and str(first.drafter.endpoint).startswith("ipc://")
-    process = Path(str(first.drafter.endpoint).removeprefix("ipc://")).with_name("process")
-    assert daemon._alive(process)
-    base = architecture.base_of(architecture.target_config(tiny_target))
-    where = SimpleNamespace(
-        hub=SimpleNamespace(endpoint=first.drafter.endpoint),
-        trainer=SimpleNamespace(drafter=SimpleNamespace(base=base)),
-    )
-    engines = [FakeEngine(where, f"replica {i}") for i in range(2)]
-    end = time.monotonic() + 90
-    while not all(e.link.ready for e in engines):
-        for e in engines:
-            e.turn()
-        assert time.monotonic() < end, (tmp_path / "d" / "daemon.log").read_text()
-    for e in engines:
-        e.link.close()
-    until(lambda: not daemon._alive(process), seconds=60)
-    assert "no engine was connected" in (tmp_path / "d" / "daemon.log").read_text()
-
-
-def test_a_trainer_that_cannot_be_started_costs_the_training(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    from rollspec.engine import daemon
-
-    (tmp_path / "file").write_text("")
-    given = {"proposal.drafters": ["eagle3"], "drafter.mode": "dedicated", "drafter.dir": str(tmp_path / "file" / "d")}
-    config = daemon.settle(RollspecConfig.load(given, env={}), "target")
-    assert config.drafter.mode == "off" and "cannot be started" in caplog.text
-
-
-def test_the_preset_of_servers() -> None:
-    config = RollspecConfig.load("serve", env={})
-    assert config.drafter.mode == "dedicated" and config.drafter.endpoint == "tcp://127.0.0.1:5765"
-    assert config.drafter.captures and set(config.proposal.drafters) == {"suffix", "eagle3"}
-    from rollspec.errors import ConfigError
-
-    with pytest.raises(ConfigError, match="endpoint"):
-        RollspecConfig.load({"preset": "serve", "drafter.endpoint": "localhost:1"}, env={})
-    assert json.loads(json.dumps(config.to_dict()))["drafter"]["endpoint"]

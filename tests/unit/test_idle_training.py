@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,116 +13,14 @@ from vllm_like import like
 
 torch = pytest.importorskip("torch")
 
-from drafter_online.idle import Idle  # noqa: E402
+from idle_engine import RUNNER, Trainings, steps, still, until  # noqa: E402
+
 from drafter_online.versions import Versions  # noqa: E402
 from rollspec import RollspecConfig  # noqa: E402
 from rollspec.head import idle  # noqa: E402
 
-RUNNER = "vllm.v1.worker.gpu.model_runner:GPUModelRunner"
 
-
-class Buffer:
-    def __init__(self, rewards: dict[str, float]) -> None:
-        self.reward = rewards.update
-
-    def __len__(self) -> int:
-        return 1
-
-    def save(self, folder: Path) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
-
-
-class Trainer:
-    """Counts steps instead of making them."""
-
-    def __init__(self, folder: Path) -> None:
-        self.counts = SimpleNamespace(steps=0, tokens=0, preempted=0)
-        self.last_loss = 1.0
-        self.rewards: dict[str, float] = {}
-        self.buffer = Buffer(self.rewards)
-        self.checkpoints = SimpleNamespace(wait=lambda: None)
-        self.fail = False
-        self.published: list[int] = []  # steps so far
-
-    def micro_step(self, interrupt: Callable[[], bool]) -> Any:
-        if self.fail:
-            raise RuntimeError("planted")
-        if interrupt():
-            return SimpleNamespace(skipped="preempted")
-        time.sleep(0.001)
-        self.counts.steps += 1
-        return SimpleNamespace(
-            skipped=None, terms={"accept_0": 2.0, "loss": 1.0}, acceptance=SimpleNamespace(rates=[0.5], length=1.5)
-        )
-
-    def checkpoint(self) -> None:
-        pass
-
-    def publish(self, store: Versions, dtype: Any) -> int:
-        self.published.append(self.counts.steps)
-        return store.publish({"w": torch.ones(1)}, {}, base="b", target_version=0)
-
-
-@pytest.fixture
-def training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    made = []
-
-    def make(self: Any) -> None:
-        self._idle, self._trainer = Idle(settle_seconds=0.0), Trainer(tmp_path)
-
-    monkeypatch.setattr(idle.IdleTraining, "_make", make)
-    monkeypatch.setattr(idle.IdleTraining, "_refresh", lambda self, again=False: None)
-    monkeypatch.setattr(idle, "add_all", lambda buffer, samples: [])
-
-    def build(name: str = "job", **more: Any) -> Any:
-        given = {"proposal.drafters": ["eagle3"], "drafter.mode": "idle", "drafter.publish_every": 20}
-        given["drafter.dir"] = str(tmp_path / name)
-        given |= more
-        config = RollspecConfig.load(given, env={})
-        offered: list[Path] = []
-        swapper = SimpleNamespace(open=True, canary=None, offer=lambda folder, canary=True: offered.append(folder))
-        faults: dict[str, int] = {}
-        bridge = SimpleNamespace(config=config, faults=faults, proposer=SimpleNamespace(version=0))
-        bridge.count = lambda cause: faults.update({cause: faults.get(cause, 0) + 1})
-        learned = SimpleNamespace(
-            asleep=False,
-            bridge=bridge,
-            capture=SimpleNamespace(ready=True, take=lambda n: []),
-            swapper=swapper,
-            runner=like(RUNNER, device=torch.device("cpu"), dtype=torch.float32),
-        )
-        t = idle.IdleTraining(learned)  # type: ignore[arg-type]
-        made.append(t)
-        return SimpleNamespace(t=t, offered=offered, learned=learned, swapper=swapper, faults=faults)
-
-    yield build
-    for t in made:
-        t.stop()
-        t._thread.join(5)
-
-
-def steps(t: Any) -> int:
-    return t._trainer.counts.steps if t._trainer is not None else 0
-
-
-def until(condition: Callable[[], bool]) -> bool:
-    end = time.monotonic() + 30.0
-    while time.monotonic() < end:
-        if condition():
-            return True
-        time.sleep(0.005)
-    return False
-
-
-def still(t: Any) -> bool:
-    """No step is made any more."""
-    time.sleep(0.15)
-    before = steps(t)
-    time.sleep(0.2)
-    return steps(t) == before
-
-
-def test_it_trains_while_nothing_runs_and_offers_versions(training: Any) -> None:
+def test_it_trains_while_nothing_runs_and_offers_versions(training: Trainings) -> None:
     e = training()
     assert until(lambda: len(e.offered) >= 2)
     assert e.offered[0] != e.offered[1] and all((p / "manifest.json").is_file() for p in e.offered)
@@ -144,7 +41,7 @@ def test_it_trains_while_nothing_runs_and_offers_versions(training: Any) -> None
     assert until(lambda: steps(e.t) > before)
 
 
-def test_the_newest_state_is_offered_when_a_trial_ends(training: Any) -> None:
+def test_the_newest_state_is_offered_when_a_trial_ends(training: Trainings) -> None:
     e = training(**{"drafter.publish_every": 100})
     assert until(lambda: len(e.offered) >= 1)
     e.swapper.open = False
@@ -230,7 +127,7 @@ def test_what_is_reported_of_training(mode: str) -> None:
         assert "train_steps" not in got, "the daemon's steps are no replica's"
 
 
-def test_rewards_and_state(training: Any, tmp_path: Path) -> None:
+def test_rewards_and_state(training: Trainings, tmp_path: Path) -> None:
     e = training()
     e.t.reward([("p", "r", 1.0)])
     assert until(lambda: e.t._trainer is not None and e.t._trainer.rewards == {"p:r": 1.0})
@@ -245,149 +142,14 @@ def test_rewards_and_state(training: Any, tmp_path: Path) -> None:
     assert not again.t.load(tmp_path / "nothing")
 
 
-def test_a_fault_ends_the_training_and_nothing_else(training: Any, caplog: pytest.LogCaptureFixture) -> None:
-    e = training()
-    assert until(lambda: steps(e.t) > 0)
-    e.learned.capture.take = None  # a fault in the thread itself
-    assert until(lambda: e.t.error is not None)
-    assert any("drafter training" in cause for cause in e.learned.bridge.faults)
-    assert threading.main_thread().is_alive() and until(lambda: "not trained from now on" in caplog.text)
-    assert e.t.info()["error"]
-
-
-def test_a_store_that_is_full_or_gone_is_tried_again(
-    training: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+def test_versions_for_several_engines_are_published_and_left_to_the_follower(
+    training: Trainings, tmp_path: Path
 ) -> None:
-    import shutil
-
-    from drafter_online.errors import VersionError
-
-    e = training()
-    assert until(lambda: len(e.offered) >= 1)
-    publish = Trainer.publish
-
-    def full(self: Any, store: Versions, dtype: Any) -> int:
-        raise VersionError("drafter-online: a drafter version cannot be written (No space left on device).")
-
-    monkeypatch.setattr(Trainer, "publish", full)
-    assert until(lambda: any("publishing" in cause for cause in e.faults))
-    assert until(lambda: sum(e.faults.values()) >= 2) and e.t.error is None, "training goes on"
-    assert caplog.text.count("No space left") == 1, "said once"
-    shutil.rmtree(e.t.folder / "versions")
-    monkeypatch.setattr(Trainer, "publish", publish)
-    count = len(e.offered)
-    assert until(lambda: len(e.offered) > count and (e.offered[-1] / "manifest.json").is_file())
-
-
-def test_a_step_that_hangs_is_said_once(
-    training: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    e = training()
-    assert until(lambda: steps(e.t) > 0 and e.t.info()["micro_step_seconds"] > 0)
-    assert e.t.info()["hangs"] is None and e.t.info()["terms"] == {"accept_0": 2.0}
-    release, step = threading.Event(), Trainer.micro_step
-    monkeypatch.setattr(Trainer, "micro_step", lambda self, interrupt: release.wait(20) and None)
-    assert until(lambda: e.t.info()["step_age_seconds"] > 0.1)
-    monkeypatch.setattr("drafter_online.idle.LEAST_SECONDS", 0.1)
-    monkeypatch.setattr("drafter_online.idle.TIMES", 0.0)
-    assert until(lambda: e.t.info()["hangs"])
-    e.t.step_begins()  # the engine goes on
-    e.t.step_ended()
-    assert e.t.info()["step_age_seconds"] > 0.1
-    assert caplog.text.count("has been running for") == 1 and e.faults["drafter training: a step hangs"] == 1
-    monkeypatch.setattr(Trainer, "micro_step", step)
-    monkeypatch.setattr("drafter_online.idle.LEAST_SECONDS", 120.0)
-    release.set()
-    before = steps(e.t)
-    assert until(lambda: steps(e.t) > before) and e.t.info()["hangs"] is None
-
-
-def test_a_step_that_hangs_holds_up_neither_checkpoint_nor_engine(
-    training: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(idle, "LOCK_SECONDS", 0.2)
-    e = training()
-    assert until(lambda: steps(e.t) > 0)
-    release, hanging = threading.Event(), threading.Event()
-
-    def hang(self: Any, interrupt: Any) -> None:
-        hanging.set()
-        release.wait(60)
-
-    monkeypatch.setattr(Trainer, "micro_step", hang)
-    assert hanging.wait(30)
-    begin = time.perf_counter()
-    assert not e.t.save(tmp_path / "checkpoint") and not (tmp_path / "checkpoint").exists()
-    e.t.step_begins()
-    e.t.step_ended()
-    assert e.t.info()["steps"] > 0 and time.perf_counter() - begin < 2.0
-    assert any("saving" in cause for cause in e.faults)
-    monkeypatch.undo()
-    release.set()
-    assert until(lambda: e.t.save(tmp_path / "checkpoint"))
-
-
-def test_a_checkpoint_that_cannot_take_the_state_is_left_without_it(
-    training: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    e = training()
-    assert until(lambda: steps(e.t) > 0)
-
-    def full(*args: Any, **kwargs: Any) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(idle.shutil, "copytree", full)
-    assert not e.t.save(tmp_path / "checkpoint")
-    before = steps(e.t)
-    assert until(lambda: steps(e.t) > before) and e.t.error is None
-
-
-def test_an_engine_that_died_in_a_trial_starts_with_what_was_promoted(training: Any, tmp_path: Path) -> None:
-    store = Versions(tmp_path / "job" / "drafter" / "versions")
-    for _ in range(2):
-        store.publish({"w": torch.ones(1)}, {}, base="b", target_version=0)
-    store.record(1, "promoted")  # version 2 was on trial: it has no verdict
-    e = training()
-    assert [p.name for p in e.offered] == ["00000001"]
-    assert until(lambda: len(e.offered) >= 2) and int(e.offered[1].name) == 3, "numbers go on above both"
-
-
-def test_versions_for_several_engines_are_published_and_left_to_the_follower(training: Any, tmp_path: Path) -> None:
     store = Versions(tmp_path / "shared")
     store.record(1, "promoted", "by another engine")
     e = training(**{"drafter.versions": str(store.folder)})
     assert until(lambda: len(store.numbers()) >= 2)
     assert e.offered == [] and not (e.t.folder / "versions").exists()
-
-
-def test_of_engines_that_share_a_store_one_trains_and_the_next_one_takes_over(
-    training: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(idle, "LOOK_SECONDS", 0.0)
-    store = Versions(tmp_path / "shared")
-    shared = {"drafter.versions": str(store.folder)}
-    first = training("one", **shared)
-    assert until(lambda: steps(first.t) > 0)
-    second = training("two", **shared)
-    time.sleep(0.2)
-    assert second.t._trainer is None and second.learned.capture.paused and not second.faults
-    assert not first.learned.capture.paused, "who trains records"
-    first.t.stop()
-    assert until(lambda: steps(second.t) > 0) and not second.learned.capture.paused
-
-
-def test_who_takes_over_goes_on_from_the_newest_good_version(training: Any, tmp_path: Path) -> None:
-    store = Versions(tmp_path / "shared")
-    e = training(**{"drafter.versions": str(store.folder), "drafter.publish_every": 10**6})
-    assert e.t._taken_over() is None
-    for _ in range(3):
-        store.publish({"w": torch.ones(1)}, {}, base="b", target_version=0)
-    store.record(3, "rolled_back")
-    assert e.t._taken_over() == 2
-    (store.path(2) / "manifest.json").write_text("{")
-    assert e.t._taken_over() is None
-    ((cause, times),) = e.faults.items()
-    assert "taking over" in cause and "damaged" in cause and times == 1
 
 
 def test_the_targets_weights_are_not_read_while_the_engine_sleeps() -> None:

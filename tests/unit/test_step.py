@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from step_world import simulate, story
 
 from rollspec import RollspecConfig
 from rollspec.proposal.base import as_tokens, prompt_key
@@ -19,41 +20,6 @@ STATIC = {"tuning.policy": "static", "tuning.guard.enabled": False}
 
 def make(**overrides: Any) -> Engine:
     return Engine(RollspecConfig.load("default", overrides=overrides, env={}), 4096)
-
-
-def simulate(p: Engine, texts: dict[str, tuple[list[int], list[int]]], c0: float = 0.01, c1: float = 0.0003) -> int:
-    """Decode fixed texts with exact verification, as an engine would; returns the steps taken."""
-    drafts: dict[str, list[int]] = {}
-    said: dict[str, list[int]] = {r: [] for r in texts}
-    for r, (prompt, text) in texts.items():
-        p.begin(r, prompt, len(text))
-    steps = 0
-    while any(len(said[r]) < len(texts[r][1]) for r in texts):
-        ids = [r for r in texts if len(said[r]) < len(texts[r][1])]
-        new = []
-        for r in ids:
-            text, at, draft = texts[r][1], len(said[r]), drafts.get(r, [])
-            assert at + len(draft) < len(text), "a draft left no room for the target's own token"
-            n = 0
-            while n < len(draft) and draft[n] == text[at + n]:
-                n += 1
-            new.append(text[at : at + n + 1])
-            said[r].extend(new[-1])
-        scheduled = {r: drafts[r] for r in ids if drafts.get(r)}
-        out = p.step(ids, new, scheduled)
-        tokens = len(ids) + sum(map(len, scheduled.values()))
-        p.timed(tokens, True, c0 + c1 * tokens, len(ids))
-        assert all(len(d) <= p.k for d in out)
-        drafts.update(zip(ids, out, strict=True))
-        steps += 1
-    for r in texts:
-        p.finish(r)
-    return steps
-
-
-def story(seed: int, n: int = 120) -> list[int]:
-    rng = random.Random(seed)
-    return [rng.randrange(5, 500) for _ in range(n)]
 
 
 def test_second_epoch_is_drafted_from_the_first() -> None:

@@ -1,10 +1,10 @@
 from __future__ import annotations
 
 import json
-import random
 from typing import Any
 
 import pytest
+from step_world import simulate, story
 
 from rollspec import RollspecConfig
 from rollspec.drafting.head import CANARY_EVERY, PROBE_EVERY
@@ -20,59 +20,8 @@ def make(**overrides: Any) -> Engine:
     return Engine(RollspecConfig.load("default", overrides=given, env={}), 4096, "eagle3")
 
 
-def story(seed: int, n: int = 150) -> list[int]:
-    rng = random.Random(seed)
-    return [rng.randrange(5, 500) for _ in range(n)]
-
-
-def simulate(
-    p: Engine,
-    texts: dict[str, tuple[list[int], list[int]]],
-    right: float,
-    seed: int = 0,
-    pass_seconds: float = 0.0005,
-    fail: bool = False,
-) -> int:
-    """Decode fixed texts as an engine would; the learned drafter is right with probability `right` per token."""
-    rng = random.Random(seed)
-    drafts: dict[str, list[int]] = {}
-    said: dict[str, list[int]] = {r: [] for r in texts}
-    for r, (prompt, text) in texts.items():
-        p.begin(r, prompt, len(text))
-    steps = 0
-    while any(len(said[r]) < len(texts[r][1]) for r in texts):
-        ids = [r for r in texts if len(said[r]) < len(texts[r][1])]
-        new = []
-        for r in ids:
-            text, at, draft = texts[r][1], len(said[r]), drafts.get(r, [])
-            assert at + len(draft) < len(text), "a draft left no room for the target's own token"
-            n = 0
-            while n < len(draft) and draft[n] == text[at + n]:
-                n += 1
-            new.append(text[at : at + n + 1])
-            said[r].extend(new[-1])
-        scheduled = {r: drafts[r] for r in ids if drafts.get(r)}
-        tokens = len(ids) + sum(map(len, scheduled.values()))
-        p.timed(tokens, True, 0.01 + 0.0003 * tokens, len(ids))
-        passes = p.prepare(ids, new, scheduled)
-        rows = None
-        if passes and not fail:
-            rows = []
-            for r in ids:
-                after = texts[r][1][len(said[r]) :] + [1] * passes
-                rows.append([t if rng.random() < right else 3 for t in after[:passes]])
-            p.passed(passes, pass_seconds * passes, len(ids))
-        out = p.complete(rows)
-        assert all(len(d) <= p.k for d in out)
-        drafts.update(zip(ids, out, strict=True))
-        steps += 1
-    for r in texts:
-        p.finish(r)
-    return steps
-
-
 def texts(n: int, seed: int = 0) -> dict[str, tuple[list[int], list[int]]]:
-    return {f"{seed}-{i}": ([1, 2, 3 + i], story(100 * seed + i)) for i in range(n)}
+    return {f"{seed}-{i}": ([1, 2, 3 + i], story(100 * seed + i, 150)) for i in range(n)}
 
 
 def test_a_good_learned_drafter_serves_what_nobody_said_before() -> None:
@@ -265,7 +214,7 @@ class Scripted:
 
 
 def test_an_adapter_needs_nothing_but_its_interface() -> None:
-    p, text = make(), story(1)
+    p, text = make(), story(1, 150)
     adapter = Scripted(text)
     p.begin("a", [1, 2, 3], len(text))
     steps = 0

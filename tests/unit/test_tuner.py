@@ -1,34 +1,24 @@
-"""The tuner, the guard, the ledger and the store: decisions, counterfactuals, faults, what is kept with the job."""
+"""The tuner and the ledger: decisions, counterfactuals, and what each arm would have cost."""
 
 from __future__ import annotations
 
 import dataclasses
-import itertools
-import json
-import logging
-import random
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from step_world import C0, C1, random_texts
 
 from rollspec import RollspecConfig
 from rollspec.config import TuningConfig
-from rollspec.errors import ConfigError, HistoryError
-from rollspec.proposal.base import Draft
+from rollspec.errors import ConfigError
 from rollspec.step import Engine
-from rollspec.tuning import store
 from rollspec.tuning.cost import CostModel
-from rollspec.tuning.guard import Guard
 from rollspec.tuning.policy import Outcome
 from rollspec.tuning.regret import Ledger
 from rollspec.tuning.tuner import Tuner, arms_of
 
 pytestmark = pytest.mark.usefixtures("steady_clock")
-
-C0, C1 = 0.0085, 0.00013
 
 
 def tuner(k_max: int = 16, **settings: Any) -> Tuner:
@@ -151,152 +141,6 @@ def test_nothing_is_decided_by_a_clock() -> None:
     assert settled(a, 8, 0.7) == settled(b, 8, 0.7)
 
 
-# ---- guard
-
-
-def test_guard_switches_off_below_break_even_and_on_again(caplog: pytest.LogCaptureFixture) -> None:
-    guard = Guard(patience=20)
-    with caplog.at_level(logging.WARNING, logger="rollspec"):
-        for _ in range(19):
-            guard.observe("d", 3, 1.0, 2.0)
-        assert guard.allows("d", 3), "not before it was patient"
-        guard.observe("d", 3, 1.0, 2.0)
-        assert not guard.allows("d", 3) and guard.allows("d", 0) and guard.allows("e", 3)
-        assert guard.off == ["d@8"] and guard.alarms == 1
-        for _ in range(200):
-            guard.observe("d", 3, 2.1, 2.0)
-        assert not guard.allows("d", 3), "just above break-even would flap"
-        for _ in range(200):
-            guard.observe("d", 3, 4.0, 2.0)
-        assert guard.allows("d", 3) and guard.recoveries == 1
-        for _ in range(200):
-            guard.observe("d", 3, 1.0, 2.0)
-    assert guard.alarms == 2
-    assert len([r for r in caplog.records if "is off at a batch of about 8" in r.message]) == 1, "said once"
-    guard.observe("d", 3, 1.0, 0.0)  # nothing was at stake
-
-
-class Planted:
-    """A drafter that answers as a broken one would, in place of the suffix trees."""
-
-    def __init__(self, tokens: Callable[[list[int], int], list[int]], sure: float = 0.95) -> None:
-        self.tokens, self.sure = tokens, sure
-
-    def __call__(self, groups: Any, contexts: list[list[int]], rooms: list[int]) -> list[Draft]:
-        said = [self.tokens(context, k) for context, k in zip(contexts, rooms, strict=True)]
-        return [Draft(t, [self.sure ** (i + 1) for i in range(len(t))], "group", 8) for t in said]
-
-
-def rollout(p: Engine, texts: list[list[int]], seed: int = 0) -> tuple[float, float]:
-    """Decode fixed texts with exact verification and known step costs: seconds, and seconds without speculation."""
-    rng = random.Random(seed)
-    names = [f"{p.version}-{i}" for i in range(len(texts))]
-    at, drafts = [0] * len(texts), [[] for _ in texts]  # type: list[int], list[list[int]]
-    for name, text in zip(names, texts, strict=True):
-        p.begin(name, [1, 2, 3], len(text))
-    seconds = 0.0
-    while live := [i for i in range(len(texts)) if at[i] < len(texts[i])]:
-        new, scheduled = [], {}
-        for i in live:
-            n = 0
-            while n < len(drafts[i]) and drafts[i][n] == texts[i][at[i] + n]:
-                n += 1
-            new.append(texts[i][at[i] : at[i] + n + 1])
-            at[i] += n + 1
-            scheduled[names[i]] = drafts[i]
-        tokens = len(live) + sum(map(len, scheduled.values()))
-        took = (C0 + C1 * tokens) * rng.lognormvariate(0, 0.02)
-        seconds += took
-        p.timed(tokens, True, took, len(live))
-        out = p.step([names[i] for i in live], new, scheduled, float(sum(at)))
-        for i, draft in zip(live, out, strict=True):
-            drafts[i] = draft
-    for name in names:
-        p.finish(name)
-    longest = max(map(len, texts))
-    plain = sum(C0 + C1 * sum(len(t) > s for t in texts) for s in range(longest))
-    return seconds, plain
-
-
-def random_texts(batch: int, length: int, symbols: int, seed: int = 0) -> list[list[int]]:
-    rng = random.Random(seed)
-    return [[rng.randrange(3, 3 + symbols) for _ in range(length)] for _ in range(batch)]
-
-
-@pytest.fixture
-def static() -> dict[str, Any]:
-    return {"tuning.policy": "static", "proposal.budget.policy": "fixed"}
-
-
-FAULTS = {
-    "garbage weights": lambda context, k: [random.Random(sum(context[-3:])).randrange(3, 60) for _ in range(k)],
-    "another model": lambda context, k: [1000 + (t * 7) % 500 for t in context[-k:]],
-    "all-zero logits": lambda context, k: [0] * k,
-}
-
-
-@pytest.mark.parametrize("fault", FAULTS)
-@pytest.mark.parametrize("policy", ["static", "hedge"])
-def test_a_broken_drafter_costs_little_whatever_the_policy(fault: str, policy: str, static: dict[str, Any]) -> None:
-    texts = random_texts(32, 600, 60)
-    p = Engine(RollspecConfig.load("default", overrides=static | {"tuning.policy": policy}, env={}), 4096)
-    p.suffix.draft = Planted(FAULTS[fault])  # type: ignore[method-assign]
-    seconds, plain = rollout(p, texts)
-    s = p.drain()
-    if policy == "static":
-        assert s.drafters_off == ["suffix@32"] and s.alarms == 1
-        assert seconds < 1.6 * plain, "fifty steps at K = 16, and then none"
-        without = static | {"tuning.guard.enabled": False}
-        unguarded = Engine(RollspecConfig.load("default", overrides=without, env={}), 4096)
-        unguarded.suffix.draft = Planted(FAULTS[fault])  # type: ignore[method-assign]
-        assert rollout(unguarded, texts)[0] > 3 * plain
-    else:
-        assert seconds < 1.04 * plain  # in real time: benchmarks/harm.py
-    assert s.emitted == 32 * 600
-
-
-def test_a_drafter_that_is_repaired_comes_back(static: dict[str, Any]) -> None:
-    texts = random_texts(8, 1200, 60)
-    p = Engine(RollspecConfig.load("default", overrides=static, env={}), 4096)
-    p.suffix.draft = Planted(FAULTS["all-zero logits"])  # type: ignore[method-assign]
-    rollout(p, texts)
-    assert p.drain().drafters_off
-    p.set_version(1)
-    places = {tuple(t[i - 8 : i]): t[i : i + 16] for t in texts for i in range(8, len(t))}
-    p.suffix.draft = Planted(lambda context, k: places.get(tuple(context[-8:]), [])[:k])  # type: ignore[method-assign]
-    seconds, plain = rollout(p, texts)
-    s = p.drain()
-    assert s.recoveries == 1 and not s.drafters_off and seconds < 0.6 * plain
-
-
-def test_unpredictable_text_costs_next_to_nothing() -> None:
-    """No repeats to speak of, batch 64, learning included: what the engine computes, not host time."""
-    p = Engine(RollspecConfig.load("default", env={}), 4096)
-    seconds, plain = rollout(p, random_texts(64, 300, 200))
-    assert seconds < 1.02 * plain
-    s = p.drain()
-    assert s.plays.get("none", 0) > 0.5 * s.steps
-    assert s.requests == 64 * 300
-
-
-def test_moving_batch_beats_every_static_length() -> None:
-    """Lengths with a long tail, so that the batch falls from 64 to 1; the second epoch repeats most of the first."""
-    rng = random.Random(0)
-    base = [[rng.randrange(3, 60) for _ in range(min(512, int(40 * rng.paretovariate(1.2))))] for _ in range(64)]
-
-    def total(over: dict[str, Any]) -> float:
-        p = Engine(RollspecConfig.load("default", overrides=over, env={}), 4096)
-        out, r = 0.0, random.Random(1)
-        for version in range(3):
-            p.set_version(version)
-            out += rollout(p, [[t if r.random() > 0.12 else r.randrange(3, 60) for t in text] for text in base])[0]
-        return out
-
-    off = {"tuning.policy": "static", "proposal.budget.policy": "fixed", "tuning.guard.enabled": False}
-    statics = [total(off | {"tuning.arms": [k]}) for k in (0, 1, 2, 4, 8, 16)]
-    assert total({}) < 0.97 * min(statics)
-
-
 def test_a_policy_is_told_what_the_step_took_by_the_clock() -> None:
     """Drafting for it and the head's passes included; not where prompts were computed or nothing was timed."""
     over = {"tuning.policy": "ucbspec", "proposal.drafters": ["eagle3"], "proposal.learned.model": "x"}
@@ -331,9 +175,6 @@ def test_a_policy_is_told_what_the_step_took_by_the_clock() -> None:
     assert len(told) == 3
 
 
-# ---- ledger
-
-
 def test_ledger_replays_settings() -> None:
     arms = arms_of(TuningConfig(arms=(0, 2, 4)), 16, ("suffix",))
     cost, ledger = CostModel(C0, C1), Ledger(arms)
@@ -351,84 +192,6 @@ def test_ledger_replays_settings() -> None:
     each = {b: min(cost.seconds(b * n) / (b * n) for n in range(1, 6)) for b in (1, 64)}
     assert m["perfect"] == pytest.approx(10 * (each[1] + 70 * each[64]))
     assert ledger.close() == {}
-
-
-# ---- store
-
-
-MACHINE = {"device": "cpu x2", "layers": 4}
-
-
-def learned() -> dict[str, Any]:
-    p = Engine(RollspecConfig.load("default", env={}), 4096)
-    rollout(p, random_texts(4, 200, 4))
-    return p.learned()
-
-
-def test_what_was_learned_survives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    ticks = itertools.count()
-    monkeypatch.setattr("time.perf_counter", lambda: 1e-6 * next(ticks))  # the tuner counts its own time
-    first = Engine(RollspecConfig.load("default", env={}), 4096)
-    rollout(first, random_texts(4, 300, 1))  # all drafts are right: no two arms are alike
-    store.save(tmp_path, first.learned(), MACHINE)
-    found, problem = store.load(tmp_path, MACHINE)
-    assert found is not None and problem is None
-    again = Engine(RollspecConfig.load("default", env={}), 4096)
-    again.relearn(found)
-    then, now = (p.tuner.cost.seconds(20) for p in (first, again))
-    assert now == pytest.approx(then, rel=0.05)
-    assert again.learned()["confidence"] == first.learned()["confidence"]
-    assert again.tuner.plan(4, 0.0).k == first.tuner.plan(4, 0.0).k
-
-
-def test_another_machine_keeps_the_calibration_and_drops_the_costs(tmp_path: Path) -> None:
-    store.save(tmp_path, learned(), MACHINE)
-    found, problem = store.load(tmp_path, MACHINE | {"device": "cpu x64"})
-    assert found is not None and "tuner" not in found and found["confidence"]
-    assert problem is not None and "device = 'cpu x2' and this is 'cpu x64'" in problem
-    p = Engine(RollspecConfig.load("default", env={}), 4096)
-    p.relearn(found)
-    assert not p.tuner.cost.fitted
-
-
-def test_other_arms_keep_the_costs(tmp_path: Path) -> None:
-    p = Engine(RollspecConfig.load("default", overrides={"proposal.k_max": 4}, env={}), 4096)
-    p.relearn(learned())
-    assert p.tuner.cost.fitted
-
-
-@pytest.mark.parametrize("damage", ["truncated", "altered", "format", "not json", "numbers"])
-def test_a_damaged_file_is_refused_and_set_aside(tmp_path: Path, damage: str) -> None:
-    good = learned()
-    path = store.save(tmp_path, good, MACHINE)
-    text = path.read_text()
-    if damage == "numbers":
-        good["confidence"]["group"]["hits"][0] = -5.0
-        store.save(tmp_path, good, MACHINE)
-        found, _ = store.load(tmp_path, MACHINE)
-        with pytest.raises(ValueError, match="numbers that cannot be"):
-            Engine(RollspecConfig.load("default", env={}), 4096).relearn(found or {})
-        return
-    outer = json.loads(text)
-    outer["body"] = outer["body"].replace("1", "2")
-    path.write_text(
-        {
-            "truncated": text[:-9],
-            "altered": json.dumps(outer),
-            "format": text.replace(store.FORMAT, "other-1"),
-            "not json": "[]",
-        }[damage]
-    )
-    with pytest.raises(HistoryError, match="is refused") as e:
-        store.load(tmp_path, MACHINE)
-    assert str(tmp_path) in str(e.value) and list(tmp_path.glob("*.corrupt")) and not path.exists()
-    assert store.load(tmp_path, MACHINE) == (None, None)
-
-
-def test_a_folder_that_cannot_be_written_says_so(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    with pytest.raises(HistoryError, match="cannot be written"):
-        store.save(tmp_path / "file" / "sub", {}, MACHINE)
 
 
 def test_where_nothing_pays_it_is_hardly_looked_at_until_the_weights_move() -> None:

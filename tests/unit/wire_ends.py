@@ -6,9 +6,25 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+import torch
+
+from drafter_online import wire
 from drafter_online.hub import Hub
 from drafter_online.link import Link
 from drafter_online.wire import Message
+
+TOKEN = "a token of some length"
+TENSORS = {
+    "ids": torch.arange(5),
+    "states": torch.randn(3, 4, dtype=torch.bfloat16),
+    "mask": torch.tensor([True, False]),
+    "none": torch.empty(0, 4),
+    "one": torch.tensor(2.5),
+}
+
+
+def packed(message: Message | None = None, seq: int = 1) -> list[bytes]:
+    return [bytes(f) for f in wire.pack(message or Message("samples", {"a": 1}, TENSORS), seq)]
 
 
 class Recorder:
@@ -64,3 +80,9 @@ def until(condition: Callable[[], Any], link: Link | None = None, seconds: float
             return found
         time.sleep(0.005)
     raise AssertionError("it did not come")
+
+
+def connected(ends: Ends, hub: Any, **kw: Any) -> Link:
+    link = ends.link(hub.endpoint, **kw)
+    until(lambda: link.away is None, link)
+    return link

@@ -1,0 +1,73 @@
+"""The daemon that replicas of a job start or find, and that of the preset of servers."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+pytest.importorskip("torch")
+pytest.importorskip("zmq")
+
+from wire_ends import until
+
+from rollspec import RollspecConfig
+
+
+@pytest.mark.timeout(180)
+def test_replicas_of_a_job_share_one_process_that_ends_with_them(
+    tiny_target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("speculators")
+    from fake_engine import FakeEngine
+
+    from drafter_online import architecture
+    from rollspec.engine import daemon
+
+    monkeypatch.setattr(daemon, "LINGER", 2.0)
+    monkeypatch.setenv("ROLLSPEC", "not for the daemon")
+    config = RollspecConfig.load(
+        {"proposal.drafters": ["eagle3"], "drafter.mode": "dedicated", "drafter.dir": str(tmp_path / "d")}, env={}
+    )
+    first, second = daemon.settle(config, str(tiny_target)), daemon.settle(config, str(tiny_target))
+    assert first.drafter.endpoint == second.drafter.endpoint and str(first.drafter.endpoint).startswith("ipc://")
+    process = Path(str(first.drafter.endpoint).removeprefix("ipc://")).with_name("process")
+    assert daemon._alive(process)
+    base = architecture.base_of(architecture.target_config(tiny_target))
+    where = SimpleNamespace(
+        hub=SimpleNamespace(endpoint=first.drafter.endpoint),
+        trainer=SimpleNamespace(drafter=SimpleNamespace(base=base)),
+    )
+    engines = [FakeEngine(where, f"replica {i}") for i in range(2)]
+    end = time.monotonic() + 90
+    while not all(e.link.ready for e in engines):
+        for e in engines:
+            e.turn()
+        assert time.monotonic() < end, (tmp_path / "d" / "daemon.log").read_text()
+    for e in engines:
+        e.link.close()
+    until(lambda: not daemon._alive(process), seconds=60)
+    assert "no engine was connected" in (tmp_path / "d" / "daemon.log").read_text()
+
+
+def test_a_trainer_that_cannot_be_started_costs_the_training(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    from rollspec.engine import daemon
+
+    (tmp_path / "file").write_text("")
+    given = {"proposal.drafters": ["eagle3"], "drafter.mode": "dedicated", "drafter.dir": str(tmp_path / "file" / "d")}
+    config = daemon.settle(RollspecConfig.load(given, env={}), "target")
+    assert config.drafter.mode == "off" and "cannot be started" in caplog.text
+
+
+def test_the_preset_of_servers() -> None:
+    config = RollspecConfig.load("serve", env={})
+    assert config.drafter.mode == "dedicated" and config.drafter.endpoint == "tcp://127.0.0.1:5765"
+    assert config.drafter.captures and set(config.proposal.drafters) == {"suffix", "eagle3"}
+    from rollspec.errors import ConfigError
+
+    with pytest.raises(ConfigError, match="endpoint"):
+        RollspecConfig.load({"preset": "serve", "drafter.endpoint": "localhost:1"}, env={})
+    assert json.loads(json.dumps(config.to_dict()))["drafter"]["endpoint"]

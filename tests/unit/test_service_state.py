@@ -1,0 +1,152 @@
+"""What the daemon keeps: a job's checkpoint, samples, and a folder of its own."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("speculators")
+pytest.importorskip("fastapi")
+
+from drafter_target import sample  # noqa: E402
+from fake_engine import FakeEngine, errand, feed  # noqa: E402
+from running_service import TRAINING, Services  # noqa: E402
+
+from drafter_online.errors import DrafterError  # noqa: E402
+from drafter_online.service import Service  # noqa: E402
+
+
+def replica(folder: Path, i: int) -> Path:
+    path = folder / f"replica_{i}" / "drafter"
+    path.mkdir(parents=True, exist_ok=True)
+    return path
+
+
+def settled(service: Service, engine: FakeEngine) -> int:
+    """Steps, once what came has been learned and the training waits for more; the engine's link is looked after."""
+    engine.until(lambda: service.trainer.counts.steps and service.training == "waiting for new feedback")
+    return service.trainer.counts.steps
+
+
+def test_its_state_goes_into_the_jobs_checkpoint_and_comes_back(
+    services: Services, tiny_target: Path, tmp_path: Path
+) -> None:
+    service = services(job=True, recency=0, passes=20, training={**TRAINING, "seed": 3})
+    engine = FakeEngine(service)
+    feed(engine, tiny_target)
+    steps = settled(service, engine)
+    engine.until(lambda: not service.release.pending and engine.version)
+    first, second = (replica(tmp_path / "step_6" / "rollspec", i) for i in range(2))
+    for folder in (first, second):
+        assert errand(engine, "save", folder) | {"id": 0} == {"id": 0, "done": True, "error": None}
+    held, promoted = len(service.trainer.buffer), service.release.current
+    assert promoted is not None
+    weights = service.versions.load(promoted).tensors
+    tensors = next((first / "state").glob("step-*/state.safetensors"))
+    assert os.path.samefile(tensors, second / tensors.relative_to(first)), "replicas share one copy"
+    # The job goes on, and then back to its checkpoint.
+    feed(engine, tiny_target, 4, 20)
+    engine.until(lambda: len(service.trainer.buffer) > held)
+    assert settled(service, engine) > steps
+    engine.until(lambda: not service.release.pending and engine.version > promoted)
+    assert errand(engine, "load", second)["done"]
+    assert (service.trainer.counts.steps, len(service.trainer.buffer)) == (steps, held)
+    assert (service.config.dir / "replaced" / "state").is_dir()
+    before = engine.version
+    engine.until(lambda: engine.version > before)  # the old weights, under a new number
+    again = service.versions.load(engine.version).tensors
+    assert all(torch.equal(again[n], t) for n, t in weights.items())
+    # A sibling's copy is of the same state: it is not taken over again.
+    feed(engine, tiny_target, 4, 40)
+    engine.until(lambda: len(service.trainer.buffer) > held)
+    assert errand(engine, "load", first)["done"] and len(service.trainer.buffer) > held
+    settled(service, engine)
+    service.close()
+    # As is one that begins elsewhere.
+    other = services("other", job=True, recency=0, training={**TRAINING, "seed": 3})
+    engine = FakeEngine(other)
+    engine.until(lambda: engine.link.ready)
+    assert errand(engine, "load", first)["done"]
+    assert (other.trainer.counts.steps, len(other.trainer.buffer)) == (steps, held)
+    engine.until(lambda: engine.version == promoted)
+
+
+def test_copies_that_cannot_be_made_are_refused_in_one_sentence(
+    services: Services, tiny_target: Path, tmp_path: Path
+) -> None:
+    service = services(job=True)
+    engine = FakeEngine(service)
+    feed(engine, tiny_target)
+    settled(service, engine)
+    (tmp_path / "file").write_text("")
+    (tmp_path / "empty").mkdir()
+    steps = service.trainer.counts.steps
+    for kind, folder, says in (
+        ("save", "here", "no absolute path"),
+        ("save", tmp_path / "nowhere", "is not there for the daemon"),
+        ("save", service.config.dir / "state" / "x", "a part of the daemon's own folder"),
+        ("load", tmp_path / "empty", "no state of a drafter's training"),
+        ("load", tmp_path / "file", "no state of a drafter's training"),
+    ):
+        answer = errand(engine, kind, folder)
+        assert not answer["done"] and says in answer["error"] and "\n" not in answer["error"], answer
+    for kind in ("save", "load"):
+        assert errand(engine, kind, service.config.dir)["done"], "its own folder is a copy already"
+    broken = replica(tmp_path / "broken", 0)
+    assert errand(engine, "save", broken)["done"]
+    for file in broken.glob("state/*/state.json"):
+        file.write_text("{}")
+    assert "can be read" in errand(engine, "load", broken)["error"]
+    assert service.trainer.counts.steps == steps and service.healthy()[0]
+    engine.send(sample(tiny_target, 77))
+    engine.until(lambda: service.trainer.counts.steps > steps)
+    served = services("served")
+    engine = FakeEngine(served)
+    engine.until(lambda: engine.link.ready)
+    assert errand(engine, "save", broken) | {"id": 0} == {"id": 0, "done": False, "error": None}, "it is no job's"
+
+
+def test_old_samples_are_deleted(services: Services, tiny_target: Path, monkeypatch: Any) -> None:
+    service = services(recency=1.0, retention_hours=1.0, passes=0.01)
+    engine = FakeEngine(service)
+    feed(engine, tiny_target, 3)
+    engine.until(lambda: len(service.trainer.buffer) == 3)
+    now = time.time()
+    monkeypatch.setattr("drafter_online.service.time.time", lambda: now + 3700)
+    service._save()
+    assert len(service.trainer.buffer) == 0 and service.counts["expired"] == 3
+    assert not list((service.config.dir / "buffer" / "samples").iterdir())
+
+
+def test_what_stays_in_the_buffer_is_configured(services: Services, tiny_target: Path) -> None:
+    service = services(recency=0, buffer={"keep_versions": 1, "tail_quota": 0.0}, buffer_bytes=1 << 22)
+    config = service.trainer.buffer.config
+    assert (config.keep_versions, config.tail_quota, config.max_bytes) == (1, 0.0, 1 << 22)
+    engine = FakeEngine(service)
+    feed(engine, tiny_target, 3, target_version=1)
+    feed(engine, tiny_target, 2, start=5, target_version=2)
+    engine.until(lambda: service.trainer.buffer.counts.added == 5)
+    assert [s.target_version for s in service.trainer.buffer] == [2, 2]
+
+
+def test_samples_stay_in_memory_where_that_is_wanted(services: Services, tiny_target: Path) -> None:
+    service = services(keep_samples=False)
+    engine = FakeEngine(service)
+    feed(engine, tiny_target)
+    engine.until(lambda: engine.version)
+    service.close()
+    assert not (service.config.dir / "buffer").exists()
+
+
+def test_one_daemon_per_folder(services: Services) -> None:
+    services()
+    with pytest.raises(DrafterError, match=rf"in use by another daemon \(process {os.getpid()}\)"):
+        services()
+    with pytest.raises(DrafterError, match="needs a token"):
+        services("other", endpoint="tcp://0.0.0.0:0")
+    assert services("other")
