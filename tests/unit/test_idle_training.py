@@ -144,14 +144,14 @@ def test_it_trains_while_nothing_runs_and_offers_versions(training: Any) -> None
     assert until(lambda: steps(e.t) > before)
 
 
-def test_the_newest_state_is_offered_when_a_trial_ends(training: Any) -> None:
+def test_the_newest_state_is_offered_when_a_canary_ends(training: Any) -> None:
     e = training(**{"drafter.publish_every": 100})
     assert until(lambda: len(e.offered) >= 1)
     e.swapper.open = False
     time.sleep(0.1)
     count, before = len(e.offered), steps(e.t)
-    assert until(lambda: steps(e.t) >= before + 150), "training goes on during a trial"
-    assert len(e.offered) == count, "a version on trial is waited for"
+    assert until(lambda: steps(e.t) >= before + 150), "training continues during a canary"
+    assert len(e.offered) == count, "a version on canary is waited for"
     e.t.updating = True
     assert still(e.t)
     e.swapper.open = True
@@ -342,11 +342,11 @@ def test_a_checkpoint_that_cannot_take_the_state_is_left_without_it(
     assert until(lambda: steps(e.t) > before) and e.t.error is None
 
 
-def test_an_engine_that_died_in_a_trial_starts_with_what_was_promoted(training: Any, tmp_path: Path) -> None:
+def test_an_engine_that_died_in_a_canary_starts_with_what_was_promoted(training: Any, tmp_path: Path) -> None:
     store = Versions(tmp_path / "job" / "drafter" / "versions")
     for _ in range(2):
         store.publish({"w": torch.ones(1)}, {}, base="b", target_version=0)
-    store.record(1, "promoted")  # version 2 was on trial: it has no verdict
+    store.record(1, "promoted")  # version 2 was on canary: it has no verdict
     e = training()
     assert [p.name for p in e.offered] == ["00000001"]
     assert until(lambda: len(e.offered) >= 2) and int(e.offered[1].name) == 3, "numbers go on above both"
