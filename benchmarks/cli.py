@@ -166,7 +166,7 @@ def peers(
     out: Out = None,
     json: Json = False,
 ) -> None:
-    """Every published method on one engine, side by side, over four workloads (hours; goes on where it was)."""
+    """Every published method on one engine, side by side, over four workloads (hours; resumes where it was)."""
     found = _given(minutes=minutes, seeds=seeds)
     heads = tuple(head or ())
     _done(_module("peers").run(_model(model), towards, prompts, heads, arms, workloads, out=out, **found), json)
@@ -260,7 +260,7 @@ def scale(
         typer.Option(exists=True, dir_okay=False, help="Take the measured costs from this earlier result."),
     ] = None,
 ) -> None:
-    """Versions, trials and feedback over 8 to 1,024 replicas, simulated; where the design stops (a minute)."""
+    """Versions, canaries and feedback over 8 to 1,024 replicas, simulated; where the design stops (a minute)."""
     _measure("scale", json, out, quick=quick, measured_in=measured)
 
 

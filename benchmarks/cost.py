@@ -2,7 +2,7 @@
 
 A drafter that knows what the target is going to say (greedy), or says something else, separates acceptance from cost;
 vLLM's own `rejection_sample_method="synthetic"` does not run in its CPU kernels (0.29). Step times are the ones that
-rollspec's tuner is told of, taken where it takes them, and the cost model is fitted to them as it is online.
+rollspec's tuner observes, taken where it takes them, and the cost model is fitted to them as it is online.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from rollspec.tuning.tuner import Tuner
 REQUESTS = (1, 2, 4, 8, 16, 32, 64)
 DRAFTS = (0, 1, 2, 4, 8, 16)
 STEPS = 14  # per cell and round
-SETTLE = 2  # of them, left out of a cell's time; the cost model is told of all
+SETTLE = 2  # of them, left out of a cell's time; the cost model observes all
 ROUNDS = 3
 PROMPT = 16  # tokens; the grid's contexts are short
 CONTEXT_REQUESTS, CONTEXT_DRAFTS = (1, 8, 32), (0, 4)
@@ -98,12 +98,12 @@ class Sweep:
 
     def round(self) -> Iterator[None]:
         """Every cell once, in an order of its own; yields after each."""
-        told: list[probes.Step] = []
+        observed: list[probes.Step] = []
         cells = []
         for spot in self._rng.sample(self.spots, len(self.spots)):
             done = self._run(self._prompts[spot.prompt][: spot.requests], spot.length, spot.k, spot.right is True)
             steps: list[probes.Step] = self.engine.call(probes.steps)
-            told += steps
+            observed += steps
             tokens = spot.requests * (1 + spot.k)
             whole = [s for s in steps if s[0] == tokens and s[4] == spot.requests][SETTLE:]
             if len(whole) >= 3:
@@ -122,12 +122,12 @@ class Sweep:
                     )
                 )
             yield
-        self.rounds.append(told)
+        self.rounds.append(observed)
         self.cells.append(cells)
 
 
 def fit(rounds: Sequence[Sequence[probes.Step]]) -> CostModel:
-    """The cost model, told of every step in the order they came, as in an engine."""
+    """The cost model after all steps in the order they came, as in an engine."""
     model = CostModel()
     for steps in rounds:
         for step in steps:
@@ -136,7 +136,7 @@ def fit(rounds: Sequence[Sequence[probes.Step]]) -> CostModel:
 
 
 def keep(folder: Path, model: CostModel, machine: dict[str, Any]) -> Path:
-    """Store the fit where a job with `history.dir` = `folder` starts from it; what else is stored there stays.
+    """Store the fit where a job with `history.dir` = `folder` starts from it; what else is stored there is kept.
 
     Raises:
         HistoryError: the folder cannot be written, or its file cannot be read.

@@ -93,7 +93,7 @@ class Engine:
         self._each("suspend")
 
     def resume(self) -> None:
-        """Let a suspended engine go on."""
+        """Resume a suspended engine."""
         self._each("resume")
 
     def _each(self, act: str) -> None:

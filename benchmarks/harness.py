@@ -76,7 +76,7 @@ def provenance() -> dict[str, Any]:
             continue
     return {
         "git": git("rev-parse", "HEAD"),
-        # A benchmark that goes on from its own result does not make the tree another one.
+        # A benchmark that resumes from its own result does not make the tree another one.
         "dirty": bool(git("status", "--porcelain", "--untracked-files=no", "--", ".", ":!benchmarks/results")),
         "versions": versions,
         "cpu": machine()["cpu"],
@@ -99,7 +99,7 @@ def pin(threads: int | None = None) -> None:
     """Environment of every engine of a benchmark: correct with and without rollspec, threads pinned.
 
     Args:
-        threads: None: one fewer than there are cores, as in the demo: an engine's scheduler and whoever drives it need
+        threads: None: one fewer than there are cores, as in the demo: an engine's scheduler and its driver need
             one.
     """
     for name in [n for n in os.environ if n == "ROLLSPEC" or n.startswith("ROLLSPEC__")]:
@@ -111,7 +111,7 @@ def pin(threads: int | None = None) -> None:
         "VLLM_USE_V2_MODEL_RUNNER": "1",  # as rollspec's engines
         "VLLM_CPU_KVCACHE_SPACE": "1",
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-        # Time goes on for an engine that is suspended with a step on its way, and it would give the step up.
+        # The clock runs while an engine is suspended within a step, so the step would time out.
         "VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS": "86400",
         "OMP_NUM_THREADS": str(threads or max(1, min(os.cpu_count() or 1, 8) - 1)),
         "HF_HUB_OFFLINE": "1",

@@ -180,7 +180,7 @@ def run(
 def _round(live: Sequence[Engine], order: list[list[int]], batch: int, version: int, r: int) -> Any:
     """Every engine's epochs of one round, in turn."""
     random.Random(version).shuffle(order)  # siblings start apart
-    live[0].resume()  # without speculation: what it said is remembered by nobody
+    live[0].resume()  # without speculation: what it emitted is not in any history
     lengths = [min(MOST, n) for n in live[0].run(Work(order, None, batch, 10 * version))["lengths"]]
     live[0].suspend()
     for engine in live if r % 2 == 0 else list(reversed(live)):

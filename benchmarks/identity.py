@@ -69,7 +69,7 @@ def siblings(samples: Samples) -> dict[tuple[int, int, int], int]:
 def same_tokens(a: Samples, b: Samples, lead: Lead, tie: float) -> SameTokens:
     """Compare the texts that two engines gave to the same sibling of a prompt, each up to its first difference.
 
-    One that ends where the other goes on is wrong: the end is a token, too.
+    One that ends where the other continues is wrong: the end is a token, too.
     """
     compared = identical = ties = wrong = 0
     leads: list[float] = []

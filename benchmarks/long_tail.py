@@ -2,7 +2,7 @@
 training them inside idle engines costs the job.
 
     rollspec bench long-tail
-    rollspec bench long-tail --arms 'suffix;long_tail' --seeds 1    # one part; a later call goes on from what is there
+    rollspec bench long-tail --arms 'suffix;long_tail' --seeds 1    # one part; a later call resumes from what is there
 
 Every job is the demo's, on two replicas, in float32 and under coupled sampling: all arms say the same tokens, so steps
 are compared pair by pair over the same work (`same_lengths` says in how many they are). One replica's share of a

@@ -33,7 +33,7 @@ Arms that train a head get {idle} idle seconds after each epoch or burst, which 
 
 STUB = """\
 **There is no result yet.** `rollspec bench peers --model smollm2 --head FOLDER --minutes 120` makes one: it says which
-arms and how many pairs fit before it starts, and a later call goes on where it stopped.
+arms and how many pairs fit before it starts, and a later call resumes where it stopped.
 """
 
 _RC = {

@@ -25,12 +25,12 @@ def begin(mine: dict[str, Any], out: Path, console: Console) -> dict[str, Any]:
     """
     try:
         earlier = json.loads(out.read_text())
-        # Of a tree that differs from its commit nobody knows whether it is still the same one.
+        # A tree that differs from its commit may have changed since.
         same = key(earlier) == key(mine) and not (earlier["provenance"]["dirty"] or mine["provenance"]["dirty"])
     except (OSError, ValueError, KeyError, TypeError):
         return mine
     if same:
-        console.print(f"goes on from {len(earlier['turns'])} finished turns in {out}", highlight=False)
+        console.print(f"resumes from {len(earlier['turns'])} finished turns in {out}", highlight=False)
         return mine | {k: earlier[k] for k in ("provenance", "lengths", "seconds", "turns", "distance") if k in earlier}
     if earlier["turns"]:
         aside = out.with_suffix(".json.before")

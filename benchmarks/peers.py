@@ -3,7 +3,7 @@
 All arms do the same tokens of the same policy: lengths are recorded once without speculation and replayed. Engines of
 a heat are alive at once and take turns, first one way round and then the other; those that wait are suspended. Ratios
 are of turns that are close in time, and of seconds that were measured. The JSON is written after every turn, and a call
-with the same commit, model and settings goes on from it.
+with the same commit, model and settings resumes from it.
 """
 
 from __future__ import annotations
@@ -171,8 +171,8 @@ class Peers:
                 for d, w in zip(done, self.load.works(name, seed), strict=True)
             ]
 
-    def _heat(self, heat: Heat, none: Any, told: Callable[[str], None]) -> None:
-        """All cells of a heat. An arm that does not start, or ends, is named with its reason, and the others go on."""
+    def _heat(self, heat: Heat, none: Any, report: Callable[[str], None]) -> None:
+        """All cells of a heat. An arm that does not start, or ends, is named with its reason; the others continue."""
         live: dict[str, Any] = {NONE: none}
         try:
             for name in (OURS, *heat.arms):
@@ -183,7 +183,7 @@ class Peers:
                 works, turn = self.load.works(workload, seed), {}
                 mine = [n for n in live if (seed, workload) in heat.arms.get(n, heat.cells)]
                 for name in mine if seed % 2 == 0 else reversed(mine):
-                    told(f"{workload}, seed {seed}: {name}")
+                    report(f"{workload}, seed {seed}: {name}")
                     turn[name] = self._guarded(name, self._turn, name, live[name], works)
                     if turn[name] is None:
                         live.pop(name).close()

@@ -9,11 +9,11 @@ import random
 from typing import Any
 
 Step = tuple[int, float, float, int, int]
-"""What the cost model is told of a step: tokens, seconds, context tokens, whether it verifies, requests."""
+"""What the cost model observes of a step: tokens, seconds, context tokens, whether it verifies, requests."""
 
 
 def become(worker: Any, source: dict[str, Any]) -> None:
-    """Go on under another configuration, with nothing learned and no history: as an engine that starts now."""
+    """Continue under another configuration, with nothing learned and no history: as an engine that starts now."""
     from rollspec.config import RollspecConfig
 
     drafter = worker.model_runner._rollspec
@@ -33,7 +33,7 @@ def machine(worker: Any) -> dict[str, Any]:
 
 
 def watch(worker: Any) -> None:
-    """Keep every step that the cost model is told of from now on; `steps` takes them."""
+    """Keep every step that the cost model observes from now on; `steps` takes them."""
     cost = worker.model_runner._rollspec.proposer.tuner.cost
     observe, worker.seen = cost.observe, []
 

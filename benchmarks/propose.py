@@ -1,7 +1,7 @@
 """Host time of drafting: `Engine.step` per step and per request, without an engine, on texts with a known repeat rate.
 
 In the fourth epoch, with three of history. Times are of this thread on the CPU; runs do the same steps, because the
-tuner is told times that no clock decides, so each step counts with its fastest run.
+tuner is given times that no clock decides, so each step counts with its fastest run.
 """
 
 from __future__ import annotations

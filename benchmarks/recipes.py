@@ -113,21 +113,26 @@ def run(
     """Train them all, print a table, and write JSON."""
     import torch
 
-    from drafter_online.held_out import ceiling
+    from drafter_online.held_out import max_acceptance
 
     torch.set_num_threads(1)
     console = Console(stderr=True)
     began = provenance()
-    given, most = Recorded.read(folder), 0.0  # `most`: the ceiling; all recipes have the same target and vocabulary
+    given, most = (
+        Recorded.read(folder),
+        0.0,
+    )  # `most`: the largest possible; all recipes have the same target and vocabulary
     found: dict[str, dict[str, Any]] = {}
     for arm in arms:
         found[arm] = {}
         for seed in seeds:
             trainer, result = train(given, arm, seed, seconds, vocabulary)
-            most = most or round(ceiling(trainer, given.held).length, 4)
+            most = most or round(max_acceptance(trainer, given.held).length, 4)
             found[arm][str(seed)] = {**result, "ceiling": most}
         console.print(arm, *(r["curve"][-1]["acceptance_length"] for r in found[arm].values()))
-    table = Table("recipe", "acceptance length", "of the ceiling", title=f"after {seconds:g} CPU-seconds of training")
+    table = Table(
+        "recipe", "acceptance length", "of the largest possible", title=f"after {seconds:g} CPU-seconds of training"
+    )
     for arm, runs in found.items():
         lengths = [r["curve"][-1]["acceptance_length"] for r in runs.values()]
         shares = [n / r["ceiling"] for n, r in zip(lengths, runs.values(), strict=True)]

@@ -3,7 +3,7 @@
     python -m benchmarks.replay --old START --new LATER
 
 The old policy answers the demo's prompts, then the engine gets the new policy's weights and answers them again. Jobs
-tell what reuse does to a training; this tells what it saves, in a minute per arm, over as many seeds as are wanted.
+show what reuse does to a training; this shows what it saves, in a minute per arm, over as many seeds as are wanted.
 `fixed` verifies every proposed token up to 16, so that what is saved depends on no clock.
 """
 

@@ -1,7 +1,7 @@
 """What past rollouts save in the demo's GRPO job: drafts alone, replays under kept noise, SPEC-RL's lossy prefixes.
 
     rollspec bench reuse
-    rollspec bench reuse --seeds 0 --arms 'none;coupled'      # one part; a later call goes on from what is there
+    rollspec bench reuse --seeds 0 --arms 'none;coupled'      # one part; a later call resumes from what is there
 
 Each (arm, seed) is a whole training job; arms of one seed share policy, prompts, order and seeds, and differ in
 `rollout.custom.rollspec` alone. Finished jobs are kept in a folder and are not run again, so that a long benchmark can

@@ -26,7 +26,7 @@ def read(run: Run, settings: JobSettings) -> dict[str, Any]:
     """
     rollouts = settings.prompts_per_step * settings.n
     kept = run.series("rollspec/reuse/avg_saved_tokens")
-    # Without rollspec nobody counts: a batch that holds all rollouts takes a step per token of the longest one.
+    # Without rollspec steps are not counted: a batch that holds all rollouts takes a step per token of the longest one.
     whole = rollouts <= settings.max_num_seqs
     plain = [float(max(lengths)) if whole and lengths else None for lengths in run.lengths]
     counted = run.series("rollspec/rollout/steps")

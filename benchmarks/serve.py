@@ -6,7 +6,7 @@
 One server, 32 clients. Blocks in which a publisher puts a new version into the store every `EVERY` seconds alternate
 with blocks in which it rests; their order changes. Every eighth request is greedy, and its tokens are compared with
 those of a server without rollspec. Weights of successive versions differ by 2 %: each goes through staging, swap and
-trial.
+canary.
 """
 
 from __future__ import annotations

@@ -66,7 +66,7 @@ class Environment:
                 self.expected[:, i] = batch * (1.0 - p[:, d] ** (arm.k + 1)) / (1.0 - p[:, d])
 
     def step(self, t: int, played: int) -> Outcome:
-        """What step `t` tells if `played` is played."""
+        """The outcome of step `t` if `played` is played."""
         return Outcome(played, self.batch, self.emitted[t].copy(), self.seconds.copy())
 
     def rates(self) -> Matrix:
@@ -125,7 +125,7 @@ def drafters(steps: int, seed: int = 0, prompt: int = 150) -> Environment:
     """BanditSpec's first setting (arXiv:2505.15141, section 6.1): batch 1, several drafters with one K, equal seconds.
 
     Prompts last `prompt` steps in the mean; each has a hidden domain. One drafter is fair everywhere, the others are
-    good in their own domain. The paper's learners start anew with each prompt; these go on.
+    good in their own domain. The paper's learners start anew with each prompt; these continue.
     """
     rng = np.random.default_rng([seed, 1])
     table = np.array([[0.65, 0.85, 0.35, 0.35], [0.65, 0.35, 0.85, 0.35], [0.65, 0.35, 0.35, 0.85]])

@@ -1,4 +1,4 @@
-"""What is wrong with the daemon now."""
+"""Alarms of the daemon: faults that are present now."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Alarm:
 
 
 class Alarms:
-    """Alarms that are on, by kind; each is logged when it goes on."""
+    """Alarms that are on, by kind; each is logged when it is raised."""
 
     def __init__(self) -> None:
         self._on: dict[str, Alarm] = {}

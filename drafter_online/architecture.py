@@ -1,4 +1,4 @@
-"""What of a target a drafter must fit: its architecture, sizes and vocabulary, and the layers that a head reads."""
+"""What a drafter must match of its target: its architecture, sizes and vocabulary, and the layers that a head reads."""
 
 from __future__ import annotations
 

@@ -1,12 +1,12 @@
 """What the drafter is trained on: bounded in bytes, fair to every policy version, and with the long tail kept.
 
-Which samples stay. Each gets a random priority on arrival; per target version those with the highest stay, which is a
-uniform sample of all that came (a reservoir), however the bytes run out. A version's share of the bytes halves every
-`half_life` versions. Besides, the longest responses of the last `tail_versions` versions stay up to `tail_quota` of the
-bytes: long responses are rare, finish last, and are what speculation is for. With `keep_versions`, nothing older than
-the newest so many versions stays.
+Which samples are kept. Each gets a random priority on arrival; per target version those with the highest are kept: a
+uniform sample of all that came (a reservoir), whatever the byte bound. A version's share of the bytes halves every
+`half_life` versions. Besides, the longest responses of the last `tail_versions` versions are kept up to `tail_quota` of
+the bytes: long responses are rare, finish last, and gain most from speculation. With `keep_versions`, nothing older
+than the newest so many versions is kept.
 
-What is drawn. Windows from anywhere in the responses, samples chosen by recency times response tokens held, so that a
+What is drawn. Windows from anywhere in the responses, samples chosen by recency times response tokens, so that a
 token late in a long response is seen as often as an early one.
 
 Saved as one file per sample, named by its checksum, and an index: a save writes only what is new, and a damaged file
@@ -55,7 +55,7 @@ class _Entry:
     sample: Sample
     priority: float
     nbytes: int
-    response: int  # response tokens held
+    response: int  # response tokens kept
     drawn: int = 0
     checksum: str | None = None  # of its file, once written
 
@@ -99,7 +99,7 @@ class Buffer:
         """Take a sample, then drop what does not fit. False: the sample itself was not kept.
 
         Raises:
-            SampleError: it does not fit together, is not finite, or has other sizes than the samples held.
+            SampleError: it does not fit together, is not finite, or has other sizes than the samples in the buffer.
         """
         try:
             self._check(sample)
@@ -168,7 +168,7 @@ class Buffer:
         self.counts.rewarded += 1
         self.rewards.add(value)
 
-    # ---- what stays -------------------------------------------------------------------------------------------------
+    # ---- retention --------------------------------------------------------------------------------------------------
 
     def _tail(self) -> set[int]:
         """Identities of the longest responses that the quota keeps."""
@@ -257,7 +257,7 @@ class Buffer:
         return counts
 
     def stats(self) -> dict[str, Any]:
-        """What is held, as a JSON object."""
+        """The contents in numbers, as a JSON object."""
         versions: dict[int, dict[str, float]] = {}
         for e in self._entries:
             v = versions.setdefault(e.sample.target_version, {"samples": 0, "bytes": 0, "tokens": 0, "rewarded": 0})
@@ -290,10 +290,10 @@ class Buffer:
     # ---- disk -------------------------------------------------------------------------------------------------------
 
     def save(self, folder: Path | str) -> Path:
-        """Write what is new and the index; then delete the files of samples that are no longer held.
+        """Write what is new and the index; then delete the files of samples that are no longer kept.
 
         Raises:
-            BufferFileError: the folder cannot be written; what was saved before stays valid.
+            BufferFileError: the folder cannot be written; what was saved before is still valid.
         """
         folder = Path(folder)
         try:
@@ -306,9 +306,9 @@ class Buffer:
             sync_folder(folder / SAMPLES)
             index = self._index()
             replace(folder / INDEX, json.dumps({**index, "checksum": digest(index)}).encode())
-            held = {e.checksum for e in self._entries}
+            kept = {e.checksum for e in self._entries}
             for path in (folder / SAMPLES).iterdir():
-                if path.stem not in held:
+                if path.stem not in kept:
                     path.unlink(missing_ok=True)
         except OSError as e:
             raise BufferFileError(

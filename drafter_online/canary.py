@@ -1,9 +1,9 @@
 """Whether a drafter's new weights are promoted: the first drafts made with them against what the old ones reached.
 
-The old weights' acceptance per position is what was known when they were replaced. Each draft of the new ones is scored
-against what the target then said, verified or not, and only for requests whose drafter KV is the new weights' own:
-stale KV would blame them for what the old ones wrote. The sum of hits over the sum of what the old ones would have hit
-decides.
+The old weights' acceptance per position is the one measured when they were replaced. Each draft of the new ones is
+scored against the tokens that the target then emitted, verified or not, and only for requests whose drafter KV was
+written by the new weights: stale KV would lower their acceptance. The verdict is by the sum of accepted tokens over the
+sum that the old weights would have had accepted.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Checkpoints of training: whole or not there, written beside the training, verified when read.
 
-    folder/step-00000120/state.safetensors     masters, optimiser moments, random state
+    folder/step-00000120/state.safetensors     fp32 master weights, optimiser moments, random state
     folder/step-00000120/state.json            counters, checksums
 
 The newest that is whole is taken: one cut short by a crash or altered on disk is passed over with a warning.
@@ -42,7 +42,7 @@ class Checkpoints:
     def save(self, step: int, tensors: Mapping[str, Tensor], record: Mapping[str, Any]) -> None:
         """Write in the background. The tensors are copied now; a write still under way is waited for first.
 
-        A write that fails is logged, and `failed` says why: training goes on with the older checkpoint.
+        A write that fails is logged, and `failed` says why: training continues with the older checkpoint.
         """
         self.wait()
         frozen = {n: t.detach().to("cpu", copy=True).contiguous() for n, t in tensors.items()}
@@ -114,7 +114,7 @@ class Checkpoints:
         except OSError as e:
             shutil.rmtree(temporary, ignore_errors=True)
             self.failed = f"the checkpoint of step {step} cannot be written to {self.folder} ({e.strerror or e})"
-            log.warning("drafter-online: %s; training goes on", self.failed)
+            log.warning("drafter-online: %s; training continues", self.failed)
             return
         for old in self.steps()[:-KEEP]:
             shutil.rmtree(self._path(old), ignore_errors=True)

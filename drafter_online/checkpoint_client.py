@@ -1,8 +1,8 @@
-"""What an engine asks of its daemon when the job writes a checkpoint, and when it goes on from one: the other end of
+"""What an engine asks of its daemon when the job writes a checkpoint, and when it resumes from one: the other end of
 `job_checkpoint`.
 
 `save` waits for the answer, bounded; `load` does not: the daemon may still be starting, and takes the copy over before
-it gets samples. The thread that has the connection sends and hears both.
+it gets samples. The thread that has the connection sends and receives both.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ class CheckpointClient:
             return
         r.done = done.done
         if done.done:
-            what = "is in" if r.kind == "save" else "goes on from"
+            what = "is in" if r.kind == "save" else "resumes from"
             log.info("drafter-online: the training %s %s.", what, r.folder)
         elif done.error is None:
             log.info("drafter-online: the daemon keeps its own state, apart from the job's checkpoints.")

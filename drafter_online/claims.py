@@ -74,8 +74,8 @@ def latest(folder: Path) -> Claim | None:
 def verdict(folder: Path, attempt: int) -> Verdict | None:
     """What came of a claim; None: nothing yet."""
     row = _read(verdict_path(folder, attempt))
-    said = None if row is None else row.get("verdict")
-    return said if said in ("promoted", "rolled_back", "refused") else None
+    found = None if row is None else row.get("verdict")
+    return found if found in ("promoted", "rolled_back", "refused") else None
 
 
 def on_canary(folder: Path) -> bool:

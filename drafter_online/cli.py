@@ -1,6 +1,6 @@
 """The `drafter-online` command.
 
-    drafter-online make-head --model MODEL --out HEAD      a head trained on what the model says, in an hour
+    drafter-online make-head --model MODEL --out HEAD      a head trained on the model's own text, in an hour
     drafter-online init --target MODEL --out HEAD          a fresh EAGLE-3 head that vLLM can serve
     drafter-online convert SRC --target MODEL --out HEAD   a SpecForge/SGLang head in the same format
     drafter-online buffer stats DIR                        what a saved buffer holds

@@ -87,8 +87,8 @@ def torch_dtype(name: str) -> Any:
 
 
 def bars(quiet: bool) -> Progress:
-    """Progress bars on stderr; beside a task's bar stands its field `said`."""
-    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[said]}"), TimeRemainingColumn())
+    """Progress bars on stderr; beside a task's bar stands its field `text`."""
+    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[text]}"), TimeRemainingColumn())
     return Progress(*columns, console=Console(stderr=True), disable=quiet)
 
 

@@ -1,4 +1,4 @@
-"""Copies of a daemon's state in the checkpoints of a job, and going on from one.
+"""Copies of a daemon's state in the checkpoints of a job, and resuming from one.
 
     copies = Copies(dir)
     copies.out(checkpoint)           # state, buffer and versions, as they are on disk
@@ -102,7 +102,7 @@ class Copies:
                     shutil.rmtree(self.home / part, ignore_errors=True)
                     os.rename(aside / part, self.home / part)
             raise ServiceError(
-                f"drafter-online: the copy in {folder} cannot be taken over ({_reason(e)}); what was here stays."
+                f"drafter-online: the copy in {folder} cannot be taken over ({_reason(e)}); what was here is kept."
             ) from e
 
     def other(self, folder: Path) -> bool:

@@ -1,4 +1,4 @@
-"""What engines and the daemon tell each other, checked, and what engines' requests add up to per domain.
+"""The messages between engines and the daemon, validated, and the sums of the engines' requests per domain.
 
 An engine sends its counts since it began; differences are taken here, so a message that is lost costs nothing. The
 number of domains is bounded: what requests call themselves is not ours to trust.
@@ -62,8 +62,8 @@ class Counts(msgspec.Struct, array_like=True):
         return self.accepted / self.drafted if self.drafted else None
 
 
-class Trial(msgspec.Struct, array_like=True, frozen=True):
-    """What an engine made of a version."""
+class VersionVerdict(msgspec.Struct, array_like=True, frozen=True):
+    """An engine's verdict on a version that it had on canary."""
 
     version: int
     verdict: Verdict
@@ -71,7 +71,7 @@ class Trial(msgspec.Struct, array_like=True, frozen=True):
 
 
 class Status(msgspec.Struct, frozen=True):
-    """What an engine says every second or two."""
+    """An engine's report, sent every second or two."""
 
     version: int  # of the drafter it runs; 0: as it was started
     busy: bool = False  # a version is being staged or on canary
@@ -79,7 +79,7 @@ class Status(msgspec.Struct, frozen=True):
     speculating: bool = True
     off: list[str] = []  # (drafter, batch) pairs that its guard switched off
     domains: dict[str, Counts] = {}
-    trials: list[Trial] = []  # latest ones
+    verdicts: list[VersionVerdict] = []  # the latest
     counts: dict[str, float] = {}  # captured, dropped, private, ...
     faults: list[str] = []
 
@@ -132,7 +132,7 @@ class Engine:
     hello: Hello
     status: Status = field(default_factory=lambda: Status(version=0))
     reported: bool = False  # `status` is its own
-    heard: float = field(default_factory=time.monotonic)
+    last_message: float = field(default_factory=time.monotonic)
     offered: float = 0.0  # when it was last offered a version
     samples: int = 0
 
@@ -219,7 +219,7 @@ class Engines:
         if engine.reported:
             for name, now in status.domains.items():
                 self._of(name).add(now, engine.status.domains.get(name, Counts()))
-        engine.status, engine.reported, engine.heard = status, True, time.monotonic()
+        engine.status, engine.reported, engine.last_message = status, True, time.monotonic()
         return engine
 
     def _of(self, name: str) -> Counts:

@@ -24,7 +24,7 @@ class BufferFileError(DrafterError):
 
 
 class TrainingError(DrafterError):
-    """Training that cannot go on: nothing good to go back to, or a checkpoint that cannot be read or written."""
+    """Training that cannot continue: nothing good to go back to, or a checkpoint that cannot be read or written."""
 
 
 class WireError(DrafterError):

@@ -95,7 +95,7 @@ def run(job: Job, folder: Path, note: Callable[[dict[str, Any]], None]) -> None:
 
 
 def progress_of(folder: Path) -> dict[str, Any]:
-    """What the engine said last; empty where it has said nothing."""
+    """The engine's latest progress; empty before the first."""
     try:
         return dict(json.loads((folder / PROGRESS).read_bytes()))
     except (OSError, ValueError):

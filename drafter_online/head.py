@@ -57,7 +57,7 @@ def fresh(
         target: folder (or hub name) of the target's checkpoint.
         aux: auxiliary layers; `aux_layers` when None.
         draft_vocab_size: tokens the head can draft; the whole vocabulary when None or not smaller than it.
-        counts: how often the target said each token; decides which tokens the head can draft. The share of them it
+        counts: how often the target emitted each token; decides which tokens the head can draft. The share of them it
             covers is logged and kept in the configuration. None: the vocabulary's first ones, until `refresh` gets
             counts.
         layers: decoder layers of the head.
@@ -118,9 +118,9 @@ def fresh(
         _attach(head, target)
         taken = [] if random else start_as_target(head, target, verifier.num_hidden_layers)
     setattr(head.config, OURS, {"base": base_of(verifier), "vocabulary_coverage": coverage, "starts_as_layers": taken})
-    said = "" if coverage is None else f", {coverage:.4f} of what was said"
+    share = "" if coverage is None else f", {coverage:.4f} of the target's text"
     start = f"as layer {', '.join(map(str, taken))} of its target" if taken else "random"
-    log.info("drafter-online: a fresh head starts %s and drafts %d of %d tokens%s", start, size, whole, said)
+    log.info("drafter-online: a fresh head starts %s and drafts %d of %d tokens%s", start, size, whole, share)
     return head
 
 
@@ -235,13 +235,13 @@ def refresh(
 ) -> None:
     """Copy the target's present weights into a head under training: in RL they move with the policy.
 
-    An LM head that is the target's rows follows them; one that was trained stays as it is.
+    An LM head that is the target's rows follows them; one that was trained is not changed.
 
     Args:
         embed: input embedding [V, H].
         norm: gain of the final norm [H], as the target stores it.
         lm_head: output matrix [V, H], of the whole vocabulary.
-        counts: how often the target said each token lately. Where other tokens cover more of it than those that the
+        counts: how often the target emitted each token lately. Where other tokens cover more of it than those that the
             head can draft, it drafts them from now on.
     """
     from speculators.models.utils import uses_gemma_style_final_norm
@@ -290,7 +290,7 @@ def _choose_again(head: Any, counts: Mapping[int, int]) -> None:
     head.load_vocab_mappings(t2d, d2t)
     getattr(head.config, OURS)["vocabulary_coverage"] = share
     log.info(
-        "drafter-online: the head drafts other %d of %d tokens, %.4f of what was said; it was %.4f",
+        "drafter-online: the head drafts other %d of %d tokens, %.4f of the target's text; it was %.4f",
         head.draft_vocab_size, head.verifier_vocab_size, share, before,
     )  # fmt: skip
 

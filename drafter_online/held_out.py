@@ -56,8 +56,8 @@ def covered(head: Any, samples: list[Sample]) -> float:
     """Share of the samples' response tokens that a head can draft."""
     if not head.use_draft_vocab:
         return 1.0
-    said = [head.t2d.cpu()[s.input_ids[s.loss_mask]] for s in samples]
-    return sum(int(t.sum()) for t in said) / max(1, sum(map(len, said)))
+    drafted = [head.t2d.cpu()[s.input_ids[s.loss_mask]] for s in samples]
+    return sum(int(t.sum()) for t in drafted) / max(1, sum(map(len, drafted)))
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ class _Knowing:
     score = targets
 
 
-def ceiling(trainer: Trainer, samples: list[Sample]) -> Acceptance:
+def max_acceptance(trainer: Trainer, samples: list[Sample]) -> Acceptance:
     """What greedy drafts achieve at most with this draft vocabulary: those of a drafter that knows the target's own
     likeliest token at every position. At a temperature above 0 the target does not always say it.
     """

@@ -40,7 +40,7 @@ class Handler(Protocol):
         """A message of an engine that was welcomed. A `DrafterError` refuses it."""
 
     def gone(self, session: str) -> None:
-        """An engine said goodbye or is silent."""
+        """An engine said goodbye or has been silent too long."""
 
 
 class Hub:
@@ -59,7 +59,7 @@ class Hub:
         wire.check_port(endpoint)
         self.handler = handler
         self.counts: Counter[str] = Counter()  # received, received_bytes, refused/<kind>, failed, unsent
-        self._heard: dict[bytes, float] = {}  # route of an engine -> when it last spoke
+        self._last_message: dict[bytes, float] = {}  # route of an engine -> time of its last message
         self._outgoing: deque[tuple[bytes, Message]] = deque(maxlen=1024)
         self._stop = threading.Event()
         self._context = zmq.Context()
@@ -106,7 +106,7 @@ class Hub:
         return self._thread.is_alive()
 
     def __len__(self) -> int:
-        return len(self._heard)
+        return len(self._last_message)
 
     # ---- the thread -------------------------------------------------------------------------------------------------
 
@@ -120,7 +120,7 @@ class Hub:
                     self._refused(WireError("unauthenticated", "its connection does not have this daemon's token"))
                 while self._outgoing:
                     route, message = self._outgoing.popleft()
-                    if route in self._heard:
+                    if route in self._last_message:
                         self._put(route, message)
                 self._forget()
             except Exception as e:  # one message must not end the service for all
@@ -145,10 +145,10 @@ class Hub:
         if message.kind == "hello":
             self._greet(route, message)
             return
-        if route not in self._heard:
+        if route not in self._last_message:
             self._put(route, Message("again"))
             raise WireError("unknown", "who sent it has not said hello (this daemon was started after it)")
-        self._heard[route] = time.monotonic()
+        self._last_message[route] = time.monotonic()
         self.counts["received"] += 1
         self.counts["received_bytes"] += sum(map(len, frames))
         if message.kind == "bye":
@@ -161,13 +161,13 @@ class Hub:
             self._put(route, Message("ack", {"seq": seq}))
 
     def _greet(self, route: bytes, message: Message) -> None:
-        if route not in self._heard and len(self._heard) >= MOST_SESSIONS:
-            self._drop(min(self._heard, key=self._heard.__getitem__))  # who lives says hello again
+        if route not in self._last_message and len(self._last_message) >= MOST_SESSIONS:
+            self._drop(min(self._last_message, key=self._last_message.__getitem__))  # who lives says hello again
         reason = self.handler.greeted(route.hex(), message.body)
         if reason is not None:
             self._put(route, Message("refused", {"reason": reason}))
             raise WireError("refused", reason.rstrip("."))
-        self._heard[route] = time.monotonic()
+        self._last_message[route] = time.monotonic()
         self._put(route, Message("welcome"))
 
     def _put(self, route: bytes, message: Message) -> None:
@@ -178,10 +178,10 @@ class Hub:
 
     def _forget(self) -> None:
         now = time.monotonic()
-        for route, heard in list(self._heard.items()):
-            if now - heard > SILENT_SECONDS:
+        for route, last in list(self._last_message.items()):
+            if now - last > SILENT_SECONDS:
                 self._drop(route)
 
     def _drop(self, route: bytes) -> None:
-        del self._heard[route]
+        del self._last_message[route]
         self.handler.gone(route.hex())

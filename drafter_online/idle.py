@@ -1,4 +1,4 @@
-"""When training may use the machine: a pure rule, and the accounting of what it found and took.
+"""When training may use the machine: a pure rule, and the accounting of idle time found and used.
 
 A step runs only while the engine is awake, has no request running or waiting, and the trainer of the policy is not in
 its update phase (it needs the memory, and the policy is changing). It is asked again before every training-time-test
@@ -27,7 +27,7 @@ Why = Literal["idle", "asleep", "busy", "updating", "settling", "stopped"]
 
 
 LEAST_SECONDS = 120.0
-"""No step is said to hang before this: the first one loads libraries and may compile."""
+"""No step counts as hanging before this: the first one loads libraries and may compile."""
 
 TIMES = 20.0
 """A step hangs once it takes so many times the mean of those before it."""
@@ -93,7 +93,7 @@ class IdleCounts:
     """Seconds and events since the start."""
 
     available: float = 0.0  # the engine was idle (awake, nothing to do, no update), whether or not a step ran
-    harvested: float = 0.0  # micro-steps that did their work
+    used: float = 0.0  # micro-steps that did their work
     wasted: float = 0.0  # micro-steps that were preempted or skipped, or failed
     steps: int = 0
     preempted: int = 0
@@ -109,7 +109,7 @@ class IdleCounts:
     @property
     def step_seconds(self) -> float:
         """Mean duration of the micro-steps that did their work, 0 before the first."""
-        return self.harvested / self.steps if self.steps else 0.0
+        return self.used / self.steps if self.steps else 0.0
 
 
 class Idle(Generic[T]):
@@ -127,7 +127,7 @@ class Idle(Generic[T]):
         self.settle_seconds, self.max_failures = settle_seconds, max_failures
         self.counts = IdleCounts()
         self.watch = StepWatch(clock)
-        self.stopped: str | None = None  # why training was given up, None while it goes on
+        self.stopped: str | None = None  # why training was given up, None while it runs
         self._clock = clock
         self._idle_since: float | None = None
         self._seen: float | None = None  # when `available` was last brought up to date
@@ -197,7 +197,7 @@ class Idle(Generic[T]):
                 log.warning("drafter-online: a training step failed (%s: %s)", type(failure).__name__, failure)
             if self._failures >= self.max_failures:
                 self.stopped = f"{self._failures} training steps in a row failed, the last with {failure!r}"
-                log.error("drafter-online: training is stopped: %s; drafting goes on as it is", self.stopped)
+                log.error("drafter-online: training is stopped: %s; drafting continues as it is", self.stopped)
             return
         self._failures = 0
         if latency is not None:
@@ -210,7 +210,7 @@ class Idle(Generic[T]):
             c.wasted += seconds
             return
         c.steps += 1
-        c.harvested += seconds
+        c.used += seconds
 
 
 def _forbids(state: EngineState) -> Why | None:

@@ -1,4 +1,4 @@
-"""Where a fresh head's decoder layers start: as the target's last ones, which know what its hidden states mean.
+"""Where a fresh head's decoder layers start: as the target's last ones, which already read its hidden states.
 
 The head's first layer reads the embedding of the next token beside the hidden state, so that its queries, keys and
 values are twice as wide: each half starts as the target's, scaled so that their sum has the variance of one. The

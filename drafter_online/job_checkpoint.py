@@ -1,4 +1,4 @@
-"""What a job asks of its daemon when it writes a checkpoint, and when it goes on from one: `save` and `load`.
+"""What a job asks of its daemon when it writes a checkpoint, and when it resumes from one: `save` and `load`.
 
 Asked for on the hub's thread and done on the one that trains, between two micro-steps. Only the daemon of a job
 (`ServiceConfig.job`) does it: engines that share a server's daemon must not choose where it writes.
@@ -104,4 +104,4 @@ class JobCheckpoint:
         self.copies.back(folder)
         self.service.taken_over()
         self._loaded = (checkpoint, there)
-        log.info("drafter-online: training goes on from %s; what was here is set aside.", folder)
+        log.info("drafter-online: training resumes from %s; what was here is set aside.", folder)

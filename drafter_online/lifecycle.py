@@ -11,7 +11,7 @@ The engine that swaps a version in, the replicas that share a store, and the ser
 keep a `Life` for it; none of them decides by itself what may come next. A fleet does not see how an engine stages a
 version: for it the engine *is* the canary from the moment it claims the version.
 
-A version is promoted by PROMOTE after a canary, or by TRUST where another's word stands for one: an operator's,
+A version is promoted by PROMOTE after a canary, or by TRUST where another decision replaces one: an operator's,
 or the canary of another engine. Verdicts only get worse: what was promoted may be rolled back, never the reverse.
 
     life = Life(7)

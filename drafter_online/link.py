@@ -64,11 +64,11 @@ class Link:
         self._seq = 0
         self._unanswered: OrderedDict[int, int] = OrderedDict()  # sequence number -> bytes
         self.under_way = 0  # bytes
-        self._heard = -AWAY_SECONDS
+        self._last_message = -AWAY_SECONDS
         self._next_hello = 0.0
         self._next_connection = 0.0
         self._given_up = False  # a handshake failed since the last attempt
-        self._told: set[str] = set()
+        self._logged: set[str] = set()
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.DEALER)
         s = self._socket
@@ -103,7 +103,7 @@ class Link:
         try:
             size = self._send(message)
         except WireError as e:
-            self._tell(str(e), f"{e}")
+            self._log_once(str(e), f"{e}")
             size = None
         if size is None:
             self.counts["dropped"] += 1
@@ -117,7 +117,7 @@ class Link:
     def poll(self, seconds: float = 0.0) -> list[Message]:
         """Wait up to `seconds` for what the daemon says; keeps the connection alive. Never raises for what comes in."""
         now = time.monotonic()
-        if self.away is None and now - self._heard > AWAY_SECONDS:
+        if self.away is None and now - self._last_message > AWAY_SECONDS:
             self._lose(f"it has said nothing for {AWAY_SECONDS:g} s")
         if self.away is not None and now >= self._next_hello:
             self._greet(now)
@@ -194,13 +194,13 @@ class Link:
             self._refused(str(message.body.get("reason", ""))[:500])
             self._next_hello = now + REFUSED_SECONDS
         elif message.kind == "welcome":
-            self._heard = now
+            self._last_message = now
             if self.away is not None:
                 self.away = None
                 self.counts["sessions"] += 1
                 log.info("drafter-online: connected to the drafter daemon at %s.", self.endpoint)
-        elif self.away is None:  # what it said before it was away is of no use any more
-            self._heard = now
+        elif self.away is None:  # its messages from before the interruption are of no use
+            self._last_message = now
             if message.kind == "ack":
                 self._answered(message.body.get("seq"))
             return message
@@ -208,12 +208,12 @@ class Link:
 
     def _refused(self, reason: str) -> None:
         self.away = reason
-        self._tell(reason, f"drafter-online: the drafter daemon at {self.endpoint} refuses this engine: {reason}.")
+        self._log_once(reason, f"drafter-online: the drafter daemon at {self.endpoint} refuses this engine: {reason}.")
 
     def _answered(self, seq: Any) -> None:
         if isinstance(seq, int):
             self.under_way -= self._unanswered.pop(seq, 0)
 
-    def _tell(self, key: str, sentence: str) -> None:
-        log.log(logging.DEBUG if key in self._told else logging.WARNING, "%s", sentence)
-        self._told.add(key)
+    def _log_once(self, key: str, sentence: str) -> None:
+        log.log(logging.DEBUG if key in self._logged else logging.WARNING, "%s", sentence)
+        self._logged.add(key)

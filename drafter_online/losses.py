@@ -89,8 +89,8 @@ def truncated(z: Tensor, ids: Tensor, logits: Tensor, logsumexp: Tensor) -> tupl
 
     Args:
         z: the drafter's logits [..., V].
-        ids: the kept tokens' places in the drafter's vocabulary [..., k]; -1 where it has no such token (its mass joins
-            "any other"), or where nothing was kept.
+        ids: the kept tokens' indices in the drafter's vocabulary [..., k]; -1 where it has no such token (its mass
+            joins "any other"), or where nothing was kept.
         logits: the target's logits of them [..., k]; -inf where nothing was kept.
         logsumexp: the target's, over its whole vocabulary [...].
 
@@ -116,7 +116,7 @@ def truncated_forward_kl(z: Tensor, ids: Tensor, logits: Tensor, logsumexp: Tens
 
 
 def truncated_reverse_kl(z: Tensor, ids: Tensor, logits: Tensor, logsumexp: Tensor) -> Tensor:
-    """KL(q‖p) of `truncated` [...]: takes mass away from what the drafter says and the target does not.
+    """KL(q‖p) of `truncated` [...]: takes mass from tokens that the drafter proposes and the target does not.
 
     Source: Draft-OPD (arXiv 2605.29343): reverse KL on states that the drafter's own proposals reached, weighted by
     gamma^k for the k-th proposal after the error.

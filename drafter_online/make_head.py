@@ -2,11 +2,11 @@
 
     DIR/config.json, model.safetensors    the head, as vLLM and `speculators` read it
     DIR/make-head.json                    what was done, and the training curve; written as it goes
-    DIR/buffer/                           what the target said, with its hidden states
+    DIR/buffer/                           the target's text, with its hidden states
     DIR/work/                             the engine's job and log, the head before training, checkpoints of training
 
 The minutes are those of all calls with the same DIR together: one that was killed, or is called again with more of
-them, goes on where it was.
+them, resumes where it was.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from drafter_online.architecture import aux_layers, base_of, check_room, target_
 from drafter_online.buffer import Buffer, BufferConfig
 from drafter_online.errors import HeadError, TrainingError
 from drafter_online.files import replace, try_lock
-from drafter_online.held_out import ceiling, covered, first, split
+from drafter_online.held_out import covered, first, max_acceptance, split
 from drafter_online.model import Eagle3
 from drafter_online.objective import Acceptance
 from drafter_online.samples import Sample
@@ -38,7 +38,7 @@ from drafter_online.vocabulary import DRAFTED
 log = logging.getLogger("drafter_online")
 
 Note = Callable[[str, float, float, str], None]
-"""Gets progress: phase, seconds done, seconds in all, and what is to be said beside them."""
+"""Gets progress: phase, seconds done, seconds in all, and the text beside them."""
 
 RECORD = "make-head.json"
 GENERATING = 1 / 3  # of the minutes
@@ -77,7 +77,7 @@ class Options:
 
 
 def make(options: Options, note: Note = lambda *_: None) -> dict[str, Any]:
-    """Make the head, or go on with it, and return what `make-head.json` says.
+    """Make the head, or resume it, and return what `make-head.json` says.
 
     Raises:
         HeadError: the model has no room for a head or cannot be read, or DIR belongs to other work.
@@ -138,11 +138,11 @@ class _Work:
 
     def generate(self) -> None:
         """Have the engine generate what is missing."""
-        o, said = self.options, self.buffer.token_counts().total()
+        o, done = self.options, self.buffer.token_counts().total()
         seconds = 60 * o.minutes * GENERATING - self.record["generating_seconds"]
-        enough = seconds < LEAST_SECONDS or self.buffer.bytes >= o.buffer_bytes or said >= (o.tokens or math.inf)
+        enough = seconds < LEAST_SECONDS or self.buffer.bytes >= o.buffer_bytes or done >= (o.tokens or math.inf)
         if enough and len(self.buffer):
-            log.info("drafter-online: %d response tokens are in %s already", said, o.out / "buffer")
+            log.info("drafter-online: %d response tokens are in %s already", done, o.out / "buffer")
             return
         positions = int(self.target.max_position_embeddings)
         rows = prompts.built_in(o.seed) if o.prompts is None else prompts.read(o.prompts, o.seed)
@@ -168,19 +168,19 @@ class _Work:
             seed=o.seed + self.record["requests"],  # not the same text again
             batch=o.batch,
             seconds=max(seconds, LEAST_SECONDS),
-            tokens=None if o.tokens is None else max(1, o.tokens - said),
+            tokens=None if o.tokens is None else max(1, o.tokens - done),
             bytes=max(1, o.buffer_bytes - self.buffer.bytes),
             engine=dict(o.engine),
         )
 
-        def tell(p: dict[str, Any]) -> None:
+        def report(p: dict[str, Any]) -> None:
             done = float(p.get("seconds", 0.0))
             speed = f", {p['tokens'] / done:.0f} tokens/s" if done else ""
-            text = f"{said + p['tokens']} tokens{speed}" if p.get("state") == "generating" else "the engine starts"
+            text = f"{done + p['tokens']} tokens{speed}" if p.get("state") == "generating" else "the engine starts"
             self.note("generating", done, job.seconds, text)
 
         try:
-            generate.run(job, self.folder / "engine", tell)
+            generate.run(job, self.folder / "engine", report)
         finally:
             self._collect()
         if not len(self.buffer):
@@ -221,7 +221,7 @@ class _Work:
         total = max(60 * o.minutes * GENERATING, 60 * o.minutes - r["generating_seconds"])
         if not resumed:
             self._small_batches(trainer, total, evaluating, sum(map(len, shown)))
-            limit = ceiling(trainer, shown)
+            limit = max_acceptance(trainer, shown)
             log.log(
                 logging.WARNING if limit.length < POOR else logging.INFO,
                 "drafter-online: at temperature %g the best head reaches %.2f tokens a step on held-out text%s",
@@ -277,7 +277,7 @@ class _Work:
             trainer.batch_tokens = max(SMALLEST, min(trainer.batch_tokens, int(room) // 64 * 64))
 
     def _untrained(self, kept: Buffer, held: list[Sample]) -> Any:
-        """The head that training starts from; once made, its vocabulary stays."""
+        """The head that training starts from; once made, its vocabulary is fixed."""
         o, folder = self.options, self.folder / "untrained"
         if not (folder / heads.CONFIG).exists():
             counts = kept.token_counts()

@@ -15,7 +15,7 @@ from drafter_online.console import Dtype, Json, bars, integers, show_facts, torc
 
 def make_head(
     model: Annotated[str, typer.Option("--model", help="Folder (or hub name) of the target's checkpoint.")],
-    out: Annotated[Path, typer.Option("--out", help="Folder for the head; called again with it, goes on there.")],
+    out: Annotated[Path, typer.Option("--out", help="Folder for the head; called again with it, resumes there.")],
     minutes: Annotated[float, typer.Option("--minutes", min=0.05, help="For all calls with this --out together.")] = 60,
     prompts: Annotated[
         Path | None,
@@ -86,10 +86,10 @@ def make_head(
         logging.getLogger("drafter_online").setLevel(logging.INFO)
         tasks: dict[str, TaskID] = {}
 
-        def note(phase: str, done: float, total: float, said: str) -> None:
+        def note(phase: str, done: float, total: float, text: str) -> None:
             if phase not in tasks:
-                tasks[phase] = progress.add_task(phase, said=said)
-            progress.update(tasks[phase], completed=done, total=total, said=said)
+                tasks[phase] = progress.add_task(phase, text=text)
+            progress.update(tasks[phase], completed=done, total=total, text=text)
 
         facts = make(options, note)
     show_facts(facts if as_json else _table(facts), as_json)

@@ -178,7 +178,7 @@ class DraftModel:
         return tuple(p for p in self.model.get_output_embeddings().parameters() if p.requires_grad)
 
     def score(self, states: Tensor) -> Tensor:
-        """See `Scorer`: as `transformers` goes on from the last hidden states of its models."""
+        """See `Scorer`: as `transformers` computes logits from the last hidden states of its models."""
         logits: Tensor = self.model.get_output_embeddings()(states)
         config = self.model.config
         if scaling := getattr(config, "logits_scaling", None):  # Granite

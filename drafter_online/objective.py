@@ -2,8 +2,9 @@
 
     L = sum_i decay^i (a * accept_i) + lambda * rejected + mu * induced
 
-`accept` runs over emitted tokens (accepted drafts, corrections, bonus tokens), `rejected` and `induced` over what the
-target said from the first rejected proposal on. Every term is an average over what it runs over, and each can be off.
+`accept` runs over emitted tokens (accepted drafts, corrections, bonus tokens), `rejected` and `induced` over the
+target's choices from the first rejected proposal on. Every term is an average over what it runs over, and each can be
+off.
 """
 
 from __future__ import annotations
@@ -64,7 +65,7 @@ class LossTerms(BaseModel):
 
 @dataclass(frozen=True)
 class Acceptance:
-    """What greedy drafts would have achieved on emitted tokens: sums over D places a draft could start at.
+    """What greedy drafts would have achieved on emitted tokens: sums over D positions a draft could start at.
 
     A draft token counts where it is the token that was emitted. At temperature T that happens with the probability
     that rejection sampling accepts it, so these are unbiased estimates of the engine's numbers. Places that a batch
@@ -144,7 +145,7 @@ def evaluate(
         interrupt: asked before each part.
 
     Raises:
-        Preempted: `interrupt` said so.
+        Preempted: `interrupt` returned true.
     """
     x = torch.stack([s[0] for s in states])  # [steps, L, H]
     learns = torch.is_grad_enabled()
@@ -270,7 +271,7 @@ def _together(batch: Batch, n: int, shift: int) -> Tensor:
 
 
 def _drafts(batch: Batch, steps: int) -> Tensor:
-    """[L] bool: the places of `Acceptance`, whose every step can be compared with emitted tokens of the response.
+    """[L] bool: the positions of `Acceptance`, whose every step can be compared with emitted tokens of the response.
 
     Every step is teacher-forced and in the same document; the first predicted token decides whether it is the
     response's (later ones are then, too).

@@ -1,4 +1,4 @@
-"""Several windows in one sequence, aligned for the head and closed to each other.
+"""Several windows in one sequence, aligned for the head; none attends to another.
 
 Each sample is shifted as `speculators` does (`models/eagle3/data.py`): column c of a document with tokens x0, x1, ...
 
@@ -8,8 +8,8 @@ Each sample is shifted as `speculators` does (`models/eagle3/data.py`): column c
     verifier_last_hidden_states  y1   y2   y3     predicts x2, x3, x4
 
 At training-time-test step i, column c has read x[c+1] .. x[c+1+i] and predicts x[c+2+i], whose target stands in column
-c + i. Where the verify step that started at column c had a rejected proposal, the column is led on by the proposals
-instead of the tokens that were emitted, and from the first rejected one on it learns from what the target said there.
+c + i. Where the verify step that started at column c had a rejected proposal, the column reads the proposals
+instead of the emitted tokens, and from the first rejected one on it learns from the target's choice there.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ ALWAYS = 1 << 30
 
 @dataclass(frozen=True, eq=False)
 class Rejected:
-    """What the target said from the first rejected proposal of a verify step on: R rows."""
+    """The target's choices from the first rejected proposal of a verify step on: R rows."""
 
     column: Tensor  # [R] int64
     step: Tensor  # [R] int64: at which training-time-test step the column is in that state

@@ -3,7 +3,7 @@
     release = Release(store)
     release.published(7)
     release.offer(engine)            # (7, True): for one engine, as a canary; (6, False): what was promoted; None
-    release.tried("engine-1", trial) # its verdict; recorded in the store
+    release.judge("engine-1", verdict)   # its verdict, recorded in the store
 
 Where the newest version stands is its `lifecycle.Life`. An engine that rolled a version back, or refused it, is not
 offered it again. A canary without a verdict within `patience` seconds (no traffic, or gone) is joined by another one.
@@ -17,7 +17,7 @@ import threading
 import time
 from collections.abc import Callable
 
-from drafter_online.engines import Engine, Trial
+from drafter_online.engines import Engine, VersionVerdict
 from drafter_online.errors import DrafterError, VersionError
 from drafter_online.lifecycle import Event, Life, State, Verdict
 from drafter_online.versions import Version, Versions
@@ -45,11 +45,11 @@ class Release:
         self.problem: str | None = None
         self._canaries: dict[str, float] = {}  # engine -> since when the candidate is with it
         self._bad: dict[str, set[int]] = {}
-        self.offered = 0  # newest version that an engine may run, though it has not said so yet
+        self.offered = 0  # newest version that an engine may run, though it has not reported it yet
         self._lock = threading.RLock()
 
     def reread(self) -> None:
-        """The store is another one now: what was said of the old one's versions is forgotten, not what engines run."""
+        """The store is another one now: forget the verdicts on the old one's versions, not what engines run."""
         with self._lock:
             self.current = self.store.promoted()
             self._newest = self._undecided()
@@ -73,7 +73,7 @@ class Release:
         return self.candidate is not None
 
     @property
-    def trials(self) -> list[str]:
+    def canaries(self) -> list[str]:
         """Engines that have the candidate on canary."""
         return list(self._canaries)
 
@@ -116,22 +116,22 @@ class Release:
             if self._canaries.pop(name, None) is not None and not self._canaries:
                 self._newest.apply(Event.LAPSE)
 
-    def tried(self, name: str, trial: Trial) -> bool:
-        """An engine's verdict. True: it is news."""
+    def judge(self, name: str, found: VersionVerdict) -> bool:
+        """Record an engine's verdict. Returns whether it is new."""
         with self._lock:
-            if trial.verdict != "promoted":
+            if found.verdict != "promoted":
                 bad = self._bad.setdefault(name, set())
-                if trial.version in bad:
+                if found.version in bad:
                     return False
-                bad.add(trial.version)
+                bad.add(found.version)
                 bad.difference_update(sorted(bad)[:-64])
-            if trial.version != self.candidate:
-                return trial.verdict != "promoted"
-            self._record(trial.version, trial.verdict, f"{name}: {trial.reason}")
-            self._newest.judge(trial.verdict)
+            if found.version != self.candidate:
+                return found.verdict != "promoted"
+            self._record(found.version, found.verdict, f"{name}: {found.reason}")
+            self._newest.judge(found.verdict)
             self._canaries.clear()
-            if trial.verdict == "promoted":
-                self.current = trial.version
+            if found.verdict == "promoted":
+                self.current = found.version
             else:
                 self.rolled_back += 1
             return True
@@ -156,7 +156,7 @@ class Release:
             return number
 
     def rollback(self, number: int, running: int, first: Callable[[], int]) -> int | None:
-        """Have no engine run version `number`; returns what they will run, None where they may go on as they are.
+        """Have no engine run version `number`; returns what they will run, None where they need not change.
 
         Args:
             running: the newest version that an engine runs.

@@ -1,4 +1,4 @@
-"""One training sample: what the target computed about one sequence, and what it said about drafts.
+"""One training sample: what the target computed about one sequence, and its verification of drafts.
 
 A superset of the `speculators` data format (hs-connectors: `input_ids`, `hidden_states`, `verifier_last_hidden_states`,
 `loss_mask`, `position_ids`), with provenance and with the verify steps of speculative decoding. It is made where the
@@ -332,7 +332,7 @@ def _check_tensors(s: Sample) -> None:
     if pos.shape != ids.shape or pos.dtype != torch.int64:
         raise _bad("position_ids", _shape(pos), f"int64[{t}]")
     if int(pos[0]) < 0 or not torch.equal(pos, torch.arange(t) + pos[0]):
-        raise _bad("position_ids", "not consecutive", "consecutive places from 0 or later, one per token")
+        raise _bad("position_ids", "not consecutive", "consecutive positions from 0 or later, one per token")
 
 
 def _check_verify(s: Sample) -> None:

@@ -8,8 +8,8 @@
     dir/versions   what is published, and what became of it        dir/state      checkpoints of training
     dir/buffer     samples (unless keep_samples is off)            dir/lock       one daemon per folder
 
-Every part may fail without the others: a full disk costs versions and checkpoints, a poisoned sample costs itself, an
-engine that goes away costs its feedback. What is wrong is an alarm, and is tried again.
+Every part may fail without the others: a full disk costs versions and checkpoints, a damaged sample costs itself, an
+engine that disconnects costs its feedback. What is wrong is an alarm, and is tried again.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from drafter_online import head as heads
 from drafter_online import startup, wire
 from drafter_online.alarms import Alarms
 from drafter_online.buffer import add_all
-from drafter_online.engines import Admission, Engines, Hello, Progress, Status, Trial, read
+from drafter_online.engines import Admission, Engines, Hello, Progress, Status, VersionVerdict, read
 from drafter_online.errors import BufferFileError, ServiceError, TrainingError, VersionError
 from drafter_online.fetch import piece
 from drafter_online.hub import Hub
@@ -148,7 +148,7 @@ class Service:
         return None
 
     def gone(self, session: str) -> None:
-        """An engine went away."""
+        """An engine has disconnected."""
         engine = self.engines.by_session.get(session)
         self.engines.leave(session)
         if engine is not None:
@@ -186,9 +186,9 @@ class Service:
         engine = self.engines.report(session, status)
         if engine is None:
             return
-        for trial in status.trials[-16:]:
-            if self.release.tried(engine.name, trial):
-                self._log_verdict(engine.name, trial)
+        for found in status.verdicts[-16:]:
+            if self.release.judge(engine.name, found):
+                self._log_verdict(engine.name, found)
         self.hub.send(session, Message("status", msgspec.to_builtins(self.progress())))
         now = time.monotonic()
         if status.policy > self.parts.policy and now - self._asked > ASK_SECONDS:
@@ -205,11 +205,11 @@ class Service:
             body = {"version": number, "canary": canary, "path": str(path.resolve()), "manifest": manifest}
             self.hub.send(session, Message("offer", body))
 
-    def _log_verdict(self, engine: str, trial: Trial) -> None:
-        self.counts[f"verdict/{trial.verdict}"] += 1
-        log.info("drafter-online: version %d %s by %s: %s", trial.version, trial.verdict, engine, trial.reason)
-        text = f"version {trial.version} was {trial.verdict.replace('_', ' ')} by {engine}: {trial.reason}"
-        self.alarms.set("rollback", None if trial.verdict == "promoted" else text)
+    def _log_verdict(self, engine: str, found: VersionVerdict) -> None:
+        self.counts[f"verdict/{found.verdict}"] += 1
+        log.info("drafter-online: version %d %s by %s: %s", found.version, found.verdict, engine, found.reason)
+        text = f"version {found.version} was {found.verdict.replace('_', ' ')} by {engine}: {found.reason}"
+        self.alarms.set("rollback", None if found.verdict == "promoted" else text)
 
     # ---- training ---------------------------------------------------------------------------------------------------
 
@@ -234,7 +234,7 @@ class Service:
             except TrainingError as e:
                 self.alarms.set("training", f"training has ended: {str(e).removeprefix('drafter-online: ')}")
                 return
-            except Exception as e:  # a bad sample, a device that is gone: serving goes on, and this is tried again
+            except Exception as e:  # a bad sample, a device that is gone: serving continues, and this is tried again
                 failures += 1
                 self.counts["failed_steps"] += 1
                 text = f"{failures} training steps in a row failed, the last with {type(e).__name__}: {e}"
@@ -343,7 +343,7 @@ class Service:
             raise ServiceError(f"drafter-online: {self.trainer.checkpoints.failed}.")
 
     def taken_over(self) -> None:
-        """The trainer went on from another state, and buffer and versions of that are in the folder now."""
+        """The trainer resumed another state, whose buffer and versions are in the folder now."""
         running = max(self.engines.newest, self.release.offered)
         self.trainer.buffer = startup.buffer(self.config, self.alarms)
         self._published_at = self.trainer.counts.steps
@@ -370,7 +370,7 @@ class Service:
 
     @property
     def trains(self) -> bool:
-        """Whether the training goes on."""
+        """Whether training continues."""
         return self._thread.is_alive()
 
     def healthy(self) -> tuple[bool, str]:

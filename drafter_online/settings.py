@@ -40,7 +40,7 @@ class ServiceConfig(BaseModel):
     )
     buffer_bytes: int = Field(1 << 30, ge=1 << 16, description="Bytes of samples that are trained on.")
     buffer: dict[str, Any] = Field(
-        {}, description="What stays of them, by name (docs/drafter.md): half_life, tail_quota, keep_versions, ..."
+        {}, description="Which of them are kept, by name (docs/drafter.md): half_life, tail_quota, keep_versions, ..."
     )
     inbox_bytes: int = Field(256 << 20, ge=1 << 16, description="Bytes of samples that may wait for the training.")
     recency: float = Field(
@@ -50,10 +50,10 @@ class ServiceConfig(BaseModel):
         "engines' policy versions, for RL.",
     )
     retention_hours: float = Field(24.0, gt=0, description="Older samples are deleted (where recency is not 0).")
-    keep_samples: bool = Field(True, description="Write samples to disk, so that a restart goes on with them.")
+    keep_samples: bool = Field(True, description="Write samples to disk, so that a restart resumes with them.")
     keep_versions: int = Field(8, ge=1, description="Newest versions kept, and the promoted one besides.")
     save_seconds: float = Field(60.0, gt=0, description="Seconds between two saves of the samples.")
-    patience: float = Field(60.0, gt=0, description="Seconds until a trial without a verdict is given to one more.")
+    patience: float = Field(60.0, gt=0, description="Seconds until a canary without a verdict is given to one more.")
     linger: float | None = Field(
         None, gt=0, description="End after this long without an engine (ten times that for the first); unset: never."
     )
@@ -74,7 +74,7 @@ def training_of(given: dict[str, Any]) -> DrafterTraining:
 
 
 def buffer_of(config: ServiceConfig) -> BufferConfig:
-    """What stays in the buffer.
+    """What the buffer keeps.
 
     Raises:
         ServiceError: naming the first setting that is not one, or has a value it cannot have.

@@ -5,8 +5,8 @@ has not changed for `lease_seconds` of the onlooker's own clock. Then, or when i
 the version. Retention keeps a version that is claimed.
 
 Where a version stands follows from the files by the table of `lifecycle`. Of several verdicts (a replica that was
-thought dead comes back) the worse counts: a version that any replica rolled back is not run. A version that no replica
-survives trying is refused.
+thought dead comes back) the worse counts: a version that any replica rolled back is not run. A version during whose
+canary several replicas died is refused.
 
     canary = SharedCanary(Versions(folder), replica="3")
     d = canary.decide(running=6)     # "try", "take", "wait", "back" or "none"
@@ -138,12 +138,12 @@ class SharedCanary:
         return [v for v in found if v is not None]
 
     def _lives(self, numbers: list[int]) -> dict[int, Life]:
-        """Every version in the store, or that has a verdict, by what replicas and operators said of it."""
-        said = {n: list(self.verdicts(n)) for n in numbers}
+        """Every version in the store, or that has a verdict, by the verdicts of replicas and operators."""
+        found = {n: list(self.verdicts(n)) for n in numbers}
         for e in self.store.events():
-            said.setdefault(e.version, []).append(e.verdict)
-        lives = {n: Life(n, State.OFFERED) for n in said}
-        for n, verdicts in said.items():
+            found.setdefault(e.version, []).append(e.verdict)
+        lives = {n: Life(n, State.OFFERED) for n in found}
+        for n, verdicts in found.items():
             for verdict in verdicts:
                 lives[n].judge(verdict)
         return lives
@@ -188,9 +188,9 @@ class SharedCanary:
         return claims.path(self.store.path(number), attempt)
 
     def beat(self) -> bool:
-        """Say that this replica still tries. False when it need not go on: the version is gone, or another tries it.
+        """Say that this replica still tries. False when it need not continue: the version is gone, or another tries it.
 
-        A beat that cannot be written is left out; if that goes on, the claim passes to another replica.
+        A beat that cannot be written is left out; if that persists, the claim passes to another replica.
         """
         if self.trying is None:
             return False
@@ -232,8 +232,8 @@ class SharedCanary:
             raise VersionError("drafter-online: there is no canary to conclude; decide() begins one.")
         self._verdict(number, self._attempt, verdict, reason, **facts)
         life = Life(number, State.CANARY)
-        for said in [verdict, *self.verdicts(number)]:
-            life.judge(said)
+        for one in [verdict, *self.verdicts(number)]:
+            life.judge(one)
         return VERDICTS[life.state]
 
     def _verdict(self, number: int, attempt: int, verdict: Verdict, reason: str, **facts: Any) -> None:

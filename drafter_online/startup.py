@@ -107,7 +107,7 @@ def buffer(config: ServiceConfig, alarms: Alarms) -> Buffer:
 
 
 def draft_what_is_said(config: ServiceConfig, training: Trainer, alarms: Alarms) -> None:
-    """Have the head draft what the samples say; where it cannot, it goes on with the tokens it has, and an alarm."""
+    """Have the head draft what the samples say; where it cannot, it keeps the tokens it has, and raises an alarm."""
     try:
         heads.say_as(training.drafter.head, config.target, training.buffer.token_counts())  # type: ignore[attr-defined]
         alarms.set("vocabulary", None)

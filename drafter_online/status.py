@@ -41,8 +41,8 @@ def status(service: Service) -> dict[str, Any]:
         "versions": {
             "running": {e.name: e.status.version for e in service.engines},
             "promoted": service.release.current,
-            "on_trial": service.release.candidate,
-            "tried_by": service.release.trials,
+            "canary": service.release.candidate,
+            "canary_engines": service.release.canaries,
             "latest": service.versions.latest(),
             "published": service.counts["published"],
             "failed": service.counts["failed_publications"],
@@ -69,7 +69,7 @@ def status(service: Service) -> dict[str, Any]:
                 "speculating": e.status.speculating,
                 "off": e.status.off,
                 "samples": e.samples,
-                "heard_seconds": round(time.monotonic() - e.heard, 1),
+                "silent_seconds": round(time.monotonic() - e.last_message, 1),
                 "counts": e.status.counts,
                 "faults": e.status.faults,
             }

@@ -114,11 +114,11 @@ def train(
 
 def _run(trainer: Trainer, steps: int, quiet: bool) -> None:
     with bars(quiet) as progress:
-        task = progress.add_task("training", total=steps, said="")
+        task = progress.add_task("training", total=steps, text="")
         for i in range(1, steps + 1):
             report = trainer.micro_step()
             loss = report.terms.get("loss", trainer.last_loss)
-            progress.update(task, advance=1, said=f"{i}/{steps} loss {loss:.3f}")
+            progress.update(task, advance=1, text=f"{i}/{steps} loss {loss:.3f}")
 
 
 def saved_buffer(folder: Path) -> Buffer:

@@ -3,7 +3,7 @@
     trainer = Trainer(Eagle3(head.load("head/")), buffer, DrafterTraining(), checkpoints="state/")
     trainer.resume()
     while idle():
-        trainer.micro_step(interrupt=somebody_waits)
+        trainer.micro_step(interrupt=request_waits)
     number = trainer.publish(Versions("versions/"))
 
 A micro-step is one forward and backward over one packed sequence. Until its optimiser step it changes nothing but the
@@ -95,7 +95,7 @@ class DrafterTraining(LossTerms):
     batch_tokens: int = Field(2048, ge=16, description="Tokens packed into one micro-step.")
     window_tokens: int = Field(512, ge=16, description="Longest window of a response.")
     precision: Literal["auto", "fp32", "bf16"] = Field(
-        "auto", description="Of the weights; bf16 keeps fp32 masters. `auto`: fp32 on the CPU, else bf16."
+        "auto", description="Of the weights; bf16 keeps fp32 master weights. `auto`: fp32 on the CPU, else bf16."
     )
     train_lm_head: bool = Field(False, description="Train the LM head of a head with a vocabulary of its own.")
     max_bad_steps: int = Field(
@@ -142,7 +142,7 @@ class Trainer:
         self.dtype = torch.bfloat16 if wants_bf16 else torch.float32
         with normal_mode():
             drafter.module.to(self.device, self.dtype).train()
-            self._masters = MasterWeights(
+            self._master_weights = MasterWeights(
                 drafter.module, self.config.learning_rate, self.config.betas, self.config.weight_decay
             )
         self._accumulated = 0
@@ -167,7 +167,7 @@ class Trainer:
 
     def _micro_step(self, interrupt: Callable[[], bool] | None) -> StepReport:
         before = self._rng.getstate()
-        kept = self._masters.gradients() if self._accumulated else None
+        kept = self._master_weights.gradients() if self._accumulated else None
         try:
             batch = self._draw()
             if batch is None:
@@ -228,13 +228,13 @@ class Trainer:
         """The optimiser step; returns the gradient's norm."""
         self._accumulated = 0
         warm = min(1.0, (self.counts.steps + 1) / max(1, self.config.warmup_steps))
-        norm = self._masters.step(self.rate * warm, self.config.clip_norm)
+        norm = self._master_weights.step(self.rate * warm, self.config.clip_norm)
         self.counts.steps += math.isfinite(norm)
         return norm
 
     def _undo(self, rng: Any, gradients: dict[str, Tensor] | None) -> None:
         self._rng.setstate(rng)
-        self._masters.clear(gradients)
+        self._master_weights.clear(gradients)
 
     # ---- what can go wrong ------------------------------------------------------------------------------------------
 
@@ -306,7 +306,7 @@ class Trainer:
     def _state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """Copies on the CPU of all that decides the next step, but for the buffer."""
         version, state, gauss = self._rng.getstate()
-        return self._masters.state(gradients=self._accumulated > 0), {
+        return self._master_weights.state(gradients=self._accumulated > 0), {
             "rng": [version, list(state), gauss],
             "counts": vars(self.counts).copy(),
             "accumulated": self._accumulated,
@@ -320,7 +320,7 @@ class Trainer:
     def _restore(self, tensors: dict[str, Tensor], record: dict[str, Any]) -> None:
         version, state_, gauss = record["rng"]
         counts = TrainerCounts(**record["counts"])  # first: what does not fit changes nothing
-        self._masters.restore(tensors)
+        self._master_weights.restore(tensors)
         self._rng.setstate((version, tuple(state_), gauss))
         self.counts = counts
         self._accumulated = record["accumulated"]
@@ -351,7 +351,7 @@ class Trainer:
                 f"drafter-online: the checkpoint is for the target {record['base']!r}, not {self.drafter.base!r}; give "
                 "another folder."
             )
-        self._masters.check(tensors)
+        self._master_weights.check(tensors)
         self._restore(tensors, record)
         self._good = self._state()
         return True
@@ -371,7 +371,7 @@ class Trainer:
             target_version: newest policy version among the data; the buffer's when None.
 
         Raises:
-            VersionError: the weights are not finite, or the store cannot be written. Training can go on.
+            VersionError: the weights are not finite, or the store cannot be written. Training can continue.
         """
         number = versions.publish(
             self.drafter.weights(dtype),

@@ -151,7 +151,7 @@ class Versions:
 
         Raises:
             VersionError: a weight is not finite or belongs to the target, or the store cannot be written (deleted
-                parent, full disk, no permission); nothing of the version stays behind.
+                parent, full disk, no permission); nothing of the version is left behind.
         """
         from safetensors.torch import save
 

@@ -89,10 +89,10 @@ def versions_rollback(
         raise VersionError(f"drafter-online: no version in {store} is promoted, so there is nothing to roll back.")
     event = versions.record(number, "rolled_back", reason)
     now = versions.promoted()
-    said = f"version {number} is rolled back; promoted is now {'none' if now is None else now}"
-    _decided(versions, event, said, as_json)
+    text = f"version {number} is rolled back; promoted is now {'none' if now is None else now}"
+    _decided(versions, event, text, as_json)
 
 
-def _decided(versions: Any, event: Any, said: str, as_json: bool) -> None:
+def _decided(versions: Any, event: Any, text: str, as_json: bool) -> None:
     facts = {**dataclasses.asdict(event), "promoted": versions.promoted()}
-    typer.echo(json.dumps(facts, indent=2) if as_json else said)
+    typer.echo(json.dumps(facts, indent=2) if as_json else text)

@@ -1,4 +1,4 @@
-"""Which tokens a draft head drafts: of a large vocabulary those that its target says."""
+"""Which tokens a draft head drafts: of a large vocabulary those that its target emits."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from torch import Tensor
 from drafter_online.errors import HeadError
 
 DRAFTED = 8192
-"""Tokens that a fresh head drafts of a large vocabulary. What is said is nearly all among them, and the LM
+"""Tokens that a fresh head drafts of a large vocabulary. Nearly all emitted tokens are among them, and the LM
 head of the whole is most of what a pass and a training step cost.
 """
 
 ENOUGH = 4096
-"""Tokens that the target said, from which on what it says decides which ones are drafted."""
+"""Tokens that the target must have emitted before they decide which ones are drafted."""
 
 LEAST_GAIN = 0.002
-"""Share of what is said that another choice of tokens must cover more than the present one."""
+"""Share of the emitted tokens that another choice of tokens must cover more than the present one."""
 
 
 def drafted(vocabulary: int) -> int | None:
@@ -29,7 +29,7 @@ def choose(counts: Mapping[int, int], size: int, vocabulary: int) -> tuple[Tenso
     """The `size` most frequent tokens: draft-to-target offsets [size], target-to-draft mask [vocabulary], and the
     share of `counts` they cover, None where nothing was counted.
 
-    What was never said comes after it in the vocabulary's order, in which tokenizers have what is frequent first.
+    Tokens never emitted come after them in the vocabulary's order, in which tokenizers have frequent tokens first.
 
     Raises:
         HeadError: a counted token is not in the vocabulary.

@@ -131,7 +131,7 @@ def convert(gguf: Path, folder: Path) -> None:
         gguf.parent, gguf_file=gguf.name, dtype=torch.bfloat16, quantization_config=GgufConfig(dequantize=True)
     )
     # A GGUF file's end of text may be that of the base model: a chat would then never end. Padding is another token,
-    # so that nobody who masks padding masks the end with it.
+    # so that masking padding does not mask the end as well.
     tokenizer.eos_token, tokenizer.pad_token = END, PAD
     tokenizer.model_max_length = CONTEXT
     ids = {"eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id}

@@ -1,4 +1,4 @@
-"""What is said once and counted afterwards: a cause that recurs at every step must not fill the log."""
+"""Warnings that are logged once: a cause that recurs at every step must not fill the log."""
 
 from __future__ import annotations
 
@@ -12,9 +12,13 @@ class LogOnce:
     """Log lines by key: the first of a key at its level, later ones at DEBUG."""
 
     def __init__(self) -> None:
-        self.said: set[str] = set()
+        self.logged: set[str] = set()
 
     def __call__(self, key: str, message: str, *args: Any, level: int = logging.WARNING) -> None:
         """Log `message % args` under `key`."""
-        logger.log(logging.DEBUG if key in self.said else level, message, *args, stacklevel=2)
-        self.said.add(key)
+        logger.log(logging.DEBUG if key in self.logged else level, message, *args, stacklevel=2)
+        self.logged.add(key)
+
+    def warn(self, sentence: str) -> None:
+        """Warn `rollspec: <sentence>.`, with the sentence as its key."""
+        self(sentence, "rollspec: %s.", sentence)

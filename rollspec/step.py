@@ -5,7 +5,7 @@
     drafts = engine.complete(rows, probs)  # per request, 0 to k tokens
 
 `Engine` knows no inference engine (`rollspec/engine/base.py` is what a step needs of one), takes no lock and formats
-nothing: an adapter calls it from one thread. Requests are told by `begin` and `finish`, timing by `timed` and `passed`.
+nothing: an adapter calls it from one thread. `begin` and `finish` announce requests, `timed` and `passed` times.
 """
 
 from __future__ import annotations
@@ -165,7 +165,7 @@ class Engine(State):
         """How many passes of the head gain more than they cost."""
         if (head := self.head) is None:
             return 0
-        passes = head.route(step, self.tuner, self.selection, self.k, resting=self.resting, canary=self.on_trial)
+        passes = head.route(step, self.tuner, self.selection, self.k, resting=self.resting, canary=self.canary_runs)
         head.rested = head.since > 0
         head.since = 0 if passes else head.since + 1
         return passes

@@ -6,8 +6,8 @@
     python scripts/gpu_carry.py --join OUTDIR SITE             # there: check, join, unpack; PYTHONPATH=SITE
 
 What is stripped: compiled objects that a dense bf16 model on a Hopper GPU does not load (FlashAttention 2, MoE,
-DeepGEMM ...), headers, the Rust front end. What stays: `_C_stable_libtorch`, FlashAttention 3, small objects, and what
-Python reads. `--wheels`: wheels of what the machine lacks; they are unpacked beside vLLM.
+DeepGEMM ...), headers, the Rust front end. What is kept: `_C_stable_libtorch`, FlashAttention 3, small objects, and
+what Python reads. `--wheels`: wheels of what the machine lacks; they are unpacked beside vLLM.
 
     OUTDIR/part-000 part-001 ...   a tar.xz cut into pieces; carried in any order, in as many calls as there are parts
     OUTDIR/manifest.json           names, bytes and SHA-256 of the parts and of the whole, what was left out
@@ -39,7 +39,7 @@ PRESET = 2
 OBJECTS = ("vllm/_C_stable_libtorch*.so", "vllm/vllm_flash_attn/_vllm_fa3_C*.so")
 """Large compiled objects that stay."""
 SMALL = MB
-"""Bytes up to which any other compiled object stays."""
+"""Bytes up to which any other compiled object is kept."""
 TEXT = (".py", ".json", ".jinja", ".txt", ".typed", ".yaml", ".yml", ".pyi", "/METADATA", "/WHEEL")
 IMPORTS = (
     "vllm",
@@ -130,7 +130,7 @@ def split(wheel: Path, out: Path, wheels: Path | None = None, part_bytes: int = 
     parts = Parts(out, part_bytes)
     extra = sorted(wheels.glob("*.whl")) if wheels else []
     try:
-        # "w|": written as it comes, so the whole is never held.
+        # "w|": written as it comes, so the whole is never in memory.
         with (
             zipfile.ZipFile(wheel) as source,
             lzma.LZMAFile(parts, "wb", preset=PRESET) as packed,

@@ -5,7 +5,7 @@ code that they measure (comments and docstrings apart).
 
 Prints a table of the stale ones, and fails where a page does not show what it should beside a number
 (`python -m scripts.generate` writes the marks). Git and JSON alone, so that the static checks stay fast. In a shallow
-clone, and outside a repository, nothing can be told: it says so and passes.
+clone, and outside a repository, nothing can be checked: it says so and passes.
 """
 
 from __future__ import annotations
@@ -152,7 +152,7 @@ def main() -> int:
 
     found = reasons()
     if found is None:
-        print("The whole history is not here: what is stale among the results cannot be told.")
+        print("The whole history is not here: which results are stale cannot be checked.")
         return 0
     for name, why in found.items():
         if why:

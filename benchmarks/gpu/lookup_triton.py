@@ -7,7 +7,7 @@
     keys  [B, blocks * OCCURRENCES] int32   length * 2^26 + place in the slice, 0 for none; so larger is better
 
 A corpus is one int32 tensor of slices, one slice per prompt group, so a step reads a request's own slice only: 4 bytes
-a token. Lengths, places and drafts stay on the device; the host knows a bound of the slices' lengths, for the grid.
+a token. Lengths, positions and drafts stay on the device; the host knows a bound of the slices' lengths, for the grid.
 """
 
 # ruff: noqa: N803 - Triton's constants are in capitals
@@ -22,7 +22,7 @@ import triton.language as tl
 from rollspec.proposal.lookup import DEPTH, OCCURRENCES
 
 BLOCK = 1024
-"""Places of a block."""
+"""Positions of a block."""
 
 _PLACES = 26  # bits of a key that say where; longer slices than 2^26 tokens are refused
 
@@ -60,7 +60,7 @@ def _scan(  # type: ignore[no-untyped-def]
     if block * BLOCK >= size:
         tl.store(out, tl.zeros([OCC], tl.int32))
     else:
-        at = block * BLOCK + tl.arange(0, BLOCK)  # [BLOCK] places in the slice
+        at = block * BLOCK + tl.arange(0, BLOCK)  # [BLOCK] positions in the slice
         follower = tl.load(corpus + start + at + 1, mask=at + 1 < size, other=-1)
         alive = follower != -1
         length = tl.zeros([BLOCK], tl.int32)
@@ -176,7 +176,7 @@ def lookup(
     Args:
         k: most tokens of any draft; `rooms` are at most that.
         longest: no slice is longer; what the host knows of `ends` - `starts`.
-        block: places per program, a power of two and at least `OCCURRENCES`.
+        block: positions per program, a power of two and at least `OCCURRENCES`.
     """
     if longest >= 1 << _PLACES:
         raise ValueError(f"a slice of {longest} tokens is longer than {(1 << _PLACES) - 1}; keep fewer epochs")

@@ -42,7 +42,7 @@ def has_vllm() -> bool:
 
 
 def plugin(folder: Path) -> Path:
-    """A folder for PYTHONPATH that makes vLLM find rollspec's plugin in a checkout that nobody installed."""
+    """A folder for PYTHONPATH that makes vLLM find rollspec's plugin in a checkout that is not installed."""
     found = folder / "rollspec-0.dist-info"
     found.mkdir(parents=True, exist_ok=True)
     (found / "METADATA").write_text("Metadata-Version: 2.1\nName: rollspec\nVersion: 0\n")
@@ -77,7 +77,7 @@ def describe(device: Device) -> dict[str, Any]:
 def revision() -> dict[str, Any]:
     """Commit, and whether the tree is as it says: no changed and no new file that git does not ignore.
 
-    `clean` is None where git cannot tell, as in a copy without its `.git`.
+    `clean` is None where git has no answer, as in a copy without its `.git`.
     """
     head, status = _git("rev-parse", "HEAD"), _git("status", "--porcelain")
     return {"commit": head, "clean": None if head is None or status is None else not status}

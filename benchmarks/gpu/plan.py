@@ -25,7 +25,7 @@ class NotHereError(Exception):
 
 @dataclass(frozen=True)
 class Spec:
-    """What a part is told."""
+    """The settings of one part."""
 
     device: Device
     dry: bool

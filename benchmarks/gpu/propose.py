@@ -62,7 +62,7 @@ def _row(llm: Any, batch: int, length: int) -> dict[str, Any]:
 
 
 def repeating(count: int, length: int, seed: int = 0) -> list[list[int]]:
-    """Prompts that repeat themselves, so that whoever drafts by lookup finds something."""
+    """Prompts that repeat themselves, so that lookup drafters find matches."""
     rng = random.Random(seed)
     blocks = [[rng.randrange(5, 500) for _ in range(length // 4)] for _ in range(count)]
     return [block * 4 for block in blocks]

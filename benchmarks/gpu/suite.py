@@ -1,4 +1,4 @@
-"""Runs the parts one by one within the minutes and keeps what is done: a run that was cut off goes on where it was.
+"""Runs the parts one by one within the minutes and keeps what is done: a run that was cut off resumes where it was.
 
 The JSON is written after every part. A later call with the same commit, device and versions takes its finished parts
 over; parts that failed or were left out are tried again.
@@ -103,7 +103,7 @@ def begin(options: Options, out: Path) -> dict[str, Any]:
     except ValueError:
         return result
     same = ("format", "dry", "commit", "clean", "device", "versions", "model")
-    # Of a tree that differs from its commit nobody knows whether it is still the same one.
+    # A tree that differs from its commit may have changed since.
     if earlier.get("clean") and all(earlier.get(name) == result[name] for name in same):
         result["parts"] = earlier["parts"]
         result["began"] = earlier["began"]
@@ -122,10 +122,10 @@ def execute(part: Part, options: Options, out: Path) -> dict[str, Any]:
         given.write_text(json.dumps(part.spec(options.device, str(models), _text(options.model))))
         said.write(f"\n=== {part.name}\n".encode())
         said.flush()
-        places = [str(ROOT), str(ROOT / "integrations"), os.environ.get("PYTHONPATH", "")]
+        folders = [str(ROOT), str(ROOT / "integrations"), os.environ.get("PYTHONPATH", "")]
         if not machine.is_installed():
-            places.append(str(machine.plugin(Path(folder) / "plugin")))
-        environment = os.environ | {"PYTHONPATH": os.pathsep.join(p for p in places if p)}
+            folders.append(str(machine.plugin(Path(folder) / "plugin")))
+        environment = os.environ | {"PYTHONPATH": os.pathsep.join(p for p in folders if p)}
         process = subprocess.Popen(
             [sys.executable, "-m", "benchmarks.gpu.child", part.function, str(given), str(found)],
             cwd=ROOT, env=environment, stdout=said, stderr=said, start_new_session=True,

@@ -1,4 +1,4 @@
-"""What becomes of the design with more replicas: a discrete-event simulation of versions, trials and feedback.
+"""What becomes of the design with more replicas: a discrete-event simulation of versions, canaries and feedback.
 
 events.py    a clock and queues
 spread.py    a version from one place to N replicas: one after another, from a store, from each other

@@ -40,7 +40,7 @@ class World:
     draft_tokens: int = 4
     publish_every: float = 60.0
     canary_drafts: int = 64
-    drafts_per_second: float = 400.0  # scored by a replica on trial
+    drafts_per_second: float = 400.0  # scored by a replica with a canary
     bad_versions: float = 0.1  # share of versions that their canary rolls back
     poll: float = 1.0
     lease: float = 10.0

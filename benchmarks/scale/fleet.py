@@ -31,7 +31,7 @@ class Fleet:
     load: float  # verifying and reading a version that is there
     publish: float
     publish_every: float
-    trial: float
+    canary: float
     bad: float
     poll: float
     lease: float
@@ -51,7 +51,7 @@ class Fleet:
             load=size * m.load_seconds_per_byte,
             publish=size * m.publish_seconds_per_byte,
             publish_every=w.publish_every,
-            trial=w.canary_drafts / w.drafts_per_second,
+            canary=w.canary_drafts / w.drafts_per_second,
             bad=w.bad_versions,
             poll=w.poll,
             lease=w.lease,
@@ -69,7 +69,7 @@ class Replica:
     version: int = 0
     busy: bool = False
     alive: bool = True
-    looking: float = -1.0  # when it looks next for something that it was told of; -1: at nothing
+    looking: float = -1.0  # time of its next poll; -1: none is scheduled
     settled: bool = False  # it ran a promoted version once
 
 
@@ -79,7 +79,7 @@ class _State:
     verdicts: dict[int, bool] = field(default_factory=dict)
     decided: dict[int, float] = field(default_factory=dict)
     holder: Replica | None = None
-    trials: int = 0
+    canaries: int = 0
     died: int = 0
     last_taken: dict[int, float] = field(default_factory=dict)  # version -> when the last of these had it:
     takers: dict[int, int] = field(default_factory=dict)  # replicas that were there at its verdict
@@ -135,12 +135,12 @@ class _Simulation:
     def _freed(self, r: Replica) -> None:
         if self.state.holder is r:
             self.state.holder = None
-            self._tell()
+            self._notify()
 
     # ---- polls
 
-    def _tell(self) -> None:
-        """Something changed in the store: everybody sees it at the next look."""
+    def _notify(self) -> None:
+        """Something changed in the store: every replica sees it at its next poll."""
         for r in self.replicas:
             self._look_soon(r)
 
@@ -164,8 +164,8 @@ class _Simulation:
         waiting = max((n for n in s.published if n not in s.verdicts and n > r.version), default=0)
         if waiting and s.holder is None:
             s.holder = r
-            s.trials += 1
-            self._fetch(r, waiting, lambda: self.clock.after(self.f.trial, lambda: self._judged(r, waiting)))
+            s.canaries += 1
+            self._fetch(r, waiting, lambda: self.clock.after(self.f.canary, lambda: self._judged(r, waiting)))
 
     def _fetch(self, r: Replica, version: int, then: object) -> None:
         r.busy = True
@@ -193,7 +193,7 @@ class _Simulation:
         self._number += 1
         self.state.published[self._number] = self.clock.now
         self.clock.after(self.f.publish_every, self._publish)
-        self._tell()
+        self._notify()
 
     def _judged(self, r: Replica, version: int) -> None:
         s = self.state
@@ -209,7 +209,7 @@ class _Simulation:
             r.version, r.settled = version, True
             s.takers[version] = s.takers.get(version, 0) + 1
             s.last_taken[version] = self.clock.now
-        self._tell()
+        self._notify()
 
     # ---- what is seen
 
@@ -233,7 +233,7 @@ class _Simulation:
         return {
             "versions": float(self._number),
             "promoted": float(len(good)),
-            "trials": float(s.trials),
+            "trials": float(s.canaries),
             "died_on_trial": float(s.died),
             "to_verdict": _mean([s.decided[n] - s.published[n] for n in s.decided]),
             "fan_out": _mean(spread),

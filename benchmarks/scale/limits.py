@@ -45,7 +45,7 @@ def sentences(result: dict[str, Any]) -> list[str]:
 
 def table(result: dict[str, Any]) -> Table:
     """One row per number of replicas."""
-    out = Table(title="versions, trials and feedback over replicas (simulated)", title_justify="left")
+    out = Table(title="versions, canaries and feedback over replicas (simulated)", title_justify="left")
     for name in ("replicas", "spread: star", "store", "tree", "age: star", "store", "tree", "promoted: star",
                  "tree", "joining", "recorded", "wait p99", "dropped if all"):  # fmt: skip
         out.add_column(name, justify="right")

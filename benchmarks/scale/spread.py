@@ -2,7 +2,7 @@
 
     star    the trainer sends it to one after another over its own link
     store   replicas read it from a store whose links are shared: a parallel file system, an object store in the network
-    tree    whoever has it passes it on, one at a time: what an object store of the cluster does
+    tree    each replica that has it passes it on, one at a time: what an object store of the cluster does
 
 With all replicas asking at once: N·S/B, ceil(N/k)·S/b with k = A/b readers at full speed, and ceil(log2(N+1))·S/b.
 """
@@ -55,7 +55,7 @@ class Spread:
             holders.put(self.seconds, arrived)
 
     def left(self, version: int) -> None:
-        """A replica that held `version` is gone, and its copy with it. One holder always stays: the store."""
+        """A replica that held `version` is gone, and its copy with it. One holder is always there: the store."""
         holders = self._trees.get(version)
         if holders is not None and holders.free > 1:
             holders.free -= 1

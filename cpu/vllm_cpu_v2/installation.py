@@ -10,7 +10,7 @@ INSTALLED = False
 
 
 class MissingKernel:
-    """A Triton kernel that nothing replaces; a launch says so in one sentence instead of a `TypeError`."""
+    """A Triton kernel without a replacement: a launch raises one sentence instead of a `TypeError`."""
 
     def __init__(self, func: Callable[..., Any]) -> None:
         self.func = func
@@ -99,7 +99,7 @@ class ModelMemory:
 
 
 def _complete_placeholder() -> None:
-    """Give vLLM's placeholder of Triton what V2's host code uses, and name kernels that nobody replaces."""
+    """Give vLLM's placeholder of Triton what V2's host code uses, and name the kernels without a replacement."""
     from vllm.triton_utils import triton
     from vllm.utils.math_utils import next_power_of_2
 

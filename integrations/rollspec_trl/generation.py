@@ -48,7 +48,7 @@ def _sync(original: Callable[..., Any], self: Any) -> Any:
 
 
 def _on_sync(state: State) -> None:
-    """The engine has new weights: a round begins. With several ranks each tells its own engine."""
+    """The engine has new weights: a policy version begins. With several ranks each announces it to its own engine."""
     version = state.syncs if state.step is None else state.step()
     state.syncs += 1
     if state.engine is None:

@@ -1,4 +1,4 @@
-"""Rollouts that verl aborts for new weights and submits again with what they have said (llm_server.py,
+"""Rollouts that verl aborts for new weights and submits again with their tokens so far (llm_server.py,
 `FullyAsyncLLMServerClient`): all their requests say which rollout they belong to and where its prompt ends.
 
 To the engine each is another request with a longer prompt. With the mark its noise, drafts and history are those of the
@@ -13,9 +13,11 @@ from types import ModuleType
 from typing import Any
 
 from rollspec.head import metadata
+from rollspec.log_once import LogOnce
 from rollspec.sampling import scoring
 from rollspec_verl import options
-from rollspec_verl.once import once
+
+log_once = LogOnce()
 
 
 def register() -> None:
@@ -39,8 +41,8 @@ def install(module: ModuleType) -> None:
         try:
             if _on(self):
                 sampling_params = _named(prompt_ids, sampling_params, kwargs)
-        except Exception as e:  # the rollout goes on as without rollspec
-            once(f"a rollout that is aborted will go on with other noise ({type(e).__name__}: {e})")
+        except Exception as e:  # the rollout continues as without rollspec
+            log_once.warn(f"a rollout that is aborted will resume with other noise ({type(e).__name__}: {e})")
         return await generate(self, request_id, prompt_ids=prompt_ids, sampling_params=sampling_params, **kwargs)
 
     named._rollspec = True  # type: ignore[attr-defined]
@@ -48,10 +50,12 @@ def install(module: ModuleType) -> None:
 
 
 def _named(prompt_ids: Any, sampling_params: dict[str, Any], kwargs: dict[str, Any]) -> dict[str, Any]:
-    """The sampling parameters of every submission of a rollout. The caller's mapping stays as it is."""
+    """The sampling parameters of every submission of a rollout. The caller's mapping is not changed."""
     if any(kwargs.get(f"{kind}_data") is not None for kind in ("image", "video", "audio")):
         # The server and vLLM rewrite such prompts, so where one ends is not known here.
-        once("rollouts with images, video or sound that are aborted go on with other noise and a history of their own")
+        log_once.warn(
+            "rollouts with images, video or sound that are aborted resume with other noise and a history of their own"
+        )
         return sampling_params
     from verl.utils import normalize_token_ids
 

@@ -1,11 +1,11 @@
-"""LOSSY reuse of the last epoch's responses in verl (`reuse.mode: lenient`), in its three places:
+"""LOSSY reuse of the last epoch's responses in verl (`reuse.mode: lenient`), in three parts:
 
 - the agent loop says with each request which of its prompt's samples it is (`install_single`);
 - the task runner sends a step's finished rollouts, with the log-probs they were sampled with, to every server
   (`remember`): which server gets a prompt in the next epoch is the load balancer's choice;
 - the server verifies, cuts and continues (`ReusingServer`, around rollspec/sampling/lenient_reuse.py).
 
-Single-turn rollouts of text only. Whatever else comes is generated whole, and the reason is said once.
+Single-turn rollouts of text only. Whatever else comes is generated whole, and the reason is logged once.
 """
 
 from __future__ import annotations
@@ -23,16 +23,17 @@ from typing import Any
 from rollspec.config import HistoryConfig, RollspecConfig
 from rollspec.errors import HistoryError
 from rollspec.head import metadata
+from rollspec.log_once import LogOnce
 from rollspec.proposal.base import prompt_key
 from rollspec.proposal.response_cache import ResponseCache, tokenizer_name
 from rollspec.sampling import lenient_reuse, scoring
 from rollspec.sampling.lenient_reuse import LenientReuse, Prefix
 from rollspec.telemetry.faults import Faults
 from rollspec_verl import options
-from rollspec_verl.once import once
 from rollspec_verl.rollouts import Rollouts
 
 logger = logging.getLogger("rollspec")
+log_once = LogOnce()
 
 SAMPLE = "sample"
 """Key, in a request's own settings, of the sample's name: session and output number, as in verl's trajectory keys."""
@@ -80,7 +81,7 @@ def install(module: ModuleType) -> None:
         init(self, *args, **kwargs)
         name = type(self).__name__
         if name != SINGLE_TURN and not _VALIDATES.get() and _lenient(self):
-            once(f"responses of the agent loop {name} are not reused, only those of {SINGLE_TURN} are")
+            log_once.warn(f"responses of the agent loop {name} are not reused, only those of {SINGLE_TURN} are")
 
     noting._rollspec = True  # type: ignore[attr-defined]
     module.__dict__["rollout_trace_attr"] = noting
@@ -119,7 +120,9 @@ def _lenient(loop: Any) -> bool:
 
 def _named(sampling_params: dict[str, Any], session: int | None) -> dict[str, Any]:
     if session is None:
-        once("nothing is reused because verl does not number the samples of a prompt here; use trainer.use_v1=true")
+        log_once.warn(
+            "nothing is reused because verl does not number the samples of a prompt here; use trainer.use_v1=true"
+        )
         return sampling_params
     extra = dict(sampling_params.get("extra_args") or {})
     return {**sampling_params, "extra_args": {**extra, scoring.KEY: {SAMPLE: f"{int(session)}_0"}}}
@@ -145,7 +148,7 @@ def remember(replicas: Sequence[Any], rollouts: Rollouts, version: int) -> int:
 def reusable(rollouts: Rollouts) -> list[tuple[str, str, Any, Any]]:
     """(prompt key, sample, tokens, log-probs) of the rollouts whose tokens were all sampled, in one output."""
     if rollouts.responses and not rollouts.engine_logprobs:
-        once("nothing is reused without log-probs of the rollouts; set rollout.calculate_log_probs=true")
+        log_once.warn("nothing is reused without log-probs of the rollouts; set rollout.calculate_log_probs=true")
         return []
     out = []
     for prompt, sample, tokens, logprobs in zip(
@@ -248,11 +251,11 @@ class ReusingServer:
         params = dict(sampling_params)
         own = metadata.mapping((params.get("extra_args") or {}).get(scoring.KEY))
         if len(prompt_ids) > own.get(scoring.PROMPT, len(prompt_ids)):
-            # An aborted rollout goes on (resume.py); what it was started from is in front of it already.
+            # An aborted rollout resumes (resume.py); what it was started from is in front of it already.
             return await whole(prompt_ids, params)
         sample = own.pop(SAMPLE, None)
         if any(kwargs.get(f"{kind}_data") is not None for kind in ("image", "video", "audio")):
-            once("responses to prompts with images, video or sound are not reused")
+            log_once.warn("responses to prompts with images, video or sound are not reused")
             sample = None
         limit = self._rollspec_limit(params, len(prompt_ids))
         found: Prefix | None = None

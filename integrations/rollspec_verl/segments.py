@@ -1,4 +1,4 @@
-"""Shared memory that an engine would leave behind.
+"""Removes shared memory that an engine would leave behind.
 
 vLLM's processes talk through segments that their creator removes when it ends in order. Under verl it never does: Ray
 kills the servers and all below them, and with them Python's resource tracker, so each job leaves some hundred MB of

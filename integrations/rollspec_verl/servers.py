@@ -1,6 +1,6 @@
 """The policy's servers as the task runner sees them: one bounded call to all of them, and whether one is lost.
 
-verl does not look whether an engine lives before it sends weights to it, and the sender then waits without a bound
+verl does not look whether an engine is alive before it sends weights to it, and the sender then waits without a bound
 (bucketed_weight_transfer.py, `BucketedWeightSender.async_send_weights`). So the hooks here ask first: a job that would
 hang ends with one sentence instead. Asking itself never ends a job: a server that does not answer in time counts as
 alive.
@@ -26,7 +26,7 @@ ALIVE_SECONDS = 10.0
 
 
 class EngineLost(RuntimeError):  # noqa: N818 - reads as what happened
-    """A rollout replica has no engine any more, and verl cannot go on without it."""
+    """A rollout replica has no engine any more, and verl cannot continue without it."""
 
 
 def register() -> None:
@@ -106,11 +106,11 @@ def lost(replicas: Sequence[Any]) -> str | None:
                 reason = "its server's process is gone"
             if reason:
                 return (
-                    f"rollspec: the vLLM engine of rollout replica {i} is dead ({reason}), and the job cannot go on "
+                    f"rollspec: the vLLM engine of rollout replica {i} is dead ({reason}), and the job cannot continue "
                     "without it; its own log says why it died. Resume the job from its last checkpoint."
                 )
     except Exception as e:
-        logger.error("rollspec: cannot tell whether the engines live (%s: %s).", type(e).__name__, e)
+        logger.error("rollspec: cannot find out whether the engines live (%s: %s).", type(e).__name__, e)
     return None
 
 

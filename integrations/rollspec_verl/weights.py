@@ -1,7 +1,7 @@
 """A bound on verl's weight sync, in the process that sends: a dead engine must end the job, not hang it.
 
-`servers.py` asks before each sync whether the engines live. What is left is an engine that dies or gets stuck within
-one: the sender's socket waits without a bound for the next acknowledgement.
+`servers.py` checks before each sync whether the engines are alive. This covers an engine that dies or hangs within
+a sync: the sender's socket waits without a bound for the next acknowledgement.
 """
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ CPU_ENVIRONMENT = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "
 @dataclass(frozen=True, slots=True)
 class Plan:
     """What is generated: `tokens` sampled tokens, in rounds of at most `samples` responses to every prompt, at least
-    `min_rounds` of them: suffix drafts need something said before, by siblings or in an earlier round.
+    `min_rounds` of them: suffix drafts need responses of siblings or of an earlier round.
     """
 
     prompts: tuple[tuple[int, ...], ...]
@@ -93,7 +93,7 @@ class Arm:
 
 @dataclass(frozen=True, slots=True)
 class ArmOutput:
-    """What an engine said, and its drafts while it sampled and while it was greedy. `off`: why rollspec did not
+    """An engine's responses, and its drafts while it sampled and while it was greedy. `off`: why rollspec did not
     speculate in it, or None.
     """
 

@@ -1,7 +1,7 @@
 """What the audit keeps of each sampled token: a few numbers computed from the target's whole distribution there.
 
 The distributions themselves ([tokens, vocabulary], many GB for a real model) pass through in chunks and are dropped.
-Everything rests on one fact. If every token is drawn from p(. | its prefix), then whatever happened before it,
+All tests rest on one fact. If every token is drawn from p(. | its prefix), then whatever happened before it,
 
     u = P(id < token) + U · p(token),   U uniform and independent        (randomised probability integral transform)
 

@@ -1,4 +1,4 @@
-"""What an audit was run on, as hashes (BLAKE2b, 16 bytes): a later reader can tell whether it was the same."""
+"""What an audit was run on, as hashes (BLAKE2b, 16 bytes): a later reader can check whether it was the same."""
 
 from __future__ import annotations
 

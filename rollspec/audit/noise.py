@@ -1,6 +1,6 @@
-"""Coupled sampling, checked token by token: the audit derives each request's noise itself and looks who wins.
+"""Coupled sampling, checked token by token: the audit derives each request's noise itself and takes the argmax.
 
-In `mode: coupled` nothing about a token is left to chance: it is argmax(logits / T + noise). So every sampled token is
+In `mode: coupled` a token is a function of logits and noise: argmax(logits / T + noise). So every sampled token is
 compared with the argmax of the reference model's logits and the same noise. Rounding may swap two tokens whose scores
 are equal to within the engine's precision; anything else is a fault, found at the first token.
 """
@@ -23,7 +23,7 @@ Words: TypeAlias = npt.NDArray[np.uint64]
 Hashes: TypeAlias = npt.NDArray[np.uint32]
 
 CHUNK = 1 << 22
-"""Noise values held at once."""
+"""Noise values in memory at once."""
 
 
 def gumbel(keys: Words, positions: npt.NDArray[np.int64], vocab: int) -> Floats:

@@ -1,4 +1,4 @@
-"""What an audit of so many tokens can see: the smallest faults that it finds nine times in ten, from its own samples.
+"""Power of an audit of so many tokens: the smallest faults that it finds nine times in ten, from its own samples.
 
 Planted faults move the means of the z-tests by a known amount per unit of fault, and the tests' variances are known, so
 the size that reaches the threshold (Holm's strictest, alpha over the number of tests) is a line of algebra each. Other

@@ -16,7 +16,7 @@ from rollspec.audit.evidence import AuditError, Evidence, Samples
 from rollspec.audit.noise import Witness
 from rollspec.audit.statistics import Floats
 
-CHUNK_BYTES = 256 << 20  # of float32 logits held at once
+CHUNK_BYTES = 256 << 20  # of float32 logits in memory at once
 BLOCK_BYTES = 4 << 20  # of float64 log-probabilities: larger pieces leave the cache and take four times as long
 
 

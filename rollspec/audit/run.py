@@ -135,14 +135,14 @@ def judge(
     """Test what `arm` sampled. `version`: of the policy in round 0, which decides coupled noise."""
     config = RollspecConfig.from_dict(arm.rollspec) if arm.rollspec is not None else None
     # Kept noise repeats with every round: only the first is a sample of the distribution.
-    lawful = first_round(samples) if config is not None and config.reuse.seeds == "keep" else samples
-    evidence = Evidence(lawful, target.vocab, np.random.default_rng(plan.seed))
+    independent = first_round(samples) if config is not None and config.reuse.seeds == "keep" else samples
+    evidence = Evidence(independent, target.vocab, np.random.default_rng(plan.seed))
     witness = None
     if config is not None and config.mode == "coupled":
         keys = keys_of(samples, plan.prompts, config, int(arm.engine.get("seed", plan.seed)), version)
         witness = Witness(samples, evidence, keys, plan.prompts, TIE.get(plan.dtype, TIE_HALF))
     target.fill(witness or evidence, plan.prompts, progress)
-    entropy = float(evidence.entropy.mean()) if lawful.n_tokens else 0.0
+    entropy = float(evidence.entropy.mean()) if independent.n_tokens else 0.0
     found = witness.result() if witness else None
     return Judged(distribution_tests(evidence), check_log_probs(evidence, plan.dtype), entropy, found, evidence)
 

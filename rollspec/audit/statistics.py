@@ -1,7 +1,7 @@
 """The elementary tests of the audit: sums against exact moments, counts against probabilities, many tests at once.
 
-Pure functions over numpy arrays. Every null distribution here is exact in its moments or checked by simulation, because
-an audit that cries wolf once in a hundred runs is switched off after the second.
+Pure functions over numpy arrays. Every null distribution here is exact in its moments or checked by simulation,
+because an audit is of use only without false alarms.
 """
 
 from __future__ import annotations

@@ -67,8 +67,8 @@ class LogProbCheck:
 
 @dataclass(frozen=True, slots=True)
 class Mismatch:
-    """Where two greedy responses part: `gap` is how far the reference's logits of the two tokens lie
-    apart there; None, as the tokens, where one response ended and the other went on.
+    """Where two greedy responses differ first: `gap` is the distance of the reference's logits of the two tokens there;
+    None, as the tokens, where one response ended and the other continued.
     """
 
     sequence: int
@@ -117,7 +117,7 @@ class AuditResult:
 
     @property
     def finding(self) -> str:
-        """The headline: the gravest of what was found. What is said of the tokens rests on tests of the tokens."""
+        """The headline: the gravest finding. A sentence about the tokens rests on tests of the tokens."""
         if self.verdict == "pass":
             return "PASS: the sampled tokens follow the target's distribution"
         if self.verdict == "inconclusive":
@@ -203,7 +203,7 @@ def check_greedy(
             continue
         at = int(differ[0]) if len(differ) else n
         compared += at
-        if at == n:  # one ended where the other went on: no tie can do that
+        if at == n:  # one ended where the other continued: no tie can do that
             mismatches.append(Mismatch(s, prompt, at, None, None, None))
             continue
         a, b = int(want[at]), int(tokens[at])

@@ -25,7 +25,7 @@ GONE: dict[str, str] = {
     "drafter.step_bytes": "a training step that finds no memory is tried again with less",
     "drafter.capture.enabled": "drafter.mode: capture records samples where nothing trains",
     "drafter.capture.rate": "every request is recorded while drafter.capture.share of the step time allows it",
-    "drafter.capture.max_bytes": "256 MiB of samples are held until they are drained",
+    "drafter.capture.max_bytes": "256 MiB of samples are kept until they are drained",
     "drafter.capture.top_k": "8 logits of the target are kept per proposed token",
     "tuning.seed": "it is 0, and decides speed alone",
     "tuning.guard.patience": "a verdict rests on 50 verify steps",

@@ -18,7 +18,7 @@ class Section(BaseModel):
 
 
 class SuffixConfig(Section):
-    """Suffix drafts: what was said before, by the group's siblings, in past epochs, or anywhere."""
+    """Suffix drafts: from the text of the group's siblings, of past epochs, or of any request."""
 
     sources: tuple[Literal["siblings", "past", "global"], ...] = Field(
         ("siblings", "past", "global"),
@@ -59,11 +59,12 @@ class LearnedConfig(Section):
     )
     specialists: dict[str, str] = Field(
         {},
-        description="Folders of further heads by domain, of the shape of `model`: all propose, and the surest drafts.",
+        description="Folders of further heads by domain, of the shape of `model`: all propose, the most confident one "
+        "drafts.",
     )
     k_max: int = Field(4, ge=1, le=16, description="Most passes of the learned drafter in one step.")
     canary_drafts: int = Field(
-        64, ge=0, description="Drafts that new weights are tried for before they stay; 0 trusts them at once."
+        64, ge=0, description="Drafts that a canary of new weights takes; 0 promotes them at once."
     )
 
 
@@ -175,7 +176,7 @@ class DrafterConfig(Section):
 class GuardConfig(Section):
     """The collapse alarm: a drafter whose acceptance is below break-even is switched off until it would pay."""
 
-    enabled: bool = Field(True, description="False lets a drafter go on however few of its tokens are accepted.")
+    enabled: bool = Field(True, description="False lets a drafter draft however few of its tokens are accepted.")
 
 
 class PolicyConfig(Section):
@@ -275,7 +276,7 @@ class ReuseConfig(Section):
 
 
 class HealthConfig(Section):
-    """When training rollouts are said to look off: one warning each, which is all that is caused."""
+    """Thresholds of health warnings about training rollouts: one warning each, and no other effect."""
 
     max_overlap: float = Field(
         0.2,

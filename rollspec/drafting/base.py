@@ -46,11 +46,11 @@ class Drafter(Protocol):
         return [self.propose(r, room) for r, room in zip(asked, rooms, strict=True)]
 
     def store_all(self, running: Sequence[Request], wait: bool) -> None:
-        """The step's drafts are handed over: keep what was emitted. `wait`: nobody looks now, so it may wait."""
+        """Keep what was emitted; the step's drafts are handed over. `wait`: nothing is looked up now; it may wait."""
         return
 
     def finish(self, r: Request) -> None:
-        """The request ended or was aborted; of a private one nothing may stay."""
+        """The request ended or was aborted; nothing of a private one may be kept."""
         return
 
 

@@ -1,11 +1,11 @@
 """Consensus drafts (Speculative Decoding for Multi-Sample Inference, arXiv:2503.05330): the siblings of a request vote.
 
-The last k tokens of a sample are looked up in the other samples of its prompt, and what these said next is aggregated:
-the token that most siblings agree on is drafted. The look-up is repeated with the drafted token in the suffix, so a
-sibling joins the vote where its text meets the draft and leaves it where it differs: the paths are merged where they
-agree, as in the paper's graph.
+The last k tokens of a sample are looked up in the other samples of its prompt, and what these emitted next is
+aggregated: the token that most siblings agree on is drafted. The look-up is repeated with the drafted token in the
+suffix, so a sibling joins the vote where its text meets the draft and leaves it where it differs: the paths are merged
+where they agree, as in the paper's graph.
 
-    votes(y) = siblings that said y after the k tokens,    x = argmax votes,    P(x) = votes(x) / siblings that voted
+    votes(y) = siblings that emitted y after the k tokens,    x = argmax votes,    P(x) = votes(x) / siblings that voted
 
 What differs from counting n-grams: a sibling has one vote per token however often it repeats itself, and the request's
 own text has none.
@@ -27,7 +27,7 @@ SUFFIX = 3
 
 @register_drafter("consensus")
 class Consensus(SiblingNgrams):
-    """Drafts what most siblings said after the same tokens."""
+    """Drafts what most siblings emitted after the same tokens."""
 
     lengths = (SUFFIX,)
     votes = True

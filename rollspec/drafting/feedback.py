@@ -1,4 +1,4 @@
-"""What became of a step's proposals, as the tuner takes it: per request, what was allowed and how much was emitted.
+"""The outcome of a step's proposals for the tuner: per request, the draft length allowed and the tokens emitted.
 
 Every proposal is scored against what the target emitted, verified or not, so that the tuner learns of every arm: of
 those without the draft head from memory's proposals, of those with it from whichever was preferred.

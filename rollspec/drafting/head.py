@@ -22,14 +22,14 @@ from rollspec.proposal.router import Router, Vector, worth
 from rollspec.tuning.tuner import Tuner
 
 PROBE_EVERY = 64
-"""Steps after which a head that nobody asked for runs one pass, unverified."""
+"""Steps after which a head that the tuner did not choose runs one pass, unverified."""
 
 CANARY_EVERY = 4
 """The same while its weights are a canary. The verdict takes as many passes either way; this is how soon it comes."""
 
 
 Scored = Callable[[str, int, int], None]
-"""Told of every scored draft of the head: request, tokens that the target emitted, tokens that could be judged."""
+"""Called with every scored draft of the head: request, tokens that the target emitted, tokens that could be judged."""
 
 
 @register_drafter("eagle3", "draft_model")
@@ -134,7 +134,7 @@ class Head(Drafter):
     def score(self, r: Request, confidence: Confidence, scored: Scored | None) -> int:
         """Score its last proposal for the request against what the target emitted; as `Confidence.observe`.
 
-        `scored` is told of it; 0 where nothing was proposed.
+        Calls `scored` with it; 0 where nothing was proposed.
         """
         h, emitted = r.head, r.emitted
         tokens = h.draft.token_ids

@@ -1,11 +1,11 @@
 """Hierarchy Drafting (arXiv:2502.05609): three databases of phrases, asked in the order of their temporal locality.
 
     1. context:     this request's prompt and response; what followed the last two tokens the last time
-    2. model:       phrases that the model often says, from finished responses to any prompt
+    2. model:       phrases that the model often emits, from finished responses to any prompt
     3. statistics:  phrases of text in general
 
-The first one that knows the last tokens drafts a phrase of at most four tokens, and those below it are not asked: what
-was said just now is likelier to come again than what is frequent, and the smaller database is the quicker one.
+The first one that knows the last tokens drafts a phrase of at most four tokens, and those below it are not looked up: a
+recent phrase is likelier to come again than a frequent one, and the smaller database is faster.
 
 Differs from the released code: it keys context and model by the last token and verifies seven phrases in parallel,
 which come from the next database where the first has fewer; one chain is verified here, so two tokens are the key. It
@@ -43,23 +43,23 @@ KEYS = 4096
 
 @dataclass(slots=True)
 class Context:
-    """A request's own database. `places`: where in `text` what followed two tokens stands, the last time."""
+    """A request's own database. `positions`: where in `text` what followed two tokens stands, the last time."""
 
     text: list[int] = field(default_factory=list)
-    places: dict[tuple[int, int], int] = field(default_factory=dict)
+    positions: dict[tuple[int, int], int] = field(default_factory=dict)
 
     def add(self, tokens: Sequence[int]) -> None:
-        """The text goes on."""
-        text, places = self.text, self.places
+        """Append tokens to the text."""
+        text, positions = self.text, self.positions
         for token in tokens:
             if len(text) >= KEY:
-                places[text[-2], text[-1]] = len(text)
+                positions[text[-2], text[-1]] = len(text)
             text.append(token)
 
     def phrase(self, room: int) -> list[int]:
-        """What followed the last two tokens when they were last said; where that is the text's end, it repeats."""
+        """What followed the last occurrence of the last two tokens; where that is the text's end, it repeats."""
         text = self.text
-        at = self.places.get((text[-2], text[-1])) if len(text) >= KEY else None
+        at = self.positions.get((text[-2], text[-1])) if len(text) >= KEY else None
         return [] if at is None else [text[at + i % (len(text) - at)] for i in range(room)]
 
 
@@ -86,7 +86,7 @@ class HierarchyDrafting(Drafter):
             self._count("statistics", prompt)
 
     def observe(self, r: Request) -> None:
-        """The context goes on."""
+        """Append what was emitted to the context."""
         self.contexts[r.req_id].add(r.emitted)
 
     def propose(self, r: Request, room: int) -> Draft | None:
@@ -102,7 +102,7 @@ class HierarchyDrafting(Drafter):
         return None
 
     def finish(self, r: Request) -> None:
-        """Count the response for the model's database; of a private one nothing stays."""
+        """Count the response for the model's database; nothing of a private one is kept."""
         del self.contexts[r.req_id]
         if not r.private:
             self._count("model", r.output)

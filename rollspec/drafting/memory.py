@@ -33,15 +33,15 @@ class ReplayMemory(Drafter):
         part = self.history.part(r.key, r.origin) if r.origin is not None else None
         if part is not None:  # it was aborted, and this part of it is counted; at least as long as what came back
             r.memory.replay = Replay(tokens)
-            r.memory.replay.said(part.tolist())
+            r.memory.replay.advance(part.tolist())
             r.memory.counted = r.memory.reused(len(part))
         r.memory.replay = Replay(tokens)
-        r.memory.replay.said(r.output)
+        r.memory.replay.advance(r.output)
 
     def observe(self, r: Request) -> None:
         """Follow the old response."""
         if r.memory.replay is not None:
-            r.memory.replay.said(r.emitted)
+            r.memory.replay.advance(r.emitted)
 
     def propose(self, r: Request, room: int) -> Draft | None:
         """What follows in the old response."""
@@ -80,16 +80,16 @@ class SuffixMemory(Drafter):
         return self.trees.draft([m.group for m in parts if m.group], [m.context for m in parts], rooms)
 
     def store_all(self, running: Sequence[Request], wait: bool) -> None:
-        """Add what was emitted to the trees; while nobody looks it waits, a few tokens at once cost less."""
-        said = []
+        """Add what was emitted to the trees; it waits while nothing is looked up, since adding in bulk costs less."""
+        new = []
         for r in running:
             m = r.memory
             if wait:
                 m.unstored.extend(r.emitted)
             elif m.group is not None:
-                said.append((m.group, m.sequence, [*m.unstored, *r.emitted] if m.unstored else r.emitted))
+                new.append((m.group, m.sequence, [*m.unstored, *r.emitted] if m.unstored else r.emitted))
                 m.unstored.clear()
-        self.trees.extend(said)
+        self.trees.extend(new)
 
     def finish(self, r: Request) -> None:
         """Keep the whole response, or nothing of a private request."""

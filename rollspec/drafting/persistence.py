@@ -1,4 +1,4 @@
-"""What an engine has learned and remembers, as it is kept with a job and taken back by the next one.
+"""The state of an engine that is saved with a job and restored by the next one: history and learned statistics.
 
 History is written by `History.save`, what was learned about speed and acceptance by `rollspec.tuning.store`.
 """

@@ -1,8 +1,8 @@
 """Token Recycling (arXiv:2408.08696): drafts from an adjacency matrix of candidate tokens, one row per token.
 
 The matrix M [vocabulary, k] holds the k candidates that followed each token last, the best one first. The draft walks
-it from the last token of the text:  x1 = M[x0, 0], x2 = M[x1, 0], ...  No text has to have said the whole chain. After
-the verify step the rows of the tokens that it went through are updated, so the matrix follows what is written now, and
+it from the last token of the text:  x1 = M[x0, 0], x2 = M[x1, 0], ...  No text has to contain the whole chain. After
+the verify step the rows of the tokens that it went through are updated, so the matrix follows the present text, and
 the next request starts from it (the paper's hot start).
 
 Simplified, because a step sees emitted tokens and no logits: the paper overwrites a row with the top k of the target's

@@ -1,4 +1,4 @@
-"""Running requests, by who owns what: what the engine told, what memory keeps, what was proposed, the head's part.
+"""Running requests, in parts by owner: the engine's facts, memory's state, the proposals, the head's state.
 
 A step works on `Request`s alone; the engine's own request objects stay on its side of the adapter.
 """
@@ -79,7 +79,7 @@ class MemoryPart:
 class Request:
     """One running request."""
 
-    # What the engine told when it began.
+    # Given by the engine when it began.
     req_id: str
     key: str  # of its prompt; siblings and past epochs share it
     prompt: TokenArray  # [n] int32
@@ -93,13 +93,13 @@ class Request:
     origin: str | None = None  # names the rollout, where it may be made of several requests
     private: bool = False  # nothing of it is kept when it ends
     ended: bool = False  # by its stop token or its limit
-    # What the engine told of the last step.
+    # Given by the engine after the last step.
     place: int = 0  # in the batch
     emitted: Sequence[int] = ()  # accepted draft tokens and the target's own
     verified: int = 0  # draft tokens
     accepted: int = 0  # of these, at most as many as were emitted
     # What was proposed after it.
-    asked: bool = False  # whether memory was asked
+    asked: bool = False  # whether memory was looked up
     lookup: Proposal = field(default_factory=Proposal)
     head: HeadPart = field(default_factory=HeadPart)
     memory: MemoryPart = field(default_factory=MemoryPart)
@@ -107,7 +107,7 @@ class Request:
     def verify(self, place: int, tokens: Sequence[int], verified: int) -> None:
         """The engine computed `tokens` for it, at `place` of the batch, and verified `verified` draft tokens.
 
-        A verify step may go on past a stop token or the limit; the engine's scheduler cuts what follows.
+        A verify step may emit tokens past a stop token or the limit; the engine's scheduler cuts what follows.
         """
         self.place, self.verified = place, verified
         self.accepted = len(tokens) - 1
@@ -156,7 +156,7 @@ class Step:
 
     @property
     def uses_memory(self) -> bool:
-        """Whether proposals that cost no pass count; they do where nobody may draft, for comparison."""
+        """Whether proposals without a pass count; they do where the plan has no drafter, for comparison."""
         drafters = self.plan.drafters
         return not drafters or any(d not in LEARNED for d in drafters)
 

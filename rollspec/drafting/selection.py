@@ -1,4 +1,4 @@
-"""What of the proposals is worth verifying: the step's budget over all requests, more for those that run long.
+"""Selects the draft tokens to verify: the step's budget over all requests, with more for those that run long.
 
 `proposal/budget.py` has the arithmetic; here is what it is applied to in a step.
 """

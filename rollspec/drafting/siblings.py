@@ -1,4 +1,4 @@
-"""What drafters share that learn n-grams from a request and its siblings: one table per prompt and policy version."""
+"""Base of drafters that learn n-grams from a request and its siblings: one table per prompt and policy version."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rollspec.proposal.ngrams import ROW_BYTES, PromptTable, PromptTables
 from rollspec.proposal.suffix import TREE_BYTES
 
 VOTERS = 64
-"""Siblings that are told apart; of a prompt that is served for ever, every 64th counts as one."""
+"""Siblings that are counted apart; with more than 64 of one prompt, every 64th shares a count."""
 
 
 class SiblingNgrams(Drafter):
@@ -21,7 +21,7 @@ class SiblingNgrams(Drafter):
     lengths: ClassVar[tuple[int, ...]]
     """Of the contexts, in tokens."""
     votes: ClassVar[bool] = False
-    """Whether a row says which siblings said a follower, instead of how often it was said."""
+    """Whether a row holds which siblings emitted a follower, instead of how often it was emitted."""
 
     def __init__(self, name: str, config: RollspecConfig, history: History) -> None:
         self.name = name

@@ -8,7 +8,7 @@ A draft token is sampled from the longest n-gram that is known, by the Gumbel tr
 
 Simplified, because a step sees emitted tokens and no logits: p is one-hot at the emitted token, so P is the share of
 the counts. The paper samples a tree (Gumbel top-k, its shape fitted to data); vLLM verifies chains, so one token is
-drawn per place. A prompt's table holds one policy version's trajectories: the request's own and its siblings'.
+drawn per position. A prompt's table holds one policy version's trajectories: the request's own and its siblings'.
 
 Exactness: vLLM is handed token ids, which it verifies as one-hot proposals, so a token is accepted with the target's
 p(x) however it was chosen; the noise is ours and none of the target's. The paper keeps P for the acceptance test

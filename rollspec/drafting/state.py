@@ -1,4 +1,5 @@
-"""What drafting keeps between steps: requests, drafters, what was learned; and how an engine adapter tells of them.
+"""The state of drafting between steps: requests, drafters, learned statistics; and the calls by which an adapter
+updates it.
 
 The step itself is `rollspec/step.py`.
 """
@@ -54,14 +55,14 @@ class State:
         self.counters = Counters()
         self.resting = False
         """True while the head cannot be run."""
-        self.on_trial = False
+        self.canary_runs = False
         """True while the head's weights are a canary."""
         self.scored: Scored | None = None
-        """Told of every scored draft of the head."""
+        """Called with every scored draft of the head."""
         self._step = Step()
         self._plan: Plan | None = None  # what was decided after the last step
         self._drafted = 0.0  # seconds that drafting for the present step took, passes included
-        self._measured: float | None = None  # what the step that `prepare` is about to be told of took, with them
+        self._measured: float | None = None  # seconds of the step that `prepare` is called with next, drafting included
 
     # ---- requests ---------------------------------------------------------------------------------------------------
 
@@ -72,23 +73,23 @@ class State:
         max_tokens: int,
         stop_ids: Collection[int] = (),
         stream: int | None = None,
-        said: Sequence[int] = (),
+        emitted: Sequence[int] = (),
         private: bool = False,
         origin: str | None = None,
         min_tokens: int = 0,
     ) -> None:
-        """A request samples its first token next, or the one after the tokens `said` that it starts from.
+        """A request samples its first token next, or the one after the tokens `emitted` that it starts from.
 
         Args:
             req_id: the engine's name of it.
-            prompt: without `said`.
-            max_tokens: of its output, `said` included.
+            prompt: without `emitted`.
+            max_tokens: of its output, `emitted` included.
             stop_ids: tokens that end it.
             stream: key of its noise, where that is kept over epochs.
-            said: output that it starts from.
+            emitted: output that it starts from.
             private: other requests are not drafted for from its output, and nothing of it is kept.
             origin: the same for all requests that one rollout is made of, which begins again after an abort.
-            min_tokens: that it emits before it may stop, `said` apart.
+            min_tokens: that it emits before it may stop, `emitted` apart.
         """
         with self.counters.drafting:
             tokens = as_tokens(prompt)
@@ -99,9 +100,9 @@ class State:
                 self.version,
                 min(max_tokens, self.max_model_len - len(tokens)),
                 frozenset(stop_ids),
-                list(said),
-                began_at=len(said),
-                min_output=len(said) + min_tokens if min_tokens else 0,
+                list(emitted),
+                began_at=len(emitted),
+                min_output=len(emitted) + min_tokens if min_tokens else 0,
                 stream=None if private else stream,
                 origin=origin,
                 private=private,
@@ -134,7 +135,7 @@ class State:
     # ---- times ------------------------------------------------------------------------------------------------------
 
     def timed(self, tokens: int, decode_only: bool, seconds: float, batch: int) -> None:
-        """The step that `prepare` is about to be told of computed `tokens` tokens in `seconds`."""
+        """The step that `prepare` is called with next computed `tokens` tokens in `seconds`."""
         self.counters.step(seconds, batch)
         self._measured = seconds + self._drafted if decode_only and 0.0 < seconds < LONGEST else None
         self._drafted = 0.0

@@ -20,7 +20,7 @@ class Eesd(StopRule):
 
         θ ~ Beta(α, β),  Q ~ Bernoulli(θ)
 
-    and the draft goes on while Q = 1, so that it has one token at least. Verification adds the accepted tokens to α and
+    and the draft continues while Q = 1, so it has one token at least. Verification adds the accepted tokens to α and
     the rejected one, if any, to β; both begin at 1. One posterior for each drafter.
     Simplified: read from summaries of the paper, not its text, which name the control, Beta-TS and Calibration-TS; the
     two draws and the update are as we understand them, and Calibration-TS, not described there, is left out. Tokens

@@ -4,8 +4,9 @@
     class Short(StopRule):
         def keep(self, r, p, batch): return min(2, len(p.expected))
 
-A rule says of every proposal how many of its tokens are kept, before the arm's own limit, and is told what became of
-it. Drafts are one-hot or coupled with the target's noise, so any rule is exact, also one that looks at the tokens.
+A rule decides how many tokens of every proposal are kept, before the arm's own limit, and learns how many were
+accepted. Drafts are one-hot or coupled with the target's noise, so any rule is lossless, also one that looks at the
+tokens.
 """
 
 from __future__ import annotations

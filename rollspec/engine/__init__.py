@@ -1,1 +1,1 @@
-"""The seam to inference engines."""
+"""The interface to inference engines, and vLLM behind it."""

@@ -25,7 +25,7 @@ class Verified:
         scheduled: draft tokens that were verified, by request; the engine may have cut what was proposed.
         context_tokens: that the batch attends to.
         tokens: computed in the step.
-        decode_only: no prompt was computed in it, so that its duration tells what decoding costs.
+        decode_only: no prompt was computed in it, so its duration is the cost of decoding.
         seconds: it took, without drafting.
     """
 

@@ -1,7 +1,7 @@
-"""Between one worker of an inference engine and `Engine`: what a step did goes in, drafts come out, faults end here.
+"""Connects one worker of an inference engine to `Engine`: a step's outcome goes in, drafts come out, faults are caught.
 
-Whatever goes wrong here must not reach the training job: the first fault is logged with its cause,
-counted, and the engine goes on without drafts.
+No failure here may reach the training job: the first fault is logged with its cause,
+counted, and the engine runs on without drafts.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class Bridge:
         """Waits for drafts that are made on a thread of their own."""
         self.running: Mapping[str, Any] = {}
         """Prompt and sampling parameters of the requests that run, as `prompt_token_ids` and `sampling_params`."""
-        self.ceiling: Any = None
+        self.max_acceptance: Any = None
         self.scores = False  # whether prompts can be scored at a temperature
         self.coupled: NoiseKeys | None = None
         self.drafting = False
@@ -83,7 +83,7 @@ class Bridge:
         self._written = time.perf_counter()
         self.saves: SimpleQueue[Callable[[], Any]] | None = None
         """Writes of the history that wait for their thread."""
-        self.collected: set[str] = set()  # ended and taken as history, before vLLM said so
+        self.collected: set[str] = set()  # ended and in history, before vLLM reported it
         self._scheduler_output: Any = None
         self._now = 0.0  # start of this step's drafting
         self._began = 0.0  # start of this step's forward pass
@@ -97,8 +97,8 @@ class Bridge:
         return self._scheduler_output.scheduled_spec_decode_tokens  # type: ignore[no-any-return]
 
     def before_step(self, scheduler_output: Any) -> None:
-        """The engine starts a step: note the time, take what finished requests said as history, and forget what the
-        engine dropped of those that it preempted.
+        """The engine starts a step: note the time, add the responses of finished requests to history, and drop the
+        tokens that the engine dropped of preempted ones.
         """
         self._scheduler_output = scheduler_output
         self._began = time.perf_counter()
@@ -119,13 +119,13 @@ class Bridge:
 
     def _forget_dropped(self, request: Any) -> None:
         """vLLM drops tokens that were in flight when `reset_prefix_cache` preempted their request, and samples them
-        again: what it resumes from is what the request said.
+        again: the request's output is what it resumes from.
         """
         r = self.proposer.requests.get(request.req_id)
         if r is not None and request.prefill_token_ids is not None:
-            said = len(request.prefill_token_ids) - len(r.prompt)
-            if len(r.output) > said:
-                del r.output[said:]
+            kept = len(request.prefill_token_ids) - len(r.prompt)
+            if len(r.output) > kept:
+                del r.output[kept:]
                 r.ended = False
 
     def set_version(self, version: int) -> None:
@@ -135,7 +135,7 @@ class Bridge:
             self.coupled.streams.set_version(version)
 
     def ended(self, req_id: str) -> bool:
-        """Whether a request has said all it will, though steps that overlap may have had one more of it scheduled."""
+        """Whether a request has emitted all its tokens; overlapping steps may have one more of it scheduled."""
         r = self.proposer.requests.get(req_id)
         return req_id in self.collected or (r is not None and r.ended)
 
@@ -156,7 +156,7 @@ class Bridge:
         if self.fault is None:
             self.fault = cause
             logger.error(
-                "rollspec: speculation is off from now on, the engine goes on without it (%s).", cause, exc_info=error
+                "rollspec: speculation is off from now on, the engine runs on without it (%s).", cause, exc_info=error
             )
         self.drafting = False
         self.proposer.requests.clear()
@@ -188,8 +188,8 @@ class Bridge:
         stats.faults = self.faults.drain()
         if self.learned is not None:
             stats.drafter, stats.drafter_levels = self.learned.drain()
-        if self.ceiling is not None:
-            stats.max_prob, self.ceiling.sums = self.ceiling.sums, [0.0, 0.0]
+        if self.max_acceptance is not None:
+            stats.max_prob, self.max_acceptance.sums = self.max_acceptance.sums, [0.0, 0.0]
         for name, parts in self._untaken.items():
             self._untaken[name] = [EngineStats.merge([*parts, stats])]
         out = self._untaken[reader][0]
@@ -270,7 +270,7 @@ class Bridge:
         params = state.sampling_params
         own = scoring.asked(params)
         if scoring.TEMPERATURE in own:
-            return  # a prompt to be scored: nothing is said
+            return  # a prompt to be scored: nothing is emitted
         stop: frozenset[int] = frozenset()
         if params is not None and not params.ignore_eos:
             stop = frozenset(params.all_stop_token_ids)
@@ -280,7 +280,7 @@ class Bridge:
             params.max_tokens if params is not None and params.max_tokens is not None else self.proposer.max_model_len
         )
         stream = self.coupled.stream(req_id, params) if self.coupled is not None else None
-        # What a rollout has said already, or was started from, is not its prompt: trees and history are the prompt's.
+        # Tokens that a rollout starts from are not its prompt: trees and history are the prompt's.
         prompt = state.prompt_token_ids
         cut = int(own.get(scoring.PROMPT, len(prompt)))
         private = metadata.of(params).private

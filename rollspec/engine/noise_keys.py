@@ -36,7 +36,7 @@ class NoiseKeys:
         self.streams = Streams(config.coupled.seed, engine, keep=self.keep)
         self.on = True
         self._record_fault = record_fault
-        self._once = LogOnce()
+        self._log_once = LogOnce()
         self._broken: Exception | None = None  # what made the noise of the next step unknown
         if self.keep:
             logger.warning(
@@ -67,10 +67,14 @@ class NoiseKeys:
         if not self.keep or not self.on:
             return None
         if params is not None and params.temperature < GREEDY:
-            self._say("requests at temperature 0 reuse no old responses, because no noise makes them what they are")
+            self._log_once.warn(
+                "requests at temperature 0 reuse no old responses, because no noise makes them what they are"
+            )
             return None
         if self.streams.repeated(request):
-            self._say("requests whose seed another one of their group has reuse no old responses; give each its own")
+            self._log_once.warn(
+                "requests whose seed another one of their group has reuse no old responses; give each its own"
+            )
             return None
         return self.streams.keys.get(request)
 
@@ -87,9 +91,6 @@ class NoiseKeys:
             cause,
             exc_info=error,
         )
-
-    def _say(self, sentence: str) -> None:
-        self._once(sentence, "rollspec: %s.", sentence)
 
 
 def _number(sampling_params: Any) -> int | None:

@@ -48,7 +48,7 @@ def load_history(bridge: Bridge) -> None:
 
 
 def next_version(bridge: Bridge) -> None:
-    """The target has other weights, and no program said which version they are: the next one."""
+    """The target has other weights, and no program set their version: it is the next one."""
     if bridge.drafting:
         _new_version(bridge, bridge.proposer.version + 1)
     else:
@@ -217,7 +217,7 @@ def _load_learned(bridge: Bridge, folder: Path) -> str:
 
 
 def _collect(bridge: Bridge) -> None:
-    """Take requests that ended in the last step as finished: vLLM tells the worker only when the next step starts."""
+    """Finish requests that ended in the last step: vLLM reports them to the worker only when the next step starts."""
     running = bridge.running
     for req_id, r in list(bridge.proposer.requests.items()):
         ended = bool(r.output) and (r.output[-1] in r.stop_ids or len(r.output) >= r.max_tokens)

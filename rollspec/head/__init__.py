@@ -1,6 +1,6 @@
 """The draft head in an engine's worker: what it reads, its training data, its versions and its training. No vLLM here.
 
-draft_head.py   `DraftHead`: passes agreed by all ranks, hidden states kept, what it missed read late
+draft_head.py   `DraftHead`: its passes, the hidden states it keeps, positions that it reads late
 host.py         `Host`: all that it needs of the worker
 capture.py      training samples from what the target computes anyway
 idle.py         training in the engine's idle time; dedicated.py: in a process of its own (training.py: what both share)

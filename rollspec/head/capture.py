@@ -36,7 +36,7 @@ KEEP = 0.99
 """Per step, of the sums that the share of the step time is judged by."""
 
 HOLD_BYTES = 256 << 20
-"""Bytes of samples held until they are drained; the oldest go first."""
+"""Bytes of samples kept until they are drained; the oldest are dropped first."""
 
 TOP_K = 8
 """Logits of the target kept per proposed token, for the loss on rejected proposals."""
@@ -101,7 +101,7 @@ class Capture:
         Args:
             req_ids: the batch.
             starts: first position of each request in it.
-            tokens: what each request said; empty while it is in its prompt.
+            tokens: that each request emitted; empty while it is in its prompt.
             rows: first row of each request in the step's tensors, and how many of its rows were not rejected.
             aux: the states of the auxiliary layers and the last one, each [all rows, H].
         """
@@ -152,14 +152,14 @@ class Capture:
         """Write all finished samples to `folder`, one safetensors file each, whole or not at all."""
         folder.mkdir(parents=True, exist_ok=True)
         sizes = []
-        for sample in self.take():  # one at a time is held twice
+        for sample in self.take():  # only one sample at a time is in memory twice
             blob = sample.to_bytes()
             replace(folder / f"{time.time_ns():020d}-{uuid.uuid4().hex[:8]}.safetensors", blob)
             sizes.append(len(blob))
         return {**self.info(), "samples": len(sizes), "bytes": sum(sizes)}
 
     def info(self) -> dict[str, Any]:
-        """Counts since the start, and what is held."""
+        """Counts since the start, and the samples that wait."""
         return {**self.counts, "held": len(self._done), "recording": len(self._recordings), "held_bytes": self.bytes}
 
     # ---- inside -----------------------------------------------------------------------------------------------------
@@ -277,7 +277,7 @@ class Capture:
     def _sample_of(self, r: _Recording, request: Request) -> Sample:
         tokens = torch.cat([torch.from_numpy(request.prompt.copy()), torch.tensor(request.output, dtype=torch.int32)])
         base, prompt = r.parts[0].start, len(request.prompt)
-        # Past a stop the sampler may have gone on for some tokens that were never said.
+        # The sampler may have drawn some tokens past a stop, which were never emitted.
         end = min(r.end, len(tokens))
         aux = torch.cat([p.aux for p in r.parts])[: end - base].to("cpu")
         last = torch.cat([p.last for p in r.parts])[: end - base].to("cpu")

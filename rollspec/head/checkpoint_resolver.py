@@ -60,7 +60,7 @@ def settle(args: Any, config: RollspecConfig) -> tuple[RollspecConfig, str | Non
             "rollspec: the drafter %r is left out because %s; %s.",
             name,
             problem,
-            f"{', '.join(rest)} goes on" if rest else "nothing is drafted",
+            f"{', '.join(rest)} is used" if rest else "nothing is drafted",
         )
         return _without(config, {"proposal.drafters": rest}), None
     kept = _specialists(args, config, path, name)

@@ -3,7 +3,7 @@
 A thread of the worker moves captured samples and rewards to the daemon and versions from it to the swapper, which swaps
 them in between two steps and tries them. The engine's own thread only leaves things in bounded queues. While the daemon
 is away nothing is recorded, what was recorded is dropped and counted, and the engine serves with the weights it has;
-when the daemon is back, all goes on.
+when the daemon is back, all resumes.
 """
 
 from __future__ import annotations
@@ -54,26 +54,26 @@ class DedicatedTraining(HeadTraining):
         self.domains = learned.domains = Domains(learned.bridge.running)
         self.counts = {"sent": 0, "dropped": 0, "rewards": 0, "offers": 0, "fetched": 0}
         self.checkpoints = CheckpointClient(self._fault)
-        self.progress: Progress | None = None  # of the daemon's training, as it said last
-        self._trials: deque[tuple[int, str, str]] = deque(maxlen=16)
+        self.progress: Progress | None = None  # of the daemon's training, in its last message
+        self._verdicts: deque[tuple[int, str, str]] = deque(maxlen=16)
         self._fetch: Fetch | None = None
         self._asked = 0.0  # when the last piece was asked for
         self._cache: Path | None = None
         self._canary = True  # of the version that is fetched
         self._pieces: Iterator[Message] | None = None
         self._pieces_of = 0
-        self._told = 0.0
+        self._reported = 0.0
         assert self.config.endpoint is not None and learned.swapper is not None
         self.name = f"{socket.gethostname()}:{os.getpid()}"
         hello = {"name": self.name, "base": learned.base, "aux": list(learned.layers)}
         token = wire.read_token(self.config.token_file)
         self.link = Link(self.config.endpoint, hello, token=token)
-        learned.swapper.report = self._tried
+        learned.swapper.report = self._judged
         self._thread.start()
         atexit.register(self.stop)
 
-    def _tried(self, version: int, verdict: Verdict, reason: str) -> None:
-        self._trials.append((version, verdict, reason[:500]))
+    def _judged(self, version: int, verdict: Verdict, reason: str) -> None:
+        self._verdicts.append((version, verdict, reason[:500]))
 
     def info(self) -> dict[str, Any]:
         """What was sent and taken so far, and how the daemon's training goes."""
@@ -104,7 +104,7 @@ class DedicatedTraining(HeadTraining):
         return self.checkpoints.save(folder, self.link.away)
 
     def load(self, folder: Path) -> bool:
-        """Have the daemon go on from a copy that `save` made, once it listens; False where there is none."""
+        """Have the daemon resume from a copy that `save` made, once it listens; False where there is none."""
         home = self.learned.bridge.config.history.dir
         if not folder.is_dir() or (home is not None and folder.resolve() == (home / "drafter").resolve()):
             return False  # below history.dir it is the daemon's own, which it has read
@@ -154,9 +154,9 @@ class DedicatedTraining(HeadTraining):
 
     def _report(self) -> None:
         now = time.monotonic()
-        if now - self._told < STATUS_SECONDS:
+        if now - self._reported < STATUS_SECONDS:
             return
-        self._told = now
+        self._reported = now
         bridge, swapper, capture = self.learned.bridge, self.learned.swapper, self.learned.capture
         assert swapper is not None
         counts: dict[str, float] = {f"link_{k}": v for k, v in self.link.counts.items()}
@@ -170,7 +170,7 @@ class DedicatedTraining(HeadTraining):
             "speculating": bridge.state()[0] != "none",
             "off": list(bridge.proposer.tuner.guard.off),
             "domains": self.domains.to_dict(),
-            "trials": [list(t) for t in self._trials],
+            "verdicts": [list(t) for t in self._verdicts],
             "counts": counts,
             "faults": [
                 f[:200] for f in ([bridge.fault] if bridge.fault else []) + ([self.error] if self.error else [])
@@ -220,7 +220,7 @@ class DedicatedTraining(HeadTraining):
             version = message.body.get("version")
             self._give_up()
             if isinstance(version, int):
-                self._tried(version, "refused", str(e))
+                self._judged(version, "refused", str(e))
             logger.warning("rollspec: %s", str(e).removeprefix("drafter-online: "))
 
     def _offered(self, body: dict[str, Any]) -> None:
@@ -254,7 +254,7 @@ class DedicatedTraining(HeadTraining):
         try:
             path = fetch.done()
         except DrafterError as e:
-            self._tried(fetch.number, "refused", str(e))
+            self._judged(fetch.number, "refused", str(e))
             return
         self.counts["fetched"] += 1
         assert self.learned.swapper is not None

@@ -1,4 +1,4 @@
-"""How well drafts do per domain: counts over requests by what they call their domain."""
+"""Acceptance per domain: counts over requests by the domain that they name."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Domains:
     def observe(
         self, req_ids: Sequence[str], tokens: Sequence[Sequence[int]], scheduled: Mapping[str, Sequence[int]]
     ) -> None:
-        """A step said `tokens`, of which all but each request's last one were drafts, `scheduled` by request."""
+        """A step emitted `tokens`, of which all but each request's last one were drafts, `scheduled` by request."""
         for req_id, new in zip(req_ids, tokens, strict=False):
             if not new:
                 continue

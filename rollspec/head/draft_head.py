@@ -64,7 +64,7 @@ class DraftHead:
         self.layers = layers
         self.aux_layers = len(layers)
         self.eagle = bool(layers)
-        self.asleep = False  # the engine's memory is taken away (sleep mode)
+        self.asleep = False  # the engine's memory is released (sleep mode)
         # What a swap (`SwapOwner`) and the weights that it exchanges need of this.
         self.vllm_config, self.device = runner.vllm_config, runner.device
         self.draft_model, self.target_model = drafter.model, runner.get_model()
@@ -118,7 +118,7 @@ class DraftHead:
 
     def canary(self, running: bool) -> None:
         """While there is one the router asks for drafts to be scored more often."""
-        self.proposer.on_trial = running
+        self.proposer.canary_runs = running
 
     # ---- the step ---------------------------------------------------------------------------------------------------
 
@@ -260,7 +260,7 @@ class DraftHead:
     def before_step(self, ended: Any, computes: bool) -> None:
         """A step begins; `ended`: requests that did since the last one. Never raises.
 
-        `computes` is False for the step after the last one, which only tells that requests ended.
+        `computes` is False for the step after the last one, which only reports requests that ended.
         """
         if self.training is not None and computes:
             self.training.step_begins()
@@ -272,14 +272,14 @@ class DraftHead:
                 self.capture.finish(req_id, self.proposer.requests.get(req_id))
         if self.swapper is not None:
             try:
-                if self.specialists is not None and self.specialists.woke:
+                if self.specialists is not None and self.specialists.stale:
                     self.specialists.restore()
                 self.swapper.poll()
             except Exception as e:  # the drafter may be half of one version and half of another: it must rest
                 self.fail("swap", e)
 
     def fail(self, what: str, error: BaseException) -> None:
-        """The learned drafter is off from now on; suffix drafts go on."""
+        """The learned drafter is off from now on; suffix drafting continues."""
         self.off = True
         self.proposer.resting = True
         cause = f"{what}: {type(error).__name__}: {error}"

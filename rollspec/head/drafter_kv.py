@@ -138,7 +138,7 @@ class DrafterKV:
         for entry in entries:
             if entry.done == entry.end and entry.parts:
                 self.bytes -= (entry.end - entry.base) * self._row_bytes
-                entry.clean &= entry.fresh >= entry.stale  # what was stale stays so
+                entry.clean &= entry.fresh >= entry.stale  # what was stale is still stale
                 entry.base = entry.fresh = entry.stale = entry.end
                 entry.parts = []
                 if self.bytes <= self.max_bytes:

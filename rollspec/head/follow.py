@@ -5,8 +5,8 @@ it: with a canary where this engine tries, without one where another's verdict i
 this thread only; the engine's own never waits for the store. An engine may come and go at any time: a canary that it
 leaves, or dies in, passes to the next one.
 
-A store that cannot be read or written leaves the engine with the drafter that it has; the cause is counted and said
-once.
+A store that cannot be read or written leaves the engine with the drafter that it has; the fault is recorded and
+logged once.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class Follower:
         self._before: dict[str, Any] = {}  # the swapper's `last` at that time: it makes a new one for each swap
         self._progress: tuple[int, float] = (-1, 0.0)  # drafts scored, and since when
         self._unusable: set[int] = set()  # here; other engines may differ
-        self._once = LogOnce()
+        self._log_once = LogOnce()
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -97,10 +97,10 @@ class Follower:
                 self._watch(self._offered)
             elif not self.swapper.busy:
                 self._act(self._canaries.decide(self.swapper.version, willing=self._working()))
-        except Exception as e:  # whatever it is: the engine goes on with the drafter it has
+        except Exception as e:  # whatever it is: the engine keeps the drafter it has
             cause = str(e) if isinstance(e, DrafterError) else f"{type(e).__name__}: {e}"
             self._fault(f"drafter versions: {cause}")
-            self._once(cause, "rollspec: the store of drafter versions cannot be followed at present (%s).", cause)
+            self._log_once(cause, "rollspec: the store of drafter versions cannot be followed at present (%s).", cause)
 
     def _act(self, d: Decision) -> None:
         self.last = d
@@ -114,7 +114,7 @@ class Follower:
         self.swapper.offer(folder, canary=d.action == "try", back=d.action == "back")
 
     def _watch(self, d: Decision) -> None:
-        """Go on with what was offered until the swapper is done with it."""
+        """Watch an offer until the swapper is done with it."""
         trying = d.action == "try"
         if trying and not self._working() and self.swapper.withdraw():
             # The engine has nothing to do: when it has, there may be a newer version, or another has tried this one.
@@ -162,7 +162,7 @@ class Follower:
         return True
 
     def _stalled(self) -> None:
-        """Give the canary back when it scores no drafts; it goes on here, and what comes of it is recorded."""
+        """Give the canary back when it scores no drafts; it continues here, and its verdict is recorded."""
         seen = getattr(self.swapper.canary, "seen", -1)
         now = self._clock()
         if seen != self._progress[0]:

@@ -54,10 +54,10 @@ class Specialists(Protocol):
     """Further heads by domain, which run beside the first.
 
     Attributes:
-        woke: the engine slept, and their weights are to be put back.
+        stale: the engine slept, and the specialists' weights must be restored.
     """
 
-    woke: bool
+    stale: bool
 
     def scored(self, req_id: str, hits: int, length: int) -> None:
         """A draft of one of them was scored."""

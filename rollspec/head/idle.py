@@ -1,9 +1,9 @@
 """Trains the drafter inside the worker while the engine has nothing to do: capture -> training -> swap, in one engine.
 
 A thread of the worker asks twenty times a second whether a micro-step may run (`drafter_online.idle`): never while the
-engine sleeps, while a step was made within the last moments, or while the trainer says that the machine is its own
-(operation `updating`). A request that arrives waits for part of a micro-step at most. The engine's own thread is never
-called from here; new weights reach it as a published version, which it swaps in at the start of a step.
+engine sleeps, within `QUIET_SECONDS` of a step, or while the trainer uses the machine (operation `updating`). A request
+that arrives waits for part of a micro-step at most. The engine's own thread is never called from here; new weights
+reach it as a published version, which it swaps in at the start of a step.
 
 A step that hangs is waited for `LOCK_SECONDS` at most, a store that is full or gone is tried again at the next
 publication, and a saved state that is damaged is begun anew.
@@ -91,7 +91,7 @@ class IdleTraining(HeadTraining):
                 "loss": self._trainer.last_loss if c.steps else None,
                 "samples": len(self._trainer.buffer),
                 "idle_seconds": i.available,
-                "harvested_seconds": i.harvested,
+                "harvested_seconds": i.used,
                 "micro_steps": i.steps,
                 "wasted_seconds": i.wasted,
                 "preempt_seconds": max(i.latencies, default=0.0),
@@ -128,7 +128,7 @@ class IdleTraining(HeadTraining):
             self._lock.release()
 
     def load(self, folder: Path) -> bool:
-        """Go on from a copy that `save` made; False where there is none, or training has begun here."""
+        """Resume from a copy that `save` made; False where there is none, or training has begun here."""
         if not folder.is_dir() or not self._lock.acquire(timeout=LOCK_SECONDS):
             return False
         try:
@@ -151,7 +151,7 @@ class IdleTraining(HeadTraining):
     def _offer_promoted(self) -> None:
         """The engine starts with the head that it was given; the version that was promoted last is better.
 
-        It passed its trial then. One whose trial the engine did not live to finish has no verdict and is not taken.
+        It was promoted after a canary. A canary that ended with its engine has no verdict and is not taken.
         """
         if self.config.versions is not None:
             return  # the follower takes it
@@ -225,7 +225,7 @@ class IdleTraining(HeadTraining):
         self._trainer = trainer  # last: other threads look whether it is there
 
     def _taken_over(self) -> int | None:
-        """The version of a shared store that training goes on from: the newest that nothing speaks against."""
+        """The version of a shared store that training continues from: the newest without a bad verdict."""
         store = Versions(self.versions)
         try:
             number = store.candidate()
@@ -287,15 +287,15 @@ class IdleTraining(HeadTraining):
     def _publish(self) -> None:
         """Offer what was learned to the engine, in the place of what it has not swapped in yet.
 
-        While a version is on trial training goes on, and what is newest at the end of the trial comes next.
+        Training continues while a version is on canary; the newest state at the end of the canary is published next.
         """
         swapper = self.learned.swapper
         shared = self.config.versions is not None
-        # A shared store is followed on its own: only a trial here, whose version it must keep, is waited for.
+        # A shared store is followed on its own: only a canary here, whose version it must keep, is waited for.
         if swapper is None or (swapper.canary is not None if shared else not swapper.open):
             return
         self._due = False
-        self._refresh(again=True)  # what is said may have changed, though the policy did not
+        self._refresh(again=True)  # the token counts may have changed, though the policy did not
         store = Versions(self.versions)
         try:
             number = self._trainer.publish(store, self.learned.runner.dtype)

@@ -1,9 +1,9 @@
-"""What the tensor-parallel ranks of one engine agree upon, so that all of them do the same at the same step.
+"""Decisions that the tensor-parallel ranks of one engine share, so that all of them do the same at the same step.
 
 Ranks compute the drafter together: one that ran another number of passes, or other weights, than the rest would wait
-for them forever, or draft nonsense. The output rank decides (it alone knows what was proposed and accepted) and tells
-the others once a step; what each rank can find for itself (is my part of the weights ready? is it still there?) is
-settled by the least answer. With one rank everything is agreed at once and nothing is sent.
+for them forever, or draft nonsense. The output rank decides (it alone knows what was proposed and accepted) and sends
+its decision once a step; what each rank checks for itself (is my part of the weights ready? is it intact?) is reduced
+to the minimum over ranks. With one rank nothing is sent.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ KINDS: tuple[Kind, ...] = ("", "swap", "promoted", "rolled_back")
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """What the output rank tells the others beside the passes: a verdict, or a version's folder to be swapped in."""
+    """What the output rank sends beside the number of passes: a verdict, or the folder of a version to swap in."""
 
     kind: Kind = ""
     text: str = ""

@@ -1,7 +1,7 @@
 """Training of the worker's draft head as its engine sees it, wherever the trainer runs: in the engine's own idle time
 (`idle.py`), or in a process of its own (`dedicated.py`). `draft_head.py` owns either; they do not know it.
 
-Whatever fails in it costs the training, not the engine: the cause is counted, and said once.
+Whatever fails in it costs the training, not the engine: the fault is recorded and logged once.
 """
 
 from __future__ import annotations
@@ -54,14 +54,14 @@ class HeadTraining:
     """One worker's part in it: a thread, which a subclass starts when it is ready.
 
     Attributes:
-        updating: the machine is the policy's trainer's.
-        error: why it has ended.
+        updating: the policy's trainer uses the machine.
+        error: why the training has ended.
         resumed: optimiser steps and tokens that an earlier run made.
         parts: the target's own tensors where they were put together from several ranks.
     """
 
     ends_with = "drafter training", "rollspec: the drafter is not trained from now on (%s)."
-    """What a fault that ends it is counted under, and what is said of it."""
+    """The name under which a fault that ends it is counted, and its log message."""
 
     def __init__(self, learned: TrainedHead) -> None:
         self.learned = learned
@@ -72,7 +72,7 @@ class HeadTraining:
         self.parts: dict[str, torch.Tensor] | None = None
         self._rewards: deque[tuple[str, float]] = deque(maxlen=1 << 16)
         self._hung = False
-        self._once = LogOnce()
+        self._log_once = LogOnce()
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="rollspec-drafter", daemon=True)
 
@@ -97,7 +97,7 @@ class HeadTraining:
         raise NotImplementedError
 
     def load(self, folder: Path) -> bool:
-        """Go on from what `save` left in `folder`; False where there is nothing, or it is not wanted."""
+        """Resume from what `save` left in `folder`; False where there is nothing, or it is not wanted."""
         raise NotImplementedError
 
     def stop(self) -> None:
@@ -127,15 +127,15 @@ class HeadTraining:
         """The thread ends."""
 
     def _fault(self, what: str, cause: str) -> None:
-        """`what` failed (saving, resuming, publishing): training goes on without."""
+        """`what` failed (saving, resuming, publishing): training continues without."""
         self.learned.bridge.count(f"drafter training, {what}: {cause}")
-        self._once(what, "rollspec: %s the drafter's training failed and is left out (%s).", what, cause)
+        self._log_once(what, "rollspec: %s the drafter's training failed and is left out (%s).", what, cause)
 
     def _watch(self, hangs: str | None, where: str = "") -> None:
-        """A step that hangs (`hangs`: why it is taken for one) cannot say so itself; said and counted once each."""
+        """Log and count a step that hangs, once: it cannot do so itself. `hangs`: why it is taken for one."""
         if hangs is not None and not self._hung:
             self.learned.bridge.count("drafter training: a step hangs")
-            logger.warning("rollspec: %s%s; the engine goes on with the drafter it has.", hangs, where)
+            logger.warning("rollspec: %s%s; the engine keeps the drafter it has.", hangs, where)
         self._hung = hangs is not None
 
     def _target(self) -> dict[str, torch.Tensor] | None:

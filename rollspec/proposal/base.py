@@ -1,4 +1,4 @@
-"""The words every drafter shares: prompt keys, drafts, and what happened to them.
+"""Types that all drafters share: prompt keys and drafts.
 
 Pure: numpy only, no engine. Token ids are int32 everywhere.
 """

@@ -1,10 +1,10 @@
-"""Turns a drafter's frequencies into acceptance probabilities, from what the target then said.
+"""Calibrates a drafter's frequencies to acceptance probabilities, from the tokens that the target emitted.
 
-A frequency of 1.0 seen once and one seen fifty times are not the same promise, and neither is a match of two tokens and
-one of thirty. So the chance that the next drafted token is accepted is counted per (drafter, match length, frequency).
+A frequency of 1.0 over one observation predicts less than the same over fifty, and a match of two tokens less than one
+of thirty. So the rate at which the next draft token is accepted is counted per (drafter, match length, frequency).
 
 Nothing has to be verified for this: a one-hot proposal x is accepted with probability p(x), and p(x) is also the chance
-that the target says x by itself, so every chain is scored against the tokens that were emitted, verified or not.
+that the target samples x by itself, so every chain is scored against the tokens that were emitted, verified or not.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Confidence:
         """Calibrated probability, per token, that it and all before it are accepted; and the table cells used.
 
         The chain ends with the first token below `floor`: deeper ones could not pay for themselves. That token is kept
-        so that its cell goes on being scored; a cell that fell below could never rise again otherwise.
+        so that its cell is still scored; a cell that fell below could never rise again otherwise.
         """
         table = self._tables.get(draft.source)
         if table is None:
@@ -64,8 +64,8 @@ class Confidence:
         """Score the chain `proposed` (with its `cells`) against the tokens the target then emitted.
 
         Returns:
-            Leading proposed tokens that the target said; `~hits` (negative) where the next one is unknown, because
-            all that was said had been proposed.
+            Leading proposed tokens that the target emitted; `~hits` (negative) where the next one is unknown, because
+            all emitted tokens had been proposed.
         """
         add = self._tables[source].add
         hits = 0

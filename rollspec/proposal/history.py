@@ -53,7 +53,7 @@ class History:
 
     Args:
         max_bytes: bound on the token bytes kept; a single prompt larger than it is not kept at all.
-        window: rounds (distinct policy versions) kept per prompt before its newest one, which is still being said: its
+        window: rounds (distinct policy versions) kept per prompt before its newest one, which still grows: its
             late samples look back as far as its first.
     """
 
@@ -89,7 +89,7 @@ class History:
         return None
 
     def part(self, key: str, origin: str) -> TokenArray | None:
-        """What the rollout `origin` had said when it was aborted; None where that is not known."""
+        """What the rollout `origin` had emitted when it was aborted; None where that is not known."""
         entry = self.get(key)
         return next((r.tokens for r in entry.responses if r.origin == origin), None) if entry else None
 
@@ -185,7 +185,7 @@ class History:
         """Write `folder/history.safetensors` atomically. `tokenizer` names whose tokens they are, where it is known.
 
         Raises:
-            HistoryError: the folder cannot be written or the disk is full; an earlier file stays as it was.
+            HistoryError: the folder cannot be written or the disk is full; an earlier file is not changed.
         """
         from safetensors.numpy import save
 
@@ -213,7 +213,7 @@ class History:
         """Take what `folder/history.safetensors` holds; returns the number of responses, 0 where there is no file.
 
         What is kept for a prompt already is replaced. Versions are shifted to below `version`, the present one, where
-        they are not: another job's, or a later state of this one's, must not count as newer than what is said now.
+        they are not: another job's, or a later state of this one's, must not count as newer than what is emitted now.
         `vocab`: size of the target's vocabulary, which no token may be outside of. `tokenizer`: its tokenizer's name.
 
         Raises:

@@ -14,16 +14,16 @@ LIMITS = (0.5, 2.0)
 
 
 def remaining(now: int, ended: Sequence[int], limit: int) -> float:
-    """Expected tokens until the end of a response that has said `now`.
+    """Expected tokens until the end of a response of `now` tokens so far.
 
     Args:
-        now: tokens said so far.
+        now: tokens emitted so far.
         ended: lengths of finished responses to the same prompt, ascending.
         limit: the longest it can become.
 
     Returns:
-        The mean excess of those that were longer. Where none was, as much again as was said: a response that outlived
-        all others is in a heavy tail.
+        The mean excess of those that were longer. Where none was, as much again as was emitted: a response that
+        outlived all others is in a heavy tail.
     """
     if now >= limit:
         return 0.0

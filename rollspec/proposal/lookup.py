@@ -1,17 +1,16 @@
-"""Longest-suffix lookup: which tokens followed, wherever the corpus says what a request just said. The definition.
+"""Longest-suffix lookup: the tokens that follow in the corpus where it matches the end of a request. The definition.
 
     corpus   ... 7 4 9 5 8 | 2 4 9 5 3 6 | 1 9 5 8 ...        | separator, -1
     context            4 9 5                                  the last `DEPTH` tokens of prompt + response
-    match        3 ----^       3 --^         2 --^            equal tokens backwards from each place
+    match        3 ----^       3 --^         2 --^            equal tokens backwards from each position
     vote               5 -> {8: 1, 3: 1} at length 3,  {8: 2, 3: 1} at length 2
 
-Every place in a request's slice whose last token is the context's last one, and which something follows, is an
-occurrence; its match length is the number of equal tokens backwards. For each match length the occurrences at least
-that long vote for the next token, those that said the winner vote for the one after it, and so on: a token's
-probability is the product of the shares of the votes up to it. A chain is at most `factor` times as long as its match.
-The chain with the largest sum of probabilities, the number of tokens expected to be accepted, is the draft; of equal
-ones that of the longest match. This is SuffixDecoding's score (arXiv:2411.04975, section 4.2)
-over an array instead of a tree.
+Every position in a request's slice with the context's last token, and with a token after it, is an occurrence; its
+match length is the number of equal tokens backwards. For each match length the occurrences at least that long vote for
+the next token, those that have the winner vote for the one after it, and so on: a token's probability is the product of
+the shares of the votes up to it. A chain is at most `factor` times as long as its match. The chain with the largest sum
+of probabilities, the number of tokens expected to be accepted, is the draft; of equal ones that of the longest match.
+This is SuffixDecoding's score (arXiv:2411.04975, section 4.2) over an array instead of a tree.
 
 `reference` is the definition, in numpy; `lookup_cpu` computes the same, fast; on a device `benchmarks/gpu` does.
 """
@@ -114,14 +113,14 @@ def _match_lengths(text: TokenArray, context: TokenArray) -> npt.NDArray[np.int6
 
 
 def _follow(
-    text: TokenArray, places: npt.NDArray[np.int64], most: int, min_prob: float
+    text: TokenArray, positions: npt.NDArray[np.int64], most: int, min_prob: float
 ) -> tuple[list[int], list[np.float32]]:
-    """The chain that most of `places` go on with, and its cumulative shares. Ties go to who comes first in `places`."""
+    """The chain that follows most of `positions`, and its cumulative shares. Ties go to the first in `positions`."""
     tokens: list[int] = []
     probs: list[np.float32] = []
     prob = np.float32(1.0)
     while len(tokens) < most:
-        after = places + len(tokens) + 1
+        after = positions + len(tokens) + 1
         after = after[after < len(text)]
         votes = [t for t in text[after].tolist() if t != SEPARATOR]
         if not votes:
@@ -132,5 +131,5 @@ def _follow(
             break
         tokens.append(winner)
         probs.append(prob)
-        places = after[text[after] == winner] - len(tokens)
+        positions = after[text[after] == winner] - len(tokens)
     return tokens, probs

@@ -3,11 +3,11 @@
     tokens   ... 7 4 9 5 8 ... 2 4 9 5 3 ... 1 4 9 5 6 ...
     before3          -1 <------------ . <---------- .  <- heads[hash(4, 9, 5)]
 
-Each place knows the one before it with the same last three tokens, and the one with the same last token; the newest of
-each is found by its hash. A lookup visits occurrences only, newest first, at most `VISITS`, whatever the size of the
-corpus. Compiled by numba, which vLLM requires on every platform: nothing to build or install.
+Each position links to the one before it with the same last three tokens, and to the one with the same last token; the
+newest of each is found by its hash. A lookup visits occurrences only, newest first, at most `VISITS`, whatever the size
+of the corpus. Compiled by numba, which vLLM requires on every platform: nothing to build or install.
 
-A step is one call for all requests, `extend` to write what they said and `lookup` to draft; a call from Python costs
+A step is one call for all requests, `extend` to write their new tokens and `lookup` to draft; a call from Python costs
 what a lookup does. Each request has a corpus of its own, so corpora are given as addresses of their headers.
 """
 
@@ -20,13 +20,13 @@ import numpy as np
 from numba.extending import intrinsic
 
 TOKENS, BEFORE1, BEFORE3 = range(3)
-"""Rows of a corpus, int32 [3, capacity]: its tokens, and the places before each with the same last token, or three."""
+"""Rows of a corpus, int32 [3, capacity]: tokens, and before each the position with the same last token, or three."""
 
 HEADER = 5
-"""int64 of a corpus's header: address and capacity of its rows, address and length of its heads, places in use."""
+"""int64 of a corpus's header: address and capacity of its rows, address and length of its heads, positions in use."""
 
 VISITS = 256
-"""Places of a chain that a lookup looks at."""
+"""Positions of a chain that a lookup looks at."""
 
 
 def _compile(f):  # type: ignore[no-untyped-def]
@@ -48,7 +48,7 @@ def _at(_typing: Any, _address: Any, like: Any) -> Any:
 
 @_compile
 def _corpus(address):  # type: ignore[no-untyped-def]
-    """Rows, heads and places in use of the corpus whose header is at `address`."""
+    """Rows, heads and positions in use of the corpus whose header is at `address`."""
     header = numba.carray(_at(address, np.int64(0)), HEADER)
     rows = numba.carray(_at(header[0], np.int32(0)), (3, header[1]))
     heads = numba.carray(_at(header[2], np.int32(0)), (2, header[3]))
@@ -69,7 +69,7 @@ def _hash3(a, b, c, mask):  # type: ignore[no-untyped-def]
 
 @_compile
 def link(rows, heads, start, low, high):  # type: ignore[no-untyped-def]
-    """Put the places `low` to `high` of a sequence that begins at `start` into their chains.
+    """Put the positions `low` to `high` of a sequence that begins at `start` into their chains.
 
     `heads` int32 [2, a power of two]: the newest place of each chain, -1 for none.
     """
@@ -86,21 +86,21 @@ def link(rows, heads, start, low, high):  # type: ignore[no-untyped-def]
 
 
 @_compile
-def extend(corpora, starts, places, ends, tokens):  # type: ignore[no-untyped-def]
-    """Write `tokens` int32 [n] into corpora: the i-th of its parts, which end at `ends` int64 [B], from `places[i]` on,
-    into a sequence that begins at `starts[i]`. `corpora` int64 [B]: addresses of headers.
+def extend(corpora, starts, positions, ends, tokens):  # type: ignore[no-untyped-def]
+    """Write `tokens` int32 [n] into corpora: the i-th of its parts, which end at `ends` int64 [B], from `positions[i]`
+    on, into a sequence that begins at `starts[i]`. `corpora` int64 [B]: addresses of headers.
     """
     low = 0
     for i in range(len(corpora)):
         rows, heads, _ = _corpus(corpora[i])
         n = ends[i] - low
-        rows[TOKENS, places[i] : places[i] + n] = tokens[low : ends[i]]
-        link(rows, heads, starts[i], places[i], places[i] + n)
+        rows[TOKENS, positions[i] : positions[i] + n] = tokens[low : ends[i]]
+        link(rows, heads, starts[i], positions[i], positions[i] + n)
         low = ends[i]
 
 
 @_compile
-def _follow(tokens, end, voters, total, most, min_prob, alive, said, votes, chain, shares):  # type: ignore[no-untyped-def]
+def _follow(tokens, end, voters, total, most, min_prob, alive, followers, votes, chain, shares):  # type: ignore[no-untyped-def]
     """`lookup._follow`, into `chain` and `shares`; returns length and score. The rest is scratch."""
     left = total
     alive[:left] = voters[:left]
@@ -114,10 +114,10 @@ def _follow(tokens, end, voters, total, most, min_prob, alive, said, votes, chai
                 continue
             cast += 1
             k = 0
-            while k < kinds and said[k] != token:
+            while k < kinds and followers[k] != token:
                 k += 1
             if k == kinds:
-                said[k] = token
+                followers[k] = token
                 votes[k] = 0
                 kinds += 1
             votes[k] += 1
@@ -130,7 +130,7 @@ def _follow(tokens, end, voters, total, most, min_prob, alive, said, votes, chai
         prob = np.float32(prob * np.float32(np.float32(votes[winner]) / np.float32(cast)))
         if prob < np.float32(min_prob):
             break
-        chosen = said[winner]
+        chosen = followers[winner]
         still = 0
         for a in range(left):
             at = alive[a] + 1 + length
@@ -187,11 +187,11 @@ def _one(rows, heads, end, context, room, factor, min_prob, electorate, out_toke
     tokens = rows[TOKENS]
     mask = heads.shape[1] - 1
     last = context[-1]
-    places = np.empty((depth + 1, electorate), np.int32)  # by match length, newest first
+    positions = np.empty((depth + 1, electorate), np.int32)  # by match length, newest first
     kept = np.zeros(depth + 1, np.int32)
     voters = np.empty(electorate, np.int32)
     alive = np.empty(electorate, np.int32)
-    said = np.empty(electorate, np.int32)
+    followers = np.empty(electorate, np.int32)
     votes = np.empty(electorate, np.int32)
     chain = np.empty(room, np.int32)
     shares = np.empty(room, np.float32)
@@ -215,19 +215,19 @@ def _one(rows, heads, end, context, room, factor, min_prob, electorate, out_toke
                 while n < depth and i >= n and tokens[i - n] == context[-1 - n]:
                     n += 1
                 if least <= n <= longest and kept[n] < electorate:
-                    places[n, kept[n]] = i
+                    positions[n, kept[n]] = i
                     kept[n] += 1
             i = np.int64(rows[row, i])
         for n in range(longest, least - 1, -1):
             more = min(kept[n], electorate - total)
             if more == 0:
                 continue
-            voters[total : total + more] = places[n, :more]
+            voters[total : total + more] = positions[n, :more]
             total += more
             most = min(room, np.int64(n * factor + 1e-6))
             if best >= most:
                 continue
-            length, score = _follow(tokens, end, voters, total, most, min_prob, alive, said, votes, chain, shares)
+            length, score = _follow(tokens, end, voters, total, most, min_prob, alive, followers, votes, chain, shares)
             if score > best:
                 best, count, match = score, length, n
                 out_tokens[:length] = chain[:length]

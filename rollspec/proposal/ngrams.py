@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from itertools import islice
 
 Row = dict[int, int]
-"""Follower -> how often it followed, or one bit per sibling that said it."""
+"""Follower -> how often it followed, or one bit per sibling that emitted it."""
 
 MIN_PROB = 0.1
 """A chain ends where its cumulative probability falls below this; later tokens would rarely pay for verification."""
@@ -123,7 +123,7 @@ def likeliest(row: Row, place: int) -> tuple[int, float]:
 
 @dataclass(slots=True)
 class PromptTable:
-    """What the requests of one prompt said under one policy version."""
+    """What the requests of one prompt emitted under one policy version."""
 
     key: str
     version: int
@@ -159,7 +159,7 @@ class PromptTables:
         return table
 
     def close(self, table: PromptTable, private: bool) -> None:
-        """One of the table's requests ended; of a private one nothing stays."""
+        """One of the table's requests ended; nothing of a private one is kept."""
         table.running -= 1
         if self._tables.get(table.key) is not table:
             return  # of an older version

@@ -1,8 +1,8 @@
 """Replay: the previous response to the same prompt under the same noise, drafted at the same position while it holds.
 
-Under kept noise (`reuse.mode: coupled`) a sample says again what it said an epoch ago until the new policy's choice
-differs; most of it does not. From the first difference on the texts may still meet again further along, which is what
-the suffix tree over past responses finds.
+Under kept noise (`reuse.mode: coupled`) a sample repeats its response of the epoch before until the new policy chooses
+another token; most tokens are the same. After the first difference the texts may agree again further along, which the
+suffix tree over past responses finds.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from rollspec.proposal.base import Draft
 
 @dataclass(slots=True)
 class Replay:
-    """One request's old response. `at`: leading tokens said again so far. `alive`: nothing has differed yet."""
+    """One request's old response. `at`: leading tokens repeated so far. `alive`: nothing has differed yet."""
 
     tokens: list[int]
     at: int = 0
     alive: bool = True
 
-    def said(self, new: Sequence[int]) -> None:
+    def advance(self, new: Sequence[int]) -> None:
         """The request emitted `new`."""
         if not self.alive:
             return

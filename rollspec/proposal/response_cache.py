@@ -1,4 +1,4 @@
-"""Old responses with the log-probs they were sampled with: what a rollout may be started from again.
+"""Old responses with the log-probs they were sampled with, as prefixes of new rollouts.
 
 Kept per prompt and sample number, the newest only; bounded in bytes; saved and reloaded. One safetensors file holds
 flat arrays of tokens and log-probs with row lengths, and a JSON header with a checksum and the name of the tokenizer
@@ -90,7 +90,7 @@ class ResponseCache:
         """Write `folder/old_responses.safetensors` atomically; `tokenizer` names whose tokens they are.
 
         Raises:
-            HistoryError: the folder cannot be written or the disk is full; an earlier file stays as it was.
+            HistoryError: the folder cannot be written or the disk is full; an earlier file is not changed.
         """
         from safetensors.numpy import save
 
@@ -122,7 +122,7 @@ class ResponseCache:
 
         Raises:
             HistoryError: the file is truncated, altered, of another format or of another tokenizer; nothing of it is
-                used, and it stays where it is.
+                used, and it is left where it is.
         """
         path = Path(folder) / FILE
         if not path.is_file():

@@ -6,7 +6,7 @@ against the suffix chain in hand. What a chain is worth is Σ max(0, p - v), wit
 probabilities and v the price of verifying one token, in tokens: exactly what a budget that stops where p < v gains.
 d passes are run if what the requests gain by them is more than the engine would emit in the time they take.
 
-One-hot proposals only: with these, any choice between drafts is exact, even one that looks at the tokens.
+One-hot proposals only: with these, any choice between drafts is lossless, even one that looks at the tokens.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ class Acceptance:
         return {name: getattr(self, name).tolist() for name in ("prior", "hits", "tries")}
 
     def restore(self, state: Mapping[str, Sequence[float]]) -> None:
-        """The drafter is again the one of which `state` tells; positions that it lacks are not known.
+        """Restore what `state` returned; positions that it lacks are unknown.
 
         Raises:
             ValueError, KeyError, TypeError: `state` cannot be used; nothing of it is.

@@ -1,11 +1,11 @@
 """A corpus of responses that drafts are looked up in by a scan: one int32 array, no tree.
 
     corpus = Corpus()
-    corpus.extend(1, [5, 6, 7])                  # sequence 1 grows where it lies
+    corpus.extend(1, [5, 6, 7])                  # append to sequence 1 in place
     corpus.speculate([5, 6], k=4, factor=2.0)    # what followed there
 
-With its chains an array takes some 30 bytes a token where a suffix tree takes 300. It grows by writing into it, forgets
-by erasing, and closes its gaps when they are half of it.
+With its chains an array takes some 30 bytes a token where a suffix tree takes 300. Tokens are written in place, dropped
+sequences are erased, and the array is compacted when half of it is gaps.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from rollspec.proposal.lookup import DEPTH, NOTHING, OCCURRENCES, SEPARATOR, Fou
 from rollspec.proposal.lookup_cpu import HEADER, TOKENS, link
 
 FIRST = 64
-"""Places that a growing sequence gets at first; doubled each time it needs more."""
+"""Positions that a growing sequence gets at first; doubled each time it needs more."""
 
 
 @dataclass(slots=True)
 class Region:
-    """Where a sequence lies: `length` tokens from `start` on, in `room` places of which the last stays a separator."""
+    """Where a sequence is stored: `length` tokens from `start` on, in `room` positions; the last is a separator."""
 
     start: int
     length: int
@@ -60,17 +60,17 @@ class Corpus:
         self._heads: TokenArray
         self._header = np.zeros(HEADER, np.int64)
         self.address = self._header.ctypes.data
-        self._live = 0  # places of living regions
+        self._live = 0  # positions of living regions
         self._compact(0)
 
     @property
     def _used(self) -> int:
-        """Places given to regions, living or dead."""
+        """Positions given to regions, living or dead."""
         return int(self._header[-1])
 
     @_used.setter
-    def _used(self, places: int) -> None:
-        self._header[-1] = places
+    def _used(self, positions: int) -> None:
+        self._header[-1] = positions
 
     @property
     def tokens(self) -> TokenArray:
@@ -118,12 +118,12 @@ class Corpus:
             self._used += more
             self._live += more
             return region
-        said = self._rows[TOKENS, region.start : region.start + region.length].copy()
+        tokens = self._rows[TOKENS, region.start : region.start + region.length].copy()
         self.remove(sequence)
         moved = self._place(sequence, room)
-        self._rows[TOKENS, moved.start : moved.start + len(said)] = said
-        moved.length = len(said)
-        link(self._rows, self._heads, moved.start, moved.start, moved.start + len(said))
+        self._rows[TOKENS, moved.start : moved.start + len(tokens)] = tokens
+        moved.length = len(tokens)
+        link(self._rows, self._heads, moved.start, moved.start, moved.start + len(tokens))
         return moved
 
     def remove(self, sequence: int) -> None:
@@ -135,17 +135,17 @@ class Corpus:
             self._compact(self._live)
 
     def _reserve(self, room: int) -> None:
-        """Make place for `room` more at the end."""
+        """Reserve `room` more positions at the end."""
         if self._used + room > self._rows.shape[1]:
             self._compact(self._live + room)
 
     def _compact(self, wanted: int) -> None:
-        """Close the gaps that moved and forgotten sequences left, in an array with some more than `wanted` places."""
+        """Close the gaps that moved and dropped sequences left; the array gets some more than `wanted` positions."""
         size = wanted + max(wanted // 4, FIRST)
         rows = np.full((3, size), SEPARATOR, np.int32)
         heads = np.full((2, 1 << (size - 1).bit_length()), -1, np.int32)
         at = 0
-        for region in sorted(self.regions.values(), key=lambda r: r.start):  # the last one stays the last
+        for region in sorted(self.regions.values(), key=lambda r: r.start):  # keeps the last one last
             old = self._rows[TOKENS, region.start : region.start + region.length]
             rows[TOKENS, at : at + region.length] = old
             region.start = at
@@ -170,30 +170,32 @@ def extend(rows: Iterable[tuple[Corpus, int, Sequence[int] | TokenArray]]) -> No
     """Append tokens to sequences of corpora, in this order, in one call for all that find room where they lie."""
     corpora: list[int] = []
     starts: list[int] = []
-    places: list[int] = []
+    positions: list[int] = []
     texts: list[Sequence[int] | TokenArray] = []
     for corpus, sequence, tokens in rows:
         region = corpus.regions.get(sequence)
         if region is None or region.length + len(tokens) >= region.room:
-            _write(corpora, starts, places, texts)  # what is moved is linked anew, after what came before
-            corpora, starts, places, texts = [], [], [], []
+            _write(corpora, starts, positions, texts)  # what is moved is linked anew, after what came before
+            corpora, starts, positions, texts = [], [], [], []
             region = corpus.make_room(sequence, len(tokens))
         corpora.append(corpus.address)
         starts.append(region.start)
-        places.append(region.start + region.length)
+        positions.append(region.start + region.length)
         texts.append(tokens)
         region.length += len(tokens)
-    _write(corpora, starts, places, texts)
+    _write(corpora, starts, positions, texts)
 
 
-def _write(corpora: list[int], starts: list[int], places: list[int], texts: list[Sequence[int] | TokenArray]) -> None:
+def _write(
+    corpora: list[int], starts: list[int], positions: list[int], texts: list[Sequence[int] | TokenArray]
+) -> None:
     """Write each text into its corpus, from its place on, in the sequence that begins at its start."""
     if not texts:
         return
     ends = np.array(list(accumulate(map(len, texts))))
     tokens = texts[0] if len(texts) == 1 else np.fromiter(chain.from_iterable(texts), np.int32, ends[-1])
     lookup_cpu.extend(
-        np.array(corpora), np.array(starts), np.array(places), ends, np.ascontiguousarray(tokens, np.int32)
+        np.array(corpora), np.array(starts), np.array(positions), ends, np.ascontiguousarray(tokens, np.int32)
     )
 
 

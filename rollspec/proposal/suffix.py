@@ -1,8 +1,8 @@
 """Suffix drafts: one corpus per prompt group, one global corpus as fallback.
 
-A corpus is an array with chains of places (`drafting.scan.Corpus`); the names here still call it a tree.
+A corpus is an array with chains of positions (`drafting.scan.Corpus`); the names here still call it a tree.
 
-A group's tree holds its prompt, what its siblings have said so far in this round, and the responses of past rounds,
+A group's tree holds its prompt, what its siblings have emitted so far in this round, and the responses of past rounds,
 so that a request can be drafted from any of them (SuffixDecoding arXiv:2411.04975; siblings as in Seer
 arXiv:2511.14617, past epochs as in RhymeRL arXiv:2508.18588 and DAS arXiv:2511.13841). The trees are a cache over
 `History`: dropped under memory pressure, rebuilt when their prompt comes back.
@@ -64,7 +64,7 @@ class Group:
 
 
 class _NoTree:
-    """Where nothing is drafted from: a tree that stays empty."""
+    """A tree that is always empty: nothing is drafted from it."""
 
     def extend(self, *args: Any) -> None:
         pass
@@ -122,25 +122,25 @@ class SuffixDrafter:
         return group, sequence
 
     def extend(self, rows: Iterable[tuple[Group, int, Sequence[int]]]) -> None:
-        """Requests said something: (group, sequence, tokens) of each. Call it after drafting: a sequence's own end
+        """Add what requests emitted: (group, sequence, tokens) of each. Call it after drafting: a sequence's own end
         would count as a match that nothing follows.
         """
         if "siblings" not in self.config.sources:
             return
-        said = []
+        emitted = []
         for group, sequence, tokens in rows:
-            said.append((group.tree, sequence, tokens))
+            emitted.append((group.tree, sequence, tokens))
             grown = len(tokens) * BYTES_PER_TOKEN
             group.bytes += grown
             self.bytes += grown
-        self._scan.extend(said)
+        self._scan.extend(emitted)
 
     def close(self, group: Group, sequence: int, tokens: TokenArray, version: int) -> None:
         """A request ended with `tokens` (its whole response): keep it for later rounds and for the global tree."""
         group.active -= 1
         insort(group.ended, len(tokens))
         if len(group.ended) > MAX_ENDED:
-            del group.ended[::2]  # thinned, the distribution stays
+            del group.ended[::2]  # thinned; the distribution is the same
         if "siblings" not in self.config.sources and "past" in self.config.sources:
             self._insert(group, sequence, tokens, version)
         if "global" in self.config.sources and len(tokens):
@@ -155,7 +155,7 @@ class SuffixDrafter:
                 self._global_bytes -= freed
 
     def forget(self, group: Group) -> None:
-        """A request ended whose group is its own: nothing of it stays."""
+        """A request ended whose group is its own: keep nothing of it."""
         group.active -= 1
         if self._groups.pop(group.key, None) is not None:
             self.bytes -= group.bytes

@@ -1,6 +1,6 @@
 """SPEC-RL's rule for reusing old responses (arXiv:2509.23232), and how far it is from the policy. **Lossy.**
 
-An old response is kept up to its first token that is refused, and the policy goes on from there. Token i is kept while
+An old response is kept up to its first refused token, and the policy continues from there. Token i is kept while
 log U <= log p_new - log p_old + bias; more bias keeps more. That is not the policy's distribution even at
 bias 0: after a refusal the token is drawn from the policy itself and not from what the kept tokens leave of it. These
 are pure functions; `reuse.mode: lenient` (`lenient_reuse.py`) samples with them, and nothing else does.

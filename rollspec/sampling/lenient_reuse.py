@@ -39,7 +39,7 @@ EMPTY = ("stop", "bad_words", "allowed_token_ids", "logit_bias", "logits_process
 
 
 def warning(config: ReuseConfig) -> str:
-    """What is said at start wherever this is on."""
+    """The warning at start wherever this is on."""
     return (
         f"LOSSY: old responses are reused (reuse.mode = lenient, bias {config.bias:g}), so "
         "rollouts do not follow the policy exactly; importance ratios cannot show it."
@@ -87,7 +87,7 @@ class LenientReuse:
         self.version = 0
         self._rng = np.random.default_rng() if rng is None else rng
         self._counts: dict[str, float] = {}
-        self._once = LogOnce()
+        self._log_once = LogOnce()
 
     async def prefix(
         self, score: Score, prompt: Sequence[int], params: Mapping[str, Any], limit: int, sample: str | None
@@ -181,7 +181,7 @@ class LenientReuse:
 
     def remember(self, items: Sequence[tuple[str, str, Any, Any]], version: int) -> dict[str, int]:
         """Keep finished rollouts, (prompt key, sample, tokens [n], log-probs [n]), for the next epoch. What cannot be
-        reused is counted and said once.
+        reused is counted and logged once.
         """
         kept = 0
         for key, sample, tokens, logprobs in items:
@@ -205,4 +205,6 @@ class LenientReuse:
 
     def _refuse(self, cause: str, text: str) -> None:
         self._count(f"refused/{cause}")
-        self._once(cause, "rollspec: an old response is not reused because %s; the rollout is generated whole.", text)
+        self._log_once(
+            cause, "rollspec: an old response is not reused because %s; the rollout is generated whole.", text
+        )

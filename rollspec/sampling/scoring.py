@@ -25,7 +25,7 @@ KEY = "rollspec"
 
 TEMPERATURE, PROMPT, ORIGIN = "score_temperature", "prompt_tokens", "origin"
 """Of a request's own settings: at which temperature its prompt is scored; how many of its tokens are the prompt, where
-what follows was said by this rollout already; and what names it over several submissions (`streams.Origin`).
+what follows was emitted by this rollout already; and what names it over several submissions (`streams.Origin`).
 """
 
 

@@ -7,11 +7,11 @@
 | none, seeds kept | run seed, engine, prompt, sample index |
 
 The sample index counts the requests of one prompt without a seed in the order in which they arrive, from 0 again with
-every policy version; so no two requests of a group share noise, over engines that differ in seed, and a job run again
-has it again. Request names are not used: engines add random parts to them. Nor is the order in which requests begin,
-where their arrivals are known: a grammar still being compiled, or a priority, lets a later one begin first.
+every policy version; so no two requests of a group share noise, over engines that differ in seed, and a repeated job
+has the same noise. Request names are not used: engines add random parts to them. Nor is the order in which requests
+begin, where their arrivals are known: a grammar still being compiled, or a priority, lets a later one begin first.
 
-A request that is aborted and submitted again with what it has said (`Origin`) goes on with the noise it had.
+A request that is aborted and submitted again with its tokens so far (`Origin`) resumes with the noise it had.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ MOST_ORIGINS = 1 << 16
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Which request it is, of one that is submitted again after an abort with what it has said behind its prompt.
+    """Names a rollout that is submitted again after an abort, with its tokens so far behind the prompt.
 
     Attributes:
         name: the same in all its submissions, and no other request's. No noise depends on it.
@@ -64,7 +64,7 @@ class Streams:
         self._seen: dict[str, _Count] = {}
         self._seeded: dict[int, int] = {}  # key from a request's own seed -> requests with it in this round
         self._origins = _Latest()
-        self._once = LogOnce()
+        self._log_once = LogOnce()
 
     def begin(
         self,
@@ -77,7 +77,7 @@ class Streams:
         """The request's key; the same again while it runs, and in all submissions of one origin.
 
         Args:
-            prompt: its token ids, None where there are none; what an earlier submission said is at their end.
+            prompt: its token ids, None where there are none; what an earlier submission emitted is at their end.
             arrival: how many requests of this prompt without a seed reached the engine before it (`Arrivals`); without
                 it, requests count as arriving when they begin.
         """
@@ -93,15 +93,15 @@ class Streams:
             moved = known is None and seed is None and len(prompt) > origin.prompt
             name = prompt_key(prompt if moved else prompt[: origin.prompt])
             if moved:
-                self._say(
+                self._warn_once(
                     "moved",
-                    "a request that was aborted in another engine goes on in this one with other noise: it follows the "
+                    "a request that was aborted in another engine resumes in this one with other noise: it follows the "
                     "policy, but says something else than it would have said undisturbed, and is not found again by "
                     "reuse under kept noise",
                 )
         if seed is not None:
             key = _hash("request", seed, name)
-            if known is None:  # not one that goes on after an abort
+            if known is None:  # not one that resumes after an abort
                 self._repeated(key, seed)
         elif known is not None:
             key = known
@@ -145,7 +145,7 @@ class Streams:
             self._forget()
         count = self._seeded[key] = self._seeded.get(key, 0) + 1
         if count > 1:
-            self._say(
+            self._warn_once(
                 "repeated seed",
                 f"two requests of one prompt have seed {seed} under one policy and so the same noise: they will say "
                 "the same; give each a seed of its own, or none",
@@ -156,8 +156,8 @@ class Streams:
         running = Counter(self.keys.values())
         self._seeded = {key: running[key] for key in self._seeded if key in running}
 
-    def _say(self, kind: str, sentence: str) -> None:
-        self._once(kind, "rollspec: %s.", sentence)
+    def _warn_once(self, kind: str, sentence: str) -> None:
+        self._log_once(kind, "rollspec: %s.", sentence)
 
 
 @dataclass(slots=True)

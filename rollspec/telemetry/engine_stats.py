@@ -1,4 +1,4 @@
-"""What an engine's worker counts between two drains: sums and levels, which cross processes and merge over replicas."""
+"""Counters of an engine's worker between two drains: sums and levels, sent between processes, merged over replicas."""
 
 from __future__ import annotations
 

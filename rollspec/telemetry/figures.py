@@ -184,9 +184,9 @@ def loss(run: Run) -> Figure:
 
 def idle(run: Run) -> Figure:
     """Seconds in which training could run, and did."""
-    available, harvested, wasted = (DRAFTER + f"{n}_seconds" for n in ("idle", "harvested", "wasted"))
-    lines = _line(run, "idle", "s-base", available) + _line(run, "harvested", "s-run", harvested)
-    note = f"{sum(run.known(harvested)):.1f} of {sum(run.known(available)):.1f} s, over all replicas."
+    available, used, wasted = (DRAFTER + f"{n}_seconds" for n in ("idle", "harvested", "wasted"))
+    lines = _line(run, "idle", "s-base", available) + _line(run, "used", "s-run", used)
+    note = f"{sum(run.known(used)):.1f} of {sum(run.known(available)):.1f} s, over all replicas."
     if run.has(wasted):
         note += f" Given up: {sum(run.known(wasted)):.1f} s."
     late, step = (run.known(DRAFTER + n)[-1:] for n in ("preempt_p99_seconds", "micro_step_seconds"))

@@ -45,7 +45,7 @@ _USUAL = {
 
 
 class HealthWatch:
-    """Remembers the last responses per prompt, and which warnings were said. One per trainer, one thread.
+    """Remembers the last responses per prompt, and which warnings were logged. One per trainer, one thread.
 
     Args:
         config: the limit that jobs with kept noise may want to move.

@@ -1,4 +1,4 @@
-"""How far a run was from what was possible, by its engine's cost model: what the report says of the tuner.
+"""A run's speed against the possible ones, by its engine's cost model: the report's section on the tuner.
 
 The engine's ledger (`rollspec/tuning/regret.py`) writes, per training step, the seconds that other settings would have
 taken for the tokens of that step. Sums over the run give a speed-up for each, all against no drafts at all.

@@ -220,7 +220,7 @@ def _ratios(s: EngineStats) -> dict[str, tuple[float, float]]:
     if s.correlated:
         responses, tokens, repeated, identical = s.reuse
         out["reuse/share"] = (repeated, tokens)
-        # One that was aborted and went on may have been counted as a response before this.
+        # One that was aborted and resumed may have been counted as a response before this.
         out["reuse/identical"] = (min(identical, responses), responses)
     return out
 

@@ -36,8 +36,8 @@ def on_policy(run: Run, s: RunSummary) -> list[tuple[str, str, str]]:
         text = f"{100 * s.epoch_overlap:.1f} % of tokens repeat the prompt's last response of that number{chance}."
         out.append(("warn" if "overlap" in kinds else "ok", "Independent of the last epoch", text))
     if kinds:
-        said = ", ".join(f"{kind} in {n} step{'s' if n > 1 else ''}" for kind, n in kinds.items())
-        out.append(("warn", "Health warnings", f"{said}; the log of the job has the first of each kind in full."))
+        text = ", ".join(f"{kind} in {n} step{'s' if n > 1 else ''}" for kind, n in kinds.items())
+        out.append(("warn", "Health warnings", f"{text}; the log of the job has the first of each kind in full."))
     elif run.has(WARNINGS):
         out.append(("ok", "Health warnings", "No threshold was crossed."))
     return out

@@ -26,7 +26,7 @@ MODEL = "model_name"
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """One Prometheus metric. `label`: what tells its series apart besides the model, or None."""
+    """One Prometheus metric. `label`: what distinguishes its series besides the model, or None."""
 
     row: Metric
     name: str

@@ -47,7 +47,7 @@ class JsonlSink:
                 raise OSError(f"only {sent} of {len(data)} bytes fitted")
         except (OSError, TypeError, ValueError, RecursionError) as e:
             cause = f"{type(e).__name__}: {e}"
-            text = "rollspec: measurements cannot be written to %s (%s); the job goes on without them there."
+            text = "rollspec: measurements cannot be written to %s (%s); the job continues without them there."
             self._log(cause, text, self.path, cause)
             return False
         return True

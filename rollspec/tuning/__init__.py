@@ -1,1 +1,1 @@
-"""How much to draft: what a step costs."""
+"""How much to draft: arms, policies, the cost model and the guard."""

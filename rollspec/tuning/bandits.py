@@ -1,6 +1,6 @@
-"""Published bandits, to compare with: each learns from the arm it played, and from nothing else.
+"""Published bandits, for comparison: each learns only from the arm that it played.
 
-Their papers do nothing when weights move, so neither do they (`changed`). All keep one learner per batch bucket.
+The papers do not react to new weights, so `changed` does nothing here. All keep one learner per batch bucket.
 """
 
 from __future__ import annotations
@@ -249,9 +249,9 @@ class Thompson(Bandit):
     and plays the arm with the most expected tokens per second: batch · (1 - θ^(K+1))/(1 - θ) over the last seen
     `seconds`; before any were seen, the arm with the most expected tokens, the longest.
 
-    EESD instead lets the draw decide, token by token, whether to go on drafting, and weighs no time; its exact update
+    EESD instead lets the draw decide, token by token, whether to draft on, and weighs no time; its exact update
     and its calibrated variant could not be checked. Here tokens behind the first rejected one count neither way. A step
-    tells how many tokens were accepted in all, not how many requests met a rejection; that follows from the arm's mean
+    gives how many tokens were accepted in all, not how many requests met a rejection; that follows from the arm's mean
     accepted length m: requests · (1 - p^K) where p (1 - p^K)/(1 - p) = m.
     Options: `alpha` and `beta`, the prior, 1 and 1 if unset.
     """

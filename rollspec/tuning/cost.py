@@ -12,7 +12,7 @@ of their neighbours.
 
 Steps are gathered in cells of similar (n, requests, h), each a robust running mean, and the curve is fitted over the
 cells by non-negative least squares. So the many steps of a long tail at batch 1 do not wash out what was learned at
-batch 64, one slow step (a compile, a noisy neighbour) moves little, and memory stays bounded.
+batch 64, one slow step (a compile, a noisy neighbour) moves little, and memory is bounded.
 """
 
 from __future__ import annotations
@@ -168,7 +168,7 @@ class CostModel:
                 smooth[used + j, 1 + j], smooth[used + j, 2 + j] = _SMOOTH * 2 * width, -_SMOOTH * 2 * width
         try:
             found, _ = nnls(np.vstack([rows, smooth]), np.concatenate([trust, wanted]))
-        except RuntimeError:  # no convergence: the last fit stays
+        except RuntimeError:  # no convergence: keep the last fit
             return
         rest = list(found[1 + used :])
         self.c_context = float(rest.pop(0)) if with_context else 0.0

@@ -4,8 +4,8 @@ Verifying v tokens at batch B takes T(B + v) - T(B) longer, in which the engine 
 tokens without drafts. That many must be accepted to break even. The guard compares the two over the last `patience`
 verify steps, per batch bucket: what collapses at 64 may still pay in the tail.
 
-While a drafter is off, its drafts for a few requests are scored against what the target says, unverified: a one-hot
-proposal x is accepted with probability p(x), which is also the chance that the target says x by itself. Such a probe
+While a drafter is off, its drafts for a few requests are scored against what the target emits, unverified: a one-hot
+proposal x is accepted with probability p(x), which is also the chance that the target samples x by itself. Such a probe
 costs host time only and cannot change what is sampled.
 """
 
@@ -46,7 +46,7 @@ class Guard:
     alarms: int = 0
     recoveries: int = 0
     _watches: dict[tuple[str, int], _Watch] = field(default_factory=dict)
-    _once: LogOnce = field(default_factory=LogOnce)
+    _log_once: LogOnce = field(default_factory=LogOnce)
 
     def allows(self, drafter: str, bucket: int) -> bool:
         """Whether the drafter may draft at this batch bucket."""
@@ -78,15 +78,15 @@ class Guard:
         if not w.off and w.accepted < BELOW * w.needed:
             w.off, w.steps = True, 0.0
             self.alarms += 1
-            self._tell(drafter, bucket, w)
+            self._alarm(drafter, bucket, w)
         elif w.off and w.accepted > RECOVER * w.needed:
             w.off, w.steps = False, 0.0
             self.recoveries += 1
             logger.info("rollspec: the drafter %r pays again at a batch of %d; it is on.", drafter, 1 << (bucket % 16))
 
-    def _tell(self, drafter: str, bucket: int, w: _Watch) -> None:
+    def _alarm(self, drafter: str, bucket: int, w: _Watch) -> None:
         # Once per drafter: later alarms are counted in rollspec/guard/alarms.
-        self._once(
+        self._log_once(
             drafter,
             "rollspec: the drafter %r is off at a batch of about %d: over the last %d verify steps %.2f of the tokens "
             "that break even were accepted. Probes will bring it back when it pays.",

@@ -1,9 +1,9 @@
 """The default policy: discounted full-information Hedge over what each arm would have given.
 
-A verified chain tells what every arm would have emitted, so nothing has to be explored: per batch bucket, discounted
+A verified chain shows what every arm would have emitted, so nothing has to be explored: per batch bucket, discounted
 sums E_a (tokens) and S_a (seconds) are kept for all arms. With ρ = max_a E_a/S_a, the rate of the best, an arm's loss
-ρ·S_a - E_a is what it left behind, in tokens; the arm with the best ratio of sums has loss 0, which is the one that
-maximises tokens per second in the long run (not the one with the best mean of ratios).
+ρ·S_a - E_a is the number of tokens that it lost against the best; the arm with the best ratio of sums has loss 0, which
+is the one that maximises tokens per second in the long run (not the one with the best mean of ratios).
 
 Weights are exp(-η·loss) with AdaHedge's learning rate, η = ln N / Δ, where Δ is the discounted mixability gap (de Rooij
 et al. 2014, arXiv:1301.0534, eq. 8): decisive where one arm leads, mixed where arms take turns.

@@ -36,7 +36,7 @@ class Arm:
 
 @dataclass(slots=True)
 class Outcome:
-    """What one engine step tells of every arm.
+    """The outcome of one engine step under every arm.
 
     `emitted[a]`: tokens that the step emits under arm a, summed over the batch; known exactly for the played arm and
     every shorter one, estimated where the played draft was accepted whole. `seconds[a]`: what the step costs under
@@ -72,7 +72,7 @@ class Policy(ABC):
     full_information: ClassVar[bool] = False
     """Whether it learns from all of an `Outcome`, or from the played arm only."""
     measures: ClassVar[bool] = False
-    """Whether it is told of steps alone whose seconds were measured."""
+    """Whether it observes only steps whose seconds were measured."""
 
     def __init__(self, arms: Sequence[Arm], options: Mapping[str, Any] | None = None, seed: int = 0) -> None:
         if not arms:

@@ -1,4 +1,4 @@
-"""What was learned about speed, kept on disk beside the history: the cost model, the policy, the calibration.
+"""Saves what tuning has learned beside the history: the cost model, the policy, the calibration.
 
 One JSON file with a checksum and the machine and model it was measured on. Another machine's cost model would mislead,
 so it is left out there; the calibration of drafts holds anywhere.
@@ -25,7 +25,7 @@ def save(folder: Path | str, learned: Mapping[str, Any], machine: Mapping[str, A
     """Write `folder/tuning.json` atomically.
 
     Raises:
-        HistoryError: the folder cannot be written; an earlier file stays as it was.
+        HistoryError: the folder cannot be written; an earlier file is not changed.
     """
     folder = Path(folder)
     body = json.dumps({"machine": dict(machine), "learned": learned}, allow_nan=False, separators=(",", ":"))

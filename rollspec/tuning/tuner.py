@@ -1,6 +1,6 @@
-"""Decides, once per step and in one place, how much is drafted; learns from what every step tells of every arm.
+"""Decides, once per step and in one place, how much is drafted; learns from every step about every arm.
 
-The engine's output rank asks `plan` before it drafts and tells `observe` what became of the drafts. Other ranks decide
+The engine's output rank calls `plan` before it drafts and `observe` with the outcome. Other ranks decide
 nothing: they verify what the scheduler sends them, so no clock of theirs can matter.
 """
 
@@ -158,9 +158,9 @@ class Tuner:
             context_tokens: of the batch.
             offered: per request whose proposal is known (a sample where the plan was to watch), the tokens its budget
                 allowed, whatever the arm.
-            hits: leading proposed tokens that the target said, same order.
+            hits: leading proposed tokens that the target emitted, same order.
             unknown: (row, calibrated cumulative probabilities) of proposals that outlived what is known: all that the
-                target said was proposed, and more was offered.
+                target emitted was proposed, and more was offered.
             view: the same of the arms with a learned drafter, where there are such.
             measured: seconds that the step took, drafting included; None where it was not timed by itself.
         """

@@ -163,7 +163,7 @@ def test_batches_chunks_and_preemption_change_no_token(
 def test_a_prompt_that_is_cached_but_for_one_token_changes_no_token(
     model: Path, prompts: list[list[int]], reference: dict[str, Any], overlap: bool
 ) -> None:
-    """vLLM schedules such a request, where it joins others, with places for drafts that nobody has made yet."""
+    """vLLM schedules such a request, where it joins others, with padded draft slots."""
     llm = build(model, COUPLED, max_num_seqs=3, **CACHING, async_scheduling=None if overlap else False)
     try:
         for version in range(2):

@@ -162,7 +162,7 @@ def test_ranks_run_and_swap_the_drafter_together(
             save_file({n: t * factor for n, t in weights.items()}, folder / "model.safetensors")
             answer = call(llm, "swap", dir=str(folder), version=number, canary=number == 2)
             assert answer.get("staging"), answer
-            for _ in range(8):  # until as many drafts were made as the trial takes
+            for _ in range(8):  # until as many drafts were made as the canary takes
                 assert generate(llm, prompts) == expected
                 info = call(llm, "info")["drafter"]
                 if info["state"] == "settled":

@@ -185,6 +185,6 @@ def test_a_checkpoint_has_the_state_of_a_trainer_in_its_own_process(
         until(lambda: training(llm).get("samples"))
         assert training(llm)["samples"] == held and training(llm)["loss"] is not None
         assert not call(llm, "stats")["faults"]
-        assert "training goes on from" in (tmp_path / "second" / "daemon.log").read_text()
+        assert "training resumes from" in (tmp_path / "second" / "daemon.log").read_text()
     finally:
         close(llm)

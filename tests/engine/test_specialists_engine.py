@@ -28,7 +28,7 @@ def _spoil(worker: Any) -> None:
     with torch.no_grad():
         for t in found._own(found.models[1]).values():
             t.data.fill_(77)
-    found.woke = True
+    found.stale = True
 
 
 def _whole(worker: Any) -> bool:

@@ -151,7 +151,7 @@ def test_a_swap_while_a_request_is_preempted(
         close(llm)
 
 
-def test_an_engine_killed_in_a_trial_comes_back_with_what_was_promoted(
+def test_an_engine_killed_in_a_canary_comes_back_with_what_was_promoted(
     model: Path, prompts: list[list[int]], plain: dict[str, Any], tmp_path: Path
 ) -> None:
     import json
@@ -186,7 +186,7 @@ def test_an_engine_killed_in_a_trial_comes_back_with_what_was_promoted(
     finally:
         close(llm)
     assert [(e.version, e.verdict) for e in store.events()] == [(1, "promoted")], (
-        "a trial that was cut off says nothing"
+        "a canary that was cut off has no verdict"
     )
 
     llm = build(model, options)

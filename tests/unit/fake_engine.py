@@ -23,11 +23,11 @@ class FakeEngine:
         self.verdict = verdict
         self.version = 0
         self.policy = 0
-        self.trials: list[list[Any]] = []
+        self.verdicts: list[list[Any]] = []
         self.offers: list[dict[str, Any]] = []
         self.others: list[Message] = []
         self.domains: dict[str, list[int]] = {}
-        self._told = 0.0
+        self._reported = 0.0
 
     def turn(self, seconds: float = 0.02) -> None:
         """One round of listening and reporting."""
@@ -37,8 +37,8 @@ class FakeEngine:
                 self.take(message.body)
             elif message.kind != "ack":
                 self.others.append(message)
-        if self.link.away is None and time.monotonic() - self._told > 0.1:
-            self._told = time.monotonic()
+        if self.link.away is None and time.monotonic() - self._reported > 0.1:
+            self._reported = time.monotonic()
             self.report()
 
     def take(self, body: dict[str, Any]) -> None:
@@ -48,10 +48,16 @@ class FakeEngine:
         if self.verdict == "promoted" or not body["canary"]:
             self.version = version.number
         if self.verdict != "silent":
-            self.trials.append([version.number, self.verdict, "because"])
+            self.verdicts.append([version.number, self.verdict, "because"])
 
     def report(self, **kw: Any) -> bool:
-        body = {"version": self.version, "policy": self.policy, "domains": self.domains, "trials": self.trials, **kw}
+        body = {
+            "version": self.version,
+            "policy": self.policy,
+            "domains": self.domains,
+            "verdicts": self.verdicts,
+            **kw,
+        }
         return self.link.send(Message("status", body))
 
     def send(self, sample: Sample) -> bool:
@@ -65,7 +71,7 @@ class FakeEngine:
             found = condition()
             if found:
                 return found
-        raise AssertionError(f"it did not come; {self.link.away=} {self.link.counts=} {self.trials=}")
+        raise AssertionError(f"it did not come; {self.link.away=} {self.link.counts=} {self.verdicts=}")
 
 
 def feed(engine: FakeEngine, target: Path, n: int = 8, start: int = 0, **fields: Any) -> None:

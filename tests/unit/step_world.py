@@ -88,7 +88,7 @@ class Player:
         self.serial += 1
         stops = rng.choice([(), (7,), (9, 11)])
         args = {
-            "prompt": [1, 2, 3 + group, 4], "max_tokens": rng.randrange(1, 80), "stop_ids": stops, "said": [],
+            "prompt": [1, 2, 3 + group, 4], "max_tokens": rng.randrange(1, 80), "stop_ids": stops, "emitted": [],
             "stream": 10 * group + sample if world.kept else None, "private": rng.random() < 0.08,
             "origin": name if world.kept else None, "min_tokens": rng.choice([0, 0, 0, 6]) if stops else 0,
         }  # fmt: skip
@@ -98,13 +98,13 @@ class Player:
     def _abort(self, name: str) -> None:
         """Some of them go on as another request from what they have said."""
         r = self.running.pop(name)
-        said = [*r.args["said"], *r.text[len(r.args["said"]) : r.at]]
+        said = [*r.args["emitted"], *r.text[len(r.args["emitted"]) : r.at]]
         self.engine.finish(name)
         if said and self.rng.random() < 0.7:
             name = f"r{self.serial}"
             self.serial += 1
-            args = {**r.args, "said": said[: self.rng.randrange(len(said)) + 1]}
-            self.running[name] = _Running(r.text, args, len(args["said"]), 0)
+            args = {**r.args, "emitted": said[: self.rng.randrange(len(said)) + 1]}
+            self.running[name] = _Running(r.text, args, len(args["emitted"]), 0)
             self.engine.begin(name, **args)
 
     def step(self) -> str:
@@ -175,7 +175,7 @@ def play(world: World, make: Callable[[dict[str, Any], str | None], Any]) -> dic
             engine.k = engine.k_max
         if head and n % 30 == 29:
             engine.swapped(n, None if n % 60 == 29 else engine.router.acceptance.state())
-            engine.on_trial, engine.resting = n % 60 == 29, n % 90 == 59
+            engine.canary_runs, engine.resting = n % 60 == 29, n % 90 == 59
         if n == world.steps // 2:
             engine.relearn(json.loads(json.dumps(engine.learned())))
     snap = engine.snapshot()

@@ -99,7 +99,7 @@ def test_where_none_can_be_made_the_others_go_on(
     config = RollspecConfig.load({"proposal.drafters": ["suffix", "eagle3"], "drafter.dir": str(tmp_path)}, env={})
     with caplog.at_level(logging.WARNING, "rollspec"):
         config, method = checkpoint_resolver.settle(like(ARGS, model=target), config)
-    assert method is None and "No module named 'speculators'" in caplog.text and "suffix goes on" in caplog.text
+    assert method is None and "No module named 'speculators'" in caplog.text and "suffix is used" in caplog.text
     assert not list((tmp_path / "heads").iterdir())
 
 

@@ -128,8 +128,8 @@ def of(hub: Any, kind: str) -> list[Message]:
 
 def last(hub: Any) -> list[Any]:
     """The latest verdict that the engine told of."""
-    trials: list[list[Any]] = of(hub, "status")[-1].body["trials"]
-    return trials[-1] if trials else []
+    verdicts: list[list[Any]] = of(hub, "status")[-1].body["verdicts"]
+    return verdicts[-1] if verdicts else []
 
 
 def test_samples_rewards_and_reports_go_out(ends: Ends, tiny_target: Path) -> None:

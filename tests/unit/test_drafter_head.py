@@ -233,7 +233,7 @@ def test_a_head_drafts_what_is_said(tiny_target: Path, tmp_path: Path, caplog: p
     drafter = Eagle3(h)
     with caplog.at_level(logging.INFO):
         heads.refresh(h, lm_head=lm_head, counts=said)
-    assert "drafts other 10 of 40 tokens, 0.9999 of what was said; it was 0.0589" in caplog.text
+    assert "drafts other 10 of 40 tokens, 0.9999 of the target's text; it was 0.0589" in caplog.text
     wanted = [3, 31, *range(32, 40)]
     assert h.t2d.nonzero()[:, 0].tolist() == wanted == (h.d2t + torch.arange(10)).tolist()
     assert torch.equal(h.lm_head.weight, lm_head[wanted]) and torch.equal(h.verifier_lm_head.weight, lm_head[wanted])

@@ -52,7 +52,7 @@ def test_a_gap_between_requests_is_not_idleness() -> None:
         assert rule.decide(state) == why
 
 
-def test_seconds_available_and_harvested() -> None:
+def test_seconds_available_and_used() -> None:
     rule, clock = idle()
 
     def step(_: Callable[[], bool]) -> str:
@@ -68,7 +68,7 @@ def test_seconds_available_and_harvested() -> None:
     rule.decide(EngineState(awake=False))  # it fell asleep somewhere before: counted as idle until seen
     clock.now = 50.0
     rule.decide(EngineState(awake=False))
-    assert rule.counts.available == pytest.approx(6.0) and rule.counts.harvested == pytest.approx(2.0)
+    assert rule.counts.available == pytest.approx(6.0) and rule.counts.used == pytest.approx(2.0)
     assert rule.counts.steps == 1 and rule.counts.wasted == 0
 
 
@@ -89,7 +89,7 @@ def test_preemption_within_a_step_and_its_latency() -> None:
     assert rule.tick(lambda: state, step) == "preempted"
     c = rule.counts
     assert (c.preempted, c.steps, c.latencies) == (1, 0, [0.25])
-    assert c.wasted == pytest.approx(1.75) and c.harvested == 0
+    assert c.wasted == pytest.approx(1.75) and c.used == 0
     assert rule.tick(lambda: state, step) is None
 
 

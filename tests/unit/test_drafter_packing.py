@@ -216,7 +216,7 @@ def test_temperature_and_weights_count(tiny_target: Path, eagle: Eagle3) -> None
 
 
 class Given:
-    """Its states are its logits; it agrees with nobody."""
+    """Its states are its logits; it agrees with no other."""
 
     vocabulary, to_draft, trained_head = VOCABULARY, None, ()
 

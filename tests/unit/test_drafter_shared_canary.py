@@ -54,7 +54,7 @@ def test_one_tries_and_the_others_wait_for_its_verdict(fleet: Fleet) -> None:
     assert event.reason == "better" and event.facts == {"replica": "a", "drafts": 64}
 
 
-def test_what_was_rolled_back_by_one_is_tried_by_nobody_else(fleet: Fleet) -> None:
+def test_what_was_rolled_back_by_one_is_tried_by_no_other(fleet: Fleet) -> None:
     a, b = fleet.join("a"), fleet.join("b")
     first = fleet.publish()
     a.decide(0)
@@ -70,7 +70,7 @@ def test_a_replica_that_dies_is_followed_by_the_next_when_its_lease_is_over(flee
     n = fleet.publish()
     a.decide(0)
     assert b.decide(0).action == "wait"
-    for _ in range(5):  # as long as it lives it keeps the trial, however long that takes
+    for _ in range(5):  # as long as it lives it keeps the canary, however long that takes
         fleet.now += 0.9 * LEASE
         assert a.beat() and b.decide(0).action == "wait" and c.decide(0).action == "wait"
     fleet.now += 0.9 * LEASE  # a is dead from here on
@@ -84,7 +84,7 @@ def test_a_replica_that_dies_is_followed_by_the_next_when_its_lease_is_over(flee
     assert c.decide(0).action == late.decide(0).action == "take"
 
 
-def test_who_joins_while_a_trial_runs_waits_and_who_joins_after_it_takes(fleet: Fleet) -> None:
+def test_who_joins_while_a_canary_runs_waits_and_who_joins_after_it_takes(fleet: Fleet) -> None:
     a = fleet.join("a")
     one = fleet.publish()
     a.decide(0)
@@ -97,7 +97,7 @@ def test_who_joins_while_a_trial_runs_waits_and_who_joins_after_it_takes(fleet: 
     assert early.decide(one).action == "wait"
 
 
-def test_who_leaves_gives_its_trial_back_at_once(fleet: Fleet) -> None:
+def test_who_leaves_gives_its_canary_back_at_once(fleet: Fleet) -> None:
     a, b = fleet.join("a"), fleet.join("b")
     n = fleet.publish()
     a.decide(0)
@@ -163,14 +163,14 @@ def test_a_version_that_kills_who_tries_it_is_refused(fleet: Fleet) -> None:
     assert alive[0].decide(0, willing=False).action == "none"
 
 
-def test_a_replica_without_traffic_leaves_the_trial_to_another(fleet: Fleet) -> None:
+def test_a_replica_without_traffic_leaves_the_canary_to_another(fleet: Fleet) -> None:
     idle, busy = fleet.join("idle"), fleet.join("busy")
     n = fleet.publish()
     assert idle.decide(0, willing=False) == Decision("wait", n, "no replica tries it yet")
     assert busy.decide(0).action == "try"
 
 
-def test_a_replica_that_starts_again_under_its_name_does_not_go_on_with_its_old_trial(fleet: Fleet) -> None:
+def test_a_replica_that_starts_again_under_its_name_does_not_resume_its_old_canary(fleet: Fleet) -> None:
     n = fleet.publish()
     fleet.join("a").decide(0)
     again = fleet.join("a")
@@ -179,7 +179,7 @@ def test_a_replica_that_starts_again_under_its_name_does_not_go_on_with_its_old_
     assert again.decide(0) == Decision("try", n)
 
 
-def test_a_newer_version_is_tried_after_the_one_on_trial(fleet: Fleet) -> None:
+def test_a_newer_version_is_tried_after_the_one_on_canary(fleet: Fleet) -> None:
     a, b = fleet.join("a"), fleet.join("b")
     one = fleet.publish()
     a.decide(0)
@@ -239,7 +239,7 @@ def test_a_version_may_be_deleted_while_it_is_on_canary(fleet: Fleet) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "{", "[1]", '{"beat": "x"}', "\x00" * 9])
-def test_a_damaged_trial_is_somebodys_until_its_lease_is_over(fleet: Fleet, text: str) -> None:
+def test_a_damaged_claim_is_somebodys_until_its_lease_is_over(fleet: Fleet, text: str) -> None:
     n = fleet.publish()
     (fleet.store.path(n) / "trial-0.json").write_text(text)
     (fleet.store.path(n) / "verdict-0.json").write_text(text)
@@ -264,7 +264,7 @@ def test_what_cannot_be_used_or_written_is_one_sentence(fleet: Fleet, monkeypatc
     assert a.beat(), "one beat may be missed"
     with pytest.raises(VersionError, match="No space left"):
         a.conclude("promoted")
-    assert fleet.join("b").decide(0).action == "wait", "the trial lapses"
+    assert fleet.join("b").decide(0).action == "wait", "the canary lapses"
 
 
 def race(folder: str, name: str, start: Any, won: Any) -> None:
@@ -308,7 +308,7 @@ def live(folder: str, name: str, log: Any, slow: bool) -> None:
     log.put((name, "runs", running))
 
 
-def test_a_process_that_is_killed_on_trial_is_followed_by_another_and_one_that_joins_later(fleet: Fleet) -> None:
+def test_a_process_that_is_killed_in_a_canary_is_followed_by_another_and_one_that_joins_later(fleet: Fleet) -> None:
     n = fleet.publish()
     context = multiprocessing.get_context("fork")
     log = context.Queue()

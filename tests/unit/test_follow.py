@@ -52,7 +52,7 @@ class Swapper:
             self.canary = SimpleNamespace(seen=0)
         self.last = {"version": self.version}
         if not canary:
-            self.last |= {"verdict": "promoted", "reason": "without a trial"}
+            self.last |= {"verdict": "promoted", "reason": "without a canary"}
 
     def judge(self, verdict: str) -> None:
         self.canary = None
@@ -165,7 +165,7 @@ def test_engines_go_back_from_what_an_operator_took_back(tmp_path: Path) -> None
     assert fleet.versions == [0, 0] and [f.counts["back"] for _, f in fleet.engines.values()] == [1, 1]
 
 
-def test_an_engine_that_dies_on_trial_is_followed_by_another(tmp_path: Path) -> None:
+def test_an_engine_that_dies_in_a_canary_is_followed_by_another(tmp_path: Path) -> None:
     fleet = Fleet(tmp_path, 3)
     n = fleet.publish()
     fleet.pass_(2)
@@ -180,7 +180,7 @@ def test_an_engine_that_dies_on_trial_is_followed_by_another(tmp_path: Path) -> 
     assert fleet.versions == [n, n]
 
 
-def test_an_engine_without_traffic_gives_its_trial_back_and_does_not_ask_for_one(tmp_path: Path) -> None:
+def test_an_engine_without_traffic_gives_its_canary_back_and_does_not_ask_for_one(tmp_path: Path) -> None:
     fleet = Fleet(tmp_path, 2)
     fleet.working = False
     n = fleet.publish()
@@ -189,7 +189,7 @@ def test_an_engine_without_traffic_gives_its_trial_back_and_does_not_ask_for_one
     fleet.working = True
     fleet.pass_(2)
     assert fleet.trying == ["0"]
-    for _ in range(3):  # as long as drafts are scored it keeps the trial
+    for _ in range(3):  # as long as drafts are scored it keeps the canary
         fleet.engines["0"][0].canary.seen += 1
         fleet.pass_(STALL_SECONDS - 5)
     assert fleet.trying == ["0"]
@@ -279,7 +279,7 @@ def test_the_thread_begins_and_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     f._thread.join(20)
     other = Follower(Swapper(), tmp_path, lambda: True, fleet.faults.append)
     other.tick()
-    assert other.counts["tried"] == 1, "who left gave the trial back"
+    assert other.counts["tried"] == 1, "who left gave the canary back"
 
 
 def test_a_version_that_an_idle_engine_has_not_taken_up_makes_way_for_a_newer_one(tmp_path: Path) -> None:

@@ -41,14 +41,14 @@ def test_it_trains_while_nothing_runs_and_offers_versions(training: Trainings) -
     assert until(lambda: steps(e.t) > before)
 
 
-def test_the_newest_state_is_offered_when_a_trial_ends(training: Trainings) -> None:
+def test_the_newest_state_is_offered_when_a_canary_ends(training: Trainings) -> None:
     e = training(**{"drafter.publish_every": 100})
     assert until(lambda: len(e.offered) >= 1)
     e.swapper.open = False
     time.sleep(0.1)
     count, before = len(e.offered), steps(e.t)
-    assert until(lambda: steps(e.t) >= before + 150), "training goes on during a trial"
-    assert len(e.offered) == count, "a version on trial is waited for"
+    assert until(lambda: steps(e.t) >= before + 150), "training continues during a canary"
+    assert len(e.offered) == count, "a version on canary is waited for"
     e.t.updating = True
     assert still(e.t)
     e.swapper.open = True

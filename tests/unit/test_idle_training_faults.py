@@ -114,11 +114,11 @@ def test_a_checkpoint_that_cannot_take_the_state_is_left_without_it(
     assert until(lambda: steps(e.t) > before) and e.t.error is None
 
 
-def test_an_engine_that_died_in_a_trial_starts_with_what_was_promoted(training: Trainings, tmp_path: Path) -> None:
+def test_an_engine_that_died_in_a_canary_starts_with_what_was_promoted(training: Trainings, tmp_path: Path) -> None:
     store = Versions(tmp_path / "job" / "drafter" / "versions")
     for _ in range(2):
         store.publish({"w": torch.ones(1)}, {}, base="b", target_version=0)
-    store.record(1, "promoted")  # version 2 was on trial: it has no verdict
+    store.record(1, "promoted")  # version 2 was on canary: it has no verdict
     e = training()
     assert [p.name for p in e.offered] == ["00000001"]
     assert until(lambda: len(e.offered) >= 2) and int(e.offered[1].name) == 3, "numbers go on above both"

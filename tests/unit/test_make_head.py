@@ -24,7 +24,7 @@ from drafter_online.buffer import Buffer
 from drafter_online.cli import app
 from drafter_online.errors import DrafterError, HeadError, TrainingError
 from drafter_online.files import replace, try_lock
-from drafter_online.held_out import ceiling, covered, first, split
+from drafter_online.held_out import covered, first, max_acceptance, split
 from drafter_online.make_head import Options, draft_vocabulary, make
 from drafter_online.samples import Sample
 from rollspec.engine.vllm.generate import endless, reached
@@ -72,7 +72,7 @@ def test_of_one_prompt_nothing_is_held_out(tiny_target: Path) -> None:
     assert len(kept) == 3 and not held
 
 
-def test_the_ceiling_is_that_of_the_targets_own_likeliest_tokens(tiny_target: Path) -> None:
+def test_the_max_acceptance_is_that_of_the_targets_own_likeliest_tokens(tiny_target: Path) -> None:
     """On text that the target said greedily it is reached everywhere; on other text as often as that is its choice."""
     from drafter_online.model import Eagle3
     from drafter_online.trainer import DrafterTraining, Trainer
@@ -80,11 +80,11 @@ def test_the_ceiling_is_that_of_the_targets_own_likeliest_tokens(tiny_target: Pa
     trainer = Trainer(Eagle3(heads.fresh(tiny_target, aux=AUX)), Buffer(), DrafterTraining(ttt_steps=2))
     target = model(tiny_target)
     greedy = said(tiny_target, 5)
-    assert ceiling(trainer, [greedy]).length == 3.0
+    assert max_acceptance(trainer, [greedy]).length == 3.0
     other = capture(target, [(t + 1) % VOCABULARY for t in greedy.input_ids.tolist()], 4, AUX, request_id="b")
     best = target(other.input_ids[None]).logits[0].argmax(-1)[:-1] == other.input_ids[1:]  # of tokens 1 to 23
     at = [int(best[i]) + int(best[i] and best[i + 1]) for i in range(3, len(best) - 1)]
-    assert ceiling(trainer, [other]).length == pytest.approx(1 + sum(at) / len(at))
+    assert max_acceptance(trainer, [other]).length == pytest.approx(1 + sum(at) / len(at))
 
 
 def test_coverage_counts_what_the_head_can_draft(tiny_target: Path) -> None:

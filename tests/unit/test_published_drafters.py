@@ -306,7 +306,7 @@ def test_hierarchys_context_is_the_requests_own_prompt_and_response() -> None:
     p.step(["a"], [[3]], {})
     (drafted,) = p.step(["a"], [[4]], {})
     assert drafted == [5, 6, 3, 4], "four tokens at most, on past the phrase's end"
-    p.begin("b", [7], 50, said=[3, 4, 9, 3])
+    p.begin("b", [7], 50, emitted=[3, 4, 9, 3])
     (drafted,) = p.step(["b"], [[4]], {})
     assert drafted[0] == 9
 

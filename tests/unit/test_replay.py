@@ -26,23 +26,23 @@ STATIC = {"tuning.policy": "static", "tuning.guard.enabled": False, "proposal.bu
 def test_a_replay_ends_with_the_first_difference() -> None:
     r = Replay([5, 6, 7, 8])
     assert r.draft(2).token_ids == [5, 6]  # type: ignore[union-attr]
-    r.said([5, 6])
+    r.advance([5, 6])
     draft = r.draft(9)
     assert draft is not None and (draft.token_ids, draft.source, draft.match_len) == ([7, 8], "replay", 2)
-    r.said([7, 9])
+    r.advance([7, 9])
     assert (r.at, r.alive, r.draft(3)) == (3, False, None)
-    r.said([8])
+    r.advance([8])
     assert r.at == 3 and not r.identical(5)
 
 
 def test_a_replay_that_is_over_drafts_nothing() -> None:
     r = Replay([5, 6])
-    r.said([5, 6])
+    r.advance([5, 6])
     assert r.draft(4) is None and r.identical(2)
-    r.said([7])
+    r.advance([7])
     assert not r.identical(3) and r.at == 2
     shorter = Replay([5, 6])
-    shorter.said([5])
+    shorter.advance([5])
     assert not shorter.identical(1)
 
 
@@ -105,7 +105,7 @@ def test_greedy_requests_and_repeated_seeds_reuse_nothing_and_say_so_once(caplog
     from rollspec.engine.noise_keys import NoiseKeys
 
     c = NoiseKeys.__new__(NoiseKeys)
-    c.on, c.keep, c._once, c.streams = True, True, LogOnce(), Streams(0, keep=True)
+    c.on, c.keep, c._log_once, c.streams = True, True, LogOnce(), Streams(0, keep=True)
     sampled, greedy = like("vllm:SamplingParams", temperature=1.0), like("vllm:SamplingParams", temperature=0.0)
     for name, seed in (("a", None), ("b", None), ("c", 5), ("d", 5), ("e", 6)):
         c.streams.begin(name, [1, 2], seed)

@@ -1,4 +1,4 @@
-"""The simulation of scale against closed forms, and its trials against the code that decides about real ones."""
+"""The simulation of scale against closed forms, and its canaries against the code that decides about real ones."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from rollspec.errors import RollspecError
 MEASURED = costs.Measured(2e-8, 1e-8, 3e-9, 3e-10, 3e-4, 11.0, 8e-3, None)
 WORLD = costs.World()
 QUIET = Fleet(
-    replicas=8, kind="tree", copy=0.0, sender=0.0, readers=1, load=0.0, publish=0.0, publish_every=100.0, trial=3.0,
+    replicas=8, kind="tree", copy=0.0, sender=0.0, readers=1, load=0.0, publish=0.0, publish_every=100.0, canary=3.0,
     bad=0.0, poll=0.0, lease=10.0,
 )  # fmt: skip
 
@@ -115,17 +115,17 @@ def test_the_budget_keeps_the_trainers_end_below_its_load() -> None:
 
 
 def test_ages_are_a_saw_between_two_versions() -> None:
-    # Each version is everywhere `trial` seconds after its publication: mean age = trial + half an interval.
-    found = simulate(fleet(trial=3.0, publish_every=100.0), 10_000.0, 0)
+    # Each version is everywhere `canary` seconds after its publication: mean age = canary + half an interval.
+    found = simulate(fleet(canary=3.0, publish_every=100.0), 10_000.0, 0)
     assert found["to_verdict"] == pytest.approx(3.0) and found["fan_out"] == pytest.approx(0.0)
     assert found["age"] == pytest.approx(3.0 + 50.0, rel=0.02) and found["reached"] == 1.0
-    delayed = simulate(fleet(trial=3.0, copy=4.0, load=2.0, kind="store", readers=99), 10_000.0, 0)
+    delayed = simulate(fleet(canary=3.0, copy=4.0, load=2.0, kind="store", readers=99), 10_000.0, 0)
     assert delayed["to_verdict"] == pytest.approx(4.0 + 2.0 + 3.0) and delayed["fan_out"] == pytest.approx(6.0)
     # One of eight has it at the verdict, the others 6 s later.
     assert delayed["age"] == pytest.approx(9.0 + 7 / 8 * 6.0 + 50.0, rel=0.02)
 
 
-def test_what_its_trial_takes_back_nobody_else_gets() -> None:
+def test_what_its_canary_rolls_back_no_other_replica_gets() -> None:
     found = simulate(fleet(bad=1.0), 950.0, 0)
     assert found["promoted"] == 0 and found["trials"] == found["versions"] == found["copies"] == 10.0
     half = simulate(fleet(bad=0.5), 40_000.0, 0)
@@ -133,10 +133,10 @@ def test_what_its_trial_takes_back_nobody_else_gets() -> None:
 
 
 def test_polls_delay_by_half_their_interval() -> None:
-    found = simulate(fleet(replicas=200, poll=10.0, trial=0.0), 5_000.0, 0)
+    found = simulate(fleet(replicas=200, poll=10.0, canary=0.0), 5_000.0, 0)
     assert found["to_verdict"] < 0.5, "of 200 replicas one looks soon"
     assert found["fan_out"] == pytest.approx(10.0, abs=0.3), "the last one looks after a whole interval"
-    alone = simulate(fleet(replicas=1, poll=10.0, trial=0.0, publish_every=97.3), 30_000.0, 0)
+    alone = simulate(fleet(replicas=1, poll=10.0, canary=0.0, publish_every=97.3), 30_000.0, 0)
     assert alone["to_verdict"] == pytest.approx(5.0, rel=0.1)
 
 
@@ -150,7 +150,7 @@ def test_star_stops_where_arithmetic_says() -> None:
 
 
 def killed(f: Fleet, crash: bool) -> _Simulation:
-    """A simulation whose first replica on trial leaves one second into it."""
+    """A simulation whose first replica with a canary leaves one second into it."""
     s = _Simulation(dataclasses.replace(f, crashes=float(crash)), 3)
 
     def kill() -> None:
@@ -161,9 +161,9 @@ def killed(f: Fleet, crash: bool) -> _Simulation:
     return s
 
 
-def test_a_trial_passes_on_at_once_when_its_replica_leaves_and_after_its_lease_when_it_dies() -> None:
-    left = killed(fleet(trial=5.0, poll=1.0), crash=False).run(90.0)
-    died = killed(fleet(trial=5.0, poll=1.0, lease=10.0), crash=True).run(90.0)
+def test_a_canary_passes_on_at_once_when_its_replica_leaves_and_after_its_lease_when_it_dies() -> None:
+    left = killed(fleet(canary=5.0, poll=1.0), crash=False).run(90.0)
+    died = killed(fleet(canary=5.0, poll=1.0, lease=10.0), crash=True).run(90.0)
     assert left["trials"] == died["trials"] == 2.0 and died["died_on_trial"] == 1.0
     assert left["to_verdict"] == pytest.approx(2.0 + 5.0, abs=1.0)
     assert died["to_verdict"] == pytest.approx(2.0 + 10.0 + 5.0, abs=1.0)
@@ -188,7 +188,7 @@ def real(folder: Path, f: Fleet, seed: int, kill: float | None = None) -> tuple[
             return
         d = staggers[i].decide(running[i])
         if d.action == "try":
-            clock.after(f.trial, lambda: judge(i, d.version or 0))
+            clock.after(f.canary, lambda: judge(i, d.version or 0))
         elif d.action == "take":
             running[i], took[i] = d.version or 0, clock.now
 
@@ -212,8 +212,8 @@ def real(folder: Path, f: Fleet, seed: int, kill: float | None = None) -> tuple[
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_the_real_trials_take_as_long_as_the_simulated_ones(tmp_path: Path, seed: int) -> None:
-    f = fleet(poll=1.0, trial=3.0, replicas=6)
+def test_the_real_canaries_take_as_long_as_the_simulated_ones(tmp_path: Path, seed: int) -> None:
+    f = fleet(poll=1.0, canary=3.0, replicas=6)
     found = simulate(f, 90.0, seed)
     verdict, rest = real(tmp_path / "a", f, seed)
     assert verdict == pytest.approx(found["to_verdict"], abs=1e-6)  # the same phases
@@ -224,7 +224,7 @@ def test_the_real_trials_take_as_long_as_the_simulated_ones(tmp_path: Path, seed
 
 
 def test_elastic_replicas_take_what_is_good_when_they_come() -> None:
-    f = fleet(replicas=50, life=200.0, crashes=0.5, poll=1.0, publish_every=20.0, trial=2.0)
+    f = fleet(replicas=50, life=200.0, crashes=0.5, poll=1.0, publish_every=20.0, canary=2.0)
     found = simulate(f, 4000.0, 0)
     assert found["promoted"] > 0.6 * found["versions"] and found["died_on_trial"] > 0
     assert found["joining"] < 2.0 and found["reached"] > 0.9

@@ -61,9 +61,9 @@ def test_one_engine_tries_a_version_and_the_others_follow(services: Services, ti
     while time.monotonic() < end:
         second.turn()
         first.turn()
-    assert not second.offers, "it is on trial elsewhere"
+    assert not second.offers, "it is on canary elsewhere"
     number = first.offers[0]["version"]
-    first.trials.append([number, "promoted", "2 of 3"])
+    first.verdicts.append([number, "promoted", "2 of 3"])
     first.version, first.verdict = number, "promoted"
     first.until(lambda: (second.turn(), second.version >= number)[1])
     assert any(o["canary"] for o in second.offers)
@@ -86,7 +86,7 @@ def test_what_an_engine_takes_back_is_rolled_back_and_an_alarm(services: Service
     engine.until(lambda: "rollback" not in [a.kind for a in service.alarms])
 
 
-def test_a_trial_without_a_verdict_is_given_to_one_more(services: Services, tiny_target: Path) -> None:
+def test_a_canary_without_a_verdict_is_given_to_one_more(services: Services, tiny_target: Path) -> None:
     service = services(patience=0.5)
     first, second = FakeEngine(service, "first", "silent"), FakeEngine(service, "second")
     feed(first, tiny_target)

@@ -61,7 +61,7 @@ def service(tmp_path: Any) -> Any:
         alarms=alarms,
         counts=Counter(published=3),
         hub=SimpleNamespace(endpoint="ipc://wire", counts=Counter({"received": 5, "refused/replayed": 2})),
-        release=SimpleNamespace(current=3, candidate=None, trials=[], rolled_back=1),
+        release=SimpleNamespace(current=3, candidate=None, canaries=[], rolled_back=1),
         versions=Versions(tmp_path / "versions"),
         trains=True,
         training="running",

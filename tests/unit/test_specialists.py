@@ -160,6 +160,6 @@ def test_weights_come_back_after_a_sleep(monkeypatch: pytest.MonkeyPatch) -> Non
     before = code.weight.detach().clone()
     _, found = load(monkeypatch, {"code": code})
     code.weight.data.fill_(77)
-    found.woke = True
+    found.stale = True
     found.restore()
-    assert torch.equal(code.weight, before) and not found.woke
+    assert torch.equal(code.weight, before) and not found.stale

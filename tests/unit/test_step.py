@@ -42,7 +42,7 @@ def test_a_response_that_starts_from_an_old_prefix_is_one_response() -> None:
     simulate(p, {"old": (prompt, text)})
     p.set_version(1)
     p.drain()
-    p.begin("new", prompt, len(text), said=text[:60])
+    p.begin("new", prompt, len(text), emitted=text[:60])
     ((first, *_),) = p.step(["new"], [[text[60]]], {})
     assert first == text[61], "drafted from the same prompt's old response"
     assert p.drain().emitted == 1
@@ -65,7 +65,7 @@ def test_a_rollout_that_is_aborted_and_goes_on_is_one_response() -> None:
     p.finish("a")
     assert p.stats.reuse == [1, 13, 13, 0], "the engine was three tokens ahead of what came back"
     p.set_version(2)
-    p.begin("b", prompt, len(text), stream=7, said=text[:10], origin="x")
+    p.begin("b", prompt, len(text), stream=7, emitted=text[:10], origin="x")
     ((first, *_),) = p.step(["b"], [text[10:12]], {})
     assert first == text[12] and p.requests["b"].lookup.draft.source == "replay", "its own part is not what it repeats"
     p.step(["b"], [text[12:]], {})
@@ -244,7 +244,7 @@ def test_no_draft_reaches_the_token_from_which_on_a_request_may_stop() -> None:
     p = Engine(RollspecConfig.load({"proposal.budget.policy": "fixed", "tuning.policy": "static"}, env={}), 256)
     text = list(range(20, 40))
     for name, said, least in (("old", [], 0), ("new", [], 6), ("goes on", text[:2], 4)):
-        p.begin(name, [1, 2, 3], 100, said=said, min_tokens=least)
+        p.begin(name, [1, 2, 3], 100, emitted=said, min_tokens=least)
         for at in range(len(said), len(text)):
             ((draft),) = p.step([name], [[text[at]]], {})
             out = at + 1

@@ -54,13 +54,13 @@ def test_a_useless_drafter_rests_and_is_probed() -> None:
     stats = p.drain()
     assert 1 <= stats.passes <= 3 + 3 * steps / PROBE_EVERY
     assert stats.by_source.get("eagle3", [0, 0, 0])[1] < 20
-    # Weights on trial are judged sooner, by unverified passes as well.
-    p.on_trial = True
+    # A canary is judged sooner, by unverified passes as well.
+    p.canary_runs = True
     steps = simulate(p, texts(4, 15), 0.0)
     stats = p.drain()
     assert stats.passes > 3 * steps / PROBE_EVERY and stats.passes >= 0.5 * steps / (CANARY_EVERY + 1)
     assert stats.by_source.get("eagle3", [0, 0, 0])[1] < 20
-    p.on_trial = False
+    p.canary_runs = False
     # New weights: it is tried at once, and found good.
     p.swapped(1)
     simulate(p, texts(4, 20), 0.95)

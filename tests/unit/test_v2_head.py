@@ -71,33 +71,33 @@ def runner(temperature: list[float], cut: bool = False) -> Any:
     )
 
 
-def look(ceiling: MaxAcceptance, logits: Any, emitted: list[int], skip: bool = False) -> None:
+def look(measure: MaxAcceptance, logits: Any, emitted: list[int], skip: bool = False) -> None:
     rows = torch.tensor([0, 0, 0, 1])
 
     def sample() -> Any:
         kwargs = {"skip_top_k_top_p": True} if skip else {}
-        out = ceiling.process(lambda x, *_, **__: x, logits, rows, torch.tensor([0, 1]), np.array([0, 1]), **kwargs)
+        out = measure.process(lambda x, *_, **__: x, logits, rows, torch.tensor([0, 1]), np.array([0, 1]), **kwargs)
         return out, torch.tensor(emitted), None
 
-    ceiling.sample(sample)
+    measure.sample(sample)
 
 
-def test_the_ceiling_is_of_the_rows_that_became_tokens() -> None:
+def test_the_max_acceptance_is_of_the_rows_that_became_tokens() -> None:
     logits = 2.0 * torch.randn(4, 7)
     largest = logits.softmax(-1).max(-1).values
-    ceiling = MaxAcceptance(runner([1.0, 0.0]), {"a": 2, "b": 0}.__getitem__)
-    look(ceiling, logits, [2, 1])  # of `a` a draft was rejected; `b` is greedy: nothing caps its drafts
-    assert ceiling.sums[1] == 3 and ceiling.sums[0] == pytest.approx(float(largest[0] + largest[1]) + 1.0)
-    look(ceiling, logits, [3, 1])
-    assert ceiling.sums[1] == 3, "one look in many steps"
+    measure = MaxAcceptance(runner([1.0, 0.0]), {"a": 2, "b": 0}.__getitem__)
+    look(measure, logits, [2, 1])  # of `a` a draft was rejected; `b` is greedy: nothing caps its drafts
+    assert measure.sums[1] == 3 and measure.sums[0] == pytest.approx(float(largest[0] + largest[1]) + 1.0)
+    look(measure, logits, [3, 1])
+    assert measure.sums[1] == 3, "one look in many steps"
 
 
 def test_what_is_cut_after_the_look_is_left_out() -> None:
-    ceiling = MaxAcceptance(runner([1.0, 1.0], cut=True), {"a": 2, "b": 0}.__getitem__)
-    look(ceiling, torch.randn(4, 7), [1, 1], skip=True)
-    assert ceiling.sums == [0.0, 0.0]
-    look(ceiling, torch.randn(4, 7), [1, 1])
-    assert ceiling.sums[1] == 2, "where it is cut before, it counts"
+    measure = MaxAcceptance(runner([1.0, 1.0], cut=True), {"a": 2, "b": 0}.__getitem__)
+    look(measure, torch.randn(4, 7), [1, 1], skip=True)
+    assert measure.sums == [0.0, 0.0]
+    look(measure, torch.randn(4, 7), [1, 1])
+    assert measure.sums[1] == 2, "where it is cut before, it counts"
 
 
 def test_the_head_does_not_see_the_layer_that_training_adds() -> None:

@@ -18,7 +18,7 @@ pytest.importorskip("vllm")
 
 @pytest.fixture(autouse=True)
 def forget(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rollspec_verl.once.log_once", LogOnce())
+    monkeypatch.setattr("rollspec_verl.resume.log_once", LogOnce())
 
 
 def client(answers: list[list[int]], name: str = "vllm", **custom: Any) -> tuple[Any, list[tuple[list[int], Any]]]:

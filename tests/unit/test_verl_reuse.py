@@ -28,7 +28,7 @@ LENIENT = {"rollspec": {"reuse": {"mode": "lenient"}}}
 
 @pytest.fixture(autouse=True)
 def forget(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rollspec_verl.once.log_once", LogOnce())
+    monkeypatch.setattr("rollspec_verl.reuse.log_once", LogOnce())
 
 
 # ---- the agent loop's worker

@@ -29,7 +29,7 @@ def prepare_prefill_inputs(
 ) -> None:
     """Shift each query by one token and put the sampled (or next prompt) token behind its last accepted token.
 
-    The kernel writes accepted rows only. Rows behind them take the target's values here, which nobody reads.
+    The kernel writes accepted rows only. Rows behind them take the target's values here, which are not read.
     """
     n = len(idx_mapping)
     idx, starts = idx_mapping.numpy(), query_start_loc.numpy()[: n + 1]

@@ -72,7 +72,7 @@ def prompt_logprobs_token_ids(
     all_token_ids_stride: int,
     **_: object,
 ) -> None:
-    """The token that follows each token of the batch; 0 behind the end of a row, which nobody reads."""
+    """The token that follows each token of the batch; 0 behind the end of a row, which is not read."""
     out, history, starts = token_ids.numpy(), all_token_ids.numpy(), query_start_loc.numpy()
     for i, slot in enumerate(idx_mapping.tolist()):
         start, end, first = starts[i], starts[i + 1], int(num_computed_tokens[slot]) + 1

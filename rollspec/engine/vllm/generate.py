@@ -84,7 +84,7 @@ def build(job: dict[str, Any]) -> Any:
     }
     if current_platform.is_cpu():
         args["dtype"] = native_dtype()
-        # vLLM serves with one thread unless it is told; nothing else runs while this engine generates.
+        # vLLM serves with one thread unless this is set; nothing else runs while this engine generates.
         os.environ.setdefault("OMP_NUM_THREADS", str(len(os.sched_getaffinity(0))))
     return LLM(**(args | job["engine"]))
 
@@ -113,12 +113,12 @@ def _generate(engine: Any, folder: Path, job: dict[str, Any], progress: dict[str
             running[name] = 0
             progress["requests"] += 1
         for out in engine.step():
-            said = len(out.outputs[0].token_ids)
-            progress["tokens"] += said - running[out.request_id]
-            running[out.request_id] = said
+            tokens = len(out.outputs[0].token_ids)
+            progress["tokens"] += tokens - running[out.request_id]
+            running[out.request_id] = tokens
             if out.finished:
                 del running[out.request_id]
-    # What was said so far is a sample, too; the worker hears that requests ended with the next step it makes.
+    # What was emitted so far is a sample, too; the worker learns that requests ended with the next step it makes.
     engine.abort_request(list(running))
     engine.add_request("last", {"prompt_token_ids": prompts[0]}, SamplingParams(max_tokens=1, detokenize=False))
     while engine.has_unfinished_requests():

@@ -119,7 +119,7 @@ def configure(args: Any, source: Source) -> None:
         _leave(args, config, reason)
         return
     config, method = checkpoint_resolver.settle(args, config)
-    if not config.proposal.drafters and config.mode == "standard":  # coupled sampling goes on without drafts
+    if not config.proposal.drafters and config.mode == "standard":  # coupled sampling needs no drafts
         _keep(args, {"off": "no drafter fits this engine"})
         return
     if config.drafter.mode == "dedicated" and config.drafter.endpoint is None:
@@ -133,7 +133,7 @@ def configure(args: Any, source: Source) -> None:
     if method is None:
         args.speculative_config |= {"method": compat.MEMORY_METHOD, "prompt_lookup_min": 1, "prompt_lookup_max": 1}
     else:
-        # vLLM's own proposer, whose rows ours replaces on their way out: greedy drafts.
+        # vLLM's own proposer, whose rows ours replaces when they are returned: greedy drafts.
         args.speculative_config |= {"method": method, "model": config.proposal.learned.model}
         if args.load_format == "dummy":  # trainers send the target's weights, not the drafter's
             args.speculative_config["draft_load_config"] = {"load_format": "auto"}

@@ -1,4 +1,4 @@
-"""The policy version of programs that do not tell it: loading weights begins a new one.
+"""The policy version of programs that do not set it: loading weights begins a new one.
 
 Trainers with an integration say which version they sync (`set_version`). OpenRLHF, and any program that loads weights
 into a running engine, does not; there the next step after a `load_weights` counts as the next version, so that past
@@ -24,7 +24,7 @@ class PolicyWatch:
 
     def __init__(self, model: Any, begin: Callable[[], None]) -> None:
         self._begin = begin
-        self._told = False
+        self._announced = False
         self._changed = False
         LoadWeights.wrap(model, self._load, __name__)
 
@@ -34,17 +34,17 @@ class PolicyWatch:
 
     def announced(self) -> None:
         """A program says which version the weights are."""
-        self._told, self._changed = True, False
+        self._announced, self._changed = True, False
 
     def before_step(self) -> None:
         """The engine starts a step. Never raises."""
         if not self._changed:
             return
         self._changed = False
-        if self._told:
+        if self._announced:
             return
         try:
             self._begin()
         except Exception as e:  # rounds do not slide; what is sampled does not depend on it
-            self._told = True
+            self._announced = True
             logger.error("rollspec: policy versions are not counted any more (%s: %s).", type(e).__name__, e)

@@ -1,13 +1,13 @@
-"""Further heads beside the general one, each for a domain; the surest of them drafts for a request.
+"""Further heads beside the general one, each for a domain; the most confident of them drafts for a request.
 
 TAPS (arXiv 2603.27027) trains drafters on the text of one task each and finds that choosing between them by confidence
 at inference beats averaging their weights. Here all heads read every step, each into a KV cache of its own, and propose
-for every request; per request and step the draft goes on whose cumulative probabilities, as its head gives them, sum
+for every request; per request and step that draft is verified whose cumulative probabilities, by its own head, sum
 highest: the number of accepted tokens that the head expects. A pass of S heads costs S passes, and the router measures
-it so. What is chosen is a one-hot draft, so any choice is exact.
+it so. A chosen draft is one-hot, so any choice is lossless.
 
-The general head is the one that is trained and swapped; specialists stay as they were loaded. What is known of
-acceptance, and what a canary of new general weights is judged by, is that of the drafts that were chosen.
+The general head is the one that is trained and swapped; specialists keep the weights that they were loaded with. The
+acceptance rate, and the verdict on a canary of the general weights, count the drafts that were chosen.
 
 With CUDA graphs the target keeps its own, and the heads run without: vLLM captures its speculator's passes with one
 model in them, which a replay would run in the place of every other. Not run on a GPU.
@@ -63,7 +63,7 @@ def of(speculator: Any) -> Specialists | None:
 
 @dataclasses.dataclass(slots=True)
 class Tally:
-    """What one head's drafts came to: chosen, judged and right tokens."""
+    """Counts of one head's chosen drafts, their scored tokens and those that were right."""
 
     chains: int = 0
     judged: int = 0
@@ -78,11 +78,11 @@ class Specialists:
         self.names = [GENERAL]
         self.models = [general]
         self.tallies = [Tally()]
-        self.woke = False
+        self.stale = False
         self._target = target
         self._kept: list[dict[str, torch.Tensor]] = [{}]  # what each head was loaded with, on the CPU
         self._served: dict[str, int] = {}  # head of each request's latest draft
-        self._probs: torch.Tensor | None = None  # where a head's passes note how sure it was, [max_num_reqs, k]
+        self._probs: torch.Tensor | None = None  # each pass writes its confidence here, [max_num_reqs, k]
         config = speculator.vllm_config
         self._ranks = ranks_of(config)
         self._layers = config.compilation_config.static_forward_context
@@ -98,7 +98,7 @@ class Specialists:
             kept = {n: t.detach().to("cpu", copy=True) for n, t in self._own(model).items()}
             if not all(bool(t.isfinite().all()) for t in kept.values() if t.is_floating_point()):
                 raise ValueError("it has NaN or infinity in it")
-        except Exception as e:  # the others go on
+        except Exception as e:  # the other heads are used without it
             model, why = None, f"{type(e).__name__}: {e}"
         # Ranks run the same heads, or wait for each other for ever.
         if not self._ranks.least(int(model is not None)) or model is None:
@@ -139,8 +139,8 @@ class Specialists:
         return found
 
     def restore(self) -> None:
-        """The engine woke up: what its memory holds is not known, so every specialist is written again."""
-        self.woke = False
+        """Write every specialist's weights again: the engine slept, and the contents of its memory are unknown."""
+        self.stale = False
         with torch.no_grad():
             for model, kept in zip(self.models[1:], self._kept[1:], strict=True):
                 for name, tensor in self._own(model).items():
@@ -162,7 +162,7 @@ class Specialists:
         return out
 
     def propose(self, propose: Callable[..., torch.Tensor], *args: Any, **kwargs: Any) -> torch.Tensor:
-        """Around the speculator's `propose`: for each request the surest head's draft, [requests, k]."""
+        """Around the speculator's `propose`: for each request the most confident head's draft, [requests, k]."""
         kwargs["is_profile"] = True  # without CUDA graphs
         if self._probs is None or kwargs.get("dummy_run"):  # every head is warmed up
             first: torch.Tensor = self.each(lambda: propose(*args, **kwargs))[0]
@@ -184,7 +184,7 @@ class Specialists:
         return tokens[best, requests]
 
     def scored(self, req_id: str, hits: int, judged: int) -> None:
-        """A request's latest draft was judged."""
+        """A request's latest draft was scored."""
         if judged and (head := self._served.pop(req_id, None)) is not None:
             tally = self.tallies[head]
             tally.chains += 1

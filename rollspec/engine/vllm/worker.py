@@ -99,7 +99,7 @@ def ranks_of(vllm_config: Any) -> Ranks:
 
 
 def _watch_sleep(worker: Any, head: DraftHead) -> None:
-    """Know when the engine's memory is taken away (sleep mode), and when it is back and of unknown contents."""
+    """Track when the engine sleeps (its memory is released) and wakes up (the contents of its memory are unknown)."""
 
     def falls_asleep(sleep: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         with head.reading:
@@ -113,7 +113,7 @@ def _watch_sleep(worker: Any, head: DraftHead) -> None:
             if head.swapper is not None:
                 head.swapper.wake()
             if head.specialists is not None:
-                head.specialists.woke = True
+                head.specialists.stale = True
         return out
 
     if hasattr(worker, "sleep") and hasattr(worker, "wake_up"):

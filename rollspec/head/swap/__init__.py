@@ -1,9 +1,9 @@
-"""New drafter weights into the running engine, between two decode steps, with nothing lost and nothing changed.
+"""Swaps new drafter weights into the running engine between two decode steps; requests and outputs are not affected.
 
 owner.py       `SwapOwner` and `Weights`: all that a swap needs of the engine it happens in
-swapper.py     a version's way through `drafter_online.lifecycle`: asked for, staged, swapped in, on canary, judged
-payload.py     what was asked for: read, verified and measured before anything that runs is touched
-deployment.py  what runs, what ran before, what is on its way, and the steps from one to the other and back
+swapper.py     drives a version through its lifecycle: staged, swapped in, on canary, promoted or rolled back
+payload.py     an offered version: read, verified and measured before the running weights are touched
+deployment.py  the weights that run, those before them and those being staged, and the steps between them
 """
 
 from rollspec.head.swap.owner import SwapOwner

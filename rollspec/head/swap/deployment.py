@@ -1,4 +1,4 @@
-"""What runs in one engine, what ran before it, what is on its way, and the steps from one to the other and back."""
+"""The weights that run in one engine, those before them and those being staged, and the steps between them."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Swap:
 
     payload: Mapping[str, Any]
     offered: bool = False
-    replaces: bool = False  # it took the place of a staged one, and none takes its own
+    replaces: bool = False  # it replaced a staged one, and cannot be replaced itself
     wait: bool = field(init=False)  # the caller waits for the swap
     canary: bool = field(init=False)  # it is to be judged before it is promoted
     life: Life = field(init=False)
@@ -90,7 +90,7 @@ class Deployment:
         self.running = Running()
         self.pauses: list[float] = []  # seconds that steps waited for an exchange, since the last drain
         self.resent = 0  # times that lost weights were put back
-        self._once = LogOnce()
+        self._log_once = LogOnce()
         self._before: tuple[Running, dict[str, list[float]]] | None = None  # and what was known of its acceptance
 
     def stage(self, payload: Mapping[str, Any]) -> Staged:
@@ -140,7 +140,7 @@ class Deployment:
     def put_back(self, staged: Staged | None) -> None:
         """Write the running weights again; `staged`: what the second copy must hold afterwards."""
         self.resent += 1
-        self._once("resent", "rollspec: the drafter's weights were lost or overwritten; they are put back.")
+        self._log_once("resent", "rollspec: the drafter's weights were lost or overwritten; they are put back.")
         self.weights.build()
         self.weights.wait()
         self.weights.load(self._tensors(self.running))

@@ -15,7 +15,7 @@ class SwapOwner(Protocol):
 
     Attributes:
         draft_folder: folder, or name on the hub, of the weights that the engine was started with.
-        asleep: whether the engine's memory is taken away (sleep mode).
+        asleep: whether the engine's memory is released (sleep mode).
         acceptance: what is known of that of the weights that run.
     """
 

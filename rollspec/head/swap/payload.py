@@ -1,4 +1,4 @@
-"""What may be loaded into a drafter: read, checked and measured before anything that runs is touched."""
+"""A version to be loaded into a drafter: read, checked and measured before the running weights are touched."""
 
 from __future__ import annotations
 
@@ -105,8 +105,8 @@ def fingerprint(weights: Iterable[torch.Tensor]) -> list[float]:
     for p in weights:
         if p.is_floating_point():
             flat = p.data.float().flatten()
-            places = torch.arange(1, len(flat) + 1, device=flat.device, dtype=torch.float32).remainder_(97.0)
-            sums += [flat.sum(dtype=torch.float64), (flat * places).sum(dtype=torch.float64)]
+            positions = torch.arange(1, len(flat) + 1, device=flat.device, dtype=torch.float32).remainder_(97.0)
+            sums += [flat.sum(dtype=torch.float64), (flat * positions).sum(dtype=torch.float64)]
     return [float(x) for x in torch.stack(sums).tolist()] if sums else []
 
 

@@ -9,7 +9,7 @@ much, it is computed anew from the hidden states that are kept (`SwapOwner.rewin
 
 Tensor-parallel ranks stage their parts each for itself and swap at the first step at which all are ready; a version
 that one rank refuses is refused by all (`Ranks`). While the engine sleeps its weights have no memory: a swap that is
-asked for then is deferred to the first step, and what woke up is verified before that step.
+asked for then is deferred to the first step, and the weights are verified before that step.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Swapper:
         self.report: Callable[[int, Verdict, str], None] | None = None
         """Called with (version, verdict, reason) instead of recording it in the version's store."""
         self._verdicts = {"promoted": 0, "rolled_back": 0, "refused": 0}
-        self._once = LogOnce()
+        self._log_once = LogOnce()
         self._canary_drafts = canary_drafts
         self._swap: Swap | None = None  # being staged, staged, or on canary
         self._verdict: CanaryVerdict | None = None  # of the canary; it takes effect when all ranks know it
@@ -64,7 +64,7 @@ class Swapper:
         self._lock = threading.Lock()  # of the offer
         self._announced: Swap | None = None  # the offer that the other ranks are to learn of
         self._deferred: Swap | None = None  # asked for while the engine slept
-        self._woke = False
+        self._unverified = False
 
     @property
     def version(self) -> int:
@@ -140,15 +140,15 @@ class Swapper:
         self.deployment.weights.build()
 
     def wake(self) -> None:
-        """The engine woke up: what its memory holds is not known before it was verified."""
-        self._woke = True
+        """The engine woke from sleep: verify the weights at the next step, because its memory may hold anything."""
+        self._unverified = True
 
     # ---- at every step ----------------------------------------------------------------------------------------------
 
     def poll(self) -> None:
         """A step begins: swap in what is ready."""
-        if self._woke:
-            self._woke = False
+        if self._unverified:
+            self._unverified = False
             self.verify()
         asked, self._deferred = self._deferred, None
         if asked is None and self.ranks.alone:
@@ -187,7 +187,7 @@ class Swapper:
     def verify(self) -> bool:
         """Whether the drafter still has its weights; if not (a policy sync, a sleep), they are put back."""
         if self.owner.asleep:
-            self._woke = True  # looked at when there is something to look at
+            self._unverified = True  # verified when the engine is awake
             return True
         # Ranks compute the drafter's KV anew together, so what one has lost all put back.
         if self.ranks.least(int(self.deployment.weights.intact())):
@@ -283,7 +283,7 @@ class Swapper:
         self.last = {"refused": str(error)}
         if swap.offered and swap.life.version is not None and self.report is not None:
             self.report(swap.life.version, "refused", str(error))
-        self._once(str(error), "%s", error)
+        self._log_once(str(error), "%s", error)
 
     def _swap_in(self, swap: Swap) -> dict[str, Any]:
         begin = time.perf_counter()
@@ -332,7 +332,7 @@ class Swapper:
         level, message = logging.INFO, "rollspec: drafter version %d is promoted: %s."
         if verdict == "rolled_back":
             level, message = logging.WARNING, "rollspec: drafter version %d is rolled back: %s."
-        self._once(f"{ran.version} {verdict}", message, ran.version, reason, level=level)
+        self._log_once(f"{ran.version} {verdict}", message, ran.version, reason, level=level)
         self._record(ran, verdict, reason, canary is not None)
 
     def _record(self, ran: Running, verdict: CanaryVerdict, reason: str, canary: bool) -> None:
@@ -343,13 +343,13 @@ class Swapper:
         elif store is not None:
             versions = Versions(store)
             if not canary and any(e.version == ran.version for e in versions.events()):
-                return  # promoted on another engine's word, or before a restart: said already
+                return  # promoted by another engine, or before a restart: logged already
             try:
                 versions.record(ran.version, verdict, reason)
             except DrafterError as e:
                 problem = str(e).removeprefix("drafter-online: ")
                 self.owner.record_fault(f"drafter versions: {problem}")
-                self._once("record", "rollspec: %s", problem)
+                self._log_once("record", "rollspec: %s", problem)
 
     def _join(self) -> None:
         """Wait for what is being loaded into the second copy."""

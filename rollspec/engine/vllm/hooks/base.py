@@ -1,4 +1,4 @@
-"""What a hook is: one target of vLLM that rollspec wraps, replaces or adds to, with versions, reason and end.
+"""A hook: one target of vLLM that rollspec wraps, replaces or adds to, with versions, reason and removal condition.
 
 A hook owns the assignment and nothing else; what runs in its place belongs to the module that gives it. Two kinds:
 

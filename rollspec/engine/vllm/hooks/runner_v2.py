@@ -33,7 +33,7 @@ class BeginStep(SecondRunnerHook):
     targets = (f"{RUNNER}.execute_model",)
     correctness = True
     why = "sees the step, and removes the padded draft slots"
-    removal = "vLLM tells speculators of steps, and takes drafts of different lengths from them"
+    removal = "vLLM notifies speculators of steps, and takes drafts of different lengths from them"
 
 
 class SampleStep(SecondRunnerHook):
@@ -171,8 +171,8 @@ class SampleDraft(SecondRunnerHook):
     name = "v2_sample_draft"
     targets = (f"{SPEC_DECODE}.speculator:DraftModelSpeculator.sample_draft",)
     by = ("drafter",)
-    why = "notes how sure the head is of its token, and draws it with the target's noise where that is asked for"
-    removal = "vLLM's speculators tell how sure they are of every token"
+    why = "records the head's confidence in its token, and draws it with the target's noise where that is asked for"
+    removal = "vLLM's speculators return their confidence in every token"
 
 
 class DraftSteps(SecondRunnerHook):
@@ -182,4 +182,4 @@ class DraftSteps(SecondRunnerHook):
     targets = (f"{SPEC_DECODE}.speculator:DraftModelSpeculator.num_speculative_steps",)
     by = ("drafter",)
     why = "a draft model runs as many passes as a step asks for"
-    removal = "`StandaloneARSpeculator.propose` heeds `num_speculative_tokens`"
+    removal = "`StandaloneARSpeculator.propose` follows `num_speculative_tokens`"

@@ -50,7 +50,7 @@ class LoadWeights(RunnerHook):
     name = "load_weights"
     targets = ("vllm.model_executor.models.qwen3:Qwen3ForCausalLM.load_weights",)
     by = ("policy",)
-    why = "counts policy versions for programs that do not tell them; on the instance, whatever the model's class"
+    why = "counts policy versions for programs that do not set them; on the instance, whatever the model's class"
     removal = "vLLM numbers the weights it was given"
 
 
@@ -66,25 +66,25 @@ class PackedLinear(RunnerHook):
 
     @classmethod
     def exchange(cls, layer: Any, other: Any) -> None:
-        """The packed weights of two layers change places."""
+        """Exchange the packed weights of two layers."""
         layer.cpu_linear, other.cpu_linear = other.cpu_linear, layer.cpu_linear
 
 
 class WorkerSleep(RunnerHook):
-    """The engine's memory is taken away."""
+    """The engine goes to sleep: its memory is released."""
 
     name = "worker_sleep"
     targets = ("vllm.v1.worker.gpu_worker:Worker.sleep",)
     by = ("worker",)
     why = "waits for readers of the target's weights, and stops training and swaps"
-    removal = "vLLM tells plugins of sleep"
+    removal = "vLLM notifies plugins of sleep"
 
 
 class WorkerWakeUp(RunnerHook):
-    """The engine's memory is back, and of unknown contents."""
+    """The engine wakes up: its memory is back, with unknown contents."""
 
     name = "worker_wake_up"
     targets = ("vllm.v1.worker.gpu_worker:Worker.wake_up",)
     by = ("worker",)
     why = "verifies the head's weights before the next step"
-    removal = "vLLM tells plugins of sleep"
+    removal = "vLLM notifies plugins of sleep"

@@ -1,15 +1,15 @@
 """Around one V2 model runner: what a step sampled goes to rollspec, and drafts of any length per request come back.
 
-    execute_model(scheduled)      the scheduler reserved draft slots; those that nobody drafted for leave the step
+    execute_model(scheduled)      the scheduler padded every request to k draft slots; unused ones are removed
       sample(...)                 tokens [requests, k + 1] and how many each request emitted
       speculator.propose(...)     observe, plan, propose, select (`Engine`); the head runs the passes that it asks for
-    sample_tokens(grammar)        masks of the slots that left are left out, too
+    sample_tokens(grammar)        the removed slots' masks are removed, too
     take_draft_token_ids()        the drafts, for a scheduler that waits for them or checks them against a grammar
 
 Under asynchronous scheduling the next step is scheduled before this one's drafts exist: k slots for every request.
 How many of them a request verifies is decided here, when that step begins. On a CPU everything runs in line: the tokens
 are there when `propose` is called. On a GPU `propose` only queues work, and a thread waits for the step's tokens, which
-vLLM copies to the host anyway, while the device goes on with what is queued; its drafts are put in place when the next
+vLLM copies to the host anyway, while the device runs what is queued; its drafts are put in place when the next
 step begins. Nothing on the step's own thread waits for the device, but for a head (`head.py`), whose passes are decided
 from the tokens just sampled.
 """
@@ -83,7 +83,7 @@ class Adapter:
     def _begin(self, scheduled: Any) -> None:
         if self.bridge.policy is not None:
             self.bridge.policy.before_step()
-        self.bridge.before_step(scheduled)  # takes what the ended requests said
+        self.bridge.before_step(scheduled)  # adds the ended requests' responses to history
         for req_id in scheduled.finished_req_ids:
             self.requests.pop(req_id, None)
             self._drafts.pop(req_id, None)
@@ -91,7 +91,7 @@ class Adapter:
             self.requests[new.req_id] = Request(new.prompt_token_ids, new.sampling_params)
 
     def _settle(self, scheduled: Any) -> Any:
-        """The step as it is: without the slots that nobody drafted for."""
+        """The step without its padded draft slots."""
         slots = scheduled.scheduled_spec_decode_tokens
         self._slots = {r: len(p) for r, p in slots.items()}
         self._verified = {}
@@ -157,7 +157,7 @@ class Adapter:
             out = propose(*args, **kwargs)
         else:  # the head runs when it is asked, and not at all after a fault
             last: torch.Tensor = self.runner.req_states.last_sampled_tokens  # [max_num_reqs, 1]
-            out = last[batch.idx_mapping].expand(-1, self.k).clone()  # valid tokens where nobody drafts
+            out = last[batch.idx_mapping].expand(-1, self.k).clone()  # valid tokens where there is no draft
         if self._thread is not None and self.head is None:
             self._batch = batch
             return out

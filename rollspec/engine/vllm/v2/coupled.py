@@ -1,8 +1,8 @@
 """Coupled sampling on the V2 runner: rollspec's keys become the seeds by which the runner draws.
 
-The runner's noise is a function of (seed, position, token); which seed a request has decides everything. A key of
-`NoiseKeys` names the run, the policy version, the prompt and the sample (docs/exactness.md), so a request says the same
-in any batch and with any drafts. Verification is `verify.Verification`'s.
+The runner's noise is a function of (seed, position, token), so a request's seed decides all of its noise. A key of
+`NoiseKeys` names the run, the policy version, the prompt and the sample (docs/exactness.md), so a request's text is the
+same in any batch and with any drafts. Verification is `verify.Verification`'s.
 """
 
 from __future__ import annotations

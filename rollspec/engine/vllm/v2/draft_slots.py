@@ -1,8 +1,8 @@
-"""A step as it is: with the drafts there are, in the place of the draft slots that the scheduler reserved.
+"""A step without its padded draft slots.
 
-The asynchronous scheduler reserves k slots for every request, because it does not know drafts in advance. A slot that
-nobody drafted for holds -1 or an old token; taken for a draft it would change what is sampled, so it leaves the step
-before that is run, and the scheduler sees it as rejected.
+The asynchronous scheduler pads every request to k draft slots, because it does not know drafts in advance. A padded
+slot holds -1 or an old token; taken for a draft it would change what is sampled, so it is removed before the step runs,
+and the scheduler sees it as rejected.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The draft head on the V2 runner: decided after every step how many passes it runs, or that it rests.
 
-It needs the tokens that the step just sampled, so a step with a head waits for the device here: passes are never
-queued for drafts that nobody wants.
+It needs the tokens that the step just sampled, so a step with a head waits for the device here: no pass is
+queued before it is decided on.
 """
 
 from __future__ import annotations

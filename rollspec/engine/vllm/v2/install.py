@@ -79,9 +79,9 @@ def install(worker: Any, config: RollspecConfig) -> None:
         v2.Verify.wrap(runner.rejection_sampler, verification.around, __name__)
         knows = config.reuse.mode == "coupled" or (shares_noise() and not memory)
         if bridge.drafting and not knows:  # drafts that know the noise are right more often than max p
-            ceiling = bridge.ceiling = MaxAcceptance(runner, lambda req_id: len(bridge.scheduled.get(req_id, ())))
-            v2.ProcessLogits.wrap(runner.sampler, ceiling.process, __name__)
-            v2.SampleStep.wrap(runner, ceiling.sample, __name__)
+            most = bridge.max_acceptance = MaxAcceptance(runner, lambda req_id: len(bridge.scheduled.get(req_id, ())))
+            v2.ProcessLogits.wrap(runner.sampler, most.process, __name__)
+            v2.SampleStep.wrap(runner, most.sample, __name__)
         if config.reuse.mode == "lenient":  # on every rank: each computes the log-probs
             v2.ScorePrompts.wrap(runner.prompt_logprobs_worker, Scoring(adapter.requests).compute, __name__)
             bridge.scores = True

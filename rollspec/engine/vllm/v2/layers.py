@@ -1,7 +1,7 @@
 """Which of the target's layers an EAGLE-3 head reads, and one more for training: its last.
 
-The states of the last layer (before the final norm) come out with the auxiliary ones, as one more auxiliary layer that
-the head must not see. Both are arranged when the model is loaded, before it is profiled and compiled.
+The states of the last layer (before the final norm) are returned with the auxiliary ones, as one more auxiliary layer
+that is not given to the head. Both are arranged when the model is loaded, before it is profiled and compiled.
 """
 
 from __future__ import annotations

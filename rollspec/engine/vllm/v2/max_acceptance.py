@@ -1,10 +1,9 @@
-"""Measures what no draft can beat: the mean largest probability of the target over the tokens that were emitted.
+"""Measures the largest acceptance rate that a one-hot drafter could have: the mean of max p over emitted tokens.
 
-A one-hot draft x is accepted with probability p(x), which is at most max p. In the first step that can be judged, and
-in one every so many after it, the rows of a few requests are looked at before they are sampled; which of them became
-tokens is known after. Nothing is changed. The sampler hands over processed
-logits, temperature and penalties included, so the distribution is the one sampled from; batches that are cut by top-k
-or top-p after this are left out.
+A one-hot draft x is accepted with probability p(x), which is at most max p. Once in `EVERY` steps the rows of a few
+requests are read before they are sampled, and counted where they became tokens. Nothing is changed. The sampler gives
+processed logits, temperature and penalties included, so the distribution is the one sampled from; batches that are cut
+by top-k or top-p after this are left out.
 """
 
 from __future__ import annotations
@@ -85,9 +84,9 @@ class MaxAcceptance:
     def _count(self, look: tuple[list[int], list[float]], emitted: torch.Tensor) -> None:
         rows, largest = look
         at = 0
-        for n, said in zip(rows, emitted.tolist(), strict=False):
-            self.sums[0] += sum(largest[at : at + min(said, n)])
-            self.sums[1] += min(said, n)
+        for n, count in zip(rows, emitted.tolist(), strict=False):
+            self.sums[0] += sum(largest[at : at + min(count, n)])
+            self.sums[1] += min(count, n)
             at += n
 
     def _guarded(self, work: Callable[..., Any], *args: Any) -> Any:
@@ -95,5 +94,5 @@ class MaxAcceptance:
             return work(*args)
         except Exception as e:  # a measurement must not end a job
             self._off = True
-            logger.warning("rollspec: the acceptance ceiling is not measured (%s: %s).", type(e).__name__, e)
+            logger.warning("rollspec: the largest possible acceptance is not measured (%s: %s).", type(e).__name__, e)
             return None

@@ -1,6 +1,6 @@
-"""What vLLM's asynchronous scheduler must know of drafts whose number only the worker knows.
+"""Adapts vLLM's asynchronous scheduler to drafts whose number only the worker knows.
 
-It reserves k draft slots for every request; the worker leaves out those that nobody drafted for (`adapter.py`), and the
+It reserves k draft slots for every request; the worker removes the padded ones (`adapter.py`), and the
 scheduler sees them as rejected. Two things are left: the slots must not eat the token budget that prompts need, and
 vLLM's own statistics count drafts, not slots.
 """

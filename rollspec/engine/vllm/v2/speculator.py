@@ -15,7 +15,7 @@ from vllm.v1.worker.gpu.spec_decode.speculator import BaseSpeculator
 
 
 class MemorySpeculator(BaseSpeculator):  # type: ignore[misc] # vLLM has no types that mypy sees
-    """Proposes filler: valid tokens, which a step verifies only in draft slots that nobody drafted for."""
+    """Proposes filler: valid tokens, which a step verifies only in padded draft slots."""
 
     supports_mm_inputs = False
     draft_logits = None  # drafts are one-hot

@@ -93,10 +93,10 @@ class Verification:
     """How one runner's verify steps choose: coupled where `coupled` says so or a request has a seed, else vLLM's.
 
     Args:
-        rejection_sampler: the runner's, whose `_verify` this stands around.
+        rejection_sampler: the runner's, whose `_verify` this wraps.
         coupled: whether all requests are to be coupled now.
-        failed: told of a fault; from then on vLLM verifies, by the same distribution, with noise that depends on the
-            drafts.
+        failed: called with a fault; from then on vLLM verifies, by the same distribution, with noise that depends on
+            the drafts.
         ranks: that verify the same.
     """
 
@@ -123,7 +123,7 @@ class Verification:
             out = verify(self.sampler, self.k, given)
         except Exception as e:  # nothing was drawn yet, and the logits are as the model left them
             error = e
-        # All ranks go over to vLLM's verification at the same step, or they would go on with different texts.
+        # All ranks switch to vLLM's verification at the same step, or their texts would differ.
         if self._ranks.least(int(error is None)):
             return out
         self.broken = True
