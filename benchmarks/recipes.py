@@ -121,7 +121,7 @@ def run(
     given, most = (
         Recorded.read(folder),
         0.0,
-    )  # `most`: the largest possible; all recipes have the same target and vocabulary
+    )  # `most`: the largest possible, alike for all recipes
     found: dict[str, dict[str, Any]] = {}
     for arm in arms:
         found[arm] = {}
