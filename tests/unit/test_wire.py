@@ -170,7 +170,7 @@ def test_a_daemon_that_was_started_again_at_once_is_told_who_speaks(ends: Ends, 
     monkeypatch.setattr("drafter_online.link.HELLO_SECONDS", 0.2)
     hub = ends.hub()
     link = connected(ends, hub)
-    hub._heard.clear()
+    hub._last_message.clear()
     link.send(Message("rewards", {"a": 1.0}))
     until(lambda: link.counts["sessions"] == 2, link)
     assert link.send(Message("rewards", {"a": 2.0}))
