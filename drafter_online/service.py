@@ -255,6 +255,8 @@ class Service:
         self.job_checkpoint.run()
         if time.monotonic() - self._saved > self.config.save_seconds:
             self._save()
+        if self.trainer.counts.steps - self._published_at >= self.config.publish_every:
+            self._publish()  # also where training waits: an earlier version may have been on canary until now
         if self._credit() <= 0 or not len(self.trainer.buffer):
             return False
         with self.watch:
@@ -268,8 +270,6 @@ class Service:
         self.length = report.acceptance.length
         self.alarms.set("loss", None)
         self.alarms.set("training", None)
-        if self.trainer.counts.steps - self._published_at >= self.config.publish_every:
-            self._publish()
         return True
 
     def _take(self) -> None:

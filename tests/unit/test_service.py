@@ -310,3 +310,17 @@ def test_domains_are_counted_and_bounded(services: Services) -> None:
 def test_it_ends_when_nobody_is_connected_for_long(services: Services) -> None:
     service = services(linger=0.1)
     assert "no engine" in service.run(threading.Event())
+
+
+def test_what_was_learned_while_a_version_was_on_canary_is_published_after_it(
+    services: Services, tiny_target: Path
+) -> None:
+    service = services(passes=32.0)
+    engine = FakeEngine(service, verdict="silent")
+    feed(engine, tiny_target)
+    engine.until(lambda: engine.offers and service.training == "waiting for new feedback")
+    assert service.trainer.counts.steps >= 30 and service.versions.numbers() == [1], "the second is due, and waits"
+    engine.verdicts.append([1, "promoted", "because"])
+    engine.version, engine.verdict = 1, "promoted"
+    engine.until(lambda: engine.version == 2)
+    assert service.training == "waiting for new feedback"
