@@ -3,8 +3,9 @@ code that they measure (comments and docstrings apart).
 
     python -m scripts.stale
 
-Prints a table of the stale ones, and fails where a page does not show what it should beside a number
-(`python -m scripts.generate` writes the marks). Git and JSON alone, so that the static checks stay fast. In a shallow
+Prints a table of the stale ones, and fails where a result does not say so itself (`"stale": true`), where a page does
+not show it beside a number or prints another number than the result (`python -m scripts.generate` writes all three),
+and where a page names a result that is not there. Git and JSON alone, so that the static checks stay fast. In a shallow
 clone, and outside a repository, nothing can be checked: it says so and passes.
 """
 
@@ -34,6 +35,7 @@ MEASURES: dict[str, tuple[str, ...]] = {
     "audit_power": ("rollspec/audit",),
     "bandits": ("rollspec/tuning",),
     "control": ENGINE,
+    "control-smollm2": ENGINE,
     "cost": (*ENGINE, "benchmarks/cost.py"),
     "demo": JOB,
     "demo-0.32": JOB,
@@ -158,9 +160,19 @@ def main() -> int:
         if why:
             print(f"{name + '.json':24}stale: {'; '.join(why)}")
     print(f"{sum(map(bool, found.values()))} of {len(found)} results are stale.")
-    wrong = [page.FILE for page in results.PAGES if page.FILE.read_text("utf-8") != page.render()]
-    for page in wrong:
-        print(f"{page} does not say what is stale; run `python -m scripts.generate`.", file=sys.stderr)
+    wrong = [
+        f"{page.FILE} does not say what is stale, or prints other numbers than the results; run "
+        "`python -m scripts.generate`."
+        for page in results.PAGES
+        if page.FILE.read_text("utf-8") != page.render()
+    ]
+    wrong += [
+        f"{page.FILE} names {RESULTS}/{name}.json, which is not there."
+        for page in results.PAGES
+        for name in results.unknown(page.FILE.read_text("utf-8"))
+    ]
+    for line in wrong:
+        print(line, file=sys.stderr)
     return int(bool(wrong))
 
 

@@ -1,4 +1,7 @@
-"""Marks results as stale where a page names their file, and lists how current they are in `docs/benchmarks.md`."""
+"""Says which results are stale, in the result itself (`"stale": true`) and on every page where it names the file.
+
+Writes the tables of the pages that come from results, too (`scripts/generate/numbers.py`).
+"""
 
 from __future__ import annotations
 
@@ -7,10 +10,13 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
+from scripts.generate import numbers
 from scripts.stale import RESULTS, ROOT, reasons
 
-BEGIN, END = "<!-- results: python -m scripts.generate -->", "<!-- end of results -->"
 MARK = " *(stale)*"
+BLOCK = re.compile(r"(<!-- results: (\S+) -->\n).*?(<!-- end of results -->)", re.DOTALL)
+FLAG = re.compile(r'\A(\{\s*)"stale": (?:true|false),\s*')
+NAMED = re.compile(rf"{RESULTS}/([a-z0-9_.-]+)\.json")
 
 
 @functools.cache
@@ -26,6 +32,17 @@ def marked(text: str, stale: dict[str, list[str]]) -> str:
     return mention.sub(lambda m: m[1] + (MARK if stale[m[2]] else ""), text)
 
 
+def flagged(text: str, stale: bool) -> str:
+    """A result's JSON with `"stale": true` as its first entry, or without one; nothing else of it is touched."""
+    plain = FLAG.sub(r"\1", text)
+    return re.sub(r"\A\{(\s*)", r'{\1"stale": true,\1', plain) if stale else plain
+
+
+def unknown(text: str) -> list[str]:
+    """Files of benchmarks/results that `text` names and that are not there."""
+    return sorted({name for name in NAMED.findall(text) if not (ROOT / RESULTS / f"{name}.json").is_file()})
+
+
 def table(stale: dict[str, list[str]]) -> str:
     """Every result, and why it is stale."""
     lines = ["| file | measured | state |", "|---|---|---|"]
@@ -35,6 +52,15 @@ def table(stale: dict[str, list[str]]) -> str:
     return "\n".join(lines)
 
 
+def block(name: str, stale: dict[str, list[str]]) -> str:
+    """What stands between `<!-- results: NAME -->` and `<!-- end of results -->`.
+
+    Raises:
+        KeyError: there is no such block.
+    """
+    return table(stale) if name == "state" else numbers.BLOCKS[name]()
+
+
 @dataclass
 class Page:
     """A page that names results."""
@@ -42,17 +68,30 @@ class Page:
     FILE: Path
 
     def render(self) -> str:
-        """The page with its marks and its table written anew; as it is where the history is not all here."""
+        """The page with its tables and marks written anew; as it is where the history is not all here."""
         text, stale = self.FILE.read_text(encoding="utf-8"), found()
         if stale is None:
             return text
-        head, begin, rest = marked(text, stale).partition(BEGIN)
-        if not begin:
-            return head
-        return f"{head}{BEGIN}\n\n{table(stale)}\n\n{END}{rest.partition(END)[2]}"
+        text = BLOCK.sub(lambda m: f"{m[1]}\n{block(m[2], stale)}\n\n{m[3]}", text)
+        return marked(text, stale)
 
 
-PAGES = tuple(
-    Page(path)
-    for path in [ROOT / "README.md", *sorted(ROOT.glob("docs/*.md")), *sorted(ROOT.glob("examples/*/README.md"))]
+@dataclass
+class Result:
+    """A file of benchmarks/results."""
+
+    FILE: Path
+
+    def render(self) -> str:
+        """The result with or without `"stale": true`; as it is where the history is not all here."""
+        text, stale = self.FILE.read_text(encoding="utf-8"), found()
+        return text if stale is None else flagged(text, bool(stale[self.FILE.stem]))
+
+
+PAGES: tuple[Result | Page, ...] = (
+    *(Result(path) for path in sorted((ROOT / RESULTS).glob("*.json"))),
+    *(
+        Page(path)
+        for path in [ROOT / "README.md", *sorted(ROOT.glob("docs/*.md")), *sorted(ROOT.glob("examples/*/README.md"))]
+    ),
 )

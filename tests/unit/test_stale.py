@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 from pathlib import Path
 
@@ -106,6 +107,51 @@ def test_pages_mark_what_is_stale_and_nothing_else() -> None:
         "`other.json`"
     )
     assert results.marked(text, state) == want == results.marked(want, state)
+
+
+def test_a_result_says_itself_that_it_is_stale_and_is_else_left_alone() -> None:
+    for text in ('{\n  "benchmark": "x",\n  "n": 1.50\n}\n', '{"benchmark": "x"}', '{\n "a": {"stale": true}\n}\n'):
+        flagged = results.flagged(text, True)
+        assert json.loads(flagged) == {"stale": True, **json.loads(text)}
+        assert results.flagged(flagged, True) == flagged and results.flagged(flagged, False) == text
+        assert results.flagged(text, False) == text
+
+
+def test_every_result_says_whether_it_is_stale() -> None:
+    found = stale.reasons()
+    if found is None:
+        pytest.skip("the whole history is not here")
+    said = {p.stem: json.loads(p.read_bytes()).get("stale", False) for p in (stale.ROOT / stale.RESULTS).glob("*.json")}
+    assert said == {name: bool(why) for name, why in found.items()}, "run `python -m scripts.generate`"
+
+
+def test_pages_name_no_result_that_is_not_there() -> None:
+    assert results.unknown("`benchmarks/results/control.json`, benchmarks/results/nothing.json") == ["nothing"]
+    for page in results.PAGES:
+        assert results.unknown(page.FILE.read_text("utf-8")) == [], page.FILE
+
+
+def test_numbers_of_a_page_are_those_of_the_results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    page = results.Page(tmp_path / "page.md")
+    page.FILE.write_text("a\n<!-- results: control -->\nspeed 7.00x\n<!-- end of results -->\nb\n")
+    monkeypatch.setattr(results, "found", lambda: {"control": ["old"]})
+    text = page.render()
+    r = json.loads((stale.ROOT / stale.RESULTS / "control.json").read_bytes())["on_over_off"]["4"]
+    assert f"{1 / r['median']:.2f}x" in text and "7.00x" not in text
+    assert "`benchmarks/results/control.json` *(stale)*" in text and text.startswith("a\n") and text.endswith("\nb\n")
+    page.FILE.write_text(text)
+    assert page.render() == text
+    page.FILE.write_text("<!-- results: nothing -->\n<!-- end of results -->\n")
+    with pytest.raises(KeyError):
+        page.render()
+
+
+@pytest.mark.parametrize("name", ["README.md", "docs/index.md"])
+def test_the_headline_is_generated(name: str) -> None:
+    """Every number with an x behind it stands between the marks of a table that comes from results."""
+    text = (stale.ROOT / name).read_text(encoding="utf-8")
+    assert "<!-- results: headline -->" in text
+    assert re.findall(r"\d\.\d+x", results.BLOCK.sub("", text)) == []
 
 
 def test_the_pages_are_marked() -> None:

@@ -1,0 +1,265 @@
+"""The tables of numbers on the pages, from the files of benchmarks/results, so that the two cannot disagree.
+
+A page has `<!-- results: NAME -->` and `<!-- end of results -->`; what stands between them is `BLOCKS[NAME]()`.
+Every row names its file, so that the mark of a stale one stands beside the number.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from scripts.stale import RESULTS, ROOT
+
+DEMO, SECOND = "demo-0.32", "demo-0.32-second"
+CONTROLS = {"control": "the demo's policy", "control-smollm2": "SmolLM2-135M"}
+ARMS = {"memory": "suffix drafts", "head": "draft head and suffix drafts", "head, coupled": "the same, `mode: coupled`"}
+PROMPTS = ("fresh", "repeated")
+Row = tuple[str, ...]
+Cells = tuple[str, str]
+"""A number, and its interval."""
+
+
+def load(name: str, root: Path = ROOT) -> Any:
+    """A result; None where there is none."""
+    path = root / RESULTS / f"{name}.json"
+    return json.loads(path.read_bytes()) if path.is_file() else None
+
+
+def headline() -> str:
+    """The table of README.md and of docs/index.md: what is faster, what is not, and the null control."""
+    rows: list[Row] = []
+    if demo := load(DEMO):
+        rows += _demo_rows(demo)
+    if second := load(SECOND):
+        label = f"another pair of runs: generation, {_later(second)}"
+        rows.append((label, *_ratio(second["comparison"]["later"]), f"`{SECOND}.json`"))
+    for name, what in CONTROLS.items():
+        if found := load(name):
+            label = f"**null control**: nothing drafted (K = 0), {what}, batch {' / '.join(found['on_over_off'])}"
+            rows.append((label, *_joined(map(_speed, found["on_over_off"].values())), f"`{name}.json`"))
+    if head := load("head"):
+        rows += _head_rows(head)
+    if peers := load("peers"):
+        rows += _peer_rows(peers)
+    if tail := load("long_tail"):
+        whole = tail["summary"]["learned_and_suffix_over_suffix"]["all"]["sums"]
+        label = "draft head trained while the job runs, over suffix drafts alone: generation, the whole of one job"
+        rows.append((label, f"{whole:.2f}x", "one job", "`long_tail.json`"))
+    note = f"`make demo`: {_size(demo)}, {_minutes(demo)} minutes for both. " if demo else ""
+    machines = _machines([row[-1].strip("`").removesuffix(".json") for row in rows])
+    return f"{_table(('', 'with / without', '95 %', 'file'), rows)}\n\n{note}{machines}"
+
+
+def demo() -> str:
+    """The demo's runs beside each other."""
+    found = {name: result for name in (DEMO, SECOND) if (result := load(name))}
+    rows: list[tuple[str, Callable[[Any], str]]] = [
+        (f"generation, {_later(next(iter(found.values())))}", lambda d: _both(_ratio(d["comparison"]["later"]))),
+        ("the same, per token", lambda d: _both(_ratio(d["comparison"]["later_tokens_per_second"]))),
+        ("generation, epoch by epoch", lambda d: " / ".join(f"{r['value']:.2f}x" for r in _epochs(d))),
+        ("whole training step, all epochs", lambda d: _both(_ratio(d["comparison"]["step"]))),
+        ("generation's share of a step, without", lambda d: f"{100 * d['baseline']['gen_share']:.0f} %"),
+        ("acceptance length; rate",
+         lambda d: f"{d['run']['accept_length']:.2f}; {100 * d['run']['accept_rate']:.0f} %"),
+        ("reward, with - without", lambda d: _difference(d["comparison"]["reward"], ".3f")),
+        ("response length, with - without", lambda d: _difference(d["comparison"]["length"], ".1f")),
+        ("modelled, against the same engine without drafts", _modelled),
+        ("job", _size),
+        ("both runs together", lambda d: f"{_minutes(d)} minutes"),
+        ("measured on", lambda d: _origin_of(d)),
+    ]  # fmt: skip
+    table = [(label, *(of(d) for d in found.values())) for label, of in rows]
+    return _table(("", *(f"`{RESULTS}/{name}.json`" for name in found)), table)
+
+
+def control() -> str:
+    """The null control of every model that it was run with."""
+    rows = [
+        (what, batch, *_speed(r), str(r["n"]), _origin_of(found), f"`{RESULTS}/{name}.json`")
+        for name, what in CONTROLS.items()
+        if (found := load(name))
+        for batch, r in found["on_over_off"].items()
+    ]
+    return _table(("model", "batch", "speed, K = 0 / without", "95 %", "pairs", "measured on", "file"), rows)
+
+
+def head() -> str:
+    """What a draft head adds to a real model."""
+    found = load("head")
+    rows = []
+    for batch, kinds in found["batches"].items():
+        for kind in PROMPTS:
+            for arm, a in kinds[kind].items():
+                if arm != "none":
+                    memory = _both(_median(a["speedup_over_memory"])) if a["speedup_over_memory"] else "not measured"
+                    rows.append((batch, kind, arm, _both(_median(a["speedup_over_none"])), memory,
+                                 f"{a['acceptance_length']:.2f}", _percent(a["acceptance_rate"]),
+                                 _percent(a["pass_over_step"], 1)))  # fmt: skip
+    columns = ("batch", "prompts", "arm", "over none", "over memory alone", "tokens per step", "accepted",
+               "a pass of the head, of a step")  # fmt: skip
+    on = _origin_of(found)
+    pairs = found["batches"][next(iter(found["batches"]))]["fresh"]["none"]["speedup_over_none"]["n"]
+    return (
+        _table(columns, rows) + f"\n\n`{RESULTS}/head.json`, {on}: {found['model']}, {found['head']}, "
+        f"{found['samples_per_prompt']} {'sample' if found['samples_per_prompt'] == 1 else 'samples'} of each prompt "
+        f"({_name(found['prompts'])}), {pairs} pairs, one seed."
+    )
+
+
+def propose() -> str:
+    """Host time of drafting."""
+    found = load("propose")
+    rows = [
+        (batch, f"{b['ms_per_step']:.2f} ms", f"{b['us_per_request']:.0f} us", f"{100 * b['share_of_step']:.1f} %")
+        for batch, b in found["batches"].items()
+    ]
+    on = _origin_of(found)
+    load_ = found["provenance"]["load"]
+    busy = f", load {load_[0]:.1f} before it" if load_ else ""
+    return (
+        _table(("batch", "CPU time per step", "per request", "of the demo's step"), rows)
+        + f"\n\n`{RESULTS}/propose.json`, {on}{busy}."
+    )
+
+
+def control_line() -> str:
+    """The null control in one sentence, for pages that print ratios."""
+    parts = []
+    for name, what in CONTROLS.items():
+        if found := load(name):
+            at = [f"{_both(_speed(r))} at batch {batch}" for batch, r in found["on_over_off"].items()]
+            parts.append(f"{' and '.join(at)} with {what} (`{RESULTS}/{name}.json`, {_origin_of(found)})")
+    return f"**Null control:** with nothing drafted (K = 0) the speed is {'; '.join(parts)}." if parts else ""
+
+
+BLOCKS: dict[str, Callable[[], str]] = {
+    "headline": headline, "demo": demo, "control": control, "head": head, "propose": propose,
+    "control-line": control_line,
+}  # fmt: skip
+
+
+def _demo_rows(d: Any) -> Iterator[Row]:
+    c, file, epochs = d["comparison"], f"`{DEMO}.json`", _epochs(d)
+    value, interval = _ratio(c["later"])
+    yield f"`make demo`: generation, {_later(d)}", f"**{value}**", interval, file
+    yield "the same, tokens per second", *_ratio(c["later_tokens_per_second"]), file
+    numbers = " / ".join(str(i + 1) for i in range(len(epochs)))
+    yield f"generation, epoch {numbers}", *_joined(map(_ratio, epochs)), file
+    share = [100 * d[side]["gen_share"] for side in ("run", "baseline")]
+    label = f"whole training step, all epochs; generation is {min(share):.0f} to {max(share):.0f} % of it"
+    yield label, *_ratio(c["step"]), file
+
+
+def _head_rows(d: Any) -> Iterator[Row]:
+    for batch, kinds in d["batches"].items():
+        for arm in [a for a in kinds["fresh"] if a != "none"]:
+            found = [kinds[kind][arm] for kind in PROMPTS]
+            alone = "" if "memory" in kinds["fresh"] else "; suffix drafts alone were not measured"
+            label = f"{ARMS.get(arm, arm)}, SmolLM2-135M, batch {batch}, new prompts / the same again{alone}"
+            yield label, *_joined(_median(a["speedup_over_none"]) for a in found), "`head.json`"
+
+
+def _peer_rows(d: Any) -> Iterator[Row]:
+    workloads = d["summary"]["workloads"]
+    for arm, name in (("rollspec", "suffix drafts"), ("eagle3 K=2", "vLLM's own EAGLE-3 with K = 2, for comparison")):
+        arms = [workloads[w]["arms"] for w in ("fresh", "epochs") if w in workloads and arm in workloads[w]["arms"]]
+        if len(arms) == 2:
+            label = f"{name}, SmolLM2-135M, new prompts / from the second epoch on"
+            yield label, *_joined(_median(a[arm]["speedup"]) for a in arms), "`peers.json`"
+
+
+def _machines(names: Sequence[str]) -> str:
+    """Which file is of which machine, in a sentence."""
+    at: dict[str, list[str]] = {}
+    for name in dict.fromkeys(names):
+        at.setdefault(_origin_of(load(name)).split(", 20")[0], []).append(name)
+    if len(at) == 1:
+        return f"All on {next(iter(at))}."
+    return "; ".join(f"{', '.join(files)}: {machine}" for machine, files in at.items()) + "."
+
+
+def _later(d: Any) -> str:
+    last = len(_epochs(d))
+    return f"epochs 2 to {last}" if last > 2 else "epoch 2"
+
+
+def _epochs(d: Any) -> list[Any]:
+    return [r for _, r in sorted(d["comparison"]["by_epoch"].items(), key=lambda item: int(item[0]))]
+
+
+def _size(d: Any) -> str:
+    s, steps = d["provenance"]["rollspec"]["settings"], d["comparison"]["steps"]
+    timed = d["comparison"].get("timed", steps)
+    first = "" if timed == steps else "; ratios leave out the first step"
+    return (
+        f"verl GRPO, 16 M-parameter policy in {s['dtype']}, {s['train_prompts']} prompts of {s['n']} samples, {steps} "
+        f"steps over {d['run']['epochs']} epochs, one run of each{first}"
+    )
+
+
+def _minutes(d: Any) -> str:
+    return f"{sum(run['wall_seconds'] for run in d['provenance'].values()) / 60:.0f}"
+
+
+def _modelled(d: Any) -> str:
+    found = d.get("limits")
+    if not found or not found.get("got"):
+        return "-"
+    return (
+        f"{found['got']:.2f}x; best fixed setting {found['best_fixed']:.2f}x, oracle {found['oracle']:.2f}x, "
+        f"always right {found['perfect']:.1f}x"
+    )
+
+
+def _difference(d: Any, form: str) -> str:
+    noise = f"; runs without differ by ±{d['noise']:{form}}" if d.get("noise") is not None else ""
+    return f"{d['mean']:+{form}}{noise}"
+
+
+def _origin_of(d: Any) -> str:
+    """Processor, day and commit of a result; of a job's, those of the run with rollspec."""
+    made = d["provenance"]
+    made = made.get("rollspec", made)
+    machine, commit = made.get("machine", made), made.get("git") or made["git_sha"]
+    cpu = re.sub(r"\((?:R|TM)\)| CPU| Processor| @.*", "", str(machine["cpu"])).strip()
+    return f"{cpu}, {machine['cores']} cores, {(made.get('time') or made['started'])[:10]}, {commit[:8]}"
+
+
+def _ratio(r: Any) -> Cells:
+    return f"{r['value']:.2f}x", f"{r['low']:.2f}-{r['high']:.2f}"
+
+
+def _median(r: Any) -> Cells:
+    return f"{r['median']:.2f}x", f"{r['low']:.2f}-{r['high']:.2f}"
+
+
+def _speed(r: Any) -> Cells:
+    """Of a ratio of times."""
+    return f"{1 / r['median']:.2f}x", f"{1 / r['high']:.2f}-{1 / r['low']:.2f}"
+
+
+def _joined(cells: Iterable[Cells]) -> Cells:
+    values, intervals = zip(*cells, strict=True)
+    return " / ".join(values), " / ".join(intervals)
+
+
+def _both(cells: Cells) -> str:
+    return f"{cells[0]} ({cells[1]})"
+
+
+def _percent(share: float | None, digits: int = 0) -> str:
+    return "-" if share is None else f"{100 * share:.{digits}f} %"
+
+
+def _name(what: str) -> str:
+    """Without the folders that it lies in, where it is a path."""
+    return Path(what).name if what.startswith("/") else what
+
+
+def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
