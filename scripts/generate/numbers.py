@@ -106,7 +106,7 @@ def head() -> str:
     return (
         _table(columns, rows) + f"\n\n`{RESULTS}/head.json`, {on}: {found['model']}, {found['head']}, "
         f"{found['samples_per_prompt']} {'sample' if found['samples_per_prompt'] == 1 else 'samples'} of each prompt "
-        f"({_name(found['prompts'])}), {pairs} pairs, one seed."
+        f"({_name(found['prompts'])}), {pairs} pairs, one seed. " + control_line()
     )
 
 
@@ -126,6 +126,16 @@ def propose() -> str:
     )
 
 
+def audit_power() -> str:
+    """Shares of simulated audits that find a fault."""
+    cells = load("audit_power")["power"]["cells"]
+    sizes = sorted({cell["tokens"] for cell in cells})
+    found = {(cell["bias"], cell["tokens"]): f"{100 * cell['found']:.0f} %" for cell in cells}
+    rows = [(bias, *(found.get((bias, n), "-") for n in sizes)) for bias in dict.fromkeys(c["bias"] for c in cells)]
+    note = f"Shares of audits that fail (`{RESULTS}/audit_power.json`), where so many tokens are replaced by such ones."
+    return f"{_table(('fault', *(f'{n:,} tokens' for n in sizes)), rows)}\n\n{note}"
+
+
 def control_line() -> str:
     """The null control in one sentence, for pages that print ratios."""
     parts = []
@@ -138,7 +148,7 @@ def control_line() -> str:
 
 BLOCKS: dict[str, Callable[[], str]] = {
     "headline": headline, "demo": demo, "control": control, "head": head, "propose": propose,
-    "control-line": control_line,
+    "audit-power": audit_power, "control-line": control_line,
 }  # fmt: skip
 
 

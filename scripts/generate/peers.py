@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import peer_page
-from scripts.generate import results
+from scripts.generate import numbers, results
 from scripts.stale import RESULTS, ROOT
 
 FILE = ROOT / "docs" / "peers.md"
@@ -25,6 +25,7 @@ def there() -> dict[str, Any]:
 def render() -> str:
     """The page, which says what is stale as the others do; as it is where the history is not all here."""
     text, stale = peer_page.render(there()), results.found()
+    text = text.replace("\n## ", f"\n{numbers.control_line()}\n\n## ", 1)  # beside every ratio, before the first
     if stale is None:
         return FILE.read_text("utf-8") if FILE.is_file() else text
     return results.marked(text, stale) if stale else text
