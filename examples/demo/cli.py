@@ -9,6 +9,7 @@ rollspec demo --model smollm2 --steps 12
 from __future__ import annotations
 
 import json
+import math
 import sys
 import time
 from contextlib import suppress
@@ -23,19 +24,23 @@ from rich.markup import escape
 from rich.table import Table
 
 from examples.cache import home
+from examples.demo.budget import Budget
 from examples.demo.job import REAL, ROOT, Job, JobSettings, build_job, prepare_assets, require_programs
 from examples.demo.live import Display, RunView, clock
-from examples.demo.runner import JobFailed, MetricsTail, finished_run, provenance_of, run_job
+from examples.demo.runner import JobFailed, JobResult, MetricsTail, finished_run, provenance_of, run_job
+from examples.demo.warm import warm_up
 from examples.models import resolve as model_folder
 from rollspec.config import resolve
 from rollspec.errors import RollspecError
 from rollspec.machine import native_dtype
 from rollspec.telemetry.report import headline, limits_sentence, report_json, table, write_report
-from rollspec.telemetry.runs import METRICS, REPEATS, load_run
+from rollspec.telemetry.runs import METRICS, REPEATS, Row, load_run
 from rollspec.telemetry.summary import compare, summarize
 
 RUNS = ("baseline", "rollspec")
 REPEATED = ROOT / "benchmarks" / "results" / "repeats.json"  # of `rollspec bench repeats`
+CONTROL = ROOT / "benchmarks" / "results" / "control.json"  # of `rollspec bench control`
+MINUTES = 15.0  # of a demonstration whose size was not asked for
 FAILED = 1
 INTERRUPTED = 130  # as a shell reports Ctrl-C
 SLOW_PROMPTS = 12  # where a training step takes 25 s instead of 8
@@ -52,6 +57,7 @@ class Plan:
     names: tuple[str, ...]  # baseline, rollspec, or one of them
     preset: str
     overrides: tuple[str, ...]
+    minutes: float | None = None  # that everything may take
 
 
 def command(
@@ -75,6 +81,13 @@ def command(
         ),
     ] = None,
     epochs: Annotated[int, typer.Option(min=1, help="Times that each prompt is seen; 1: fresh prompts only.")] = 4,
+    minutes: Annotated[
+        float | None,
+        typer.Option(
+            help="End both runs after as many whole epochs as fit, two at least; default 15, and no bound where the "
+            "size of the job was given."
+        ),
+    ] = None,
     seed: Annotated[int, typer.Option(help="Seed of policy, prompts and sampling.")] = 0,
     replicas: Annotated[
         int,
@@ -92,6 +105,8 @@ def command(
 ) -> None:
     """Train a small policy on this machine without and with rollspec and compare the two runs (about 15 minutes)."""
     require_programs()
+    if minutes is None and (steps, model, prompts, epochs, replicas, size) == (None, None, None, 4, 1, "demo"):
+        minutes = MINUTES
     plan = Plan(
         settings=settings_for(
             native_dtype(), prompts, model, size=size, seed=seed, steps=steps, epochs=epochs, replicas=replicas
@@ -100,6 +115,7 @@ def command(
         names=(only,) if only else RUNS,
         preset=preset,
         overrides=tuple(overrides or ()),
+        minutes=minutes,
     )
     resolve(preset, overrides=plan.overrides, env={})  # refuse a typo before anything is run
     console, began, status = Console(stderr=as_json), time.monotonic(), 0
@@ -143,6 +159,8 @@ def run_plan(plan: Plan, display: Display) -> None:
     """Run what `plan` names, skipping a baseline that was finished with the same settings."""
     display.say(f"runs go to {plan.out}")
     s = plan.settings
+    bound = math.inf if plan.minutes is None else 60 * plan.minutes
+    budget = Budget(bound, len(plan.names), s.steps_per_epoch)
     if s.model:
         display.say(f"model: {s.model}")
     size = f"{s.train_prompts} prompts x {s.n} samples, {s.epochs} epochs"
@@ -160,13 +178,18 @@ def run_plan(plan: Plan, display: Display) -> None:
         )
         for name in plan.names
     ]
+    if s.size != "tiny":
+        display.say("warming up: an engine fills the caches that both runs then find")
+        if wrong := warm_up(assets.model, s.dtype, jobs[-1].environment):
+            display.say(f"not warmed up ({escape(wrong)}): the first run may begin slower than the second")
     estimate: float | None = None
     for job in jobs:
         if job.name == "baseline" and finished_run(job.folder, job.settings_hash):
             display.say(f"baseline: already finished with these settings in {job.folder}, not run again")
-            estimate = _recorded_seconds(job.folder)
+            estimate, budget.steps = _recorded_seconds(job.folder), steps_done(job.folder)
             continue
-        estimate = _run(job, display, estimate)
+        result = _run(job, display, estimate, budget)
+        estimate, budget.steps = result.seconds, result.steps
     link_latest(plan.out)
 
 
@@ -198,6 +221,10 @@ def conclude(out: Path, console: Console, html: bool) -> dict[str, Any]:
     console.print(f"[bold]{headline(main, base)}[/bold]", highlight=False, soft_wrap=True)
     if sentence := limits_sentence(main):
         console.print(sentence, highlight=False, soft_wrap=True)
+    if base is not None and (sentence := null_control()):
+        console.print(sentence, highlight=False, soft_wrap=True)
+    if comparison is not None and comparison.timed < comparison.steps:
+        console.print("ratios leave the first step out, totals have it", highlight=False)
     numbers = report_json(main, base)
     if html:
         paths = write_report(main.folder, [base.folder] if base is not None else None, out)
@@ -221,6 +248,21 @@ def add_repeats(baseline: Path) -> None:
             (baseline / REPEATS).write_text(json.dumps({"groups": known["groups"]}) + "\n", encoding="utf-8")
 
 
+def null_control() -> str | None:
+    """What `rollspec bench control` measured last, in a sentence; None where there is no result."""
+    try:
+        found = json.loads(CONTROL.read_text(encoding="utf-8"))
+        made = found["provenance"]
+        speeds = [
+            f"{1 / r['median']:.2f}× ({1 / r['high']:.2f}–{1 / r['low']:.2f}) at batch {batch}"
+            for batch, r in found["on_over_off"].items()
+        ]
+        stale = ", stale" if found.get("stale") else ""
+        return f"null control, nothing drafted: {', '.join(speeds)} ({made['cpu']}, {made['git'][:8]}{stale})"
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
 def link_latest(out: Path) -> None:
     """Point `runs/latest` at `out` where `out` lies in a folder named runs."""
     if out.parent.name != "runs":
@@ -232,15 +274,26 @@ def link_latest(out: Path) -> None:
             link.symlink_to(out.name, target_is_directory=True)
 
 
-def _run(job: Job, display: Display, estimate: float | None) -> float:
-    view = RunView(job.name, job.total_steps, estimate)
+def _run(job: Job, display: Display, estimate: float | None, budget: Budget) -> JobResult:
+    view = RunView(job.name, min(job.total_steps, budget.steps or job.total_steps), estimate)
+
+    def step(row: Row) -> None:
+        budget.step()
+        display.step(row)
+
+    budget.start()
     with display.watching(view):
         bounds = (
             {"timeout": REAL_SECONDS, "stall": REAL_STALL} if job.settings.get("model") else {"timeout": JOB_SECONDS}
         )
-        result = run_job(job, **bounds, on_step=display.step, on_tick=display.tick)
+        result = run_job(job, **bounds, on_step=step, on_tick=display.tick, enough=budget.enough)
     display.say(f"{job.name}: {result.steps} steps in {clock(result.seconds)}")
-    return result.seconds
+    if result.steps < job.total_steps and budget.steps is None:
+        display.say(
+            f"that is {result.steps} of {job.total_steps}: as many whole epochs as both runs can have in "
+            f"{budget.seconds / 60:g} minutes (--minutes)"
+        )
+    return result
 
 
 def _recorded_seconds(folder: Path) -> float | None:

@@ -34,6 +34,7 @@ from rollspec.telemetry.runs import METRICS, PROVENANCE, Row, parse_row
 LOG = "job.log"
 RAY_LOGS = "ray_logs"  # only of a run that failed
 POLL_SECONDS = 0.25
+ENOUGH = "has enough steps"
 
 
 class JobFailed(RollspecError):  # noqa: N818 - reads as what happened
@@ -85,6 +86,7 @@ def run_job(
     stall: float = 420.0,
     on_step: Callable[[Row], None] = lambda row: None,
     on_tick: Callable[[], None] = lambda: None,
+    enough: Callable[[], bool] = lambda: False,
 ) -> JobResult:
     """Run `job` and return when it has finished.
 
@@ -94,6 +96,7 @@ def run_job(
         stall: seconds without a new step, start-up included, after which the job counts as hung.
         on_step: called with the metrics of each training step as it ends.
         on_tick: called a few times a second.
+        enough: asked after each step; a job that has enough steps is ended, and counts as finished.
 
     Raises:
         JobFailed: the job exited early, timed out, stalled or finished fewer steps; one sentence of cause.
@@ -109,6 +112,10 @@ def run_job(
     environment |= {**job.environment, MARKER: marker, "RAY_TMPDIR": scratch}
     started = time.monotonic()
     tail = MetricsTail(folder / METRICS)
+
+    def ends_here() -> bool:
+        return len(tail.rows) < job.total_steps and enough()  # after its own last step it ends by itself
+
     status, cause = "failed", ""
     with (folder / LOG).open("wb") as log, _signals_as_interrupt():
         process = subprocess.Popen(
@@ -117,8 +124,10 @@ def run_job(
         )  # fmt: skip
         family = Family(process.pid, marker)
         try:
-            cause = _watch(process, family, tail, started, timeout, stall, on_step, on_tick)
-            if not cause:
+            cause = _watch(process, family, tail, started, timeout, stall, on_step, on_tick, ends_here)
+            if cause == ENOUGH:
+                status, cause = "finished", ""
+            elif not cause:
                 status, cause = _outcome(process.returncode, len(tail.rows), job)
         except KeyboardInterrupt:
             status = "interrupted"
@@ -177,14 +186,17 @@ def _watch(
     stall: float,
     on_step: Callable[[Row], None],
     on_tick: Callable[[], None],
+    enough: Callable[[], bool],
 ) -> str:
-    """Follow the job until it ends; why it must be stopped, or nothing when it ended by itself."""
+    """Follow the job until it ends; why it must be stopped, or nothing when it ended by itself or had its last step."""
     last_step, next_look = time.monotonic(), 0.0
     while True:
         ended = process.poll() is not None
         for row in tail.read():
             last_step = time.monotonic()
             on_step(row)
+            if enough():
+                return ENOUGH
         if ended:
             return ""
         now = time.monotonic()

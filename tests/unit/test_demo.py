@@ -15,6 +15,7 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from examples.demo import cli
+from examples.demo.budget import Budget
 from examples.demo.job import (
     BUCKET,
     Assets,
@@ -39,6 +40,14 @@ def assets(tmp_path: Path) -> Assets:
     (tmp_path / "manifest.json").write_text("{}")
     names = {name: f"/data/{name}" for name in ("model", "train", "val", "reward")}
     return Assets(**names, manifest=str(tmp_path / "manifest.json"))
+
+
+@pytest.fixture(autouse=True)
+def warmed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """No engine is started; the models of those that would be."""
+    models: list[str] = []
+    monkeypatch.setattr(cli, "warm_up", lambda model, *_: models.append(model) or "")
+    return models
 
 
 @pytest.fixture
@@ -233,6 +242,53 @@ def test_finished_baseline_is_not_run_again(tmp_path: Path, monkeypatch: pytest.
     second = json.loads((out / "baseline" / "run.json").read_text())["started"], (out / "rollspec").stat().st_mtime_ns
     assert second[0] == first[0] and second[1] > first[1]
     assert console.file.getvalue().count("already finished with these settings") == 1  # type: ignore[attr-defined]
+
+
+def test_a_slow_machine_gets_whole_epochs_that_fit_and_two_at_least() -> None:
+    def run(budget: Budget, launch: float, pace: float, most: int = 12) -> int:
+        budget.start()
+        for done in range(1, most + 1):
+            now[0] += launch if done == 1 else pace
+            budget.step()
+            if budget.enough():
+                return done
+        return most
+
+    now = [50.0]
+    for launch, pace, steps in ((100.0, 8.0, 12), (150.0, 30.0, 9), (200.0, 400.0, 6)):
+        budget = Budget(900.0, 2, 3, clock=lambda: now[0])
+        now[0] += 30.0  # preparing
+        budget.steps = run(budget, launch, pace)
+        assert budget.steps == steps
+        assert run(budget, launch, 2 * pace) == steps  # the second run has as many, fast or slow
+    assert run(Budget(float("inf"), 2, 3, clock=lambda: now[0]), 1000.0, 1000.0) == 12
+
+
+def test_both_runs_are_warmed_up_and_end_with_the_same_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, assets: Assets, warmed: list[str]
+) -> None:
+    script = STEPS.format(n=12).replace("flush=True)", "flush=True); time.sleep(0.3)")
+    monkeypatch.setattr(cli, "prepare_assets", lambda *a: assets)
+    monkeypatch.setattr(cli, "build_job", lambda s, a, folder, *, speculate, **k: job(folder, script, steps=12))
+    console = Console(file=__import__("io").StringIO(), width=200)
+    out = tmp_path / "runs" / "d"
+    cli.run_plan(cli.Plan(JobSettings(train_prompts=12), out, cli.RUNS, "default", (), minutes=0.01), Display(console))
+    assert warmed == [assets.model]
+    states = [json.loads((out / name / "run.json").read_text())["status"] for name in cli.RUNS]
+    assert states == ["finished", "finished"]
+    assert 6 <= cli.steps_done(out / "baseline") < 12
+    assert abs(cli.steps_done(out / "baseline") - cli.steps_done(out / "rollspec")) <= 1
+    assert "whole epochs as both runs can have in 0.01 minutes" in console.file.getvalue()  # type: ignore[attr-defined]
+
+
+def test_the_null_control_is_beside_the_ratio(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    line = cli.null_control()
+    assert line is not None and line.startswith("null control, nothing drafted: ") and " at batch 4" in line
+    console = Console(file=__import__("io").StringIO(), width=300)
+    cli.conclude(write_demo(tmp_path / "runs" / "demo-1"), console, html=False)
+    assert line in console.file.getvalue()  # type: ignore[attr-defined]
+    monkeypatch.setattr(cli, "CONTROL", tmp_path / "absent.json")
+    assert cli.null_control() is None
 
 
 def test_command_refuses_bad_input_before_running(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
