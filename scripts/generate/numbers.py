@@ -35,7 +35,7 @@ def headline() -> str:
     if demo := load(DEMO):
         rows += _demo_rows(demo)
     if second := load(SECOND):
-        label = f"another pair of runs: generation, {_later(second)}"
+        label = f"another pair of runs, beside other programs: generation, {_later(second)}"
         rows.append((label, *_ratio(second["comparison"]["later"]), f"`{SECOND}.json`"))
     for name, what in CONTROLS.items():
         if found := load(name):
@@ -104,7 +104,7 @@ def head() -> str:
     on = _origin_of(found)
     pairs = found["batches"][next(iter(found["batches"]))]["fresh"]["none"]["speedup_over_none"]["n"]
     return (
-        _table(columns, rows) + f"\n\n`{RESULTS}/head.json`, {on}: {found['model']}, {found['head']}, "
+        _table(columns, rows) + f"\n\n`{RESULTS}/head.json`, {on}: {_name(found['model'])}, {_name(found['head'])}, "
         f"{found['samples_per_prompt']} {'sample' if found['samples_per_prompt'] == 1 else 'samples'} of each prompt "
         f"({_name(found['prompts'])}), {pairs} pairs, one seed. " + control_line()
     )

@@ -1,0 +1,75 @@
+"""The pages' tables of numbers are made from any result of the present code, and say what a file lacks."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from report_samples import rows, write_run
+
+from rollspec.telemetry.report import report_json
+from rollspec.telemetry.runs import load_run
+from scripts.generate import numbers
+
+BENCH = {
+    "git": "c" * 40,
+    "time": "2026-12-01T00:00:00Z",
+    "cpu": "Intel(R) Xeon(R) CPU @ 2.70GHz",
+    "cores": 2,
+    "load": None,
+}
+RATIO = {"median": 0.8, "low": 0.64, "high": 1.0, "n": 5}
+
+
+@pytest.fixture
+def results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """Results by name, in the place of those of the repository."""
+    made = {
+        "settings": {"n": 8, "train_prompts": 32, "dtype": "bfloat16"},
+        "machine": {"cpu": "AMD EPYC", "cores": 2},
+        "git_sha": "d" * 40,
+        "started": "2026-11-30T00:00:00Z",
+        "wall_seconds": 300.0,
+    }
+    runs = {name: write_run(tmp_path / name, rows(name == "rollspec"), **made) for name in ("baseline", "rollspec")}
+    demo = report_json(load_run(runs["rollspec"]), load_run(runs["baseline"]))
+    arm = {"speedup_over_none": RATIO, "speedup_over_memory": None, "acceptance_length": 2.0, "acceptance_rate": 0.5,
+           "pass_over_step": None}  # fmt: skip
+    kinds = {kind: {"none": {**arm, "acceptance_rate": None}, "head": arm} for kind in numbers.PROMPTS}
+    found: dict[str, Any] = {
+        numbers.DEMO: demo,
+        "control": {"provenance": BENCH, "on_over_off": {"4": RATIO}},
+        "head": {"provenance": BENCH, "model": "/models/small", "head": "/heads/h", "prompts": "built in",
+                 "samples_per_prompt": 1, "batches": {"1": {**kinds, "runs": {}}}},
+    }  # fmt: skip
+    monkeypatch.setattr(numbers, "load", lambda name, *_: found.get(name))
+    return found
+
+
+def test_the_headline_has_a_file_in_every_row_and_the_null_control(results: dict[str, Any]) -> None:
+    text = numbers.headline()
+    table = [line for line in text.splitlines() if line.startswith("|")][2:]
+    assert len(table) == 6 and all(re.search(r"`[a-z0-9.-]+\.json` \|$", line) for line in table)
+    assert "| 1.25x | 1.00-1.56 | `control.json` |" in text  # of times 0.8 (0.64-1.00)
+    assert "suffix drafts alone were not measured" in text and "0.80x / 0.80x" in text
+    assert "bfloat16, 32 prompts of 8 samples, 18 steps over 3 epochs" in text and "10 minutes for both" in text
+    assert "demo-0.32: AMD EPYC, 2 cores; control, head: Intel Xeon, 2 cores." in text
+    results["control-smollm2"] = results["control"]
+    arm = results["head"]["batches"]["1"]["fresh"]
+    arm["memory"] = results["head"]["batches"]["1"]["repeated"]["memory"] = arm["head"]
+    text = numbers.headline()
+    assert "K = 0), SmolLM2-135M, batch 4" in text and "were not measured" not in text
+
+
+def test_other_tables(results: dict[str, Any]) -> None:
+    assert (
+        "ratios leave out the first step" in numbers.demo() and "| response length, with - without |" in numbers.demo()
+    )
+    assert "1.25x | 1.00-1.56 | 5 | Intel Xeon, 2 cores, 2026-12-01, cccccccc" in numbers.control()
+    text = numbers.head()
+    assert "| 1 | fresh | head | 0.80x (0.64-1.00) | not measured | 2.00 | 50 % | - |" in text
+    assert "small, h, 1 sample of each prompt (built in), 5 pairs" in text and "**Null control:**" in text
+    results.pop("control")
+    assert numbers.control_line() == "" and "**Null control:**" not in numbers.head()
