@@ -14,7 +14,7 @@ from report_samples import rows, write_demo
 from rich.console import Console
 from typer.testing import CliRunner
 
-from examples.demo import cli
+from examples.demo import cli, warm
 from examples.demo.budget import Budget
 from examples.demo.job import (
     BUCKET,
@@ -279,6 +279,14 @@ def test_both_runs_are_warmed_up_and_end_with_the_same_step(
     assert 6 <= cli.steps_done(out / "baseline") < 12
     assert abs(cli.steps_done(out / "baseline") - cli.steps_done(out / "rollspec")) <= 1
     assert "whole epochs as both runs can have in 0.01 minutes" in console.file.getvalue()  # type: ignore[attr-defined]
+
+
+def test_a_warm_up_is_bounded_and_says_what_went_wrong(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(warm, "SECONDS", 0.2)
+    assert warm.warm_up(str(tmp_path), "float32", {}) == "it took more than 0.2 s"
+    monkeypatch.setattr(warm, "SECONDS", 30.0)
+    monkeypatch.setattr(warm, "ROOT", tmp_path)  # no examples there
+    assert "it exited with status 1" in warm.warm_up(str(tmp_path), "float32", {"PYTHONPATH": ""})
 
 
 def test_the_null_control_is_beside_the_ratio(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
