@@ -112,6 +112,7 @@ class Engine(State):
             if r.verified:
                 p = r.head if r.head.sent else p
                 counters.verified(p.draft.source, p.expected, r.verified, r.accepted)
+                confidence.verified(p.draft.source, sum(p.expected[: r.verified]), min(r.accepted, r.verified))
             head_matched = head.score(r, confidence, self.scored) if head is not None else 0
             feedback.add(r, matched, head_matched)
             self.selection.learn(r, matched, head_matched, len(running))

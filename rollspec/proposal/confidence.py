@@ -5,10 +5,15 @@ of thirty. So the rate at which the next draft token is accepted is counted per 
 
 Nothing has to be verified for this: a one-hot proposal x is accepted with probability p(x), and p(x) is also the chance
 that the target samples x by itself, so every chain is scored against the tokens that were emitted, verified or not.
+
+Which tokens are verified is chosen by these very probabilities, so those that are too high are chosen more often, and
+verified drafts are accepted less often than the table says (the winner's curse). What was accepted over what was
+predicted, per drafter, is therefore a factor of every prediction.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from itertools import chain, repeat
 from typing import Any
@@ -30,6 +35,13 @@ MEMORY = 1000.0
 """Observations per cell after which the past is halved, so that a drifting policy is followed."""
 
 
+VERIFIED_PRIOR = 30.0
+"""Tokens that count as predicted and accepted before there are any, and again when none are verified for long."""
+
+FADE = 1.0 / 2000.0
+"""Share of what verified drafts showed that is forgotten with every proposal."""
+
+
 class Confidence:
     """Calibration table: one row of cells per drafter."""
 
@@ -45,7 +57,7 @@ class Confidence:
         table = self._tables.get(draft.source)
         if table is None:
             table = self._tables[draft.source] = _Table()
-        rate = table.rate
+        rate, factor = table.rate, table.factor
         bases = chain(_MATCH_BASE[draft.match_len :], repeat(_MATCH_BASE[-1]))  # a match is longer by each token
         before = cumulative = 1.0
         out: list[float] = []
@@ -53,12 +65,17 @@ class Confidence:
         for p, base in zip(draft.probs, bases):  # noqa: B905 - the second has no end
             cell = base + _FREQ_COLUMN[int(p / before * 200) if p < before else 200]
             cumulative *= rate[cell]
-            out.append(cumulative)
+            out.append(cumulative * factor)
             cells.append(cell)
-            if cumulative < floor:
+            if cumulative * factor < floor:
                 break
             before = p
         return out, cells
+
+    def verified(self, source: str, predicted: float, accepted: int) -> None:
+        """Of a draft of `source`, `accepted` tokens were accepted where `predicted` were expected."""
+        if (table := self._tables.get(source)) is not None:
+            table.verified(predicted, accepted)
 
     def observe(self, source: str, cells: Sequence[int], proposed: Sequence[int], emitted: Sequence[int]) -> int:
         """Score the chain `proposed` (with its `cells`) against the tokens the target then emitted.
@@ -67,8 +84,9 @@ class Confidence:
             Leading proposed tokens that the target emitted; `~hits` (negative) where the next one is unknown, because
             all emitted tokens had been proposed.
         """
-        add = self._tables[source].add
-        hits = 0
+        table = self._tables[source]
+        table.fade()
+        add, hits = table.add, 0
         for cell, guess, token in zip(cells, proposed, emitted):  # noqa: B905 - the shortest ends what is known
             if guess != token:
                 add(cell, 0.0)
@@ -79,7 +97,10 @@ class Confidence:
 
     def state(self) -> dict[str, Any]:
         """Hits and tries per drafter, in JSON types."""
-        return {source: {"hits": t.hits, "tries": t.tries} for source, t in self._tables.items()}
+        return {
+            source: {"hits": t.hits, "tries": t.tries, "verified": [t.accepted, t.predicted]}
+            for source, t in self._tables.items()
+        }
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Inverse of `state`. Raises ValueError if the numbers cannot be used."""
@@ -93,20 +114,40 @@ class Confidence:
                 raise ValueError(f"the calibration of {source!r} has counts outside 0 to {MEMORY:g}")
             table.hits, table.tries = hits, tries
             table.rate = [h / t for h, t in zip(hits, tries, strict=True)]
+            accepted, predicted = (float(x) for x in row["verified"])
+            if not 0.0 <= accepted < math.inf or not 0.0 < predicted < math.inf:
+                raise ValueError(f"the calibration of {source!r} has verified tokens that cannot be")
+            table.accepted, table.predicted = accepted, predicted
             tables[str(source)] = table
         self._tables = tables
 
 
 class _Table:
-    """Hits and tries per cell, with the resulting rate kept ready for the step path."""
+    """Hits and tries per cell, with the resulting rate kept ready for the step path; what verified drafts showed."""
 
-    __slots__ = ("hits", "rate", "tries")
+    __slots__ = ("accepted", "hits", "predicted", "rate", "tries")
 
     def __init__(self) -> None:
         prior = [_FREQ_MEANS[i % _COLUMNS] for i in range(_CELLS)]
         self.rate = list(prior)
         self.tries = [PRIOR_WEIGHT] * _CELLS
         self.hits = [PRIOR_WEIGHT * p for p in prior]
+        self.accepted = self.predicted = VERIFIED_PRIOR
+
+    @property
+    def factor(self) -> float:
+        """Tokens accepted of verified drafts over those that the cells alone predict; at most 1."""
+        return min(max(self.accepted / self.predicted, 0.05), 1.0)
+
+    def verified(self, predicted: float, accepted: int) -> None:
+        """`predicted`: as `cumulative` gave it, the factor included."""
+        self.predicted += predicted / self.factor
+        self.accepted += accepted
+
+    def fade(self) -> None:
+        """Forget a little, so that drafts that are no longer verified are tried again."""
+        self.predicted += (VERIFIED_PRIOR - self.predicted) * FADE
+        self.accepted += (VERIFIED_PRIOR - self.accepted) * FADE
 
     def add(self, cell: int, hit: float) -> None:
         tries = self.tries[cell] + 1.0

@@ -60,6 +60,32 @@ def test_confidence_learns_the_hit_rate_of_a_cell() -> None:
     assert p == pytest.approx(0.3, abs=0.06)
 
 
+def test_predictions_follow_what_was_accepted_of_verified_drafts() -> None:
+    """The table is right on the whole; of the drafts that are chosen for verification only half as much is accepted."""
+    rng = random.Random(1)
+    confidence = Confidence()
+    draft = Draft([5], [1.0], "group", 3)
+    predicted = accepted = 0.0
+    for i in range(3000):
+        (p,), cells = confidence.cumulative(draft, 0.0)
+        chosen = i % 2 == 0
+        hit = rng.random() < (0.4 if chosen else 0.8)
+        confidence.observe("group", cells, draft.token_ids, [5 if hit else 6])
+        if chosen:
+            confidence.verified("group", p, int(hit))
+            if i > 500:
+                predicted, accepted = predicted + p, accepted + hit
+    assert predicted == pytest.approx(accepted, rel=0.1)
+    (low,), _ = confidence.cumulative(draft, 0.0)
+    again = Confidence()
+    again.restore(confidence.state())
+    assert again.cumulative(draft, 0.0)[0][0] == pytest.approx(low, rel=1e-2)
+    for _ in range(20_000):  # nothing is verified any more: what was seen is forgotten, and drafts get another chance
+        _, cells = confidence.cumulative(draft, 0.0)
+        confidence.observe("group", cells, draft.token_ids, [5 if rng.random() < 0.8 else 6])
+    assert confidence.cumulative(draft, 0.0)[0][0] == pytest.approx(0.8, abs=0.06)
+
+
 def test_confidence_cuts_at_the_floor_and_never_rises() -> None:
     probs = [0.9, 0.5, 0.25, 0.1, 0.1]
     out, cells = Confidence().cumulative(Draft([1, 2, 3, 4, 5], probs, "group", 1), 0.15)
