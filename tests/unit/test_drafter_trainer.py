@@ -68,6 +68,23 @@ def test_it_learns(tiny_target: Path, buffer: Buffer, terms: dict[str, Any]) -> 
     assert t.drafter.module.training
 
 
+def test_rewards_weight_the_loss_where_they_are_asked_to(tiny_target: Path) -> None:
+    """Two siblings: what is learned of them differs with their rewards, and only with `reward_beta`."""
+
+    def learned(rewards: tuple[float, float], beta: float) -> tuple[float, dict[str, torch.Tensor]]:
+        buffer = Buffer()
+        for i, reward in enumerate(rewards):
+            buffer.add(sample(tiny_target, i, prompt_key="p", reward=reward))
+        t = trainer(tiny_target, buffer, reward_beta=beta)
+        return t.micro_step().terms["loss"], weights(t)
+
+    loss, unweighted = learned((0.0, 1.0), 0.0)
+    for rewards, beta, changes in (((0.0, 1.0), 1.0, True), ((1.0, 0.0), 0.0, False), ((1.0, 1.0), 1.0, False)):
+        other, after = learned(rewards, beta)
+        assert (abs(other - loss) > 1e-4) is changes and equal(after, unweighted) is not changes, (rewards, beta)
+    assert learned((1.0, 0.0), 1.0)[0] != pytest.approx(learned((0.0, 1.0), 1.0)[0], abs=1e-4)
+
+
 def test_frozen_parts_stay_the_targets(tiny_target: Path, buffer: Buffer) -> None:
     t = trainer(tiny_target, buffer)
     before = {n: p.clone() for n, p in t.drafter.module.state_dict().items() if "embed" in n or "lm_head" in n}
