@@ -134,11 +134,12 @@ def test_rewards_and_state(training: Trainings, tmp_path: Path) -> None:
     assert until(lambda: len(e.offered) >= 1)
     Versions(e.t.folder / "versions").record(1, "promoted")
     assert e.t.save(tmp_path / "checkpoint")
-    again = training("another")
-    again.t.updating = True  # it has not begun
-    if again.t._trainer is None:
-        assert again.t.load(tmp_path / "checkpoint")
-        assert [p.name for p in again.offered] == ["00000001"]
+    again = training("another", asleep=True)  # it does not begin
+    assert again.t.load(tmp_path / "checkpoint")
+    assert [p.name for p in again.offered] == ["00000001"]
+    again.learned.asleep = False
+    assert until(lambda: steps(again.t) > 0)
+    assert not again.t.load(tmp_path / "checkpoint"), "it has begun here"
     assert not again.t.load(tmp_path / "nothing")
 
 
