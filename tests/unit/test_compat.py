@@ -3,7 +3,6 @@ from __future__ import annotations
 import sys
 from importlib import metadata
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -57,7 +56,7 @@ def test_what_cannot_be_accelerated_says_why(kwargs: dict[str, Any], word: str) 
 
 
 def test_a_cpu_without_kernels_for_the_second_runner_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    first = SimpleNamespace(use_v2_model_runner=False)
+    first = like("vllm.config:VllmConfig", use_v2_model_runner=False)
     monkeypatch.setattr(compat, "find_spec", lambda name: None)
     assert compat.no_runner_because(first) == compat.NO_KERNELS
     monkeypatch.setattr(compat, "find_spec", lambda name: object() if name == "triton" else None)

@@ -45,7 +45,7 @@ def test_a_call_never_raises_and_gives_up(caplog: pytest.LogCaptureFixture) -> N
     actor = made(RollspecConfig.load())
     asked = []
 
-    async def collective_rpc(method: str, args: Any) -> Any:
+    async def collective_rpc(method: str, *, args: Any) -> Any:
         asked.append(args)
         if len(asked) > 1:
             raise RuntimeError("dead")

@@ -24,9 +24,9 @@ rank, store = int(sys.argv[1]), sys.argv[2]
 torch.distributed.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
 
 
-def all_gather(t, dim):
-    parts = [torch.empty_like(t) for _ in range(2)]
-    torch.distributed.all_gather(parts, t)
+def all_gather(input_, dim):
+    parts = [torch.empty_like(input_) for _ in range(2)]
+    torch.distributed.all_gather(parts, input_)
     return torch.cat(parts, dim)
 
 

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -14,7 +14,7 @@ import pytest
 import rollspec_trl
 from rollspec_trl import engines, generation, options, trainer
 from rollspec_trl.trainer import state_of
-from vllm_like import like
+from vllm_like import like, plays
 
 from rollspec.engine.vllm import plugin
 from rollspec.errors import ConfigError
@@ -24,6 +24,7 @@ from rollspec.telemetry.engine_stats import EngineStats
 
 torch = pytest.importorskip("torch")
 
+ACCELERATOR = "accelerate.accelerator:Accelerator"
 STATS = EngineStats(steps=4, requests=8, verified=4, drafted=10, accepted=5, emitted=13, version=3).to_dict()
 
 
@@ -59,10 +60,11 @@ def _switch(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def generation_class() -> Any:
+    @plays("trl.generation.vllm_generation:VLLMGeneration")
     class VLLMGeneration:
         def __init__(self, llm: Llm, **changes: Any) -> None:
             self.llm, self.mode, self.min_p, self.generation_kwargs = llm, "colocate", 0.0, {}
-            self.accelerator = SimpleNamespace(is_main_process=True)
+            self.accelerator = like(ACCELERATOR, is_main_process=True)
             self.built_with: Any = None
             self.__dict__.update(changes)
             self._init_vllm()
@@ -84,12 +86,13 @@ def generation_class() -> Any:
 
 
 def trainer_of(llm: Llm, tmp_path: Path, **changes: Any) -> Any:
+    @plays("trl.trainer.grpo_trainer:GRPOTrainer", "_get_output_dir")  # of a base in another package
     class Trainer:
         def __init__(self) -> None:
             self.vllm_generation = generation_class()(llm, **changes)
-            self.accelerator = SimpleNamespace(process_index=0, num_processes=1)
-            self.model = SimpleNamespace(training=True)
-            self.state = SimpleNamespace(global_step=0)
+            self.accelerator = like(ACCELERATOR, process_index=0, num_processes=1)
+            self.model = like("torch.nn.modules.module:Module", training=True)
+            self.state = like("transformers.trainer_callback:TrainerState", global_step=0)
             self.reward_weights = torch.tensor([1.0, 2.0])
             self.logged: list[dict[str, Any]] = []
 
@@ -101,7 +104,7 @@ def trainer_of(llm: Llm, tmp_path: Path, **changes: Any) -> Any:
             sampled = torch.tensor([[-0.5, -0.25], [-1.0, 0.0]])
             return {"completion_mask": mask, "sampling_per_token_logps": sampled, "old_per_token_logps": sampled + 0.1}
 
-        def _calculate_rewards(self, inputs: Any, prompts: Any, completions: Any, ids: Any) -> Any:
+        def _calculate_rewards(self, inputs: Any, prompts: Any, completions: Any, completion_ids_list: Any) -> Any:
             return torch.tensor([[0.5, 0.25], [float("nan"), float("nan")]])
 
         def log(self, logs: dict[str, Any], start_time: float | None = None) -> None:
@@ -344,7 +347,9 @@ def test_a_server_that_does_not_answer_is_left_alone(
         sent.append((url, json))
         if len(sent) > 1:
             raise requests.ConnectionError("refused")
-        return SimpleNamespace(raise_for_status=lambda: None, json=lambda: {"results": [{"state": "suffix"}]})
+        return like(
+            "requests.models:Response", raise_for_status=lambda: None, json=lambda: {"results": [{"state": "suffix"}]}
+        )
 
     monkeypatch.setattr(requests, "post", post)
     server = engines.Server("http://host:8000/")

@@ -7,12 +7,12 @@ import logging
 import sys
 import time
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import ModuleType
 from typing import Any
 
 import numpy as np
 import pytest
-from vllm_like import like
+from vllm_like import like, plays
 
 from rollspec.errors import ConfigError
 from rollspec.proposal.base import as_tokens
@@ -21,6 +21,9 @@ from rollspec.telemetry.engine_stats import EngineStats
 
 omegaconf = pytest.importorskip("omegaconf")
 pytest.importorskip("verl")
+
+
+METHOD = "ray.actor:ActorMethod"
 
 
 class Ref:
@@ -37,9 +40,9 @@ class Handle:
 
     def __init__(self, answers: dict[str, Any] | None = None, reason: Any = "") -> None:
         self.answers, self.reason, self.calls = answers or {}, reason, []
-        self.rollspec_call = SimpleNamespace(remote=self._call)
-        self.rollspec_tidy = SimpleNamespace(remote=lambda: self._call("tidy", {}))
-        self.rollspec_lost = SimpleNamespace(remote=lambda: Ref(self.reason, self.reason is not None))
+        self.rollspec_call = like(METHOD, remote=self._call)
+        self.rollspec_tidy = like(METHOD, remote=lambda: self._call("tidy", {}))
+        self.rollspec_lost = like(METHOD, remote=lambda: Ref(self.reason, self.reason is not None))
 
     def _call(self, op: str, payload: dict[str, Any]) -> Ref:
         self.calls.append((op, payload))
@@ -49,18 +52,25 @@ class Handle:
 
 @pytest.fixture(autouse=True)
 def ray(monkeypatch: pytest.MonkeyPatch) -> None:
-    def get(ref: Ref) -> Any:
-        if isinstance(ref.value, Exception):
-            raise ref.value
-        return ref.value
+    def get(object_refs: Ref) -> Any:
+        if isinstance(object_refs.value, Exception):
+            raise object_refs.value
+        return object_refs.value
 
-    def wait(refs: list[Ref], num_returns: int, timeout: float) -> tuple[list[Ref], list[Ref]]:
-        return [r for r in refs if r.ready], [r for r in refs if not r.ready]
+    def wait(ray_waitables: list[Ref], *, num_returns: int, timeout: float) -> tuple[list[Ref], list[Ref]]:
+        return [r for r in ray_waitables if r.ready], [r for r in ray_waitables if not r.ready]
 
-    fake = SimpleNamespace(get=get, wait=wait, exceptions=SimpleNamespace(RayActorError=ActorDiedError))
+    fake = like("ray", get=get, wait=wait, exceptions=like("ray.exceptions", RayActorError=ActorDiedError))
     import rollspec_verl  # noqa: F401 - with the real ray, before it is replaced
 
     monkeypatch.setitem(sys.modules, "ray", fake)
+
+
+def agent_loops() -> Any:
+    return like(
+        "verl.trainer.ppo.v1.agent_loop_tq:AgentLoopManagerTQ",
+        generate_sequences=lambda prompts: prompts,
+    )
 
 
 def module() -> Any:
@@ -77,9 +87,8 @@ def module() -> Any:
     class ReplayBufferAsync(ReplayBuffer):
         pass
 
+    @plays("verl.trainer.ppo.v1.trainer_base:PPOTrainer")
     class PPOTrainer:
-        error: Exception | None = None
-
         def __init__(self, folder: Path, *handles: Handle, **rollout: Any) -> None:
             self.config = omegaconf.OmegaConf.create(
                 {
@@ -90,9 +99,10 @@ def module() -> Any:
             self.replicas = [like("verl.workers.rollout.replica:RolloutReplica", server_handle=h) for h in handles]
             self.global_steps = 0
             self.timing_raw = {"gen": 0.0}
+            self.error: Exception | None = None
 
         def _rollout_server_managers(self) -> list[Any]:
-            return [SimpleNamespace(get_replicas=lambda: self.replicas)]
+            return [like("verl.workers.rollout.llm_server:LLMServerManager", get_replicas=lambda: self.replicas)]
 
         def _init_dataloader(self) -> str:
             return "loaded"
@@ -100,7 +110,7 @@ def module() -> Any:
         def fit(self, agent_loop_manager: Any) -> str:
             return "fitted"
 
-        def step(self) -> str:
+        def step(self, metrics: Any, timing_raw: Any) -> str:
             if self.error:
                 raise self.error
             return "stepped"
@@ -141,7 +151,7 @@ def test_the_settings_are_resolved_before_anything_is_built(tmp_path: Path, monk
 
 def test_metrics_are_merged_over_replicas_and_into_verls_own(tmp_path: Path) -> None:
     trainer = module().PPOTrainer(tmp_path, Handle({"stats": STATS}), Handle({"stats": STATS}))
-    assert trainer.step() == "stepped"
+    assert trainer.step({}, {}) == "stepped"
     out = trainer._consume_sync_metrics()
     assert out["theirs"] == 1
     assert out["rollspec/accept/drafted"] == 20 and out["rollspec/rollout/speculating"] == 1.0
@@ -169,11 +179,11 @@ def test_disabled_asks_no_server(tmp_path: Path) -> None:
 
 
 def test_another_rollout_engine_is_left_alone_with_a_sentence(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    trainer = module().PPOTrainer(tmp_path, SimpleNamespace(), name="sglang")
+    trainer = module().PPOTrainer(tmp_path, like("ray.actor:ActorHandle"), name="sglang")
     with caplog.at_level(logging.WARNING, "rollspec"):
         assert "rollspec/guard/faults" not in trainer._consume_sync_metrics()
     assert "rollout.name=sglang" in caplog.text
-    assert trainer.fit(SimpleNamespace(generate_sequences=lambda b: b)) == "fitted"
+    assert trainer.fit(agent_loops()) == "fitted"
 
 
 def test_a_failing_hook_is_logged_once_and_counted(
@@ -226,7 +236,7 @@ def test_the_health_of_the_rollouts_reaches_verls_logger(
 def test_broken_options_do_not_end_a_running_job(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     trainer = module().PPOTrainer(tmp_path, Handle(), custom={"rollspec": {"no_such": 1}})
     with caplog.at_level(logging.ERROR, "rollspec"):
-        assert trainer.step() == "stepped"
+        assert trainer.step({}, {}) == "stepped"
     assert "no_such" in caplog.text
 
 
@@ -252,7 +262,7 @@ def test_history_is_loaded_from_the_checkpoint_that_was_resumed(tmp_path: Path, 
     saved.mkdir(parents=True)
     trainer = module().PPOTrainer(tmp_path, *handles)
     trainer.config.trainer.update({"resume_mode": mode, "resume_from_path": str(elsewhere)})
-    manager = SimpleNamespace(generate_sequences=lambda b: b)
+    manager = agent_loops()
     assert trainer.fit(manager) == "fitted" and handles[0].calls == [("tidy", {})], (
         "from scratch there is nothing to load"
     )
@@ -268,9 +278,9 @@ def test_a_dead_engine_is_named_and_nothing_is_sent_to_it(tmp_path: Path) -> Non
     trainer = module().PPOTrainer(tmp_path, Handle(), Handle(reason="its process has ended"))
     trainer.error = RuntimeError("no materializable trajectories")
     with pytest.raises(EngineLost, match="replica 1 is dead") as e:
-        trainer.step()
+        trainer.step({}, {})
     assert e.value.__cause__ is trainer.error
-    manager = SimpleNamespace(generate_sequences=lambda b: b)
+    manager = agent_loops()
     trainer.fit(manager)
     with pytest.raises(EngineLost):
         manager.generate_sequences("prompts")
@@ -280,12 +290,13 @@ def test_an_error_with_living_engines_stays_what_it_was(tmp_path: Path) -> None:
     trainer = module().PPOTrainer(tmp_path, Handle(), Handle(reason=None))  # the second does not answer in time
     trainer.error = ValueError("theirs")
     with pytest.raises(ValueError, match="theirs"):
-        trainer.step()
+        trainer.step({}, {})
 
 
 def test_weights_are_not_sent_to_a_dead_engine() -> None:
     from rollspec_verl import servers
 
+    @plays("verl.checkpoint_engine.base:CheckpointEngineManager")
     class CheckpointEngineManager:
         def __init__(self, *handles: Any) -> None:
             self.replicas = [like("verl.workers.rollout.replica:RolloutReplica", server_handle=h) for h in handles]
@@ -300,7 +311,10 @@ def test_weights_are_not_sent_to_a_dead_engine() -> None:
     servers.install(found)
     servers.install(found)
     # A reward model's server has no such method, a slow one gives no answer: neither is dead.
-    assert CheckpointEngineManager(Handle(), SimpleNamespace(), Handle(reason=None)).update_weights(3) == "sent"
+    assert (
+        CheckpointEngineManager(Handle(), like("ray.actor:ActorHandle"), Handle(reason=None)).update_weights(3)
+        == "sent"
+    )
     for handle in (Handle(reason="its process has ended"), Handle(reason=ActorDiedError())):
         manager = CheckpointEngineManager(handle)
         with pytest.raises(servers.EngineLost, match="replica 0 is dead"):
@@ -326,6 +340,7 @@ def test_a_weight_sync_without_a_receiver_ends(tmp_path: Path, monkeypatch: pyte
     zmq = pytest.importorskip("zmq")
     from rollspec_verl import weights
 
+    @plays("verl.workers.rollout.vllm_rollout.bucketed_weight_transfer:BucketedWeightSender")
     class BucketedWeightSender:
         socket: Any = None
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from vllm_like import like
 
 from rollspec.config import RollspecConfig
 from rollspec.errors import ConfigError
@@ -56,7 +56,7 @@ def test_settled_options_are_data_that_no_environment_changes(
     monkeypatch.setattr(settings, "layers_of", lambda source: pytest.fail(f"{source!r} was resolved again"))
     assert options.read(rollout) == want and want.proposal.k_max == 16
     sent = omegaconf.OmegaConf.to_container(rollout)["custom"]
-    assert options.read(SimpleNamespace(get=lambda *_: sent)) == want  # verl's dataclass of it
+    assert options.read(like("verl.workers.config.rollout:RolloutConfig", get=lambda *_: sent)) == want
     options.settle(rollout)
     assert options.read(rollout) == want and set(given or {}) <= set(rollout.custom)
 

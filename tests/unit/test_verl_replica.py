@@ -17,7 +17,7 @@ def server(answer: Any, *, on: bool = True) -> Any:
 
     calls: list[Any] = []
 
-    async def collective_rpc(method: str, args: tuple[Any, ...]) -> Any:
+    async def collective_rpc(method: str, *, args: tuple[Any, ...]) -> Any:
         calls.append(args)
         if isinstance(answer, Exception):
             raise answer

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from types import ModuleType, SimpleNamespace
+from types import ModuleType
 from typing import Any
 
 import pytest
+from vllm_like import like, plays
 
 from rollspec.log_once import LogOnce
 
@@ -21,6 +22,9 @@ def forget(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("rollspec_verl.resume.log_once", LogOnce())
 
 
+SERVER = "verl.workers.rollout.vllm_rollout.vllm_async_server:vLLMHttpServer"
+
+
 def client(answers: list[list[int]], name: str = "vllm", **custom: Any) -> tuple[Any, list[tuple[list[int], Any]]]:
     """verl's client, whose server says `answers` in turn, all but the last aborted, and what that was asked."""
     from rollspec_verl import resume
@@ -29,16 +33,18 @@ def client(answers: list[list[int]], name: str = "vllm", **custom: Any) -> tuple
 
     asked: list[tuple[list[int], Any]] = []
 
-    class Server:
+    @plays("ray.actor:ActorMethod")
+    class Generate:
         async def remote(self, prompt_ids: list[int], sampling_params: dict[str, Any], **kwargs: Any) -> Any:
             asked.append((list(prompt_ids), dict(sampling_params)))
             said = answers[len(asked) - 1]
             reason = "aborted" if len(asked) < len(answers) else "completed"
             return TokenOutput(token_ids=said, log_probs=[-1.0] * len(said), stop_reason=reason, extra_fields={})
 
+    @plays("verl.workers.rollout.llm_server:FullyAsyncLLMServerClient")
     class Client(llm_server.FullyAsyncLLMServerClient):
         async def _acquire_server(self, request_id: str, **extra: Any) -> Any:
-            return "0", SimpleNamespace(generate=Server())
+            return "0", like(SERVER, generate=Generate())
 
         def _release_server(self, *args: Any, **kwargs: Any) -> None:
             pass

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from vllm_like import like
+from vllm_like import like, plays
 
 from rollspec.config import RollspecConfig
 from rollspec.log_once import LogOnce
@@ -114,9 +114,9 @@ def rollouts(**changes: Any) -> Any:
 def test_only_whole_single_outputs_are_sent_and_to_every_server(monkeypatch: pytest.MonkeyPatch) -> None:
     from rollspec_verl import reuse
 
-    monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(put=lambda value: ("ref", value)))
+    monkeypatch.setitem(sys.modules, "ray", like("ray", put=lambda value: ("ref", value)))
     got: list[Any] = []
-    handle = SimpleNamespace(rollspec_remember=SimpleNamespace(remote=lambda *args: got.append(args)))
+    handle = SimpleNamespace(rollspec_remember=like("ray.actor:ActorMethod", remote=lambda *args: got.append(args)))
     replicas = [like("verl.workers.rollout.replica:RolloutReplica", server_handle=h) for h in (handle, None)] * 2
     # One with tool output, one of several outputs and an empty one are left out.
     assert reuse.remember(replicas, rollouts(), 7) == 1
@@ -138,6 +138,10 @@ def test_without_log_probs_it_says_which_option_to_set(caplog: pytest.LogCapture
 # ---------------------------------------------------------------------------------------------------------
 
 
+TOKENIZER = "transformers.tokenization_utils_base:PreTrainedTokenizerBase"
+
+
+@plays("verl.workers.rollout.vllm_rollout.vllm_async_server:vLLMHttpServer", "rollspec_call")
 class Base:
     """What of verl's server the mixin touches."""
 
@@ -152,7 +156,7 @@ class Base:
         )
         self.model_config = like(
             "verl.workers.config.model:HFModelConfig",
-            tokenizer=SimpleNamespace(get_vocab=lambda: {"a": 0}, __len__=lambda: 1),
+            tokenizer=like(TOKENIZER, get_vocab=lambda: {"a": 0}, __len__=lambda: 1),
         )
         self.replica_rank = self.global_steps = self._admitting = 0
         self.rejects: str | None = None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -75,7 +74,7 @@ def test_read_drops_padding_and_tokens_the_policy_did_not_sample(monkeypatch: py
         "rm_scores": nested([0, 0, 1], [0, 0.5], [9]),
         "rollout_log_probs": nested([-1, -9, -2], [-3, -4], [-9]),
     }
-    queue = SimpleNamespace(kv_batch_get=lambda keys, partition_id, select_fields: data)
+    queue = like("transfer_queue", kv_batch_get=lambda keys, partition_id, select_fields: data)
     monkeypatch.setitem(sys.modules, "transfer_queue", queue)
     got = Rollouts.read(
         like(
