@@ -11,7 +11,7 @@ import pytest
 
 from rollspec.tuning import policies, policy  # noqa: F401 - `policies` has all of them register
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 BLOCK = re.compile(r'^( *)```python title="(\w+\.py)"\n(.*?)^\1```', re.MULTILINE | re.DOTALL)
 
 

@@ -132,7 +132,7 @@ STARTS = {  # where a job, an engine or a command starts
 
 
 def test_settings_are_resolved_where_a_job_starts_and_are_data_everywhere_else() -> None:
-    root = Path(__file__).parents[2]
+    root = Path(__file__).parents[4]
     files = [
         p
         for top in ("rollspec", "drafter_online", "integrations", "cpu", "examples/demo")

@@ -13,7 +13,7 @@ from urllib.parse import unquote, urldefrag
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 LOADS = {"src", "srcset", "data", "poster", "background", "action"}
 """Attributes whose address a browser fetches, or sends to, by itself or at a press."""
 

@@ -78,7 +78,7 @@ def test_a_large_checkpoint_is_known_by_its_ends(tmp_path: Path, monkeypatch: py
 
 
 def test_the_docs_say_what_each_test_sees() -> None:
-    text = (Path(__file__).parents[2] / "docs" / "exactness.md").read_text()
+    text = (Path(__file__).parents[4] / "docs" / "exactness.md").read_text()
     rng = np.random.default_rng(5)
     for name in {t.name for t in distribution_tests(sample(make_distribution(rng), 1, rng)[0])}:
         (row,) = [line for line in text.split("\n") if line.startswith(f"| {name} |")]

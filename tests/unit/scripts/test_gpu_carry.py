@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 FILES: dict[str, bytes] = {
     "vllm/__init__.py": b"import vllm.inner\n",
     "vllm/inner.py": b"import carried\n",

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-SCRIPT = Path(__file__).parents[2] / "scripts/test.sh"
+SCRIPT = Path(__file__).parents[3] / "scripts/test.sh"
 
 
 @pytest.mark.parametrize(

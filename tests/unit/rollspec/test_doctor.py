@@ -163,7 +163,7 @@ def test_tested_ranges_are_valid_and_vllms_is_the_engines() -> None:
 
 
 def test_the_lock_is_inside_the_tested_ranges() -> None:
-    folder = Path(__file__).parents[2] / "requirements"
+    folder = Path(__file__).parents[3] / "requirements"
     text = (folder / "cpu.lock").read_text()
     pinned = dict(
         line.split(";")[0].strip().split("==") for line in text.splitlines() if "==" in line and line[0] != "#"

@@ -14,7 +14,7 @@ from rollspec.config import RollspecConfig, knobs, presets, resolve
 from rollspec.config.sections import MOST_TRAINED, LearnedConfig, TrainingConfig
 from rollspec.tuning.tuner import Tuner
 
-CONFIGS = sorted((Path(__file__).parents[2] / "configs").glob("*.yaml"))
+CONFIGS = sorted((Path(__file__).parents[4] / "configs").glob("*.yaml"))
 
 
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda p: p.stem)

@@ -15,7 +15,7 @@ from vllm_like import like
 from rollspec.engine.vllm import hooks, plugin
 from rollspec.engine.vllm.hooks import HOOKS, Hook, Patch, RunnerHook, base, runner_v2
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[4]
 SPECULATOR = "vllm.v1.worker.gpu.spec_decode.eagle.speculator:EagleSpeculator"
 FOLDER = ROOT / "rollspec" / "engine" / "vllm" / "hooks"
 HOOK_FILES = set(FOLDER.rglob("*.py"))

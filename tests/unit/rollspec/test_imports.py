@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 INTEGRATIONS = {p.name for top in ("integrations", "cpu") for p in (ROOT / top).glob("rollspec_*")}
 ENGINES = {"vllm", "ray", "verl", "trl", "openrlhf"}
 

@@ -8,12 +8,14 @@ import sys
 from pathlib import Path
 
 import pytest
+import vllm_like
 from vllm_like import like
 
 torch = pytest.importorskip("torch")
 
 from rollspec.head.ranks import NOTHING, Note, Ranks  # noqa: E402
 
+SUPPORT = Path(vllm_like.__file__).parent
 RANK = """
 import json, sys
 import torch
@@ -48,9 +50,7 @@ print(json.dumps(out))
 def test_two_ranks_agree(tmp_path: Path) -> None:
     command = [sys.executable, "-c", RANK]
     started = [
-        subprocess.Popen(
-            [*command, str(r), str(tmp_path / "store")], stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parent
-        )
+        subprocess.Popen([*command, str(r), str(tmp_path / "store")], stdout=subprocess.PIPE, text=True, cwd=SUPPORT)
         for r in (0, 1)
     ]
     try:

@@ -20,7 +20,7 @@ from rollspec.errors import ConfigError
 from rollspec.telemetry.metrics import find
 from scripts.generate import configuration
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 NAMES = [p.relative_to(ROOT).as_posix() for p in PAGES]
 KNOBS = {name for name, *_ in knobs(RollspecConfig)}

@@ -170,7 +170,7 @@ def invoke(arguments: list[str], target: Path, head: Path, folder: Path) -> Any:
 def test_the_documentation_has_every_knob_of_the_daemon() -> None:
     from drafter_online.settings import ServiceConfig
 
-    page = (Path(__file__).parents[2] / "docs" / "service.md").read_text()
+    page = (Path(__file__).parents[3] / "docs" / "service.md").read_text()
     options = {"dir", "target", "head", "endpoint", "token_file", "device", "training"}
     for name in ServiceConfig.model_fields:
         assert name in options or f"| `{name}` |" in page, name
