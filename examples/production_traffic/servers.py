@@ -12,7 +12,6 @@ import time
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -72,7 +71,7 @@ def server(model: str, name: str, folder: Path, rollspec: dict[str, Any] | None,
         command += ["--additional-config", json.dumps({"rollspec": rollspec})]
     env = {"OMP_NUM_THREADS": "1", "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
     # The CPU build's bugs are mended in a server without rollspec, too: both sides sample from the same distribution.
-    env |= {"ROLLSPEC_PATCHES": "cpu", "VLLM_NO_USAGE_STATS": "1", "PYTHONPATH": named_vllm(folder)}
+    env |= {"ROLLSPEC_PATCHES": "cpu", "VLLM_NO_USAGE_STATS": "1"}
     with running("vllm serve", command, folder / "server.log", lambda: answers(f"{url}/health"), **env):
         yield url
 
@@ -107,19 +106,3 @@ def free_port() -> int:
     with socket.socket() as s:
         s.bind(("127.0.0.1", 0))
         return int(s.getsockname()[1])
-
-
-def named_vllm(folder: Path) -> str:
-    """PYTHONPATH on which a distribution `vllm` is found: its command line asks for that; on CPU it is `vllm-cpu`."""
-    from rollspec.engine.vllm.compat import vllm_version
-
-    paths = [p for p in (os.environ.get("PYTHONPATH"),) if p]
-    try:
-        metadata.version("vllm")
-    except metadata.PackageNotFoundError:
-        named = folder / "named" / "vllm-0.dist-info"
-        named.mkdir(parents=True, exist_ok=True)
-        text = f"Name: vllm\nVersion: {vllm_version().partition('+')[0]}+cpu\n"
-        (named / "METADATA").write_text(text, encoding="utf-8")
-        paths.append(str(named.parent))
-    return os.pathsep.join(paths)

@@ -1,6 +1,7 @@
 """The target's own probabilities: the same checkpoint in Hugging Face transformers, float32.
 
-One forward pass per response. It shares no kernel, cache, batch or sampler with the engine, which is the point of it.
+One forward pass for several responses to a prompt (`CHUNK_BYTES`). It shares no kernel, cache, batch or sampler with
+the engine, which is the point of it.
 """
 
 from __future__ import annotations

@@ -50,13 +50,13 @@ class Process:
 
 
 class Server(Process):
-    """A small server of `policy`, by the command that docs/quickstart.md gives for vLLM's CPU build."""
+    """A small server of `policy`: what the command `vllm serve` runs."""
 
     def __init__(self, model: Path, *options: str, **env: str) -> None:
         port = free_port()
         self.url = f"http://127.0.0.1:{port}"
         command = [
-            sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(model), "--host", "127.0.0.1",
+            sys.executable, "-m", "vllm.entrypoints.cli.main", "serve", str(model), "--host", "127.0.0.1",
             "--port", str(port), "--dtype", "float32", "--enforce-eager", "--max-model-len", str(MAX_LEN),
             "--max-num-seqs", "16", "--kv-cache-memory-bytes", str(KV_BYTES), "--no-enable-prefix-caching",
             "--served-model-name", "policy", *options,

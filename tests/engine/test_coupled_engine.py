@@ -78,58 +78,95 @@ def reference(model: Path, prompts: list[list[int]]) -> dict[str, Any]:
         close(llm)
 
 
-def test_drafts_arms_and_processors_change_no_token(
-    model: Path, prompts: list[list[int]], reference: dict[str, Any]
-) -> None:
+@pytest.fixture(scope="module")
+def shared(model: Path, plain: dict[str, Any], reference: dict[str, Any]) -> Any:
+    """An engine that drafts, for tests that need no other. It starts last: a process has the counters of one engine."""
     llm = build(model, COUPLED)
-    try:
-        config = llm.llm_engine.vllm_config
-        assert config.use_v2_model_runner and config.scheduler_config.async_scheduling
-        llm.collective_rpc(any_arm)
-        said = _everything(llm, prompts)
-        for name, expected in said.items():
-            assert expected == reference[name], name
-        assert len(said) == 2 + len(PROCESSED) + GRAMMARS
-        stats = call(llm, "stats")
-        assert stats["accepted"] > 0 and stats["drafted"] > stats["accepted"] and not stats["faults"]
-        assert len(stats["plays"]) == 6
-        assert metric(llm, "spec_decode_num_draft_tokens") == stats["drafted"]
-        assert metric(llm, "spec_decode_num_accepted_tokens") >= stats["accepted"]
-    finally:
-        close(llm)
-    assert said["version 0"] != said["version 1"], "noise did not change with the policy version"
-    pairs = list(zip(said["version 0"][::2], said["version 0"][1::2], strict=True))
-    assert sum(a[: len(b)] == b[: len(a)] for a, b in pairs) < len(pairs) / 2, "siblings share noise"
+    yield llm
+    close(llm)
 
 
-def _draft_on_a_thread(worker: Any) -> None:
+@pytest.fixture
+def llm(shared: Any) -> Any:
+    """The same, before anything was counted or said under the versions of a test."""
+    call(shared, "set_version", version=100)
+    call(shared, "stats")
+    shared.counted = {name: metric(shared, name) for name in COUNTED}
+    yield shared
+    shared.collective_rpc(_draft_on_a_thread, args=(False,))
+
+
+COUNTED = ("spec_decode_num_draft_tokens", "spec_decode_num_accepted_tokens")
+
+
+def _agree(llm: Any, stats: dict[str, Any]) -> None:
+    """vLLM's own counters and rollspec's, of one test."""
+    drafted, accepted = (metric(llm, name) - llm.counted[name] for name in COUNTED)
+    assert drafted == stats["drafted"] and accepted >= stats["accepted"]
+
+
+def _draft_on_a_thread(worker: Any, on: bool) -> None:
     """As on a GPU, where the tokens of a step are not on the host when drafts are proposed."""
     from concurrent.futures import ThreadPoolExecutor
 
-    bridge(worker).join.__self__._thread = ThreadPoolExecutor(1)
+    bridge(worker).join.__self__._thread = ThreadPoolExecutor(1) if on else None
+
+
+def test_greedy_requests_stay_greedy(llm: Any, prompts: list[list[int]], plain: dict[str, Any]) -> None:
+    """Beside sampled ones in the same batch, and alone."""
+    from vllm import SamplingParams
+
+    expected = [text[: 80 - 7 * (i % 5)] for i, text in enumerate(plain["greedy"][::2])]
+    requests = [{"prompt_token_ids": p} for p in prompts for _ in range(2)]
+    for version in range(2):
+        call(llm, "set_version", version=version)
+        assert generate(llm, prompts, copies=1, limit=80) == expected
+        mixed = [
+            SamplingParams(detokenize=False, temperature=float(i % 2), max_tokens=80 - 7 * ((i // 2) % 5))
+            for i in range(len(requests))
+        ]
+        outputs = llm.generate(requests, mixed, use_tqdm=False)
+        assert [list(o.outputs[0].token_ids) for o in outputs[::2]] == expected
+    assert call(llm, "stats")["accepted"] > 0
+    with pytest.raises(Exception, match="min_p"):
+        generate(llm, prompts[:1], copies=1, min_p=0.1, temperature=1.0)
 
 
 def test_a_thread_that_drafts_changes_no_token(
-    model: Path, prompts: list[list[int]], reference: dict[str, Any], plain: dict[str, Any]
+    llm: Any, prompts: list[list[int]], reference: dict[str, Any], plain: dict[str, Any]
 ) -> None:
-    llm = build(model, COUPLED)
-    try:
-        llm.collective_rpc(_draft_on_a_thread)
-        call(llm, "set_version", version=9)
-        assert generate(llm, prompts) == plain["greedy"]
-        for version in (0, 1, 0):
-            call(llm, "set_version", version=version)
-            assert generate(llm, prompts, **LONG) == reference[f"version {version}"]
-        for params in (PROCESSED[-3], PROCESSED[-1]):
-            call(llm, "set_version", version=2)
-            assert generate(llm, prompts[:3], limit=80, **LONG | params) == reference[str(params)], params
-            call(llm, "set_version", version=3)
-        stats = call(llm, "stats")
-        assert stats["drafted"] > stats["accepted"] > 0 and not stats["faults"]
-        assert metric(llm, "spec_decode_num_draft_tokens") == stats["drafted"]
-        assert metric(llm, "spec_decode_num_accepted_tokens") >= stats["accepted"]
-    finally:
-        close(llm)
+    llm.collective_rpc(_draft_on_a_thread, args=(True,))
+    call(llm, "set_version", version=9)
+    assert generate(llm, prompts) == plain["greedy"]
+    for version in (0, 1, 0):
+        call(llm, "set_version", version=version)
+        assert generate(llm, prompts, **LONG) == reference[f"version {version}"]
+    for params in (PROCESSED[-3], PROCESSED[-1]):
+        call(llm, "set_version", version=2)
+        assert generate(llm, prompts[:3], limit=80, **LONG | params) == reference[str(params)], params
+        call(llm, "set_version", version=3)
+    stats = call(llm, "stats")
+    assert stats["drafted"] > stats["accepted"] > 0 and not stats["faults"]
+    _agree(llm, stats)
+
+
+def test_drafts_arms_and_processors_change_no_token(
+    llm: Any, prompts: list[list[int]], reference: dict[str, Any]
+) -> None:
+    config = llm.llm_engine.vllm_config
+    assert config.use_v2_model_runner and config.scheduler_config.async_scheduling
+    llm.collective_rpc(any_arm)
+    said = _everything(llm, prompts)
+    for name, expected in said.items():
+        assert expected == reference[name], name
+    assert len(said) == 2 + len(PROCESSED) + GRAMMARS
+    stats = call(llm, "stats")
+    assert stats["accepted"] > 0 and stats["drafted"] > stats["accepted"] and not stats["faults"]
+    assert len(stats["plays"]) == 6
+    _agree(llm, stats)
+    assert said["version 0"] != said["version 1"], "noise did not change with the policy version"
+    pairs = list(zip(said["version 0"][::2], said["version 0"][1::2], strict=True))
+    assert sum(a[: len(b)] == b[: len(a)] for a, b in pairs) < len(pairs) / 2, "siblings share noise"
 
 
 @pytest.mark.parametrize("cache", [{"num_gpu_blocks_override": 8}, CACHING | {"num_gpu_blocks_override": 32}])
@@ -172,30 +209,6 @@ def test_a_prompt_that_is_cached_but_for_one_token_changes_no_token(
         stats = call(llm, "stats")
         assert not stats["faults"] and stats["accepted"] > 0
         assert metric(llm, "prefix_cache_hits") > 0
-    finally:
-        close(llm)
-
-
-def test_greedy_requests_stay_greedy(model: Path, prompts: list[list[int]], plain: dict[str, Any]) -> None:
-    """Beside sampled ones in the same batch, and alone."""
-    from vllm import SamplingParams
-
-    expected = [text[: 80 - 7 * (i % 5)] for i, text in enumerate(plain["greedy"][::2])]
-    llm = build(model, COUPLED)
-    try:
-        requests = [{"prompt_token_ids": p} for p in prompts for _ in range(2)]
-        for version in range(2):
-            call(llm, "set_version", version=version)
-            assert generate(llm, prompts, copies=1, limit=80) == expected
-            mixed = [
-                SamplingParams(detokenize=False, temperature=float(i % 2), max_tokens=80 - 7 * ((i // 2) % 5))
-                for i in range(len(requests))
-            ]
-            outputs = llm.generate(requests, mixed, use_tqdm=False)
-            assert [list(o.outputs[0].token_ids) for o in outputs[::2]] == expected
-        assert call(llm, "stats")["accepted"] > 0
-        with pytest.raises(Exception, match="min_p"):
-            generate(llm, prompts[:1], copies=1, min_p=0.1, temperature=1.0)
     finally:
         close(llm)
 
@@ -275,18 +288,6 @@ def _break_verification(worker: Any) -> None:
 
 def _break_keys(worker: Any) -> None:
     bridge(worker).coupled.streams.keys = None
-
-
-def test_a_seed_is_one_text_in_standard_mode(model: Path, prompts: list[list[int]]) -> None:
-    llm = build(model, {"preset": "default"})
-    try:
-        said = [generate(llm, prompts[:2], copies=1, limit=80, seed=5, **LONG) for _ in range(3)]
-        assert said[0] == said[1] == said[2]
-        assert call(llm, "stats")["accepted"] > 0
-        free = [generate(llm, prompts[:2], copies=1, limit=80, **LONG) for _ in range(2)]
-        assert free[0] != free[1]
-    finally:
-        close(llm)
 
 
 def test_a_fault_leaves_verification_to_vllm(model: Path, prompts: list[list[int]]) -> None:

@@ -8,13 +8,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Coroutine, Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 from engines import KV_BYTES
 from models import make_sharp_model
+from vllm_like import like, plays
 
 from rollspec.audit.distribution import distribution_tests
 from rollspec.audit.evidence import Evidence, Samples
@@ -89,17 +89,19 @@ async def make_server(engine: Any, **reuse: Any) -> Any:
     from verl.workers.rollout.replica import TokenOutput
     from vllm import SamplingParams
 
+    @plays("verl.workers.rollout.vllm_rollout.vllm_async_server:vLLMHttpServer")
     class Verl:
         """vLLMHttpServer.generate: SamplingParams from a mapping, tokens and log-probs back."""
 
-        config = SimpleNamespace(
+        config = like(
+            "verl.workers.config.rollout:RolloutConfig",
             response_length=LIMIT,
             prompt_length=16,
             max_model_len=256,
             enable_rollout_routing_replay=False,
             full_determinism=False,
         )
-        model_config = SimpleNamespace(tokenizer=engine.get_tokenizer())
+        model_config = like("verl.workers.config.model:HFModelConfig", tokenizer=engine.get_tokenizer())
         lora_as_adapter, _disaggregation_role = False, "null"
         replica_rank = node_rank = global_steps = _admitting = 0
 

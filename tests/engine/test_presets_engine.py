@@ -16,6 +16,8 @@ pytest.importorskip("speculators")
 pytestmark = pytest.mark.engine
 
 
+# `aurora` is their shorter sibling; for what ReSpec does with rewards it is
+# `test_rewards_weight_the_loss_where_they_are_asked_to` (test_drafter_trainer.py).
 SLOW = ("osd", "respec", "tlt", "day0")
 
 

@@ -69,15 +69,21 @@ def test_a_program_needs_nothing_but_the_switch(
 
 
 @pytest.fixture(scope="module")
-def server(model: Path) -> Iterator[str]:
-    """`vllm serve` with the settings that TRL's servers have, apart from NCCL; its base URL."""
+def serving(model: Path) -> Iterator[Server]:
+    """`vllm serve` with the settings that TRL's servers have, apart from NCCL."""
     options = ("--logprobs-mode", "processed_logprobs", "--max-logprobs", "-1")
-    server = Server(model, *options, ROLLSPEC="default")
+    server = Server(model, *options, ROLLSPEC="default", VLLM_LOGGING_LEVEL="INFO")
     try:
         server.wait()
-        yield server.url
+        yield server
     finally:
         server.end()
+
+
+@pytest.fixture(scope="module")
+def server(serving: Server) -> str:
+    """Its base URL."""
+    return serving.url
 
 
 @pytest.fixture(scope="module")
@@ -85,6 +91,13 @@ def client(server: str) -> Any:
     from openai import OpenAI
 
     return OpenAI(base_url=f"{server}/v1", api_key="none", max_retries=0, timeout=120)
+
+
+def test_serve_starts_without_a_warning_of_its_scheduler(serving: Server) -> None:
+    """vLLM warns so where a scheduler class of somebody's own schedules without overlap."""
+    said = serving.said()
+    assert "(EngineCore" in said, "what the scheduler's process says is not here"
+    assert "degraded performance" not in said and "custom scheduler" not in said, said
 
 
 def test_serve_answers_as_without(client: Any, prompts: list[list[int]], reference: list[Any]) -> None:
@@ -102,12 +115,14 @@ def test_serve_answers_as_without(client: Any, prompts: list[list[int]], referen
 
 
 def test_serve_stop_strings_logprobs_and_seeds(
-    client: Any, model: Path, prompts: list[list[int]], reference: list[Any]
+    server: str, client: Any, model: Path, prompts: list[list[int]], reference: list[Any]
 ) -> None:
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(model)
     kwargs = {"model": "policy", "max_tokens": MAX_TOKENS}
+    client.completions.create(prompt=prompts, temperature=0.0, **kwargs)  # the drafter knows what follows the stops
+    before, counted = generated(server), 0
     for prompt, r in zip(prompts, reference, strict=True):
         stop = r.text[len(r.text) // 2 :][:2]
         answer = client.completions.create(prompt=prompt, temperature=0.0, stop=[stop], logprobs=1, **kwargs)
@@ -119,11 +134,32 @@ def test_serve_stop_strings_logprobs_and_seeds(
         # Tokens that a step accepted past the stop string are not counted: as many as without drafts.
         needed = next(n for n in range(1, len(r.token_ids) + 1) if stop in tokenizer.decode(r.token_ids[:n]))
         assert answer.usage.completion_tokens == len(got) == needed
+        options = {"stream": True, "stream_options": {"include_usage": True}}
+        *parts, last = client.completions.create(prompt=prompt, temperature=0.0, stop=[stop], **options, **kwargs)
+        assert "".join(part.choices[0].text for part in parts) == choice.text
+        assert last.usage.completion_tokens == needed
+        counted += 2 * needed
+    assert until(lambda: generated(server) - before > counted), "no step accepted a token past a stop string"
     sampled = client.completions.create(prompt=prompts, temperature=1.0, seed=1, n=2, **kwargs).choices
     assert len(sampled) == 2 * len(prompts) and {c.finish_reason for c in sampled} <= {"stop", "length"}
     # A seed is one text, whatever was drafted meanwhile.
     seeded = [client.completions.create(prompt=prompts[0], temperature=1.0, seed=5, **kwargs) for _ in range(3)]
     assert len({answer.choices[0].text for answer in seeded}) == 1
+
+
+def generated(server: str) -> float:
+    """Tokens that came out of the engine so far, those past a stop string, too."""
+    import requests
+
+    lines = requests.get(f"{server}/metrics", timeout=10).text.splitlines()
+    return sum(float(line.split()[-1]) for line in lines if line.startswith("vllm:generation_tokens_total"))
+
+
+def until(condition: Callable[[], bool], seconds: float = 30) -> bool:
+    end = time.monotonic() + seconds
+    while not (met := condition()) and time.monotonic() < end:
+        time.sleep(0.5)
+    return met
 
 
 def test_serve_shows_its_metrics(server: str, client: Any, prompts: list[list[int]]) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from engines import MAX_LEN, bridge, build, call, close, generate
+from engines import MAX_LEN, bridge, build, call, close, generate, say_together
 
 from rollspec.proposal.base import prompt_key
 
@@ -78,6 +78,34 @@ def test_identical_up_to_the_context_limit(engine: Any, prompts: list[list[int]]
 
 def test_identical_with_a_repetition_penalty(engine: Any, prompts: list[list[int]], plain: dict[str, Any]) -> None:
     assert generate(engine, prompts, copies=1, repetition_penalty=1.3) == plain["penalty"]
+
+
+def test_allowed_tokens_of_a_request_that_left_mask_no_other(
+    engine: Any, prompts: list[list[int]], plain: dict[str, Any]
+) -> None:
+    """Requests with and without them in turn, more than the batch holds: those that wait take the rows of others."""
+    from vllm import SamplingParams
+
+    allowed = list(range(16, 24))
+    requests: list[Any] = []
+    params: list[Any] = []
+    for i, prompt in enumerate(p for p in prompts for _ in range(2)):
+        requests += [{"prompt_token_ids": prompt}] * 2
+        some = {"allowed_token_ids": allowed, "max_tokens": 3 + i, "ignore_eos": True}
+        params += [SamplingParams(temperature=0.0, **given) for given in (some, {"max_tokens": 160 - 7 * (i % 5)})]
+    said = [list(o.outputs[0].token_ids) for o in say_together(engine, requests, params)]
+    assert said[1::2] == plain["greedy"]
+    assert [len(text) for text in said[::2]] == [3 + i for i in range(len(said) // 2)]
+    assert {token for text in said[::2] for token in text} <= set(allowed)
+
+
+def test_a_seed_is_one_text(engine: Any, prompts: list[list[int]]) -> None:
+    call(engine, "stats")
+    free = {"copies": 1, "limit": 80, "temperature": 1.0, "ignore_eos": True}
+    said = [generate(engine, prompts[:2], seed=5, **free) for _ in range(3)]
+    assert said[0] == said[1] == said[2]
+    assert call(engine, "stats")["accepted"] > 0
+    assert generate(engine, prompts[:2], **free) != generate(engine, prompts[:2], **free)
 
 
 def test_aborted_requests_leave_nothing_behind(engine: Any, prompts: list[list[int]]) -> None:

@@ -75,7 +75,7 @@ class Trainings:
         self.folder = folder
         self.made: list[Any] = []
 
-    def __call__(self, name: str = "job", **more: Any) -> Any:
+    def __call__(self, name: str = "job", asleep: bool = False, **more: Any) -> Any:
         given = {"proposal.drafters": ["eagle3"], "drafter.mode": "idle", "drafter.publish_every": 20}
         config = RollspecConfig.load({**given, "drafter.dir": str(self.folder / name), **more}, env={})
         offered: list[Path] = []
@@ -84,7 +84,7 @@ class Trainings:
         bridge = SimpleNamespace(config=config, faults=faults, proposer=SimpleNamespace(version=0))
         bridge.count = lambda cause: faults.update({cause: faults.get(cause, 0) + 1})
         learned = SimpleNamespace(
-            asleep=False,
+            asleep=asleep,
             bridge=bridge,
             capture=SimpleNamespace(ready=True, take=lambda n: []),
             swapper=swapper,

@@ -3,7 +3,7 @@
 To add one: a class in the file of its place (`engine.py`, `worker.py`, `runner_v2.py`, ...), its entry in `HOOKS`, and
 what runs in the target's place where it belongs: in `plugin.BEHAVIOUR` for a `Hook`, by `put` in the module that owns
 it for a `RunnerHook`. Then `python scripts/check_vllm.py --record` and `python -m scripts.generate`.
-Modules outside this folder assign to no object of vLLM's (tests/unit/test_hooks.py).
+Modules outside this folder assign to no object of vLLM's (tests/unit/rollspec/engine/test_hooks.py).
 """
 
 from __future__ import annotations

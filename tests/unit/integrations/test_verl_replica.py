@@ -1,0 +1,122 @@
+"""A server's calls into its engine: bounded, never raising, and given up after a few that had no answer."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Any
+
+import pytest
+from vllm_like import like
+
+pytest.importorskip("verl")
+
+
+def server(answer: Any, *, on: bool = True) -> Any:
+    from rollspec_verl.replica import EngineCalls
+
+    calls: list[Any] = []
+
+    async def collective_rpc(method: str, *, args: tuple[Any, ...]) -> Any:
+        calls.append(args)
+        if isinstance(answer, Exception):
+            raise answer
+        if answer is None:
+            await asyncio.sleep(60)
+        return answer
+
+    out: Any = EngineCalls()
+    out.replica_rank, out.node_rank, out.rollspec_on, out.calls = 0, 0, on, calls
+    resources = like("vllm.v1.engine.core_client:BackgroundResources", engine_dead=False)
+    core = like("vllm.v1.engine.core_client:AsyncMPClient", resources=resources)
+    out.engine = like(
+        "vllm.v1.engine.async_llm:AsyncLLM", collective_rpc=collective_rpc, errored=False, engine_core=core
+    )
+    return out
+
+
+def ask(s: Any, op: str = "stats") -> dict[str, Any]:
+    return asyncio.run(s.rollspec_call(op, {}))  # type: ignore[no-any-return]
+
+
+def test_the_rank_that_drafts_answers() -> None:
+    assert ask(server([{}, {"steps": 3}])) == {"steps": 3}
+    assert ask(server([{}, {}])) == {}
+
+
+def test_off_and_other_nodes_are_not_asked() -> None:
+    off, other = server([{"a": 1}], on=False), server([{"a": 1}])
+    other.node_rank = 1
+    assert ask(off) == ask(other) == {}
+    assert off.calls == other.calls == []
+
+
+def test_a_stuck_engine_costs_a_few_bounded_waits(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    from rollspec_verl import replica
+
+    monkeypatch.setattr(replica, "CALL_SECONDS", 0.01)
+    s = server(None)
+    with caplog.at_level(logging.ERROR, "rollspec"):
+        assert all("error" in ask(s) for _ in range(replica.MOST_TIMEOUTS + 3))
+    assert len(s.calls) == len(caplog.records) == replica.MOST_TIMEOUTS
+    assert "not asked again" in caplog.records[-1].message
+
+
+def test_a_busy_engine_that_answers_again_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    from rollspec_verl import replica
+
+    s = server([{"steps": 1}])
+    s.rollspec_timeouts = replica.MOST_TIMEOUTS - 1
+    assert ask(s) == {"steps": 1} and s.rollspec_timeouts == 0
+
+
+def test_an_engine_without_the_method_is_asked_once() -> None:
+    s = server(NotImplementedError("rollspec"))
+    assert "error" in ask(s) and "error" in ask(s)
+    assert len(s.calls) == 1
+
+
+def test_a_dead_engine_is_not_asked_and_is_said_to_be_dead(capsys: pytest.CaptureFixture[str]) -> None:
+    s = server([{"steps": 1}])
+    assert asyncio.run(s.rollspec_lost()) == ""
+    s.engine.errored = s.engine.engine_core.resources.engine_dead = True
+    assert "error" in ask(s) and s.calls == []
+    assert "process has ended" in asyncio.run(s.rollspec_lost())
+    asyncio.run(s._rollspec_watch())
+    assert capsys.readouterr().out.count("replica 0 died") == 1
+
+
+def test_the_engines_shared_memory_is_removed_by_name_and_nothing_else(
+    tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import multiprocessing
+    from multiprocessing import shared_memory
+
+    from rollspec_verl import segments
+
+    mine = shared_memory.SharedMemory(create=True, size=4096)
+    child = multiprocessing.get_context("fork").Process(target=_sleep, daemon=True)
+    child.start()
+    try:
+        s = server([{}])
+        s.rollspec_segments = frozenset(segments.mapped_below())
+        assert mine.name in s.rollspec_segments
+        monkeypatch.setattr(segments, "SHM", tmp_path)
+        (tmp_path / mine.name).touch()
+        (tmp_path / "psm_other").touch()
+        assert mine.name in asyncio.run(s.rollspec_tidy())
+        assert [p.name for p in tmp_path.iterdir()] == ["psm_other"]
+        assert asyncio.run(s.rollspec_tidy()) == []
+    finally:
+        child.kill()
+        child.join()
+        mine.close()
+        mine.unlink()
+
+
+def _sleep() -> None:
+    import time
+
+    time.sleep(60)

@@ -1,0 +1,118 @@
+"""The mark that verl's abort-and-submit-again loop carries, in verl's own loop against a stand-in for its servers."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from types import ModuleType
+from typing import Any
+
+import pytest
+from vllm_like import like, plays
+
+from rollspec.log_once import LogOnce
+
+omegaconf = pytest.importorskip("omegaconf")
+pytest.importorskip("verl")
+pytest.importorskip("vllm")
+
+
+@pytest.fixture(autouse=True)
+def forget(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rollspec_verl.resume.log_once", LogOnce())
+
+
+SERVER = "verl.workers.rollout.vllm_rollout.vllm_async_server:vLLMHttpServer"
+
+
+def client(answers: list[list[int]], name: str = "vllm", **custom: Any) -> tuple[Any, list[tuple[list[int], Any]]]:
+    """verl's client, whose server says `answers` in turn, all but the last aborted, and what that was asked."""
+    from rollspec_verl import resume
+    from verl.workers.rollout import llm_server
+    from verl.workers.rollout.replica import TokenOutput
+
+    asked: list[tuple[list[int], Any]] = []
+
+    @plays("ray.actor:ActorMethod")
+    class Generate:
+        async def remote(self, prompt_ids: list[int], sampling_params: dict[str, Any], **kwargs: Any) -> Any:
+            asked.append((list(prompt_ids), dict(sampling_params)))
+            said = answers[len(asked) - 1]
+            reason = "aborted" if len(asked) < len(answers) else "completed"
+            return TokenOutput(token_ids=said, log_probs=[-1.0] * len(said), stop_reason=reason, extra_fields={})
+
+    @plays("verl.workers.rollout.llm_server:FullyAsyncLLMServerClient")
+    class Client(llm_server.FullyAsyncLLMServerClient):
+        async def _acquire_server(self, request_id: str, **extra: Any) -> Any:
+            return "0", like(SERVER, generate=Generate())
+
+        def _release_server(self, *args: Any, **kwargs: Any) -> None:
+            pass
+
+    module = ModuleType("llm_server")
+    module.__dict__["FullyAsyncLLMServerClient"] = Client
+    for _ in range(2):
+        resume.install(module)
+    rollout = {"name": name, "response_length": 8, "custom": {"rollspec": custom} if custom else {}}
+    return Client(omegaconf.OmegaConf.create({"actor_rollout_ref": {"rollout": rollout}})), asked
+
+
+@pytest.fixture(autouse=True)
+def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    from verl.workers.rollout import llm_server
+
+    async def sleep(seconds: float) -> None:
+        pass
+
+    monkeypatch.setattr(llm_server.asyncio, "sleep", sleep)
+
+
+def rollout(client: Any, **kwargs: Any) -> Any:
+    given = {"temperature": 1.0, "extra_args": {"theirs": 1, "rollspec": {"sample": "3_0"}}}
+    out = asyncio.run(client.generate("r", prompt_ids=[5, 6], sampling_params=given, **kwargs))
+    assert given == {"temperature": 1.0, "extra_args": {"theirs": 1, "rollspec": {"sample": "3_0"}}}, "it is shared"
+    return out
+
+
+def test_all_submissions_of_a_rollout_carry_its_name_and_where_its_prompt_ends() -> None:
+    me, asked = client([[], [10, 11], [12]])
+    assert rollout(me).token_ids == [10, 11, 12]
+    assert [prompt for prompt, _ in asked] == [[5, 6], [5, 6], [5, 6, 10, 11]]
+    assert [params["max_tokens"] for _, params in asked] == [8, 8, 6]
+    marks = [params["extra_args"]["rollspec"] for _, params in asked]
+    assert marks[0] == marks[1] == marks[2] and marks[0]["prompt_tokens"] == 2 and marks[0]["sample"] == "3_0"
+    assert asked[0][1]["extra_args"]["theirs"] == 1
+    first = marks[0]["origin"]
+    asked.clear()
+    rollout(me)
+    assert asked[0][1]["extra_args"]["rollspec"]["origin"] != first
+
+
+@pytest.mark.parametrize("options", [{"enabled": False}, {"name": "sglang"}])
+def test_nothing_is_marked_where_rollspec_does_nothing(options: dict[str, Any]) -> None:
+    me, asked = client([[10]], **options)
+    assert rollout(me).token_ids == [10] and asked[0][1]["extra_args"]["rollspec"] == {"sample": "3_0"}
+
+
+def test_what_cannot_be_marked_goes_on_and_says_so_once(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from rollspec_verl import resume
+
+    with caplog.at_level(logging.WARNING, "rollspec"):
+        for _ in range(2):
+            me, asked = client([[10], [11]])
+            assert rollout(me, image_data=["x"]).token_ids == [10, 11]
+            assert asked[1][1]["extra_args"]["rollspec"] == {"sample": "3_0"}
+        assert len(caplog.records) == 1 and "images, video or sound that are aborted" in caplog.text
+        monkeypatch.setattr(resume, "_on", lambda config: 1 / 0)
+        for _ in range(2):
+            assert rollout(client([[10], [11]])[0]).token_ids == [10, 11]
+    assert len(caplog.records) == 2 and "ZeroDivisionError" in caplog.text
+
+
+def test_the_hook_is_on_verls_own_client() -> None:
+    import rollspec_verl  # noqa: F401
+    from verl.workers.rollout import llm_server
+
+    assert llm_server.FullyAsyncLLMServerClient.generate._rollspec

@@ -1,0 +1,171 @@
+"""The training thread without an engine: when it trains, what it publishes, what it keeps."""
+
+from __future__ import annotations
+
+import threading
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from vllm_like import like
+
+torch = pytest.importorskip("torch")
+
+from idle_engine import RUNNER, Trainings, steps, still, until  # noqa: E402
+
+from drafter_online.versions import Versions  # noqa: E402
+from rollspec import RollspecConfig  # noqa: E402
+from rollspec.head import idle  # noqa: E402
+
+
+def test_it_trains_while_nothing_runs_and_offers_versions(training: Trainings) -> None:
+    e = training()
+    assert until(lambda: len(e.offered) >= 2)
+    assert e.offered[0] != e.offered[1] and all((p / "manifest.json").is_file() for p in e.offered)
+    e.t.step_begins()
+    assert still(e.t), "a step is being computed"
+    e.t.step_ended()
+    before = steps(e.t)
+    assert until(lambda: steps(e.t) > before)
+    e.t.updating = True
+    assert still(e.t)
+    e.t.step_begins()  # the engine has the machine back
+    e.t.step_ended()
+    assert not e.t.updating
+    e.learned.asleep = True
+    assert still(e.t)
+    e.learned.asleep = False
+    before = steps(e.t)
+    assert until(lambda: steps(e.t) > before)
+
+
+def test_the_newest_state_is_offered_when_a_canary_ends(training: Trainings) -> None:
+    e = training(**{"drafter.publish_every": 100})
+    assert until(lambda: len(e.offered) >= 1)
+    e.swapper.open = False
+    time.sleep(0.1)
+    count, before = len(e.offered), steps(e.t)
+    assert until(lambda: steps(e.t) >= before + 150), "training continues during a canary"
+    assert len(e.offered) == count, "a version on canary is waited for"
+    e.t.updating = True
+    assert still(e.t)
+    e.swapper.open = True
+    time.sleep(0.2)
+    assert len(e.offered) == count, "the machine is not the trainer's"
+    last = steps(e.t)
+    e.t._trainer.micro_step = lambda interrupt: SimpleNamespace(skipped="nothing to train on")
+    e.t.updating = False
+    assert until(lambda: len(e.offered) == count + 1) and steps(e.t) == last, "not only at the next multiple"
+    time.sleep(0.2)
+    assert len(e.offered) == count + 1, "and once"
+
+
+def test_the_trainer_is_made_as_the_job_says(tiny_target: Path, tmp_path: Path) -> None:
+    pytest.importorskip("speculators")
+    from drafter_target import head
+
+    from drafter_online import head as heads
+
+    folder = heads.save(head(tiny_target, draft_vocab_size=16, counts={i: 1 for i in range(16)}), tmp_path / "head")
+    config = RollspecConfig.load(
+        {
+            "mode": "coupled",
+            "proposal.drafters": ["eagle3"],
+            "drafter.mode": "idle",
+            "drafter.buffer_bytes": 1 << 20,
+            "drafter.training": {"recipe": "matched", "batch_tokens": 96},
+        },
+        env={},
+    )
+    bridge = SimpleNamespace(config=config)
+    drafter = like(
+        "rollspec.engine.vllm.v2.drafter:Drafter",
+        draft_model_config=like("vllm.config:ModelConfig", model=str(folder)),
+    )
+    runner = like(RUNNER, device=torch.device("cpu"))
+    vllm_config = like("vllm.config:VllmConfig", model_config=like("vllm.config:ModelConfig", model=str(tiny_target)))
+    t = SimpleNamespace(
+        learned=SimpleNamespace(bridge=bridge, drafter=drafter, runner=runner, vllm_config=vllm_config),
+        config=config.drafter,
+        folder=tmp_path,
+    )
+    idle.IdleTraining._make(t)  # type: ignore[arg-type]
+    keep, trainer = t._trainer.buffer.config, t._trainer
+    assert (keep.half_life, keep.keep_versions, keep.max_bytes) == (4.0, None, 1 << 20)
+    assert trainer.config.divergence == "lk_hybrid" and trainer.config.batch_tokens == 96
+
+
+@pytest.mark.parametrize("mode", ["idle", "dedicated"])
+def test_what_is_reported_of_training(mode: str) -> None:
+    from rollspec.head.draft_head import DraftHead
+    from rollspec.telemetry.engine_stats import EngineStats
+    from rollspec.telemetry.metrics import find, to_metrics
+
+    info: dict[str, Any] = {
+        "loss": 2.5, "terms": {"accept_0": 2.0, "rejected": 1.0}, "length": 1.5, "samples": 7, "step_age_seconds": 0.0,
+        "hangs": None,
+    }  # fmt: skip
+    if mode == "idle":
+        info |= {"steps": 5, "tokens": 100, "wasted_seconds": 0.5, "idle_seconds": 9.0, "harvested_seconds": 8.0}
+        info |= {"preempted": 1, "preempt_seconds": 0.2, "preempt_p99_seconds": 0.1, "micro_step_seconds": 0.3}
+    training = SimpleNamespace(info=lambda: info, resumed=(3, 60))
+    drafts = SimpleNamespace(
+        caught_up=0, rebuilt=0, swapper=None, capture=None, training=training, _drained={},
+        proposer=SimpleNamespace(reached=None),
+    )  # fmt: skip
+    sums, levels = DraftHead.drain(drafts)  # type: ignore[arg-type]
+    metrics = to_metrics(EngineStats(drafter=sums, drafter_levels=levels))
+    got = {n.removeprefix("rollspec/drafter/"): v for n, v in metrics.items() if "/drafter/" in n}
+    assert all(find(n) is not None for n in metrics)
+    assert (got["loss"], got["loss/accept_0"], got["loss/rejected"], got["step_age_seconds"]) == (2.5, 2.0, 1.0, 0.0)
+    if mode == "idle":
+        assert (got["wasted_seconds"], got["preempt_p99_seconds"], got["micro_step_seconds"]) == (0.5, 0.1, 0.3)
+        assert got["train_steps"] == 2
+    else:
+        assert "train_steps" not in got, "the daemon's steps are no replica's"
+
+
+def test_rewards_and_state(training: Trainings, tmp_path: Path) -> None:
+    e = training()
+    e.t.reward([("p", "r", 1.0)])
+    assert until(lambda: e.t._trainer is not None and e.t._trainer.rewards == {"p:r": 1.0})
+    assert until(lambda: len(e.offered) >= 1)
+    Versions(e.t.folder / "versions").record(1, "promoted")
+    assert e.t.save(tmp_path / "checkpoint")
+    again = training("another", asleep=True)  # it does not begin
+    assert again.t.load(tmp_path / "checkpoint")
+    assert [p.name for p in again.offered] == ["00000001"]
+    again.learned.asleep = False
+    assert until(lambda: steps(again.t) > 0)
+    assert not again.t.load(tmp_path / "checkpoint"), "it has begun here"
+    assert not again.t.load(tmp_path / "nothing")
+
+
+def test_versions_for_several_engines_are_published_and_left_to_the_follower(
+    training: Trainings, tmp_path: Path
+) -> None:
+    store = Versions(tmp_path / "shared")
+    store.record(1, "promoted", "by another engine")
+    e = training(**{"drafter.versions": str(store.folder)})
+    assert until(lambda: len(store.numbers()) >= 2)
+    assert e.offered == [] and not (e.t.folder / "versions").exists()
+
+
+def test_the_targets_weights_are_not_read_while_the_engine_sleeps() -> None:
+    taken: list[int] = []
+    learned = SimpleNamespace(
+        asleep=True, reading=threading.Lock(), bridge=SimpleNamespace(proposer=SimpleNamespace(version=3))
+    )
+    t: Any = SimpleNamespace(learned=learned, _version=-1, _target=lambda: taken.append(1))
+    idle.IdleTraining._refresh(t)
+    assert not taken and t._version == -1, "they are taken when it is awake"
+    learned.asleep = False
+    idle.IdleTraining._refresh(t)
+    idle.IdleTraining._refresh(t)
+    assert taken == [1] and t._version == 3
+    idle.IdleTraining._refresh(t)
+    assert taken == [1]
+    idle.IdleTraining._refresh(t, again=True)
+    assert taken == [1, 1], "before a version is published"
