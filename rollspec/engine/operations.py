@@ -133,13 +133,13 @@ def _new_version(bridge: Bridge, version: int) -> dict[str, Any]:
 
 def _swap(bridge: Bridge, payload: dict[str, Any]) -> dict[str, Any]:
     if bridge.learned is None or bridge.learned.swapper is None:
-        return {"error": "rollspec: this engine runs no learned bridge, so there are no weights to swap."}
+        return {"error": "rollspec: this engine runs no draft head, so there are no weights to swap."}
     return bridge.learned.swapper.request(payload)  # type: ignore[no-any-return]
 
 
 def _samples(bridge: Bridge, payload: dict[str, Any]) -> dict[str, Any]:
     if bridge.learned is None or bridge.learned.capture is None:
-        return {"error": "rollspec: this engine captures no samples; set bridge.mode to capture."}
+        return {"error": "rollspec: this engine captures no samples; set drafter.mode to capture."}
     _collect(bridge)
     return bridge.learned.capture.drain(Path(payload["dir"]))  # type: ignore[no-any-return]
 

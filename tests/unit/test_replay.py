@@ -169,7 +169,7 @@ def test_the_proposer_replays_realigns_and_counts() -> None:
     [
         ({"reuse.mode": "coupled"}, "set mode: coupled as well"),
         ({"reuse.mode": "lenient", "mode": "coupled"}, "lossy, which mode = coupled excludes"),
-        ({"mode": "coupled", "reuse.seeds": "keep"}, "is gone; noise is kept over epochs exactly where"),
+        ({"mode": "coupled", "reuse.seeds": "keep"}, "unknown key 'reuse.seeds'"),
         (REUSE | {"proposal.drafters": []}, "must not be empty"),
         ({"mode": "lenient"}, "'standard' or 'coupled'"),
         ({"coupled.seed": -1}, "greater than or equal to 0"),

@@ -8,7 +8,6 @@ from step_world import simulate, story
 
 from rollspec import RollspecConfig
 from rollspec.drafting.head import CANARY_EVERY, PROBE_EVERY
-from rollspec.engine.base import HeadRun, Verified, decode
 from rollspec.step import Engine
 from rollspec.tuning.guard import Guard
 
@@ -192,34 +191,19 @@ def test_a_sent_chain_carries_the_version_that_drafted_it() -> None:
     assert r.version == 3, "what is being verified is the old weights'"
 
 
-class Scripted:
-    """An inference engine that says what it is told to, and runs a head that is always right."""
-
-    def __init__(self, text: list[int]) -> None:
-        self.text, self.at, self.draft = text, 0, list[int]()
-
-    def verified(self) -> Verified:
-        n = 0
-        while n < len(self.draft) and self.draft[n] == self.text[self.at + n]:
-            n += 1
-        new, self.at = self.text[self.at : self.at + n + 1], self.at + n + 1
-        scheduled = {"a": self.draft} if self.draft else {}
-        return Verified(["a"], [new], scheduled, float(self.at), 1 + len(self.draft), True, 0.01)
-
-    def run_head(self, passes: int) -> HeadRun | None:
-        return HeadRun([self.text[self.at : self.at + passes]], None, 0.0001 * passes)
-
-    def hand_over(self, drafts: list[list[int]]) -> None:
-        (self.draft,) = drafts
-
-
-def test_an_adapter_needs_nothing_but_its_interface() -> None:
+def test_a_head_that_is_always_right_serves_what_the_engine_would_have_said() -> None:
     p, text = make(), story(1, 150)
-    adapter = Scripted(text)
     p.begin("a", [1, 2, 3], len(text))
-    steps = 0
-    while adapter.at < len(text):
-        decode(p, adapter)
+    draft: list[int] = []
+    steps = at = 0
+    while at < len(text):
+        n = next((i for i, t in enumerate(draft) if t != text[at + i]), len(draft))
+        new, at = text[at : at + n + 1], at + n + 1
+        p.timed(1 + len(draft), True, 0.01, 1)
+        passes = p.prepare(["a"], [new], {"a": draft} if draft else {}, float(at))
+        if passes:
+            p.passed(passes, 0.0001 * passes, 1)
+        (draft,) = p.complete([text[at : at + passes]]) if passes else p.complete()
         steps += 1
     stats = p.drain()
     assert p.requests["a"].output == text and steps < 0.6 * len(text)

@@ -61,7 +61,7 @@ def test_arms_of_a_configuration() -> None:
         ({"tuning.arms": [-1]}, "-1, which is not between"),
         ({"tuning.policy": "hedg"}, "tuning.policy"),
         ({"tuning.policy": "table"}, "needs tuning.options.table"),
-        ({"tuning.options": {"half_life": 0}}, "'tuning.options.half_life' (value 0) in the overrides is gone"),
+        ({"tuning.options": {"half_life": 0}}, "unknown key 'tuning.options.half_life' (value 0) in the overrides"),
         ({"tuning": {"policy": "table", "options": {"table": {}}}}, "needs tuning.options.table"),
         ({"proposal.budget.length_weight": -1}, "proposal.budget.length_weight = -1"),
     ],
