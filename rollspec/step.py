@@ -4,7 +4,8 @@
     rows, probs = ...                      # the engine runs the draft head that many passes; none where it is 0
     drafts = engine.complete(rows, probs)  # per request, 0 to k tokens
 
-`Engine` knows no inference engine, takes no lock and formats nothing: an adapter calls it from one thread. `begin` and `finish` announce requests, `timed` and `passed` times.
+`Engine` knows no inference engine, takes no lock and formats nothing: an adapter calls it from one thread. `begin` and
+`finish` announce requests, `timed` and `passed` times.
 """
 
 from __future__ import annotations

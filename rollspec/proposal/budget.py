@@ -8,7 +8,7 @@ arXiv:2511.13841): they are what the rollout waits for.
 
 Selection trap: with *sampled* drafts a token may not be dropped by looking at the token itself, its q(x) included: what
 is kept is then no longer distributed as q, and the acceptance test is biased. For those, give probabilities that were
-known before the tokens were drawn (`expected_chain`). One-hot proposals and coupled sampling are exact under any rule.
+known before the tokens were drawn. One-hot proposals and coupled sampling are exact under any rule.
 """
 
 from __future__ import annotations
@@ -109,15 +109,6 @@ def likeliest(chains: Sequence[Sequence[float]], capacity: int) -> list[int]:
     for _, i, _ in ranked[: max(capacity, 0)]:
         lengths[i] += 1
     return lengths
-
-
-def expected_chain(rates: Sequence[float]) -> list[float]:
-    """Cumulative acceptance from rates per position that were known before the tokens were drawn."""
-    out, p = [], 1.0
-    for rate in rates:
-        p *= min(max(rate, 0.0), 1.0)
-        out.append(p)
-    return out
 
 
 def svip_cut(chain: Sequence[float], threshold: float = SVIP_BOUND) -> int:

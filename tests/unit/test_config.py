@@ -27,7 +27,10 @@ from rollspec.errors import ConfigError
             "drafter.training.recipe = 'tb' cannot be used: Input should be",
         ),
         ({"drafter.training": {"betas": [0, 1]}}, "unknown key 'drafter.training.betas' (value [0, 1])"),
-        ({"drafter": {"buffer": {"zzz": 1, "keep_versions": 2}}}, "unknown key 'drafter.buffer' (value {'zzz': 1, 'keep_versions': 2}) in the given"),
+        (
+            {"drafter": {"buffer": {"zzz": 1, "keep_versions": 2}}},
+            "unknown key 'drafter.buffer' (value {'zzz': 1, 'keep_versions': 2}) in the given",
+        ),
         ({"drafter.mode": "capture"}, "drafter.mode = capture is for an EAGLE-3 head, and proposal.drafters = ['suff"),
         ({"tuning": {"options": {"epsilon": 1}}}, "unknown key 'tuning.options.epsilon' (value 1)"),
         ({"tuning.options.table": {4: 2}}, "tuning.options.table is set and tuning.policy = hedge"),
