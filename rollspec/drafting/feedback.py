@@ -44,7 +44,7 @@ class Feedback:
             if h.serves:  # where it was not run, what it was expected to do
                 matched, expected = head_matched if h.draft.token_ids else ~0, h.expected
             _add(view.offered, view.hits, view.unknown, h.allowed, matched, expected)
-            view.learned.append(h.serves)
+            view.served.append(h.serves)
 
     def teach(self, tuner: Tuner, plan: Plan, context_tokens: float, measured: float | None = None) -> None:
         """Tell the tuner what came of the step that `plan` decided, and the seconds that it took if they are known."""

@@ -84,7 +84,7 @@ class Head(Drafter):
         rate = 0.0 if selection.fixed else batch / seconds
         best = [router.passes(gains, costs, rate, d) for d in range(router.k + 1)]
         limits = [min(a.k, router.k) for a in tuner.arms]
-        self.pass_seconds = np.where(tuner.learned, costs[[best[d] for d in limits]], 0.0)
+        self.pass_seconds = np.where(tuner.with_model, costs[[best[d] for d in limits]], 0.0)
         for r, chain, value in zip(asked, chains, have, strict=True):
             h = r.head
             h.expected = [p for p in chain.tolist() if p > price]
@@ -181,7 +181,7 @@ class Head(Drafter):
         return {"drafter": acceptance, "passes": self.router.cost.state()}
 
     def restore(self, router: Router, version: int | None) -> None:
-        """Take what an earlier run learned. Acceptance is of one version: it waits until that one is swapped in."""
+        """Take what an earlier run saved. Acceptance is of one version: it waits until that one is swapped in."""
         self.router.cost = router.cost
         if version == self.version:
             self.router.acceptance = router.acceptance

@@ -23,7 +23,7 @@ class Host(Protocol):
     fault: str | None
 
     @property
-    def proposer(self) -> Engine:
+    def engine(self) -> Engine:
         """The step's side."""
 
     @property

@@ -167,7 +167,7 @@ class Router:
         self.cost = PassCost()
 
     def expected(self, trust: Sequence[float]) -> Vector:
-        """Cumulative acceptance to expect of each request's next learned chain. Shape [requests, k]."""
+        """Cumulative acceptance to expect of each request's next draft of the learned drafter. Shape [requests, k]."""
         rates = np.minimum(np.array(trust)[:, None] * self.acceptance.rates[None], 0.999)
         chains: Vector = np.cumprod(rates, axis=1)
         return chains

@@ -60,13 +60,13 @@ class Plan:
 class View:
     """What the arms with a learned drafter proposed, or would have; see `Tuner.observe` for the first three.
 
-    `learned`: rows that the learned drafter served. `seconds`: what its passes take under each arm. Shape [arms].
+    `served`: rows that the learned drafter served. `seconds`: what its passes take under each arm. Shape [arms].
     """
 
     offered: list[int]
     hits: list[int]
     unknown: list[tuple[int, list[float]]]
-    learned: list[bool]
+    served: list[bool]
     seconds: Vector
 
 
@@ -78,7 +78,7 @@ class Tuner:
         self.arms = arms_of(config, k_max, drafters)
         self.ks = np.array([a.k for a in self.arms])
         self.none = next(i for i, a in enumerate(self.arms) if not a.k)
-        self.learned = np.array([any(d in LEARNED for d in a.drafters) for a in self.arms])
+        self.with_model = np.array([any(d in LEARNED for d in a.drafters) for a in self.arms])
         """Which arms have a learned drafter. Shape [arms]."""
         self.cost = CostModel()
         # "none" is known of always; it is played only if it was asked for.
@@ -170,7 +170,7 @@ class Tuner:
         emitted, verified = self._tokens(offered, hits, unknown)
         if view is not None:
             more, longer = self._tokens(view.offered, view.hits, view.unknown)
-            emitted, verified = np.where(self.learned, more, emitted), np.where(self.learned, longer, verified)
+            emitted, verified = np.where(self.with_model, more, emitted), np.where(self.with_model, longer, verified)
         seconds = self._seconds(batch, verified, context_tokens)
         if view is not None:
             seconds = seconds + view.seconds
@@ -211,7 +211,7 @@ class Tuner:
             more = np.zeros(len(self.arms))
             self._fill(more, [int(cut[i])], view.hits[i], expected)
             right[i] += more[0]
-        mine = np.array(view.learned, bool)
+        mine = np.array(view.served, bool)
         for drafter in arm.drafters:
             rows = mine if drafter in LEARNED else ~mine
             share = float(cut[rows].sum()) / max(float(cut.sum()), 1.0)
@@ -281,10 +281,10 @@ class Tuner:
     # ---- kept with the job ------------------------------------------------------------------------------------------
 
     def state(self) -> dict[str, Any]:
-        """All that was learned, in JSON types."""
+        """Its state, in JSON types."""
         return {
             "policy": self.config.policy,
-            "learned": self.policy.state(),
+            "learners": self.policy.state(),
             "cost": self.cost.state(),
             "host": self._host.tolist(),
             "arms": [a.name for a in self.arms],
@@ -311,7 +311,7 @@ class Tuner:
         self._seen = min(int(state["seen"]), 64)
         self._hosted = [1 + _HOST_FIRST if h else 0 for h in host]
         if state["policy"] == self.config.policy:
-            self.policy.restore(state["learned"])
+            self.policy.restore(state["learners"])
 
 
 def arms_of(config: TuningConfig, k_max: int, drafters: tuple[str, ...]) -> tuple[Arm, ...]:

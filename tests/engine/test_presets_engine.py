@@ -163,7 +163,7 @@ def _note_drafts(worker: Any) -> None:
     """Keep how long drafts were before and after the rule, or per step what the batch was given."""
     from rollspec.engine.vllm.worker import bridge
 
-    selection = bridge(worker).proposer.selection
+    selection = bridge(worker).engine.selection
     selection.noted = {"offered": [], "kept": [], "longest": []}
     if (rule := selection.rule) is not None:
         keep = rule.keep
@@ -192,7 +192,7 @@ def _ruled(worker: Any) -> dict[str, Any]:
     from rollspec.drafting import stopping
     from rollspec.engine.vllm.worker import bridge
 
-    engine = bridge(worker).proposer
+    engine = bridge(worker).engine
     rule, policy = engine.selection.rule, engine.tuner.policy
     found = {**engine.selection.noted, "policy": policy.name}
     found["rule"] = next((n for n, cls in stopping.RULES.items() if type(rule) is cls), "")
@@ -212,7 +212,7 @@ def _note_plays(worker: Any) -> None:
     """Keep the batch size and draft length of every plan, and whether a step was paid by the clock."""
     from rollspec.engine.vllm.worker import bridge
 
-    tuner = bridge(worker).proposer.tuner
+    tuner = bridge(worker).engine.tuner
     tuner.noted, plan, observe = ([], []), tuner.plan, tuner.policy.observe
 
     def planning(batch: int, context_tokens: float) -> Any:
@@ -231,7 +231,7 @@ def _note_plays(worker: Any) -> None:
 def _tlt(worker: Any) -> tuple[list[tuple[int, int]], bool]:
     from rollspec.engine.vllm.worker import bridge
 
-    plays, paid = bridge(worker).proposer.tuner.noted
+    plays, paid = bridge(worker).engine.tuner.noted
     return plays, bool(paid) and all(paid)
 
 

@@ -205,7 +205,7 @@ def _history(worker: Any, prompt: list[int], since: int) -> tuple[list[list[int]
     """What a prompt's history holds since a version, and how many prompts begin with it."""
     from rollspec.proposal.base import prompt_key
 
-    history = bridge(worker).proposer.history
+    history = bridge(worker).engine.history
     found = [r.tokens.tolist() for r in history.get(prompt_key(prompt)).responses if r.version >= since]
     return found, sum(entry.prompt.tolist()[: len(prompt)] == prompt for _, entry in history)
 

@@ -24,7 +24,7 @@ def _spoil(worker: Any) -> None:
 
     from rollspec.engine.vllm.worker import bridge
 
-    found = bridge(worker).learned.specialists
+    found = bridge(worker).head.specialists
     with torch.no_grad():
         for t in found._own(found.models[1]).values():
             t.data.fill_(77)
@@ -35,7 +35,7 @@ def _whole(worker: Any) -> bool:
     """Whether specialists hold what they were loaded with."""
     from rollspec.engine.vllm.worker import bridge
 
-    found = bridge(worker).learned.specialists
+    found = bridge(worker).head.specialists
     own = found._own(found.models[1])
     return own.keys() == found._kept[1].keys() and all(bool((t == found._kept[1][n]).all()) for n, t in own.items())
 
@@ -112,7 +112,7 @@ def test_specialists_without_a_head_are_left_out(
 
 
 def _fc(worker: Any) -> list[float]:
-    return [float(m.model.fc.weight.sum()) for m in bridge(worker).learned.specialists.models]
+    return [float(m.model.fc.weight.sum()) for m in bridge(worker).head.specialists.models]
 
 
 def test_heads_are_loaded_where_the_targets_weights_are_to_be_sent(model: Path, tmp_path: Path) -> None:

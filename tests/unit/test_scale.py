@@ -246,7 +246,7 @@ def test_sizes_are_those_of_a_head_and_of_a_sample(tmp_path: Path) -> None:
     assert sum(t.numel() for t in own.values() if t.is_floating_point()) == costs.head_parameters(small)
     t = 300
     steps = [
-        VerifyStep(i, "learned", [1] * 4, 1, torch.zeros(4, 8, dtype=torch.int64), torch.zeros(4, 8), torch.zeros(4))
+        VerifyStep(i, "head", [1] * 4, 1, torch.zeros(4, 8, dtype=torch.int64), torch.zeros(4, 8), torch.zeros(4))
         for i in range(0, t, 5)
     ]
     sample = make_sample(

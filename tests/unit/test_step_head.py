@@ -157,11 +157,11 @@ def test_what_is_known_of_a_version_is_kept_for_that_version() -> None:
     p = make()
     p.swapped(3)
     simulate(p, texts(4), 0.9)
-    kept = json.loads(json.dumps(p.learned()))
+    kept = json.loads(json.dumps(p.tuning_state()))
     rates = p.router.acceptance.rates
     assert kept["drafter"]["version"] == 3 and rates[0] > 0.8
     again = make()
-    again.relearn(kept)  # the engine starts with the head it was given; version 3 comes at its first step
+    again.restore_tuning(kept)  # the engine starts with the head it was given; version 3 comes at its first step
     assert again.router.acceptance.rates[0] == pytest.approx(0.6)
     assert again.router.cost.seconds(4, 2, 1.0) == p.router.cost.seconds(4, 2, 1.0)
     again.swapped(3)
@@ -169,12 +169,12 @@ def test_what_is_known_of_a_version_is_kept_for_that_version() -> None:
     again.swapped(4)
     assert not again.router.acceptance.measured.any(), "other weights"
     elsewhere = make()
-    elsewhere.relearn({k: v for k, v in kept.items() if k not in ("tuner", "passes")})  # as on another machine
+    elsewhere.restore_tuning({k: v for k, v in kept.items() if k not in ("tuner", "passes")})  # as on another machine
     elsewhere.swapped(3)
     assert elsewhere.router.acceptance.rates == pytest.approx(rates) and elsewhere.router.cost.each == 0.0
     broken = make()
     with pytest.raises((ValueError, KeyError, TypeError)):
-        broken.relearn({**kept, "drafter": {"version": 3, "acceptance": {}}})
+        broken.restore_tuning({**kept, "drafter": {"version": 3, "acceptance": {}}})
     broken.swapped(3)
     assert broken.router.acceptance.rates[0] == pytest.approx(0.6)
 

@@ -84,7 +84,7 @@ class Head(DraftHead):
             self.bridge.passed(passes, time.perf_counter() - started, batch.num_reqs, late)
             return out
         except Exception as e:  # the target's sample is made; without drafts it is as good
-            self.fail("learned drafts", e)
+            self.fail("drafts of the head", e)
             return None, None
 
     def look(self, apply: Callable[..., torch.Tensor], logits: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
