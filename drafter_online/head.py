@@ -262,7 +262,7 @@ def refresh(
                 head.lm_head.weight.copy_(rows)
 
 
-def say_as(head: Any, target: str | Path, counts: Mapping[int, int]) -> None:
+def fit_vocabulary(head: Any, target: str | Path, counts: Mapping[int, int]) -> None:
     """As `refresh` with the counts alone, where the target does not move: its LM head is read from its checkpoint, and
     only where other tokens are to be drafted.
 

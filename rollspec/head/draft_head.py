@@ -242,7 +242,7 @@ class DraftHead:
             t = self.training.info()
             before = dict(zip(("steps", "tokens"), self.training.resumed, strict=True))
             sums |= {f"train_{k}": t[k] - n for k, n in before.items() if k in t}
-            names = ("idle_seconds", "harvested_seconds", "wasted_seconds", "preempted")
+            names = ("idle_seconds", "used_seconds", "wasted_seconds", "preempted")
             sums |= {k: t[k] for k in (*names, "sent", "sent_bytes", "feedback_dropped", "private") if k in t}
             if "away" in t:
                 levels["away"] = float(t["away"] is not None)

@@ -91,7 +91,7 @@ class IdleTraining(HeadTraining):
                 "loss": self._trainer.last_loss if c.steps else None,
                 "samples": len(self._trainer.buffer),
                 "idle_seconds": i.available,
-                "harvested_seconds": i.used,
+                "used_seconds": i.used,
                 "micro_steps": i.steps,
                 "wasted_seconds": i.wasted,
                 "preempt_seconds": max(i.latencies, default=0.0),

@@ -33,7 +33,7 @@ class Limits:
     clairvoyant: float
     perfect: float
     cost_error: float | None  # median relative error of predicted step times
-    ceiling: float | None  # E[max p]: the most that one-hot drafts can have accepted per token
+    max_acceptance: float | None  # E[max p]: the most that one-hot drafts can have accepted per token
     tuner_share: float | None
     host_share: float | None
 
@@ -57,9 +57,9 @@ class Limits:
             "Against the oracle, the best arm of each batch size known in hindsight, it took "
             f"{100 * abs(self.regret):.1f} % {'more' if self.regret >= 0 else 'less'} time.",
         ]
-        if self.ceiling is not None:
+        if self.max_acceptance is not None:
             sentences.append(
-                f"A one-hot draft can have at most {100 * self.ceiling:.0f} % of its tokens accepted: E[max p]."
+                f"A one-hot draft can have at most {100 * self.max_acceptance:.0f} % of its tokens accepted: E[max p]."
             )
         if self.host_share is not None and self.tuner_share is not None:
             sentences.append(
@@ -92,7 +92,7 @@ def limits(run: Run) -> Limits | None:
         clairvoyant=base / seconds[CLAIRVOYANT],
         perfect=base / seconds[PERFECT],
         cost_error=_weighted(run.series("rollspec/tuner/cost_error"), weights),
-        ceiling=_weighted(run.series("rollspec/accept/ceiling"), weights),
+        max_acceptance=_weighted(run.series("rollspec/accept/max_acceptance"), weights),
         tuner_share=_weighted(run.series("rollspec/tuner/share"), weights),
         host_share=_weighted(run.series("rollspec/rollout/propose_share"), weights),
     )

@@ -76,7 +76,7 @@ _ROWS = (
     ("drafter/micro_step_seconds", "s", "gauge", "mean duration of a whole training step"),
     ("drafter/step_age_seconds", "s", "gauge", "age of the training step that runs now; grows in a hang"),
     ("drafter/idle_seconds", "s", "counter", "time the engine was idle while training was allowed"),
-    ("drafter/harvested_seconds", "s", "counter", "part of it that training steps used"),
+    ("drafter/used_seconds", "s", "counter", "part of it that training steps used"),
     ("drafter/wasted_seconds", "s", "counter", "training steps that were given up, skipped or failed"),
     ("rollout/generation_share", "ratio", "gauge", "generation time / time of the whole training step"),
     ("rollout/generation_seconds", "s", "counter", "time the trainer waited for rollouts (TRL)"),
@@ -89,7 +89,7 @@ _ROWS = (
     ("accept/rate/<drafter>", "ratio", "gauge", "accepted / drafted of one drafter"),
     ("accept/drafted/<drafter>", "tokens", "counter", "tokens drafted by one drafter"),
     ("accept/position/<i>", "ratio", "gauge", "acceptance of the i-th draft token, given it was verified"),
-    ("accept/ceiling", "ratio", "gauge", "mean largest probability of the target: what no draft can beat"),
+    ("accept/max_acceptance", "ratio", "gauge", "mean largest probability of the target: what no draft can beat"),
     ("accept/predicted", "ratio", "gauge", "acceptance the drafters' calibrated confidence predicted"),
     ("rollout/speedup", "ratio", "gauge", "against no speculation, for the same tokens, by the cost model"),
     ("rollout/speedup_best_fixed", "ratio", "gauge", "what the best single arm would have reached"),
@@ -208,7 +208,7 @@ def _ratios(s: EngineStats) -> dict[str, tuple[float, float]]:
         "accept/rate": (s.accepted, s.drafted),
         "accept/predicted": (s.predicted, s.drafted),
         "accept/draft_length": (s.drafted, s.verified),
-        "accept/ceiling": (s.max_prob[0], s.max_prob[1]),
+        "accept/max_acceptance": (s.max_prob[0], s.max_prob[1]),
         "tuner/share": (s.tuner_seconds, s.step_seconds),
     }
     out |= {f"accept/rate/{source}": (accepted, drafted) for source, (_, drafted, accepted) in s.by_source.items()}

@@ -90,7 +90,7 @@ def test_what_was_learned_is_saved_and_reported(
         assert m["rollspec/rollout/speedup_oracle"] >= m["rollspec/rollout/speedup_best_fixed"] - 1e-9
         assert m["rollspec/tuner/regret"] == pytest.approx(modelled["played"] / modelled["oracle"] - 1)
         assert modelled["clairvoyant"] <= min(modelled["played"], modelled["oracle"]) * (1 + 1e-9)
-        assert 0.0 < m["rollspec/accept/ceiling"] <= 1.0
+        assert 0.0 < m["rollspec/accept/max_acceptance"] <= 1.0
         assert m["rollspec/tuner/cost_error"] > 0.0
         assert call(llm, "info")["cost"]["fitted"]
         call(llm, "save", dir=str(tmp_path))

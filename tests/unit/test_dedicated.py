@@ -253,7 +253,7 @@ def test_a_fault_ends_the_feedback_and_nothing_else(ends: Ends, caplog: pytest.L
 
 
 def answering(hub: Any, **answer: Any) -> None:
-    """Answers errands as a daemon would."""
+    """Answers checkpoint requests as a daemon would."""
 
     def received(session: str, m: Message) -> None:
         Recorder.received(hub.handler, session, m)

@@ -282,7 +282,7 @@ def test_the_glossary_is_in_order_and_pages_use_its_words() -> None:
     for page in PAGES:
         other = re.findall(
             r"\b(?:laws?|lawful|takes? back|taken back|whoever|nobody|stands? aside|told|heard|heeds?|surest|woke"
-            r"|masters|harvest(?:ed|s)?|trials?(?!-\d)|(?:go|goes|going|went) on)\b",
+            r"|masters|harvest(?:ed|s)?|trials?|(?:go|goes|going|went) on)\b",
             page.read_text(),
             re.I,
         )

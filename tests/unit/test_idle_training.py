@@ -81,7 +81,7 @@ def test_the_trainer_is_made_as_the_job_says(tiny_target: Path, tmp_path: Path) 
     )
     bridge = SimpleNamespace(config=config)
     drafter = like(
-        "rollspec.engine.vllm.v2.drafter:Drafter",
+        "rollspec.engine.vllm.v2.speculator_run:SpeculatorRun",
         draft_model_config=like("vllm.config:ModelConfig", model=str(folder)),
     )
     runner = like(RUNNER, device=torch.device("cpu"))
@@ -108,7 +108,7 @@ def test_what_is_reported_of_training(mode: str) -> None:
         "hangs": None,
     }  # fmt: skip
     if mode == "idle":
-        info |= {"steps": 5, "tokens": 100, "wasted_seconds": 0.5, "idle_seconds": 9.0, "harvested_seconds": 8.0}
+        info |= {"steps": 5, "tokens": 100, "wasted_seconds": 0.5, "idle_seconds": 9.0, "used_seconds": 8.0}
         info |= {"preempted": 1, "preempt_seconds": 0.2, "preempt_p99_seconds": 0.1, "micro_step_seconds": 0.3}
     training = SimpleNamespace(info=lambda: info, resumed=(3, 60))
     drafts = SimpleNamespace(

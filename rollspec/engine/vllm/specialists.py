@@ -120,11 +120,11 @@ class Specialists:
         mine = copy.copy(self.speculator.draft_model_config)
         mine.model = folder
 
-        def make_mine(**given: Any) -> Any:
+        def make_head(**given: Any) -> Any:
             with set_model_tag(name):
                 return make(**{**given, "model_config": mine, "prefix": name})
 
-        with v2.MakeHead.during(utils, make_mine):
+        with v2.MakeHead.during(utils, make_head):
             model: torch.nn.Module = self.speculator.load_draft_model(self._target, set())
         return model
 
