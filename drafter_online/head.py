@@ -263,8 +263,8 @@ def refresh(
 
 
 def fit_vocabulary(head: Any, target: str | Path, counts: Mapping[int, int]) -> None:
-    """As `refresh` with the counts alone, where the target does not move: its LM head is read from its checkpoint, and
-    only where other tokens are to be drafted.
+    """Have a head draft the tokens that `counts` has most of. As `refresh` with the counts alone, where the target does
+    not move: its LM head is read from its checkpoint, and only where other tokens are to be drafted.
 
     Raises:
         HeadError: the target cannot be read.
@@ -283,7 +283,7 @@ def _follows(head: Any) -> bool:
 
 
 def _choose_again(head: Any, counts: Mapping[int, int]) -> None:
-    """Have a head draft the tokens that the target says; the rows of its LM head are for the caller to change."""
+    """Have a head draft the tokens that the target emits; the rows of its LM head are for the caller to change."""
     if (found := vocabulary.better(head.t2d, head.draft_vocab_size, counts)) is None:
         return
     d2t, t2d, share, before = found

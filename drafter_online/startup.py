@@ -107,7 +107,7 @@ def buffer(config: ServiceConfig, alarms: Alarms) -> Buffer:
 
 
 def fit_vocabulary(config: ServiceConfig, training: Trainer, alarms: Alarms) -> None:
-    """Have the head draft the tokens of the samples; where it cannot, it keeps the tokens it has, and raises an alarm."""
+    """Have the head draft the tokens of the samples; where it cannot, it keeps those it has, and raises an alarm."""
     try:
         heads.fit_vocabulary(training.drafter.head, config.target, training.buffer.token_counts())  # type: ignore[attr-defined]
         alarms.set("vocabulary", None)

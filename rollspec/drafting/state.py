@@ -197,15 +197,15 @@ class State:
 
     @property
     def suffix(self) -> SuffixDrafter:
-        """The suffix trees."""
-        return next(d.trees for d in self.drafters if isinstance(d, SuffixMemory))
+        """The corpora of suffix drafts."""
+        return next(d.corpora for d in self.drafters if isinstance(d, SuffixMemory))
 
     def drain(self) -> EngineStats:
         """Counters since the last call, with the present levels filled in."""
         out = self.counters.drain(self.tuner)
         out.version = self.version
         out.correlated = self.config.reuse.seeds == "keep"
-        out.tree_bytes = self.suffix.tree_bytes
+        out.corpus_bytes = self.suffix.corpus_bytes
         history = self.history
         out.history_bytes, out.prompts = history.bytes, len(history)
         out.evicted, history.evicted = history.evicted, 0

@@ -196,7 +196,7 @@ class Bridge:
         self._untaken[reader] = []
         # Counts add up over time as they do over replicas; levels do not: they are what they are now.
         for level in (
-            "version", "history_bytes", "tree_bytes", "prompts", "speculating", "cost_error", "drafters_off",
+            "version", "history_bytes", "corpus_bytes", "prompts", "speculating", "cost_error", "drafters_off",
         ):  # fmt: skip
             setattr(out, level, getattr(stats, level))
         out.drafter_levels = stats.drafter_levels
@@ -278,7 +278,7 @@ class Bridge:
             stop = frozenset(params.stop_token_ids or ())
         limit = params.max_tokens if params is not None and params.max_tokens is not None else self.engine.max_model_len
         stream = self.coupled.stream(req_id, params) if self.coupled is not None else None
-        # Tokens that a rollout starts from are not its prompt: trees and history are the prompt's.
+        # Tokens that a rollout starts from are not its prompt: corpora and history are the prompt's.
         prompt = state.prompt_token_ids
         cut = int(own.get(scoring.PROMPT, len(prompt)))
         private = metadata.of(params).private

@@ -90,14 +90,14 @@ class DraftHead:
         self.engine.scored = self._scored
         self._drained: dict[str, float] = {}
 
-    def _scored(self, req_id: str, hits: int, length: int) -> None:
+    def _scored(self, req_id: str, accepted: int, length: int) -> None:
         """A draft was scored: news for the canary of new weights, if the request's KV is theirs."""
         if self.specialists is not None:
-            self.specialists.scored(req_id, hits, length)
+            self.specialists.scored(req_id, accepted, length)
         if self.swapper is None or self.swapper.canary is None or not self.states.current(req_id):
             return
         try:
-            self.swapper.observe(hits, length)
+            self.swapper.observe(accepted, length)
         except Exception as e:  # rolling weights back failed: the drafter must rest
             self.fail("swap", e)
 

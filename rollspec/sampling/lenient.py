@@ -1,8 +1,8 @@
 """SPEC-RL's rule for reusing old responses (arXiv:2509.23232), and how far it is from the policy. **Lossy.**
 
-An old response is kept up to its first refused token, and the policy continues from there. Token i is kept while
+An old response is kept up to its first rejected token, and the policy continues from there. Token i is kept while
 log U <= log p_new - log p_old + bias; more bias keeps more. That is not the policy's distribution even at
-bias 0: after a refusal the token is drawn from the policy itself and not from what the kept tokens leave of it. These
+bias 0: after a rejection the token is drawn from the policy itself and not from what the kept tokens leave of it. These
 are pure functions; `reuse.mode: lenient` (`lenient_reuse.py`) samples with them, and nothing else does.
 """
 
@@ -37,7 +37,7 @@ def kept(log_new: Floats, log_old: Floats, uniform: Floats, valid: Bools, bias: 
         valid: [n, length], true where there is a token of the response; false after its end.
 
     Returns:
-        [n] cut index: the first refused token, or the response's length where there is none.
+        [n] cut index: the first rejected token, or the response's length where there is none.
 
     Raises:
         ValueError: arrays of different shapes, or `valid` with a hole.
@@ -46,7 +46,7 @@ def kept(log_new: Floats, log_old: Floats, uniform: Floats, valid: Bools, bias: 
         raise ValueError("log_new, log_old, uniform and valid must have one shape")
     if (valid[:, 1:] & ~valid[:, :-1]).any():
         raise ValueError("valid must be true up to each response's end and false after it")
-    refused = uniform > keep_probability(log_new, log_old, bias)
-    ends = np.concatenate([refused | ~valid, np.ones((len(valid), 1), dtype=bool)], axis=1)
+    rejected = uniform > keep_probability(log_new, log_old, bias)
+    ends = np.concatenate([rejected | ~valid, np.ones((len(valid), 1), dtype=bool)], axis=1)
     out: Ints = ends.argmax(axis=1)
     return out

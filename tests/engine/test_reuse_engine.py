@@ -102,7 +102,7 @@ def test_old_responses_return_until_the_policy_disagrees(engine: Any, policies: 
     moved, stats = _epoch(engine, 2)
     responses, _, repeated, identical = stats["reuse"]
     assert responses == n and 0 < repeated < sum(map(len, moved)) and identical < n
-    assert stats["by_source"]["replay"][2] > 0 and len(stats["by_source"]) > 1, "no realignment by the suffix tree"
+    assert stats["by_source"]["replay"][2] > 0 and len(stats["by_source"]) > 1, "no realignment by the suffix drafter"
     for said, policy in ((first, policies[0]), (moved, policies[1])):
         noise, result = _check(policy, said)
         assert noise.tokens == sum(map(len, said)) and noise.passed, noise

@@ -60,7 +60,7 @@ def test_the_same_head_twice_is_one_head(
             found.append((stats["drafted"], stats["accepted"]))
             if general is unsure:
                 heads = call(llm, "info")["drafter"]["specialists"]
-                assert not heads["general"]["chains"] and heads["same"]["chains"]
+                assert not heads["general"]["drafts"] and heads["same"]["drafts"]
         finally:
             close(llm)
     assert found[0] == found[1] == found[2] and found[0][1] > 0
@@ -88,8 +88,10 @@ def test_the_surest_head_drafts_and_comes_back_after_a_sleep(
         assert generate(llm, prompts) == plain["greedy"]
         heads = call(llm, "info")["drafter"]["specialists"]
         assert list(heads) == ["general", "loud"]
-        assert heads["loud"]["chains"] > heads["general"]["chains"]
-        assert sum(h["right"] for h in heads.values()) > 0 and all(h["judged"] >= h["right"] for h in heads.values())
+        assert heads["loud"]["drafts"] > heads["general"]["drafts"]
+        assert sum(h["accepted"] for h in heads.values()) > 0 and all(
+            h["known"] >= h["accepted"] for h in heads.values()
+        )
         llm.collective_rpc(_spoil)
         assert generate(llm, prompts) == plain["greedy"]
         assert llm.collective_rpc(_whole) == [True]

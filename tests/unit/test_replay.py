@@ -160,7 +160,7 @@ def test_the_proposer_replays_realigns_and_counts() -> None:
     metrics = to_metrics(EngineStats.merge([stats, EngineStats()]))
     assert metrics["rollspec/reuse/share"] == 30 / 80 and metrics["rollspec/reuse/correlated"] == 1.0
     assert all(find(name) for name in metrics)
-    assert _run(p, 3, old, stream=5) < 30, "another sample: the suffix tree drafts, nothing is replayed"
+    assert _run(p, 3, old, stream=5) < 30, "another sample: the suffix drafter drafts, nothing is replayed"
     assert p.drain().reuse == [0, 0, 0, 0]
 
 

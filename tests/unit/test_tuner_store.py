@@ -64,7 +64,7 @@ def test_a_damaged_file_is_refused_and_set_aside(tmp_path: Path, damage: str) ->
     path = store.save(tmp_path, good, MACHINE)
     text = path.read_text()
     if damage == "numbers":
-        good["confidence"]["group"]["hits"][0] = -5.0
+        good["confidence"]["group"]["accepted"][0] = -5.0
         store.save(tmp_path, good, MACHINE)
         found, _ = store.load(tmp_path, MACHINE)
         with pytest.raises(ValueError, match="numbers that cannot be"):
