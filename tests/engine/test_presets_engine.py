@@ -154,7 +154,7 @@ def test_taps_takes_the_surest_of_its_heads(
         assert generate(llm, prompts) == plain["greedy"]
         stats, heads = call(llm, "stats"), call(llm, "info")["drafter"]["specialists"]
         assert not stats["faults"] and set(stats["plays"]) == {"eagle3:4"}
-        assert heads["code"]["chains"] > heads["general"]["chains"]
+        assert heads["code"]["drafts"] > heads["general"]["drafts"]
     finally:
         close(llm)
 
