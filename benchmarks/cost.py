@@ -143,13 +143,13 @@ def keep(folder: Path, model: CostModel, machine: dict[str, Any]) -> Path:
     """
     from rollspec.config import RollspecConfig
 
-    learned, _ = store.load(folder, machine)
-    learned = learned or {"confidence": Confidence().state()}
-    if "tuner" not in learned:
+    tuning, _ = store.load(folder, machine)
+    tuning = tuning or {"confidence": Confidence().state()}
+    if "tuner" not in tuning:
         config = RollspecConfig.load("default", env={})
-        learned["tuner"] = Tuner(config.tuning, config.proposal.k_max, config.proposal.drafters).state()
-    learned["tuner"]["cost"] = model.state()
-    return store.save(folder, learned, machine)
+        tuning["tuner"] = Tuner(config.tuning, config.proposal.k_max, config.proposal.drafters).state()
+    tuning["tuner"]["cost"] = model.state()
+    return store.save(folder, tuning, machine)
 
 
 def limits(model: str) -> tuple[int, int]:

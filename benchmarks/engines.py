@@ -328,6 +328,6 @@ def _forget(worker: Any) -> None:
     """Drafts from memory start an epoch sequence knowing nothing."""
     bridge = getattr(worker.model_runner, "_rollspec", None)
     if bridge is not None:
-        cost = bridge.proposer.tuner.cost  # of the machine, not of the texts
-        bridge.proposer = type(bridge.proposer)(bridge.config, bridge.proposer.max_model_len)
-        bridge.proposer.tuner.cost = cost
+        cost = bridge.engine.tuner.cost  # of the machine, not of the texts
+        bridge.engine = type(bridge.engine)(bridge.config, bridge.engine.max_model_len)
+        bridge.engine.tuner.cost = cost

@@ -53,7 +53,7 @@ GAIN, COST = 1.15, 1.01
 """Generation time of suffix over long_tail, at least; step time of trained over not trained, at most."""
 
 COUNTS = ("captured", "train_steps", "train_tokens", "swaps", "promoted", "rolled_back", "preempted",
-          "idle_seconds", "harvested_seconds", "capture_seconds")  # fmt: skip
+          "idle_seconds", "used_seconds", "capture_seconds")  # fmt: skip
 
 
 def jobs(seeds: Sequence[int], arms: Sequence[str], work: Path, settings: JobSettings) -> list[tuple[str, int, Job]]:
@@ -119,7 +119,7 @@ def summarise(runs: dict[str, dict[int, dict[str, Any]]]) -> dict[str, Any]:
             "gen_seconds": {s: sum(f["gen"]) for s, f in seeds.items()},
             "step_seconds": {s: sum(f["step"]) for s, f in seeds.items()},
             **total,
-            "harvest": total["harvested_seconds"] / idle if idle else None,
+            "used": total["used_seconds"] / idle if idle else None,
             "preempt_seconds": _last(seeds, "preempt_seconds"),
             "preempt_p99_seconds": _last(seeds, "preempt_p99_seconds"),
             "micro_step_seconds": _last(seeds, "micro_step_seconds"),
@@ -176,7 +176,7 @@ def table(summary: dict[str, Any]) -> Table:
             cells = [_cell(found[part]["pairs"]) for part in ("first epoch", "second half", "all")]
             t.add_row(label, goal, *cells, found[judged]["verdict"])
     made = [
-        f"{arm}: {a['train_steps']:.0f} training steps in {a['harvested_seconds']:.0f} of {a['idle_seconds']:.0f} "
+        f"{arm}: {a['train_steps']:.0f} training steps in {_used(a):.0f} of {a['idle_seconds']:.0f} "
         f"idle s, {a['swaps']:.0f} swaps, {a['learned_length'] or 0:.2f} tokens by its drafts; a step takes "
         f"{a['micro_step_seconds'] or 0:.2f} s, pre-emption {a['preempt_p99_seconds'] or 0:.2f} s (p99)"
         for arm, a in summary["arms"].items()
@@ -225,3 +225,8 @@ def run(
         },
         out,
     )
+
+
+def _used(arm: dict[str, Any]) -> float:
+    """Idle seconds that training used; results of before say "harvested"."""
+    return float(arm["used_seconds"] if "used_seconds" in arm else arm["harvested_seconds"])

@@ -18,12 +18,12 @@ def become(worker: Any, source: dict[str, Any]) -> None:
 
     drafter = worker.model_runner._rollspec
     drafter.config = RollspecConfig.load(source)
-    drafter.proposer = type(drafter.proposer)(drafter.config, drafter.proposer.max_model_len)
+    drafter.engine = type(drafter.engine)(drafter.config, drafter.engine.max_model_len)
 
 
 def ledger(worker: Any) -> dict[int, tuple[list[float], list[float]]]:
     """By batch bucket: tokens and modelled seconds under each arm since the last drain."""
-    totals: dict[int, tuple[list[float], list[float]]] = worker.model_runner._rollspec.proposer.tuner.ledger.totals()
+    totals: dict[int, tuple[list[float], list[float]]] = worker.model_runner._rollspec.engine.tuner.ledger.totals()
     return totals
 
 
@@ -34,7 +34,7 @@ def machine(worker: Any) -> dict[str, Any]:
 
 def watch(worker: Any) -> None:
     """Keep every step that the cost model observes from now on; `steps` takes them."""
-    cost = worker.model_runner._rollspec.proposer.tuner.cost
+    cost = worker.model_runner._rollspec.engine.tuner.cost
     observe, worker.seen = cost.observe, []
 
     def seen(
@@ -63,11 +63,11 @@ def know(worker: Any, answers: dict[str, list[int]], k: int, right: bool) -> Non
     """
     from rollspec.proposal.base import Draft
 
-    proposer = worker.model_runner._rollspec.proposer
+    engine = worker.model_runner._rollspec.engine
     vocabulary = worker.model_runner.model_config.get_vocab_size()
 
     def one(group: Any, room: int) -> Draft:
-        said = next(len(r.output) for r in proposer.requests.values() if r.memory.group is group)
+        said = next(len(r.output) for r in engine.requests.values() if r.memory.group is group)
         tokens = answers[group.key][said : said + room]
         if not right:
             tokens = [(t + 1) % vocabulary for t in tokens]
@@ -76,8 +76,8 @@ def know(worker: Any, answers: dict[str, list[int]], k: int, right: bool) -> Non
     def draft(groups: Any, contexts: Any, rooms: list[int]) -> list[Draft]:
         return [one(group, room) for group, room in zip(groups, rooms, strict=True)]
 
-    proposer.suffix.draft = draft
-    proposer.k = k
+    engine.suffix.draft = draft
+    engine.k = k
 
 
 def useless(worker: Any) -> None:
@@ -90,4 +90,4 @@ def useless(worker: Any) -> None:
     def draft(groups: Any, contexts: Any, rooms: list[int]) -> list[Draft]:
         return [Draft([rng.randrange(vocabulary) for _ in range(k)], [0.99] * k, "group", 16) for k in rooms]
 
-    worker.model_runner._rollspec.proposer.suffix.draft = draft
+    worker.model_runner._rollspec.engine.suffix.draft = draft

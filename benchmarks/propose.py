@@ -45,17 +45,17 @@ def step_ms(tokens: float) -> float:
 
 def last_epoch(batch: int) -> list[float]:
     """Seconds of each step with all its requests in the last epoch."""
-    proposer = Engine(RollspecConfig.load("default", env={}), 4096)
-    proposer.tuner.host = lambda *_: None  # type: ignore[method-assign]  # else what is drafted depends on the machine
+    engine = Engine(RollspecConfig.load("default", env={}), 4096)
+    engine.tuner.host = lambda *_: None  # type: ignore[method-assign]  # else what is drafted depends on the machine
     rng = random.Random(1)
     times: list[float] = []
     for epoch in range(EPOCHS + 1):
-        proposer.set_version(epoch)
+        engine.set_version(epoch)
         prompts, said = texts(batch, rng)
         at, drafts = [0] * batch, [[] for _ in range(batch)]  # type: list[int], list[list[int]]
         names = [f"{epoch}-{i}" for i in range(batch)]
         for name, prompt in zip(names, prompts, strict=True):
-            proposer.begin(name, prompt, LENGTH)
+            engine.begin(name, prompt, LENGTH)
         while live := [i for i in range(batch) if at[i] < LENGTH]:
             new, scheduled = [], {}
             for i in live:
@@ -67,15 +67,15 @@ def last_epoch(batch: int) -> list[float]:
                 scheduled[names[i]] = drafts[i]
             ids = [names[i] for i in live]
             start = time.thread_time()
-            out = proposer.step(ids, new, scheduled)
+            out = engine.step(ids, new, scheduled)
             if len(live) == batch and epoch == EPOCHS:
                 times.append(time.thread_time() - start)
             tokens = len(live) + sum(map(len, scheduled.values()))
-            proposer.timed(tokens, True, 1e-3 * step_ms(tokens), len(live))
+            engine.timed(tokens, True, 1e-3 * step_ms(tokens), len(live))
             for i, draft in zip(live, out, strict=True):
                 drafts[i] = draft
         for name in names:
-            proposer.finish(name)
+            engine.finish(name)
     return times
 
 

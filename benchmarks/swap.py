@@ -282,7 +282,7 @@ def _watch_steps(worker: Any) -> None:
     from rollspec.engine.vllm.worker import bridge
 
     drafter = bridge(worker)
-    swapper = drafter.learned.swapper  # type: ignore[union-attr]
+    swapper = drafter.head.swapper  # type: ignore[union-attr]
     before_step = drafter.before_step  # type: ignore[union-attr]
     rows: list[tuple[float, bool]] = []
     last: list[Any] = [None, False]
@@ -306,7 +306,7 @@ def _steps(worker: Any) -> list[tuple[float, bool]]:
 def _record(worker: Any, on: bool) -> None:
     from rollspec.engine.vllm.worker import bridge
 
-    capture = bridge(worker).learned.capture  # type: ignore[union-attr]
+    capture = bridge(worker).head.capture  # type: ignore[union-attr]
     capture.paused = not on
     capture.take()
 

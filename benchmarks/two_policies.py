@@ -24,11 +24,11 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from benchmarks.lenient_distance import distribution, total_variation
 from rollspec.audit.engine import CPU_ENVIRONMENT, Arm, Plan, job_of
 from rollspec.audit.evidence import Samples
 from rollspec.audit.verdict import DraftCounts
 from rollspec.audit.worker import Response, build, counters, generate, next_round, read
-from rollspec.sampling import lenient
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -236,9 +236,9 @@ def check_lossy(
         tokens = samples.tokens[s][:n]
         prompt = prompts[int(samples.prompt[s])]
         p, q = (np.exp(r.log_probs(prompt, tokens.tolist())) for r in (new, old))  # [n, V]
-        favoured = lenient.distribution(p, q, bias) > p  # [n, V]
+        favoured = distribution(p, q, bias) > p  # [n, V]
         excess += (favoured[np.arange(n), tokens] - (p * favoured).sum(-1)).tolist()
-        theory += lenient.total_variation(p, q, bias).tolist()
+        theory += total_variation(p, q, bias).tolist()
     n = len(excess)
     return LossyCheck(
         tokens=samples.n_tokens,

@@ -22,7 +22,7 @@ EARLY = 0.25
 EARLY_RATIO = 0.25
 
 SLACK = 0.02
-"""Hits per draft that the new weights may lack where the old ones reached next to nothing."""
+"""Accepted tokens per draft that the new weights may lack where the old ones reached next to nothing."""
 
 CanaryVerdict = Literal["promoted", "rolled_back"]
 
@@ -32,7 +32,7 @@ class Canary:
     """The canary of version `version`.
 
     `rates`: the old weights' acceptance per position [k]. `drafts`: scored drafts until the verdict. `ratio`: part of
-    the old weights' hits that must be reached.
+    the old weights' accepted tokens that must be reached.
     """
 
     version: int
@@ -40,21 +40,21 @@ class Canary:
     drafts: int
     ratio: float
     seen: int = 0
-    hits: float = 0.0
+    accepted: float = 0.0
     expected: float = 0.0
     _cumulative: Vector = field(init=False)
 
     def __post_init__(self) -> None:
         self._cumulative = self.rates.cumprod()
 
-    def observe(self, hits: int, length: int) -> CanaryVerdict | None:
-        """A draft of which `length` positions could be judged had `hits` right; the verdict once there is one."""
+    def observe(self, accepted: int, length: int) -> CanaryVerdict | None:
+        """A draft of which `length` positions are known had `accepted` accepted; the verdict once there is one."""
         self.seen += 1
-        self.hits += hits
+        self.accepted += accepted
         self.expected += float(self._cumulative[: min(length, len(self._cumulative))].sum())
         if self.seen >= self.drafts:
-            return "promoted" if self.hits + SLACK * self.seen >= self.ratio * self.expected else "rolled_back"
-        if self.seen >= max(8, EARLY * self.drafts) and self.hits + SLACK * self.seen < EARLY_RATIO * self.expected:
+            return "promoted" if self.accepted + SLACK * self.seen >= self.ratio * self.expected else "rolled_back"
+        if self.seen >= max(8, EARLY * self.drafts) and self.accepted + SLACK * self.seen < EARLY_RATIO * self.expected:
             return "rolled_back"
         return None
 
@@ -63,6 +63,6 @@ class Canary:
         """What the verdict rests on."""
         n = max(self.seen, 1)
         return (
-            f"{self.hits / n:.2f} tokens right per draft against {self.expected / n:.2f} of the weights before, "
+            f"{self.accepted / n:.2f} tokens accepted per draft against {self.expected / n:.2f} of the weights before, "
             f"over {self.seen} drafts"
         )

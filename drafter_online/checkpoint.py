@@ -13,7 +13,6 @@ import logging
 import os
 import shutil
 import threading
-import uuid
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -23,7 +22,7 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 from drafter_online.errors import TrainingError
-from drafter_online.files import digest, sha256, sync_folder, write_synced
+from drafter_online.files import digest, sha256, sync_folder, temporary_folder, write_synced
 
 log = logging.getLogger(__name__)
 FORMAT = "drafter-online-training-1"
@@ -99,20 +98,18 @@ class Checkpoints:
         return self.folder / f"step-{step:08d}"
 
     def _write(self, step: int, tensors: dict[str, Tensor], record: dict[str, Any]) -> None:
-        temporary = self.folder / f".writing-{os.getpid()}-{uuid.uuid4().hex[:8]}"
+        blob = save(tensors)
+        entry = {"format": FORMAT, "state": sha256(blob), "record": record}
         try:
-            blob = save(tensors)
-            entry = {"format": FORMAT, "state": sha256(blob), "record": record}
-            temporary.mkdir(parents=True)
-            write_synced(temporary / STATE, blob)
-            write_synced(temporary / RECORD, json.dumps({**entry, "checksum": digest(entry)}).encode())
-            sync_folder(temporary)
-            shutil.rmtree(self._path(step), ignore_errors=True)
-            os.rename(temporary, self._path(step))
+            with temporary_folder(self.folder, ".writing") as temporary:
+                write_synced(temporary / STATE, blob)
+                write_synced(temporary / RECORD, json.dumps({**entry, "checksum": digest(entry)}).encode())
+                sync_folder(temporary)
+                shutil.rmtree(self._path(step), ignore_errors=True)
+                os.rename(temporary, self._path(step))
             sync_folder(self.folder)
             self.failed = None
         except OSError as e:
-            shutil.rmtree(temporary, ignore_errors=True)
             self.failed = f"the checkpoint of step {step} cannot be written to {self.folder} ({e.strerror or e})"
             log.warning("drafter-online: %s; training continues", self.failed)
             return

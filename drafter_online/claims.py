@@ -1,6 +1,6 @@
 """Which replica has a version on canary: files in the version's folder, read and created by all that share the store.
 
-    store/00000007/trial-0.json      who claimed it: {"replica", "life", "beat", "released"}
+    store/00000007/canary-0.json      who claimed it: {"replica", "life", "beat", "released"}
     store/00000007/verdict-0.json    what came of that: {"replica", "verdict", "reason", "facts"}
 
 Creating a file that exists fails, so of several replicas exactly one gets the next claim. It rewrites the file as long
@@ -36,7 +36,7 @@ class Claim:
 
 def path(folder: Path, attempt: int) -> Path:
     """Where a claim on the version in `folder` is."""
-    return folder / f"trial-{attempt}.json"
+    return folder / f"canary-{attempt}.json"
 
 
 def verdict_path(folder: Path, attempt: int) -> Path:
@@ -50,7 +50,7 @@ def attempts(folder: Path) -> list[int]:
         names = os.listdir(folder)
     except (FileNotFoundError, NotADirectoryError):
         return []
-    return sorted(int(n[6:-5]) for n in names if n.startswith("trial-") and n.endswith(".json") and n[6:-5].isdigit())
+    return sorted(int(n[7:-5]) for n in names if n.startswith("canary-") and n.endswith(".json") and n[7:-5].isdigit())
 
 
 def read(folder: Path, attempt: int) -> Claim:

@@ -14,11 +14,11 @@ import contextlib
 import os
 import shutil
 import time
-import uuid
 from collections.abc import Callable
 from pathlib import Path
 
 from drafter_online.errors import ServiceError
+from drafter_online.files import temporary_folder
 from drafter_online.versions import Versions
 
 PARTS = ("state", "buffer", "versions")
@@ -121,22 +121,19 @@ class Copies:
 
 def _replace(source: Path, target: Path, ignore: Callable[[str, list[str]], list[str]] | None = None) -> None:
     """Copy a folder to the place of another, or remove that where there is none."""
-    unique = f".{target.name}-{os.getpid()}-{uuid.uuid4().hex[:8]}"
-    temporary, old = target.with_name(unique), target.with_name(f"{unique}-old")
-    try:
+    with temporary_folder(target.parent, f".{target.name}") as temporary:
+        new, old = temporary / "new", temporary / "old"
         if source.is_dir():
-            shutil.copytree(source, temporary, copy_function=_link, ignore=ignore)
-        if target.is_dir():
-            os.rename(target, old)
-        if source.is_dir():
-            os.rename(temporary, target)
-    except OSError:
-        if old.is_dir() and not target.exists():
-            os.rename(old, target)
-        raise
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
-        shutil.rmtree(old, ignore_errors=True)
+            shutil.copytree(source, new, copy_function=_link, ignore=ignore)
+        try:
+            if target.is_dir():
+                os.rename(target, old)
+            if source.is_dir():
+                os.rename(new, target)
+        except OSError:
+            if old.is_dir() and not target.exists():
+                os.rename(old, target)
+            raise
 
 
 def _link(source: str, target: str) -> str:

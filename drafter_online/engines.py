@@ -18,7 +18,7 @@ from drafter_online.lifecycle import Verdict
 from drafter_online.samples import Sample
 
 if TYPE_CHECKING:
-    from drafter_online.model import Drafter
+    from drafter_online.model import TrainedDrafter
 
 MOST_DOMAINS = 64
 OTHER = "other"
@@ -97,7 +97,7 @@ class Progress(msgspec.Struct, frozen=True):
     hangs: str | None = None  # why it is taken for one that hangs
 
 
-class Errand(msgspec.Struct, frozen=True):
+class CheckpointRequest(msgspec.Struct, frozen=True):
     """What an engine asks for by `save` and `load`: a copy of the daemon's state in a folder, or from one."""
 
     id: int
@@ -105,7 +105,7 @@ class Errand(msgspec.Struct, frozen=True):
 
 
 class Done(msgspec.Struct, frozen=True):
-    """What became of an errand. Neither done nor an error: this daemon's state is no job's."""
+    """What became of a checkpoint request. Neither done nor an error: this daemon's state is no job's."""
 
     id: int
     done: bool
@@ -125,7 +125,7 @@ def read(body: dict[str, Any], kind: type[Any]) -> Any:
 
 
 @dataclass
-class Engine:
+class ConnectedEngine:
     """One connected engine."""
 
     session: str
@@ -154,7 +154,7 @@ class Admission:
     vocabulary: int
 
     @classmethod
-    def of(cls, drafter: Drafter) -> Admission:
+    def of(cls, drafter: TrainedDrafter) -> Admission:
         """What an EAGLE-3 head takes."""
         config = drafter.head.config  # type: ignore[attr-defined]
         layer = config.transformer_layer_config
@@ -197,21 +197,21 @@ class Engines:
     """All engines by session, and what their requests achieved by domain."""
 
     def __init__(self) -> None:
-        self.by_session: dict[str, Engine] = {}
+        self.by_session: dict[str, ConnectedEngine] = {}
         self.domains: dict[str, Counts] = {}
 
-    def __iter__(self) -> Iterator[Engine]:
+    def __iter__(self) -> Iterator[ConnectedEngine]:
         return iter([e for e in list(self.by_session.values()) if e.reported])
 
     def join(self, session: str, hello: Hello) -> None:
         """An engine was welcomed."""
-        self.by_session[session] = Engine(session, hello)
+        self.by_session[session] = ConnectedEngine(session, hello)
 
     def leave(self, session: str) -> None:
         """It is gone."""
         self.by_session.pop(session, None)
 
-    def report(self, session: str, status: Status) -> Engine | None:
+    def report(self, session: str, status: Status) -> ConnectedEngine | None:
         """An engine's report; the first one is what later ones are compared with."""
         engine = self.by_session.get(session)
         if engine is None:

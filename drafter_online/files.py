@@ -7,8 +7,9 @@ import fcntl
 import hashlib
 import json
 import os
+import shutil
 import uuid
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,17 @@ def replace(path: Path, data: bytes, private: bool = False) -> None:
     finally:
         with contextlib.suppress(OSError):
             temporary.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def temporary_folder(parent: Path, prefix: str) -> Iterator[Path]:
+    """A new folder in `parent`, where files are put together. Renamed to its place, or else deleted at the end."""
+    folder = parent / f"{prefix}-{os.getpid()}-{uuid.uuid4().hex[:8]}"
+    try:
+        folder.mkdir(parents=True)
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def set_aside(path: Path) -> str:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-import re
 import shutil
 import signal
 import subprocess
@@ -22,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from drafter_online.buffer import Buffer
+from drafter_online.child import first_error
 from drafter_online.errors import SampleError, TrainingError
 from drafter_online.files import replace
 from drafter_online.samples import Sample
@@ -124,9 +124,7 @@ def collect(folder: Path, buffer: Buffer, into: Path) -> dict[str, Any]:
 
 
 def _cause(folder: Path) -> str:
-    """Why the engine ended: the first error in the log of its processes, which is the one that ended the others."""
+    """Why the engine ended."""
     log = (folder / LOG).read_text(errors="replace")
-    first = re.search(r"(?:^|\] +)([A-Za-z_.]*(?:Error|Exception): .+)$", log, re.MULTILINE)
-    if first:
-        return first[1].strip().rstrip(".")
-    return str(progress_of(folder).get("error") or "it was killed, or there was no memory").rstrip(".")
+    known = progress_of(folder).get("error")
+    return str(first_error(log) or known or "it was killed, or there was no memory").rstrip(".")

@@ -262,9 +262,9 @@ def refresh(
                 head.lm_head.weight.copy_(rows)
 
 
-def say_as(head: Any, target: str | Path, counts: Mapping[int, int]) -> None:
-    """As `refresh` with the counts alone, where the target does not move: its LM head is read from its checkpoint, and
-    only where other tokens are to be drafted.
+def fit_vocabulary(head: Any, target: str | Path, counts: Mapping[int, int]) -> None:
+    """Have a head draft the tokens that `counts` has most of. As `refresh` with the counts alone, where the target does
+    not move: its LM head is read from its checkpoint, and only where other tokens are to be drafted.
 
     Raises:
         HeadError: the target cannot be read.
@@ -283,7 +283,7 @@ def _follows(head: Any) -> bool:
 
 
 def _choose_again(head: Any, counts: Mapping[int, int]) -> None:
-    """Have a head draft the tokens that the target says; the rows of its LM head are for the caller to change."""
+    """Have a head draft the tokens that the target emits; the rows of its LM head are for the caller to change."""
     if (found := vocabulary.better(head.t2d, head.draft_vocab_size, counts)) is None:
         return
     d2t, t2d, share, before = found

@@ -15,7 +15,7 @@ from drafter_online.objective import Acceptance, evaluate
 from drafter_online.packing import pack
 
 if TYPE_CHECKING:
-    from drafter_online.model import Drafter
+    from drafter_online.model import TrainedDrafter
     from drafter_online.samples import Sample
     from drafter_online.trainer import Trainer
 
@@ -64,7 +64,7 @@ def covered(head: Any, samples: list[Sample]) -> float:
 class _Knowing:
     """Scores as the target does, from the target's own last hidden states."""
 
-    drafter: Drafter
+    drafter: TrainedDrafter
     trained_head: tuple[Tensor, ...] = ()
 
     @property

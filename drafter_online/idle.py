@@ -32,6 +32,9 @@ LEAST_SECONDS = 120.0
 TIMES = 20.0
 """A step hangs once it takes so many times the mean of those before it."""
 
+MAX_FAILURES = 3
+"""Micro-steps that raise, in a row, before training is stopped."""
+
 
 class StepWatch:
     """How long the running micro-step has been running, and whether that is a hang.
@@ -118,13 +121,10 @@ class Idle(Generic[T]):
     Args:
         clock: seconds, monotonic.
         settle_seconds: the engine must have been idle this long: gaps between requests are not idleness.
-        max_failures: micro-steps that raise, in a row, before training is stopped.
     """
 
-    def __init__(
-        self, clock: Callable[[], float] = time.monotonic, settle_seconds: float = 0.02, max_failures: int = 3
-    ) -> None:
-        self.settle_seconds, self.max_failures = settle_seconds, max_failures
+    def __init__(self, clock: Callable[[], float] = time.monotonic, settle_seconds: float = 0.02) -> None:
+        self.settle_seconds = settle_seconds
         self.counts = IdleCounts()
         self.watch = StepWatch(clock)
         self.stopped: str | None = None  # why training was given up, None while it runs
@@ -157,7 +157,7 @@ class Idle(Generic[T]):
         Args:
             state: what the engine is doing now.
             step: a micro-step that takes the question "must I stop?" (`Trainer.micro_step`). What it raises is counted
-                and logged; after `max_failures` in a row training is stopped and `stopped` says why.
+                and logged; after `MAX_FAILURES` in a row training is stopped and `stopped` says why.
 
         Returns:
             what the step returned; None when none ran, or it raised.
@@ -195,7 +195,7 @@ class Idle(Generic[T]):
             self._failures += 1
             if self._failures == 1:
                 log.warning("drafter-online: a training step failed (%s: %s)", type(failure).__name__, failure)
-            if self._failures >= self.max_failures:
+            if self._failures >= MAX_FAILURES:
                 self.stopped = f"{self._failures} training steps in a row failed, the last with {failure!r}"
                 log.error("drafter-online: training is stopped: %s; drafting continues as it is", self.stopped)
             return

@@ -15,7 +15,7 @@ import msgspec
 
 from drafter_online.checkpoint import Checkpoints
 from drafter_online.copies import Copies
-from drafter_online.engines import Done, Engines, Errand, read
+from drafter_online.engines import CheckpointRequest, Done, Engines, read
 from drafter_online.errors import DrafterError, ServiceError
 from drafter_online.hub import Hub
 from drafter_online.settings import ServiceConfig
@@ -51,34 +51,34 @@ class JobCheckpoint:
     def __init__(self, service: Daemon) -> None:
         self.service = service
         self.copies = Copies(service.config.dir)
-        self._waiting: deque[tuple[str, bool, Errand]] = deque(maxlen=MOST)
+        self._waiting: deque[tuple[str, bool, CheckpointRequest]] = deque(maxlen=MOST)
         self._loaded: tuple[Path, set[str]] | None = None  # the checkpoint that was taken over, and engines there then
 
     def ask(self, session: str, message: Message) -> None:
         """On the hub's thread: have it done, or say at once that it will not be."""
-        errand: Errand = read(message.body, Errand)
+        request: CheckpointRequest = read(message.body, CheckpointRequest)
         good, why = self.service.healthy()
         if not self.service.config.job:
-            self._answer(session, Done(errand.id, False))
+            self._answer(session, Done(request.id, False))
         elif not good:
-            self._answer(session, Done(errand.id, False, f"the drafter's trainer does not answer: {why}"))
+            self._answer(session, Done(request.id, False, f"the drafter's trainer does not answer: {why}"))
         else:
-            self._waiting.append((session, message.kind == "save", errand))
+            self._waiting.append((session, message.kind == "save", request))
 
     def run(self) -> None:
         """On the thread that trains: do what waits."""
         while self._waiting:
-            session, out, errand = self._waiting.popleft()
+            session, out, request = self._waiting.popleft()
             error = None
             try:
-                (self._save if out else self._load)(Path(errand.folder))
+                (self._save if out else self._load)(Path(request.folder))
             except (DrafterError, OSError) as e:
                 error = str(e).removeprefix("drafter-online: ")
                 log.warning("drafter-online: %s", error)
             except Exception as e:  # the job waits for an answer
                 error = f"{type(e).__name__}: {e}"
                 log.warning("drafter-online: a checkpoint's copy failed (%s)", error, exc_info=e)
-            self._answer(session, Done(errand.id, error is None, error))
+            self._answer(session, Done(request.id, error is None, error))
 
     def _answer(self, session: str, done: Done) -> None:
         self.service.hub.send(session, Message("done", msgspec.to_builtins(done)))

@@ -6,7 +6,7 @@
         link.send(Message("samples", record, tensors))    # False: dropped, and counted
 
 One thread owns a link. What cannot be sent now is dropped: an engine has no room for a queue that grows while its
-daemon is away, and fresh feedback is worth more than old. At most `window` bytes are under way without an answer, so a
+daemon is away, and fresh feedback is worth more than old. At most `WINDOW` bytes are under way without an answer, so a
 slow daemon slows the feedback down and nothing else.
 """
 
@@ -26,6 +26,7 @@ from drafter_online.wire import Message
 
 log = logging.getLogger(__name__)
 
+WINDOW = wire.MAX_FRAME  # bytes that may be unanswered
 HELLO_SECONDS = 2.0  # between two attempts
 CONNECT_SECONDS = 0.1  # the same, while there is no connection
 REFUSED_SECONDS = 30.0  # the same, after the daemon said no
@@ -39,7 +40,6 @@ class Link:
         endpoint: ZeroMQ's, such as tcp://host:5765 or ipc:///path.
         hello: what the daemon decides by: base of the target and so on. JSON types.
         token: the daemon's, None where it has none; encrypts.
-        window: bytes that may be unanswered.
 
     Raises:
         WireError: the endpoint cannot be used, or would need a token.
@@ -51,13 +51,11 @@ class Link:
         hello: dict[str, Any],
         *,
         token: str | None = None,
-        window: int = wire.MAX_FRAME,
     ) -> None:
         wire.require_token(endpoint, token)
         wire.check_port(endpoint)
         self.endpoint = endpoint
         self.hello = hello
-        self.window = window
         self.counts: Counter[str] = Counter()  # sent, sent_bytes, dropped, refused/<kind>, sessions, lost
         self.away: str | None = "it has not answered yet"
         """Why nothing can be sent, None while the daemon listens."""
@@ -93,7 +91,7 @@ class Link:
     @property
     def ready(self) -> bool:
         """Whether a message would be sent now."""
-        return self.away is None and self.under_way < self.window
+        return self.away is None and self.under_way < WINDOW
 
     def send(self, message: Message) -> bool:
         """Send without waiting. False: it was dropped, because the daemon is away, behind, or would not take it."""

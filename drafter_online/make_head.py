@@ -231,7 +231,7 @@ class _Work:
             )
             self.save(
                 before=_shown(start),
-                ceiling=_shown(limit),
+                max_acceptance=_shown(limit),
                 samples=len(kept),
                 held_out=len(held),
                 response_tokens=self.buffer.token_counts().total(),

@@ -97,8 +97,9 @@ def make_head(
 
 def _table(facts: dict[str, Any]) -> dict[str, Any]:
     """What one wants to know at a glance."""
-    out = {k: v for k, v in facts.items() if k not in ("curve", "counts", "finished", "before", "after", "ceiling")}
-    for name in ("before", "after", "ceiling"):
+    shown = ("before", "after", "max_acceptance")
+    out = {k: v for k, v in facts.items() if k not in ("curve", "counts", "finished", *shown)}
+    for name in shown:
         out[f"acceptance length, {name}"] = facts[name]["acceptance_length"]
         out[f"acceptance rates, {name}"] = facts[name]["rates"]
     return out

@@ -21,7 +21,7 @@ from drafter_online.packing import Batch
 from drafter_online.versions import Kind
 
 
-class Drafter(Scorer, Protocol):
+class TrainedDrafter(Scorer, Protocol):
     """What the trainer trains."""
 
     kind: Kind
@@ -80,7 +80,7 @@ class Eagle3:
         return self.head.lm_head(states)  # type: ignore[no-any-return]
 
     def states(self, batch: Batch, steps: int, interrupt: Callable[[], bool] | None = None) -> list[Tensor]:
-        """See `Drafter`."""
+        """See `TrainedDrafter`."""
         found: list[Tensor] = []
         step = -1
 
@@ -132,11 +132,11 @@ class Eagle3:
             return self.head.verifier_lm_head(self.head.verifier_norm(states))  # type: ignore[no-any-return]
 
     def weights(self, dtype: Any = None) -> dict[str, Tensor]:
-        """See `Drafter`."""
+        """See `TrainedDrafter`."""
         return heads.own_weights(self.head, dtype)
 
     def config(self, dtype: Any = None) -> dict[str, Any]:
-        """See `Drafter`."""
+        """See `TrainedDrafter`."""
         return heads.config_of(self.head, dtype)
 
 
@@ -190,7 +190,7 @@ class DraftModel:
         return logits
 
     def states(self, batch: Batch, steps: int, interrupt: Callable[[], bool] | None = None) -> list[Tensor]:
-        """See `Drafter`; a model of sequences has one step."""
+        """See `TrainedDrafter`; a model of sequences has one step."""
         if interrupt is not None and interrupt():
             raise Preempted
         out = self.model.base_model(
@@ -209,7 +209,7 @@ class DraftModel:
             return y @ self._lm_head.T
 
     def weights(self, dtype: Any = None) -> dict[str, Tensor]:
-        """See `Drafter`; tied weights are written once."""
+        """See `TrainedDrafter`; tied weights are written once."""
         seen: set[int] = set()
         out: dict[str, Tensor] = {}
         for name, t in self.model.state_dict().items():
@@ -219,7 +219,7 @@ class DraftModel:
         return out
 
     def config(self, dtype: Any = None) -> dict[str, Any]:
-        """See `Drafter`."""
+        """See `TrainedDrafter`."""
         plain: dict[str, Any] = self.model.config.to_dict()
         name = str(dtype or self.model.dtype).removeprefix("torch.")
         return {**plain, "dtype": name, "torch_dtype": name}

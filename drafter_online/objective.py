@@ -43,7 +43,7 @@ class LossTerms(BaseModel):
     )
     gamma: float = Field(0.8, gt=0, le=1, description="Discount of the k-th proposal after the rejected one.")
     rejected_from: tuple[str, ...] = Field(
-        ("learned",), description="Drafters whose rejected proposals are learnt from; the drafter's own by default."
+        ("head",), description="Drafters whose rejected proposals are learnt from; the drafter's own by default."
     )
     step_decay: float = Field(0.8, gt=0, le=1, description="Weight of training-time-test step i is this to the i-th.")
     reward_beta: float = Field(0.0, ge=0, description="Strength of the reward weight (ReSpec); 0: off.")

@@ -17,7 +17,7 @@ import threading
 import time
 from collections.abc import Callable
 
-from drafter_online.engines import Engine, VersionVerdict
+from drafter_online.engines import ConnectedEngine, VersionVerdict
 from drafter_online.errors import DrafterError, VersionError
 from drafter_online.lifecycle import Event, Life, State, Verdict
 from drafter_online.versions import Version, Versions
@@ -86,7 +86,7 @@ class Release:
             self._newest.apply(Event.OFFER)
             self._canaries.clear()
 
-    def offer(self, engine: Engine) -> tuple[int, bool] | None:
+    def offer(self, engine: ConnectedEngine) -> tuple[int, bool] | None:
         """What this engine should take now, and whether as a canary; None: nothing."""
         with self._lock:
             status, now = engine.status, time.monotonic()

@@ -47,7 +47,7 @@ class VerifyStep:
     """One verify step of one request, as an engine sees it; `Verify.gather` packs many."""
 
     position: int  # index in `input_ids` of the last token known before the step; proposed[0] is for position + 1
-    drafter: str  # who proposed: "learned", "suffix", ...
+    drafter: str  # who proposed: "head", "suffix", ...
     proposed: list[int]  # [K] token ids
     accepted: int  # how many of them were accepted, 0..K
     top_ids: Tensor | None = None  # [K, k] integers

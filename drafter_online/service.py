@@ -293,7 +293,7 @@ class Service:
             return
         self._published_at = self.trainer.counts.steps
         if not self.engines.policy:  # a policy that does not move sends its tensors no second time
-            startup.draft_what_is_said(self.config, self.trainer, self.alarms)
+            startup.fit_vocabulary(self.config, self.trainer, self.alarms)
         self.versions.floor = self.engines.newest
         policy = self.engines.policy if self.config.recency else None
         try:

@@ -106,10 +106,10 @@ def buffer(config: ServiceConfig, alarms: Alarms) -> Buffer:
         return Buffer(keep)
 
 
-def draft_what_is_said(config: ServiceConfig, training: Trainer, alarms: Alarms) -> None:
-    """Have the head draft what the samples say; where it cannot, it keeps the tokens it has, and raises an alarm."""
+def fit_vocabulary(config: ServiceConfig, training: Trainer, alarms: Alarms) -> None:
+    """Have the head draft the tokens of the samples; where it cannot, it keeps those it has, and raises an alarm."""
     try:
-        heads.say_as(training.drafter.head, config.target, training.buffer.token_counts())  # type: ignore[attr-defined]
+        heads.fit_vocabulary(training.drafter.head, config.target, training.buffer.token_counts())  # type: ignore[attr-defined]
         alarms.set("vocabulary", None)
     except HeadError as e:
         alarms.set("vocabulary", str(e).removeprefix("drafter-online: "))

@@ -31,7 +31,7 @@ from drafter_online import losses
 from drafter_online.buffer import Buffer
 from drafter_online.checkpoint import Checkpoints
 from drafter_online.errors import Preempted, TrainingError
-from drafter_online.model import Drafter
+from drafter_online.model import TrainedDrafter
 from drafter_online.modes import evaluating, normal_mode
 from drafter_online.objective import Acceptance, LossTerms, Result, evaluate
 from drafter_online.optimizer import MasterWeights
@@ -116,7 +116,7 @@ class Trainer:
 
     def __init__(
         self,
-        drafter: Drafter,
+        drafter: TrainedDrafter,
         buffer: Buffer,
         config: DrafterTraining | None = None,
         *,

@@ -32,7 +32,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from drafter_online import claims
 from drafter_online.errors import VersionError
-from drafter_online.files import digest, sha256, sync_folder, write_synced
+from drafter_online.files import digest, sha256, sync_folder, temporary_folder, write_synced
 from drafter_online.lifecycle import Verdict
 
 if TYPE_CHECKING:
@@ -172,14 +172,12 @@ class Versions:
             tensors={n: _kind_of(t) for n, t in plain.items()},
             provenance=dict(provenance or {}),
         )
-        temporary = self.folder / f".publish-{os.getpid()}-{uuid.uuid4().hex[:8]}"
         try:
-            temporary.mkdir(parents=True)
-            for name, data in files.items():
-                write_synced(temporary / name, data)
-            number = self._rename(temporary, manifest, parent)
+            with temporary_folder(self.folder, ".publish") as temporary:
+                for name, data in files.items():
+                    write_synced(temporary / name, data)
+                number = self._rename(temporary, manifest, parent)
         except OSError as e:
-            shutil.rmtree(temporary, ignore_errors=True)
             raise VersionError(
                 f"drafter-online: a drafter version cannot be written to {self.folder} ({e.strerror or e}); make it "
                 "writable, free space, or choose another folder."

@@ -4,8 +4,8 @@
     rows, probs = ...                      # the engine runs the draft head that many passes; none where it is 0
     drafts = engine.complete(rows, probs)  # per request, 0 to k tokens
 
-`Engine` knows no inference engine (`rollspec/engine/base.py` is what a step needs of one), takes no lock and formats
-nothing: an adapter calls it from one thread. `begin` and `finish` announce requests, `timed` and `passed` times.
+`Engine` knows no inference engine, takes no lock and formats nothing: an adapter calls it from one thread. `begin` and
+`finish` announce requests, `timed` and `passed` times.
 """
 
 from __future__ import annotations
@@ -59,9 +59,9 @@ class Engine(State):
             with self.counters.tuning:
                 plan = self._decide(feedback, len(running), context_tokens)
             self._step = step = Step(len(req_ids), running, [], plan, context_tokens)
-            chains = self._propose(step)
+            cumulative = self._propose(step)
             with self.counters.tuning:
-                for r, n in zip(step.asked, self.selection.allot(chains, step, self.tuner.cost), strict=True):
+                for r, n in zip(step.asked, self.selection.allot(cumulative, step, self.tuner.cost), strict=True):
                     r.lookup.allowed = n
             return self._passes(step)
 
@@ -108,14 +108,14 @@ class Engine(State):
         for r in running:
             p = r.lookup
             counters.stats.emitted += len(r.emitted)
-            matched = confidence.observe(p.draft.source, p.cells, p.draft.token_ids, r.emitted) if p.cells else 0
+            accepted = confidence.observe(p.draft.source, p.cells, p.draft.token_ids, r.emitted) if p.cells else 0
             if r.verified:
                 p = r.head if r.head.sent else p
                 counters.verified(p.draft.source, p.expected, r.verified, r.accepted)
                 confidence.verified(p.draft.source, sum(p.expected[: r.verified]), min(r.accepted, r.verified))
-            head_matched = head.score(r, confidence, self.scored) if head is not None else 0
-            feedback.add(r, matched, head_matched)
-            self.selection.learn(r, matched, head_matched, len(running))
+            head_accepted = head.score(r, confidence, self.scored) if head is not None else 0
+            feedback.add(r, accepted, head_accepted)
+            self.selection.learn(r, accepted, head_accepted, len(running))
             r.append()
             for d in self.drafters:
                 d.observe(r)
@@ -144,14 +144,14 @@ class Engine(State):
                 r.asked = True
                 step.asked.append(r)
                 rooms.append(room)
-        chains = []
+        cumulative = []
         for r, draft in zip(step.asked, self._looked_up(step.asked, rooms), strict=True):
             p = r.lookup
             p.draft = draft
             if draft.token_ids:
                 p.expected, p.cells = self.confidence.cumulative(draft, floor)
-            chains.append(self.selection.cut(r, p, len(step.running)))
-        return chains
+            cumulative.append(self.selection.cut(r, p, len(step.running)))
+        return cumulative
 
     def _looked_up(self, asked: Sequence[Request], rooms: Sequence[int]) -> list[Draft]:
         """Each one's first proposal, in the drafters' order."""

@@ -69,8 +69,9 @@ def _lookup(spec: Spec, batch: int) -> dict[str, Any]:
 
     if spec.device == "cpu":
         raise NotHereError("its kernels run on a GPU")
+    from benchmarks.gpu.lookup_reference import reference
     from benchmarks.gpu.lookup_triton import lookup
-    from rollspec.proposal.lookup import DEPTH, SEPARATOR, reference
+    from rollspec.proposal.lookup import DEPTH, SEPARATOR
 
     rng = np.random.default_rng(batch)
     said = rng.integers(0, 1000, (batch, 1, LENGTH))

@@ -1,4 +1,4 @@
-"""`lookup.reference` on the device: two Triton kernels, no host in between.
+"""`lookup_reference` on the device: two Triton kernels, no host in between.
 
     scan    grid (B, blocks of the longest slice): match length of every place in the block; the block's best
             occurrences, by length and then place, go to its row of keys
@@ -171,7 +171,7 @@ def lookup(
     longest: int,
     block: int = BLOCK,
 ) -> Drafts:
-    """See `lookup.reference`; all tensors on one device, and nothing waits for it.
+    """See `lookup_reference`; all tensors on one device, and nothing waits for it.
 
     Args:
         k: most tokens of any draft; `rooms` are at most that.

@@ -18,7 +18,7 @@ MOST_FAILURES = 3
 """Calls in a row without an answer after which a server is left alone: each may hold up the job by its bound."""
 
 
-class Engine(ABC):
+class EngineCalls(ABC):
     """The engine a `VLLMGeneration` samples with."""
 
     def __init__(self) -> None:
@@ -47,7 +47,7 @@ class Engine(ABC):
         return answer
 
 
-class Colocated(Engine):
+class Colocated(EngineCalls):
     """vLLM's `LLM` in this process."""
 
     def __init__(self, llm: Any) -> None:
@@ -55,11 +55,11 @@ class Colocated(Engine):
         self._llm = llm
 
     def ask(self, op: str, payload: dict[str, Any]) -> list[Any]:
-        """See `Engine.ask`."""
+        """See `EngineCalls.ask`."""
         return list(self._llm.collective_rpc("rollspec", args=(op, payload)))
 
 
-class Server(Engine):
+class Server(EngineCalls):
     """`vllm serve` with its development endpoints, which TRL needs anyway (VLLM_SERVER_DEV_MODE=1)."""
 
     def __init__(self, base_url: str) -> None:
@@ -67,7 +67,7 @@ class Server(Engine):
         self._url = f"{base_url.rstrip('/')}/collective_rpc"
 
     def ask(self, op: str, payload: dict[str, Any]) -> list[Any]:
-        """See `Engine.ask`."""
+        """See `EngineCalls.ask`."""
         import requests  # type: ignore[import-untyped]  # TRL's client needs it
 
         # Not TRL's session: it tries again for a minute, and what it repeats here would count twice.

@@ -12,7 +12,7 @@ from rollspec.telemetry.faults import Faults
 from rollspec.telemetry.health import HealthWatch
 from rollspec.telemetry.wandb_run import WandbWatch
 from rollspec_trl import options
-from rollspec_trl.engines import Colocated, Engine, Server
+from rollspec_trl.engines import Colocated, EngineCalls, Server
 
 logger = logging.getLogger("rollspec")
 
@@ -24,7 +24,7 @@ class State:
     """
 
     def __init__(self) -> None:
-        self.engine: Engine | None = None  # None where rollspec is off in it, or another process talks to it
+        self.engine: EngineCalls | None = None  # None where rollspec is off in it, or another process talks to it
         self.step: Callable[[], int] | None = None  # the trainer's step, where a trainer is hooked
         self.syncs = 0
         self.version: int | None = None
@@ -53,7 +53,7 @@ class State:
         """The engine is up: find out whether rollspec is on in it."""
         if not options.config().enabled:
             return
-        engine: Engine
+        engine: EngineCalls
         if generation.mode == "colocate":
             engine = Colocated(generation.llm)
         elif generation.accelerator.is_main_process:

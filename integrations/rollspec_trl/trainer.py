@@ -6,7 +6,6 @@ TRL's own code runs unchanged; what rollspec adds is caught, logged once, counte
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -16,12 +15,13 @@ from typing import Any
 import numpy as np
 
 from rollspec.engine.vllm.hooks.base import on_import
+from rollspec.log_once import LogOnce
 from rollspec.proposal.base import as_tokens, prompt_key
 from rollspec.telemetry.rollouts import engine_metrics, rollout_metrics
 from rollspec_trl import options
 from rollspec_trl.state import State, wrap_all
 
-logger = logging.getLogger("rollspec")
+log_once = LogOnce()
 
 
 def register() -> None:
@@ -45,9 +45,7 @@ def state_of(trainer: Any) -> State | None:
     """The state of the trainer's engine; None where it does not generate with vLLM."""
     generation = trainer.__dict__.get("vllm_generation")
     if generation is None:
-        if not trainer.__dict__.get("_rollspec_said", False):
-            trainer.__dict__["_rollspec_said"] = True
-            logger.warning("rollspec: use_vllm=False is not accelerated; set use_vllm=True, or leave rollspec out.")
+        log_once.warn("use_vllm=False is not accelerated; set use_vllm=True, or leave rollspec out")
         return None
     return State.of(generation)
 

@@ -77,7 +77,7 @@ def install(module: ModuleType) -> None:
             _VALIDATES.reset(token)
 
     @functools.wraps(init)
-    def init_and_say(self: Any, *args: Any, **kwargs: Any) -> None:
+    def init_and_warn(self: Any, *args: Any, **kwargs: Any) -> None:
         init(self, *args, **kwargs)
         name = type(self).__name__
         if name != SINGLE_TURN and not _VALIDATES.get() and _lenient(self):
@@ -85,7 +85,7 @@ def install(module: ModuleType) -> None:
 
     noting._rollspec = True  # type: ignore[attr-defined]
     module.__dict__["rollout_trace_attr"] = noting
-    base.__init__ = init_and_say
+    base.__init__ = init_and_warn
 
 
 def install_single(module: ModuleType) -> None:

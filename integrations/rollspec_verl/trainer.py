@@ -86,8 +86,8 @@ class State:
     def __init__(self, config: RollspecConfig) -> None:
         self.config = config
         self.metrics: dict[str, float] = {}
-        self.health = HealthWatch(config.telemetry.health, config.history.max_bytes, _say)
-        self.faults = Faults(_say)
+        self.health = HealthWatch(config.telemetry.health, config.history.max_bytes, _log_line)
+        self.faults = Faults(_log_line)
         self.watch = WandbWatch()
         self.step_began = time.perf_counter()
 
@@ -100,7 +100,7 @@ class State:
         return state  # type: ignore[no-any-return]
 
 
-def _say(text: str) -> None:
+def _log_line(text: str) -> None:
     """For the job's log: once the job runs, what the task runner logs does not reach it, and what it prints does."""
     print(text, flush=True)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -16,6 +15,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from drafter_online.child import first_error
 from rollspec.audit.evidence import AuditError, Samples, samples_from
 from rollspec.audit.verdict import DraftCounts
 from rollspec.config import ENV_PREFIX, ENV_SWITCH, Source, resolve
@@ -201,9 +201,8 @@ def _run_process(name: str, folder: Path, timeout: float, progress: Progress | N
 
 
 def _cause(log: str) -> str:
-    """The first error in a log of several processes, which is the one that ended the others; else its last lines."""
-    first = re.search(r"(?:^|\] +)([A-Za-z_.]*(?:Error|Exception): .+)$", log, re.MULTILINE)
-    if first:
-        return f": {first[1].strip()}"
+    """The first error in a log of several processes; else its last lines."""
+    if first := first_error(log):
+        return f": {first}"
     tail = "\n".join(log.splitlines()[-TAIL_LINES:])
     return f"; its last lines:\n{tail}" if tail else " and said nothing."

@@ -89,7 +89,7 @@ def testable(variance: float, third: float) -> bool:
     return variance > 1e-9 and abs(third) / variance**1.5 <= MAX_SKEW
 
 
-def merge_rare(probabilities: Floats, n: int, min_expected: float = MIN_EXPECTED) -> Ints:
+def merge_rare(probabilities: Floats, n: int) -> Ints:
     """Cell of each token for a G-test with n draws: a common token has its own, the rare ones share the last.
 
     Args:
@@ -100,9 +100,9 @@ def merge_rare(probabilities: Floats, n: int, min_expected: float = MIN_EXPECTED
         [V] cell numbers 0..c-1; c is 1 where nothing can be tested. Where the rare ones together are still rare, the
         rarest common token joins them.
     """
-    common = np.flatnonzero(probabilities * n >= min_expected)
+    common = np.flatnonzero(probabilities * n >= MIN_EXPECTED)
     common = common[np.argsort(-probabilities[common], kind="stable")]
-    while len(common) and 0 < (1 - probabilities[common].sum()) * n < min_expected and len(common) < len(probabilities):
+    while len(common) and 0 < (1 - probabilities[common].sum()) * n < MIN_EXPECTED and len(common) < len(probabilities):
         common = common[:-1]
     cells = np.full(len(probabilities), len(common), dtype=np.int64)
     cells[common] = np.arange(len(common))

@@ -8,17 +8,13 @@ from __future__ import annotations
 
 import json
 import math
-import os
-import shutil
-import signal
 import sys
-import threading
-import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from drafter_online.child import end_with
 from drafter_online.files import replace
 
 MAX_SEQS = 64  # more requests than this queue, so that they end and begin at different steps, as in a rollout
@@ -180,21 +176,8 @@ def counters(llm: Any) -> tuple[int, int]:
     return int(drafted), int(accepted)
 
 
-def _end_with(parent: int, folder: Path) -> None:
-    """End this process and its engine once the audit is gone, and remove its folder: killed, it cannot do so itself."""
-
-    def watch() -> None:
-        while os.getppid() == parent:
-            time.sleep(0.5)
-        shutil.rmtree(folder, ignore_errors=True)
-        os.killpg(0, signal.SIGKILL)  # the audit gave this process a group of its own
-
-    threading.Thread(target=watch, name="rollspec-audit-parent", daemon=True).start()
-
-
 if __name__ == "__main__":
     _job = Path(sys.argv[1])
-    if os.getpgrp() == os.getpid():
-        _end_with(int(sys.argv[2]), _job.parent)
+    end_with(int(sys.argv[2]), _job.parent)
     _described = json.loads(_job.read_text())
     work(build(_described), _job.parent, _described)

@@ -8,8 +8,7 @@ changes some of it; later layers win, and the environment and dotted overrides c
     resolve({"preset": "suffix_only", "proposal.suffix.window": 2})
     ROLLSPEC__PROPOSAL__K_MAX=8 python train.py
 
-`sections` and `settings` hold the knobs, `sources` where they are set, `layers` how that becomes one configuration, and
-`gone` what took the place of former knobs.
+`sections` and `settings` hold the knobs, `sources` where they are set, `layers` how that becomes one configuration.
 """
 
 from rollspec.config.layers import knobs

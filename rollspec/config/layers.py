@@ -14,7 +14,6 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from rollspec.config.gone import GONE
 from rollspec.errors import ConfigError
 
 M = TypeVar("M", bound=BaseModel)
@@ -110,10 +109,6 @@ def _section_at(root: type[BaseModel], prefix: str) -> type[BaseModel] | None:
 
 
 def _unknown(root: type[BaseModel], key: str, value: Any, origin: str) -> str:
-    if isinstance(value, Mapping) and (leaf := next((k for k in value if f"{key}.{k}" in GONE), None)) is not None:
-        return _unknown(root, f"{key}.{leaf}", value[leaf], origin)  # of a section that is gone
-    if key in GONE:
-        return f"rollspec: {key!r} (value {value!r}) in {origin} is gone; {GONE[key]}."
     names = [name for name, *_ in knobs(root)]
     # A user who writes only the leaf ("k_max") should still be led to the full name.
     near = difflib.get_close_matches(key, names, n=1, cutoff=0.6) or [

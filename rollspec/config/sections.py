@@ -26,7 +26,7 @@ class SuffixConfig(Section):
         description="What is drafted from. `siblings`: the prompt group's other samples while they are generated. "
         "`past`: earlier responses to the same prompt. `global`: where these match little, the latest to any prompt.",
     )
-    window: int = Field(3, ge=1, description="Past rounds (policy versions) of a prompt that stay in its tree.")
+    window: int = Field(3, ge=1, description="Past rounds (policy versions) of a prompt that stay in its corpus.")
 
 
 class BudgetConfig(Section):

@@ -4,7 +4,7 @@
     class Phrases(Drafter):
         def propose(self, r: Request, room: int) -> Draft | None: ...
 
-A drafter proposes chains of draft tokens with its own estimate of their acceptance; the estimates are calibrated per
+A drafter proposes draft tokens with its own estimate of their acceptance; the estimates are calibrated per
 source against what the target then emits (`proposal/confidence.py`). The step asks the drafters that cost no forward
 pass in the order of the configuration and takes the first proposal; the draft head, which the engine runs, is asked
 for those that it would serve better.
@@ -38,7 +38,7 @@ class Drafter(Protocol):
         return
 
     def propose(self, r: Request, room: int) -> Draft | None:
-        """A chain of at most `room` tokens to follow the request's output; None or an empty one for no proposal."""
+        """A draft of at most `room` tokens to follow the request's output; None or an empty one for no proposal."""
         return None
 
     def propose_all(self, asked: Sequence[Request], rooms: Sequence[int]) -> Sequence[Draft | None]:

@@ -18,42 +18,42 @@ class Feedback:
 
     def __init__(self, pass_seconds: Vector | None) -> None:
         self.allowed: list[int] = []
-        self.matched: list[int] = []
+        self.accepted: list[int] = []
         self.open: list[tuple[int, list[float]]] = []
         self.head = View([], [], [], [], pass_seconds) if pass_seconds is not None else None
         self.decoding = 0
         """Requests that went through the step with a chance of a draft."""
 
-    def add(self, r: Request, matched: int, head_matched: int) -> None:
+    def add(self, r: Request, accepted: int, head_accepted: int) -> None:
         """Add a request.
 
         Args:
             r: with its proposals.
-            matched: leading tokens of memory's proposal that the target emitted; `~matched` (negative) where the next
+            accepted: leading tokens of memory's proposal that the target emitted; `~accepted` (negative) where the next
                 one is unknown, because all that was emitted had been proposed (`Confidence.observe`).
-            head_matched: the same of the head's.
+            head_accepted: the same of the head's.
         """
         self.decoding += len(r.output) > r.began_at
         if not r.asked:
             return
         p = r.lookup
-        _add(self.allowed, self.matched, self.open, p.allowed, matched, p.expected)
+        _add(self.allowed, self.accepted, self.open, p.allowed, accepted, p.expected)
         if (view := self.head) is not None:
             h = r.head
             expected = p.expected
             if h.serves:  # where it was not run, what it was expected to do
-                matched, expected = head_matched if h.draft.token_ids else ~0, h.expected
-            _add(view.offered, view.hits, view.unknown, h.allowed, matched, expected)
-            view.learned.append(h.serves)
+                accepted, expected = head_accepted if h.draft.token_ids else ~0, h.expected
+            _add(view.proposed, view.accepted, view.unknown, h.allowed, accepted, expected)
+            view.served.append(h.serves)
 
     def teach(self, tuner: Tuner, plan: Plan, context_tokens: float, measured: float | None = None) -> None:
         """Tell the tuner what came of the step that `plan` decided, and the seconds that it took if they are known."""
-        tuner.observe(plan, self.decoding, context_tokens, self.allowed, self.matched, self.open, self.head, measured)
+        tuner.observe(plan, self.decoding, context_tokens, self.allowed, self.accepted, self.open, self.head, measured)
 
 
 def _add(
     allowed: list[int],
-    matched: list[int],
+    accepted: list[int],
     unknown: list[tuple[int, list[float]]],
     most: int,
     found: int,
@@ -64,4 +64,4 @@ def _add(
         if found < most:
             unknown.append((len(allowed), list(expected)))
     allowed.append(most)
-    matched.append(found)
+    accepted.append(found)

@@ -29,7 +29,7 @@ CANARY_EVERY = 4
 
 
 Scored = Callable[[str, int, int], None]
-"""Called with every scored draft of the head: request, tokens that the target emitted, tokens that could be judged."""
+"""Called with every scored draft of the head: request, tokens that the target emitted, tokens that are known."""
 
 
 @register_drafter("eagle3", "draft_model")
@@ -73,21 +73,21 @@ class Head(Drafter):
             return 0
         batch, context = len(step.running), step.context_tokens
         price = self._price = selection.price(batch, tuner.cost, context)
-        chains = router.expected([r.head.trust for r in asked])  # [asked, k]
+        expected = router.expected([r.head.trust for r in asked])  # [asked, k]
         rooms = np.array([r.room(most) for r in asked])
-        chains[np.arange(router.k)[None] >= rooms[:, None]] = 0.0
+        expected[np.arange(router.k)[None] >= rooms[:, None]] = 0.0
         have = [worth(r.lookup.expected, price) if step.uses_memory else 0.0 for r in asked]
-        gains = router.gains(chains, have, price) * (batch / len(asked))
+        gains = router.gains(expected, have, price) * (batch / len(asked))
         seconds = tuner.cost.seconds(batch, context)
         costs = router.costs(batch, seconds)
         # One choice per draft length; a fixed budget asks for no price, so the passes are free to it as well.
         rate = 0.0 if selection.fixed else batch / seconds
         best = [router.passes(gains, costs, rate, d) for d in range(router.k + 1)]
         limits = [min(a.k, router.k) for a in tuner.arms]
-        self.pass_seconds = np.where(tuner.learned, costs[[best[d] for d in limits]], 0.0)
-        for r, chain, value in zip(asked, chains, have, strict=True):
+        self.pass_seconds = np.where(tuner.with_model, costs[[best[d] for d in limits]], 0.0)
+        for r, probs, value in zip(asked, expected, have, strict=True):
             h = r.head
-            h.expected = [p for p in chain.tolist() if p > price]
+            h.expected = [p for p in probs.tolist() if p > price]
             h.serves = worth(h.expected, price) > value
             h.allowed = len(h.expected) if h.serves else r.lookup.allowed
         if self.name in step.plan.drafters and (passes := best[min(step.plan.k, router.k)]):
@@ -140,18 +140,18 @@ class Head(Drafter):
         tokens = h.draft.token_ids
         if not tokens:
             return 0
-        matched, most = 0, min(len(tokens), len(emitted))
-        while matched < most and tokens[matched] == emitted[matched]:
-            matched += 1
-        judged = min(matched + 1, most)
-        h.record(matched, judged, self.router.acceptance.rates)
-        self.router.acceptance.observe(matched, judged)
+        accepted, most = 0, min(len(tokens), len(emitted))
+        while accepted < most and tokens[accepted] == emitted[accepted]:
+            accepted += 1
+        known = min(accepted + 1, most)
+        h.record(accepted, known, self.router.acceptance.rates)
+        self.router.acceptance.observe(accepted, known)
         length = r.verified if h.sent else most
         if scored is not None and length:
-            scored(r.req_id, min(matched, length), length)
+            scored(r.req_id, min(accepted, length), length)
         if h.cells:
             return confidence.observe(self.name, h.cells, tokens, emitted)
-        return matched if judged > matched or matched == len(tokens) else ~matched
+        return accepted if known > accepted or accepted == len(tokens) else ~accepted
 
     @property
     def reached(self) -> float | None:
@@ -172,7 +172,7 @@ class Head(Drafter):
         self._remembered = None
         self.version = version
         for r in requests:
-            r.head.matched = r.head.hoped = 0.0
+            r.head.accepted_sum = r.head.hoped = 0.0
         self.since = PROBE_EVERY
 
     def state(self) -> dict[str, Any]:
@@ -181,7 +181,7 @@ class Head(Drafter):
         return {"drafter": acceptance, "passes": self.router.cost.state()}
 
     def restore(self, router: Router, version: int | None) -> None:
-        """Take what an earlier run learned. Acceptance is of one version: it waits until that one is swapped in."""
+        """Take what an earlier run saved. Acceptance is of one version: it waits until that one is swapped in."""
         self.router.cost = router.cost
         if version == self.version:
             self.router.acceptance = router.acceptance

@@ -1,4 +1,4 @@
-"""The drafters that remember responses: suffix trees over siblings and past epochs, and replay under kept noise."""
+"""The drafters that remember responses: suffix drafts from siblings and past epochs, and replay under kept noise."""
 
 from __future__ import annotations
 
@@ -57,16 +57,16 @@ class SuffixMemory(Drafter):
         free = [d for d in config.proposal.drafters if d not in LEARNED]
         if free and name not in free:  # others draft, and only they: prompts' lengths are kept here, and no text
             suffix = suffix.model_copy(update={"sources": ()})
-        self.trees = SuffixDrafter(suffix, history)
+        self.corpora = SuffixDrafter(suffix, history)
 
     def begin(self, r: Request) -> None:
-        """Open a sequence in the group's tree."""
+        """Open a sequence in the corpus of the prompt group."""
         m = r.memory
-        m.group, m.sequence = self.trees.open(r.key, r.prompt, r.version)
+        m.group, m.sequence = self.corpora.open(r.key, r.prompt, r.version)
         m.ended = m.group.ended
         m.context = [*[NOTHING] * DEPTH, *r.prompt[-DEPTH:].tolist(), *r.output][-DEPTH:]
         if r.output:
-            self.trees.extend([(m.group, m.sequence, r.output)])
+            self.corpora.extend([(m.group, m.sequence, r.output)])
 
     def observe(self, r: Request) -> None:
         """Move the context on."""
@@ -77,10 +77,10 @@ class SuffixMemory(Drafter):
     def propose_all(self, asked: Sequence[Request], rooms: Sequence[int]) -> Sequence[Draft | None]:
         """The likeliest continuation of each one's context."""
         parts = [r.memory for r in asked]
-        return self.trees.draft([m.group for m in parts if m.group], [m.context for m in parts], rooms)
+        return self.corpora.draft([m.group for m in parts if m.group], [m.context for m in parts], rooms)
 
     def store_all(self, running: Sequence[Request], wait: bool) -> None:
-        """Add what was emitted to the trees; it waits while nothing is looked up, since adding in bulk costs less."""
+        """Add what was emitted to the corpora; it waits while nothing is looked up, since adding in bulk costs less."""
         new = []
         for r in running:
             m = r.memory
@@ -89,7 +89,7 @@ class SuffixMemory(Drafter):
             elif m.group is not None:
                 new.append((m.group, m.sequence, [*m.unstored, *r.emitted] if m.unstored else r.emitted))
                 m.unstored.clear()
-        self.trees.extend(new)
+        self.corpora.extend(new)
 
     def finish(self, r: Request) -> None:
         """Keep the whole response, or nothing of a private request."""
@@ -97,8 +97,8 @@ class SuffixMemory(Drafter):
         if m.group is None:
             return
         if r.private:
-            self.trees.forget(m.group)
+            self.corpora.forget(m.group)
             return
         if m.unstored:
-            self.trees.extend([(m.group, m.sequence, m.unstored)])
-        self.trees.close(m.group, m.sequence, as_tokens(r.output), r.version)
+            self.corpora.extend([(m.group, m.sequence, m.unstored)])
+        self.corpora.close(m.group, m.sequence, as_tokens(r.output), r.version)

@@ -1,6 +1,6 @@
-"""The state of an engine that is saved with a job and restored by the next one: history and learned statistics.
+"""The state of an engine that is saved with a job and restored by the next one: history and tuning.
 
-History is written by `History.save`, what was learned about speed and acceptance by `rollspec.tuning.store`.
+History is written by `History.save`, what was measured of speed and acceptance by `rollspec.tuning.store`.
 """
 
 from __future__ import annotations
@@ -28,28 +28,28 @@ def snapshot(history: History, requests: Iterable[Request]) -> dict[str, Any]:
     return history.snapshot(running)
 
 
-def learned(tuner: Tuner, confidence: Confidence, head: Head | None) -> dict[str, Any]:
-    """What was learned about speed and acceptance, in JSON types."""
+def tuning_state(tuner: Tuner, confidence: Confidence, head: Head | None) -> dict[str, Any]:
+    """What was measured of speed and acceptance, in JSON types."""
     out = {"tuner": tuner.state(), "confidence": confidence.state()}
     return out if head is None else out | head.state()
 
 
-def relearn(learned: Mapping[str, Any], config: RollspecConfig, head: Head | None) -> tuple[Tuner, Confidence]:
-    """A tuner and a calibration that start from what an earlier run learned; the head takes its part.
+def restored(state: Mapping[str, Any], config: RollspecConfig, head: Head | None) -> tuple[Tuner, Confidence]:
+    """A tuner and a calibration that start from what an earlier run saved; the head takes its part.
 
     Raises:
         ValueError, KeyError, TypeError: it cannot be used; nothing of it is.
     """
     confidence, tuner = Confidence(), Tuner(config.tuning, config.proposal.k_max, config.proposal.drafters)
     router, version = Router(head.router.k if head is not None else 1), None
-    if head is not None and "passes" in learned:  # not there where it was learned on another machine
-        router.cost.restore(learned["passes"])
-    if head is not None and "drafter" in learned:
-        version = int(learned["drafter"]["version"])
-        router.acceptance.restore(learned["drafter"]["acceptance"])
-    confidence.restore(learned["confidence"])
-    if "tuner" in learned:
-        tuner.restore(learned["tuner"])
+    if head is not None and "passes" in state:  # not there where it was measured on another machine
+        router.cost.restore(state["passes"])
+    if head is not None and "drafter" in state:
+        version = int(state["drafter"]["version"])
+        router.acceptance.restore(state["drafter"]["acceptance"])
+    confidence.restore(state["confidence"])
+    if "tuner" in state:
+        tuner.restore(state["tuner"])
     if head is not None:
         head.restore(router, version)
     return tuner, confidence

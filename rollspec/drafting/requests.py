@@ -40,29 +40,29 @@ class HeadPart(Proposal):
     serves: bool = False  # whether the head's proposal is preferred to memory's
     sent: bool = False  # whether the head's proposal is what the engine was handed to verify
     version: int = 0  # of the weights that drafted what was sent
-    matched: float = 0.0  # draft tokens of this request that the target emitted, discounted
+    accepted_sum: float = 0.0  # draft tokens of this request that the target emitted, discounted
     hoped: float = 0.0  # and how many that were expected to be
 
     @property
     def trust(self) -> float:
         """This request's own record against that of all requests."""
-        return (self.matched + TRUST_WEIGHT) / (self.hoped + TRUST_WEIGHT)
+        return (self.accepted_sum + TRUST_WEIGHT) / (self.hoped + TRUST_WEIGHT)
 
-    def record(self, matched: int, judged: int, rates: Vector) -> None:
+    def record(self, accepted: int, known: int, rates: Vector) -> None:
         """Learn from a draft; the past counts half after some forty tokens. `rates`: acceptance per position, [k]."""
-        if judged:
-            self.matched = 0.98**judged * self.matched + matched
-            self.hoped = 0.98**judged * self.hoped + float(rates[:judged].sum())
+        if known:
+            self.accepted_sum = 0.98**known * self.accepted_sum + accepted
+            self.hoped = 0.98**known * self.hoped + float(rates[:known].sum())
 
 
 @dataclass(slots=True)
 class MemoryPart:
     """What the drafters that remember responses keep of a request."""
 
-    group: Group | None = None  # the tree of its prompt
+    group: Group | None = None  # the corpus of its prompt
     sequence: int = 0  # its sequence there
-    context: list[int] = field(default_factory=list)  # last tokens of prompt and response, as the trees match them
-    unstored: list[int] = field(default_factory=list)  # emitted, and not in the tree yet
+    context: list[int] = field(default_factory=list)  # last tokens of prompt and response, as a corpus matches them
+    unstored: list[int] = field(default_factory=list)  # emitted, and not in the corpus yet
     replay: Replay | None = None  # its response of an earlier epoch, under the same noise
     counted: tuple[int, ...] = (0, 0, 0, 0)  # what of `reused` an aborted part of it has counted already
     ended: Sequence[int] = ()  # lengths of finished responses to its prompt, ascending

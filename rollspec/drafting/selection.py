@@ -54,40 +54,40 @@ class Selection:
         """What `cut` returned last."""
         return p.expected if self.rule is None else p.expected[: p.kept]
 
-    def learn(self, r: Request, matched: int, head_matched: int, batch: int) -> None:
+    def learn(self, r: Request, lookup_accepted: int, head_accepted: int, batch: int) -> None:
         """Tell the rule what became of the request's proposals; the numbers as `Confidence.observe` returns them."""
         if self.rule is None:
             return
         sent = r.head if r.head.sent else r.lookup
-        for p, found in ((r.lookup, matched), (r.head, head_matched)):
+        for p, found in ((r.lookup, lookup_accepted), (r.head, head_accepted)):
             if p.cells:
-                hits = found if found >= 0 else ~found
-                judged = min(hits + (found >= 0), len(p.expected))
-                self.rule.learn(r, p, hits, judged, r.verified if p is sent else 0, batch)
+                accepted = found if found >= 0 else ~found
+                known = min(accepted + (found >= 0), len(p.expected))
+                self.rule.learn(r, p, accepted, known, r.verified if p is sent else 0, batch)
 
     def finish(self, r: Request) -> None:
         """The request ended or was aborted."""
         if self.rule is not None:
             self.rule.finish(r)
 
-    def allot(self, chains: Sequence[Sequence[float]], step: Step, cost: CostModel) -> list[int]:
-        """Tokens of each chain of `step.asked` that are worth verifying, before the arm's own limit.
+    def allot(self, drafts: Sequence[Sequence[float]], step: Step, cost: CostModel) -> list[int]:
+        """Tokens of each draft of `step.asked` that are worth verifying, before the arm's own limit.
 
         Args:
-            chains: cumulative acceptance per token, one chain per request of `step.asked`.
+            drafts: cumulative acceptance per token, one row per request of `step.asked`.
             step: its plan says of how many requests those that were asked are a sample.
             cost: predicts the step's duration.
         """
         batch, asked = len(step.running), step.asked
         if self.config.policy == "tetris" and step.plan.k:
-            return budget.likeliest(chains, len(asked) * max(step.plan.k - TETRIS_EXTRA, 1))
-        if self.fixed or not any(chains):
-            return [len(chain) for chain in chains]
+            return budget.likeliest(drafts, len(asked) * max(step.plan.k - TETRIS_EXTRA, 1))
+        if self.fixed or not any(drafts):
+            return [len(probs) for probs in drafts]
         weights = None
         if (power := self._power()) and len(asked) > 1:
             weights = lengths.weights([_remaining(r) for r in asked], power)
         copies = batch / len(asked) if step.plan.watch else 1.0
-        return budget.allocate(chains, batch, cost, step.context_tokens, weights, copies)
+        return budget.allocate(drafts, batch, cost, step.context_tokens, weights, copies)
 
     def _power(self) -> float:
         """How much more the long requests count now."""

@@ -9,7 +9,7 @@ from rollspec.drafting.base import Drafter
 from rollspec.drafting.requests import Request
 from rollspec.proposal.history import History
 from rollspec.proposal.ngrams import ROW_BYTES, PromptTable, PromptTables
-from rollspec.proposal.suffix import TREE_BYTES
+from rollspec.proposal.suffix import CORPUS_BYTES
 
 VOTERS = 64
 """Siblings that are counted apart; with more than 64 of one prompt, every 64th shares a count."""
@@ -25,7 +25,7 @@ class SiblingNgrams(Drafter):
 
     def __init__(self, name: str, config: RollspecConfig, history: History) -> None:
         self.name = name
-        self.tables = PromptTables(TREE_BYTES * history.max_bytes // ROW_BYTES, *self.lengths)
+        self.tables = PromptTables(CORPUS_BYTES * history.max_bytes // ROW_BYTES, *self.lengths)
         self.running: dict[str, tuple[PromptTable, int]] = {}
         """Request -> the table that it shares, and its number in there."""
 

@@ -1,4 +1,4 @@
-"""The state of drafting between steps: requests, drafters, learned statistics; and the calls by which an adapter
+"""The state of drafting between steps: requests, drafters, tuning; and the calls by which an adapter
 updates it.
 
 The step itself is `rollspec/step.py`.
@@ -28,7 +28,7 @@ from rollspec.tuning.tuner import Plan, Tuner
 
 
 class State:
-    """Requests, drafters and what was learned, of one inference engine. One thread.
+    """Requests, drafters and tuning, of one inference engine. One thread.
 
     Args:
         config: resolved settings.
@@ -197,15 +197,15 @@ class State:
 
     @property
     def suffix(self) -> SuffixDrafter:
-        """The suffix trees."""
-        return next(d.trees for d in self.drafters if isinstance(d, SuffixMemory))
+        """The corpora of suffix drafts."""
+        return next(d.corpora for d in self.drafters if isinstance(d, SuffixMemory))
 
     def drain(self) -> EngineStats:
         """Counters since the last call, with the present levels filled in."""
         out = self.counters.drain(self.tuner)
         out.version = self.version
         out.correlated = self.config.reuse.seeds == "keep"
-        out.tree_bytes = self.suffix.tree_bytes
+        out.corpus_bytes = self.suffix.corpus_bytes
         history = self.history
         out.history_bytes, out.prompts = history.bytes, len(history)
         out.evicted, history.evicted = history.evicted, 0
@@ -216,11 +216,11 @@ class State:
         """History with what running requests have emitted so far; for `History.save`."""
         return persistence.snapshot(self.history, self.requests.values())
 
-    def learned(self) -> dict[str, Any]:
-        """What was learned about speed and acceptance, in JSON types; `rollspec.tuning.store` keeps it."""
-        return persistence.learned(self.tuner, self.confidence, self.head)
+    def tuning_state(self) -> dict[str, Any]:
+        """What was measured of speed and acceptance, in JSON types; `rollspec.tuning.store` keeps it."""
+        return persistence.tuning_state(self.tuner, self.confidence, self.head)
 
-    def relearn(self, learned: Mapping[str, Any]) -> None:
-        """Start from what an earlier run learned; see `persistence.relearn`."""
-        self.tuner, self.confidence = persistence.relearn(learned, self.config, self.head)
+    def restore_tuning(self, state: Mapping[str, Any]) -> None:
+        """Start from what an earlier run saved; see `persistence.restored`."""
+        self.tuner, self.confidence = persistence.restored(state, self.config, self.head)
         self._plan = None

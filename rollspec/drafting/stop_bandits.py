@@ -41,7 +41,7 @@ class Eesd(StopRule):
         stops = self._rng.random(most - 1) >= self._rng.beta(alpha, beta, most - 1)
         return 1 + int(stops.argmax()) if stops.any() else most
 
-    def learn(self, r: Request, p: Proposal, hits: int, judged: int, verified: int, batch: int) -> None:  # noqa: D102
+    def learn(self, r: Request, p: Proposal, accepted: int, known: int, verified: int, batch: int) -> None:  # noqa: D102
         if verified:
             posterior = self.posteriors.setdefault(p.draft.source, [1.0, 1.0])
             posterior[0] += r.accepted
@@ -76,7 +76,7 @@ class PerPrompt(StopRule):
         self.learners[r.req_id] = known[0], arm
         return min(self.lengths[arm], len(p.expected))
 
-    def learn(self, r: Request, p: Proposal, hits: int, judged: int, verified: int, batch: int) -> None:  # noqa: D102
+    def learn(self, r: Request, p: Proposal, accepted: int, known: int, verified: int, batch: int) -> None:  # noqa: D102
         if verified and r.req_id in self.learners:
             learner, arm = self.learners[r.req_id]
             each = np.ones(len(self._arms))

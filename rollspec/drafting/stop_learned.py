@@ -31,7 +31,7 @@ class Disco(StopRule):
         p_i = σ(w · x_i),  x_i = (1, logit c_i, log2 i, logit q_i, log2 match, head or not, log2 batch)
 
     with c_i the calibrated chance of acceptance and q_i the drafter's own; the draft ends before the first p_i below
-    `THRESHOLD`. w starts at p_i = c_i and follows the gradient of the log loss on every judged token, verified or not.
+    `THRESHOLD`. w starts at p_i = c_i and follows the gradient of the log loss on every known token, verified or not.
     Simplified: of both papers abstract and summaries were read. They name a classifier that decides whether to draft
     on, not its features or its threshold, so these are ours, and it learns online. AdaEAGLE's predictor of the length,
     before anything is drafted and from the model's state, is left out: drafts of memory have no such state. w is not
@@ -49,11 +49,11 @@ class Disco(StopRule):
         unsure = _sigmoid(features(p, batch) @ self.weights) < THRESHOLD
         return int(unsure.argmax()) if unsure.any() else len(p.expected)
 
-    def learn(self, r: Request, p: Proposal, hits: int, judged: int, verified: int, batch: int) -> None:  # noqa: D102
-        if not judged:
+    def learn(self, r: Request, p: Proposal, accepted: int, known: int, verified: int, batch: int) -> None:  # noqa: D102
+        if not known:
             return
-        x = features(p, batch)[:judged]
-        gradient = x.T @ (_sigmoid(x @ self.weights) - (np.arange(len(x)) < hits))
+        x = features(p, batch)[:known]
+        gradient = x.T @ (_sigmoid(x @ self.weights) - (np.arange(len(x)) < accepted))
         self._squares += gradient**2
         self.weights -= RATE * gradient / np.sqrt(self._squares + 1e-6)
 

@@ -36,14 +36,14 @@ class StopRule:
         """
         return len(p.expected)
 
-    def learn(self, r: Request, p: Proposal, hits: int, judged: int, verified: int, batch: int) -> None:
+    def learn(self, r: Request, p: Proposal, accepted: int, known: int, verified: int, batch: int) -> None:
         """What became of a proposal.
 
         Args:
             r: `r.accepted` tokens of what was verified were accepted.
             p: as `keep` was given it.
-            hits: its leading tokens that the target emitted, verified or not.
-            judged: of its positions that are known: `hits`, and one more where a token was wrong.
+            accepted: its leading tokens that the target emitted, verified or not.
+            known: of its positions: `accepted`, and one more where a token was wrong.
             verified: tokens of it that the engine verified; 0 where it was not handed over.
             batch: requests that went through the step.
         """

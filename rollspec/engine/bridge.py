@@ -60,8 +60,8 @@ class Bridge:
         self, config: RollspecConfig, max_model_len: int, machine: dict[str, Any], tokenizer: Callable[[], str | None]
     ) -> None:
         self.config = config
-        self.proposer = Engine(config, max_model_len, next((d for d in config.proposal.drafters if d in LEARNED), None))
-        self.learned: Any = None  # a `DraftHead` where a head or a draft model runs
+        self.engine = Engine(config, max_model_len, next((d for d in config.proposal.drafters if d in LEARNED), None))
+        self.head: Any = None  # a `DraftHead` where a head or a draft model runs
         self.machine = machine
         if heads := len(config.proposal.learned.specialists):
             self.machine["specialists"] = heads  # a pass costs as many more
@@ -104,13 +104,13 @@ class Bridge:
         self._began = time.perf_counter()
         if self.coupled is not None:
             self.coupled.before_step(scheduler_output)
-        if self.learned is not None:
+        if self.head is not None:
             computes = scheduler_output.total_num_scheduled_tokens > 0
-            self.learned.before_step(scheduler_output.finished_req_ids, computes)
+            self.head.before_step(scheduler_output.finished_req_ids, computes)
         if self.drafting:
             try:
                 for req_id in scheduler_output.finished_req_ids:
-                    self.proposer.finish(req_id)
+                    self.engine.finish(req_id)
                     self.collected.discard(req_id)
                 for resumed in scheduler_output.scheduled_new_reqs:
                     self._forget_dropped(resumed)
@@ -121,7 +121,7 @@ class Bridge:
         """vLLM drops tokens that were in flight when `reset_prefix_cache` preempted their request, and samples them
         again: the request's output is what it resumes from.
         """
-        r = self.proposer.requests.get(request.req_id)
+        r = self.engine.requests.get(request.req_id)
         if r is not None and request.prefill_token_ids is not None:
             kept = len(request.prefill_token_ids) - len(r.prompt)
             if len(r.output) > kept:
@@ -130,13 +130,13 @@ class Bridge:
 
     def set_version(self, version: int) -> None:
         """The policy changed; on every rank."""
-        self.proposer.set_version(version)
+        self.engine.set_version(version)
         if self.coupled is not None:
             self.coupled.streams.set_version(version)
 
     def ended(self, req_id: str) -> bool:
         """Whether a request has emitted all its tokens; overlapping steps may have one more of it scheduled."""
-        r = self.proposer.requests.get(req_id)
+        r = self.engine.requests.get(req_id)
         return req_id in self.collected or (r is not None and r.ended)
 
     @functools.cached_property
@@ -159,7 +159,7 @@ class Bridge:
                 "rollspec: speculation is off from now on, the engine runs on without it (%s).", cause, exc_info=error
             )
         self.drafting = False
-        self.proposer.requests.clear()
+        self.engine.requests.clear()
 
     def uncouple(self, error: BaseException) -> None:
         """Verification does not follow the seeds of requests any more: record the fault, log it once."""
@@ -183,11 +183,11 @@ class Bridge:
 
     def _read(self, reader: str) -> EngineStats:
         self._untaken.setdefault(reader, [])
-        stats = self.proposer.drain()
+        stats = self.engine.drain()
         stats.speculating = self.state()[0] != "none"
         stats.faults = self.faults.drain()
-        if self.learned is not None:
-            stats.drafter, stats.drafter_levels = self.learned.drain()
+        if self.head is not None:
+            stats.drafter, stats.drafter_levels = self.head.drain()
         if self.max_acceptance is not None:
             stats.max_prob, self.max_acceptance.sums = self.max_acceptance.sums, [0.0, 0.0]
         for name, parts in self._untaken.items():
@@ -196,7 +196,7 @@ class Bridge:
         self._untaken[reader] = []
         # Counts add up over time as they do over replicas; levels do not: they are what they are now.
         for level in (
-            "version", "history_bytes", "tree_bytes", "prompts", "speculating", "cost_error", "drafters_off",
+            "version", "history_bytes", "corpus_bytes", "prompts", "speculating", "cost_error", "drafters_off",
         ):  # fmt: skip
             setattr(out, level, getattr(stats, level))
         out.drafter_levels = stats.drafter_levels
@@ -211,8 +211,8 @@ class Bridge:
         """(who drafts, such as "suffix" or "suffix+eagle3", or "none"; why not)."""
         if self.drafting and not self.config.proposal.drafters:
             return "none", "proposal.drafters is empty"
-        if self.drafting and self.proposer.k > 0:
-            off = self.learned is not None and self.learned.off
+        if self.drafting and self.engine.k > 0:
+            off = self.head is not None and self.head.off
             return "+".join(d for d in self.config.proposal.drafters if not (off and d in LEARNED)) or "none", ""
         return "none", self.fault or ("k is 0" if self.drafting else "this rank does not draft")
 
@@ -230,18 +230,18 @@ class Bridge:
 
     def passed(self, passes: int, seconds: float, batch: int, late: float = 0.0) -> None:
         """The draft head ran `passes` passes; see `Engine.passed`."""
-        self.proposer.passed(passes, seconds, batch, late)
+        self.engine.passed(passes, seconds, batch, late)
 
     def finish(self, rows: Any, probs: Any, batch: int) -> list[list[int]]:
         """The drafts of the step that `decide` began; `rows` and `probs` as `Engine.complete`. Never raises."""
         if not self.drafting:
             return [[] for _ in range(batch)]
         try:
-            drafts = self.proposer.complete(rows, probs)
+            drafts = self.engine.complete(rows, probs)
             self._ended = time.perf_counter()
             if self._sink is not None and self._ended - self._written > JSONL_SECONDS:
                 self._write()
-            self.proposer.stats.step_seconds += self._ended - self._now  # part of the step, not of the target's cost
+            self.engine.stats.step_seconds += self._ended - self._now  # part of the step, not of the target's cost
             return drafts
         except Exception as e:
             self.fail("drafting", e)
@@ -249,7 +249,7 @@ class Bridge:
 
     def _prepare(self, step: StepResult) -> int:
         now = self._now = time.perf_counter()
-        requests = self.proposer.requests
+        requests = self.engine.requests
         for req_id, new in zip(step.req_ids, step.sampled, strict=True):
             if new and req_id not in requests and req_id not in self.collected:
                 self._begin(req_id)
@@ -258,10 +258,10 @@ class Bridge:
         # What the engine does between two busy steps (scheduling, detokenising) belongs to the step's cost.
         gap = self._began - self._ended
         seconds = now - self._began + (gap if 0.0 < gap < LONG_GAP else 0.0)
-        self.proposer.timed(step.tokens, decode_only, seconds, batch)
-        if self.learned is not None and self.learned.capture is not None:
-            self.learned.capture.stepped(seconds)
-        return self.proposer.prepare(step.req_ids, step.sampled, step.verified, step.context_tokens)
+        self.engine.timed(step.tokens, decode_only, seconds, batch)
+        if self.head is not None and self.head.capture is not None:
+            self.head.capture.stepped(seconds)
+        return self.engine.prepare(step.req_ids, step.sampled, step.verified, step.context_tokens)
 
     def _begin(self, req_id: str) -> None:
         state = self.running[req_id]
@@ -276,16 +276,14 @@ class Bridge:
             stop = frozenset(params.all_stop_token_ids)
         elif params is not None:
             stop = frozenset(params.stop_token_ids or ())
-        limit = (
-            params.max_tokens if params is not None and params.max_tokens is not None else self.proposer.max_model_len
-        )
+        limit = params.max_tokens if params is not None and params.max_tokens is not None else self.engine.max_model_len
         stream = self.coupled.stream(req_id, params) if self.coupled is not None else None
-        # Tokens that a rollout starts from are not its prompt: trees and history are the prompt's.
+        # Tokens that a rollout starts from are not its prompt: corpora and history are the prompt's.
         prompt = state.prompt_token_ids
         cut = int(own.get(scoring.PROMPT, len(prompt)))
         private = metadata.of(params).private
         origin = scoring.origin(params)
-        self.proposer.begin(
+        self.engine.begin(
             req_id,
             prompt[:cut],
             limit + len(prompt) - cut,

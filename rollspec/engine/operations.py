@@ -50,9 +50,9 @@ def load_history(bridge: Bridge) -> None:
 def next_version(bridge: Bridge) -> None:
     """The target has other weights, and no program set their version: it is the next one."""
     if bridge.drafting:
-        _new_version(bridge, bridge.proposer.version + 1)
+        _new_version(bridge, bridge.engine.version + 1)
     else:
-        bridge.set_version(bridge.proposer.version + 1)  # coupled noise depends on it
+        bridge.set_version(bridge.engine.version + 1)  # coupled noise depends on it
         _new_weights(bridge)
 
 
@@ -75,19 +75,19 @@ def _follow(bridge: Bridge, op: str, payload: dict[str, Any]) -> None:
 
 def _new_weights(bridge: Bridge) -> None:
     """The target has other weights; on every rank."""
-    learned = bridge.learned
-    if learned is None or learned.swapper is None:
+    head = bridge.head
+    if head is None or head.swapper is None:
         return
-    learned.swapper.verify()
-    if not learned.ranks.alone and bridge.config.drafter.trains and learned.eagle:
-        parts = learned.target_parts()  # whole, which takes all ranks
-        if learned.training is not None:
-            learned.training.parts = parts
+    head.swapper.verify()
+    if not head.ranks.alone and bridge.config.drafter.trains and head.eagle:
+        parts = head.target_parts()  # whole, which takes all ranks
+        if head.training is not None:
+            head.training.parts = parts
 
 
 def _info(bridge: Bridge, payload: dict[str, Any]) -> dict[str, Any]:
     state, reason = bridge.state()
-    p = bridge.proposer
+    p = bridge.engine
     cost = p.tuner.cost
     return {
         "state": state,
@@ -105,7 +105,7 @@ def _info(bridge: Bridge, payload: dict[str, Any]) -> dict[str, Any]:
         "policy": p.config.tuning.policy,
         "arms": [a.name for a in p.tuner.arms],
         "drafters_off": p.tuner.guard.off,
-        **({"drafter": bridge.learned.info()} if bridge.learned is not None else {}),
+        **({"drafter": bridge.head.info()} if bridge.head is not None else {}),
     }
 
 
@@ -123,8 +123,8 @@ def _set_version(bridge: Bridge, payload: dict[str, Any]) -> dict[str, Any]:
 def _new_version(bridge: Bridge, version: int) -> dict[str, Any]:
     bridge.set_version(version)
     _new_weights(bridge)
-    if bridge.learned is not None and bridge.learned.training is not None:
-        bridge.learned.training.updating = False  # the new policy is here
+    if bridge.head is not None and bridge.head.training is not None:
+        bridge.head.training.updating = False  # the new policy is here
     history = bridge.config.history
     if history.dir is not None and bridge.drafting:
         _save(bridge, {"dir": str(history.dir), "wait": False})
@@ -132,52 +132,52 @@ def _new_version(bridge: Bridge, version: int) -> dict[str, Any]:
 
 
 def _swap(bridge: Bridge, payload: dict[str, Any]) -> dict[str, Any]:
-    if bridge.learned is None or bridge.learned.swapper is None:
-        return {"error": "rollspec: this engine runs no learned bridge, so there are no weights to swap."}
-    return bridge.learned.swapper.request(payload)  # type: ignore[no-any-return]
+    if bridge.head is None or bridge.head.swapper is None:
+        return {"error": "rollspec: this engine runs no draft head, so there are no weights to swap."}
+    return bridge.head.swapper.request(payload)  # type: ignore[no-any-return]
 
 
 def _samples(bridge: Bridge, payload: dict[str, Any]) -> dict[str, Any]:
-    if bridge.learned is None or bridge.learned.capture is None:
-        return {"error": "rollspec: this engine captures no samples; set bridge.mode to capture."}
+    if bridge.head is None or bridge.head.capture is None:
+        return {"error": "rollspec: this engine captures no samples; set drafter.mode to capture."}
     _collect(bridge)
-    return bridge.learned.capture.drain(Path(payload["dir"]))  # type: ignore[no-any-return]
+    return bridge.head.capture.drain(Path(payload["dir"]))  # type: ignore[no-any-return]
 
 
 def _updating(bridge: Bridge, payload: dict[str, Any]) -> dict[str, Any]:
     """The machine is the trainer's (`on` true, until the next step or `set_version`): nothing else uses it."""
     on = bool(payload["on"])
-    if bridge.learned is not None and bridge.learned.training is not None:
-        bridge.learned.training.updating = on
+    if bridge.head is not None and bridge.head.training is not None:
+        bridge.head.training.updating = on
     return {"updating": on}
 
 
 def _set_k(bridge: Bridge, payload: dict[str, Any]) -> dict[str, Any]:
-    k, most = int(payload["k"]), bridge.proposer.k_max
+    k, most = int(payload["k"]), bridge.engine.k_max
     if not 0 <= k <= most:
         return {"error": f"rollspec: k = {k} cannot be used; give 0 to proposal.k_max = {most}."}
-    bridge.proposer.k = k
+    bridge.engine.k = k
     return {"k": k}
 
 
 def _rewards(bridge: Bridge, payload: dict[str, Any]) -> dict[str, Any]:
     items = [(str(p), str(r), float(v)) for p, r, v in payload["items"]]
     _collect(bridge)
-    if bridge.learned is not None and bridge.learned.training is not None:
-        bridge.learned.training.reward(items)
-    return {"matched": bridge.proposer.history.reward(items), "of": len(items)}
+    if bridge.head is not None and bridge.head.training is not None:
+        bridge.head.training.reward(items)
+    return {"matched": bridge.engine.history.reward(items), "of": len(items)}
 
 
 def _save(bridge: Bridge, payload: dict[str, Any]) -> dict[str, Any]:
     folder = Path(payload["dir"])
-    snapshot, learned = bridge.proposer.snapshot(), bridge.proposer.learned()
+    snapshot, tuning = bridge.engine.snapshot(), bridge.engine.tuning_state()
 
     def write() -> Path:
-        store.save(folder, learned, bridge.machine)
-        return bridge.proposer.history.save(folder, snapshot, bridge.tokenizer)
+        store.save(folder, tuning, bridge.machine)
+        return bridge.engine.history.save(folder, snapshot, bridge.tokenizer)
 
-    if bridge.learned is not None and bridge.learned.training is not None and payload.get("wait", True):
-        bridge.learned.training.save(folder / "drafter")
+    if bridge.head is not None and bridge.head.training is not None and payload.get("wait", True):
+        bridge.head.training.save(folder / "drafter")
     if payload.get("wait", True):
         return {"path": str(write())}
     _save_later(bridge, write)
@@ -187,25 +187,25 @@ def _save(bridge: Bridge, payload: dict[str, Any]) -> dict[str, Any]:
 def _load(bridge: Bridge, payload: dict[str, Any]) -> dict[str, Any]:
     try:
         vocab = int(bridge.runner.model_config.get_vocab_size())
-        p = bridge.proposer
+        p = bridge.engine
         count = p.history.load(payload["dir"], p.version, vocab, bridge.tokenizer)
     except HistoryError as e:
         bridge.count("history file refused", e)
         return {"error": str(e)}
-    bridge.proposer.suffix.warm()
-    if bridge.learned is not None and bridge.learned.training is not None:
-        bridge.learned.training.load(Path(payload["dir"]) / "drafter")
-    return {"responses": count, "tuning": _load_learned(bridge, Path(payload["dir"]))}
+    bridge.engine.suffix.warm()
+    if bridge.head is not None and bridge.head.training is not None:
+        bridge.head.training.load(Path(payload["dir"]) / "drafter")
+    return {"responses": count, "tuning": _load_tuning(bridge, Path(payload["dir"]))}
 
 
-def _load_learned(bridge: Bridge, folder: Path) -> str:
-    """Take what was learned about speed: "loaded", "none", or why not all of it. Without it, it is learned anew."""
+def _load_tuning(bridge: Bridge, folder: Path) -> str:
+    """Take the saved tuning: "loaded", "none", or why not all of it. Without it, speed is measured anew."""
     try:
-        learned, problem = store.load(folder, bridge.machine)
-        if learned is None:
+        found, problem = store.load(folder, bridge.machine)
+        if found is None:
             return "none"
         try:
-            bridge.proposer.relearn(learned)
+            bridge.engine.restore_tuning(found)
         except (ValueError, KeyError, TypeError) as e:
             raise HistoryError(store.refuse(folder / store.FILE, e)) from e
     except HistoryError as e:
@@ -219,13 +219,13 @@ def _load_learned(bridge: Bridge, folder: Path) -> str:
 def _collect(bridge: Bridge) -> None:
     """Finish requests that ended in the last step: vLLM reports them to the worker only when the next step starts."""
     running = bridge.running
-    for req_id, r in list(bridge.proposer.requests.items()):
+    for req_id, r in list(bridge.engine.requests.items()):
         ended = bool(r.output) and (r.output[-1] in r.stop_ids or len(r.output) >= r.max_tokens)
         if req_id not in running or ended:
             scheduled = req_id in running  # perhaps, where steps overlap: one more of it
-            if bridge.learned is not None and bridge.learned.capture is not None:
-                bridge.learned.capture.finish(req_id, r, scheduled)
-            bridge.proposer.finish(req_id)
+            if bridge.head is not None and bridge.head.capture is not None:
+                bridge.head.capture.finish(req_id, r, scheduled)
+            bridge.engine.finish(req_id)
             if scheduled:
                 bridge.collected.add(req_id)
 

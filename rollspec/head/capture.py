@@ -144,7 +144,7 @@ class Capture:
     def end(self) -> None:
         """A step is over: requests that ended in it are finished now; the engine says so only when the next begins."""
         for req_id in list(self._recordings):
-            r = self._host.proposer.requests.get(req_id)
+            r = self._host.engine.requests.get(req_id)
             if r is not None and r.output and (r.output[-1] in r.stop_ids or len(r.output) >= r.max_tokens):
                 self._guarded(self._finish, req_id, r)
 
@@ -242,14 +242,14 @@ class Capture:
 
     def _verified(self, r: _Recording, req_id: str, position: int, accepted: int) -> None:
         scheduled = self._host.scheduled.get(req_id)
-        request = self._host.proposer.requests.get(req_id)
+        request = self._host.engine.requests.get(req_id)
         if not scheduled or self._logits is None or request is None:
             return
         a, b = self._rows[req_id]
         ids, values, lse = (t[a:b].clone() for t in self._logits)
         self._grow(r, ids.nbytes + values.nbytes + lse.nbytes)
         # The weights may have been swapped since it was drafted.
-        drafter, version = ("learned", request.head.version) if request.head.sent else ("suffix", NO_DRAFTER)
+        drafter, version = ("head", request.head.version) if request.head.sent else ("suffix", NO_DRAFTER)
         accepted = min(accepted, len(scheduled))
         r.steps.append(VerifyStep(position, drafter, list(scheduled), accepted, ids, values, lse, version))
 
@@ -295,7 +295,7 @@ class Capture:
             # What the trainer's rewards are joined by: prompt and response.
             request_id=f"{request.key}:{prompt_key(as_tokens(request.output))}",
             target_version=request.version,
-            draft_version=next((s.draft_version for s in reversed(steps) if s.drafter == "learned"), NO_DRAFTER),
+            draft_version=next((s.draft_version for s in reversed(steps) if s.drafter == "head"), NO_DRAFTER),
             temperature=float(params.temperature) if params is not None else 1.0,
             response_length=len(request.output),
             domain=metadata.of(params).domain,

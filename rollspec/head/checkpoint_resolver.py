@@ -11,13 +11,13 @@ import hashlib
 import json
 import logging
 import os
-import shutil
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
 from typing import Any
 
+from drafter_online.files import temporary_folder
 from rollspec.config import RollspecConfig
 from rollspec.tuning.tuner import LEARNED
 
@@ -241,29 +241,27 @@ def _made(config: RollspecConfig, name: str, code: str, given: list[str], what: 
         if (folder / "config.json").is_file():
             return str(folder)
         parent.mkdir(parents=True, exist_ok=True)
-        temporary = Path(tempfile.mkdtemp(prefix=".making-", dir=parent))
     except OSError as e:
         raise _UnfitError(f"{what} cannot be written ({e}); set drafter.dir") from e
     try:
-        made = subprocess.run(
-            [sys.executable, "-c", code, *given, str(temporary)],
-            env={**os.environ, "CUDA_VISIBLE_DEVICES": ""},
-            capture_output=True,
-            text=True,
-            timeout=MAKE_SECONDS,
-            check=False,
-        )
-        if made.returncode:
-            last = (made.stderr.strip().splitlines() or ["no message"])[-1]
-            raise _UnfitError(f"{what} could not be made ({last})")
-        try:
-            os.rename(temporary, folder)
-        except OSError:  # another process was faster
-            if not (folder / "config.json").is_file():
-                raise
+        with temporary_folder(parent, ".making") as temporary:
+            made = subprocess.run(
+                [sys.executable, "-c", code, *given, str(temporary)],
+                env={**os.environ, "CUDA_VISIBLE_DEVICES": ""},
+                capture_output=True,
+                text=True,
+                timeout=MAKE_SECONDS,
+                check=False,
+            )
+            if made.returncode:
+                last = (made.stderr.strip().splitlines() or ["no message"])[-1]
+                raise _UnfitError(f"{what} could not be made ({last})")
+            try:
+                os.rename(temporary, folder)
+            except OSError:  # another process was faster
+                if not (folder / "config.json").is_file():
+                    raise
     except (OSError, subprocess.SubprocessError) as e:
         raise _UnfitError(f"{what} could not be made ({e})") from e
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
     logger.info("rollspec: %s is in %s.", what, folder)
     return str(folder)

@@ -49,9 +49,9 @@ class DedicatedTraining(HeadTraining):
 
     ends_with = "drafter feedback", "rollspec: the drafter gets no feedback from now on (%s)."
 
-    def __init__(self, learned: TrainedHead) -> None:
-        super().__init__(learned)
-        self.domains = learned.domains = Domains(learned.bridge.running)
+    def __init__(self, head: TrainedHead) -> None:
+        super().__init__(head)
+        self.domains = head.domains = Domains(head.bridge.running)
         self.counts = {"sent": 0, "dropped": 0, "rewards": 0, "offers": 0, "fetched": 0}
         self.checkpoints = CheckpointClient(self._fault)
         self.progress: Progress | None = None  # of the daemon's training, in its last message
@@ -63,12 +63,12 @@ class DedicatedTraining(HeadTraining):
         self._pieces: Iterator[Message] | None = None
         self._pieces_of = 0
         self._reported = 0.0
-        assert self.config.endpoint is not None and learned.swapper is not None
+        assert self.config.endpoint is not None and head.swapper is not None
         self.name = f"{socket.gethostname()}:{os.getpid()}"
-        hello = {"name": self.name, "base": learned.base, "aux": list(learned.layers)}
+        hello = {"name": self.name, "base": head.base, "aux": list(head.layers)}
         token = wire.read_token(self.config.token_file)
         self.link = Link(self.config.endpoint, hello, token=token)
-        learned.swapper.report = self._judged
+        head.swapper.report = self._judged
         self._thread.start()
         atexit.register(self.stop)
 
@@ -105,7 +105,7 @@ class DedicatedTraining(HeadTraining):
 
     def load(self, folder: Path) -> bool:
         """Have the daemon resume from a copy that `save` made, once it listens; False where there is none."""
-        home = self.learned.bridge.config.history.dir
+        home = self.head.bridge.config.history.dir
         if not folder.is_dir() or (home is not None and folder.resolve() == (home / "drafter").resolve()):
             return False  # below history.dir it is the daemon's own, which it has read
         self.checkpoints.load(folder)
@@ -124,8 +124,8 @@ class DedicatedTraining(HeadTraining):
             for message in self.link.poll(TICK_SECONDS):
                 self._handle(message)
             away = self.link.away is not None
-            if self.learned.capture is not None:
-                self.learned.capture.paused = away
+            if self.head.capture is not None:
+                self.head.capture.paused = away
             if away:
                 self._drop()
                 continue
@@ -145,7 +145,7 @@ class DedicatedTraining(HeadTraining):
         """No daemon listens: what waits is of no use later."""
         self.checkpoints.away(str(self.link.away))
         self.progress = None
-        capture = self.learned.capture
+        capture = self.head.capture
         if capture is not None and capture.ready:
             self.counts["dropped"] += len(capture.take())
         self._rewards.clear()
@@ -157,7 +157,7 @@ class DedicatedTraining(HeadTraining):
         if now - self._reported < STATUS_SECONDS:
             return
         self._reported = now
-        bridge, swapper, capture = self.learned.bridge, self.learned.swapper, self.learned.capture
+        bridge, swapper, capture = self.head.bridge, self.head.swapper, self.head.capture
         assert swapper is not None
         counts: dict[str, float] = {f"link_{k}": v for k, v in self.link.counts.items()}
         counts |= {"dropped": self.counts["dropped"], "private": self.domains.private}
@@ -166,9 +166,9 @@ class DedicatedTraining(HeadTraining):
         body = {
             "version": swapper.version,
             "busy": swapper.busy or self._fetch is not None,
-            "policy": bridge.proposer.version,
+            "policy": bridge.engine.version,
             "speculating": bridge.state()[0] != "none",
-            "off": list(bridge.proposer.tuner.guard.off),
+            "off": list(bridge.engine.tuner.guard.off),
             "domains": self.domains.to_dict(),
             "verdicts": [list(t) for t in self._verdicts],
             "counts": counts,
@@ -179,7 +179,7 @@ class DedicatedTraining(HeadTraining):
         self.link.send(Message("status", body))
 
     def _ship(self) -> None:
-        capture = self.learned.capture
+        capture = self.head.capture
         # What does not fit into the window waits with the capture, which is bounded and drops its oldest.
         while capture is not None and capture.ready and self.link.ready and not self._stop.is_set():
             for sample in capture.take(1):
@@ -191,11 +191,11 @@ class DedicatedTraining(HeadTraining):
             some = [self._rewards.popleft() for _ in range(min(len(self._rewards), MOST_REWARDS))]
             self.link.send(Message("rewards", dict(some)))
             self.counts["rewards"] += len(some)
-        with self.learned.reading:
-            if self.learned.asleep:
+        with self.head.reading:
+            if self.head.asleep:
                 self._pieces = None  # views of memory that is not there
             for piece in islice(self._pieces or (), 4):
-                if not self.link.ready or self._pieces_of != self.learned.bridge.proposer.version:
+                if not self.link.ready or self._pieces_of != self.head.bridge.engine.version:
                     self._pieces = None  # behind, or of an old policy: the daemon asks again
                     break
                 self.link.send(piece)
@@ -224,7 +224,7 @@ class DedicatedTraining(HeadTraining):
             logger.warning("rollspec: %s", str(e).removeprefix("drafter-online: "))
 
     def _offered(self, body: dict[str, Any]) -> None:
-        swapper = self.learned.swapper
+        swapper = self.head.swapper
         number, path, manifest = body.get("version"), body.get("path"), body.get("manifest")
         if not (isinstance(number, int) and isinstance(path, str) and isinstance(manifest, bytes)):
             return
@@ -257,8 +257,8 @@ class DedicatedTraining(HeadTraining):
             self._judged(fetch.number, "refused", str(e))
             return
         self.counts["fetched"] += 1
-        assert self.learned.swapper is not None
-        self.learned.swapper.offer(path, self._canary)
+        assert self.head.swapper is not None
+        self.head.swapper.offer(path, self._canary)
 
     def _give_up(self) -> None:
         if self._fetch is not None:
@@ -269,8 +269,8 @@ class DedicatedTraining(HeadTraining):
 
     def _refresh(self) -> None:
         """The daemon asks for the present policy's embedding, norm and LM head."""
-        if not self.learned.asleep and (weights := self._target()) is not None:  # else it asks again
-            self._pieces_of = self.learned.bridge.proposer.version
+        if not self.head.asleep and (weights := self._target()) is not None:  # else it asks again
+            self._pieces_of = self.head.bridge.engine.version
             self._pieces = target.pieces(weights, self.name, self._pieces_of)
 
 

@@ -69,8 +69,8 @@ class DraftHead:
         self.vllm_config, self.device = runner.vllm_config, runner.device
         self.draft_model, self.target_model = drafter.model, runner.get_model()
         self.draft_folder = str(drafter.draft_model_config.model)
-        self.acceptance = bridge.proposer.router.acceptance
-        self.swapped, self.record_fault, self.second_model = bridge.proposer.swapped, bridge.count, drafter._get_model
+        self.acceptance = bridge.engine.router.acceptance
+        self.swapped, self.record_fault, self.second_model = bridge.engine.swapped, bridge.count, drafter._get_model
         self.reading = threading.Lock()  # held while another thread reads the target's weights; sleep waits for it
         self.limit = int(runner.speculative_config.draft_model_config.max_model_len)
         width = self.aux_layers * int(runner.model_config.get_hidden_size())
@@ -87,29 +87,29 @@ class DraftHead:
         self.capture: Capture | None = None
         if self.eagle and bridge.drafting and bridge.config.drafter.captures:
             self.capture = Capture(bridge, runner, layers)
-        self.proposer.scored = self._scored
+        self.engine.scored = self._scored
         self._drained: dict[str, float] = {}
 
-    def _scored(self, req_id: str, hits: int, length: int) -> None:
+    def _scored(self, req_id: str, accepted: int, length: int) -> None:
         """A draft was scored: news for the canary of new weights, if the request's KV is theirs."""
         if self.specialists is not None:
-            self.specialists.scored(req_id, hits, length)
+            self.specialists.scored(req_id, accepted, length)
         if self.swapper is None or self.swapper.canary is None or not self.states.current(req_id):
             return
         try:
-            self.swapper.observe(hits, length)
+            self.swapper.observe(accepted, length)
         except Exception as e:  # rolling weights back failed: the drafter must rest
             self.fail("swap", e)
 
     @property
-    def proposer(self) -> Engine:
+    def engine(self) -> Engine:
         """The step's side."""
-        return self.bridge.proposer
+        return self.bridge.engine
 
     @property
     def policy_version(self) -> int:
         """Of the step's side."""
-        return self.proposer.version
+        return self.engine.version
 
     @property
     def base(self) -> str:
@@ -118,7 +118,7 @@ class DraftHead:
 
     def canary(self, running: bool) -> None:
         """While there is one the router asks for drafts to be scored more often."""
-        self.proposer.canary_runs = running
+        self.engine.canary_runs = running
 
     # ---- the step ---------------------------------------------------------------------------------------------------
 
@@ -229,10 +229,10 @@ class DraftHead:
         if (s := self.swapper) is not None:
             pauses, s.deployment.pauses = s.deployment.pauses, []
             sums |= {k: float(v) for k, v in s.counts.items()}
-            levels = {"version": s.version, "staleness": self.bridge.proposer.version - s.deployment.running.since}
+            levels = {"version": s.version, "staleness": self.bridge.engine.version - s.deployment.running.since}
             if pauses:
                 levels["swap_longest"] = max(pauses)
-        if (reached := self.proposer.reached) is not None:
+        if (reached := self.engine.reached) is not None:
             levels["accept_length"] = reached
         if self.capture is not None:
             counts = self.capture.counts
@@ -242,7 +242,7 @@ class DraftHead:
             t = self.training.info()
             before = dict(zip(("steps", "tokens"), self.training.resumed, strict=True))
             sums |= {f"train_{k}": t[k] - n for k, n in before.items() if k in t}
-            names = ("idle_seconds", "harvested_seconds", "wasted_seconds", "preempted")
+            names = ("idle_seconds", "used_seconds", "wasted_seconds", "preempted")
             sums |= {k: t[k] for k in (*names, "sent", "sent_bytes", "feedback_dropped", "private") if k in t}
             if "away" in t:
                 levels["away"] = float(t["away"] is not None)
@@ -269,7 +269,7 @@ class DraftHead:
             if self.domains is not None:
                 self.domains.forget(req_id)
             if self.capture is not None:
-                self.capture.finish(req_id, self.proposer.requests.get(req_id))
+                self.capture.finish(req_id, self.engine.requests.get(req_id))
         if self.swapper is not None:
             try:
                 if self.specialists is not None and self.specialists.stale:
@@ -281,7 +281,7 @@ class DraftHead:
     def fail(self, what: str, error: BaseException) -> None:
         """The learned drafter is off from now on; suffix drafting continues."""
         self.off = True
-        self.proposer.resting = True
+        self.engine.resting = True
         cause = f"{what}: {type(error).__name__}: {error}"
         self.bridge.count(cause)
         logger.error("rollspec: the learned drafter is off from now on (%s).", cause, exc_info=error)

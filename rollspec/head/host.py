@@ -23,7 +23,7 @@ class Host(Protocol):
     fault: str | None
 
     @property
-    def proposer(self) -> Engine:
+    def engine(self) -> Engine:
         """The step's side."""
 
     @property
@@ -59,7 +59,7 @@ class Specialists(Protocol):
 
     stale: bool
 
-    def scored(self, req_id: str, hits: int, length: int) -> None:
+    def scored(self, req_id: str, accepted: int, length: int) -> None:
         """A draft of one of them was scored."""
 
     def restore(self) -> None:

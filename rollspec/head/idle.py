@@ -42,8 +42,8 @@ LOOK_SECONDS = 1.0
 class IdleTraining(HeadTraining):
     """One worker's training thread."""
 
-    def __init__(self, learned: TrainedHead) -> None:
-        super().__init__(learned)
+    def __init__(self, head: TrainedHead) -> None:
+        super().__init__(head)
         self.published: int | None = None
         self.acceptance: list[float] = []  # of the latest training windows, per training-time-test step
         self.length = 1.0  # the same as an acceptance length
@@ -56,7 +56,7 @@ class IdleTraining(HeadTraining):
         self._due = False  # `publish_every` steps were made, and what was learned is not published yet
         self._trainer: Any = None
         self._idle: Any = None
-        folder = self.config.dir or learned.bridge.config.history.dir
+        folder = self.config.dir or head.bridge.config.history.dir
         if folder is None:
             self._own = tempfile.TemporaryDirectory(prefix="rollspec-drafter-", ignore_cleanup_errors=True)
         self.folder = Path(self._own.name) if folder is None else folder / "drafter"
@@ -91,7 +91,7 @@ class IdleTraining(HeadTraining):
                 "loss": self._trainer.last_loss if c.steps else None,
                 "samples": len(self._trainer.buffer),
                 "idle_seconds": i.available,
-                "harvested_seconds": i.used,
+                "used_seconds": i.used,
                 "micro_steps": i.steps,
                 "wasted_seconds": i.wasted,
                 "preempt_seconds": max(i.latencies, default=0.0),
@@ -157,8 +157,8 @@ class IdleTraining(HeadTraining):
             return  # the follower takes it
         store = Versions(self.versions)
         number = store.promoted()
-        if number is not None and self.learned.swapper is not None:
-            self.learned.swapper.offer(store.path(number), canary=False)
+        if number is not None and self.head.swapper is not None:
+            self.head.swapper.offer(store.path(number), canary=False)
 
     def _hangs(self) -> str | None:
         return None if self._idle is None else self._idle.watch.hangs
@@ -181,7 +181,7 @@ class IdleTraining(HeadTraining):
 
     def _feed(self) -> None:
         """Move captured samples into the buffer; the trainer is made when the first ones come."""
-        capture = self.learned.capture
+        capture = self.head.capture
         if capture is None or self._forbidden():
             return
         if self._trainer is None:
@@ -196,11 +196,11 @@ class IdleTraining(HeadTraining):
             self._trainer.buffer.reward(dict(self._rewards.popleft() for _ in range(len(self._rewards))))
 
     def _make(self) -> None:
-        target = str(self.learned.vllm_config.model_config.model)
+        target = str(self.head.vllm_config.model_config.model)
         parent = self._taken_over() if self.config.versions is not None else None
-        given = str(self.learned.drafter.draft_model_config.model)
+        given = str(self.head.drafter.draft_model_config.model)
         head = heads.load(given if parent is None else self.versions / f"{parent:08d}", target)
-        training = DrafterTraining(**self.learned.bridge.config.drafter_training)
+        training = DrafterTraining(**self.head.bridge.config.drafter_training)
         keep = BufferConfig(max_bytes=self.config.buffer_bytes)
         try:
             buffer = Buffer.load(self.folder / "buffer", keep)
@@ -212,7 +212,7 @@ class IdleTraining(HeadTraining):
             buffer,
             training,
             checkpoints=self.folder / "state",
-            device=self.learned.runner.device,
+            device=self.head.runner.device,
             parent=parent,
         )
         try:
@@ -238,12 +238,12 @@ class IdleTraining(HeadTraining):
 
     def _forbidden(self) -> bool:
         quiet = time.perf_counter() - self._stepped > QUIET_SECONDS and not self._inside
-        return self.learned.asleep or self.updating or not quiet
+        return self.head.asleep or self.updating or not quiet
 
     def _state(self) -> EngineState:
         since = self._stepped  # what it last began or ended
         running = int(self._inside or time.perf_counter() - since < QUIET_SECONDS)
-        awake = not self.learned.asleep
+        awake = not self.head.asleep
         return EngineState(awake, running, updating=self.updating, since=since if running else None)
 
     def _tick(self) -> bool:
@@ -274,11 +274,11 @@ class IdleTraining(HeadTraining):
 
     def _refresh(self, again: bool = False) -> None:
         """The head in training follows the policy's embedding, norm and LM head; `again` where it did already."""
-        version = self.learned.bridge.proposer.version
+        version = self.head.bridge.engine.version
         if version == self._version and not again:
             return
-        with self.learned.reading:
-            if not self.learned.asleep:
+        with self.head.reading:
+            if not self.head.asleep:
                 self._version = version
                 if (parts := self._target()) is not None:  # until then the head has those of the model's folder
                     given = {n: w.float() for n, w in parts.items()}
@@ -289,7 +289,7 @@ class IdleTraining(HeadTraining):
 
         Training continues while a version is on canary; the newest state at the end of the canary is published next.
         """
-        swapper = self.learned.swapper
+        swapper = self.head.swapper
         shared = self.config.versions is not None
         # A shared store is followed on its own: only a canary here, whose version it must keep, is waited for.
         if swapper is None or (swapper.canary is not None if shared else not swapper.open):
@@ -298,7 +298,7 @@ class IdleTraining(HeadTraining):
         self._refresh(again=True)  # the token counts may have changed, though the policy did not
         store = Versions(self.versions)
         try:
-            number = self._trainer.publish(store, self.learned.runner.dtype)
+            number = self._trainer.publish(store, self.head.runner.dtype)
             self.published = number
             if self.config.versions is None:
                 swapper.offer(store.path(number))

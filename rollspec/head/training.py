@@ -63,9 +63,9 @@ class HeadTraining:
     ends_with = "drafter training", "rollspec: the drafter is not trained from now on (%s)."
     """The name under which a fault that ends it is counted, and its log message."""
 
-    def __init__(self, learned: TrainedHead) -> None:
-        self.learned = learned
-        self.config = learned.bridge.config.drafter
+    def __init__(self, head: TrainedHead) -> None:
+        self.head = head
+        self.config = head.bridge.config.drafter
         self.updating = False
         self.error: str | None = None
         self.resumed = (0, 0)
@@ -111,10 +111,10 @@ class HeadTraining:
             self._work()
         except Exception as e:
             self.error = f"{type(e).__name__}: {e}"
-            if self.learned.capture is not None:
-                self.learned.capture.paused = True
+            if self.head.capture is not None:
+                self.head.capture.paused = True
             kind, message = self.ends_with
-            self.learned.bridge.count(f"{kind}: {self.error}")
+            self.head.bridge.count(f"{kind}: {self.error}")
             logger.warning(message, self.error, exc_info=e)
         finally:
             self._close()
@@ -128,13 +128,13 @@ class HeadTraining:
 
     def _fault(self, what: str, cause: str) -> None:
         """`what` failed (saving, resuming, publishing): training continues without."""
-        self.learned.bridge.count(f"drafter training, {what}: {cause}")
+        self.head.bridge.count(f"drafter training, {what}: {cause}")
         self._log_once(what, "rollspec: %s the drafter's training failed and is left out (%s).", what, cause)
 
     def _watch(self, hangs: str | None, where: str = "") -> None:
         """Log and count a step that hangs, once: it cannot do so itself. `hangs`: why it is taken for one."""
         if hangs is not None and not self._hung:
-            self.learned.bridge.count("drafter training: a step hangs")
+            self.head.bridge.count("drafter training: a step hangs")
             logger.warning("rollspec: %s%s; the engine keeps the drafter it has.", hangs, where)
         self._hung = hangs is not None
 
@@ -142,8 +142,8 @@ class HeadTraining:
         """The target's parts without the rows that vLLM pads for its shards; None where all ranks must give them, which
         they do with the next weights.
         """
-        if self.parts is None and not self.learned.ranks.alone:
+        if self.parts is None and not self.head.ranks.alone:
             return None
-        parts = self.parts if self.parts is not None else self.learned.target_parts()
-        vocabulary = int(self.learned.runner.model_config.get_vocab_size())
+        parts = self.parts if self.parts is not None else self.head.target_parts()
+        vocabulary = int(self.head.runner.model_config.get_vocab_size())
         return {n: w if n == "norm" else w[:vocabulary] for n, w in parts.items()}

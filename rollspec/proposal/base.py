@@ -29,8 +29,8 @@ def prompt_key(token_ids: Sequence[int] | npt.NDArray[np.integer]) -> str:
 class Draft:
     """One request's proposal for one step.
 
-    `token_ids`: the chain, at most k_max tokens, possibly empty. `probs`: the drafter's estimate, per token, that it
-    and all before it are accepted (so they never rise along the chain); same length. `source`: who drafted, for
+    `token_ids`: the draft, at most k_max tokens, possibly empty. `probs`: the drafter's estimate, per token, that it
+    and all before it are accepted (so they never rise along the draft); same length. `source`: who drafted, for
     telemetry and calibration. `match_len`: context tokens that matched.
     """
 

@@ -2,13 +2,13 @@
 
 The step emits one token per request plus the accepted ones, and takes T(n). Goodput (B + Σ p)/T(B + m) over the
 chosen m tokens is largest for the m likeliest: they are taken in falling order of cumulative acceptance probability
-until the next one would lower it (SmartSpec arXiv:2406.14066; TETRIS arXiv:2502.15197). A chain's probabilities never
+until the next one would lower it (SmartSpec arXiv:2406.14066; TETRIS arXiv:2502.15197). A draft's probabilities never
 rise, so each request keeps a prefix. Tokens of requests that are expected to run long may count for more (DAS
 arXiv:2511.13841): they are what the rollout waits for.
 
 Selection trap: with *sampled* drafts a token may not be dropped by looking at the token itself, its q(x) included: what
 is kept is then no longer distributed as q, and the acceptance test is biased. For those, give probabilities that were
-known before the tokens were drawn (`expected_chain`). One-hot proposals and coupled sampling are exact under any rule.
+known before the tokens were drawn. One-hot proposals and coupled sampling are exact under any rule.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ SPECDEC_RISK = 0.7
 
 
 def allocate(
-    chains: Sequence[Sequence[float]],
+    drafts: Sequence[Sequence[float]],
     tokens: int,
     cost: CostModel,
     context_tokens: float = 0.0,
@@ -49,30 +49,30 @@ def allocate(
     """Draft length per request that maximises expected (weighted) emitted tokens per second.
 
     Args:
-        chains: per request, cumulative acceptance probabilities along its chain (non-increasing; possibly empty).
+        drafts: per request, cumulative acceptance probabilities along its draft (non-increasing; possibly empty).
         tokens: tokens the step computes without any draft (one per request).
         cost: predicts the step's duration.
         context_tokens: of the batch.
         weights: what a token of each request counts; 1 for all where None.
-        copies: each chain stands for this many requests (a sample of the batch).
+        copies: each draft stands for this many requests (a sample of the batch).
         most: draft tokens that the whole step may verify; None for no bound.
 
     Returns:
-        Tokens to keep of each chain, same order.
+        Tokens to keep of each draft, same order.
     """
     if weights is None:
-        flat = np.fromiter((p for chain in chains for p in chain), dtype=np.float64)
-        base = copies * len(chains)
+        flat = np.fromiter((p for draft in drafts for p in draft), dtype=np.float64)
+        base = copies * len(drafts)
     else:
-        flat = np.fromiter((w * p for w, chain in zip(weights, chains, strict=True) for p in chain), dtype=np.float64)
+        flat = np.fromiter((w * p for w, draft in zip(weights, drafts, strict=True) for p in draft), dtype=np.float64)
         base = copies * sum(weights)
     if flat.size == 0:
-        return [0] * len(chains)
+        return [0] * len(drafts)
     flat[::-1].sort()
     if most is not None:
         flat = flat[: max(0, int(most / copies))]
         if not flat.size:
-            return [0] * len(chains)
+            return [0] * len(drafts)
     if copies == 1.0:
         seconds = cost.curve(tokens, flat.size, context_tokens)
     else:
@@ -82,14 +82,14 @@ def allocate(
     rate = (base + copies * np.cumsum(flat)) / seconds[1:]
     best = int(rate.argmax())
     if rate[best] <= base / seconds[0]:
-        return [0] * len(chains)
+        return [0] * len(drafts)
     threshold = float(flat[best])
     lengths = []
     left = best + 1  # ties at the threshold: no more than were counted
-    for i, chain in enumerate(chains):
+    for i, draft in enumerate(drafts):
         w = 1.0 if weights is None else weights[i]
         n = 0
-        for p in chain:
+        for p in draft:
             if w * p < threshold or left == 0:
                 break
             n += 1
@@ -98,37 +98,28 @@ def allocate(
     return lengths
 
 
-def likeliest(chains: Sequence[Sequence[float]], capacity: int) -> list[int]:
+def likeliest(drafts: Sequence[Sequence[float]], capacity: int) -> list[int]:
     """Draft length per request by TETRIS (arXiv:2502.15197): the `capacity` tokens of the whole batch that are
     likeliest to be accepted, by cumulative probability, whatever verifying them costs.
 
-    A chain's probabilities never rise, so each request keeps a prefix. Ties go to the request that comes first.
+    A draft's probabilities never rise, so each request keeps a prefix. Ties go to the request that comes first.
     """
-    ranked = sorted((-p, i, n) for i, chain in enumerate(chains) for n, p in enumerate(chain))
-    lengths = [0] * len(chains)
+    ranked = sorted((-p, i, n) for i, draft in enumerate(drafts) for n, p in enumerate(draft))
+    lengths = [0] * len(drafts)
     for _, i, _ in ranked[: max(capacity, 0)]:
         lengths[i] += 1
     return lengths
 
 
-def expected_chain(rates: Sequence[float]) -> list[float]:
-    """Cumulative acceptance from rates per position that were known before the tokens were drawn."""
-    out, p = [], 1.0
-    for rate in rates:
-        p *= min(max(rate, 0.0), 1.0)
-        out.append(p)
-    return out
-
-
-def svip_cut(chain: Sequence[float], threshold: float = SVIP_BOUND) -> int:
+def svip_cut(probs: Sequence[float], threshold: float = SVIP_BOUND) -> int:
     """Tokens to keep under SVIP's entropy bound (arXiv:2411.18462): stop where √H of the drafter's next-token
     distribution exceeds `threshold`.
 
-    A suffix tree knows the frequency f of its choice only, so H is that of {f, 1 - f}: the least it can be.
-    `chain`: cumulative probabilities.
+    A corpus knows the frequency f of its choice only, so H is that of {f, 1 - f}: the least it can be.
+    `probs`: cumulative probabilities.
     """
     before = 1.0
-    for n, p in enumerate(chain):
+    for n, p in enumerate(probs):
         f = min(max(p / before, 0.0), 1.0) if before > 0 else 0.0
         entropy = -sum(x * math.log(x) for x in (f, 1.0 - f) if x > 0)
         if f < 0.5:  # an unlikely choice is unsure, however little its complement says
@@ -136,14 +127,14 @@ def svip_cut(chain: Sequence[float], threshold: float = SVIP_BOUND) -> int:
         if math.sqrt(entropy) > threshold:
             return n
         before = p
-    return len(chain)
+    return len(probs)
 
 
-def specdec_cut(chain: Sequence[float], threshold: float = SPECDEC_RISK) -> int:
+def specdec_cut(probs: Sequence[float], threshold: float = SPECDEC_RISK) -> int:
     """Tokens to keep under SpecDec++ (arXiv:2405.19715, §3): stop where the chance that any token so far is rejected,
-    1 - Π p, exceeds `threshold`. `chain`: cumulative probabilities.
+    1 - Π p, exceeds `threshold`. `probs`: cumulative probabilities.
     """
-    for n, p in enumerate(chain):
+    for n, p in enumerate(probs):
         if 1.0 - p > threshold:
             return n
-    return len(chain)
+    return len(probs)

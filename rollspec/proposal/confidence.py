@@ -81,24 +81,24 @@ class Confidence:
         """Score the chain `proposed` (with its `cells`) against the tokens the target then emitted.
 
         Returns:
-            Leading proposed tokens that the target emitted; `~hits` (negative) where the next one is unknown, because
-            all emitted tokens had been proposed.
+            Leading proposed tokens that the target emitted; `~accepted` (negative) where the next one is unknown,
+            because all emitted tokens had been proposed.
         """
         table = self._tables[source]
         table.fade()
-        add, hits = table.add, 0
+        add, accepted = table.add, 0
         for cell, guess, token in zip(cells, proposed, emitted):  # noqa: B905 - the shortest ends what is known
             if guess != token:
                 add(cell, 0.0)
-                return hits
+                return accepted
             add(cell, 1.0)
-            hits += 1
-        return hits if hits == len(cells) else ~hits
+            accepted += 1
+        return accepted if accepted == len(cells) else ~accepted
 
     def state(self) -> dict[str, Any]:
-        """Hits and tries per drafter, in JSON types."""
+        """Accepted and tried tokens per drafter, and what verified drafts showed, in JSON types."""
         return {
-            source: {"hits": t.hits, "tries": t.tries, "verified": [t.accepted, t.predicted]}
+            source: {"accepted": t.accepted, "tries": t.tries, "verified": [t.outcome, t.predicted]}
             for source, t in self._tables.items()
         }
 
@@ -107,54 +107,57 @@ class Confidence:
         tables = {}
         for source, row in state.items():
             table = _Table()
-            hits, tries = [float(x) for x in row["hits"]], [float(x) for x in row["tries"]]
-            if len(hits) != _CELLS or len(tries) != _CELLS or not all(0 <= h <= t for h, t in zip(hits, tries)):  # noqa: B905
+            accepted, tries = [float(x) for x in row["accepted"]], [float(x) for x in row["tries"]]
+            if len(accepted) != _CELLS or len(tries) != _CELLS or not all(0 <= h <= t for h, t in zip(accepted, tries)):  # noqa: B905
                 raise ValueError(f"the calibration of {source!r} has numbers that cannot be")
             if not all(0.0 < t <= MEMORY for t in tries):
                 raise ValueError(f"the calibration of {source!r} has counts outside 0 to {MEMORY:g}")
-            table.hits, table.tries = hits, tries
-            table.rate = [h / t for h, t in zip(hits, tries, strict=True)]
-            accepted, predicted = (float(x) for x in row["verified"])
-            if not 0.0 <= accepted < math.inf or not 0.0 < predicted < math.inf:
+            table.accepted, table.tries = accepted, tries
+            table.rate = [h / t for h, t in zip(accepted, tries, strict=True)]
+            outcome, predicted = (float(x) for x in row["verified"])
+            if not 0.0 <= outcome < math.inf or not 0.0 < predicted < math.inf:
                 raise ValueError(f"the calibration of {source!r} has verified tokens that cannot be")
-            table.accepted, table.predicted = accepted, predicted
+            table.outcome, table.predicted = outcome, predicted
             tables[str(source)] = table
         self._tables = tables
 
 
 class _Table:
-    """Hits and tries per cell, with the resulting rate kept ready for the step path; what verified drafts showed."""
+    """Accepted and tried tokens per cell, with the resulting rate kept ready for the step path.
 
-    __slots__ = ("accepted", "hits", "predicted", "rate", "tries")
+    `outcome` of the `predicted` tokens of verified drafts were accepted.
+    """
+
+    __slots__ = ("accepted", "outcome", "predicted", "rate", "tries")
 
     def __init__(self) -> None:
         prior = [_FREQ_MEANS[i % _COLUMNS] for i in range(_CELLS)]
         self.rate = list(prior)
         self.tries = [PRIOR_WEIGHT] * _CELLS
-        self.hits = [PRIOR_WEIGHT * p for p in prior]
-        self.accepted = self.predicted = VERIFIED_PRIOR
+        self.accepted = [PRIOR_WEIGHT * p for p in prior]
+        self.outcome = self.predicted = VERIFIED_PRIOR
 
     @property
     def factor(self) -> float:
         """Tokens accepted of verified drafts over those that the cells alone predict; at most 1."""
-        return min(max(self.accepted / self.predicted, 0.05), 1.0)
+        return min(max(self.outcome / self.predicted, 0.05), 1.0)
 
     def verified(self, predicted: float, accepted: int) -> None:
         """`predicted`: as `cumulative` gave it, the factor included."""
         self.predicted += predicted / self.factor
-        self.accepted += accepted
+        self.outcome += accepted
 
     def fade(self) -> None:
         """Forget a little, so that drafts that are no longer verified are tried again."""
         self.predicted += (VERIFIED_PRIOR - self.predicted) * FADE
-        self.accepted += (VERIFIED_PRIOR - self.accepted) * FADE
+        self.outcome += (VERIFIED_PRIOR - self.outcome) * FADE
 
-    def add(self, cell: int, hit: float) -> None:
+    def add(self, cell: int, share: float) -> None:
         tries = self.tries[cell] + 1.0
-        hits = self.hits[cell] + hit
+        accepted = self.accepted[cell] + share
         if tries > MEMORY:
             tries *= 0.5
-            hits *= 0.5
+            accepted *= 0.5
         self.tries[cell] = tries
-        self.hits[cell] = hits
-        self.rate[cell] = hits / tries
+        self.accepted[cell] = accepted
+        self.rate[cell] = accepted / tries

@@ -1,6 +1,6 @@
 """Past rollouts: per prompt, the responses of the latest rounds; bounded in bytes; saved and reloaded.
 
-This is the durable part of suffix drafting: trees are rebuilt from it. One safetensors file holds one flat int32
+This is the durable part of suffix drafting: corpora are rebuilt from it. One safetensors file holds one flat int32
 array of tokens with row offsets, and a JSON header with a checksum; a file that does not match its checksum is
 refused and set aside, never half-loaded.
 """

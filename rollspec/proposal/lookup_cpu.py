@@ -1,4 +1,4 @@
-"""`lookup.reference` for the CPU: occurrences are found by hash chains, as in LZ77, and not by going over the corpus.
+"""`lookup` for the CPU: occurrences are found by hash chains, as in LZ77, and not by going over the corpus.
 
     tokens   ... 7 4 9 5 8 ... 2 4 9 5 3 ... 1 4 9 5 6 ...
     before3          -1 <------------ . <---------- .  <- heads[hash(4, 9, 5)]

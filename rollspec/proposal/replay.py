@@ -2,7 +2,7 @@
 
 Under kept noise (`reuse.mode: coupled`) a sample repeats its response of the epoch before until the new policy chooses
 another token; most tokens are the same. After the first difference the texts may agree again further along, which the
-suffix tree over past responses finds.
+suffix drafter finds in past responses.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Which drafter serves a request, and whether the learned one is worth running at all.
 
-Suffix chains cost host time only and are looked up first. A learned drafter costs forward passes for the whole batch,
-so what it would add is estimated before it runs: for every request the chain that its acceptance so far lets expect,
-against the suffix chain in hand. What a chain is worth is Σ max(0, p - v), with p its cumulative acceptance
+Suffix drafts cost host time only and are looked up first. A learned drafter costs forward passes for the whole batch,
+so what it would add is estimated before it runs: for every request the draft that its acceptance so far lets expect,
+against the suffix draft in hand. What a draft is worth is Σ max(0, p - v), with p its cumulative acceptance
 probabilities and v the price of verifying one token, in tokens: exactly what a budget that stops where p < v gains.
 d passes are run if what the requests gain by them is more than the engine would emit in the time they take.
 
@@ -35,10 +35,10 @@ UNSEEN_PASS = 0.05
 """Part of a step that a drafter's pass is taken to cost before one was timed."""
 
 
-def worth(chain: Sequence[float], price: float) -> float:
-    """Tokens gained by verifying `chain` (cumulative probabilities) at `price` tokens each."""
+def worth(probs: Sequence[float], price: float) -> float:
+    """Tokens gained by verifying a draft of cumulative probabilities `probs` at `price` tokens each."""
     total = 0.0
-    for p in chain:
+    for p in probs:
         if p <= price:
             break
         total += p - price
@@ -50,39 +50,39 @@ class Acceptance:
 
     def __init__(self, k: int) -> None:
         self.prior: Vector = np.full(k, PRIOR)  # what was hoped for before anything was seen
-        self.hits: Vector = np.zeros(k)
+        self.accepted: Vector = np.zeros(k)
         self.tries: Vector = np.zeros(k)
 
     @property
     def rates(self) -> Vector:
         """Per position, prior included. Shape [k]."""
-        rates: Vector = (self.hits + PRIOR_WEIGHT * self.prior) / (self.tries + PRIOR_WEIGHT)
+        rates: Vector = (self.accepted + PRIOR_WEIGHT * self.prior) / (self.tries + PRIOR_WEIGHT)
         return rates
 
     @property
     def measured(self) -> Vector:
         """Per position, what was seen only; 0 where nothing was. Shape [k]."""
-        measured: Vector = self.hits / np.maximum(self.tries, 1.0)
+        measured: Vector = self.accepted / np.maximum(self.tries, 1.0)
         return measured
 
-    def observe(self, hits: int, judged: int) -> None:
-        """A draft's first `hits` tokens were right; `judged` of its positions are known (`hits` or one more)."""
-        for i in range(min(judged, len(self.tries))):
+    def observe(self, accepted: int, known: int) -> None:
+        """A draft's first `accepted` tokens were accepted; `known` of its positions are (`accepted` or one more)."""
+        for i in range(min(known, len(self.tries))):
             if self.tries[i] >= MEMORY:
                 self.tries[i] *= 0.5
-                self.hits[i] *= 0.5
+                self.accepted[i] *= 0.5
             self.tries[i] += 1.0
-            self.hits[i] += i < hits
+            self.accepted[i] += i < accepted
 
     def changed(self) -> None:
         """The drafter's weights were replaced: what was seen is a hint only, and hope is renewed."""
         rates = self.rates
         self.prior = np.maximum(rates, 0.5 * (rates + PRIOR))
-        self.hits, self.tries = np.zeros_like(self.hits), np.zeros_like(self.tries)
+        self.accepted, self.tries = np.zeros_like(self.accepted), np.zeros_like(self.tries)
 
     def state(self) -> dict[str, list[float]]:
         """Everything, in JSON types."""
-        return {name: getattr(self, name).tolist() for name in ("prior", "hits", "tries")}
+        return {name: getattr(self, name).tolist() for name in ("prior", "accepted", "tries")}
 
     def restore(self, state: Mapping[str, Sequence[float]]) -> None:
         """Restore what `state` returned; positions that it lacks are unknown.
@@ -91,7 +91,7 @@ class Acceptance:
             ValueError, KeyError, TypeError: `state` cannot be used; nothing of it is.
         """
         found = Acceptance(len(self.tries))
-        for name in ("prior", "hits", "tries"):
+        for name in ("prior", "accepted", "tries"):
             given = np.atleast_1d(np.array(state[name], dtype=np.float64))[: len(self.tries)]
             if (
                 not isinstance(state[name], Sequence)
@@ -101,9 +101,9 @@ class Acceptance:
             ):
                 raise ValueError(f"acceptance.{name} = {state[name]!r}")
             getattr(found, name)[: len(given)] = given
-        if (found.hits > found.tries).any() or (found.prior > 1).any():
+        if (found.accepted > found.tries).any() or (found.prior > 1).any():
             raise ValueError("acceptance above 1")
-        self.prior, self.hits, self.tries = found.prior, found.hits, found.tries
+        self.prior, self.accepted, self.tries = found.prior, found.accepted, found.tries
 
 
 class PassCost:
@@ -159,7 +159,7 @@ class PassCost:
 
 
 class Router:
-    """Keeps what is known of one learned drafter and weighs it against suffix chains. `k`: most passes per step."""
+    """Keeps what is known of one learned drafter and weighs it against suffix drafts. `k`: most passes per step."""
 
     def __init__(self, k: int) -> None:
         self.k = k
@@ -167,14 +167,14 @@ class Router:
         self.cost = PassCost()
 
     def expected(self, trust: Sequence[float]) -> Vector:
-        """Cumulative acceptance to expect of each request's next learned chain. Shape [requests, k]."""
+        """Cumulative acceptance to expect of each request's next draft of the learned drafter. Shape [requests, k]."""
         rates = np.minimum(np.array(trust)[:, None] * self.acceptance.rates[None], 0.999)
-        chains: Vector = np.cumprod(rates, axis=1)
-        return chains
+        expected: Vector = np.cumprod(rates, axis=1)
+        return expected
 
-    def gains(self, chains: Vector, have: Sequence[float], price: float) -> Vector:
-        """Tokens that the batch gains by 0, 1, ... k passes over chains worth `have`. Shape [k + 1]."""
-        worths = np.cumsum(np.maximum(chains - price, 0.0), axis=1)  # [requests, k]
+    def gains(self, expected: Vector, have: Sequence[float], price: float) -> Vector:
+        """Tokens that the batch gains by 0, 1, ... k passes over drafts worth `have`. Shape [k + 1]."""
+        worths = np.cumsum(np.maximum(expected - price, 0.0), axis=1)  # [requests, k]
         out = np.zeros(self.k + 1)
         out[1:] = np.maximum(worths - np.array(have)[:, None], 0.0).sum(0)
         return out

@@ -208,7 +208,7 @@ def look_up(
     factor: float,
     min_prob: float,
 ) -> tuple[Found, npt.NDArray[np.bool_]]:
-    """The drafts of a batch, as `lookup.reference` defines them, each from its own corpus.
+    """The drafts of a batch, as `lookup` defines them, each from its own corpus.
 
     Args:
         corpora: one per request.

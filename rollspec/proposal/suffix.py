@@ -1,10 +1,10 @@
 """Suffix drafts: one corpus per prompt group, one global corpus as fallback.
 
-A corpus is an array with chains of positions (`drafting.scan.Corpus`); the names here still call it a tree.
+A corpus is an array with chains of positions (`proposal.scan.Corpus`).
 
-A group's tree holds its prompt, what its siblings have emitted so far in this round, and the responses of past rounds,
-so that a request can be drafted from any of them (SuffixDecoding arXiv:2411.04975; siblings as in Seer
-arXiv:2511.14617, past epochs as in RhymeRL arXiv:2508.18588 and DAS arXiv:2511.13841). The trees are a cache over
+A group's corpus holds its prompt, what its siblings have emitted so far in this round, and the responses of past
+rounds, so that a request can be drafted from any of them (SuffixDecoding arXiv:2411.04975; siblings as in Seer
+arXiv:2511.14617, past epochs as in RhymeRL arXiv:2508.18588 and DAS arXiv:2511.13841). The corpora are a cache over
 `History`: dropped under memory pressure, rebuilt when their prompt comes back.
 """
 
@@ -21,7 +21,7 @@ from rollspec.proposal.base import NO_DRAFT, Draft, TokenArray
 from rollspec.proposal.history import History
 
 PROMPT_TAIL = 8
-"""Prompt tokens put before each response in a tree, so that its first tokens have a context to match."""
+"""Prompt tokens put before each response in a corpus, so that its first tokens have a context to match."""
 
 BYTES_PER_TOKEN = 32
 """Upper estimate used between exact measurements."""
@@ -32,16 +32,16 @@ SPEC_FACTOR = 2.0
 MIN_PROB = 0.1
 """A draft stops where its cumulative frequency falls below this; later tokens would rarely pay for verification."""
 
-TREE_BYTES = 4
-"""Bytes that all trees may take per byte of `history.max_bytes`. A token has 4 bytes there and some 30 here, but trees
-of prompts that do not run need not stay.
+CORPUS_BYTES = 4
+"""Bytes that all corpora may take per byte of `history.max_bytes`. A token has 4 bytes there and some 30 here, but
+corpora of prompts that do not run need not stay.
 """
 
 GROUP_BYTES = 1024
 """About what a prompt takes of which no text is kept, with the lengths of its responses."""
 
 WEAK_MATCH = 8
-"""Below this match length the group's draft is compared with the global tree's."""
+"""Below this match length the group's draft is compared with the global corpus's."""
 
 MAX_ENDED = 256
 """Lengths of finished responses kept per prompt."""
@@ -49,12 +49,12 @@ MAX_ENDED = 256
 
 @dataclass(slots=True)
 class Group:
-    """The tree of one prompt and which sequences are in it."""
+    """The corpus of one prompt and which sequences are in it."""
 
     key: str
     prompt: TokenArray
-    tree: Any
-    head: TokenArray  # prompt tail that starts each response in the tree
+    corpus: Any
+    head: TokenArray  # prompt tail that starts each response in the corpus
     next_seq: int = 1
     active: int = 0
     bytes: int = 0
@@ -63,8 +63,8 @@ class Group:
     ended: list[int] = field(default_factory=list)  # lengths of finished responses, ascending
 
 
-class _NoTree:
-    """A tree that is always empty: nothing is drafted from it."""
+class _NoCorpus:
+    """A corpus that is always empty: nothing is drafted from it."""
 
     def extend(self, *args: Any) -> None:
         pass
@@ -76,10 +76,10 @@ class _NoTree:
 
 
 class SuffixDrafter:
-    """Keeps the trees and drafts from them. Not thread-safe: the engine's worker is one thread."""
+    """Keeps the corpora and drafts from them. Not thread-safe: the engine's worker is one thread."""
 
     def __init__(self, config: SuffixConfig, history: History) -> None:
-        self._new_tree: Callable[[], Any] = _NoTree
+        self._new_corpus: Callable[[], Any] = _NoCorpus
         self._scan: Any = None
         if config.sources:
             from rollspec.proposal import scan  # numba is imported where something is drafted
@@ -87,15 +87,15 @@ class SuffixDrafter:
             first = scan.Corpus()  # what is compiled is compiled now, and not in a step
             first.extend(0, [0, 1, 2, 3])
             first.speculate([0, 1], 1, SPEC_FACTOR, MIN_PROB)
-            self._new_tree, self._scan = scan.Corpus, scan
+            self._new_corpus, self._scan = scan.Corpus, scan
         self.config = config
         self.history = history
-        room = TREE_BYTES * history.max_bytes
-        self._global_max = room // 4  # a quarter for the fallback; the groups' trees earn more
+        room = CORPUS_BYTES * history.max_bytes
+        self._global_max = room // 4  # a quarter for the fallback; the groups' corpora earn more
         self._group_max = room - self._global_max
         self.bytes = 0
         self._groups: OrderedDict[str, Group] = OrderedDict()
-        self._global: Any = self._new_tree()
+        self._global: Any = self._new_corpus()
         self._global_seqs: deque[tuple[int, int]] = deque()  # (sequence id, bytes), oldest first
         self._global_next = 0
         self._global_bytes = 0
@@ -117,7 +117,7 @@ class SuffixDrafter:
         group.next_seq += 1
         if "siblings" in self.config.sources:
             group.sequences[sequence] = version
-            group.tree.extend(sequence, group.head)
+            group.corpus.extend(sequence, group.head)
         self._shrink(group)
         return group, sequence
 
@@ -129,14 +129,14 @@ class SuffixDrafter:
             return
         emitted = []
         for group, sequence, tokens in rows:
-            emitted.append((group.tree, sequence, tokens))
+            emitted.append((group.corpus, sequence, tokens))
             grown = len(tokens) * BYTES_PER_TOKEN
             group.bytes += grown
             self.bytes += grown
         self._scan.extend(emitted)
 
     def close(self, group: Group, sequence: int, tokens: TokenArray, version: int) -> None:
-        """A request ended with `tokens` (its whole response): keep it for later rounds and for the global tree."""
+        """A request ended with `tokens` (its whole response): keep it for later rounds and for the global corpus."""
         group.active -= 1
         insort(group.ended, len(tokens))
         if len(group.ended) > MAX_ENDED:
@@ -163,14 +163,14 @@ class SuffixDrafter:
     # ---- drafting ---------------------------------------------------------------------------------------------------
 
     def draft(self, groups: Sequence[Group], contexts: Sequence[Sequence[int]], rooms: Sequence[int]) -> list[Draft]:
-        """The likeliest chain after each of `contexts`, of at most as many tokens as there is room for.
+        """The likeliest draft after each of `contexts`, of at most as many tokens as there is room for.
 
         `contexts`: the last `lookup.DEPTH` tokens of prompt + response, filled with `NOTHING` on the left.
         """
         if self._scan is None:
             return [NO_DRAFT] * len(groups)
         found, wider = self._scan.look_up(
-            [g.tree for g in groups],
+            [g.corpus for g in groups],
             self._global if "global" in self.config.sources else None,
             WEAK_MATCH,
             contexts,
@@ -187,14 +187,14 @@ class SuffixDrafter:
     # ---- memory -----------------------------------------------------------------------------------------------------
 
     @property
-    def tree_bytes(self) -> int:
-        """Estimated bytes of all trees."""
+    def corpus_bytes(self) -> int:
+        """Estimated bytes of all corpora."""
         return self.bytes + self._global_bytes
 
     def warm(self) -> None:
-        """Fill the global tree from a reloaded history; the groups' trees are built when their prompts come."""
+        """Fill the global corpus from a reloaded history; the groups' corpora are built when their prompts come."""
         if "global" in self.config.sources:
-            self._global = self._new_tree()
+            self._global = self._new_corpus()
             self._global_seqs.clear()
             self._global_bytes = 0
             for _, entry in self.history:
@@ -208,9 +208,9 @@ class SuffixDrafter:
                         return
 
     def _build(self, key: str, prompt: TokenArray) -> Group:
-        tree = self._new_tree()
-        tree.extend(0, prompt)
-        group = Group(key, prompt, tree, prompt[-PROMPT_TAIL:].copy())
+        corpus = self._new_corpus()
+        corpus.extend(0, prompt)
+        group = Group(key, prompt, corpus, prompt[-PROMPT_TAIL:].copy())
         group.bytes = len(prompt) * BYTES_PER_TOKEN
         self.bytes += group.bytes
         self._groups[key] = group
@@ -224,8 +224,8 @@ class SuffixDrafter:
 
     def _insert(self, group: Group, sequence: int, tokens: TokenArray, version: int) -> None:
         group.sequences[sequence] = version
-        group.tree.extend(sequence, group.head)
-        group.tree.extend(sequence, tokens)
+        group.corpus.extend(sequence, group.head)
+        group.corpus.extend(sequence, tokens)
         grown = (len(tokens) + PROMPT_TAIL) * BYTES_PER_TOKEN
         group.bytes += grown
         self.bytes += grown
@@ -236,15 +236,15 @@ class SuffixDrafter:
         keep = set(past[-self.config.window :]) if "past" in self.config.sources else set()
         for sequence, version in list(group.sequences.items()):
             if version != current and version not in keep:
-                group.tree.remove(sequence)
+                group.corpus.remove(sequence)
                 del group.sequences[sequence]
         before = group.bytes
-        group.bytes = int(group.tree.estimate_memory())
+        group.bytes = int(group.corpus.estimate_memory())
         self.bytes += group.bytes - before
         group.versions = keep | {current}
 
     def _shrink(self, current: Group) -> None:
-        """Drop the least recently used trees that no running request needs."""
+        """Drop the least recently used corpora that no running request needs."""
         if self.bytes <= self._group_max:
             return
         for key, group in list(self._groups.items()):

@@ -1,8 +1,8 @@
 """SPEC-RL's rule for reusing old responses (arXiv:2509.23232), and how far it is from the policy. **Lossy.**
 
-An old response is kept up to its first refused token, and the policy continues from there. Token i is kept while
+An old response is kept up to its first rejected token, and the policy continues from there. Token i is kept while
 log U <= log p_new - log p_old + bias; more bias keeps more. That is not the policy's distribution even at
-bias 0: after a refusal the token is drawn from the policy itself and not from what the kept tokens leave of it. These
+bias 0: after a rejection the token is drawn from the policy itself and not from what the kept tokens leave of it. These
 are pure functions; `reuse.mode: lenient` (`lenient_reuse.py`) samples with them, and nothing else does.
 """
 
@@ -37,7 +37,7 @@ def kept(log_new: Floats, log_old: Floats, uniform: Floats, valid: Bools, bias: 
         valid: [n, length], true where there is a token of the response; false after its end.
 
     Returns:
-        [n] cut index: the first refused token, or the response's length where there is none.
+        [n] cut index: the first rejected token, or the response's length where there is none.
 
     Raises:
         ValueError: arrays of different shapes, or `valid` with a hole.
@@ -46,37 +46,7 @@ def kept(log_new: Floats, log_old: Floats, uniform: Floats, valid: Bools, bias: 
         raise ValueError("log_new, log_old, uniform and valid must have one shape")
     if (valid[:, 1:] & ~valid[:, :-1]).any():
         raise ValueError("valid must be true up to each response's end and false after it")
-    refused = uniform > keep_probability(log_new, log_old, bias)
-    ends = np.concatenate([refused | ~valid, np.ones((len(valid), 1), dtype=bool)], axis=1)
+    rejected = uniform > keep_probability(log_new, log_old, bias)
+    ends = np.concatenate([rejected | ~valid, np.ones((len(valid), 1), dtype=bool)], axis=1)
     out: Ints = ends.argmax(axis=1)
-    return out
-
-
-def distribution(new: Floats, old: Floats, bias: float = 0.0) -> Floats:
-    """What a token is distributed as where an old one, drawn from `old`, is kept or replaced by a draw from `new`.
-
-    Args:
-        new, old: [..., vocab] probabilities.
-
-    Returns:
-        [..., vocab] probabilities: kept mass + (1 - kept mass's sum) * new.
-    """
-    mass = _mass(new, old, bias)
-    out: Floats = mass + (1.0 - mass.sum(-1, keepdims=True)) * new
-    return out
-
-
-def total_variation(new: Floats, old: Floats, bias: float = 0.0) -> Floats:
-    """Distance of `distribution` from the policy `new`: 1/2 sum |min(l p, q) - alpha p| with l = exp(bias), p = new,
-    q = old and alpha = sum min(l p, q). 0 exactly where the policy did not change or nothing overlaps.
-    """
-    mass = _mass(new, old, bias)
-    out: Floats = 0.5 * np.abs(mass - mass.sum(-1, keepdims=True) * new).sum(-1)
-    return out
-
-
-def _mass(new: Floats, old: Floats, bias: float) -> Floats:
-    with np.errstate(divide="ignore"):
-        log_new, log_old = np.log(new), np.log(old)
-    out: Floats = np.where(old > 0, old * keep_probability(log_new, log_old, bias), 0.0)
     return out

@@ -33,7 +33,7 @@ class EngineStats:
     version: int = 0
     speculating: bool = True
     history_bytes: int = 0
-    tree_bytes: int = 0
+    corpus_bytes: int = 0
     prompts: int = 0
     evicted: int = 0
     rewarded: int = 0

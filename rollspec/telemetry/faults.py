@@ -13,24 +13,24 @@ class Faults:
     """Counts faults by cause.
 
     Args:
-        say: takes the sentence of each cause, once; by default it is logged as an error.
+        log: takes the sentence of each cause, once; by default it is logged as an error.
     """
 
-    def __init__(self, say: Callable[[str], None] = logger.error) -> None:
+    def __init__(self, log: Callable[[str], None] = logger.error) -> None:
         self._counts: dict[str, int] = {}
-        self._said: set[str] = set()
-        self._say = say
+        self._logged: set[str] = set()
+        self._log = log
 
     def record(self, cause: str, sentence: str | None = None) -> None:
-        """Count a fault, and say its sentence where it is the first that this cause has."""
+        """Count a fault, and log its sentence where it is the first that this cause has."""
         self._counts[cause] = self._counts.get(cause, 0) + 1
-        if sentence is not None and cause not in self._said:
-            self._said.add(cause)
-            self._say(sentence)
+        if sentence is not None and cause not in self._logged:
+            self._logged.add(cause)
+            self._log(sentence)
 
     @contextmanager
     def left_out(self, what: str) -> Iterator[None]:
-        """Catch and record whatever is raised inside: the caller goes on without `what`."""
+        """Catch and record whatever is raised inside: the caller continues without `what`."""
         try:
             yield
         except Exception as e:

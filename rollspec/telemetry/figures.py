@@ -184,7 +184,7 @@ def loss(run: Run) -> Figure:
 
 def idle(run: Run) -> Figure:
     """Seconds in which training could run, and did."""
-    available, used, wasted = (DRAFTER + f"{n}_seconds" for n in ("idle", "harvested", "wasted"))
+    available, used, wasted = (DRAFTER + f"{n}_seconds" for n in ("idle", "used", "wasted"))
     lines = _line(run, "idle", "s-base", available) + _line(run, "used", "s-run", used)
     note = f"{sum(run.known(used)):.1f} of {sum(run.known(available)):.1f} s, over all replicas."
     if run.has(wasted):

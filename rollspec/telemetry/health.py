@@ -1,4 +1,4 @@
-"""Watches the health of training rollouts over the steps: what `rollspec.sampling.health` measures, as metrics, and one
+"""Watches the health of training rollouts over the steps: what `sampling/agreement.py` measures, as metrics, and one
 warning per kind when a threshold of `telemetry.health` is crossed.
 
     watch = HealthWatch(config.telemetry.health, config.history.max_bytes)
@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from rollspec.config import HealthConfig
 from rollspec.proposal.base import TokenArray
-from rollspec.sampling import health
+from rollspec.sampling.agreement import BAND, FloatArray, agreement, overlap
 
 logger = logging.getLogger("rollspec")
 
@@ -28,7 +28,7 @@ get longer, so that limit is far below that of tokens.
 """
 
 
-_OUTSIDE = f"a share of {{:.3f}} of the importance ratios is outside {health.BAND[0]:g} to {health.BAND[1]:g}"
+_OUTSIDE = f"a share of {{:.3f}} of the importance ratios is outside {BAND[0]:g} to {BAND[1]:g}"
 _THRESHOLDS = (  # kind, metric, the side on which it is usual, what to say
     ("gap", "logprob_gap", "at most", "engine and trainer differ by {:.3g} nats per token"),
     ("corr", "logprob_corr", "at least", "engine and trainer probabilities correlate at {:.4f} only"),
@@ -50,21 +50,21 @@ class HealthWatch:
     Args:
         config: the limit that jobs with kept noise may want to move.
         max_bytes: bound on the tokens of remembered responses; the prompts not seen for longest go first.
-        say: is given each warning.
+        log: is given each warning.
     """
 
-    def __init__(self, config: HealthConfig, max_bytes: int, say: Callable[[str], None] = logger.warning) -> None:
+    def __init__(self, config: HealthConfig, max_bytes: int, log: Callable[[str], None] = logger.warning) -> None:
         self.config = config
-        self._say = say
+        self._log = log
         self.max_bytes = max_bytes
         self.bytes = 0
         self._last: OrderedDict[str, dict[str, TokenArray]] = OrderedDict()  # prompt key -> sample -> response
-        self._said: set[str] = set()
+        self._logged: set[str] = set()
 
     @staticmethod
-    def agreement(engine: Sequence[health.FloatArray], trainer: Sequence[health.FloatArray]) -> dict[str, float]:
+    def agreement(engine: Sequence[FloatArray], trainer: Sequence[FloatArray]) -> dict[str, float]:
         """Metrics of engine against trainer log-probs, one array per response on either side."""
-        a = health.agreement(engine, trainer)
+        a = agreement(engine, trainer)
         if a is None:
             return {}
         found = {
@@ -84,7 +84,7 @@ class HealthWatch:
         keys: Sequence[str],
         samples: Sequence[str],
         responses: Sequence[TokenArray],
-        logprobs: Sequence[health.FloatArray] | None = None,
+        logprobs: Sequence[FloatArray] | None = None,
     ) -> dict[str, float]:
         """Metrics of this step's responses against those the same prompts got when they came last; then remembers them.
 
@@ -96,7 +96,7 @@ class HealthWatch:
                 number of log-probs than tokens (one with tool output) is left out.
         """
         seen: dict[str, dict[str, TokenArray]] = {}
-        pairs: list[tuple[TokenArray, TokenArray, health.FloatArray | None]] = []
+        pairs: list[tuple[TokenArray, TokenArray, FloatArray | None]] = []
         for i, (key, sample, response) in enumerate(zip(keys, samples, responses, strict=True)):
             if logprobs is not None and len(logprobs[i]) != len(response):
                 continue
@@ -108,7 +108,7 @@ class HealthWatch:
         for key, group in seen.items():
             self._remember(key, group)
         chances = None if logprobs is None else [c for _, _, c in pairs if c is not None]
-        found = health.overlap([new for new, _, _ in pairs], [old for _, old, _ in pairs], chances)
+        found = overlap([new for new, _, _ in pairs], [old for _, old, _ in pairs], chances)
         if found is None:
             return {}
         out = {f"{PREFIX}epoch_overlap": found.shared, f"{PREFIX}epoch_identical": found.identical}
@@ -130,11 +130,11 @@ class HealthWatch:
         for kind, what, cause in self._crossed(metrics):
             out[f"{PREFIX}warnings"] += 1.0
             out[f"{PREFIX}warnings/{kind}"] = 1.0
-            if kind in self._said:
+            if kind in self._logged:
                 continue
-            self._said.add(kind)
+            self._logged.add(kind)
             known = "; ".join(suspects.get(cause, ())) or _USUAL[cause]
-            self._say(f"rollspec: at step {step} {what}: {known}. Later ones are counted in {PREFIX}warnings/{kind}.")
+            self._log(f"rollspec: at step {step} {what}: {known}. Later ones are counted in {PREFIX}warnings/{kind}.")
         return out
 
     def _crossed(self, metrics: Mapping[str, float]) -> list[tuple[str, str, str]]:

@@ -13,6 +13,7 @@ from rollspec.telemetry.runs import Run
 
 MODELLED = "rollspec/tuner/modelled_seconds/"
 ARM = "rollspec/tuner/arm/"
+MOST_ARMS = 5
 PLAYED, NONE, ORACLE, CLAIRVOYANT, PERFECT = "played", "none", "oracle", "clairvoyant", "perfect"
 _BOUNDS = (PLAYED, ORACLE, CLAIRVOYANT, PERFECT)
 
@@ -32,7 +33,7 @@ class Limits:
     clairvoyant: float
     perfect: float
     cost_error: float | None  # median relative error of predicted step times
-    ceiling: float | None  # E[max p]: the most that one-hot drafts can have accepted per token
+    max_acceptance: float | None  # E[max p]: the most that one-hot drafts can have accepted per token
     tuner_share: float | None
     host_share: float | None
 
@@ -48,6 +49,30 @@ class Limits:
             f"{self.best_fixed:.2f}×; the oracle {self.oracle:.2f}×; a perfect drafter on this machine "
             f"{self.perfect:.2f}×."
         )
+
+    def sentences(self) -> list[str]:
+        """What was possible, as the report says it."""
+        sentences = [
+            self.sentence(),
+            "Against the oracle, the best arm of each batch size known in hindsight, it took "
+            f"{100 * abs(self.regret):.1f} % {'more' if self.regret >= 0 else 'less'} time.",
+        ]
+        if self.max_acceptance is not None:
+            sentences.append(
+                f"A one-hot draft can have at most {100 * self.max_acceptance:.0f} % of its tokens accepted: E[max p]."
+            )
+        if self.host_share is not None and self.tuner_share is not None:
+            sentences.append(
+                f"Drafting took {100 * self.host_share:.1f} % of engine time, of which deciding how much took "
+                f"{100 * self.tuner_share:.1f}."
+            )
+        error = "" if self.cost_error is None else f", whose median error is {100 * self.cost_error:.1f} % of a step"
+        sentences.append(
+            f"All of these are computed by the fitted cost of this engine's steps{error}, against no drafts in it. "
+            "Where steps do not overlap (docs/how-it-works.md), an engine built without speculation has shorter ones: "
+            "the measured ratio above is against that."
+        )
+        return sentences
 
 
 def limits(run: Run) -> Limits | None:
@@ -67,21 +92,21 @@ def limits(run: Run) -> Limits | None:
         clairvoyant=base / seconds[CLAIRVOYANT],
         perfect=base / seconds[PERFECT],
         cost_error=_weighted(run.series("rollspec/tuner/cost_error"), weights),
-        ceiling=_weighted(run.series("rollspec/accept/ceiling"), weights),
+        max_acceptance=_weighted(run.series("rollspec/accept/max_acceptance"), weights),
         tuner_share=_weighted(run.series("rollspec/tuner/share"), weights),
         host_share=_weighted(run.series("rollspec/rollout/propose_share"), weights),
     )
 
 
-def arm_shares(run: Run, most: int = 5) -> list[tuple[str, list[float | None]]]:
-    """Share of engine steps per arm and training step, the `most` arms that were played most."""
+def arm_shares(run: Run) -> list[tuple[str, list[float | None]]]:
+    """Share of engine steps per arm and training step, the `MOST_ARMS` that were played most."""
     # A step that carries any arm carries all that were played in it.
     recorded = [any(name.startswith(ARM) for name in row) for row in run.rows]
     found = {
         name.removeprefix(ARM): [(v or 0.0) if t else None for v, t in zip(run.series(name), recorded, strict=True)]
         for name in run.names(ARM)
     }
-    order = sorted(found, key=lambda a: -sum(v or 0.0 for v in found[a]))[:most]
+    order = sorted(found, key=lambda a: -sum(v or 0.0 for v in found[a]))[:MOST_ARMS]
     return [(arm, found[arm]) for arm in found if arm in order]
 
 

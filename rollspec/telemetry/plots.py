@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 WIDTH, HEIGHT = 460, 250  # of the page's pixels: texts stay legible when a phone shows them at three quarters
 SOFT, GRID = "#5b6472", "#eceef2"
+BINS = 32  # of a histogram
 STYLES = {"s-run": "#0f766e", "s-base": "#8a93a3", "s-0": "#0f766e", "s-1": "#c2680b", "s-2": "#5b5bd6",
           "s-3": "#b8326e", "s-4": "#64748b"}  # fmt: skip
 """CSS class of a legend's entry -> colour of the drawing."""
@@ -115,14 +116,12 @@ def bar_chart(
     return out[0]
 
 
-def histogram(
-    samples: Sequence[tuple[str, str, Sequence[int]]], *, title: str, x_label: str, y_label: str, bins: int = 32
-) -> str:
+def histogram(samples: Sequence[tuple[str, str, Sequence[int]]], *, title: str, x_label: str, y_label: str) -> str:
     """(label, style, values) overlaid as filled steps over common bins; counts on a log axis, so that tails show."""
     most = max((v for _, _, values in samples for v in values), default=None)
     if most is None:
         return ""
-    width = math.ceil((most + 1) / bins)  # whole tokens per bin: a fractional bin would comb
+    width = math.ceil((most + 1) / BINS)  # whole tokens per bin: a fractional bin would comb
     edges = list(range(0, most + 1 + width, width))
     out: list[str] = []
     with _axes(out, [], title, x_label, y_label) as ax:

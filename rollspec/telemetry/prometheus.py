@@ -32,11 +32,6 @@ class Series:
     name: str
     label: str | None
 
-    @property
-    def full_name(self) -> str:
-        """As it is scraped."""
-        return f"{self.name}_total" if self.row.kind == "counter" else self.name
-
 
 def series() -> tuple[Series, ...]:
     """Every metric that an engine has, in the order of the table."""

@@ -20,7 +20,7 @@ from typing import Any
 
 from rollspec.errors import RollspecError
 from rollspec.telemetry.figures import figures
-from rollspec.telemetry.limits import Limits, limits
+from rollspec.telemetry.limits import limits
 from rollspec.telemetry.on_policy import on_policy
 from rollspec.telemetry.plots import number
 from rollspec.telemetry.runs import Run, find_pair, load_run
@@ -121,7 +121,7 @@ def render(run: Run, baseline: Run | None = None) -> str:
         columns=[s.name for s in (theirs, mine) if s is not None],
         table=table(mine, theirs, comparison),
         epochs=_epochs(comparison),
-        limits=_limits(limits(run)),
+        limits=[] if (found := limits(run)) is None else found.sentences(),
         figures=sorted(figures(run, baseline), key=lambda f: bool(f.missing)),  # gaps go last
         phases=bars,
         phase_names=list(dict.fromkeys(phase for _, parts in bars for phase, *_ in parts)),
@@ -220,33 +220,6 @@ def _epochs(c: Comparison | None) -> list[tuple[str, str, str]]:
     if c is None or len(c.by_epoch) < 2:
         return []
     return [(f"epoch {e + 1}", f"{r.value:.2f}×", f"{r.low:.2f}–{r.high:.2f}") for e, r in c.by_epoch.items()]
-
-
-def _limits(found: Limits | None) -> list[str]:
-    """What was possible, in sentences."""
-    if found is None:
-        return []
-    sentences = [found.sentence()]
-    sentences.append(
-        "Against the oracle, the best arm of each batch size known in hindsight, it took "
-        f"{100 * abs(found.regret):.1f} % {'more' if found.regret >= 0 else 'less'} time."
-    )
-    if found.ceiling is not None:
-        sentences.append(
-            f"One drafted token per place can have at most {100 * found.ceiling:.0f} % accepted: E[max p]."
-        )
-    if found.host_share is not None and found.tuner_share is not None:
-        sentences.append(
-            f"Drafting took {100 * found.host_share:.1f} % of engine time, of which deciding how much took "
-            f"{100 * found.tuner_share:.1f}."
-        )
-    error = "" if found.cost_error is None else f", whose median error is {100 * found.cost_error:.1f} % of a step"
-    sentences.append(
-        f"All of these are computed by the fitted cost of this engine's steps{error}, against no drafts in it. "
-        "Where steps do not overlap (docs/how-it-works.md), an engine built without speculation has shorter ones: the "
-        "measured ratio above is against that."
-    )
-    return sentences
 
 
 def _phase_bar(s: RunSummary) -> tuple[str, list[tuple[str, float, str]]]:

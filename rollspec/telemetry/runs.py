@@ -91,7 +91,7 @@ class Run:
         return [n for step in self.lengths for n in step]
 
 
-def load_run(folder: str | Path, name: str | None = None) -> Run:
+def load_run(folder: str | Path) -> Run:
     """Read a run folder, or a run of W&B's.
 
     Raises:
@@ -114,7 +114,7 @@ def load_run(folder: str | Path, name: str | None = None) -> Run:
     status = provenance.get("status")
     if status not in (None, "finished"):
         notes.append(f"{PROVENANCE} says the run is {status!r}, so it may be incomplete.")
-    label = name or str(provenance.get("name") or folder.resolve().name)
+    label = str(provenance.get("name") or folder.resolve().name)
     return Run(
         label, folder, tuple(steps), tuple(rows), tuple(lengths), provenance, tuple(notes), _read_repeats(folder)
     )

@@ -17,6 +17,7 @@ import numpy as np
 
 from rollspec.telemetry.runs import GEN, STEP_TIME, Run
 
+DRAWS = 2000  # of the bootstrap
 REWARD = ("rollspec/reward/mean", "critic/score/mean", "critic/rewards/mean")
 ACCEPT_LENGTH = ("rollspec/accept/length", "rollout/spec_accept_length")
 ACCEPT_RATE = ("rollspec/accept/rate", "rollout/spec_accept_rate")
@@ -214,11 +215,11 @@ def _per_token(run: Run, baseline: Run, steps: Sequence[int]) -> Ratio | None:
     return _bootstrap(rows, lambda sums: sums[..., 0] * sums[..., 3] / (sums[..., 1] * sums[..., 2]))
 
 
-def _bootstrap(rows: Any, of: Callable[[Any], Any], draws: int = 2000) -> Ratio:
+def _bootstrap(rows: Any, of: Callable[[Any], Any]) -> Ratio:
     """`of` the column sums of `rows` [steps, columns], with a 95 % interval from resampling the rows."""
     table = np.asarray(rows, dtype=np.float64)
     rng = np.random.default_rng(0)  # the same file must give the same report
-    sums = table[rng.integers(0, len(table), size=(draws, len(table)))].sum(axis=1)  # [draws, columns]
+    sums = table[rng.integers(0, len(table), size=(DRAWS, len(table)))].sum(axis=1)  # [DRAWS, columns]
     low, high = np.percentile(of(np.maximum(sums, 1e-12)), [2.5, 97.5])
     return Ratio(float(of(table.sum(axis=0))), float(low), float(high), len(table))
 

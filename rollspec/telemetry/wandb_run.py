@@ -86,7 +86,7 @@ class WandbWatch:
             (value("guard/alarms"), "acceptance collapsed",
              f"A drafter was switched off because too little was accepted (rate {rate:.2f})."),
             (value("drafter/rolled_back"), "drafter version rolled back",
-             "New weights of the drafter got less right than the ones before, which are back."),
+             "New weights of the drafter had fewer tokens accepted than the ones before, which are back."),
             (value("drafter/refused"), "drafter version refused",
              "New weights of the drafter were not loaded; the engine's log says why."),
             (self._harmed >= HARM_REPORTS, "speculation costs time",

@@ -96,7 +96,7 @@ class Policy(ABC):
         """The policy's or a drafter's weights moved: what was learned is older than it looks."""
 
     def state(self) -> dict[str, Any]:
-        """What was learned, in JSON types."""
+        """Its state, in JSON types."""
         return {}
 
     def restore(self, state: Mapping[str, Any]) -> None:  # noqa: B027 - see `state`

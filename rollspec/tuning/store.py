@@ -1,4 +1,4 @@
-"""Saves what tuning has learned beside the history: the cost model, the policy, the calibration.
+"""Saves the tuning beside the history: the cost model, the policy, the calibration.
 
 One JSON file with a checksum and the machine and model it was measured on. Another machine's cost model would mislead,
 so it is left out there; the calibration of drafts holds anywhere.
@@ -21,21 +21,21 @@ TIMED = ("tuner", "passes")
 """What was measured in seconds, and means nothing on another machine."""
 
 
-def save(folder: Path | str, learned: Mapping[str, Any], machine: Mapping[str, Any]) -> Path:
+def save(folder: Path | str, tuning: Mapping[str, Any], machine: Mapping[str, Any]) -> Path:
     """Write `folder/tuning.json` atomically.
 
     Raises:
         HistoryError: the folder cannot be written; an earlier file is not changed.
     """
     folder = Path(folder)
-    body = json.dumps({"machine": dict(machine), "learned": learned}, allow_nan=False, separators=(",", ":"))
+    body = json.dumps({"machine": dict(machine), "tuning": tuning}, allow_nan=False, separators=(",", ":"))
     outer = {"format": FORMAT, "checksum": _checksum(body), "body": body}
     try:
         folder.mkdir(parents=True, exist_ok=True)
         replace(folder / FILE, json.dumps(outer).encode(), private=True)
     except OSError as e:
         raise HistoryError(
-            f"rollspec: what was learned cannot be written to {folder} ({e.strerror or e}); make it writable, free "
+            f"rollspec: the tuning cannot be written to {folder} ({e.strerror or e}); make it writable, free "
             "space, or set history.dir elsewhere."
         ) from e
     return folder / FILE
@@ -57,24 +57,24 @@ def load(folder: Path | str, machine: Mapping[str, Any]) -> tuple[dict[str, Any]
         if outer["checksum"] != _checksum(outer["body"]):
             raise ValueError("its checksum does not match its contents")
         body = json.loads(outer["body"])
-        learned, then = dict(body["learned"]), dict(body["machine"])
+        tuning, then = dict(body["tuning"]), dict(body["machine"])
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as e:
         raise HistoryError(refuse(path, e)) from e
     differs = [k for k in sorted({*then, *machine}) if then.get(k) != machine.get(k)]
     if not differs:
-        return learned, None
+        return tuning, None
     for name in TIMED:
-        learned.pop(name, None)
+        tuning.pop(name, None)
     k = differs[0]
-    return learned, (
+    return tuning, (
         f"rollspec: the step costs in {path} were measured with {k} = {then.get(k)!r} and this is {machine.get(k)!r}; "
-        "they are learned anew."
+        "they are measured anew."
     )
 
 
 def refuse(path: Path, error: BaseException) -> str:
     """Set a file aside that cannot be used, and say so in one sentence."""
-    return f"rollspec: the file {path} is refused ({error}); {set_aside(path)} and step costs are learned anew."
+    return f"rollspec: the file {path} is refused ({error}); {set_aside(path)} and step costs are measured anew."
 
 
 def _checksum(body: str) -> str:

@@ -60,13 +60,13 @@ class Plan:
 class View:
     """What the arms with a learned drafter proposed, or would have; see `Tuner.observe` for the first three.
 
-    `learned`: rows that the learned drafter served. `seconds`: what its passes take under each arm. Shape [arms].
+    `served`: rows that the learned drafter served. `seconds`: what its passes take under each arm. Shape [arms].
     """
 
-    offered: list[int]
-    hits: list[int]
+    proposed: list[int]
+    accepted: list[int]
     unknown: list[tuple[int, list[float]]]
-    learned: list[bool]
+    served: list[bool]
     seconds: Vector
 
 
@@ -78,7 +78,7 @@ class Tuner:
         self.arms = arms_of(config, k_max, drafters)
         self.ks = np.array([a.k for a in self.arms])
         self.none = next(i for i, a in enumerate(self.arms) if not a.k)
-        self.learned = np.array([any(d in LEARNED for d in a.drafters) for a in self.arms])
+        self.with_model = np.array([any(d in LEARNED for d in a.drafters) for a in self.arms])
         """Which arms have a learned drafter. Shape [arms]."""
         self.cost = CostModel()
         # "none" is known of always; it is played only if it was asked for.
@@ -144,8 +144,8 @@ class Tuner:
         plan: Plan,
         batch: int,
         context_tokens: float,
-        offered: Sequence[int],
-        hits: Sequence[int],
+        proposed: Sequence[int],
+        accepted: Sequence[int],
         unknown: Sequence[tuple[int, list[float]]] = (),
         view: View | None = None,
         measured: float | None = None,
@@ -156,21 +156,21 @@ class Tuner:
             plan: that decision.
             batch: requests that went through the step with a chance of a draft.
             context_tokens: of the batch.
-            offered: per request whose proposal is known (a sample where the plan was to watch), the tokens its budget
+            proposed: per request whose proposal is known (a sample where the plan was to watch), the tokens its budget
                 allowed, whatever the arm.
-            hits: leading proposed tokens that the target emitted, same order.
+            accepted: leading proposed tokens that the target emitted, same order.
             unknown: (row, calibrated cumulative probabilities) of proposals that outlived what is known: all that the
-                target emitted was proposed, and more was offered.
+                target emitted was proposed, and more was proposed.
             view: the same of the arms with a learned drafter, where there are such.
             measured: seconds that the step took, drafting included; None where it was not timed by itself.
         """
-        rows = len(offered)
+        rows = len(proposed)
         if not rows or batch <= 0:
             return
-        emitted, verified = self._tokens(offered, hits, unknown)
+        emitted, verified = self._tokens(proposed, accepted, unknown)
         if view is not None:
-            more, longer = self._tokens(view.offered, view.hits, view.unknown)
-            emitted, verified = np.where(self.learned, more, emitted), np.where(self.learned, longer, verified)
+            more, longer = self._tokens(view.proposed, view.accepted, view.unknown)
+            emitted, verified = np.where(self.with_model, more, emitted), np.where(self.with_model, longer, verified)
         seconds = self._seconds(batch, verified, context_tokens)
         if view is not None:
             seconds = seconds + view.seconds
@@ -185,14 +185,14 @@ class Tuner:
             self._watch(plan, batch, float(emitted[plan.chosen]), seconds, view)
 
     def _tokens(
-        self, offered: Sequence[int], hits: Sequence[int], unknown: Sequence[tuple[int, list[float]]]
+        self, proposed: Sequence[int], accepted: Sequence[int], unknown: Sequence[tuple[int, list[float]]]
     ) -> tuple[Vector, Vector]:
         """Tokens emitted, beyond one, and verified per request under each arm. Shapes [arms]."""
-        rows = len(offered)
-        cut = np.minimum(np.array(offered), self.ks[:, None])
-        emitted = np.minimum(np.array(hits), cut).sum(1).astype(float)
+        rows = len(proposed)
+        cut = np.minimum(np.array(proposed), self.ks[:, None])
+        emitted = np.minimum(np.array(accepted), cut).sum(1).astype(float)
         for i, expected in unknown:
-            self._fill(emitted, cut[:, i].tolist(), hits[i], expected)
+            self._fill(emitted, cut[:, i].tolist(), accepted[i], expected)
         return emitted / rows, cut.sum(1) / rows
 
     def _watch(self, plan: Plan, batch: int, emitted: float, seconds: Vector, view: View | None) -> None:
@@ -205,18 +205,18 @@ class Tuner:
                 self.guard.observe(drafter, plan.bucket, batch * emitted, needed * rate)
             return
         passes = float(view.seconds[plan.chosen])
-        cut = np.minimum(np.array(view.offered), arm.k)
-        right = np.minimum(np.array(view.hits), cut).astype(float)
+        cut = np.minimum(np.array(view.proposed), arm.k)
+        accepted = np.minimum(np.array(view.accepted), cut).astype(float)
         for i, expected in view.unknown:
             more = np.zeros(len(self.arms))
-            self._fill(more, [int(cut[i])], view.hits[i], expected)
-            right[i] += more[0]
-        mine = np.array(view.learned, bool)
+            self._fill(more, [int(cut[i])], view.accepted[i], expected)
+            accepted[i] += more[0]
+        mine = np.array(view.served, bool)
         for drafter in arm.drafters:
             rows = mine if drafter in LEARNED else ~mine
             share = float(cut[rows].sum()) / max(float(cut.sum()), 1.0)
             cost = share * (needed - passes) + (passes if drafter in LEARNED else 0.0)
-            self.guard.observe(drafter, plan.bucket, batch * float(right[rows].sum()) / len(cut), cost * rate)
+            self.guard.observe(drafter, plan.bucket, batch * float(accepted[rows].sum()) / len(cut), cost * rate)
 
     def _teach(self, plan: Plan, outcome: Outcome) -> None:
         measured = outcome.measured
@@ -263,15 +263,15 @@ class Tuner:
         total: Vector = seconds + (batch + _HOST_FIXED) * host
         return total
 
-    def _fill(self, emitted: Vector, cut: Sequence[int], hits: int, expected: Sequence[float]) -> None:
+    def _fill(self, emitted: Vector, cut: Sequence[int], accepted: int, expected: Sequence[float]) -> None:
         """Add what the calibrated confidence expects beyond the last token that is known."""
-        known = expected[hits - 1] if hits else 1.0
+        known = expected[accepted - 1] if accepted else 1.0
         if known <= 0.0:
             return
         sums = list(accumulate(expected, initial=0.0))
         for a, n in enumerate(cut):
-            if n > hits:
-                emitted[a] += (sums[min(n, len(expected))] - sums[hits]) / known
+            if n > accepted:
+                emitted[a] += (sums[min(n, len(expected))] - sums[accepted]) / known
 
     def _seed(self, bucket: int, batch: int, context_tokens: float) -> None:
         seconds = _SEED_STEPS * self._seconds(batch, self._verified, context_tokens)
@@ -281,10 +281,10 @@ class Tuner:
     # ---- kept with the job ------------------------------------------------------------------------------------------
 
     def state(self) -> dict[str, Any]:
-        """All that was learned, in JSON types."""
+        """Its state, in JSON types."""
         return {
             "policy": self.config.policy,
-            "learned": self.policy.state(),
+            "learners": self.policy.state(),
             "cost": self.cost.state(),
             "host": self._host.tolist(),
             "arms": [a.name for a in self.arms],
@@ -311,7 +311,7 @@ class Tuner:
         self._seen = min(int(state["seen"]), 64)
         self._hosted = [1 + _HOST_FIRST if h else 0 for h in host]
         if state["policy"] == self.config.policy:
-            self.policy.restore(state["learned"])
+            self.policy.restore(state["learners"])
 
 
 def arms_of(config: TuningConfig, k_max: int, drafters: tuple[str, ...]) -> tuple[Arm, ...]:

@@ -60,9 +60,14 @@ def render() -> str:
     return json.dumps(dashboard, indent=1) + "\n"
 
 
+def scraped(s: Series) -> str:
+    """A metric's name as it is scraped."""
+    return f"{s.name}_total" if s.row.kind == "counter" else s.name
+
+
 def expression(s: Series) -> str:
     """PromQL of a panel: counters as rates per second, gauges as they are."""
-    selected = f'{s.full_name}{{{MODEL}=~"$model"}}'
+    selected = f'{scraped(s)}{{{MODEL}=~"$model"}}'
     if s.row.kind != "counter":
         return selected
     return f"sum by ({s.label or MODEL}) (rate({selected}[$__rate_interval]))"

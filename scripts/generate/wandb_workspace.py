@@ -26,7 +26,7 @@ OVERVIEW: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("speed-up, modelled, and its limits", ("rollout/speedup", "rollout/speedup_oracle", "rollout/speedup_perfect")),
     ("tokens per second of generation", ("rollout/tokens_per_second",)),
     ("tokens per request and step", ("accept/length",)),
-    ("acceptance: measured, predicted, at most", ("accept/rate", "accept/predicted", "accept/ceiling")),
+    ("acceptance: measured, predicted, at most", ("accept/rate", "accept/predicted", "accept/max_acceptance")),
     ("what is drafted: share of steps per arm", ("tuner/arm/<arm>",)),
     ("versions of the drafter: promoted, rolled back", ("drafter/promoted", "drafter/rolled_back")),
     ("alarms and faults", ("guard/alarms", "guard/faults")),

@@ -36,7 +36,7 @@ def build(model: Path, rollspec: Any = None, costs: str = "held", **kwargs: Any)
 
 def _hold_costs(worker: Any) -> None:
     """What a step, a pass and drafting cost stays as it is assumed before anything is measured."""
-    if (found := bridge(worker)) is None or (engine := found.proposer) is None:
+    if (found := bridge(worker)) is None or (engine := found.engine) is None:
         return  # it does not speculate
     engine.tuner.host = engine.tuner.cost.observe = lambda *args, **kwargs: None
     if engine.head is not None:

@@ -16,7 +16,7 @@ def any_arm(worker: Any) -> None:
     import random
 
     rng = random.Random(0)
-    tuner = bridge(worker).proposer.tuner
+    tuner = bridge(worker).engine.tuner
     tuner.policy.choose = lambda bucket: rng.randrange(len(tuner.arms))
 
 
@@ -25,14 +25,14 @@ def any_arm_and_passes(worker: Any) -> None:
     import random
 
     rng = random.Random(0)
-    proposer = bridge(worker).proposer
-    tuner, route = proposer.tuner, proposer.head.route
+    engine = bridge(worker).engine
+    tuner, route = engine.tuner, engine.head.route
     tuner.policy.choose = lambda bucket: rng.randrange(len(tuner.arms))
     tuner.config = tuner.config.model_copy(update={"guard": tuner.config.guard.model_copy(update={"enabled": False})})
 
     def routed(step: Any, *args: Any, **kwargs: Any) -> int:
         found = route(step, *args, **kwargs)
-        on = step.asked and proposer.head.name in step.plan.drafters
-        return rng.choice([0, 0, found, 1, proposer.router.k]) if on else rng.choice([0, 0, 0, 1])
+        on = step.asked and engine.head.name in step.plan.drafters
+        return rng.choice([0, 0, found, 1, engine.router.k]) if on else rng.choice([0, 0, 0, 1])
 
-    proposer.head.route = routed
+    engine.head.route = routed

@@ -28,10 +28,10 @@ def head(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return random_head(tmp_path_factory.mktemp("head"), model)
 
 
-def _learned(worker: Any) -> dict[str, Any]:
+def _info(worker: Any) -> dict[str, Any]:
     from rollspec.engine.vllm.worker import bridge
 
-    d = bridge(worker).learned
+    d = bridge(worker).head
     return {"off": d.off, "late": d.caught_up, "kept": d.states.bytes, "entries": len(d.states)}
 
 
@@ -56,8 +56,8 @@ def test_a_perfect_draft_model_beside_suffix_drafts(
             assert generate(llm, prompts) == plain["greedy"]
         stats = call(llm, "stats")
         assert not stats["faults"] and len(stats["by_source"]) >= 2
-        learned = llm.collective_rpc(_learned)[0]
-        assert learned["late"] > 0 and not learned["off"], "it never caught up after a pause"
+        head = llm.collective_rpc(_info)[0]
+        assert head["late"] > 0 and not head["off"], "it never caught up after a pause"
         # Its KV was whole after every pause, or it would have been wrong.
         _, drafted, accepted = stats["by_source"]["draft_model"]
         assert accepted > 0.9 * drafted > 0
@@ -82,8 +82,8 @@ def test_a_head_alone_and_beside_suffix_drafts_under_any_switch(
         preempted = [m.value for m in llm.get_metrics() if m.name == "vllm:num_preemptions"]
         assert preempted and preempted[0] > 0, "the cache was meant to be too small"
         generate(llm, prompts[:1], copies=1)
-        learned = llm.collective_rpc(_learned)[0]
-        assert learned["late"] > 0 and not learned["off"] and learned["entries"] <= 1
+        head = llm.collective_rpc(_info)[0]
+        assert head["late"] > 0 and not head["off"] and head["entries"] <= 1
     finally:
         close(llm)
 
@@ -107,15 +107,15 @@ def test_a_useless_head_alone_rests(model: Path, head: Path, prompts: list[list[
 def _track(worker: Any) -> None:
     """Note the drafter's version at every step, on this rank."""
     runner = worker.model_runner
-    learned = runner._rollspec.learned
+    head = runner._rollspec.head
     worker._versions = []
-    propose = learned._propose
+    propose = head._propose
 
     def noted(*args: Any, **kwargs: Any) -> Any:
-        worker._versions.append((learned.swapper.version, float(learned.drafter.model.model.norm.weight.sum())))
+        worker._versions.append((head.swapper.version, float(head.drafter.model.model.norm.weight.sum())))
         return propose(*args, **kwargs)
 
-    learned._propose = noted
+    head._propose = noted
 
 
 def _tracked(worker: Any) -> list[Any]:
@@ -125,7 +125,7 @@ def _tracked(worker: Any) -> list[Any]:
 def _lose(worker: Any) -> None:
     """One rank loses its drafter's weights."""
     if worker.rank == 1:
-        for p in bridge(worker).learned.swapper.deployment.weights.own.values():
+        for p in bridge(worker).head.swapper.deployment.weights.own.values():
             p.data.zero_()
 
 
@@ -186,10 +186,10 @@ def test_ranks_run_and_swap_the_drafter_together(
 def _break(worker: Any) -> None:
     from rollspec.engine.vllm.worker import bridge
 
-    learned = bridge(worker).learned
-    bridge(worker).proposer.head.since = 10**6  # it runs at the next step
+    head = bridge(worker).head
+    bridge(worker).engine.head.since = 10**6  # it runs at the next step
 
     def broken(*args: Any, **kwargs: Any) -> Any:
         raise RuntimeError("planted fault")
 
-    learned.drafter.propose = broken
+    head.drafter.propose = broken

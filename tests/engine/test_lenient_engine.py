@@ -16,6 +16,7 @@ from engines import KV_BYTES
 from models import make_sharp_model
 from vllm_like import like, plays
 
+from benchmarks.lenient_distance import distribution, total_variation
 from rollspec.audit.distribution import distribution_tests
 from rollspec.audit.evidence import Evidence, Samples
 from rollspec.audit.reference import Reference
@@ -24,7 +25,6 @@ from rollspec.audit.verdict import check_log_probs, conclude
 from rollspec.config import RollspecConfig
 from rollspec.proposal.base import prompt_key
 from rollspec.sampling import scoring
-from rollspec.sampling.lenient import distribution, total_variation
 from rollspec.telemetry.engine_stats import EngineStats
 from rollspec.telemetry.metrics import to_metrics
 

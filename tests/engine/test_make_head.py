@@ -45,7 +45,7 @@ def test_it_learns_from_what_the_engine_says_unspeculated(made: dict[str, Any]) 
     assert not any(len(s.verify) for s in buffer), "the head beside the engine drafted"
     # The recorded states' likeliest tokens are what was said: text and states belong together, from the prompt on.
     assert all(int(s.position_ids[0]) == 0 for s in buffer)
-    assert made["ceiling"]["acceptance_length"] == pytest.approx(1 + K, abs=0.01)
+    assert made["max_acceptance"]["acceptance_length"] == pytest.approx(1 + K, abs=0.01)
     assert made["before"]["acceptance_length"] < 1.3 < made["after"]["acceptance_length"]
 
 

@@ -48,7 +48,7 @@ def test_acceptance_rises_while_the_engine_idles(
         training = info["training"]
         assert rates[0] < 0.15 and rates[-1] > 0.3, json.dumps([rates, info])
         assert training["error"] is None and training["steps"] >= 60 and training["samples"] > 0
-        assert training["harvested_seconds"] > 0.0
+        assert training["used_seconds"] > 0.0
         assert levels["loss/accept_0"] > 0.0 and levels["micro_step_seconds"] > 0.0
         assert 0.0 <= levels["preempt_p99_seconds"] <= levels["preempt_seconds"]
         # While the policy is updated, nothing trains.

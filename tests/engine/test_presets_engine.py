@@ -156,7 +156,7 @@ def test_taps_takes_the_surest_of_its_heads(
         assert generate(llm, prompts) == plain["greedy"]
         stats, heads = call(llm, "stats"), call(llm, "info")["drafter"]["specialists"]
         assert not stats["faults"] and set(stats["plays"]) == {"eagle3:4"}
-        assert heads["code"]["chains"] > heads["general"]["chains"]
+        assert heads["code"]["drafts"] > heads["general"]["drafts"]
     finally:
         close(llm)
 
@@ -165,7 +165,7 @@ def _note_drafts(worker: Any) -> None:
     """Keep how long drafts were before and after the rule, or per step what the batch was given."""
     from rollspec.engine.vllm.worker import bridge
 
-    selection = bridge(worker).proposer.selection
+    selection = bridge(worker).engine.selection
     selection.noted = {"offered": [], "kept": [], "longest": []}
     if (rule := selection.rule) is not None:
         keep = rule.keep
@@ -194,7 +194,7 @@ def _ruled(worker: Any) -> dict[str, Any]:
     from rollspec.drafting import stopping
     from rollspec.engine.vllm.worker import bridge
 
-    engine = bridge(worker).proposer
+    engine = bridge(worker).engine
     rule, policy = engine.selection.rule, engine.tuner.policy
     found = {**engine.selection.noted, "policy": policy.name}
     found["rule"] = next((n for n, cls in stopping.RULES.items() if type(rule) is cls), "")
@@ -214,7 +214,7 @@ def _note_plays(worker: Any) -> None:
     """Keep the batch size and draft length of every plan, and whether a step was paid by the clock."""
     from rollspec.engine.vllm.worker import bridge
 
-    tuner = bridge(worker).proposer.tuner
+    tuner = bridge(worker).engine.tuner
     tuner.noted, plan, observe = ([], []), tuner.plan, tuner.policy.observe
 
     def planning(batch: int, context_tokens: float) -> Any:
@@ -233,7 +233,7 @@ def _note_plays(worker: Any) -> None:
 def _tlt(worker: Any) -> tuple[list[tuple[int, int]], bool]:
     from rollspec.engine.vllm.worker import bridge
 
-    plays, paid = bridge(worker).proposer.tuner.noted
+    plays, paid = bridge(worker).engine.tuner.noted
     return plays, bool(paid) and all(paid)
 
 

@@ -102,7 +102,7 @@ def test_old_responses_return_until_the_policy_disagrees(engine: Any, policies: 
     moved, stats = _epoch(engine, 2)
     responses, _, repeated, identical = stats["reuse"]
     assert responses == n and 0 < repeated < sum(map(len, moved)) and identical < n
-    assert stats["by_source"]["replay"][2] > 0 and len(stats["by_source"]) > 1, "no realignment by the suffix tree"
+    assert stats["by_source"]["replay"][2] > 0 and len(stats["by_source"]) > 1, "no realignment by the suffix drafter"
     for said, policy in ((first, policies[0]), (moved, policies[1])):
         noise, result = _check(policy, said)
         assert noise.tokens == sum(map(len, said)) and noise.passed, noise
@@ -205,7 +205,7 @@ def _history(worker: Any, prompt: list[int], since: int) -> tuple[list[list[int]
     """What a prompt's history holds since a version, and how many prompts begin with it."""
     from rollspec.proposal.base import prompt_key
 
-    history = bridge(worker).proposer.history
+    history = bridge(worker).engine.history
     found = [r.tokens.tolist() for r in history.get(prompt_key(prompt)).responses if r.version >= since]
     return found, sum(entry.prompt.tolist()[: len(prompt)] == prompt for _, entry in history)
 

@@ -24,7 +24,7 @@ def _spoil(worker: Any) -> None:
 
     from rollspec.engine.vllm.worker import bridge
 
-    found = bridge(worker).learned.specialists
+    found = bridge(worker).head.specialists
     with torch.no_grad():
         for t in found._own(found.models[1]).values():
             t.data.fill_(77)
@@ -35,7 +35,7 @@ def _whole(worker: Any) -> bool:
     """Whether specialists hold what they were loaded with."""
     from rollspec.engine.vllm.worker import bridge
 
-    found = bridge(worker).learned.specialists
+    found = bridge(worker).head.specialists
     own = found._own(found.models[1])
     return own.keys() == found._kept[1].keys() and all(bool((t == found._kept[1][n]).all()) for n, t in own.items())
 
@@ -60,7 +60,7 @@ def test_the_same_head_twice_is_one_head(
             found.append((stats["drafted"], stats["accepted"]))
             if general is unsure:
                 heads = call(llm, "info")["drafter"]["specialists"]
-                assert not heads["general"]["chains"] and heads["same"]["chains"]
+                assert not heads["general"]["drafts"] and heads["same"]["drafts"]
         finally:
             close(llm)
     assert found[0] == found[1] == found[2] and found[0][1] > 0
@@ -88,8 +88,10 @@ def test_the_surest_head_drafts_and_comes_back_after_a_sleep(
         assert generate(llm, prompts) == plain["greedy"]
         heads = call(llm, "info")["drafter"]["specialists"]
         assert list(heads) == ["general", "loud"]
-        assert heads["loud"]["chains"] > heads["general"]["chains"]
-        assert sum(h["right"] for h in heads.values()) > 0 and all(h["judged"] >= h["right"] for h in heads.values())
+        assert heads["loud"]["drafts"] > heads["general"]["drafts"]
+        assert sum(h["accepted"] for h in heads.values()) > 0 and all(
+            h["known"] >= h["accepted"] for h in heads.values()
+        )
         llm.collective_rpc(_spoil)
         assert generate(llm, prompts) == plain["greedy"]
         assert llm.collective_rpc(_whole) == [True]
@@ -112,7 +114,7 @@ def test_specialists_without_a_head_are_left_out(
 
 
 def _fc(worker: Any) -> list[float]:
-    return [float(m.model.fc.weight.sum()) for m in bridge(worker).learned.specialists.models]
+    return [float(m.model.fc.weight.sum()) for m in bridge(worker).head.specialists.models]
 
 
 def test_heads_are_loaded_where_the_targets_weights_are_to_be_sent(model: Path, tmp_path: Path) -> None:

@@ -131,7 +131,7 @@ def test_rewards_join_their_responses(engine: Any, prompts: list[list[int]]) -> 
 
 def _responses(worker: Any, version: int) -> list[list[int]]:
     """Of this version in the history, short ones first."""
-    history = bridge(worker).proposer.history
+    history = bridge(worker).engine.history
     found = [r.tokens.tolist() for _, entry in history for r in entry.responses if r.version == version]
     return sorted(found, key=len)
 
@@ -218,7 +218,7 @@ def _break_drafting(worker: Any) -> None:
     def broken(*args: Any, **kwargs: Any) -> Any:
         raise RuntimeError("planted fault")
 
-    bridge(worker).proposer.suffix.draft = broken
+    bridge(worker).engine.suffix.draft = broken
 
 
 def test_measurements_reach_the_file_and_the_trainer(model: Path, prompts: list[list[int]], tmp_path: Path) -> None:

@@ -144,7 +144,7 @@ def test_what_does_not_fit_is_refused_and_touches_nothing(
 
 def test_lost_weights_are_put_back(engine: Any, prompts: list[list[int]], plain: dict[str, Any]) -> None:
     def lose(worker: Any) -> None:
-        model = bridge(worker).learned.drafter.model
+        model = bridge(worker).head.drafter.model
         for p in model.parameters():
             p.data.zero_()
         for m in model.modules():
@@ -174,11 +174,11 @@ def test_a_sleep_that_loses_the_weights_and_a_swap_asked_for_meanwhile(
         from rollspec.engine.vllm.worker import bridge
 
         def sleep(level: int = 1) -> None:
-            for p in bridge(worker).learned.drafter.model.parameters():
+            for p in bridge(worker).head.drafter.model.parameters():
                 p.data.zero_()
 
         worker.sleep, worker.wake_up = sleep, lambda tags=None: None
-        module._watch_sleep(worker, bridge(worker).learned)
+        module._watch_sleep(worker, bridge(worker).head)
 
     engine.collective_rpc(forgetful)
     before = call(engine, "info")["drafter"]

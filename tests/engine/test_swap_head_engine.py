@@ -95,7 +95,7 @@ def test_a_swap_while_a_request_is_preempted(
     def watch(worker: Any) -> None:
         from rollspec.engine.vllm.worker import bridge
 
-        runner, swapper = worker.model_runner, bridge(worker).learned.swapper
+        runner, swapper = worker.model_runner, bridge(worker).head.swapper
         execute = runner.execute_model
         runner.seen = []  # per step: version, preempted, resumed
 
@@ -241,11 +241,11 @@ def check_samples(samples: list[Any], model: Path, prompts: list[list[int]]) -> 
             torch.testing.assert_close(s.verify.logsumexp[at], logits[p].logsumexp(-1), rtol=2e-3, atol=2e-3)
             at += n
             steps += 1
-    assert steps > 50 and {"suffix", "learned"} <= {d for s in samples for d in s.verify.drafter}
+    assert steps > 50 and {"suffix", "head"} <= {d for s in samples for d in s.verify.drafter}
 
 
 def _drafts_of(worker: Any) -> list[int]:
-    ids = bridge(worker).learned.drafter.model.draft_id_to_target_id
+    ids = bridge(worker).head.drafter.model.draft_id_to_target_id
     return [i + int(n) for i, n in enumerate(ids)]
 
 

@@ -21,26 +21,26 @@ def _garbage(worker: Any) -> None:
     from rollspec.proposal.base import Draft
 
     rng = random.Random(0)
-    proposer = bridge(worker).proposer
+    engine = bridge(worker).engine
     vocabulary = worker.model_runner.model_config.get_vocab_size()
 
     def draft(groups: Any, contexts: Any, rooms: list[int]) -> list[Draft]:
         return [Draft([rng.randrange(vocabulary) for _ in range(k)], [0.99] * k, "group", 16) for k in rooms]
 
-    proposer.suffix.draft = draft
-    proposer.tuner.guard.patience = 20  # the texts are short
+    engine.suffix.draft = draft
+    engine.tuner.guard.patience = 20  # the texts are short
 
 
 def _longest(worker: Any) -> None:
     """The longest drafts at every step, whatever they cost."""
-    tuner = bridge(worker).proposer.tuner
+    tuner = bridge(worker).engine.tuner
     tuner.policy.choose = lambda bucket: len(tuner.arms) - 1
     tuner.config = tuner.config.model_copy(update={"guard": tuner.config.guard.model_copy(update={"enabled": False})})
 
 
 def _policy(worker: Any) -> tuple[str, list[str]]:
     """The policy that decides in this engine, and the arms that it has."""
-    tuner = bridge(worker).proposer.tuner
+    tuner = bridge(worker).engine.tuner
     return type(tuner.policy).name, [arm.name for arm in tuner.arms]
 
 
@@ -90,7 +90,7 @@ def test_what_was_learned_is_saved_and_reported(
         assert m["rollspec/rollout/speedup_oracle"] >= m["rollspec/rollout/speedup_best_fixed"] - 1e-9
         assert m["rollspec/tuner/regret"] == pytest.approx(modelled["played"] / modelled["oracle"] - 1)
         assert modelled["clairvoyant"] <= min(modelled["played"], modelled["oracle"]) * (1 + 1e-9)
-        assert 0.0 < m["rollspec/accept/ceiling"] <= 1.0
+        assert 0.0 < m["rollspec/accept/max_acceptance"] <= 1.0
         assert m["rollspec/tuner/cost_error"] > 0.0
         assert call(llm, "info")["cost"]["fitted"]
         call(llm, "save", dir=str(tmp_path))

@@ -19,8 +19,8 @@ def _forget(worker: Any) -> None:
     """Every few steps: draft, lose the head's whole KV, read it again from the kept states, and draft again."""
     from rollspec.engine.vllm.worker import bridge
 
-    learned = bridge(worker).learned
-    propose, speculator = learned._propose, learned.drafter.speculator
+    head = bridge(worker).head
+    propose, speculator = head._propose, head.drafter.speculator
     layers = worker.vllm_config.compilation_config.static_forward_context
     worker.found = []
     steps = 0
@@ -37,19 +37,19 @@ def _forget(worker: Any) -> None:
             cache = layers[name].kv_cache
             for tensor in cache if isinstance(cache, (list, tuple)) else [cache]:
                 tensor.zero_()
-        for entry in learned.states._entries.values():
+        for entry in head.states._entries.values():
             entry.done = entry.base
         first = batch.positions[batch.query_start_loc[: batch.num_reqs].long()].tolist()
         starts = dict(zip(batch.req_ids, first, strict=True))
-        read = functools.partial(learned.drafter.read, batch)
-        assert learned.repair(list(batch.req_ids), starts, read, learned.drafter.max_num_reqs)
+        read = functools.partial(head.drafter.read, batch)
+        assert head.repair(list(batch.req_ids), starts, read, head.drafter.max_num_reqs)
         speculator.block_tables.slot_mappings.copy_(slots)
         tokens, probs = propose(passes, batch, *args, **kwargs)
         same = bool((tokens[:, :passes] == before[0]).all())
         worker.found.append((same, float((probs[:, :passes] - before[1]).abs().max()), batch.num_reqs))
         return tokens, probs
 
-    learned._propose = twice
+    head._propose = twice
 
 
 def _found(worker: Any) -> list[tuple[bool, float, int]]:

@@ -75,7 +75,7 @@ def verify(
     proposed: Sequence[int],
     *,
     k: int = 8,
-    drafter: str = "learned",
+    drafter: str = "head",
 ) -> VerifyStep:
     """What the target says about `proposed` after `input_ids[: position + 1]`. A proposal counts as accepted while it
     is the token that `input_ids` goes on with.
@@ -173,7 +173,7 @@ def verify_all(
     proposed: Sequence[Sequence[int]],
     *,
     k: int = 8,
-    drafter: str = "learned",
+    drafter: str = "head",
 ) -> list[VerifyStep]:
     """`verify` of many steps of one sequence in one pass: each step's proposals stand behind the sequence, and see it
     up to their own position and each other.

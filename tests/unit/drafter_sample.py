@@ -12,7 +12,7 @@ def make_sample(t: int = 12, h: int = 4, prompt: int = 4, seed: int = 0, **field
     steps = [
         VerifyStep(
             5,
-            "learned",
+            "head",
             [1, 2, 3],
             1,
             torch.tensor([[1, 4], [5, 2], [0, 3]]),
@@ -21,7 +21,7 @@ def make_sample(t: int = 12, h: int = 4, prompt: int = 4, seed: int = 0, **field
             draft_version=2,
         ),
         VerifyStep(7, "suffix", [9, 9], 2),
-        VerifyStep(8, "learned", [], 0),
+        VerifyStep(8, "head", [], 0),
     ]
     values: dict[str, object] = {
         "input_ids": torch.randint(0, 10, (t,), generator=g),

@@ -81,7 +81,7 @@ def feed(engine: FakeEngine, target: Path, n: int = 8, start: int = 0, **fields:
         assert engine.send(sample(target, start + i, **fields))
 
 
-def errand(engine: FakeEngine, kind: Any, folder: Path | str) -> dict[str, Any]:
+def checkpoint(engine: FakeEngine, kind: Any, folder: Path | str) -> dict[str, Any]:
     """What the daemon answers when it is asked to save to `folder` or load from it."""
     number = len(engine.others) + 1
     assert engine.link.send(Message(kind, {"id": number, "folder": str(folder)}))

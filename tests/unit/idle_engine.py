@@ -81,18 +81,18 @@ class Trainings:
         offered: list[Path] = []
         swapper = SimpleNamespace(open=True, canary=None, offer=lambda folder, canary=True: offered.append(folder))
         faults: dict[str, int] = {}
-        bridge = SimpleNamespace(config=config, faults=faults, proposer=SimpleNamespace(version=0))
+        bridge = SimpleNamespace(config=config, faults=faults, engine=SimpleNamespace(version=0))
         bridge.count = lambda cause: faults.update({cause: faults.get(cause, 0) + 1})
-        learned = SimpleNamespace(
+        head = SimpleNamespace(
             asleep=asleep,
             bridge=bridge,
             capture=SimpleNamespace(ready=True, take=lambda n: []),
             swapper=swapper,
             runner=like(RUNNER, device=torch.device("cpu"), dtype=torch.float32),
         )
-        t = idle.IdleTraining(learned)  # type: ignore[arg-type]
+        t = idle.IdleTraining(head)  # type: ignore[arg-type]
         self.made.append(t)
-        return SimpleNamespace(t=t, offered=offered, learned=learned, swapper=swapper, faults=faults)
+        return SimpleNamespace(t=t, offered=offered, head=head, swapper=swapper, faults=faults)
 
     def stop(self) -> None:
         for t in self.made:

@@ -72,7 +72,7 @@ def rows(speculating: bool, epochs: int = 3, per_epoch: int = 6, seed: int = 0) 
                 **{f"rollspec/tuner/arm/{k}": v for k, v in {"none": 0.2, "suffix:4": 0.5, "suffix:16": 0.3}.items()},
                 "rollspec/tuner/cost_error": 0.04,
                 "rollspec/tuner/share": 0.006,
-                "rollspec/accept/ceiling": 0.81,
+                "rollspec/accept/max_acceptance": 0.81,
                 **{f"rollspec/accept/position/{k}": rate * 0.97**k + 0.1 for k in range(1, 17)},
             }
         out.append(row)
@@ -88,7 +88,7 @@ def drafter_rows(data: list[dict[str, Any]]) -> list[dict[str, Any]]:
             "rollspec/drafter/staleness": i % 4,
             "rollspec/drafter/loss": 4.0 / (1 + i),
             "rollspec/drafter/idle_seconds": 1.5,
-            "rollspec/drafter/harvested_seconds": 1.0,
+            "rollspec/drafter/used_seconds": 1.0,
             "rollspec/drafter/wasted_seconds": 0.25,
             "rollspec/drafter/preempt_p99_seconds": 0.012,
             "rollspec/drafter/micro_step_seconds": 0.05,

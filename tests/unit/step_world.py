@@ -177,12 +177,12 @@ def play(world: World, make: Callable[[dict[str, Any], str | None], Any]) -> dic
             engine.swapped(n, None if n % 60 == 29 else engine.router.acceptance.state())
             engine.canary_runs, engine.resting = n % 60 == 29, n % 90 == 59
         if n == world.steps // 2:
-            engine.relearn(json.loads(json.dumps(engine.learned())))
+            engine.restore_tuning(json.loads(json.dumps(engine.tuning_state())))
     snap = engine.snapshot()
     return {
         "steps": lines,
         "stats": stats,
-        "learned": _sums(engine.learned()),
+        "tuning": _sums(engine.tuning_state()),
         "scored": [len(player.scored), zlib.crc32(json.dumps(player.scored).encode())],
         "kept": [snap["tokens"].tolist().__len__(), int(snap["tokens"].sum()), len(snap["prompts"])],
         "reached": _plain(engine.reached) if head else None,

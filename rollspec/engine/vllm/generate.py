@@ -17,14 +17,13 @@ from __future__ import annotations
 import json
 import os
 import random
-import signal
 import sys
-import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from drafter_online.child import end_with
 from drafter_online.files import replace
 
 DRAIN_SECONDS = 2.0
@@ -160,19 +159,7 @@ def _write(folder: Path, progress: dict[str, Any]) -> None:
     replace(folder / "progress.json", json.dumps(progress).encode())
 
 
-def _end_with(parent: int) -> None:
-    """End this process and its engine once `parent` is gone: killed, it cannot do so itself."""
-
-    def watch() -> None:
-        while os.getppid() == parent:
-            time.sleep(0.5)
-        os.killpg(0, signal.SIGKILL)  # it gave this process a group of its own
-
-    threading.Thread(target=watch, name="rollspec-parent", daemon=True).start()
-
-
 if __name__ == "__main__":
     _job = Path(sys.argv[1])
-    if os.getpgrp() == os.getpid():
-        _end_with(int(sys.argv[2]))
+    end_with(int(sys.argv[2]))
     run(_job.parent, json.loads(_job.read_text()))

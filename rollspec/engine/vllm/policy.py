@@ -2,7 +2,7 @@
 
 Trainers with an integration say which version they sync (`set_version`). OpenRLHF, and any program that loads weights
 into a running engine, does not; there the next step after a `load_weights` counts as the next version, so that past
-rounds leave the trees all the same. Once a program announces the version, this only watches.
+rounds leave the corpora all the same. Once a program announces the version, this only watches.
 """
 
 from __future__ import annotations

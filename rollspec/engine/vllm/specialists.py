@@ -63,11 +63,11 @@ def of(speculator: Any) -> Specialists | None:
 
 @dataclasses.dataclass(slots=True)
 class Tally:
-    """Counts of one head's chosen drafts, their scored tokens and those that were right."""
+    """Counts of one head's chosen drafts, their known tokens and those that were accepted."""
 
-    chains: int = 0
-    judged: int = 0
-    right: int = 0
+    drafts: int = 0
+    known: int = 0
+    accepted: int = 0
 
 
 class Specialists:
@@ -120,11 +120,11 @@ class Specialists:
         mine = copy.copy(self.speculator.draft_model_config)
         mine.model = folder
 
-        def make_mine(**given: Any) -> Any:
+        def make_head(**given: Any) -> Any:
             with set_model_tag(name):
                 return make(**{**given, "model_config": mine, "prefix": name})
 
-        with v2.MakeHead.during(utils, make_mine):
+        with v2.MakeHead.during(utils, make_head):
             model: torch.nn.Module = self.speculator.load_draft_model(self._target, set())
         return model
 
@@ -183,13 +183,13 @@ class Specialists:
         self._served = dict(zip(batch.req_ids, best.tolist(), strict=True))
         return tokens[best, requests]
 
-    def scored(self, req_id: str, hits: int, judged: int) -> None:
+    def scored(self, req_id: str, accepted: int, known: int) -> None:
         """A request's latest draft was scored."""
-        if judged and (head := self._served.pop(req_id, None)) is not None:
+        if known and (head := self._served.pop(req_id, None)) is not None:
             tally = self.tallies[head]
-            tally.chains += 1
-            tally.judged += judged
-            tally.right += hits
+            tally.drafts += 1
+            tally.known += known
+            tally.accepted += accepted
 
     def info(self) -> dict[str, dict[str, int]]:
         """Tallies by head."""

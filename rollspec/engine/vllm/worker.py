@@ -23,27 +23,27 @@ BRIDGE = "_rollspec"
 """On a model runner: rollspec's side of it."""
 
 
-def equip(worker: Any, drafter: Bridge, head: DraftHead, config: RollspecConfig) -> None:
+def equip(worker: Any, bridge: Bridge, head: DraftHead, config: RollspecConfig) -> None:
     """Give a worker's head what swaps, trains and follows it."""
     from rollspec.engine.vllm.draft_weights import DraftWeights
     from rollspec.head.follow import Follower
     from rollspec.head.swap import Swapper
 
-    drafter.learned = head
+    bridge.head = head
     swapper = head.swapper = Swapper(head, DraftWeights(head), head.ranks, config.proposal.learned.canary_drafts)
     _watch_sleep(worker, head)
     trains, shared = config.drafter.trains and head.eagle, config.drafter.versions
     if trains or shared is not None:
         swapper.prepare()
     if trains and head.capture is not None:  # on the rank that drafts
-        _train(drafter, head, config.drafter.mode)
-    if shared is not None and drafter.drafting:
-        requests = drafter.proposer.requests
-        head.follower = Follower(swapper, shared, lambda: bool(requests), drafter.count)
+        _train(bridge, head, config.drafter.mode)
+    if shared is not None and bridge.drafting:
+        requests = bridge.engine.requests
+        head.follower = Follower(swapper, shared, lambda: bool(requests), bridge.count)
         head.follower.start()
 
 
-def _train(drafter: Bridge, head: DraftHead, mode: str) -> None:
+def _train(bridge: Bridge, head: DraftHead, mode: str) -> None:
     """Begin to train; where no daemon can be fed, the engine serves with the head it has."""
     if mode == "idle":
         from rollspec.head.idle import IdleTraining
@@ -57,7 +57,7 @@ def _train(drafter: Bridge, head: DraftHead, mode: str) -> None:
     try:
         head.training = DedicatedTraining(head)
     except DrafterError as e:
-        drafter.count("drafter feedback")
+        bridge.count("drafter feedback")
         head.capture.paused = True
         logger.error("rollspec: the drafter gets no feedback: %s", str(e).removeprefix("drafter-online: "))
 

@@ -34,7 +34,7 @@ from rollspec.head.swap.payload import SwapRefusedError, not_loaded, unprepared
 from rollspec.log_once import LogOnce
 
 CANARY_RATIO = 0.9
-"""New weights are rolled back below this part of the old ones' hits; at 1 chance would decide between equals."""
+"""New weights are rolled back below this part of what the old ones had accepted; 1 leaves equals to chance."""
 
 
 class Swapper:
@@ -140,7 +140,7 @@ class Swapper:
         self.deployment.weights.build()
 
     def wake(self) -> None:
-        """The engine woke from sleep: verify the weights at the next step, because its memory may hold anything."""
+        """The engine is awake again: verify the weights at the next step, because its memory may hold anything."""
         self._unverified = True
 
     # ---- at every step ----------------------------------------------------------------------------------------------
@@ -176,11 +176,11 @@ class Swapper:
         elif note.kind:
             self._conclude(note.kind)
 
-    def observe(self, hits: int, length: int) -> None:
-        """A draft of the new weights was scored: `hits` of `length` positions were right."""
+    def observe(self, accepted: int, length: int) -> None:
+        """A draft of the new weights was scored: `accepted` of `length` positions were."""
         if self.canary is None or self._verdict is not None:
             return
-        self._verdict = self.canary.observe(hits, length)
+        self._verdict = self.canary.observe(accepted, length)
         if self._verdict is not None and self.ranks.alone:
             self._conclude(self._verdict)
 

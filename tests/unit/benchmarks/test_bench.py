@@ -248,15 +248,15 @@ def test_a_job_starts_from_the_stored_fit(tmp_path: Path) -> None:
     steps, _ = swept()
     model, machine = cost.fit(steps), {"device": "here"}
     cost.keep(tmp_path, model, machine)
-    learned, problem = store.load(tmp_path, machine)
-    assert problem is None and learned is not None
+    tuning, problem = store.load(tmp_path, machine)
+    assert problem is None and tuning is not None
     c = RollspecConfig.load("default")
     again = Tuner(c.tuning, c.proposal.k_max, c.proposal.drafters)
-    again.restore(learned["tuner"])
+    again.restore(tuning["tuner"])
     assert again.cost.fitted and again.cost.seconds(64) == pytest.approx(model.seconds(64), rel=0.05)
     # What the job learned meanwhile is kept when the sweep is made again.
-    learned["tuner"]["seen"] = 40
-    store.save(tmp_path, learned, machine)
+    tuning["tuner"]["seen"] = 40
+    store.save(tmp_path, tuning, machine)
     cost.keep(tmp_path, model, machine)
     assert (store.load(tmp_path, machine)[0] or {})["tuner"]["seen"] == 40
 

@@ -233,7 +233,7 @@ def _long_job(gen: float, step: float, trained: bool = False, lengths: int = 5) 
     found |= {name: [0.0] * steps for name in (*long_tail.COUNTS, "faults", *WAITS)}
     found |= {"gen": [gen] * steps, "step": [step] * steps}
     if trained:
-        found |= {"idle_seconds": [2.0] * steps, "harvested_seconds": [1.5] * steps, "train_steps": [3.0] * steps}
+        found |= {"idle_seconds": [2.0] * steps, "used_seconds": [1.5] * steps, "train_steps": [3.0] * steps}
     return found
 
 
@@ -249,8 +249,8 @@ def test_long_tail_compares_steps_of_the_same_work() -> None:
     assert gain["second half"]["pairs"].median == pytest.approx(1.2) and gain["second half"]["verdict"] == "reached"
     assert gain["first epoch"]["pairs"].n == 4 and gain["second half"]["pairs"].n == 8 and gain["same_lengths"] == 1.0
     assert cost_["all"]["sums"] == pytest.approx(1.01) and cost_["same_lengths"] == 0.0
-    assert summary["arms"]["long_tail"]["harvest"] == pytest.approx(0.75)
-    assert summary["arms"]["suffix"]["harvest"] is None
+    assert summary["arms"]["long_tail"]["used"] == pytest.approx(0.75)
+    assert summary["arms"]["suffix"]["used"] is None
     assert "48 training steps" in str(long_tail.table(summary).caption)
     assert long_tail.summarise({"suffix": runs["suffix"]})["learned_and_suffix_over_suffix"] is None
 

@@ -7,7 +7,8 @@ import os
 import numpy as np
 import pytest
 
-from rollspec.proposal.lookup import DEPTH, NOTHING, SEPARATOR, reference
+from benchmarks.gpu.lookup_reference import reference
+from rollspec.proposal.lookup import DEPTH, NOTHING, SEPARATOR
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("triton.language", exc_type=ImportError)

@@ -217,7 +217,7 @@ def test_the_targets_weights_can_be_refreshed(tiny_target: Path) -> None:
     h.lm_head.weight.data.copy_(own)
     heads.refresh(h, lm_head=lm_head + 1, counts={t: 10_000 for t in range(10)})
     assert torch.equal(h.verifier_lm_head.weight, lm_head[30:] + 1) and torch.equal(h.lm_head.weight, own)
-    heads.say_as(h, "nowhere", {t: 10_000 for t in range(10)})  # its target is not read
+    heads.fit_vocabulary(h, "nowhere", {t: 10_000 for t in range(10)})  # its target is not read
     assert bool(h.t2d[30:].all())
 
 
@@ -241,8 +241,8 @@ def test_a_head_drafts_what_is_said(tiny_target: Path, tmp_path: Path, caplog: p
     heads.refresh(h, lm_head=lm_head, counts={**said, 6: 3})
     assert h.t2d.nonzero()[:, 0].tolist() == wanted, "too little to gain"
     h = head(tiny_target, draft_vocab_size=10)
-    heads.say_as(h, "nowhere", few)  # nothing to do, nothing to read
-    heads.say_as(h, tiny_target, said)
+    heads.fit_vocabulary(h, "nowhere", few)  # nothing to do, nothing to read
+    heads.fit_vocabulary(h, tiny_target, said)
     assert h.t2d.nonzero()[:, 0].tolist() == wanted and h.lm_head.weight.equal(h.verifier_lm_head.weight)
     assert h.lm_head.weight.equal(model(tiny_target).get_output_embeddings().weight[wanted])
     again = heads.load(heads.save(h, tmp_path), tiny_target)

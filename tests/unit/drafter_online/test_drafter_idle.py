@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
-from drafter_online.idle import EngineState, Idle, StepWatch
+from drafter_online.idle import MAX_FAILURES, EngineState, Idle, StepWatch
 
 IDLE = EngineState()
 
@@ -144,7 +144,7 @@ def test_a_step_that_hangs_is_seen_from_outside() -> None:
 
 
 def test_failures_are_counted_and_end_training_but_nothing_else(caplog: pytest.LogCaptureFixture) -> None:
-    rule, _ = idle(settle_seconds=0.0, max_failures=2)
+    rule, _ = idle(settle_seconds=0.0)
 
     def crash(_: Callable[[], bool]) -> str:
         raise RuntimeError("boom")
@@ -152,7 +152,7 @@ def test_failures_are_counted_and_end_training_but_nothing_else(caplog: pytest.L
     assert rule.tick(lambda: IDLE, crash) is None
     assert rule.tick(lambda: IDLE, lambda _: "fine") == "fine"
     assert rule.stopped is None
-    assert rule.tick(lambda: IDLE, crash) is None and rule.tick(lambda: IDLE, crash) is None
-    assert rule.counts.failed == 3 and "boom" in (rule.stopped or "")
+    assert [rule.tick(lambda: IDLE, crash) for _ in range(MAX_FAILURES)] == [None] * MAX_FAILURES
+    assert rule.counts.failed == MAX_FAILURES + 1 and "boom" in (rule.stopped or "")
     assert rule.decide(IDLE) == "stopped" and rule.tick(lambda: IDLE, lambda _: "never") is None
     assert caplog.text.count("boom") == 3  # once per streak, and the last verdict

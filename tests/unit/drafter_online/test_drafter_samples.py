@@ -15,7 +15,7 @@ from drafter_online.samples import Sample
 def test_bytes_round_trip_with_verify_steps() -> None:
     s = make_sample(reward=0.5, temperature=0.7, draft_version=2).validate()
     assert same(Sample.from_bytes(s.to_bytes()), s)
-    assert s.verify.drafter == ("learned", "suffix") and s.verify.lengths.tolist() == [3, 2]
+    assert s.verify.drafter == ("head", "suffix") and s.verify.lengths.tolist() == [3, 2]
     assert s.verify.draft_version.tolist() == [2, -1]
     assert s.verify.top_logits[3:].tolist() == [[float("-inf")] * 2] * 2  # the suffix step kept no logits
 

@@ -215,7 +215,7 @@ def test_a_claim_that_was_abandoned_keeps_its_version_for_an_hour(fleet: Fleet) 
     fleet.store.keep = 1
     one = fleet.publish()
     fleet.join("a").decide(0)  # and dies
-    claim = fleet.store.path(one) / "trial-0.json"
+    claim = fleet.store.path(one) / "canary-0.json"
     long_ago = time.time() - 3601
     os.utime(claim, (long_ago, long_ago))
     fleet.publish()
@@ -241,9 +241,9 @@ def test_a_version_may_be_deleted_while_it_is_on_canary(fleet: Fleet) -> None:
 @pytest.mark.parametrize("text", ["", "{", "[1]", '{"beat": "x"}', "\x00" * 9])
 def test_a_damaged_claim_is_somebodys_until_its_lease_is_over(fleet: Fleet, text: str) -> None:
     n = fleet.publish()
-    (fleet.store.path(n) / "trial-0.json").write_text(text)
+    (fleet.store.path(n) / "canary-0.json").write_text(text)
     (fleet.store.path(n) / "verdict-0.json").write_text(text)
-    (fleet.store.path(n) / "trial-x.json").write_text("{}")
+    (fleet.store.path(n) / "canary-x.json").write_text("{}")
     a = fleet.join("a")
     assert a.decide(0).action == "wait"
     fleet.now += LEASE
@@ -286,7 +286,7 @@ def test_of_processes_that_race_exactly_one_tries(fleet: Fleet) -> None:
         p.join(20)
     assert sorted(a for row in actions.values() for a in row) == ["try"] + ["wait"] * 7
     winner = next(name for name, row in actions.items() if row == ["try"])
-    assert json.loads((fleet.store.path(n) / "trial-0.json").read_text())["replica"] == winner
+    assert json.loads((fleet.store.path(n) / "canary-0.json").read_text())["replica"] == winner
 
 
 def live(folder: str, name: str, log: Any, slow: bool) -> None:

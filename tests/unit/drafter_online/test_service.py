@@ -15,7 +15,7 @@ pytest.importorskip("speculators")
 pytest.importorskip("fastapi")
 
 from drafter_target import sample  # noqa: E402
-from fake_engine import FakeEngine, errand, feed  # noqa: E402
+from fake_engine import FakeEngine, checkpoint, feed  # noqa: E402
 from running_service import Services  # noqa: E402
 from wire_ends import until  # noqa: E402
 
@@ -281,7 +281,9 @@ def test_a_step_that_hangs_is_unhealthy_and_engines_are_told(
     assert [a.kind for a in service.alarms] == ["hang"] and caplog.text.count("has been running for") == 1
     assert status(service)["training"]["step_age_seconds"] > 0.2 and status(service)["training"]["hangs"]
     engine.until(lambda: any(m.kind == "status" and m.body["hangs"] for m in engine.others))
-    assert "does not answer" in errand(engine, "save", tmp_path / "late")["error"], "a checkpoint does not wait for it"
+    assert "does not answer" in checkpoint(engine, "save", tmp_path / "late")["error"], (
+        "a checkpoint does not wait for it"
+    )
     monkeypatch.setattr("drafter_online.idle.LEAST_SECONDS", 120.0)
     release.set()
     engine.until(lambda: service.healthy()[0] and service.trainer.counts.steps > 0)

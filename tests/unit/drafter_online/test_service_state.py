@@ -14,7 +14,7 @@ pytest.importorskip("speculators")
 pytest.importorskip("fastapi")
 
 from drafter_target import sample  # noqa: E402
-from fake_engine import FakeEngine, errand, feed  # noqa: E402
+from fake_engine import FakeEngine, checkpoint, feed  # noqa: E402
 from running_service import TRAINING, Services  # noqa: E402
 
 from drafter_online.errors import DrafterError  # noqa: E402
@@ -43,7 +43,7 @@ def test_its_state_goes_into_the_jobs_checkpoint_and_comes_back(
     engine.until(lambda: not service.release.pending and engine.version)
     first, second = (replica(tmp_path / "step_6" / "rollspec", i) for i in range(2))
     for folder in (first, second):
-        assert errand(engine, "save", folder) | {"id": 0} == {"id": 0, "done": True, "error": None}
+        assert checkpoint(engine, "save", folder) | {"id": 0} == {"id": 0, "done": True, "error": None}
     held, promoted = len(service.trainer.buffer), service.release.current
     assert promoted is not None
     weights = service.versions.load(promoted).tensors
@@ -54,7 +54,7 @@ def test_its_state_goes_into_the_jobs_checkpoint_and_comes_back(
     engine.until(lambda: len(service.trainer.buffer) > held)
     assert settled(service, engine) > steps
     engine.until(lambda: not service.release.pending and engine.version > promoted)
-    assert errand(engine, "load", second)["done"]
+    assert checkpoint(engine, "load", second)["done"]
     assert (service.trainer.counts.steps, len(service.trainer.buffer)) == (steps, held)
     assert (service.config.dir / "replaced" / "state").is_dir()
     before = engine.version
@@ -64,14 +64,14 @@ def test_its_state_goes_into_the_jobs_checkpoint_and_comes_back(
     # A sibling's copy is of the same state: it is not taken over again.
     feed(engine, tiny_target, 4, 40)
     engine.until(lambda: len(service.trainer.buffer) > held)
-    assert errand(engine, "load", first)["done"] and len(service.trainer.buffer) > held
+    assert checkpoint(engine, "load", first)["done"] and len(service.trainer.buffer) > held
     settled(service, engine)
     service.close()
     # As is one that begins elsewhere.
     other = services("other", job=True, recency=0, training={**TRAINING, "seed": 3})
     engine = FakeEngine(other)
     engine.until(lambda: engine.link.ready)
-    assert errand(engine, "load", first)["done"]
+    assert checkpoint(engine, "load", first)["done"]
     assert (other.trainer.counts.steps, len(other.trainer.buffer)) == (steps, held)
     engine.until(lambda: engine.version == promoted)
 
@@ -93,22 +93,22 @@ def test_copies_that_cannot_be_made_are_refused_in_one_sentence(
         ("load", tmp_path / "empty", "no state of a drafter's training"),
         ("load", tmp_path / "file", "no state of a drafter's training"),
     ):
-        answer = errand(engine, kind, folder)
+        answer = checkpoint(engine, kind, folder)
         assert not answer["done"] and says in answer["error"] and "\n" not in answer["error"], answer
     for kind in ("save", "load"):
-        assert errand(engine, kind, service.config.dir)["done"], "its own folder is a copy already"
+        assert checkpoint(engine, kind, service.config.dir)["done"], "its own folder is a copy already"
     broken = replica(tmp_path / "broken", 0)
-    assert errand(engine, "save", broken)["done"]
+    assert checkpoint(engine, "save", broken)["done"]
     for file in broken.glob("state/*/state.json"):
         file.write_text("{}")
-    assert "can be read" in errand(engine, "load", broken)["error"]
+    assert "can be read" in checkpoint(engine, "load", broken)["error"]
     assert service.trainer.counts.steps == steps and service.healthy()[0]
     engine.send(sample(tiny_target, 77))
     engine.until(lambda: service.trainer.counts.steps > steps)
     served = services("served")
     engine = FakeEngine(served)
     engine.until(lambda: engine.link.ready)
-    assert errand(engine, "save", broken) | {"id": 0} == {"id": 0, "done": False, "error": None}, "it is no job's"
+    assert checkpoint(engine, "save", broken) | {"id": 0} == {"id": 0, "done": False, "error": None}, "it is no job's"
 
 
 def test_old_samples_are_deleted(services: Services, tiny_target: Path, monkeypatch: Any) -> None:

@@ -177,9 +177,10 @@ def test_a_daemon_that_was_started_again_at_once_is_told_who_speaks(ends: Ends, 
     until(lambda: [m for m in hub.handler.messages if m.body == {"a": 2.0}], link)
 
 
-def test_a_slow_daemon_slows_feedback_only(ends: Ends) -> None:
+def test_a_slow_daemon_slows_feedback_only(ends: Ends, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("drafter_online.link.WINDOW", 1 << 16)
     hub = ends.hub()
-    link = connected(ends, hub, window=1 << 16)
+    link = connected(ends, hub)
     gate = threading.Event()
     take = hub.handler.received
     hub.handler.received = lambda s, m: (gate.wait(5), take(s, m))

@@ -43,6 +43,9 @@ NOT_AT_IMPORT = {
     "rollspec": {"verl", "ray"},
 }
 
+MOST_LINES = 400
+SHORT = ("rollspec", "drafter_online", "integrations", "cpu", "examples", "benchmarks", "scripts")
+
 ACYCLIC = ("rollspec", "drafter_online")
 
 
@@ -192,3 +195,9 @@ def test_no_test_imports_another() -> None:
                 names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
                 found += [f"{file.relative_to(ROOT)}: {n}" for n in names if n.rpartition(".")[2].startswith("test_")]
     assert not found, "\n".join(found)
+
+
+@pytest.mark.parametrize("folder", SHORT)
+def test_no_module_is_long(folder: str) -> None:
+    lengths = {p.relative_to(ROOT).as_posix(): p.read_text().count("\n") for p in (ROOT / folder).rglob("*.py")}
+    assert lengths and {name: n for name, n in lengths.items() if n > MOST_LINES} == {}

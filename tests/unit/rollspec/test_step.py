@@ -109,7 +109,7 @@ def test_window_slides_in_the_trees() -> None:
     assert simulate(p, {"x": ([1, 2], old)}) == 120, "text of a round outside the window was drafted"
 
 
-def test_global_tree_serves_other_prompts() -> None:
+def test_the_global_corpus_serves_other_prompts() -> None:
     p = make()
     text = story(3)
     simulate(p, {"a": ([1, 2], text)})
@@ -200,7 +200,7 @@ def test_trees_stay_within_their_bound() -> None:
     p = make(**{"history.max_bytes": bound // 4})
     for i in range(60):
         simulate(p, {f"{i}": ([i, 1, 2], story(i, 200))})
-    assert p.suffix.tree_bytes <= 1.1 * bound
+    assert p.suffix.corpus_bytes <= 1.1 * bound
 
 
 @settings(max_examples=25, deadline=None)

@@ -8,7 +8,6 @@ from step_world import simulate, story
 
 from rollspec import RollspecConfig
 from rollspec.drafting.head import CANARY_EVERY, PROBE_EVERY
-from rollspec.engine.base import HeadRun, Verified, decode
 from rollspec.step import Engine
 from rollspec.tuning.guard import Guard
 
@@ -158,11 +157,11 @@ def test_what_is_known_of_a_version_is_kept_for_that_version() -> None:
     p = make()
     p.swapped(3)
     simulate(p, texts(4), 0.9)
-    kept = json.loads(json.dumps(p.learned()))
+    kept = json.loads(json.dumps(p.tuning_state()))
     rates = p.router.acceptance.rates
     assert kept["drafter"]["version"] == 3 and rates[0] > 0.8
     again = make()
-    again.relearn(kept)  # the engine starts with the head it was given; version 3 comes at its first step
+    again.restore_tuning(kept)  # the engine starts with the head it was given; version 3 comes at its first step
     assert again.router.acceptance.rates[0] == pytest.approx(0.6)
     assert again.router.cost.seconds(4, 2, 1.0) == p.router.cost.seconds(4, 2, 1.0)
     again.swapped(3)
@@ -170,12 +169,12 @@ def test_what_is_known_of_a_version_is_kept_for_that_version() -> None:
     again.swapped(4)
     assert not again.router.acceptance.measured.any(), "other weights"
     elsewhere = make()
-    elsewhere.relearn({k: v for k, v in kept.items() if k not in ("tuner", "passes")})  # as on another machine
+    elsewhere.restore_tuning({k: v for k, v in kept.items() if k not in ("tuner", "passes")})  # as on another machine
     elsewhere.swapped(3)
     assert elsewhere.router.acceptance.rates == pytest.approx(rates) and elsewhere.router.cost.each == 0.0
     broken = make()
     with pytest.raises((ValueError, KeyError, TypeError)):
-        broken.relearn({**kept, "drafter": {"version": 3, "acceptance": {}}})
+        broken.restore_tuning({**kept, "drafter": {"version": 3, "acceptance": {}}})
     broken.swapped(3)
     assert broken.router.acceptance.rates[0] == pytest.approx(0.6)
 
@@ -192,34 +191,19 @@ def test_a_sent_chain_carries_the_version_that_drafted_it() -> None:
     assert r.version == 3, "what is being verified is the old weights'"
 
 
-class Scripted:
-    """An inference engine that says what it is told to, and runs a head that is always right."""
-
-    def __init__(self, text: list[int]) -> None:
-        self.text, self.at, self.draft = text, 0, list[int]()
-
-    def verified(self) -> Verified:
-        n = 0
-        while n < len(self.draft) and self.draft[n] == self.text[self.at + n]:
-            n += 1
-        new, self.at = self.text[self.at : self.at + n + 1], self.at + n + 1
-        scheduled = {"a": self.draft} if self.draft else {}
-        return Verified(["a"], [new], scheduled, float(self.at), 1 + len(self.draft), True, 0.01)
-
-    def run_head(self, passes: int) -> HeadRun | None:
-        return HeadRun([self.text[self.at : self.at + passes]], None, 0.0001 * passes)
-
-    def hand_over(self, drafts: list[list[int]]) -> None:
-        (self.draft,) = drafts
-
-
-def test_an_adapter_needs_nothing_but_its_interface() -> None:
+def test_a_head_that_is_always_right_serves_what_the_engine_would_have_said() -> None:
     p, text = make(), story(1, 150)
-    adapter = Scripted(text)
     p.begin("a", [1, 2, 3], len(text))
-    steps = 0
-    while adapter.at < len(text):
-        decode(p, adapter)
+    draft: list[int] = []
+    steps = at = 0
+    while at < len(text):
+        n = next((i for i, t in enumerate(draft) if t != text[at + i]), len(draft))
+        new, at = text[at : at + n + 1], at + n + 1
+        p.timed(1 + len(draft), True, 0.01, 1)
+        passes = p.prepare(["a"], [new], {"a": draft} if draft else {}, float(at))
+        if passes:
+            p.passed(passes, 0.0001 * passes, 1)
+        (draft,) = p.complete([text[at : at + passes]]) if passes else p.complete()
         steps += 1
     stats = p.drain()
     assert p.requests["a"].output == text and steps < 0.6 * len(text)

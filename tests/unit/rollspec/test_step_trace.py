@@ -28,10 +28,10 @@ def test_a_step_plans_proposes_and_counts_as_it_did(name: str) -> None:
     stored, now = json.loads(TRACE.read_text())[name], json.loads(json.dumps(play(WORLDS[name], make)))
     for n, (was, is_) in enumerate(zip(stored["steps"], now["steps"], strict=True)):
         assert is_ == was, f"step {n}"
-    learned, known = now.pop("learned"), stored.pop("learned")
+    tuning, known = now.pop("tuning"), stored.pop("tuning")
     assert now == stored
-    assert learned.keys() == known.keys()
-    for part, sums in learned.items():
+    assert tuning.keys() == known.keys()
+    for part, sums in tuning.items():
         assert sums == pytest.approx(known[part], rel=1e-4), part
 
 

@@ -170,7 +170,7 @@ class SampleDraft(SecondRunnerHook):
 
     name = "v2_sample_draft"
     targets = (f"{SPEC_DECODE}.speculator:DraftModelSpeculator.sample_draft",)
-    by = ("drafter",)
+    by = ("speculator_run",)
     why = "records the head's confidence in its token, and draws it with the target's noise where that is asked for"
     removal = "vLLM's speculators return their confidence in every token"
 
@@ -180,6 +180,6 @@ class DraftSteps(SecondRunnerHook):
 
     name = "v2_num_speculative_steps"
     targets = (f"{SPEC_DECODE}.speculator:DraftModelSpeculator.num_speculative_steps",)
-    by = ("drafter",)
+    by = ("speculator_run",)
     why = "a draft model runs as many passes as a step asks for"
     removal = "`StandaloneARSpeculator.propose` follows `num_speculative_tokens`"

@@ -17,8 +17,8 @@ import torch
 from rollspec.drafting.requests import StepResult
 from rollspec.engine.bridge import Bridge
 from rollspec.engine.vllm import specialists
-from rollspec.engine.vllm.v2.drafter import Drafter
 from rollspec.engine.vllm.v2.layers import LAYERS
+from rollspec.engine.vllm.v2.speculator_run import SpeculatorRun
 from rollspec.head.draft_head import DraftHead
 from rollspec.head.ranks import Ranks
 
@@ -34,7 +34,7 @@ def states_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
 class Head(DraftHead):
     """One worker's draft head. Its `drafter` runs it."""
 
-    def __init__(self, bridge: Bridge, runner: Any, ranks: Ranks, drafter: Drafter) -> None:
+    def __init__(self, bridge: Bridge, runner: Any, ranks: Ranks, drafter: SpeculatorRun) -> None:
         layers = getattr(runner.speculator, LAYERS, ()) if drafter.reads_states else ()
         super().__init__(bridge, runner, ranks, drafter, layers)
         self._propose = self._run
@@ -84,7 +84,7 @@ class Head(DraftHead):
             self.bridge.passed(passes, time.perf_counter() - started, batch.num_reqs, late)
             return out
         except Exception as e:  # the target's sample is made; without drafts it is as good
-            self.fail("learned drafts", e)
+            self.fail("drafts of the head", e)
             return None, None
 
     def look(self, apply: Callable[..., torch.Tensor], logits: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:

@@ -40,11 +40,11 @@ def install(worker: Any, config: RollspecConfig) -> None:
     from rollspec.engine.vllm.policy import PolicyWatch
     from rollspec.engine.vllm.v2.adapter import Adapter
     from rollspec.engine.vllm.v2.coupled import SeededNoise
-    from rollspec.engine.vllm.v2.drafter import Drafter
     from rollspec.engine.vllm.v2.head import Head
     from rollspec.engine.vllm.v2.max_acceptance import MaxAcceptance
     from rollspec.engine.vllm.v2.scoring import Scoring
     from rollspec.engine.vllm.v2.speculator import MemorySpeculator
+    from rollspec.engine.vllm.v2.speculator_run import SpeculatorRun
     from rollspec.engine.vllm.v2.verify import Verification
     from rollspec.engine.vllm.worker import BRIDGE, equip, is_output_rank, ranks_of, ready
 
@@ -89,7 +89,7 @@ def install(worker: Any, config: RollspecConfig) -> None:
             _warm(config)
         bridge.policy = PolicyWatch(runner.get_model(), functools.partial(operations.next_version, bridge))
         if not memory:
-            drafter = Drafter(runner.speculator, run, runner, shares_noise)
+            drafter = SpeculatorRun(runner.speculator, run, runner, shares_noise)
             head = Head(bridge, runner, ranks, drafter)
             if head.capture is not None:
                 v2.ProcessLogits.wrap(runner.sampler, head.look, __name__)

@@ -25,8 +25,8 @@ time.sleep(60)
 WORKER = """
 import os, sys, time
 from pathlib import Path
-from rollspec.audit.worker import _end_with
-_end_with(os.getppid(), Path(sys.argv[1]))
+from drafter_online.child import end_with
+end_with(os.getppid(), Path(sys.argv[1]))
 (Path(sys.argv[1]) / "pid").write_text(str(os.getpid()))
 time.sleep(60)
 """

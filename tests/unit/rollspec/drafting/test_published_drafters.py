@@ -74,7 +74,7 @@ def test_a_drafter_that_is_configured_alone_drafts_alone(name: str, kept: bool) 
     assert set(drafted) <= SOURCES[name] | ({"replay"} if kept else set())
     assert sum(drafted[source] for source in SOURCES[name]) > 0
     (p,) = engines
-    assert bool(p.suffix.config.sources) == (name == "suffix"), "no text is kept in trees that nobody drafts from"
+    assert bool(p.suffix.config.sources) == (name == "suffix"), "no text is kept in a corpus that nobody drafts from"
     assert [d for d in p.drafters if isinstance(d, SuffixMemory)], "which know how long a prompt's responses are"
     assert any(r.memory.ended for r in p.requests.values())
 
@@ -110,7 +110,7 @@ def test_the_guard_holds_back_all_drafters_that_cost_no_pass_together() -> None:
     for tokens in (1, 2, 4, 5, 8) * 20:
         t.cost.observe(tokens, 0.01 * tokens, 0.0, tokens > 1, 1)  # a draft token costs what a step does
     for _ in range(100):
-        t.observe(t.plan(1, 0.0), 1, 0.0, offered=[4], hits=[0])
+        t.observe(t.plan(1, 0.0), 1, 0.0, proposed=[4], accepted=[0])
     assert t.guard.off == ["hierarchy@1", "token_recycling@1"]
     assert t.plan(1, 0.0).k == 0
 

@@ -94,10 +94,10 @@ def test_disco_learns_where_a_drafter_is_wrong_that_its_calibration_does_not_kno
     assert rule.keep(r, p, 4) == 8, "at first it is the calibration's"
     rng = random.Random(0)
     for _ in range(400):
-        hits = 0
-        while hits < 2 and rng.random() < 0.95:
-            hits += 1
-        rule.learn(r, p, hits, hits + 1, 0, 4)
+        accepted = 0
+        while accepted < 2 and rng.random() < 0.95:
+            accepted += 1
+        rule.learn(r, p, accepted, accepted + 1, 0, 4)
     assert rule.keep(r, p, 4) == 2
 
 

@@ -40,8 +40,8 @@ def test_a_step_too_many_begins_no_request_anew() -> None:
         finish=lambda q, r, scheduled=False: finished.append((q, scheduled)), stepped=lambda seconds: None
     )
     bridge: Any = SimpleNamespace(
-        running={"a": None, "b": None}, proposer=p, collected=set(), coupled=None, drafting=True, _began=0.0,
-        _ended=0.0, learned=SimpleNamespace(capture=capture, before_step=lambda *_: None),
+        running={"a": None, "b": None}, engine=p, collected=set(), coupled=None, drafting=True, _began=0.0,
+        _ended=0.0, head=SimpleNamespace(capture=capture, before_step=lambda *_: None),
         _scheduler_output=step(a=1, b=1),
     )  # fmt: skip
     begun: list[str] = []
@@ -69,8 +69,8 @@ def test_a_step_too_many_begins_no_request_anew() -> None:
 def test_tokens_that_the_engine_drops_and_samples_again_are_in_the_history_once() -> None:
     p = Engine(RollspecConfig.load({}, env={}), 64)
     bridge: Any = SimpleNamespace(
-        running={"a": None}, proposer=p, collected=set(), coupled=None, drafting=True, _began=0.0, _ended=0.0,
-        learned=None, _begin=lambda req_id: p.begin(req_id, [1, 2], 6, stop_ids=(9,)),
+        running={"a": None}, engine=p, collected=set(), coupled=None, drafting=True, _began=0.0, _ended=0.0,
+        head=None, _begin=lambda req_id: p.begin(req_id, [1, 2], 6, stop_ids=(9,)),
     )  # fmt: skip
     bridge._forget_dropped = lambda request: Bridge._forget_dropped(bridge, request)
 

@@ -160,7 +160,7 @@ def test_the_proposer_replays_realigns_and_counts() -> None:
     metrics = to_metrics(EngineStats.merge([stats, EngineStats()]))
     assert metrics["rollspec/reuse/share"] == 30 / 80 and metrics["rollspec/reuse/correlated"] == 1.0
     assert all(find(name) for name in metrics)
-    assert _run(p, 3, old, stream=5) < 30, "another sample: the suffix tree drafts, nothing is replayed"
+    assert _run(p, 3, old, stream=5) < 30, "another sample: the suffix drafter drafts, nothing is replayed"
     assert p.drain().reuse == [0, 0, 0, 0]
 
 
@@ -169,7 +169,7 @@ def test_the_proposer_replays_realigns_and_counts() -> None:
     [
         ({"reuse.mode": "coupled"}, "set mode: coupled as well"),
         ({"reuse.mode": "lenient", "mode": "coupled"}, "lossy, which mode = coupled excludes"),
-        ({"mode": "coupled", "reuse.seeds": "keep"}, "is gone; noise is kept over epochs exactly where"),
+        ({"mode": "coupled", "reuse.seeds": "keep"}, "unknown key 'reuse.seeds'"),
         (REUSE | {"proposal.drafters": []}, "must not be empty"),
         ({"mode": "lenient"}, "'standard' or 'coupled'"),
         ({"coupled.seed": -1}, "greater than or equal to 0"),

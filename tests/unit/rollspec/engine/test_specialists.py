@@ -94,7 +94,7 @@ def test_the_surest_drafts_for_each_request(monkeypatch: pytest.MonkeyPatch) -> 
     found.scored("b", 3, 3)  # nobody drafted for it since
     found.scored("gone", 1, 1)
     assert found.info() == {
-        "general": {"chains": 1, "judged": 3, "right": 1}, "code": {"chains": 1, "judged": 3, "right": 2},
+        "general": {"drafts": 1, "known": 3, "accepted": 1}, "code": {"drafts": 1, "known": 3, "accepted": 2},
     }  # fmt: skip
 
 

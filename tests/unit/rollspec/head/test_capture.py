@@ -26,16 +26,16 @@ class Engine:
         given = {"proposal.drafters": ["eagle3"], "proposal.learned.model": "x", "drafter.mode": "capture"}
         given |= {"drafter.capture.share": 1.0, **overrides}
         config = RollspecConfig.load(given, env={})
-        self.proposer = step.Engine(config, 4096, "eagle3")
+        self.engine = step.Engine(config, 4096, "eagle3")
         faults: dict[str, int] = {}
         self.bridge = SimpleNamespace(
-            config=config, proposer=self.proposer, faults=faults, scheduled={}, running={},
+            config=config, engine=self.engine, faults=faults, scheduled={}, running={},
             count=lambda cause: faults.update({cause: faults.get(cause, 0) + 1}),
         )  # fmt: skip
         self.capture = Capture(self.bridge, None, (0, 1, 2))  # type: ignore[arg-type]
 
     def begin(self, req_id: str, prompt: list[int], limit: int = 100, **metadata: Any) -> None:
-        self.proposer.begin(req_id, prompt, limit)
+        self.engine.begin(req_id, prompt, limit)
         params = like("vllm:SamplingParams", temperature=0.7, extra_args={"rollspec": metadata} if metadata else None)
         self.bridge.running[req_id] = like("rollspec.engine.vllm.v2.adapter:Request", sampling_params=params)
 
@@ -59,12 +59,12 @@ class Engine:
         self.capture.step(ids, starts, [b[3] for b in batch.values()], rows, aux)
         for q, (_, _, _, said) in batch.items():
             if said:
-                self.proposer.requests[q].output.extend(said)
+                self.engine.requests[q].output.extend(said)
         self.capture.end()
 
     def end(self, req_id: str) -> None:
-        self.capture.finish(req_id, self.proposer.requests.get(req_id))
-        self.proposer.finish(req_id)
+        self.capture.finish(req_id, self.engine.requests.get(req_id))
+        self.engine.finish(req_id)
 
 
 def check(s: Sample, prompt: list[int], output: list[int]) -> None:
@@ -82,17 +82,17 @@ def test_a_request_becomes_a_sample() -> None:
     e.begin("a", prompt, limit=7)
     e.step({"a": (0, 3, [], [])})  # the prompt in two parts
     e.step({"a": (3, 2, [], [10])})
-    e.proposer.requests["a"].head.sent = True
-    e.proposer.requests["a"].head.version = 3
-    e.proposer.swapped(4)  # after it was drafted
+    e.engine.requests["a"].head.sent = True
+    e.engine.requests["a"].head.version = 3
+    e.engine.swapped(4)  # after it was drafted
     e.step({"a": (5, 4, [11, 12, 13], [11, 12, 9])})  # two accepted, one rejected
-    e.proposer.requests["a"].head.sent = False
+    e.engine.requests["a"].head.sent = False
     e.step({"a": (8, 3, [20, 21], [20, 21, 22])})  # the seventh token: it ends here
     (s,) = e.capture.take()
     check(s, prompt, [10, 11, 12, 9, 20, 21, 22])
     v = s.verify
     assert v.position.tolist() == [5, 8] and v.lengths.tolist() == [3, 2] and v.accepted.tolist() == [2, 2]
-    assert v.drafter == ("learned", "suffix") and v.draft_version.tolist() == [3, -1] and s.draft_version == 3
+    assert v.drafter == ("head", "suffix") and v.draft_version.tolist() == [3, -1] and s.draft_version == 3
     assert v.proposed.tolist() == [11, 12, 13, 20, 21]
     assert v.top_ids[:, 0].tolist() == [0, 1, 2, 0, 1] and s.temperature == pytest.approx(0.7)
     assert s.response_length == 7 and e.capture.bytes == 0

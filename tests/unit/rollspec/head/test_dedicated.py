@@ -67,9 +67,9 @@ class Side:
         config = RollspecConfig.load({**given, **{f"drafter.{k}": v for k, v in drafter.items()}}, env={})
         self.capture, self.swapper = Capture(), Swapper()
         hf = {n: 1 for n in ("hidden_size", "num_hidden_layers", "vocab_size", "intermediate_size")}
-        proposer = SimpleNamespace(version=0, tuner=SimpleNamespace(guard=SimpleNamespace(off=[])))
+        engine = SimpleNamespace(version=0, tuner=SimpleNamespace(guard=SimpleNamespace(off=[])))
         bridge = SimpleNamespace(
-            config=config, proposer=proposer, faults={}, fault=None, running={}, state=lambda: ("eagle3", "")
+            config=config, engine=engine, faults={}, fault=None, running={}, state=lambda: ("eagle3", "")
         )
         bridge.count = lambda cause: bridge.faults.update({cause: bridge.faults.get(cause, 0) + 1})
         model = like(
@@ -87,7 +87,7 @@ class Side:
             model_config=like("vllm.config:ModelConfig", hf_text_config=hf, get_vocab_size=lambda: 5),
             get_model=lambda: model,
         )
-        self.learned = SimpleNamespace(
+        self.head = SimpleNamespace(
             bridge=bridge,
             capture=self.capture,
             swapper=self.swapper,
@@ -98,9 +98,9 @@ class Side:
             asleep=False,
         )
         weights = {"embed": model.model.embed_tokens, "norm": model.model.norm, "lm_head": model.lm_head}
-        self.learned.ranks, self.learned.reading = SimpleNamespace(alone=True), threading.Lock()
-        self.learned.target_parts = lambda: {n: m.weight for n, m in weights.items()}
-        self.training = dedicated.DedicatedTraining(self.learned)  # type: ignore[arg-type]
+        self.head.ranks, self.head.reading = SimpleNamespace(alone=True), threading.Lock()
+        self.head.target_parts = lambda: {n: m.weight for n, m in weights.items()}
+        self.training = dedicated.DedicatedTraining(self.head)  # type: ignore[arg-type]
 
     def close(self) -> None:
         self.training.stop()
@@ -210,13 +210,13 @@ def test_the_target_is_sent_when_it_is_asked_for(ends: Ends, monkeypatch: Any) -
     hub = ends.hub()
     s = side(ends, hub)
     until(lambda: of(hub, "status"))
-    s.learned.bridge.proposer.version = 4
-    s.learned.asleep = True
+    s.head.bridge.engine.version = 4
+    s.head.asleep = True
     hub.send(hub.handler.sessions[-1], Message("refresh", {}))
     told = len(of(hub, "status"))
     until(lambda: len(of(hub, "status")) > told + 2)
     assert not of(hub, "target"), "its memory is not there"
-    s.learned.asleep = False
+    s.head.asleep = False
     hub.send(hub.handler.sessions[-1], Message("refresh", {}))
     parts = TargetParts()
     until(lambda: len(of(hub, "target")) == 7)
@@ -247,13 +247,13 @@ def test_a_fault_ends_the_feedback_and_nothing_else(ends: Ends, caplog: pytest.L
     s.capture.take = None  # type: ignore[method-assign,assignment]
     s.capture.waiting = [None]  # type: ignore[list-item]
     until(lambda: s.training.error)
-    assert s.capture.paused and any("drafter feedback" in c for c in s.learned.bridge.faults)
+    assert s.capture.paused and any("drafter feedback" in c for c in s.head.bridge.faults)
     until(lambda: "no feedback from now on" in caplog.text)  # said after it is noted
     until(lambda: hub.handler.left)
 
 
 def answering(hub: Any, **answer: Any) -> None:
-    """Answers errands as a daemon would."""
+    """Answers checkpoint requests as a daemon would."""
 
     def received(session: str, m: Message) -> None:
         Recorder.received(hub.handler, session, m)
@@ -270,7 +270,7 @@ def test_a_checkpoint_has_the_daemons_state(ends: Ends, tmp_path: Path, monkeypa
     with monkeypatch.context() as m:
         m.setattr("drafter_online.checkpoint_client.SAVE_SECONDS", 0.5)
         assert not s.training.save(folder), "one that does not answer"
-    assert not folder.exists() and any("has not answered for" in c for c in s.learned.bridge.faults)
+    assert not folder.exists() and any("has not answered for" in c for c in s.head.bridge.faults)
     answering(hub)
     assert s.training.save(folder) and of(hub, "save")[-1].body["folder"] == str(folder)
     s.training.load(tmp_path / "nothing")
@@ -279,11 +279,11 @@ def test_a_checkpoint_has_the_daemons_state(ends: Ends, tmp_path: Path, monkeypa
     assert of(hub, "load")[0].body["folder"] == str(folder)
     answering(hub, done=False, error="no room")
     assert not s.training.save(folder)
-    assert "drafter training, saving: no room" in s.learned.bridge.faults
+    assert "drafter training, saving: no room" in s.head.bridge.faults
     assert caplog.text.count("saving the drafter's training failed") == 1, "said once"
     answering(hub, done=False)
-    before = dict(s.learned.bridge.faults)
-    assert not s.training.save(folder) and s.learned.bridge.faults == before, "a daemon that is no job's"
+    before = dict(s.head.bridge.faults)
+    assert not s.training.save(folder) and s.head.bridge.faults == before, "a daemon that is no job's"
     assert s.training.error is None
 
 
@@ -295,10 +295,10 @@ def test_a_copy_is_taken_over_when_the_daemon_comes(ends: Ends, tmp_path: Path, 
     s = Side(endpoint, **{"dir": str(tmp_path)})
     ends.open.append(s)
     assert s.training.load(tmp_path)
-    assert not s.training.save(tmp_path / "checkpoint") and "has not answered yet" in str(s.learned.bridge.faults)
+    assert not s.training.save(tmp_path / "checkpoint") and "has not answered yet" in str(s.head.bridge.faults)
     s.training.checkpoints.load(tmp_path / "late")
     list(s.training.checkpoints._open.values())[-1].until = 0.0
-    until(lambda: any("loading: the daemon has not" in c for c in s.learned.bridge.faults))
+    until(lambda: any("loading: the daemon has not" in c for c in s.head.bridge.faults))
     hub = ends.hub(endpoint)
     answering(hub)
     until(lambda: [m.body["folder"] for m in of(hub, "load")] == [str(tmp_path)])
@@ -319,7 +319,7 @@ def test_how_the_daemons_training_goes(ends: Ends, caplog: pytest.LogCaptureFixt
         hub.send(session, Message("status", {**body, "step_age": 200.0, "hangs": "a step runs for 200 s"}))
     until(lambda: s.training.info()["hangs"])
     until(lambda: s.training.info()["step_age_seconds"] == 200.0)
-    assert s.learned.bridge.faults == {"drafter training: a step hangs": 1}
+    assert s.head.bridge.faults == {"drafter training: a step hangs": 1}
     assert caplog.text.count("a step runs for 200 s") == 1
     hub.send(session, Message("status", {"steps": "many"}))
     hub.send(session, Message("status", {**body, "loss": 1.0}))

@@ -34,9 +34,9 @@ def test_it_trains_while_nothing_runs_and_offers_versions(training: Trainings) -
     e.t.step_begins()  # the engine has the machine back
     e.t.step_ended()
     assert not e.t.updating
-    e.learned.asleep = True
+    e.head.asleep = True
     assert still(e.t)
-    e.learned.asleep = False
+    e.head.asleep = False
     before = steps(e.t)
     assert until(lambda: steps(e.t) > before)
 
@@ -81,13 +81,13 @@ def test_the_trainer_is_made_as_the_job_says(tiny_target: Path, tmp_path: Path) 
     )
     bridge = SimpleNamespace(config=config)
     drafter = like(
-        "rollspec.engine.vllm.v2.drafter:Drafter",
+        "rollspec.engine.vllm.v2.speculator_run:SpeculatorRun",
         draft_model_config=like("vllm.config:ModelConfig", model=str(folder)),
     )
     runner = like(RUNNER, device=torch.device("cpu"))
     vllm_config = like("vllm.config:VllmConfig", model_config=like("vllm.config:ModelConfig", model=str(tiny_target)))
     t = SimpleNamespace(
-        learned=SimpleNamespace(bridge=bridge, drafter=drafter, runner=runner, vllm_config=vllm_config),
+        head=SimpleNamespace(bridge=bridge, drafter=drafter, runner=runner, vllm_config=vllm_config),
         config=config.drafter,
         folder=tmp_path,
     )
@@ -108,12 +108,12 @@ def test_what_is_reported_of_training(mode: str) -> None:
         "hangs": None,
     }  # fmt: skip
     if mode == "idle":
-        info |= {"steps": 5, "tokens": 100, "wasted_seconds": 0.5, "idle_seconds": 9.0, "harvested_seconds": 8.0}
+        info |= {"steps": 5, "tokens": 100, "wasted_seconds": 0.5, "idle_seconds": 9.0, "used_seconds": 8.0}
         info |= {"preempted": 1, "preempt_seconds": 0.2, "preempt_p99_seconds": 0.1, "micro_step_seconds": 0.3}
     training = SimpleNamespace(info=lambda: info, resumed=(3, 60))
     drafts = SimpleNamespace(
         caught_up=0, rebuilt=0, swapper=None, capture=None, training=training, _drained={},
-        proposer=SimpleNamespace(reached=None),
+        engine=SimpleNamespace(reached=None),
     )  # fmt: skip
     sums, levels = DraftHead.drain(drafts)  # type: ignore[arg-type]
     metrics = to_metrics(EngineStats(drafter=sums, drafter_levels=levels))
@@ -155,13 +155,13 @@ def test_versions_for_several_engines_are_published_and_left_to_the_follower(
 
 def test_the_targets_weights_are_not_read_while_the_engine_sleeps() -> None:
     taken: list[int] = []
-    learned = SimpleNamespace(
-        asleep=True, reading=threading.Lock(), bridge=SimpleNamespace(proposer=SimpleNamespace(version=3))
+    head = SimpleNamespace(
+        asleep=True, reading=threading.Lock(), bridge=SimpleNamespace(engine=SimpleNamespace(version=3))
     )
-    t: Any = SimpleNamespace(learned=learned, _version=-1, _target=lambda: taken.append(1))
+    t: Any = SimpleNamespace(head=head, _version=-1, _target=lambda: taken.append(1))
     idle.IdleTraining._refresh(t)
     assert not taken and t._version == -1, "they are taken when it is awake"
-    learned.asleep = False
+    head.asleep = False
     idle.IdleTraining._refresh(t)
     idle.IdleTraining._refresh(t)
     assert taken == [1] and t._version == 3

@@ -20,9 +20,9 @@ from rollspec.head import idle  # noqa: E402
 def test_a_fault_ends_the_training_and_nothing_else(training: Trainings, caplog: pytest.LogCaptureFixture) -> None:
     e = training()
     assert until(lambda: steps(e.t) > 0)
-    e.learned.capture.take = None  # a fault in the thread itself
+    e.head.capture.take = None  # a fault in the thread itself
     assert until(lambda: e.t.error is not None)
-    assert any("drafter training" in cause for cause in e.learned.bridge.faults)
+    assert any("drafter training" in cause for cause in e.head.bridge.faults)
     assert threading.main_thread().is_alive() and until(lambda: "not trained from now on" in caplog.text)
     assert e.t.info()["error"]
 
@@ -134,10 +134,10 @@ def test_of_engines_that_share_a_store_one_trains_and_the_next_one_takes_over(
     assert until(lambda: steps(first.t) > 0)
     second = training("two", **shared)
     time.sleep(0.2)
-    assert second.t._trainer is None and second.learned.capture.paused and not second.faults
-    assert not first.learned.capture.paused, "who trains records"
+    assert second.t._trainer is None and second.head.capture.paused and not second.faults
+    assert not first.head.capture.paused, "who trains records"
     first.t.stop()
-    assert until(lambda: steps(second.t) > 0) and not second.learned.capture.paused
+    assert until(lambda: steps(second.t) > 0) and not second.head.capture.paused
 
 
 def test_who_takes_over_goes_on_from_the_newest_good_version(training: Trainings, tmp_path: Path) -> None:

@@ -57,8 +57,8 @@ def test_older_and_unfit_versions_are_refused(swapper: Swapper) -> None:
     assert swapper.counts["refused"] == 2 and swapper.version == 5 and bool((weight(swapper) == 2.0).all())
 
 
-@pytest.mark.parametrize(("hits", "value", "version"), [(2, 2.0, 1), (0, 1.0, 0)])
-def test_the_canary_promotes_or_rolls_back(swapper: Swapper, hits: int, value: float, version: int) -> None:
+@pytest.mark.parametrize(("accepted", "value", "version"), [(2, 2.0, 1), (0, 1.0, 0)])
+def test_the_canary_promotes_or_rolls_back(swapper: Swapper, accepted: int, value: float, version: int) -> None:
     acceptance = swapper.owner.acceptance
     for _ in range(100):
         acceptance.observe(2, 2)
@@ -68,11 +68,11 @@ def test_the_canary_promotes_or_rolls_back(swapper: Swapper, hits: int, value: f
     with pytest.raises(SwapRefusedError, match="canary drafts"):
         swapper.request(payload(3.0))
     while swapper.canary is not None:
-        swapper.observe(hits, 2)
+        swapper.observe(accepted, 2)
     assert bool((weight(swapper) == value).all()) and swapper.version == version
-    assert swapper.last["verdict"] == ("promoted" if hits else "rolled_back") and not swapper.busy
+    assert swapper.last["verdict"] == ("promoted" if accepted else "rolled_back") and not swapper.busy
     assert swapper.verify(), "the fingerprint is that of what runs"
-    if not hits:
+    if not accepted:
         assert acceptance.rates == pytest.approx(rates), "so is its acceptance"
     # And the next one comes in as if nothing had been.
     swapper.request(payload(4.0, canary=False, version=7))

@@ -32,9 +32,9 @@ def test_acceptance_and_costs_are_kept() -> None:
     assert again.rates == pytest.approx(a.rates[:2]) and again.measured == pytest.approx([1.0, 0.0])
     for bad in (
         {},
-        {**a.state(), "hits": [200.0]},
+        {**a.state(), "accepted": [200.0]},
         {**a.state(), "tries": [float("nan")]},
-        {**a.state(), "hits": 1},
+        {**a.state(), "accepted": 1},
     ):
         b = Acceptance(1)
         with pytest.raises((ValueError, KeyError, TypeError)):

@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rollspec.proposal.lookup import DEPTH, NOTHING, OCCURRENCES, SEPARATOR, Found, reference
+from benchmarks.gpu.lookup_reference import reference
+from rollspec.proposal.lookup import DEPTH, NOTHING, OCCURRENCES, SEPARATOR, Found
 from rollspec.proposal.scan import Corpus, extend, look_up
 
 FACTOR, MIN_PROB = 2.0, 0.1

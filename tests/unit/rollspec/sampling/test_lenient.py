@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rollspec.sampling.lenient import distribution, keep_probability, kept, total_variation
+from benchmarks.lenient_distance import distribution, total_variation
+from rollspec.sampling.lenient import keep_probability, kept
 
 
 def _pair(seed: int, vocab: int, drift: float) -> tuple[np.ndarray, np.ndarray]:

@@ -13,7 +13,7 @@ import pytest
 
 from rollspec.config import HealthConfig
 from rollspec.proposal.base import as_tokens
-from rollspec.sampling.health import agreement, effective_sample_size, overlap
+from rollspec.sampling.agreement import agreement, effective_sample_size, overlap
 from rollspec.telemetry.health import HealthWatch
 from rollspec.telemetry.metrics import find
 

@@ -32,7 +32,7 @@ STATS = EngineStats(
 
 
 def test_every_engine_metric_has_one_prometheus_name() -> None:
-    names = [s.full_name for s in series()]
+    names = [grafana.scraped(s) for s in series()]
     assert len(set(names)) == len(names) and all(n.replace("_", "").isalnum() for n in names)
     rows = {s.row.name for s in series()}
     assert all(find(name).name in rows for name in to_metrics(STATS))  # type: ignore[union-attr]
@@ -86,7 +86,7 @@ def test_the_dashboard_is_up_to_date_and_whole() -> None:
     assert grafana.FILE.read_text() == grafana.render(), "run `python -m scripts.generate`"
     board = json.loads(grafana.render())
     asked = " ".join(t["expr"] for p in board["panels"] for t in p.get("targets", ()))
-    assert all(f"{s.full_name}{{" in asked for s in series())
+    assert all(f"{grafana.scraped(s)}{{" in asked for s in series())
     assert all(f"drafter_online_{m.name}" in asked for m in METRICS), "the drafter's daemon is on it, too"
     places = [(p["gridPos"]["x"], p["gridPos"]["y"]) for p in board["panels"]]
     assert len(set(places)) == len(places)

@@ -356,7 +356,7 @@ def test_how_far_from_optimal(demo: Path) -> None:
     found = limits(load_run(demo / "rollspec"))
     assert found is not None and found.best_fixed_arm == "suffix:4"
     assert (found.got, found.oracle, found.perfect) == pytest.approx((1.6, 1.6 / 0.98, 3.2))
-    assert found.regret == pytest.approx(1 / 0.98 - 1) and found.ceiling == pytest.approx(0.81)
+    assert found.regret == pytest.approx(1 / 0.98 - 1) and found.max_acceptance == pytest.approx(0.81)
     page = render(load_run(demo / "rollspec"))
     assert "You got 1.60×; the best fixed setting (suffix:4) would have got 1.52×; the oracle 1.63×" in page
     assert limits(load_run(demo / "baseline")) is None

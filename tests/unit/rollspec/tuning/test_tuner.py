@@ -34,8 +34,8 @@ def settled(t: Tuner, batch: int, p: float, steps: int = 400, seed: int = 0, off
     for _ in range(steps):
         plan = t.plan(batch, 0.0)
         rows = len(range(0, batch, plan.watch or 1))
-        hits = np.minimum(rng.geometric(1 - p, rows) - 1, offer)
-        t.observe(plan, batch, 0.0, [offer] * rows, hits.tolist())
+        accepted = np.minimum(rng.geometric(1 - p, rows) - 1, offer)
+        t.observe(plan, batch, 0.0, [offer] * rows, accepted.tolist())
         ks.append(plan.k)
     return ks[steps // 2 :]
 
@@ -61,7 +61,7 @@ def test_arms_of_a_configuration() -> None:
         ({"tuning.arms": [-1]}, "-1, which is not between"),
         ({"tuning.policy": "hedg"}, "tuning.policy"),
         ({"tuning.policy": "table"}, "needs tuning.options.table"),
-        ({"tuning.options": {"half_life": 0}}, "'tuning.options.half_life' (value 0) in the overrides is gone"),
+        ({"tuning.options": {"half_life": 0}}, "unknown key 'tuning.options.half_life' (value 0) in the overrides"),
         ({"tuning": {"policy": "table", "options": {"table": {}}}}, "needs tuning.options.table"),
         ({"proposal.budget.length_weight": -1}, "proposal.budget.length_weight = -1"),
     ],
@@ -97,7 +97,7 @@ def test_long_contexts_are_a_bucket_of_their_own() -> None:
 
 
 def test_counterfactuals_of_a_chain() -> None:
-    """Offered 5 and 2 tokens, hits 3 and 2, and one that outlived what is known after 1 of 4."""
+    """Offered 5 and 2 tokens, accepted 3 and 2, and one that outlived what is known after 1 of 4."""
     t = tuner(policy="static", arms=(4,))
     seen: list[Outcome] = []
     t.policy.observe = lambda bucket, outcome: seen.append(outcome)  # type: ignore[method-assign]

@@ -41,7 +41,7 @@ def test_guard_switches_off_below_break_even_and_on_again(caplog: pytest.LogCapt
 
 
 class Planted:
-    """A drafter that answers as a broken one would, in place of the suffix trees."""
+    """A drafter that answers as a broken one would, in place of the suffix drafter."""
 
     def __init__(self, tokens: Callable[[list[int], int], list[int]], sure: float = 0.95) -> None:
         self.tokens, self.sure = tokens, sure

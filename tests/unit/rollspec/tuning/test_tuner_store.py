@@ -20,10 +20,10 @@ pytestmark = pytest.mark.usefixtures("steady_clock")
 MACHINE = {"device": "cpu x2", "layers": 4}
 
 
-def learned() -> dict[str, Any]:
+def tuning_state() -> dict[str, Any]:
     p = Engine(RollspecConfig.load("default", env={}), 4096)
     rollout(p, random_texts(4, 200, 4))
-    return p.learned()
+    return p.tuning_state()
 
 
 def test_what_was_learned_survives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -31,44 +31,44 @@ def test_what_was_learned_survives(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr("time.perf_counter", lambda: 1e-6 * next(ticks))  # the tuner counts its own time
     first = Engine(RollspecConfig.load("default", env={}), 4096)
     rollout(first, random_texts(4, 300, 1))  # all drafts are right: no two arms are alike
-    store.save(tmp_path, first.learned(), MACHINE)
+    store.save(tmp_path, first.tuning_state(), MACHINE)
     found, problem = store.load(tmp_path, MACHINE)
     assert found is not None and problem is None
     again = Engine(RollspecConfig.load("default", env={}), 4096)
-    again.relearn(found)
+    again.restore_tuning(found)
     then, now = (p.tuner.cost.seconds(20) for p in (first, again))
     assert now == pytest.approx(then, rel=0.05)
-    assert again.learned()["confidence"] == first.learned()["confidence"]
+    assert again.tuning_state()["confidence"] == first.tuning_state()["confidence"]
     assert again.tuner.plan(4, 0.0).k == first.tuner.plan(4, 0.0).k
 
 
 def test_another_machine_keeps_the_calibration_and_drops_the_costs(tmp_path: Path) -> None:
-    store.save(tmp_path, learned(), MACHINE)
+    store.save(tmp_path, tuning_state(), MACHINE)
     found, problem = store.load(tmp_path, MACHINE | {"device": "cpu x64"})
     assert found is not None and "tuner" not in found and found["confidence"]
     assert problem is not None and "device = 'cpu x2' and this is 'cpu x64'" in problem
     p = Engine(RollspecConfig.load("default", env={}), 4096)
-    p.relearn(found)
+    p.restore_tuning(found)
     assert not p.tuner.cost.fitted
 
 
 def test_other_arms_keep_the_costs(tmp_path: Path) -> None:
     p = Engine(RollspecConfig.load("default", overrides={"proposal.k_max": 4}, env={}), 4096)
-    p.relearn(learned())
+    p.restore_tuning(tuning_state())
     assert p.tuner.cost.fitted
 
 
 @pytest.mark.parametrize("damage", ["truncated", "altered", "format", "not json", "numbers"])
 def test_a_damaged_file_is_refused_and_set_aside(tmp_path: Path, damage: str) -> None:
-    good = learned()
+    good = tuning_state()
     path = store.save(tmp_path, good, MACHINE)
     text = path.read_text()
     if damage == "numbers":
-        good["confidence"]["group"]["hits"][0] = -5.0
+        good["confidence"]["group"]["accepted"][0] = -5.0
         store.save(tmp_path, good, MACHINE)
         found, _ = store.load(tmp_path, MACHINE)
         with pytest.raises(ValueError, match="numbers that cannot be"):
-            Engine(RollspecConfig.load("default", env={}), 4096).relearn(found or {})
+            Engine(RollspecConfig.load("default", env={}), 4096).restore_tuning(found or {})
         return
     outer = json.loads(text)
     outer["body"] = outer["body"].replace("1", "2")

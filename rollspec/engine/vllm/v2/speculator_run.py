@@ -1,8 +1,8 @@
 """vLLM's own speculator (an EAGLE-3 head, or a draft model) run on request: some passes, or a read of what it missed.
 
 The V2 runner's speculators draft after every step, for every request, k tokens, which keeps their KV in step with the
-target's. `Drafter.propose` runs the passes that a step asks for and keeps the probability of each token;
-`Drafter.read` writes the KV of positions that went by without it.
+target's. `SpeculatorRun.propose` runs the passes that a step asks for and keeps the probability of each token;
+`SpeculatorRun.read` writes the KV of positions that went by without it.
 
     EAGLE-3      reads (hidden states of the target at p, token at p + 1) at position p
     draft model  reads the token at p at position p
@@ -21,7 +21,7 @@ from rollspec.engine.vllm.hooks import runner_v2 as v2
 from rollspec.head.draft_head import Span
 
 
-class Drafter:
+class SpeculatorRun:
     """One runner's speculator.
 
     Args:
