@@ -99,10 +99,11 @@ class CaptureConfig(Section):
 class TrainingConfig(Section):
     """How the head is trained: by a recipe, one of `drafter_online.recipes`, at a pace that suits head and machine."""
 
-    recipe: Literal["kl", "matched", "aurora", "osd", "respec"] = Field(
+    recipe: Literal["kl", "matched", "aurora", "osd", "respec", "leap"] = Field(
         "kl",
         description="`kl`: KL divergence on emitted tokens; `matched`: top1 where drafts are greedy, lk_hybrid where "
-        "sampled; `aurora`, `osd`, `respec`: as these systems train (docs/drafter.md).",
+        "sampled; `aurora`, `osd`, `respec`: as these systems train; `leap`: as `kl`, and weights extrapolated to the "
+        "next version are published, as Leap+Verify does (docs/drafter.md).",
     )
     learning_rate: float | None = Field(
         None, gt=0, description="Of AdamW, constant after warm-up; unset: the recipe's (1e-3; aurora and osd 1e-5)."
