@@ -79,7 +79,7 @@ def _new_weights(bridge: Bridge) -> None:
     if learned is None or learned.swapper is None:
         return
     learned.swapper.verify()
-    if not learned.ranks.alone and bridge.config.drafter.trains and learned.eagle:
+    if not learned.ranks.alone and bridge.config.drafter.trains and learned.trainable:
         parts = learned.target_parts()  # whole, which takes all ranks
         if learned.training is not None:
             learned.training.parts = parts

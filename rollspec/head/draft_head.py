@@ -54,16 +54,19 @@ class DraftHead:
     Args:
         drafter: vLLM's own, or what stands for it: `model`, `draft_model_config`, `max_num_tokens`, `_get_model()`.
         layers: of the target, whose hidden states the head reads, in its order; none for a draft model.
+        last: a draft model is to be trained, and the target gives its last layer's states.
     """
 
-    def __init__(self, bridge: Host, runner: Any, ranks: Ranks, drafter: Any, layers: tuple[int, ...]) -> None:
+    def __init__(
+        self, bridge: Host, runner: Any, ranks: Ranks, drafter: Any, layers: tuple[int, ...], last: bool = False
+    ) -> None:
         self.bridge = bridge
         self.runner = runner
         self.ranks = ranks
         self.drafter = drafter
         self.layers = layers
         self.aux_layers = len(layers)
-        self.eagle = bool(layers)
+        self.trainable = bool(layers) or last
         self.asleep = False  # the engine's memory is released (sleep mode)
         # What a swap (`SwapOwner`) and the weights that it exchanges need of this.
         self.vllm_config, self.device = runner.vllm_config, runner.device
@@ -85,7 +88,7 @@ class DraftHead:
         self.follower: Follower | None = None
         self.specialists: Specialists | None = None
         self.capture: Capture | None = None
-        if self.eagle and bridge.drafting and bridge.config.drafter.captures:
+        if self.trainable and bridge.drafting and bridge.config.drafter.captures:
             self.capture = Capture(bridge, runner, layers)
         self.proposer.scored = self._scored
         self._drained: dict[str, float] = {}

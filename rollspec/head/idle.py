@@ -19,12 +19,11 @@ import time
 from pathlib import Path
 from typing import Any
 
-from drafter_online import head as heads
 from drafter_online.buffer import Buffer, BufferConfig, add_all
 from drafter_online.errors import BufferFileError, DrafterError, TrainingError
 from drafter_online.files import try_lock
 from drafter_online.idle import EngineState, Idle
-from drafter_online.model import Eagle3
+from drafter_online.model import load
 from drafter_online.trainer import DrafterTraining, Trainer
 from drafter_online.versions import Versions
 from rollspec.head.training import TICK_SECONDS, HeadTraining, TrainedHead
@@ -199,8 +198,9 @@ class IdleTraining(HeadTraining):
         target = str(self.learned.vllm_config.model_config.model)
         parent = self._taken_over() if self.config.versions is not None else None
         given = str(self.learned.drafter.draft_model_config.model)
-        head = heads.load(given if parent is None else self.versions / f"{parent:08d}", target)
         training = DrafterTraining(**self.learned.bridge.config.drafter_training)
+        source = given if parent is None else self.versions / f"{parent:08d}"
+        drafter = load(source, target, train_lm_head=training.train_lm_head)
         keep = BufferConfig(max_bytes=self.config.buffer_bytes)
         try:
             buffer = Buffer.load(self.folder / "buffer", keep)
@@ -208,7 +208,7 @@ class IdleTraining(HeadTraining):
             self._fault("reading the buffer of", str(e))
             buffer = Buffer(keep)
         trainer = Trainer(
-            Eagle3(head, train_lm_head=training.train_lm_head),
+            drafter,
             buffer,
             training,
             checkpoints=self.folder / "state",
@@ -282,7 +282,7 @@ class IdleTraining(HeadTraining):
                 self._version = version
                 if (parts := self._target()) is not None:  # until then the head has those of the model's folder
                     given = {n: w.float() for n, w in parts.items()}
-                    heads.refresh(self._trainer.drafter.head, **given, counts=self._trainer.buffer.token_counts())
+                    self._trainer.drafter.refresh(given, self._trainer.buffer.token_counts())
 
     def _publish(self) -> None:
         """Offer what was learned to the engine, in the place of what it has not swapped in yet.

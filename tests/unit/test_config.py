@@ -29,7 +29,7 @@ from rollspec.errors import ConfigError
         ),
         ({"drafter.training": {"betas": [0, 1]}}, "is gone; a job trains as drafter.training.recipe has it"),
         ({"drafter": {"buffer": {"zzz": 1, "keep_versions": 2}}}, "'drafter.buffer.keep_versions' (value 2) in the gi"),
-        ({"drafter.mode": "capture"}, "drafter.mode = capture is for an EAGLE-3 head, and proposal.drafters = ['suff"),
+        ({"drafter.mode": "capture"}, "drafter.mode = capture is for a learned drafter, and proposal.drafters = ['suf"),
         ({"tuning": {"options": {"epsilon": 1}}}, "is gone; published policies are played with the numbers of their"),
         ({"tuning.options.table": {4: 2}}, "tuning.options.table is set and tuning.policy = hedge"),
         (

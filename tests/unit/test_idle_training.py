@@ -97,6 +97,31 @@ def test_the_trainer_is_made_as_the_job_says(tiny_target: Path, tmp_path: Path) 
     assert trainer.config.divergence == "lk_hybrid" and trainer.config.batch_tokens == 96
 
 
+def test_a_draft_model_is_trained_and_follows_the_targets_weights(tiny_target: Path, tmp_path: Path) -> None:
+    pytest.importorskip("speculators")
+    from drafter_online.model import DraftModel
+
+    given = {"proposal.drafters": ["draft_model"], "proposal.learned.model": str(tiny_target), "drafter.mode": "idle"}
+    bridge = SimpleNamespace(config=RollspecConfig.load(given, env={}), proposer=SimpleNamespace(version=3))
+    drafter = like(
+        "rollspec.engine.vllm.v2.drafter:Drafter",
+        draft_model_config=like("vllm.config:ModelConfig", model=str(tiny_target)),
+    )
+    vllm_config = like("vllm.config:VllmConfig", model_config=like("vllm.config:ModelConfig", model=str(tiny_target)))
+    runner = like(RUNNER, device=torch.device("cpu"))
+    learned = SimpleNamespace(bridge=bridge, drafter=drafter, runner=runner, vllm_config=vllm_config, asleep=False)
+    learned.reading = threading.Lock()
+    t: Any = SimpleNamespace(learned=learned, config=bridge.config.drafter, folder=tmp_path, _version=-1)
+    idle.IdleTraining._make(t)
+    made = t._trainer.drafter
+    assert isinstance(made, DraftModel) and t._trainer.steps == 1
+    states = torch.randn(3, made.hidden)
+    before = made.targets(states)
+    t._target = lambda: {"norm": made._norm.clone(), "lm_head": 2 * made._lm_head}
+    idle.IdleTraining._refresh(t)
+    torch.testing.assert_close(made.targets(states), 2 * before)
+
+
 @pytest.mark.parametrize("mode", ["idle", "dedicated"])
 def test_what_is_reported_of_training(mode: str) -> None:
     from rollspec.head.draft_head import DraftHead

@@ -39,7 +39,7 @@ class Drafter:
         self.draft_model_config = speculator.draft_model_config
         self.max_num_tokens = int(speculator.max_num_tokens)
         self.max_num_reqs = int(speculator.max_num_reqs)
-        self.reads_states = bool(runner.use_aux_hidden_state_outputs)
+        self.reads_states = runner.speculative_config.method == "eagle3"
         self._run = run
         self._runner = runner
         self._noise = noise

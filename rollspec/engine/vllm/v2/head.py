@@ -35,8 +35,9 @@ class Head(DraftHead):
     """One worker's draft head. Its `drafter` runs it."""
 
     def __init__(self, bridge: Bridge, runner: Any, ranks: Ranks, drafter: Drafter) -> None:
-        layers = getattr(runner.speculator, LAYERS, ()) if drafter.reads_states else ()
-        super().__init__(bridge, runner, ranks, drafter, layers)
+        given = getattr(runner.speculator, LAYERS, None)
+        layers = given or () if drafter.reads_states else ()
+        super().__init__(bridge, runner, ranks, drafter, layers, last=not drafter.reads_states and given is not None)
         self._propose = self._run
         self._read: Callable[..., Any] = drafter.read
         self.specialists = specialists.of(runner.speculator)
@@ -65,7 +66,7 @@ class Head(DraftHead):
         if passes < 0:
             return None, None
         try:
-            self.keep(req_ids, starts, rows, aux[: self.aux_layers] if aux is not None else None)
+            self.keep(req_ids, starts, rows, aux[: self.aux_layers] if aux is not None and self.aux_layers else None)
             longest = max(start + n for start, (_, n) in zip(begin, rows, strict=True))
             passes = max(0, min(passes, self.limit - longest))
             if not passes and not self.states.full:
