@@ -154,6 +154,11 @@ class DrafterConfig(Section):
         "at least twice as many, else all.",
     )
     publish_every: int = Field(100, ge=1, description="Optimiser steps after which new weights go to the engine.")
+    train_when: Literal["always", "pays"] = Field(
+        "always",
+        description="Of `idle`: `pays` trains a round of `publish_every` steps only where its expected gain exceeds "
+        "its cost, as SpecBlock does (docs/drafter.md).",
+    )
     buffer_bytes: int = Field(1 << 30, ge=1 << 16, description="Bytes of samples that are trained on.")
     training: TrainingConfig = TrainingConfig()
     capture: CaptureConfig = CaptureConfig()

@@ -133,6 +133,8 @@ class DraftHead:
         """
         if self.capture is not None and aux is not None:
             self.capture.step(req_ids, starts, tokens, rows, aux)
+        if self.training is not None:
+            self.training.observed(tokens)
         if self.domains is not None:
             running = [[] if self.bridge.ended(q) else t for q, t in zip(req_ids, tokens, strict=True)]
             self.domains.observe(req_ids, running, self.bridge.scheduled)

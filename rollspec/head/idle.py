@@ -26,6 +26,7 @@ from drafter_online.idle import EngineState, Idle
 from drafter_online.model import load
 from drafter_online.trainer import DrafterTraining, Trainer
 from drafter_online.versions import Versions
+from drafter_online.when_to_train import WhenItPays
 from rollspec.head.training import TICK_SECONDS, HeadTraining, TrainedHead
 
 QUIET_SECONDS = 0.05
@@ -52,6 +53,7 @@ class IdleTraining(HeadTraining):
         self._stepped = time.perf_counter()
         self._inside = False
         self._version = -1
+        self.when = WhenItPays(self.config.publish_every) if self.config.train_when == "pays" else None
         self._due = False  # `publish_every` steps were made, and what was learned is not published yet
         self._trainer: Any = None
         self._idle: Any = None
@@ -76,6 +78,12 @@ class IdleTraining(HeadTraining):
         """The engine has computed."""
         self._inside = False
         self._stepped = time.perf_counter()
+
+    def observed(self, sampled: list[list[int]]) -> None:
+        """What the requests of a step emitted, whose tokens are a training round's gain."""
+        if self.when is not None:
+            counts = [len(s) for s in sampled if s]
+            self.when.served(sum(counts), len(counts), time.perf_counter() - self._stepped)
 
     def info(self) -> dict[str, Any]:
         """What was trained so far."""
@@ -102,6 +110,8 @@ class IdleTraining(HeadTraining):
                 "acceptance": self.acceptance,
                 "length": self.length,
             }
+            if self.when is not None:
+                out |= {"rounds": self.when.rounds, "rounds_skipped": self.when.skipped}
         return out
 
     def save(self, folder: Path) -> bool:
@@ -248,9 +258,13 @@ class IdleTraining(HeadTraining):
 
     def _tick(self) -> bool:
         """One micro-step, if it may run; whether it did its work."""
+        before, used = self._trainer.counts.steps, self._idle.counts.used
+        if self.when is not None and not self.when.allows(before):
+            return False
         self._refresh()
-        before = self._trainer.counts.steps
         report = self._idle.tick(self._state, self._trainer.micro_step)
+        if self.when is not None:
+            self.when.trained(self._idle.counts.used - used)
         if report is None or report.skipped is not None:
             return False
         self.acceptance, self.length = report.acceptance.rates, report.acceptance.length

@@ -41,6 +41,14 @@ def test_it_trains_while_nothing_runs_and_offers_versions(training: Trainings) -
     assert until(lambda: steps(e.t) > before)
 
 
+def test_rounds_are_trained_where_they_pay(training: Trainings) -> None:
+    e = training(**{"drafter.train_when": "pays"})
+    assert still(e.t) and steps(e.t) == 0, "no feedback, no training"
+    e.t.observed([[1, 2], [], [3]])
+    assert until(lambda: steps(e.t) == 20) and still(e.t), "one round of publish_every steps"
+    assert e.t.when.rounds == 1 and e.t.when.cost > 0 and until(lambda: len(e.offered) == 1)
+
+
 def test_the_newest_state_is_offered_when_a_canary_ends(training: Trainings) -> None:
     e = training(**{"drafter.publish_every": 100})
     assert until(lambda: len(e.offered) >= 1)
