@@ -74,6 +74,27 @@ def test_what_does_not_fit_is_left_out_in_one_sentence(
     assert words in record.message and record.message.startswith("rollspec: the drafter 'eagle3' is left out because")
 
 
+@pytest.mark.parametrize(
+    ("drafter", "given", "words"),
+    [
+        ("eagle3", {**HEAD, "speculators_model_type": "dflash"}, "one pass over keys"),
+        ("eagle3", {**HEAD, "speculators_model_type": "peagle"}, "in parallel with DFlash"),
+        ("draft_model", {**TARGET, "pard_token": 7}, "in parallel with DFlash"),
+        ("draft_model", {**TARGET, "architectures": ["DFlashDraftModel"]}, "one pass over keys"),
+        ("draft_model", {**TARGET, "architectures": ["MedusaModel"]}, "no such drafter"),
+        ("draft_model", {**TARGET, "vocab_size": 99}, "no mapping between the tokens of two vocabularies"),
+    ],
+)
+def test_other_kinds_are_refused_with_what_vllm_lacks(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, drafter: str, given: dict[str, Any], words: str
+) -> None:
+    with caplog.at_level(logging.WARNING, "rollspec"):
+        config, method = settle(tmp_path, given, ["suffix", drafter])
+    assert method is None and config.proposal.drafters == ("suffix",)
+    (record,) = caplog.records
+    assert words in record.message
+
+
 def test_a_fresh_head_is_made_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     calls = []
 
