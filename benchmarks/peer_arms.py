@@ -100,7 +100,7 @@ PEERS: dict[str, Peer] = {
         small=True,
     ),
     "dflash": Peer("vLLM's DFlash", refused=f"not wrapped: {BLOCK}"),
-    "mtp": Peer("vLLM's MTP", refused="not wrapped: it reads the last layer's output, which is not kept for a pause"),
+    "mtp": Peer("vLLM's MTP", refused="the benchmark's targets have no MTP layer"),
     "pard": Peer("PARD's parallel heads", refused=PARALLEL),
     "vocabularies": Peer("a draft model with another vocabulary", refused=NO_MAPPING),
     "ngram K=2": _lookup(2),

@@ -72,11 +72,11 @@ class ProposalConfig(Section):
     """Who drafts, and how far."""
 
     drafters: tuple[
-        Literal["suffix", "token_recycling", "stand", "consensus", "hierarchy", "eagle3", "draft_model"], ...
+        Literal["suffix", "token_recycling", "stand", "consensus", "hierarchy", "eagle3", "draft_model", "mtp"], ...
     ] = Field(
         ("suffix",),
-        description="Drafters in use, asked in this order (one of eagle3 and draft_model at most); empty means none. "
-        "`token_recycling`, `stand`, `consensus` and `hierarchy` are published ones (docs/comparison.md).",
+        description="Drafters in use, asked in this order (one of eagle3, draft_model and mtp at most); empty means "
+        "none. `token_recycling`, `stand`, `consensus` and `hierarchy` are published ones (docs/comparison.md).",
     )
     k_max: int = Field(16, ge=1, le=64, description="Longest draft of a request in one step, in tokens.")
     suffix: SuffixConfig = SuffixConfig()

@@ -58,10 +58,10 @@ class RollspecConfig(Section):
         if self.reuse.mode == "lenient" and self.mode != "standard":
             raise ValueError("reuse.mode = lenient is lossy, which mode = coupled excludes: set mode: standard")
         drafters = self.proposal.drafters
-        if len(set(drafters)) != len(drafters) or {"eagle3", "draft_model"} <= set(drafters):
+        if len(set(drafters)) != len(drafters) or len({"eagle3", "draft_model", "mtp"} & set(drafters)) > 1:
             raise ValueError(
-                f"proposal.drafters = {list(drafters)} must name each drafter once, and one of eagle3 and draft_model "
-                "at most: remove one"
+                f"proposal.drafters = {list(drafters)} must name each drafter once, and one of eagle3, draft_model "
+                "and mtp at most: remove one"
             )
         if "draft_model" in drafters and self.proposal.learned.model is None:
             raise ValueError("proposal.drafters has draft_model and proposal.learned.model is unset: give its folder")

@@ -90,6 +90,8 @@ def _found(args: Any, config: RollspecConfig, name: str) -> str:
     if getattr(args, "data_parallel_size", 1) > 1:
         raise _UnfitError("data_parallel_size > 1 is not tested with it")
     given, target = config.proposal.learned.model, str(args.model)
+    if name == "mtp":
+        return _with_mtp(target, given)
     if given is None:  # made once per target
         size = str(config.drafter.draft_vocab or 0)
         name = f"fresh-{_key([_read(target) or target, size])}"
@@ -98,6 +100,17 @@ def _found(args: Any, config: RollspecConfig, name: str) -> str:
         path = _fetched(args, given) if name == "eagle3" else given
     _check(args, path, name)
     return _publishable(args, config, path) if given is not None and name == "eagle3" else path
+
+
+def _with_mtp(target: str, given: str | None) -> str:
+    """The target, whose checkpoint has the layer that predicts further tokens."""
+    if given is not None:
+        raise _UnfitError("proposal.learned.model is set, and an MTP layer is in its target's checkpoint")
+    config = _read(target) or {}
+    layers = int(config.get("text_config", config).get("num_nextn_predict_layers") or 0)
+    if layers != 1:
+        raise _UnfitError(f"{target} has {layers} MTP layers (num_nextn_predict_layers), and one is run over and over")
+    return target
 
 
 def _specialists(args: Any, config: RollspecConfig, path: str, name: str) -> dict[str, str]:

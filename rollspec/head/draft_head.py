@@ -65,7 +65,7 @@ class DraftHead:
         self.ranks = ranks
         self.drafter = drafter
         self.layers = layers
-        self.aux_layers = len(layers)
+        self.aux_layers = len(layers) or int(getattr(drafter, "reads_output", False))
         self.trainable = bool(layers) or last
         self.asleep = False  # the engine's memory is released (sleep mode)
         # What a swap (`SwapOwner`) and the weights that it exchanges need of this.

@@ -66,14 +66,14 @@ class Head(DraftHead):
         if passes < 0:
             return None, None
         try:
-            self.keep(req_ids, starts, rows, aux[: self.aux_layers] if aux is not None and self.aux_layers else None)
+            read = [given["last_hidden_states"]] if self.drafter.reads_output else (aux or [])[: self.aux_layers]
+            self.keep(req_ids, starts, rows, read or None)
             longest = max(start + n for start, (_, n) in zip(begin, rows, strict=True))
             passes = max(0, min(passes, self.limit - longest))
             if not passes and not self.states.full:
                 return None, None
             started = time.perf_counter()
-            read = functools.partial(self._read, batch)
-            repaired = self.repair(req_ids, starts, read, self.drafter.max_num_reqs)
+            repaired = self.repair(req_ids, starts, functools.partial(self._read, batch), self.drafter.max_num_reqs)
             # On a GPU this time is only known together with that of the passes: then none of it says what a pass costs.
             on_cpu = self.runner.device.type == "cpu"
             late = time.perf_counter() - started if on_cpu else math.inf if repaired else 0.0
