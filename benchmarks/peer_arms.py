@@ -14,6 +14,7 @@ from typing import Any
 from benchmarks.engines import Arm
 from benchmarks.options import names
 from rollspec.errors import ConfigError
+from rollspec.head.checkpoint_resolver import BLOCK, NO_MAPPING, PARALLEL
 
 NONE, OURS = "none", "rollspec"
 """What every other arm is compared with; both run beside all the others."""
@@ -29,6 +30,7 @@ class Peer:
         what: for the page.
         rollspec: preset and overrides by dotted name. speculative: vLLM's `speculative_config`, of its own methods.
         heads: how many heads (`--head`) it cannot do without. takes: whether it starts from a head where one is given.
+        small: whether it drafts with a small language model, which a `--head` may be, too.
         only: workloads that it has anything to do in; empty: all. lossy: its samples do not follow the policy.
         refused: why it runs in no engine here.
     """
@@ -38,6 +40,7 @@ class Peer:
     speculative: Mapping[str, Any] | None = None
     heads: int = 0
     takes: bool = False
+    small: bool = False
     only: tuple[str, ...] = ()
     lossy: bool = False
     refused: str = ""
@@ -79,6 +82,27 @@ PEERS: dict[str, Peer] = {
         takes=True,
         heads=1,
     ),
+    "rollspec+leap": Peer(
+        "training as above, versions extrapolated as Leap+Verify does",
+        {"preset": "long_tail", "drafter.training": {"recipe": "leap"}},
+        takes=True,
+        heads=1,
+    ),
+    "rollspec+pays": Peer(
+        "training as above, rounds only where they pay: SpecBlock's rule",
+        {"preset": "long_tail", "drafter.train_when": "pays"},
+        takes=True,
+        heads=1,
+    ),
+    "osd+model": Peer(
+        "Online Speculative Decoding with a small draft model, as in the paper",
+        {"preset": "osd", "proposal.drafters": ["draft_model"]},
+        small=True,
+    ),
+    "dflash": Peer("vLLM's DFlash", refused=f"not wrapped: {BLOCK}"),
+    "mtp": Peer("vLLM's MTP", refused="the benchmark's targets have no MTP layer"),
+    "pard": Peer("PARD's parallel heads", refused=PARALLEL),
+    "vocabularies": Peer("a draft model with another vocabulary", refused=NO_MAPPING),
     "ngram K=2": _lookup(2),
     "ngram K=4": _lookup(4),
     "ngram K=8": _lookup(8),
@@ -134,11 +158,22 @@ def configuration(name: str, heads: Sequence[Path]) -> dict[str, Any] | None:
     if peer.rollspec is None:
         return None
     found = dict(peer.rollspec)
+    heads, models = _split(heads)
+    if peer.small:
+        found[f"{LEARNED}.model"] = str(models[0].resolve())
     if peer.takes and heads:
         found[f"{LEARNED}.model"] = str(heads[0].resolve())
     if peer.heads > 1:
         found[f"{LEARNED}.specialists"] = {f"head{i}": str(h.resolve()) for i, h in enumerate(heads[1:], 2)}
     return found
+
+
+def _split(heads: Sequence[Path]) -> tuple[list[Path], list[Path]]:
+    """Heads, and language models among them."""
+    from drafter_online.architecture import is_draft_model
+
+    models = [h for h in heads if h.is_dir() and is_draft_model(h)]
+    return [h for h in heads if h not in models], models
 
 
 def arm(name: str, heads: Sequence[Path]) -> Arm | str:
@@ -148,10 +183,13 @@ def arm(name: str, heads: Sequence[Path]) -> Arm | str:
     peer = PEERS[name]
     if peer.refused:
         return peer.refused
-    if len(heads) < peer.heads:
+    given, models = _split(heads)
+    if peer.small and not models:
+        return "needs --head with the folder of a small language model"
+    if len(given) < peer.heads:
         return "needs --head" if peer.heads == 1 else f"needs --head {peer.heads} times"
     if peer.speculative is not None:
-        return Arm(name, speculative={**peer.speculative} | ({"model": str(heads[0].resolve())} if peer.heads else {}))
+        return Arm(name, speculative={**peer.speculative} | ({"model": str(given[0].resolve())} if peer.heads else {}))
     source = configuration(name, heads)
     if source is None:
         return Arm(name)

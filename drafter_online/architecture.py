@@ -77,6 +77,16 @@ def base_of(config: Any) -> str:
     return "{model_type}-l{num_hidden_layers}-h{hidden_size}-v{vocab_size}-".format(**fields) + short
 
 
+def is_draft_model(folder: str | Path) -> bool:
+    """Whether a folder (or name on the hub) holds a language model of its own, not a head for a target's states."""
+    try:
+        plain = json.loads((Path(folder) / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return not Path(folder).exists()  # of the hub, where `transformers` finds it
+    names = " ".join(plain.get("architectures") or ())
+    return "speculators_model_type" not in plain and "ForCausalLM" in names and "Eagle3" not in names
+
+
 def aux_layers(layers: int) -> list[int]:
     """Auxiliary layers for a target with that many: EAGLE-3's (2, n/2, n-3) where they are three, else spread out."""
     chosen = [2, layers // 2, layers - 3]

@@ -155,11 +155,10 @@ class Admission:
 
     @classmethod
     def of(cls, drafter: TrainedDrafter) -> Admission:
-        """What an EAGLE-3 head takes."""
-        config = drafter.head.config  # type: ignore[attr-defined]
-        layer = config.transformer_layer_config
-        aux = tuple(config.eagle_aux_hidden_state_layer_ids)
-        return cls(drafter.base, aux, int(config.target_hidden_size or layer.hidden_size), int(layer.vocab_size))
+        """What a drafter takes; its vocabulary's size, a head's of fewer tokens is the target's."""
+        whole = getattr(drafter, "head", None)
+        vocabulary = drafter.vocabulary if whole is None else whole.config.transformer_layer_config.vocab_size
+        return cls(drafter.base, drafter.aux, drafter.hidden, int(vocabulary))
 
     def refusal(self, hello: Hello) -> str | None:
         """Why an engine is not one that this head drafts for; None where it is."""

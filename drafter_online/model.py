@@ -6,7 +6,7 @@ a separate small language model of the same vocabulary (Online Speculative Decod
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -27,6 +27,12 @@ class TrainedDrafter(Scorer, Protocol):
     kind: Kind
     base: str
     module: Any  # torch's; its parameters that require gradients are trained
+
+    aux: tuple[int, ...]  # layers of the target whose states it reads, in order
+    hidden: int  # size of the target's hidden states
+
+    def refresh(self, parts: Mapping[str, Tensor], counts: Mapping[int, int] | None = None) -> None:
+        """Follow the target's `embed`, `norm` and `lm_head`, as far as they are given; `counts` as `head.refresh`."""
 
     def states(self, batch: Batch, steps: int, interrupt: Callable[[], bool] | None = None) -> list[Tensor]:
         """What `score` reads, [1, L, H] of every step. Raises `Preempted` when `interrupt` says so before the last."""
@@ -58,7 +64,13 @@ class Eagle3:
         self.head = self.module = head
         self.vocabulary = int(head.draft_vocab_size)
         self.base: str = head.config.drafter_online["base"]
+        self.aux = tuple(head.config.eagle_aux_hidden_state_layer_ids)
+        self.hidden = int(head.config.target_hidden_size or head.config.transformer_layer_config.hidden_size)
         head.lm_head.weight.requires_grad_(train_lm_head)
+
+    def refresh(self, parts: Mapping[str, Tensor], counts: Mapping[int, int] | None = None) -> None:
+        """See `Drafter`."""
+        heads.refresh(self.head, **parts, counts=counts)
 
     @property
     def to_draft(self) -> Tensor | None:
@@ -153,6 +165,7 @@ class DraftModel:
 
     kind: Kind = "draft_model"
     to_draft: Tensor | None = None  # the vocabulary is the target's
+    aux: tuple[int, ...] = ()  # it reads tokens alone
 
     def __init__(self, model: Any, target: str | Path) -> None:
         from speculators.models.utils import GEMMA_STYLE_FINAL_NORM_MODEL_TYPES
@@ -167,10 +180,18 @@ class DraftModel:
         self.model = self.module = model
         self.vocabulary = int(model.config.vocab_size)
         self.base = architecture.base_of(verifier)
+        self.hidden = int(verifier.hidden_size)
         self._eps = float(getattr(verifier, "rms_norm_eps", 1e-6))
-        gemma = verifier.model_type in GEMMA_STYLE_FINAL_NORM_MODEL_TYPES
-        self._norm = (norm.float() + 1.0 if gemma else norm.float()).to(model.device)  # [H]
+        self._gain = 1.0 if verifier.model_type in GEMMA_STYLE_FINAL_NORM_MODEL_TYPES else 0.0
+        self._norm = (norm.float() + self._gain).to(model.device)  # [H]
         self._lm_head = lm_head.float().to(model.device)  # [V, H]
+
+    def refresh(self, parts: Mapping[str, Tensor], counts: Mapping[int, int] | None = None) -> None:
+        """See `Drafter`; a target with tied weights has no LM head of its own."""
+        if (norm := parts.get("norm")) is not None:
+            self._norm.copy_(norm + self._gain)
+        if (lm_head := parts.get("lm_head", parts.get("embed"))) is not None:
+            self._lm_head.copy_(lm_head)
 
     @property
     def trained_head(self) -> tuple[Tensor, ...]:
@@ -223,6 +244,25 @@ class DraftModel:
         plain: dict[str, Any] = self.model.config.to_dict()
         name = str(dtype or self.model.dtype).removeprefix("torch.")
         return {**plain, "dtype": name, "torch_dtype": name}
+
+
+def load(folder: str | Path, target: str | Path | None, *, train_lm_head: bool = False) -> TrainedDrafter:
+    """The drafter in a folder, for training in float32: an EAGLE-3 head, or else a draft model, which needs `target`.
+
+    Raises:
+        HeadError: it cannot be read, or does not fit the target.
+    """
+    if architecture.is_draft_model(folder):
+        from transformers import AutoModelForCausalLM
+
+        if target is None:
+            raise HeadError("drafter-online: a draft model does not say what it drafts for; give the target.")
+        try:
+            model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+        except (OSError, ValueError, KeyError) as e:
+            raise HeadError(f"drafter-online: {folder} is no draft model that transformers can read ({e}).") from e
+        return DraftModel(model, target)
+    return Eagle3(heads.load(folder, target), train_lm_head=train_lm_head)
 
 
 def block_diagonal(documents: Tensor) -> Tensor:

@@ -19,6 +19,8 @@ RECIPES: dict[str, dict[str, Any]] = {
     "osd": {"learning_rate": 1e-5, "warmup_steps": 0, "accept": 0.0, "rejected": 1.0},
     # arXiv:2510.26475: rewards as weights of the loss; its abstract gives no strength, so this one is ours.
     "respec": {"reward_beta": 1.0},
+    # arXiv:2602.19580: versions are extrapolated by one interval between two publications, and the canary judges them.
+    "leap": {"leap": 1.0},
 }
 """`kl` is `DrafterTraining` as it is: KL(p‖q) on emitted tokens. `matched` takes the loss that suits how the engine
 draws drafts: top1 where they are greedy, lk_hybrid where they are sampled (LK losses, arXiv:2602.23881).

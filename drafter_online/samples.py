@@ -147,7 +147,7 @@ class Sample:
     """
 
     input_ids: Tensor  # [T] int64
-    hidden_states: Tensor  # [T, A*H] floating point (A = 3 for EAGLE-3)
+    hidden_states: Tensor  # [T, A*H] floating point (A = 3 for EAGLE-3, 0 for a draft model)
     verifier_last_hidden_states: Tensor  # [T, H] the same dtype
     loss_mask: Tensor  # [T] bool: True where the token is the response's
     position_ids: Tensor  # [T] int64: place in the whole sequence, from 0; consecutive
@@ -193,8 +193,9 @@ class Sample:
         return self.window(start, start + width)
 
     def windows(self, limit: int = WINDOW_BYTES) -> list[Sample]:
-        """Itself, or in parts whose auxiliary states, the largest tensor, have at most `limit` bytes each."""
-        rows = max(16, limit // max(1, self.hidden_states.shape[1] * self.hidden_states.element_size()))
+        """Itself, or in parts whose hidden states have at most `limit` bytes, auxiliary and last ones each."""
+        widest = max(self.hidden_states.shape[1], self.verifier_last_hidden_states.shape[1])
+        rows = max(16, limit // max(1, widest * self.hidden_states.element_size()))
         if len(self) <= rows:
             return [self]
         parts = [self.window(a, min(a + rows, len(self))) for a in range(0, len(self), rows)]
@@ -322,7 +323,7 @@ def _check_tensors(s: Sample) -> None:
     if last.dim() != 2 or last.shape[0] != t or not last.is_floating_point() or last.shape[1] == 0:
         raise _bad("verifier_last_hidden_states", _shape(last), f"floating point [T, H] with T = {t}")
     h = last.shape[1]
-    if aux.dim() != 2 or aux.shape[0] != t or aux.shape[1] == 0 or aux.shape[1] % h or not aux.is_floating_point():
+    if aux.dim() != 2 or aux.shape[0] != t or aux.shape[1] % h or not aux.is_floating_point():
         raise _bad("hidden_states", _shape(aux), f"floating point [T, A*H] with T = {t} and H = {h}")
     if aux.dtype != last.dtype:
         raise _bad("hidden_states", _shape(aux), f"of the dtype of verifier_last_hidden_states, {last.dtype}")

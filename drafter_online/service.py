@@ -25,7 +25,6 @@ from typing import Any
 
 import msgspec
 
-from drafter_online import head as heads
 from drafter_online import startup, wire
 from drafter_online.alarms import Alarms
 from drafter_online.buffer import add_all
@@ -283,7 +282,7 @@ class Service:
         if found:
             with normal_mode():
                 counts = self.trainer.buffer.token_counts()
-                heads.refresh(self.trainer.drafter.head, **found, counts=counts)  # type: ignore[attr-defined]
+                self.trainer.drafter.refresh(found, counts)
             self.counts["refreshed"] += 1
 
     def _publish(self) -> None:

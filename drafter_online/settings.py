@@ -23,7 +23,7 @@ class ServiceConfig(BaseModel):
 
     dir: Path = Field(description="Folder of versions, checkpoints and samples; one daemon each.")
     target: str = Field(description="Folder (or hub name) of the target's checkpoint.")
-    head: Path | None = Field(None, description="EAGLE-3 head to start from; unset: a fresh one.")
+    head: Path | None = Field(None, description="EAGLE-3 head or draft model to start from; unset: a fresh head.")
     draft_vocab: int | None = Field(
         None,
         ge=1,

@@ -9,13 +9,12 @@ from typing import Any
 import torch
 
 from drafter_online import head as heads
-from drafter_online import vocabulary
+from drafter_online import model, vocabulary
 from drafter_online.alarms import Alarms
 from drafter_online.architecture import target_config
 from drafter_online.buffer import Buffer
 from drafter_online.errors import BufferFileError, HeadError, ServiceError
 from drafter_online.files import try_lock
-from drafter_online.model import Eagle3
 from drafter_online.settings import ServiceConfig, buffer_of, training_of
 from drafter_online.trainer import Trainer
 from drafter_online.versions import Versions
@@ -44,16 +43,16 @@ def lock_folder(folder: Path) -> int:
     return fd
 
 
-def first_head(config: ServiceConfig) -> Any:
-    """The head to start from, in float32.
+def first_drafter(config: ServiceConfig, train_lm_head: bool = False) -> model.TrainedDrafter:
+    """The head or draft model to start from, in float32.
 
     Raises:
         HeadError: it cannot be read, or does not fit the target.
     """
     if config.head is not None:
-        return heads.load(config.head, config.target)
+        return model.load(config.head, config.target, train_lm_head=train_lm_head)
     size = config.draft_vocab or vocabulary.drafted(int(target_config(config.target).vocab_size))
-    return heads.fresh(config.target, draft_vocab_size=size)
+    return model.Eagle3(heads.fresh(config.target, draft_vocab_size=size), train_lm_head=train_lm_head)
 
 
 def dtype(config: ServiceConfig) -> Any:
@@ -70,9 +69,9 @@ def publish_first(config: ServiceConfig, versions: Versions) -> int:
     Raises:
         HeadError, VersionError: it cannot be read or written.
     """
-    made, of = first_head(config), dtype(config)
+    made, of = first_drafter(config), dtype(config)
     return versions.publish(
-        heads.own_weights(made, of), heads.config_of(made, of), base=made.config.drafter_online["base"],
+        made.weights(of), made.config(of), base=made.base, kind=made.kind,
         target_version=0, provenance={"copy_of": str(config.head or "a fresh head")},
     )  # fmt: skip
 
@@ -86,10 +85,14 @@ def trainer(config: ServiceConfig, versions: Versions, alarms: Alarms) -> Traine
     parent = versions.candidate()
     if parent is not None:
         versions.load(parent)  # verified before it is built upon
-    made = heads.load(versions.path(parent), config.target) if parent is not None else first_head(config)
     training = training_of(config.training)
+    tuned = training.train_lm_head
+    if parent is None:
+        made = first_drafter(config, tuned)
+    else:
+        made = model.load(versions.path(parent), config.target, train_lm_head=tuned)
     found = Trainer(
-        Eagle3(made, train_lm_head=training.train_lm_head), buffer(config, alarms), training,
+        made, buffer(config, alarms), training,
         checkpoints=config.dir / "state", device=config.device, parent=parent,
     )  # fmt: skip
     found.resume()
@@ -108,8 +111,10 @@ def buffer(config: ServiceConfig, alarms: Alarms) -> Buffer:
 
 def fit_vocabulary(config: ServiceConfig, training: Trainer, alarms: Alarms) -> None:
     """Have the head draft the tokens of the samples; where it cannot, it keeps those it has, and raises an alarm."""
+    if not isinstance(training.drafter, model.Eagle3):
+        return  # a draft model drafts all tokens
     try:
-        heads.fit_vocabulary(training.drafter.head, config.target, training.buffer.token_counts())  # type: ignore[attr-defined]
+        heads.fit_vocabulary(training.drafter.head, config.target, training.buffer.token_counts())
         alarms.set("vocabulary", None)
     except HeadError as e:
         alarms.set("vocabulary", str(e).removeprefix("drafter-online: "))

@@ -139,22 +139,15 @@ def _drafter(
     store: Any, head: Path | None, model: Path | None, target: str | None, config: DrafterTraining
 ) -> tuple[Any, int | None]:
     """What is trained, and the version it comes from: the newest good one in the store, else what was given."""
-    from drafter_online import head as heads
     from drafter_online.errors import HeadError
-    from drafter_online.model import DraftModel, Eagle3
+    from drafter_online.model import load
 
     parent = store.candidate()
     if parent is not None:
         store.load(parent)  # verified before it is built upon
-    if model is not None:
-        import torch
-        from transformers import AutoModelForCausalLM
-
-        if target is None:
-            raise HeadError("drafter-online: --model needs --target: a draft model does not say what it drafts for.")
-        source = store.path(parent) if parent is not None else model
-        return DraftModel(AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32), target), parent
-    source = store.path(parent) if parent is not None else head
+    if model is not None and target is None:
+        raise HeadError("drafter-online: --model needs --target: a draft model does not say what it drafts for.")
+    source = store.path(parent) if parent is not None else model or head
     if source is None:
         raise HeadError("drafter-online: nothing to train: give --head, --model, or a store with a version in it.")
-    return Eagle3(heads.load(source, target), train_lm_head=config.train_lm_head), parent
+    return load(source, target, train_lm_head=config.train_lm_head), parent

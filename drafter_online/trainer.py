@@ -31,6 +31,7 @@ from drafter_online import losses
 from drafter_online.buffer import Buffer
 from drafter_online.checkpoint import Checkpoints
 from drafter_online.errors import Preempted, TrainingError
+from drafter_online.leap import Leap
 from drafter_online.model import TrainedDrafter
 from drafter_online.modes import evaluating, normal_mode
 from drafter_online.objective import Acceptance, LossTerms, Result, evaluate
@@ -98,6 +99,9 @@ class DrafterTraining(LossTerms):
         "auto", description="Of the weights; bf16 keeps fp32 master weights. `auto`: fp32 on the CPU, else bf16."
     )
     train_lm_head: bool = Field(False, description="Train the LM head of a head with a vocabulary of its own.")
+    leap: float = Field(
+        0.0, ge=0, description="Publish weights extrapolated by this many publication intervals (Leap+Verify)."
+    )
     max_bad_steps: int = Field(
         3, ge=1, description="Steps with a loss that is not finite, in a row, before going back."
     )
@@ -134,6 +138,7 @@ class Trainer:
         self.parent = parent
         self.counts = TrainerCounts()
         self._rng = random.Random(self.config.seed)
+        self.leap = Leap(self.config.leap)
         self.last_loss = math.nan
         self.rate = 1.0
         """What the learning rate is multiplied by from now on; the caller's to set, and not kept in checkpoints."""
@@ -373,8 +378,9 @@ class Trainer:
         Raises:
             VersionError: the weights are not finite, or the store cannot be written. Training can continue.
         """
+        weights, leapt = self.leap.ahead(self.drafter.weights(), versions)
         number = versions.publish(
-            self.drafter.weights(dtype),
+            {n: t.to(dtype) if dtype is not None and t.is_floating_point() else t for n, t in weights.items()},
             self.drafter.config(dtype),
             base=self.drafter.base,
             target_version=self.buffer.newest if target_version is None else target_version,
@@ -386,7 +392,9 @@ class Trainer:
                 "loss": self.last_loss if math.isfinite(self.last_loss) else None,
                 "training": json.loads(self.config.model_dump_json()),
                 "samples": len(self.buffer),
+                "leap": self.leap.by if leapt else 0.0,
             },
         )
         self.parent = number
+        self.leap.last = number if leapt else None
         return number

@@ -72,11 +72,11 @@ class ProposalConfig(Section):
     """Who drafts, and how far."""
 
     drafters: tuple[
-        Literal["suffix", "token_recycling", "stand", "consensus", "hierarchy", "eagle3", "draft_model"], ...
+        Literal["suffix", "token_recycling", "stand", "consensus", "hierarchy", "eagle3", "draft_model", "mtp"], ...
     ] = Field(
         ("suffix",),
-        description="Drafters in use, asked in this order (one of eagle3 and draft_model at most); empty means none. "
-        "`token_recycling`, `stand`, `consensus` and `hierarchy` are published ones (docs/comparison.md).",
+        description="Drafters in use, asked in this order (one of eagle3, draft_model and mtp at most); empty means "
+        "none. `token_recycling`, `stand`, `consensus` and `hierarchy` are published ones (docs/comparison.md).",
     )
     k_max: int = Field(16, ge=1, le=64, description="Longest draft of a request in one step, in tokens.")
     suffix: SuffixConfig = SuffixConfig()
@@ -99,10 +99,11 @@ class CaptureConfig(Section):
 class TrainingConfig(Section):
     """How the head is trained: by a recipe, one of `drafter_online.recipes`, at a pace that suits head and machine."""
 
-    recipe: Literal["kl", "matched", "aurora", "osd", "respec"] = Field(
+    recipe: Literal["kl", "matched", "aurora", "osd", "respec", "leap"] = Field(
         "kl",
         description="`kl`: KL divergence on emitted tokens; `matched`: top1 where drafts are greedy, lk_hybrid where "
-        "sampled; `aurora`, `osd`, `respec`: as these systems train (docs/drafter.md).",
+        "sampled; `aurora`, `osd`, `respec`: as these systems train; `leap`: as `kl`, and weights extrapolated to the "
+        "next version are published, as Leap+Verify does (docs/drafter.md).",
     )
     learning_rate: float | None = Field(
         None, gt=0, description="Of AdamW, constant after warm-up; unset: the recipe's (1e-3; aurora and osd 1e-5)."
@@ -153,6 +154,11 @@ class DrafterConfig(Section):
         "at least twice as many, else all.",
     )
     publish_every: int = Field(100, ge=1, description="Optimiser steps after which new weights go to the engine.")
+    train_when: Literal["always", "pays"] = Field(
+        "always",
+        description="Of `idle`: `pays` trains a round of `publish_every` steps only where its expected gain exceeds "
+        "its cost, as SpecBlock does (docs/drafter.md).",
+    )
     buffer_bytes: int = Field(1 << 30, ge=1 << 16, description="Bytes of samples that are trained on.")
     training: TrainingConfig = TrainingConfig()
     capture: CaptureConfig = CaptureConfig()

@@ -58,17 +58,17 @@ class RollspecConfig(Section):
         if self.reuse.mode == "lenient" and self.mode != "standard":
             raise ValueError("reuse.mode = lenient is lossy, which mode = coupled excludes: set mode: standard")
         drafters = self.proposal.drafters
-        if len(set(drafters)) != len(drafters) or {"eagle3", "draft_model"} <= set(drafters):
+        if len(set(drafters)) != len(drafters) or len({"eagle3", "draft_model", "mtp"} & set(drafters)) > 1:
             raise ValueError(
-                f"proposal.drafters = {list(drafters)} must name each drafter once, and one of eagle3 and draft_model "
-                "at most: remove one"
+                f"proposal.drafters = {list(drafters)} must name each drafter once, and one of eagle3, draft_model "
+                "and mtp at most: remove one"
             )
         if "draft_model" in drafters and self.proposal.learned.model is None:
             raise ValueError("proposal.drafters has draft_model and proposal.learned.model is unset: give its folder")
-        if self.drafter.mode != "off" and "eagle3" not in drafters:
+        if self.drafter.mode != "off" and not {"eagle3", "draft_model"} & set(drafters):
             raise ValueError(
-                f"drafter.mode = {self.drafter.mode} is for an EAGLE-3 head, and proposal.drafters = {list(drafters)} "
-                "has none: add eagle3, or set drafter.mode to off"
+                f"drafter.mode = {self.drafter.mode} is for a learned drafter, and proposal.drafters = "
+                f"{list(drafters)} has none: add eagle3 or draft_model, or set drafter.mode to off"
             )
         if self.drafter.versions is not None and not {"eagle3", "draft_model"} & set(drafters):
             raise ValueError(

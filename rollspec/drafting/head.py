@@ -32,7 +32,7 @@ Scored = Callable[[str, int, int], None]
 """Called with every scored draft of the head: request, tokens that the target emitted, tokens that are known."""
 
 
-@register_drafter("eagle3", "draft_model")
+@register_drafter("eagle3", "draft_model", "mtp")
 class Head(Drafter):
     """One draft head beside memory, or alone."""
 

@@ -79,7 +79,7 @@ def _new_weights(bridge: Bridge) -> None:
     if head is None or head.swapper is None:
         return
     head.swapper.verify()
-    if not head.ranks.alone and bridge.config.drafter.trains and head.eagle:
+    if not head.ranks.alone and bridge.config.drafter.trains and head.trainable:
         parts = head.target_parts()  # whole, which takes all ranks
         if head.training is not None:
             head.training.parts = parts

@@ -224,8 +224,8 @@ class Capture:
             return
         width = len(self._layers)
         index = torch.cat([torch.arange(rows[i][0], sum(rows[i])) for i in recorded]).to(aux[0].device)
-        states = torch.cat([h[index] for h in aux[:width]], dim=-1)  # [rows, A*H]
         last = aux[-1 if len(aux) > width else self._last_at()][index]  # [rows, H]
+        states = torch.cat([h[index] for h in aux[:width]], dim=-1) if width else last[:, :0]  # [rows, A*H]
         at = 0
         for i in recorded:
             req_id, n = req_ids[i], rows[i][1]

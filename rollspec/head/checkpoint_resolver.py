@@ -40,6 +40,16 @@ FILES = ("*.json", "*.safetensors")
 """What of a hub's repository is fetched: nothing pickled."""
 
 
+NO_MAPPING = "vLLM's second model runner has no mapping between the tokens of two vocabularies"
+PARALLEL = "vLLM's second model runner drafts in parallel with DFlash and DSpark only"
+BLOCK = "vLLM drafts its whole block in one pass over keys that it wrote itself, which a head that rests cannot repair"
+STATE = "vLLM's second model runner has no such drafter"
+OTHERS = {
+    "dflash": BLOCK, "dspark": BLOCK, "peagle": PARALLEL, "pard": PARALLEL, "medusa": STATE, "mlp_speculator": STATE,
+}  # fmt: skip
+"""Why a drafter of another kind does not run here, by a part of what its config.json calls it."""
+
+
 class _UnfitError(Exception):
     """Why a draft model cannot run, as a part of a sentence."""
 
@@ -80,6 +90,8 @@ def _found(args: Any, config: RollspecConfig, name: str) -> str:
     if getattr(args, "data_parallel_size", 1) > 1:
         raise _UnfitError("data_parallel_size > 1 is not tested with it")
     given, target = config.proposal.learned.model, str(args.model)
+    if name == "mtp":
+        return _with_mtp(target, given)
     if given is None:  # made once per target
         size = str(config.drafter.draft_vocab or 0)
         name = f"fresh-{_key([_read(target) or target, size])}"
@@ -88,6 +100,17 @@ def _found(args: Any, config: RollspecConfig, name: str) -> str:
         path = _fetched(args, given) if name == "eagle3" else given
     _check(args, path, name)
     return _publishable(args, config, path) if given is not None and name == "eagle3" else path
+
+
+def _with_mtp(target: str, given: str | None) -> str:
+    """The target, whose checkpoint has the layer that predicts further tokens."""
+    if given is not None:
+        raise _UnfitError("proposal.learned.model is set, and an MTP layer is in its target's checkpoint")
+    config = _read(target) or {}
+    layers = int(config.get("text_config", config).get("num_nextn_predict_layers") or 0)
+    if layers != 1:
+        raise _UnfitError(f"{target} has {layers} MTP layers (num_nextn_predict_layers), and one is run over and over")
+    return target
 
 
 def _specialists(args: Any, config: RollspecConfig, path: str, name: str) -> dict[str, str]:
@@ -127,6 +150,8 @@ def _check(args: Any, path: str, name: str) -> None:
         return
     target = target.get("text_config", target)
     layer = mine.get("transformer_layer_config", mine)
+    if (kind := _kind(mine)) in OTHERS:
+        raise _UnfitError(f"{path} holds a {kind!r} drafter, and {OTHERS[kind]}")
     pairs = [("vocab_size", layer.get("vocab_size"), target.get("vocab_size"))]
     if name == "eagle3":
         if mine.get("speculators_model_type", "eagle3") != "eagle3":
@@ -138,9 +163,19 @@ def _check(args: Any, path: str, name: str) -> None:
             raise _UnfitError(f"{path} reads the target's layers {layers}, and {args.model} has {depth}")
     for what, have, want in pairs:
         if have is not None and want is not None and have != want:
+            why = f", and {NO_MAPPING}" if name == "draft_model" else ""
             raise _UnfitError(
-                f"the {what} of {path} is {have} and that of {args.model} is {want}; give a drafter made for it"
+                f"the {what} of {path} is {have} and that of {args.model} is {want}{why}; give a drafter made for it"
             )
+
+
+def _kind(config: dict[str, Any]) -> str:
+    """What a drafter calls itself, where that is one of `OTHERS`."""
+    if "pard_token" in config or "ptd_token_id" in config:
+        return "pard"
+    names = [config.get("speculators_model_type"), config.get("model_type"), *(config.get("architectures") or ())]
+    said = " ".join(str(n).lower() for n in names if n)
+    return next((kind for kind in OTHERS if kind in said), "")
 
 
 def _shape(config: dict[str, Any]) -> dict[str, Any]:

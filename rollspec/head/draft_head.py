@@ -54,16 +54,19 @@ class DraftHead:
     Args:
         drafter: vLLM's own, or what stands for it: `model`, `draft_model_config`, `max_num_tokens`, `_get_model()`.
         layers: of the target, whose hidden states the head reads, in its order; none for a draft model.
+        last: a draft model is to be trained, and the target gives its last layer's states.
     """
 
-    def __init__(self, bridge: Host, runner: Any, ranks: Ranks, drafter: Any, layers: tuple[int, ...]) -> None:
+    def __init__(
+        self, bridge: Host, runner: Any, ranks: Ranks, drafter: Any, layers: tuple[int, ...], last: bool = False
+    ) -> None:
         self.bridge = bridge
         self.runner = runner
         self.ranks = ranks
         self.drafter = drafter
         self.layers = layers
-        self.aux_layers = len(layers)
-        self.eagle = bool(layers)
+        self.aux_layers = len(layers) or int(getattr(drafter, "reads_output", False))
+        self.trainable = bool(layers) or last
         self.asleep = False  # the engine's memory is released (sleep mode)
         # What a swap (`SwapOwner`) and the weights that it exchanges need of this.
         self.vllm_config, self.device = runner.vllm_config, runner.device
@@ -85,7 +88,7 @@ class DraftHead:
         self.follower: Follower | None = None
         self.specialists: Specialists | None = None
         self.capture: Capture | None = None
-        if self.eagle and bridge.drafting and bridge.config.drafter.captures:
+        if self.trainable and bridge.drafting and bridge.config.drafter.captures:
             self.capture = Capture(bridge, runner, layers)
         self.engine.scored = self._scored
         self._drained: dict[str, float] = {}
@@ -130,6 +133,8 @@ class DraftHead:
         """
         if self.capture is not None and aux is not None:
             self.capture.step(req_ids, starts, tokens, rows, aux)
+        if self.training is not None:
+            self.training.observed(tokens)
         if self.domains is not None:
             running = [[] if self.bridge.ended(q) else t for q, t in zip(req_ids, tokens, strict=True)]
             self.domains.observe(req_ids, running, self.bridge.scheduled)

@@ -19,14 +19,14 @@ import time
 from pathlib import Path
 from typing import Any
 
-from drafter_online import head as heads
 from drafter_online.buffer import Buffer, BufferConfig, add_all
 from drafter_online.errors import BufferFileError, DrafterError, TrainingError
 from drafter_online.files import try_lock
 from drafter_online.idle import EngineState, Idle
-from drafter_online.model import Eagle3
+from drafter_online.model import load
 from drafter_online.trainer import DrafterTraining, Trainer
 from drafter_online.versions import Versions
+from drafter_online.when_to_train import WhenItPays
 from rollspec.head.training import TICK_SECONDS, HeadTraining, TrainedHead
 
 QUIET_SECONDS = 0.05
@@ -53,6 +53,7 @@ class IdleTraining(HeadTraining):
         self._stepped = time.perf_counter()
         self._inside = False
         self._version = -1
+        self.when = WhenItPays(self.config.publish_every) if self.config.train_when == "pays" else None
         self._due = False  # `publish_every` steps were made, and what was learned is not published yet
         self._trainer: Any = None
         self._idle: Any = None
@@ -77,6 +78,12 @@ class IdleTraining(HeadTraining):
         """The engine has computed."""
         self._inside = False
         self._stepped = time.perf_counter()
+
+    def observed(self, sampled: list[list[int]]) -> None:
+        """What the requests of a step emitted, whose tokens are a training round's gain."""
+        if self.when is not None:
+            counts = [len(s) for s in sampled if s]
+            self.when.served(sum(counts), len(counts), time.perf_counter() - self._stepped)
 
     def info(self) -> dict[str, Any]:
         """What was trained so far."""
@@ -103,6 +110,8 @@ class IdleTraining(HeadTraining):
                 "acceptance": self.acceptance,
                 "length": self.length,
             }
+            if self.when is not None:
+                out |= {"rounds": self.when.rounds, "rounds_skipped": self.when.skipped}
         return out
 
     def save(self, folder: Path) -> bool:
@@ -199,8 +208,9 @@ class IdleTraining(HeadTraining):
         target = str(self.head.vllm_config.model_config.model)
         parent = self._taken_over() if self.config.versions is not None else None
         given = str(self.head.drafter.draft_model_config.model)
-        head = heads.load(given if parent is None else self.versions / f"{parent:08d}", target)
         training = DrafterTraining(**self.head.bridge.config.drafter_training)
+        source = given if parent is None else self.versions / f"{parent:08d}"
+        drafter = load(source, target, train_lm_head=training.train_lm_head)
         keep = BufferConfig(max_bytes=self.config.buffer_bytes)
         try:
             buffer = Buffer.load(self.folder / "buffer", keep)
@@ -208,7 +218,7 @@ class IdleTraining(HeadTraining):
             self._fault("reading the buffer of", str(e))
             buffer = Buffer(keep)
         trainer = Trainer(
-            Eagle3(head, train_lm_head=training.train_lm_head),
+            drafter,
             buffer,
             training,
             checkpoints=self.folder / "state",
@@ -248,9 +258,13 @@ class IdleTraining(HeadTraining):
 
     def _tick(self) -> bool:
         """One micro-step, if it may run; whether it did its work."""
+        before, used = self._trainer.counts.steps, self._idle.counts.used
+        if self.when is not None and not self.when.allows(before):
+            return False
         self._refresh()
-        before = self._trainer.counts.steps
         report = self._idle.tick(self._state, self._trainer.micro_step)
+        if self.when is not None:
+            self.when.trained(self._idle.counts.used - used)
         if report is None or report.skipped is not None:
             return False
         self.acceptance, self.length = report.acceptance.rates, report.acceptance.length
@@ -282,7 +296,7 @@ class IdleTraining(HeadTraining):
                 self._version = version
                 if (parts := self._target()) is not None:  # until then the head has those of the model's folder
                     given = {n: w.float() for n, w in parts.items()}
-                    heads.refresh(self._trainer.drafter.head, **given, counts=self._trainer.buffer.token_counts())
+                    self._trainer.drafter.refresh(given, self._trainer.buffer.token_counts())
 
     def _publish(self) -> None:
         """Offer what was learned to the engine, in the place of what it has not swapped in yet.

@@ -84,6 +84,9 @@ class HeadTraining:
     def step_ended(self) -> None:
         """The engine has computed."""
 
+    def observed(self, sampled: list[list[int]]) -> None:
+        """What the requests of a step emitted."""
+
     def reward(self, items: list[tuple[str, str, float]]) -> None:
         """Rewards by (prompt key, response key), for the samples of these responses."""
         self._rewards.extend((f"{prompt}:{response}", value) for prompt, response, value in items)

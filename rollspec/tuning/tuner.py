@@ -21,7 +21,7 @@ from rollspec.tuning.policies import make
 from rollspec.tuning.policy import Arm, Outcome, Vector, bucket_of
 from rollspec.tuning.regret import Ledger
 
-LEARNED = ("eagle3", "draft_model")
+LEARNED = ("eagle3", "draft_model", "mtp")
 """Drafters that cost forward passes; at most one of them drafts."""
 
 CONTEXT_BUCKET = 4096

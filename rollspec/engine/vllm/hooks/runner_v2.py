@@ -116,6 +116,17 @@ class LoadTarget(Hook):
     removal = "vLLM gives a speculator the layers that it asks for"
 
 
+class GiveStates(SecondRunnerHook):
+    """Whether the target gives the states of some layers beside its output."""
+
+    name = "v2_use_aux_hidden_state_outputs"
+    targets = (f"{RUNNER}.use_aux_hidden_state_outputs",)
+    versions = ">=0.32,<0.33"  # the newer one was not run with it
+    by = ("layers",)
+    why = "a draft model is trained on the target's last states, which vLLM gives to heads alone"
+    removal = LoadTarget.removal
+
+
 class LoadHead(SecondRunnerHook):
     """The speculator loads its head, before the KV cache is laid out."""
 

@@ -35,8 +35,9 @@ class Head(DraftHead):
     """One worker's draft head. Its `drafter` runs it."""
 
     def __init__(self, bridge: Bridge, runner: Any, ranks: Ranks, drafter: SpeculatorRun) -> None:
-        layers = getattr(runner.speculator, LAYERS, ()) if drafter.reads_states else ()
-        super().__init__(bridge, runner, ranks, drafter, layers)
+        given = getattr(runner.speculator, LAYERS, None)
+        layers = given or () if drafter.reads_states else ()
+        super().__init__(bridge, runner, ranks, drafter, layers, last=not drafter.reads_states and given is not None)
         self._propose = self._run
         self._read: Callable[..., Any] = drafter.read
         self.specialists = specialists.of(runner.speculator)
@@ -65,14 +66,14 @@ class Head(DraftHead):
         if passes < 0:
             return None, None
         try:
-            self.keep(req_ids, starts, rows, aux[: self.aux_layers] if aux is not None else None)
+            read = [given["last_hidden_states"]] if self.drafter.reads_output else (aux or [])[: self.aux_layers]
+            self.keep(req_ids, starts, rows, read or None)
             longest = max(start + n for start, (_, n) in zip(begin, rows, strict=True))
             passes = max(0, min(passes, self.limit - longest))
             if not passes and not self.states.full:
                 return None, None
             started = time.perf_counter()
-            read = functools.partial(self._read, batch)
-            repaired = self.repair(req_ids, starts, read, self.drafter.max_num_reqs)
+            repaired = self.repair(req_ids, starts, functools.partial(self._read, batch), self.drafter.max_num_reqs)
             # On a GPU this time is only known together with that of the passes: then none of it says what a pass costs.
             on_cpu = self.runner.device.type == "cpu"
             late = time.perf_counter() - started if on_cpu else math.inf if repaired else 0.0

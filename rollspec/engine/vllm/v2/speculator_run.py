@@ -1,10 +1,11 @@
-"""vLLM's own speculator (an EAGLE-3 head, or a draft model) run on request: some passes, or a read of what it missed.
+"""vLLM's own speculator (EAGLE-3 head, MTP layer or draft model) run on request: passes, or reads of what it missed.
 
 The V2 runner's speculators draft after every step, for every request, k tokens, which keeps their KV in step with the
 target's. `SpeculatorRun.propose` runs the passes that a step asks for and keeps the probability of each token;
 `SpeculatorRun.read` writes the KV of positions that went by without it.
 
     EAGLE-3      reads (hidden states of the target at p, token at p + 1) at position p
+    MTP          reads (output of the target at p, token at p + 1) at position p
     draft model  reads the token at p at position p
 """
 
@@ -39,7 +40,9 @@ class SpeculatorRun:
         self.draft_model_config = speculator.draft_model_config
         self.max_num_tokens = int(speculator.max_num_tokens)
         self.max_num_reqs = int(speculator.max_num_reqs)
-        self.reads_states = bool(runner.use_aux_hidden_state_outputs)
+        method = runner.speculative_config.method
+        self.reads_states = method in ("eagle3", "mtp")
+        self.reads_output = method == "mtp"  # of the target, after its last norm
         self._run = run
         self._runner = runner
         self._noise = noise
@@ -174,7 +177,7 @@ class SpeculatorRun:
             parts = [entry.rows(a, b) for _, entry, a, b in spans]
             states = torch.cat([p for p in parts if p is not None])  # [total, A*H]
             buffers.input_ids[:total] = tokens
-            speculator.hidden_states[:total] = self.model.combine_hidden_states(states)
+            speculator.hidden_states[:total] = states if self.reads_output else self.model.combine_hidden_states(states)
             speculator._run_model(total, attention, by_layer, None)
         else:
             speculator._run_model(tokens, positions, attention, by_layer, None)

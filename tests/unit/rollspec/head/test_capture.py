@@ -22,7 +22,7 @@ H, VOCAB = 4, 50
 class Engine:
     """One step at a time: which positions are computed, what was drafted, what was said."""
 
-    def __init__(self, **overrides: Any) -> None:
+    def __init__(self, layers: tuple[int, ...] = (0, 1, 2), **overrides: Any) -> None:
         given = {"proposal.drafters": ["eagle3"], "proposal.learned.model": "x", "drafter.mode": "capture"}
         given |= {"drafter.capture.share": 1.0, **overrides}
         config = RollspecConfig.load(given, env={})
@@ -32,7 +32,8 @@ class Engine:
             config=config, engine=self.engine, faults=faults, scheduled={}, running={},
             count=lambda cause: faults.update({cause: faults.get(cause, 0) + 1}),
         )  # fmt: skip
-        self.capture = Capture(self.bridge, None, (0, 1, 2))  # type: ignore[arg-type]
+        self.layers = layers
+        self.capture = Capture(self.bridge, None, layers)  # type: ignore[arg-type]
 
     def begin(self, req_id: str, prompt: list[int], limit: int = 100, **metadata: Any) -> None:
         self.engine.begin(req_id, prompt, limit)
@@ -54,7 +55,7 @@ class Engine:
             positions += range(first, first + n)
             at += n
         each = torch.tensor(positions, dtype=torch.float32)[:, None].repeat(1, H)
-        aux = [each, each + 0.1, each + 0.2, each + 0.3]
+        aux = [each + 0.1 * i for i in range(4)][-1 - len(self.layers) :]
         starts = {q: b[0] for q, b in batch.items()}
         self.capture.step(ids, starts, [b[3] for b in batch.values()], rows, aux)
         for q, (_, _, _, said) in batch.items():
@@ -98,6 +99,20 @@ def test_a_request_becomes_a_sample() -> None:
     assert s.response_length == 7 and e.capture.bytes == 0
     e.end("a")
     assert e.capture.info()["samples"] == 1 and e.capture.info()["recording"] == 0
+
+
+def test_a_draft_model_gets_tokens_best_tokens_and_the_last_layer_alone() -> None:
+    e = Engine(layers=())
+    e.begin("a", [1, 2, 3], limit=4)
+    e.step({"a": (0, 3, [], [10])})
+    e.engine.requests["a"].head.sent = True
+    e.step({"a": (3, 3, [11, 12], [11, 9])})
+    e.step({"a": (5, 1, [], [8])})
+    (s,) = e.capture.take()
+    assert s.validate().hidden_states.shape == (len(s), 0) and s.verifier_last_hidden_states.shape == (len(s), H)
+    assert s.verify.drafter == ("head",) and s.verify.top_ids[:, 0].tolist() == [0, 1]
+    again = Sample.from_bytes(s.to_bytes())
+    assert again.hidden_states.shape == s.hidden_states.shape and len(again.windows(1)[0]) <= 16
 
 
 def test_preempted_aborted_and_forgotten_requests() -> None:

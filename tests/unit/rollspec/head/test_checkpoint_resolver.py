@@ -74,6 +74,41 @@ def test_what_does_not_fit_is_left_out_in_one_sentence(
     assert words in record.message and record.message.startswith("rollspec: the drafter 'eagle3' is left out because")
 
 
+def test_a_targets_own_mtp_layer_is_taken(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    target = folder(tmp_path / "target", {**TARGET, "num_nextn_predict_layers": 1})
+    cases: list[tuple[dict[str, Any], str | None]] = [({}, "mtp"), ({"proposal.learned.model": "x"}, None)]
+    for given, method in cases:
+        config = RollspecConfig.load({"proposal.drafters": ["suffix", "mtp"], **given}, env={})
+        found, name = checkpoint_resolver.settle(like(ARGS, model=target), config)
+        assert name == method and (method is None or found.proposal.learned.model == target)
+    assert "proposal.learned.model is set" in caplog.text
+    config = RollspecConfig.load({"proposal.drafters": ["suffix", "mtp"]}, env={})
+    without = folder(tmp_path / "without", TARGET)
+    assert checkpoint_resolver.settle(like(ARGS, model=without), config)[1] is None
+    assert "has 0 MTP layers" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("drafter", "given", "words"),
+    [
+        ("eagle3", {**HEAD, "speculators_model_type": "dflash"}, "one pass over keys"),
+        ("eagle3", {**HEAD, "speculators_model_type": "peagle"}, "in parallel with DFlash"),
+        ("draft_model", {**TARGET, "pard_token": 7}, "in parallel with DFlash"),
+        ("draft_model", {**TARGET, "architectures": ["DFlashDraftModel"]}, "one pass over keys"),
+        ("draft_model", {**TARGET, "architectures": ["MedusaModel"]}, "no such drafter"),
+        ("draft_model", {**TARGET, "vocab_size": 99}, "no mapping between the tokens of two vocabularies"),
+    ],
+)
+def test_other_kinds_are_refused_with_what_vllm_lacks(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, drafter: str, given: dict[str, Any], words: str
+) -> None:
+    with caplog.at_level(logging.WARNING, "rollspec"):
+        config, method = settle(tmp_path, given, ["suffix", drafter])
+    assert method is None and config.proposal.drafters == ("suffix",)
+    (record,) = caplog.records
+    assert words in record.message
+
+
 def test_a_fresh_head_is_made_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     calls = []
 
@@ -199,7 +234,7 @@ def test_configurations_that_cannot_be_are_refused() -> None:
     from rollspec.errors import ConfigError
 
     for given, words in [
-        ({"proposal.drafters": ["eagle3", "draft_model"]}, "one of eagle3 and draft_model"),
+        ({"proposal.drafters": ["eagle3", "draft_model"]}, "one of eagle3, draft_model and mtp"),
         ({"proposal.drafters": ["draft_model"]}, "give its folder"),
         ({"drafter.mode": "idle"}, "add eagle3"),
     ]:

@@ -41,6 +41,14 @@ def test_it_trains_while_nothing_runs_and_offers_versions(training: Trainings) -
     assert until(lambda: steps(e.t) > before)
 
 
+def test_rounds_are_trained_where_they_pay(training: Trainings) -> None:
+    e = training(**{"drafter.train_when": "pays"})
+    assert still(e.t) and steps(e.t) == 0, "no feedback, no training"
+    e.t.observed([[1, 2], [], [3]])
+    assert until(lambda: steps(e.t) == 20) and still(e.t), "one round of publish_every steps"
+    assert e.t.when.rounds == 1 and e.t.when.cost > 0 and until(lambda: len(e.offered) == 1)
+
+
 def test_the_newest_state_is_offered_when_a_canary_ends(training: Trainings) -> None:
     e = training(**{"drafter.publish_every": 100})
     assert until(lambda: len(e.offered) >= 1)
@@ -97,6 +105,31 @@ def test_the_trainer_is_made_as_the_job_says(tiny_target: Path, tmp_path: Path) 
     assert trainer.config.divergence == "lk_hybrid" and trainer.config.batch_tokens == 96
 
 
+def test_a_draft_model_is_trained_and_follows_the_targets_weights(tiny_target: Path, tmp_path: Path) -> None:
+    pytest.importorskip("speculators")
+    from drafter_online.model import DraftModel
+
+    given = {"proposal.drafters": ["draft_model"], "proposal.learned.model": str(tiny_target), "drafter.mode": "idle"}
+    bridge = SimpleNamespace(config=RollspecConfig.load(given, env={}), engine=SimpleNamespace(version=3))
+    drafter = like(
+        "rollspec.engine.vllm.v2.speculator_run:SpeculatorRun",
+        draft_model_config=like("vllm.config:ModelConfig", model=str(tiny_target)),
+    )
+    vllm_config = like("vllm.config:VllmConfig", model_config=like("vllm.config:ModelConfig", model=str(tiny_target)))
+    runner = like(RUNNER, device=torch.device("cpu"))
+    head = SimpleNamespace(bridge=bridge, drafter=drafter, runner=runner, vllm_config=vllm_config, asleep=False)
+    head.reading = threading.Lock()
+    t: Any = SimpleNamespace(head=head, config=bridge.config.drafter, folder=tmp_path, _version=-1)
+    idle.IdleTraining._make(t)
+    made = t._trainer.drafter
+    assert isinstance(made, DraftModel) and t._trainer.steps == 1
+    states = torch.randn(3, made.hidden)
+    before = made.targets(states)
+    t._target = lambda: {"norm": made._norm.clone(), "lm_head": 2 * made._lm_head}
+    idle.IdleTraining._refresh(t)
+    torch.testing.assert_close(made.targets(states), 2 * before)
+
+
 @pytest.mark.parametrize("mode", ["idle", "dedicated"])
 def test_what_is_reported_of_training(mode: str) -> None:
     from rollspec.head.draft_head import DraftHead
@@ -137,7 +170,7 @@ def test_rewards_and_state(training: Trainings, tmp_path: Path) -> None:
     again = training("another", asleep=True)  # it does not begin
     assert again.t.load(tmp_path / "checkpoint")
     assert [p.name for p in again.offered] == ["00000001"]
-    again.learned.asleep = False
+    again.head.asleep = False
     assert until(lambda: steps(again.t) > 0)
     assert not again.t.load(tmp_path / "checkpoint"), "it has begun here"
     assert not again.t.load(tmp_path / "nothing")
