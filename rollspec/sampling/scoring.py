@@ -23,9 +23,10 @@ from rollspec.sampling.streams import Origin
 KEY = "rollspec"
 """Under which a request carries rollspec's own settings in `SamplingParams.extra_args`."""
 
-TEMPERATURE, PROMPT, ORIGIN = "score_temperature", "prompt_tokens", "origin"
+TEMPERATURE, PROMPT, ORIGIN, SPANS = "score_temperature", "prompt_tokens", "origin", "spans"
 """Of a request's own settings: at which temperature its prompt is scored; how many of its tokens are the prompt, where
-what follows was emitted by this rollout already; and what names it over several submissions (`streams.Origin`).
+what follows was emitted by this rollout already; what names it over several submissions (`streams.Origin`); and which
+policy versions emitted that (`proposal.history.Spans`).
 """
 
 
