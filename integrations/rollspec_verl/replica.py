@@ -82,6 +82,11 @@ class EngineCalls:
             logger.warning("%s", answer["error"])
         return answer
 
+    async def rollspec_yield(self) -> None:
+        """The devices are verl's until the next weights: the head's training stops at once."""
+        if self.rollspec_on and self.rollspec_trains:
+            await self.rollspec_call("updating", {"on": True})
+
     async def rollspec_lost(self) -> str:
         """Why the engine is certainly dead; empty while it is not."""
         engine = getattr(self, "engine", None)
@@ -160,9 +165,16 @@ def load() -> type:
         # Called when all samples of a step are there (trainer_sync.py, `on_sample_end`): from here to the next weights
         # a colocated trainer has the machine to itself, whether or not the engine gives its memory back.
         async def sleep(self) -> None:
-            if self.rollspec_on and self.rollspec_trains and self.rollout_mode != RolloutMode.STANDALONE:
-                await self.rollspec_call("updating", {"on": True})
+            if self.rollout_mode != RolloutMode.STANDALONE:
+                await self.rollspec_yield()
             await super().sleep()
+
+        # Before every weight sync of a standalone server, which never sleeps, and where a colocated trainer takes the
+        # machine while rollouts still run.
+        async def abort_all_requests(self, *args: Any, **kwargs: Any) -> Any:
+            aborted = await super().abort_all_requests(*args, **kwargs)
+            await self.rollspec_yield()  # after the last step, which would take it back
+            return aborted
 
     class RollspecReplica(vLLMReplica):  # type: ignore[misc]
         """verl's replica, with the server above for the policy (reward and teacher models are left alone)."""

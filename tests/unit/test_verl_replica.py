@@ -51,6 +51,15 @@ def test_off_and_other_nodes_are_not_asked() -> None:
     assert off.calls == other.calls == []
 
 
+def test_training_yields_where_a_server_trains() -> None:
+    s = server([{"updating": True}])
+    asyncio.run(s.rollspec_yield())
+    assert s.calls == [], "it does not train"
+    s.rollspec_trains = True
+    asyncio.run(s.rollspec_yield())
+    assert s.calls == [("updating", {"on": True})]
+
+
 def test_a_stuck_engine_costs_a_few_bounded_waits(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
