@@ -6,6 +6,8 @@
 from __future__ import annotations
 
 import asyncio
+import functools
+import inspect
 import json
 import logging
 from typing import Any
@@ -37,6 +39,23 @@ def merge_additional_config(given: Any, config: dict[str, Any]) -> dict[str, Any
     if isinstance(given, str):
         given = json.loads(given)
     return {**dict(given or {}), "rollspec": config}
+
+
+def accept_wait_flag(engine: Any) -> None:
+    """Let `engine.pause_generation` take what verl 0.9.1 says when it aborts rollouts (vllm_async_server.py:992), and
+    what vLLM calls `mode` now. Goes when verl says `mode`.
+    """
+    pause = engine.pause_generation
+    if "wait_for_inflight_requests" in inspect.signature(pause).parameters:
+        return
+
+    @functools.wraps(pause)
+    async def pause_generation(*, wait_for_inflight_requests: bool | None = None, **kwargs: Any) -> Any:
+        if wait_for_inflight_requests is not None:
+            kwargs["mode"] = "wait" if wait_for_inflight_requests else "abort"
+        return await pause(**kwargs)
+
+    engine.pause_generation = pause_generation
 
 
 class EngineCalls:
@@ -136,6 +155,7 @@ def load() -> type:
 
         async def run_server(self, args: Any) -> None:
             await super().run_server(args)
+            accept_wait_flag(self.engine)
             self.rollspec_segments = frozenset(segments.mapped_below())
             self.rollspec_watcher = asyncio.create_task(self._rollspec_watch())
             if not self.rollspec_on:
