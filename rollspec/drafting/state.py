@@ -101,7 +101,7 @@ class State:
             if not spans and part is not None and known:
                 spans = part.spans or ((0, part.version),)
             # Without either, the present policy has sampled or accepted all that the request starts from.
-            spans = extend_spans([(int(s), int(v)) for s, v in spans], len(emitted) if spans else 0, self.version)
+            spans = extend_spans(spans, len(emitted) if spans else 0, self.version)
             r = self.requests[req_id] = Request(
                 req_id,
                 key,

@@ -294,5 +294,5 @@ class Bridge:
             private,
             origin.name if origin else None,
             params.min_tokens if params is not None and params.all_stop_token_ids else 0,
-            own.get(scoring.SPANS, ()),
+            scoring.spans(params) if origin else (),
         )

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from vllm_like import like
 
 from rollspec import RollspecConfig
 from rollspec.errors import HistoryError
@@ -174,6 +175,17 @@ def test_a_rollout_that_is_moved_brings_its_versions() -> None:
     p.finish("a")
     (response,) = p.history.get(prompt_key([1, 2])).responses  # type: ignore[union-attr]
     assert response.versions().tolist() == [3, 3, 5, 7] and response.version == 3
+
+
+def test_spans_of_a_request_are_used_only_where_they_are_whole() -> None:
+    from rollspec.sampling import scoring
+
+    def read(given: Any) -> Any:
+        return scoring.spans(like("vllm:SamplingParams", extra_args={"rollspec": {"spans": given}}))
+
+    assert read([[0, 3], [4, 5]]) == ((0, 3), (4, 5))
+    for wrong in (None, 7, "x", [[1, 3]], [[0, 3], [0, 4]], [[0, 3], [5, 4], [2, 5]], [[0]], [["a", 1]]):
+        assert read(wrong) == ()
 
 
 def test_a_file_without_spans_is_read_and_wrong_spans_are_refused(
