@@ -17,6 +17,8 @@ def apply() -> None:
     _name_vllm()
     on_import("verl.utils.distributed", _gloo_only)
     on_import("verl.utils.model", _sdpa_critic)
+    on_import("verl.utils.fsdp_utils", _copied_weights)
+    on_import("verl.trainer.ppo.v1.trainer_separate_async", _no_flush)
     for name in ("verl.utils.model", "verl.models.transformers.monkey_patch"):
         on_import(name, _no_value_heads)
 
@@ -64,6 +66,28 @@ def _no_value_heads(module: ModuleType) -> None:
     do not have, and every job fails; this environment has both trainers.
     """
     module.is_trl_available = lambda: False  # type: ignore[attr-defined]
+
+
+def _copied_weights(module: ModuleType) -> None:
+    """verl/utils/fsdp_utils.py:1146 saves weights by `.cpu()`, which on CPU is the weights themselves: the old policy
+    that decoupled PPO goes back to would be the present one.
+    """
+    original = module.fsdp2_sharded_save_to_cpu  # type: ignore[attr-defined]
+
+    @functools.wraps(original)
+    def fsdp2_sharded_save_to_cpu(model: Any) -> Any:
+        state, spec = original(model)
+        return {name: (tensor.clone(), own) for name, (tensor, own) in state.items()}, spec
+
+    module.fsdp2_sharded_save_to_cpu = fsdp2_sharded_save_to_cpu  # type: ignore[attr-defined]
+
+
+def _no_flush(module: ModuleType) -> None:
+    """verl/trainer/ppo/v1/trainer_separate_async.py:183 hands `flush` to a logger, which refuses it, where
+    actor_rollout_ref.hybrid_engine=false; elsewhere VERL_LOGGING_LEVEL=WARNING is the way around it.
+    """
+    info = module.logger.info  # type: ignore[attr-defined]
+    module.logger.info = lambda *args, flush=False, **kwargs: info(*args, **kwargs)  # type: ignore[attr-defined]
 
 
 def _sdpa_critic(module: ModuleType) -> None:

@@ -6,6 +6,8 @@
 from __future__ import annotations
 
 import asyncio
+import functools
+import inspect
 import json
 import logging
 from typing import Any
@@ -37,6 +39,23 @@ def merge_additional_config(given: Any, config: dict[str, Any]) -> dict[str, Any
     if isinstance(given, str):
         given = json.loads(given)
     return {**dict(given or {}), "rollspec": config}
+
+
+def accept_wait_flag(engine: Any) -> None:
+    """Let `engine.pause_generation` take what verl 0.9.1 says when it aborts rollouts (vllm_async_server.py:992), and
+    what vLLM calls `mode` now. Goes when verl says `mode`.
+    """
+    pause = engine.pause_generation
+    if "wait_for_inflight_requests" in inspect.signature(pause).parameters:
+        return
+
+    @functools.wraps(pause)
+    async def pause_generation(*, wait_for_inflight_requests: bool | None = None, **kwargs: Any) -> Any:
+        if wait_for_inflight_requests is not None:
+            kwargs["mode"] = "wait" if wait_for_inflight_requests else "abort"
+        return await pause(**kwargs)
+
+    engine.pause_generation = pause_generation
 
 
 class EngineCalls:
@@ -81,6 +100,11 @@ class EngineCalls:
         if "error" in answer:
             logger.warning("%s", answer["error"])
         return answer
+
+    async def rollspec_yield(self) -> None:
+        """The devices are verl's until the next weights: the head's training stops at once."""
+        if self.rollspec_on and self.rollspec_trains:
+            await self.rollspec_call("updating", {"on": True})
 
     async def rollspec_lost(self) -> str:
         """Why the engine is certainly dead; empty while it is not."""
@@ -131,6 +155,7 @@ def load() -> type:
 
         async def run_server(self, args: Any) -> None:
             await super().run_server(args)
+            accept_wait_flag(self.engine)
             self.rollspec_segments = frozenset(segments.mapped_below())
             self.rollspec_watcher = asyncio.create_task(self._rollspec_watch())
             if not self.rollspec_on:
@@ -160,9 +185,16 @@ def load() -> type:
         # Called when all samples of a step are there (trainer_sync.py, `on_sample_end`): from here to the next weights
         # a colocated trainer has the machine to itself, whether or not the engine gives its memory back.
         async def sleep(self) -> None:
-            if self.rollspec_on and self.rollspec_trains and self.rollout_mode != RolloutMode.STANDALONE:
-                await self.rollspec_call("updating", {"on": True})
+            if self.rollout_mode != RolloutMode.STANDALONE:
+                await self.rollspec_yield()
             await super().sleep()
+
+        # Before every weight sync of a standalone server, which never sleeps, and where a colocated trainer takes the
+        # machine while rollouts still run.
+        async def abort_all_requests(self, *args: Any, **kwargs: Any) -> Any:
+            aborted = await super().abort_all_requests(*args, **kwargs)
+            await self.rollspec_yield()  # after the last step, which would take it back
+            return aborted
 
     class RollspecReplica(vLLMReplica):  # type: ignore[misc]
         """verl's replica, with the server above for the policy (reward and teacher models are left alone)."""

@@ -2,7 +2,7 @@
 `FullyAsyncLLMServerClient`): all their requests say which rollout they belong to and where its prompt ends.
 
 To the engine each is another request with a longer prompt. With the mark its noise, drafts and history are those of the
-rollout (rollspec/sampling/streams.py, `Origin`).
+rollout (rollspec/sampling/streams.py, `Origin`), and each token counts as the policy version's that sampled it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,10 @@ def register() -> None:
 
 
 def install(module: ModuleType) -> None:
-    """Wrap `FullyAsyncLLMServerClient.generate` (llm_server.py:226), which submits again. Idempotent."""
+    """Wrap `FullyAsyncLLMServerClient.generate` (llm_server.py:226), which submits again, and the `generate` that it
+    submits with (`LLMServerClient`, llm_server.py:120). Idempotent.
+    """
+    _note_versions(module.LLMServerClient)
     cls = module.FullyAsyncLLMServerClient
     generate = cls.generate
     if getattr(generate, "_rollspec", False):
@@ -47,6 +50,28 @@ def install(module: ModuleType) -> None:
 
     named._rollspec = True  # type: ignore[attr-defined]
     cls.generate = named
+
+
+def _note_versions(cls: Any) -> None:
+    """What a rollout's submissions have sampled is noted in its mark, which the loop hands to the next one."""
+    submit = cls.generate
+    if getattr(submit, "_rollspec", False):
+        return
+
+    @functools.wraps(submit)
+    async def noting(
+        self: Any, request_id: Any, *, prompt_ids: Any, sampling_params: dict[str, Any], **kwargs: Any
+    ) -> Any:
+        out = await submit(self, request_id, prompt_ids=prompt_ids, sampling_params=sampling_params, **kwargs)
+        mark = (sampling_params.get("extra_args") or {}).get(scoring.KEY)
+        version = out.extra_fields.get("global_steps")
+        if isinstance(mark, dict) and scoring.ORIGIN in mark and out.token_ids and version is not None:
+            spans = mark.get(scoring.SPANS, [])
+            mark[scoring.SPANS] = [*spans, [len(prompt_ids) - mark[scoring.PROMPT], int(version)]]
+        return out
+
+    noting._rollspec = True  # type: ignore[attr-defined]
+    cls.generate = noting
 
 
 def _named(prompt_ids: Any, sampling_params: dict[str, Any], kwargs: dict[str, Any]) -> dict[str, Any]:

@@ -4,7 +4,9 @@ them.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, fields
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -55,6 +57,11 @@ class Rollouts:
             [(batch.tags[i].get("min_global_steps"), batch.tags[i].get("max_global_steps")) for i in keep],
         )
 
+    @classmethod
+    def join(cls, parts: Sequence[Rollouts]) -> Rollouts:
+        """The mini-batches of one step together."""
+        return cls(*(list(chain.from_iterable(getattr(p, f.name) for p in parts)) for f in fields(cls)))
+
     @property
     def lengths(self) -> list[int]:
         """Tokens per response."""
@@ -78,7 +85,10 @@ class Rollouts:
 
     def metrics(self) -> dict[str, float]:
         """See `rollout_metrics`."""
-        return rollout_metrics(self.lengths, self.scores, self.engine_logprobs, self.trainer_logprobs)
+        out = rollout_metrics(self.lengths, self.scores, self.engine_logprobs, self.trainer_logprobs)
+        if any(last is not None for _, last in self.versions):
+            out["rollspec/policy/spanning"] = float(self.spanning)
+        return out
 
 
 def _masked(values: list[np.ndarray], masks: list[np.ndarray]) -> list[np.ndarray]:

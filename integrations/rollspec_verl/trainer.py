@@ -38,7 +38,9 @@ POLL_SHARE = 0.05
 """Most of its time that polling may take: with very many prompts one look is slow, and the queue serves others too."""
 
 ENV_LENGTHS = "ROLLSPEC_VERL_LENGTHS"
-"""File that gets one JSON line per step with all response lengths (loggers take scalars only); unset writes none."""
+"""File that gets one JSON line per step about all its responses (loggers take scalars only); unset writes none. Their
+lengths, the first and last policy version that verl noted of each, and its keys as `Rollouts.rewards` has them.
+"""
 
 HOOKED = (
     "_init_dataloader",
@@ -85,7 +87,8 @@ class State:
 
     def __init__(self, config: RollspecConfig) -> None:
         self.config = config
-        self.metrics: dict[str, float] = {}
+        self.rollouts: list[Rollouts] = []
+        """Of this step: one part per mini-batch, of which verl's `separate_async` trainer has several."""
         self.health = HealthWatch(config.telemetry.health, config.history.max_bytes, _log_line)
         self.faults = Faults(_log_line)
         self.watch = WandbWatch()
@@ -269,20 +272,31 @@ def _on_save(trainer: Any, state: State) -> None:
 
 
 def _on_rollouts(trainer: Any, state: State, batch: Any, *args: Any, **kwargs: Any) -> None:
-    """Rollouts are finished and scored: measure them, and send their rewards to the engines."""
+    """Rollouts are finished and scored: keep them until the step is measured, and send their rewards to the engines."""
     rollouts = Rollouts.read(batch)
-    found = rollouts.metrics() | rollouts.epochs(state.health)
-    found |= state.health.check(found, trainer.global_steps, _suspects(trainer, state, rollouts))
-    state.metrics.update(found)
-    path = os.environ.get(ENV_LENGTHS)
-    if path:
-        with open(path, "a", encoding="utf-8") as f:
-            f.write(json.dumps({"step": trainer.global_steps, "lengths": rollouts.lengths}) + "\n")
+    state.rollouts.append(rollouts)
     if state.config.enabled:
         if state.config.reuse.mode == "lenient":
             reuse.remember(servers.replicas_of(trainer), rollouts, trainer.global_steps)
         items = rollouts.rewards()
         _call(trainer, "rewards", lambda i: {"items": items}, wait=False)
+
+
+def _measure(trainer: Any, state: State) -> dict[str, float]:
+    """What the step's rollouts were like, all mini-batches together."""
+    parts, state.rollouts = state.rollouts, []
+    if not parts:
+        return {}
+    rollouts = Rollouts.join(parts)
+    found = rollouts.metrics() | rollouts.epochs(state.health)
+    found |= state.health.check(found, trainer.global_steps, _suspects(trainer, state, rollouts))
+    path = os.environ.get(ENV_LENGTHS)
+    if path:
+        keys = [keys for *keys, _ in rollouts.rewards()]
+        row = {"step": trainer.global_steps, "lengths": rollouts.lengths, "versions": rollouts.versions, "keys": keys}
+        with open(path, "a", encoding="utf-8") as f:
+            f.write(json.dumps(row) + "\n")
+    return found
 
 
 def _suspects(trainer: Any, state: State, rollouts: Rollouts) -> dict[str, list[str]]:
@@ -313,10 +327,14 @@ def _resumed_from(config: Any, step: int) -> Path:
 
 
 def _metrics(trainer: Any, state: State) -> dict[str, float]:
-    out, state.metrics = state.metrics, {}
+    out: dict[str, float] = {}
+    with state.faults.left_out("measuring rollouts"):
+        out |= _measure(trainer, state)
     generation = trainer.timing_raw.get("gen")
     if generation is not None:
-        out["rollspec/rollout/generation_share"] = generation / max(time.perf_counter() - state.step_began, 1e-9)
+        # An asynchronous trainer generates all the time: what it spends there is waiting.
+        name = "generation_share" if getattr(trainer, "trainer_mode", "sync") == "sync" else "wait_share"
+        out[f"rollspec/rollout/{name}"] = generation / max(time.perf_counter() - state.step_began, 1e-9)
     if not state.config.enabled:
         return out
     answers = _call(trainer, "stats", lambda i: {})

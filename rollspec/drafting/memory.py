@@ -30,11 +30,11 @@ class ReplayMemory(Drafter):
         if old is None:
             return
         tokens = old.tolist()
-        part = self.history.part(r.key, r.origin) if r.origin is not None else None
+        part = self.history.part(r.key, r.origin)
         if part is not None:  # it was aborted, and this part of it is counted; at least as long as what came back
             r.memory.replay = Replay(tokens)
-            r.memory.replay.advance(part.tolist())
-            r.memory.counted = r.memory.reused(len(part))
+            r.memory.replay.advance(part.tokens.tolist())
+            r.memory.counted = r.memory.reused(len(part.tokens))
         r.memory.replay = Replay(tokens)
         r.memory.replay.advance(r.output)
 
@@ -60,9 +60,9 @@ class SuffixMemory(Drafter):
         self.corpora = SuffixDrafter(suffix, history)
 
     def begin(self, r: Request) -> None:
-        """Open a sequence in the corpus of the prompt group."""
+        """Open a sequence in the corpus of the prompt group, or go on with the one of its origin."""
         m = r.memory
-        m.group, m.sequence = self.corpora.open(r.key, r.prompt, r.version)
+        m.group, m.sequence = self.corpora.open(r.key, r.prompt, r.version, r.origin)
         m.ended = m.group.ended
         m.context = [*[NOTHING] * DEPTH, *r.prompt[-DEPTH:].tolist(), *r.output][-DEPTH:]
         if r.output:
@@ -101,4 +101,5 @@ class SuffixMemory(Drafter):
             return
         if m.unstored:
             self.corpora.extend([(m.group, m.sequence, m.unstored)])
-        self.corpora.close(m.group, m.sequence, as_tokens(r.output), r.version)
+        aborted = None if r.ended else r.origin
+        self.corpora.close(m.group, m.sequence, as_tokens(r.output), r.version, aborted)

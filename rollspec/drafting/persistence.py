@@ -11,21 +11,15 @@ from typing import Any
 from rollspec.config import RollspecConfig
 from rollspec.drafting.head import Head
 from rollspec.drafting.requests import Request
-from rollspec.proposal.base import as_tokens
 from rollspec.proposal.confidence import Confidence
-from rollspec.proposal.history import History, Response
+from rollspec.proposal.history import History
 from rollspec.proposal.router import Router
 from rollspec.tuning.tuner import Tuner
 
 
 def snapshot(history: History, requests: Iterable[Request]) -> dict[str, Any]:
     """History with what running requests have emitted so far, without the private ones; for `History.save`."""
-    running = (
-        (r.key, r.prompt, Response(as_tokens(r.output), r.version, stream=r.stream))
-        for r in requests
-        if r.output and not r.private
-    )
-    return history.snapshot(running)
+    return history.snapshot((r.key, r.prompt, r.response) for r in requests if r.output and not r.private)
 
 
 def tuning_state(tuner: Tuner, confidence: Confidence, head: Head | None) -> dict[str, Any]:

@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from rollspec.proposal.base import NO_DRAFT, Draft, TokenArray
+from rollspec.proposal.base import NO_DRAFT, Draft, TokenArray, as_tokens
+from rollspec.proposal.history import Response, Spans, extend_spans
 from rollspec.proposal.replay import Replay
 from rollspec.proposal.router import TRUST_WEIGHT, Vector
 from rollspec.proposal.suffix import Group
@@ -83,7 +84,7 @@ class Request:
     req_id: str
     key: str  # of its prompt; siblings and past epochs share it
     prompt: TokenArray  # [n] int32
-    version: int  # of the policy
+    version: int  # of the policy that its rollout began under
     max_tokens: int
     stop_ids: frozenset[int] = frozenset()
     output: list[int] = field(default_factory=list)  # emitted so far
@@ -91,6 +92,8 @@ class Request:
     min_output: int = 0  # tokens of `output` before which no stop token may come
     stream: int | None = None  # key of its noise, where that is kept over epochs
     origin: str | None = None  # names the rollout, where it may be made of several requests
+    spans: Spans = ()  # which policy version sampled which tokens of `output`; the last one goes on
+    known: int = 0  # leading tokens of `output` that an earlier request of its origin has added to what is remembered
     private: bool = False  # nothing of it is kept when it ends
     ended: bool = False  # by its stop token or its limit
     # Given by the engine after the last step.
@@ -120,6 +123,19 @@ class Request:
         """Take what was emitted as its output."""
         self.output.extend(self.emitted)
         self.ended = len(self.output) >= self.max_tokens or self.output[-1] in self.stop_ids
+
+    def drop(self, kept: int, version: int) -> None:
+        """The engine dropped its output but for `kept` tokens; policy `version` samples the rest again."""
+        del self.output[kept:]
+        self.ended = False
+        self.spans = extend_spans(self.spans, kept, version)
+
+    @property
+    def response(self) -> Response:
+        """What it has emitted so far."""
+        spans = tuple((start, version) for start, version in self.spans if start < len(self.output))
+        version, several = (spans[0][1] if spans else self.version), spans if len(spans) > 1 else ()
+        return Response(as_tokens(self.output), version, stream=self.stream, origin=self.origin, spans=several)
 
     def tail(self, most: int) -> list[int]:
         """The last `most` tokens of prompt and output, or all where there are fewer."""

@@ -33,7 +33,7 @@ class SiblingNgrams(Drafter):
         """Join the prompt's table, with the tokens that the request starts from."""
         table = self.tables.open(r.key, r.version)
         self.running[r.req_id] = table, table.joined
-        self._add(r, len(r.output))
+        self._add(r, len(r.output) - (r.known if table.joined > 1 else 0))
 
     def observe(self, r: Request) -> None:
         """Add what was emitted."""

@@ -19,7 +19,7 @@ from rollspec.drafting.requests import Request, Step
 from rollspec.drafting.selection import Selection
 from rollspec.proposal.base import TokenArray, as_tokens, prompt_key
 from rollspec.proposal.confidence import Confidence
-from rollspec.proposal.history import History, Response
+from rollspec.proposal.history import History, extend_spans
 from rollspec.proposal.router import Router
 from rollspec.proposal.suffix import SuffixDrafter
 from rollspec.telemetry.engine_stats import EngineStats
@@ -77,6 +77,7 @@ class State:
         private: bool = False,
         origin: str | None = None,
         min_tokens: int = 0,
+        spans: Sequence[tuple[int, int]] = (),
     ) -> None:
         """A request samples its first token next, or the one after the tokens `emitted` that it starts from.
 
@@ -90,14 +91,22 @@ class State:
             private: other requests are not drafted for from its output, and nothing of it is kept.
             origin: the same for all requests that one rollout is made of, which begins again after an abort.
             min_tokens: that it emits before it may stop, `emitted` apart.
+            spans: which policy versions sampled `emitted`, where the rollout knows; else what history knows of it.
         """
         with self.counters.drafting:
             tokens = as_tokens(prompt)
+            key = f"private-{req_id}" if private else prompt_key(tokens)
+            part = self.history.part(key, origin)
+            known = part is not None and part.tokens[: len(emitted)].tolist() == list(emitted)
+            if not spans and part is not None and known:
+                spans = part.spans or ((0, part.version),)
+            # Without either, the present policy has sampled or accepted all that the request starts from.
+            spans = extend_spans(spans, len(emitted) if spans else 0, self.version)
             r = self.requests[req_id] = Request(
                 req_id,
-                f"private-{req_id}" if private else prompt_key(tokens),
+                key,
                 tokens,
-                self.version,
+                spans[0][1],
                 min(max_tokens, self.max_model_len - len(tokens)),
                 frozenset(stop_ids),
                 list(emitted),
@@ -105,6 +114,8 @@ class State:
                 min_output=len(emitted) + min_tokens if min_tokens else 0,
                 stream=None if private else stream,
                 origin=origin,
+                spans=spans,
+                known=len(emitted) if known else 0,
                 private=private,
             )
             self.selection.refill.began()
@@ -122,13 +133,16 @@ class State:
             for d in self.drafters:
                 d.finish(r)
             if r.output and not r.private:
-                response = Response(as_tokens(r.output), r.version, stream=r.stream, origin=r.origin)
-                self.history.add(r.key, r.prompt, response)
+                self.history.add(r.key, r.prompt, r.response)
             self.counters.finished(r)
 
     def set_version(self, version: int) -> None:
-        """The policy was synchronised to `version`; prompts that come from now on belong to its round."""
+        """The policy was synchronised to `version`: it samples what running requests emit from now on, and prompts that
+        come from now on belong to its round.
+        """
         self.version = version
+        for r in self.requests.values():
+            r.spans = extend_spans(r.spans, len(r.output), version)
         self.counters.new_round()
         self.tuner.changed()
 

@@ -125,8 +125,7 @@ class Bridge:
         if r is not None and request.prefill_token_ids is not None:
             kept = len(request.prefill_token_ids) - len(r.prompt)
             if len(r.output) > kept:
-                del r.output[kept:]
-                r.ended = False
+                r.drop(kept, self.engine.version)
 
     def set_version(self, version: int) -> None:
         """The policy changed; on every rank."""
@@ -293,4 +292,5 @@ class Bridge:
             private,
             origin.name if origin else None,
             params.min_tokens if params is not None and params.all_stop_token_ids else 0,
+            scoring.spans(params) if origin else (),
         )

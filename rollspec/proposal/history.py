@@ -10,12 +10,13 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from drafter_online.files import replace, set_aside
 from rollspec.errors import HistoryError
@@ -24,12 +25,25 @@ from rollspec.proposal.base import TokenArray, as_tokens, prompt_key
 FORMAT = "rollspec-history-1"
 FILE = "history.safetensors"
 
+COLUMNS = ("versions", "rewards", "streams", "spans")
+"""What a file holds of a prompt's responses."""
+
+Spans = tuple[tuple[int, int], ...]
+"""Which policy version sampled which tokens of a response: (first token, version), ascending."""
+
+
+def extend_spans(spans: Sequence[tuple[int, int]], start: int, version: int) -> Spans:
+    """`spans` up to the token `start`, and `version` from there on."""
+    kept = tuple((s, v) for s, v in spans if s < start)
+    return kept if kept and kept[-1][1] == version else (*kept, (start, version))
+
 
 @dataclass(slots=True)
 class Response:
     """One finished (or, when saved mid-rollout, unfinished) response. `version`: policy version it was started
     under. `stream`: key of its noise, which says which sample of its prompt it is; None where noise is not kept.
     `origin`: names the rollout, where an abort may leave it in parts; each one begins with all before it.
+    `spans`: empty where `version` sampled all tokens.
     """
 
     tokens: TokenArray
@@ -38,6 +52,12 @@ class Response:
     key: str | None = None  # prompt_key of the tokens, computed when a reward first asks for it
     stream: int | None = None
     origin: str | None = None
+    spans: Spans = ()
+
+    def versions(self) -> npt.NDArray[np.int64]:
+        """[n] the policy version that sampled each token."""
+        starts, versions = zip(*(self.spans or ((0, self.version),)), strict=True)
+        return np.repeat(versions, np.diff([*starts, len(self.tokens)]))
 
 
 @dataclass(slots=True)
@@ -88,10 +108,10 @@ class History:
                 return r.tokens
         return None
 
-    def part(self, key: str, origin: str) -> TokenArray | None:
+    def part(self, key: str, origin: str | None) -> Response | None:
         """What the rollout `origin` had emitted when it was aborted; None where that is not known."""
-        entry = self.get(key)
-        return next((r.tokens for r in entry.responses if r.origin == origin), None) if entry else None
+        entry = self.get(key) if origin is not None else None
+        return next((r for r in entry.responses if r.origin == origin), None) if entry else None
 
     def add(self, key: str, prompt: TokenArray, response: Response) -> None:
         """Keep `response` in the place of an earlier part of it, drop rounds of this prompt beyond the window, then
@@ -152,7 +172,11 @@ class History:
     # ---- disk -------------------------------------------------------------------------------------------------------
 
     def snapshot(self, unfinished: Iterable[tuple[str, TokenArray, Response]] = ()) -> dict[str, Any]:
-        """Arrays and header to be written; cheap enough for the step path, so that writing can happen in a thread."""
+        """Arrays and header to be written; cheap enough for the step path, so that writing can happen in a thread.
+        `unfinished` responses are written in the place of earlier parts of them.
+        """
+        unfinished = list(unfinished)
+        resumed = {r.origin for _, _, r in unfinished if r.origin is not None}
         prompts: list[dict[str, Any]] = []
         rows: list[TokenArray] = []
         index: dict[str, int] = {}
@@ -160,23 +184,24 @@ class History:
         def row_of(key: str, prompt: TokenArray) -> dict[str, Any]:
             if key not in index:
                 index[key] = len(prompts)
-                prompts.append({"key": key, "versions": [], "rewards": [], "streams": [], "row": len(rows)})
+                prompts.append({"key": key, **{column: [] for column in COLUMNS}, "row": len(rows)})
                 rows.append(prompt)
             return prompts[index[key]]
+
+        def write(record: dict[str, Any], r: Response) -> None:
+            record["versions"].append([r.version, len(rows)])
+            record["rewards"].append(r.reward)
+            record["streams"].append(r.stream)
+            record["spans"].append(r.spans or None)
+            rows.append(r.tokens)
 
         for key, entry in self._prompts.items():
             record = row_of(key, entry.prompt)
             for r in entry.responses:
-                record["versions"].append([r.version, len(rows)])
-                record["rewards"].append(r.reward)
-                record["streams"].append(r.stream)
-                rows.append(r.tokens)
+                if r.origin not in resumed:
+                    write(record, r)
         for key, prompt, r in unfinished:
-            record = row_of(key, prompt)
-            record["versions"].append([r.version, len(rows)])
-            record["rewards"].append(None)
-            record["streams"].append(r.stream)
-            rows.append(r.tokens)
+            write(row_of(key, prompt), r)
         lengths = np.fromiter((len(r) for r in rows), dtype=np.int64, count=len(rows))
         tokens = np.concatenate(rows) if rows else np.empty(0, np.int32)
         return {"tokens": tokens.astype(np.int32, copy=False), "lengths": lengths, "prompts": prompts}
@@ -230,7 +255,10 @@ class History:
                 f"rollspec: the history file {path} is refused ({e}); {set_aside(path)} and history starts empty."
             ) from e
         count = 0
-        newest = max((r.version for _, _, responses in snap for r in responses), default=version)
+        # Of the newest tokens, a response's last ones.
+        newest = max(
+            ((r.spans or ((0, r.version),))[-1][1] for _, _, responses in snap for r in responses), default=version
+        )
         shift = min(0, version - 1 - newest)
         for key, prompt, responses in snap:
             if key in self._prompts:
@@ -239,6 +267,7 @@ class History:
                 self.evicted = evicted  # replaced, not lost
             for r in responses:
                 r.version += shift
+                r.spans = tuple((start, v + shift) for start, v in r.spans)
                 self.add(key, prompt, r)
                 count += 1
         return count
@@ -276,8 +305,20 @@ def _read(path: Path, vocab: int | None, tokenizer: str | None) -> list[tuple[st
 
     out = []
     for record in json.loads(header["prompts"]):
-        streams = record.get("streams") or [None] * len(record["versions"])  # written by an older version
-        parts = zip(record["versions"], record["rewards"], streams, strict=True)
-        responses = [Response(row(i), int(version), reward, stream=s) for (version, i), reward, s in parts]
+        none = [None] * len(record["versions"])
+        # Older versions wrote fewer columns.
+        parts = zip(*(record.get(column) or none for column in COLUMNS), strict=True)
+        responses = [
+            Response(row(i), int(version), reward, stream=stream, spans=_spans(spans, int(lengths[i])))
+            for (version, i), reward, stream, spans in parts
+        ]
         out.append((str(record["key"]), row(int(record["row"])), responses))
     return out
+
+
+def _spans(given: Any, length: int) -> Spans:
+    spans = tuple((int(start), int(version)) for start, version in given or ())
+    starts = [start for start, _ in spans]
+    if starts and (starts[0] != 0 or starts != sorted(set(starts)) or starts[-1] >= length):
+        raise ValueError(f"a response of {length} tokens has policy versions from its tokens {starts} on")
+    return spans

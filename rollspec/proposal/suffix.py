@@ -11,7 +11,7 @@ arXiv:2511.14617, past epochs as in RhymeRL arXiv:2508.18588 and DAS arXiv:2511.
 from __future__ import annotations
 
 from bisect import insort
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -48,6 +48,15 @@ MAX_ENDED = 256
 
 
 @dataclass(slots=True)
+class Part:
+    """What an aborted rollout has left in the corpora, until it goes on."""
+
+    sequence: int  # of the group's corpus
+    wide: int | None  # of the global corpus
+    length: int  # in tokens
+
+
+@dataclass(slots=True)
 class Group:
     """The corpus of one prompt and which sequences are in it."""
 
@@ -56,11 +65,12 @@ class Group:
     corpus: Any
     head: TokenArray  # prompt tail that starts each response in the corpus
     next_seq: int = 1
-    active: int = 0
+    running: set[int] = field(default_factory=set)  # sequences of requests that run
     bytes: int = 0
     sequences: dict[int, int] = field(default_factory=dict)  # sequence id -> policy version
     versions: set[int] = field(default_factory=set)
     ended: list[int] = field(default_factory=list)  # lengths of finished responses, ascending
+    parts: dict[str, Part] = field(default_factory=dict)  # by origin
 
 
 class _NoCorpus:
@@ -96,14 +106,16 @@ class SuffixDrafter:
         self.bytes = 0
         self._groups: OrderedDict[str, Group] = OrderedDict()
         self._global: Any = self._new_corpus()
-        self._global_seqs: deque[tuple[int, int]] = deque()  # (sequence id, bytes), oldest first
+        self._global_seqs: dict[int, int] = {}  # sequence id -> bytes, oldest first
         self._global_next = 0
         self._global_bytes = 0
 
     # ---- life of a request ------------------------------------------------------------------------------------------
 
-    def open(self, key: str, prompt: TokenArray, version: int) -> tuple[Group, int]:
-        """The prompt's group, built from history if need be, and this request's sequence id in it."""
+    def open(self, key: str, prompt: TokenArray, version: int, origin: str | None = None) -> tuple[Group, int]:
+        """The prompt's group, built from history if need be, and this request's sequence id in it. What an aborted
+        part of the rollout `origin` has left is taken out: its text comes back with the request.
+        """
         group = self._groups.get(key)
         if group is None:
             group = self._build(key, prompt)
@@ -111,9 +123,12 @@ class SuffixDrafter:
             self._groups.move_to_end(key)
         if version not in group.versions:
             group.versions.add(version)
-            self._forget_rounds(group, version)
-        group.active += 1
+            if version == max(group.versions):  # not what goes on after an abort in an older round
+                self._forget_rounds(group, version)
+        if origin is not None and (part := group.parts.pop(origin, None)) is not None:
+            self._take_out(group, part)
         sequence = group.next_seq
+        group.running.add(sequence)
         group.next_seq += 1
         if "siblings" in self.config.sources:
             group.sequences[sequence] = version
@@ -135,28 +150,27 @@ class SuffixDrafter:
             self.bytes += grown
         self._scan.extend(emitted)
 
-    def close(self, group: Group, sequence: int, tokens: TokenArray, version: int) -> None:
-        """A request ended with `tokens` (its whole response): keep it for later rounds and for the global corpus."""
-        group.active -= 1
+    def close(self, group: Group, sequence: int, tokens: TokenArray, version: int, aborted: str | None = None) -> None:
+        """A request ended with `tokens` (its whole response): keep it for later rounds and for the global corpus.
+
+        `aborted`: the origin of a rollout that may go on as another request.
+        """
+        group.running.discard(sequence)
         insort(group.ended, len(tokens))
         if len(group.ended) > MAX_ENDED:
             del group.ended[::2]  # thinned; the distribution is the same
         if "siblings" not in self.config.sources and "past" in self.config.sources:
             self._insert(group, sequence, tokens, version)
+        wide = None
         if "global" in self.config.sources and len(tokens):
-            self._global.extend(self._global_next, tokens)
-            size = len(tokens) * BYTES_PER_TOKEN
-            self._global_seqs.append((self._global_next, size))
-            self._global_next += 1
-            self._global_bytes += size
+            wide = self._add_to_global(tokens)
             while self._global_bytes > self._global_max and len(self._global_seqs) > 1:
-                old, freed = self._global_seqs.popleft()
-                self._global.remove(old)
-                self._global_bytes -= freed
+                self._forget_global(next(iter(self._global_seqs)))
+        if aborted is not None:
+            group.parts[aborted] = Part(sequence, wide, len(tokens))
 
     def forget(self, group: Group) -> None:
         """A request ended whose group is its own: keep nothing of it."""
-        group.active -= 1
         if self._groups.pop(group.key, None) is not None:
             self.bytes -= group.bytes
 
@@ -199,11 +213,7 @@ class SuffixDrafter:
             self._global_bytes = 0
             for _, entry in self.history:
                 for r in entry.responses[-1:]:
-                    self._global.extend(self._global_next, r.tokens)
-                    size = len(r.tokens) * BYTES_PER_TOKEN
-                    self._global_seqs.append((self._global_next, size))
-                    self._global_next += 1
-                    self._global_bytes += size
+                    self._add_to_global(r.tokens)
                     if self._global_bytes > self._global_max:
                         return
 
@@ -219,8 +229,33 @@ class SuffixDrafter:
             group.versions.add(response.version)
             insort(group.ended, len(response.tokens))
             self._insert(group, group.next_seq, response.tokens, response.version)
+            if response.origin is not None:  # perhaps a part
+                group.parts[response.origin] = Part(group.next_seq, None, len(response.tokens))
             group.next_seq += 1
         return group
+
+    def _add_to_global(self, tokens: TokenArray) -> int:
+        sequence = self._global_next
+        self._global.extend(sequence, tokens)
+        self._global_seqs[sequence] = len(tokens) * BYTES_PER_TOKEN
+        self._global_next += 1
+        self._global_bytes += self._global_seqs[sequence]
+        return sequence
+
+    def _forget_global(self, sequence: int) -> None:
+        self._global.remove(sequence)
+        self._global_bytes -= self._global_seqs.pop(sequence)
+
+    def _take_out(self, group: Group, part: Part) -> None:
+        if part.length in group.ended:
+            group.ended.remove(part.length)
+        if part.wide is not None and part.wide in self._global_seqs:
+            self._forget_global(part.wide)
+        if group.sequences.pop(part.sequence, None) is not None:
+            group.corpus.remove(part.sequence)
+            freed = part.length * BYTES_PER_TOKEN
+            group.bytes -= freed
+            self.bytes -= freed
 
     def _insert(self, group: Group, sequence: int, tokens: TokenArray, version: int) -> None:
         group.sequences[sequence] = version
@@ -231,17 +266,22 @@ class SuffixDrafter:
         self.bytes += grown
 
     def _forget_rounds(self, group: Group, current: int) -> None:
-        """Slide the window: drop sequences of rounds older than the last `window` before the current one."""
+        """Slide the window: drop sequences of rounds older than the last `window` before the current one, but for
+        rounds of which one still runs.
+        """
         past = sorted(v for v in group.versions if v != current)
-        keep = set(past[-self.config.window :]) if "past" in self.config.sources else set()
+        keep = {current, *(group.sequences[s] for s in group.running if s in group.sequences)}
+        if "past" in self.config.sources:
+            keep.update(past[-self.config.window :])
         for sequence, version in list(group.sequences.items()):
-            if version != current and version not in keep:
+            if version not in keep:
                 group.corpus.remove(sequence)
                 del group.sequences[sequence]
+        group.parts = {origin: p for origin, p in group.parts.items() if p.sequence in group.sequences}
         before = group.bytes
         group.bytes = int(group.corpus.estimate_memory())
         self.bytes += group.bytes - before
-        group.versions = keep | {current}
+        group.versions = keep
 
     def _shrink(self, current: Group) -> None:
         """Drop the least recently used corpora that no running request needs."""
@@ -250,6 +290,6 @@ class SuffixDrafter:
         for key, group in list(self._groups.items()):
             if self.bytes <= self._group_max:
                 break
-            if group.active == 0 and group is not current:
+            if not group.running and group is not current:
                 self.bytes -= group.bytes
                 del self._groups[key]

@@ -18,14 +18,16 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from rollspec.proposal.history import Spans
 from rollspec.sampling.streams import Origin
 
 KEY = "rollspec"
 """Under which a request carries rollspec's own settings in `SamplingParams.extra_args`."""
 
-TEMPERATURE, PROMPT, ORIGIN = "score_temperature", "prompt_tokens", "origin"
+TEMPERATURE, PROMPT, ORIGIN, SPANS = "score_temperature", "prompt_tokens", "origin", "spans"
 """Of a request's own settings: at which temperature its prompt is scored; how many of its tokens are the prompt, where
-what follows was emitted by this rollout already; and what names it over several submissions (`streams.Origin`).
+what follows was emitted by this rollout already; what names it over several submissions (`streams.Origin`); and which
+policy versions emitted that (`proposal.history.Spans`).
 """
 
 
@@ -66,6 +68,17 @@ def asked(sampling_params: Any) -> Mapping[str, Any]:
     """Rollspec's own settings of a request; empty where it has none."""
     given = (getattr(sampling_params, "extra_args", None) or {}).get(KEY)
     return given if isinstance(given, Mapping) else {}
+
+
+def spans(sampling_params: Any) -> Spans:
+    """Which policy versions sampled what a rollout brings along; empty where it does not say, or not for all of it."""
+    given = asked(sampling_params).get(SPANS)
+    try:
+        found = tuple((int(start), int(version)) for start, version in given or ())
+    except (TypeError, ValueError):
+        return ()
+    starts = [start for start, _ in found]
+    return found if starts and starts[0] == 0 and starts == sorted(set(starts)) else ()
 
 
 def origin(sampling_params: Any) -> Origin | None:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
 
-from scripts.generate import configuration, grafana, hooks, metrics, peers, results, wandb_workspace
+from scripts.generate import configuration, grafana, hooks, metrics, peers, results, support, wandb_workspace
 
 
 class Page(Protocol):
@@ -24,7 +24,7 @@ class Page(Protocol):
 
 
 PAGES: tuple[Page, ...] = (
-    configuration, metrics, hooks, grafana, wandb_workspace, peers, *peers.FIGURES, *results.PAGES,
+    configuration, metrics, hooks, grafana, wandb_workspace, peers, *peers.FIGURES, *results.PAGES, *support.PAGES,
 )  # fmt: skip
 
 

@@ -23,6 +23,9 @@ pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 ROOT = Path(__file__).parents[2]
 
 
+@pytest.mark.supports(
+    "OpenRLHF", "its vLLM actors; an actor stands in for its trainer", "drafts", "versions", "metrics"
+)
 def test_its_actors_speculate_and_are_measured(run_bounded: Callable[..., Any], tmp_path: Path) -> None:
     import torch
     from safetensors.torch import save_file

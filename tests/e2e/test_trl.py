@@ -32,6 +32,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "float32"
 
 
+@pytest.mark.supports("TRL", "colocate", "drafts", "versions", "metrics", "resume")
 def test_grpo_with_trl(run_bounded: Callable[..., Any], model: Path, tmp_path: Path) -> None:
     done = run_bounded([sys.executable, Path(__file__).with_name("trl_job.py"), tmp_path, model], 500, cwd=ROOT)
     assert done.returncode == 0, done.stdout[-5000:]

@@ -67,6 +67,7 @@ def rows(job: Job) -> list[dict[str, Any]]:
     return [json.loads(line)["data"] for line in (job.folder / "metrics.jsonl").read_text().splitlines()]
 
 
+@pytest.mark.supports("verl", "sync", "drafts", "versions", "metrics")
 def test_grpo_reports_and_accepts_until_its_engine_is_killed(make: Callable[..., Job], tmp_path: Path) -> None:
     """Two epochs, the second drafted from the first under the same noise, engine and trainer agree. Then the engine is
     killed in mid-rollout, and the job ends by its own error. Started without the demo's runner, which would clean up:
@@ -171,6 +172,7 @@ def test_ppo_with_rollspec_disabled(make: Callable[..., Job], tmp_path: Path) ->
     ppo(make, tmp_path, False, epochs=1)
 
 
+@pytest.mark.supports("verl", "sync", "draft head", "resume")
 @pytest.mark.slow  # its parts are in tests of two engines, of training beside one, and of checkpoints
 @pytest.mark.timeout(1600)
 def test_long_tail_trains_while_a_replica_idles_swaps_and_resumes(make: Callable[..., Job], tmp_path: Path) -> None:

@@ -65,6 +65,7 @@ def test_a_perfect_draft_model_beside_suffix_drafts(
         close(llm)
 
 
+@pytest.mark.supports("vLLM", "any program", "draft head")
 def test_a_head_alone_and_beside_suffix_drafts_under_any_switch(
     model: Path, head: Path, prompts: list[list[int]], plain: dict[str, Any]
 ) -> None:

@@ -48,6 +48,7 @@ def run_app(
     return json.loads(next(x for x in done.stdout.splitlines() if x.startswith('{"tokens"')))  # type: ignore[no-any-return]
 
 
+@pytest.mark.supports("vLLM", "any program", "drafts")
 @pytest.mark.parametrize("name", ["llm_app.py", "async_app.py"])
 def test_a_program_needs_nothing_but_the_switch(
     name: str,
@@ -162,6 +163,7 @@ def until(condition: Callable[[], bool], seconds: float = 30) -> bool:
     return met
 
 
+@pytest.mark.supports("vLLM", "any program", "metrics")
 def test_serve_shows_its_metrics(server: str, client: Any, prompts: list[list[int]]) -> None:
     import requests
     from prometheus_client.parser import text_string_to_metric_families
@@ -201,6 +203,7 @@ def test_trl_generates_with_the_server(server: str, prompts: list[list[int]], re
     assert stats["accepted"] > 0 and stats["version"] == 3
 
 
+@pytest.mark.supports("TRL", "server", "drafts", "versions", "metrics")
 def test_a_trl_job_with_a_server_tells_it_versions_and_rewards(
     server: str, model: Path, run_bounded: Callable[..., Any], tmp_path: Path
 ) -> None:

@@ -182,6 +182,7 @@ def test_a_cache_that_is_reset_in_mid_rollout_doubles_no_text(
     assert not call(engine, "stats")["faults"]
 
 
+@pytest.mark.supports("vLLM", "any program", "resume")
 def test_history_survives_a_restart(engine: Any, model: Path, prompts: list[list[int]], tmp_path: Path) -> None:
     expected = generate(engine, prompts, copies=1)
     saved = Path(call(engine, "save", dir=str(tmp_path))["path"])

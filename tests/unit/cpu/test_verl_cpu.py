@@ -73,6 +73,76 @@ def test_settings_are_hydra_overrides_and_strings() -> None:
     assert all(isinstance(v, str) for v in environment.values())
 
 
+def test_saved_weights_are_not_the_live_ones() -> None:
+    from rollspec_verl_cpu import patches
+
+    module = types.ModuleType("fsdp_utils")
+    live = torch.zeros(3)
+    module.fsdp2_sharded_save_to_cpu = lambda model: ({"w": (live.detach().cpu(), "spec")}, "spec")  # type: ignore[attr-defined]
+    patches._copied_weights(module)
+    state, spec = module.fsdp2_sharded_save_to_cpu(None)
+    live += 1
+    assert state["w"][0].tolist() == [0, 0, 0] and state["w"][1] == spec == "spec"
+
+
+def test_a_logger_takes_no_flush() -> None:
+    import logging
+
+    from rollspec_verl_cpu import patches
+
+    module = types.ModuleType("trainer")
+    module.logger = logging.getLogger("trainer of a test")  # type: ignore[attr-defined]
+    with pytest.raises(TypeError):
+        module.logger.warning("x", flush=True)  # as `info` does where it is not switched off
+    patches._no_flush(module)
+    module.logger.info("x", flush=True)
+
+
+@pytest.mark.parametrize("receivers", [1, 2])
+def test_the_gloo_engine_hands_over_weights_of_any_size_and_kind(receivers: int) -> None:
+    """Threads stand in for processes; some weights are larger than a bucket, some do not end on a word."""
+    pytest.importorskip("verl")
+    import asyncio
+    from concurrent.futures import ThreadPoolExecutor
+
+    from rollspec_verl_cpu.gloo_engine import GlooCheckpointEngine
+
+    generator = torch.Generator().manual_seed(0)
+    weights = {
+        "small": torch.randn(3, generator=generator),
+        "odd": torch.randint(0, 255, (5,), dtype=torch.uint8, generator=generator),
+        "half": torch.randn(4, 7, generator=generator).bfloat16(),
+        "large": torch.randn(40, 9, generator=generator),
+        "last": torch.randn(1, generator=generator),
+    }
+    actors = [GlooCheckpointEngine(256, is_master=i == 0) for i in range(2)]
+    rollouts = [GlooCheckpointEngine(256) for _ in range(receivers)]
+
+    async def receive(engine: Any) -> dict[str, Any]:
+        return {name: tensor.clone() async for name, tensor in engine.receive_weights()}
+
+    with ThreadPoolExecutor(2 + receivers) as pool:
+        for _ in range(2):  # the group is made anew
+            metadata = [e.prepare() for e in [*actors, *rollouts]]
+            for_actors, for_rollouts = GlooCheckpointEngine.build_topology(2, receivers, metadata)
+            rows = [
+                {name: column[i] for name, column in given.items()}
+                for given, n in ((for_actors, 2), (for_rollouts, receivers))
+                for i in range(n)
+            ]
+            everyone = [*actors, *rollouts]
+            list(pool.map(lambda pair: pair[0].init_process_group(**pair[1]), zip(everyone, rows, strict=True)))
+            sent = [pool.submit(asyncio.run, a.send_weights(iter(weights.items()))) for a in actors]
+            got = [pool.submit(asyncio.run, receive(r)) for r in rollouts]
+            for future in got:
+                found = future.result(60)
+                assert found.keys() == weights.keys()
+                assert all(torch.equal(found[k], v) and found[k].dtype == v.dtype for k, v in weights.items())
+            assert [f.result(60) for f in sent] == [None, None]
+            for e in everyone:
+                e.finalize()
+
+
 def test_trl_is_hidden_from_verl() -> None:
     """Every verl job fails beside TRL 1.16 otherwise: it takes a class from TRL that is not there any more."""
     from rollspec_verl_cpu import patches

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import sys
 import time
@@ -231,6 +232,32 @@ def test_the_health_of_the_rollouts_reaches_verls_logger(
     assert second["rollspec/health/epoch_overlap"] == 1.0 and second["rollspec/health/warnings"] == 2.0
     said = [line for line in capsys.readouterr().out.splitlines() if line.startswith("rollspec: at step")]
     assert len(said) == 2 and "top_p" in said[0] and "1 of 2 responses" in said[0] and "at step 1" in said[1]
+
+
+def test_mini_batches_of_one_step_are_measured_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from rollspec_verl import trainer as hooks
+    from rollspec_verl.rollouts import Rollouts
+
+    batches = {
+        "first": Rollouts([as_tokens([1])] * 3, [as_tokens([4])] * 3, [1.0] * 3, [], [], ["0_0"] * 3, [(3, 3)] * 3),
+        "second": Rollouts([as_tokens([2])], [as_tokens([5] * 9)], [0.0], [], [], ["0_0"], [(3, 4)]),
+    }
+    monkeypatch.setattr(Rollouts, "read", batches.__getitem__)
+    monkeypatch.setenv(hooks.ENV_LENGTHS, str(tmp_path / "lengths.jsonl"))
+    handle = Handle({"stats": STATS})
+    trainer = module().PPOTrainer(tmp_path, handle)
+    trainer.trainer_mode = "separate_async"
+    for name in batches:
+        trainer._compute_advantage(name, metrics={})
+    assert [op for op, _ in handle.calls] == ["rewards", "rewards"], "at once"
+    out = trainer._consume_sync_metrics()
+    assert out["rollspec/reward/mean"] == 0.75 and out["rollspec/length/max"] == 9
+    assert out["rollspec/policy/spanning"] == 1 and out["rollspec/guard/faults"] == 0
+    assert "rollspec/rollout/wait_share" in out and "rollspec/rollout/generation_share" not in out
+    (line,) = (tmp_path / "lengths.jsonl").read_text().splitlines()
+    row = json.loads(line)
+    assert row["lengths"] == [1, 1, 1, 9] and row["versions"][3] == [3, 4] and len(row["keys"][3]) == 2
+    assert "rollspec/reward/mean" not in trainer._consume_sync_metrics(), "the next step has none yet"
 
 
 def test_broken_options_do_not_end_a_running_job(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -51,6 +51,37 @@ def test_off_and_other_nodes_are_not_asked() -> None:
     assert off.calls == other.calls == []
 
 
+@pytest.mark.parametrize("wait", [False, True])
+def test_verls_word_for_a_pause_is_vllms(wait: bool) -> None:
+    from rollspec_verl.replica import accept_wait_flag
+
+    got: list[Any] = []
+
+    class Engine:
+        async def pause_generation(self, *, mode: str = "abort", clear_cache: bool = True) -> None:
+            got.append((mode, clear_cache))
+
+    class Old:
+        async def pause_generation(self, *, wait_for_inflight_requests: bool = False, clear_cache: bool = True) -> None:
+            got.append(wait_for_inflight_requests)
+
+    for engine in (Engine(), Old()):
+        for _ in range(2):
+            accept_wait_flag(engine)
+        asyncio.run(engine.pause_generation(wait_for_inflight_requests=wait, clear_cache=False))
+    asyncio.run(Engine().pause_generation(mode="keep"))
+    assert got == [("wait" if wait else "abort", False), wait, ("keep", True)]
+
+
+def test_training_yields_where_a_server_trains() -> None:
+    s = server([{"updating": True}])
+    asyncio.run(s.rollspec_yield())
+    assert s.calls == [], "it does not train"
+    s.rollspec_trains = True
+    asyncio.run(s.rollspec_yield())
+    assert s.calls == [("updating", {"on": True})]
+
+
 def test_a_stuck_engine_costs_a_few_bounded_waits(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import logging
 from types import ModuleType
 from typing import Any
@@ -36,10 +37,11 @@ def client(answers: list[list[int]], name: str = "vllm", **custom: Any) -> tuple
     @plays("ray.actor:ActorMethod")
     class Generate:
         async def remote(self, prompt_ids: list[int], sampling_params: dict[str, Any], **kwargs: Any) -> Any:
-            asked.append((list(prompt_ids), dict(sampling_params)))
+            asked.append((list(prompt_ids), copy.deepcopy(sampling_params)))
             said = answers[len(asked) - 1]
             reason = "aborted" if len(asked) < len(answers) else "completed"
-            return TokenOutput(token_ids=said, log_probs=[-1.0] * len(said), stop_reason=reason, extra_fields={})
+            fields = {"global_steps": len(asked)}
+            return TokenOutput(token_ids=said, log_probs=[-1.0] * len(said), stop_reason=reason, extra_fields=fields)
 
     @plays("verl.workers.rollout.llm_server:FullyAsyncLLMServerClient")
     class Client(llm_server.FullyAsyncLLMServerClient):
@@ -50,7 +52,7 @@ def client(answers: list[list[int]], name: str = "vllm", **custom: Any) -> tuple
             pass
 
     module = ModuleType("llm_server")
-    module.__dict__["FullyAsyncLLMServerClient"] = Client
+    module.__dict__.update(FullyAsyncLLMServerClient=Client, LLMServerClient=llm_server.LLMServerClient)
     for _ in range(2):
         resume.install(module)
     rollout = {"name": name, "response_length": 8, "custom": {"rollspec": custom} if custom else {}}
@@ -75,12 +77,13 @@ def rollout(client: Any, **kwargs: Any) -> Any:
 
 
 def test_all_submissions_of_a_rollout_carry_its_name_and_where_its_prompt_ends() -> None:
-    me, asked = client([[], [10, 11], [12]])
-    assert rollout(me).token_ids == [10, 11, 12]
-    assert [prompt for prompt, _ in asked] == [[5, 6], [5, 6], [5, 6, 10, 11]]
-    assert [params["max_tokens"] for _, params in asked] == [8, 8, 6]
+    me, asked = client([[], [10, 11], [12], [13]])
+    assert rollout(me).token_ids == [10, 11, 12, 13]
+    assert [prompt for prompt, _ in asked] == [[5, 6], [5, 6], [5, 6, 10, 11], [5, 6, 10, 11, 12]]
+    assert [params["max_tokens"] for _, params in asked] == [8, 8, 6, 5]
     marks = [params["extra_args"]["rollspec"] for _, params in asked]
-    assert marks[0] == marks[1] == marks[2] and marks[0]["prompt_tokens"] == 2 and marks[0]["sample"] == "3_0"
+    assert [mark.pop("spans", []) for mark in marks] == [[], [], [[0, 2]], [[0, 2], [2, 3]]]
+    assert all(mark == marks[0] for mark in marks) and marks[0]["prompt_tokens"] == 2 and marks[0]["sample"] == "3_0"
     assert asked[0][1]["extra_args"]["theirs"] == 1
     first = marks[0]["origin"]
     asked.clear()

@@ -72,7 +72,10 @@ def test_a_rollout_that_is_aborted_and_goes_on_is_one_response() -> None:
     p.finish("b")
     assert p.stats.reuse == [1, 40, 40, 1]
     kept = p.history.get(key)
-    assert kept is not None and [(r.version, r.tokens.tolist()) for r in kept.responses] == [(0, text), (2, text)]
+    assert kept is not None and [(r.version, r.tokens.tolist()) for r in kept.responses] == [(0, text), (1, text)]
+    assert kept.responses[1].spans == ((0, 1), (10, 2)), "the three tokens that did not come back were sampled again"
+    corpus = p.requests.get("b"), p.suffix._groups[key].corpus.tokens.tolist()
+    assert corpus[1].count(text[-1]) == 2 and p.suffix._global.tokens.tolist().count(text[-1]) == 2, "not doubled"
     assert len(p.history) == 1 and p.history.evicted == 0 and p.history.bytes == 4 * (3 + 80)
     assert p.history.reward([(key, prompt_key(text), 1.0)]) == 1 and kept.responses[-1].reward == 1.0
 

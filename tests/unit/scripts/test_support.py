@@ -1,0 +1,53 @@
+"""The table of support: what a mark may say, and that the pages hold what the tests say."""
+
+from __future__ import annotations
+
+import ast
+
+import pytest
+
+from scripts.generate import support
+
+TEXT = """
+import pytest
+
+@pytest.mark.supports("verl", "sync", "drafts", "metrics")
+@pytest.mark.slow
+def test_one(): ...
+
+@pytest.mark.supports("verl", "sync", "drafts")
+@pytest.mark.supports("TRL", "server", "resume")
+async def test_two(): ...
+
+def test_three(): ...
+"""
+
+
+def test_marks_are_read_from_the_text() -> None:
+    found = {(m.test, m.row, m.columns, m.slow) for m in support.marks(TEXT, "x.py")}
+    assert found == {
+        ("test_one", ("verl", "sync"), ("drafts", "metrics"), True),
+        ("test_two", ("verl", "sync"), ("drafts",), False),
+        ("test_two", ("TRL", "server"), ("resume",), False),
+    }
+
+
+@pytest.mark.parametrize("args", ['"verl", "async", "drafts"', '"verl", "sync", "speed"', '"verl", "sync"'])
+def test_a_mark_outside_the_table_is_an_error(args: str) -> None:
+    with pytest.raises(ValueError, match=r"x\.py: test_one supports verl"):
+        list(support.marks(f"@pytest.mark.supports({args})\ndef test_one(): ...", "x.py"))
+
+
+def test_pages_name_tests_that_are_there() -> None:
+    table = support.table()
+    for page in support.PAGES:
+        assert table in page.FILE.read_text(), "run `python -m scripts.generate`"
+    tests = {
+        node.name
+        for path in (support.ROOT / "tests").rglob("test_*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+    }
+    cells = [cell.strip() for line in table.splitlines()[2:] for cell in line.strip("|").split("|")[2:]]
+    assert len(cells) == len(support.ROWS) * len(support.COLUMNS)
+    assert all(cell == support.NOT_RUN or cell.split("`")[1] in tests for cell in cells)
