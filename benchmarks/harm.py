@@ -185,7 +185,7 @@ def measure(
 
 def run(quick: bool = False, rounds: int = ROUNDS, model: Path | None = None, out: Path | None = None) -> Path:
     """Both scenarios; prints the table and writes JSON. `quick` only shows that it runs."""
-    pin()
+    pin(apart=True)
     console = Console(stderr=True)
     began, clock = provenance(), time.monotonic()
     if model:

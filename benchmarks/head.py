@@ -130,7 +130,7 @@ def run(
 
     `none` is always one of the arms.
     """
-    pin()
+    pin(apart=True)
     console = Console(stderr=True)
     began, clock = provenance(), time.monotonic()
     if quick:
