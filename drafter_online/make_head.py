@@ -234,6 +234,7 @@ class _Work:
                 ceiling=_shown(limit),
                 samples=len(kept),
                 held_out=len(held),
+                hold_out=o.hold_out,
                 response_tokens=self.buffer.token_counts().total(),
                 batch_tokens=trainer.batch_tokens,
             )
