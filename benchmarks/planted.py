@@ -1,16 +1,19 @@
-"""Planted faults for measuring the audit: vLLM logits processors that replace 1 % of the tokens (at temperature 1).
+"""Planted faults for measuring the audit: vLLM logits processors that replace 1 % of the tokens (at temperature 1), or
+the share that PLANTED_SHARE says.
 
 Loaded by name in the engine's own process: `logits_processors=["benchmarks.planted:Uniform"]`.
 """
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import torch
 from vllm.v1.sample.logits_processor import LogitsProcessor
 
-SHARE = 0.01
+VARIABLE = "PLANTED_SHARE"
+SHARE = float(os.environ.get(VARIABLE, "0.01"))
 
 
 class _Mixture(LogitsProcessor):
@@ -20,7 +23,7 @@ class _Mixture(LogitsProcessor):
         pass
 
     def other(self, p: torch.Tensor) -> torch.Tensor:
-        """[n, V] the distribution that 1 % of the tokens come from, given the policy's."""
+        """[n, V] the distribution that the share's tokens come from, given the policy's."""
         raise NotImplementedError
 
     def apply(self, logits: torch.Tensor) -> torch.Tensor:
@@ -37,7 +40,7 @@ class _Mixture(LogitsProcessor):
 
 
 class Uniform(_Mixture):
-    """1 % of the tokens are uniform over the vocabulary."""
+    """The share's tokens are uniform over the vocabulary."""
 
     def other(self, p: torch.Tensor) -> torch.Tensor:
         """1 / V."""
@@ -45,7 +48,7 @@ class Uniform(_Mixture):
 
 
 class MostLikely(_Mixture):
-    """1 % of the tokens are the most likely one."""
+    """The share's tokens are the most likely one."""
 
     def other(self, p: torch.Tensor) -> torch.Tensor:
         """All on the argmax."""
@@ -53,7 +56,7 @@ class MostLikely(_Mixture):
 
 
 class Second(_Mixture):
-    """1 % of the tokens are the second likeliest one."""
+    """The share's tokens are the second likeliest one."""
 
     def other(self, p: torch.Tensor) -> torch.Tensor:
         """All on the second."""
