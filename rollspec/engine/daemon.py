@@ -151,13 +151,13 @@ def _alive(path: Path) -> bool:
 
 
 def _take_cores() -> None:
-    """Move this thread, and those that it will start, to the trainer's cores."""
+    """Move the threads of this process, and so those that they will start, to the trainer's cores."""
     text = os.environ.get(TRAINER_CORES, "")
     try:
         spans = [[int(n) for n in part.split("-")] for part in text.split(",") if part.strip()]
         cores = {core for span in spans for core in range(span[0], span[-1] + 1)}
-        if cores:
-            os.sched_setaffinity(0, cores)
+        for thread in os.listdir("/proc/self/task") if cores else ():
+            os.sched_setaffinity(int(thread), cores)
     except (ValueError, OSError) as e:
         logger.warning(
             "rollspec: %s=%r names no cores of this machine (%s); the trainer keeps those of its engine. Write it as "
@@ -169,6 +169,8 @@ def main() -> int:
     """The process: a service with the settings in its only argument."""
     import signal
 
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
+    _take_cores()  # first: what is imported here starts threads
     from drafter_online.errors import DrafterError
     from drafter_online.service import Service
     from drafter_online.settings import settings
@@ -176,8 +178,6 @@ def main() -> int:
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
-    _take_cores()
     try:
         service = Service(settings(json.loads(sys.argv[1])))
     except DrafterError as e:

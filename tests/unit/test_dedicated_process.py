@@ -50,7 +50,8 @@ def test_replicas_of_a_job_share_one_process_that_ends_with_them(
         for e in engines:
             e.turn()
         assert time.monotonic() < end, (tmp_path / "d" / "daemon.log").read_text()
-    assert os.sched_getaffinity(int(process.read_text())) == {core}
+    threads = os.listdir(f"/proc/{process.read_text()}/task")
+    assert len(threads) > 1 and all(os.sched_getaffinity(int(thread)) == {core} for thread in threads)
     for e in engines:
         e.link.close()
     until(lambda: not daemon._alive(process), seconds=60)
