@@ -183,7 +183,7 @@ def counters(llm: Any) -> tuple[int, int]:
 
 def _cpu_seconds() -> float:
     """Processor time of this process and of the engine's, which are its children."""
-    import psutil
+    import psutil  # type: ignore[import-untyped,unused-ignore]  # vLLM needs it, too
 
     own = psutil.Process()
     times = [p.cpu_times() for p in (own, *own.children(recursive=True))]
