@@ -27,6 +27,7 @@ from drafter_online.idle import EngineState, Idle
 from drafter_online.model import Eagle3
 from drafter_online.trainer import DrafterTraining, Trainer
 from drafter_online.versions import Versions
+from drafter_online.worth import Worth
 from rollspec.head.training import TICK_SECONDS, HeadTraining, TrainedHead
 
 QUIET_SECONDS = 0.05
@@ -53,7 +54,9 @@ class IdleTraining(HeadTraining):
         self._stepped = time.perf_counter()
         self._inside = False
         self._version = -1
-        self._due = False  # `publish_every` steps were made, and what was learned is not published yet
+        self._due = False  # `publish_every` steps were made, and what was learned pays and is not published yet
+        self._published_at = 0  # steps, a multiple of `publish_every`
+        self.worth = Worth()
         self._trainer: Any = None
         self._idle: Any = None
         folder = self.config.dir or learned.bridge.config.history.dir
@@ -255,7 +258,10 @@ class IdleTraining(HeadTraining):
             return False
         self.acceptance, self.length = report.acceptance.rates, report.acceptance.length
         steps = self._trainer.counts.steps
-        self._due = self._due or (steps > before and steps % self.config.publish_every == 0)
+        self.worth.observe(self.length)
+        if steps > before and steps % self.config.publish_every == 0 and not self._due:
+            since = steps - self._published_at
+            self._due = self.worth.pays(self._trainer.buffer, since, self.config.publish_every)
         self.terms = {k: v for k, v in report.terms.items() if k != "loss"}
         return True
 
@@ -300,6 +306,8 @@ class IdleTraining(HeadTraining):
         try:
             number = self._trainer.publish(store, self.learned.runner.dtype)
             self.published = number
+            self._published_at = self._trainer.counts.steps // self.config.publish_every * self.config.publish_every
+            self.worth.published()
             if self.config.versions is None:
                 swapper.offer(store.path(number))
             self._trainer.buffer.save(self.folder / "buffer")
