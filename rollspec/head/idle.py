@@ -78,6 +78,8 @@ class IdleTraining(HeadTraining):
 
     def step_ended(self) -> None:
         """The engine has computed."""
+        if self._inside and self._idle is not None:
+            self._idle.cost.step(time.perf_counter() - self._stepped)
         self._inside = False
         self._stepped = time.perf_counter()
 
@@ -97,6 +99,7 @@ class IdleTraining(HeadTraining):
                 "harvested_seconds": i.used,
                 "micro_steps": i.steps,
                 "wasted_seconds": i.wasted,
+                "idle_cost": self._idle.cost.share,
                 "preempt_seconds": max(i.latencies, default=0.0),
                 "preempt_p99_seconds": i.latency_p99,
                 "micro_step_seconds": i.step_seconds,
