@@ -10,7 +10,7 @@ import os
 from typing import Any
 
 import torch
-from vllm.v1.sample.logits_processor import LogitsProcessor
+from vllm.v1.worker.gpu.sample.logits_processor import LogitsProcessor
 
 VARIABLE = "PLANTED_SHARE"
 SHARE = float(os.environ.get(VARIABLE, "0.01"))
@@ -19,24 +19,14 @@ SHARE = float(os.environ.get(VARIABLE, "0.01"))
 class _Mixture(LogitsProcessor):
     """(1 - SHARE) times the policy, and SHARE of something else."""
 
-    def __init__(self, vllm_config: Any, device: Any, is_pin_memory: bool) -> None:
-        pass
-
     def other(self, p: torch.Tensor) -> torch.Tensor:
         """[n, V] the distribution that the share's tokens come from, given the policy's."""
         raise NotImplementedError
 
-    def apply(self, logits: torch.Tensor) -> torch.Tensor:
+    def apply(self, logits: torch.Tensor, ctx: Any) -> torch.Tensor:
         """[n, V] logits of the mixture; greedy requests see their order unchanged."""
         p = logits.float().softmax(-1)
         return ((1 - SHARE) * p + SHARE * self.other(p)).log().to(logits.dtype)
-
-    def is_argmax_invariant(self) -> bool:
-        """vLLM may skip the others in greedy batches; this one is no different there."""
-        return False
-
-    def update_state(self, batch_update: Any) -> None:
-        """Nothing is kept per request."""
 
 
 class Uniform(_Mixture):

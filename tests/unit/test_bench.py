@@ -391,6 +391,6 @@ def test_planted_faults_are_one_percent() -> None:
     logits = 2.0 * torch.randn(5, 40, generator=torch.Generator().manual_seed(0))
     p = logits.softmax(-1)
     for fault in ("Uniform", "MostLikely", "Second"):
-        q = getattr(planted, fault)(None, None, False).apply(logits).softmax(-1)
+        q = getattr(planted, fault)(None, None).apply(logits, None).softmax(-1)
         assert (0.5 * (p - q).abs().sum(-1) <= 0.01 + 1e-6).all() and (0.5 * (p - q).abs().sum(-1) > 0.001).all()
         assert fault == "Second" or (q.argmax(-1) == p.argmax(-1)).all()
