@@ -76,14 +76,14 @@ def _pass(epochs: Sequence[dict[str, Any]]) -> float | None:
 def table(batch: int, result: Mapping[str, Any]) -> Table:
     """One batch size for people."""
     t = Table(title=f"batch {batch}")
-    columns = ("prompts", "arm", "tokens/s", "over none", "by CPU time", "over memory", "tokens per step", "accepted",
-               "predicted / accepted")  # fmt: skip
+    columns = ("prompts", "arm", "tok/s", "over\nnone", "by CPU", "over\nmemory", "tok\n/step", "acc.",
+               "pred.\n/acc.")  # fmt: skip
     for column in columns:
         t.add_column(column, justify="left" if column in ("prompts", "arm") else "right")
     for workload, arms in result.items():
         for name, a in arms.items():
             shown = [
-                f"{r['median']:.2f}x ({r['low']:.2f}-{r['high']:.2f})"
+                f"{r['median']:.2f}x\n{r['low']:.2f}-\n{r['high']:.2f}"
                 for r in (a["speedup_over_none"], a["speedup_over_none_cpu"], a["speedup_over_memory"])
             ]
             rate, off = a["acceptance_rate"], a["calibration"]["all"]["ratio"]

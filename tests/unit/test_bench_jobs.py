@@ -91,7 +91,7 @@ def test_harm_compares_whole_jobs() -> None:
     assert s["verdicts"]["rollspec_over_none"] == "reached" and s["verdicts"]["rollspec_over_control_cpu"] == "missed"
     assert s["drafted"] == 60 * 18 and s["plays"]["none"] == 180
     shown = harm.table({"4": {"useless": s}})
-    assert shown.row_count == 1 and "4 useless: rollspec_over_control missed" in str(shown.caption)
+    assert shown.row_count == 1 and "rollspec_over_control missed: 4 useless" in str(shown.caption)
 
 
 def test_unpredictable_prompts_never_repeat() -> None:
