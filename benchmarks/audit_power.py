@@ -95,19 +95,36 @@ def power() -> list[dict[str, Any]]:
     return out
 
 
-def engine(faults: list[str], quick: bool = False, tokens: int | None = None) -> Iterator[dict[str, Any]]:
-    """Whole audits of real engines with a planted fault, timed. `tokens`: as many instead of `ENGINE`'s."""
+def engine(
+    faults: list[str],
+    quick: bool = False,
+    tokens: int | None = None,
+    share: float = 0.01,
+    given: Path | None = None,
+) -> Iterator[dict[str, Any]]:
+    """Whole audits of real engines with a planted fault, timed.
+
+    Args:
+        tokens: as many instead of `ENGINE`'s.
+        share: of them that the fault replaces.
+        given: the model, instead of the demo's policy.
+    """
+    from benchmarks import planted
     from examples.grpo_arithmetic.prepare import prepare
     from rollspec.audit.engine import Arm, Plan
     from rollspec.audit.prompts import token_prompts
     from rollspec.audit.run import run_audit
 
     with tempfile.TemporaryDirectory() as folder:
-        model = str(prepare(folder, size="tiny" if quick else "demo").model)
+        model = str(given or prepare(folder, size="tiny" if quick else "demo").model)
+        os.environ[planted.VARIABLE] = str(share)  # the engines' processes inherit it
         prompts = token_prompts(model, None, 8, 64)
         for fault in faults:
             plan = Plan(prompts, tokens=2_000 if quick else tokens or ENGINE[fault], samples=64)
-            arm = Arm(f"1 % {fault}", engine={"logits_processors": [f"benchmarks.planted:{fault}"]})
+            arm = Arm(
+                f"{share:.1%} {fault} in {Path(model).name}",
+                engine={"logits_processors": [f"benchmarks.planted:{fault}"]},
+            )
             began = time.perf_counter()
             result = run_audit(model, plan, arm, control=False)
             seconds = time.perf_counter() - began
@@ -115,7 +132,9 @@ def engine(faults: list[str], quick: bool = False, tokens: int | None = None) ->
                 "bias": arm.name,
                 "tokens": result.n_tokens,
                 "seconds": seconds,
+                "cpu_seconds": result.provenance["cpu_seconds"],
                 "verdict": result.verdict,
+                "log_probs_passed": result.log_probs.passed if result.log_probs else None,
                 "smallest_adjusted_p": min(t.p_adjusted for t in result.tests),
                 "strongest": f"{result.tests[0].name}, {result.tests[0].where}",
                 "mean_entropy": result.provenance["mean_entropy"],
@@ -152,6 +171,8 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--faults", default=",".join(ENGINE))
     parser.add_argument("--tokens", type=int, help="of the engine part, for every fault")
+    parser.add_argument("--share", type=float, default=0.01, help="of the tokens that a fault replaces")
+    parser.add_argument("--model", help="of the engine part: a folder, a name, or smollm2")
     parser.add_argument("--quick", action="store_true", help="show that the engine part runs")
     parser.add_argument("--out", type=Path, default=RESULTS / "audit_power.json")
     args = parser.parse_args()
@@ -162,7 +183,10 @@ def main() -> None:
     elif args.part == "power":
         path = keep(args.out, began, "power", {"cells": power()})
     else:
-        for row in engine(args.faults.split(","), args.quick, args.tokens):
+        from examples.models import resolve
+
+        model = resolve(args.model) if args.model else None
+        for row in engine(args.faults.split(","), args.quick, args.tokens, args.share, model):
             path = keep(args.out, began, "engine", {**row, "provenance": began})
     print(path)
 

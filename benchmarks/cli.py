@@ -137,10 +137,22 @@ def head(
     batches: Annotated[str | None, typer.Option(help="Batch sizes, separated by commas.")] = None,
     arms: Arms = None,
     samples: Annotated[int | None, typer.Option(min=1, help="Of each prompt; with 1 memory knows no sibling.")] = None,
+    seeds: Annotated[str, typer.Option(help="Of prompts' order and of engines, which each starts anew.")] = "0",
+    epochs: Annotated[
+        int | None, typer.Option(min=1, max=8, help="Of a round's prompts: fresh, then repeated; default 2.")
+    ] = None,
+    held_out: Annotated[
+        Path | None,
+        typer.Option(exists=True, file_okay=False, help="--out of a make-head; prompts it trained on are left out."),
+    ] = None,
 ) -> None:
-    """What a draft head adds to a real model: none, memory, head and memory, fresh and repeated prompts (an hour)."""
-    sizes = _sizes(batches) if batches else None
-    given = _given(rounds=rounds, batches=sizes, arms=names("--arms", arms, _module("head").ARMS, ";"), samples=samples)
+    """What a draft head adds to a real model: none, memory, head and memory, fresh and repeated prompts (an hour).
+
+    `head, coupled greedy`, `head, trained` and `head, idle` are further --arms.
+    """
+    chosen = names("--arms", arms, _module("head").ARMS, ";") if arms else None
+    given = _given(rounds=rounds, batches=_sizes(batches) if batches else None, arms=chosen, samples=samples)
+    given |= _given(seeds=numbers("--seeds", seeds), epochs=epochs, held_out=held_out)
     _measure("head", json, out, model, quick=quick, head=head, prompts=prompts, **given)
 
 
@@ -287,9 +299,18 @@ def harm(
     json: Json = False,
     model: Model = None,
     rounds: Annotated[int, typer.Option(min=1, help="Alternating jobs per scenario.")] = 10,
+    batches: Annotated[str, typer.Option(help="Batch sizes, separated by commas.")] = "64",
+    scenarios: Annotated[str | None, typer.Option(help="Of unpredictable and useless; default: both.")] = None,
+    head: Annotated[
+        Path | None, typer.Option(exists=True, file_okay=False, help="A draft head beside the suffix drafts.")
+    ] = None,
 ) -> None:
-    """Do no harm: rollspec against none on unpredictable text, and with a useless drafter (ten minutes)."""
-    _measure("harm", json, out, model, quick=quick, rounds=rounds)
+    """Do no harm: rollspec against none and its null control on unpredictable text, and with a useless drafter.
+
+    A quarter of an hour for the demo's policy at one batch size.
+    """
+    given = _given(scenarios=names("--scenarios", scenarios, _module("harm").SCENARIOS) if scenarios else None)
+    _measure("harm", json, out, model, quick=quick, rounds=rounds, batches=_sizes(batches), head=head, **given)
 
 
 @command.command()

@@ -23,6 +23,7 @@ from rollspec.machine import native_dtype
 
 START_SECONDS = 240.0
 RUN_SECONDS = 600.0
+TRAINER = "rollspec.engine.daemon"  # in the command line of the process of `drafter.mode: dedicated`
 MAX_NEW = 512  # tokens of a response that ends by itself
 
 
@@ -35,6 +36,7 @@ class Arm:
     rollspec: str | dict[str, Any] | None = None  # a preset, or a configuration
     environment: dict[str, str] = field(default_factory=dict)
     dtype: str | None = None  # None: this machine's
+    seed: int = 0  # of the engine
     accept_all: bool = False  # every draft counts as accepted: what a perfect drafter would cost, not a result
 
 
@@ -66,22 +68,27 @@ class Engine:
         self._answer(START_SECONDS)
 
     def run(self, work: Work) -> dict[str, Any]:
-        """Do `work`; returns seconds, tokens, steps and the drafter's counters."""
+        """Do `work`; returns seconds, CPU seconds of the engine and of its trainer, tokens, steps and counters."""
+        before = self.cpu_seconds(), self.cpu_seconds(trainer=True)
         self._pipe.send(work)
-        return self._answer(RUN_SECONDS)
+        done: dict[str, Any] = self._answer(RUN_SECONDS)
+        spent = self.cpu_seconds() - before[0], self.cpu_seconds(trainer=True) - before[1]
+        return done | dict(zip(("cpu_seconds", "trainer_cpu_seconds"), spent, strict=True))
 
     def call(self, act: Callable[..., Any], *args: Any) -> Any:
         """Run `act(worker, *args)`, a function of a module, in the engine's worker; returns what it returned."""
         self._pipe.send((act, args))
         return self._answer(RUN_SECONDS)
 
-    def cpu_seconds(self) -> float:
-        """Processor time used so far by the engine's processes."""
+    def cpu_seconds(self, trainer: bool = False) -> float:
+        """Processor time used so far by the engine's processes, without a trainer's; or that trainer's."""
         import psutil
 
         total = 0.0
         for process in self._family():
             try:
+                if (TRAINER in process.cmdline()) != trainer:
+                    continue
                 times = process.cpu_times()
             except psutil.Error:
                 continue
@@ -190,6 +197,7 @@ def _serve(pipe: Any, arm: Arm, model: str, max_len: int, max_seqs: int) -> None
         enforce_eager=True,
         max_model_len=max_len,
         max_num_seqs=max_seqs,
+        seed=arm.seed,
         enable_prefix_caching=False,
         disable_log_stats=False,
         async_scheduling=None if arm.speculative else True,  # as rollspec's engines; vLLM decides for its own methods
@@ -301,6 +309,7 @@ def _own(llm: Any) -> dict[str, Any]:
         "drafters_off": stats["drafters_off"],
         "by_source": stats["by_source"],
         "predicted": stats["predicted"],
+        "predicted_by": stats["predicted_by"],
         "cost": info.get("cost"),
         "state": info.get("state"),
         "faults": stats["faults"],

@@ -16,11 +16,14 @@ from pathlib import Path
 from typing import Any
 
 from drafter_online.files import replace
+from rollspec.engine.daemon import TRAINER_CORES
 from rollspec.machine import machine
 
 ROOT = Path(__file__).resolve().parents[1]
 QUICK = "quick: this shows that it runs; the numbers and verdicts below mean nothing"
 RESULTS = ROOT / "benchmarks" / "results"
+CORES = sorted(os.sched_getaffinity(0))
+GIVEN_THREADS = os.environ.get("OMP_NUM_THREADS")
 
 
 @dataclass(frozen=True)
@@ -82,6 +85,8 @@ def provenance() -> dict[str, Any]:
         "cpu": machine()["cpu"],
         "cores": os.cpu_count(),
         "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS"),
+        "engines_on": sorted(os.sched_getaffinity(0)),
+        "trainer_on": os.environ.get(TRAINER_CORES),
         "load": os.getloadavg(),
         "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
     }
@@ -95,13 +100,22 @@ def save(name: str, result: dict[str, Any], out: Path | None = None) -> Path:
     return path
 
 
-def pin(threads: int | None = None) -> None:
+def pin(threads: int | None = None, apart: bool = False) -> None:
     """Environment of every engine of a benchmark: correct with and without rollspec, threads pinned.
 
     Args:
         threads: None: one fewer than there are cores, as in the demo: an engine's scheduler and its driver need
             one.
+        apart: this process, which only waits, and with it every process of every engine stay on the first core, and a
+            trainer in a process of its own has the second one: the rollout device and the idle one. The second core
+            stays free where nothing trains.
     """
+    os.sched_setaffinity(0, CORES[:1] if apart else CORES)
+    os.environ.pop(TRAINER_CORES, None)
+    if apart:
+        threads, os.environ[TRAINER_CORES] = 1, str(CORES[1 % len(CORES)])
+    given = None if apart else GIVEN_THREADS
+    os.environ["OMP_NUM_THREADS"] = given or str(threads or max(1, min(len(CORES), 8) - 1))
     for name in [n for n in os.environ if n == "ROLLSPEC" or n.startswith("ROLLSPEC__")]:
         del os.environ[name]  # would switch rollspec on in the arms without it
     os.environ["ROLLSPEC_PATCHES"] = "cpu"
@@ -113,7 +127,6 @@ def pin(threads: int | None = None) -> None:
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",
         # The clock runs while an engine is suspended within a step, so the step would time out.
         "VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS": "86400",
-        "OMP_NUM_THREADS": str(threads or max(1, min(os.cpu_count() or 1, 8) - 1)),
         "HF_HUB_OFFLINE": "1",
         "VLLM_NO_USAGE_STATS": "1",
         "TOKENIZERS_PARALLELISM": "false",

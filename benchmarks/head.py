@@ -4,115 +4,58 @@
     repeated  the same prompts again, right after: what a second epoch under the same policy is
 
 Every arm does the same tokens: lengths are recorded once, without speculation, and replayed. Arms take turns, each
-round has prompts of its own, and ratios are of pairs. Two arms draft with the head: by rejection sampling, where its
-greedy drafts are accepted with at most the likeliest token's probability, and coupled, where they are drawn with the
-target's noise.
+round has prompts of its own, each seed has engines of its own, and ratios are of pairs, by the clock and by the
+engines' CPU time. The head drafts by rejection sampling, where its greedy drafts are accepted with at most the
+likeliest token's probability, and coupled, with the target's noise or greedily. It stays as it is, or is trained
+meanwhile: on the second core, or by the engine while that has nothing to do.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import random
+import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
 
 from benchmarks.engines import Arm, Engine, Work, idle_cores
-from benchmarks.harness import pin, provenance, ratio, save
+from benchmarks.harness import pin, provenance, save
+from benchmarks.head_prompts import Prompts
+from benchmarks.head_table import summarise, table
 
-ARMS = ("none", "memory", "head", "head, coupled")
+DEFAULT = ("none", "memory", "head", "head, coupled")
+ARMS = (*DEFAULT, "head, coupled greedy", "head, trained", "head, idle")
+TRAINED = {"head, trained": "dedicated", "head, idle": "idle"}
+"""`drafter.mode` of the arms that train."""
 BATCHES = (1, 4, 32)
 ROUNDS = 6
+EPOCHS = 2
 SAMPLES = 4
 REQUESTS = {1: 12, 4: 24, 32: 64}
 """Of a round, by batch size."""
 MOST = 128  # tokens of a response
-WORKLOADS = ("fresh", "repeated")
+IDLE = 4.0  # seconds after an epoch in which an arm that trains has nothing else to do
 
 
-def arm(name: str, head: Path) -> Arm:
-    """An arm by name."""
+def arm(name: str, head: Path, seed: int = 0, folder: Path | None = None) -> Arm:
+    """An arm by name; `folder`: for the state of those that train."""
     learned = {"preset": "default", "proposal.drafters": ["suffix", "eagle3"], "proposal.learned.model": str(head)}
-    rollspec: dict[str, Any] = {
-        "none": None,
-        "memory": "default",
-        "head": learned,
-        "head, coupled": learned | {"mode": "coupled"},
-    }
-    return Arm(name, rollspec=rollspec[name])
+    more: dict[str, Any] = {
+        "head": {},
+        "head, coupled": {"mode": "coupled"},
+        "head, coupled greedy": {"mode": "coupled", "coupled.drafts": "greedy"},
+    } | {n: {"drafter.mode": mode, "drafter.dir": str((folder or Path()) / mode)} for n, mode in TRAINED.items()}
+    fixed = {"none": None, "memory": "default"}
+    return Arm(name, rollspec=fixed[name] if name in fixed else learned | more[name], seed=seed)
 
 
-def prompts_of(model: Path, file: Path | None, count: int) -> list[list[int]]:
-    """Token ids of `count` prompts, in a random order that is always the same.
-
-    Raises:
-        TrainingError: the file cannot be used.
-    """
-    from drafter_online import prompts
-
-    rows = prompts.built_in() if file is None else prompts.read(file)
-    found, _ = prompts.tokenized(rows, model, 1024)
-    random.Random(0).shuffle(found)
-    return [found[i % len(found)] for i in range(count)]
-
-
-def summarise(runs: dict[str, list[list[dict[str, Any]]]]) -> dict[str, Any]:
-    """Speed-ups over none and over memory, and acceptance, by workload and arm; `runs`: arm -> rounds -> workloads."""
-    out: dict[str, Any] = {}
-    for at, workload in enumerate(WORKLOADS):
-        seconds = {name: [one[at]["seconds"] for one in rounds] for name, rounds in runs.items()}
-        out[workload] = {}
-        for name, rounds in runs.items():
-            every = [one[at] for one in rounds]
-            tokens, accepted, drafted = (sum(e[k] for e in every) for k in ("tokens", "accepted", "drafted"))
-            by: dict[str, list[float]] = {}
-            for e in every:
-                for source, counts in (e.get("by_source") or {}).items():
-                    by[source] = [a + b for a, b in zip(by.get(source, [0.0] * len(counts)), counts, strict=True)]
-            out[workload][name] = {
-                "speedup_over_none": asdict(ratio(seconds["none"], seconds[name])),
-                "speedup_over_memory": asdict(ratio(seconds["memory"], seconds[name])) if "memory" in runs else None,
-                "tokens_per_second": tokens / sum(seconds[name]),
-                "acceptance_length": tokens / (tokens - accepted),
-                "acceptance_rate": accepted / drafted if drafted else None,
-                "by_source": by,
-                "pass_over_step": _pass(every),
-            }
-    return out
-
-
-def _pass(epochs: Sequence[dict[str, Any]]) -> float | None:
-    """Seconds of a pass of the head over those of an engine step without its passes; None where none was run."""
-    passes, seconds = (sum(e.get(k) or 0 for e in epochs) for k in ("passes", "pass_seconds"))
-    steps, every = (sum(e.get(k) or 0 for e in epochs) for k in ("engine_steps", "engine_seconds"))
-    return float(seconds / passes / ((every - seconds) / steps)) if passes and steps else None
-
-
-def table(batch: int, result: dict[str, Any]) -> Table:
-    """One batch size for people."""
-    t = Table(title=f"batch {batch}")
-    for column in ("prompts", "arm", "tokens/s", "over none", "over memory", "tokens per step", "accepted"):
-        t.add_column(column, justify="left" if column in ("prompts", "arm") else "right")
-    for workload, arms in result.items():
-        for name, a in arms.items():
-            shown = [
-                f"{r['median']:.2f}x ({r['low']:.2f}-{r['high']:.2f})" if r else "-"
-                for r in (a["speedup_over_none"], a["speedup_over_memory"])
-            ]
-            rate = a["acceptance_rate"]
-            t.add_row(
-                workload,
-                name,
-                f"{a['tokens_per_second']:.0f}",
-                *shown,
-                f"{a['acceptance_length']:.2f}",
-                f"{100 * rate:.0f} %" if rate is not None else "-",
-            )
-    return t
+def workloads(epochs: int) -> tuple[str, ...]:
+    """The epochs' names."""
+    return ("fresh", "repeated", *(f"repeated {n}" for n in range(2, epochs)))[:epochs]
 
 
 def run(
@@ -121,69 +64,111 @@ def run(
     prompts: Path | None = None,
     rounds: int = ROUNDS,
     batches: Sequence[int] = BATCHES,
-    arms: Sequence[str] = ARMS,
+    arms: Sequence[str] = DEFAULT,
     samples: int = SAMPLES,
+    seeds: Sequence[int] = (0,),
+    epochs: int = EPOCHS,
+    held_out: Path | None = None,
     quick: bool = False,
     out: Path | None = None,
 ) -> Path:
-    """The whole benchmark; prints tables and writes JSON. `quick` only shows that it runs.
+    """The whole benchmark; prints tables and writes JSON after every batch size. `quick` only shows that it runs.
 
-    `none` is always one of the arms.
+    `none` and `memory` are always among the arms.
     """
-    pin()
+    pin(apart=True)
     console = Console(stderr=True)
     began, clock = provenance(), time.monotonic()
     if quick:
-        batches, rounds = batches[:1], 1
+        batches, rounds, seeds = batches[:1], 1, seeds[:1]
     sizes = {batch: max(1, REQUESTS.get(batch, 2 * batch) // samples) for batch in batches}
     # A round that warms engines up, and lets the tuner measure them, comes first.
-    texts = prompts_of(model, prompts, (rounds + 1) * sum(sizes.values()))
-    live: list[Engine] = []
-    found: dict[str, Any] = {}
-    try:
-        for name in (ARMS[0], *(a for a in arms if a != ARMS[0])):
-            console.print(f"start {name}")
-            live.append(Engine(arm(name, head), str(model), max(map(len, texts)) + MOST))
-        idle = idle_cores(live)
-        for engine in live:
-            engine.suspend()
-        version = 0
-        for batch, size in sizes.items():
-            runs: dict[str, list[list[dict[str, Any]]]] = {e.arm.name: [] for e in live}
-            for r in range(-1, rounds):
-                chosen, texts = texts[:size], texts[size:]
-                version += 1
-                for engine, done in _round(live, [p for p in chosen for _ in range(samples)], batch, version, r):
-                    if r >= 0:
-                        runs[engine.arm.name].append(done)
-                console.print(f"batch {batch}: round {max(r + 1, 0)}/{rounds}, {time.monotonic() - clock:.0f} s")
-            found[str(batch)] = {**summarise(runs), "runs": runs}
-            console.print(table(batch, {w: found[str(batch)][w] for w in WORKLOADS}))
-    finally:
-        for engine in live:
-            engine.resume()
-            engine.close()
-    result = {
+    count = (rounds + 1) * sum(sizes.values())
+    known = Prompts.of(model, prompts, head, held_out)
+    orders = {seed: known.order(seed, count) for seed in seeds}
+    facts = {seed: known.facts(order) for seed, order in orders.items()}
+    if again := max(f["prompts_used_again"] for f in facts.values()):
+        console.print(f"{again} of {count} prompts are not fresh: there are only {len(known.found)}; give more.")
+    names = tuple(dict.fromkeys((*DEFAULT[:2], *arms)))
+    result: dict[str, Any] = {
         "benchmark": "head",
         "provenance": began,
-        "finished": {"load": provenance()["load"], "seconds": time.monotonic() - clock},
         "model": str(model),
         "head": str(head),
         "prompts": str(prompts) if prompts else "built in",
+        "held_out": str(held_out) if held_out else None,
+        "prompts_of_seeds": facts,
         "samples_per_prompt": samples,
-        "idle_cores": idle,
-        "batches": found,
+        "epochs": workloads(epochs),
+        "idle_seconds": IDLE,
+        "idle_cores": {},
     }
-    return save("head" + ("-quick" if quick else ""), result, out)
+    runs: dict[int, dict[int, dict[str, Any]]] = {batch: {} for batch in batches}
+    for seed, texts in orders.items():
+        longest = max(map(len, texts)) + MOST
+        with tempfile.TemporaryDirectory(prefix="rollspec-head-", ignore_cleanup_errors=True) as folder:
+            live: list[Engine] = []
+            try:
+                for name in names:
+                    console.print(f"seed {seed}: start {name}", highlight=False)
+                    live.append(Engine(arm(name, head, seed, Path(folder)), str(model), longest))
+                result["idle_cores"][seed] = idle_cores(live)
+                for engine in live:
+                    engine.suspend()
+                for number, (batch, size) in enumerate(sizes.items()):
+                    at = (rounds + 1) * sum(list(sizes.values())[:number])
+                    own: dict[str, list[list[dict[str, Any]]]] = {name: [] for name in names}
+                    for r in range(-1, rounds):
+                        chosen = texts[at + (r + 1) * size : at + (r + 2) * size]
+                        version = 1 + number * (rounds + 1) + r + 1
+                        order = [p for p in chosen for _ in range(samples)]
+                        random.Random(1000 * seed + version).shuffle(order)  # siblings start apart
+                        for engine, done in _round(live, order, batch, epochs, version, r):
+                            if r >= 0:
+                                own[engine.arm.name].append(done)
+                        spent = time.monotonic() - clock
+                        console.print(f"seed {seed}, batch {batch}: round {max(r + 1, 0)}/{rounds}, {spent:.0f} s")
+                    runs[batch][seed] = own
+                    finished = {"load": provenance()["load"], "seconds": time.monotonic() - clock}
+                    found = {str(b): _batch(by, epochs) for b, by in runs.items() if by}
+                    path = save(
+                        "head" + ("-quick" if quick else ""), {**result, "finished": finished, "batches": found}, out
+                    )
+            finally:
+                for engine in live:
+                    engine.resume()
+                    engine.close()
+    for b, batch_found in found.items():
+        console.print(table(int(b), {w: batch_found[w] for w in workloads(epochs)}))
+    return path
 
 
-def _round(live: Sequence[Engine], order: list[list[int]], batch: int, version: int, r: int) -> Any:
+def _batch(by_seed: dict[int, dict[str, Any]], epochs: int) -> dict[str, Any]:
+    """What is told of one batch size: over all seeds, and of each."""
+    every: dict[str, list[list[dict[str, Any]]]] = {}
+    for own in by_seed.values():
+        for name, rounds in own.items():
+            every.setdefault(name, []).extend(rounds)
+    names = workloads(epochs)
+    return {
+        **summarise(every, names),
+        "by_seed": {seed: summarise(own, names) for seed, own in by_seed.items()},
+        "runs": by_seed,
+    }
+
+
+def _round(live: Sequence[Engine], order: list[list[int]], batch: int, epochs: int, version: int, r: int) -> Any:
     """Every engine's epochs of one round, in turn."""
-    random.Random(version).shuffle(order)  # siblings start apart
     live[0].resume()  # without speculation: what it emitted is not in any history
     lengths = [min(MOST, n) for n in live[0].run(Work(order, None, batch, 10 * version))["lengths"]]
     live[0].suspend()
+    work = Work(order, lengths, batch, 10 * version)
     for engine in live if r % 2 == 0 else list(reversed(live)):
         engine.resume()
-        yield engine, [engine.run(Work(order, lengths, batch, 10 * version + 1 + i)) for i in range(len(WORKLOADS))]
+        done = []
+        for epoch in range(epochs):
+            done.append(engine.run(dataclasses.replace(work, version=10 * version + 1 + epoch)))
+            if engine.arm.name in TRAINED:
+                time.sleep(IDLE)
+        yield engine, done
         engine.suspend()

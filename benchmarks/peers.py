@@ -241,7 +241,7 @@ def run(
     """
     chosen = of_names(arms, heads)
     wanted = names("--workloads", workloads, WORKLOADS)
-    pin()
+    pin(apart=any(trains(arm) for arm in chosen.arms.values()))
     settings = {"prompts": str(prompts) if prompts else None, "heads": [str(h) for h in heads]}
     if model is None and towards is not None:
         raise RollspecError("rollspec: --towards is a later checkpoint of --model, which is not given; give both.")

@@ -1,43 +1,36 @@
-"""Planted faults for measuring the audit: vLLM logits processors that replace 1 % of the tokens (at temperature 1).
+"""Planted faults for measuring the audit: vLLM logits processors that replace 1 % of the tokens (at temperature 1), or
+the share that PLANTED_SHARE says.
 
 Loaded by name in the engine's own process: `logits_processors=["benchmarks.planted:Uniform"]`.
 """
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import torch
-from vllm.v1.sample.logits_processor import LogitsProcessor
+from vllm.v1.worker.gpu.sample.logits_processor import LogitsProcessor
 
-SHARE = 0.01
+VARIABLE = "PLANTED_SHARE"
+SHARE = float(os.environ.get(VARIABLE, "0.01"))
 
 
 class _Mixture(LogitsProcessor):
     """(1 - SHARE) times the policy, and SHARE of something else."""
 
-    def __init__(self, vllm_config: Any, device: Any, is_pin_memory: bool) -> None:
-        pass
-
     def other(self, p: torch.Tensor) -> torch.Tensor:
-        """[n, V] the distribution that 1 % of the tokens come from, given the policy's."""
+        """[n, V] the distribution that the share's tokens come from, given the policy's."""
         raise NotImplementedError
 
-    def apply(self, logits: torch.Tensor) -> torch.Tensor:
+    def apply(self, logits: torch.Tensor, ctx: Any) -> torch.Tensor:
         """[n, V] logits of the mixture; greedy requests see their order unchanged."""
         p = logits.float().softmax(-1)
         return ((1 - SHARE) * p + SHARE * self.other(p)).log().to(logits.dtype)
 
-    def is_argmax_invariant(self) -> bool:
-        """vLLM may skip the others in greedy batches; this one is no different there."""
-        return False
-
-    def update_state(self, batch_update: Any) -> None:
-        """Nothing is kept per request."""
-
 
 class Uniform(_Mixture):
-    """1 % of the tokens are uniform over the vocabulary."""
+    """The share's tokens are uniform over the vocabulary."""
 
     def other(self, p: torch.Tensor) -> torch.Tensor:
         """1 / V."""
@@ -45,7 +38,7 @@ class Uniform(_Mixture):
 
 
 class MostLikely(_Mixture):
-    """1 % of the tokens are the most likely one."""
+    """The share's tokens are the most likely one."""
 
     def other(self, p: torch.Tensor) -> torch.Tensor:
         """All on the argmax."""
@@ -53,7 +46,7 @@ class MostLikely(_Mixture):
 
 
 class Second(_Mixture):
-    """1 % of the tokens are the second likeliest one."""
+    """The share's tokens are the second likeliest one."""
 
     def other(self, p: torch.Tensor) -> torch.Tensor:
         """All on the second."""

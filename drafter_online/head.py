@@ -353,4 +353,9 @@ def _fill(head: Any, weights: dict[str, Tensor], folder: Path) -> None:
                 f"drafter-online: the head in {folder} has {name} of shape {list(t.shape)}, but its configuration says "
                 f"{list(expected[name].shape)}."
             )
+    if head.use_draft_vocab and (problem := vocabulary.misfit(given)):
+        raise HeadError(
+            f"drafter-online: the vocabulary map of {folder} does not fit ({problem}); give the head with the d2t and "
+            "t2d that it was trained with, or make it anew."
+        )
     head.load_state_dict(given, strict=False)

@@ -27,15 +27,23 @@ def split(samples: Iterable[Sample], share: float) -> tuple[Buffer, list[Sample]
     By a prompt's hash, so that what is added later moves none from one side to the other.
     """
     samples = list(samples)
-    place = {_key(s): int(sha256(_key(s).encode())[:8], 16) / 2**32 for s in samples}
-    order = sorted(place, key=place.__getitem__)
-    count = sum(place[k] < share for k in order)
-    out = set(order[: min(max(1, count), len(order) - 1)]) if share else set()
+    out = held_out(map(_key, samples), share)
     kept = Buffer(BufferConfig(max_bytes=1 << 62))
     for sample in samples:
         if _key(sample) not in out:
             kept.add(sample)
-    return kept, sorted((s for s in samples if _key(s) in out), key=lambda s: place[_key(s)])
+    return kept, sorted((s for s in samples if _key(s) in out), key=lambda s: _place(_key(s)))
+
+
+def held_out(prompts: Iterable[str], share: float) -> set[str]:
+    """The keys of the prompts that `split` measures on."""
+    order = sorted(set(prompts), key=_place)
+    count = sum(_place(k) < share for k in order)
+    return set(order[: min(max(1, count), len(order) - 1)]) if share else set()
+
+
+def _place(key: str) -> float:
+    return int(sha256(key.encode())[:8], 16) / 2**32
 
 
 def _key(sample: Sample) -> str:

@@ -115,6 +115,40 @@ class IdleCounts:
         return self.used / self.steps if self.steps else 0.0
 
 
+@dataclass
+class IdleCost:
+    """What training costs the engine: seconds in which its steps shared the machine with a micro-step that had yet to
+    give way, as a share of the seconds that it computed. Both fade with the time that it computes.
+    """
+
+    LIMIT = 0.03  # share; above it training begins later in an idle stretch, so fewer micro-steps are preempted
+    HALF_LIFE = 60.0  # seconds of engine time
+    LEAST = 1.0  # seconds of engine time before there is a share
+    MOST = 10.0  # seconds of an idle stretch in which training waits
+
+    busy: float = 0.0
+    delayed: float = 0.0
+
+    def step(self, seconds: float) -> None:
+        """The engine made a step."""
+        kept = 0.5 ** (seconds / self.HALF_LIFE)
+        self.busy = kept * self.busy + seconds
+        self.delayed *= kept
+
+    def delay(self, seconds: float) -> None:
+        """A micro-step took so long to give way."""
+        self.delayed += seconds
+
+    @property
+    def share(self) -> float:
+        """Of the engine's time; an upper bound, as the two may have computed side by side."""
+        return self.delayed / self.busy if self.busy > self.LEAST else 0.0
+
+    def settle(self, seconds: float) -> float:
+        """How long the engine must have been idle before training, where it costs little `seconds`."""
+        return seconds if self.share <= self.LIMIT else min(self.MOST, seconds * (self.share / self.LIMIT) ** 4)
+
+
 class Idle(Generic[T]):
     """Decides and accounts. One thread calls `tick`; `state` is asked often and must be cheap.
 
@@ -126,6 +160,7 @@ class Idle(Generic[T]):
     def __init__(self, clock: Callable[[], float] = time.monotonic, settle_seconds: float = 0.02) -> None:
         self.settle_seconds = settle_seconds
         self.counts = IdleCounts()
+        self.cost = IdleCost()
         self.watch = StepWatch(clock)
         self.stopped: str | None = None  # why training was given up, None while it runs
         self._clock = clock
@@ -147,7 +182,7 @@ class Idle(Generic[T]):
             self._idle_since = now
         if self.stopped is not None:
             return "stopped"
-        if now - self._idle_since < self.settle_seconds:
+        if now - self._idle_since < self.cost.settle(self.settle_seconds):
             return "settling"
         return "idle"
 
@@ -203,6 +238,7 @@ class Idle(Generic[T]):
         if latency is not None:
             c.preempted += 1
             c.wasted += seconds
+            self.cost.delay(latency)
             c.latencies.append(latency)
             del c.latencies[:-1000]
             return

@@ -11,6 +11,7 @@ them, resumes where it was.
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
 import math
@@ -50,6 +51,7 @@ EVALUATIONS = 20  # during training, and never for more than a tenth of its time
 OPTIMISER_STEPS = 2000  # that batches are made small for, where there is little time
 SMALLEST = 512  # tokens of a batch
 POOR = 1.5  # tokens a step: a drafter that is always right about the likeliest token hardly earns its passes below it
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
 COOLS_FROM = 0.5  # share of the time, after which the learning rate falls along a cosine: the target is at rest
 
 
@@ -80,7 +82,7 @@ def make(options: Options, note: Note = lambda *_: None) -> dict[str, Any]:
     """Make the head, or resume it, and return what `make-head.json` says.
 
     Raises:
-        HeadError: the model has no room for a head or cannot be read, or DIR belongs to other work.
+        HeadError: the model has no room for a head or cannot be read, DIR belongs to other work, or its disk is full.
         TrainingError: a knob, the prompts, the engine or the samples are of no use.
     """
     target = target_config(options.model)
@@ -99,6 +101,13 @@ def make(options: Options, note: Note = lambda *_: None) -> dict[str, Any]:
         work.generate()
         work.train()
         return work.record
+    except OSError as e:
+        if e.errno not in FULL:
+            raise
+        raise HeadError(
+            f"drafter-online: {options.out} cannot be written any more ({e.strerror}); free space there and call "
+            "again: it resumes from what is whole."
+        ) from e
     finally:
         os.close(lock)
 
@@ -234,6 +243,7 @@ class _Work:
                 max_acceptance=_shown(limit),
                 samples=len(kept),
                 held_out=len(held),
+                hold_out=o.hold_out,
                 response_tokens=self.buffer.token_counts().total(),
                 batch_tokens=trainer.batch_tokens,
             )

@@ -43,6 +43,7 @@ from drafter_online.settings import ServiceConfig
 from drafter_online.target import TargetParts
 from drafter_online.versions import Versions
 from drafter_online.wire import Message
+from drafter_online.worth import Worth
 
 log = logging.getLogger(__name__)
 
@@ -78,6 +79,7 @@ class Service:
         self.parts = TargetParts()
         self.watch = StepWatch()
         self.terms: dict[str, float] = {}  # of the latest loss
+        self.worth = Worth()
         self.length = 1.0  # acceptance length on the latest training windows
         self.job_checkpoint = JobCheckpoint(self)
         self._lock_file = startup.lock_folder(config.dir)
@@ -267,6 +269,7 @@ class Service:
             return report.skipped not in ("empty", "out_of_memory")
         self.terms = {k: v for k, v in report.terms.items() if k != "loss"}
         self.length = report.acceptance.length
+        self.worth.observe(self.length)
         self.alarms.set("loss", None)
         self.alarms.set("training", None)
         return True
@@ -286,9 +289,12 @@ class Service:
             self.counts["refreshed"] += 1
 
     def _publish(self) -> None:
-        """What was learned, as a version, unless another one is still being tried."""
+        """What was learned, as a version, where that pays and no other one is still being tried."""
         waited = self.trainer.counts.steps - self._published_at
         if self.release.pending and waited < 10 * self.config.publish_every:
+            return
+        waits = self._credit() <= 0  # nothing better comes before new feedback does
+        if not waits and not self.worth.pays(self.trainer.buffer, waited, self.config.publish_every):
             return
         self._published_at = self.trainer.counts.steps
         if not self.engines.policy:  # a policy that does not move sends its tensors no second time
@@ -303,6 +309,7 @@ class Service:
             return
         self.alarms.set("store", None)
         self.counts["published"] += 1
+        self.worth.published()
         self.release.published(number)
         log.info("drafter-online: version %d is published (loss %.3f).", number, self.trainer.last_loss)
         self._save()

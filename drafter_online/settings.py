@@ -34,7 +34,7 @@ class ServiceConfig(BaseModel):
     token_file: Path | None = Field(None, description="File with the token; unset: DRAFTER_ONLINE_TOKEN, or none.")
     device: str = Field("cpu", description="Torch device that trains.")
     dtype: str = Field("auto", description="Of published weights; `auto`: the target's.")
-    publish_every: int = Field(100, ge=1, description="Optimiser steps after which a version is published.")
+    publish_every: int = Field(100, ge=1, description="Optimiser steps from which on it publishes, once that pays.")
     passes: float = Field(
         16.0, gt=0, description="Times a token is trained on, on average, before training waits for new feedback."
     )

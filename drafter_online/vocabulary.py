@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+import torch
 from torch import Tensor
 
 from drafter_online.errors import HeadError
@@ -45,6 +46,25 @@ def choose(counts: Mapping[int, int], size: int, vocabulary: int) -> tuple[Tenso
         dict.fromkeys(range(size), 1) | {t: n + 1 for t, n in counts.items()}, size, vocabulary
     )
     return d2t, t2d, coverage(counts, t2d)
+
+
+def misfit(weights: Mapping[str, Tensor]) -> str | None:
+    """Why a head's `d2t` is no map into the vocabulary: draft token i is the target's i + d2t[i], in rising order, and
+    `t2d`, where the head has it, is true there and nowhere else. None where it fits, or there is none.
+    """
+    d2t, t2d = weights.get("d2t"), weights.get("t2d")
+    if d2t is None:
+        return None
+    ids = torch.arange(len(d2t)) + d2t.detach().to("cpu", torch.int64)
+    if len(ids) and (int(ids.min()) < 0 or (t2d is not None and int(ids.max()) >= len(t2d))):
+        i = int(((ids < 0) | (ids >= (len(t2d) if t2d is not None else int(ids.max()) + 1))).int().argmax())
+        return f"d2t makes draft token {i} the target's {int(ids[i])}, which its vocabulary has not"
+    if bool((ids.diff() <= 0).any()):
+        i = 1 + int((ids.diff() <= 0).int().argmax())
+        return f"d2t makes draft token {i} the target's {int(ids[i])}, which is not after that of token {i - 1}"
+    if t2d is not None and not torch.equal(t2d.detach().cpu().bool().nonzero()[:, 0], ids):
+        return f"t2d marks other tokens than the {len(ids)} that d2t names"
+    return None
 
 
 def coverage(counts: Mapping[int, int], t2d: Tensor) -> float | None:

@@ -82,6 +82,7 @@ def run(args: argparse.Namespace, console: Console) -> dict[str, Any]:
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "rollspec" / "production_traffic"
     console.print(f"runs go to {out}", highlight=False, soft_wrap=True)
     made = language.prepare(cache, steps=4 if args.tiny else 600, grown=not args.tiny, seed=args.seed)
+    os.sched_setaffinity(0, {servers.TRAINER_CORE})  # the server's core is the server's
     arms: dict[str, list[Burst]] = {}
     for name in ARMS:
         file = out / f"{name}.jsonl"

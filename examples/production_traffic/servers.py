@@ -19,12 +19,17 @@ from examples.demo.processes import MARKER, Family, remove_segments
 from rollspec.errors import RollspecError
 
 START_SECONDS = 300.0
+CORES = sorted(os.sched_getaffinity(0))
+ENGINE_CORE, TRAINER_CORE = CORES[0], CORES[1 % len(CORES)]
+"""The server has a core of its own in every arm, and the trainer the other one: the device and an idle one."""
 TAIL = 3000  # characters of a log that are shown when its process ended
 
 
 @contextmanager
-def running(name: str, command: list[str], log: Path, ready: Callable[[], bool], **env: str) -> Iterator[None]:
-    """Run `command` until the block ends.
+def running(
+    name: str, command: list[str], core: int, log: Path, ready: Callable[[], bool], **env: str
+) -> Iterator[None]:
+    """Run `command` on one core until the block ends.
 
     Raises:
         RollspecError: it ended, or was not `ready` in time; with the end of its log.
@@ -32,8 +37,8 @@ def running(name: str, command: list[str], log: Path, ready: Callable[[], bool],
     marker = uuid.uuid4().hex
     with log.open("wb") as file:
         process = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT, start_new_session=True,
-            env={**os.environ, MARKER: marker, **env},
+            ["taskset", "--cpu-list", str(core), *command], stdin=subprocess.DEVNULL, stdout=file,
+            stderr=subprocess.STDOUT, start_new_session=True, env={**os.environ, MARKER: marker, **env},
         )  # fmt: skip
     family = Family(process.pid, marker)
     try:
@@ -72,7 +77,7 @@ def server(model: str, name: str, folder: Path, rollspec: dict[str, Any] | None,
     env = {"OMP_NUM_THREADS": "1", "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
     # The CPU build's bugs are mended in a server without rollspec, too: both sides sample from the same distribution.
     env |= {"ROLLSPEC_PATCHES": "cpu", "VLLM_NO_USAGE_STATS": "1"}
-    with running("vllm serve", command, folder / "server.log", lambda: answers(f"{url}/health"), **env):
+    with running("vllm serve", command, ENGINE_CORE, folder / "server.log", lambda: answers(f"{url}/health"), **env):
         yield url
 
 
@@ -82,12 +87,15 @@ def daemon(model: str, head: Path, folder: Path, endpoint: str, options: dict[st
     url = f"http://127.0.0.1:{free_port()}"
     command = [
         sys.executable, "-m", "drafter_online.cli", "serve", "--target", model, "--head", str(head), "--dir",
-        str(folder / "drafter"), "--endpoint", endpoint, "--port", url.rpartition(":")[2], "--threads", "2",
+        str(folder / "drafter"), "--endpoint", endpoint, "--port", url.rpartition(":")[2], "--threads", "1",
     ]  # fmt: skip
     for key, value in options.items():
         flag, _, knob = key.partition(".")
         command += [f"--{flag}", f"{knob}={value}"]
-    with running("drafter-online serve", command, folder / "daemon.log", lambda: answers(f"{url}/healthz")):
+    log = folder / "daemon.log"
+    # Clients of the server are on this core, too, and come first: their time is part of what is measured.
+    command = ["nice", "-n", "10", *command]
+    with running("drafter-online serve", command, TRAINER_CORE, log, lambda: answers(f"{url}/healthz")):
         yield url
 
 

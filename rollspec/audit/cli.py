@@ -22,12 +22,14 @@ from typing import Annotated, Any, Literal
 import typer
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, ProgressColumn, SpinnerColumn, Task, TextColumn, TimeElapsedColumn
 from rich.progress import Progress as Bars
 from rich.table import Table
+from rich.text import Text
 
 from rollspec.audit.engine import ARM_SECONDS, Arm, Plan, Progress
 from rollspec.audit.evidence import AuditError
+from rollspec.audit.remaining import Remaining
 from rollspec.audit.report import FAMILY_COLUMNS, check_path, facts, families, json_text, verdict_line, write
 from rollspec.audit.run import Stage, run_audit
 from rollspec.audit.verdict import ALPHA, AuditResult
@@ -96,7 +98,7 @@ def command(
         found, tokens=tokens, samples=samples, max_tokens=max_tokens, temperature=temperature, seed=seed, dtype=dtype
     )
     console = Console(stderr=as_json)
-    with _display(console) as stage:
+    with _display(console, tokens) as stage:
         result = run_audit(model, plan, arm, alpha=alpha, timeout=timeout, device=device, stage=stage)
     words = ["rollspec", *sys.argv[1:]]
     result = replace(result, provenance={**result.provenance, "command": shlex.join(words)})
@@ -130,34 +132,69 @@ def show(result: AuditResult, console: Console) -> None:
 
 
 @contextmanager
-def _display(console: Console) -> Iterator[Stage]:
-    """A line per stage: a bar where the amount of work is known, a spinner until then. Where output is not a terminal
-    (a file, a pipe) a plain line when a stage begins.
+def _display(console: Console, tokens: int) -> Iterator[Stage]:
+    """A bar of the whole audit, with about how long it still takes, and one of each stage: a spinner until the amount
+    of work is known. Where output is not a terminal (a file, a pipe) a plain line when a stage begins.
     """
+    began, remaining = time.monotonic(), Remaining(tokens)
     if not console.is_terminal:
-        began = time.monotonic()
 
         def announce(name: str) -> Progress:
-            console.print(f"{time.monotonic() - began:6.0f} s  {escape(name)}", highlight=False, soft_wrap=True)
+            now = time.monotonic()
+            remaining.begin(now)
+            left = f"about {_minutes(remaining.left(now))} left"
+            console.print(f"{now - began:6.0f} s  {escape(name)}, {left}", highlight=False, soft_wrap=True)
             console.file.flush()
-            return lambda done, total: None
+            return lambda done, total: remaining.report(done, total, time.monotonic())
 
         yield announce
         return
-    columns = (SpinnerColumn(finished_text="✓"), TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
+    columns = (SpinnerColumn(finished_text="✓"), TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(),
+               _Left(remaining))  # fmt: skip
     with Bars(*columns, console=console) as progress:
+        whole = progress.add_task("audit", total=1.0)
 
-        def finish() -> None:
-            for task in progress.tasks:
+        def move() -> None:
+            now = time.monotonic()
+            progress.update(whole, completed=(now - began) / (now - began + remaining.left(now)))
+
+        def finish(tasks: Sequence[Task]) -> None:
+            for task in tasks:
                 progress.update(task.id, total=task.total or 1, completed=task.total or 1)
 
         def stage(name: str) -> Progress:
-            finish()
+            finish(progress.tasks[1:])
             task = progress.add_task(escape(name), total=None)
-            return lambda done, total: progress.update(task, completed=done, total=total)
+            remaining.begin(time.monotonic())
+            move()
+
+            def report(done: int, total: int) -> None:
+                remaining.report(done, total, time.monotonic())
+                progress.update(task, completed=done, total=total)
+                move()
+
+            return report
 
         yield stage
-        finish()
+        finish(progress.tasks)
+
+
+class _Left(ProgressColumn):
+    """About how long the whole audit still takes, beside its bar."""
+
+    def __init__(self, remaining: Remaining) -> None:
+        super().__init__()
+        self._remaining = remaining
+
+    def render(self, task: Task) -> Text:
+        """Empty beside a stage, and at the end."""
+        if task.id or task.finished:
+            return Text("")
+        return Text(f"about {_minutes(self._remaining.left(time.monotonic()))} left")
+
+
+def _minutes(seconds: float) -> str:
+    return f"{seconds / 60:.0f} min" if seconds > 90 else f"{seconds:.0f} s"
 
 
 def _arm(preset: str, overrides: Sequence[str], speculative_config: str | None, engine: dict[str, Any]) -> Arm:

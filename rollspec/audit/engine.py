@@ -94,7 +94,7 @@ class Arm:
 @dataclass(frozen=True, slots=True)
 class ArmOutput:
     """An engine's responses, and its drafts while it sampled and while it was greedy. `off`: why rollspec did not
-    speculate in it, or None.
+    speculate in it, or None. `cpu_seconds`: of its processes.
     """
 
     samples: Samples
@@ -102,6 +102,7 @@ class ArmOutput:
     drafts: DraftCounts
     greedy_drafts: DraftCounts
     off: str | None
+    cpu_seconds: float = 0.0
 
 
 def run_arm(

@@ -18,7 +18,7 @@ from rollspec.audit.noise import Witness
 from rollspec.audit.statistics import Floats
 
 CHUNK_BYTES = 256 << 20  # of float32 logits in memory at once
-BLOCK_BYTES = 4 << 20  # of float64 log-probabilities: larger pieces leave the cache and take four times as long
+BLOCK_BYTES = 1 << 20  # of log-probabilities: larger pieces leave the cache and take four times as long
 
 
 class Reference:
@@ -66,10 +66,10 @@ class Reference:
             logits = self._logits(prompts[int(samples.prompt[batch[0]])], responses)
             for row, s in enumerate(batch):
                 n = len(responses[row])
-                step = max(1, BLOCK_BYTES // (8 * self.vocab))
+                step = max(1, BLOCK_BYTES // (4 * self.vocab))
                 for first in range(0, n, step):
-                    part = logits[row, first : min(first + step, n)]  # [<= step, V]
-                    evidence.add(s, self._log_softmax(part), first)
+                    part = logits[row, first : min(first + step, n)]  # [<= step, V] float32
+                    evidence.add(s, (part / self.temperature).log_softmax(-1).cpu().numpy(), first)
                 done += n
             if progress is not None:
                 progress(done, samples.n_tokens)

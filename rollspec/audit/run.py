@@ -62,11 +62,14 @@ def run_audit(
     announce = stage or (lambda _: lambda done, total: None)
     began = now()
     seconds: dict[str, float] = {}
+    cpu_seconds: dict[str, float] = {}
 
     def timed(name: str, run: Callable[[Progress], Any]) -> Any:
-        start = time.perf_counter()
+        start = time.perf_counter(), time.process_time()
         out = run(announce(name))
-        seconds[name] = round(time.perf_counter() - start, 1)
+        seconds[name] = round(time.perf_counter() - start[0], 1)
+        engine = out.cpu_seconds if isinstance(out, ArmOutput | Judged) else 0.0
+        cpu_seconds[name] = round(time.process_time() - start[1] + engine, 1)
         return out
 
     plain = Arm.plain(subject.engine)
@@ -102,11 +105,12 @@ def run_audit(
         reasons.append(f"rollspec did not speculate in this engine: {output.off}.")
     provenance = _provenance(model, plan, subject, target)
     provenance |= {"mean_entropy": judged.entropy, "seconds": seconds, "began": began, "ended": now()}
+    provenance["cpu_seconds"] = cpu_seconds
     if result.verdict == "fail" and control and subject.speculates and subject.lossy is None:
 
         def sample_again(p: Progress) -> Judged:
             again = run_arm(model, plan, plain, greedy_rounds=0, timeout=timeout, progress=p)
-            return judge(again.samples, target, plan, plain, p)
+            return replace(judge(again.samples, target, plan, plain, p), cpu_seconds=again.cpu_seconds)
 
         sentence, provenance["control"] = _control(timed(f"sampling, {plain.name}", sample_again), alpha)
         reasons.append(sentence)
@@ -115,13 +119,16 @@ def run_audit(
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """What one engine's samples say. `entropy`: nats per token on average."""
+    """What one engine's samples say. `entropy`: nats per token on average. `cpu_seconds`: of the engine, where judging
+    is one stage with sampling.
+    """
 
     tests: list[TestResult]
     log_probs: LogProbCheck | None
     entropy: float
     noise: NoiseCheck | None
     evidence: Evidence
+    cpu_seconds: float = 0.0
 
 
 def judge(

@@ -54,6 +54,7 @@ def work(llm: Any, folder: Path, job: dict[str, Any]) -> None:
         "drafts": [b - a for a, b in zip(greedy_drafts, counters(llm), strict=True)],
         "greedy_drafts": greedy_drafts,
         "off": _off(llm, job),
+        "cpu_seconds": _cpu_seconds(),
     }
     replace(folder / "output.json", json.dumps(output).encode())
 
@@ -174,6 +175,15 @@ def counters(llm: Any) -> tuple[int, int]:
     values = {m.name: getattr(m, "value", 0) for m in llm.get_metrics()}
     drafted, accepted = (values.get(f"vllm:spec_decode_num_{kind}_tokens", 0) for kind in ("draft", "accepted"))
     return int(drafted), int(accepted)
+
+
+def _cpu_seconds() -> float:
+    """Processor time of this process and of the engine's, which are its children."""
+    import psutil  # type: ignore[import-untyped,unused-ignore]  # vLLM needs it, too
+
+    own = psutil.Process()
+    times = [p.cpu_times() for p in (own, *own.children(recursive=True))]
+    return float(sum(t.user + t.system for t in times))
 
 
 if __name__ == "__main__":

@@ -153,7 +153,9 @@ class DrafterConfig(Section):
         description="Tokens that a fresh head drafts, chosen by what the policy says; unset: 8192 where it has "
         "at least twice as many, else all.",
     )
-    publish_every: int = Field(100, ge=1, description="Optimiser steps after which new weights go to the engine.")
+    publish_every: int = Field(
+        100, ge=1, description="Optimiser steps from which on new weights are published, once that pays."
+    )
     train_when: Literal["always", "pays"] = Field(
         "always",
         description="Of `idle`: `pays` trains a round of `publish_every` steps only where its expected gain exceeds "

@@ -76,7 +76,9 @@ class Counters:
         stats.verified += 1
         stats.drafted += verified
         stats.accepted += accepted
-        stats.predicted += sum(expected[:verified])
+        predicted = sum(expected[:verified])
+        stats.predicted += predicted
+        stats.predicted_by[source] = stats.predicted_by.get(source, 0.0) + predicted
         row = stats.by_source.setdefault(source, [0, 0, 0])
         row[0] += 1
         row[1] += verified

@@ -33,6 +33,9 @@ LINGER = 90.0
 START_SECONDS = 120.0
 """Bound on waiting for a Ray actor to say where it listens."""
 
+TRAINER_CORES = "ROLLSPEC_TRAINER_CORES"
+"""Environment: the cores that the trainer's process runs on, as `2,5-7`; unset: those of the engine that starts it."""
+
 
 def settle(config: RollspecConfig, target: str) -> RollspecConfig:
     """The configuration with the trainer's endpoint filled in; where none can be started, with training off.
@@ -147,10 +150,27 @@ def _alive(path: Path) -> bool:
     return stat.rpartition(")")[2].split()[0] != "Z" and b"rollspec.engine.daemon" in command
 
 
+def _take_cores() -> None:
+    """Move the threads of this process, and so those that they will start, to the trainer's cores."""
+    text = os.environ.get(TRAINER_CORES, "")
+    try:
+        spans = [[int(n) for n in part.split("-")] for part in text.split(",") if part.strip()]
+        cores = {core for span in spans for core in range(span[0], span[-1] + 1)}
+        for thread in os.listdir("/proc/self/task") if cores else ():
+            os.sched_setaffinity(int(thread), cores)
+    except (ValueError, OSError) as e:
+        logger.warning(
+            "rollspec: %s=%r names no cores of this machine (%s); the trainer keeps those of its engine. Write it as "
+            "2,5-7.", TRAINER_CORES, text, e,
+        )  # fmt: skip
+
+
 def main() -> int:
     """The process: a service with the settings in its only argument."""
     import signal
 
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
+    _take_cores()  # first: what is imported here starts threads
     from drafter_online.errors import DrafterError
     from drafter_online.service import Service
     from drafter_online.settings import settings
@@ -158,7 +178,6 @@ def main() -> int:
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
     try:
         service = Service(settings(json.loads(sys.argv[1])))
     except DrafterError as e:
@@ -184,6 +203,7 @@ class Trainer:
         from drafter_online.settings import settings
         from drafter_online.wire import TOKEN_VARIABLE
 
+        _take_cores()
         self._token = os.environ[TOKEN_VARIABLE] = secrets.token_urlsafe(32)
         address = ray.util.get_node_ip_address()
         self._service = Service(settings({**given, "endpoint": f"tcp://{address}:0"}))

@@ -254,7 +254,7 @@ class DraftHead:
             if t.get("loss") is not None:
                 levels |= {"loss": t["loss"], "buffered": t["samples"], "train_length": t["length"]}
                 levels |= {f"loss/{term}": value for term, value in t["terms"].items()}
-            waits = ("preempt_seconds", "preempt_p99_seconds", "micro_step_seconds", "step_age_seconds")
+            waits = ("preempt_seconds", "preempt_p99_seconds", "micro_step_seconds", "step_age_seconds", "idle_cost")
             levels |= {k: t[k] for k in waits if k in t}
         out = {k: v - self._drained.get(k, 0.0) for k, v in sums.items()}
         self._drained = sums

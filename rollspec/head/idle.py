@@ -27,6 +27,7 @@ from drafter_online.model import load
 from drafter_online.trainer import DrafterTraining, Trainer
 from drafter_online.versions import Versions
 from drafter_online.when_to_train import WhenItPays
+from drafter_online.worth import Worth
 from rollspec.head.training import TICK_SECONDS, HeadTraining, TrainedHead
 
 QUIET_SECONDS = 0.05
@@ -54,7 +55,9 @@ class IdleTraining(HeadTraining):
         self._inside = False
         self._version = -1
         self.when = WhenItPays(self.config.publish_every) if self.config.train_when == "pays" else None
-        self._due = False  # `publish_every` steps were made, and what was learned is not published yet
+        self._due = False  # `publish_every` steps were made, and what was learned pays and is not published yet
+        self._published_at = 0  # steps, a multiple of `publish_every`
+        self.worth = Worth()
         self._trainer: Any = None
         self._idle: Any = None
         folder = self.config.dir or head.bridge.config.history.dir
@@ -76,6 +79,8 @@ class IdleTraining(HeadTraining):
 
     def step_ended(self) -> None:
         """The engine has computed."""
+        if self._inside and self._idle is not None:
+            self._idle.cost.step(time.perf_counter() - self._stepped)
         self._inside = False
         self._stepped = time.perf_counter()
 
@@ -101,6 +106,7 @@ class IdleTraining(HeadTraining):
                 "used_seconds": i.used,
                 "micro_steps": i.steps,
                 "wasted_seconds": i.wasted,
+                "idle_cost": self._idle.cost.share,
                 "preempt_seconds": max(i.latencies, default=0.0),
                 "preempt_p99_seconds": i.latency_p99,
                 "micro_step_seconds": i.step_seconds,
@@ -269,7 +275,10 @@ class IdleTraining(HeadTraining):
             return False
         self.acceptance, self.length = report.acceptance.rates, report.acceptance.length
         steps = self._trainer.counts.steps
-        self._due = self._due or (steps > before and steps % self.config.publish_every == 0)
+        self.worth.observe(self.length)
+        if steps > before and steps % self.config.publish_every == 0 and not self._due:
+            since = steps - self._published_at
+            self._due = self.worth.pays(self._trainer.buffer, since, self.config.publish_every)
         self.terms = {k: v for k, v in report.terms.items() if k != "loss"}
         return True
 
@@ -314,6 +323,8 @@ class IdleTraining(HeadTraining):
         try:
             number = self._trainer.publish(store, self.head.runner.dtype)
             self.published = number
+            self._published_at = self._trainer.counts.steps // self.config.publish_every * self.config.publish_every
+            self.worth.published()
             if self.config.versions is None:
                 swapper.offer(store.path(number))
             self._trainer.buffer.save(self.folder / "buffer")

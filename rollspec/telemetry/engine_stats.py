@@ -10,7 +10,7 @@ from typing import Any
 from rollspec.tuning.tuner import LEARNED
 
 LEVELS = ("version", "peak_batch")
-SUMS_BY_KEY = ("faults", "plays", "lenient", "drafter", "modelled")
+SUMS_BY_KEY = ("faults", "plays", "lenient", "drafter", "modelled", "predicted_by")
 
 
 @dataclass(slots=True)
@@ -29,6 +29,7 @@ class EngineStats:
     predicted: float = 0.0  # sum of calibrated acceptance probabilities of the drafted tokens
     by_position: list[list[int]] = field(default_factory=list)  # [[verified_i, accepted_i], ...]
     by_source: dict[str, list[int]] = field(default_factory=dict)  # drafter -> [drafts, drafted, accepted]
+    predicted_by: dict[str, float] = field(default_factory=dict)  # drafter -> its part of `predicted`
     peak_batch: int = 0
     version: int = 0
     speculating: bool = True

@@ -18,6 +18,48 @@ PLAYED, NONE, ORACLE, CLAIRVOYANT, PERFECT = "played", "none", "oracle", "clairv
 _BOUNDS = (PLAYED, ORACLE, CLAIRVOYANT, PERFECT)
 
 
+ENOUGH_DRAFTED, PART = 500, 0.2
+"""Drafted tokens after which predicted and accepted ones should agree, and by what share they may part."""
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """Of a run's `drafted` tokens, how many the drafters expected to be accepted, and how many were."""
+
+    drafted: float
+    predicted: float
+    accepted: float
+
+    @property
+    def parts(self) -> bool:
+        """Whether the two differ by more than chance and a moving policy explain."""
+        least = PART * max(self.accepted, 1.0)
+        return self.drafted >= ENOUGH_DRAFTED and abs(self.predicted - self.accepted) > least
+
+    def sentence(self) -> str:
+        """Both numbers, and what to do where they part."""
+        text = (
+            f"Of {self.drafted:,.0f} draft tokens {self.predicted:,.0f} were predicted to be accepted, and "
+            f"{self.accepted:,.0f} were."
+        )
+        if not self.parts:
+            return text
+        return (
+            f"{text} They part by more than {PART:.0%}, so draft lengths are chosen from wrong chances: see "
+            "accept/predicted in docs/troubleshooting.md."
+        )
+
+
+def calibration(run: Run) -> Calibration | None:
+    """Of a run; None where nothing was drafted, or its metrics do not say."""
+    names = ("rollspec/accept/drafted", "rollspec/accept/predicted", "rollspec/accept/accepted")
+    drafted = predicted = accepted = 0.0
+    for d, p, a in zip(*map(run.series, names), strict=True):
+        if d is not None and p is not None and a is not None:
+            drafted, predicted, accepted = drafted + d, predicted + d * p, accepted + a
+    return Calibration(drafted, predicted, accepted) if drafted else None
+
+
 @dataclass(frozen=True)
 class Limits:
     """Speed-ups over no drafts, of one run, all modelled so that they compare. Shares are of engine time.

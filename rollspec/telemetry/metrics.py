@@ -78,6 +78,12 @@ _ROWS = (
     ("drafter/idle_seconds", "s", "counter", "time the engine was idle while training was allowed"),
     ("drafter/used_seconds", "s", "counter", "part of it that training steps used"),
     ("drafter/wasted_seconds", "s", "counter", "training steps that were given up, skipped or failed"),
+    (
+        "drafter/idle_cost",
+        "ratio",
+        "gauge",
+        "engine time in which training had yet to give way; above 3 % it waits",
+    ),
     ("rollout/generation_share", "ratio", "gauge", "generation time / time of the whole training step"),
     (
         "rollout/wait_share",

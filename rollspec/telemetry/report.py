@@ -20,7 +20,7 @@ from typing import Any
 
 from rollspec.errors import RollspecError
 from rollspec.telemetry.figures import figures
-from rollspec.telemetry.limits import limits
+from rollspec.telemetry.limits import calibration, limits
 from rollspec.telemetry.on_policy import on_policy
 from rollspec.telemetry.plots import number
 from rollspec.telemetry.runs import Run, find_pair, load_run
@@ -94,6 +94,7 @@ def report_json(run: Run, baseline: Run | None) -> dict[str, Any]:
             "baseline": None if baseline is None else summarize(baseline),
             "comparison": None if baseline is None else compare(run, baseline),
             "limits": None if found is None else {**asdict(found), "regret": found.regret},
+            "calibration": None if (drafts := calibration(run)) is None else asdict(drafts),
             "notes": _notes(run, baseline),
             "provenance": {r.name: r.provenance for r in (baseline, run) if r is not None},
         }
@@ -254,6 +255,8 @@ def _health(run: Run, mine: RunSummary, theirs: RunSummary | None) -> list[tuple
         off = [s for s, v in zip(run.steps, run.series(SPECULATING), strict=True) if v is not None and v < 1]
         text = "On in every step." if not off else f"Off in step {_list(off)}."
         out.append(("ok" if not off else "warn", "Speculation", text))
+    if (drafts := calibration(run)) is not None:
+        out.append(("warn" if drafts.parts else "ok", "Predicted acceptance", drafts.sentence()))
     if mine.faults:
         causes = ", ".join(f"{cause} ×{n}" for cause, n in mine.faults.items())
         out.append(("warn", "Faults survived", f"{causes}; the log of the job has the first of each cause in full."))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -26,6 +26,9 @@ class Buffer:
 
     def __len__(self) -> int:
         return 1
+
+    def __iter__(self) -> Iterator[range]:
+        return iter([range(4096)])
 
     def save(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
@@ -51,7 +54,9 @@ class Trainer:
         time.sleep(0.001)
         self.counts.steps += 1
         return SimpleNamespace(
-            skipped=None, terms={"accept_0": 2.0, "loss": 1.0}, acceptance=SimpleNamespace(rates=[0.5], length=1.5)
+            skipped=None,
+            terms={"accept_0": 2.0, "loss": 1.0},
+            acceptance=SimpleNamespace(rates=[0.5], length=1.5 + self.counts.steps / 100),
         )
 
     def checkpoint(self) -> None:

@@ -11,6 +11,7 @@ import torch
 
 from drafter_online.errors import DrafterError
 from drafter_online.versions import Versions
+from drafter_online.vocabulary import misfit
 from rollspec.errors import RollspecError
 from rollspec.head.swap.owner import SwapOwner
 
@@ -111,7 +112,7 @@ def fingerprint(weights: Iterable[torch.Tensor]) -> list[float]:
 
 
 def check(tensors: Mapping[str, torch.Tensor], like: Mapping[str, torch.Tensor]) -> None:
-    """Names, shapes, kinds and finiteness, before anything is touched."""
+    """Names, shapes, kinds, finiteness and the vocabulary map, before anything is touched."""
     for name, want in like.items():
         have = tensors.get(name)
         if have is None:
@@ -126,6 +127,8 @@ def check(tensors: Mapping[str, torch.Tensor], like: Mapping[str, torch.Tensor])
             raise not_loaded(f"{name} has NaN or infinity in it")
     if extra := sorted(set(tensors) - set(like)):
         raise not_loaded(f"{extra[0]} is not a weight of the drafter that runs")
+    if problem := misfit(tensors):
+        raise not_loaded(f"{problem}; give the map that the version was trained with")
 
 
 def distance(new: Mapping[str, torch.Tensor], old: Mapping[str, torch.Tensor]) -> float:

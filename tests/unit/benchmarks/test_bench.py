@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -18,12 +19,16 @@ from benchmarks import (
     drift,
     harness,
     head,
+    head_prompts,
+    head_table,
     propose,
     recipes,
     rollout,
     rollout_table,
 )
 from benchmarks import cli as bench_cli
+from drafter_online.buffer import Buffer
+from drafter_online.held_out import split
 from rollspec.config import RollspecConfig
 from rollspec.errors import HistoryError, RollspecError
 from rollspec.tuning import store
@@ -84,22 +89,53 @@ def test_summary_compares_later_epochs_with_the_best_ngram() -> None:
 
 def test_what_a_head_adds_is_told_by_workload_over_none_and_over_memory() -> None:
     def round_of(seconds: float, accepted: int, source: str | None) -> list[dict[str, Any]]:
-        counts = {source: [2 * accepted, accepted]} if source else {}
+        counts = {source: [9, 2 * accepted, accepted]} if source else {}
         one = {"tokens": 100, "drafted": 2 * accepted, "accepted": accepted, "by_source": counts}
-        return [{**one, "seconds": seconds}, {**one, "seconds": seconds / 2}]
+        predicted = {source: 1.5 * accepted} if source else {}
+        return [{**one, "seconds": s, "cpu_seconds": 3.0, "predicted_by": predicted} for s in (seconds, seconds / 2)]
 
     runs = {
         "none": [round_of(4.0, 0, None)] * 2,
         "memory": [round_of(4.0, 5, "suffix")] * 2,
         "head": [round_of(2.0, 50, "eagle3")] * 2,
     }
-    s = head.summarise(runs)
+    s = head_table.summarise(runs, head.workloads(2))
     assert (
         s["fresh"]["head"]["speedup_over_none"]["median"] == s["repeated"]["head"]["speedup_over_memory"]["median"] == 2
     )
     assert s["fresh"]["head"]["acceptance_length"] == 2.0 and s["fresh"]["none"]["acceptance_rate"] is None
-    assert s["fresh"]["head"]["by_source"] == {"eagle3": [200, 100]}
-    assert head.table(4, s).row_count == 6
+    assert s["fresh"]["head"]["by_source"] == {"eagle3": [18, 200, 100]}
+    assert s["fresh"]["head"]["speedup_over_none_cpu"]["median"] == 1.0
+    assert s["fresh"]["head"]["calibration"]["all"]["ratio"] == 1.5 and s["fresh"]["none"]["calibration"] == {
+        "all": {"predicted": 0, "drafted": 0, "accepted": 0, "ratio": None}
+    }
+    assert head_table.table(4, s).row_count == 6
+    assert head.workloads(1) == ("fresh",) and head.workloads(4)[2:] == ("repeated 2", "repeated 3")
+
+
+def test_prompts_that_a_head_was_trained_on_are_known_and_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ids = [[7, i] for i in range(12)]
+    keys = [head_prompts.prompt_key(p) for p in ids]
+    buffer, model = Buffer(), target(tmp_path)
+    for i in range(8):
+        buffer.add(dataclasses.replace(filled(model, 1).__iter__().__next__(), prompt_key=keys[i]))
+    folder = tmp_path / "head"
+    buffer.save(folder / "buffer")
+    (folder / "make-head.json").write_text('{"hold_out": 0.25}')
+    held = {s.prompt_key for s in split(buffer, 0.25)[1]}
+    assert held and head_prompts.trained_on(folder) == set(keys[:8]) - held
+    assert head_prompts.trained_on(tmp_path / "other") is None
+    monkeypatch.setattr(head_prompts.prompts, "tokenized", lambda rows, model, room: (ids, 0))
+    every, fresh = (head_prompts.Prompts.of(model, None, folder, given) for given in (None, folder))
+    assert every.facts(every.order(0, 13)) == {
+        "prompts_used": 12, "prompts_trained_on": 8 - len(held), "prompts_used_again": 1
+    }  # fmt: skip
+    assert len(fresh.found) == 4 + len(held) and fresh.facts(fresh.order(1, 4))["prompts_trained_on"] == 0
+    assert fresh.order(1, 4) != fresh.order(2, 4)
+    with pytest.raises(RollspecError, match=r"has no samples in buffer/"):
+        head_prompts.Prompts.of(model, None, folder, tmp_path)
 
 
 def test_recipes_train_from_one_folder_and_are_measured_alike(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -355,6 +391,6 @@ def test_planted_faults_are_one_percent() -> None:
     logits = 2.0 * torch.randn(5, 40, generator=torch.Generator().manual_seed(0))
     p = logits.softmax(-1)
     for fault in ("Uniform", "MostLikely", "Second"):
-        q = getattr(planted, fault)(None, None, False).apply(logits).softmax(-1)
+        q = getattr(planted, fault)(None, None).apply(logits, None).softmax(-1)
         assert (0.5 * (p - q).abs().sum(-1) <= 0.01 + 1e-6).all() and (0.5 * (p - q).abs().sum(-1) > 0.001).all()
         assert fault == "Second" or (q.argmax(-1) == p.argmax(-1)).all()

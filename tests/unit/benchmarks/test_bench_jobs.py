@@ -82,12 +82,16 @@ def test_harm_compares_whole_jobs() -> None:
     own = tuned_epochs(1.01)
     for e in own:
         e |= {"ceiling": 0.01, "drafters_off": ["suffix@64"]}
-    runs = {"none": [tuned_epochs(1.0)] * 6, "rollspec": [own] * 6}
+    jobs = {"none": tuned_epochs(1.0), "rollspec": own, "rollspec, K = 0": tuned_epochs(0.9)}
+    runs = {name: [[{**e, "cpu_seconds": 2 * e["seconds"]} for e in job]] * 6 for name, job in jobs.items()}
     s = harm.summarise(runs)
-    assert s["rollspec_over_none"]["median"] == pytest.approx(1.01) and s["verdict"] == "reached"
+    assert s["rollspec_over_none"]["median"] == s["rollspec_over_none_cpu"]["median"] == pytest.approx(1.01)
+    assert s["control_over_none"]["median"] == pytest.approx(0.9)
+    assert s["rollspec_over_control"]["median"] == pytest.approx(1.01 / 0.9)
+    assert s["verdicts"]["rollspec_over_none"] == "reached" and s["verdicts"]["rollspec_over_control_cpu"] == "missed"
     assert s["drafted"] == 60 * 18 and s["plays"]["none"] == 180
-    shown = harm.table({"useless": s})
-    assert shown.row_count == 1 and "reached" in str(shown.caption)
+    shown = harm.table({"4": {"useless": s}})
+    assert shown.row_count == 1 and "rollspec_over_control missed: 4 useless" in str(shown.caption)
 
 
 def test_unpredictable_prompts_never_repeat() -> None:

@@ -262,5 +262,26 @@ def test_targets_are_the_targets_own_logits(tiny_target: Path) -> None:
         )
 
 
+@pytest.mark.parametrize(
+    ("name", "change", "says"),
+    [
+        ("d2t", lambda t: t.index_fill(0, torch.tensor([9]), 60), "d2t makes draft token 9 the target's 69"),
+        ("d2t", lambda t: t.index_fill(0, torch.tensor([0]), -1), "d2t makes draft token 0 the target's -1"),
+        ("d2t", lambda t: t.index_fill(0, torch.tensor([3]), int(t[2]) - 1), "is not after that of token 2"),
+        ("t2d", lambda t: t.roll(1), "t2d marks other tokens than the 10 that d2t names"),
+    ],
+)
+def test_a_vocabulary_map_that_does_not_fit_is_refused(
+    name: str, change: Any, says: str, tiny_target: Path, tmp_path: Path
+) -> None:
+    heads.save(head(tiny_target, draft_vocab_size=10, counts={t: 1 for t in range(20, 30)}), tmp_path)
+    assert heads.load(tmp_path, tiny_target).draft_vocab_size == 10
+    weights = load_file(tmp_path / heads.MODEL)
+    save_file({**weights, name: change(weights[name])}, tmp_path / heads.MODEL)
+    with pytest.raises(HeadError, match="the vocabulary map of") as error:
+        heads.load(tmp_path, tiny_target)
+    assert says in str(error.value) and str(tmp_path) in str(error.value) and "\n" not in str(error.value)
+
+
 def test_target_fixture_is_shared(tiny_target: Path) -> None:
     assert target(tiny_target.parent) == tiny_target

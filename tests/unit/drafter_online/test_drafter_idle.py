@@ -156,3 +156,22 @@ def test_failures_are_counted_and_end_training_but_nothing_else(caplog: pytest.L
     assert rule.counts.failed == MAX_FAILURES + 1 and "boom" in (rule.stopped or "")
     assert rule.decide(IDLE) == "stopped" and rule.tick(lambda: IDLE, lambda _: "never") is None
     assert caplog.text.count("boom") == 3  # once per streak, and the last verdict
+
+
+def test_training_that_costs_the_job_too_much_waits_longer() -> None:
+    rule, clock = idle(settle_seconds=0.1)
+    assert rule.cost.share == 0.0 and rule.cost.settle(0.1) == 0.1, "nothing is known yet"
+    for _ in range(100):
+        rule.cost.step(0.1)
+    rule.cost.delay(0.2)
+    assert rule.cost.share == pytest.approx(0.2 / rule.cost.busy) and rule.cost.settle(0.1) == 0.1
+    rule.cost.delay(0.6)
+    assert rule.cost.share > 2 * rule.cost.LIMIT and 1.6 < rule.cost.settle(0.1) <= rule.cost.MOST
+    assert rule.decide(EngineState()) == "settling"
+    clock.now += 1.0
+    assert rule.decide(EngineState()) == "settling"
+    clock.now += 10.0
+    assert rule.decide(EngineState()) == "idle"
+    for _ in range(2000):  # fewer were preempted since
+        rule.cost.step(0.1)
+    assert rule.cost.settle(0.1) == 0.1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import json
 import os
 from collections import Counter
@@ -17,7 +18,7 @@ from drafter_target import AUX, HIDDEN, VOCABULARY, model, sample
 from reference_samples import capture
 from typer.testing import CliRunner
 
-from drafter_online import generate, make_head
+from drafter_online import files, generate, make_head
 from drafter_online import head as heads
 from drafter_online.architecture import aux_layers, check_room
 from drafter_online.buffer import Buffer
@@ -242,6 +243,33 @@ def test_what_a_killed_call_left_is_gone_on_with(tiny_target: Path, engine: Engi
     assert len(engine.jobs) == 1, "what was generated before is enough"
     assert facts["finished"] and facts["counts"]["micro_steps"] >= 10
     assert facts["before"]["acceptance_length"] < facts["after"]["acceptance_length"]
+
+
+@pytest.mark.parametrize("full", ["job.json", "index.json", "make-head.json", "model.safetensors"])
+def test_a_full_disk_is_one_sentence_and_nothing_half_written_is_used(
+    full: str, tiny_target: Path, engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write, left = files.write_synced, [1]
+
+    def no_space(path: Path, data: bytes, mode: int = 0o666) -> None:
+        if full in path.name and left:
+            left.pop()
+            write(path, data[: len(data) // 2], mode)
+            raise OSError(errno.ENOSPC, "No space left on device")
+        write(path, data, mode)
+
+    monkeypatch.setattr(files, "write_synced", no_space)
+    monkeypatch.setattr(generate, "run", lambda job, folder, note: (
+        folder.mkdir(parents=True, exist_ok=True), generate.replace(folder / "job.json", b"{}"),
+        engine(job, folder, note),
+    ))  # fmt: skip
+    with pytest.raises(DrafterError, match=r"written.*No space left on device") as error:
+        make(options(tiny_target, tmp_path))
+    assert str(error.value).startswith("drafter-online: ") and "\n" not in str(error.value)
+    assert not left and not [p for p in tmp_path.rglob(".*") if p.is_file()], "half a file is left"
+    facts = make(options(tiny_target, tmp_path))
+    assert facts["finished"] and facts["samples"] + facts["held_out"] == 12
+    assert heads.load(tmp_path, tiny_target) is not None
 
 
 def test_enough_tokens_end_generating(tiny_target: Path, engine: Engine, tmp_path: Path) -> None:

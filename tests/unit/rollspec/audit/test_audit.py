@@ -17,6 +17,7 @@ from rollspec.audit import prompts as audit_prompts
 from rollspec.audit.engine import Arm, Plan, _cause, _environment
 from rollspec.audit.evidence import AuditError, samples_from
 from rollspec.audit.noise import NoiseCheck
+from rollspec.audit.remaining import Remaining
 from rollspec.audit.report import families, markdown, page, verdict_line, write
 from rollspec.audit.statistics import TestResult
 from rollspec.audit.verdict import (
@@ -342,11 +343,28 @@ def test_lossy_reuse_fails_although_every_test_passes() -> None:
 
 
 def test_stages_are_printed_when_they_begin_where_output_is_a_file(tmp_path: Path) -> None:
-    with (tmp_path / "log").open("w") as file, audit_cli._display(Console(file=file)) as stage:
+    with (tmp_path / "log").open("w") as file, audit_cli._display(Console(file=file), 1000) as stage:
         stage("greedy")(0, 10)
         assert "greedy" in (tmp_path / "log").read_text(), "it comes when the stage begins, not at the end"
         stage("sampling [x]")
-        assert [line.split("s  ")[1] for line in (tmp_path / "log").read_text().splitlines()] == [
-            "greedy",
-            "sampling [x]",
-        ]
+        lines = (tmp_path / "log").read_text().splitlines()
+        assert [line.split("s  ")[1].split(", about ")[0] for line in lines] == ["greedy", "sampling [x]"]
+        assert all(line.endswith(" left") for line in lines)
+
+
+def test_what_is_left_follows_what_the_stages_took() -> None:
+    left = Remaining(10_000)
+    left.begin(0.0)
+    first = left.left(0.0)
+    assert left.left(20.0) == pytest.approx(first - 20)
+    left.begin(60.0)  # twice as long as expected: so is what follows
+    assert left.left(60.0) == pytest.approx(60 + 60 + 12 + 90)
+    left.report(2_500, 10_000, 60 + 60 + 10)  # 4 ms a token, once the engine had started
+    assert left.left(130.0) == pytest.approx(30 + 12 + 60)
+    left.begin(160.0)
+    left.begin(170.0)
+    left.report(5_000, 10_000, 200.0)
+    assert left.left(200.0) == pytest.approx(30) and left.left(210.0) == pytest.approx(20)
+    assert left.left(300.0) == 1.0
+    left.begin(230.0)
+    assert left.left(230.0) == pytest.approx(40 + 60)

@@ -165,3 +165,20 @@ def test_distributions_are_worked_on_in_blocks() -> None:
         tracemalloc.stop()
     assert peak < 4 << 20, peak
     assert evidence.seen.all() and evidence.entropy == pytest.approx(np.log(vocab))
+
+
+def test_float32_says_what_float64_says() -> None:
+    """Half the time on a real vocabulary, whose many tiny probabilities must not get lost beside the large ones."""
+    rng = np.random.default_rng(3)
+    logits = rng.normal(size=(8, 49_152)) * 4
+    log_probs = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
+    tokens = [rng.choice(len(row), p=np.exp(row) / np.exp(row).sum()) for row in log_probs]
+    found = []
+    for kind in (np.float32, np.float64):
+        e = Evidence(samples_from([tokens], [0]), logits.shape[1], np.random.default_rng(0))
+        for i, row in enumerate(log_probs):  # row by row: the same random numbers
+            e.add(0, row[None].astype(kind), first=i)
+        found.append(e)
+    for name in ("log_prob", "entropy", "flat", "surprisal_variance", "p_max", "pit", "rank_pit", "is_argmax"):
+        assert getattr(found[0], name) == pytest.approx(getattr(found[1], name), abs=2e-5), name
+    assert np.allclose(found[0].token_moments, found[1].token_moments, atol=1e-6)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -29,6 +30,8 @@ def test_replicas_of_a_job_share_one_process_that_ends_with_them(
 
     monkeypatch.setattr(daemon, "LINGER", 2.0)
     monkeypatch.setenv("ROLLSPEC", "not for the daemon")
+    core = max(os.sched_getaffinity(0))
+    monkeypatch.setenv("ROLLSPEC_TRAINER_CORES", str(core))
     config = RollspecConfig.load(
         {"proposal.drafters": ["eagle3"], "drafter.mode": "dedicated", "drafter.dir": str(tmp_path / "d")}, env={}
     )
@@ -47,6 +50,8 @@ def test_replicas_of_a_job_share_one_process_that_ends_with_them(
         for e in engines:
             e.turn()
         assert time.monotonic() < end, (tmp_path / "d" / "daemon.log").read_text()
+    threads = os.listdir(f"/proc/{process.read_text()}/task")
+    assert len(threads) > 1 and all(os.sched_getaffinity(int(thread)) == {core} for thread in threads)
     for e in engines:
         e.link.close()
     until(lambda: not daemon._alive(process), seconds=60)

@@ -24,6 +24,8 @@ def test_what_fits_is_accepted() -> None:
         ({"fc.weight": torch.ones(3, 2)}, "fc.weight has shape [3, 2], not [2, 3]"),
         ({"norm.weight": torch.tensor([1.0, float("inf")])}, "norm.weight has NaN or infinity"),
         ({"norm.weight": torch.ones(2, dtype=torch.int64)}, "norm.weight is torch.int64"),
+        ({"d2t": torch.tensor([0, 1, -4, 0])}, "d2t makes draft token 2 the target's -2"),
+        ({"d2t": torch.tensor([0, 1, 0, 0])}, "d2t makes draft token 2 the target's 2, which is not after"),
         ({"more.weight": torch.ones(1)}, "more.weight is not a weight of the drafter that runs"),
     ],
 )

@@ -15,8 +15,8 @@ from typer.testing import CliRunner
 
 from rollspec.cli import app
 from rollspec.errors import RollspecError
-from rollspec.telemetry import figures
-from rollspec.telemetry.limits import limits
+from rollspec.telemetry import figures, report
+from rollspec.telemetry.limits import calibration, limits
 from rollspec.telemetry.plots import STYLES, Bars, Line, bar_chart, line_chart
 from rollspec.telemetry.report import headline, render, write_report
 from rollspec.telemetry.runs import load_run
@@ -382,3 +382,18 @@ def test_a_learned_drafter_has_its_figures(tmp_path: Path) -> None:
     page = write_report(write_run(tmp_path / "never", untrained)).html.read_text()
     assert page.count("the drafter never drafted") == 2
     assert "Learned drafter" not in write_report(write_run(tmp_path / "plain", rows(True))).html.read_text()
+
+
+@pytest.mark.parametrize(("predicted", "drafted", "parts"), [(0.5, 600, True), (0.43, 600, False), (0.5, 400, False)])
+def test_predicted_and_accepted_drafts_are_told(tmp_path: Path, predicted: float, drafted: int, parts: bool) -> None:
+    made = [
+        {"rollspec/accept/drafted": d, "rollspec/accept/accepted": 0.4 * d, "rollspec/accept/predicted": predicted}
+        for d in (drafted / 4, 3 * drafted / 4)
+    ]
+    run = load_run(write_run(tmp_path / "run", [*made, {}]))
+    found = calibration(run)
+    assert found is not None and found.parts is parts
+    assert (found.predicted, found.accepted) == pytest.approx((predicted * drafted, 0.4 * drafted))
+    told = next(sentence for state, what, sentence in report._health(run, summarize(run), None) if "Predicted" in what)
+    assert ("They part by more than 20%" in told) is parts
+    assert calibration(load_run(write_run(tmp_path / "none", [{}]))) is None
