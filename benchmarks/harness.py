@@ -16,8 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from drafter_online.files import replace
-from rollspec.engine.daemon import TRAINER_CORES
-from rollspec.machine import machine
+from rollspec.machine import TRAINER_CORES, machine
 
 ROOT = Path(__file__).resolve().parents[1]
 QUICK = "quick: this shows that it runs; the numbers and verdicts below mean nothing"

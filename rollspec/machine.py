@@ -1,4 +1,4 @@
-"""Where and when a result was made: machine, source revision, time."""
+"""The machine: what it is, which cores are whose, and where and when a result was made."""
 
 from __future__ import annotations
 
@@ -12,6 +12,9 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
+
+TRAINER_CORES = "ROLLSPEC_TRAINER_CORES"
+"""Environment: the cores that the trainer's process runs on, as `2,5-7`; unset: those of the engine that starts it."""
 
 
 def machine() -> dict[str, Any]:

@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from rollspec.config import RollspecConfig
+from rollspec.machine import TRAINER_CORES
 
 logger = logging.getLogger("rollspec")
 
@@ -32,9 +33,6 @@ LINGER = 90.0
 
 START_SECONDS = 120.0
 """Bound on waiting for a Ray actor to say where it listens."""
-
-TRAINER_CORES = "ROLLSPEC_TRAINER_CORES"
-"""Environment: the cores that the trainer's process runs on, as `2,5-7`; unset: those of the engine that starts it."""
 
 
 def settle(config: RollspecConfig, target: str) -> RollspecConfig:
