@@ -121,10 +121,8 @@ def engine(
         prompts = token_prompts(model, None, 8, 64)
         for fault in faults:
             plan = Plan(prompts, tokens=2_000 if quick else tokens or ENGINE[fault], samples=64)
-            arm = Arm(
-                f"{share:.1%} {fault} in {Path(model).name}",
-                engine={"logits_processors": [f"benchmarks.planted:{fault}"]},
-            )
+            name = f"{100 * share:g} % {fault}" + (f" in {given.name}" if given else "")
+            arm = Arm(name, engine={"logits_processors": [f"benchmarks.planted:{fault}"]})
             began = time.perf_counter()
             result = run_audit(model, plan, arm, control=False)
             seconds = time.perf_counter() - began
