@@ -146,7 +146,7 @@ def head(
         typer.Option(exists=True, file_okay=False, help="--out of a make-head; prompts it trained on are left out."),
     ] = None,
 ) -> None:
-    """What a draft head adds to a real model: none, memory, head and memory, fresh and repeated prompts (an hour).
+    """What a draft head adds to a real model: none, suffix drafts (`memory`), both; new and old prompts (an hour).
 
     `head, coupled greedy`, `head, trained` and `head, idle` are further --arms.
     """
@@ -224,7 +224,7 @@ def long_tail(
     arms: Arms = None,
     work: Work = None,
 ) -> None:
-    """Learned and suffix drafts against suffix alone, and the cost of idle training, in whole jobs (half an hour)."""
+    """Draft head and suffix drafts against these alone, and what idle training costs, in whole jobs (half an hour)."""
     _measure("long_tail", json, out, quick=quick, **_jobs("long_tail", seeds, arms), work=work)
 
 
@@ -361,7 +361,7 @@ def all_(
     out: Annotated[Path | None, typer.Option("--out", help="Folder for the JSON files.")] = None,
     json: Json = False,
 ) -> None:
-    """Every benchmark that runs on a CPU in turn."""
+    """Every benchmark but head and peers, which take a model, and gpu (hours)."""
     for name in NAMES:
         module = name.replace("-", "_")
         _measure(module, json, out / f"{module}.json" if out else None, quick=quick)

@@ -39,7 +39,7 @@ COMMANDS: dict[str, Lazy] = {
     "audit": Lazy(
         "rollspec.audit.cli", "Test on your own model that speculation does not change the distribution.", "audit"
     ),
-    "drafter": Lazy("rollspec.drafter_cli", "Make, convert, train and inspect learned drafters.", "drafter"),
+    "drafter": Lazy("rollspec.drafter_cli", "Make, convert, train and inspect draft heads.", "drafter"),
     "bench": Lazy("benchmarks.cli", "Run the benchmarks and print their tables.", checkout=True),
     "report": Lazy("rollspec.telemetry.report_cli", "Write one self-contained HTML page about a run.", "report"),
     "config": Lazy("rollspec.cli", "List the knobs, show a resolved configuration, list the presets."),
