@@ -80,20 +80,27 @@ def version(trainer: str) -> str:
     return ELSEWHERE[trainer]
 
 
-def table() -> str:
-    """Rows of `ROWS`. Of several tests a cell names one that `make test` runs, if there is one."""
+def table(numbered: bool = False) -> str:
+    """Rows of `ROWS`. Of several tests a cell names one that `make test` runs, if there is one.
+
+    `numbered`: cells are numbers, and the tests' names are a list below.
+    """
     found = [
         mark
         for path in sorted((ROOT / "tests").rglob("test_*.py"))
         for mark in marks(path.read_text(encoding="utf-8"), path.name)
     ]
     lines = [f"| trainer | mode | {' | '.join(COLUMNS)} |", "|---|---|" + "---|" * len(COLUMNS)]
+    named: dict[str, int] = {}
     for row in ROWS:
         cells = []
         for column in COLUMNS:
             ours = sorted((m for m in found if m.row == row and column in m.columns), key=lambda m: m.slow)
-            cells.append(f"`{ours[0].test}`{' *(slow)*' if ours[0].slow else ''}" if ours else NOT_RUN)
+            name = f"`{ours[0].test}`{' *(slow)*' if ours[0].slow else ''}" if ours else NOT_RUN
+            cells.append(f"({named.setdefault(name, len(named) + 1)})" if numbered and ours else name)
         lines.append(f"| {row[0]} {version(row[0])} | {row[1]} | {' | '.join(cells)} |")
+    if numbered:
+        lines += ["", " · ".join(f"({number}) {name}" for name, number in named.items())]
     return "\n".join(lines)
 
 
@@ -102,13 +109,14 @@ class Page:
     """A page that holds the table between its marks."""
 
     FILE: Path
+    numbered: bool = False
 
     def render(self) -> str:
         """The page with its table written anew."""
         head, begin, rest = self.FILE.read_text(encoding="utf-8").partition(BEGIN)
         if not begin:
             raise ValueError(f"{self.FILE} has no {BEGIN}")
-        return f"{head}{BEGIN}\n\n{table()}\n\n{END}{rest.partition(END)[2]}"
+        return f"{head}{BEGIN}\n\n{table(self.numbered)}\n\n{END}{rest.partition(END)[2]}"
 
 
-PAGES = (Page(ROOT / "README.md"), Page(ROOT / "docs" / "trainers.md"))
+PAGES = (Page(ROOT / "README.md", numbered=True), Page(ROOT / "docs" / "trainers.md"))

@@ -41,7 +41,7 @@ def test_a_mark_outside_the_table_is_an_error(args: str) -> None:
 def test_pages_name_tests_that_are_there() -> None:
     table = support.table()
     for page in support.PAGES:
-        assert table in page.FILE.read_text(), "run `python -m scripts.generate`"
+        assert support.table(page.numbered) in page.FILE.read_text(), "run `python -m scripts.generate`"
     tests = {
         node.name
         for path in (support.ROOT / "tests").rglob("test_*.py")
@@ -51,3 +51,5 @@ def test_pages_name_tests_that_are_there() -> None:
     cells = [cell.strip() for line in table.splitlines()[2:] for cell in line.strip("|").split("|")[2:]]
     assert len(cells) == len(support.ROWS) * len(support.COLUMNS)
     assert all(cell == support.NOT_RUN or cell.split("`")[1] in tests for cell in cells)
+    listed = support.table(numbered=True).splitlines()[-1]
+    assert {cell.split("`")[1] for cell in cells if "`" in cell} == set(listed.split("`")[1::2])
