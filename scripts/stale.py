@@ -39,6 +39,7 @@ MEASURES: dict[str, tuple[str, ...]] = {
     "cost": (*ENGINE, "benchmarks/cost.py"),
     "demo": JOB,
     "demo-0.32": JOB,
+    "demo-0.32-first": JOB,
     "demo-0.32-second": JOB,
     "drafter": ("drafter_online",),
     "harm": ENGINE,

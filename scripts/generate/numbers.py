@@ -14,7 +14,7 @@ from typing import Any
 
 from scripts.stale import RESULTS, ROOT
 
-DEMO, SECOND = "demo-0.32", "demo-0.32-second"
+DEMO, EARLIER = "demo-0.32", ("demo-0.32-first", "demo-0.32-second")
 CONTROLS = {"control": "the demo's policy", "control-smollm2": "SmolLM2-135M"}
 ARMS = {"memory": "suffix drafts", "head": "draft head and suffix drafts", "head, coupled": "the same, `mode: coupled`"}
 PROMPTS = ("fresh", "repeated")
@@ -34,9 +34,11 @@ def headline() -> str:
     rows: list[Row] = []
     if demo := load(DEMO):
         rows += _demo_rows(demo)
-    if second := load(SECOND):
-        label = f"another pair of runs, beside other programs: generation, {_later(second)}"
-        rows.append((label, *_ratio(second["comparison"]["later"]), f"`{SECOND}.json`"))
+    for name in EARLIER:
+        if other := load(name):
+            made = other["provenance"]["baseline"]
+            label = f"earlier code, {made['settings']['dtype']}, {made['machine']['cpu']}: generation, {_later(other)}"
+            rows.append((label, *_ratio(other["comparison"]["later"]), f"`{name}.json`"))
     for name, what in CONTROLS.items():
         if found := load(name):
             label = f"**null control**: nothing drafted (K = 0), {what}, batch {' / '.join(found['on_over_off'])}"
@@ -56,9 +58,9 @@ def headline() -> str:
 
 def demo() -> str:
     """The demo's runs beside each other."""
-    found = {name: result for name in (DEMO, SECOND) if (result := load(name))}
+    found = {name: result for name in (DEMO, *EARLIER) if (result := load(name))}
     rows: list[tuple[str, Callable[[Any], str]]] = [
-        (f"generation, {_later(next(iter(found.values())))}", lambda d: _both(_ratio(d["comparison"]["later"]))),
+        ("generation, from the second epoch on", lambda d: _both(_ratio(d["comparison"]["later"]))),
         ("the same, per token", lambda d: _both(_ratio(d["comparison"]["later_tokens_per_second"]))),
         ("generation, epoch by epoch", lambda d: " / ".join(f"{r['value']:.2f}x" for r in _epochs(d))),
         ("whole training step, all epochs", lambda d: _both(_ratio(d["comparison"]["step"]))),
