@@ -104,12 +104,23 @@ def head() -> str:
     columns = ("batch", "prompts", "arm", "over none", "over memory alone", "tokens per step", "accepted",
                "a pass of the head, of a step")  # fmt: skip
     on = _origin_of(found)
-    pairs = found["batches"][next(iter(found["batches"]))]["fresh"]["none"]["speedup_over_none"]["n"]
+    counts = {batch: kinds["fresh"]["none"]["speedup_over_none"]["n"] for batch, kinds in found["batches"].items()}
+    pairs = ", ".join(f"{n} pairs at batch {batch}" for batch, n in counts.items())
     return (
         _table(columns, rows) + f"\n\n`{RESULTS}/head.json`, {on}: {_name(found['model'])}, {_name(found['head'])}, "
         f"{found['samples_per_prompt']} {'sample' if found['samples_per_prompt'] == 1 else 'samples'} of each prompt "
-        f"({_name(found['prompts'])}), {pairs} pairs, one seed. " + control_line()
+        f"({_name(found['prompts'])}), {pairs}, {_seeds(found)}. " + control_line()
     )
+
+
+def _seeds(found: Any) -> str:
+    """Of how many seeds a result of `bench head` is; and of those prompts, how many the head had trained on."""
+    first = next(iter(found["batches"].values()))
+    done = [found["prompts_of_seeds"][seed] for seed in first.get("by_seed", ())]
+    if not done:
+        return "one seed"
+    trained = sum(f["prompts_trained_on"] or 0 for f in done)
+    return f"{len(done)} seeds; {trained} of the prompts were among those of training"
 
 
 def propose() -> str:
@@ -168,11 +179,14 @@ def _demo_rows(d: Any) -> Iterator[Row]:
 
 def _head_rows(d: Any) -> Iterator[Row]:
     for batch, kinds in d["batches"].items():
-        for arm in [a for a in kinds["fresh"] if a != "none"]:
+        for arm in [a for a in kinds["fresh"] if a not in ("none", "memory")]:
             found = [kinds[kind][arm] for kind in PROMPTS]
-            alone = "" if "memory" in kinds["fresh"] else "; suffix drafts alone were not measured"
-            label = f"{ARMS.get(arm, arm)}, SmolLM2-135M, batch {batch}, new prompts / the same again{alone}"
+            alone = [a["speedup_over_memory"] for a in found]
+            missing = "" if all(alone) else "; suffix drafts alone were not measured"
+            label = f"{ARMS.get(arm, arm)}, SmolLM2-135M, batch {batch}, new prompts / the same again{missing}"
             yield label, *_joined(_median(a["speedup_over_none"]) for a in found), "`head.json`"
+            if all(alone):
+                yield "the same over suffix drafts alone", *_joined(map(_median, alone)), "`head.json`"
 
 
 def _peer_rows(d: Any) -> Iterator[Row]:
