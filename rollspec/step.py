@@ -157,7 +157,8 @@ class Engine(State):
         """Each one's first proposal, in the drafters' order."""
         drafts = [NO_DRAFT] * len(asked)
         for d in self.drafters:
-            rest = [i for i, draft in enumerate(drafts) if not draft.token_ids]
+            if not (rest := [i for i, draft in enumerate(drafts) if not draft.token_ids]):
+                break
             for i, found in zip(rest, d.propose_all([asked[i] for i in rest], [rooms[i] for i in rest]), strict=True):
                 drafts[i] = found or NO_DRAFT
         return drafts
@@ -180,7 +181,7 @@ class Engine(State):
                 if allowed:
                     drafts[r.place] = draft.token_ids[: min(allowed, k)]
         for d in self.drafters:
-            d.store_all(step.running, step.plan.rest)
+            d.store_all(step.running, step.plan.rest or not self.tuner.k_most)
         self.selection.refill.step()
         return drafts
 

@@ -176,7 +176,7 @@ class Adapter:
         `args` and `kwargs` are those of the speculator's `propose`, for the head.
         """
         tokens = [row[:n] for row, n in zip(sampled.tolist(), counts.tolist(), strict=True)]
-        context = float(batch.seq_lens_cpu_upper_bound[: batch.num_reqs].sum())
+        context = float(batch.seq_lens_cpu_upper_bound.numpy()[: batch.num_reqs].sum())
         step = StepResult(batch.req_ids, tokens, self._verified, self._tokens, context)
         if self.head is None:
             self.bridge.decide(step)
@@ -209,6 +209,8 @@ class Adapter:
 
 def _write(rows: torch.Tensor, drafts: Sequence[Sequence[int]]) -> None:
     """Write each draft over the beginning of its row; rows [n, k], on any device, in one call for all."""
+    if not any(drafts):
+        return
     used = torch.arange(rows.shape[1]) < torch.tensor([len(d) for d in drafts])[:, None]  # [n, k]
     tokens = torch.tensor(list(chain.from_iterable(drafts)), dtype=rows.dtype)
     rows.masked_scatter_(used.to(rows.device), tokens.to(rows.device))

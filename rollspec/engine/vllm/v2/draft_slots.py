@@ -7,6 +7,7 @@ and the scheduler sees it as rejected.
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 from collections.abc import Mapping
 from typing import Any
@@ -23,12 +24,11 @@ def resized(scheduled: Any, drafts: dict[str, list[int]], slots: Mapping[str, in
     counts = dict(scheduled.num_scheduled_tokens)
     for request, n in slots.items():
         counts[request] -= n - drafted.get(request, 0)
-    return dataclasses.replace(
-        scheduled,
-        num_scheduled_tokens=counts,
-        total_num_scheduled_tokens=sum(counts.values()),
-        scheduled_spec_decode_tokens=drafts,
-    )
+    step = copy.copy(scheduled)
+    step.num_scheduled_tokens = counts
+    step.total_num_scheduled_tokens = sum(counts.values())
+    step.scheduled_spec_decode_tokens = drafts
+    return step
 
 
 def masks(grammar: Any, slots: Mapping[str, int], drafted: Mapping[str, int]) -> Any:
