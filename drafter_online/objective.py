@@ -152,7 +152,7 @@ def evaluate(
     gradient = torch.zeros_like(x) if learns else None
     own = [torch.zeros_like(p, dtype=torch.float32) for p in scorer.trained_head]  # sums of many parts
     values: dict[str, float] = {}
-    drafts = _drafts(batch, len(x))
+    drafts = draft_starts(batch, len(x))
     best = torch.zeros(x.shape[:2], dtype=torch.int64, device=x.device)  # [steps, L]: what would be drafted
     rows = [_learnt(batch, i) if learns and terms.accept else torch.zeros_like(drafts) for i in range(len(x))]
     totals = [batch.weight[0][r].sum().clamp_min(1e-6) for r in rows]
@@ -270,7 +270,7 @@ def _together(batch: Batch, n: int, shift: int) -> Tensor:
     return d[:, :n] == d[:, shift : shift + n]
 
 
-def _drafts(batch: Batch, steps: int) -> Tensor:
+def draft_starts(batch: Batch, steps: int) -> Tensor:
     """[L] bool: the positions of `Acceptance`, whose every step can be compared with emitted tokens of the response.
 
     Every step is teacher-forced and in the same document; the first predicted token decides whether it is the

@@ -37,7 +37,12 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., tuple[list[di
         """Metrics of each step, what the engine kept, and what verl noted."""
         kept = folder / "history"
         # All that was said is kept; how much is drafted depends on no clock.
-        overrides = (f"history.dir={kept}", "proposal.suffix.window=16", "tuning.policy=static", "tuning.guard.enabled=false")
+        overrides = (
+            f"history.dir={kept}",
+            "proposal.suffix.window=16",
+            "tuning.policy=static",
+            "tuning.guard.enabled=false",
+        )
         job = build_job(SETTINGS, assets, folder, speculate=True, preset="coupled_reuse", overrides=overrides)
         job = dataclasses.replace(job, command=(*job.command, *mode))
         folder.mkdir(parents=True, exist_ok=True)

@@ -45,3 +45,18 @@ def make_sharp_model(folder: Path, seed: int = 0, sharpness: float = 25.0) -> Pa
         model.lm_head.weight.mul_(sharpness)
     model.save_pretrained(folder)
     return folder
+
+
+def moved(model: str | Path, folder: Path, scale: float) -> Path:
+    """The same model with all weights moved by noise of `scale` times their own spread."""
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    other = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
+    torch.manual_seed(0)
+    with torch.no_grad():
+        for p in other.parameters():
+            p.add_(scale * p.std().nan_to_num(0.0) * torch.randn_like(p))
+    other.save_pretrained(folder)
+    AutoTokenizer.from_pretrained(model).save_pretrained(folder)
+    return folder

@@ -12,9 +12,8 @@ from typing import Any
 import pytest
 from engines import build, call, close, generate
 from heads import random_head
+from models import moved
 from switching import COUPLED, QUIET, any_arm_and_passes
-
-from benchmarks.shared_noise import moved
 
 pytestmark = pytest.mark.engine
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from drafter_target import filled, target
 from typer.testing import CliRunner
 
@@ -16,6 +17,7 @@ from benchmarks import (
     bandits,
     cost,
     cost_table,
+    draws,
     drift,
     harness,
     head,
@@ -28,6 +30,7 @@ from benchmarks import (
 )
 from benchmarks import cli as bench_cli
 from drafter_online.buffer import Buffer
+from drafter_online.head import fresh, save
 from drafter_online.held_out import split
 from rollspec.config import RollspecConfig
 from rollspec.errors import HistoryError, RollspecError
@@ -151,6 +154,24 @@ def test_recipes_train_from_one_folder_and_are_measured_alike(tmp_path: Path, mo
         curve = runs["0"]["curve"]
         assert 0 < len(curve) <= recipes.LOOKS and curve[-1]["cpu_seconds"] >= 0.2
         assert 1.0 <= curve[-1]["acceptance_length"] <= 3.0 and runs["0"]["ceiling"] == found["default"]["0"]["ceiling"]
+
+
+def test_draws_of_a_head_are_accepted_by_their_rule(tmp_path: Path) -> None:
+    p = torch.tensor([[0.6, 0.3, 0.1], [0.5, 0.5, 0.0]]).log()
+    q = torch.tensor([[0.6, 0.3, 0.1], [0.0, 0.0, 1.0]]).log()
+    greedy, noise, probabilistic, bound = draws.rates(p, q)
+    assert greedy.tolist() == pytest.approx([0.6, 0.0]) and bound.tolist() == pytest.approx([0.6, 0.5])
+    assert noise.tolist() == [1.0, 0.0] and probabilistic.tolist() == pytest.approx([1.0, 0.0])
+
+    folder, model = tmp_path / "head", target(tmp_path)
+    save(fresh(model, aux=(1, 2, 3), seed=0), folder)
+    filled(model, 12).save(folder / "buffer")
+    (folder / "make-head.json").write_text(json.dumps({"target": str(model), "aux_layers": [1, 2, 3]}))
+    found = json.loads(draws.run([folder], tmp_path / "out.json").read_text())["heads"]["head"]
+    lengths = found["acceptance_length"]
+    assert (
+        found["drafts"] > 0 and 1.0 <= lengths["greedy"] <= lengths["bound"] and lengths["noise"] <= 1.0 + draws.STEPS
+    )
 
 
 def test_the_oracle_is_the_best_of_the_others() -> None:
