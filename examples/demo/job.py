@@ -99,7 +99,7 @@ REAL: dict[str, Any] = {
     "prompts_per_step": 4,
     "n": 4,
     "max_prompt_length": 256,
-    "max_response_length": 128,
+    "max_response_length": 512,
     "lr": 1e-5,
     "max_num_seqs": 16,
 }

@@ -4,8 +4,8 @@
     sort, reverse, upper, dedupe, count      of a list of words or numbers
     json      Write a JSON list ... Mia is 31 years old and lives in Rome. ...
 
-Every task has a size (sentences, list items, people), whose distribution is heavy-tailed, and so are the lengths of
-responses. Tasks are drawn without end from a seed: a job may see fresh prompts all along, or a few again and again.
+Every response but JSON works through its task, a line for each item, and ends with the answer. Every task has a size
+(sentences, list items, people), whose distribution is heavy-tailed, and so are the lengths of responses. Tasks are drawn without end from a seed: a job may see fresh prompts all along, or a few again and again.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ WORDS = (
 )  # fmt: skip
 GAINS = ("finds {n}", "buys {n}", "gets {n} from a friend", "wins {n}")
 LOSSES = ("loses {n}", "gives {n} away", "sells {n}", "drops {n}")
-LAST_LINE = 'End with a line "Answer: " and {what}.'
+LAST_LINE = 'Work through it one {step} at a time, a line for each. End with a line "Answer: " and {what}.'
 GOLDEN = 0.6180339887498949  # its multiples modulo 1 fill the unit interval evenly at every length
 
 
@@ -82,41 +82,50 @@ def story(rng: random.Random, quantile: float) -> Task:
         n = rng.randint(2, 12) if gains else rng.randint(1, min(total, 12))
         after = total + n if gains else total - n
         text.append(f"{name} {rng.choice(GAINS if gains else LOSSES).format(n=n)}.")
-        lines.append(f"{total} {'+' if gains else '-'} {n} = {after}")
+        lines.append(f"{text[-1].removesuffix('.')}, so {total} {'+' if gains else '-'} {n} = {after}.")
         totals.append(total := after)
-    ask = f"How many {thing} does {name} have? Write each step as a sum on a line of its own."
-    response = "\n".join([*lines, f"Answer: {total}"])
-    return Task(
-        "story", f"{' '.join(text)} {ask} {LAST_LINE.format(what='the number')}", str(total), response, tuple(totals)
-    )
+    ask = f"How many {thing} does {name} have? {LAST_LINE.format(step='step', what='the number')}"
+    return Task("story", f"{' '.join(text)} {ask}", str(total), _worked(lines, str(total)), tuple(totals))
 
 
-def _items(kind: str, order: str, items: list[str], result: list[str]) -> Task:
-    what = LAST_LINE.format(what="the result, separated by commas")
+def _worked(lines: list[str], answer: str) -> str:
+    return "\n".join([*lines, f"Answer: {answer}"])
+
+
+def _items(kind: str, order: str, items: list[str], lines: list[str], result: list[str]) -> Task:
+    what = LAST_LINE.format(step="item", what="the result, separated by commas")
     answer = ", ".join(result)
-    return Task(kind, f"{order}: {', '.join(items)}. {what}", answer, f"Answer: {answer}")
+    return Task(kind, f"{order}: {', '.join(items)}. {what}", answer, _worked(lines, answer))
 
 
 def sort(rng: random.Random, quantile: float) -> Task:
     """Words by the alphabet, or numbers by size."""
     size = size_at(quantile, 3, 16)
     if rng.random() < 0.5:
-        words = rng.sample(WORDS, size)
-        return _items("sort", "Sort these words from A to Z", words, sorted(words))
-    numbers = rng.sample(range(1, 100), size)
-    return _items("sort", "Sort these numbers from small to large", [*map(str, numbers)], [*map(str, sorted(numbers))])
+        order, items = "Sort these words from A to Z", rng.sample(WORDS, size)
+        result = sorted(items)
+    else:
+        order, items = "Sort these numbers from small to large", [*map(str, rng.sample(range(1, 100), size))]
+        result = sorted(items, key=int)
+    left, lines = list(items), []
+    for item in result[:-1]:
+        lines.append(f"Of {', '.join(left)} the next is {item}.")
+        left.remove(item)
+    return _items("sort", order, items, [*lines, f"The last is {result[-1]}."], result)
 
 
 def reverse(rng: random.Random, quantile: float) -> Task:
     """A list from its end."""
     words = rng.sample(WORDS, size_at(quantile, 3, 16))
-    return _items("reverse", "Write these words in reverse order, the last word first", words, words[::-1])
+    lines = [f"Number {i} is {words[i - 1]}." for i in range(len(words), 0, -1)]
+    return _items("reverse", "Write these words in reverse order, the last word first", words, lines, words[::-1])
 
 
 def upper(rng: random.Random, quantile: float) -> Task:
     """Words in capital letters."""
     words = rng.sample(WORDS, size_at(quantile, 3, 16))
-    return _items("upper", "Write these words in capital letters", words, [w.upper() for w in words])
+    lines = [f"{w} in capital letters is {w.upper()}." for w in words]
+    return _items("upper", "Write these words in capital letters", words, lines, [w.upper() for w in words])
 
 
 def dedupe(rng: random.Random, quantile: float) -> Task:
@@ -125,7 +134,9 @@ def dedupe(rng: random.Random, quantile: float) -> Task:
     few = rng.sample(WORDS, max(2, size * 2 // 3))
     words = [*few, *rng.choices(few, k=size - len(few))]
     rng.shuffle(words)
-    return _items("dedupe", "Write each of these words once, in the same order", words, list(dict.fromkeys(words)))
+    lines = [f"{w} {'was there already' if w in words[:i] else 'is new'}." for i, w in enumerate(words)]
+    once = list(dict.fromkeys(words))
+    return _items("dedupe", "Write each of these words once, in the same order", words, lines, once)
 
 
 def count(rng: random.Random, quantile: float) -> Task:
@@ -136,7 +147,12 @@ def count(rng: random.Random, quantile: float) -> Task:
     words = [word] * often + rng.choices(others, k=size - often)
     rng.shuffle(words)
     ask = f'How many times is the word "{word}" in this list: {", ".join(words)}?'
-    return Task("count", f"{ask} {LAST_LINE.format(what='the number')}", str(often), f"Answer: {often}")
+    found, lines = 0, []
+    for w in words:
+        found += w == word
+        lines.append(f"{w}: {'yes, that makes' if w == word else 'no, still'} {found}.")
+    instruction = f"{ask} {LAST_LINE.format(step='word', what='the number')}"
+    return Task("count", instruction, str(often), _worked(lines, str(often)))
 
 
 def json_people(rng: random.Random, quantile: float) -> Task:

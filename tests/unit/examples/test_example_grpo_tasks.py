@@ -52,7 +52,7 @@ def test_worked_responses_earn_everything_and_others_do_not() -> None:
 
 def brute_force(task: Task) -> str:
     """The answer, from the instruction alone."""
-    listed = task.instruction.split(": ", 1)[1].split(". End")[0].split(", ") if ": " in task.instruction else []
+    listed = task.instruction.split(": ", 1)[1].split(". Work")[0].split(", ") if ": " in task.instruction else []
     if task.kind == "sort":
         number = listed[0].isdigit()
         return ", ".join(sorted(listed, key=lambda x: (int(x), x) if number else (0, x)))
