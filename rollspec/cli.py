@@ -41,7 +41,7 @@ COMMANDS: dict[str, Lazy] = {
     ),
     "drafter": Lazy("rollspec.drafter_cli", "Make, convert, train and inspect draft heads.", "drafter"),
     "bench": Lazy("benchmarks.cli", "Run the benchmarks and print their tables.", checkout=True),
-    "report": Lazy("rollspec.telemetry.report_cli", "Write one self-contained HTML page about a run.", "report"),
+    "report": Lazy("rollspec.telemetry.report", "Write one self-contained HTML page about a run.", "report"),
     "config": Lazy("rollspec.cli", "List the knobs, show a resolved configuration, list the presets."),
 }
 
