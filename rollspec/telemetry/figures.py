@@ -108,7 +108,7 @@ def figures(run: Run, baseline: Run | None) -> list[Figure]:
             "Response lengths", "tokens", _percentiles(run),
             note=f"Of {run.name}, per step: it did not record the single lengths that a histogram needs."),
         over_steps("Speed-up and its limits", "times no drafts", _limits(run),
-                   note="By the fitted cost of engine steps. The clairvoyant knows what will be accepted: no policy can."),
+                   note="By the fitted cost of engine steps. The clairvoyant knows what will be accepted."),
         share("Draft lengths chosen", "share of engine steps", _arms(run)),
         share("Cost of proposing", "share of engine time", one("rollspec/rollout/propose_share")),
         share("Effective sample size", "share of the sample",

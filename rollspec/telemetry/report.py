@@ -16,7 +16,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from pathlib import Path
-from statistics import fmean
 from typing import Annotated, Any
 
 import jinja2
@@ -26,17 +25,7 @@ from rollspec.errors import RollspecError
 from rollspec.telemetry.figures import figures, number
 from rollspec.telemetry.runs import Run, find_pair, load_run
 from rollspec.telemetry.sinks import plain
-from rollspec.telemetry.summary import (
-    FAULTS,
-    GAP,
-    SPECULATING,
-    WARNINGS,
-    Numbers,
-    calibration,
-    compare,
-    limits,
-    summarize,
-)
+from rollspec.telemetry.summary import Numbers, calibration, compare, limits, summarize
 
 ROWS = (  # of the table: what, its name in the JSON, its form
     ("Generation, total", "gen_total", "s"),
@@ -57,7 +46,6 @@ ROWS = (  # of the table: what, its name in the JSON, its form
     ("Response length, max", "length_max", "n"),
     ("Responses cut at the limit", "clip_ratio", "%"),
 )
-LENIENT = ("bias", "skip_ratio", "avg_saved_tokens")
 
 
 @dataclass(frozen=True)
@@ -131,18 +119,14 @@ def render(run: Run, baseline: Run | None = None) -> str:
     environment = jinja2.Environment(
         loader=loader, autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
-    reuse = (run.known(f"rollspec/reuse/{name}") for name in LENIENT)
     return environment.get_template("report.html.j2").render(
         numbers,
+        main=run,
         number=number,
         runs=[s for s in (numbers["baseline"], numbers["run"]) if s],
         table=table(numbers),
         limits_sentence=limits_sentence(numbers),
         figures=figures(run, baseline),
-        log_gap=run.has(GAP[0]),
-        carries={"warnings": run.has(WARNINGS), "faults": run.has(FAULTS)},
-        off=[step for step, on in zip(run.steps, run.series(SPECULATING), strict=True) if on is not None and on < 1],
-        lenient={name: fmean(values or [0.0]) for name, values in zip(LENIENT, reuse, strict=True)},
         folders={r.name: r.folder for r in (baseline, run) if r is not None},
         written=datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M UTC"),
     )

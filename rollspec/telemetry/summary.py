@@ -74,10 +74,9 @@ def summarize(run: Run) -> Numbers:
     def share(part: str, whole: str) -> float | None:
         return _quotient(run.series(part), run.series(whole))
 
-    def length(function: Callable[[list[int]], float], *names: str, otherwise: Any = fmean) -> float | None:
-        # Without single lengths, the mean over steps of each step's own percentile is the closest thing measured.
-        return function(sizes) if sizes else over(otherwise, *names)
-
+    # Without single lengths, the mean over steps of each step's own percentile is the closest thing measured.
+    quantiles = {q: float(np.percentile(sizes, q)) if sizes else over(fmean, f"rollspec/length/p{q}")
+                 for q in (50, 90, 99)}  # fmt: skip
     first, last = _ends(run)
     rate = share("rollspec/accept/accepted", "rollspec/accept/drafted")
     return {
@@ -95,10 +94,9 @@ def summarize(run: Run) -> Numbers:
         "accept_rate": rate if rate is not None else over(fmean, *ACCEPT_RATE),
         "reward_first": _of(fmean, (rewards[i] for i in first)),
         "reward_last": _of(fmean, (rewards[i] for i in last)),
-        "length_mean": length(fmean, LENGTH),
-        **{f"length_p{q}": length(lambda n, q=q: float(np.percentile(n, q)), f"rollspec/length/p{q}")  # type: ignore[misc]
-           for q in (50, 90, 99)},
-        "length_max": length(max, "rollspec/length/max", "response_length/max", otherwise=max),
+        "length_mean": fmean(sizes) if sizes else over(fmean, LENGTH),
+        **{f"length_p{q}": value for q, value in quantiles.items()},
+        "length_max": max(sizes) if sizes else over(max, "rollspec/length/max", "response_length/max"),
         "clip_ratio": over(fmean, "response_length/clip_ratio"),
         "propose_share": share("rollspec/rollout/propose_seconds", "rollspec/rollout/engine_seconds"),
         "logprob_gap": over(fmean, *GAP),

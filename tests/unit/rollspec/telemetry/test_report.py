@@ -184,7 +184,7 @@ def test_a_lossy_run_is_called_lossy_everywhere(demo: Path, tmp_path: Path) -> N
         "; the rollouts of spec_rl are LOSSY (reuse.mode = lenient)"
     )
     page = render(run, load_run(demo / "baseline"))
-    assert "Lossy by reuse.mode = lenient, bias 0.5" in page and "25.0 % of rollouts are an old response whole" in page
+    assert "Lossy by reuse.mode = lenient, bias 0.5" in page and "25 % of rollouts are an old response whole" in page
     assert not re.search("nan|None", page)
     assert "LOSSY" not in render(load_run(demo / "rollspec"))
 
