@@ -35,12 +35,7 @@ _ROWS = (
     ("drafter/pass_seconds", "s", "counter", "time of these passes, inside engine_seconds"),
     ("drafter/version", "version", "gauge", "version of the learned drafter's weights; 0: as started"),
     ("drafter/staleness", "versions", "gauge", "policy versions since the newest it was trained on, or else its swap"),
-    (
-        "drafter/accept_length",
-        "tokens",
-        "gauge",
-        "tokens per verify step of its own drafts, replicas weighted by these",
-    ),
+    ("drafter/accept_length", "tokens", "gauge", "tokens per verify step of its drafts, replicas weighted by these"),
     ("drafter/swaps", "swaps", "counter", "times its weights were replaced, roll-backs included"),
     ("drafter/swap_seconds", "s", "counter", "pauses that this made, in all"),
     ("drafter/swap_longest", "s", "gauge", "longest of these pauses"),
