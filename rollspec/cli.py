@@ -2,8 +2,8 @@
 
     rollspec demo | doctor | audit | drafter | bench | report | config
 
-A command's module defines `command`, a plain function with typer annotations (or a `typer.Typer` where it has
-sub-commands of its own). What rollspec raises on purpose is printed as its one sentence, with exit status 2.
+A command's module defines `command`, a plain function with typer annotations, or `app`, a `typer.Typer`, where it has
+sub-commands of its own. What rollspec raises on purpose is printed as its one sentence, with exit status 2.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from __future__ import annotations
 import importlib
 import json
 import re
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -39,9 +38,9 @@ COMMANDS: dict[str, Lazy] = {
     "audit": Lazy(
         "rollspec.audit.cli", "Test on your own model that speculation does not change the distribution.", "audit"
     ),
-    "drafter": Lazy("rollspec.drafter_cli", "Make, convert, train and inspect draft heads.", "drafter"),
+    "drafter": Lazy("drafter_online.cli", "Make, convert, train and inspect draft heads.", "drafter"),
     "bench": Lazy("benchmarks.cli", "Run the benchmarks and print their tables.", checkout=True),
-    "report": Lazy("rollspec.telemetry.report_cli", "Write one self-contained HTML page about a run.", "report"),
+    "report": Lazy("rollspec.telemetry.report", "Write one self-contained HTML page about a run.", "report"),
     "config": Lazy("rollspec.cli", "List the knobs, show a resolved configuration, list the presets."),
 }
 
@@ -80,7 +79,7 @@ def _load(name: str) -> Any:
         raise RollspecError(
             f"rollspec: `rollspec {name}` needs {missing}, which is not installed; run {remedy}."
         ) from e
-    entry: typer.Typer | Callable[..., Any] = config_app if lazy.module == __name__ else module.command
+    entry: Any = config_app if lazy.module == __name__ else getattr(module, "command", None) or module.app
     if not isinstance(entry, typer.Typer):
         single = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
         single.command(name, help=None if entry.__doc__ else lazy.help)(entry)

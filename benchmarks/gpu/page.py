@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import rollspec
 from benchmarks.gpu import claims
-from rollspec.telemetry import plots
-from rollspec.telemetry.figures import Figure
+
+if TYPE_CHECKING:
+    from rollspec.telemetry.figures import Figure
 
 STYLES = {"none": "s-base", "ngram": "s-1", "eagle3": "s-2", "rollspec": "s-run"}
-TEMPLATES = Path(plots.__file__).parent / "templates"
+TEMPLATES = Path(rollspec.__file__).parent / "telemetry" / "templates"
 
 
 def render(result: dict[str, Any]) -> str:
@@ -43,6 +45,8 @@ def render(result: dict[str, Any]) -> str:
 
 def figures(result: dict[str, Any]) -> list[Figure]:
     """Step time and tokens per second over the batch, one pair per shape."""
+    from rollspec.telemetry.figures import Line, line_chart
+
     out = []
     for shape, arms in claims.curves(result).items():
         for field, title, unit in (
@@ -50,12 +54,11 @@ def figures(result: dict[str, Any]) -> list[Figure]:
             ("tokens_per_second", "Tokens per second", "tokens/s"),
         ):
             lines = [
-                plots.Line(arm, STYLES[arm], [math.log2(r["batch"]) for r in rows], [r[field] for r in rows])
+                Line(arm, STYLES[arm], [math.log2(r["batch"]) for r in rows], [r[field] for r in rows])
                 for arm, rows in arms.items()
             ]
-            drawn = plots.line_chart(lines, title=f"{title}, {shape}", x_label="log2 of the batch", y_label=unit)
             note = "Weights are random and acceptance is decreed: this is what steps cost, not what drafts are worth."
-            out.append(Figure(f"{title}, {shape}", drawn, tuple((x.label, x.style) for x in lines), note=note))
+            out.append(line_chart(f"{title}, {shape}", unit, lines, x_label="log2 of the batch", note=note))
     return out
 
 

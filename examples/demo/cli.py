@@ -33,9 +33,8 @@ from examples.models import resolve as model_folder
 from rollspec.config import resolve
 from rollspec.errors import RollspecError
 from rollspec.machine import native_dtype
-from rollspec.telemetry.report import headline, limits_sentence, report_json, table, write_report
+from rollspec.telemetry.report import limits_sentence, report_json, table, write_report
 from rollspec.telemetry.runs import METRICS, REPEATS, Row, load_run
-from rollspec.telemetry.summary import compare, summarize
 
 RUNS = ("baseline", "rollspec")
 REPEATED = ROOT / "benchmarks" / "results" / "repeats.json"  # of `rollspec bench repeats`
@@ -206,26 +205,24 @@ def conclude(out: Path, console: Console, html: bool) -> dict[str, Any]:
             console.print(f"{name} did not finish ({status}): the numbers are of its {n} {steps}", highlight=False)
     main = found.get("rollspec") or found["baseline"]
     base = found.get("baseline") if main.name != "baseline" else None
-    comparison = compare(main, base) if base is not None else None
+    numbers = report_json(main, base)
     shown = Table(header_style="bold", pad_edge=False)
     shown.add_column("")
     for run in (base, main):
         if run is not None:
             shown.add_column(run.name, justify="right")
     shown.add_column("change" if base is not None else "", justify="right")
-    theirs = summarize(base) if base is not None else None
-    for label, cells, change in table(summarize(main), theirs, comparison):
+    for label, cells, change in table(numbers):
         shown.add_row(label, *cells, change)
     console.print()
     console.print(shown)
-    console.print(f"[bold]{headline(main, base)}[/bold]", highlight=False, soft_wrap=True)
-    if sentence := limits_sentence(main):
+    console.print(f"[bold]{numbers['headline']}[/bold]", highlight=False, soft_wrap=True)
+    if sentence := limits_sentence(numbers):
         console.print(sentence, highlight=False, soft_wrap=True)
     if base is not None and (sentence := null_control()):
         console.print(sentence, highlight=False, soft_wrap=True)
-    if comparison is not None and comparison.timed < comparison.steps:
+    if (compared := numbers["comparison"]) and compared["timed"] < compared["steps"]:
         console.print("ratios leave the first step out, totals have it", highlight=False)
-    numbers = report_json(main, base)
     if html:
         paths = write_report(main.folder, [base.folder] if base is not None else None, out)
         console.print(f"report: {paths.html}", highlight=False, soft_wrap=True)

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
+from statistics import fmean
 from typing import Any
 
 from rollspec.tuning.tuner import LEARNED
 
-LEVELS = ("version", "peak_batch")
-SUMS_BY_KEY = ("faults", "plays", "lenient", "drafter", "modelled", "predicted_by")
+LEVELS = ("version", "peak_batch", "cost_error", "speculating", "correlated")
 
 
 @dataclass(slots=True)
@@ -67,45 +68,35 @@ class EngineStats:
 
     @classmethod
     def merge(cls, parts: Iterable[EngineStats]) -> EngineStats:
-        """Sum over replicas; levels (version, batch) take the maximum, `speculating` holds if any replica does.
-
-        Levels of the learned drafter that are means take the mean over replicas (`MEANS`).
-        """
-        out = cls(speculating=False)
-        parts = list(parts)
-        out.drafter_levels = _merged_levels(parts)
-        for p in parts:
-            for name in SUMS:
-                setattr(out, name, getattr(out, name) + getattr(p, name))
-            both = itertools.zip_longest(out.by_position, p.by_position, fillvalue=(0, 0))
-            out.by_position = [_added(*rows) for rows in both]
-            for source, row in p.by_source.items():
-                out.by_source[source] = _added(out.by_source.get(source, [0, 0, 0]), row)
-            for name in SUMS_BY_KEY:
-                sums = getattr(out, name)
-                sums |= {key: sums.get(key, 0) + value for key, value in getattr(p, name).items()}
-            out.correlated = out.correlated or p.correlated
-            out.reuse = _added(out.reuse, p.reuse)
-            out.max_prob = _added(out.max_prob, p.max_prob)
-            if p.cost_error is not None:
-                out.cost_error = max(out.cost_error or 0.0, p.cost_error)
-            out.drafters_off = sorted({*out.drafters_off, *p.drafters_off})
-            for name in LEVELS:
-                setattr(out, name, max(getattr(out, name), getattr(p, name)))
-            out.speculating = out.speculating or p.speculating
+        """Sum over replicas; `LEVELS` take the maximum, so a flag is whether any replica has it."""
+        parts, out = list(parts), cls(speculating=False)
+        for name in (f.name for f in fields(cls)):
+            start, values = getattr(out, name), [getattr(p, name) for p in parts]
+            if name in LEVELS:
+                setattr(out, name, max((v for v in values if v is not None), default=start))
+            elif name == "drafters_off":
+                out.drafters_off = sorted(set().union(*values))
+            elif name == "drafter_levels":
+                out.drafter_levels = _merged_levels(parts)
+            else:
+                setattr(out, name, functools.reduce(_added, values, start))
         return out
 
-
-SUMS = tuple(f.name for f in fields(EngineStats) if f.type in ("int", "float") and f.name not in LEVELS)
-"""Plain numbers add up over replicas, those in `LEVELS` apart."""
 
 MEANS = {"accept_length": "drafted", "loss": "steps", "train_length": "steps", "micro_step_seconds": "steps"}
 """Levels of a learned drafter that are means, and what replicas weigh in them by: tokens it drafted, or steps of its
 training, in the interval. `loss/<term>` is as `loss`. Other levels take the maximum, which is the worst case."""
 
 
-def _added(a: Sequence[Any], b: Sequence[Any]) -> list[Any]:
-    return [x + y for x, y in zip(a, b, strict=True)]
+def _added(a: Any, b: Any) -> Any:
+    """Numbers add up, lists by place and dicts by key; None is nothing."""
+    if a is None or b is None:
+        return b if a is None else a
+    if isinstance(a, dict):
+        return {key: _added(a.get(key), b.get(key)) for key in a | b}
+    if isinstance(a, list):
+        return [_added(*both) for both in itertools.zip_longest(a, b)]
+    return a + b
 
 
 def _merged_levels(parts: Sequence[EngineStats]) -> dict[str, float]:
@@ -114,17 +105,17 @@ def _merged_levels(parts: Sequence[EngineStats]) -> dict[str, float]:
         having = [p for p in parts if name in p.drafter_levels]
         values = [p.drafter_levels[name] for p in having]
         by = MEANS.get(name.partition("/")[0])
+        weights = [_weight(p, by) for p in having]
         if by is None:
             out[name] = max(values)
-            continue
-        weights = [_weight(p, by) for p in having]
-        if not sum(weights):  # nothing new anywhere
-            weights = [1.0] * len(values)
-        out[name] = sum(w * v for w, v in zip(weights, values, strict=True)) / sum(weights)
+        elif sum(weights):
+            out[name] = sum(w * v for w, v in zip(weights, values, strict=True)) / sum(weights)
+        else:  # nothing new anywhere
+            out[name] = fmean(values)
     return out
 
 
-def _weight(p: EngineStats, by: str) -> float:
+def _weight(p: EngineStats, by: str | None) -> float:
     if by == "steps":
         return p.drafter.get("train_steps", 0.0)
     return float(sum(p.by_source[n][1] for n in LEARNED if n in p.by_source))

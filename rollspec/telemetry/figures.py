@@ -1,284 +1,285 @@
-"""The figures of a report: which series each one shows, and what to say when a run does not carry them."""
+"""The figures of a report: what each shows, drawn by matplotlib as inline SVG.
+
+The colours of a drawing become the variables of the report's style sheet, so one SVG serves light and dark; texts stay
+texts, and a dot says its value under the mouse. No script, no external asset.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import io
+import math
+import re
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
+from html import escape
+from statistics import fmean
+from typing import TYPE_CHECKING
 
-from rollspec.telemetry.limits import ARM, CLAIRVOYANT, MODELLED, NONE, ORACLE, PERFECT, PLAYED, arm_shares
-from rollspec.telemetry.plots import Bars, Line, bar_chart, histogram, line_chart
+import matplotlib as mpl
+import numpy as np
+from matplotlib.figure import Figure as Canvas
+from matplotlib.ticker import MaxNLocator
+
 from rollspec.telemetry.runs import GEN, STEP_TIME, Run
-from rollspec.telemetry.summary import ACCEPT_LENGTH, ACCEPT_RATE, CHANCE, ESS_SEQUENCE, ESS_TOKEN, OVERLAP, REWARD
+from rollspec.telemetry.summary import (
+    ACCEPT_LENGTH,
+    ACCEPT_RATE,
+    CHANCE,
+    ESS_SEQUENCE,
+    ESS_TOKEN,
+    MODELLED,
+    OVERLAP,
+    REWARD,
+)
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 RATE, DRAFTED, POSITION = "rollspec/accept/rate/", "rollspec/accept/drafted/", "rollspec/accept/position/"
-PROPOSE = "rollspec/rollout/propose_share"
-SKIPPED, SAVED = "rollspec/reuse/skip_ratio", "rollspec/reuse/avg_saved_tokens"
-DRAFTER = "rollspec/drafter/"
-VERSION, REACHED, LOSS = DRAFTER + "version", DRAFTER + "accept_length", DRAFTER + "loss"
-NO_SPECULATION = ": speculation was off, or its metrics did not arrive"
-COLOURS = 5  # the style sheet defines s-0 ... s-4
+ARM, DRAFTER = "rollspec/tuner/arm/", "rollspec/drafter/"
+VERSION = DRAFTER + "version"
 
-Marks = Sequence[tuple[float, str]]
+WIDTH, HEIGHT = 460, 250  # of the page's pixels: texts stay legible when a phone shows them at three quarters
+SOFT, GRID = "#5b6472", "#eceef2"
+BINS = 32  # of a histogram
+STYLES = {"s-run": "#0f766e", "s-base": "#8a93a3", "s-0": "#0f766e", "s-1": "#c2680b", "s-2": "#5b5bd6",
+          "s-3": "#b8326e", "s-4": "#64748b"}  # fmt: skip
+"""CSS class of a legend's entry -> colour of the drawing."""
+COLOURS = 5  # s-0 ... s-4
+
+VARIABLES = {**{colour: f"var(--{style.replace('s-', 'c')})" for style, colour in STYLES.items()},
+             "#0f766e": "var(--run)", "#8a93a3": "var(--base)", SOFT: "var(--soft)", GRID: "var(--grid)"}  # fmt: skip
+_RC = {
+    "svg.fonttype": "none", "svg.hashsalt": "rollspec", "text.parse_math": False,
+    "font.family": ["DejaVu Sans"], "font.size": 12, "axes.labelsize": 12, "xtick.labelsize": 12, "ytick.labelsize": 12,
+    "figure.facecolor": "none", "axes.facecolor": "none", "axes.edgecolor": SOFT, "axes.labelcolor": SOFT,
+    "text.color": SOFT, "xtick.color": SOFT, "ytick.color": SOFT, "xtick.major.size": 0, "ytick.major.size": 0,
+    "ytick.minor.size": 0, "axes.spines.left": False, "axes.spines.right": False, "axes.spines.top": False,
+    "axes.grid": True, "axes.grid.axis": "y", "axes.axisbelow": True, "grid.color": GRID, "lines.linewidth": 2,
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Figure:
-    """A chart with its legend (label, CSS class), or with a sentence that says what is missing."""
+    """A chart with its legend (label, CSS class); without a drawing where nothing was measured."""
 
     title: str
     svg: str = ""
     legend: tuple[tuple[str, str], ...] = ()
-    missing: str = ""
     note: str = ""
+
+
+@dataclass(frozen=True)
+class Line:
+    """A series over x; None breaks the line. `style` is a CSS class; without a label it is not in the legend."""
+
+    label: str
+    style: str
+    x: Sequence[float]
+    y: Sequence[float | None]
 
 
 def figures(run: Run, baseline: Run | None) -> list[Figure]:
     """All figures, in the order of the report."""
-    drafter = ": the drafter never drafted"
-    found = [
-        of_both(run, baseline, (GEN,), "Generation time per step", "seconds"),
-        of_both(run, baseline, REWARD, "Mean reward", "reward", zero=False),
-        over_steps(
-            run, "Acceptance length", "tokens per verify step", _line(run, "", "s-run", *ACCEPT_LENGTH),
-            missing=_missing(run, ACCEPT_LENGTH, NO_SPECULATION),
-            note="Accepted draft tokens plus one; without drafts it is 1.",
-        ),
-        acceptance_by_drafter(run),
-        acceptance_by_position(run),
+    runs = [*([(baseline, "s-base")] if baseline is not None else []), (run, "s-run")]
+
+    def both(*names: str) -> list[Line]:
+        return [Line(r.name, style, r.steps, r.series(*names)) for r, style in runs]
+
+    def one(*names: str) -> list[Line]:
+        return _lines(run, {"": run.series(*names)})
+
+    def parts(**names: str) -> list[Line]:
+        return _lines(run, {label.replace("_", " "): run.series(name) for label, name in names.items()})
+
+    over_steps = partial(line_chart, marks=_changes(run, [f"epoch {e + 1}" for e in run.epochs]))
+    share = partial(over_steps, percent=True)
+    return [
+        over_steps("Generation time per step", "seconds", both(GEN)),
+        over_steps("Mean reward", "reward", both(*REWARD), zero=False),
+        over_steps("Acceptance length", "tokens per verify step", one(*ACCEPT_LENGTH),
+                   note="Accepted draft tokens plus one; without drafts it is 1."),
+        share("Acceptance by drafter", "accepted / drafted", _by_drafter(run) or one(*ACCEPT_RATE)),
+        line_chart("Acceptance by draft position", "accepted, given verified", _by_position(run),
+                   x_label="position in the draft", percent=True),
+        *(_learned(run) if run.has(VERSION) else []),
+        _response_lengths(runs) or over_steps(
+            "Response lengths", "tokens", _percentiles(run),
+            note=f"Of {run.name}, per step: it did not record the single lengths that a histogram needs."),
+        over_steps("Speed-up and its limits", "times no drafts", _limits(run),
+                   note="By the fitted cost of engine steps. The clairvoyant knows what will be accepted."),
+        share("Draft lengths chosen", "share of engine steps", _arms(run)),
+        share("Cost of proposing", "share of engine time", one("rollspec/rollout/propose_share")),
+        share("Effective sample size", "share of the sample",
+              parts(of_tokens=ESS_TOKEN, of_whole_responses=ESS_SEQUENCE),
+              note="Engine against trainer; rounding alone lowers that of whole responses as they get longer."),
+        share("Repeats of the last epoch", "share of tokens", parts(repeated=OVERLAP, by_chance=CHANCE),
+              note="Tokens in a prefix that equals the prompt's last response of the same number."),
+        over_steps("Time of the whole training step", "seconds", both(STEP_TIME)),
     ]  # fmt: skip
-    if run.has(VERSION):
-        found += [
-            over_steps(
-                run, "Learned drafter: acceptance length", "tokens per verify step", _line(run, "", "s-run", REACHED),
-                missing=_missing(run, (REACHED,), drafter), marks=_swaps(run), zero=False,
-                note="Of what was scored since its weights last changed, verified or not.",
-            ),
-            reached_by_version(run, _missing(run, (REACHED,), drafter)),
-            over_steps(
-                run, "Learned drafter: staleness", "versions",
-                _line(run, "policy versions behind", "s-run", DRAFTER + "staleness")
-                + _line(run, "drafter version", "s-1", VERSION),
-            ),
-            *([loss(run)] if run.has(LOSS) else []),
-            *([idle(run)] if run.has(DRAFTER + "idle_seconds") else []),
-            *([pauses(run)] if run.has(DRAFTER + "swaps") else []),
-        ]  # fmt: skip
-    found += [
-        response_lengths(run, baseline),
-        speedup_limits(run),
-        over_steps(
-            run, "Draft lengths chosen", "share of engine steps",
-            [Line(arm, f"s-{i % COLOURS}", run.steps, values) for i, (arm, values) in enumerate(arm_shares(run))],
-            missing=_missing(run, (ARM + "<arm>",), NO_SPECULATION), percent=True,
-        ),
-        over_steps(
-            run, "Cost of proposing", "share of engine time", _line(run, "", "s-run", PROPOSE),
-            missing=_missing(run, (PROPOSE,), NO_SPECULATION), percent=True,
-        ),
-        over_steps(
-            run, "Effective sample size", "share of the sample",
-            _line(run, "of tokens", "s-0", ESS_TOKEN) + _line(run, "of whole responses", "s-1", ESS_SEQUENCE),
-            missing=_missing(run, (ESS_TOKEN,)), percent=True,
-            note="Engine against trainer; rounding alone lowers that of whole responses as they get longer.",
-        ),
-        over_steps(
-            run, "Repeats of the last epoch", "share of tokens",
-            _line(run, "repeated", "s-0", OVERLAP) + _line(run, "by chance", "s-1", CHANCE),
-            missing=_missing(run, (OVERLAP,)), percent=True,
-            note="Tokens in a prefix that equals the prompt's last response of the same number.",
-        ),
-        *([lossy_reuse(run)] if run.has(SKIPPED) else []),
-        of_both(run, baseline, (STEP_TIME,), "Time of the whole training step", "seconds"),
-    ]  # fmt: skip
-    return found
 
 
-def over_steps(
-    run: Run,
-    title: str,
-    unit: str,
-    lines: Sequence[Line],
-    *,
-    missing: str = "",
-    note: str = "",
-    marks: Marks | None = None,
-    percent: bool = False,
-    zero: bool = True,
-) -> Figure:
-    """Lines over the training steps, epoch borders marked unless `marks` are given; a line without label has no key."""
-    if not lines:
-        return Figure(title, missing=missing)
-    borders = _epochs(run) if marks is None else marks
-    drawing = line_chart(
-        lines, title=title, x_label="training step", y_label=unit, borders=borders, percent=percent, zero=zero
-    )
-    return Figure(title, drawing, _legend(lines), note=note)
+def _by_drafter(run: Run) -> list[Line]:
+    drafted = {d: sum(run.known(DRAFTED + d)) for d in _under(run, RATE)}
+    return _lines(run, {f"{d} ({n:,.0f} drafted)": run.series(RATE + d) for d, n in drafted.items()})
 
 
-def of_both(
-    run: Run, baseline: Run | None, names: Sequence[str], title: str, unit: str, *, zero: bool = True
-) -> Figure:
-    """One metric of both runs."""
-    lines = [line for r, style in _both(run, baseline) for line in _line(r, r.name, style, *names)]
-    without = [r.name for r, _ in _both(run, baseline) if not r.has(*names)]
-    carried = " or ".join(names)
-    note = f"{without[0]} does not carry {carried}." if without else ""
-    return over_steps(run, title, unit, lines, missing=f"No step carries {carried}.", note=note, zero=zero)
-
-
-def acceptance_by_drafter(run: Run) -> Figure:
-    """Acceptance rate of each drafter."""
-    names = run.names(RATE)
-    lines = []
-    for i, name in enumerate(names):
-        drafter = name.removeprefix(RATE)
-        drafted = sum(run.known(DRAFTED + drafter))
-        label = f"{drafter} ({drafted:,.0f} drafted)" if drafted else drafter
-        lines += _line(run, label, f"s-{i % COLOURS}", name)
-    lines = lines or _line(run, "all drafters", "s-0", *ACCEPT_RATE)
-    missing = _missing(run, ACCEPT_RATE, NO_SPECULATION)
-    return over_steps(run, "Acceptance by drafter", "accepted / drafted", lines, missing=missing, percent=True)
-
-
-def acceptance_by_position(run: Run) -> Figure:
-    """Acceptance of the i-th drafted token given that all before it were accepted, in the first and the last epoch."""
-    title, names = "Acceptance by draft position", run.names(POSITION)
-    if not names:
-        return Figure(title, missing=_missing(run, (POSITION + "<i>",), NO_SPECULATION))
-    first, last = min(run.epochs), max(run.epochs)
-    bars = []
-    for epoch, style in [(first, "s-1"), (last, "s-run")] if first < last else [(last, "s-run")]:
+def _by_position(run: Run) -> list[Line]:
+    """Of the i-th drafted token, given that all before it were accepted, in the first and the last epoch."""
+    positions, lines = _under(run, POSITION), []
+    for epoch, style in {min(run.epochs): "s-1", max(run.epochs): "s-run"}.items():
         rows = [row for row, e in zip(run.rows, run.epochs, strict=True) if e == epoch]
-        values = [[row[name] for row in rows if name in row] for name in names]
-        label = f"epoch {epoch + 1}" if first < last else ""
-        bars.append(Bars(label, style, [sum(v) / len(v) if v else None for v in values]))
-    drawing = bar_chart(
-        [n.removeprefix(POSITION) for n in names], bars, title=title, x_label="position in the draft",
-        y_label="accepted, given verified", percent=True,
-    )  # fmt: skip
-    return Figure(title, drawing, _legend(bars))
+        values = [[row[POSITION + i] for row in rows if POSITION + i in row] for i in positions]
+        y = [fmean(v) if v else None for v in values]
+        lines.append(Line(f"epoch {epoch + 1}", style, [int(i) for i in positions], y))
+    return lines
 
 
-def reached_by_version(run: Run, missing: str) -> Figure:
-    """The acceptance length of the learned drafter's drafts, as the last step that each version saw had it."""
-    title = "Learned drafter: by version"
-    seen = zip(run.series(VERSION), run.series(REACHED), strict=True)
-    last = {int(version): reached for version, reached in seen if version is not None and reached is not None}
-    if not last:
-        return Figure(title, missing=missing)
-    bars = Bars("acceptance length", "s-run", [last[v] for v in sorted(last)])
-    groups = [str(v) for v in sorted(last)]
-    drawing = bar_chart(groups, [bars], title=title, x_label="version", y_label="tokens per verify step")
-    return Figure(title, drawing, note="Version 0 is what the engine was started with.")
+def _learned(run: Run) -> list[Figure]:
+    """The learned drafter over the steps, with its versions marked, and what its training made of idle time."""
+    versions = [None if v is None else f"v{v:.0f}" for v in run.series(VERSION)]
+    over_steps = partial(line_chart, marks=_changes(run, versions))
+    names = ("accept_length", "staleness", "loss", "idle_seconds", "used_seconds")
+    length, staleness, loss, idle, used = (run.series(DRAFTER + name) for name in names)
+    terms = {name: run.series(f"{DRAFTER}loss/{name}") for name in _under(run, f"{DRAFTER}loss/")}
+    swaps, seconds, spent, had = (sum(run.known(DRAFTER + n)) for n in ("swaps", "swap_seconds", *names[4:2:-1]))
+    late = run.known(f"{DRAFTER}preempt_p99_seconds")
+    return [
+        over_steps("Learned drafter: acceptance length", "tokens per verify step", _lines(run, {"": length}),
+                   zero=False, note="Of what was scored since its weights last changed, verified or not."
+                   + (f" {swaps:.0f} swaps, {1e3 * seconds / swaps:.2f} ms each." if swaps else "")),
+        over_steps("Learned drafter: staleness", "policy versions behind", _lines(run, {"": staleness})),
+        over_steps("Learned drafter: training loss", "nats", _lines(run, {"loss": loss, **terms}),
+                   note="The terms are without their weights." if terms else ""),
+        over_steps("Idle time and what training made of it", "seconds", _lines(run, {"idle": idle, "used": used}),
+                   note=f"{spent:.1f} of {had:.1f} s, over all replicas."
+                   + (f" Requests waited {1e3 * late[-1]:.1f} ms for it at the 99th percentile." if late else "")),
+    ]  # fmt: skip
 
 
-def loss(run: Run) -> Figure:
-    """The training's latest loss and its terms."""
-    terms = run.names(f"{LOSS}/")
-    lines = _line(run, "loss" if terms else "", "s-run", LOSS)
-    for i, name in enumerate(terms):
-        lines += _line(run, name.rpartition("/")[2], f"s-{i % COLOURS}", name)
-    note = "The terms are without their weights." if terms else ""
-    return over_steps(run, "Learned drafter: training loss", "nats", lines, marks=_swaps(run), note=note)
+def _response_lengths(runs: Sequence[tuple[Run, str]]) -> Figure | None:
+    samples = [(r.name, style, r.all_lengths) for r, style in runs if r.all_lengths]
+    return histogram("Response lengths", "response length (tokens)", "responses (log)", samples) if samples else None
 
 
-def idle(run: Run) -> Figure:
-    """Seconds in which training could run, and did."""
-    available, used, wasted = (DRAFTER + f"{n}_seconds" for n in ("idle", "used", "wasted"))
-    lines = _line(run, "idle", "s-base", available) + _line(run, "used", "s-run", used)
-    note = f"{sum(run.known(used)):.1f} of {sum(run.known(available)):.1f} s, over all replicas."
-    if run.has(wasted):
-        note += f" Given up: {sum(run.known(wasted)):.1f} s."
-    late, step = (run.known(DRAFTER + n)[-1:] for n in ("preempt_p99_seconds", "micro_step_seconds"))
-    if late and step:
-        note += f" Requests waited {1e3 * late[0]:.1f} ms for it at the 99th percentile; "
-        note += f"a step takes {1e3 * step[0]:.1f} ms."
-    return over_steps(run, "Idle time and what training made of it", "seconds", lines, note=note)
+def _percentiles(run: Run) -> list[Line]:
+    names = ("p50", "mean", "p90", "p99", "max")
+    return _lines(run, {n: run.series(f"rollspec/length/{n}", f"response_length/{n}") for n in names})
 
 
-def pauses(run: Run) -> Figure:
-    """Longest pause of a step's swaps."""
-    longest = [None if v is None else 1e3 * v for v in run.series(DRAFTER + "swap_longest")]
-    count, seconds = sum(run.known(DRAFTER + "swaps")), sum(run.known(DRAFTER + "swap_seconds"))
-    note = f"{count:.0f} swaps, {1e3 * seconds / count:.2f} ms each." if count else ""
-    return over_steps(run, "Pauses of swaps", "ms", [Line("", "s-run", run.steps, longest)], note=note)
+def _limits(run: Run) -> list[Line]:
+    """Modelled speed-ups over no drafts."""
+    base, found = run.series(f"{MODELLED}none"), {}
+    settings = {"got": "played", "oracle arm": "oracle", "clairvoyant": "clairvoyant", "perfect drafter": "perfect"}
+    for label, setting in settings.items():
+        seconds = run.series(MODELLED + setting)
+        found[label] = [b / t if b and t else None for b, t in zip(base, seconds, strict=True)]
+    return _lines(run, found)
 
 
-def response_lengths(run: Run, baseline: Run | None) -> Figure:
-    """Histogram of single responses where the run recorded them, else the percentiles of each step."""
-    title = "Response lengths"
-    samples = [(r.name, style, r.all_lengths) for r, style in _both(run, baseline) if r.all_lengths]
-    if samples:
-        drawing = histogram(samples, title=title, x_label="response length (tokens)", y_label="responses (log)")
-        missing = [r.name for r, _ in _both(run, baseline) if not r.all_lengths]
-        note = f"{missing[0]} did not record single response lengths." if missing else ""
-        return Figure(title, drawing, tuple((label, style) for label, style, _ in samples), note=note)
-    names = {"p50": "rollspec/length/p50", "mean": "response_length/mean", "p90": "rollspec/length/p90",
-             "p99": "rollspec/length/p99", "max": "rollspec/length/max"}  # fmt: skip
-    lines: list[Line] = []
-    for label, name in names.items():
-        lines += _line(run, label, f"s-{len(lines) % COLOURS}", name, f"response_length/{label}")
-    missing_ = "No step carries lengths, rollspec/length/* or response_length/*."
-    note = f"Of {run.name}, per step: it did not record the single lengths that a histogram needs."
-    return over_steps(run, title, "tokens", lines, missing=missing_, note=note)
+def _arms(run: Run) -> list[Line]:
+    """Share of engine steps of the arms that were played most."""
+    # A step that carries any arm carries all that were played in it.
+    recorded = [any(name.startswith(ARM) for name in row) for row in run.rows]
+    most = sorted(_under(run, ARM), key=lambda arm: -sum(run.known(ARM + arm)))[:COLOURS]
+    rows = {arm: zip(run.series(ARM + arm), recorded, strict=True) for arm in _under(run, ARM) if arm in most}
+    return _lines(run, {arm: [(v or 0.0) if known else None for v, known in row] for arm, row in rows.items()})
 
 
-def speedup_limits(run: Run) -> Figure:
-    """Modelled speed-up over the steps, beside what was possible."""
-    base, lines = run.series(MODELLED + NONE), []
-    for label, key, style in (
-        ("perfect drafter", PERFECT, "s-4"),
-        ("clairvoyant", CLAIRVOYANT, "s-2"),
-        ("oracle arm", ORACLE, "s-1"),
-        ("got", PLAYED, "s-run"),
-    ):
-        if run.has(MODELLED + key):
-            ratios = [b / t if b and t else None for b, t in zip(base, run.series(MODELLED + key), strict=True)]
-            lines.append(Line(label, style, run.steps, ratios))
-    note = "By the fitted cost of engine steps. The clairvoyant knows what will be accepted; no policy can reach it."
-    missing = _missing(run, (MODELLED + "<setting>",), NO_SPECULATION)
-    return over_steps(run, "Speed-up and its limits", "times no drafts", lines, missing=missing, note=note)
+# ---- drawing --------------------------------------------------------------------------------------------------------
 
 
-def lossy_reuse(run: Run) -> Figure:
-    """What lenient reuse took over, as SPEC-RL counts it."""
-    saved = zip(run.series(SAVED), run.series("rollspec/reuse/avg_resp_len"), strict=True)
-    kept = [s / n if s is not None and n else None for s, n in saved]
-    lines = _line(run, "responses taken over whole", "s-0", SKIPPED)
-    lines.append(Line("tokens of old responses kept", "s-1", run.steps, kept))
-    note = "Lossy: these rollouts do not follow the policy exactly."
-    return over_steps(run, "Old responses reused (lossy)", "share", lines, percent=True, note=note)
+def line_chart(
+    title: str, unit: str, lines: Sequence[Line], *, x_label: str = "training step",
+    marks: Sequence[tuple[float, str]] = (), percent: bool = False, zero: bool = True, note: str = "",
+) -> Figure:  # fmt: skip
+    """Lines with a dot per value; `marks` are (x, label) of dashed vertical lines; `zero` starts the y axis at 0."""
+    known = [(line, [(x, y) for x, y in zip(line.x, line.y, strict=True) if y is not None]) for line in lines]
+    points = [point for _, values in known for point in values]
+    if not points:
+        return Figure(title)
+
+    def draw(ax: Axes) -> None:
+        ax.xaxis.set_major_locator(MaxNLocator(9, integer=True))
+        for line in lines:
+            heights = [math.nan if y is None else y for y in line.y]
+            size = 6.4 if len(line.x) <= 40 else 3.6
+            ax.plot(line.x, heights, color=STYLES[line.style], marker="o", ms=size, mew=0)
+        if zero:
+            ax.set_ylim(bottom=min(0.0, *(y for _, y in points)))
+        for x, label in marks:
+            if min(x for x, _ in points) < x < max(x for x, _ in points):
+                ax.axvline(x, color=SOFT, lw=1, ls=(0, (3, 4)), alpha=0.7)
+                at = ("data", "axes fraction")
+                ax.annotate(label, (x, 1), (3, 2), xycoords=at, textcoords="offset points", fontsize=11)
+
+    legend = tuple((line.label, line.style) for line, values in known if line.label and values)
+    tips = [f"{line.label or title}, {x:g}: {number(y, percent)}" for line, values in known for x, y in values]
+    return Figure(title, _svg(title, x_label, unit, draw, tips, percent), legend, note)
 
 
-# ---- helpers --------------------------------------------------------------------------------------------------------
+def histogram(title: str, x_label: str, unit: str, samples: Sequence[tuple[str, str, Sequence[int]]]) -> Figure:
+    """(label, style, values) overlaid as filled steps over common bins; counts on a log axis, so that tails show."""
+    most = max(v for _, _, values in samples for v in values)
+    width = math.ceil((most + 1) / BINS)  # whole tokens per bin: a fractional bin would comb
+    edges = list(range(0, most + 1 + width, width))
+
+    def draw(ax: Axes) -> None:
+        ax.set_yscale("log")
+        for _, style, values in samples:
+            # From 0.4, so that a count of one is visible above the axis.
+            counts, colour = np.maximum(np.histogram(values, edges)[0], 0.4), STYLES[style]
+            ax.stairs(counts, edges, baseline=0.4, fill=True, fc=(colour, 0.22), ec=colour, lw=1.6)
+        ax.set_ylim(bottom=0.4)
+        ax.yaxis.set_major_formatter("{x:,.0f}")
+
+    return Figure(title, _svg(title, x_label, unit, draw), tuple((label, style) for label, style, _ in samples))
 
 
-def _line(run: Run, label: str, style: str, *names: str) -> list[Line]:
-    return [Line(label, style, run.steps, run.series(*names))] if run.has(*names) else []
+def number(value: float, percent: bool = False) -> str:
+    """About three significant digits, trailing zeros kept so that columns line up; thousands separated."""
+    if percent:
+        return f"{value * 100:.1f} %"
+    size = abs(value)
+    if size == 0 or size >= 100:
+        return f"{value:,.0f}"
+    if size < 0.001:
+        return f"{value:.1e}"
+    return f"{value:.1f}" if size >= 10 else f"{value:.2f}" if size >= 1 else f"{value:.3f}"
 
 
-def _legend(series: Iterable[Line | Bars]) -> tuple[tuple[str, str], ...]:
-    return tuple((s.label, s.style) for s in series if s.label)
+def _svg(
+    title: str, x_label: str, unit: str, draw: Callable[[Axes], None], tips: Sequence[str] = (), percent: bool = False
+) -> str:
+    """What `draw` draws as an element of a page. `tips`: a text for each dot, in the order of drawing."""
+    with mpl.rc_context(_RC):
+        canvas = Canvas((WIDTH / 72, HEIGHT / 72), layout="constrained")
+        ax = canvas.add_subplot(xlabel=x_label, ylabel=unit)
+        ax.yaxis.set_major_formatter((lambda x, _: f"{100 * x:.4g} %") if percent else "{x:,.6g}")
+        draw(ax)
+        raw = io.StringIO()
+        canvas.savefig(raw, format="svg", metadata=dict.fromkeys(("Creator", "Date", "Format", "Type")))
+    body = raw.getvalue().partition("<svg")[2].partition(">")[2]
+    # Nothing is drawn outside the axes, so clipping does nothing but name its paths.
+    body = re.sub(r"<style.*?</style>|<clipPath.*?</clipPath>| clip-path=\"[^\"]*\"", "", body, flags=re.DOTALL)
+    left = iter(tips)
+    body = re.sub(r"<use ([^>]*)/>", lambda m: f"<use {m[1]}><title>{escape(next(left))}</title></use>", body)
+    body = re.sub(r'<g id="[^"]*"', "<g", body)
+    for colour, variable in VARIABLES.items():
+        body = body.replace(colour, variable)
+    return f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{escape(title)}">{body}'
 
 
-def _both(run: Run, baseline: Run | None) -> list[tuple[Run, str]]:
-    return [*([(baseline, "s-base")] if baseline is not None else []), (run, "s-run")]
+def _lines(run: Run, found: Mapping[str, Sequence[float | None]]) -> list[Line]:
+    return [Line(label, f"s-{i % COLOURS}", run.steps, values) for i, (label, values) in enumerate(found.items())]
 
 
-def _missing(run: Run, names: Sequence[str], why: str = "") -> str:
-    return f"No step of {run.name} carries {' or '.join(names)}{why}."
+def _under(run: Run, prefix: str) -> list[str]:
+    return [name.removeprefix(prefix) for name in run.names(prefix)]
 
 
-def _epochs(run: Run) -> Marks:
-    """Half a step before the first step of every later epoch."""
-    return _changes(run, [f"epoch {e + 1}" for e in run.epochs])
-
-
-def _swaps(run: Run) -> Marks:
-    """Half a step before the first step that ran another version of the drafter."""
-    return _changes(run, [None if v is None else f"v{v:.0f}" for v in run.series(VERSION)])
-
-
-def _changes(run: Run, labels: Sequence[str | None]) -> Marks:
+def _changes(run: Run, labels: Sequence[str | None]) -> list[tuple[float, str]]:
+    """Half a step before the first step of each later epoch, or the first that ran another version of the drafter."""
     pairs = zip(run.steps[1:], labels, labels[1:], strict=False)
     return [(step - 0.5, after) for step, before, after in pairs if before and after and before != after]

@@ -20,22 +20,18 @@ from rollspec.sampling.agreement import BAND, FloatArray, agreement, overlap
 logger = logging.getLogger("rollspec")
 
 PREFIX = "rollspec/health/"
-
-
 LIMITS = {"gap": 0.1, "corr": 0.98, "ess": 0.9, "ess_sequence": 0.1, "ratios": 0.05}
 """Where rollouts begin to look off, by kind. Rounding alone lowers the effective sample size of whole responses as they
 get longer, so that limit is far below that of tokens.
 """
-
-
-_OUTSIDE = f"a share of {{:.3f}} of the importance ratios is outside {BAND[0]:g} to {BAND[1]:g}"
-_THRESHOLDS = (  # kind, metric, the side on which it is usual, what to say
-    ("gap", "logprob_gap", "at most", "engine and trainer differ by {:.3g} nats per token"),
-    ("corr", "logprob_corr", "at least", "engine and trainer probabilities correlate at {:.4f} only"),
-    ("ess", "ess_token", "at least", "the tokens' importance weights are worth {:.3f} of their number"),
-    ("ess_sequence", "ess_sequence", "at least", "the responses' importance weights are worth {:.3f} of their number"),
-    ("ratios", "ratio_outside", "at most", _OUTSIDE),
-)
+_KINDS = {  # metric, the side on which it is usual, what to say
+    "gap": ("logprob_gap", "at most", "engine and trainer differ by {:.3g} nats per token"),
+    "corr": ("logprob_corr", "at least", "engine and trainer probabilities correlate at {:.4f} only"),
+    "ess": ("ess_token", "at least", "the tokens' importance weights are worth {:.3f} of their number"),
+    "ess_sequence": ("ess_sequence", "at least", "the responses' importance weights are worth {:.3f} of their number"),
+    "ratios": ("ratio_outside", "at most",
+               f"a share of {{:.3f}} of the importance ratios is outside {BAND[0]:g} to {BAND[1]:g}"),
+}  # fmt: skip
 _USUAL = {
     "lost": "the engine's sampler or the trainer's forward pass is broken, and what is learned from them too",
     "ratios": "usual causes are weights that did not reach the engine, other kernels or precision on the two sides, "
@@ -67,16 +63,10 @@ class HealthWatch:
         a = agreement(engine, trainer)
         if a is None:
             return {}
-        found = {
-            # NaN must show, not be averaged away: a NaN log-prob is how a broken sampler looks.
-            "logprob_gap": a.gap,
-            "logprob_corr": a.corr,
-            "ess_token": a.ess_token,
-            "ess_sequence": a.ess_sequence,
-            "ratio_outside": a.outside,
-            "ratio_max": a.ratio_max,
-            "logprob_lost": float(a.not_finite),
-        }
+        # NaN must show, not be averaged away: a NaN log-prob is how a broken sampler looks.
+        found = {"logprob_gap": a.gap, "logprob_corr": a.corr, "logprob_lost": float(a.not_finite),
+                 "ess_token": a.ess_token, "ess_sequence": a.ess_sequence,
+                 "ratio_outside": a.outside, "ratio_max": a.ratio_max}  # fmt: skip
         return {f"{PREFIX}{name}": value for name, value in found.items() if value is not None}
 
     def epochs(
@@ -124,34 +114,31 @@ class HealthWatch:
             step: training step, for the log.
             suspects: what in this job is known to cause a kind of warning, "ratios" or "overlap", as clauses.
         """
-        if not any(name.startswith(PREFIX) for name in metrics):
-            return {}
-        out = {f"{PREFIX}warnings": 0.0}
-        for kind, what, cause in self._crossed(metrics):
-            out[f"{PREFIX}warnings"] += 1.0
-            out[f"{PREFIX}warnings/{kind}"] = 1.0
-            if kind in self._logged:
-                continue
-            self._logged.add(kind)
-            known = "; ".join(suspects.get(cause, ())) or _USUAL[cause]
-            self._log(f"rollspec: at step {step} {what}: {known}. Later ones are counted in {PREFIX}warnings/{kind}.")
-        return out
-
-    def _crossed(self, metrics: Mapping[str, float]) -> list[tuple[str, str, str]]:
-        """(kind, what was seen, group of causes) of each threshold that is crossed."""
         m = {name.removeprefix(PREFIX): value for name, value in metrics.items() if name.startswith(PREFIX)}
+        if not m:
+            return {}
+        crossed = self._crossed(m)
+        for kind, what, cause in crossed:
+            if kind not in self._logged:
+                self._logged.add(kind)
+                known = "; ".join(suspects.get(cause, ())) or _USUAL[cause]
+                counted = f"Later ones are counted in {PREFIX}warnings/{kind}."
+                self._log(f"rollspec: at step {step} {what}: {known}. {counted}")
+        return {f"{PREFIX}warnings": float(len(crossed)), **{f"{PREFIX}warnings/{kind}": 1.0 for kind, *_ in crossed}}
+
+    def _crossed(self, m: Mapping[str, float]) -> list[tuple[str, str, str]]:
+        """(kind, what was seen, group of causes) of each threshold that is crossed."""
         out = []
         if lost := m.get("logprob_lost", 0.0):
             out.append(("not_finite", f"{lost:.0f} log-probs are NaN or infinite", "lost"))
-        for kind, metric, side, text in _THRESHOLDS:
+        for kind, (metric, side, text) in _KINDS.items():
             limit, value = LIMITS[kind], m.get(metric)
             if value is not None and (value > limit if side == "at most" else value < limit):
                 out.append((kind, f"{text.format(value)} ({side} {limit:g} is usual)", "ratios"))
-        if "epoch_overlap_chance" in m:
-            shared, chance, limit = m["epoch_overlap"], m["epoch_overlap_chance"], self.config.max_overlap
-            if shared - chance > limit:
-                what = f"a share of {shared:.3f} of the tokens repeats the last epoch's, {chance:.3f} would by chance"
-                out.append(("overlap", f"{what} (telemetry.health.max_overlap = {limit:g})", "overlap"))
+        chance, limit = m.get("epoch_overlap_chance"), self.config.max_overlap
+        if chance is not None and (shared := m["epoch_overlap"]) - chance > limit:
+            what = f"a share of {shared:.3f} of the tokens repeats the last epoch's, {chance:.3f} would by chance"
+            out.append(("overlap", f"{what} (telemetry.health.max_overlap = {limit:g})", "overlap"))
         return out
 
     def _remember(self, key: str, group: dict[str, TokenArray]) -> None:

@@ -1,5 +1,5 @@
 """Reads a run folder: `metrics.jsonl` (one object per training step) and `run.json` (where the run came from); or, in
-its place, TRL's `trainer_state.json`, or what W&B wrote (wandb_files.py).
+place of the first, TRL's `trainer_state.json`.
 
     run = load_run("runs/latest/rollspec")
     run.series("timing_s/gen")        # [11.2, 9.8, None, ...], one entry per step
@@ -13,13 +13,12 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from rollspec.errors import RollspecError
-from rollspec.telemetry import wandb_files
 
 METRICS = "metrics.jsonl"
 PROVENANCE = "run.json"
@@ -44,6 +43,7 @@ ALIASES = {
 """TRL's names of what the report reads, and ours for it."""
 
 Row = dict[str, float]
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -92,72 +92,62 @@ class Run:
 
 
 def load_run(folder: str | Path) -> Run:
-    """Read a run folder, or a run of W&B's.
+    """Read a run folder.
 
     Raises:
         RollspecError: the folder or its metrics are missing, empty or corrupted; names the file and the line.
     """
     folder = Path(folder)
-    if not folder.is_dir():
+    notes: list[str] = []
+    path = folder / METRICS
+    if path.is_file():
+        objects = _read_lines(path, notes)
+    elif (folder / TRAINER_STATE).is_file():
+        path = folder / TRAINER_STATE
+        objects = _json(path, lambda data: list(data["log_history"]))
+    elif not folder.is_dir():
         raise RollspecError(f"rollspec: there is no run folder {str(folder)!r}; give the folder that holds {METRICS}.")
-    path, objects, found, notes = _source(folder)
+    else:
+        wandb = (folder / "wandb").is_dir() or any(folder.glob("*.wandb"))
+        raise RollspecError(
+            f"rollspec: {path} does not exist; a run folder holds {METRICS}, one JSON object per step, or "
+            f"{TRAINER_STATE} of TRL{' (of W&B: docs/monitoring.md says how to export a run)' if wandb else ''}."
+        )
     steps, rows, lengths = _rows(objects)
     if not rows:
         raise RollspecError(f"rollspec: {path} holds no training step; let the run finish its first step, then retry.")
     if (folder / LENGTHS_FILE).is_file():
         # Loggers take scalars only, so single lengths come in a file of their own.
-        recorded, more = _read_lines(folder / LENGTHS_FILE)
-        by_step = {step: sizes for step, _, sizes in map(parse_row, recorded) if step is not None}
-        lengths = [by_step.get(step, sizes) for step, sizes in zip(steps, lengths, strict=True)]
-        notes.extend(more)
-    provenance = found or _read_provenance(folder / PROVENANCE, notes)
-    status = provenance.get("status")
-    if status not in (None, "finished"):
+        recorded = map(parse_row, _read_lines(folder / LENGTHS_FILE, notes))
+        by_step = {step: sizes for step, _, sizes in recorded if step is not None}
+        lengths = tuple(by_step.get(step, sizes) for step, sizes in zip(steps, lengths, strict=True))
+    provenance: dict[str, Any] = {}
+    if (folder / PROVENANCE).is_file():
+        provenance = _json(folder / PROVENANCE, dict)
+    else:
+        notes.append(f"There is no {PROVENANCE}: versions, machine and command line of this run are unknown.")
+    if (status := provenance.get("status", "finished")) != "finished":
         notes.append(f"{PROVENANCE} says the run is {status!r}, so it may be incomplete.")
-    label = str(provenance.get("name") or folder.resolve().name)
-    return Run(
-        label, folder, tuple(steps), tuple(rows), tuple(lengths), provenance, tuple(notes), _read_repeats(folder)
-    )
-
-
-def is_run(folder: Path) -> bool:
-    """Whether `folder` holds measurements of a run."""
-    return (folder / METRICS).is_file() or (folder / TRAINER_STATE).is_file() or len(wandb_files.find(folder)) == 1
-
-
-def _source(folder: Path) -> tuple[Path, list[dict[str, Any]], dict[str, Any], list[str]]:
-    """(file, one object per logged step, where the run came from as far as the file says, notes)."""
-    path = folder / METRICS
-    if path.is_file():
-        objects, notes = _read_lines(path)
-        return path, objects, {}, notes
-    if (folder / TRAINER_STATE).is_file():
-        path = folder / TRAINER_STATE
-        try:
-            return path, list(json.loads(path.read_text(encoding="utf-8"))["log_history"]), {}, []
-        except (OSError, ValueError, KeyError, TypeError) as e:
-            raise RollspecError(f"rollspec: {path} cannot be read ({_short(e)}); repair or delete it.") from e
-    found = wandb_files.find(folder)
-    if len(found) == 1:
-        return found[0], *wandb_files.read(found[0])
-    if found:
-        names = ", ".join(p.parent.name for p in found[:5])
-        raise RollspecError(f"rollspec: {folder} holds {len(found)} runs of W&B's; give one of their folders: {names}.")
-    raise RollspecError(
-        f"rollspec: {path} does not exist; a run folder holds {METRICS}, one JSON object per step, or {TRAINER_STATE} "
-        "of TRL, or a wandb folder."
-    )
+    repeats: tuple[tuple[Run, ...], ...] = ()
+    if (folder / REPEATS).is_file():
+        repeats = _json(folder / REPEATS, lambda data: tuple(map(_group, data["groups"])))
+    name = str(provenance.get("name") or folder.resolve().name)
+    return Run(name, folder, steps, rows, lengths, provenance, tuple(notes), repeats)
 
 
 def find_pair(folder: str | Path) -> tuple[Path, Path | None]:
     """(run, baseline) of `folder`: a run folder stands for itself, a demo folder for the two runs inside it."""
     folder = Path(folder)
-    if is_run(folder):
+    if _is_run(folder):
         return folder, None
-    inside = [folder / name for name in ("rollspec", "baseline") if is_run(folder / name)]
-    if len(inside) == 2:
-        return inside[0], inside[1]
-    return (inside[0], None) if inside else (folder, None)
+    main, base = folder / "rollspec", folder / "baseline"
+    if not _is_run(main):
+        return base if _is_run(base) else folder, None
+    return main, base if _is_run(base) else None
+
+
+def _is_run(folder: Path) -> bool:
+    return (folder / METRICS).is_file() or (folder / TRAINER_STATE).is_file()
 
 
 def parse_row(obj: dict[str, Any]) -> tuple[int | None, Row, tuple[int, ...]]:
@@ -179,14 +169,12 @@ def parse_row(obj: dict[str, Any]) -> tuple[int | None, Row, tuple[int, ...]]:
     return (None if step is None else int(step)), row, lengths
 
 
-def _read_lines(path: Path) -> tuple[list[dict[str, Any]], list[str]]:
+def _read_lines(path: Path, notes: list[str]) -> list[dict[str, Any]]:
     try:
-        raw = path.read_bytes()
+        lines = path.read_bytes().split(b"\n")
     except OSError as e:
         raise RollspecError(f"rollspec: {path} cannot be read ({e.strerror or e}); check its permissions.") from e
-    lines = raw.split(b"\n")
     objects: list[dict[str, Any]] = []
-    notes: list[str] = []
     for number, line in enumerate(lines, 1):
         if not line.strip():
             continue
@@ -200,16 +188,22 @@ def _read_lines(path: Path) -> tuple[list[dict[str, Any]], list[str]]:
                 f"rollspec: {path}, line {number}, is not valid JSON ({_short(e)}); repair or delete that line."
             ) from e
         if not isinstance(obj, dict):
-            raise RollspecError(
-                f"rollspec: {path}, line {number}, holds {type(obj).__name__}, not an object of names and values."
-            )
+            kind = type(obj).__name__
+            raise RollspecError(f"rollspec: {path}, line {number}, holds {kind}, not an object of names and values.")
         objects.append(obj)
     if not objects:
         raise RollspecError(f"rollspec: {path} is empty; let the run finish its first step, then retry.")
-    return objects, notes
+    return objects
 
 
-def _rows(objects: Iterable[dict[str, Any]]) -> tuple[list[int], list[Row], list[tuple[int, ...]]]:
+def _json(path: Path, take: Callable[[Any], T]) -> T:
+    try:
+        return take(json.loads(path.read_text(encoding="utf-8")))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as e:
+        raise RollspecError(f"rollspec: {path} cannot be read ({_short(e)}); repair or delete it.") from e
+
+
+def _rows(objects: Iterable[dict[str, Any]]) -> tuple[tuple[int, ...], tuple[Row, ...], tuple[tuple[int, ...], ...]]:
     """Rows by step; several lines of one step (validation, a resumed run) are merged, the later one wins."""
     merged: dict[int, Row] = {}
     lengths: dict[int, tuple[int, ...]] = {}
@@ -221,39 +215,12 @@ def _rows(objects: Iterable[dict[str, Any]]) -> tuple[list[int], list[Row], list
         merged.setdefault(key, {}).update(row)
         if sizes:
             lengths[key] = sizes
-    steps = sorted(merged)
-    return steps, [merged[s] for s in steps], [lengths.get(s, ()) for s in steps]
+    steps = tuple(sorted(merged))
+    return steps, tuple(merged[s] for s in steps), tuple(lengths.get(s, ()) for s in steps)
 
 
-def _read_provenance(path: Path, notes: list[str]) -> dict[str, Any]:
-    if not path.is_file():
-        notes.append(f"There is no {PROVENANCE}: versions, machine and command line of this run are unknown.")
-        return {}
-    try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as e:
-        raise RollspecError(f"rollspec: {path} cannot be read as JSON ({_short(e)}); repair or delete it.") from e
-    if not isinstance(data, dict):
-        raise RollspecError(f"rollspec: {path} holds {type(data).__name__}, not an object; repair or delete it.")
-    return data
-
-
-def _read_repeats(folder: Path) -> tuple[tuple[Run, ...], ...]:
-    path = folder / REPEATS
-    if not path.is_file():
-        return ()
-    try:
-        groups = json.loads(path.read_text(encoding="utf-8"))["groups"]
-        return tuple(tuple(_repeat(folder, rows) for rows in group) for group in groups)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as e:
-        raise RollspecError(
-            f"rollspec: {path} cannot be read as groups of runs ({_short(e)}); repair or delete it."
-        ) from e
-
-
-def _repeat(folder: Path, objects: list[dict[str, Any]]) -> Run:
-    steps, rows, lengths = _rows(objects)
-    return Run(REPEATS, folder, tuple(steps), tuple(rows), tuple(lengths), {}, ())
+def _group(runs: list[list[dict[str, Any]]]) -> tuple[Run, ...]:
+    return tuple(Run(REPEATS, Path(), *_rows(objects), {}, ()) for objects in runs)
 
 
 def _number(value: Any) -> float | None:

@@ -22,10 +22,9 @@ from rollspec.log_once import LogOnce
 class JsonlSink:
     """Appends one JSON object per line; a reader never sees half a line of a successful write.
 
-    Atomic because a whole line goes out in one `write` to a file opened with O_APPEND, so writers in several processes
-    may share a file. A line that an earlier crash or a full disk tore is closed with a newline first: the reader then
-    loses that line and not the next one as well. A file opened while another process writes to it may look torn, which
-    costs an empty line; readers skip those.
+    Atomic because a whole line goes out in one `write` to a file opened with O_APPEND, so several processes may share
+    it. A line that a crash or a full disk tore is closed with a newline first, so that the next one is not lost, too.
+    A file opened while another process writes to it may look torn, which costs an empty line; readers skip those.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:

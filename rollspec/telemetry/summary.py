@@ -1,4 +1,4 @@
-"""From two measured runs to the numbers a report states: per run, per epoch, and one against the other.
+"""From measured runs to the numbers a report states: per run, one against the other, and against what was possible.
 
 Claims are kept honest here: a speed-up comes with its bootstrap interval over steps, "unchanged" means that the runs
 differ by no more than two runs without rollspec do, and a number whose metric is missing is None.
@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
-from functools import partial
+from dataclasses import dataclass
 from statistics import fmean, median
 from typing import Any
 
@@ -19,59 +18,24 @@ from rollspec.telemetry.runs import GEN, STEP_TIME, Run
 
 DRAWS = 2000  # of the bootstrap
 REWARD = ("rollspec/reward/mean", "critic/score/mean", "critic/rewards/mean")
+LENGTH = "response_length/mean"
 ACCEPT_LENGTH = ("rollspec/accept/length", "rollout/spec_accept_length")
 ACCEPT_RATE = ("rollspec/accept/rate", "rollout/spec_accept_rate")
 GAP = ("rollspec/health/logprob_gap", "training/rollout_probs_diff_mean")
 CORR = ("rollspec/health/logprob_corr", "training/rollout_actor_probs_pearson_corr")
 ESS_TOKEN, ESS_SEQUENCE = "rollspec/health/ess_token", "rollspec/health/ess_sequence"
 OVERLAP, CHANCE = "rollspec/health/epoch_overlap", "rollspec/health/epoch_overlap_chance"
-WARNINGS = "rollspec/health/warnings"
-LOSSY, CORRELATED = "rollspec/reuse/lossy", "rollspec/reuse/correlated"
+WARNINGS, FAULTS = "rollspec/health/warnings", "rollspec/guard/faults"
 SPECULATING = "rollspec/rollout/speculating"
-FAULTS = "rollspec/guard/faults"
+MODELLED = "rollspec/tuner/modelled_seconds/"
 # verl's phases of a step that do not contain each other.
 PHASES = ("gen", "reward", "old_log_prob", "ref", "values", "adv", "update_critic", "update_actor", "update_weights",
           "save_checkpoint")  # fmt: skip
+ENOUGH_DRAFTED, PART = 500, 0.2
+"""Drafted tokens after which predicted and accepted ones should agree, and by what share they may part."""
 
-
-@dataclass(frozen=True)
-class RunSummary:
-    """Numbers of one run; None where it was not measured. Seconds, tokens, tokens per second, ratios."""
-
-    name: str
-    steps: int
-    epochs: int
-    gen_total: float | None
-    gen_median: float | None
-    step_total: float | None
-    step_median: float | None
-    gen_share: float | None
-    tokens: float | None
-    tokens_per_second: float | None
-    accept_length: float | None
-    accept_rate: float | None
-    reward_first: float | None
-    reward_last: float | None
-    length_mean: float | None
-    length_p50: float | None
-    length_p90: float | None
-    length_p99: float | None
-    length_max: float | None
-    clip_ratio: float | None
-    propose_share: float | None
-    logprob_gap: float | None
-    logprob_corr_min: float | None
-    speculating_share: float | None
-    ess_token_min: float | None = None
-    ess_sequence_min: float | None = None
-    ratio_outside: float | None = None
-    epoch_overlap: float | None = None
-    epoch_overlap_chance: float | None = None
-    lossy: bool = False  # rollouts started from old responses by SPEC-RL's rule
-    correlated: bool = False  # noise was kept over epochs
-    health_warnings: dict[str, int] = field(default_factory=dict)  # kind -> steps
-    faults: dict[str, int] = field(default_factory=dict)
-    phases: dict[str, float] = field(default_factory=dict)  # seconds of each phase of the step, and of the rest
+Numbers = dict[str, Any]
+"""Numbers by name, as the report's JSON has them: seconds, tokens, tokens per second, ratios; None: not measured."""
 
 
 @dataclass(frozen=True)
@@ -100,99 +64,128 @@ class Difference:
     unchanged: bool | None = None
 
 
-@dataclass(frozen=True)
-class Comparison:
-    """A run against its baseline, over the steps that both have; times without the first of them, which warms up."""
-
-    steps: int
-    timed: int
-    overall: Ratio | None
-    later: Ratio | None  # from the second epoch on
-    by_epoch: dict[int, Ratio]
-    tokens_per_second: float | None  # ratio
-    later_tokens_per_second: Ratio | None  # from the second epoch on; what `later` would be at equal lengths
-    step: Ratio | None
-    saved_seconds: float | None
-    reward: Difference | None
-    length: Difference | None
-
-
-def summarize(run: Run) -> RunSummary:
+def summarize(run: Run) -> Numbers:
     """The numbers of one run."""
-    gen, step, tokens = run.series(GEN), run.series(STEP_TIME), tokens_per_step(run)
-    both = [(g, s) for g, s in zip(gen, step, strict=True) if g is not None and s is not None]
-    timed = [(t, g) for t, g in zip(tokens, gen, strict=True) if t is not None and g]
-    sizes = run.all_lengths
-    rewards = run.series(*REWARD)
+    sizes, rewards, tokens = run.all_lengths, run.series(*REWARD), tokens_per_step(run)
+
+    def over(function: Callable[[list[float]], float], *names: str) -> float | None:
+        return _of(function, run.series(*names))
+
+    def share(part: str, whole: str) -> float | None:
+        return _quotient(run.series(part), run.series(whole))
+
+    # Without single lengths, the mean over steps of each step's own percentile is the closest thing measured.
+    quantiles = {q: float(np.percentile(sizes, q)) if sizes else over(fmean, f"rollspec/length/p{q}")
+                 for q in (50, 90, 99)}  # fmt: skip
     first, last = _ends(run)
-    accepted, drafted = _total(run.known("rollspec/accept/accepted")), _total(run.known("rollspec/accept/drafted"))
-    propose, engine = (_total(run.known(f"rollspec/rollout/{n}_seconds")) for n in ("propose", "engine"))
-    return RunSummary(
-        name=run.name,
-        steps=len(run.steps),
-        epochs=len(set(run.epochs)),
-        gen_total=_total(gen),
-        gen_median=_median(gen),
-        step_total=_total(step),
-        step_median=_median(step),
-        gen_share=sum(g for g, _ in both) / sum(s for _, s in both) if both else None,
-        tokens=_total(tokens),
-        tokens_per_second=sum(t for t, _ in timed) / sum(g for _, g in timed) if timed else None,
-        accept_length=_mean(run.known(*ACCEPT_LENGTH)),
-        accept_rate=accepted / drafted if accepted is not None and drafted else _mean(run.known(*ACCEPT_RATE)),
-        reward_first=_mean(rewards[i] for i in first),
-        reward_last=_mean(rewards[i] for i in last),
-        length_mean=float(np.mean(sizes)) if sizes else _mean(run.known("response_length/mean")),
-        length_p50=_percentile(sizes, 50, run, "rollspec/length/p50"),
-        length_p90=_percentile(sizes, 90, run, "rollspec/length/p90"),
-        length_p99=_percentile(sizes, 99, run, "rollspec/length/p99"),
-        length_max=max(sizes) if sizes else _max(run.known("rollspec/length/max", "response_length/max")),
-        clip_ratio=_mean(run.known("response_length/clip_ratio")),
-        propose_share=propose / engine if propose is not None and engine else None,
-        logprob_gap=_mean(run.known(*GAP)),
-        logprob_corr_min=_min(run.known(*CORR)),
-        speculating_share=_mean(run.known(SPECULATING)),
-        ess_token_min=_min(run.known(ESS_TOKEN)),
-        ess_sequence_min=_min(run.known(ESS_SEQUENCE)),
-        ratio_outside=_mean(run.known("rollspec/health/ratio_outside")),
-        epoch_overlap=_mean(run.known(OVERLAP)),
-        epoch_overlap_chance=_mean(run.known(CHANCE)),
-        lossy=bool(_max(run.known(LOSSY))),
-        correlated=bool(_max(run.known(CORRELATED))),
-        health_warnings={n.rsplit("/", 1)[1]: int(sum(run.known(n))) for n in run.names(f"{WARNINGS}/")},
-        faults=_faults(run),
-        phases=_phases(run),
-    )
+    rate = share("rollspec/accept/accepted", "rollspec/accept/drafted")
+    return {
+        "name": run.name,
+        "steps": len(run.steps),
+        "epochs": len(set(run.epochs)),
+        "gen_total": over(sum, GEN),
+        "gen_median": over(median, GEN),
+        "step_total": over(sum, STEP_TIME),
+        "step_median": over(median, STEP_TIME),
+        "gen_share": share(GEN, STEP_TIME),
+        "tokens": _of(sum, tokens),
+        "tokens_per_second": _quotient(tokens, run.series(GEN)),
+        "accept_length": over(fmean, *ACCEPT_LENGTH),
+        "accept_rate": rate if rate is not None else over(fmean, *ACCEPT_RATE),
+        "reward_first": _of(fmean, (rewards[i] for i in first)),
+        "reward_last": _of(fmean, (rewards[i] for i in last)),
+        "length_mean": fmean(sizes) if sizes else over(fmean, LENGTH),
+        **{f"length_p{q}": value for q, value in quantiles.items()},
+        "length_max": max(sizes) if sizes else over(max, "rollspec/length/max", "response_length/max"),
+        "clip_ratio": over(fmean, "response_length/clip_ratio"),
+        "propose_share": share("rollspec/rollout/propose_seconds", "rollspec/rollout/engine_seconds"),
+        "logprob_gap": over(fmean, *GAP),
+        "logprob_corr_min": over(min, *CORR),
+        "speculating_share": over(fmean, SPECULATING),
+        "ess_token_min": over(min, ESS_TOKEN),
+        "ess_sequence_min": over(min, ESS_SEQUENCE),
+        "ratio_outside": over(fmean, "rollspec/health/ratio_outside"),
+        "epoch_overlap": over(fmean, OVERLAP),
+        "epoch_overlap_chance": over(fmean, CHANCE),
+        "lossy": any(run.known("rollspec/reuse/lossy")),  # rollouts started from old responses by SPEC-RL's rule
+        "correlated": any(run.known("rollspec/reuse/correlated")),  # noise was kept over epochs
+        "health_warnings": _counts(run, WARNINGS),
+        "faults": _counts(run, FAULTS),
+        "phases": _phases(run),
+    }  # fmt: skip
 
 
-def compare(run: Run, baseline: Run) -> Comparison:
-    """`run` against `baseline`, step by step."""
-    here, there = dict(zip(run.steps, run.rows, strict=True)), dict(zip(baseline.steps, baseline.rows, strict=True))
-    common = sorted(here.keys() & there.keys())
-    epoch = dict(zip(run.steps, run.epochs, strict=True))
+def compare(run: Run, baseline: Run) -> Numbers:
+    """`run` against `baseline`, over the steps that both have; times without the first of them, which warms up."""
+    common = sorted(set(run.steps) & set(baseline.steps))
     # The first step of a process builds and compiles what the others find there: three to four times their time.
     warm = common[1:] if len(common) > 2 else common
-    gen = {s: (there[s][GEN], here[s][GEN]) for s in warm if GEN in here[s] and GEN in there[s]}
-    step = [(there[s][STEP_TIME], here[s][STEP_TIME]) for s in warm if STEP_TIME in here[s] and STEP_TIME in there[s]]
-    first_epoch = min((epoch[s] for s in common), default=0)
+    epoch = dict(zip(run.steps, run.epochs, strict=True))
+    gen, whole = (_pairs(_by_step(run, name), _by_step(baseline, name), warm) for name in (GEN, STEP_TIME))
+    later = [s for s in gen if epoch[s] > epoch[common[0]]]
     overall = _per_token(run, baseline, list(gen))
-    return Comparison(
-        steps=len(common),
-        timed=len(warm),
-        overall=ratio(list(gen.values())),
-        later=ratio([pair for s, pair in gen.items() if epoch[s] > first_epoch]),
-        by_epoch={
-            e: r
-            for e in sorted({epoch[s] for s in gen})
-            if (r := ratio([pair for s, pair in gen.items() if epoch[s] == e])) is not None
-        },
-        tokens_per_second=overall.value if overall else None,
-        later_tokens_per_second=_per_token(run, baseline, [s for s in gen if epoch[s] > first_epoch]),
-        step=ratio(step),
-        saved_seconds=sum(b - r for b, r in gen.values()) if gen else None,
-        reward=_paired(run, baseline, common, REWARD),
-        length=_paired(run, baseline, common, ("response_length/mean",)),
-    )
+    return {
+        "steps": len(common),
+        "timed": len(warm),
+        "overall": ratio(list(gen.values())),
+        "later": ratio([gen[s] for s in later]),  # from the second epoch on
+        "by_epoch": {e: r for e in sorted({epoch[s] for s in gen})
+                     if (r := ratio([pair for s, pair in gen.items() if epoch[s] == e])) is not None},
+        "tokens_per_second": overall.value if overall else None,
+        "later_tokens_per_second": _per_token(run, baseline, later),  # what `later` would be at equal lengths
+        "step": ratio(list(whole.values())),
+        "saved_seconds": sum(b - r for b, r in gen.values()) if gen else None,
+        "reward": _difference(run, baseline, common, *REWARD),
+        "length": _difference(run, baseline, common, LENGTH),
+    }  # fmt: skip
+
+
+def limits(run: Run) -> Numbers | None:
+    """Speed-ups over no drafts, all modelled so that they compare; None where the run's metrics do not carry them.
+
+    The engine's ledger (tuning/regret.py) writes per training step the seconds that other settings would have taken.
+    `oracle`: the best arm of each batch bucket, known in hindsight; `clairvoyant`: the best arm of each engine step,
+    which no policy can reach; `perfect`: a drafter that is always right. Shares are of engine time.
+    """
+    seconds = {name.removeprefix(MODELLED): sum(run.known(name)) for name in run.names(MODELLED)}
+    bounds = ("played", "oracle", "clairvoyant", "perfect")
+    if not all(seconds.get(k) for k in (*bounds, "none")):
+        return None
+    got, oracle, clairvoyant, perfect = (seconds["none"] / seconds.pop(k) for k in bounds)
+    arm = min((k for k, t in seconds.items() if t > 0), key=seconds.__getitem__)
+    weights = run.series("rollspec/rollout/engine_seconds")
+
+    def mean(name: str) -> float | None:
+        weighed = [v * w if v is not None and w else None for v, w in zip(run.series(name), weights, strict=True)]
+        return _quotient(weighed, weights)
+
+    return {
+        "got": got,
+        "best_fixed": seconds["none"] / seconds[arm],
+        "best_fixed_arm": arm,
+        "oracle": oracle,
+        "clairvoyant": clairvoyant,
+        "perfect": perfect,
+        "cost_error": mean("rollspec/tuner/cost_error"),  # median relative error of predicted step times
+        "max_acceptance": mean("rollspec/accept/max_acceptance"),  # E[max p]: what one-hot drafts can reach
+        "tuner_share": mean("rollspec/tuner/share"),
+        "host_share": mean("rollspec/rollout/propose_share"),
+        "regret": oracle / got - 1.0,  # modelled time over the oracle's, less 1
+    }
+
+
+def calibration(run: Run) -> Numbers | None:
+    """Of the drafted tokens, how many the drafters expected to be accepted, and how many were; None without drafts.
+
+    They part where they differ by more than chance and a moving policy explain.
+    """
+    names = ("rollspec/accept/drafted", "rollspec/accept/predicted", "rollspec/accept/accepted")
+    drafted = predicted = accepted = 0.0
+    for d, p, a in zip(*map(run.series, names), strict=True):
+        if d is not None and p is not None and a is not None:
+            drafted, predicted, accepted = drafted + d, predicted + d * p, accepted + a
+    parts = drafted >= ENOUGH_DRAFTED and abs(predicted - accepted) > PART * max(accepted, 1.0)
+    return {"drafted": drafted, "predicted": predicted, "accepted": accepted, "parts": parts} if drafted else None
 
 
 def ratio(pairs: Sequence[tuple[float, float]]) -> Ratio | None:
@@ -228,38 +221,39 @@ def tokens_per_step(run: Run) -> list[float | None]:
     """Response tokens of each step, from the most direct measurement the run has."""
     per_token, gen, emitted = (run.series(n) for n in ("timing_per_token_ms/gen", GEN, "rollspec/rollout/tokens"))
     out: list[float | None] = []
-    for i, sizes in enumerate(run.lengths):
-        ms, seconds = per_token[i], gen[i]
+    for sizes, ms, seconds, tokens in zip(run.lengths, per_token, gen, emitted, strict=True):
         if sizes:
             out.append(float(sum(sizes)))
-        elif ms and seconds is not None:
-            out.append(seconds * 1000 / ms)
         else:
-            out.append(emitted[i])
+            out.append(seconds * 1000 / ms if ms and seconds is not None else tokens)
     return out
 
 
-def _paired(run: Run, baseline: Run, common: Sequence[int], names: Sequence[str]) -> Difference | None:
-    mine, theirs = _by_step(run, names), _by_step(baseline, names)
-    steps = [s for s in common if s in mine and s in theirs]
-    if not steps:
+def _difference(run: Run, baseline: Run, common: Sequence[int], *names: str) -> Difference | None:
+    pairs = _pairs(_by_step(run, *names), _by_step(baseline, *names), common)
+    if not pairs:
         return None
-    mean = fmean(mine[s] - theirs[s] for s in steps)
+    mean = fmean(mine - theirs for theirs, mine in pairs.values())
     means = []  # of each group of runs without rollspec
     for group in baseline.repeats:
-        known = [values for r in group if set(steps) <= (values := _by_step(r, names)).keys()]
-        means.append([fmean(values[s] for s in steps) for values in known])
+        known = [values for r in group if pairs.keys() <= (values := _by_step(r, *names)).keys()]
+        means.append([fmean(values[s] for s in pairs) for values in known])
     free = sum(max(0, len(group) - 1) for group in means)
     if free < 2:  # one pair has no spread worth a bound
-        return Difference(mean, len(steps), free)
+        return Difference(mean, len(pairs), free)
     # Two runs of a group differ by the square root of two times the spread of one, pooled over the groups.
     pooled = sum(sum((m - fmean(group)) ** 2 for m in group) for group in means if group) / free
     noise = t_critical(free) * math.sqrt(2 * pooled)
-    return Difference(mean, len(steps), free, noise, abs(mean) <= noise)
+    return Difference(mean, len(pairs), free, noise, abs(mean) <= noise)
 
 
-def _by_step(run: Run, names: Sequence[str]) -> dict[int, float]:
+def _by_step(run: Run, *names: str) -> dict[int, float]:
     return {s: v for s, v in zip(run.steps, run.series(*names), strict=True) if v is not None}
+
+
+def _pairs(mine: dict[int, float], theirs: dict[int, float], steps: Sequence[int]) -> dict[int, tuple[float, float]]:
+    """(baseline's, run's) of the steps that have both."""
+    return {s: (theirs[s], mine[s]) for s in steps if s in mine and s in theirs}
 
 
 def t_critical(n: int) -> float:
@@ -285,35 +279,26 @@ def _ends(run: Run) -> tuple[list[int], list[int]]:
     return list(range(third)), list(range(len(epochs) - third, len(epochs)))
 
 
-def _faults(run: Run) -> dict[str, int]:
-    """Cause -> count over the run; counts without a cause go under 'unnamed'."""
-    out = {n.rsplit("/", 1)[1]: int(sum(run.known(n))) for n in run.names(f"{FAULTS}/")}
-    out = {cause: n for cause, n in out.items() if n}
-    missing = int(sum(run.known(FAULTS))) - sum(out.values())
-    return {**out, **({"unnamed": missing} if missing > 0 else {})}
+def _counts(run: Run, name: str) -> dict[str, int]:
+    """Kind -> count over the run; counts without a kind go under 'unnamed'."""
+    out = {n.removeprefix(f"{name}/"): int(sum(run.known(n))) for n in run.names(f"{name}/")}
+    out["unnamed"] = int(sum(run.known(name))) - sum(out.values())
+    return {kind: n for kind, n in out.items() if n > 0}
 
 
 def _phases(run: Run) -> dict[str, float]:
-    out: dict[str, float] = {}
-    for phase in PHASES:
-        seconds = _total(run.known(f"timing_s/{phase}"))
-        if seconds:
-            out[phase] = seconds
-    whole = _total(run.known(STEP_TIME))
-    if whole and out and whole > sum(out.values()):
-        out["other"] = whole - sum(out.values())
-    return out
+    """Seconds of each phase of the step, and of the rest."""
+    out = {phase: sum(run.known(f"timing_s/{phase}")) for phase in PHASES}
+    rest = sum(run.known(STEP_TIME)) - sum(out.values())
+    return {k: t for k, t in {**out, "other": rest}.items() if t > 0} if any(out.values()) else {}
 
 
-def _percentile(sizes: Sequence[int], q: float, run: Run, name: str) -> float | None:
-    # Without single lengths, the mean over steps of each step's own percentile is the closest thing measured.
-    return float(np.percentile(sizes, q)) if sizes else _mean(run.known(name))
+def _quotient(parts: Sequence[float | None], wholes: Sequence[float | None]) -> float | None:
+    """Sum over sum, of the steps that have both."""
+    both = [(p, w) for p, w in zip(parts, wholes, strict=True) if p is not None and w]
+    return sum(p for p, _ in both) / sum(w for _, w in both) if both else None
 
 
 def _of(function: Callable[[list[float]], float], values: Iterable[float | None]) -> float | None:
     known = [v for v in values if v is not None]
     return function(known) if known else None
-
-
-_FUNCTIONS: tuple[Callable[[list[float]], float], ...] = (sum, fmean, median, min, max)
-_total, _mean, _median, _min, _max = (partial(_of, function) for function in _FUNCTIONS)

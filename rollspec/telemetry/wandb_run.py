@@ -18,10 +18,9 @@ from rollspec.telemetry.metrics import TABLE
 
 logger = logging.getLogger("rollspec")
 
-PREFIXES = ("", "train/")
-"""transformers' W&B callback puts `train/` before every name, verl does not."""
+PREFIXES: dict[str, dict[str, str]] = {"": {}, "train/": {"step_metric": "train/global_step"}}
+"""transformers' W&B callback puts `train/` before every name, and has a step of its own; verl does not."""
 
-TRANSFORMERS_STEP = "train/global_step"
 HARM, HARM_REPORTS = 0.97, 3
 """Speculation costs time: a modelled speed-up below this in that many reports in a row."""
 
@@ -40,8 +39,7 @@ def define(run: Any) -> None:
     """Define every metric's summary (counters: the last; gauges: the mean and the last) and its step."""
     for row in TABLE:
         name = row.name.split("<")[0] + "*" if row.name.endswith(">") else row.name
-        for prefix in PREFIXES:
-            step = {"step_metric": TRANSFORMERS_STEP} if prefix else {}
+        for prefix, step in PREFIXES.items():
             run.define_metric(f"{prefix}{name}", summary="last" if row.kind == "counter" else "mean,last", **step)
 
 
@@ -81,16 +79,16 @@ class WandbWatch:
             self._harmed = self._harmed + 1 if speedup < HARM else 0
         slower = 1 / max(speedup or 1.0, 1e-9)
         found = (
-            (lost, "NaN log-probs", f"{lost:.0f} sampled tokens have a log-prob of NaN."),
-            (value("guard/faults"), "degraded", f"Something failed and was left out: {causes or 'see the log'}."),
-            (value("guard/alarms"), "acceptance collapsed",
+            (lost, "ERROR", "NaN log-probs", f"{lost:.0f} sampled tokens have a log-prob of NaN."),
+            (value("guard/faults"), "WARN", "degraded",
+             f"Something failed and was left out: {causes or 'see the log'}."),
+            (value("guard/alarms"), "WARN", "acceptance collapsed",
              f"A drafter was switched off because too little was accepted (rate {rate:.2f})."),
-            (value("drafter/rolled_back"), "drafter version rolled back",
+            (value("drafter/rolled_back"), "WARN", "drafter version rolled back",
              "New weights of the drafter had fewer tokens accepted than the ones before, which are back."),
-            (value("drafter/refused"), "drafter version refused",
+            (value("drafter/refused"), "WARN", "drafter version refused",
              "New weights of the drafter were not loaded; the engine's log says why."),
-            (self._harmed >= HARM_REPORTS, "speculation costs time",
+            (self._harmed >= HARM_REPORTS, "WARN", "speculation costs time",
              f"By the cost model, speculation takes {slower:.2f} times as long as none."),
         )  # fmt: skip
-        level = {"NaN log-probs": "ERROR"}
-        return [(f"rollspec: {name}", text, level.get(name, "WARN")) for crossed, name, text in found if crossed]
+        return [(f"rollspec: {name}", text, level) for crossed, level, name, text in found if crossed]

@@ -36,7 +36,7 @@ name of a fault, one of a warning, an arm (`none` or `drafters:K`), and a settin
 The metrics go to the trainer's own logger (so to W&B, TensorBoard or a console without further set-up) and, with
 `telemetry.jsonl`, to a JSON-lines file; a server shows them at `/metrics` ([monitoring](monitoring.md)).
 `rollspec report RUN` reads a folder with `metrics.jsonl` (one object per training step; verl's `file` logger is read
-too) and `run.json` (where the run came from), or what TRL or W&B wrote.
+too) and `run.json` (where the run came from), or TRL's `trainer_state.json`.
 """
 
 _TAIL = """\

@@ -92,7 +92,7 @@ def test_an_unexpected_error_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch
     ("missing", "says"),
     [
         ("jinja2", "`rollspec report` needs jinja2, which is not installed; run pip install 'rollspec[report]'."),
-        ("rollspec.telemetry.report_cli", "is not in this installation"),
+        ("rollspec.telemetry.report", "is not in this installation"),
     ],
 )
 def test_a_missing_dependency_names_the_extra(monkeypatch: pytest.MonkeyPatch, missing: str, says: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 from collections.abc import Mapping
+from dataclasses import asdict
 from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
@@ -26,8 +27,6 @@ WHOLE = {
     "transformers": "5.19.0",
     "ray": "2.60.0",
     "numba": "0.65.0",
-    "scipy": "1.17.1",
-    "jinja2": "3.1.6",
 }
 
 
@@ -50,7 +49,7 @@ def test_a_whole_environment_is_usable() -> None:
     checks = _examine(WHOLE)
     assert checks["usable"].status == "ok"
     trainers = [f"{t} integration" for t in ("verl", "TRL", "OpenRLHF")]
-    for name in ("speculation in vLLM", "vLLM plugin", "suffix drafts", *trainers, "report", "audit"):
+    for name in ("speculation in vLLM", "vLLM plugin", "suffix drafts", *trainers):
         assert checks[name].status == "ok", checks[name]
 
 
@@ -77,7 +76,6 @@ def test_an_empty_environment_says_what_to_install() -> None:
     assert "not installed" in checks["speculation in vLLM"].detail
     assert "pip install 'rollspec[suffix]'" in checks["suffix drafts"].detail
     assert "pip install 'rollspec[verl]'" in checks["verl integration"].detail
-    assert checks["report"].detail == "jinja2 is not installed; run pip install 'rollspec[report]'."
 
 
 @pytest.mark.parametrize(
@@ -92,7 +90,6 @@ def test_an_empty_environment_says_what_to_install() -> None:
         ({"trl": "1.15.2"}, "TRL integration", "off", True),
         ({"trl": None}, "TRL integration", "off", True),
         ({"openrlhf": "0.10.0"}, "OpenRLHF integration", "off", True),
-        ({"scipy": None}, "audit", "off", True),
     ],
 )
 def test_one_thing_amiss(change: dict[str, str | None], capability: str, status: str, usable: bool) -> None:
@@ -154,8 +151,7 @@ def test_threads(threads: str | None, status: str) -> None:
 
 
 def test_tested_ranges_are_valid_and_vllms_is_the_engines() -> None:
-    for name, specifier in doctor.TESTED.items():
-        assert name in doctor.PACKAGES
+    for specifier in doctor.TESTED.values():
         SpecifierSet(specifier)
     assert doctor.TESTED["vllm"] == compat.TESTED
     for name in doctor.TRAINERS:
@@ -180,7 +176,7 @@ def test_the_command(monkeypatch: pytest.MonkeyPatch, versions: Mapping[str, str
     monkeypatch.setattr(doctor, "examine", lambda: whole)
     as_json = CliRunner().invoke(app, ["doctor", "--json"])
     assert as_json.exit_code == code
-    assert json.loads(as_json.output) == json.loads(json.dumps(whole.to_dict()))
+    assert json.loads(as_json.output) == json.loads(json.dumps(asdict(whole)))
     table = CliRunner().invoke(app, ["doctor"])
     assert table.exit_code == code
     assert ("Usable" if code == 0 else "Nothing can be accelerated") in table.output
