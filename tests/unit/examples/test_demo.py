@@ -142,7 +142,7 @@ def test_a_model_of_ones_own_gets_tasks_and_a_smaller_job(
     assert real.total_steps == 6 and real.prompts_per_step * real.n == 16
     command = build_job(real, assets, tmp_path / "r", speculate=True).command
     for option in (
-        "data.max_response_length=128",
+        "data.max_response_length=512",
         "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=4",
         "actor_rollout_ref.rollout.dtype=float32",
         "actor_rollout_ref.rollout.max_model_len=384",
@@ -284,8 +284,8 @@ def test_both_runs_are_warmed_up_and_end_with_the_same_step(
 def test_a_warm_up_is_bounded_and_says_what_went_wrong(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(warm, "SECONDS", 0.2)
     assert warm.warm_up(str(tmp_path), "float32", {}) == "it took more than 0.2 s"
-    monkeypatch.setattr(warm, "SECONDS", 30.0)
-    monkeypatch.setattr(warm, "ROOT", tmp_path)  # no examples there
+    monkeypatch.setattr(warm, "SECONDS", 120.0)
+    monkeypatch.setattr(warm, "ROOT", tmp_path)  # no model there
     assert "it exited with status 1" in warm.warm_up(str(tmp_path), "float32", {"PYTHONPATH": ""})
 
 
