@@ -145,7 +145,7 @@ def test_a_model_of_ones_own_gets_tasks_and_a_smaller_job(
         "data.max_response_length=512",
         "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=4",
         "actor_rollout_ref.rollout.dtype=float32",
-        "actor_rollout_ref.rollout.max_model_len=384",
+        "actor_rollout_ref.rollout.max_model_len=768",
         "reward.custom_reward_function.path='/data/reward'",
         f"{BUCKET}=217",  # the embedding is 108 MB in float32, and there twice
     ):
