@@ -13,6 +13,7 @@ import numpy as np
 
 from rollspec.audit.evidence import Evidence
 from rollspec.audit.statistics import (
+    MAX_SKEW,
     Floats,
     Ints,
     TestResult,
@@ -20,8 +21,6 @@ from rollspec.audit.statistics import (
     g_test,
     holm,
     moment_test,
-    pooled_g_test,
-    testable,
 )
 
 BINS = 20
@@ -29,7 +28,6 @@ MIN_BUCKET = 200  # tokens from which on a range of positions is tested by itsel
 MAX_TOKENS = 64  # token ids tested one by one
 MIN_TOKEN_COUNT = 25.0  # expected occurrences of a token id tested by itself
 TAILS = (0.01, 0.001, 0.0001)  # least likely shares of the target's mass
-MAX_PREFIXES = 16  # exact prefixes tested one by one; the others only in the pool
 
 
 def distribution_tests(evidence: Evidence) -> list[TestResult]:
@@ -101,13 +99,10 @@ def _tokens(e: Evidence) -> Iterator[TestResult]:
 
 
 def _prefixes(e: Evidence) -> Iterator[TestResult]:
-    tables = sorted((t for t in e.tables.values() if len(t.observed) > 1), key=lambda t: -t.n)
-    for i, t in enumerate(tables[:MAX_PREFIXES]):
+    for i, t in enumerate(e.tables.values()):
         g, df, p = g_test(t.observed, t.probabilities)
-        yield TestResult("exact prefix", f"prefix {i} at position {t.position}", t.n, g, df, p)
-    if len(tables) > 1:
-        g, pooled_df, p = pooled_g_test([(t.observed, t.probabilities) for t in tables], e.rng)
-        yield TestResult("exact prefix", f"{len(tables)} prefixes pooled", sum(t.n for t in tables), g, pooled_df, p)
+        if df:
+            yield TestResult("exact prefix", f"prefix {i} at position {t.position}", t.n, g, df, p)
 
 
 def _independence(e: Evidence) -> Iterator[TestResult]:
@@ -144,6 +139,6 @@ def _sum(
     name: str, where: str, n: int, value: float, mean: float, variance: float, third: float, step: float = 0.0
 ) -> Iterator[TestResult]:
     """The test of a sum by its moments, where it holds enough randomness for one."""
-    if testable(variance, third):
+    if variance > 1e-9 and abs(third) / variance**1.5 <= MAX_SKEW:
         z, p = moment_test(value, mean, variance, third, step)
         yield TestResult(name, where, n, z, None, p)

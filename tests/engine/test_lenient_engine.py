@@ -21,7 +21,7 @@ from rollspec.audit.distribution import distribution_tests
 from rollspec.audit.evidence import Evidence, Samples
 from rollspec.audit.reference import Reference
 from rollspec.audit.statistics import g_test, merge_rare
-from rollspec.audit.verdict import check_log_probs, conclude
+from rollspec.audit.verdict import AuditResult, check_log_probs
 from rollspec.config import RollspecConfig
 from rollspec.proposal.base import prompt_key
 from rollspec.sampling import scoring
@@ -156,7 +156,7 @@ def audit(sharp: Path, found: list[tuple[int, str, Any]], temperature: float) ->
     target = Reference(sharp, temperature)
     evidence = Evidence(samples, target.vocab, np.random.default_rng(0))
     target.fill(evidence, PROMPTS)
-    return conclude(distribution_tests(evidence), samples.n_tokens, log_probs=check_log_probs(evidence))
+    return AuditResult(distribution_tests(evidence), samples.n_tokens, log_probs=check_log_probs(evidence))
 
 
 def counts(answer: dict[str, Any]) -> dict[str, float]:
@@ -200,7 +200,7 @@ def test_a_large_bias_takes_everything_and_a_lower_ratio_cuts(sharp: Path, engin
         assert len(o.token_ids) == len(o.log_probs) <= LIMIT
     # Every log-prob, of prefix and continuation, is the present policy's: an independent model in float32 agrees.
     result = audit(sharp, cut, PRESENT)
-    assert result.log_probs is not None and result.log_probs.passed, result.log_probs
+    assert result.log_probs is not None and not result.log_probs.failure, result.log_probs
 
 
 @pytest.mark.slow  # `test_a_lossy_redraw_fails` is its shorter sibling
@@ -214,7 +214,7 @@ def test_the_audit_finds_that_the_law_is_not_the_policys(sharp: Path, engine: An
     reused = run(rollouts(server, PRESENT, 80, "reused"))
     verdict = audit(sharp, reused, PRESENT)
     assert verdict.verdict == "fail" and verdict.min_p < 1e-6
-    assert verdict.log_probs is not None and verdict.log_probs.passed, "nothing but the tokens can show it"
+    assert verdict.log_probs is not None and not verdict.log_probs.failure, "nothing but the tokens can show it"
 
 
 def test_the_law_is_the_published_one(sharp: Path, engine: Any, run: Run) -> None:
