@@ -12,16 +12,12 @@ import json
 import logging
 from typing import Any
 
+from rollspec.engine.calls import EngineCalls
+from rollspec.telemetry.rollouts import NO_ANSWER
 from rollspec_verl import options, segments
 from rollspec_verl.reuse import ReusingServer
 
 logger = logging.getLogger("rollspec")
-
-CALL_SECONDS = 30.0
-"""Bound on every call into the engine's workers."""
-
-MOST_TIMEOUTS = 3
-"""Calls in a row without an answer after which the workers are left alone: each one holds up the job by its bound."""
 
 WATCH_SECONDS = 1.0
 """How often a server looks whether its engine lives."""
@@ -58,7 +54,7 @@ def accept_wait_flag(engine: Any) -> None:
     engine.pause_generation = pause_generation
 
 
-class EngineCalls:
+class ServerCalls(EngineCalls):
     """What the task runner asks a server: operations of rollspec's worker, and whether the engine lives.
 
     Mixed into verl's server, which has `engine` (vLLM's `AsyncLLM`), `replica_rank` and `node_rank`.
@@ -69,37 +65,15 @@ class EngineCalls:
     node_rank: int
     rollspec_on = False
     rollspec_trains = False  # whether its workers train the drafter while they idle
-    rollspec_timeouts = 0
     rollspec_segments: frozenset[str] = frozenset()
 
     async def rollspec_call(self, op: str, payload: dict[str, Any]) -> dict[str, Any]:
-        """One operation on the worker that drafts (rollspec/engine/operations.py). Never raises, never hangs."""
+        """See `EngineCalls.rollspec_ask`; `{}` where rollspec is off."""
         if not self.rollspec_on or self.node_rank != 0:
             return {}
-        if self.rollspec_timeouts >= MOST_TIMEOUTS or self.engine.errored:
-            return {"error": "the engine does not answer"}
-        try:
-            # verl's own `collective_rpc` drops the results.
-            answers = await asyncio.wait_for(self.engine.collective_rpc("rollspec", args=(op, payload)), CALL_SECONDS)
-        except Exception as e:  # a dead or stuck engine is verl's to report; rollspec must not add to it
-            slow = isinstance(e, asyncio.TimeoutError | TimeoutError)
-            # It may be busy with weights; anything else (an engine without the plugin's method) will not pass.
-            self.rollspec_timeouts = self.rollspec_timeouts + 1 if slow else MOST_TIMEOUTS
-            cause = f"{type(e).__name__}: {e}".rstrip(": ")
-            again = "" if self.rollspec_timeouts < MOST_TIMEOUTS else ", which is not asked again"
-            logger.error(
-                "rollspec: the engine of replica %d%s does not answer %r (%s).",
-                self.replica_rank,
-                again,
-                op,
-                cause,
-            )
-            return {"error": cause}
-        self.rollspec_timeouts = 0
-        answer: dict[str, Any] = next((a for a in answers if a), {})
-        if "error" in answer:
-            logger.warning("%s", answer["error"])
-        return answer
+        if self.engine.errored:
+            return {"error": NO_ANSWER}
+        return await self.rollspec_ask(self.engine, op, payload)  # verl's own `collective_rpc` drops the results
 
     async def rollspec_yield(self) -> None:
         """The devices are verl's until the next weights: the head's training stops at once."""
@@ -135,7 +109,7 @@ def load() -> type:
     from verl.workers.rollout.replica import RolloutMode
     from verl.workers.rollout.vllm_rollout.vllm_async_server import vLLMHttpServer, vLLMReplica
 
-    class RollspecServer(ReusingServer, EngineCalls, vLLMHttpServer):  # type: ignore[misc]
+    class RollspecServer(ReusingServer, ServerCalls, vLLMHttpServer):  # type: ignore[misc]
         """One vLLM server of the policy."""
 
         rollspec_watcher: asyncio.Task[None] | None = None

@@ -15,12 +15,13 @@ import contextlib
 import contextvars
 import functools
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from rollspec.config import HistoryConfig, RollspecConfig
+from rollspec.engine.vllm.hooks.base import on_import, wrap
 from rollspec.errors import HistoryError
 from rollspec.head import metadata
 from rollspec.log_once import LogOnce
@@ -54,55 +55,42 @@ def register() -> None:
     Not their worker: Ray wraps every method of an actor's class when the class is made, inherited ones too, so what is
     patched onto `AgentLoopWorker` later is never called.
     """
-    from rollspec.engine.vllm.hooks.base import on_import
-
     on_import("verl.experimental.agent_loop.agent_loop", install)
     on_import("verl.experimental.agent_loop.single_turn_agent_loop", install_single)
 
 
 def install(module: ModuleType) -> None:
     """Note which rollouts validate (`rollout_trace_attr`, agent_loop.py:670); say what is not reused. Idempotent."""
-    base, trace = module.AgentLoopBase, module.rollout_trace_attr
-    if getattr(trace, "_rollspec", False):
-        return
-    init = base.__init__
-
-    @contextlib.contextmanager
-    def noting(*args: Any, **kwargs: Any) -> Iterator[None]:
-        token = _VALIDATES.set(bool(kwargs.get("validate")))
-        try:
-            with trace(*args, **kwargs):
-                yield
-        finally:
-            _VALIDATES.reset(token)
-
-    @functools.wraps(init)
-    def init_and_warn(self: Any, *args: Any, **kwargs: Any) -> None:
-        init(self, *args, **kwargs)
-        name = type(self).__name__
-        if name != SINGLE_TURN and not _VALIDATES.get() and _lenient(self):
-            log_once.warn(f"responses of the agent loop {name} are not reused, only those of {SINGLE_TURN} are")
-
-    noting._rollspec = True  # type: ignore[attr-defined]
-    module.__dict__["rollout_trace_attr"] = noting
-    base.__init__ = init_and_warn
+    wrap(module, "rollout_trace_attr", _trace)
+    wrap(module.AgentLoopBase, "__init__", _init)
 
 
 def install_single(module: ModuleType) -> None:
     """Wrap `SingleTurnAgentLoop.run` (single_turn_agent_loop.py:38): its requests carry their sample. Idempotent."""
-    cls = module.SingleTurnAgentLoop
-    run = cls.run
-    if getattr(run, "_rollspec", False):
-        return
+    wrap(module.SingleTurnAgentLoop, "run", _run)
 
-    @functools.wraps(run)
-    async def with_sample(self: Any, sampling_params: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
-        if not _VALIDATES.get() and _lenient(self):
-            sampling_params = _named(sampling_params, kwargs.get("session_id"))
-        return await run(self, sampling_params, *args, **kwargs)
 
-    with_sample._rollspec = True  # type: ignore[attr-defined]
-    cls.run = with_sample
+@contextlib.contextmanager
+def _trace(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Iterator[None]:
+    token = _VALIDATES.set(bool(kwargs.get("validate")))
+    try:
+        with original(*args, **kwargs):
+            yield
+    finally:
+        _VALIDATES.reset(token)
+
+
+def _init(original: Callable[..., Any], self: Any, *args: Any, **kwargs: Any) -> None:
+    original(self, *args, **kwargs)
+    name = type(self).__name__
+    if name != SINGLE_TURN and not _VALIDATES.get() and _lenient(self):
+        log_once.warn(f"responses of the agent loop {name} are not reused, only those of {SINGLE_TURN} are")
+
+
+async def _run(original: Callable[..., Any], self: Any, sampling_params: Any, *args: Any, **kwargs: Any) -> Any:
+    if not _VALIDATES.get() and _lenient(self):
+        sampling_params = _named(sampling_params, kwargs.get("session_id"))
+    return await original(self, sampling_params, *args, **kwargs)
 
 
 def _lenient(loop: Any) -> bool:

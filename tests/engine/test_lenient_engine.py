@@ -84,7 +84,7 @@ def server(engine: Any, run: Run) -> Any:
 
 
 async def make_server(engine: Any, **reuse: Any) -> Any:
-    from rollspec_verl.replica import EngineCalls
+    from rollspec_verl.replica import ServerCalls
     from rollspec_verl.reuse import ReusingServer
     from verl.workers.rollout.replica import TokenOutput
     from vllm import SamplingParams
@@ -117,7 +117,7 @@ async def make_server(engine: Any, **reuse: Any) -> Any:
             log_probs = [found[t].logprob for t, found in zip(tokens, last.logprobs, strict=True)]
             return TokenOutput(token_ids=tokens, log_probs=log_probs, stop_reason="completed")
 
-    class Server(ReusingServer, EngineCalls, Verl):
+    class Server(ReusingServer, ServerCalls, Verl):
         pass
 
     out = Server()
@@ -221,7 +221,8 @@ def test_the_law_is_the_published_one(sharp: Path, engine: Any, run: Run) -> Non
     """2,000 first tokens: distributed as the rule says they are, and as far from the policy."""
     n, bias = 2000, 0.0
     server = run(make_server(engine, bias=bias))
-    p, q = (np.exp(Reference(sharp, t)._log_softmax(first_logits(sharp))) for t in (PRESENT, PAST))
+    logits = first_logits(sharp).double()
+    p, q = ((logits / t).softmax(-1).numpy() for t in (PRESENT, PAST))
     rng = np.random.default_rng(0)
     old = rng.choice(len(q), n, p=q / q.sum())
     items = [(prompt_key(PROMPTS[0]), f"{c}_0", [t], [np.log(q[t])]) for c, t in enumerate(old)]
