@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from rollspec.engine.calls import why_off
 from rollspec.engine.vllm.hooks.base import wrap
 from rollspec.telemetry.faults import Faults
 from rollspec.telemetry.health import HealthWatch
@@ -62,9 +63,8 @@ class State:
             return  # the main process talks to the server
         info = engine.call("info")
         if info.get("state") in (None, "off"):
-            reason = info.get("reason") or info.get("error") or "its vLLM plugin is not loaded (see rollspec doctor)"
             if generation.mode == "server" or options.refused(generation) is None:  # else it has been said
-                logger.warning("rollspec: this job samples without speculation because %s.", reason)
+                logger.warning("rollspec: this job samples without speculation because %s.", why_off(info))
             return
         self.engine = engine
         if generation.mode == "server" and (reason := options.refused(generation)):

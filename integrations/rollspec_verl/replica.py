@@ -6,13 +6,13 @@
 from __future__ import annotations
 
 import asyncio
-import functools
 import inspect
 import json
 import logging
 from typing import Any
 
-from rollspec.engine.calls import EngineCalls
+from rollspec.engine.calls import EngineCalls, why_off
+from rollspec.engine.vllm.hooks.base import wrap
 from rollspec.telemetry.rollouts import NO_ANSWER
 from rollspec_verl import options, segments
 from rollspec_verl.reuse import ReusingServer
@@ -41,17 +41,14 @@ def accept_wait_flag(engine: Any) -> None:
     """Let `engine.pause_generation` take what verl 0.9.1 says when it aborts rollouts (vllm_async_server.py:992), and
     what vLLM calls `mode` now. Goes when verl says `mode`.
     """
-    pause = engine.pause_generation
-    if "wait_for_inflight_requests" in inspect.signature(pause).parameters:
-        return
 
-    @functools.wraps(pause)
-    async def pause_generation(*, wait_for_inflight_requests: bool | None = None, **kwargs: Any) -> Any:
+    async def pause(original: Any, *, wait_for_inflight_requests: bool | None = None, **kwargs: Any) -> Any:
         if wait_for_inflight_requests is not None:
             kwargs["mode"] = "wait" if wait_for_inflight_requests else "abort"
-        return await pause(**kwargs)
+        return await original(**kwargs)
 
-    engine.pause_generation = pause_generation
+    if "wait_for_inflight_requests" not in inspect.signature(engine.pause_generation).parameters:
+        wrap(engine, "pause_generation", pause)
 
 
 class ServerCalls(EngineCalls):
@@ -96,10 +93,8 @@ class ServerCalls(EngineCalls):
         """Say once, in one sentence, that the engine died: verl's log has a traceback per request instead."""
         while not (reason := await self.rollspec_lost()):
             await asyncio.sleep(WATCH_SECONDS)
-        print(
-            f"rollspec: the vLLM engine of replica {self.replica_rank} died ({reason}); its rollouts cannot end.",
-            flush=True,
-        )
+        rank = self.replica_rank
+        print(f"rollspec: the vLLM engine of replica {rank} died ({reason}); its rollouts cannot end.", flush=True)
         await self.rollspec_tidy()
 
 
@@ -134,17 +129,14 @@ def load() -> type:
             self.rollspec_watcher = asyncio.create_task(self._rollspec_watch())
             if not self.rollspec_on:
                 return
-            info = await self.rollspec_call("info", {})
+            info, rank = await self.rollspec_call("info", {}), self.replica_rank
             if info.get("state") in (None, "off"):
                 # The plugin did not answer: filtered out by VLLM_PLUGINS, or left the engine alone and said why.
                 self.rollspec_on = False
-                reason = (
-                    info.get("reason") or info.get("error") or "its vLLM plugin is not loaded (see rollspec doctor)"
-                )
-                logger.warning("rollspec: replica %d runs without speculation because %s.", self.replica_rank, reason)
+                logger.warning("rollspec: replica %d runs without speculation because %s.", rank, why_off(info))
             else:
                 # A print, because verl leaves the loggers of its actors at WARNING.
-                print(f"rollspec: replica {self.replica_rank} speculates: {info}", flush=True)
+                print(f"rollspec: replica {rank} speculates: {info}", flush=True)
             config = options.read(self.config)
             if config.reuse.mode == "lenient":
                 await self.rollspec_begin_reuse(config, info)

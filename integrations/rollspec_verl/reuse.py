@@ -42,7 +42,6 @@ SAMPLE = "sample"
 SINGLE_TURN = "SingleTurnAgentLoop"
 
 # ---- the agent loops
-# --------------------------------------------------------------------------------------------
 
 
 _VALIDATES: contextvars.ContextVar[bool] = contextvars.ContextVar("_VALIDATES", default=False)
@@ -117,7 +116,6 @@ def _named(sampling_params: dict[str, Any], session: int | None) -> dict[str, An
 
 
 # ---- the task runner
-# ----------------------------------------------------------------------------------------------------
 
 
 def remember(replicas: Sequence[Any], rollouts: Rollouts, version: int) -> int:
@@ -148,7 +146,6 @@ def reusable(rollouts: Rollouts) -> list[tuple[str, str, Any, Any]]:
 
 
 # ---- the server
-# ---------------------------------------------------------------------------------------------------------
 
 
 class ReusingServer:
@@ -163,27 +160,24 @@ class ReusingServer:
         me: Any = self
         self.rollspec_reuse_faults = Faults()
         try:
-            await self._rollspec_begin(config, info)
+            reason = self._rollspec_no_reuse(info)
+            if reason is None:
+                model, tokenizer = me.engine.model_config, me.model_config.tokenizer
+                name = await asyncio.to_thread(lambda: tokenizer_name(tokenizer.get_vocab().items()))
+                self.rollspec_tokenizer = name
+                self.rollspec_reuse = LenientReuse(
+                    config.reuse,
+                    ResponseCache(config.history.max_bytes),
+                    int(model.max_model_len),
+                    min(int(model.get_vocab_size()), len(tokenizer)),
+                    scoring.eos_tokens(me.engine),
+                    str(model.logprobs_mode),
+                )
         except Exception as e:
-            self.rollspec_reuse = None
-            logger.error("rollspec: replica %d reuses no old responses (%s: %s).", me.replica_rank, type(e).__name__, e)
-
-    async def _rollspec_begin(self, config: RollspecConfig, info: dict[str, Any]) -> None:
-        me: Any = self
-        reason = self._rollspec_no_reuse(info)
+            reason = f"of {type(e).__name__}: {e}"
         if reason is not None:
-            logger.warning("rollspec: replica %d reuses no old responses because %s.", me.replica_rank, reason)
+            logger.error("rollspec: replica %d reuses no old responses because %s.", me.replica_rank, reason)
             return
-        model, tokenizer = me.engine.model_config, me.model_config.tokenizer
-        self.rollspec_tokenizer = await asyncio.to_thread(lambda: tokenizer_name(tokenizer.get_vocab().items()))
-        self.rollspec_reuse = LenientReuse(
-            config.reuse,
-            ResponseCache(config.history.max_bytes),
-            int(model.max_model_len),
-            min(int(model.get_vocab_size()), len(tokenizer)),
-            scoring.eos_tokens(me.engine),
-            str(model.logprobs_mode),
-        )
         # A print, because verl leaves the loggers of its actors at WARNING.
         print(f"rollspec: replica {me.replica_rank}: {lenient_reuse.warning(config.reuse)}", flush=True)
         if config.history.dir is not None:

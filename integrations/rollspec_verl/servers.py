@@ -64,25 +64,18 @@ def lost(replicas: Sequence[Any]) -> str | None:
     import ray
 
     try:
-        asked = {
-            i: ask.remote()
-            for i, r in enumerate(replicas)
-            if (ask := getattr(r.server_handle, "rollspec_lost", None)) is not None
-        }
-        if not asked:
-            return None
-        ready, _ = ray.wait(list(asked.values()), num_returns=len(asked), timeout=ALIVE_SECONDS)
-        for i, ref in asked.items():
-            if ref not in ready:
-                continue
+        handles = {i: r.server_handle for i, r in enumerate(replicas) if hasattr(r.server_handle, "rollspec_lost")}
+        asked = {handle.rollspec_lost.remote(): i for i, handle in handles.items()}
+        ready = ray.wait([*asked], num_returns=len(asked), timeout=ALIVE_SECONDS)[0] if asked else []
+        for ref in ready:
             try:
                 reason = ray.get(ref)
             except ray.exceptions.RayActorError:
                 reason = "its server's process is gone"
             if reason:
                 return (
-                    f"rollspec: the vLLM engine of rollout replica {i} is dead ({reason}), and the job cannot continue "
-                    "without it; its own log says why it died. Resume the job from its last checkpoint."
+                    f"rollspec: the vLLM engine of rollout replica {asked[ref]} is dead ({reason}), and the job cannot "
+                    "continue without it; its own log says why it died. Resume the job from its last checkpoint."
                 )
     except Exception as e:
         logger.error("rollspec: cannot find out whether the engines live (%s: %s).", type(e).__name__, e)

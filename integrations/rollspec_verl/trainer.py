@@ -110,7 +110,6 @@ def _config(trainer: Any) -> RollspecConfig:
 
 
 # ---- wrappers
-# -----------------------------------------------------------------------------------------------------------
 
 
 def _settle_first(load: Callable[..., Any], self: Any) -> Any:
@@ -193,22 +192,19 @@ HOOKS = {
 
 
 # ---- hooks
-# --------------------------------------------------------------------------------------------------------------
 
 
 def _on_fit(trainer: Any, state: State, agent_loop_manager: Any) -> None:
     """Before the first rollout: a look at the engines before prompts are sent, and the history of the checkpoint that
     `_load_checkpoint` resumed from (trainer_base.py:850, which has set `global_steps`).
     """
-    generate = agent_loop_manager.generate_sequences
 
-    @functools.wraps(generate)
-    def generate_sequences(*args: Any, **kwargs: Any) -> Any:
+    def alive(generate: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         # A dead engine fails each prompt at once, and sync_refill_failed_groups would send new ones without end.
         servers.require_alive(servers.replicas_of(trainer))
         return generate(*args, **kwargs)
 
-    agent_loop_manager.generate_sequences = generate_sequences
+    wrap(agent_loop_manager, "generate_sequences", alive)
     if state.config.enabled and trainer.global_steps > 0:
         saved = sorted((_resumed_from(trainer.config.trainer, trainer.global_steps) / "rollspec").glob("replica_*"))
         if saved:

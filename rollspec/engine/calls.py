@@ -56,6 +56,11 @@ class EngineCalls:
         return {"error": cause}
 
 
+def why_off(info: dict[str, Any]) -> str:
+    """Why an engine that answered `info` so does not speculate."""
+    return str(info.get("reason") or info.get("error") or "its vLLM plugin is not loaded (see rollspec doctor)")
+
+
 def collect(pending: Sequence[Any]) -> list[dict[str, Any]]:
     """The answers that Ray's references stand for; `{"error": ...}` where there was none in time."""
     import ray
