@@ -64,7 +64,8 @@ def _by_position(e: Evidence) -> Iterator[TestResult]:
     for a, b in everything + (ranges if len(ranges) > 1 else []):
         rows = (e.position >= a) & (e.position < b)
         n = int(rows.sum())
-        where = "all positions" if (a, b) == everything[0] else _range(a, b)
+        where = f"position {a}" if b == a + 1 else f"positions {a}-{b - 1}"
+        where = "all positions" if (a, b) == everything[0] else where
         variance, third = e.surprisal_variance[rows].sum(), e.surprisal_third[rows].sum()
         yield from _sum("surprisal", where, n, -e.log_prob[rows].sum(), e.entropy[rows].sum(), variance, third)
         q = e.p_max[rows]
@@ -84,10 +85,6 @@ def _tails(e: Evidence) -> Iterator[TestResult]:
             count = int((e.rank_pit > 1 - share).sum())
             z, p = binomial_test(count, n, share)
             yield TestResult("rare tokens", f"last {share:g} of the mass", n, z, None, p)
-
-
-def _range(a: int, b: int) -> str:
-    return f"position {a}" if b == a + 1 else f"positions {a}-{b - 1}"
 
 
 def _tokens(e: Evidence) -> Iterator[TestResult]:

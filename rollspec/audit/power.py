@@ -26,19 +26,16 @@ class Power:
     """
 
     tokens: int
-    tests: int
-    alpha: float
-    uniform: float | None = None
-    argmax: float | None = None
-    odds: float | None = None
-    token: int | None = None
+    uniform: float | None
+    argmax: float | None
+    odds: float | None
+    token: int | None
 
 
-def detectable(evidence: Evidence, tests: int, alpha: float) -> Power:
-    """The sizes for the tokens in `evidence`, tested by so many tests at a family-wise `alpha`."""
-    n = len(evidence.log_prob)
-    if not n or not tests:
-        return Power(n, tests, alpha)
+def detectable(evidence: Evidence, tests: int, alpha: float) -> Power | None:
+    """The sizes for the tokens in `evidence`, tested by so many tests at a family-wise `alpha`; None where by none."""
+    if not tests:
+        return None
     normal = NormalDist()
     z = normal.inv_cdf(1 - alpha / (2 * tests)) + normal.inv_cdf(CHANCE)
 
@@ -48,9 +45,7 @@ def detectable(evidence: Evidence, tests: int, alpha: float) -> Power:
 
     p, of_token = evidence.p_max, evidence.token_moments[2]
     return Power(
-        n,
-        tests,
-        alpha,
+        len(p),
         share(float(evidence.surprisal_variance.sum()), float((evidence.flat - evidence.entropy).sum())),
         share(float((p * (1 - p)).sum()), float((1 - p).sum())),
         z / float(of_token.max()) ** 0.5 if of_token.max() > 0 else None,

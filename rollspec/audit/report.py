@@ -67,8 +67,8 @@ def facts(result: AuditResult) -> list[Row]:
     if (p := result.log_probs) is not None:
         broken = f", {p.not_finite:,} NaN or infinite" if p.not_finite else ""
         out["log-probabilities"] = f"off by {p.mean_error:.1e} on average, {p.max_error:.1e} at most{broken}"
-    if result.power is not None and result.power.tests:
-        out["power"] = _power(result.power)
+    if result.power is not None:
+        out["power"] = _power(result.power, result.alpha)
     if "mean_entropy" in made:
         out["entropy"] = f"{made['mean_entropy']:.2f} nats per token on average"
     if command := made.get("command"):
@@ -76,14 +76,14 @@ def facts(result: AuditResult) -> list[Row]:
     return list(out.items())
 
 
-def _power(power: Power) -> str:
+def _power(power: Power, alpha: float) -> str:
     sizes = [
         f"{'none' if share is None else f'{share:.2%}'} of tokens {how}"
         for share, how in ((power.uniform, "uniform instead"), (power.argmax, "most likely instead"))
     ]
     if power.odds is not None:
         sizes.append(f"odds of token {power.token} changed by {power.odds:.1%}")
-    return f"found nine times in ten at p <= {power.alpha:g}: {', '.join(sizes)}"
+    return f"found nine times in ten at p <= {alpha:g}: {', '.join(sizes)}"
 
 
 def families(result: AuditResult) -> list[Row]:

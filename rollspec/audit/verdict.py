@@ -68,8 +68,8 @@ class LogProbCheck:
 
 @dataclass(frozen=True, slots=True)
 class Mismatch:
-    """Where two greedy responses differ first: `gap` is the distance of the reference's logits of the two tokens there;
-    None, as the tokens, where one response ended and the other continued.
+    """Where two greedy responses part: `gap` is the distance of the reference's logits of the two tokens there; None,
+    as the tokens, where one response ended and the other continued.
     """
 
     prompt: int
@@ -230,35 +230,28 @@ def check_greedy(
     dtype: str = "float32",
     drafts: DraftCounts | None = None,
 ) -> GreedyCheck:
-    """Compare greedy responses token by token.
+    """Compare greedy responses with drafts, any number per prompt, with the [prompt] ones without, token by token.
 
     Args:
-        reference: [prompt] responses of the engine without drafts.
-        subject: responses of the engine with drafts, any number per prompt.
         gap: (prompt, prefix tokens, token a, token b) -> how much larger a's logit is in the reference model, a and b
             being the two engines' tokens. Called only where they part.
-        dtype: the engines' precision; it decides what counts as a tie.
-        drafts: what was drafted in `subject`, for the record.
     """
     identical, ties, compared = 0, 0, 0
     mismatches: list[Mismatch] = []
     for prompt, tokens in zip(subject.prompt.tolist(), subject.tokens, strict=True):
         want = reference[prompt]
         n = min(len(want), len(tokens))
-        differ = np.flatnonzero(want[:n] != tokens[:n])
-        if not len(differ) and len(want) == len(tokens):
-            identical += 1
-            compared += n
-            continue
-        at = int(differ[0]) if len(differ) else n
+        at = int(np.append(np.flatnonzero(want[:n] != tokens[:n]), n)[0])
         compared += at
-        if at == n:  # one ended where the other continued: no tie can do that
+        if at < n:
+            a, b = int(want[at]), int(tokens[at])
+            distance = abs(gap(prompt, want[:at].tolist(), a, b))
+            if distance <= tie(dtype):
+                ties += 1
+            else:
+                mismatches.append(Mismatch(prompt, at, a, b, distance))
+        elif len(want) == len(tokens):
+            identical += 1
+        else:  # one ended where the other continued: no tie can do that
             mismatches.append(Mismatch(prompt, at))
-            continue
-        a, b = int(want[at]), int(tokens[at])
-        distance = abs(gap(prompt, want[:at].tolist(), a, b))
-        if distance <= tie(dtype):
-            ties += 1
-        else:
-            mismatches.append(Mismatch(prompt, at, a, b, distance))
     return GreedyCheck(len(subject.tokens), compared, identical, ties, tuple(mismatches), drafts)

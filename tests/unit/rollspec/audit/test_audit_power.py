@@ -98,7 +98,7 @@ def test_what_it_says_it_can_see_it_finds(fault: str) -> None:
     evidence, _ = sample(distribution, 8, rng)
     tests = distribution_tests(evidence)
     power = detectable(evidence, len(tests), 1e-3)
-    assert power.tokens == 8 * 64 * 40 and power.token == 5
+    assert power is not None and power.tokens == 8 * 64 * 40 and power.token == 5
     assert power.uniform is not None and power.argmax is not None and power.odds is not None
     bias = {
         "uniform": lambda: mixed_with_uniform(power.uniform),

@@ -47,8 +47,7 @@ def test_the_page_says_what_was_tested_and_how_to_repeat_it(tmp_path: Path) -> N
         assert "4 prompts, 16 siblings each, temperature 1, float32" in text and "seed 3" in text
         assert "nine times in ten" in text and "reproduce" in text and "adjusted p" in text
     assert "rollspec audit --model &lt;m&gt;" in page(result)
-    nothing = detectable(SimpleNamespace(log_prob=np.zeros(0)), 5, 1e-3)  # type: ignore[arg-type]
-    assert (nothing.uniform, nothing.argmax, nothing.odds) == (None, None, None)
+    assert detectable(evidence, 0, 1e-3) is None
 
 
 def test_a_checkpoint_is_known_by_names_and_contents(tmp_path: Path) -> None:
