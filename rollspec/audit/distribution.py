@@ -28,6 +28,7 @@ MIN_BUCKET = 200  # tokens from which on a range of positions is tested by itsel
 MAX_TOKENS = 64  # token ids tested one by one
 MIN_TOKEN_COUNT = 25.0  # expected occurrences of a token id tested by itself
 TAILS = (0.01, 0.001, 0.0001)  # least likely shares of the target's mass
+MAX_PREFIXES = 16  # exact prefixes that are tested: those with most samples and more than one likely token
 
 
 def distribution_tests(evidence: Evidence) -> list[TestResult]:
@@ -96,10 +97,10 @@ def _tokens(e: Evidence) -> Iterator[TestResult]:
 
 
 def _prefixes(e: Evidence) -> Iterator[TestResult]:
-    for i, t in enumerate(e.tables.values()):
+    tables = sorted((t for t in e.tables.values() if len(t.observed) > 1), key=lambda t: -t.n)
+    for i, t in enumerate(tables[:MAX_PREFIXES]):
         g, df, p = g_test(t.observed, t.probabilities)
-        if df:
-            yield TestResult("exact prefix", f"prefix {i} at position {t.position}", t.n, g, df, p)
+        yield TestResult("exact prefix", f"prefix {i} at position {t.position}", t.n, g, df, p)
 
 
 def _independence(e: Evidence) -> Iterator[TestResult]:

@@ -26,8 +26,8 @@ FLOOR = -87.0
 BLOCK_BYTES = 1 << 20
 """Of one array of distributions worked on at once; the handful that are alive together fit a cache."""
 
-MAX_PREFIXES, MIN_GROUP = 16, 40
-"""The most frequent exact prefixes have tables of their own; those of fewer samples have none."""
+MIN_GROUP = 40
+"""Samples of one exact prefix from which on its own table is kept."""
 
 
 class AuditError(RollspecError, ValueError):
@@ -72,9 +72,7 @@ class Evidence:
         n = int(self.start[-1])
         self.position: Ints = np.concatenate([np.arange(k) for k in lengths] or [np.zeros(0)]).astype(np.int64)  # [N]
         self.prefix = prefix_ids(samples)  # [N] equal where the whole prefix is
-        count = np.bincount(self.prefix, minlength=1)
-        frequent = np.argsort(-count, kind="stable")[:MAX_PREFIXES].tolist()
-        self._prefix_count = {prefix: int(count[prefix]) for prefix in frequent if count[prefix] >= MIN_GROUP}
+        self._prefix_count = np.bincount(self.prefix, minlength=1)
         self.tables: dict[int, PrefixTable] = {}
         self.seen = np.zeros(n, dtype=bool)
         rows: Floats = np.zeros((9, n))  # log_prob: of the sampled token; flat: mean over the vocabulary of -log p
@@ -137,9 +135,8 @@ class Evidence:
         before = np.array([p[i, :token].sum() for i, token in enumerate(tokens)])
         self.pit[rows] = before + self.rng.random(n) * p_own
         self.rank_pit[rows] = above + self.rng.random(n) * p_own
-        for i, prefix in enumerate(self.prefix[rows].tolist()):
-            if prefix in self._prefix_count:
-                self._count(prefix, int(self.position[row + i]), int(tokens[i]), p[i])
+        for i in np.flatnonzero(self._prefix_count[self.prefix[rows]] >= MIN_GROUP):
+            self._count(int(self.prefix[row + i]), int(self.position[row + i]), int(tokens[i]), p[i])
         lp += entropy[:, None]  # less the surprisal's excess over its mean
         np.multiply(p, lp, out=work)
         work *= lp
@@ -158,7 +155,7 @@ class Evidence:
 
     def _count(self, prefix: int, position: int, token: int, p: Floats) -> None:
         if prefix not in self.tables:
-            n = self._prefix_count[prefix]
+            n = int(self._prefix_count[prefix])
             cells = merge_rare(p, n)
             merged: Floats = np.bincount(cells, weights=p).astype(np.float64)
             self.tables[prefix] = PrefixTable(n, position, cells, merged, np.zeros(len(merged), dtype=np.int64))
