@@ -70,6 +70,7 @@ class ServerCalls(EngineCalls):
             return {}
         if self.engine.errored:
             return {"error": NO_ANSWER}
+        self.rollspec_which = f" of replica {self.replica_rank}"
         return await self.rollspec_ask(self.engine, op, payload)  # verl's own `collective_rpc` drops the results
 
     async def rollspec_yield(self) -> None:

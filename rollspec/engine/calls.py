@@ -27,7 +27,7 @@ class EngineCalls:
     """Mixed into what asks one engine, which may be a trainer's class: hence the names."""
 
     rollspec_failures = 0
-    rollspec_name = "the engine"
+    rollspec_which = ""
 
     async def rollspec_ask(self, engine: Any, op: str, payload: dict[str, Any]) -> dict[str, Any]:
         """One operation (rollspec/engine/operations.py) of vLLM's `AsyncLLM`, as `rollspec_answer` has it."""
@@ -51,8 +51,8 @@ class EngineCalls:
         """There was none. A dead engine is the trainer's to report; rollspec must not add to it."""
         self.rollspec_failures += 1
         cause = f"{type(error).__name__}: {error}".rstrip(": ")
-        again = "" if self.rollspec_failures < MOST_FAILURES else ", which is not asked again"
-        logger.error("rollspec: %s%s does not answer %r (%s).", self.rollspec_name, again, op, cause)
+        again = "" if self.rollspec_failures < MOST_FAILURES else ", which is not asked again,"
+        logger.error("rollspec: the engine%s%s does not answer %r (%s).", self.rollspec_which, again, op, cause)
         return {"error": cause}
 
 
