@@ -124,15 +124,14 @@ def engine(
             name = f"{100 * share:g} % {fault}" + (f" in {given.name}" if given else "")
             arm = Arm(name, engine={"logits_processors": [f"benchmarks.planted:{fault}"]})
             began = time.perf_counter()
-            result = run_audit(model, plan, arm, control=False)
+            result = run_audit(model, plan, arm)
             seconds = time.perf_counter() - began
             row = {
                 "bias": arm.name,
                 "tokens": result.n_tokens,
                 "seconds": seconds,
-                "cpu_seconds": result.provenance["cpu_seconds"],
                 "verdict": result.verdict,
-                "log_probs_passed": result.log_probs.passed if result.log_probs else None,
+                "log_probs_passed": not result.log_probs.failure if result.log_probs else None,
                 "smallest_adjusted_p": min(t.p_adjusted for t in result.tests),
                 "strongest": f"{result.tests[0].name}, {result.tests[0].where}",
                 "mean_entropy": result.provenance["mean_entropy"],

@@ -25,10 +25,10 @@ import numpy as np
 import numpy.typing as npt
 
 from benchmarks.lenient_distance import distribution, total_variation
-from rollspec.audit.engine import CPU_ENVIRONMENT, Arm, Plan, job_of
+from rollspec.audit.engine import CPU_ENVIRONMENT, Arm, Job, Plan
 from rollspec.audit.evidence import Samples
 from rollspec.audit.verdict import DraftCounts
-from rollspec.audit.worker import Response, build, counters, generate, next_round, read
+from rollspec.audit.worker import Response, build, counters, gathered, generate, next_round, read
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -58,39 +58,31 @@ def rollouts(
     """
     for name, value in CPU_ENVIRONMENT.items():
         os.environ.setdefault(name, value)
-    job = job_of(model, plan, arm)
-    given = job["plan"]
-    llm = build(job)
+    llm = build(Job(str(model), plan, arm))
     try:
-        reuse = lenient_reuse(llm, job)
+        reuse = lenient_reuse(llm, plan, arm)
         found: list[tuple[Response, int, int]] = []
         drafts, seconds, version, r = [0, 0], 0.0, 0, 0
         while (sum(len(s.tokens) for s, _, _ in found) < plan.tokens or r < plan.min_rounds) and r < plan.max_rounds:
             before: list[Response] = []
             if r == 0 or reuse is not None:
                 _load(llm, old)
-                version = next_round(llm, job, version)
-                before = generate(llm, given, r, plan.samples, old_temperature or plan.temperature)
+                version = next_round(llm, arm, version)
+                before = generate(llm, plan, r, plan.samples, old_temperature or plan.temperature)
                 _load(llm, model)
-            version = next_round(llm, job, version)
+            version = next_round(llm, arm, version)
             counted, start = counters(llm), time.perf_counter()
             if reuse is None:
-                found += [(s, 0, 0) for s in generate(llm, given, r, plan.samples, plan.temperature)]
+                found += [(s, 0, 0) for s in generate(llm, plan, r, plan.samples, plan.temperature)]
             else:
-                found += lenient_round(llm, given, r, reuse, before)
+                found += lenient_round(llm, plan, r, reuse, before)
             seconds += time.perf_counter() - start
             drafts = [d + b - a for d, a, b in zip(drafts, counted, counters(llm), strict=True)]
             r += 1
     finally:
         llm.llm_engine.engine_core.shutdown()
-    samples = Samples(
-        tuple(np.asarray(s.tokens, dtype=np.int64) for s, _, _ in found),
-        np.array([s.prompt for s, _, _ in found], dtype=np.int64),
-        np.array([s.round for s, _, _ in found], dtype=np.int64),
-        tuple(np.asarray(s.log_probs) for s, _, _ in found),
-    )
     ruled, kept = (np.array([f[i] for f in found], dtype=np.int64) for i in (1, 2))
-    return Rollouts(samples, DraftCounts(*drafts), ruled, kept, seconds)
+    return Rollouts(gathered([f[0] for f in found]), DraftCounts(*drafts), ruled, kept, seconds)
 
 
 def _load(llm: Any, model: str | Path) -> None:
@@ -99,16 +91,16 @@ def _load(llm: Any, model: str | Path) -> None:
     llm.reset_prefix_cache()
 
 
-def lenient_reuse(llm: Any, job: dict[str, Any]) -> Any:
+def lenient_reuse(llm: Any, plan: Plan, arm: Arm) -> Any:
     """What `reuse.mode: lenient` does in a trainer's server, for this engine; None where it is not asked for."""
-    if job["rollspec"] is None or job["rollspec"]["reuse"]["mode"] != "lenient":
+    if arm.rollspec is None or arm.rollspec["reuse"]["mode"] != "lenient":
         return None
     from rollspec.config import RollspecConfig
     from rollspec.proposal.response_cache import ResponseCache
     from rollspec.sampling import scoring
     from rollspec.sampling.lenient_reuse import LenientReuse
 
-    config = RollspecConfig.from_dict(job["rollspec"])
+    config = RollspecConfig.from_dict(arm.rollspec)
     model = llm.llm_engine.vllm_config.model_config
     return LenientReuse(
         config.reuse,
@@ -116,7 +108,7 @@ def lenient_reuse(llm: Any, job: dict[str, Any]) -> Any:
         int(model.max_model_len),
         int(model.get_vocab_size()),
         scoring.eos_tokens(llm),
-        rng=np.random.default_rng(job["plan"]["seed"]),
+        rng=np.random.default_rng(plan.seed),
     )
 
 
@@ -143,20 +135,18 @@ def prefixes(llm: Any, reuse: Any, rollouts: Sequence[tuple[list[int], int, str]
     return asyncio.run(every())
 
 
-def lenient_round(
-    llm: Any, plan: dict[str, Any], r: int, reuse: Any, old: list[Response]
-) -> list[tuple[Response, int, int]]:
+def lenient_round(llm: Any, plan: Plan, r: int, reuse: Any, old: list[Response]) -> list[tuple[Response, int, int]]:
     """A round that starts from the responses `old`, sibling by sibling: (response, tokens ruled, tokens kept) each."""
     from vllm import SamplingParams
 
     from rollspec.proposal.base import prompt_key
     from rollspec.sampling import scoring
 
-    prompts, limit = plan["prompts"], plan["max_tokens"]
+    prompts, limit = plan.prompts, plan.max_tokens
     keys = [prompt_key(p) for p in prompts]
     reuse.remember([(keys[s.prompt], f"{i}", s.tokens, s.log_probs) for i, s in enumerate(old)], r)
     old_ones = [(prompts[s.prompt], limit, f"{i}") for i, s in enumerate(old)]
-    found = prefixes(llm, reuse, old_ones, {"temperature": plan["temperature"]})
+    found = prefixes(llm, reuse, old_ones, {"temperature": plan.temperature})
     out, requests, params = [], [], []
     for s, prefix in zip(old, found, strict=True):
         start = [] if prefix is None else prefix.tokens
@@ -168,7 +158,7 @@ def lenient_round(
             requests.append((said, {"prompt_token_ids": [*prompt, *start]}))
             params.append(
                 SamplingParams(
-                    temperature=plan["temperature"],
+                    temperature=plan.temperature,
                     max_tokens=limit - len(start),
                     logprobs=0,
                     detokenize=False,

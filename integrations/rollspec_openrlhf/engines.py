@@ -1,25 +1,19 @@
-"""OpenRLHF's vLLM actors with rollspec's engine configuration, and a bounded way to call their workers.
+"""OpenRLHF's vLLM actors with rollspec's engine configuration, and its operations.
 
 OpenRLHF sets `worker_extension_cls` itself; rollspec's worker method is on vLLM's worker base class, so both are there.
 """
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from types import ModuleType
 from typing import Any
 
 from rollspec.config import RollspecConfig
+from rollspec.engine.calls import EngineCalls
 from rollspec.engine.vllm.hooks.base import on_import
 
 logger = logging.getLogger("rollspec")
-
-CALL_SECONDS = 30.0
-"""Bound on a call into an engine's workers."""
-
-MOST_FAILURES = 3
-"""Calls in a row without an answer after which an engine is left alone."""
 
 
 def register(config: RollspecConfig) -> None:
@@ -49,28 +43,7 @@ def subclass(base: type, config: RollspecConfig) -> type:
             kwargs["additional_config"] = {**(kwargs.get("additional_config") or {}), "rollspec": mine.to_dict()}
             await super().__init__(*args, **kwargs)
 
+        async def rollspec_call(self, op: str, payload: dict[str, Any]) -> dict[str, Any]:
+            return await self.rollspec_ask(self.llm, op, payload)
+
     return RolloutRayActor
-
-
-class EngineCalls:
-    """Operations of rollspec's worker, asked by the trainer's actor. `llm`: vLLM's `AsyncLLM`."""
-
-    llm: Any
-    rollspec_failures = 0
-
-    async def rollspec_call(self, op: str, payload: dict[str, Any]) -> dict[str, Any]:
-        """One operation on the worker that drafts (rollspec/engine/operations.py). Never raises, never hangs."""
-        if self.rollspec_failures >= MOST_FAILURES:
-            return {"error": "the engine does not answer"}
-        try:
-            answers = await asyncio.wait_for(self.llm.collective_rpc("rollspec", args=(op, payload)), CALL_SECONDS)
-        except Exception as e:  # a dead engine is OpenRLHF's to report; rollspec must not add to it
-            self.rollspec_failures += 1
-            cause = f"{type(e).__name__}: {e}".rstrip(": ")
-            logger.error("rollspec: a vLLM engine does not answer %r (%s).", op, cause)
-            return {"error": cause}
-        self.rollspec_failures = 0
-        answer: dict[str, Any] = next((a for a in answers if a), {})
-        if "error" in answer:
-            logger.warning("%s", answer["error"])
-        return answer

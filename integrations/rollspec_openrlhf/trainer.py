@@ -9,19 +9,17 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import Any
 
-from rollspec.engine.vllm.hooks.base import on_import
+from rollspec.engine.calls import collect
+from rollspec.engine.vllm.hooks.base import on_import, wrap
 from rollspec.telemetry.faults import Faults
-from rollspec.telemetry.rollouts import NO_ANSWER, engine_metrics
+from rollspec.telemetry.rollouts import engine_metrics
 from rollspec.telemetry.wandb_run import WandbWatch
 
 logger = logging.getLogger("rollspec")
-
-WAIT_SECONDS = 60.0
-"""Bound on waiting for the engines' answers."""
 
 TRAINERS = (("openrlhf.trainer.ppo_trainer", "PPOTrainer"), ("openrlhf.trainer.ppo_trainer_async", "TrainingActor"))
 
@@ -35,22 +33,15 @@ def register() -> None:
 def install(module: ModuleType, name: str) -> None:
     """Wrap `train_step` of the actor class `module.name` (openrlhf/trainer/ppo_trainer.py). Idempotent."""
     try:
-        cls = getattr(module, name).__ray_metadata__.modified_class
-        train_step = cls.train_step
+        wrap(getattr(module, name).__ray_metadata__.modified_class, "train_step", _train_step)
     except AttributeError as e:
         logger.error("rollspec: OpenRLHF's %s is not as expected (%s), so nothing is measured.", name, e)
-        return
-    if getattr(train_step, "_rollspec", False):
-        return
 
-    @functools.wraps(train_step)
-    def measured(self: Any, *args: Any, **kwargs: Any) -> Any:
-        status, step = train_step(self, *args, **kwargs)
-        add_metrics(self, status)
-        return status, step
 
-    measured._rollspec = True  # type: ignore[attr-defined]
-    cls.train_step = measured
+def _train_step(original: Callable[..., Any], trainer: Any, *args: Any, **kwargs: Any) -> Any:
+    status, step = original(trainer, *args, **kwargs)
+    add_metrics(trainer, status)
+    return status, step
 
 
 def add_metrics(trainer: Any, status: dict[str, Any]) -> None:
@@ -65,15 +56,5 @@ def add_metrics(trainer: Any, status: dict[str, Any]) -> None:
 
 
 def ask(engines: Sequence[Any], op: str = "stats") -> list[dict[str, Any]]:
-    """The answer of every engine's actor, `{"error": ...}` where there was none in time."""
-    import ray
-
-    pending = [engine.rollspec_call.remote(op, {}) for engine in engines]
-    ready = ray.wait(pending, num_returns=len(pending), timeout=WAIT_SECONDS)[0] if pending else []
-    answers: list[dict[str, Any]] = []
-    for ref in pending:
-        try:
-            answers.append(dict(ray.get(ref)) if ref in ready else {"error": NO_ANSWER})
-        except Exception as e:  # the actor is gone; OpenRLHF will meet it too
-            answers.append({"error": f"{type(e).__name__}: {e}"})
-    return answers
+    """The answer of every engine's actor."""
+    return collect([engine.rollspec_call.remote(op, {}) for engine in engines])

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import functools
 import logging
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from rollspec.engine.calls import why_off
+from rollspec.engine.vllm.hooks.base import wrap
 from rollspec.telemetry.faults import Faults
 from rollspec.telemetry.health import HealthWatch
 from rollspec.telemetry.wandb_run import WandbWatch
 from rollspec_trl import options
-from rollspec_trl.engines import Colocated, EngineCalls, Server
+from rollspec_trl.engines import Colocated, Engine, Server
 
 logger = logging.getLogger("rollspec")
 
@@ -24,7 +25,7 @@ class State:
     """
 
     def __init__(self) -> None:
-        self.engine: EngineCalls | None = None  # None where rollspec is off in it, or another process talks to it
+        self.engine: Engine | None = None  # None where rollspec is off in it, or another process talks to it
         self.step: Callable[[], int] | None = None  # the trainer's step, where a trainer is hooked
         self.syncs = 0
         self.version: int | None = None
@@ -53,7 +54,7 @@ class State:
         """The engine is up: find out whether rollspec is on in it."""
         if not options.config().enabled:
             return
-        engine: EngineCalls
+        engine: Engine
         if generation.mode == "colocate":
             engine = Colocated(generation.llm)
         elif generation.accelerator.is_main_process:
@@ -62,9 +63,8 @@ class State:
             return  # the main process talks to the server
         info = engine.call("info")
         if info.get("state") in (None, "off"):
-            reason = info.get("reason") or info.get("error") or "its vLLM plugin is not loaded (see rollspec doctor)"
             if generation.mode == "server" or options.refused(generation) is None:  # else it has been said
-                logger.warning("rollspec: this job samples without speculation because %s.", reason)
+                logger.warning("rollspec: this job samples without speculation because %s.", why_off(info))
             return
         self.engine = engine
         if generation.mode == "server" and (reason := options.refused(generation)):
@@ -77,22 +77,9 @@ def wrap_all(cls: Any, hooks: Mapping[str, Callable[..., Any]], without: str) ->
 
     `without`: what follows where a method is not there, for the log.
     """
-    if cls.__dict__.get("_rollspec_hooked", False):
-        return
     absent = [name for name in hooks if not hasattr(cls, name)]
     if absent:
         logger.error("rollspec: TRL's %s has no %s here, so %s.", cls.__name__, ", ".join(absent), without)
         return
-    cls._rollspec_hooked = True
     for name, around in hooks.items():
-        _wrap(cls, name, around)
-
-
-def _wrap(cls: type, name: str, around: Callable[..., Any]) -> None:
-    original = getattr(cls, name)
-
-    @functools.wraps(original)
-    def wrapped(self: Any, *args: Any, **kwargs: Any) -> Any:
-        return around(original, self, *args, **kwargs)
-
-    setattr(cls, name, wrapped)
+        wrap(cls, name, around)

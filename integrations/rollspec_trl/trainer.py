@@ -51,7 +51,6 @@ def state_of(trainer: Any) -> State | None:
 
 
 # ---- hooks
-# --------------------------------------------------------------------------------------------------------------
 
 
 def _batch(original: Callable[..., Any], self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -139,10 +138,7 @@ def _suspects(trainer: Any) -> dict[str, list[str]]:
     if (getattr(generation, "top_p", None) or 1.0) < 1.0 or (getattr(generation, "top_k", None) or 0) > 0:
         clauses.append("top_p and top_k cut the engine's distribution, and the trainer's is whole")
     kept = config.enabled and config.reuse.mode == "coupled"
-    return {
-        "ratios": clauses,
-        "overlap": ["reuse.mode = coupled does that"] if kept else [],
-    }
+    return {"ratios": clauses, "overlap": ["reuse.mode = coupled does that"] if kept else []}
 
 
 def _send_rewards(trainer: Any, state: State, items: list[list[Any]]) -> None:
@@ -197,7 +193,6 @@ def _add_metrics(trainer: Any, state: State, logs: dict[str, Any]) -> None:
 
 
 # ---- checkpoints
-# --------------------------------------------------------------------------------------------------------
 
 
 def _folder(checkpoint: Path) -> Path:

@@ -8,10 +8,9 @@ Options go under `rollout.custom.rollspec` (a preset's name, or any knob of `rol
     '+actor_rollout_ref.rollout.custom.rollspec={preset:default,proposal:{k_max:8}}'
     +actor_rollout_ref.rollout.custom.rollspec.enabled=false
 
-verl imports `external_lib` first thing in `HFModelConfig.__post_init__` (verl/workers/config/model.py:149), in every
-process that builds a model config: task runner, FSDP workers, agent workers and vLLM servers. Importing this package
-registers the rollout replica and, in the task runner, the trainer's hooks. The engine's own processes do not import it:
-they are reached by rollspec's vLLM plugin through `additional_config`.
+verl imports `external_lib` in every process that builds a model config (`HFModelConfig.__post_init__`,
+verl/workers/config/model.py:149); importing this package registers the hooks. The engine's own processes do not import
+it: rollspec's vLLM plugin reaches them through `additional_config`.
 """
 
 from __future__ import annotations

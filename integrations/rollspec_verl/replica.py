@@ -6,22 +6,18 @@
 from __future__ import annotations
 
 import asyncio
-import functools
 import inspect
 import json
 import logging
 from typing import Any
 
+from rollspec.engine.calls import EngineCalls, why_off
+from rollspec.engine.vllm.hooks.base import wrap
+from rollspec.telemetry.rollouts import NO_ANSWER
 from rollspec_verl import options, segments
 from rollspec_verl.reuse import ReusingServer
 
 logger = logging.getLogger("rollspec")
-
-CALL_SECONDS = 30.0
-"""Bound on every call into the engine's workers."""
-
-MOST_TIMEOUTS = 3
-"""Calls in a row without an answer after which the workers are left alone: each one holds up the job by its bound."""
 
 WATCH_SECONDS = 1.0
 """How often a server looks whether its engine lives."""
@@ -45,20 +41,17 @@ def accept_wait_flag(engine: Any) -> None:
     """Let `engine.pause_generation` take what verl 0.9.1 says when it aborts rollouts (vllm_async_server.py:992), and
     what vLLM calls `mode` now. Goes when verl says `mode`.
     """
-    pause = engine.pause_generation
-    if "wait_for_inflight_requests" in inspect.signature(pause).parameters:
-        return
 
-    @functools.wraps(pause)
-    async def pause_generation(*, wait_for_inflight_requests: bool | None = None, **kwargs: Any) -> Any:
+    async def pause(original: Any, *, wait_for_inflight_requests: bool | None = None, **kwargs: Any) -> Any:
         if wait_for_inflight_requests is not None:
             kwargs["mode"] = "wait" if wait_for_inflight_requests else "abort"
-        return await pause(**kwargs)
+        return await original(**kwargs)
 
-    engine.pause_generation = pause_generation
+    if "wait_for_inflight_requests" not in inspect.signature(engine.pause_generation).parameters:
+        wrap(engine, "pause_generation", pause)
 
 
-class EngineCalls:
+class ServerCalls(EngineCalls):
     """What the task runner asks a server: operations of rollspec's worker, and whether the engine lives.
 
     Mixed into verl's server, which has `engine` (vLLM's `AsyncLLM`), `replica_rank` and `node_rank`.
@@ -69,37 +62,16 @@ class EngineCalls:
     node_rank: int
     rollspec_on = False
     rollspec_trains = False  # whether its workers train the drafter while they idle
-    rollspec_timeouts = 0
     rollspec_segments: frozenset[str] = frozenset()
 
     async def rollspec_call(self, op: str, payload: dict[str, Any]) -> dict[str, Any]:
-        """One operation on the worker that drafts (rollspec/engine/operations.py). Never raises, never hangs."""
+        """See `EngineCalls.rollspec_ask`; `{}` where rollspec is off."""
         if not self.rollspec_on or self.node_rank != 0:
             return {}
-        if self.rollspec_timeouts >= MOST_TIMEOUTS or self.engine.errored:
-            return {"error": "the engine does not answer"}
-        try:
-            # verl's own `collective_rpc` drops the results.
-            answers = await asyncio.wait_for(self.engine.collective_rpc("rollspec", args=(op, payload)), CALL_SECONDS)
-        except Exception as e:  # a dead or stuck engine is verl's to report; rollspec must not add to it
-            slow = isinstance(e, asyncio.TimeoutError | TimeoutError)
-            # It may be busy with weights; anything else (an engine without the plugin's method) will not pass.
-            self.rollspec_timeouts = self.rollspec_timeouts + 1 if slow else MOST_TIMEOUTS
-            cause = f"{type(e).__name__}: {e}".rstrip(": ")
-            again = "" if self.rollspec_timeouts < MOST_TIMEOUTS else ", which is not asked again"
-            logger.error(
-                "rollspec: the engine of replica %d%s does not answer %r (%s).",
-                self.replica_rank,
-                again,
-                op,
-                cause,
-            )
-            return {"error": cause}
-        self.rollspec_timeouts = 0
-        answer: dict[str, Any] = next((a for a in answers if a), {})
-        if "error" in answer:
-            logger.warning("%s", answer["error"])
-        return answer
+        if self.engine.errored:
+            return {"error": NO_ANSWER}
+        self.rollspec_which = f" of replica {self.replica_rank}"
+        return await self.rollspec_ask(self.engine, op, payload)  # verl's own `collective_rpc` drops the results
 
     async def rollspec_yield(self) -> None:
         """The devices are verl's until the next weights: the head's training stops at once."""
@@ -122,10 +94,8 @@ class EngineCalls:
         """Say once, in one sentence, that the engine died: verl's log has a traceback per request instead."""
         while not (reason := await self.rollspec_lost()):
             await asyncio.sleep(WATCH_SECONDS)
-        print(
-            f"rollspec: the vLLM engine of replica {self.replica_rank} died ({reason}); its rollouts cannot end.",
-            flush=True,
-        )
+        rank = self.replica_rank
+        print(f"rollspec: the vLLM engine of replica {rank} died ({reason}); its rollouts cannot end.", flush=True)
         await self.rollspec_tidy()
 
 
@@ -135,7 +105,7 @@ def load() -> type:
     from verl.workers.rollout.replica import RolloutMode
     from verl.workers.rollout.vllm_rollout.vllm_async_server import vLLMHttpServer, vLLMReplica
 
-    class RollspecServer(ReusingServer, EngineCalls, vLLMHttpServer):  # type: ignore[misc]
+    class RollspecServer(ReusingServer, ServerCalls, vLLMHttpServer):  # type: ignore[misc]
         """One vLLM server of the policy."""
 
         rollspec_watcher: asyncio.Task[None] | None = None
@@ -160,17 +130,14 @@ def load() -> type:
             self.rollspec_watcher = asyncio.create_task(self._rollspec_watch())
             if not self.rollspec_on:
                 return
-            info = await self.rollspec_call("info", {})
+            info, rank = await self.rollspec_call("info", {}), self.replica_rank
             if info.get("state") in (None, "off"):
                 # The plugin did not answer: filtered out by VLLM_PLUGINS, or left the engine alone and said why.
                 self.rollspec_on = False
-                reason = (
-                    info.get("reason") or info.get("error") or "its vLLM plugin is not loaded (see rollspec doctor)"
-                )
-                logger.warning("rollspec: replica %d runs without speculation because %s.", self.replica_rank, reason)
+                logger.warning("rollspec: replica %d runs without speculation because %s.", rank, why_off(info))
             else:
                 # A print, because verl leaves the loggers of its actors at WARNING.
-                print(f"rollspec: replica {self.replica_rank} speculates: {info}", flush=True)
+                print(f"rollspec: replica {rank} speculates: {info}", flush=True)
             config = options.read(self.config)
             if config.reuse.mode == "lenient":
                 await self.rollspec_begin_reuse(config, info)

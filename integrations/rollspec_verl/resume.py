@@ -7,11 +7,12 @@ rollout (rollspec/sampling/streams.py, `Origin`), and each token counts as the p
 
 from __future__ import annotations
 
-import functools
 import uuid
+from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
+from rollspec.engine.vllm.hooks.base import on_import, wrap
 from rollspec.head import metadata
 from rollspec.log_once import LogOnce
 from rollspec.sampling import scoring
@@ -22,8 +23,6 @@ log_once = LogOnce()
 
 def register() -> None:
     """Hook the client where it is, or will be, imported: in the agent loops' workers."""
-    from rollspec.engine.vllm.hooks.base import on_import
-
     on_import("verl.workers.rollout.llm_server", install)
 
 
@@ -31,47 +30,36 @@ def install(module: ModuleType) -> None:
     """Wrap `FullyAsyncLLMServerClient.generate` (llm_server.py:226), which submits again, and the `generate` that it
     submits with (`LLMServerClient`, llm_server.py:120). Idempotent.
     """
-    _note_versions(module.LLMServerClient)
-    cls = module.FullyAsyncLLMServerClient
-    generate = cls.generate
-    if getattr(generate, "_rollspec", False):
-        return
-
-    @functools.wraps(generate)
-    async def named(
-        self: Any, request_id: Any, *, prompt_ids: Any, sampling_params: dict[str, Any], **kwargs: Any
-    ) -> Any:
-        try:
-            if _on(self):
-                sampling_params = _named(prompt_ids, sampling_params, kwargs)
-        except Exception as e:  # the rollout continues as without rollspec
-            log_once.warn(f"a rollout that is aborted will resume with other noise ({type(e).__name__}: {e})")
-        return await generate(self, request_id, prompt_ids=prompt_ids, sampling_params=sampling_params, **kwargs)
-
-    named._rollspec = True  # type: ignore[attr-defined]
-    cls.generate = named
+    wrap(module.LLMServerClient, "generate", _submit)
+    wrap(module.FullyAsyncLLMServerClient, "generate", _generate)
 
 
-def _note_versions(cls: Any) -> None:
+async def _generate(
+    original: Callable[..., Any],
+    self: Any,
+    request_id: Any,
+    *,
+    prompt_ids: Any,
+    sampling_params: dict[str, Any],
+    **kwargs: Any,
+) -> Any:
+    try:
+        if _on(self):
+            sampling_params = _named(prompt_ids, sampling_params, kwargs)
+    except Exception as e:  # the rollout continues as without rollspec
+        log_once.warn(f"a rollout that is aborted will resume with other noise ({type(e).__name__}: {e})")
+    return await original(self, request_id, prompt_ids=prompt_ids, sampling_params=sampling_params, **kwargs)
+
+
+async def _submit(original: Callable[..., Any], self: Any, *args: Any, **kwargs: Any) -> Any:
     """What a rollout's submissions have sampled is noted in its mark, which the loop hands to the next one."""
-    submit = cls.generate
-    if getattr(submit, "_rollspec", False):
-        return
-
-    @functools.wraps(submit)
-    async def noting(
-        self: Any, request_id: Any, *, prompt_ids: Any, sampling_params: dict[str, Any], **kwargs: Any
-    ) -> Any:
-        out = await submit(self, request_id, prompt_ids=prompt_ids, sampling_params=sampling_params, **kwargs)
-        mark = (sampling_params.get("extra_args") or {}).get(scoring.KEY)
-        version = out.extra_fields.get("global_steps")
-        if isinstance(mark, dict) and scoring.ORIGIN in mark and out.token_ids and version is not None:
-            spans = mark.get(scoring.SPANS, [])
-            mark[scoring.SPANS] = [*spans, [len(prompt_ids) - mark[scoring.PROMPT], int(version)]]
-        return out
-
-    noting._rollspec = True  # type: ignore[attr-defined]
-    cls.generate = noting
+    out = await original(self, *args, **kwargs)
+    mark = (kwargs["sampling_params"].get("extra_args") or {}).get(scoring.KEY)
+    version = out.extra_fields.get("global_steps")
+    if isinstance(mark, dict) and scoring.ORIGIN in mark and out.token_ids and version is not None:
+        spans = mark.get(scoring.SPANS, [])
+        mark[scoring.SPANS] = [*spans, [len(kwargs["prompt_ids"]) - mark[scoring.PROMPT], int(version)]]
+    return out
 
 
 def _named(prompt_ids: Any, sampling_params: dict[str, Any], kwargs: dict[str, Any]) -> dict[str, Any]:

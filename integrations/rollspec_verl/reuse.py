@@ -15,12 +15,13 @@ import contextlib
 import contextvars
 import functools
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from rollspec.config import HistoryConfig, RollspecConfig
+from rollspec.engine.vllm.hooks.base import on_import, wrap
 from rollspec.errors import HistoryError
 from rollspec.head import metadata
 from rollspec.log_once import LogOnce
@@ -41,7 +42,6 @@ SAMPLE = "sample"
 SINGLE_TURN = "SingleTurnAgentLoop"
 
 # ---- the agent loops
-# --------------------------------------------------------------------------------------------
 
 
 _VALIDATES: contextvars.ContextVar[bool] = contextvars.ContextVar("_VALIDATES", default=False)
@@ -54,55 +54,42 @@ def register() -> None:
     Not their worker: Ray wraps every method of an actor's class when the class is made, inherited ones too, so what is
     patched onto `AgentLoopWorker` later is never called.
     """
-    from rollspec.engine.vllm.hooks.base import on_import
-
     on_import("verl.experimental.agent_loop.agent_loop", install)
     on_import("verl.experimental.agent_loop.single_turn_agent_loop", install_single)
 
 
 def install(module: ModuleType) -> None:
     """Note which rollouts validate (`rollout_trace_attr`, agent_loop.py:670); say what is not reused. Idempotent."""
-    base, trace = module.AgentLoopBase, module.rollout_trace_attr
-    if getattr(trace, "_rollspec", False):
-        return
-    init = base.__init__
-
-    @contextlib.contextmanager
-    def noting(*args: Any, **kwargs: Any) -> Iterator[None]:
-        token = _VALIDATES.set(bool(kwargs.get("validate")))
-        try:
-            with trace(*args, **kwargs):
-                yield
-        finally:
-            _VALIDATES.reset(token)
-
-    @functools.wraps(init)
-    def init_and_warn(self: Any, *args: Any, **kwargs: Any) -> None:
-        init(self, *args, **kwargs)
-        name = type(self).__name__
-        if name != SINGLE_TURN and not _VALIDATES.get() and _lenient(self):
-            log_once.warn(f"responses of the agent loop {name} are not reused, only those of {SINGLE_TURN} are")
-
-    noting._rollspec = True  # type: ignore[attr-defined]
-    module.__dict__["rollout_trace_attr"] = noting
-    base.__init__ = init_and_warn
+    wrap(module, "rollout_trace_attr", _trace)
+    wrap(module.AgentLoopBase, "__init__", _init)
 
 
 def install_single(module: ModuleType) -> None:
     """Wrap `SingleTurnAgentLoop.run` (single_turn_agent_loop.py:38): its requests carry their sample. Idempotent."""
-    cls = module.SingleTurnAgentLoop
-    run = cls.run
-    if getattr(run, "_rollspec", False):
-        return
+    wrap(module.SingleTurnAgentLoop, "run", _run)
 
-    @functools.wraps(run)
-    async def with_sample(self: Any, sampling_params: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
-        if not _VALIDATES.get() and _lenient(self):
-            sampling_params = _named(sampling_params, kwargs.get("session_id"))
-        return await run(self, sampling_params, *args, **kwargs)
 
-    with_sample._rollspec = True  # type: ignore[attr-defined]
-    cls.run = with_sample
+@contextlib.contextmanager
+def _trace(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Iterator[None]:
+    token = _VALIDATES.set(bool(kwargs.get("validate")))
+    try:
+        with original(*args, **kwargs):
+            yield
+    finally:
+        _VALIDATES.reset(token)
+
+
+def _init(original: Callable[..., Any], self: Any, *args: Any, **kwargs: Any) -> None:
+    original(self, *args, **kwargs)
+    name = type(self).__name__
+    if name != SINGLE_TURN and not _VALIDATES.get() and _lenient(self):
+        log_once.warn(f"responses of the agent loop {name} are not reused, only those of {SINGLE_TURN} are")
+
+
+async def _run(original: Callable[..., Any], self: Any, sampling_params: Any, *args: Any, **kwargs: Any) -> Any:
+    if not _VALIDATES.get() and _lenient(self):
+        sampling_params = _named(sampling_params, kwargs.get("session_id"))
+    return await original(self, sampling_params, *args, **kwargs)
 
 
 def _lenient(loop: Any) -> bool:
@@ -129,7 +116,6 @@ def _named(sampling_params: dict[str, Any], session: int | None) -> dict[str, An
 
 
 # ---- the task runner
-# ----------------------------------------------------------------------------------------------------
 
 
 def remember(replicas: Sequence[Any], rollouts: Rollouts, version: int) -> int:
@@ -160,7 +146,6 @@ def reusable(rollouts: Rollouts) -> list[tuple[str, str, Any, Any]]:
 
 
 # ---- the server
-# ---------------------------------------------------------------------------------------------------------
 
 
 class ReusingServer:
@@ -175,27 +160,24 @@ class ReusingServer:
         me: Any = self
         self.rollspec_reuse_faults = Faults()
         try:
-            await self._rollspec_begin(config, info)
+            reason = self._rollspec_no_reuse(info)
+            if reason is None:
+                model, tokenizer = me.engine.model_config, me.model_config.tokenizer
+                name = await asyncio.to_thread(lambda: tokenizer_name(tokenizer.get_vocab().items()))
+                self.rollspec_tokenizer = name
+                self.rollspec_reuse = LenientReuse(
+                    config.reuse,
+                    ResponseCache(config.history.max_bytes),
+                    int(model.max_model_len),
+                    min(int(model.get_vocab_size()), len(tokenizer)),
+                    scoring.eos_tokens(me.engine),
+                    str(model.logprobs_mode),
+                )
         except Exception as e:
-            self.rollspec_reuse = None
-            logger.error("rollspec: replica %d reuses no old responses (%s: %s).", me.replica_rank, type(e).__name__, e)
-
-    async def _rollspec_begin(self, config: RollspecConfig, info: dict[str, Any]) -> None:
-        me: Any = self
-        reason = self._rollspec_no_reuse(info)
+            reason = f"of {type(e).__name__}: {e}"
         if reason is not None:
-            logger.warning("rollspec: replica %d reuses no old responses because %s.", me.replica_rank, reason)
+            logger.error("rollspec: replica %d reuses no old responses because %s.", me.replica_rank, reason)
             return
-        model, tokenizer = me.engine.model_config, me.model_config.tokenizer
-        self.rollspec_tokenizer = await asyncio.to_thread(lambda: tokenizer_name(tokenizer.get_vocab().items()))
-        self.rollspec_reuse = LenientReuse(
-            config.reuse,
-            ResponseCache(config.history.max_bytes),
-            int(model.max_model_len),
-            min(int(model.get_vocab_size()), len(tokenizer)),
-            scoring.eos_tokens(me.engine),
-            str(model.logprobs_mode),
-        )
         # A print, because verl leaves the loggers of its actors at WARNING.
         print(f"rollspec: replica {me.replica_rank}: {lenient_reuse.warning(config.reuse)}", flush=True)
         if config.history.dir is not None:

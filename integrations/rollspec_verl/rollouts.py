@@ -46,14 +46,18 @@ class Rollouts:
             return [unbound[i].detach().float().cpu().numpy() for i in keep]
 
         masks = [m > 0 for m in rows("response_mask")]
-        masked = {n: _masked(rows(n), masks) for n in ("rollout_log_probs", "old_log_probs")}
+
+        def sampled(name: str) -> list[np.ndarray]:  # tool output in a multi-turn response is not
+            return [v[m] if v.shape == m.shape else v for v, m in zip(rows(name), masks, strict=False)]
+
         return cls(
             [as_tokens(p) for p in rows("prompts")],
             [as_tokens(r) for r in rows("responses")],
             [float(s.sum()) for s in rows("rm_scores")],
-            masked["rollout_log_probs"],
-            masked["old_log_probs"],
-            _samples([batch.keys[i] for i in keep]),
+            sampled("rollout_log_probs"),
+            sampled("old_log_probs"),
+            # Keys are uid_session_output (replay_buffer.py:70); a prompt's uid is another one in every epoch.
+            [batch.keys[i].partition("_")[2] for i in keep],
             [(batch.tags[i].get("min_global_steps"), batch.tags[i].get("max_global_steps")) for i in keep],
         )
 
@@ -89,15 +93,3 @@ class Rollouts:
         if any(last is not None for _, last in self.versions):
             out["rollspec/policy/spanning"] = float(self.spanning)
         return out
-
-
-def _masked(values: list[np.ndarray], masks: list[np.ndarray]) -> list[np.ndarray]:
-    """Values of tokens the policy sampled (tool output in a multi-turn response is not)."""
-    return [v[m] if v.shape == m.shape else v for v, m in zip(values, masks, strict=False)]
-
-
-def _samples(keys: list[str]) -> list[str]:
-    """Which of its prompt's samples each response is: verl's keys are uid_session_output (replay_buffer.py:70), and a
-    prompt's uid is another one in every epoch.
-    """
-    return [key.partition("_")[2] for key in keys]

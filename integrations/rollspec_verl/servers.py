@@ -8,18 +8,15 @@ alive.
 
 from __future__ import annotations
 
-import functools
 import logging
 from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import Any
 
-from rollspec.telemetry.rollouts import NO_ANSWER
+from rollspec.engine.calls import collect
+from rollspec.engine.vllm.hooks.base import on_import, wrap
 
 logger = logging.getLogger("rollspec")
-
-WAIT_SECONDS = 60.0
-"""Bound on waiting for the answers of an operation."""
 
 ALIVE_SECONDS = 10.0
 """Bound on waiting for signs of life, and on tidying up."""
@@ -31,25 +28,17 @@ class EngineLost(RuntimeError):  # noqa: N818 - reads as what happened
 
 def register() -> None:
     """Ask before every weight sync, in whichever trainer (verl/checkpoint_engine/base.py:510)."""
-    from rollspec.engine.vllm.hooks.base import on_import
-
     on_import("verl.checkpoint_engine.base", install)
 
 
 def install(module: ModuleType) -> None:
     """Wrap `CheckpointEngineManager.update_weights`. Idempotent."""
-    cls = module.CheckpointEngineManager
-    original = cls.update_weights
-    if getattr(original, "_rollspec", False):
-        return
+    wrap(module.CheckpointEngineManager, "update_weights", _update_weights)
 
-    @functools.wraps(original)
-    def update_weights(self: Any, *args: Any, **kwargs: Any) -> Any:
-        require_alive(self.replicas)
-        return original(self, *args, **kwargs)  # verl's `auto_await` makes it blocking outside an event loop
 
-    update_weights._rollspec = True  # type: ignore[attr-defined]
-    cls.update_weights = update_weights
+def _update_weights(original: Callable[..., Any], self: Any, *args: Any, **kwargs: Any) -> Any:
+    require_alive(self.replicas)
+    return original(self, *args, **kwargs)  # verl's `auto_await` makes it blocking outside an event loop
 
 
 def replicas_of(trainer: Any) -> list[Any]:
@@ -65,23 +54,9 @@ def call(
     Returns one answer per replica, `{"error": ...}` where there was none, `{}` where rollspec is off; nothing at all
     without `wait`.
     """
-    import ray
-
     handles = [r.server_handle for r in replicas if r.server_handle is not None]
     pending = [handle.rollspec_call.remote(op, payload(i)) for i, handle in enumerate(handles)]
-    if not wait:
-        return []
-    ready, _ = ray.wait(pending, num_returns=len(pending), timeout=WAIT_SECONDS) if pending else ([], [])
-    answers: list[dict[str, Any]] = []
-    for ref in pending:
-        if ref not in ready:
-            answers.append({"error": NO_ANSWER})
-            continue
-        try:
-            answers.append(dict(ray.get(ref)))
-        except Exception as e:  # the server's process is gone; verl will meet it too
-            answers.append({"error": f"{type(e).__name__}: {e}"})
-    return answers
+    return collect(pending) if wait else []
 
 
 def lost(replicas: Sequence[Any]) -> str | None:
@@ -89,25 +64,18 @@ def lost(replicas: Sequence[Any]) -> str | None:
     import ray
 
     try:
-        asked = {
-            i: ask.remote()
-            for i, r in enumerate(replicas)
-            if (ask := getattr(r.server_handle, "rollspec_lost", None)) is not None
-        }
-        if not asked:
-            return None
-        ready, _ = ray.wait(list(asked.values()), num_returns=len(asked), timeout=ALIVE_SECONDS)
-        for i, ref in asked.items():
-            if ref not in ready:
-                continue
+        handles = {i: r.server_handle for i, r in enumerate(replicas) if hasattr(r.server_handle, "rollspec_lost")}
+        asked = {handle.rollspec_lost.remote(): i for i, handle in handles.items()}
+        ready = ray.wait([*asked], num_returns=len(asked), timeout=ALIVE_SECONDS)[0] if asked else []
+        for ref in ready:
             try:
                 reason = ray.get(ref)
             except ray.exceptions.RayActorError:
                 reason = "its server's process is gone"
             if reason:
                 return (
-                    f"rollspec: the vLLM engine of rollout replica {i} is dead ({reason}), and the job cannot continue "
-                    "without it; its own log says why it died. Resume the job from its last checkpoint."
+                    f"rollspec: the vLLM engine of rollout replica {asked[ref]} is dead ({reason}), and the job cannot "
+                    "continue without it; its own log says why it died. Resume the job from its last checkpoint."
                 )
     except Exception as e:
         logger.error("rollspec: cannot find out whether the engines live (%s: %s).", type(e).__name__, e)

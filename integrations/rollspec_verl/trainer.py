@@ -15,12 +15,13 @@ import os
 import shutil
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from rollspec.config import RollspecConfig
-from rollspec.engine.vllm.hooks.base import on_import
+from rollspec.engine.vllm.hooks.base import on_import, wrap
 from rollspec.telemetry.faults import Faults
 from rollspec.telemetry.health import HealthWatch
 from rollspec.telemetry.rollouts import engine_metrics
@@ -42,16 +43,6 @@ ENV_LENGTHS = "ROLLSPEC_VERL_LENGTHS"
 lengths, the first and last policy version that verl noted of each, and its keys as `Rollouts.rewards` has them.
 """
 
-HOOKED = (
-    "_init_dataloader",
-    "fit",
-    "step",
-    "_compute_advantage",
-    "_save_checkpoint",
-    "_consume_sync_metrics",
-    "_rollout_server_managers",
-)
-
 
 def register() -> None:
     """Hook the trainer where it is, or will be, imported: only in the task runner."""
@@ -61,21 +52,14 @@ def register() -> None:
 
 def install(module: ModuleType) -> None:
     """Wrap the methods of `PPOTrainer` (verl/trainer/ppo/v1/trainer_base.py). Idempotent; all or nothing."""
-    cls, buffers = module.PPOTrainer, (module.ReplayBuffer, module.ReplayBufferAsync)
-    if getattr(cls, "_rollspec", False):
-        return
-    absent = [name for name in HOOKED if not hasattr(cls, name)]
+    cls = module.PPOTrainer
+    absent = [name for name in (*HOOKS, "_rollout_server_managers") if not hasattr(cls, name)]
     if absent:
         logger.error("rollspec: verl's PPOTrainer has no %s here, so nothing is measured.", ", ".join(absent))
         return
-    cls._rollspec = True
-    _settle_first(cls)
-    _wrap_fit(cls)
-    _after(cls, "_compute_advantage", _on_rollouts)
-    _after(cls, "_save_checkpoint", _on_save)
-    _wrap_step(cls)
-    _wrap_metrics(cls)
-    _wrap_poll(*buffers)
+    for name, around in HOOKS.items():
+        wrap(cls, name, around)
+    wrap(module.ReplayBuffer, "_sync_metadata_from_transfer_queue", functools.partial(_look, module.ReplayBufferAsync))
 
 
 def _legacy(module: ModuleType) -> None:
@@ -126,47 +110,34 @@ def _config(trainer: Any) -> RollspecConfig:
 
 
 # ---- wrappers
-# -----------------------------------------------------------------------------------------------------------
 
 
-def _settle_first(cls: type) -> None:
+def _settle_first(load: Callable[..., Any], self: Any) -> Any:
     """Resolve the job's settings in `_init_dataloader` (trainer_base.py:708): the first method after the one that
     imported this package, before any worker or server exists. They are made with what is written here.
     """
-    load = cls._init_dataloader  # type: ignore[attr-defined]
-
-    @functools.wraps(load)
-    def settle_and_load(self: Any) -> Any:
-        options.settle(self.config.actor_rollout_ref.rollout)
-        return load(self)
-
-    cls._init_dataloader = settle_and_load  # type: ignore[attr-defined]
+    options.settle(self.config.actor_rollout_ref.rollout)
+    return load(self)
 
 
-def _wrap_fit(cls: type) -> None:
-    fit = cls.fit  # type: ignore[attr-defined]
-
-    @functools.wraps(fit)
-    def begin_and_tidy(self: Any, *args: Any, **kwargs: Any) -> Any:
-        _run(_on_fit, self, args, kwargs)
-        try:
-            return fit(self, *args, **kwargs)
-        finally:
-            _run(_on_end, self, (), {})
-
-    cls.fit = begin_and_tidy  # type: ignore[attr-defined]
+def _fit(fit: Callable[..., Any], self: Any, *args: Any, **kwargs: Any) -> Any:
+    _run(_on_fit, self, args, kwargs)
+    try:
+        return fit(self, *args, **kwargs)
+    finally:
+        _run(_on_end, self, (), {})
 
 
-def _after(cls: type, name: str, hook: Callable[..., None]) -> None:
-    original = getattr(cls, name)
+def _compute_advantage(original: Callable[..., Any], self: Any, *args: Any, **kwargs: Any) -> Any:
+    out = original(self, *args, **kwargs)
+    _run(_on_rollouts, self, args, kwargs)
+    return out
 
-    @functools.wraps(original)
-    def wrapped(self: Any, *args: Any, **kwargs: Any) -> Any:
-        out = original(self, *args, **kwargs)
-        _run(hook, self, args, kwargs)
-        return out
 
-    setattr(cls, name, wrapped)
+def _save_checkpoint(original: Callable[..., Any], self: Any, *args: Any, **kwargs: Any) -> Any:
+    out = original(self, *args, **kwargs)
+    _run(_on_save, self, (), {})
+    return out
 
 
 def _run(hook: Callable[..., None], trainer: Any, args: Any, kwargs: Any) -> None:
@@ -175,78 +146,65 @@ def _run(hook: Callable[..., None], trainer: Any, args: Any, kwargs: Any) -> Non
         hook(trainer, state, *args, **kwargs)
 
 
-def _wrap_step(cls: type) -> None:
-    step = cls.step  # type: ignore[attr-defined]
-
-    @functools.wraps(step)
-    def timed(self: Any, *args: Any, **kwargs: Any) -> Any:
-        State.of(self).step_began = time.perf_counter()
-        try:
-            return step(self, *args, **kwargs)
-        except servers.EngineLost:
+def _step(step: Callable[..., Any], self: Any, *args: Any, **kwargs: Any) -> Any:
+    State.of(self).step_began = time.perf_counter()
+    try:
+        return step(self, *args, **kwargs)
+    except servers.EngineLost:
+        raise
+    except Exception as e:
+        # verl reports a dead engine as, for example, a batch without trajectories: say what it was.
+        sentence = None
+        with suppress(Exception):  # the job's own error is the one to show
+            sentence = servers.lost(servers.replicas_of(self))
+        if sentence is None:
             raise
-        except Exception as e:
-            # verl reports a dead engine as, for example, a batch without trajectories: say what it was.
-            try:
-                sentence = servers.lost(servers.replicas_of(self))
-            except Exception:  # the job's own error is the one to show
-                sentence = None
-            if sentence is None:
-                raise
-            raise servers.EngineLost(sentence) from e
-
-    cls.step = timed  # type: ignore[attr-defined]
+        raise servers.EngineLost(sentence) from e
 
 
-def _wrap_metrics(cls: type) -> None:
-    """`_consume_sync_metrics` (trainer_base.py:674) is merged into the step's metrics right before they are logged."""
-    consume = cls._consume_sync_metrics  # type: ignore[attr-defined]
-
-    @functools.wraps(consume)
-    def with_rollspec(self: Any) -> dict[str, Any]:
-        out = dict(consume(self))
-        state = State.of(self)
-        with state.faults.left_out("collecting metrics"):
-            out.update(_metrics(self, state))
-            state.watch.observe(out)
-        return out
-
-    cls._consume_sync_metrics = with_rollspec  # type: ignore[attr-defined]
+def _consume_sync_metrics(consume: Callable[..., Any], self: Any) -> dict[str, Any]:
+    """verl merges these (trainer_base.py:674) into the step's metrics right before they are logged."""
+    out, state = dict(consume(self)), State.of(self)
+    with state.faults.left_out("collecting metrics"):
+        out.update(_metrics(self, state))
+        state.watch.observe(out)
+    return out
 
 
-def _wrap_poll(buffer: type, asynchronous: type) -> None:
+def _look(asynchronous: type, look: Callable[..., Any], self: Any) -> Any:
     """Look for finished rollouts often, in synchronous training: trainer_separate_async.py:299 reads the interval."""
-    look = buffer._sync_metadata_from_transfer_queue  # type: ignore[attr-defined]
+    began = time.perf_counter()
+    out = look(self)
+    if not isinstance(self, asynchronous):
+        most = self.__dict__.setdefault("_rollspec_poll", self.poll_interval)
+        self.poll_interval = min(most, max(POLL_SECONDS, (time.perf_counter() - began) / POLL_SHARE))
+    return out
 
-    @functools.wraps(look)
-    def timed(self: Any) -> Any:
-        began = time.perf_counter()
-        out = look(self)
-        if not isinstance(self, asynchronous):
-            most = self.__dict__.setdefault("_rollspec_poll", self.poll_interval)
-            self.poll_interval = min(most, max(POLL_SECONDS, (time.perf_counter() - began) / POLL_SHARE))
-        return out
 
-    buffer._sync_metadata_from_transfer_queue = timed  # type: ignore[attr-defined]
+HOOKS = {
+    "_init_dataloader": _settle_first,
+    "fit": _fit,
+    "step": _step,
+    "_compute_advantage": _compute_advantage,
+    "_save_checkpoint": _save_checkpoint,
+    "_consume_sync_metrics": _consume_sync_metrics,
+}
 
 
 # ---- hooks
-# --------------------------------------------------------------------------------------------------------------
 
 
 def _on_fit(trainer: Any, state: State, agent_loop_manager: Any) -> None:
     """Before the first rollout: a look at the engines before prompts are sent, and the history of the checkpoint that
     `_load_checkpoint` resumed from (trainer_base.py:850, which has set `global_steps`).
     """
-    generate = agent_loop_manager.generate_sequences
 
-    @functools.wraps(generate)
-    def generate_sequences(*args: Any, **kwargs: Any) -> Any:
+    def alive(generate: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         # A dead engine fails each prompt at once, and sync_refill_failed_groups would send new ones without end.
         servers.require_alive(servers.replicas_of(trainer))
         return generate(*args, **kwargs)
 
-    agent_loop_manager.generate_sequences = generate_sequences
+    wrap(agent_loop_manager, "generate_sequences", alive)
     if state.config.enabled and trainer.global_steps > 0:
         saved = sorted((_resumed_from(trainer.config.trainer, trainer.global_steps) / "rollspec").glob("replica_*"))
         if saved:

@@ -33,6 +33,7 @@ from rollspec.audit.remaining import Remaining
 from rollspec.audit.report import FAMILY_COLUMNS, check_path, facts, families, json_text, verdict_line, write
 from rollspec.audit.run import Stage, run_audit
 from rollspec.audit.verdict import ALPHA, AuditResult
+from rollspec.config.sources import overriding
 
 EXIT = {"pass": 0, "fail": 1, "inconclusive": 2}
 STYLE = {"pass": "bold green", "fail": "bold red", "inconclusive": "bold yellow"}
@@ -89,7 +90,7 @@ def command(
         raise AuditError(f"rollspec: --temperature {temperature:g} cannot be used; give one above 0 (1 is usual).")
     if not 0 < alpha < 1:
         raise AuditError(f"rollspec: --alpha {alpha:g} cannot be used; give a probability such as {ALPHA:g}.")
-    arguments = _arguments(engine or ())
+    arguments = overriding(engine or ())
     switches = ("tuning.policy=random", "tuning.options.table=null", "tuning.guard.enabled=false")
     chosen = [*(overrides or ()), *(switches if switch_arms else ())]
     arm = _arm(preset, chosen, speculative_config, arguments)
@@ -120,11 +121,10 @@ def show(result: AuditResult, console: Console) -> None:
         findings.add_row(f"[bold]{escape(name)}[/bold]", escape(finding))
     console.print(findings)
     table = Table(header_style="bold", pad_edge=False)
-    shown = [i for i, column in enumerate(FAMILY_COLUMNS) if column != "statistic"]  # 80 columns; --out has it
-    for i in shown:
-        table.add_column(FAMILY_COLUMNS[i], justify="left" if i in (0, 2, 6) else "right")
+    for i, column in enumerate(FAMILY_COLUMNS):
+        table.add_column(column, justify="left" if i in (0, 2, 5) else "right")
     for row in families(result):
-        table.add_row(*(escape(row[i]) for i in shown), style="red" if row[-1] == "rejects" else None)
+        table.add_row(*map(escape, row), style="red" if row[-1] == "rejects" else None)
     console.print(table)
     console.print(f"[{STYLE[result.verdict]}]{escape(verdict_line(result))}[/]", highlight=False, soft_wrap=True)
     for reason in result.reasons:
@@ -133,68 +133,48 @@ def show(result: AuditResult, console: Console) -> None:
 
 @contextmanager
 def _display(console: Console, tokens: int) -> Iterator[Stage]:
-    """A bar of the whole audit, with about how long it still takes, and one of each stage: a spinner until the amount
-    of work is known. Where output is not a terminal (a file, a pipe) a plain line when a stage begins.
+    """A bar of the whole audit: its stage, and about how long is left. Where output is not a terminal (a file, a pipe)
+    a plain line when a stage begins.
     """
     began, remaining = time.monotonic(), Remaining(tokens)
-    if not console.is_terminal:
-
-        def announce(name: str) -> Progress:
-            now = time.monotonic()
-            remaining.begin(now)
-            left = f"about {_minutes(remaining.left(now))} left"
-            console.print(f"{now - began:6.0f} s  {escape(name)}, {left}", highlight=False, soft_wrap=True)
-            console.file.flush()
-            return lambda done, total: remaining.report(done, total, time.monotonic())
-
-        yield announce
-        return
-    columns = (SpinnerColumn(finished_text="✓"), TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(),
-               _Left(remaining))  # fmt: skip
-    with Bars(*columns, console=console) as progress:
-        whole = progress.add_task("audit", total=1.0)
-
-        def move() -> None:
-            now = time.monotonic()
-            progress.update(whole, completed=(now - began) / (now - began + remaining.left(now)))
-
-        def finish(tasks: Sequence[Task]) -> None:
-            for task in tasks:
-                progress.update(task.id, total=task.total or 1, completed=task.total or 1)
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), _Left(remaining))
+    with Bars(*columns, console=console, disable=not console.is_terminal) as bars:
+        audit = bars.add_task("audit", total=1.0)
 
         def stage(name: str) -> Progress:
-            finish(progress.tasks[1:])
-            task = progress.add_task(escape(name), total=None)
-            remaining.begin(time.monotonic())
-            move()
+            now = time.monotonic()
+            remaining.begin(now)
+            bars.update(audit, description=escape(name))
+            if not console.is_terminal:
+                left = _left(remaining.left(now))
+                console.print(f"{now - began:6.0f} s  {escape(name)}, {left}", highlight=False, soft_wrap=True)
+                console.file.flush()
 
             def report(done: int, total: int) -> None:
-                remaining.report(done, total, time.monotonic())
-                progress.update(task, completed=done, total=total)
-                move()
+                now = time.monotonic()
+                remaining.report(done, total, now)
+                bars.update(audit, completed=(now - began) / (now - began + remaining.left(now)))
 
             return report
 
         yield stage
-        finish(progress.tasks)
+        bars.update(audit, completed=1.0)
 
 
 class _Left(ProgressColumn):
-    """About how long the whole audit still takes, beside its bar."""
+    """About how long the audit still takes."""
 
     def __init__(self, remaining: Remaining) -> None:
         super().__init__()
         self._remaining = remaining
 
     def render(self, task: Task) -> Text:
-        """Empty beside a stage, and at the end."""
-        if task.id or task.finished:
-            return Text("")
-        return Text(f"about {_minutes(self._remaining.left(time.monotonic()))} left")
+        """Empty at the end."""
+        return Text("" if task.finished else _left(self._remaining.left(time.monotonic())))
 
 
-def _minutes(seconds: float) -> str:
-    return f"{seconds / 60:.0f} min" if seconds > 90 else f"{seconds:.0f} s"
+def _left(seconds: float) -> str:
+    return f"about {seconds / 60:.0f} min left" if seconds > 90 else f"about {seconds:.0f} s left"
 
 
 def _arm(preset: str, overrides: Sequence[str], speculative_config: str | None, engine: dict[str, Any]) -> Arm:
@@ -209,25 +189,8 @@ def _arm(preset: str, overrides: Sequence[str], speculative_config: str | None, 
         return Arm.plain(engine)
     try:
         config = json.loads(speculative_config)
-    except json.JSONDecodeError as e:
-        raise AuditError(f"rollspec: --speculative-config is not JSON ({e.msg}); write {{...}} or none.") from e
+    except json.JSONDecodeError:
+        config = None
     if not isinstance(config, dict):
         raise AuditError(f"rollspec: --speculative-config is {speculative_config}; write a JSON object or none.")
     return Arm(f"vLLM's {config.get('method', 'own')} speculation", speculative_config=config, engine=engine)
-
-
-def _arguments(pairs: Sequence[str]) -> dict[str, Any]:
-    import yaml
-
-    out: dict[str, Any] = {}
-    for pair in pairs:
-        key, eq, value = pair.partition("=")
-        if not eq or not key.strip().isidentifier():
-            raise AuditError(
-                f"rollspec: --engine {pair!r} is not KEY=VALUE; write e.g. --engine tensor_parallel_size=2."
-            )
-        try:
-            out[key.strip()] = yaml.safe_load(value)
-        except yaml.YAMLError:
-            out[key.strip()] = value
-    return out

@@ -13,6 +13,7 @@ import numpy as np
 
 from rollspec.audit.evidence import Evidence
 from rollspec.audit.statistics import (
+    MAX_SKEW,
     Floats,
     Ints,
     TestResult,
@@ -20,8 +21,6 @@ from rollspec.audit.statistics import (
     g_test,
     holm,
     moment_test,
-    pooled_g_test,
-    testable,
 )
 
 BINS = 20
@@ -29,7 +28,7 @@ MIN_BUCKET = 200  # tokens from which on a range of positions is tested by itsel
 MAX_TOKENS = 64  # token ids tested one by one
 MIN_TOKEN_COUNT = 25.0  # expected occurrences of a token id tested by itself
 TAILS = (0.01, 0.001, 0.0001)  # least likely shares of the target's mass
-MAX_PREFIXES = 16  # exact prefixes tested one by one; the others only in the pool
+MAX_PREFIXES = 16  # exact prefixes that are tested: those with most samples and more than one likely token
 
 
 def distribution_tests(evidence: Evidence) -> list[TestResult]:
@@ -66,7 +65,8 @@ def _by_position(e: Evidence) -> Iterator[TestResult]:
     for a, b in everything + (ranges if len(ranges) > 1 else []):
         rows = (e.position >= a) & (e.position < b)
         n = int(rows.sum())
-        where = "all positions" if (a, b) == everything[0] else _range(a, b)
+        where = f"position {a}" if b == a + 1 else f"positions {a}-{b - 1}"
+        where = "all positions" if (a, b) == everything[0] else where
         variance, third = e.surprisal_variance[rows].sum(), e.surprisal_third[rows].sum()
         yield from _sum("surprisal", where, n, -e.log_prob[rows].sum(), e.entropy[rows].sum(), variance, third)
         q = e.p_max[rows]
@@ -88,10 +88,6 @@ def _tails(e: Evidence) -> Iterator[TestResult]:
             yield TestResult("rare tokens", f"last {share:g} of the mass", n, z, None, p)
 
 
-def _range(a: int, b: int) -> str:
-    return f"position {a}" if b == a + 1 else f"positions {a}-{b - 1}"
-
-
 def _tokens(e: Evidence) -> Iterator[TestResult]:
     observed, mean, variance, third = e.token_moments
     common = np.argsort(-mean, kind="stable")[:MAX_TOKENS]
@@ -105,9 +101,6 @@ def _prefixes(e: Evidence) -> Iterator[TestResult]:
     for i, t in enumerate(tables[:MAX_PREFIXES]):
         g, df, p = g_test(t.observed, t.probabilities)
         yield TestResult("exact prefix", f"prefix {i} at position {t.position}", t.n, g, df, p)
-    if len(tables) > 1:
-        g, pooled_df, p = pooled_g_test([(t.observed, t.probabilities) for t in tables], e.rng)
-        yield TestResult("exact prefix", f"{len(tables)} prefixes pooled", sum(t.n for t in tables), g, pooled_df, p)
 
 
 def _independence(e: Evidence) -> Iterator[TestResult]:
@@ -144,6 +137,6 @@ def _sum(
     name: str, where: str, n: int, value: float, mean: float, variance: float, third: float, step: float = 0.0
 ) -> Iterator[TestResult]:
     """The test of a sum by its moments, where it holds enough randomness for one."""
-    if testable(variance, third):
+    if variance > 1e-9 and abs(third) / variance**1.5 <= MAX_SKEW:
         z, p = moment_test(value, mean, variance, third, step)
         yield TestResult(name, where, n, z, None, p)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import os
+import pickle
 import signal
 import subprocess
 import sys
@@ -11,12 +11,12 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from drafter_online.child import first_error
-from rollspec.audit.evidence import AuditError, Samples, samples_from
+from rollspec.audit.evidence import AuditError, Samples
 from rollspec.audit.verdict import DraftCounts
 from rollspec.config import ENV_PREFIX, ENV_SWITCH, Source, resolve
 
@@ -62,13 +62,8 @@ class Arm:
         return float(reuse["bias"]) if reuse.get("mode") == "lenient" else None
 
     @property
-    def speculates(self) -> bool:
-        """Whether drafts are expected, and their absence makes the audit inconclusive."""
-        return self.rollspec is not None or self.speculative_config is not None
-
-    @property
     def drafts(self) -> bool:
-        """Whether it is configured to draft anything at all."""
+        """Whether drafts are expected, and their absence makes the audit inconclusive."""
         if self.rollspec is None:
             return self.speculative_config is not None
         return bool(self.rollspec["proposal"]["drafters"]) and self.rollspec["tuning"]["arms"] != [0]
@@ -92,9 +87,21 @@ class Arm:
 
 
 @dataclass(frozen=True, slots=True)
+class Job:
+    """What an engine's process does: each prompt is answered greedily so many times, from the second time on with
+    drafts from the first, then sampled from.
+    """
+
+    model: str
+    plan: Plan
+    arm: Arm
+    greedy_rounds: int = GREEDY_ROUNDS
+
+
+@dataclass(frozen=True, slots=True)
 class ArmOutput:
     """An engine's responses, and its drafts while it sampled and while it was greedy. `off`: why rollspec did not
-    speculate in it, or None. `cpu_seconds`: of its processes.
+    speculate in it, or None.
     """
 
     samples: Samples
@@ -102,7 +109,6 @@ class ArmOutput:
     drafts: DraftCounts
     greedy_drafts: DraftCounts
     off: str | None
-    cpu_seconds: float = 0.0
 
 
 def run_arm(
@@ -110,71 +116,35 @@ def run_arm(
     plan: Plan,
     arm: Arm,
     *,
-    sample: bool = True,
     greedy_rounds: int = GREEDY_ROUNDS,
     timeout: float = ARM_SECONDS,
-    progress: Progress | None = None,
+    progress: Progress = lambda done, total: None,
 ) -> ArmOutput:
-    """Build the engine in a new process, generate, end it.
-
-    Args:
-        sample: generate at the plan's temperature; greedy responses are generated in any case.
-        greedy_rounds: how often every prompt is answered greedily; from the second time on with drafts from the first.
-        progress: called with (tokens sampled, tokens wanted).
+    """Build the engine in a new process, generate (see `Job`), end it. `progress` gets (tokens sampled, tokens wanted).
 
     Raises:
         AuditError: the engine failed or took longer than `timeout` seconds; the message ends with its last lines.
     """
-    job = job_of(model, plan, arm, sample, greedy_rounds)
     with tempfile.TemporaryDirectory(prefix="rollspec-audit-") as name:
         folder = Path(name)
-        (folder / "job.json").write_text(json.dumps(job))
-        _run_process(arm.name, folder, timeout, progress)
-        return read_output(folder)
+        (folder / "job").write_bytes(pickle.dumps(Job(str(model), plan, arm, greedy_rounds)))
+        _run_process(arm.name, folder, timeout, lambda done: progress(done, plan.tokens))
+        output: ArmOutput = pickle.loads((folder / "output").read_bytes())
+        return output
 
 
-def read_output(folder: Path) -> ArmOutput:
-    """What `worker.py` wrote into `folder`."""
-    output = json.loads((folder / "output.json").read_text())
-    for name in ("samples", "greedy"):
-        columns = ([row[c] for row in output[name]] for c in ("tokens", "prompt", "round", "log_probs"))
-        output[name] = samples_from(*columns)
-    for name in ("drafts", "greedy_drafts"):
-        output[name] = DraftCounts(*output[name])
-    return ArmOutput(**output)
-
-
-def job_of(
-    model: str | Path, plan: Plan, arm: Arm, sample: bool = True, greedy_rounds: int = GREEDY_ROUNDS
-) -> dict[str, Any]:
-    """What `worker.py` reads."""
-    return {
-        "model": str(model),
-        "plan": asdict(plan),
-        "rollspec": arm.rollspec,
-        "speculative_config": arm.speculative_config,
-        "engine": arm.engine,
-        "max_model_len": max(map(len, plan.prompts)) + plan.max_tokens + 1,
-        "sample": sample,
-        "greedy_rounds": greedy_rounds,
-    }
-
-
-def _environment() -> dict[str, str]:
-    """This process's, without rollspec's own switches: an arm is what its job says, whatever the shell says."""
+def _run_process(name: str, folder: Path, timeout: float, progress: Callable[[int], None]) -> None:
+    # An arm is what its job says, whatever the shell says.
     kept = {k: v for k, v in os.environ.items() if k != ENV_SWITCH and not k.startswith(ENV_PREFIX)}
-    return {**CPU_ENVIRONMENT, "VLLM_NO_USAGE_STATS": "1", "TOKENIZERS_PARALLELISM": "false", **kept}
-
-
-def _run_process(name: str, folder: Path, timeout: float, progress: Progress | None) -> None:
+    environment = {**CPU_ENVIRONMENT, "VLLM_NO_USAGE_STATS": "1", "TOKENIZERS_PARALLELISM": "false", **kept}
     # A file and not a pipe: an engine process that outlives its parent would hold a pipe open.
     with (folder / "log.txt").open("wb") as log:
         process = subprocess.Popen(
-            [sys.executable, "-m", "rollspec.audit.worker", str(folder / "job.json"), str(os.getpid())],
+            [sys.executable, "-m", "rollspec.audit.worker", str(folder / "job"), str(os.getpid())],
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,
-            env=_environment(),
+            env=environment,
             start_new_session=True,
         )
         end, code = time.monotonic() + timeout, None
@@ -182,22 +152,16 @@ def _run_process(name: str, folder: Path, timeout: float, progress: Progress | N
             while code is None and time.monotonic() < end:
                 with suppress(subprocess.TimeoutExpired):
                     code = process.wait(0.2)
-                if progress is not None and (folder / "progress.json").exists():
-                    at = json.loads((folder / "progress.json").read_text())
-                    progress(at["done"], at["total"])
+                if (folder / "progress").exists():
+                    progress(int((folder / "progress").read_text()))
         finally:
             # Also after a normal end: what outlives this engine would share the machine with the next.
             with suppress(ProcessLookupError, PermissionError):
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
-    if code == 0 and (folder / "output.json").exists():
+    if code == 0 and (folder / "output").exists():
         return
-    if code is None:
-        what = f"did not finish within {timeout:g} s"
-    elif code < 0:
-        what = f"was killed by signal {-code} (from outside, or for want of memory)"
-    else:
-        what = f"ended with status {code}"
+    what = f"did not finish within {timeout:g} s" if code is None else f"ended with status {code}"
     raise AuditError(f"rollspec: the engine ({name}) {what}{_cause((folder / 'log.txt').read_text(errors='replace'))}")
 
 
@@ -205,5 +169,4 @@ def _cause(log: str) -> str:
     """The first error in a log of several processes; else its last lines."""
     if first := first_error(log):
         return f": {first}"
-    tail = "\n".join(log.splitlines()[-TAIL_LINES:])
-    return f"; its last lines:\n{tail}" if tail else " and said nothing."
+    return "; its last lines:\n" + "\n".join(log.splitlines()[-TAIL_LINES:])

@@ -20,8 +20,8 @@ import numpy as np
 from rollspec.audit.statistics import Floats, Ints, merge_rare
 from rollspec.errors import RollspecError
 
-FLOORS = {"float64": -700.0, "float32": -87.0}
-"""Log-probabilities are not taken below this: exp of it is still a positive, normal number of its kind."""
+FLOOR = -87.0
+"""Log-probabilities are not taken below this: exp of it is still a positive, normal float32."""
 
 BLOCK_BYTES = 1 << 20
 """Of one array of distributions worked on at once; the handful that are alive together fit a cache."""
@@ -36,10 +36,8 @@ class AuditError(RollspecError, ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Samples:
-    """What an engine sampled. Sequences of one prompt and round are siblings, in the order they were asked for.
-
-    `tokens[s]` are the response's token ids, `log_probs[s]` what the engine reported for them (None: not reported),
-    `prompt[s]` and `round[s]` where it belongs.
+    """Sampled responses: token ids, number of the prompt, round, and log-probabilities if the engine reported them.
+    Those of one prompt and round are siblings, in the order they were asked for.
     """
 
     tokens: tuple[Ints, ...]
@@ -77,15 +75,9 @@ class Evidence:
         self._prefix_count = np.bincount(self.prefix, minlength=1)
         self.tables: dict[int, PrefixTable] = {}
         self.seen = np.zeros(n, dtype=bool)
-        self.log_prob: Floats = np.zeros(n)  # of the sampled token, as all below
-        self.entropy: Floats = np.zeros(n)
-        self.flat: Floats = np.zeros(n)  # mean over the vocabulary of -log p: the surprisal of a uniform token
-        self.surprisal_variance: Floats = np.zeros(n)
-        self.surprisal_third: Floats = np.zeros(n)
-        self.is_argmax: Floats = np.zeros(n)
-        self.p_max: Floats = np.zeros(n)
-        self.pit: Floats = np.zeros(n)
-        self.rank_pit: Floats = np.zeros(n)
+        rows: Floats = np.zeros((9, n))  # log_prob: of the sampled token; flat: mean over the vocabulary of -log p
+        self.log_prob, self.entropy, self.flat, self.surprisal_variance, self.surprisal_third = rows[:5]
+        self.is_argmax, self.p_max, self.pit, self.rank_pit = rows[5:]
         self._observed: Floats = np.zeros(vocab)
         self._powers: Floats = np.zeros((3, vocab))  # sums of p, p^2, p^3
         self._work: Any = np.empty(0)
@@ -94,9 +86,8 @@ class Evidence:
         """Take the target's distributions for positions `first`, `first`+1, ... of one sequence.
 
         Args:
-            sequence: its index in `samples`.
-            log_probs: [n, V] normalised log-probabilities of the target at the sampling temperature, float32 or
-                float64. In float32 their sums over a vocabulary are off by 1e-6, and take half the time.
+            log_probs: [n, V] normalised log-probabilities of the target at the sampling temperature. In float32 their
+                sums over a vocabulary are off by 1e-6, and take half of float64's time.
 
         Raises:
             AuditError: a wrong vocabulary size, NaN, or rows that are not normalised.
@@ -110,7 +101,7 @@ class Evidence:
                 f"vocabulary of {self.vocab}; use the reference model that belongs to the engine's."
             )
         if log_probs.dtype != self._work.dtype or self._work.ndim == 1:
-            # Made once: memory that is asked for anew is zeroed first, which took three quarters of the time.
+            # Made once: the zeroing of new memory took three quarters of the time.
             block = max(1, BLOCK_BYTES // (log_probs.dtype.itemsize * self.vocab))
             self._work = np.empty((3, block, self.vocab), dtype=log_probs.dtype)
         step = self._work.shape[1]
@@ -119,13 +110,11 @@ class Evidence:
         self.seen[rows] = True
 
     def _add(self, row: int, tokens: Ints, log_probs: Floats) -> None:
-        """Rows `row`, `row`+1, ... from as many distributions [n, V] as the processor's cache holds: each is read some
-        fifteen times, and a real model's vocabulary makes them gigabytes.
-        """
+        """Rows from `row` on, of as many distributions [n, V] as a cache holds: each is read some fifteen times."""
         n = len(tokens)
         rows, at = slice(row, row + n), np.arange(n)
         lp, p, work = self._work[:, :n]
-        np.maximum(log_probs, FLOORS[lp.dtype.name], out=lp)  # NaN stays NaN
+        np.maximum(log_probs, FLOOR, out=lp)  # NaN stays NaN
         np.exp(lp, out=p)
         total = p.sum(-1)
         if not np.all(np.abs(total - 1) < 1e-4):
@@ -136,7 +125,7 @@ class Evidence:
         p /= total[:, None]
         p_own = p[at, tokens].astype(np.float64)
         entropy = -np.multiply(p, lp, out=work).sum(-1)  # pairwise: nothing small is lost in float32
-        self.log_prob[rows] = np.maximum(log_probs[at, tokens], FLOORS["float64"])
+        self.log_prob[rows] = np.maximum(log_probs[at, tokens], -700.0)  # finite
         self.entropy[rows], self.flat[rows] = entropy, -lp.mean(-1)
         self.is_argmax[rows], self.p_max[rows] = p.argmax(-1) == tokens, p.max(-1)
         own = lp[at, tokens]
@@ -165,13 +154,12 @@ class Evidence:
         return np.stack([self._observed, first, first - second, first - 3 * second + 2 * third])
 
     def _count(self, prefix: int, position: int, token: int, p: Floats) -> None:
-        table = self.tables.get(prefix)
-        if table is None:
+        if prefix not in self.tables:
             n = int(self._prefix_count[prefix])
             cells = merge_rare(p, n)
             merged: Floats = np.bincount(cells, weights=p).astype(np.float64)
-            table = PrefixTable(n, position, cells, merged, np.zeros(len(merged), dtype=np.int64))
-            self.tables[prefix] = table
+            self.tables[prefix] = PrefixTable(n, position, cells, merged, np.zeros(len(merged), dtype=np.int64))
+        table = self.tables[prefix]
         table.observed[table.cells[token]] += 1
 
 

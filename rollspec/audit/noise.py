@@ -58,24 +58,30 @@ def _mixed(h: Hashes, word: Hashes) -> Hashes:
     return (h << np.uint32(13) | h >> np.uint32(19)) * np.uint32(5) + np.uint32(0xE6546B64)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class NoiseCheck:
     """`exact` tokens are the argmax, `ties` lose to it by no more than `tie`, `wrong` by more. `first`: the first wrong
     one as (sequence, position in the response, the argmax, the token, by how much). `largest`: the largest gap.
     """
 
-    tokens: int
-    exact: int
-    ties: int
-    wrong: int
     tie: float
-    largest: float
-    first: tuple[int, int, int, int, float] | None
+    tokens: int = 0
+    exact: int = 0
+    ties: int = 0
+    wrong: int = 0
+    largest: float = 0.0
+    first: tuple[int, int, int, int, float] | None = None
 
     @property
-    def passed(self) -> bool:
-        """No token that rounding does not explain."""
-        return self.wrong == 0
+    def failure(self) -> str | None:
+        """A token that rounding does not explain."""
+        if self.first is None:
+            return None
+        _, position, best, token, distance = self.first
+        return (
+            f"{self.wrong} of {self.tokens} tokens are not the ones that the target and their noise make; the first is "
+            f"token {position} of a response: {token} where {best} wins by {distance:.3g}."
+        )
 
 
 class Witness:
@@ -89,45 +95,33 @@ class Witness:
     def __init__(
         self, samples: Samples, evidence: Evidence, keys: Words, prompts: Sequence[Sequence[int]], tie: float
     ) -> None:
-        self.samples = samples
-        self._evidence = evidence
-        self._evident = len(evidence.samples.tokens)
-        self._keys = keys
-        self._prompts = prompts
-        self._tie = tie
-        self._counts = [0, 0, 0]
-        self._largest = 0.0
-        self._first: tuple[int, int, int, int, float] | None = None
+        self.samples, self.found = samples, NoiseCheck(tie)
+        self._evidence, self._keys, self._prompts = evidence, keys, prompts
 
     def add(self, sequence: int, log_probs: Floats, first: int = 0) -> None:
         """As `Evidence.add`."""
-        if sequence < self._evident:
+        if sequence < len(self._evidence.samples.tokens):
             self._evidence.add(sequence, log_probs, first)
         n, vocab = log_probs.shape
         step = max(1, CHUNK // vocab)
         for at in range(0, n, step):
             self._check(sequence, first + at, log_probs[at : at + step])
 
-    def result(self) -> NoiseCheck:
-        """What was found in all that was added."""
-        exact, ties, wrong = self._counts
-        return NoiseCheck(exact + ties + wrong, exact, ties, wrong, self._tie, self._largest, self._first)
-
     def _check(self, sequence: int, first: int, log_probs: Floats) -> None:
         n, vocab = log_probs.shape
         start = len(self._prompts[int(self.samples.prompt[sequence])]) + first
         scores = log_probs + gumbel(np.repeat(self._keys[sequence], n), start + np.arange(n), vocab)
-        tokens = self.samples.tokens[sequence][first : first + n]
-        best = scores.argmax(1)
+        tokens, best = self.samples.tokens[sequence][first : first + n], scores.argmax(1)
         gaps = scores[np.arange(n), best] - scores[np.arange(n), tokens]
-        wrong = gaps > self._tie
-        self._counts[0] += int((best == tokens).sum())
-        self._counts[1] += int(((best != tokens) & ~wrong).sum())
-        self._counts[2] += int(wrong.sum())
-        self._largest = max(self._largest, float(gaps.max(initial=0.0)))
-        if wrong.any() and (self._first is None or (sequence, first) < self._first[:2]):
+        found, wrong, exact = self.found, gaps > self.found.tie, int((best == tokens).sum())
+        found.tokens += n
+        found.exact += exact
+        found.wrong += int(wrong.sum())
+        found.ties += n - exact - int(wrong.sum())
+        found.largest = max(found.largest, float(gaps.max(initial=0.0)))
+        if wrong.any() and (found.first is None or (sequence, first) < found.first[:2]):
             i = int(wrong.argmax())
-            self._first = (sequence, first + i, int(best[i]), int(tokens[i]), float(gaps[i]))
+            found.first = (sequence, first + i, int(best[i]), int(tokens[i]), float(gaps[i]))
 
 
 def keys_of(

@@ -10,8 +10,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from statistics import NormalDist
 
-import numpy as np
-
 from rollspec.audit.evidence import Evidence
 
 CHANCE = 0.9
@@ -28,31 +26,28 @@ class Power:
     """
 
     tokens: int
-    tests: int
-    alpha: float
     uniform: float | None
     argmax: float | None
     odds: float | None
     token: int | None
 
 
-def detectable(evidence: Evidence, tests: int, alpha: float) -> Power:
-    """The sizes for the tokens in `evidence`, tested by so many tests at a family-wise `alpha`."""
-    n = len(evidence.log_prob)
-    if not n or not tests:
-        return Power(n, tests, alpha, None, None, None, None)
+def detectable(evidence: Evidence, tests: int, alpha: float) -> Power | None:
+    """The sizes for the tokens in `evidence`, tested by so many tests at a family-wise `alpha`; None where by none."""
+    if not tests:
+        return None
     normal = NormalDist()
     z = normal.inv_cdf(1 - alpha / (2 * tests)) + normal.inv_cdf(CHANCE)
-    shift = float((evidence.flat - evidence.entropy).sum())
-    uniform = _share(z * float(evidence.surprisal_variance.sum()) ** 0.5, shift)
-    q = evidence.p_max
-    argmax = _share(z * float((q * (1 - q)).sum()) ** 0.5, float((1 - q).sum()))
-    variance = evidence.token_moments[2]
-    token = int(np.argmax(variance))
-    odds = z / float(variance[token]) ** 0.5 if variance[token] > 0 else None
-    return Power(n, tests, alpha, uniform, argmax, odds, token if odds is not None else None)
 
+    def share(variance: float, shift: float) -> float | None:
+        found = z * variance**0.5 / shift if shift > 0 else 1.0
+        return found if found < 1 else None
 
-def _share(needed: float, per_unit: float) -> float | None:
-    found = needed / per_unit if per_unit > 0 else 1.0
-    return found if found < 1 else None
+    p, of_token = evidence.p_max, evidence.token_moments[2]
+    return Power(
+        len(p),
+        share(float(evidence.surprisal_variance.sum()), float((evidence.flat - evidence.entropy).sum())),
+        share(float((p * (1 - p)).sum()), float((1 - p).sum())),
+        z / float(of_token.max()) ** 0.5 if of_token.max() > 0 else None,
+        int(of_token.argmax()) if of_token.max() > 0 else None,
+    )

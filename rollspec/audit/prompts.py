@@ -35,18 +35,19 @@ def token_prompts(
         AuditError: the file, the tokenizer or the model's configuration cannot be read, or they do not fit together.
     """
     config, tokenizer = _load(model, trust_remote_code)
-    vocab = int(config.vocab_size)
+    vocab, limit = int(config.vocab_size), getattr(config, "max_position_embeddings", None)
     if tokenizer is not None:
         from rollspec.engine.vllm.compat import vocabulary_mismatch
 
         if problem := vocabulary_mismatch(len(tokenizer), vocab):
             raise AuditError(f"rollspec: {problem}.")
-    rows: list[Any] = list(BUILT_IN) if file is None else _rows(file, most)
-    prompts = [_encode(row, tokenizer, i, file) for i, row in enumerate(rows[:most])]
-    limit = getattr(config, "max_position_embeddings", None)
-    for i, ids in enumerate(prompts):
-        wrong = [t for t in ids if not 0 <= t < vocab]
-        if wrong:
+    try:
+        rows: list[Any] = list(BUILT_IN) if file is None else prompts.rows(file, ("token_ids", "prompt"))
+    except TrainingError as e:
+        raise AuditError(str(e).replace("drafter-online:", "rollspec:", 1)) from e
+    found = [_encode(row, tokenizer, f"prompt {i}") for i, row in enumerate(rows[:most])]
+    for i, ids in enumerate(found):
+        if wrong := [t for t in ids if not 0 <= t < vocab]:
             raise AuditError(
                 f"rollspec: prompt {i} has token id {wrong[0]}, and the model's vocab_size is {vocab}; use the "
                 "tokenizer that belongs to the model."
@@ -56,7 +57,7 @@ def token_prompts(
                 f"rollspec: prompt {i} has {len(ids)} tokens, which with --max-tokens {max_tokens} exceeds the model's "
                 f"{limit} positions; shorten one of them."
             )
-    return tuple(dict.fromkeys(map(tuple, prompts)))  # a prompt given twice is one group
+    return tuple(dict.fromkeys(map(tuple, found)))  # a prompt given twice is one group
 
 
 def _load(model: str | Path, trust_remote_code: bool) -> tuple[Any, Any]:
@@ -75,34 +76,21 @@ def _load(model: str | Path, trust_remote_code: bool) -> tuple[Any, Any]:
         return config, None
 
 
-def _rows(file: Path, most: int) -> list[Any]:
-    """Prompts as text, messages or token ids."""
-    try:
-        records = prompts.rows(file, ("token_ids", "prompt"))
-    except TrainingError as e:
-        raise AuditError(str(e).replace("drafter-online:", "rollspec:", 1)) from e
-    out: list[Any] = []
-    for i, record in enumerate(records[: 4 * most]):
-        row = record.get("token_ids", record.get("prompt")) if isinstance(record, dict) else None
-        if row is None or (isinstance(row, str | list) and not row):
-            raise AuditError(
-                f"rollspec: row {i} of {str(file)!r} has neither `prompt` nor `token_ids`, or an empty one."
-            )
-        out.append(row)
-    return out
-
-
-def _encode(row: Any, tokenizer: Any, i: int, file: Path | None) -> list[int]:
+def _encode(row: Any, tokenizer: Any, name: str) -> list[int]:
+    if isinstance(row, dict):
+        row = row.get("token_ids", row.get("prompt"))
+    if not row:
+        raise AuditError(f"rollspec: {name} has neither `prompt` nor `token_ids`, or an empty one.")
     if isinstance(row, list) and all(type(t) is int for t in row):
-        return list(row)
+        return row
     if tokenizer is None:
         raise AuditError("rollspec: the model has no tokenizer that can be loaded; give --prompts with `token_ids`.")
     if isinstance(row, str):
         return list(tokenizer.encode(row))
-    if isinstance(row, list) and all(isinstance(m, dict) for m in row):
-        try:
-            text = tokenizer.apply_chat_template(row, add_generation_prompt=True, tokenize=False)
-        except (ValueError, TypeError, KeyError) as e:
-            raise AuditError(f"rollspec: row {i} of {str(file)!r} does not fit the chat template ({e}).") from e
-        return list(tokenizer.encode(text, add_special_tokens=False))
-    raise AuditError(f"rollspec: row {i} of {str(file)!r} is neither text, nor chat messages, nor token ids.")
+    try:
+        text = tokenizer.apply_chat_template(row, add_generation_prompt=True, tokenize=False)
+    except Exception as e:  # a template raises what it likes
+        raise AuditError(
+            f"rollspec: {name} is neither text, nor token ids, nor messages that fit the chat template ({e})."
+        ) from e
+    return list(tokenizer.encode(text, add_special_tokens=False))

@@ -6,7 +6,7 @@ the engine, which is the point of it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -38,8 +38,8 @@ class Reference:
             self.model: Any = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32).to(device).eval()
         except (OSError, ValueError) as e:
             raise AuditError(
-                f"rollspec: the reference model {str(model)!r} cannot be loaded ({_one_line(e)}); give a folder or "
-                "name of a causal language model in Hugging Face format."
+                f"rollspec: the reference model {str(model)!r} cannot be loaded ({' '.join(str(e).split())[:300]}); "
+                "give a folder or name of a causal language model in Hugging Face format."
             ) from e
         self.vocab = int(self.model.config.get_text_config().vocab_size)
 
@@ -74,13 +74,11 @@ class Reference:
             if progress is not None:
                 progress(done, samples.n_tokens)
 
-    def _log_softmax(self, logits: Any) -> Floats:
-        out: Floats = (logits.double() / self.temperature).log_softmax(-1).cpu().numpy()
-        return out
-
     def log_probs(self, prompt: Sequence[int], response: list[int]) -> Floats:
         """[tokens, V] log-probabilities at the temperature, of the token at each position of one response."""
-        return self._log_softmax(self._logits(tuple(prompt), [response])[0])
+        logits = self._logits(tuple(prompt), [response])[0].double()
+        out: Floats = (logits / self.temperature).log_softmax(-1).cpu().numpy()
+        return out
 
     def gap(self, prompt: tuple[int, ...], response: list[int], a: int, b: int) -> float:
         """Logit of `a` less that of `b` after `response`."""
@@ -88,25 +86,10 @@ class Reference:
         return float(logits[a] - logits[b])
 
 
-def _batches(samples: Samples, vocab: int) -> list[list[int]]:
+def _batches(samples: Samples, vocab: int) -> Iterator[list[int]]:
     """Sequences of one prompt, as many as `CHUNK_BYTES` of logits allow; empty responses are left out."""
-    out: list[list[int]] = []
-    for prompt in np.unique(samples.prompt).tolist():
-        room: list[int] = []
-        longest = 0
-        for s in np.flatnonzero(samples.prompt == prompt).tolist():
-            n = len(samples.tokens[s])
-            if n == 0:
-                continue
-            if room and (len(room) + 1) * (max(longest, n) + 1) * vocab * 4 > CHUNK_BYTES:
-                out.append(room)
-                room, longest = [], 0
-            room.append(s)
-            longest = max(longest, n)
-        if room:
-            out.append(room)
-    return out
-
-
-def _one_line(error: BaseException) -> str:
-    return " ".join(str(error).split())[:300]
+    lengths = np.array([len(t) for t in samples.tokens], dtype=np.int64)
+    for prompt in np.unique(samples.prompt):
+        of_prompt = np.flatnonzero((samples.prompt == prompt) & (lengths > 0)).tolist()
+        size = max(1, CHUNK_BYTES // (4 * vocab * (int(lengths.max()) + 1)))
+        yield from (of_prompt[at : at + size] for at in range(0, len(of_prompt), size))

@@ -22,9 +22,6 @@ MIN_EXPECTED = 5.0
 MAX_SKEW = 0.5
 """A sum whose null distribution is more skewed than this holds too few random events to be tested by its moments."""
 
-SIMULATIONS = 400
-"""Simulated tables per prefix from which the null moments of the pooled G are taken."""
-
 
 @dataclass(frozen=True, slots=True)
 class TestResult:
@@ -44,14 +41,11 @@ class TestResult:
 def moment_test(value: float, mean: float, variance: float, third: float, step: float = 0.0) -> tuple[float, float]:
     """Two-sided test that a sum of independent terms has the given moments.
 
-    The tail is that of a gamma distribution with the same mean, variance and skewness (Pearson type III) where it is
-    heavier than the normal one, and the normal one elsewhere: a sum of rare events is skewed, and a plain z-test would
-    alarm on it.
+    The tail is that of a gamma distribution with the same moments (Pearson type III) where it is heavier than the
+    normal one, and the normal one elsewhere: a sum of rare events is skewed, and a plain z-test would alarm on it.
 
     Args:
-        value: the observed sum.
-        mean, variance, third: sums of the terms' means, variances and third central moments.
-        step: lattice width of the sum (1 for counts), for the continuity correction.
+        third: third central moment. step: lattice width of the sum (1 for counts), for the continuity correction.
 
     Returns:
         (z, p). With no variance at all, p is 1 if the value is the mean and 0 otherwise.
@@ -84,21 +78,11 @@ def binomial_test(count: int, n: int, p: float) -> tuple[float, float]:
     return z, min(1.0, 2 * min(upper, float(bdtr(count, n, p))))
 
 
-def testable(variance: float, third: float) -> bool:
-    """Whether a sum holds enough randomness for `moment_test` (see `MAX_SKEW`)."""
-    return variance > 1e-9 and abs(third) / variance**1.5 <= MAX_SKEW
-
-
 def merge_rare(probabilities: Floats, n: int) -> Ints:
     """Cell of each token for a G-test with n draws: a common token has its own, the rare ones share the last.
 
-    Args:
-        probabilities: [V], summing to 1.
-        n: draws.
-
-    Returns:
-        [V] cell numbers 0..c-1; c is 1 where nothing can be tested. Where the rare ones together are still rare, the
-        rarest common token joins them.
+    [V] cell numbers 0..c-1 for `probabilities` [V]; c is 1 where nothing can be tested. Where the rare ones together
+    are still rare, the rarest common token joins them.
     """
     common = np.flatnonzero(probabilities * n >= MIN_EXPECTED)
     common = common[np.argsort(-probabilities[common], kind="stable")]
@@ -109,26 +93,8 @@ def merge_rare(probabilities: Floats, n: int) -> Ints:
     return cells
 
 
-def g_statistic(observed: Floats, expected: Floats) -> Floats:
-    """2 Σ O ln(O/E) over the last axis (Woolf 1957), with 0 ln 0 = 0.
-
-    Args:
-        observed: [..., c] counts. expected: [c] or [..., c] expected counts, all positive, of the same total.
-    """
-    ratio = np.divide(observed, expected, out=np.ones_like(observed, dtype=np.float64), where=observed > 0)
-    out: Floats = 2 * np.asarray((observed * np.log(ratio)).sum(-1), dtype=np.float64)
-    return out
-
-
 def g_test(observed: ArrayLike, probabilities: ArrayLike) -> tuple[float, int, float]:
-    """G-test of multinomial counts, with Williams' (1976) correction for small expected counts.
-
-    Args:
-        observed: [c] counts. probabilities: [c], positive, summing to 1.
-
-    Returns:
-        (G, degrees of freedom, p).
-    """
+    """G-test of multinomial counts (Woolf 1957), with Williams' (1976) correction: (G, degrees of freedom, p)."""
     from scipy.special import chdtrc
 
     counts, p = np.asarray(observed, dtype=np.float64), np.asarray(probabilities, dtype=np.float64)
@@ -136,36 +102,8 @@ def g_test(observed: ArrayLike, probabilities: ArrayLike) -> tuple[float, int, f
     if df < 1 or n == 0:
         return 0.0, 0, 1.0
     q = 1 + ((1 / p).sum() - 1) / (6 * n * df)
-    g = float(g_statistic(counts, n * p) / q)
-    return g, df, float(chdtrc(df, max(g, 0.0)))
-
-
-def pooled_g_test(tables: Sequence[tuple[Ints, Floats]], rng: np.random.Generator) -> tuple[float, float, float]:
-    """Sum of the G of many small tables. With expected counts near 5 its mean is not the degrees of freedom, and over a
-    thousand tables that would be an alarm; so mean and variance under the null are simulated, table by table.
-
-    Args:
-        tables: (observed [c], probabilities [c]) each.
-
-    Returns:
-        (G rescaled to chi-square, its degrees of freedom, p).
-    """
-    from scipy.special import chdtrc
-
-    total, mean, variance = 0.0, 0.0, 0.0
-    for observed, p in tables:
-        n = int(observed.sum())
-        p = p / p.sum()
-        total += float(g_statistic(observed.astype(np.float64), n * p))
-        null = g_statistic(rng.multinomial(n, p, size=SIMULATIONS).astype(np.float64), n * p)
-        mean += float(null.mean())
-        # Of the mean's own error too: it is an estimate from SIMULATIONS tables.
-        variance += float(null.var(ddof=1)) * (1 + 1 / SIMULATIONS)
-    if variance <= 0:
-        return 0.0, 0.0, 1.0
-    # A scaled chi-square with the simulated mean and variance (Satterthwaite 1946).
-    df = 2 * mean**2 / variance
-    g = total * df / mean
+    ratio = np.divide(counts, n * p, out=np.ones_like(p), where=counts > 0)  # 0 ln 0 = 0
+    g = float(2 * (counts * np.log(ratio)).sum() / q)
     return g, df, float(chdtrc(df, max(g, 0.0)))
 
 

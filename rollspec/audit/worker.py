@@ -1,21 +1,24 @@
-"""One engine of an audit, in a process of its own: `python -m rollspec.audit.worker JOB.json PID`.
+"""One engine of an audit, in a process of its own: `python -m rollspec.audit.worker JOB PID`.
 
-Reads what to build and generate (`engine.job_of`), writes the responses and counters to `output.json` beside the job.
-PID is the audit's: with it this process ends. Only vLLM's public interface is used.
+Reads an `engine.Job`, writes an `engine.ArmOutput` to `output` beside it, and meanwhile the tokens so far to
+`progress`. PID is the audit's: with it this process ends. Only vLLM's public interface is used.
 """
 
 from __future__ import annotations
 
-import json
 import math
+import pickle
 import sys
-from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from drafter_online.child import end_with
 from drafter_online.files import replace
+from rollspec.audit.engine import Arm, ArmOutput, Job, Plan
+from rollspec.audit.evidence import Samples, samples_from
+from rollspec.audit.verdict import DraftCounts
 
 MAX_SEQS = 64  # more requests than this queue, so that they end and begin at different steps, as in a rollout
 
@@ -30,53 +33,50 @@ class Response:
     log_probs: list[float]
 
 
-def work(llm: Any, folder: Path, job: dict[str, Any]) -> None:
+def gathered(responses: Sequence[Response]) -> Samples:
+    """The responses as arrays."""
+    return samples_from(*([getattr(r, name) for r in responses] for name in ("tokens", "prompt", "round", "log_probs")))
+
+
+def work(llm: Any, folder: Path, job: Job) -> None:
     """Generate what `job` asks for with an engine that is built, and write it into `folder`."""
-    plan, greedy_rounds = job["plan"], job["greedy_rounds"]
+    plan = job.plan
     greedy: list[Response] = []
-    for r in range(greedy_rounds):
-        next_round(llm, job, r)
+    for r in range(job.greedy_rounds):
+        next_round(llm, job.arm, r)
         greedy += generate(llm, plan, r, copies=2 if r else 1, temperature=0.0)
-    greedy_drafts = counters(llm)
+    before = counters(llm)
 
     def one(r: int, copies: int) -> list[Response]:
-        next_round(llm, job, greedy_rounds + r)
-        return generate(llm, plan, r, copies, plan["temperature"])
+        next_round(llm, job.arm, job.greedy_rounds + r)
+        return generate(llm, plan, r, copies, plan.temperature)
 
     def note(done: int) -> None:
-        # Whole or not at all: the audit reads it while this process runs.
-        replace(folder / "progress.json", json.dumps({"done": done, "total": plan["tokens"]}).encode())
+        replace(folder / "progress", str(done).encode())  # whole or not at all: the audit reads it meanwhile
 
-    sampled = sample(plan, one, note) if job["sample"] else []
-    output = {
-        "samples": [asdict(response) for response in sampled],
-        "greedy": [asdict(response) for response in greedy],
-        "drafts": [b - a for a, b in zip(greedy_drafts, counters(llm), strict=True)],
-        "greedy_drafts": greedy_drafts,
-        "off": _off(llm, job),
-        "cpu_seconds": _cpu_seconds(),
-    }
-    replace(folder / "output.json", json.dumps(output).encode())
+    sampled = sample(plan, one, note)
+    drafts = DraftCounts(*(b - a for a, b in zip(before, counters(llm), strict=True)))
+    output = ArmOutput(gathered(sampled), gathered(greedy), drafts, DraftCounts(*before), _off(llm, job.arm))
+    replace(folder / "output", pickle.dumps(output))
 
 
-def sample(
-    plan: dict[str, Any], one: Callable[[int, int], list[Response]], note: Callable[[int], None]
-) -> list[Response]:
-    """Rounds of siblings until there are exactly `plan["tokens"]` tokens (fewer only after `max_rounds`).
+def sample(plan: Plan, one: Callable[[int, int], list[Response]], note: Callable[[int], None]) -> list[Response]:
+    """Rounds of siblings until there are exactly `plan.tokens` tokens (fewer only after `max_rounds`).
 
     Args:
-        plan: an `engine.Plan` as a mapping. one: (round, siblings per prompt) -> responses in the order of the
-            requests. note: gets the tokens so far after each round.
+        one: (round, siblings per prompt) -> responses in the order of the requests.
+        note: gets the tokens so far after each round.
     """
     out: list[Response] = []
-    tokens, least = 0, plan["min_rounds"]
-    for r in range(plan["max_rounds"]):
-        if tokens >= plan["tokens"]:
+    tokens = 0
+    for r in range(plan.max_rounds):
+        if tokens >= plan.tokens:
             break
-        room = math.ceil((plan["tokens"] - tokens) / max(1, least - r))  # leave their share to the rounds that follow
-        length = tokens / len(out) if out else plan["max_tokens"]
-        siblings = math.ceil(room / (len(plan["prompts"]) * length))
-        found = cut(one(r, max(2, min(plan["samples"], siblings))), room)
+        # Leave their share to the rounds that follow.
+        room = math.ceil((plan.tokens - tokens) / max(1, plan.min_rounds - r))
+        length = tokens / len(out) if out else plan.max_tokens
+        siblings = math.ceil(room / (len(plan.prompts) * length))
+        found = cut(one(r, max(2, min(plan.samples, siblings))), room)
         out += found
         tokens += sum(len(s.tokens) for s in found)
         note(tokens)
@@ -96,7 +96,7 @@ def cut(found: list[Response], room: int) -> list[Response]:
     return out
 
 
-def build(job: dict[str, Any]) -> Any:
+def build(job: Job) -> Any:
     """The engine that `job` describes."""
     from vllm import LLM
 
@@ -105,39 +105,39 @@ def build(job: dict[str, Any]) -> Any:
     ask_for_runner()  # engines without rollspec, too: what is compared differs in drafting alone
     from vllm.platforms import current_platform
 
-    plan = job["plan"]
+    plan, arm = job.plan, job.arm
     args: dict[str, Any] = {
-        "model": job["model"],
-        "dtype": plan["dtype"],
-        "seed": plan["seed"],
+        "model": job.model,
+        "dtype": plan.dtype,
+        "seed": plan.seed,
         "max_num_seqs": MAX_SEQS,
-        "max_model_len": job["max_model_len"],
+        "max_model_len": max(map(len, plan.prompts)) + plan.max_tokens + 1,
         "logprobs_mode": "processed_logprobs",
         "disable_log_stats": False,  # the draft counters come with the statistics
         # Compiling costs a minute on CPU and a GPU's graphs are what its user runs.
         "enforce_eager": bool(current_platform.is_cpu()),
     }
-    if job["speculative_config"] is not None:
-        args["speculative_config"] = job["speculative_config"]
-    if job["rollspec"] is not None:
-        args["additional_config"] = {"rollspec": job["rollspec"]}
-    return LLM(**(args | job["engine"]))
+    if arm.speculative_config is not None:
+        args["speculative_config"] = arm.speculative_config
+    if arm.rollspec is not None:
+        args["additional_config"] = {"rollspec": arm.rollspec}
+    return LLM(**(args | arm.engine))
 
 
-def generate(llm: Any, plan: dict[str, Any], r: int, copies: int, temperature: float) -> list[Response]:
+def generate(llm: Any, plan: Plan, r: int, copies: int, temperature: float) -> list[Response]:
     """Responses to every prompt; the copies of a prompt are siblings, in order."""
     from vllm import SamplingParams
 
-    order = [i for i in range(len(plan["prompts"])) for _ in range(copies)]
+    order = [i for i in range(len(plan.prompts)) for _ in range(copies)]
     params = SamplingParams(
         temperature=temperature,
-        max_tokens=plan["max_tokens"],
+        max_tokens=plan.max_tokens,
         logprobs=0,
         detokenize=False,
         # Greedy text is cheap to compare at any length; sampled responses end as they do in a rollout.
         ignore_eos=temperature == 0,
     )
-    outputs = llm.generate([{"prompt_token_ids": plan["prompts"][i]} for i in order], params, use_tqdm=False)
+    outputs = llm.generate([{"prompt_token_ids": list(plan.prompts[i])} for i in order], params, use_tqdm=False)
     return [Response(i, r, *read(o)) for i, o in zip(order, outputs, strict=True)]
 
 
@@ -148,16 +148,16 @@ def read(output: Any) -> tuple[list[int], list[float]]:
     return [t for t, _ in found], [p for _, p in found]
 
 
-def next_round(llm: Any, job: dict[str, Any], version: int) -> int:
+def next_round(llm: Any, arm: Arm, version: int) -> int:
     """Tell rollspec that a round begins, as a trainer does after a weight sync: past rounds are drafted from too."""
-    if job["rollspec"] is not None and _off(llm, job) is None:
+    if arm.rollspec is not None and _off(llm, arm) is None:
         llm.collective_rpc("rollspec", args=("set_version", {"version": version}))
     return version + 1
 
 
-def _off(llm: Any, job: dict[str, Any]) -> str | None:
+def _off(llm: Any, arm: Arm) -> str | None:
     """Why rollspec does not speculate in this engine, or None where it does or was not asked to."""
-    if job["rollspec"] is None:
+    if arm.rollspec is None:
         return None
     given = (llm.llm_engine.vllm_config.additional_config or {}).get("rollspec")
     if isinstance(given, dict) and "off" in given:
@@ -177,17 +177,8 @@ def counters(llm: Any) -> tuple[int, int]:
     return int(drafted), int(accepted)
 
 
-def _cpu_seconds() -> float:
-    """Processor time of this process and of the engine's, which are its children."""
-    import psutil  # type: ignore[import-untyped,unused-ignore]  # vLLM needs it, too
-
-    own = psutil.Process()
-    times = [p.cpu_times() for p in (own, *own.children(recursive=True))]
-    return float(sum(t.user + t.system for t in times))
-
-
 if __name__ == "__main__":
-    _job = Path(sys.argv[1])
-    end_with(int(sys.argv[2]), _job.parent)
-    _described = json.loads(_job.read_text())
-    work(build(_described), _job.parent, _described)
+    _file = Path(sys.argv[1])
+    end_with(int(sys.argv[2]), _file.parent)
+    _job: Job = pickle.loads(_file.read_bytes())
+    work(build(_job), _file.parent, _job)

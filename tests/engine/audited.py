@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import json
+import pickle
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +14,10 @@ from engines import KV_BYTES, call, close
 
 from rollspec.audit import engine as audit_engine
 from rollspec.audit import worker as audit_worker
-from rollspec.audit.engine import Arm, Plan, run_arm
+from rollspec.audit.engine import Arm, Job, Plan, run_arm
 from rollspec.audit.reference import Reference
 from rollspec.audit.run import judge
-from rollspec.audit.verdict import AuditResult, conclude
+from rollspec.audit.verdict import AuditResult
 
 PROMPTS = tuple(tuple(range(3 + i, 11 + i)) for i in range(6))
 EVERYTHING = ["proposal.budget.policy=fixed", "tuning.policy=static", "tuning.guard.enabled=false"]
@@ -27,8 +28,9 @@ COUPLED = ["mode=coupled", *SWITCHING]
 
 
 @contextmanager
-def engine_of(job: dict[str, Any]) -> Iterator[Any]:
-    llm = audit_worker.build(job | {"engine": {"kv_cache_memory_bytes": KV_BYTES, **job["engine"]}})
+def engine_of(job: Job) -> Iterator[Any]:
+    small = replace(job.arm, engine={"kv_cache_memory_bytes": KV_BYTES, **job.arm.engine})
+    llm = audit_worker.build(replace(job, arm=small))
     try:
         yield llm
     finally:
@@ -39,7 +41,7 @@ def in_process(monkeypatch: pytest.MonkeyPatch) -> None:
     """`run_arm` without a process of its own, which imports vLLM three times; the whole command has them."""
 
     def run(name: str, folder: Path, timeout: float, progress: Any) -> None:
-        job = json.loads((folder / "job.json").read_text())
+        job = pickle.loads((folder / "job").read_bytes())
         with engine_of(job) as llm:
             audit_worker.work(llm, folder, job)
 
@@ -55,15 +57,8 @@ def audit(model: Path, arm: Arm, tokens: int, *, sure: bool = False, **plan: Any
     for seed in (0, 1):
         given = Plan(PROMPTS, **{"tokens": tokens, "max_tokens": 48, "seed": seed, **plan})
         out = run_arm(model, given, arm, greedy_rounds=0)
-        judged = judge(out.samples, Reference(model, given.temperature), given, arm, version=0)
-        result = conclude(
-            judged.tests,
-            out.samples.n_tokens,
-            log_probs=judged.log_probs,
-            noise=judged.noise,
-            drafts=out.drafts if arm.drafts else None,
-            provenance={"off": out.off},
-        )
+        result = judge(out.samples, Reference(model, given.temperature), given, arm, version=0)
+        result = replace(result, drafts=out.drafts if arm.drafts else None, provenance={"off": out.off})
         if result.verdict == "pass" or not sure:
             break
     return result

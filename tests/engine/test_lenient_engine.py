@@ -21,7 +21,7 @@ from rollspec.audit.distribution import distribution_tests
 from rollspec.audit.evidence import Evidence, Samples
 from rollspec.audit.reference import Reference
 from rollspec.audit.statistics import g_test, merge_rare
-from rollspec.audit.verdict import check_log_probs, conclude
+from rollspec.audit.verdict import AuditResult, check_log_probs
 from rollspec.config import RollspecConfig
 from rollspec.proposal.base import prompt_key
 from rollspec.sampling import scoring
@@ -84,7 +84,7 @@ def server(engine: Any, run: Run) -> Any:
 
 
 async def make_server(engine: Any, **reuse: Any) -> Any:
-    from rollspec_verl.replica import EngineCalls
+    from rollspec_verl.replica import ServerCalls
     from rollspec_verl.reuse import ReusingServer
     from verl.workers.rollout.replica import TokenOutput
     from vllm import SamplingParams
@@ -117,7 +117,7 @@ async def make_server(engine: Any, **reuse: Any) -> Any:
             log_probs = [found[t].logprob for t, found in zip(tokens, last.logprobs, strict=True)]
             return TokenOutput(token_ids=tokens, log_probs=log_probs, stop_reason="completed")
 
-    class Server(ReusingServer, EngineCalls, Verl):
+    class Server(ReusingServer, ServerCalls, Verl):
         pass
 
     out = Server()
@@ -156,7 +156,7 @@ def audit(sharp: Path, found: list[tuple[int, str, Any]], temperature: float) ->
     target = Reference(sharp, temperature)
     evidence = Evidence(samples, target.vocab, np.random.default_rng(0))
     target.fill(evidence, PROMPTS)
-    return conclude(distribution_tests(evidence), samples.n_tokens, log_probs=check_log_probs(evidence))
+    return AuditResult(distribution_tests(evidence), samples.n_tokens, log_probs=check_log_probs(evidence))
 
 
 def counts(answer: dict[str, Any]) -> dict[str, float]:
@@ -200,7 +200,7 @@ def test_a_large_bias_takes_everything_and_a_lower_ratio_cuts(sharp: Path, engin
         assert len(o.token_ids) == len(o.log_probs) <= LIMIT
     # Every log-prob, of prefix and continuation, is the present policy's: an independent model in float32 agrees.
     result = audit(sharp, cut, PRESENT)
-    assert result.log_probs is not None and result.log_probs.passed, result.log_probs
+    assert result.log_probs is not None and not result.log_probs.failure, result.log_probs
 
 
 @pytest.mark.slow  # `test_a_lossy_redraw_fails` is its shorter sibling
@@ -214,14 +214,15 @@ def test_the_audit_finds_that_the_law_is_not_the_policys(sharp: Path, engine: An
     reused = run(rollouts(server, PRESENT, 80, "reused"))
     verdict = audit(sharp, reused, PRESENT)
     assert verdict.verdict == "fail" and verdict.min_p < 1e-6
-    assert verdict.log_probs is not None and verdict.log_probs.passed, "nothing but the tokens can show it"
+    assert verdict.log_probs is not None and not verdict.log_probs.failure, "nothing but the tokens can show it"
 
 
 def test_the_law_is_the_published_one(sharp: Path, engine: Any, run: Run) -> None:
     """2,000 first tokens: distributed as the rule says they are, and as far from the policy."""
     n, bias = 2000, 0.0
     server = run(make_server(engine, bias=bias))
-    p, q = (np.exp(Reference(sharp, t)._log_softmax(first_logits(sharp))) for t in (PRESENT, PAST))
+    logits = first_logits(sharp).double()
+    p, q = ((logits / t).softmax(-1).numpy() for t in (PRESENT, PAST))
     rng = np.random.default_rng(0)
     old = rng.choice(len(q), n, p=q / q.sum())
     items = [(prompt_key(PROMPTS[0]), f"{c}_0", [t], [np.log(q[t])]) for c, t in enumerate(old)]

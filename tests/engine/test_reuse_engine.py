@@ -16,7 +16,7 @@ from rollspec.audit.distribution import distribution_tests
 from rollspec.audit.evidence import Evidence, Samples, samples_from
 from rollspec.audit.noise import NoiseCheck, Witness, keys_of
 from rollspec.audit.reference import Reference
-from rollspec.audit.verdict import conclude
+from rollspec.audit.verdict import AuditResult
 
 pytestmark = pytest.mark.engine
 
@@ -85,7 +85,7 @@ def _check(policy: Path, said: list[list[int]]) -> tuple[NoiseCheck, Any]:
     keys = keys_of(samples, PROMPTS, RollspecConfig.load(REUSE, env={}), engine_seed=0, version=0)
     witness = Witness(samples, evidence, keys, PROMPTS, tie=1e-4)
     target.fill(witness, PROMPTS)
-    return witness.result(), conclude(distribution_tests(evidence), samples.n_tokens)
+    return witness.found, AuditResult(distribution_tests(evidence), samples.n_tokens)
 
 
 def test_old_responses_return_until_the_policy_disagrees(engine: Any, policies: list[Path]) -> None:
@@ -105,11 +105,11 @@ def test_old_responses_return_until_the_policy_disagrees(engine: Any, policies: 
     assert stats["by_source"]["replay"][2] > 0 and len(stats["by_source"]) > 1, "no realignment by the suffix drafter"
     for said, policy in ((first, policies[0]), (moved, policies[1])):
         noise, result = _check(policy, said)
-        assert noise.tokens == sum(map(len, said)) and noise.passed, noise
+        assert noise.tokens == sum(map(len, said)) and not noise.failure, noise
         assert noise.ties <= 2
         assert result.verdict == "pass", result.reasons
     wrong, _ = _check(policies[0], moved)
-    assert not wrong.passed, "the check would not see another policy"
+    assert wrong.failure, "the check would not see another policy"
 
 
 def _dialogues(llm: Any, version: int) -> tuple[list[list[int]], dict[str, Any]]:
@@ -284,7 +284,7 @@ def test_noise_of_a_history_on_disk_is_found_again(engine: Any, policies: list[P
     ties = 0
     for tokens in (said, again):
         noise, _ = _check(policies[1], tokens)
-        assert noise.passed and noise.ties <= 2, noise
+        assert not noise.failure and noise.ties <= 2, noise
         ties += noise.ties
     # One engine was given its weights and the other read them: only where two tokens tie may they part.
     same = sum(a == b for a, b in zip(again, said, strict=True))

@@ -103,6 +103,7 @@ class Engine:
 def test_a_round_starts_from_old_responses_and_says_what_the_rule_decided() -> None:
     pytest.importorskip("vllm")
     from benchmarks.two_policies import lenient_round
+    from rollspec.audit.engine import Plan
     from rollspec.audit.worker import Response
     from rollspec.config import ReuseConfig
     from rollspec.proposal.response_cache import ResponseCache
@@ -117,7 +118,7 @@ def test_a_round_starts_from_old_responses_and_says_what_the_rule_decided() -> N
         Response(1, 0, [4, 5], [-1.0] * 2),  # kept whole, and goes on
         Response(1, 0, [4, 5, 6, 6, 6, 6, 6], [-1.0] * 7),  # longer than the limit: generated whole
     ]
-    plan = {"prompts": [(1, 2), (3, 4)], "max_tokens": 6, "temperature": 0.8}
+    plan = Plan(((1, 2), (3, 4)), max_tokens=6, temperature=0.8)
     found = lenient_round(engine, plan, 2, reuse, old)
     assert [(s.tokens, ruled) for s, ruled, _ in found] == [
         ([4, 5, 0], 3),

@@ -13,6 +13,7 @@ from rollspec_openrlhf import engines, trainer
 from vllm_like import like
 
 from rollspec import RollspecConfig
+from rollspec.engine import calls
 from rollspec.errors import ConfigError
 from rollspec.telemetry.engine_stats import EngineStats
 
@@ -56,7 +57,7 @@ def test_a_call_never_raises_and_gives_up(caplog: pytest.LogCaptureFixture) -> N
     with caplog.at_level(logging.ERROR, "rollspec"):
         for _ in range(5):
             assert "error" in asyncio.run(actor.rollspec_call("stats", {}))
-    assert len(asked) == 1 + engines.MOST_FAILURES
+    assert len(asked) == 1 + calls.MOST_FAILURES
 
 
 def trainer_module() -> Any:

@@ -16,6 +16,7 @@ from rollspec_trl import engines, generation, options, trainer
 from rollspec_trl.trainer import state_of
 from vllm_like import like, plays
 
+from rollspec.engine import calls
 from rollspec.engine.vllm import plugin
 from rollspec.errors import ConfigError
 from rollspec.proposal.base import prompt_key
@@ -358,7 +359,7 @@ def test_a_server_that_does_not_answer_is_left_alone(
     with caplog.at_level(logging.ERROR, "rollspec"):
         for _ in range(5):
             assert "error" in server.call("stats")
-    assert len(sent) == 1 + engines.MOST_FAILURES and "not asked again" in caplog.text
+    assert len(sent) == 1 + calls.MOST_FAILURES and "not asked again" in caplog.text
 
 
 def test_trl_passes_the_switch_on_to_its_server() -> None:

@@ -9,24 +9,26 @@ from typing import Any
 import pytest
 from vllm_like import like
 
+from rollspec.engine import calls
+
 pytest.importorskip("verl")
 
 
 def server(answer: Any, *, on: bool = True) -> Any:
-    from rollspec_verl.replica import EngineCalls
+    from rollspec_verl.replica import ServerCalls
 
-    calls: list[Any] = []
+    asked: list[Any] = []
 
     async def collective_rpc(method: str, *, args: tuple[Any, ...]) -> Any:
-        calls.append(args)
+        asked.append(args)
         if isinstance(answer, Exception):
             raise answer
         if answer is None:
             await asyncio.sleep(60)
         return answer
 
-    out: Any = EngineCalls()
-    out.replica_rank, out.node_rank, out.rollspec_on, out.calls = 0, 0, on, calls
+    out: Any = ServerCalls()
+    out.replica_rank, out.node_rank, out.rollspec_on, out.calls = 0, 0, on, asked
     resources = like("vllm.v1.engine.core_client:BackgroundResources", engine_dead=False)
     core = like("vllm.v1.engine.core_client:AsyncMPClient", resources=resources)
     out.engine = like(
@@ -85,28 +87,18 @@ def test_training_yields_where_a_server_trains() -> None:
 def test_a_stuck_engine_costs_a_few_bounded_waits(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    from rollspec_verl import replica
-
-    monkeypatch.setattr(replica, "CALL_SECONDS", 0.01)
+    monkeypatch.setattr(calls, "CALL_SECONDS", 0.01)
     s = server(None)
     with caplog.at_level(logging.ERROR, "rollspec"):
-        assert all("error" in ask(s) for _ in range(replica.MOST_TIMEOUTS + 3))
-    assert len(s.calls) == len(caplog.records) == replica.MOST_TIMEOUTS
-    assert "not asked again" in caplog.records[-1].message
+        assert all("error" in ask(s) for _ in range(calls.MOST_FAILURES + 3))
+    assert len(s.calls) == len(caplog.records) == calls.MOST_FAILURES
+    assert "the engine of replica 0, which is not asked again, does" in caplog.records[-1].message
 
 
-def test_a_busy_engine_that_answers_again_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    from rollspec_verl import replica
-
+def test_a_busy_engine_that_answers_again_is_asked_again() -> None:
     s = server([{"steps": 1}])
-    s.rollspec_timeouts = replica.MOST_TIMEOUTS - 1
-    assert ask(s) == {"steps": 1} and s.rollspec_timeouts == 0
-
-
-def test_an_engine_without_the_method_is_asked_once() -> None:
-    s = server(NotImplementedError("rollspec"))
-    assert "error" in ask(s) and "error" in ask(s)
-    assert len(s.calls) == 1
+    s.rollspec_failures = calls.MOST_FAILURES - 1
+    assert ask(s) == {"steps": 1} and s.rollspec_failures == 0
 
 
 def test_a_dead_engine_is_not_asked_and_is_said_to_be_dead(capsys: pytest.CaptureFixture[str]) -> None:

@@ -11,7 +11,7 @@ from rollspec.audit.engine import Arm
 from rollspec.audit.evidence import Evidence, Samples, samples_from
 from rollspec.audit.noise import NoiseCheck, Witness, Words, first_round, gumbel, keys_of
 from rollspec.audit.report import facts
-from rollspec.audit.verdict import AuditResult, conclude
+from rollspec.audit.verdict import AuditResult
 
 VOCAB, LENGTH = 60, 30
 PROMPTS = ((1, 2, 3), (4, 5), (1, 2, 3))  # the first and the last are one prompt to an engine
@@ -37,8 +37,8 @@ def _judge(samples: Samples, keys: Words, lawful: Samples | None = None) -> tupl
     for s in range(len(samples.tokens)):
         witness.add(s, log_probs[:11])
         witness.add(s, log_probs[11:], 11)
-    noise = witness.result()
-    return noise, conclude(distribution_tests(evidence), samples.n_tokens, noise=noise)
+    noise = witness.found
+    return noise, AuditResult(distribution_tests(evidence), samples.n_tokens, noise=noise)
 
 
 def test_the_noise_is_the_engines_bit_for_bit() -> None:
@@ -56,7 +56,7 @@ def test_what_target_and_noise_make_passes() -> None:
     samples, keys = _sample()
     assert len(set(keys.tolist())) == len(keys)
     noise, result = _judge(samples, keys)
-    assert noise.exact == noise.tokens == 180 * LENGTH and noise.passed
+    assert noise.exact == noise.tokens == 180 * LENGTH and not noise.failure
     assert result.verdict == "pass" and result.noise is noise
 
 
@@ -92,5 +92,5 @@ def test_kept_noise_repeats_and_only_its_first_round_is_a_sample() -> None:
 
 def test_the_page_names_mode_and_switches() -> None:
     arm = Arm.with_rollspec("default", ["mode=coupled", "tuning.policy=random"])
-    result = conclude([], 0, provenance={"subject": {"name": arm.name, "rollspec": arm.rollspec}})
+    result = AuditResult([], 0, provenance={"subject": {"name": arm.name, "rollspec": arm.rollspec}})
     assert ("engine", "rollspec, preset default, mode coupled, draft lengths by random") in facts(result)

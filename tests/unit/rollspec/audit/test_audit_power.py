@@ -22,7 +22,7 @@ from audit_cases import (
 from rollspec.audit.distribution import distribution_tests
 from rollspec.audit.evidence import Evidence, samples_from
 from rollspec.audit.power import detectable
-from rollspec.audit.verdict import conclude
+from rollspec.audit.verdict import AuditResult
 
 
 @pytest.mark.parametrize(
@@ -42,11 +42,11 @@ def test_a_planted_bias_fails(bias: Bias, rounds: int) -> None:
     rng = np.random.default_rng(1)
     distribution = make_distribution(rng)
     evidence, tokens = sample(distribution, rounds, rng, bias)
-    result = conclude(distribution_tests(evidence), tokens.size)
+    result = AuditResult(distribution_tests(evidence), tokens.size)
     assert result.verdict == "fail", result.min_p
     assert "reject the target's distribution" in result.reasons[0]
     evidence, tokens = sample(distribution, rounds, rng)
-    assert conclude(distribution_tests(evidence), tokens.size).verdict == "pass"
+    assert AuditResult(distribution_tests(evidence), tokens.size).verdict == "pass"
 
 
 def test_false_alarms_are_as_rare_as_promised() -> None:
@@ -85,7 +85,7 @@ def test_shared_noise_fails_although_every_law_is_right() -> None:
     evidence = Evidence(samples_from(list(tokens), prompt), V, rng)
     for s in range(len(tokens)):
         evidence.add(s, np.log(distribution)[np.concatenate([[V + prompt[s]], tokens[s, :-1]])])
-    result = conclude(distribution_tests(evidence), tokens.size)
+    result = AuditResult(distribution_tests(evidence), tokens.size)
     assert result.verdict == "fail"
     assert any(t.name == "independence" and t.p_adjusted <= result.alpha for t in result.tests)
 
@@ -98,7 +98,7 @@ def test_what_it_says_it_can_see_it_finds(fault: str) -> None:
     evidence, _ = sample(distribution, 8, rng)
     tests = distribution_tests(evidence)
     power = detectable(evidence, len(tests), 1e-3)
-    assert power.tokens == 8 * 64 * 40 and power.token == 5
+    assert power is not None and power.tokens == 8 * 64 * 40 and power.token == 5
     assert power.uniform is not None and power.argmax is not None and power.odds is not None
     bias = {
         "uniform": lambda: mixed_with_uniform(power.uniform),

@@ -15,7 +15,7 @@ from rollspec.audit import statistics as audit_tests
 from rollspec.audit.distribution import buckets, distribution_tests
 from rollspec.audit.evidence import AuditError, Evidence, samples_from
 from rollspec.audit.statistics import TestResult
-from rollspec.audit.verdict import conclude
+from rollspec.audit.verdict import AuditResult
 
 # ---- elementary tests
 
@@ -147,7 +147,7 @@ def test_missing_probabilities_are_an_error() -> None:
 def test_nothing_sampled_is_no_test() -> None:
     e = Evidence(samples_from([[]], [0]), 3, np.random.default_rng(0))
     assert distribution_tests(e) == []
-    assert "too few" in conclude([], 0).reasons[0]
+    assert "too few" in AuditResult([], 0).reasons[0]
 
 
 def test_distributions_are_worked_on_in_blocks() -> None:

@@ -8,7 +8,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -70,7 +69,7 @@ def _rounds(lengths: Any, tokens: int) -> tuple[list[Response], list[tuple[int, 
         sizes = [lengths(i) for i in range(8 * siblings)]
         return [Response(i // siblings, r, [r] * n, [-1.0] * n) for i, n in enumerate(sizes)]
 
-    plan = asdict(Plan(((1,),) * 8, tokens=tokens))
+    plan = Plan(((1,),) * 8, tokens=tokens)
     return sample(plan, one, noted.append), asked, noted
 
 
