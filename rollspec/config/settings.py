@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, TypeGuard
 
@@ -75,32 +76,32 @@ class RollspecConfig(Section):
                 f"drafter.versions = {self.drafter.versions} holds weights of a learned drafter, and "
                 f"proposal.drafters = {list(drafters)} has none: add eagle3, or unset drafter.versions"
             )
-        arms, k_max = self.tuning.arms, self.proposal.k_max
-        if arms is not None and (not arms or len(set(arms)) != len(arms)):
-            raise ValueError(f"tuning.arms = {list(arms)} must name each draft length once, and at least one")
-        if bad := [k for k in arms or () if not 0 <= k <= k_max]:
+        tuning, k_max = self.tuning, self.proposal.k_max
+        if len(set(tuning.arms or ())) != len(tuning.arms or ()):
+            raise ValueError(f"tuning.arms = {list(tuning.arms or ())} must name each draft length once: remove one")
+        if bad := [k for k in tuning.arms or () if not 0 <= k <= k_max]:
             raise ValueError(
                 f"tuning.arms has {bad[0]}, which is not between 0 and proposal.k_max = {k_max}: change one of the two"
             )
-        table, sets = self.tuning.options.table, self.tuning.options.sets
+        table, sets = tuning.options.table, tuning.options.sets
         for name, given, policy in (("table", table, "table"), ("sets", sets, "beg_mab")):
-            if given is not None and self.tuning.policy != policy:
+            if given is not None and tuning.policy != policy:
                 raise ValueError(
-                    f"tuning.options.{name} is set and tuning.policy = {self.tuning.policy}: set that to {policy}, or "
+                    f"tuning.options.{name} is set and tuning.policy = {tuning.policy}: set that to {policy}, or "
                     "unset it"
                 )
-        if self.tuning.policy == "table":
-            if not table:
-                raise ValueError(
-                    "tuning.policy = table needs tuning.options.table, a mapping of batch sizes to draft lengths such "
-                    "as {4: 8, 16: 4, 64: 0}"
-                )
-            known = self.tuning.lengths(k_max)
-            if missing := sorted(set(table.values()) - set(known)):
-                raise ValueError(
-                    f"tuning.options.table asks for K = {missing[0]}, which is not among tuning.arms {list(known)}: "
-                    "add it there"
-                )
+        if tuning.policy == "table" and table is None:
+            raise ValueError(
+                "tuning.policy = table needs tuning.options.table, a mapping of batch sizes to draft lengths such as "
+                "{4: 8, 16: 4, 64: 0}"
+            )
+        known = tuning.lengths(k_max) if drafters else (0,)
+        asked = {*(table or {}).values(), *chain(*(sets or {}).values())}
+        if missing := sorted(asked - set(known)):
+            raise ValueError(
+                f"tuning.options.{'table' if table else 'sets'} asks for K = {missing[0]}, which is not among "
+                f"tuning.arms {list(known)}: add it there"
+            )
         return self
 
     @property

@@ -24,8 +24,7 @@ from typing import Any
 
 import numpy as np
 
-from rollspec.errors import ConfigError
-from rollspec.tuning.policy import Arm, Outcome, Policy, Vector, register
+from rollspec.tuning.policy import Arm, Outcome, Policy, Vector, register, restored
 
 HALF_LIVES = (16.0, 64.0, 256.0)
 """Steps after which an observation counts half, one learner each."""
@@ -56,22 +55,13 @@ class _Bucket:
 
 @register("hedge")
 class Hedge(Policy):
-    """Option `half_life` of the class: steps, one number or several; engines use `HALF_LIVES`."""
+    """Learners of `HALF_LIVES` side by side."""
 
     full_information = True
 
     def __init__(self, arms: Sequence[Arm], options: Mapping[str, Any] | None = None, seed: int = 0) -> None:
         super().__init__(arms, options, seed)
-        if unknown := set(self.options) - {"half_life"}:
-            raise ConfigError(f"rollspec: tuning.options.{min(unknown)} is not an option of hedge; use half_life.")
-        given = self.options.get("half_life", HALF_LIVES)
-        try:
-            half_lives = [float(h) for h in (given if isinstance(given, list | tuple) else [given])]
-        except (TypeError, ValueError):
-            half_lives = []
-        if not half_lives or not all(0 < h < math.inf for h in half_lives):
-            raise ConfigError(f"rollspec: tuning.options.half_life = {given} must be positive; give steps.")
-        self._keep: Vector = 0.5 ** (1.0 / np.array(half_lives))
+        self._keep: Vector = 0.5 ** (1.0 / np.array(HALF_LIVES))
         self._meta_keep = float(self._keep.max())
         self._buckets: dict[int, _Bucket] = {}
 
@@ -122,18 +112,14 @@ class Hedge(Policy):
     def restore(self, state: Mapping[str, Any]) -> None:  # noqa: D102
         if state.get("arms") != [a.name for a in self.arms] or state.get("learners") != len(self._keep):
             raise ValueError(f"it is about the arms {state.get('arms')}, not {[a.name for a in self.arms]}")
-        restored: dict[int, _Bucket] = {}
+        buckets = {}
         for key, row in state["buckets"].items():
-            b = _Bucket(len(self._keep), len(self.arms))
-            for name in _KEPT:
-                value = np.array(row[name], float)
-                if value.shape != getattr(b, name).shape or not np.isfinite(value).all() or (value < 0).any():
-                    raise ValueError(f"bucket {key} holds numbers that cannot be")
+            b = buckets[int(key)] = _Bucket(len(self._keep), len(self.arms))
+            for name, value in restored(row, {name: getattr(b, name) for name in _KEPT}).items():
                 setattr(b, name, value)
             if b.seconds.all():
                 self._weigh(b, (b.emitted / b.seconds).max(axis=1))
-            restored[int(key)] = b
-        self._buckets = restored
+        self._buckets = buckets
         self.changed()
 
     def _bucket(self, bucket: int) -> _Bucket:

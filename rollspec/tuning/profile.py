@@ -45,12 +45,6 @@ def solve(seconds: Vector, theta: Vector, ks: Vector) -> Vector:
 class _Profiled(Bandit):
     """What both read from a step: how many draft tokens were accepted under which arm."""
 
-    def _configure(self) -> list[str]:
-        self._ks: Vector = np.array([a.k if a.drafters else 0 for a in self.arms], float)
-        who = [a.drafters for a in self.arms]
-        self._group = np.array([who.index(d) for d in who])
-        return []
-
     def _accepted(self, outcome: Outcome) -> Iterator[tuple[int, float]]:
         """(arm, accepted tokens per request): of the played arm; where that is none, of each set's longest.
 
