@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from rollspec.config import BudgetConfig
-from rollspec.drafting import stop_bandits, stop_learned  # noqa: F401 - they register their rules
 from rollspec.drafting.requests import Proposal, Request, Step
 from rollspec.drafting.stopping import RULES, StopRule
 from rollspec.proposal import budget, lengths

@@ -3,8 +3,8 @@
 For a prompt with an old response of the same sample number the present policy scores that response in one prefill
 (`scoring`). Token i is kept while log U <= log p_new - log p_old + bias, up to the first rejected one, and the caller
 generates the rest. That is not the policy's distribution even at bias 0: after a rejection the token is drawn from the
-policy itself and not from what the kept tokens leave of it. The rollout's log-probs are the present policy's
-throughout, so importance ratios stay at 1 and no trainer can notice: that is why this is called lossy wherever it is on.
+policy itself and not from what the kept tokens leave of it. The rollout's log-probs are the present policy's, so
+importance ratios stay at 1 and no trainer can notice: that is why this is called lossy wherever it is on.
 
     found = await reuse.prefix(score, prompt, sampling_params, limit, sample)
     if found is None:      generate as ever

@@ -9,9 +9,7 @@ import pytest
 
 from rollspec import RollspecConfig
 from rollspec.drafting.requests import Proposal, Request
-from rollspec.drafting.stop_bandits import EXP3SpecPerPrompt, UCBSpecPerPrompt
-from rollspec.drafting.stop_learned import Disco
-from rollspec.drafting.stopping import RULES
+from rollspec.drafting.stopping import RULES, Disco, EXP3SpecPerPrompt, UCBSpecPerPrompt
 from rollspec.proposal.base import Draft, as_tokens
 from rollspec.proposal.budget import likeliest
 from rollspec.step import Engine
