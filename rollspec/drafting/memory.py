@@ -6,11 +6,10 @@ from collections.abc import Sequence
 
 from rollspec.config import RollspecConfig
 from rollspec.drafting.base import Draft, Drafter, register_drafter
-from rollspec.drafting.requests import Request
+from rollspec.drafting.requests import Replay, Request
 from rollspec.proposal.base import as_tokens
 from rollspec.proposal.history import History
 from rollspec.proposal.lookup import DEPTH, NOTHING
-from rollspec.proposal.replay import Replay
 from rollspec.proposal.suffix import SuffixDrafter
 from rollspec.tuning.tuner import LEARNED
 

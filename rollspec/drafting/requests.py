@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 
 from rollspec.proposal.base import NO_DRAFT, Draft, TokenArray, as_tokens
 from rollspec.proposal.history import Response, Spans, extend_spans
-from rollspec.proposal.replay import Replay
 from rollspec.proposal.router import TRUST_WEIGHT, Vector
 from rollspec.proposal.suffix import Group
 from rollspec.tuning.tuner import LEARNED, Plan
@@ -54,6 +53,38 @@ class HeadPart(Proposal):
         if known:
             self.accepted_sum = 0.98**known * self.accepted_sum + accepted
             self.hoped = 0.98**known * self.hoped + float(rates[:known].sum())
+
+
+@dataclass(slots=True)
+class Replay:
+    """One request's old response under the same noise (`reuse.mode: coupled`), drafted at the same position while it
+    holds. `at`: leading tokens repeated so far. `alive`: nothing has differed yet.
+    """
+
+    tokens: list[int]
+    at: int = 0
+    alive: bool = True
+
+    def advance(self, new: Sequence[int]) -> None:
+        """The request emitted `new`."""
+        if not self.alive:
+            return
+        for token in new:
+            if self.at == len(self.tokens) or self.tokens[self.at] != token:
+                self.alive = False
+                return
+            self.at += 1
+
+    def draft(self, most: int) -> Draft | None:
+        """The next `most` tokens at most of the old response; None once it differed or is over."""
+        if not self.alive or self.at == len(self.tokens):
+            return None
+        tokens = self.tokens[self.at : self.at + most]
+        return Draft(tokens, [1.0] * len(tokens), "replay", self.at)  # what 1.0 is worth is calibrated
+
+    def identical(self, length: int) -> bool:
+        """Whether a response that ended with `length` tokens repeated the old one whole."""
+        return self.alive and self.at == length == len(self.tokens)
 
 
 @dataclass(slots=True)

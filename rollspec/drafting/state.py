@@ -10,7 +10,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from rollspec.config import RollspecConfig
-from rollspec.drafting import consensus, hierarchy, persistence, recycling, stand  # noqa: F401 - some are registered
+from rollspec.drafting import hierarchy, persistence, recycling, siblings  # noqa: F401 - some are registered
 from rollspec.drafting.base import drafter
 from rollspec.drafting.counters import Counters
 from rollspec.drafting.head import Head, Scored

@@ -19,18 +19,13 @@ from typing import Any
 from rollspec.config import SuffixConfig
 from rollspec.proposal.base import NO_DRAFT, Draft, TokenArray
 from rollspec.proposal.history import History
+from rollspec.proposal.lookup import DEPTH
 
 PROMPT_TAIL = 8
 """Prompt tokens put before each response in a corpus, so that its first tokens have a context to match."""
 
 BYTES_PER_TOKEN = 32
 """Upper estimate used between exact measurements."""
-
-SPEC_FACTOR = 2.0
-"""A draft is at most this many times as long as its match: a short match says little about what follows."""
-
-MIN_PROB = 0.1
-"""A draft stops where its cumulative frequency falls below this; later tokens would rarely pay for verification."""
 
 CORPUS_BYTES = 4
 """Bytes that all corpora may take per byte of `history.max_bytes`. A token has 4 bytes there and some 30 here, but
@@ -39,9 +34,6 @@ corpora of prompts that do not run need not stay.
 
 GROUP_BYTES = 1024
 """About what a prompt takes of which no text is kept, with the lengths of its responses."""
-
-WEAK_MATCH = 8
-"""Below this match length the group's draft is compared with the global corpus's."""
 
 MAX_ENDED = 256
 """Lengths of finished responses kept per prompt."""
@@ -61,7 +53,6 @@ class Group:
     """The corpus of one prompt and which sequences are in it."""
 
     key: str
-    prompt: TokenArray
     corpus: Any
     head: TokenArray  # prompt tail that starts each response in the corpus
     next_seq: int = 1
@@ -95,8 +86,8 @@ class SuffixDrafter:
             from rollspec.proposal import scan  # numba is imported where something is drafted
 
             first = scan.Corpus()  # what is compiled is compiled now, and not in a step
-            first.extend(0, [0, 1, 2, 3])
-            first.speculate([0, 1], 1, SPEC_FACTOR, MIN_PROB)
+            first.extend(0, range(DEPTH))
+            scan.look_up([first], None, [range(DEPTH)], [1])
             self._new_corpus, self._scan = scan.Corpus, scan
         self.config = config
         self.history = history
@@ -145,9 +136,7 @@ class SuffixDrafter:
         emitted = []
         for group, sequence, tokens in rows:
             emitted.append((group.corpus, sequence, tokens))
-            grown = len(tokens) * BYTES_PER_TOKEN
-            group.bytes += grown
-            self.bytes += grown
+            self._grow(group, len(tokens))
         self._scan.extend(emitted)
 
     def close(self, group: Group, sequence: int, tokens: TokenArray, version: int, aborted: str | None = None) -> None:
@@ -184,13 +173,7 @@ class SuffixDrafter:
         if self._scan is None:
             return [NO_DRAFT] * len(groups)
         found, wider = self._scan.look_up(
-            [g.corpus for g in groups],
-            self._global if "global" in self.config.sources else None,
-            WEAK_MATCH,
-            contexts,
-            rooms,
-            SPEC_FACTOR,
-            MIN_PROB,
+            [g.corpus for g in groups], self._global if "global" in self.config.sources else None, contexts, rooms
         )
         columns = (x.tolist() for x in (found.tokens, found.probs, found.counts, found.matches, wider))
         return [
@@ -220,10 +203,8 @@ class SuffixDrafter:
     def _build(self, key: str, prompt: TokenArray) -> Group:
         corpus = self._new_corpus()
         corpus.extend(0, prompt)
-        group = Group(key, prompt, corpus, prompt[-PROMPT_TAIL:].copy())
-        group.bytes = len(prompt) * BYTES_PER_TOKEN
-        self.bytes += group.bytes
-        self._groups[key] = group
+        group = self._groups[key] = Group(key, corpus, prompt[-PROMPT_TAIL:].copy())
+        self._grow(group, len(prompt))
         past = self.history.get(key) if "past" in self.config.sources else None
         for response in past.responses if past else ():
             group.versions.add(response.version)
@@ -253,17 +234,17 @@ class SuffixDrafter:
             self._forget_global(part.wide)
         if group.sequences.pop(part.sequence, None) is not None:
             group.corpus.remove(part.sequence)
-            freed = part.length * BYTES_PER_TOKEN
-            group.bytes -= freed
-            self.bytes -= freed
+            self._grow(group, -part.length)
 
     def _insert(self, group: Group, sequence: int, tokens: TokenArray, version: int) -> None:
         group.sequences[sequence] = version
         group.corpus.extend(sequence, group.head)
         group.corpus.extend(sequence, tokens)
-        grown = (len(tokens) + PROMPT_TAIL) * BYTES_PER_TOKEN
-        group.bytes += grown
-        self.bytes += grown
+        self._grow(group, len(tokens) + PROMPT_TAIL)
+
+    def _grow(self, group: Group, tokens: int) -> None:
+        group.bytes += tokens * BYTES_PER_TOKEN
+        self.bytes += tokens * BYTES_PER_TOKEN
 
     def _forget_rounds(self, group: Group, current: int) -> None:
         """Slide the window: drop sequences of rounds older than the last `window` before the current one, but for

@@ -14,8 +14,7 @@ from rollspec.config import TuningConfig
 from rollspec.drafting.hierarchy import HierarchyDrafting
 from rollspec.drafting.memory import SuffixMemory
 from rollspec.drafting.recycling import CANDIDATES, Adjacency, TokenRecycling
-from rollspec.drafting.siblings import VOTERS, SiblingNgrams
-from rollspec.drafting.stand import Stand
+from rollspec.drafting.siblings import VOTERS, SiblingNgrams, Stand
 from rollspec.proposal.base import Draft
 from rollspec.proposal.ngrams import FOLLOWERS, Ngrams, PromptTables
 from rollspec.step import Engine
