@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Any
 
@@ -57,17 +57,37 @@ class Plan:
 
 
 @dataclass(slots=True)
-class View:
-    """What the arms with a learned drafter proposed, or would have; see `Tuner.observe` for the first three.
+class Rows:
+    """What was proposed to the requests of a step, or a sample of them, and what the target emitted of it.
 
-    `served`: rows that the learned drafter served. `seconds`: what its passes take under each arm. Shape [arms].
+    `proposed`: tokens that each one's budget allowed, whatever the arm. `accepted`: leading ones that were emitted.
+    `unknown`: (row, calibrated cumulative probabilities) of proposals that outlived what is known: all that the target
+    emitted was proposed, and more was proposed.
     """
 
-    proposed: list[int]
-    accepted: list[int]
-    unknown: list[tuple[int, list[float]]]
-    served: list[bool]
-    seconds: Vector
+    proposed: list[int] = field(default_factory=list)
+    accepted: list[int] = field(default_factory=list)
+    unknown: list[tuple[int, list[float]]] = field(default_factory=list)
+
+    def add(self, most: int, found: int, expected: Sequence[float]) -> None:
+        """Add a request; `found`: as `Confidence.observe` gives it, negative where the next token is unknown."""
+        if found < 0:
+            found = ~found
+            if found < most:
+                self.unknown.append((len(self.proposed), list(expected)))
+        self.proposed.append(most)
+        self.accepted.append(found)
+
+
+@dataclass(slots=True)
+class View(Rows):
+    """The same of the arms with a learned drafter, from what it proposed or would have.
+
+    `served`: rows that it served. `seconds`: what its passes take under each arm. Shape [arms].
+    """
+
+    served: list[bool] = field(default_factory=list)
+    seconds: Vector = field(default_factory=lambda: np.zeros(0))
 
 
 class Tuner:
@@ -144,9 +164,7 @@ class Tuner:
         plan: Plan,
         batch: int,
         context_tokens: float,
-        proposed: Sequence[int],
-        accepted: Sequence[int],
-        unknown: Sequence[tuple[int, list[float]]] = (),
+        rows: Rows,
         view: View | None = None,
         measured: float | None = None,
     ) -> None:
@@ -156,20 +174,15 @@ class Tuner:
             plan: that decision.
             batch: requests that went through the step with a chance of a draft.
             context_tokens: of the batch.
-            proposed: per request whose proposal is known (a sample where the plan was to watch), the tokens its budget
-                allowed, whatever the arm.
-            accepted: leading proposed tokens that the target emitted, same order.
-            unknown: (row, calibrated cumulative probabilities) of proposals that outlived what is known: all that the
-                target emitted was proposed, and more was proposed.
-            view: the same of the arms with a learned drafter, where there are such.
+            rows: of requests whose proposal is known.
+            view: of the same, under the arms with a learned drafter, where there are such.
             measured: seconds that the step took, drafting included; None where it was not timed by itself.
         """
-        rows = len(proposed)
-        if not rows or batch <= 0:
+        if not rows.proposed or batch <= 0:
             return
-        emitted, verified = self._tokens(proposed, accepted, unknown)
+        emitted, verified = self._tokens(rows)
         if view is not None:
-            more, longer = self._tokens(view.proposed, view.accepted, view.unknown)
+            more, longer = self._tokens(view)
             emitted, verified = np.where(self.with_model, more, emitted), np.where(self.with_model, longer, verified)
         seconds = self._seconds(batch, verified, context_tokens)
         if view is not None:
@@ -184,16 +197,14 @@ class Tuner:
         if self.config.guard.enabled and plan.chosen != self.none:
             self._watch(plan, batch, float(emitted[plan.chosen]), seconds, view)
 
-    def _tokens(
-        self, proposed: Sequence[int], accepted: Sequence[int], unknown: Sequence[tuple[int, list[float]]]
-    ) -> tuple[Vector, Vector]:
+    def _tokens(self, rows: Rows) -> tuple[Vector, Vector]:
         """Tokens emitted, beyond one, and verified per request under each arm. Shapes [arms]."""
-        rows = len(proposed)
-        cut = np.minimum(np.array(proposed), self.ks[:, None])
-        emitted = np.minimum(np.array(accepted), cut).sum(1).astype(float)
-        for i, expected in unknown:
-            self._fill(emitted, cut[:, i].tolist(), accepted[i], expected)
-        return emitted / rows, cut.sum(1) / rows
+        n = len(rows.proposed)
+        cut = np.minimum(np.array(rows.proposed), self.ks[:, None])
+        emitted = np.minimum(np.array(rows.accepted), cut).sum(1).astype(float)
+        for i, expected in rows.unknown:
+            self._fill(emitted, cut[:, i].tolist(), rows.accepted[i], expected)
+        return emitted / n, cut.sum(1) / n
 
     def _watch(self, plan: Plan, batch: int, emitted: float, seconds: Vector, view: View | None) -> None:
         """Tell the guard, per drafter of the chosen arm, what was accepted and what would break even."""
