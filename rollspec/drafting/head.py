@@ -180,8 +180,18 @@ class Head(Drafter):
         acceptance = {"version": self.version, "acceptance": self.router.acceptance.state()}
         return {"drafter": acceptance, "passes": self.router.cost.state()}
 
-    def restore(self, router: Router, version: int | None) -> None:
-        """Take what an earlier run saved. Acceptance is of one version: it waits until that one is swapped in."""
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Take what an earlier run saved. Acceptance is of one version: it waits until that one is swapped in.
+
+        Raises:
+            ValueError, KeyError, TypeError: it cannot be used; nothing of it is.
+        """
+        router, version = Router(self.router.k), None
+        if "passes" in state:  # not there where it was measured on another machine
+            router.cost.restore(state["passes"])
+        if "drafter" in state:
+            version = int(state["drafter"]["version"])
+            router.acceptance.restore(state["drafter"]["acceptance"])
         self.router.cost = router.cost
         if version == self.version:
             self.router.acceptance = router.acceptance

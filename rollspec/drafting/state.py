@@ -10,7 +10,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from rollspec.config import RollspecConfig
-from rollspec.drafting import hierarchy, persistence, recycling, siblings  # noqa: F401 - some are registered
+from rollspec.drafting import hierarchy, recycling, siblings  # noqa: F401 - they are registered
 from rollspec.drafting.base import drafter
 from rollspec.drafting.counters import Counters
 from rollspec.drafting.head import Head, Scored
@@ -228,13 +228,24 @@ class State:
 
     def snapshot(self) -> dict[str, Any]:
         """History with what running requests have emitted so far; for `History.save`."""
-        return persistence.snapshot(self.history, self.requests.values())
+        running = (r for r in self.requests.values() if r.output and not r.private)
+        return self.history.snapshot((r.key, r.prompt, r.response) for r in running)
 
     def tuning_state(self) -> dict[str, Any]:
         """What was measured of speed and acceptance, in JSON types; `rollspec.tuning.store` keeps it."""
-        return persistence.tuning_state(self.tuner, self.confidence, self.head)
+        out = {"tuner": self.tuner.state(), "confidence": self.confidence.state()}
+        return out if self.head is None else out | self.head.state()
 
     def restore_tuning(self, state: Mapping[str, Any]) -> None:
-        """Start from what an earlier run saved; see `persistence.restored`."""
-        self.tuner, self.confidence = persistence.restored(state, self.config, self.head)
-        self._plan = None
+        """Start from what an earlier run saved.
+
+        Raises:
+            ValueError, KeyError, TypeError: it cannot be used; nothing of it is.
+        """
+        confidence, tuner = Confidence(), Tuner(self.config.tuning, self.k_max, self.config.proposal.drafters)
+        confidence.restore(state["confidence"])
+        if "tuner" in state:
+            tuner.restore(state["tuner"])
+        if self.head is not None:
+            self.head.restore(state)
+        self.confidence, self.tuner, self._plan = confidence, tuner, None

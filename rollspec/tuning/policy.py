@@ -70,8 +70,10 @@ def restored(row: Mapping[str, Any], like: Learner, ragged: bool = False) -> Lea
     Raises:
         ValueError: they have others, or hold numbers that are negative or not finite.
     """
-    found = {name: np.array(values, float) for name, values in row.items()}
-    if found.keys() != like.keys() or not all(
+    if row.keys() != like.keys():
+        raise ValueError(f"{', '.join(row)} cannot be {', '.join(like)}")
+    found = {name: np.array(row[name], float) for name in like}
+    if not all(
         (x.ndim == 1 if ragged else x.shape == like[name].shape) and np.isfinite(x).all() and (x >= 0).all()
         for name, x in found.items()
     ):

@@ -18,7 +18,7 @@ from rollspec.config import TuningConfig
 from rollspec.tuning.cost import CostModel
 from rollspec.tuning.guard import Guard
 from rollspec.tuning.policies import make
-from rollspec.tuning.policy import Arm, Outcome, Vector, bucket_of
+from rollspec.tuning.policy import Arm, Outcome, Vector, bucket_of, restored
 from rollspec.tuning.regret import Ledger
 
 LEARNED = ("eagle3", "draft_model", "mtp")
@@ -313,14 +313,10 @@ class Tuner:
         self.cost.restore(state["cost"])
         if state["arms"] != [a.name for a in self.arms]:
             return
-        host, emitted, verified = (np.array(state[k], float) for k in ("host", "emitted", "verified"))
-        if host.shape != (2,) or emitted.shape != self._emitted.shape or verified.shape != emitted.shape:
-            raise ValueError("its arrays have other lengths than the arms")
-        if not all(np.isfinite(x).all() and (x >= 0).all() for x in (host, emitted, verified)):
-            raise ValueError("it holds numbers that cannot be")
-        self._host, self._emitted, self._verified = host, emitted, verified
+        like = {"host": self._host, "emitted": self._emitted, "verified": self._verified}
+        self._host, self._emitted, self._verified = restored({name: state[name] for name in like}, like).values()
         self._seen = min(int(state["seen"]), 64)
-        self._hosted = [1 + _HOST_FIRST if h else 0 for h in host]
+        self._hosted = [1 + _HOST_FIRST if h else 0 for h in self._host]
         if state["policy"] == self.config.policy:
             self.policy.restore(state["learners"])
 
