@@ -1,12 +1,7 @@
-"""Draft lengths solved from what steps cost and from an acceptance rate: SmartSpec, in every so many steps, and ReSpec,
-whose table stands until the policy moves.
+"""Draft lengths solved from what steps cost and from an acceptance rate: SmartSpec and ReSpec.
 
-Both take the arm with the largest goodput, tokens per second
-
-    B · (1 - θ^(K+1))/(1 - θ) / T(B, K)
-
-(Leviathan et al. 2023, eq. 1), where T(B, K) is what a step of B requests takes with drafts of K tokens each and θ the
-chance that a draft token is accepted, for each set of drafters.
+Both take the arm with the largest goodput, B · (1 - θ^(K+1))/(1 - θ) / T(B, K) (Leviathan et al. 2023, eq. 1), where
+T(B, K) is what a step of B requests takes with drafts of K tokens each and θ the chance that a draft token is accepted.
 """
 
 from __future__ import annotations
@@ -31,12 +26,8 @@ and how much the goodput of no speculation is raised, for what speculation costs
 
 
 def solve(seconds: Vector, theta: Vector, ks: Vector) -> Vector:
-    """The arms with the largest goodput, one for each batch size. Shape [batch sizes].
-
-    Args:
-        seconds: the cost profile, T(B, K). Shape [batch sizes, arms].
-        theta: acceptance rates. Shape [arms], or [batch sizes, arms].
-        ks: draft lengths. Shape [arms].
+    """The arms with the largest goodput, [batch sizes]. `seconds`: T(B, K), [batch sizes, arms]. `theta`: [arms] or
+    [batch sizes, arms]. `ks`: [arms].
     """
     best: Vector = (expected(theta, ks) / seconds).argmax(axis=1)
     return best
@@ -63,8 +54,7 @@ class SmartSpec(_Profiled):
     In every 20th step, the K of the largest goodput, no speculation counting 1.1 times; θ is a moving average,
     0.85 θ + 0.15 (that of the last step), from 0.7 on.
     Simplified: T is the fitted cost model, not a linear model of a profile made beforehand; θ and the 20 steps are of
-    one batch bucket; a step's θ is the one at which its mean accepted length is expected; K changes for all requests
-    together, as in the code (the paper speaks of a length per request).
+    one batch bucket; a step's θ is the one at which its mean accepted length is expected.
     """
 
     def _new(self) -> Learner:
@@ -95,10 +85,9 @@ class ReSpec(_Profiled):
 
     At a batch bucket that is new, every arm is played `REPEATS` times: the least of the measured seconds is the profile
     T(B, K), as the first step of a kind may compile something; the accepted tokens give θ. `solve` makes the table's
-    entry, which stands until the policy's or the drafter's weights move; then the whole table is solved again from the
-    profile and what was accepted since, with half the weight for what is older.
-    Simplified: the text read for this was the paper's abstract; it names a profile and a choice by load, and not the
-    solver's formula, so that is goodput, and the decay is ours. It profiles before the job, here the first steps do.
+    entry, which stands until the policy's or the drafter's weights move; then the whole table is solved again.
+    Simplified: the text read for this was the paper's abstract, without the solver's formula, so that is goodput, and
+    the decay is ours. It profiles before the job, here the first steps do.
     """
 
     measures = True
