@@ -11,16 +11,22 @@ tokens.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 import numpy as np
 
 from rollspec.drafting.requests import Proposal, Request
-from rollspec.proposal import budget
 from rollspec.tuning.policies import make
 from rollspec.tuning.policy import Arm, Outcome, Policy, Vector
 from rollspec.tuning.tuner import LEARNED
+
+SVIP_BOUND = 0.7
+"""Of SVIP, in sqrt(nats): a choice between two tokens is unsure where the likelier has less than about 0.8."""
+
+SPECDEC_RISK = 0.7
+"""Of SpecDec++: the chance that any token of a draft is rejected, beyond which it is not continued."""
 
 THRESHOLD = 0.4
 """Of acceptance, below which the draft ends: the default of `assistant_confidence_threshold` in transformers, which
@@ -82,20 +88,32 @@ def register_rule(name: str) -> Callable[[T], T]:
 
 @register_rule("svip")
 class Svip(StopRule):
-    """SVIP (arXiv:2411.18462): while the drafter is sure, by the entropy of its own distribution."""
+    """SVIP (arXiv:2411.18462): while √H of the drafter's next-token distribution is below `SVIP_BOUND`.
+
+    A corpus knows the frequency f of its choice only, so H is that of {f, 1 - f}: the least it can be.
+    """
 
     def keep(self, r: Request, p: Proposal, batch: int) -> int:  # noqa: D102
-        return min(budget.svip_cut(p.draft.probs), len(p.expected))
+        before = 1.0
+        for n, cumulative in enumerate(p.draft.probs[: len(p.expected)]):
+            f = min(max(cumulative / before, 0.0), 1.0) if before > 0 else 0.0
+            entropy = -sum(x * math.log(x) for x in (f, 1.0 - f) if x > 0)
+            if f < 0.5:  # an unlikely choice is unsure, however little its complement says
+                entropy = max(entropy, math.log(2.0))
+            if math.sqrt(entropy) > SVIP_BOUND:
+                return n
+            before = cumulative
+        return len(p.expected)
 
 
 @register_rule("specdec++")
 class SpecDec(StopRule):
-    """SpecDec++ (arXiv:2405.19715): while the chance that any token is rejected is small. Its trained acceptance head
-    is the calibration here.
+    """SpecDec++ (arXiv:2405.19715, §3): while the chance that any token is rejected, 1 - Π p, is at most
+    `SPECDEC_RISK`. Its trained acceptance head is the calibration here.
     """
 
     def keep(self, r: Request, p: Proposal, batch: int) -> int:  # noqa: D102
-        return budget.specdec_cut(p.expected)
+        return next((n for n, kept in enumerate(p.expected) if 1.0 - kept > SPECDEC_RISK), len(p.expected))
 
 
 @register_rule("eesd")

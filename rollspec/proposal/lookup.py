@@ -5,12 +5,11 @@
     match        3 ----^       3 --^         2 --^            equal tokens backwards from each position
     vote               5 -> {8: 1, 3: 1} at length 3,  {8: 2, 3: 1} at length 2
 
-Every position in a request's slice with the context's last token, and with a token after it, is an occurrence; its
-match length is the number of equal tokens backwards. For each match length the occurrences at least that long vote for
-the next token, those that have the winner vote for the one after it, and so on: a token's probability is the product of
-the shares of the votes up to it. A chain is at most `factor` times as long as its match. The chain with the largest sum
-of probabilities, the number of tokens expected to be accepted, is the draft; of equal ones that of the longest match.
-This is SuffixDecoding's score (arXiv:2411.04975, section 4.2) over an array instead of a tree.
+Every position with the context's last token, and with a token after it, is an occurrence. For each match length the
+occurrences at least that long vote for the next token, those that have the winner vote for the one after it, and so on:
+a token's probability is the product of the shares of the votes up to it. A chain is at most `factor` times as long as
+its match. The chain with the largest sum of probabilities is the draft; of equal ones that of the longest match: the
+score of SuffixDecoding (arXiv:2411.04975, section 4.2) over an array instead of a tree.
 
 `benchmarks/gpu/lookup_reference.py` is the definition, in numpy; `lookup_cpu` computes the same, fast.
 """

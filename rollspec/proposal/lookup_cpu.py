@@ -4,11 +4,9 @@
     before3          -1 <------------ . <---------- .  <- heads[hash(4, 9, 5)]
 
 Each position links to the one before it with the same last three tokens, and to the one with the same last token; the
-newest of each is found by its hash. A lookup visits occurrences only, newest first, at most `VISITS`, whatever the size
-of the corpus. Compiled by numba, which vLLM requires on every platform: nothing to build or install.
-
-A step is one call for all requests, `extend` to write their new tokens and `lookup` to draft; a call from Python costs
-what a lookup does. Each request has a corpus of its own, so corpora are given as addresses of their headers.
+newest of each is found by its hash. A lookup visits occurrences only, newest first, at most `VISITS`. Compiled by
+numba, which vLLM requires on every platform. A step is one call for all requests, as a call from Python costs what a
+lookup does, so corpora are given as addresses of their headers.
 """
 
 from __future__ import annotations

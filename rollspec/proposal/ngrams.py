@@ -2,8 +2,7 @@
 
     text    4 9 5 8 ... 4 9 5 3 ... 4 9 5 8        contexts of two tokens:   (9, 5) -> {8: 2, 3: 1}
 
-A context is packed into one integer and a row of followers is a dictionary, so a look-up costs what a dictionary's
-does. `PromptTables` keeps one table per prompt and policy version, for drafters that learn from a request's siblings.
+A context is packed into one integer and a row of followers is a dictionary.
 """
 
 from __future__ import annotations
@@ -79,15 +78,9 @@ class Ngrams:
     def follow(
         self, tail: Sequence[int], room: int, choose: Callable[[Row, int], tuple[int, float]]
     ) -> tuple[list[int], list[float], int]:
-        """A chain of at most `room` tokens after `tail`, each looked up after those before it.
+        """At most `room` tokens after `tail`, their cumulative probabilities, and the first one's match length.
 
-        Args:
-            tail: at least `order` tokens of the text, where there are so many.
-            room: most tokens.
-            choose: from a row and the place in the chain to a follower and its probability; 0 ends the chain.
-
-        Returns:
-            Tokens, their cumulative probabilities, and the length of the first one's context.
+        `choose`: from a row and the place in the chain to a follower and its probability; 0 ends the chain.
         """
         text, probs, matched, cumulative = list(tail), [], 0, 1.0
         for place in range(room):

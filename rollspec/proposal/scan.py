@@ -4,8 +4,7 @@
     corpus.extend(1, [5, 6, 7])                              # append to sequence 1 in place
     found, _ = look_up([corpus], None, [context], [4])       # what followed there
 
-With its chains an array takes some 30 bytes a token where a suffix tree takes 300. Tokens are written in place, dropped
-sequences are erased, and the array is compacted when half of it is gaps.
+An array takes some 30 bytes a token where a suffix tree takes 300. It is compacted when half of it is gaps.
 """
 
 from __future__ import annotations
@@ -88,7 +87,6 @@ class Corpus:
         return region
 
     def _place(self, sequence: int, room: int) -> Region:
-        """A region for a new sequence, at the end."""
         self._reserve(room)
         region = self.regions[sequence] = Region(self._used, 0, room)
         self._header[-1] += room
@@ -123,7 +121,6 @@ class Corpus:
             self._compact(self._live)
 
     def _reserve(self, room: int) -> None:
-        """Reserve `room` more positions at the end."""
         if self._used + room > self._rows.shape[1]:
             self._compact(self._live + room)
 
@@ -182,16 +179,10 @@ def look_up(
     contexts: Sequence[Sequence[int]],
     rooms: Sequence[int],
 ) -> tuple[Found, npt.NDArray[np.bool_]]:
-    """The drafts of a batch, as `lookup` defines them, each from its own corpus.
+    """The drafts of a batch, as `lookup` defines them, each from its own corpus; and which are the fallback's, [B].
 
-    Args:
-        corpora: one per request.
-        fallback: where matches below `WEAK_MATCH` tokens are compared with what it says. None: nowhere.
-        contexts: last `DEPTH` tokens of each request, filled with `NOTHING` on the left.
-        rooms: most tokens of each draft.
-
-    Returns:
-        The drafts, and which of them are the fallback's. Shape [B].
+    `fallback`: where matches below `WEAK_MATCH` tokens are compared with what it says. `contexts`: last `DEPTH` tokens
+    of each request, filled with `NOTHING` on the left. `rooms`: most tokens of each draft.
     """
     batch = len(corpora)
     found, wider = empty(batch, max(rooms, default=0)), np.zeros(batch, np.bool_)

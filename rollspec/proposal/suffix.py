@@ -1,11 +1,9 @@
 """Suffix drafts: one corpus per prompt group, one global corpus as fallback.
 
-A corpus is an array with chains of positions (`proposal.scan.Corpus`).
-
 A group's corpus holds its prompt, what its siblings have emitted so far in this round, and the responses of past
-rounds, so that a request can be drafted from any of them (SuffixDecoding arXiv:2411.04975; siblings as in Seer
-arXiv:2511.14617, past epochs as in RhymeRL arXiv:2508.18588 and DAS arXiv:2511.13841). The corpora are a cache over
-`History`: dropped under memory pressure, rebuilt when their prompt comes back.
+rounds (SuffixDecoding arXiv:2411.04975; siblings as in Seer arXiv:2511.14617, past epochs as in RhymeRL
+arXiv:2508.18588 and DAS arXiv:2511.13841). The corpora are a cache over `History`: dropped under memory pressure,
+rebuilt when their prompt comes back.
 """
 
 from __future__ import annotations
@@ -28,9 +26,7 @@ BYTES_PER_TOKEN = 32
 """Upper estimate used between exact measurements."""
 
 CORPUS_BYTES = 4
-"""Bytes that all corpora may take per byte of `history.max_bytes`. A token has 4 bytes there and some 30 here, but
-corpora of prompts that do not run need not stay.
-"""
+"""Bytes that all corpora may take per byte of `history.max_bytes`: a token has 4 bytes there and some 30 here."""
 
 GROUP_BYTES = 1024
 """About what a prompt takes of which no text is kept, with the lengths of its responses."""
@@ -166,10 +162,7 @@ class SuffixDrafter:
     # ---- drafting ---------------------------------------------------------------------------------------------------
 
     def draft(self, groups: Sequence[Group], contexts: Sequence[Sequence[int]], rooms: Sequence[int]) -> list[Draft]:
-        """The likeliest draft after each of `contexts`, of at most as many tokens as there is room for.
-
-        `contexts`: the last `lookup.DEPTH` tokens of prompt + response, filled with `NOTHING` on the left.
-        """
+        """The likeliest draft after each context; see `scan.look_up`."""
         if self._scan is None:
             return [NO_DRAFT] * len(groups)
         found, wider = self._scan.look_up(
@@ -266,9 +259,7 @@ class SuffixDrafter:
 
     def _shrink(self, current: Group) -> None:
         """Drop the least recently used corpora that no running request needs."""
-        if self.bytes <= self._group_max:
-            return
-        for key, group in list(self._groups.items()):
+        for key, group in list(self._groups.items()) if self.bytes > self._group_max else ():
             if self.bytes <= self._group_max:
                 break
             if not group.running and group is not current:

@@ -15,7 +15,7 @@ importance ratios stay at 1 and no trainer can notice: that is why this is calle
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -84,51 +84,34 @@ class Prefix:
     finished: bool
 
 
+@dataclass
 class LenientReuse:
-    """Decides prefixes for one engine and counts what SPEC-RL counts. One event loop.
+    """Decides prefixes for one engine and counts what SPEC-RL counts. One event loop."""
 
-    Args:
-        config: the bias of the rule.
-        old: the responses to reuse (`old_responses`).
-        max_model_len: tokens of prompt and response that the engine takes.
-        vocab_size: of the target; an old token beyond it is not reused.
-        eos: tokens that end a response unless `ignore_eos`.
-        logprobs_mode: vLLM's; log-probs must be the sampled distribution's.
-        rng: draws the rule's U. Fresh entropy by default: the same U in every epoch would repeat its decisions.
-    """
-
-    def __init__(
-        self,
-        config: ReuseConfig,
-        old: History,
-        max_model_len: int,
-        vocab_size: int,
-        eos: frozenset[int] = frozenset(),
-        logprobs_mode: str = "processed_logprobs",
-        rng: np.random.Generator | None = None,
-    ) -> None:
-        self.config = config
-        self.old = old
-        self.max_model_len = max_model_len
-        self.vocab_size = vocab_size
-        self.eos = eos
-        self.logprobs_mode = logprobs_mode
-        self.version = 0
-        self._rng = np.random.default_rng() if rng is None else rng
-        self._counts: dict[str, float] = {}
-        self._log_once = LogOnce()
+    config: ReuseConfig
+    old: History
+    """The responses to reuse (`old_responses`)."""
+    max_model_len: int
+    vocab_size: int
+    """Of the target; an old token beyond it is not reused."""
+    eos: frozenset[int] = frozenset()
+    """Tokens that end a response unless `ignore_eos`."""
+    logprobs_mode: str = "processed_logprobs"
+    """vLLM's; log-probs must be the sampled distribution's."""
+    rng: np.random.Generator = field(default_factory=np.random.default_rng)
+    """Draws the rule's U, from fresh entropy: the same U in every epoch would repeat its decisions."""
+    version: int = 0
+    """Of the policy."""
+    _counts: dict[str, float] = field(default_factory=dict)
+    _log_once: LogOnce = field(default_factory=LogOnce)
 
     async def prefix(
         self, score: Score, prompt: Sequence[int], params: Mapping[str, Any], limit: int, sample: str | None
     ) -> Prefix | None:
         """The prefix that the rollout of `prompt` starts from; None where it starts from nothing.
 
-        Args:
-            score: runs a scoring request on the engine.
-            prompt: token ids.
-            params: the rollout's sampling parameters, as `SamplingParams` takes them.
-            limit: most response tokens.
-            sample: which of the prompt's samples it is; None where that is not known.
+        `params`: its sampling parameters, as `SamplingParams` takes them. `limit`: most response tokens. `sample`:
+        which of the prompt's samples it is; None where that is not known.
         """
         if sample is None:
             return None
@@ -169,7 +152,7 @@ class LenientReuse:
     ) -> Prefix:
         assert old.logprobs is not None
         log_new, log_old = new.astype(np.float64), old.logprobs[: len(tokens)].astype(np.float64)
-        n = kept(log_new, log_old, 1.0 - self._rng.random(len(tokens)), self.config.bias)
+        n = kept(log_new, log_old, 1.0 - self.rng.random(len(tokens)), self.config.bias)
         stop = {*(params.get("stop_token_ids") or ()), *(() if params.get("ignore_eos") else self.eos)}
         end = next((i + 1 for i, t in enumerate(tokens[:n]) if t in stop), 0)
         finished = bool(end) or n == limit
@@ -189,18 +172,14 @@ class LenientReuse:
             return "top_k", f"top_k = {params['top_k']} cuts the distribution that the rule compares; set it to -1"
         for name, neutral in NEUTRAL.items():
             if params.get(name, neutral) not in (neutral, None):
-                return (
-                    name,
-                    f"{name} = {params[name]} changes the distribution that the rule compares; set it to {neutral}",
-                )
+                said = f"{name} = {params[name]} changes the distribution that the rule compares; set it to {neutral}"
+                return name, said
         for name in EMPTY:
             if params.get(name) not in (None, [], {}, ""):
                 return name, f"{name} is set, which the rule knows nothing of; unset it"
         if self.logprobs_mode != "processed_logprobs" and (self.logprobs_mode, temperature) != ("raw_logprobs", 1.0):
-            return (
-                "logprobs_mode",
-                f"logprobs_mode = {self.logprobs_mode} is not the distribution that is sampled; unset it",
-            )
+            said = f"logprobs_mode = {self.logprobs_mode} is not the distribution that is sampled; unset it"
+            return "logprobs_mode", said
         return None
 
     def remember(self, items: Sequence[tuple[str, str, Any, Any]], version: int) -> dict[str, int]:

@@ -1,9 +1,7 @@
 """The log-probs that the policy gives to given tokens, at the temperature it is sampled at: one prefill, no sampling.
 
-vLLM returns log-probs of prompt tokens, but of the unscaled logits: `prompt_logprobs` skip the temperature
-(vllm/v1/worker/gpu/sample/prompt_logprob.py). At another temperature than 1 that is another distribution
-than the one responses are drawn from, and what it differs by needs the whole vocabulary, so the worker divides the
-logits itself for requests that ask for it (`v2/scoring.py`).
+vLLM's `prompt_logprobs` are of the unscaled logits (vllm/v1/worker/gpu/sample/prompt_logprob.py), so the worker divides
+them itself for requests that ask for it (`v2/scoring.py`).
 
     params = scoring.params(temperature=0.7)
     async for output in engine.generate({"prompt_token_ids": prompt + response}, params, request_id): ...
