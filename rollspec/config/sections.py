@@ -6,7 +6,7 @@ A knob is one field: its type and bounds refuse what cannot work, its descriptio
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
@@ -195,7 +195,7 @@ class PolicyConfig(Section):
         min_length=1,
         description="Of `table`: draft length by the batch size up to which it holds, such as {4: 8, 64: 0}.",
     )
-    sets: dict[int, Annotated[tuple[int, ...], Field(min_length=1)]] | None = Field(
+    sets: dict[int, tuple[int, ...]] | None = Field(
         None,
         min_length=1,
         description="Of `beg_mab`: draft lengths to choose among by the batch size up to which they hold, such as "

@@ -92,6 +92,8 @@ class RollspecConfig(Section):
                 "tuning.policy = table needs tuning.options.table, a mapping of batch sizes to draft lengths such as "
                 "{4: 8, 16: 4, 64: 0}"
             )
+        if sets and not all(sets.values()):
+            raise ValueError(f"tuning.options.sets = {sets} must name a draft length for every batch size: add one")
         known = tuning.lengths(k_max) if drafters else (0,)
         asked = {*(table or {}).values(), *chain(*(sets or {}).values())}
         if missing := sorted(asked - set(known)):

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from rollspec.proposal.base import NO_DRAFT, Draft, TokenArray, as_tokens
 from rollspec.proposal.history import Response, Spans, extend_spans
 from rollspec.proposal.router import TRUST_WEIGHT, Vector
-from rollspec.proposal.suffix import Group
 from rollspec.tuning.tuner import LEARNED, Plan
 
 
@@ -53,6 +53,31 @@ class HeadPart(Proposal):
         if known:
             self.accepted_sum = 0.98**known * self.accepted_sum + accepted
             self.hoped = 0.98**known * self.hoped + float(rates[:known].sum())
+
+
+@dataclass(slots=True)
+class Part:
+    """What an aborted rollout has left in the corpora, until it goes on."""
+
+    sequence: int  # of the group's corpus
+    wide: int | None  # of the global corpus
+    length: int  # in tokens
+
+
+@dataclass(slots=True)
+class Group:
+    """The corpus of one prompt and which sequences are in it."""
+
+    key: str
+    corpus: Any
+    head: TokenArray  # prompt tail that starts each response in the corpus
+    next_seq: int = 1
+    running: set[int] = field(default_factory=set)  # sequences of requests that run
+    bytes: int = 0
+    sequences: dict[int, int] = field(default_factory=dict)  # sequence id -> policy version
+    versions: set[int] = field(default_factory=set)
+    ended: list[int] = field(default_factory=list)  # lengths of finished responses, ascending
+    parts: dict[str, Part] = field(default_factory=dict)  # by origin
 
 
 @dataclass(slots=True)

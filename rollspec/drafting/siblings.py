@@ -13,10 +13,10 @@ import numpy as np
 
 from rollspec.config import RollspecConfig
 from rollspec.drafting.base import Draft, Drafter, register_drafter
+from rollspec.drafting.memory import CORPUS_BYTES
 from rollspec.drafting.requests import Request
 from rollspec.proposal.history import History
 from rollspec.proposal.ngrams import ROW_BYTES, UNSEEN, PromptTable, PromptTables, Row
-from rollspec.proposal.suffix import CORPUS_BYTES
 
 VOTERS = 64
 """Siblings that are counted apart; with more than 64 of one prompt, every 64th shares a count."""

@@ -21,7 +21,6 @@ from rollspec.proposal.base import TokenArray, as_tokens, prompt_key
 from rollspec.proposal.confidence import Confidence
 from rollspec.proposal.history import History, extend_spans
 from rollspec.proposal.router import Router
-from rollspec.proposal.suffix import SuffixDrafter
 from rollspec.telemetry.engine_stats import EngineStats
 from rollspec.tuning.cost import LONGEST
 from rollspec.tuning.tuner import Plan, Tuner
@@ -210,9 +209,9 @@ class State:
         return self.counters.stats
 
     @property
-    def suffix(self) -> SuffixDrafter:
+    def suffix(self) -> SuffixMemory:
         """The corpora of suffix drafts."""
-        return next(d.corpora for d in self.drafters if isinstance(d, SuffixMemory))
+        return next(d for d in self.drafters if isinstance(d, SuffixMemory))
 
     def drain(self) -> EngineStats:
         """Counters since the last call, with the present levels filled in."""

@@ -65,7 +65,7 @@ def test_arms_of_a_configuration() -> None:
         ({"tuning": {"policy": "table", "options": {"table": {}}}}, "tuning.options.table = {} cannot be used"),
         ({"tuning.policy": "table", "tuning.options.table": {4: 3}}, "tuning.options.table asks for K = 3"),
         ({"tuning.policy": "beg_mab", "tuning.options.sets": {4: [3]}}, "tuning.options.sets asks for K = 3"),
-        ({"tuning.policy": "beg_mab", "tuning.options.sets": {4: []}}, "tuning.options.sets.4 = [] cannot be used"),
+        ({"tuning.policy": "beg_mab", "tuning.options.sets": {4: []}}, "must name a draft length for every batch size"),
         ({"tuning.policy": "beg_mab", "tuning.options.sets": 4}, "tuning.options.sets = 4 cannot be used"),
         ({"proposal.budget.length_weight": -1}, "proposal.budget.length_weight = -1"),
     ],
