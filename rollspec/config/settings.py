@@ -167,11 +167,9 @@ def resolve(
     overrides: Mapping[str, Any] | Sequence[str] = (),
     env: Mapping[str, str] | None = None,
 ) -> RollspecConfig:
-    """The settings of a job, from all that may set them; to be called once, in the process that starts the job.
+    """The settings of a job, weakest first: built-in values, preset, file or mapping, environment, `overrides`.
 
-    Weakest first: built-in values, preset, file or mapping (a trainer's own options are a mapping), environment,
-    `overrides`. Settings that were resolved before, as an object or as the mapping of `to_dict`, have met the
-    environment already and take `overrides` alone.
+    Settings that were resolved before, as an object or as the mapping of `to_dict`, take `overrides` alone.
 
     Args:
         source: a preset's name, a path to a YAML file, a mapping, or None for `default`.

@@ -1,8 +1,4 @@
-"""What is counted of drafting: tokens drafted and accepted, by drafter and position, and the host's time.
-
-The counters go to telemetry by `drain`; the host's time of a step also goes to the tuner, as part of what drafting
-costs.
-"""
+"""What is counted of drafting: tokens drafted and accepted, by drafter and position, and the host's time."""
 
 from __future__ import annotations
 
@@ -65,11 +61,9 @@ class Counters:
         return self._before_step - before
 
     def verified(self, source: str, expected: Sequence[float], verified: int, accepted: int) -> None:
-        """Of a request's draft, `verified` tokens were verified and `accepted` of them accepted.
+        """Of a request's draft by `source`, `verified` tokens were verified and `accepted` of them accepted.
 
-        Args:
-            source: who drafted it.
-            expected: cumulative acceptance per token, as it was calibrated when drafted.
+        `expected`: cumulative acceptance per token, as it was calibrated when drafted.
         """
         stats = self.stats
         accepted = min(accepted, verified)

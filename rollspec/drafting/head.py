@@ -1,8 +1,7 @@
 """The draft head as a drafter: an EAGLE-3 head or a draft model, which the engine runs where it pays.
 
-Before a pass is run its proposals are estimated from the head's acceptance so far, and weighed against memory's
-(`proposal/router.py`); after it, once more with what it proposed. While the head rests, one pass every so many steps
-keeps its acceptance known.
+Before a pass is run its proposals are estimated and weighed against memory's (`proposal/router.py`); after it, once
+more with what it proposed. While the head rests, one pass every so many steps keeps its acceptance known.
 """
 
 from __future__ import annotations
@@ -55,13 +54,7 @@ class Head(Drafter):
     def route(self, step: Step, tuner: Tuner, selection: Selection, most: int, *, resting: bool, canary: bool) -> int:
         """Estimate its proposals, prefer it or memory per request, and say how many passes to run.
 
-        Args:
-            step: with what memory proposed and the budget allowed of it.
-            tuner: for what a step costs.
-            selection: for what a draft token must bring.
-            most: longest draft of a request, in tokens.
-            resting: it cannot be run now.
-            canary: its weights are to be judged.
+        `most`: longest draft of a request. `resting`: it cannot be run now. `canary`: its weights are to be judged.
         """
         router, asked = self.router, step.asked
         self.pass_seconds = np.zeros(len(tuner.arms))
@@ -111,10 +104,8 @@ class Head(Drafter):
         selection: Selection,
         most: int,
     ) -> list[Sequence[float]]:
-        """Take what its passes gave and prefer it or memory again, now that both are known.
-
-        Returns:
-            Per request of `step.asked`, the calibrated cumulative acceptance of the preferred proposal.
+        """Take what its passes gave and prefer it or memory again: per request of `step.asked`, the calibrated
+        cumulative acceptance of the preferred proposal.
         """
         self._tokens, self._probs = tokens, probs
         floor = 0.0 if selection.fixed else FLOOR
@@ -181,11 +172,7 @@ class Head(Drafter):
         return {"drafter": acceptance, "passes": self.router.cost.state()}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Take what an earlier run saved. Acceptance is of one version: it waits until that one is swapped in.
-
-        Raises:
-            ValueError, KeyError, TypeError: it cannot be used; nothing of it is.
-        """
+        """Take what an earlier run saved, or raise. Acceptance of another version waits until that is swapped in."""
         router, version = Router(self.router.k), None
         if "passes" in state:  # not there where it was measured on another machine
             router.cost.restore(state["passes"])

@@ -72,10 +72,7 @@ class Selection:
     def allot(self, drafts: Sequence[Sequence[float]], step: Step, cost: CostModel) -> list[int]:
         """Tokens of each draft of `step.asked` that are worth verifying, before the arm's own limit.
 
-        Args:
-            drafts: cumulative acceptance per token, one row per request of `step.asked`.
-            step: its plan says of how many requests those that were asked are a sample.
-            cost: predicts the step's duration.
+        `drafts`: cumulative acceptance per token. Those that were asked may be a sample, as the step's plan says.
         """
         batch, asked = len(step.running), step.asked
         if self.config.policy == "tetris" and step.plan.k:

@@ -4,9 +4,7 @@
     class Short(StopRule):
         def keep(self, r, p, batch): return min(2, len(p.expected))
 
-A rule decides how many tokens of every proposal are kept, before the arm's own limit, and learns how many were
-accepted. Drafts are one-hot or coupled with the target's noise, so any rule is lossless, also one that looks at the
-tokens.
+Drafts are one-hot or coupled with the target's noise, so any rule is lossless, also one that looks at the tokens.
 """
 
 from __future__ import annotations
@@ -48,25 +46,15 @@ class StopRule:
         self.lengths = [k for k in lengths if k]
 
     def keep(self, r: Request, p: Proposal, batch: int) -> int:
-        """Tokens of the proposal to keep, at most `len(p.expected)`.
-
-        Args:
-            r: whose draft it is.
-            p: the draft with its calibrated acceptance.
-            batch: running requests.
-        """
+        """Tokens of the proposal to keep, at most `len(p.expected)`. `batch`: running requests."""
         return len(p.expected)
 
     def learn(self, r: Request, p: Proposal, accepted: int, known: int, verified: int, batch: int) -> None:
-        """What became of a proposal.
+        """What became of a proposal, as `keep` was given it.
 
-        Args:
-            r: `r.accepted` tokens of what was verified were accepted.
-            p: as `keep` was given it.
-            accepted: its leading tokens that the target emitted, verified or not.
-            known: of its positions: `accepted`, and one more where a token was wrong.
-            verified: tokens of it that the engine verified; 0 where it was not handed over.
-            batch: requests that went through the step.
+        `accepted`: its leading tokens that the target emitted, verified or not. `known`: of its positions: these, and
+        one more where a token was wrong. `verified`: tokens of it that the engine verified, of which `r.accepted` were
+        accepted; 0 where it was not handed over.
         """
 
     def finish(self, r: Request) -> None:

@@ -45,9 +45,6 @@ def allocate(
         context_tokens: of the batch.
         weights: what a token of each request counts; 1 for all where None.
         copies: each draft stands for this many requests (a sample of the batch).
-
-    Returns:
-        Tokens to keep of each draft, same order.
     """
     counts = [1.0] * len(drafts) if weights is None else weights
     flat = np.array([w * p for w, draft in zip(counts, drafts, strict=True) for p in draft])

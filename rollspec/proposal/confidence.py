@@ -50,8 +50,7 @@ class Confidence:
     def cumulative(self, draft: Draft, floor: float) -> tuple[list[float], list[int]]:
         """Calibrated probability, per token, that it and all before it are accepted; and the table cells used.
 
-        The chain ends with the first token below `floor`: deeper ones could not pay for themselves. That token is kept
-        so that its cell is still scored; a cell that fell below could never rise again otherwise.
+        The chain ends with the first token below `floor`, which is kept so that its cell may rise again.
         """
         table = self._tables.get(draft.source)
         if table is None:
@@ -77,11 +76,8 @@ class Confidence:
             table.verified(predicted, accepted)
 
     def observe(self, source: str, cells: Sequence[int], proposed: Sequence[int], emitted: Sequence[int]) -> int:
-        """Score the chain `proposed` (with its `cells`) against the tokens the target then emitted.
-
-        Returns:
-            Leading proposed tokens that the target emitted; `~accepted` (negative) where the next one is unknown,
-            because all emitted tokens had been proposed.
+        """Score the chain `proposed` (with its `cells`) against what the target then emitted: the number of its leading
+        tokens that were; `~accepted` (negative) where the next one is unknown, as all that was emitted was proposed.
         """
         table = self._tables[source]
         table.fade()

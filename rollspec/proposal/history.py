@@ -43,9 +43,8 @@ def extend_spans(spans: Sequence[tuple[int, int]], start: int, version: int) -> 
 
 @dataclass(slots=True)
 class Response:
-    """One finished (or, when saved mid-rollout, unfinished) response. `version`: policy version it was started
-    under. `stream`: key of its noise, which says which sample of its prompt it is; None where noise is not kept.
-    `origin`: names the rollout, where an abort may leave it in parts; each one begins with all before it.
+    """One response, perhaps unfinished. `version`: policy version it was started under. `stream`: key of its noise, if
+    that is kept. `origin`: names the rollout, where an abort may leave it in parts; each one begins with all before it.
     `spans`: empty where `version` sampled all tokens. `logprobs`: [n] of the tokens, where they are kept.
     """
 
@@ -152,9 +151,7 @@ class History:
             self._drop(oldest)
 
     def reward(self, items: Iterable[tuple[str, str, float]]) -> int:
-        """Join rewards to responses; items are (prompt key, key of the response tokens, reward). Returns the
-        matches.
-        """
+        """Join rewards, (prompt key, key of the response tokens, reward), to responses; returns the matches."""
         found = 0
         for key, response_key, value in items:
             entry = self._prompts.get(key)
@@ -183,9 +180,7 @@ class History:
     # ---- disk -------------------------------------------------------------------------------------------------------
 
     def snapshot(self, unfinished: Iterable[tuple[str, TokenArray, Response]] = ()) -> dict[str, Any]:
-        """Arrays and header to be written; cheap enough for the step path, so that writing can happen in a thread.
-        `unfinished` responses are written in the place of earlier parts of them.
-        """
+        """What `save` writes, cheap enough for the step path; `unfinished` responses replace earlier parts of them."""
         unfinished = list(unfinished)
         resumed = {r.origin for _, _, r in unfinished if r.origin is not None}
         kept = [(key, e.prompt, [r for r in e.responses if r.origin not in resumed]) for key, e in self]
@@ -242,12 +237,11 @@ class History:
         """Take what the file in `folder` holds; returns the number of responses, 0 where there is no file.
 
         What is kept for a prompt already is replaced. Versions are shifted to below `version`, the present one, where
-        they are not: another job's, or a later state of this one's, must not count as newer than what is emitted now.
-        `vocab`: size of the target's vocabulary, which no token may be outside of. `tokenizer`: its tokenizer's name.
+        they are not: another job's must not count as newer than what is emitted now. `vocab`: size of the target's
+        vocabulary. `tokenizer`: its tokenizer's name.
 
         Raises:
-            HistoryError: the file is truncated, altered, of another format, vocabulary or tokenizer. It is renamed to
-                `*.corrupt` so that the next save does not destroy it, and nothing of it is used.
+            HistoryError: the file is truncated, altered, of another format, vocabulary or tokenizer; it is set aside.
         """
         path = Path(folder) / self.file
         if not path.is_file():

@@ -14,16 +14,10 @@ LIMITS = (0.5, 2.0)
 
 
 def remaining(now: int, ended: Sequence[int], limit: int) -> float:
-    """Expected tokens until the end of a response of `now` tokens so far.
+    """Expected tokens until the end of a response of `now` tokens so far and `limit` at most.
 
-    Args:
-        now: tokens emitted so far.
-        ended: lengths of finished responses to the same prompt, ascending.
-        limit: the longest it can become.
-
-    Returns:
-        The mean excess of those that were longer. Where none was, as much again as was emitted: a response that
-        outlived all others is in a heavy tail.
+    The mean excess of those of `ended` (finished responses to the prompt, ascending) that were longer. Where none was,
+    as much again as was emitted: a response that outlived all others is in a heavy tail.
     """
     if now >= limit:
         return 0.0

@@ -1,7 +1,7 @@
 """Saves the tuning beside the history: the cost model, the policy, the calibration.
 
-One JSON file with a checksum and the machine and model it was measured on. Another machine's cost model would mislead,
-so it is left out there; the calibration of drafts holds anywhere.
+One JSON file with a checksum and the machine and model it was measured on. On another machine the cost model is left
+out; the calibration of drafts holds anywhere.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """Decides, once per step and in one place, how much is drafted; learns from every step about every arm.
 
-The engine's output rank calls `plan` before it drafts and `observe` with the outcome. Other ranks decide
-nothing: they verify what the scheduler sends them, so no clock of theirs can matter.
+The engine's output rank calls `plan` before it drafts and `observe` with the outcome; other ranks decide nothing.
 """
 
 from __future__ import annotations
@@ -141,17 +140,8 @@ class Tuner:
             watch = WATCHED if batch >= 2 * WATCHED else max(1, batch // 2)
         quiet = self._quiet[bucket] = self._quiet.get(bucket, 0) + 1 if watch and chosen == self.none else 0
         resting = quiet > REST_AFTER
-        return Plan(
-            bucket,
-            chosen,
-            played,
-            self.arms[played].k,
-            watch,
-            batch,
-            drafters,
-            rest=resting and quiet % REST_EVERY != 0,
-            steps=REST_EVERY if resting else 1,
-        )
+        rest, steps = resting and quiet % REST_EVERY != 0, REST_EVERY if resting else 1
+        return Plan(bucket, chosen, played, self.arms[played].k, watch, batch, drafters, rest, steps)
 
     def _arm(self, drafters: tuple[str, ...], k: int, chosen: int) -> int:
         """The arm of `drafters` and `k`; the chosen one where there is none of what the guard left of it."""
@@ -170,13 +160,8 @@ class Tuner:
     ) -> None:
         """What became of the step that `plan` decided.
 
-        Args:
-            plan: that decision.
-            batch: requests that went through the step with a chance of a draft.
-            context_tokens: of the batch.
-            rows: of requests whose proposal is known.
-            view: of the same, under the arms with a learned drafter, where there are such.
-            measured: seconds that the step took, drafting included; None where it was not timed by itself.
+        `batch`: requests that went through it with a chance of a draft, of which `rows` and `view` have those whose
+        proposal is known. `measured`: seconds that it took, drafting included, if it was timed by itself.
         """
         if not rows.proposed or batch <= 0:
             return
