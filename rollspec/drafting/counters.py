@@ -32,10 +32,8 @@ class Counters:
 
     def __init__(self) -> None:
         self.stats = EngineStats()
-        self.drafting = Timer()
-        """All of drafting on the host since the last step, `begin` and `finish` included."""
-        self.tuning = Timer()
-        """The part of it that decides how much to draft."""
+        self.drafting = Timer()  # all of drafting on the host since the last step, `begin` and `finish` included
+        self.tuning = Timer()  # the part of it that decides how much to draft
         self._before_step = 0.0  # drafting seconds up to the last step
         self._before_drain = (0.0, 0.0)  # of both timers
         self._peak = 0  # largest batch of this rollout round, for the tail

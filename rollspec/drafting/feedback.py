@@ -17,8 +17,7 @@ class Feedback:
     def __init__(self, pass_seconds: Vector | None) -> None:
         self.rows = Rows()
         self.head = View(seconds=pass_seconds) if pass_seconds is not None else None
-        self.decoding = 0
-        """Requests that went through the step with a chance of a draft."""
+        self.decoding = 0  # requests that went through the step with a chance of a draft
 
     def add(self, r: Request, accepted: int, head_accepted: int) -> None:
         """Add a request, with the leading tokens of memory's and of the head's proposal that the target emitted, as

@@ -20,8 +20,7 @@ from rollspec.proposal.history import History
 from rollspec.proposal.router import Router, Vector, worth
 from rollspec.tuning.tuner import Tuner
 
-PROBE_EVERY = 64
-"""Steps after which a head that the tuner did not choose runs one pass, unverified."""
+PROBE_EVERY = 64  # steps after which a head that the tuner did not choose runs one pass, unverified
 
 CANARY_EVERY = 4
 """The same while its weights are a canary. The verdict takes as many passes either way; this is how soon it comes."""
@@ -38,12 +37,10 @@ class Head(Drafter):
     def __init__(self, name: str, config: RollspecConfig, history: History) -> None:
         self.name = name
         self.router = Router(min(config.proposal.learned.k_max, config.proposal.k_max))
-        self.version = 0
-        """Of its weights; 0: as started."""
+        self.version = 0  # of its weights; 0: as started
         self.pass_seconds: Vector = np.zeros(0)
         """What its passes would take under each of the tuner's arms. Shape [arms]."""
-        self.since = PROBE_EVERY
-        """Steps since it last ran."""
+        self.since = PROBE_EVERY  # steps since it last ran
         self.rested = True
         """Whether it did not run in the step before its present pass: then its weights are in no cache."""
         self._price = 0.0

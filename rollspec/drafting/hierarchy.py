@@ -21,20 +21,11 @@ from rollspec.drafting.requests import Request
 from rollspec.proposal.history import History
 from rollspec.proposal.ngrams import Ngrams, likeliest
 
-PHRASE = 4
-"""Tokens of a draft, at most: the released code keeps phrases of five, the key's token included."""
-
-KEY = 2
-"""Tokens that a phrase is looked up by."""
-
-MOST_ROWS = 100_000
-"""Of each of the databases that outlive a request."""
-
-REPEAT = 0.8
-"""Chance that a token of the context's phrase is right, before it is calibrated."""
-
-KEYS = 4096
-"""Prompts whose text is known to be counted already."""
+PHRASE = 4  # tokens of a draft, at most: the released code keeps phrases of five, the key's token included
+KEY = 2  # tokens that a phrase is looked up by
+MOST_ROWS = 100_000  # of each of the databases that outlive a request
+REPEAT = 0.8  # chance that a token of the context's phrase is right, before it is calibrated
+KEYS = 4096  # prompts whose text is known to be counted already
 
 
 @dataclass(slots=True)

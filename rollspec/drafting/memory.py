@@ -21,20 +21,14 @@ from rollspec.proposal.history import History
 from rollspec.proposal.lookup import DEPTH, NOTHING
 from rollspec.tuning.tuner import LEARNED
 
-PROMPT_TAIL = 8
-"""Prompt tokens put before each response in a corpus, so that its first tokens have a context to match."""
-
-BYTES_PER_TOKEN = 32
-"""Upper estimate used between exact measurements."""
+PROMPT_TAIL = 8  # prompt tokens put before each response in a corpus, so that its first tokens have a context to match
+BYTES_PER_TOKEN = 32  # upper estimate used between exact measurements
 
 CORPUS_BYTES = 4
 """Bytes that all corpora may take per byte of `history.max_bytes`: a token has 4 bytes there and some 30 here."""
 
-GROUP_BYTES = 1024
-"""About what a prompt takes of which no text is kept, with the lengths of its responses."""
-
-MAX_ENDED = 256
-"""Lengths of finished responses kept per prompt."""
+GROUP_BYTES = 1024  # about what a prompt takes of which no text is kept, with the lengths of its responses
+MAX_ENDED = 256  # lengths of finished responses kept per prompt
 
 
 @register_drafter("replay")

@@ -21,11 +21,8 @@ from rollspec.drafting.requests import Request
 from rollspec.proposal.history import History
 from rollspec.proposal.ngrams import MIN_PROB, UNSEEN
 
-CANDIDATES = 8
-"""Kept per token, as in the paper (k)."""
-
-RATE = 0.25
-"""Of the latest observation in a candidate's weight."""
+CANDIDATES = 8  # kept per token, as in the paper (k)
+RATE = 0.25  # of the latest observation in a candidate's weight
 
 
 class Adjacency:
@@ -33,8 +30,7 @@ class Adjacency:
 
     def __init__(self) -> None:
         self._weights: dict[int, dict[int, float]] = {}
-        self.best: dict[int, tuple[int, float]] = {}
-        """Token -> its best candidate and that one's share of the weights."""
+        self.best: dict[int, tuple[int, float]] = {}  # token -> its best candidate and that one's share of the weights
 
     def add(self, text: Sequence[int], new: int) -> None:
         """The last `new` tokens of `text` were emitted, each after the one before it."""

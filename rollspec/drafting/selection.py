@@ -16,11 +16,8 @@ from rollspec.tuning.cost import CostModel
 FLOOR = 0.03
 """Chains end below this chance of acceptance at the latest: no step is so cheap per token that it would pay."""
 
-TETRIS_EXTRA = 2
-"""Draft tokens per request that `tetris` asks for beyond those that it verifies on average."""
-
-LENGTHS_EVERY = 16
-"""Tokens after which a request's expected length is looked at again."""
+TETRIS_EXTRA = 2  # draft tokens per request that `tetris` asks for beyond those that it verifies on average
+LENGTHS_EVERY = 16  # tokens after which a request's expected length is looked at again
 
 
 class Selection:

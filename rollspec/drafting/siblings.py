@@ -18,18 +18,14 @@ from rollspec.drafting.requests import Request
 from rollspec.proposal.history import History
 from rollspec.proposal.ngrams import ROW_BYTES, UNSEEN, PromptTable, PromptTables, Row
 
-VOTERS = 64
-"""Siblings that are counted apart; with more than 64 of one prompt, every 64th shares a count."""
-
-NOISE = 1 << 14
-"""Gumbel variables that STAND draws beforehand."""
+VOTERS = 64  # siblings that are counted apart; with more than 64 of one prompt, every 64th shares a count
+NOISE = 1 << 14  # Gumbel variables that STAND draws beforehand
 
 
 class SiblingNgrams(Drafter):
     """Keeps the tables; what is proposed from them is a subclass's."""
 
-    lengths: ClassVar[tuple[int, ...]]
-    """Of the contexts, in tokens."""
+    lengths: ClassVar[tuple[int, ...]]  # of the contexts, in tokens
     votes: ClassVar[bool] = False
     """Whether a row holds which siblings emitted a follower, instead of how often it was emitted."""
 

@@ -23,16 +23,14 @@ from rollspec.tuning.tuner import LEARNED
 SVIP_BOUND = 0.7
 """Of SVIP, in sqrt(nats): a choice between two tokens is unsure where the likelier has less than about 0.8."""
 
-SPECDEC_RISK = 0.7
-"""Of SpecDec++: the chance that any token of a draft is rejected, beyond which it is not continued."""
+SPECDEC_RISK = 0.7  # of SpecDec++: the chance that any token of a draft is rejected, beyond which it is not continued
 
 THRESHOLD = 0.4
 """Of acceptance, below which the draft ends: the default of `assistant_confidence_threshold` in transformers, which
 names DISCO as its source.
 """
 
-RATE = 0.1
-"""Step size of AdaGrad, before it falls with what was learned."""
+RATE = 0.1  # step size of AdaGrad, before it falls with what was learned
 
 FEATURES = ("bias", "calibrated", "position", "drafter", "match", "head", "batch")
 

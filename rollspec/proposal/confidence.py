@@ -27,18 +27,14 @@ _CELLS = (len(_MATCH_EDGES) + 1) * _COLUMNS
 _MATCH_BASE = [sum(m >= e for e in _MATCH_EDGES) * _COLUMNS for m in range(_MATCH_EDGES[-1] + 1)]
 _FREQ_COLUMN = [sum(f / 200 >= e for e in _FREQ_EDGES) for f in range(201)]
 
-PRIOR_WEIGHT = 6.0
-"""Observations the raw frequency counts for, before there are any."""
-
-MEMORY = 1000.0
-"""Observations per cell after which the past is halved, so that a drifting policy is followed."""
+PRIOR_WEIGHT = 6.0  # observations the raw frequency counts for, before there are any
+MEMORY = 1000.0  # observations per cell after which the past is halved, so that a drifting policy is followed
 
 
 VERIFIED_PRIOR = 30.0
 """Tokens that count as predicted and accepted before there are any, and again when none are verified for long."""
 
-FADE = 1.0 / 2000.0
-"""Share of what verified drafts showed that is forgotten with every proposal."""
+FADE = 1.0 / 2000.0  # share of what verified drafts showed that is forgotten with every proposal
 
 
 class Confidence:

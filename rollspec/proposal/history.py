@@ -25,8 +25,7 @@ from rollspec.proposal.base import TokenArray, as_tokens, prompt_key
 FORMAT = "rollspec-history-1"
 FILE, OLD_RESPONSES = "history.safetensors", "old_responses.safetensors"
 
-COLUMNS = ("versions", "rewards", "streams", "spans", "origins")
-"""What a file holds of a prompt's responses."""
+COLUMNS = ("versions", "rewards", "streams", "spans", "origins")  # what a file holds of a prompt's responses
 
 ARRAYS = {"tokens": "<i4", "lengths": "<i8", "logprobs": "<f4"}
 """What else it holds, of all rows together; log-probs only where responses have them."""

@@ -9,8 +9,7 @@ from bisect import bisect_right
 from collections import deque
 from collections.abc import Sequence
 
-LIMITS = (0.5, 2.0)
-"""Least and most that a token may count, relative to the batch's mean."""
+LIMITS = (0.5, 2.0)  # least and most that a token may count, relative to the batch's mean
 
 
 def remaining(now: int, ended: Sequence[int], limit: int) -> float:
@@ -45,8 +44,7 @@ class Refill:
     """
 
     def __init__(self) -> None:
-        self.rate = 0.0
-        """Share of the latest ends that were followed by a beginning."""
+        self.rate = 0.0  # share of the latest ends that were followed by a beginning
         self._ends: deque[int] = deque()
         self._step = 0
 

@@ -21,14 +21,9 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-SEPARATOR = -1
-"""Between two responses in a corpus, and wherever it holds nothing."""
-
-NOTHING = -2
-"""Fills a context that is shorter than `DEPTH`, on its left; equal to nothing in a corpus."""
-
-DEPTH = 16
-"""Longest match."""
+SEPARATOR = -1  # between two responses in a corpus, and wherever it holds nothing
+NOTHING = -2  # fills a context that is shorter than `DEPTH`, on its left; equal to nothing in a corpus
+DEPTH = 16  # longest match
 
 OCCURRENCES = 64
 """Occurrences that vote, at most: the longest matches, of equal ones those furthest back in the corpus, the newest."""

@@ -23,8 +23,7 @@ TOKENS, BEFORE1, BEFORE3 = range(3)
 HEADER = 5
 """int64 of a corpus's header: address and capacity of its rows, address and length of its heads, positions in use."""
 
-VISITS = 256
-"""Positions of a chain that a lookup looks at."""
+VISITS = 256  # positions of a chain that a lookup looks at
 
 
 def _compile(f):  # type: ignore[no-untyped-def]

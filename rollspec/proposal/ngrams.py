@@ -12,21 +12,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
-Row = dict[int, int]
-"""Follower -> how often it followed, or one bit per sibling that emitted it."""
+Row = dict[int, int]  # follower -> how often it followed, or one bit per sibling that emitted it
 
 MIN_PROB = 0.1
 """A chain ends where its cumulative probability falls below this; later tokens would rarely pay for verification."""
 
-UNSEEN = 0.25
-"""Observations of a follower that did not show yet: a share that rests on few observations promises less."""
-
-FOLLOWERS = 10
-"""Followers counted per context, the most frequent ones."""
-
-ROW_BYTES = 350
-"""About what a row takes: nearly all have one follower."""
-
+UNSEEN = 0.25  # observations of a follower that did not show yet: a share that rests on few observations promises less
+FOLLOWERS = 10  # followers counted per context, the most frequent ones
+ROW_BYTES = 350  # about what a row takes: nearly all have one follower
 _BITS = 21  # of a token in a packed context
 
 

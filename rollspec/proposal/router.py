@@ -20,18 +20,12 @@ from rollspec.tuning.policy import bucket_of
 
 Vector = npt.NDArray[np.float64]
 
-PRIOR = 0.6
-"""Acceptance per position that a drafter without a record is given: enough to be tried."""
+PRIOR = 0.6  # acceptance per position that a drafter without a record is given: enough to be tried
 
 PRIOR_WEIGHT = 8.0
-MEMORY = 400.0
-"""Observations per position after which the past is halved."""
-
-TRUST_WEIGHT = 6.0
-"""Tokens of one request's own record that count as much as what holds for all requests."""
-
-UNSEEN_PASS = 0.05
-"""Part of a step that a drafter's pass is taken to cost before one was timed."""
+MEMORY = 400.0  # observations per position after which the past is halved
+TRUST_WEIGHT = 6.0  # tokens of one request's own record that count as much as what holds for all requests
+UNSEEN_PASS = 0.05  # part of a step that a drafter's pass is taken to cost before one was timed
 
 
 def worth(probs: Sequence[float], price: float) -> float:
@@ -106,8 +100,7 @@ class PassCost:
 
     def __init__(self) -> None:
         self._cells: dict[tuple[int, int], list[float]] = {}  # (bucket, passes) -> [seconds, weight]
-        self.each = 0.0
-        """Mean seconds of a pass; 0 before one was timed."""
+        self.each = 0.0  # mean seconds of a pass; 0 before one was timed
 
     def observe(self, batch: int, passes: int, seconds: float) -> None:
         """`passes` passes for `batch` requests took `seconds`."""

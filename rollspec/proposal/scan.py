@@ -27,11 +27,8 @@ SPEC_FACTOR = 2.0
 MIN_PROB = 0.1
 """A draft stops where its cumulative frequency falls below this; later tokens would rarely pay for verification."""
 
-WEAK_MATCH = 8
-"""Below this match length the group's draft is compared with the global corpus's."""
-
-FIRST = 64
-"""Positions that a growing sequence gets at first; doubled each time it needs more."""
+WEAK_MATCH = 8  # below this match length the group's draft is compared with the global corpus's
+FIRST = 64  # positions that a growing sequence gets at first; doubled each time it needs more
 
 
 @dataclass(slots=True)

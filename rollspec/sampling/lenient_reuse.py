@@ -89,19 +89,14 @@ class LenientReuse:
     """Decides prefixes for one engine and counts what SPEC-RL counts. One event loop."""
 
     config: ReuseConfig
-    old: History
-    """The responses to reuse (`old_responses`)."""
+    old: History  # the responses to reuse (`old_responses`)
     max_model_len: int
-    vocab_size: int
-    """Of the target; an old token beyond it is not reused."""
-    eos: frozenset[int] = frozenset()
-    """Tokens that end a response unless `ignore_eos`."""
-    logprobs_mode: str = "processed_logprobs"
-    """vLLM's; log-probs must be the sampled distribution's."""
+    vocab_size: int  # of the target; an old token beyond it is not reused
+    eos: frozenset[int] = frozenset()  # tokens that end a response unless `ignore_eos`
+    logprobs_mode: str = "processed_logprobs"  # vLLM's; log-probs must be the sampled distribution's
     rng: np.random.Generator = field(default_factory=np.random.default_rng)
     """Draws the rule's U, from fresh entropy: the same U in every epoch would repeat its decisions."""
-    version: int = 0
-    """Of the policy."""
+    version: int = 0  # of the policy
     _counts: dict[str, float] = field(default_factory=dict)
     _log_once: LogOnce = field(default_factory=LogOnce)
 

@@ -19,8 +19,7 @@ import numpy.typing as npt
 from rollspec.proposal.history import Spans
 from rollspec.sampling.streams import Origin
 
-KEY = "rollspec"
-"""Under which a request carries rollspec's own settings in `SamplingParams.extra_args`."""
+KEY = "rollspec"  # under which a request carries rollspec's own settings in `SamplingParams.extra_args`
 
 TEMPERATURE, PROMPT, ORIGIN, SPANS = "score_temperature", "prompt_tokens", "origin", "spans"
 """Of a request's own settings: at which temperature its prompt is scored; how many of its tokens are the prompt, where

@@ -27,8 +27,7 @@ MOST_PROMPTS = 1 << 20
 own are remembered.
 """
 
-MOST_ORIGINS = 1 << 16
-"""Requests remembered that may be submitted again, the latest ones."""
+MOST_ORIGINS = 1 << 16  # requests remembered that may be submitted again, the latest ones
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,11 +16,8 @@ import numpy as np
 
 from rollspec.tuning.policy import Arm, Learner, Outcome, Policy, Vector, by_batch, register, restored
 
-DELTA = 0.5
-"""Of UCBSpec, as in the proof of Theorem 4.3."""
-
-EPSILON, WINDOW = 0.1, 300
-"""Of BEG-MAB, as in its code: chance of a random arm, and plays of an arm that it remembers."""
+DELTA = 0.5  # of UCBSpec, as in the proof of Theorem 4.3
+EPSILON, WINDOW = 0.1, 300  # of BEG-MAB, as in its code: chance of a random arm, and plays of an arm that it remembers
 
 
 class Bandit(Policy):

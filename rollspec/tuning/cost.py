@@ -36,8 +36,7 @@ _PRIOR = 0.1  # weight of "fifty tokens double a step" against one measured cell
 _LEAST = 0.05  # share of the fastest measured step that every step takes at the least
 _NARROW = 1.5  # most over fewest tokens measured, below which their differences say nothing about the slope
 _ERRORS = 256  # latest predictions whose error is kept
-LONGEST = 60.0
-"""Seconds; a longer step is a clock that jumped or a machine that slept."""
+LONGEST = 60.0  # seconds; a longer step is a clock that jumped or a machine that slept
 
 
 class CostModel:
@@ -47,8 +46,7 @@ class CostModel:
         # Before anything is measured: fifty tokens double a step. Only the ratio matters.
         self.c0, self.c1, self.c_context, self.c_verify = c0, c1, 0.0, 0.0
         self.fitted = False
-        self.skipped = 0
-        """Steps whose time could not be used (no clock, a jump), or that came with nothing computed."""
+        self.skipped = 0  # steps whose time could not be used (no clock, a jump), or that came with nothing computed
         self._lay(c0 + c1 * np.arange(1024, dtype=np.float64), c1)
         self._cells: dict[tuple[int, int, int], list[float]] = {}  # means of n, h, v, seconds; weight; last step
         self._errors: deque[float] = deque(maxlen=_ERRORS)

@@ -21,8 +21,7 @@ PATIENCE = 50
 BELOW = 0.9
 """A drafter is off when it reaches less than this of break-even; closer to it the policy decides, without an alarm."""
 
-RECOVER = 1.1
-"""A drafter comes back when its probes reach break-even by this factor, so that it does not flap."""
+RECOVER = 1.1  # a drafter comes back when its probes reach break-even by this factor, so that it does not flap
 
 
 @dataclass(slots=True)

@@ -24,11 +24,8 @@ import numpy as np
 
 from rollspec.tuning.policy import Arm, Outcome, Policy, Vector, register, restored
 
-HALF_LIVES = (16.0, 64.0, 256.0)
-"""Steps after which an observation counts half, one learner each."""
-
-KEEP = 0.25
-"""What is kept of the past when the policy's or a drafter's weights move."""
+HALF_LIVES = (16.0, 64.0, 256.0)  # steps after which an observation counts half, one learner each
+KEEP = 0.25  # what is kept of the past when the policy's or a drafter's weights move
 
 
 class _Bucket:

@@ -16,8 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 Vector = npt.NDArray[np.float64]
-Learner = dict[str, Vector]
-"""What a batch bucket learned: named arrays."""
+Learner = dict[str, Vector]  # what a batch bucket learned: named arrays
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,10 +84,8 @@ class Policy(ABC):
     """Chooses an arm per step. One thread; every random draw comes from its own generator."""
 
     name: ClassVar[str]
-    full_information: ClassVar[bool] = False
-    """Whether it learns from all of an `Outcome`, or from the played arm only."""
-    measures: ClassVar[bool] = False
-    """Whether it observes only steps whose seconds were measured."""
+    full_information: ClassVar[bool] = False  # whether it learns from all of an `Outcome`, or from the played arm only
+    measures: ClassVar[bool] = False  # whether it observes only steps whose seconds were measured
 
     def __init__(self, arms: Sequence[Arm], options: Mapping[str, Any] | None = None, seed: int = 0) -> None:
         self.arms = tuple(arms)

@@ -13,11 +13,8 @@ import numpy as np
 from rollspec.tuning.bandits import Bandit, Learner, acceptance, expected
 from rollspec.tuning.policy import Outcome, Vector, register
 
-REPEATS = 3
-"""Steps by which ReSpec profiles each arm at a batch bucket."""
-
-KEEP = 0.5
-"""What ReSpec keeps of its acceptance statistics when the policy's or the drafter's weights move."""
+REPEATS = 3  # steps by which ReSpec profiles each arm at a batch bucket
+KEEP = 0.5  # what ReSpec keeps of its acceptance statistics when the policy's or the drafter's weights move
 
 UPDATE_EVERY, MOVING, FIRST_RATE, NONE_COUNTS = 20, 0.15, 0.7, 1.1
 """Of SmartSpec's code: steps between two solutions, weight of the newest acceptance rate, the rate before any was seen,

@@ -17,8 +17,7 @@ from rollspec.errors import HistoryError
 
 FORMAT = "rollspec-tuning-1"
 FILE = "tuning.json"
-TIMED = ("tuner", "passes")
-"""What was measured in seconds, and means nothing on another machine."""
+TIMED = ("tuner", "passes")  # what was measured in seconds, and means nothing on another machine
 
 
 def save(folder: Path | str, tuning: Mapping[str, Any], machine: Mapping[str, Any]) -> Path:

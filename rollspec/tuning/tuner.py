@@ -20,11 +20,8 @@ from rollspec.tuning.policies import make
 from rollspec.tuning.policy import Arm, Outcome, Vector, bucket_of, restored
 from rollspec.tuning.regret import Ledger
 
-LEARNED = ("eagle3", "draft_model", "mtp")
-"""Drafters that cost forward passes; at most one of them drafts."""
-
-CONTEXT_BUCKET = 4096
-"""Mean context below which all steps share a bucket; each factor of four above it is another."""
+LEARNED = ("eagle3", "draft_model", "mtp")  # drafters that cost forward passes; at most one of them drafts
+CONTEXT_BUCKET = 4096  # mean context below which all steps share a bucket; each factor of four above it is another
 
 WATCHED = 8
 """One request in this many is drafted for, unverified, while nothing is verified: what keeps the arms comparable."""
@@ -108,8 +105,7 @@ class Tuner:
         self.k_most = max(self.arms[i].k for i in self._index)
         self.guard = Guard()
         self.ledger = Ledger(self.arms)
-        self.plays = np.zeros(len(self.arms))
-        """Steps per arm since the last drain."""
+        self.plays = np.zeros(len(self.arms))  # steps per arm since the last drain
         self._host = np.zeros(2)
         """Drafting seconds per request, the step's own part spread over `_HOST_FIXED` more: while nothing is verified,
         else.
