@@ -2,8 +2,7 @@
 
     validated(RollspecConfig, [({"proposal.k_max": 8}, "the overrides")])
 
-A layer is a mapping and where it is from. The weakest comes first. An unknown key is an error that names the nearest
-valid one: a typo must not silently leave the default in place.
+A layer is a mapping and where it is from. An unknown key is an error: a typo must not leave the default in place.
 """
 
 from __future__ import annotations

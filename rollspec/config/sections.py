@@ -207,16 +207,7 @@ class TuningConfig(Section):
     """How much is drafted: the policy that chooses an arm (drafters, K) per step and batch bucket."""
 
     policy: Literal[
-        "hedge",
-        "static",
-        "table",
-        "random",
-        "ucbspec",
-        "exp3spec",
-        "beg_mab",
-        "thompson",
-        "smartspec",
-        "respec",
+        "hedge", "static", "table", "random", "ucbspec", "exp3spec", "beg_mab", "thompson", "smartspec", "respec"
     ] = Field(
         "hedge",
         description="`hedge`: discounted full-information Hedge over measured goodput. `static`: longest of `arms`. "

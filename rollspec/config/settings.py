@@ -169,12 +169,8 @@ def resolve(
 ) -> RollspecConfig:
     """The settings of a job, weakest first: built-in values, preset, file or mapping, environment, `overrides`.
 
-    Settings that were resolved before, as an object or as the mapping of `to_dict`, take `overrides` alone.
-
-    Args:
-        source: a preset's name, a path to a YAML file, a mapping, or None for `default`.
-        overrides: `{"proposal.k_max": 8}` or `["proposal.k_max=8"]`.
-        env: environment to read `ROLLSPEC__A__B=value` from; `os.environ` when None.
+    Settings that were resolved before, as an object or as the mapping of `to_dict`, take `overrides` alone, which are
+    `{"proposal.k_max": 8}` or `["proposal.k_max=8"]`. `env`: to read `ROLLSPEC__A__B=value` from; unset: `os.environ`.
 
     Raises:
         ConfigError: unknown preset, file, key or a value out of range, as one sentence.

@@ -22,12 +22,10 @@ from rollspec.tuning.tuner import Tuner
 
 PROBE_EVERY = 64  # steps after which a head that the tuner did not choose runs one pass, unverified
 
-CANARY_EVERY = 4
-"""The same while its weights are a canary. The verdict takes as many passes either way; this is how soon it comes."""
+CANARY_EVERY = 4  # the same while its weights are a canary: how soon its verdict comes
 
 
-Scored = Callable[[str, int, int], None]
-"""Called with every scored draft of the head: request, tokens that the target emitted, tokens that are known."""
+Scored = Callable[[str, int, int], None]  # of a scored draft: request, tokens that the target emitted, that are known
 
 
 @register_drafter("eagle3", "draft_model", "mtp")
@@ -38,11 +36,9 @@ class Head(Drafter):
         self.name = name
         self.router = Router(min(config.proposal.learned.k_max, config.proposal.k_max))
         self.version = 0  # of its weights; 0: as started
-        self.pass_seconds: Vector = np.zeros(0)
-        """What its passes would take under each of the tuner's arms. Shape [arms]."""
+        self.pass_seconds: Vector = np.zeros(0)  # [arms] that its passes would take
         self.since = PROBE_EVERY  # steps since it last ran
-        self.rested = True
-        """Whether it did not run in the step before its present pass: then its weights are in no cache."""
+        self.rested = True  # not run in the step before its present pass: then its weights are in no cache
         self._price = 0.0
         self._tokens: Sequence[Sequence[int]] = ()  # what its passes gave, by place in the batch
         self._probs: Sequence[Sequence[float]] | None = None

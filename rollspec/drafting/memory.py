@@ -239,7 +239,7 @@ class SuffixMemory(Drafter):
         if "siblings" in self.config.sources:
             for group, _, tokens in rows:
                 self._grow(group, len(tokens))
-            self._scan.extend((group.corpus, sequence, tokens) for group, sequence, tokens in rows)
+            self._scan.extend([(group.corpus, sequence, tokens) for group, sequence, tokens in rows])
 
     def _add_to_global(self, tokens: TokenArray) -> int:
         sequence = self._global_next
@@ -269,8 +269,9 @@ class SuffixMemory(Drafter):
         self._grow(group, len(tokens) + PROMPT_TAIL)
 
     def _grow(self, group: Group, tokens: int) -> None:
-        group.bytes += tokens * BYTES_PER_TOKEN
-        self.bytes += tokens * BYTES_PER_TOKEN
+        grown = tokens * BYTES_PER_TOKEN
+        group.bytes += grown
+        self.bytes += grown
 
     def _forget_rounds(self, group: Group, current: int) -> None:
         """Slide the window: drop sequences of rounds older than the last `window` before the current one, but for

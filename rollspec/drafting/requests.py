@@ -1,7 +1,4 @@
-"""Running requests, in parts by owner: the engine's facts, memory's state, the proposals, the head's state.
-
-A step works on `Request`s alone; the engine's own request objects stay on its side of the adapter.
-"""
+"""Running requests, in parts by owner: the engine's facts, memory's state, the proposals, the head's state."""
 
 from __future__ import annotations
 
@@ -235,15 +232,10 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """What the engine did in a step.
+    """What the engine did in a step."""
 
-    Attributes:
-        req_ids: the batch, in the engine's order. sampled: tokens that each request emitted, none in its prompt.
-        verified: the drafts that the step verified, by request. tokens: that it computed. context_tokens: of the batch.
-    """
-
-    req_ids: Sequence[str]
-    sampled: list[list[int]]
-    verified: dict[str, list[int]]
-    tokens: int
-    context_tokens: float
+    req_ids: Sequence[str]  # the batch, in the engine's order
+    sampled: list[list[int]]  # tokens that each request emitted, none in its prompt
+    verified: dict[str, list[int]]  # the drafts that the step verified, by request
+    tokens: int  # that it computed
+    context_tokens: float  # of the batch

@@ -38,13 +38,8 @@ def allocate(
 ) -> list[int]:
     """Draft length per request that maximises expected (weighted) emitted tokens per second.
 
-    Args:
-        drafts: per request, cumulative acceptance probabilities along its draft (non-increasing; possibly empty).
-        tokens: tokens the step computes without any draft (one per request).
-        cost: predicts the step's duration.
-        context_tokens: of the batch.
-        weights: what a token of each request counts; 1 for all where None.
-        copies: each draft stands for this many requests (a sample of the batch).
+    `drafts`: per request, cumulative acceptance probabilities along its draft. `tokens`: what the step computes without
+    any. `weights`: what a token of each request counts. `copies`: requests that each draft stands for, in a sample.
     """
     counts = [1.0] * len(drafts) if weights is None else weights
     flat = np.array([w * p for w, draft in zip(counts, drafts, strict=True) for p in draft])
@@ -78,9 +73,7 @@ def allocate(
 
 def likeliest(drafts: Sequence[Sequence[float]], capacity: int) -> list[int]:
     """Draft length per request by TETRIS (arXiv:2502.15197): the `capacity` tokens of the whole batch that are
-    likeliest to be accepted, by cumulative probability, whatever verifying them costs.
-
-    A draft's probabilities never rise, so each request keeps a prefix. Ties go to the request that comes first.
+    likeliest to be accepted, by cumulative probability. Ties go to the request that comes first.
     """
     ranked = sorted((-p, i, n) for i, draft in enumerate(drafts) for n, p in enumerate(draft))
     lengths = [0] * len(drafts)

@@ -79,9 +79,8 @@ class History:
     """Responses by prompt key, least recently used prompt evicted first.
 
     Args:
-        max_bytes: bound on the token bytes kept; a single prompt larger than it is not kept at all.
-        window: rounds (distinct policy versions) kept per prompt before its newest one, which still grows: its
-            late samples look back as far as its first.
+        max_bytes: bound on the bytes kept; a single prompt larger than it is not kept at all.
+        window: rounds (distinct policy versions) kept per prompt before its newest one, which still grows.
         file: where it is saved, in the folder given.
     """
 
@@ -318,7 +317,7 @@ def _read(path: Path, vocab: int | None, tokenizer: str | None) -> list[tuple[st
                 reward,
                 stream=stream,
                 origin=origin,
-                spans=_spans(spans, int(lengths[i])),
+                spans=read_spans(spans, int(lengths[i])),
                 logprobs=logprobs[rows[i]] if logprobs is not None else None,
             )
             for (version, i), reward, stream, spans, origin in parts
@@ -327,7 +326,8 @@ def _read(path: Path, vocab: int | None, tokenizer: str | None) -> list[tuple[st
     return out
 
 
-def _spans(given: Any, length: int) -> Spans:
+def read_spans(given: Any, length: int) -> Spans:
+    """Spans of a response of `length` tokens from JSON. Raises ValueError or TypeError if they cannot be."""
     spans = tuple((int(start), int(version)) for start, version in given or ())
     starts = [start for start, _ in spans]
     if starts and (starts[0] != 0 or starts != sorted(set(starts)) or starts[-1] >= length):

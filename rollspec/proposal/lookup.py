@@ -30,17 +30,13 @@ OCCURRENCES = 64
 
 
 class Found(NamedTuple):
-    """Drafts of a batch. Rows beyond a row's count are undefined.
+    """Drafts of a batch. Places beyond a row's count are undefined."""
 
-    `tokens` int32 [B, K]. `probs` float32 [B, K]: cumulative. `counts` int32 [B]: tokens drafted. `matches` int32 [B]:
-    match length of the chain. `scores` float32 [B]: sum of its probabilities.
-    """
-
-    tokens: npt.NDArray[np.int32]
-    probs: npt.NDArray[np.float32]
-    counts: npt.NDArray[np.int32]
-    matches: npt.NDArray[np.int32]
-    scores: npt.NDArray[np.float32]
+    tokens: npt.NDArray[np.int32]  # [B, K]
+    probs: npt.NDArray[np.float32]  # [B, K], cumulative
+    counts: npt.NDArray[np.int32]  # [B] tokens drafted
+    matches: npt.NDArray[np.int32]  # [B] match length of the chain
+    scores: npt.NDArray[np.float32]  # [B] sum of its probabilities
 
 
 def empty(batch: int, k: int) -> Found:

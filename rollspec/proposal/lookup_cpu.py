@@ -144,15 +144,11 @@ def _follow(tokens, end, voters, total, most, min_prob, alive, followers, votes,
 
 @_compile
 def lookup(corpora, fallback, weak, contexts, rooms, factor, min_prob, electorate, found, wider):  # type: ignore[no-untyped-def]
-    """The drafts of a batch, to `found` (`lookup.Found`), from each one's own corpus or the one that all share.
+    """The drafts of a batch, to `found` (`lookup.Found`), from each one's own corpus (int64 [B], addresses of headers).
 
-    Args:
-        corpora: int64 [B], addresses of headers.
-        fallback: address of the shared one, 0 for none; asked where a match is shorter than `weak`, and taken where its
-            score is higher: `wider` bool [B] says where.
-        contexts: int32 [B, depth]; no longer match is looked for.
-        rooms: int32 [B], most tokens of a draft.
-        electorate: occurrences that vote, at most. (No constant of another module: numba's cache would keep the old.)
+    `fallback`: address of the shared one, 0 for none; asked where a match is shorter than `weak`, and taken where its
+    score is higher: `wider` bool [B] says where. `contexts`: int32 [B, depth]. `rooms`: int32 [B]. `electorate`: most
+    occurrences that vote. (No constant of another module: numba's cache would keep the old.)
     """
     tokens, probs, counts, matches, scores = found
     others, shares = np.empty(tokens.shape[1], np.int32), np.empty(tokens.shape[1], np.float32)

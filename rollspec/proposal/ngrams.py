@@ -122,9 +122,7 @@ class PromptTable:
 class PromptTables:
     """One table per prompt, of its latest policy version; the least recently used go first.
 
-    Args:
-        most: rows of all tables. Those of running requests stay; one that reaches so many alone is begun anew.
-        lengths: of the contexts, in tokens.
+    `most`: rows of all tables. Those of running requests stay; one that reaches so many alone is begun anew.
     """
 
     def __init__(self, most: int, *lengths: int) -> None:

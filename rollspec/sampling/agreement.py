@@ -25,32 +25,19 @@ _LARGEST = 700.0  # exp of more than this overflows
 
 @dataclass(frozen=True, slots=True)
 class Agreement:
-    """Engine against trainer over the sampled tokens of one step.
+    """Engine against trainer over the sampled tokens of one step."""
 
-    Attributes:
-        gap: mean |log p_engine - log p_trainer|, nats; NaN if one log-prob is.
-        corr: Pearson correlation of the probabilities; None where one side is constant or a log-prob is not finite.
-        ess_token: effective sample size of the tokens' weights over their number, (0, 1].
-        ess_sequence: the same of the responses' weights, whose logarithms are sums over tokens; [1/n, 1].
-        outside: share of tokens whose ratio is outside `BAND`.
-        ratio_max: largest ratio of a token.
-        not_finite: log-probs, of either side, that are NaN or infinite; their tokens are in none of the above but gap.
-    """
-
-    gap: float
-    corr: float | None
-    ess_token: float | None
-    ess_sequence: float | None
-    outside: float | None
-    ratio_max: float | None
-    not_finite: int
+    gap: float  # mean |log p_engine - log p_trainer|, nats; NaN if one log-prob is
+    corr: float | None  # Pearson's, of the probabilities; None where one side is constant or a log-prob is not finite
+    ess_token: float | None  # effective sample size of the tokens' weights over their number, (0, 1]
+    ess_sequence: float | None  # the same of the responses' weights, whose logarithms are sums over tokens
+    outside: float | None  # share of tokens whose ratio is outside `BAND`
+    ratio_max: float | None  # of a token
+    not_finite: int  # log-probs, of either side; their tokens are in none of the above but gap
 
 
 def agreement(engine: Sequence[FloatArray], trainer: Sequence[FloatArray]) -> Agreement | None:
-    """Compare log-probs, one array [tokens of the response] per response on either side.
-
-    Returns None where there is nothing to compare: one side is missing, less than two tokens, or other tokens.
-    """
+    """Compare log-probs, one array [tokens] per response on either side; None where there is nothing to compare."""
     lengths = [len(e) for e in engine]
     if sum(lengths) < 2 or lengths != [len(t) for t in trainer]:
         return None

@@ -23,9 +23,7 @@ from rollspec.log_once import LogOnce
 from rollspec.proposal.base import prompt_key
 
 MOST_PROMPTS = 1 << 20
-"""Prompts counted under one policy version; then counting starts again, under another salt. As many seeds of requests'
-own are remembered.
-"""
+"""Prompts, and requests' own seeds, counted under one policy version; then counting starts again, with another salt."""
 
 MOST_ORIGINS = 1 << 16  # requests remembered that may be submitted again, the latest ones
 
@@ -43,9 +41,8 @@ class Origin:
 class Streams:
     """Keys of the running requests of one engine.
 
-    Args:
-        seed: the run's. engine: distinguishes engines that sample siblings of one prompt.
-        keep: leave the policy version out, so that a sample of a prompt has the same noise in every epoch.
+    `seed`: the run's. `engine`: distinguishes engines that sample siblings of one prompt. `keep`: leave the policy
+    version out, so that a sample of a prompt has the same noise in every epoch.
     """
 
     def __init__(self, seed: int, engine: Sequence[int] = (), keep: bool = False) -> None:

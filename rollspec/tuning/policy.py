@@ -36,17 +36,14 @@ class Arm:
 class Outcome:
     """The outcome of one engine step under every arm.
 
-    `emitted[a]`: tokens that the step emits under arm a, summed over the batch; known exactly for the played arm and
-    every shorter one, estimated where the played draft was accepted whole. `seconds[a]`: what the step costs under
-    arm a by the cost model, drafting included. Shapes [arms]. `measured`: what the played arm's step took by the clock,
-    drafting included; None for a step that computed prompts as well.
+    Tokens are known exactly for the played arm and every shorter one, estimated where its draft was accepted whole.
     """
 
     played: int
     batch: int
-    emitted: Vector
-    seconds: Vector
-    measured: float | None = None
+    emitted: Vector  # [arms] tokens, summed over the batch
+    seconds: Vector  # [arms] by the cost model, drafting included
+    measured: float | None = None  # of the played arm, by the clock; None for a step that computed prompts as well
 
     @property
     def elapsed(self) -> float:

@@ -37,15 +37,13 @@ _HOST_FIRST = 4  # steps of which the shortest is believed, after the very first
 
 @dataclass(slots=True)
 class Plan:
-    """One step's decision. `k`: longest draft of a request that is verified. `watch`: draft for every `watch`-th
-    request only, and verify nothing; 0: draft for all.
-    """
+    """One step's decision."""
 
     bucket: int
     chosen: int  # the policy's arm
     played: int  # what the guard lets through
-    k: int
-    watch: int
+    k: int  # longest draft of a request that is verified
+    watch: int  # draft for every `watch`-th request only, and verify nothing; 0: draft for all
     batch: int
     drafters: tuple[str, ...] = ()  # who may draft: the arm's, less those that the guard holds back
     rest: bool = False  # not even watched
@@ -56,13 +54,12 @@ class Plan:
 class Rows:
     """What was proposed to the requests of a step, or a sample of them, and what the target emitted of it.
 
-    `proposed`: tokens that each one's budget allowed, whatever the arm. `accepted`: leading ones that were emitted.
     `unknown`: (row, calibrated cumulative probabilities) of proposals that outlived what is known: all that the target
     emitted was proposed, and more was proposed.
     """
 
-    proposed: list[int] = field(default_factory=list)
-    accepted: list[int] = field(default_factory=list)
+    proposed: list[int] = field(default_factory=list)  # tokens that each one's budget allowed, whatever the arm
+    accepted: list[int] = field(default_factory=list)  # leading ones that were emitted
     unknown: list[tuple[int, list[float]]] = field(default_factory=list)
 
     def add(self, most: int, found: int, expected: Sequence[float]) -> None:
@@ -77,13 +74,10 @@ class Rows:
 
 @dataclass(slots=True)
 class View(Rows):
-    """The same of the arms with a learned drafter, from what it proposed or would have.
+    """The same of the arms with a learned drafter, from what it proposed or would have."""
 
-    `served`: rows that it served. `seconds`: what its passes take under each arm. Shape [arms].
-    """
-
-    served: list[bool] = field(default_factory=list)
-    seconds: Vector = field(default_factory=lambda: np.zeros(0))
+    served: list[bool] = field(default_factory=list)  # rows that it served
+    seconds: Vector = field(default_factory=lambda: np.zeros(0))  # [arms] that its passes take
 
 
 class Tuner:
@@ -94,8 +88,7 @@ class Tuner:
         self.arms = arms_of(config, k_max, drafters)
         self.ks = np.array([a.k for a in self.arms])
         self.none = next(i for i, a in enumerate(self.arms) if not a.k)
-        self.with_model = np.array([any(d in LEARNED for d in a.drafters) for a in self.arms])
-        """Which arms have a learned drafter. Shape [arms]."""
+        self.with_model = np.array([any(d in LEARNED for d in a.drafters) for a in self.arms])  # [arms]
         self.cost = CostModel()
         # "none" is known of always; it is played only if it was asked for.
         self._index = [i for i, a in enumerate(self.arms) if config.arms is None or a.k in config.arms] or [self.none]
@@ -106,10 +99,8 @@ class Tuner:
         self.guard = Guard()
         self.ledger = Ledger(self.arms)
         self.plays = np.zeros(len(self.arms))  # steps per arm since the last drain
+        # Drafting seconds per request, with the step's own part spread: while nothing is verified, else.
         self._host = np.zeros(2)
-        """Drafting seconds per request, the step's own part spread over `_HOST_FIXED` more: while nothing is verified,
-        else.
-        """
         self._hosted = [0, 0]  # steps that they were measured in
         # Per request and arm, smoothed: tokens emitted and verified. The prior of buckets not seen yet.
         self._emitted: Vector = np.ones(len(self.arms))
