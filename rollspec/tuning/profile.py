@@ -22,12 +22,9 @@ and how much the goodput of no speculation is raised, for what speculation costs
 """
 
 
-def solve(seconds: Vector, theta: Vector, ks: Vector) -> Vector:
-    """The arms with the largest goodput, [batch sizes]. `seconds`: T(B, K), [batch sizes, arms]. `theta`: [arms] or
-    [batch sizes, arms]. `ks`: [arms].
-    """
-    best: Vector = (expected(theta, ks) / seconds).argmax(axis=1)
-    return best
+def solve(seconds: Vector, theta: Vector, ks: Vector) -> int:
+    """The arm with the largest goodput, from T(B, K), acceptance rates and draft lengths. Shapes [arms]."""
+    return int((expected(theta, ks) / seconds).argmax())
 
 
 class _Profiled(Bandit):
@@ -64,7 +61,7 @@ class SmartSpec(_Profiled):
             return int(self._ks.argmax())
         if b["steps"][0] % UPDATE_EVERY == 1:
             seconds = b["seconds"] / np.where(self._ks == 0, NONE_COUNTS, 1.0)
-            b["best"][0] = solve(seconds[None], b["rates"][self._group], self._ks)[0]
+            b["best"][0] = solve(seconds, b["rates"][self._group], self._ks)
         return int(b["best"][0])
 
     def observe(self, bucket: int, outcome: Outcome) -> None:  # noqa: D102
@@ -106,26 +103,21 @@ class ReSpec(_Profiled):
             b["rates"][i] += outcome.batch * acceptance(mean, float(self._ks[i]))
             b["weights"][i] += outcome.batch
         if not b["solved"][0] and b["plays"].min() >= REPEATS:
-            self._solve([b])
+            self._solve(bucket)
 
     def changed(self) -> None:  # noqa: D102
-        self._solve([b for b in self._buckets.values() if b["solved"][0]])
-        for b in self._buckets.values():
+        for bucket, b in self._buckets.items():
+            if b["solved"][0]:
+                self._solve(bucket)
             b["rates"], b["weights"] = KEEP * b["rates"], KEEP * b["weights"]
 
     def theta(self, bucket: int) -> Vector:
         """Acceptance rate of each arm's drafters. Shape [arms]."""
-        return self._theta(self._buckets[bucket])
-
-    def _theta(self, b: Learner) -> Vector:
+        b = self._buckets[bucket]
         rates, weights = (np.bincount(self._group, b[n], len(self.arms)) for n in ("rates", "weights"))
         theta: Vector = (rates / np.maximum(weights, 1e-9))[self._group]
         return theta
 
-    def _solve(self, learners: list[Learner]) -> None:
-        if not learners:
-            return
-        profile = np.stack([b["seconds"] for b in learners])
-        best = solve(profile, np.stack([self._theta(b) for b in learners]), self._ks)
-        for b, arm in zip(learners, best, strict=True):
-            b["best"][0], b["solved"][0] = arm, 1.0
+    def _solve(self, bucket: int) -> None:
+        b = self._buckets[bucket]
+        b["best"][0], b["solved"][0] = solve(b["seconds"], self.theta(bucket), self._ks), 1.0
