@@ -120,7 +120,10 @@ class Tuner:
         drafters = self.arms[chosen].drafters
         if self.config.guard.enabled and drafters:
             drafters = tuple(d for d in drafters if self.guard.allows(d, bucket))
-            played = self._arm(drafters, self.arms[chosen].k, chosen)
+            left = Arm(drafters, self.arms[chosen].k) if drafters else self.arms[self.none]
+            played = next(
+                (i for i, a in enumerate(self.arms) if a == left), chosen
+            )  # the chosen one where there is none
         self.plays[played] += 1
         watch = 0
         if played == self.none and len(self.arms) > 1:
@@ -129,12 +132,6 @@ class Tuner:
         resting = quiet > REST_AFTER
         rest, steps = resting and quiet % REST_EVERY != 0, REST_EVERY if resting else 1
         return Plan(bucket, chosen, played, self.arms[played].k, watch, batch, drafters, rest, steps)
-
-    def _arm(self, drafters: tuple[str, ...], k: int, chosen: int) -> int:
-        """The arm of `drafters` and `k`; the chosen one where there is none of what the guard left of it."""
-        if not drafters:
-            return self.none
-        return next((i for i, a in enumerate(self.arms) if a.drafters == drafters and a.k == k), chosen)
 
     def observe(
         self,
