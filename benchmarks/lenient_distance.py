@@ -1,10 +1,10 @@
-"""How far SPEC-RL's rule (`rollspec/sampling/lenient.py`) is from the policy's distribution, in closed form."""
+"""How far SPEC-RL's rule (`rollspec/sampling/lenient_reuse.py`) is from the policy's distribution, in closed form."""
 
 from __future__ import annotations
 
 import numpy as np
 
-from rollspec.sampling.lenient import Floats, keep_probability
+from rollspec.sampling.lenient_reuse import Floats, keep_probability
 
 
 def distribution(new: Floats, old: Floats, bias: float = 0.0) -> Floats:

@@ -96,15 +96,14 @@ def lenient_reuse(llm: Any, plan: Plan, arm: Arm) -> Any:
     if arm.rollspec is None or arm.rollspec["reuse"]["mode"] != "lenient":
         return None
     from rollspec.config import RollspecConfig
-    from rollspec.proposal.response_cache import ResponseCache
     from rollspec.sampling import scoring
-    from rollspec.sampling.lenient_reuse import LenientReuse
+    from rollspec.sampling.lenient_reuse import LenientReuse, old_responses
 
     config = RollspecConfig.from_dict(arm.rollspec)
     model = llm.llm_engine.vllm_config.model_config
     return LenientReuse(
         config.reuse,
-        ResponseCache(config.history.max_bytes),
+        old_responses(config.history.max_bytes),
         int(model.max_model_len),
         int(model.get_vocab_size()),
         scoring.eos_tokens(llm),

@@ -26,7 +26,7 @@ from rollspec.errors import HistoryError
 from rollspec.head import metadata
 from rollspec.log_once import LogOnce
 from rollspec.proposal.base import prompt_key
-from rollspec.proposal.response_cache import ResponseCache, tokenizer_name
+from rollspec.proposal.history import tokenizer_name
 from rollspec.sampling import lenient_reuse, scoring
 from rollspec.sampling.lenient_reuse import LenientReuse, Prefix
 from rollspec.telemetry.faults import Faults
@@ -167,7 +167,7 @@ class ReusingServer:
                 self.rollspec_tokenizer = name
                 self.rollspec_reuse = LenientReuse(
                     config.reuse,
-                    ResponseCache(config.history.max_bytes),
+                    lenient_reuse.old_responses(config.history.max_bytes),
                     int(model.max_model_len),
                     min(int(model.get_vocab_size()), len(tokenizer)),
                     scoring.eos_tokens(me.engine),
@@ -298,7 +298,8 @@ class ReusingServer:
         if self.rollspec_reuse is None or self.replica_rank != 0:  # type: ignore[attr-defined]
             return
         try:
-            await asyncio.to_thread(self.rollspec_reuse.old.save, folder, self.rollspec_tokenizer)
+            old = self.rollspec_reuse.old
+            await asyncio.to_thread(old.save, folder, old.snapshot(), self.rollspec_tokenizer)
         except Exception as e:  # weights are being synced, or a checkpoint written: neither may fail by this
             self.rollspec_reuse_faults.record("old responses not saved", _sentence(e))
 
@@ -307,7 +308,7 @@ class ReusingServer:
         if reuse is None:
             return
         try:
-            count = reuse.old.load(folder, self.rollspec_tokenizer, reuse.version)
+            count = reuse.old.load(folder, reuse.version, tokenizer=self.rollspec_tokenizer)
             if count:
                 print(f"rollspec: {count} old responses of {folder}.", flush=True)
         except Exception as e:

@@ -1,14 +1,11 @@
 """Every knob of rollspec, once: typed, described, validated, and resolved once where a job starts.
 
-A configuration comes from a preset name (`default`), a YAML file, a mapping, or a mapping that names a preset and
-changes some of it; later layers win, and the environment and dotted overrides come last:
+A configuration comes from a preset, a YAML file or a mapping; the environment and dotted overrides come last:
 
     resolve("default")
     resolve("my.yaml", overrides=["proposal.k_max=8"])
     resolve({"preset": "suffix_only", "proposal.suffix.window": 2})
     ROLLSPEC__PROPOSAL__K_MAX=8 python train.py
-
-`sections` and `settings` hold the knobs, `sources` where they are set, `layers` how that becomes one configuration.
 """
 
 from rollspec.config.layers import knobs

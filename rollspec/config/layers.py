@@ -2,8 +2,7 @@
 
     validated(RollspecConfig, [({"proposal.k_max": 8}, "the overrides")])
 
-A layer is a mapping and where it is from. The weakest comes first. An unknown key is an error that names the nearest
-valid one: a typo must not silently leave the default in place.
+A layer is a mapping and where it is from. An unknown key is an error: a typo must not leave the default in place.
 """
 
 from __future__ import annotations
@@ -20,11 +19,15 @@ M = TypeVar("M", bound=BaseModel)
 Layer = tuple[dict[str, Any], str]
 
 
+def _is_section(kind: Any) -> bool:
+    return isinstance(kind, type) and issubclass(kind, BaseModel)
+
+
 def knobs(section: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, str, Any, str]]:
     """Every knob as (dotted name, type, default, description), for documentation and for nearest-name hints."""
     for name, field in section.model_fields.items():
-        kind = field.annotation
-        if isinstance(kind, type) and issubclass(kind, BaseModel):
+        kind: Any = field.annotation
+        if _is_section(kind):
             yield from knobs(kind, f"{prefix}{name}.")
         else:
             text = getattr(kind, "__name__", None) if isinstance(kind, type) else str(kind).replace("typing.", "")
@@ -48,64 +51,44 @@ def validated(section: type[M], layers: Sequence[Layer]) -> M:
     Raises:
         ConfigError: a key is unknown, or a value out of range.
     """
-    merged: dict[str, Any] = {}
+    flat: dict[str, Any] = {}
     for mapping, origin in layers:
-        _merge(section, merged, _expand(mapping, origin), origin)
+        flat |= _flat(section, mapping, origin)
+    nested: dict[str, Any] = {}
+    for name, value in flat.items():
+        *parents, leaf = name.split(".")
+        node = nested
+        for part in parents:
+            node = node.setdefault(part, {})
+        node[leaf] = value
     try:
-        return section.model_validate(merged)
+        return section.model_validate(nested)
     except ValidationError as e:
         raise ConfigError(_sentence(e)) from e
 
 
-def _expand(mapping: Mapping[str, Any], origin: str) -> dict[str, Any]:
-    """`{"a.b": 1}` and `{"a": {"b": 1}}` become the same nested dict."""
+def _flat(root: type[BaseModel], mapping: Mapping[str, Any], origin: str, prefix: str = "") -> dict[str, Any]:
+    """Knobs by dotted name, from `{"a.b": 1}` as from `{"a": {"b": 1}}`; keys that no knob has are refused."""
     out: dict[str, Any] = {}
     for key, value in mapping.items():
-        node = out
-        *parents, leaf = str(key).split(".")
-        for part in parents:
-            node = node.setdefault(part, {})
-            if not isinstance(node, dict):
-                raise ConfigError(f"rollspec: {key!r} in {origin} is set both as a value and as a section.")
-        if isinstance(value, Mapping):
-            value = _expand(value, origin)
-            if isinstance(node.get(leaf), dict):
-                _deepen(node[leaf], value)
-                continue
-        node[leaf] = value
+        parts = f"{prefix}{key}".split(".")
+        section: Any = root
+        for depth in range(1, len(parts) + 1):
+            name = ".".join(parts[:depth])
+            if parts[depth - 1] not in section.model_fields:
+                raise ConfigError(_unknown(root, name, value, origin))
+            section = section.model_fields[parts[depth - 1]].annotation
+            if not _is_section(section):  # a knob; what follows is a key of its mapping
+                if rest := ".".join(parts[depth:]):
+                    known = out.get(name)
+                    value = {**(known if isinstance(known, dict) else {}), rest: value}
+                out[name] = value
+                break
+        else:
+            if not isinstance(value, Mapping):
+                raise ConfigError(f"rollspec: {name} = {value!r} cannot be used: it is a section of knobs.")
+            out |= _flat(root, value, origin, f"{name}.")
     return out
-
-
-def _deepen(into: dict[str, Any], new: Mapping[str, Any]) -> None:
-    for key, value in new.items():
-        if isinstance(value, Mapping) and isinstance(into.get(key), dict):
-            _deepen(into[key], value)
-        else:
-            into[key] = value
-
-
-def _merge(root: type[BaseModel], into: dict[str, Any], new: Mapping[str, Any], origin: str, prefix: str = "") -> None:
-    """Deep-merge `new` over `into`, refusing keys that no knob has."""
-    section = _section_at(root, prefix)
-    for key, value in new.items():
-        if section is not None and key not in section.model_fields:
-            raise ConfigError(_unknown(root, f"{prefix}{key}", value, origin))
-        if isinstance(value, Mapping) and _section_at(root, f"{prefix}{key}.") is not None:
-            child = into.setdefault(key, {})
-            _merge(root, child, value, origin, f"{prefix}{key}.")
-        else:
-            into[key] = value
-
-
-def _section_at(root: type[BaseModel], prefix: str) -> type[BaseModel] | None:
-    section = root
-    for part in prefix.split(".")[:-1]:
-        field = section.model_fields.get(part)
-        kind = field.annotation if field else None
-        if not (isinstance(kind, type) and issubclass(kind, BaseModel)):
-            return None
-        section = kind
-    return section
 
 
 def _unknown(root: type[BaseModel], key: str, value: Any, origin: str) -> str:

@@ -191,10 +191,13 @@ class PolicyConfig(Section):
     """Of single policies; the parameters of the published bandits are those of their papers (docs/tuning.md)."""
 
     table: dict[int, int] | None = Field(
-        None, description="Of `table`: draft length by the batch size up to which it holds, such as {4: 8, 64: 0}."
+        None,
+        min_length=1,
+        description="Of `table`: draft length by the batch size up to which it holds, such as {4: 8, 64: 0}.",
     )
     sets: dict[int, tuple[int, ...]] | None = Field(
         None,
+        min_length=1,
         description="Of `beg_mab`: draft lengths to choose among by the batch size up to which they hold, such as "
         "{4: [4, 8], 32: [1, 2], 64: [0]}; unset: all of `arms` at every size.",
     )
@@ -204,23 +207,16 @@ class TuningConfig(Section):
     """How much is drafted: the policy that chooses an arm (drafters, K) per step and batch bucket."""
 
     policy: Literal[
-        "hedge",
-        "static",
-        "table",
-        "random",
-        "ucbspec",
-        "exp3spec",
-        "beg_mab",
-        "thompson",
-        "smartspec",
-        "respec",
+        "hedge", "static", "table", "random", "ucbspec", "exp3spec", "beg_mab", "thompson", "smartspec", "respec"
     ] = Field(
         "hedge",
         description="`hedge`: discounted full-information Hedge over measured goodput. `static`: longest of `arms`. "
         "`table`: `options.table`. `random`: any arm at any step. The others are published (docs/tuning.md).",
     )
     arms: tuple[int, ...] | None = Field(
-        None, description="Draft lengths K to choose from, 0 for none; unset: 0, 1, 2, 4, ... up to proposal.k_max."
+        None,
+        min_length=1,
+        description="Draft lengths K to choose from, 0 for none; unset: 0, 1, 2, 4, ... up to proposal.k_max.",
     )
     options: PolicyConfig = PolicyConfig()
     guard: GuardConfig = GuardConfig()

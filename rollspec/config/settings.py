@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, TypeGuard
 
@@ -65,42 +66,41 @@ class RollspecConfig(Section):
             )
         if "draft_model" in drafters and self.proposal.learned.model is None:
             raise ValueError("proposal.drafters has draft_model and proposal.learned.model is unset: give its folder")
-        if self.drafter.mode != "off" and not {"eagle3", "draft_model"} & set(drafters):
-            raise ValueError(
-                f"drafter.mode = {self.drafter.mode} is for a learned drafter, and proposal.drafters = "
-                f"{list(drafters)} has none: add eagle3 or draft_model, or set drafter.mode to off"
-            )
-        if self.drafter.versions is not None and not {"eagle3", "draft_model"} & set(drafters):
-            raise ValueError(
-                f"drafter.versions = {self.drafter.versions} holds weights of a learned drafter, and "
-                f"proposal.drafters = {list(drafters)} has none: add eagle3, or unset drafter.versions"
-            )
-        arms, k_max = self.tuning.arms, self.proposal.k_max
-        if arms is not None and (not arms or len(set(arms)) != len(arms)):
-            raise ValueError(f"tuning.arms = {list(arms)} must name each draft length once, and at least one")
-        if bad := [k for k in arms or () if not 0 <= k <= k_max]:
+        mode = None if self.drafter.mode == "off" else self.drafter.mode
+        for knob, value in (("drafter.mode", mode), ("drafter.versions", self.drafter.versions)):
+            if value is not None and not {"eagle3", "draft_model"} & set(drafters):
+                raise ValueError(
+                    f"{knob} = {value} is for a learned drafter, and proposal.drafters = {list(drafters)} has none: "
+                    f"add eagle3 or draft_model, or unset {knob}"
+                )
+        tuning, k_max, arms = self.tuning, self.proposal.k_max, self.tuning.arms or ()
+        if len(set(arms)) != len(arms):
+            raise ValueError(f"tuning.arms = {list(arms)} must name each draft length once: remove one")
+        if bad := [k for k in arms if not 0 <= k <= k_max]:
             raise ValueError(
                 f"tuning.arms has {bad[0]}, which is not between 0 and proposal.k_max = {k_max}: change one of the two"
             )
-        table, sets = self.tuning.options.table, self.tuning.options.sets
+        table, sets = tuning.options.table, tuning.options.sets
         for name, given, policy in (("table", table, "table"), ("sets", sets, "beg_mab")):
-            if given is not None and self.tuning.policy != policy:
+            if given is not None and tuning.policy != policy:
                 raise ValueError(
-                    f"tuning.options.{name} is set and tuning.policy = {self.tuning.policy}: set that to {policy}, or "
+                    f"tuning.options.{name} is set and tuning.policy = {tuning.policy}: set that to {policy}, or "
                     "unset it"
                 )
-        if self.tuning.policy == "table":
-            if not table:
-                raise ValueError(
-                    "tuning.policy = table needs tuning.options.table, a mapping of batch sizes to draft lengths such "
-                    "as {4: 8, 16: 4, 64: 0}"
-                )
-            known = self.tuning.lengths(k_max)
-            if missing := sorted(set(table.values()) - set(known)):
-                raise ValueError(
-                    f"tuning.options.table asks for K = {missing[0]}, which is not among tuning.arms {list(known)}: "
-                    "add it there"
-                )
+        if tuning.policy == "table" and table is None:
+            raise ValueError(
+                "tuning.policy = table needs tuning.options.table, a mapping of batch sizes to draft lengths such as "
+                "{4: 8, 16: 4, 64: 0}"
+            )
+        if sets and not all(sets.values()):
+            raise ValueError(f"tuning.options.sets = {sets} must name a draft length for every batch size: add one")
+        known = tuning.lengths(k_max) if drafters else (0,)
+        asked = {*(table or {}).values(), *chain(*(sets or {}).values())}
+        if missing := sorted(asked - set(known)):
+            raise ValueError(
+                f"tuning.options.{'table' if table else 'sets'} asks for K = {missing[0]}, which is not among "
+                f"tuning.arms {list(known)}: add it there"
+            )
         return self
 
     @property
@@ -167,16 +167,10 @@ def resolve(
     overrides: Mapping[str, Any] | Sequence[str] = (),
     env: Mapping[str, str] | None = None,
 ) -> RollspecConfig:
-    """The settings of a job, from all that may set them; to be called once, in the process that starts the job.
+    """The settings of a job, weakest first: built-in values, preset, file or mapping, environment, `overrides`.
 
-    Weakest first: built-in values, preset, file or mapping (a trainer's own options are a mapping), environment,
-    `overrides`. Settings that were resolved before, as an object or as the mapping of `to_dict`, have met the
-    environment already and take `overrides` alone.
-
-    Args:
-        source: a preset's name, a path to a YAML file, a mapping, or None for `default`.
-        overrides: `{"proposal.k_max": 8}` or `["proposal.k_max=8"]`.
-        env: environment to read `ROLLSPEC__A__B=value` from; `os.environ` when None.
+    Settings that were resolved before, as an object or as the mapping of `to_dict`, take `overrides` alone, which are
+    `{"proposal.k_max": 8}` or `["proposal.k_max=8"]`. `env`: to read `ROLLSPEC__A__B=value` from; unset: `os.environ`.
 
     Raises:
         ConfigError: unknown preset, file, key or a value out of range, as one sentence.

@@ -37,26 +37,23 @@ def layers_of(source: str | Path | Mapping[str, Any] | None) -> list[Layer]:
     Raises:
         ConfigError: there is no such preset or file, or it cannot be read.
     """
-    if source is None:
-        source = "default"
+    text, known = str(source or "default"), presets()
     if isinstance(source, Mapping):
-        data = dict(source)
-        base = data.pop("preset", None)
-        return [*(layers_of(base) if base is not None else []), (data, "the given mapping")]
-    text = str(source)
-    known = presets()
-    if text in known:
+        data, origin = dict(source), "the given mapping"
+    elif text in known:
         return [({**_read_yaml(known[text]), "preset": text}, f"preset {text!r}")]
-    path = Path(text)
-    if path.suffix in (".yaml", ".yml") or path.is_file():
-        if not path.is_file():
+    elif Path(text).suffix in (".yaml", ".yml") or Path(text).is_file():
+        if not Path(text).is_file():
             raise ConfigError(f"rollspec: the configuration file {text!r} does not exist; give a path to a YAML file.")
-        data = _read_yaml(path)
-        base = data.pop("preset", None)
-        return [*(layers_of(base) if base is not None else []), (data, str(path))]
-    near = difflib.get_close_matches(text, known, n=1)
-    hint = f"did you mean {near[0]!r}? " if near else ""
-    raise ConfigError(f"rollspec: there is no preset {text!r}; {hint}choose one of {', '.join(known)} or a YAML file.")
+        data, origin = _read_yaml(Path(text)), text
+    else:
+        near = difflib.get_close_matches(text, known, n=1)
+        hint = f"did you mean {near[0]!r}? " if near else ""
+        raise ConfigError(
+            f"rollspec: there is no preset {text!r}; {hint}choose one of {', '.join(known)} or a YAML file."
+        )
+    base = data.pop("preset", None)
+    return [*(layers_of(base) if base is not None else []), (data, origin)]
 
 
 def environment(env: Mapping[str, str] | None = None) -> dict[str, Any]:

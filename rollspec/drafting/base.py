@@ -1,18 +1,13 @@
 """The interface of drafters, and their registry by the names of `proposal.drafters`.
 
-    @register_drafter("phrases")
-    class Phrases(Drafter):
-        def propose(self, r: Request, room: int) -> Draft | None: ...
-
-A drafter proposes draft tokens with its own estimate of their acceptance; the estimates are calibrated per
-source against what the target then emits (`proposal/confidence.py`). The step asks the drafters that cost no forward
-pass in the order of the configuration and takes the first proposal; the draft head, which the engine runs, is asked
-for those that it would serve better.
+A drafter proposes draft tokens with its own estimate of their acceptance, which is calibrated (`confidence.py`). The
+step asks the drafters that cost no forward pass in the order of the configuration and takes the first proposal; the
+draft head, which the engine runs, is asked for those that it would serve better.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol, TypeVar
 
 from rollspec.config import RollspecConfig
@@ -31,11 +26,9 @@ class Drafter(Protocol):
 
     def begin(self, r: Request) -> None:
         """A request begins; `r.output` holds the tokens that it starts from."""
-        return
 
     def observe(self, r: Request) -> None:
         """The request emitted `r.emitted`; a proposal is asked for next."""
-        return
 
     def propose(self, r: Request, room: int) -> Draft | None:
         """A draft of at most `room` tokens to follow the request's output; None or an empty one for no proposal."""
@@ -47,11 +40,9 @@ class Drafter(Protocol):
 
     def store_all(self, running: Sequence[Request], wait: bool) -> None:
         """Keep what was emitted; the step's drafts are handed over. `wait`: nothing is looked up now; it may wait."""
-        return
 
     def finish(self, r: Request) -> None:
         """The request ended or was aborted; nothing of a private one may be kept."""
-        return
 
 
 D = TypeVar("D", bound=type[Drafter])
@@ -71,17 +62,5 @@ def register_drafter(*names: str) -> Callable[[D], D]:
 
 
 def drafter(name: str) -> type[Drafter]:
-    """The class known by `name`.
-
-    Raises:
-        ValueError: there is none.
-    """
-    if name not in _DRAFTERS:
-        raise ValueError(
-            f"rollspec: proposal.drafters names {name!r}, which no module registered; use {_listed(_DRAFTERS)}."
-        )
+    """The class known by `name`."""
     return _DRAFTERS[name]
-
-
-def _listed(names: Iterable[str]) -> str:
-    return ", ".join(sorted(names))

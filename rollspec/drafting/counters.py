@@ -1,8 +1,4 @@
-"""What is counted of drafting: tokens drafted and accepted, by drafter and position, and the host's time.
-
-The counters go to telemetry by `drain`; the host's time of a step also goes to the tuner, as part of what drafting
-costs.
-"""
+"""What is counted of drafting: tokens drafted and accepted, by drafter and position, and the host's time."""
 
 from __future__ import annotations
 
@@ -36,10 +32,8 @@ class Counters:
 
     def __init__(self) -> None:
         self.stats = EngineStats()
-        self.drafting = Timer()
-        """All of drafting on the host since the last step, `begin` and `finish` included."""
-        self.tuning = Timer()
-        """The part of it that decides how much to draft."""
+        self.drafting = Timer()  # all of drafting on the host since the last step, `begin` and `finish` included
+        self.tuning = Timer()  # the part of it that decides how much to draft
         self._before_step = 0.0  # drafting seconds up to the last step
         self._before_drain = (0.0, 0.0)  # of both timers
         self._peak = 0  # largest batch of this rollout round, for the tail
@@ -65,11 +59,9 @@ class Counters:
         return self._before_step - before
 
     def verified(self, source: str, expected: Sequence[float], verified: int, accepted: int) -> None:
-        """Of a request's draft, `verified` tokens were verified and `accepted` of them accepted.
+        """Of a request's draft by `source`, `verified` tokens were verified and `accepted` of them accepted.
 
-        Args:
-            source: who drafted it.
-            expected: cumulative acceptance per token, as it was calibrated when drafted.
+        `expected`: cumulative acceptance per token, as it was calibrated when drafted.
         """
         stats = self.stats
         accepted = min(accepted, verified)

@@ -1,8 +1,7 @@
 """The draft head as a drafter: an EAGLE-3 head or a draft model, which the engine runs where it pays.
 
-Before a pass is run its proposals are estimated from the head's acceptance so far, and weighed against memory's
-(`proposal/router.py`); after it, once more with what it proposed. While the head rests, one pass every so many steps
-keeps its acceptance known.
+Before a pass is run its proposals are estimated and weighed against memory's (`proposal/router.py`); after it, once
+more with what it proposed. While the head rests, one pass every so many steps keeps its acceptance known.
 """
 
 from __future__ import annotations
@@ -21,15 +20,12 @@ from rollspec.proposal.history import History
 from rollspec.proposal.router import Router, Vector, worth
 from rollspec.tuning.tuner import Tuner
 
-PROBE_EVERY = 64
-"""Steps after which a head that the tuner did not choose runs one pass, unverified."""
+PROBE_EVERY = 64  # steps after which a head that the tuner did not choose runs one pass, unverified
 
-CANARY_EVERY = 4
-"""The same while its weights are a canary. The verdict takes as many passes either way; this is how soon it comes."""
+CANARY_EVERY = 4  # the same while its weights are a canary: how soon its verdict comes
 
 
-Scored = Callable[[str, int, int], None]
-"""Called with every scored draft of the head: request, tokens that the target emitted, tokens that are known."""
+Scored = Callable[[str, int, int], None]  # of a scored draft: request, tokens that the target emitted, that are known
 
 
 @register_drafter("eagle3", "draft_model", "mtp")
@@ -39,14 +35,10 @@ class Head(Drafter):
     def __init__(self, name: str, config: RollspecConfig, history: History) -> None:
         self.name = name
         self.router = Router(min(config.proposal.learned.k_max, config.proposal.k_max))
-        self.version = 0
-        """Of its weights; 0: as started."""
-        self.pass_seconds: Vector = np.zeros(0)
-        """What its passes would take under each of the tuner's arms. Shape [arms]."""
-        self.since = PROBE_EVERY
-        """Steps since it last ran."""
-        self.rested = True
-        """Whether it did not run in the step before its present pass: then its weights are in no cache."""
+        self.version = 0  # of its weights; 0: as started
+        self.pass_seconds: Vector = np.zeros(0)  # [arms] that its passes would take
+        self.since = PROBE_EVERY  # steps since it last ran
+        self.rested = True  # not run in the step before its present pass: then its weights are in no cache
         self._price = 0.0
         self._tokens: Sequence[Sequence[int]] = ()  # what its passes gave, by place in the batch
         self._probs: Sequence[Sequence[float]] | None = None
@@ -55,13 +47,7 @@ class Head(Drafter):
     def route(self, step: Step, tuner: Tuner, selection: Selection, most: int, *, resting: bool, canary: bool) -> int:
         """Estimate its proposals, prefer it or memory per request, and say how many passes to run.
 
-        Args:
-            step: with what memory proposed and the budget allowed of it.
-            tuner: for what a step costs.
-            selection: for what a draft token must bring.
-            most: longest draft of a request, in tokens.
-            resting: it cannot be run now.
-            canary: its weights are to be judged.
+        `most`: longest draft of a request. `resting`: it cannot be run now. `canary`: its weights are to be judged.
         """
         router, asked = self.router, step.asked
         self.pass_seconds = np.zeros(len(tuner.arms))
@@ -111,10 +97,8 @@ class Head(Drafter):
         selection: Selection,
         most: int,
     ) -> list[Sequence[float]]:
-        """Take what its passes gave and prefer it or memory again, now that both are known.
-
-        Returns:
-            Per request of `step.asked`, the calibrated cumulative acceptance of the preferred proposal.
+        """Take what its passes gave and prefer it or memory again: per request of `step.asked`, the calibrated
+        cumulative acceptance of the preferred proposal.
         """
         self._tokens, self._probs = tokens, probs
         floor = 0.0 if selection.fixed else FLOOR
@@ -180,8 +164,14 @@ class Head(Drafter):
         acceptance = {"version": self.version, "acceptance": self.router.acceptance.state()}
         return {"drafter": acceptance, "passes": self.router.cost.state()}
 
-    def restore(self, router: Router, version: int | None) -> None:
-        """Take what an earlier run saved. Acceptance is of one version: it waits until that one is swapped in."""
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Take what an earlier run saved, or raise. Acceptance of another version waits until that is swapped in."""
+        router, version = Router(self.router.k), None
+        if "passes" in state:  # not there where it was measured on another machine
+            router.cost.restore(state["passes"])
+        if "drafter" in state:
+            version = int(state["drafter"]["version"])
+            router.acceptance.restore(state["drafter"]["acceptance"])
         self.router.cost = router.cost
         if version == self.version:
             self.router.acceptance = router.acceptance

@@ -4,14 +4,10 @@
     2. model:       phrases that the model often emits, from finished responses to any prompt
     3. statistics:  phrases of text in general
 
-The first one that knows the last tokens drafts a phrase of at most four tokens, and those below it are not looked up: a
-recent phrase is likelier to come again than a frequent one, and the smaller database is faster.
-
-Differs from the released code: it keys context and model by the last token and verifies seven phrases in parallel,
-which come from the next database where the first has fewer; one chain is verified here, so two tokens are the key. It
-builds the model's database beforehand, from answers to a public set of questions, and keeps the 100,000 most frequent
-phrases; here finished responses are counted while the engine runs, under the same bound. Its statistics are a corpus of
-dialogues on disk; nothing is shipped here, so the prompts, text that the model did not write, stand in for it.
+The first one that knows the last tokens drafts a phrase of at most four tokens. The released code keys context and
+model by the last token and verifies seven phrases in parallel; one chain is verified here, so two tokens are the key.
+It builds the model's database beforehand; here finished responses are counted while the engine runs, under its bound.
+Prompts, text that the model did not write, stand in for its corpus of dialogues.
 """
 
 from __future__ import annotations
@@ -25,20 +21,11 @@ from rollspec.drafting.requests import Request
 from rollspec.proposal.history import History
 from rollspec.proposal.ngrams import Ngrams, likeliest
 
-PHRASE = 4
-"""Tokens of a draft, at most: the released code keeps phrases of five, the key's token included."""
-
-KEY = 2
-"""Tokens that a phrase is looked up by."""
-
-MOST_ROWS = 100_000
-"""Of each of the databases that outlive a request."""
-
-REPEAT = 0.8
-"""Chance that a token of the context's phrase is right, before it is calibrated."""
-
-KEYS = 4096
-"""Prompts whose text is known to be counted already."""
+PHRASE = 4  # tokens of a draft, at most: the released code keeps phrases of five, the key's token included
+KEY = 2  # tokens that a phrase is looked up by
+MOST_ROWS = 100_000  # of each of the databases that outlive a request
+REPEAT = 0.8  # chance that a token of the context's phrase is right, before it is calibrated
+KEYS = 4096  # prompts whose text is known to be counted already
 
 
 @dataclass(slots=True)

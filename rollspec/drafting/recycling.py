@@ -1,18 +1,14 @@
 """Token Recycling (arXiv:2408.08696): drafts from an adjacency matrix of candidate tokens, one row per token.
 
-The matrix M [vocabulary, k] holds the k candidates that followed each token last, the best one first. The draft walks
-it from the last token of the text:  x1 = M[x0, 0], x2 = M[x1, 0], ...  No text has to contain the whole chain. After
-the verify step the rows of the tokens that it went through are updated, so the matrix follows the present text, and
-the next request starts from it (the paper's hot start).
+The draft walks the matrix from the last token of the text: x1 = M[x0, 0], x2 = M[x1, 0], ... After the verify step the
+rows of the tokens that it went through are updated, and the next request starts from it (the paper's hot start).
 
-Simplified, because a step sees emitted tokens and no logits: the paper overwrites a row with the top k of the target's
-latest distribution after that token, M[x] = argtopk p(. | .. x), of rejected tokens as well. Here that distribution is
-estimated from what was emitted after x, with the latest observation counting most:
+Simplified, because a step sees emitted tokens and no logits: the paper overwrites a row with the target's latest top k;
+here the candidates are ranked by what was emitted after x, with the latest observation counting most,
 
     w[x, y] <- (1 - RATE) w[x, y] + RATE [y was emitted after x],     M[x] = the k largest of w[x]
 
-The paper verifies a tree of 80 candidates, six deep, of which the chain of best candidates is one path; vLLM verifies
-chains, so that path is the draft.
+Of the paper's tree vLLM verifies one chain, that of the best candidates.
 """
 
 from __future__ import annotations
@@ -25,11 +21,8 @@ from rollspec.drafting.requests import Request
 from rollspec.proposal.history import History
 from rollspec.proposal.ngrams import MIN_PROB, UNSEEN
 
-CANDIDATES = 8
-"""Kept per token, as in the paper (k)."""
-
-RATE = 0.25
-"""Of the latest observation in a candidate's weight."""
+CANDIDATES = 8  # kept per token, as in the paper (k)
+RATE = 0.25  # of the latest observation in a candidate's weight
 
 
 class Adjacency:
@@ -37,8 +30,7 @@ class Adjacency:
 
     def __init__(self) -> None:
         self._weights: dict[int, dict[int, float]] = {}
-        self.best: dict[int, tuple[int, float]] = {}
-        """Token -> its best candidate and that one's share of the weights."""
+        self.best: dict[int, tuple[int, float]] = {}  # token -> its best candidate and that one's share of the weights
 
     def add(self, text: Sequence[int], new: int) -> None:
         """The last `new` tokens of `text` were emitted, each after the one before it."""

@@ -1,18 +1,14 @@
-"""Running requests, in parts by owner: the engine's facts, memory's state, the proposals, the head's state.
-
-A step works on `Request`s alone; the engine's own request objects stay on its side of the adapter.
-"""
+"""Running requests, in parts by owner: the engine's facts, memory's state, the proposals, the head's state."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from rollspec.proposal.base import NO_DRAFT, Draft, TokenArray, as_tokens
 from rollspec.proposal.history import Response, Spans, extend_spans
-from rollspec.proposal.replay import Replay
 from rollspec.proposal.router import TRUST_WEIGHT, Vector
-from rollspec.proposal.suffix import Group
 from rollspec.tuning.tuner import LEARNED, Plan
 
 
@@ -54,6 +50,63 @@ class HeadPart(Proposal):
         if known:
             self.accepted_sum = 0.98**known * self.accepted_sum + accepted
             self.hoped = 0.98**known * self.hoped + float(rates[:known].sum())
+
+
+@dataclass(slots=True)
+class Part:
+    """What an aborted rollout has left in the corpora, until it goes on."""
+
+    sequence: int  # of the group's corpus
+    wide: int | None  # of the global corpus
+    length: int  # in tokens
+
+
+@dataclass(slots=True)
+class Group:
+    """The corpus of one prompt and which sequences are in it."""
+
+    key: str
+    corpus: Any
+    head: TokenArray  # prompt tail that starts each response in the corpus
+    next_seq: int = 1
+    running: set[int] = field(default_factory=set)  # sequences of requests that run
+    bytes: int = 0
+    sequences: dict[int, int] = field(default_factory=dict)  # sequence id -> policy version
+    versions: set[int] = field(default_factory=set)
+    ended: list[int] = field(default_factory=list)  # lengths of finished responses, ascending
+    parts: dict[str, Part] = field(default_factory=dict)  # by origin
+
+
+@dataclass(slots=True)
+class Replay:
+    """One request's old response under the same noise (`reuse.mode: coupled`), drafted at the same position while it
+    holds. `at`: leading tokens repeated so far. `alive`: nothing has differed yet.
+    """
+
+    tokens: list[int]
+    at: int = 0
+    alive: bool = True
+
+    def advance(self, new: Sequence[int]) -> None:
+        """The request emitted `new`."""
+        if not self.alive:
+            return
+        for token in new:
+            if self.at == len(self.tokens) or self.tokens[self.at] != token:
+                self.alive = False
+                return
+            self.at += 1
+
+    def draft(self, most: int) -> Draft | None:
+        """The next `most` tokens at most of the old response; None once it differed or is over."""
+        if not self.alive or self.at == len(self.tokens):
+            return None
+        tokens = self.tokens[self.at : self.at + most]
+        return Draft(tokens, [1.0] * len(tokens), "replay", self.at)  # what 1.0 is worth is calibrated
+
+    def identical(self, length: int) -> bool:
+        """Whether a response that ended with `length` tokens repeated the old one whole."""
+        return self.alive and self.at == length == len(self.tokens)
 
 
 @dataclass(slots=True)
@@ -179,15 +232,10 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """What the engine did in a step.
+    """What the engine did in a step."""
 
-    Attributes:
-        req_ids: the batch, in the engine's order. sampled: tokens that each request emitted, none in its prompt.
-        verified: the drafts that the step verified, by request. tokens: that it computed. context_tokens: of the batch.
-    """
-
-    req_ids: Sequence[str]
-    sampled: list[list[int]]
-    verified: dict[str, list[int]]
-    tokens: int
-    context_tokens: float
+    req_ids: Sequence[str]  # the batch, in the engine's order
+    sampled: list[list[int]]  # tokens that each request emitted, none in its prompt
+    verified: dict[str, list[int]]  # the drafts that the step verified, by request
+    tokens: int  # that it computed
+    context_tokens: float  # of the batch

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from rollspec.config import BudgetConfig
-from rollspec.drafting import stop_bandits, stop_learned  # noqa: F401 - they register their rules
 from rollspec.drafting.requests import Proposal, Request, Step
 from rollspec.drafting.stopping import RULES, StopRule
 from rollspec.proposal import budget, lengths
@@ -17,11 +16,8 @@ from rollspec.tuning.cost import CostModel
 FLOOR = 0.03
 """Chains end below this chance of acceptance at the latest: no step is so cheap per token that it would pay."""
 
-TETRIS_EXTRA = 2
-"""Draft tokens per request that `tetris` asks for beyond those that it verifies on average."""
-
-LENGTHS_EVERY = 16
-"""Tokens after which a request's expected length is looked at again."""
+TETRIS_EXTRA = 2  # draft tokens per request that `tetris` asks for beyond those that it verifies on average
+LENGTHS_EVERY = 16  # tokens after which a request's expected length is looked at again
 
 
 class Selection:
@@ -73,10 +69,7 @@ class Selection:
     def allot(self, drafts: Sequence[Sequence[float]], step: Step, cost: CostModel) -> list[int]:
         """Tokens of each draft of `step.asked` that are worth verifying, before the arm's own limit.
 
-        Args:
-            drafts: cumulative acceptance per token, one row per request of `step.asked`.
-            step: its plan says of how many requests those that were asked are a sample.
-            cost: predicts the step's duration.
+        `drafts`: cumulative acceptance per token. Those that were asked may be a sample, as the step's plan says.
         """
         batch, asked = len(step.running), step.asked
         if self.config.policy == "tetris" and step.plan.k:

@@ -10,7 +10,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from rollspec.config import RollspecConfig
-from rollspec.drafting import consensus, hierarchy, persistence, recycling, stand  # noqa: F401 - some are registered
+from rollspec.drafting import hierarchy, recycling, siblings  # noqa: F401 - they are registered
 from rollspec.drafting.base import drafter
 from rollspec.drafting.counters import Counters
 from rollspec.drafting.head import Head, Scored
@@ -21,7 +21,6 @@ from rollspec.proposal.base import TokenArray, as_tokens, prompt_key
 from rollspec.proposal.confidence import Confidence
 from rollspec.proposal.history import History, extend_spans
 from rollspec.proposal.router import Router
-from rollspec.proposal.suffix import SuffixDrafter
 from rollspec.telemetry.engine_stats import EngineStats
 from rollspec.tuning.cost import LONGEST
 from rollspec.tuning.tuner import Plan, Tuner
@@ -210,9 +209,9 @@ class State:
         return self.counters.stats
 
     @property
-    def suffix(self) -> SuffixDrafter:
+    def suffix(self) -> SuffixMemory:
         """The corpora of suffix drafts."""
-        return next(d.corpora for d in self.drafters if isinstance(d, SuffixMemory))
+        return next(d for d in self.drafters if isinstance(d, SuffixMemory))
 
     def drain(self) -> EngineStats:
         """Counters since the last call, with the present levels filled in."""
@@ -228,13 +227,24 @@ class State:
 
     def snapshot(self) -> dict[str, Any]:
         """History with what running requests have emitted so far; for `History.save`."""
-        return persistence.snapshot(self.history, self.requests.values())
+        running = (r for r in self.requests.values() if r.output and not r.private)
+        return self.history.snapshot((r.key, r.prompt, r.response) for r in running)
 
     def tuning_state(self) -> dict[str, Any]:
         """What was measured of speed and acceptance, in JSON types; `rollspec.tuning.store` keeps it."""
-        return persistence.tuning_state(self.tuner, self.confidence, self.head)
+        out = {"tuner": self.tuner.state(), "confidence": self.confidence.state()}
+        return out if self.head is None else out | self.head.state()
 
     def restore_tuning(self, state: Mapping[str, Any]) -> None:
-        """Start from what an earlier run saved; see `persistence.restored`."""
-        self.tuner, self.confidence = persistence.restored(state, self.config, self.head)
-        self._plan = None
+        """Start from what an earlier run saved.
+
+        Raises:
+            ValueError, KeyError, TypeError: it cannot be used; nothing of it is.
+        """
+        confidence, tuner = Confidence(), Tuner(self.config.tuning, self.k_max, self.config.proposal.drafters)
+        confidence.restore(state["confidence"])
+        if "tuner" in state:
+            tuner.restore(state["tuner"])
+        if self.head is not None:
+            self.head.restore(state)
+        self.confidence, self.tuner, self._plan = confidence, tuner, None

@@ -1,7 +1,4 @@
-"""Types that all drafters share: prompt keys and drafts.
-
-Pure: numpy only, no engine. Token ids are int32 everywhere.
-"""
+"""Types that all drafters share: prompt keys and drafts. Token ids are int32 everywhere."""
 
 from __future__ import annotations
 
@@ -27,17 +24,12 @@ def prompt_key(token_ids: Sequence[int] | npt.NDArray[np.integer]) -> str:
 
 @dataclass(slots=True)  # not frozen: that would triple the cost of making one
 class Draft:
-    """One request's proposal for one step.
+    """One request's proposal for one step."""
 
-    `token_ids`: the draft, at most k_max tokens, possibly empty. `probs`: the drafter's estimate, per token, that it
-    and all before it are accepted (so they never rise along the draft); same length. `source`: who drafted, for
-    telemetry and calibration. `match_len`: context tokens that matched.
-    """
-
-    token_ids: list[int]
-    probs: list[float]
-    source: str
-    match_len: int
+    token_ids: list[int]  # at most k_max tokens, possibly empty
+    probs: list[float]  # the drafter's estimate, per token, that it and all before it are accepted
+    source: str  # who drafted, for telemetry and calibration
+    match_len: int  # context tokens that matched
 
 
 NO_DRAFT = Draft([], [], "none", 0)

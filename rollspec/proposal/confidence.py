@@ -1,24 +1,23 @@
 """Calibrates a drafter's frequencies to acceptance probabilities, from the tokens that the target emitted.
 
-A frequency of 1.0 over one observation predicts less than the same over fifty, and a match of two tokens less than one
-of thirty. So the rate at which the next draft token is accepted is counted per (drafter, match length, frequency).
+The rate at which the next draft token is accepted is counted per (drafter, match length, frequency). A one-hot
+proposal x is accepted with probability p(x), which is also the chance that the target samples x by itself, so every
+chain is scored against the tokens that were emitted, verified or not.
 
-Nothing has to be verified for this: a one-hot proposal x is accepted with probability p(x), and p(x) is also the chance
-that the target samples x by itself, so every chain is scored against the tokens that were emitted, verified or not.
-
-Which tokens are verified is chosen by these very probabilities, so those that are too high are chosen more often, and
-verified drafts are accepted less often than the table says (the winner's curse). What was accepted over what was
-predicted, per drafter, is therefore a factor of every prediction.
+Which tokens are verified is chosen by these very probabilities, so those that are too high are chosen more often (the
+winner's curse). What was accepted over what was predicted, per drafter, is therefore a factor of every prediction.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from itertools import chain, repeat
 from typing import Any
 
+import numpy as np
+
 from rollspec.proposal.base import Draft
+from rollspec.tuning.policy import restored
 
 _MATCH_EDGES = (2, 3, 5, 9, 17)  # match lengths 1, 2, 3-4, 5-8, 9-16, 17+
 _FREQ_EDGES = (0.25, 0.45, 0.65, 0.85, 0.985)
@@ -28,18 +27,14 @@ _CELLS = (len(_MATCH_EDGES) + 1) * _COLUMNS
 _MATCH_BASE = [sum(m >= e for e in _MATCH_EDGES) * _COLUMNS for m in range(_MATCH_EDGES[-1] + 1)]
 _FREQ_COLUMN = [sum(f / 200 >= e for e in _FREQ_EDGES) for f in range(201)]
 
-PRIOR_WEIGHT = 6.0
-"""Observations the raw frequency counts for, before there are any."""
-
-MEMORY = 1000.0
-"""Observations per cell after which the past is halved, so that a drifting policy is followed."""
+PRIOR_WEIGHT = 6.0  # observations the raw frequency counts for, before there are any
+MEMORY = 1000.0  # observations per cell after which the past is halved, so that a drifting policy is followed
 
 
 VERIFIED_PRIOR = 30.0
 """Tokens that count as predicted and accepted before there are any, and again when none are verified for long."""
 
-FADE = 1.0 / 2000.0
-"""Share of what verified drafts showed that is forgotten with every proposal."""
+FADE = 1.0 / 2000.0  # share of what verified drafts showed that is forgotten with every proposal
 
 
 class Confidence:
@@ -51,8 +46,7 @@ class Confidence:
     def cumulative(self, draft: Draft, floor: float) -> tuple[list[float], list[int]]:
         """Calibrated probability, per token, that it and all before it are accepted; and the table cells used.
 
-        The chain ends with the first token below `floor`: deeper ones could not pay for themselves. That token is kept
-        so that its cell is still scored; a cell that fell below could never rise again otherwise.
+        The chain ends with the first token below `floor`, which is kept so that its cell may rise again.
         """
         table = self._tables.get(draft.source)
         if table is None:
@@ -78,11 +72,8 @@ class Confidence:
             table.verified(predicted, accepted)
 
     def observe(self, source: str, cells: Sequence[int], proposed: Sequence[int], emitted: Sequence[int]) -> int:
-        """Score the chain `proposed` (with its `cells`) against the tokens the target then emitted.
-
-        Returns:
-            Leading proposed tokens that the target emitted; `~accepted` (negative) where the next one is unknown,
-            because all emitted tokens had been proposed.
+        """Score the chain `proposed` (with its `cells`) against what the target then emitted: the number of its leading
+        tokens that were; `~accepted` (negative) where the next one is unknown, as all that was emitted was proposed.
         """
         table = self._tables[source]
         table.fade()
@@ -104,21 +95,16 @@ class Confidence:
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Inverse of `state`. Raises ValueError if the numbers cannot be used."""
-        tables = {}
+        tables: dict[str, _Table] = {}
         for source, row in state.items():
-            table = _Table()
-            accepted, tries = [float(x) for x in row["accepted"]], [float(x) for x in row["tries"]]
-            if len(accepted) != _CELLS or len(tries) != _CELLS or not all(0 <= h <= t for h, t in zip(accepted, tries)):  # noqa: B905
+            like = {"accepted": np.empty(_CELLS), "tries": np.empty(_CELLS), "verified": np.empty(2)}
+            accepted, tries, verified = (x.tolist() for x in restored(row, like).values())
+            if not all(a <= t and 0.0 < t <= MEMORY for a, t in zip(accepted, tries, strict=True)) or not verified[1]:
                 raise ValueError(f"the calibration of {source!r} has numbers that cannot be")
-            if not all(0.0 < t <= MEMORY for t in tries):
-                raise ValueError(f"the calibration of {source!r} has counts outside 0 to {MEMORY:g}")
+            table = tables[str(source)] = _Table()
             table.accepted, table.tries = accepted, tries
-            table.rate = [h / t for h, t in zip(accepted, tries, strict=True)]
-            outcome, predicted = (float(x) for x in row["verified"])
-            if not 0.0 <= outcome < math.inf or not 0.0 < predicted < math.inf:
-                raise ValueError(f"the calibration of {source!r} has verified tokens that cannot be")
-            table.outcome, table.predicted = outcome, predicted
-            tables[str(source)] = table
+            table.rate = [a / t for a, t in zip(accepted, tries, strict=True)]
+            table.outcome, table.predicted = verified
         self._tables = tables
 
 

@@ -1,8 +1,8 @@
 """Past rollouts: per prompt, the responses of the latest rounds; bounded in bytes; saved and reloaded.
 
-This is the durable part of suffix drafting: corpora are rebuilt from it. One safetensors file holds one flat int32
-array of tokens with row offsets, and a JSON header with a checksum; a file that does not match its checksum is
-refused and set aside, never half-loaded.
+This is the durable part of suffix drafting, whose corpora are rebuilt from it, and of lenient reuse, which keeps
+log-probs as well and one response per sample (its origin). One safetensors file holds flat arrays with row lengths and
+a JSON header with a checksum; a file that does not match its checksum is refused and set aside, never half-loaded.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,10 +23,12 @@ from rollspec.errors import HistoryError
 from rollspec.proposal.base import TokenArray, as_tokens, prompt_key
 
 FORMAT = "rollspec-history-1"
-FILE = "history.safetensors"
+FILE, OLD_RESPONSES = "history.safetensors", "old_responses.safetensors"
 
-COLUMNS = ("versions", "rewards", "streams", "spans")
-"""What a file holds of a prompt's responses."""
+COLUMNS = ("versions", "rewards", "streams", "spans", "origins")  # what a file holds of a prompt's responses
+
+ARRAYS = {"tokens": "<i4", "lengths": "<i8", "logprobs": "<f4"}
+"""What else it holds, of all rows together; log-probs only where responses have them."""
 
 Spans = tuple[tuple[int, int], ...]
 """Which policy version sampled which tokens of a response: (first token, version), ascending."""
@@ -40,10 +42,9 @@ def extend_spans(spans: Sequence[tuple[int, int]], start: int, version: int) -> 
 
 @dataclass(slots=True)
 class Response:
-    """One finished (or, when saved mid-rollout, unfinished) response. `version`: policy version it was started
-    under. `stream`: key of its noise, which says which sample of its prompt it is; None where noise is not kept.
-    `origin`: names the rollout, where an abort may leave it in parts; each one begins with all before it.
-    `spans`: empty where `version` sampled all tokens.
+    """One response, perhaps unfinished. `version`: policy version it was started under. `stream`: key of its noise, if
+    that is kept. `origin`: names the rollout, where an abort may leave it in parts; each one begins with all before it.
+    `spans`: empty where `version` sampled all tokens. `logprobs`: [n] of the tokens, where they are kept.
     """
 
     tokens: TokenArray
@@ -53,6 +54,12 @@ class Response:
     stream: int | None = None
     origin: str | None = None
     spans: Spans = ()
+    logprobs: npt.NDArray[np.float32] | None = None
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of its arrays."""
+        return self.tokens.nbytes + (self.logprobs.nbytes if self.logprobs is not None else 0)
 
     def versions(self) -> npt.NDArray[np.int64]:
         """[n] the policy version that sampled each token."""
@@ -72,12 +79,13 @@ class History:
     """Responses by prompt key, least recently used prompt evicted first.
 
     Args:
-        max_bytes: bound on the token bytes kept; a single prompt larger than it is not kept at all.
-        window: rounds (distinct policy versions) kept per prompt before its newest one, which still grows: its
-            late samples look back as far as its first.
+        max_bytes: bound on the bytes kept; a single prompt larger than it is not kept at all.
+        window: rounds (distinct policy versions) kept per prompt before its newest one, which still grows.
+        file: where it is saved, in the folder given.
     """
 
-    def __init__(self, max_bytes: int, window: int) -> None:
+    def __init__(self, max_bytes: int, window: int, file: str = FILE) -> None:
+        self.file = file
         self.max_bytes = max_bytes
         self.window = window
         self.bytes = 0
@@ -127,7 +135,7 @@ class History:
             self._keep(entry, lambda r: r.origin != response.origin)
             self.evicted = evicted  # replaced, not lost
         entry.responses.append(response)
-        self.bytes += response.tokens.nbytes
+        self.bytes += response.nbytes
         versions = sorted({r.version for r in entry.responses})
         if len(versions) > self.window + 1:
             self._keep(entry, lambda r: r.version >= versions[-self.window - 1])
@@ -141,9 +149,7 @@ class History:
             self._drop(oldest)
 
     def reward(self, items: Iterable[tuple[str, str, float]]) -> int:
-        """Join rewards to responses; items are (prompt key, key of the response tokens, reward). Returns the
-        matches.
-        """
+        """Join rewards, (prompt key, key of the response tokens, reward), to responses; returns the matches."""
         found = 0
         for key, response_key, value in items:
             entry = self._prompts.get(key)
@@ -160,73 +166,64 @@ class History:
     def _keep(self, entry: PromptHistory, wanted: Any) -> None:
         kept = [r for r in entry.responses if wanted(r)]
         dropped = [r for r in entry.responses if not wanted(r)]
-        self.bytes -= sum(r.tokens.nbytes for r in dropped)
+        self.bytes -= sum(r.nbytes for r in dropped)
         self.evicted += len(dropped)
         entry.responses[:] = kept
 
     def _drop(self, key: str) -> None:
         entry = self._prompts.pop(key)
-        self.bytes -= entry.prompt.nbytes + sum(r.tokens.nbytes for r in entry.responses)
+        self.bytes -= entry.prompt.nbytes + sum(r.nbytes for r in entry.responses)
         self.evicted += len(entry.responses)
 
     # ---- disk -------------------------------------------------------------------------------------------------------
 
     def snapshot(self, unfinished: Iterable[tuple[str, TokenArray, Response]] = ()) -> dict[str, Any]:
-        """Arrays and header to be written; cheap enough for the step path, so that writing can happen in a thread.
-        `unfinished` responses are written in the place of earlier parts of them.
-        """
+        """What `save` writes, cheap enough for the step path; `unfinished` responses replace earlier parts of them."""
         unfinished = list(unfinished)
         resumed = {r.origin for _, _, r in unfinished if r.origin is not None}
-        prompts: list[dict[str, Any]] = []
+        kept = [(key, e.prompt, [r for r in e.responses if r.origin not in resumed]) for key, e in self]
+        prompts: dict[str, dict[str, Any]] = {}
         rows: list[TokenArray] = []
-        index: dict[str, int] = {}
-
-        def row_of(key: str, prompt: TokenArray) -> dict[str, Any]:
-            if key not in index:
-                index[key] = len(prompts)
-                prompts.append({"key": key, **{column: [] for column in COLUMNS}, "row": len(rows)})
+        logprobs: list[npt.NDArray[np.float32]] = []
+        for key, prompt, responses in [*kept, *((key, prompt, [r]) for key, prompt, r in unfinished)]:
+            if key not in prompts:
+                prompts[key] = {"key": key, **{column: [] for column in COLUMNS}, "row": len(rows)}
                 rows.append(prompt)
-            return prompts[index[key]]
-
-        def write(record: dict[str, Any], r: Response) -> None:
-            record["versions"].append([r.version, len(rows)])
-            record["rewards"].append(r.reward)
-            record["streams"].append(r.stream)
-            record["spans"].append(r.spans or None)
-            rows.append(r.tokens)
-
-        for key, entry in self._prompts.items():
-            record = row_of(key, entry.prompt)
-            for r in entry.responses:
-                if r.origin not in resumed:
-                    write(record, r)
-        for key, prompt, r in unfinished:
-            write(row_of(key, prompt), r)
-        lengths = np.fromiter((len(r) for r in rows), dtype=np.int64, count=len(rows))
-        tokens = np.concatenate(rows) if rows else np.empty(0, np.int32)
-        return {"tokens": tokens.astype(np.int32, copy=False), "lengths": lengths, "prompts": prompts}
+            record = prompts[key]
+            for r in responses:
+                record["versions"].append([r.version, len(rows)])
+                record["rewards"].append(r.reward)
+                record["streams"].append(r.stream)
+                record["spans"].append(r.spans or None)
+                record["origins"].append(r.origin if r.logprobs is not None else None)
+                rows.append(r.tokens)
+                if r.logprobs is not None:
+                    logprobs.append(r.logprobs)
+        arrays = {
+            "tokens": np.concatenate([np.empty(0, np.int32), *rows], dtype=np.int32),
+            "lengths": np.array([len(r) for r in rows], dtype=np.int64),
+        }
+        if logprobs:
+            arrays["logprobs"] = np.concatenate(logprobs)
+        return {**arrays, "prompts": list(prompts.values())}
 
     def save(self, folder: Path | str, snapshot: dict[str, Any] | None = None, tokenizer: str | None = None) -> Path:
-        """Write `folder/history.safetensors` atomically. `tokenizer` names whose tokens they are, where it is known.
+        """Write the file in `folder` atomically. `tokenizer` names whose tokens they are, where it is known.
 
         Raises:
             HistoryError: the folder cannot be written or the disk is full; an earlier file is not changed.
         """
         from safetensors.numpy import save
 
-        folder = Path(folder)
         snap = self.snapshot() if snapshot is None else snapshot
-        header = {
-            "format": FORMAT,
-            "prompts": json.dumps(snap["prompts"], separators=(",", ":")),
-            **({"tokenizer": tokenizer} if tokenizer is not None else {}),
-        }
-        header["checksum"] = _checksum(snap["tokens"], snap["lengths"], header["prompts"])
-        target = folder / FILE
-        data = save({"tokens": snap["tokens"], "lengths": snap["lengths"]}, metadata=header)
+        arrays = {name: snap[name] for name in ARRAYS if name in snap}
+        header = {"format": FORMAT, "prompts": json.dumps(snap["prompts"], separators=(",", ":"))}
+        header |= {"tokenizer": tokenizer} if tokenizer is not None else {}
+        header["checksum"] = _checksum(arrays, header["prompts"])
+        target = Path(folder) / self.file
         try:
-            folder.mkdir(parents=True, exist_ok=True)
-            replace(target, data, private=True)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            replace(target, save(arrays, metadata=header), private=True)
         except OSError as e:
             raise HistoryError(
                 f"rollspec: history cannot be written to {folder} ({e.strerror or e}); make it writable, free space, "
@@ -235,17 +232,16 @@ class History:
         return target
 
     def load(self, folder: Path | str, version: int = 0, vocab: int | None = None, tokenizer: str | None = None) -> int:
-        """Take what `folder/history.safetensors` holds; returns the number of responses, 0 where there is no file.
+        """Take what the file in `folder` holds; returns the number of responses, 0 where there is no file.
 
         What is kept for a prompt already is replaced. Versions are shifted to below `version`, the present one, where
-        they are not: another job's, or a later state of this one's, must not count as newer than what is emitted now.
-        `vocab`: size of the target's vocabulary, which no token may be outside of. `tokenizer`: its tokenizer's name.
+        they are not: another job's must not count as newer than what is emitted now. `vocab`: size of the target's
+        vocabulary. `tokenizer`: its tokenizer's name.
 
         Raises:
-            HistoryError: the file is truncated, altered, of another format, vocabulary or tokenizer. It is renamed to
-                `*.corrupt` so that the next save does not destroy it, and nothing of it is used.
+            HistoryError: the file is truncated, altered, of another format, vocabulary or tokenizer; it is set aside.
         """
-        path = Path(folder) / FILE
+        path = Path(folder) / self.file
         if not path.is_file():
             return 0
         try:
@@ -273,10 +269,19 @@ class History:
         return count
 
 
-def _checksum(tokens: TokenArray, lengths: Any, prompts: str) -> str:
+def tokenizer_name(vocabulary: Iterable[tuple[str, int]]) -> str:
+    """A short name of a tokenizer that changes with any of its (token, id) pairs."""
+    h = hashlib.blake2b(digest_size=8)
+    for token, number in sorted(vocabulary, key=lambda pair: pair[1]):
+        h.update(f"{number}\0{token}\0".encode("utf-8", "surrogatepass"))
+    return h.hexdigest()
+
+
+def _checksum(arrays: Mapping[str, npt.NDArray[Any]], prompts: str) -> str:
     h = hashlib.blake2b(digest_size=16)
-    for part in (tokens.astype("<i4").tobytes(), lengths.astype("<i8").tobytes(), prompts.encode()):
-        h.update(part)
+    for name, array in arrays.items():
+        h.update(array.astype(ARRAYS[name]).tobytes())
+    h.update(prompts.encode())
     return h.hexdigest()
 
 
@@ -286,37 +291,43 @@ def _read(path: Path, vocab: int | None, tokenizer: str | None) -> list[tuple[st
     try:
         with safe_open(str(path), framework="numpy") as f:
             header = f.metadata() or {}
-            tokens, lengths = f.get_tensor("tokens"), f.get_tensor("lengths")
+            arrays = {name: f.get_tensor(name) for name in ARRAYS if name in f.keys()}  # noqa: SIM118 - no mapping
     except SafetensorError as e:
         raise ValueError(f"it is not a readable safetensors file: {e}") from e
     if header.get("format") != FORMAT:
         raise ValueError(f"its format is {header.get('format')!r}, not {FORMAT!r}")
-    if _checksum(tokens, lengths, header["prompts"]) != header.get("checksum"):
+    if _checksum(arrays, header["prompts"]) != header.get("checksum"):
         raise ValueError("its checksum does not match its contents")
     theirs = header.get("tokenizer")
     if None not in (theirs, tokenizer) and theirs != tokenizer:
         raise ValueError(f"it is of another tokenizer ({theirs}, not {tokenizer})")
+    tokens, lengths, logprobs = arrays["tokens"], arrays["lengths"], arrays.get("logprobs")
     if vocab is not None and len(tokens) and not 0 <= int(tokens.min()) <= int(tokens.max()) < vocab:
         raise ValueError(f"it has token {int(tokens.max())}, and the model's vocabulary ends at {vocab - 1}")
-    ends = np.cumsum(lengths)
-
-    def row(i: int) -> TokenArray:
-        return as_tokens(tokens[ends[i] - lengths[i] : ends[i]])
-
+    rows = [slice(end - n, end) for n, end in zip(lengths, np.cumsum(lengths), strict=True)]
     out = []
     for record in json.loads(header["prompts"]):
         none = [None] * len(record["versions"])
         # Older versions wrote fewer columns.
         parts = zip(*(record.get(column) or none for column in COLUMNS), strict=True)
         responses = [
-            Response(row(i), int(version), reward, stream=stream, spans=_spans(spans, int(lengths[i])))
-            for (version, i), reward, stream, spans in parts
+            Response(
+                as_tokens(tokens[rows[i]]),
+                int(version),
+                reward,
+                stream=stream,
+                origin=origin,
+                spans=read_spans(spans, int(lengths[i])),
+                logprobs=logprobs[rows[i]] if logprobs is not None else None,
+            )
+            for (version, i), reward, stream, spans, origin in parts
         ]
-        out.append((str(record["key"]), row(int(record["row"])), responses))
+        out.append((str(record["key"]), as_tokens(tokens[rows[record["row"]]]), responses))
     return out
 
 
-def _spans(given: Any, length: int) -> Spans:
+def read_spans(given: Any, length: int) -> Spans:
+    """Spans of a response of `length` tokens from JSON. Raises ValueError or TypeError if they cannot be."""
     spans = tuple((int(start), int(version)) for start, version in given or ())
     starts = [start for start, _ in spans]
     if starts and (starts[0] != 0 or starts != sorted(set(starts)) or starts[-1] >= length):

@@ -9,21 +9,14 @@ from bisect import bisect_right
 from collections import deque
 from collections.abc import Sequence
 
-LIMITS = (0.5, 2.0)
-"""Least and most that a token may count, relative to the batch's mean."""
+LIMITS = (0.5, 2.0)  # least and most that a token may count, relative to the batch's mean
 
 
 def remaining(now: int, ended: Sequence[int], limit: int) -> float:
-    """Expected tokens until the end of a response of `now` tokens so far.
+    """Expected tokens until the end of a response of `now` tokens so far and `limit` at most.
 
-    Args:
-        now: tokens emitted so far.
-        ended: lengths of finished responses to the same prompt, ascending.
-        limit: the longest it can become.
-
-    Returns:
-        The mean excess of those that were longer. Where none was, as much again as was emitted: a response that
-        outlived all others is in a heavy tail.
+    The mean excess of those of `ended` (finished responses to the prompt, ascending) that were longer. Where none was,
+    as much again as was emitted: a response that outlived all others is in a heavy tail.
     """
     if now >= limit:
         return 0.0
@@ -51,8 +44,7 @@ class Refill:
     """
 
     def __init__(self) -> None:
-        self.rate = 0.0
-        """Share of the latest ends that were followed by a beginning."""
+        self.rate = 0.0  # share of the latest ends that were followed by a beginning
         self._ends: deque[int] = deque()
         self._step = 0
 

@@ -4,11 +4,9 @@
     before3          -1 <------------ . <---------- .  <- heads[hash(4, 9, 5)]
 
 Each position links to the one before it with the same last three tokens, and to the one with the same last token; the
-newest of each is found by its hash. A lookup visits occurrences only, newest first, at most `VISITS`, whatever the size
-of the corpus. Compiled by numba, which vLLM requires on every platform: nothing to build or install.
-
-A step is one call for all requests, `extend` to write their new tokens and `lookup` to draft; a call from Python costs
-what a lookup does. Each request has a corpus of its own, so corpora are given as addresses of their headers.
+newest of each is found by its hash. A lookup visits occurrences only, newest first, at most `VISITS`. Compiled by
+numba, which vLLM requires on every platform. A step is one call for all requests, as a call from Python costs what a
+lookup does, so corpora are given as addresses of their headers.
 """
 
 from __future__ import annotations
@@ -25,8 +23,7 @@ TOKENS, BEFORE1, BEFORE3 = range(3)
 HEADER = 5
 """int64 of a corpus's header: address and capacity of its rows, address and length of its heads, positions in use."""
 
-VISITS = 256
-"""Positions of a chain that a lookup looks at."""
+VISITS = 256  # positions of a chain that a lookup looks at
 
 
 def _compile(f):  # type: ignore[no-untyped-def]
@@ -147,15 +144,11 @@ def _follow(tokens, end, voters, total, most, min_prob, alive, followers, votes,
 
 @_compile
 def lookup(corpora, fallback, weak, contexts, rooms, factor, min_prob, electorate, found, wider):  # type: ignore[no-untyped-def]
-    """The drafts of a batch, to `found` (`lookup.Found`), from each one's own corpus or the one that all share.
+    """The drafts of a batch, to `found` (`lookup.Found`), from each one's own corpus (int64 [B], addresses of headers).
 
-    Args:
-        corpora: int64 [B], addresses of headers.
-        fallback: address of the shared one, 0 for none; asked where a match is shorter than `weak`, and taken where its
-            score is higher: `wider` bool [B] says where.
-        contexts: int32 [B, depth]; no longer match is looked for.
-        rooms: int32 [B], most tokens of a draft.
-        electorate: occurrences that vote, at most. (No constant of another module: numba's cache would keep the old.)
+    `fallback`: address of the shared one, 0 for none; asked where a match is shorter than `weak`, and taken where its
+    score is higher: `wider` bool [B] says where. `contexts`: int32 [B, depth]. `rooms`: int32 [B]. `electorate`: most
+    occurrences that vote. (No constant of another module: numba's cache would keep the old.)
     """
     tokens, probs, counts, matches, scores = found
     others, shares = np.empty(tokens.shape[1], np.int32), np.empty(tokens.shape[1], np.float32)

@@ -2,8 +2,7 @@
 
     text    4 9 5 8 ... 4 9 5 3 ... 4 9 5 8        contexts of two tokens:   (9, 5) -> {8: 2, 3: 1}
 
-A context is packed into one integer and a row of followers is a dictionary, so a look-up costs what a dictionary's
-does. `PromptTables` keeps one table per prompt and policy version, for drafters that learn from a request's siblings.
+A context is packed into one integer and a row of followers is a dictionary.
 """
 
 from __future__ import annotations
@@ -13,21 +12,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
-Row = dict[int, int]
-"""Follower -> how often it followed, or one bit per sibling that emitted it."""
+Row = dict[int, int]  # follower -> how often it followed, or one bit per sibling that emitted it
 
 MIN_PROB = 0.1
 """A chain ends where its cumulative probability falls below this; later tokens would rarely pay for verification."""
 
-UNSEEN = 0.25
-"""Observations of a follower that did not show yet: a share that rests on few observations promises less."""
-
-FOLLOWERS = 10
-"""Followers counted per context, the most frequent ones."""
-
-ROW_BYTES = 350
-"""About what a row takes: nearly all have one follower."""
-
+UNSEEN = 0.25  # observations of a follower that did not show yet: a share that rests on few observations promises less
+FOLLOWERS = 10  # followers counted per context, the most frequent ones
+ROW_BYTES = 350  # about what a row takes: nearly all have one follower
 _BITS = 21  # of a token in a packed context
 
 
@@ -79,15 +71,9 @@ class Ngrams:
     def follow(
         self, tail: Sequence[int], room: int, choose: Callable[[Row, int], tuple[int, float]]
     ) -> tuple[list[int], list[float], int]:
-        """A chain of at most `room` tokens after `tail`, each looked up after those before it.
+        """At most `room` tokens after `tail`, their cumulative probabilities, and the first one's match length.
 
-        Args:
-            tail: at least `order` tokens of the text, where there are so many.
-            room: most tokens.
-            choose: from a row and the place in the chain to a follower and its probability; 0 ends the chain.
-
-        Returns:
-            Tokens, their cumulative probabilities, and the length of the first one's context.
+        `choose`: from a row and the place in the chain to a follower and its probability; 0 ends the chain.
         """
         text, probs, matched, cumulative = list(tail), [], 0, 1.0
         for place in range(room):
@@ -136,9 +122,7 @@ class PromptTable:
 class PromptTables:
     """One table per prompt, of its latest policy version; the least recently used go first.
 
-    Args:
-        most: rows of all tables. Those of running requests stay; one that reaches so many alone is begun anew.
-        lengths: of the contexts, in tokens.
+    `most`: rows of all tables. Those of running requests stay; one that reaches so many alone is begun anew.
     """
 
     def __init__(self, most: int, *lengths: int) -> None:

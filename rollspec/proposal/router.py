@@ -1,10 +1,9 @@
 """Which drafter serves a request, and whether the learned one is worth running at all.
 
-Suffix drafts cost host time only and are looked up first. A learned drafter costs forward passes for the whole batch,
-so what it would add is estimated before it runs: for every request the draft that its acceptance so far lets expect,
-against the suffix draft in hand. What a draft is worth is Σ max(0, p - v), with p its cumulative acceptance
-probabilities and v the price of verifying one token, in tokens: exactly what a budget that stops where p < v gains.
-d passes are run if what the requests gain by them is more than the engine would emit in the time they take.
+Suffix drafts cost host time only and are looked up first; what the learned one's passes would add is estimated before
+they run. A draft is worth Σ max(0, p - v), with p its cumulative acceptance probabilities and v the price of verifying
+one token, in tokens: what a budget that stops where p < v gains. d passes are run if what the requests gain by them is
+more than the engine would emit in the time they take.
 
 One-hot proposals only: with these, any choice between drafts is lossless, even one that looks at the tokens.
 """
@@ -21,18 +20,12 @@ from rollspec.tuning.policy import bucket_of
 
 Vector = npt.NDArray[np.float64]
 
-PRIOR = 0.6
-"""Acceptance per position that a drafter without a record is given: enough to be tried."""
+PRIOR = 0.6  # acceptance per position that a drafter without a record is given: enough to be tried
 
 PRIOR_WEIGHT = 8.0
-MEMORY = 400.0
-"""Observations per position after which the past is halved."""
-
-TRUST_WEIGHT = 6.0
-"""Tokens of one request's own record that count as much as what holds for all requests."""
-
-UNSEEN_PASS = 0.05
-"""Part of a step that a drafter's pass is taken to cost before one was timed."""
+MEMORY = 400.0  # observations per position after which the past is halved
+TRUST_WEIGHT = 6.0  # tokens of one request's own record that count as much as what holds for all requests
+UNSEEN_PASS = 0.05  # part of a step that a drafter's pass is taken to cost before one was timed
 
 
 def worth(probs: Sequence[float], price: float) -> float:
@@ -81,7 +74,7 @@ class Acceptance:
         self.accepted, self.tries = np.zeros_like(self.accepted), np.zeros_like(self.tries)
 
     def state(self) -> dict[str, list[float]]:
-        """Everything, in JSON types."""
+        """What was seen, in JSON types."""
         return {name: getattr(self, name).tolist() for name in ("prior", "accepted", "tries")}
 
     def restore(self, state: Mapping[str, Sequence[float]]) -> None:
@@ -92,14 +85,10 @@ class Acceptance:
         """
         found = Acceptance(len(self.tries))
         for name in ("prior", "accepted", "tries"):
-            given = np.atleast_1d(np.array(state[name], dtype=np.float64))[: len(self.tries)]
-            if (
-                not isinstance(state[name], Sequence)
-                or given.ndim != 1
-                or not np.isfinite(given).all()
-                or (given < 0).any()
-            ):
+            given = np.array(state[name], np.float64)
+            if given.ndim != 1 or not np.isfinite(given).all() or (given < 0).any():
                 raise ValueError(f"acceptance.{name} = {state[name]!r}")
+            given = given[: len(self.tries)]
             getattr(found, name)[: len(given)] = given
         if (found.accepted > found.tries).any() or (found.prior > 1).any():
             raise ValueError("acceptance above 1")
@@ -111,7 +100,7 @@ class PassCost:
 
     def __init__(self) -> None:
         self._cells: dict[tuple[int, int], list[float]] = {}  # (bucket, passes) -> [seconds, weight]
-        self._each = 0.0
+        self.each = 0.0  # mean seconds of a pass; 0 before one was timed
 
     def observe(self, batch: int, passes: int, seconds: float) -> None:
         """`passes` passes for `batch` requests took `seconds`."""
@@ -121,16 +110,11 @@ class PassCost:
         cell[1] = min(cell[1] + 1.0, 64.0)
         cell[0] += (min(seconds, 2.0 * cell[0]) - cell[0]) / cell[1]
         each = seconds / passes
-        self._each += (min(each, 2.0 * self._each) - self._each) / 32.0 if self._each else each
-
-    @property
-    def each(self) -> float:
-        """Mean seconds of a pass; 0 before one was timed."""
-        return self._each
+        self.each += (min(each, 2.0 * self.each) - self.each) / 32.0 if self.each else each
 
     def state(self) -> dict[str, Any]:
         """Everything, in JSON types."""
-        return {"each": self._each, "cells": [[b, p, *cell] for (b, p), cell in self._cells.items()]}
+        return {"each": self.each, "cells": [[b, p, *cell] for (b, p), cell in self._cells.items()]}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Start from what `state` gave.
@@ -142,7 +126,7 @@ class PassCost:
         cells = {(int(b), int(p)): [float(seconds), float(n)] for b, p, seconds, n in state["cells"]}
         if not all(0.0 <= x < float("inf") for x in (each, *(x for cell in cells.values() for x in cell))):
             raise ValueError(f"passes of {each!r} s")
-        self._each, self._cells = each, cells
+        self.each, self._cells = each, cells
 
     def seconds(self, batch: int, passes: int, step: float) -> float:
         """Predicted; `step` is the duration of a step, used before anything was timed."""
@@ -155,7 +139,7 @@ class PassCost:
         if known:
             p, seconds = min(known, key=lambda row: abs(row[0] - passes))
             return seconds * passes / p
-        return passes * (self._each or UNSEEN_PASS * step)
+        return passes * (self.each or UNSEEN_PASS * step)
 
 
 class Router:

@@ -1,11 +1,10 @@
 """A corpus of responses that drafts are looked up in by a scan: one int32 array, no tree.
 
     corpus = Corpus()
-    corpus.extend(1, [5, 6, 7])                  # append to sequence 1 in place
-    corpus.speculate([5, 6], k=4, factor=2.0)    # what followed there
+    corpus.extend(1, [5, 6, 7])                              # append to sequence 1 in place
+    found, _ = look_up([corpus], None, [context], [4])       # what followed there
 
-With its chains an array takes some 30 bytes a token where a suffix tree takes 300. Tokens are written in place, dropped
-sequences are erased, and the array is compacted when half of it is gaps.
+An array takes some 30 bytes a token where a suffix tree takes 300. It is compacted when half of it is gaps.
 """
 
 from __future__ import annotations
@@ -19,11 +18,17 @@ import numpy.typing as npt
 
 from rollspec.proposal import lookup_cpu
 from rollspec.proposal.base import TokenArray
-from rollspec.proposal.lookup import DEPTH, NOTHING, OCCURRENCES, SEPARATOR, Found, empty
+from rollspec.proposal.lookup import DEPTH, OCCURRENCES, SEPARATOR, Found, empty
 from rollspec.proposal.lookup_cpu import HEADER, TOKENS, link
 
-FIRST = 64
-"""Positions that a growing sequence gets at first; doubled each time it needs more."""
+SPEC_FACTOR = 2.0
+"""A draft is at most this many times as long as its match: a short match says little about what follows."""
+
+MIN_PROB = 0.1
+"""A draft stops where its cumulative frequency falls below this; later tokens would rarely pay for verification."""
+
+WEAK_MATCH = 8  # below this match length the group's draft is compared with the global corpus's
+FIRST = 64  # positions that a growing sequence gets at first; doubled each time it needs more
 
 
 @dataclass(slots=True)
@@ -35,26 +40,12 @@ class Region:
     room: int
 
 
-@dataclass(slots=True)
-class Chain:
-    """What `speculate` found. `score`: sum of `probs`, the tokens expected to be accepted."""
-
-    token_ids: list[int]
-    probs: list[float]
-    score: float
-    match_len: int
-
-
 class Corpus:
-    """Sequences by id, each in one piece, with separators between. Not thread-safe.
+    """Sequences by id, each in one piece, with separators between. Not thread-safe."""
 
-    `limit`: tokens kept; the sequences added first are forgotten beyond it. None: no bound.
-    """
+    __slots__ = ("_header", "_heads", "_live", "_rows", "address", "regions")
 
-    __slots__ = ("_header", "_heads", "_live", "_rows", "address", "limit", "regions")
-
-    def __init__(self, limit: int | None = None) -> None:
-        self.limit = limit
+    def __init__(self) -> None:
         self.regions: dict[int, Region] = {}
         self._rows: TokenArray
         self._heads: TokenArray
@@ -67,10 +58,6 @@ class Corpus:
     def _used(self) -> int:
         """Positions given to regions, living or dead."""
         return int(self._header[-1])
-
-    @_used.setter
-    def _used(self, positions: int) -> None:
-        self._header[-1] = positions
 
     @property
     def tokens(self) -> TokenArray:
@@ -94,16 +81,12 @@ class Corpus:
             region = self._place(sequence, n + 1)
         elif region.length + n >= region.room:
             region = self._move(sequence, region, n)
-        if self.limit is not None:
-            while self._live > self.limit and len(self.regions) > 1:
-                self.remove(next(s for s in self.regions if s != sequence))
         return region
 
     def _place(self, sequence: int, room: int) -> Region:
-        """A region for a new sequence, at the end."""
         self._reserve(room)
         region = self.regions[sequence] = Region(self._used, 0, room)
-        self._used += room
+        self._header[-1] += room
         self._live += room
         return region
 
@@ -115,7 +98,7 @@ class Corpus:
             self._reserve(more)
             region = self.regions[sequence]
             region.room += more
-            self._used += more
+            self._header[-1] += more
             self._live += more
             return region
         tokens = self._rows[TOKENS, region.start : region.start + region.length].copy()
@@ -135,7 +118,6 @@ class Corpus:
             self._compact(self._live)
 
     def _reserve(self, room: int) -> None:
-        """Reserve `room` more positions at the end."""
         if self._used + room > self._rows.shape[1]:
             self._compact(self._live + room)
 
@@ -153,17 +135,6 @@ class Corpus:
             at += region.room
         self._rows, self._heads = rows, heads
         self._header[:] = rows.ctypes.data, size, heads.ctypes.data, heads.shape[1], at
-
-    # ---- lookup -----------------------------------------------------------------------------------------------------
-
-    def speculate(self, context: Sequence[int], k: int, factor: float, min_prob: float = 0.0) -> Chain:
-        """The draft after `context`, of at most `k` tokens; see `look_up`."""
-        given = [*[NOTHING] * DEPTH, *context][-DEPTH:]
-        found, _ = look_up([self], None, 0, [given], [k], factor, min_prob)
-        n = int(found.counts[0])
-        return Chain(
-            found.tokens[0, :n].tolist(), found.probs[0, :n].tolist(), float(found.scores[0]), int(found.matches[0])
-        )
 
 
 def extend(rows: Iterable[tuple[Corpus, int, Sequence[int] | TokenArray]]) -> None:
@@ -202,31 +173,20 @@ def _write(
 def look_up(
     corpora: Sequence[Corpus],
     fallback: Corpus | None,
-    weak: int,
     contexts: Sequence[Sequence[int]],
     rooms: Sequence[int],
-    factor: float,
-    min_prob: float,
 ) -> tuple[Found, npt.NDArray[np.bool_]]:
-    """The drafts of a batch, as `lookup` defines them, each from its own corpus.
+    """The drafts of a batch, as `lookup` defines them, each from its own corpus; and which are the fallback's, [B].
 
-    Args:
-        corpora: one per request.
-        fallback: where matches below `weak` tokens are compared with what it says. None: nowhere.
-        contexts: last `DEPTH` tokens of each request, filled with `NOTHING` on the left.
-        rooms: most tokens of each draft.
-        factor: most tokens of a draft per token matched.
-        min_prob: a chain ends before the token that takes its cumulative probability below this.
-
-    Returns:
-        The drafts, and which of them are the fallback's. Shape [B].
+    `fallback`: where matches below `WEAK_MATCH` tokens are compared with what it says. `contexts`: last `DEPTH` tokens
+    of each request, filled with `NOTHING` on the left. `rooms`: most tokens of each draft.
     """
     batch = len(corpora)
     found, wider = empty(batch, max(rooms, default=0)), np.zeros(batch, np.bool_)
     addresses = np.array([c.address for c in corpora], np.int64)
     lookup_cpu.lookup(
-        addresses, fallback.address if fallback is not None else 0, weak,
+        addresses, fallback.address if fallback is not None else 0, WEAK_MATCH,
         np.array(contexts, np.int32).reshape(batch, DEPTH), np.array(rooms, np.int32),
-        factor, min_prob, OCCURRENCES, found, wider,
+        SPEC_FACTOR, MIN_PROB, OCCURRENCES, found, wider,
     )  # fmt: skip
     return found, wider

@@ -1,9 +1,7 @@
 """Are the rollouts what the trainer takes them for: draws of its policy, and independent of the last epoch's?
 
-Two questions, answered from what a finished step holds anyway. `agreement` compares the engine's log-probs with the
-trainer's: the importance ratios `p_trainer / p_engine` are 1 where both hold the same policy. `overlap` compares
-responses with those of the same prompt and sample number an epoch ago: draws with fresh randomness share their first
-tokens only as often as `chance` says, draws with kept seeds or reused prefixes far more often.
+`agreement` compares the engine's log-probs with the trainer's. `overlap` compares responses with those of the same
+prompt and sample number an epoch ago, which share their first tokens as often as `chance` says if randomness is fresh.
 """
 
 from __future__ import annotations
@@ -27,32 +25,19 @@ _LARGEST = 700.0  # exp of more than this overflows
 
 @dataclass(frozen=True, slots=True)
 class Agreement:
-    """Engine against trainer over the sampled tokens of one step.
+    """Engine against trainer over the sampled tokens of one step."""
 
-    Attributes:
-        gap: mean |log p_engine - log p_trainer|, nats; NaN if one log-prob is.
-        corr: Pearson correlation of the probabilities; None where one side is constant or a log-prob is not finite.
-        ess_token: effective sample size of the tokens' weights over their number, (0, 1].
-        ess_sequence: the same of the responses' weights, whose logarithms are sums over tokens; [1/n, 1].
-        outside: share of tokens whose ratio is outside `BAND`.
-        ratio_max: largest ratio of a token.
-        not_finite: log-probs, of either side, that are NaN or infinite; their tokens are in none of the above but gap.
-    """
-
-    gap: float
-    corr: float | None
-    ess_token: float | None
-    ess_sequence: float | None
-    outside: float | None
-    ratio_max: float | None
-    not_finite: int
+    gap: float  # mean |log p_engine - log p_trainer|, nats; NaN if one log-prob is
+    corr: float | None  # Pearson's, of the probabilities; None where one side is constant or a log-prob is not finite
+    ess_token: float | None  # effective sample size of the tokens' weights over their number, (0, 1]
+    ess_sequence: float | None  # the same of the responses' weights, whose logarithms are sums over tokens
+    outside: float | None  # share of tokens whose ratio is outside `BAND`
+    ratio_max: float | None  # of a token
+    not_finite: int  # log-probs, of either side; their tokens are in none of the above but gap
 
 
 def agreement(engine: Sequence[FloatArray], trainer: Sequence[FloatArray]) -> Agreement | None:
-    """Compare log-probs, one array [tokens of the response] per response on either side.
-
-    Returns None where there is nothing to compare: one side is missing, less than two tokens, or other tokens.
-    """
+    """Compare log-probs, one array [tokens] per response on either side; None where there is nothing to compare."""
     lengths = [len(e) for e in engine]
     if sum(lengths) < 2 or lengths != [len(t) for t in trainer]:
         return None
@@ -84,23 +69,17 @@ def agreement(engine: Sequence[FloatArray], trainer: Sequence[FloatArray]) -> Ag
 
 
 def effective_sample_size(log_weights: FloatArray) -> float:
-    """Kish's (sum w)^2 / (n sum w^2) of the weights exp(`log_weights`) [n], n >= 1: 1/n where one weight is all there
-    is, 1 where all are equal. Their common scale does not matter.
-    """
+    """Kish's (sum w)^2 / (n sum w^2) of the weights exp(`log_weights`) [n], n >= 1."""
     w = np.exp(log_weights - log_weights.max())  # [n], the largest is 1
     return float(w.sum() ** 2 / (w.size * (w @ w)))
 
 
 @dataclass(frozen=True, slots=True)
 class Overlap:
-    """Responses against those of an epoch ago.
+    """Responses against those of an epoch ago: `responses` pairs, of which the share `identical` is equal.
 
-    Attributes:
-        shared: share of tokens that belong to a prefix in common with the old response.
-        identical: share of responses equal to the old one.
-        chance: what `shared` would be on average for a second, independent draw from the present policy; None without
-            log-probs. A policy that is sure of what it says shares much by chance.
-        responses: pairs compared.
+    `shared`: share of tokens in a prefix in common with the old response. `chance`: what it would be on average for a
+    second, independent draw from the present policy; None without log-probs.
     """
 
     shared: float
@@ -117,11 +96,10 @@ class Overlap:
 def overlap(
     new: Sequence[TokenArray], old: Sequence[TokenArray], logprobs: Sequence[FloatArray] | None = None
 ) -> Overlap | None:
-    """Compare each response with its old one; None where there is none.
+    """Compare each response with its old one; None where there is none. `logprobs`: [tokens] of each under the policy.
 
-    `logprobs`: per new response, its tokens' log-probs [tokens] under the policy. The chance that an independent draw
-    repeats the first k tokens y is p(y_1..y_k) = exp(sum of their log-probs), so the expected length of the prefix in
-    common is the sum of that over k.
+    The chance that an independent draw repeats the first k tokens is exp(sum of their log-probs), so the expected
+    length of the prefix in common is the sum of that over k.
     """
     tokens = sum(map(len, new))
     if not tokens:
@@ -137,8 +115,7 @@ def overlap(
 def _prefix(a: TokenArray, b: TokenArray) -> int:
     n = min(len(a), len(b))
     differs = a[:n] != b[:n]
-    first = int(differs.argmax()) if n else 0
-    return first if n and differs[first] else n
+    return int(differs.argmax()) if differs.any() else n
 
 
 def _correlation(p: FloatArray, q: FloatArray) -> float | None:

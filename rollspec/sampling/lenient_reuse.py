@@ -1,9 +1,10 @@
 """LOSSY reuse of old responses with vLLM: SPEC-RL's verification pass, cut and continuation (arXiv:2509.23232).
 
 For a prompt with an old response of the same sample number the present policy scores that response in one prefill
-(`scoring`), `rollspec.sampling.lenient` says where it is cut, and the caller generates the rest after the prefix. The
-rollout's log-probs are the present policy's throughout, so importance ratios stay at 1 and no trainer can notice that
-the distribution is another one: that is why this is called lossy wherever it is on.
+(`scoring`). Token i is kept while log U <= log p_new - log p_old + bias, up to the first rejected one, and the caller
+generates the rest. That is not the policy's distribution even at bias 0: after a rejection the token is drawn from the
+policy itself and not from what the kept tokens leave of it. The rollout's log-probs are the present policy's, so
+importance ratios stay at 1 and no trainer can notice: that is why this is called lossy wherever it is on.
 
     found = await reuse.prefix(score, prompt, sampling_params, limit, sample)
     if found is None:      generate as ever
@@ -14,7 +15,7 @@ the distribution is another one: that is why this is called lossy wherever it is
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -22,9 +23,11 @@ import numpy.typing as npt
 
 from rollspec.config import ReuseConfig
 from rollspec.log_once import LogOnce
-from rollspec.proposal.base import prompt_key
-from rollspec.proposal.response_cache import CachedResponse, ResponseCache
-from rollspec.sampling import lenient, scoring
+from rollspec.proposal.base import TokenArray, as_tokens, prompt_key
+from rollspec.proposal.history import OLD_RESPONSES, History, Response
+from rollspec.sampling import scoring
+
+Floats = npt.NDArray[np.floating[Any]]
 
 Score = Callable[[list[int], Any], Awaitable[Any]]
 """Runs one request of (prompt token ids, SamplingParams); a finished `RequestOutput`, or None if it was aborted."""
@@ -38,12 +41,38 @@ EMPTY = ("stop", "bad_words", "allowed_token_ids", "logit_bias", "logits_process
 """Sampling parameters that must be unset: the rule compares the distributions of the temperature alone."""
 
 
+_NO_PROMPT: TokenArray = as_tokens([])  # its key is enough
+
+
 def warning(config: ReuseConfig) -> str:
     """The warning at start wherever this is on."""
     return (
         f"LOSSY: old responses are reused (reuse.mode = lenient, bias {config.bias:g}), so "
         "rollouts do not follow the policy exactly; importance ratios cannot show it."
     )
+
+
+def keep_probability(log_new: Floats, log_old: Floats, bias: float = 0.0) -> Floats:
+    """Chance that an old token is kept: min(1, exp(log p_new - log p_old + bias)).
+
+    `log_new`, `log_old`: log-probs under the present and the old policy, any one shape. What is impossible under the
+    present policy, or not a number, is never kept.
+    """
+    with np.errstate(invalid="ignore"):
+        out: Floats = np.exp(np.minimum(0.0, log_new - log_old + bias))
+    out[np.isneginf(log_new) | np.isnan(log_new)] = 0.0
+    return out
+
+
+def kept(log_new: Floats, log_old: Floats, uniform: Floats, bias: float = 0.0) -> int:
+    """Leading tokens of an old response that are reused. Shapes [n]; `uniform` in (0, 1]."""
+    rejected = uniform > keep_probability(log_new, log_old, bias)
+    return int(rejected.argmax()) if rejected.any() else len(rejected)
+
+
+def old_responses(max_bytes: int) -> History:
+    """Responses with log-probs, the newest per prompt and sample."""
+    return History(max_bytes, 1 << 30, OLD_RESPONSES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,56 +84,34 @@ class Prefix:
     finished: bool
 
 
+@dataclass
 class LenientReuse:
-    """Decides prefixes for one engine and counts what SPEC-RL counts. One event loop.
+    """Decides prefixes for one engine and counts what SPEC-RL counts. One event loop."""
 
-    Args:
-        config: the bias of the rule.
-        old: the responses to reuse.
-        max_model_len: tokens of prompt and response that the engine takes.
-        vocab_size: of the target; an old token beyond it is not reused.
-        eos: tokens that end a response unless `ignore_eos`.
-        logprobs_mode: vLLM's; log-probs must be the sampled distribution's.
-        rng: draws the rule's U. Fresh entropy by default: the same U in every epoch would repeat its decisions.
-    """
-
-    def __init__(
-        self,
-        config: ReuseConfig,
-        old: ResponseCache,
-        max_model_len: int,
-        vocab_size: int,
-        eos: frozenset[int] = frozenset(),
-        logprobs_mode: str = "processed_logprobs",
-        rng: np.random.Generator | None = None,
-    ) -> None:
-        self.config = config
-        self.old = old
-        self.max_model_len = max_model_len
-        self.vocab_size = vocab_size
-        self.eos = eos
-        self.logprobs_mode = logprobs_mode
-        self.version = 0
-        self._rng = np.random.default_rng() if rng is None else rng
-        self._counts: dict[str, float] = {}
-        self._log_once = LogOnce()
+    config: ReuseConfig
+    old: History  # the responses to reuse (`old_responses`)
+    max_model_len: int
+    vocab_size: int  # of the target; an old token beyond it is not reused
+    eos: frozenset[int] = frozenset()  # tokens that end a response unless `ignore_eos`
+    logprobs_mode: str = "processed_logprobs"  # vLLM's; log-probs must be the sampled distribution's
+    rng: np.random.Generator = field(default_factory=np.random.default_rng)
+    """Draws the rule's U, from fresh entropy: the same U in every epoch would repeat its decisions."""
+    version: int = 0  # of the policy
+    _counts: dict[str, float] = field(default_factory=dict)
+    _log_once: LogOnce = field(default_factory=LogOnce)
 
     async def prefix(
         self, score: Score, prompt: Sequence[int], params: Mapping[str, Any], limit: int, sample: str | None
     ) -> Prefix | None:
         """The prefix that the rollout of `prompt` starts from; None where it starts from nothing.
 
-        Args:
-            score: runs a scoring request on the engine.
-            prompt: token ids.
-            params: the rollout's sampling parameters, as `SamplingParams` takes them.
-            limit: most response tokens.
-            sample: which of the prompt's samples it is; None where that is not known.
+        `params`: its sampling parameters, as `SamplingParams` takes them. `limit`: most response tokens. `sample`:
+        which of the prompt's samples it is; None where that is not known.
         """
         if sample is None:
             return None
         self._count("requests")
-        old = self.old.get(prompt_key(prompt), sample)
+        old = self.old.part(prompt_key(prompt), sample)
         reason = self.refuses(params) or (self._unusable(old, limit) if old is not None else None)
         if reason is not None:
             self._refuse(*reason)
@@ -120,7 +127,7 @@ class LenientReuse:
             return None
         return self._cut(tokens, old, scoring.read(output, len(prompt)), params, limit)
 
-    def _unusable(self, old: CachedResponse, limit: int) -> tuple[str, str] | None:
+    def _unusable(self, old: Response, limit: int) -> tuple[str, str] | None:
         """(cause, sentence part) why this response cannot be reused."""
         n = len(old.tokens)
         if n > limit:
@@ -133,28 +140,23 @@ class LenientReuse:
     def _cut(
         self,
         tokens: list[int],
-        old: CachedResponse,
+        old: Response,
         new: npt.NDArray[np.float32],
         params: Mapping[str, Any],
         limit: int,
     ) -> Prefix:
-        kept = self._kept(new, old.logprobs[: len(tokens)])
+        assert old.logprobs is not None
+        log_new, log_old = new.astype(np.float64), old.logprobs[: len(tokens)].astype(np.float64)
+        n = kept(log_new, log_old, 1.0 - self.rng.random(len(tokens)), self.config.bias)
         stop = {*(params.get("stop_token_ids") or ()), *(() if params.get("ignore_eos") else self.eos)}
-        end = next((i + 1 for i, t in enumerate(tokens[:kept]) if t in stop), 0)
-        finished = bool(end) or kept == limit
-        kept = end or kept
+        end = next((i + 1 for i, t in enumerate(tokens[:n]) if t in stop), 0)
+        finished = bool(end) or n == limit
+        n = end or n
         self._count("verified")
         self._count("skipped", finished)
-        self._count("accepted", kept)
+        self._count("accepted", n)
         self._count("old_tokens", len(old.tokens))
-        return Prefix(tokens[:kept], [float(x) for x in new[:kept]], finished)
-
-    def _kept(self, new: npt.NDArray[np.float32], old: npt.NDArray[np.float32]) -> int:
-        """Leading tokens that the rule keeps; both are log-probs [n] of the old response's tokens."""
-        log_new = np.where(np.isnan(new), -np.inf, new).astype(np.float64)[None]  # [1, n]; NaN must not pass
-        uniform = 1.0 - self._rng.random(log_new.shape)  # (0, 1]
-        valid = np.ones(log_new.shape, dtype=bool)
-        return int(lenient.kept(log_new, old.astype(np.float64)[None], uniform, valid, self.config.bias)[0])
+        return Prefix(tokens[:n], [float(x) for x in new[:n]], finished)
 
     def refuses(self, params: Mapping[str, Any]) -> tuple[str, str] | None:
         """(cause, sentence part) why a rollout with these sampling parameters cannot be started from an old one."""
@@ -165,35 +167,34 @@ class LenientReuse:
             return "top_k", f"top_k = {params['top_k']} cuts the distribution that the rule compares; set it to -1"
         for name, neutral in NEUTRAL.items():
             if params.get(name, neutral) not in (neutral, None):
-                return (
-                    name,
-                    f"{name} = {params[name]} changes the distribution that the rule compares; set it to {neutral}",
-                )
+                said = f"{name} = {params[name]} changes the distribution that the rule compares; set it to {neutral}"
+                return name, said
         for name in EMPTY:
             if params.get(name) not in (None, [], {}, ""):
                 return name, f"{name} is set, which the rule knows nothing of; unset it"
         if self.logprobs_mode != "processed_logprobs" and (self.logprobs_mode, temperature) != ("raw_logprobs", 1.0):
-            return (
-                "logprobs_mode",
-                f"logprobs_mode = {self.logprobs_mode} is not the distribution that is sampled; unset it",
-            )
+            said = f"logprobs_mode = {self.logprobs_mode} is not the distribution that is sampled; unset it"
+            return "logprobs_mode", said
         return None
 
     def remember(self, items: Sequence[tuple[str, str, Any, Any]], version: int) -> dict[str, int]:
         """Keep finished rollouts, (prompt key, sample, tokens [n], log-probs [n]), for the next epoch. What cannot be
         reused is counted and logged once.
         """
-        kept = 0
+        good = 0
         for key, sample, tokens, logprobs in items:
-            try:
-                response = CachedResponse(
-                    np.ascontiguousarray(tokens, np.int32), np.ascontiguousarray(logprobs, np.float32), version
+            given = np.ascontiguousarray(logprobs, np.float32)
+            known = int(np.isfinite(given).sum())
+            if not len(tokens) == len(given) == known:
+                needs = (
+                    f"a response of {len(tokens)} tokens needs as many finite log-probs to be reused, and has {known}"
                 )
-                self.old.add(key, sample, response)
-                kept += 1
-            except ValueError as e:
-                self._refuse("log-probs", str(e).removeprefix("rollspec: ").rstrip("."))
-        return {"kept": kept, "responses": len(self.old), "bytes": self.old.bytes}
+                self._refuse("log-probs", needs)
+                continue
+            response = Response(as_tokens(tokens), version, origin=sample, logprobs=given)
+            self.old.add(key, _NO_PROMPT, response)
+            good += 1
+        return {"kept": good, "bytes": self.old.bytes}
 
     def drain(self) -> dict[str, float]:
         """Counts since the last call, for `EngineStats.lenient`: they add up over engines."""

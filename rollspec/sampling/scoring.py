@@ -1,9 +1,7 @@
 """The log-probs that the policy gives to given tokens, at the temperature it is sampled at: one prefill, no sampling.
 
-vLLM returns log-probs of prompt tokens, but of the unscaled logits: `prompt_logprobs` skip the temperature
-(vllm/v1/worker/gpu/sample/prompt_logprob.py). At another temperature than 1 that is another distribution
-than the one responses are drawn from, and what it differs by needs the whole vocabulary, so the worker divides the
-logits itself for requests that ask for it (`v2/scoring.py`).
+vLLM's `prompt_logprobs` are of the unscaled logits (vllm/v1/worker/gpu/sample/prompt_logprob.py), so the worker divides
+them itself for requests that ask for it (`v2/scoring.py`).
 
     params = scoring.params(temperature=0.7)
     async for output in engine.generate({"prompt_token_ids": prompt + response}, params, request_id): ...
@@ -12,23 +10,22 @@ logits itself for requests that ask for it (`v2/scoring.py`).
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from rollspec.proposal.history import Spans
+from rollspec.proposal.history import Spans, read_spans
 from rollspec.sampling.streams import Origin
 
-KEY = "rollspec"
-"""Under which a request carries rollspec's own settings in `SamplingParams.extra_args`."""
+KEY = "rollspec"  # under which a request carries rollspec's own settings in `SamplingParams.extra_args`
 
-TEMPERATURE, PROMPT, ORIGIN, SPANS = "score_temperature", "prompt_tokens", "origin", "spans"
-"""Of a request's own settings: at which temperature its prompt is scored; how many of its tokens are the prompt, where
-what follows was emitted by this rollout already; what names it over several submissions (`streams.Origin`); and which
-policy versions emitted that (`proposal.history.Spans`).
-"""
+TEMPERATURE = "score_temperature"  # at which its prompt is scored
+PROMPT = "prompt_tokens"  # of its prompt, where what follows was emitted by this rollout already
+ORIGIN = "origin"  # names it over several submissions (`streams.Origin`)
+SPANS = "spans"  # which policy versions emitted that (`proposal.history.Spans`)
 
 
 def params(temperature: float) -> Any:
@@ -72,13 +69,10 @@ def asked(sampling_params: Any) -> Mapping[str, Any]:
 
 def spans(sampling_params: Any) -> Spans:
     """Which policy versions sampled what a rollout brings along; empty where it does not say, or not for all of it."""
-    given = asked(sampling_params).get(SPANS)
     try:
-        found = tuple((int(start), int(version)) for start, version in given or ())
+        return read_spans(asked(sampling_params).get(SPANS), sys.maxsize)
     except (TypeError, ValueError):
         return ()
-    starts = [start for start, _ in found]
-    return found if starts and starts[0] == 0 and starts == sorted(set(starts)) else ()
 
 
 def origin(sampling_params: Any) -> Origin | None:

@@ -7,11 +7,9 @@
 | none, seeds kept | run seed, engine, prompt, sample index |
 
 The sample index counts the requests of one prompt without a seed in the order in which they arrive, from 0 again with
-every policy version; so no two requests of a group share noise, over engines that differ in seed, and a repeated job
-has the same noise. Request names are not used: engines add random parts to them. Nor is the order in which requests
-begin, where their arrivals are known: a grammar still being compiled, or a priority, lets a later one begin first.
-
-A request that is aborted and submitted again with its tokens so far (`Origin`) resumes with the noise it had.
+every policy version; so no two requests of a group share noise, and a repeated job has the same noise. Request names
+are not used: engines add random parts to them. Nor is the order in which requests begin, where their arrivals are
+known: a grammar still being compiled, or a priority, lets a later one begin first.
 """
 
 from __future__ import annotations
@@ -25,21 +23,15 @@ from rollspec.log_once import LogOnce
 from rollspec.proposal.base import prompt_key
 
 MOST_PROMPTS = 1 << 20
-"""Prompts counted under one policy version; then counting starts again, under another salt. As many seeds of requests'
-own are remembered.
-"""
+"""Prompts, and requests' own seeds, counted under one policy version; then counting starts again, with another salt."""
 
-MOST_ORIGINS = 1 << 16
-"""Requests remembered that may be submitted again, the latest ones."""
+MOST_ORIGINS = 1 << 16  # requests remembered that may be submitted again, the latest ones
 
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Names a rollout that is submitted again after an abort, with its tokens so far behind the prompt.
-
-    Attributes:
-        name: the same in all its submissions, and no other request's. No noise depends on it.
-        prompt: tokens of its prompt alone.
+    """Names a rollout that is submitted again after an abort, with its tokens so far behind the `prompt` tokens of its
+    prompt; it resumes with the noise it had. `name`: the same in all its submissions, and no other request's.
     """
 
     name: str
@@ -49,9 +41,8 @@ class Origin:
 class Streams:
     """Keys of the running requests of one engine.
 
-    Args:
-        seed: the run's. engine: distinguishes engines that sample siblings of one prompt.
-        keep: leave the policy version out, so that a sample of a prompt has the same noise in every epoch.
+    `seed`: the run's. `engine`: distinguishes engines that sample siblings of one prompt. `keep`: leave the policy
+    version out, so that a sample of a prompt has the same noise in every epoch.
     """
 
     def __init__(self, seed: int, engine: Sequence[int] = (), keep: bool = False) -> None:
@@ -63,7 +54,7 @@ class Streams:
         self._round = 0
         self._seen: dict[str, _Count] = {}
         self._seeded: dict[int, int] = {}  # key from a request's own seed -> requests with it in this round
-        self._origins = _Latest()
+        self._origins: OrderedDict[str, int] = OrderedDict()
         self._log_once = LogOnce()
 
     def begin(
@@ -76,10 +67,8 @@ class Streams:
     ) -> int:
         """The request's key; the same again while it runs, and in all submissions of one origin.
 
-        Args:
-            prompt: its token ids, None where there are none; what an earlier submission emitted is at their end.
-            arrival: how many requests of this prompt without a seed reached the engine before it (`Arrivals`); without
-                it, requests count as arriving when they begin.
+        `prompt`: token ids, if any, with what earlier submissions emitted. `arrival`: how many requests of this prompt
+        without a seed reached the engine before it (`Arrivals`); without it, requests arrive when they begin.
         """
         if request in self.keys:
             return self.keys[request]
@@ -93,8 +82,7 @@ class Streams:
             moved = known is None and seed is None and len(prompt) > origin.prompt
             name = prompt_key(prompt if moved else prompt[: origin.prompt])
             if moved:
-                self._warn_once(
-                    "moved",
+                self._log_once.warn(
                     "a request that was aborted in another engine resumes in this one with other noise: it follows the "
                     "policy, but says something else than it would have said undisturbed, and is not found again by "
                     "reuse under kept noise",
@@ -120,7 +108,7 @@ class Streams:
             version = "kept" if self._keep else self._version
             key = _hash(self._base, version, self._salt, name, index)
         if origin is not None:
-            self._origins.put(origin.name, key)
+            _remember(self._origins, origin.name, key)
         self.keys[request] = key
         return key
 
@@ -145,19 +133,16 @@ class Streams:
             self._forget()
         count = self._seeded[key] = self._seeded.get(key, 0) + 1
         if count > 1:
-            self._warn_once(
+            self._log_once(
                 "repeated seed",
-                f"two requests of one prompt have seed {seed} under one policy and so the same noise: they will say "
-                "the same; give each a seed of its own, or none",
+                f"rollspec: two requests of one prompt have seed {seed} under one policy and so the same noise: they "
+                "will say the same; give each a seed of its own, or none.",
             )
 
     def _forget(self) -> None:
         """Keep the own seeds of running requests alone: the others' group is complete."""
         running = Counter(self.keys.values())
         self._seeded = {key: running[key] for key in self._seeded if key in running}
-
-    def _warn_once(self, kind: str, sentence: str) -> None:
-        self._log_once(kind, "rollspec: %s.", sentence)
 
 
 @dataclass(slots=True)
@@ -175,7 +160,7 @@ class Arrivals:
     def __init__(self) -> None:
         self._seen: dict[str, int] = {}
         self._start = 0
-        self._origins = _Latest()
+        self._origins: OrderedDict[str, int] = OrderedDict()
 
     def number(self, prompt: Sequence[int] | None, origin: Origin | None = None) -> int:
         """Of the request that arrives now, or arrived before; `prompt` is None where there are no token ids."""
@@ -188,24 +173,15 @@ class Arrivals:
             self._start += 1 << 40  # no number is given twice
         n = self._seen[name] = self._seen.get(name, self._start - 1) + 1
         if origin is not None:
-            self._origins.put(origin.name, n)
+            _remember(self._origins, origin.name, n)
         return n
 
 
-class _Latest:
-    """A number per origin, for the `MOST_ORIGINS` that were submitted last."""
-
-    def __init__(self) -> None:
-        self._numbers: OrderedDict[str, int] = OrderedDict()
-
-    def get(self, name: str) -> int | None:
-        return self._numbers.get(name)
-
-    def put(self, name: str, number: int) -> None:
-        self._numbers[name] = number
-        self._numbers.move_to_end(name)
-        if len(self._numbers) > MOST_ORIGINS:
-            self._numbers.popitem(last=False)
+def _remember(origins: OrderedDict[str, int], name: str, number: int) -> None:
+    origins[name] = number
+    origins.move_to_end(name)
+    if len(origins) > MOST_ORIGINS:
+        origins.popitem(last=False)
 
 
 def _hash(*parts: str | int) -> int:

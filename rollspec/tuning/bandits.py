@@ -1,6 +1,7 @@
 """Published bandits, for comparison: each learns only from the arm that it played.
 
-The papers do not react to new weights, so `changed` does nothing here. All keep one learner per batch bucket.
+The papers do not react to new weights, so `changed` does nothing here. All keep one learner per batch bucket, with the
+parameters of their papers.
 """
 
 from __future__ import annotations
@@ -8,47 +9,32 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
-from difflib import get_close_matches
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
 
-from rollspec.errors import ConfigError
-from rollspec.tuning.policy import Arm, Outcome, Policy, Vector, bucket_of, register
+from rollspec.tuning.policy import Arm, Learner, Outcome, Policy, Vector, by_batch, register, restored
 
-Learner = dict[str, Vector]  # what a bucket learned: named arrays, [arms] unless the policy says otherwise
-_REWARDS = {"goodput": 0.0, "length": 1.0}  # kind: its least value; the greatest is L + 1
+DELTA = 0.5  # of UCBSpec, as in the proof of Theorem 4.3
+EPSILON, WINDOW = 0.1, 300  # of BEG-MAB, as in its code: chance of a random arm, and plays of an arm that it remembers
 
 
 class Bandit(Policy):
-    """Options, learners and their state."""
+    """Learners and their state."""
 
     ragged: ClassVar[bool] = False  # whether a learner's arrays may have any length
 
     def __init__(self, arms: Sequence[Arm], options: Mapping[str, Any] | None = None, seed: int = 0) -> None:
         super().__init__(arms, options, seed)
-        self._left = dict(self.options)
         self._buckets: defaultdict[int, Learner] = defaultdict(self._new)
-        known = self._configure()
-        if self._left:
-            name, value = next(iter(self._left.items()))
-            near = get_close_matches(str(name), known, 1, 0.0)[0]
-            raise _refused(str(name), value, f"is not an option of {self.name}; use {near}")
-
-    @abstractmethod
-    def _configure(self) -> list[str]:
-        """Take the options out of `_left`; their names."""
+        self._ks: Vector = np.array([a.k if a.drafters else 0 for a in self.arms], float)
+        who = [a.drafters for a in self.arms]
+        self._group = np.array([who.index(d) for d in who])  # the first arm with the same drafters
 
     @abstractmethod
     def _new(self) -> Learner:
         """A bucket that has seen nothing."""
-
-    def _number(self, name: str, default: float, valid: Callable[[float], bool], needed: str) -> float:
-        value = self._left.pop(name, default)
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or not valid(value):
-            raise _refused(name, value, f"cannot be used; give {needed}")
-        return float(value)
 
     def state(self) -> dict[str, Any]:  # noqa: D102
         buckets = {str(k): {name: a.tolist() for name, a in b.items()} for k, b in self._buckets.items()}
@@ -57,21 +43,8 @@ class Bandit(Policy):
     def restore(self, state: Mapping[str, Any]) -> None:  # noqa: D102
         if state.get("arms") != [a.name for a in self.arms]:
             raise ValueError(f"it is about the arms {state.get('arms')}, not {[a.name for a in self.arms]}")
-        restored: dict[int, Learner] = {}
-        for key, row in state["buckets"].items():
-            new = self._new()
-            b = {name: np.array(values, float) for name, values in row.items()}
-            if b.keys() != new.keys() or not all(
-                x.ndim == 1 and np.isfinite(x).all() and (x >= 0).all() and (self.ragged or len(x) == len(new[n]))
-                for n, x in b.items()
-            ):
-                raise ValueError(f"bucket {key} holds numbers that cannot be")
-            restored[int(key)] = b
-        self._buckets = defaultdict(self._new, restored)
-
-
-def _refused(name: str, value: object, why: str) -> ConfigError:
-    return ConfigError(f"rollspec: tuning.options.{name} = {value!r} {why}.")
+        found = {int(key): restored(row, self._new(), self.ragged) for key, row in state["buckets"].items()}
+        self._buckets = defaultdict(self._new, found)
 
 
 class _Bounded(Bandit):
@@ -82,15 +55,12 @@ class _Bounded(Bandit):
     `length`, the paper's own, tokens per request, in [1, L + 1].
     """
 
-    def _configure(self) -> list[str]:
-        kind = self._left.pop("reward", "goodput")
-        if kind not in list(_REWARDS):
-            raise _refused("reward", kind, f"does not exist; choose one of {', '.join(_REWARDS)}")
-        self._relative = kind == "goodput"
-        self._low, self._top = _REWARDS[kind], 1.0 + max(a.k for a in self.arms)
+    def __init__(self, arms: Sequence[Arm], options: Mapping[str, Any] | None = None, seed: int = 0) -> None:
+        super().__init__(arms, options, seed)
+        self._relative = self.options.get("reward") != "length"
+        self._low, self._top = 0.0 if self._relative else 1.0, 1.0 + max(a.k for a in self.arms)
         self._span = max(self._top - self._low, 1.0)
         self._base = next((i for i, a in enumerate(self.arms) if a.k == 0), 0)
-        return ["reward"]
 
     def reward(self, outcome: Outcome) -> float:
         """What the played arm earned, within the range."""
@@ -108,16 +78,11 @@ class UCBSpec(_Bounded):
 
         mean_i + L/2 · sqrt((1 + n_i)/n_i² · (1 + 2 ln(K t² (1 + n_i)^½ / δ)))
 
-    where n_i counts the plays of arm i, t those of all K arms, and L is the width of the rewards' range. The released
-    code (sail-sg/BanditSpec) differs: its radius, sqrt(6 ln t / Σ n_i), is the same for all arms and so never changes
-    which is best; its reward is raw tokens per second. The text read for this had lost its root signs; this one is that
-    of the bound which the proof cites (Abbasi-Yadkori et al. 2011, Lemma 6).
-    Options: `reward`; `delta`, 1/2 as in the proof of Theorem 4.3.
+    where n_i counts the plays of arm i, t those of all K arms, and L is the width of the rewards' range. The radius of
+    the released code (sail-sg/BanditSpec) is the same for all arms and so never changes which is best. The text read
+    for this had lost its root signs; this one is that of the bound which the proof cites (Abbasi-Yadkori et al. 2011,
+    Lemma 6).
     """
-
-    def _configure(self) -> list[str]:
-        self._delta = self._number("delta", 0.5, lambda x: 0 < x < 1, "a probability between 0 and 1, both excluded")
-        return [*super()._configure(), "delta"]
 
     def _new(self) -> Learner:
         return {"plays": np.zeros(len(self.arms)), "sums": np.zeros(len(self.arms))}
@@ -134,7 +99,7 @@ class UCBSpec(_Bounded):
     def index(self, bucket: int) -> Vector:
         """Upper confidence bounds, once every arm was played. Shape [arms]."""
         n, sums = self._buckets[bucket]["plays"], self._buckets[bucket]["sums"]
-        log = np.log(len(n) * n.sum() ** 2 * np.sqrt(1 + n) / self._delta)
+        log = np.log(len(n) * n.sum() ** 2 * np.sqrt(1 + n) / DELTA)
         bound: Vector = sums / n + self._span / 2 * np.sqrt((1 + n) / n**2 * (1 + 2 * log))
         return bound
 
@@ -146,7 +111,6 @@ class EXP3Spec(_Bounded):
     Round t draws arm i with p_i ∝ exp(-η_t Σ Z_i) (eq. 14), η_t = sqrt(ln K / (t K)), and adds to the drawn arm's
     Z_i the loss (L + 1 - y)/(L p_i) (eq. 13); L is the width of the rewards' range. The text read for this had lost its
     root signs; that of η_t is the one of the anytime EXP3 which the paper adapts (Lattimore and Szepesvári 2020).
-    Option: `reward`.
     """
 
     def _new(self) -> Learner:
@@ -185,84 +149,58 @@ class BegMab(Bandit):
         accept length x batch / elapsed seconds of the step, drafting included: tokens per second.
 
     Weights that move clear no window. Read from summaries of the paper's algorithm and the released code
-    (mit-han-lab/fastrl), not the paper; that an unplayed strategy comes first, ε = 0.1 and w = 300 are the code's. Its
-    sets are for batches of 1, 2-4, 5-20 and 21-32, more tokens for the smaller ones, and it drafts nothing above 32
-    (`configs/tlt.yaml`). With one strategy in each, it never explores; here every bucket has all arms unless `sets`
-    says otherwise.
-    Simplified: a learner per octave of the batch size, not per size up to 31; the step's own accept length, where the
-    code takes its median over all batch sizes; drafting begins at once when the batch falls to 32, not ten steps later.
-    Steps that also computed prompts teach nothing.
-    Options: `epsilon`; `window`, plays of an arm; `sets`, {batch size up to which it holds: [K, ...]}, the last beyond.
+    (mit-han-lab/fastrl), not the paper; that an unplayed strategy comes first is the code's. Its sets are for batches
+    of 1, 2-4, 5-20 and 21-32, and it drafts nothing above 32 (`configs/tlt.yaml`); here every bucket has all arms
+    unless `sets` says otherwise.
+    Simplified: a learner per octave of the batch size; the step's own accept length, where the code takes its median
+    over all batch sizes; drafting begins at once when the batch falls to 32, not ten steps later. Steps that also
+    computed prompts teach nothing.
+    Option `sets`: {batch size up to which it holds: [K, ...]}, the last beyond.
     """
 
     ragged, measures = True, True
 
-    def _configure(self) -> list[str]:
-        self._epsilon = self._number("epsilon", 0.1, lambda x: 0 <= x <= 1, "a probability from 0 to 1")
-        self._window = int(self._number("window", 300, lambda x: x >= 1 and x % 1 == 0, "a whole number from 1 on"))
-        self._sets = self._read_sets(self._left.pop("sets", None))
+    def __init__(self, arms: Sequence[Arm], options: Mapping[str, Any] | None = None, seed: int = 0) -> None:
+        super().__init__(arms, options, seed)
         self._medians: dict[tuple[int, int], float] = {}  # by bucket and arm: sorting windows is what takes the time
-        return ["epsilon", "window", "sets"]
-
-    def _read_sets(self, given: Any) -> list[tuple[int, list[int]]]:
-        if given is None:
-            return [(0, list(range(len(self.arms))))]
-        ks = {a.k for a in self.arms}
-        try:
-            rows = sorted((int(b), [int(k) for k in members]) for b, members in dict(given).items())
-        except (TypeError, ValueError):
-            rows = []
-        if not rows or any(not members or set(members) - ks for _, members in rows):
-            remedy = f"batch sizes to lists of draft lengths that are among {sorted(ks)}"
-            raise _refused("sets", given, f"cannot be used; map {remedy}")
-        return [(bucket_of(b), [i for i, a in enumerate(self.arms) if a.k in members]) for b, members in rows]
 
     def _new(self) -> Learner:
         return {str(a): np.zeros(0) for a in range(len(self.arms))}
 
     def choose(self, bucket: int) -> int:  # noqa: D102
         valid = self.valid(bucket)
-        if len(valid) > 1 and self.rng.random() < self._epsilon:
+        if len(valid) > 1 and self.rng.random() < EPSILON:
             return int(self.rng.choice(valid))
         return max(valid, key=lambda a: self._medians.get((bucket, a), math.inf))
 
     def observe(self, bucket: int, outcome: Outcome) -> None:  # noqa: D102
         b, arm = self._buckets[bucket], outcome.played
-        b[str(arm)] = np.append(b[str(arm)], outcome.reward())[-self._window :]
+        b[str(arm)] = np.append(b[str(arm)], outcome.reward())[-WINDOW:]
         self._medians[bucket, arm] = float(np.median(b[str(arm)]))
 
     def restore(self, state: Mapping[str, Any]) -> None:  # noqa: D102
         super().restore(state)
-        pairs = ((k, a, b[str(a)][-self._window :]) for k, b in self._buckets.items() for a in range(len(self.arms)))
-        self._medians = {(k, a): float(np.median(rewards)) for k, a, rewards in pairs if len(rewards)}
+        paid = ((k, int(a), rewards) for k, b in self._buckets.items() for a, rewards in b.items())
+        self._medians = {(k, a): float(np.median(rewards)) for k, a, rewards in paid if len(rewards)}
 
     def valid(self, bucket: int) -> list[int]:
         """The arms of a bucket."""
-        return next((arms for b, arms in self._sets if bucket % 16 <= b), self._sets[-1][1])
+        sets = self.options.get("sets")
+        return [i for i, a in enumerate(self.arms) if not sets or a.k in by_batch(sets, bucket)]
 
 
 @register("thompson")
 class Thompson(Bandit):
     """Thompson sampling after EESD (Liu et al., Findings of ACL 2024, arXiv:2406.03853), made to choose K.
 
-    A Beta posterior over θ, the probability that a drafted token is accepted, for each set of drafters. A step draws θ
-    and plays the arm with the most expected tokens per second: batch · (1 - θ^(K+1))/(1 - θ) over the last seen
-    `seconds`; before any were seen, the arm with the most expected tokens, the longest.
+    A Beta posterior over θ, the probability that a drafted token is accepted, for each set of drafters, from (1, 1) on.
+    A step draws θ and plays the arm with the most expected tokens per second: batch · (1 - θ^(K+1))/(1 - θ) over the
+    last seen `seconds`; before any were seen, the longest.
 
-    EESD instead lets the draw decide, token by token, whether to draft on, and weighs no time; its exact update
-    and its calibrated variant could not be checked. Here tokens behind the first rejected one count neither way. A step
-    gives how many tokens were accepted in all, not how many requests met a rejection; that follows from the arm's mean
-    accepted length m: requests · (1 - p^K) where p (1 - p^K)/(1 - p) = m.
-    Options: `alpha` and `beta`, the prior, 1 and 1 if unset.
+    EESD instead lets the draw decide, token by token, whether to draft on, and weighs no time. Here tokens behind the
+    first rejected one count neither way. How many requests met a rejection follows from the arm's mean accepted length
+    m: requests · (1 - p^K) where p (1 - p^K)/(1 - p) = m.
     """
-
-    def _configure(self) -> list[str]:
-        self._alpha = self._number("alpha", 1.0, lambda x: 0 < x < math.inf, "a positive number")
-        self._beta = self._number("beta", 1.0, lambda x: 0 < x < math.inf, "a positive number")
-        self._ks: Vector = np.array([a.k if a.drafters else 0 for a in self.arms], float)
-        who = [a.drafters for a in self.arms]
-        self._group = np.array([who.index(d) for d in who])
-        return ["alpha", "beta"]
 
     def _new(self) -> Learner:
         return {name: np.zeros(len(self.arms)) for name in ("accepted", "rejected", "requests", "seconds")}
@@ -287,7 +225,7 @@ class Thompson(Bandit):
         """Both parameters of the Beta distribution, at the first arm of each set of drafters. Shapes [arms]."""
         b = self._buckets[bucket]
         accepted, rejected = (np.bincount(self._group, b[x], len(self.arms)) for x in ("accepted", "rejected"))
-        return np.array(self._alpha + accepted, float), np.array(self._beta + rejected, float)
+        return np.array(1.0 + accepted, float), np.array(1.0 + rejected, float)
 
 
 def expected(theta: Vector, k: Vector) -> Vector:

@@ -1,18 +1,16 @@
 """What an engine step costs, fitted online from measured steps: T(n, h, v) seconds.
 
 n: tokens that go through the target (one per request, plus draft tokens). h: context tokens of the batch.
-v: 1 where the step verifies drafts, else 0: rejection sampling costs something whatever the number of drafts, and a
-model that did not know it would charge steps without drafts for it and promise too much of drafting.
+v: 1 where the step verifies drafts, else 0: rejection sampling costs something whatever the number of drafts.
 
     T = c0 + f(n) + c_h·h + c_v·v
 
-f is piecewise linear over octaves of n and never falls: an accelerator's curve has a knee (memory-bound below it,
-compute-bound above) and a CPU's has steps, which one line would miss. Segments that were never measured take the slope
-of their neighbours.
+f is piecewise linear over octaves of n and never falls: an accelerator's curve has a knee and a CPU's has steps, which
+one line would miss. Segments that were never measured take the slope of their neighbours.
 
 Steps are gathered in cells of similar (n, requests, h), each a robust running mean, and the curve is fitted over the
-cells by non-negative least squares. So the many steps of a long tail at batch 1 do not wash out what was learned at
-batch 64, one slow step (a compile, a noisy neighbour) moves little, and memory is bounded.
+cells by non-negative least squares: the many steps at batch 1 do not wash out what was learned at batch 64, and one
+slow step moves little.
 """
 
 from __future__ import annotations
@@ -38,25 +36,18 @@ _PRIOR = 0.1  # weight of "fifty tokens double a step" against one measured cell
 _LEAST = 0.05  # share of the fastest measured step that every step takes at the least
 _NARROW = 1.5  # most over fewest tokens measured, below which their differences say nothing about the slope
 _ERRORS = 256  # latest predictions whose error is kept
-LONGEST = 60.0
-"""Seconds; a longer step is a clock that jumped or a machine that slept."""
+LONGEST = 60.0  # seconds; a longer step is a clock that jumped or a machine that slept
 
 
 class CostModel:
-    """Step cost over the tokens computed, the context tokens, and whether drafts are verified. Units: seconds.
-
-    `c0` and `c1` describe the curve as one line (for people and for bounds); predictions use the curve itself.
-    """
+    """Predicts steps, in seconds. `c0` and `c1` describe the curve as one line, for people."""
 
     def __init__(self, c0: float = 0.010, c1: float = 0.0002) -> None:
         # Before anything is measured: fifty tokens double a step. Only the ratio matters.
         self.c0, self.c1, self.c_context, self.c_verify = c0, c1, 0.0, 0.0
         self.fitted = False
-        self.skipped = 0
-        """Steps whose time could not be used (no clock, a jump), or that came with nothing computed."""
-        self._curve = c0 + c1 * np.arange(1024, dtype=np.float64)  # c0 + f(n), seconds
-        self._tail = c1  # slope beyond it
-        self._slopes = self._lowest_slopes()
+        self.skipped = 0  # steps whose time could not be used (no clock, a jump), or that came with nothing computed
+        self._lay(c0 + c1 * np.arange(1024, dtype=np.float64), c1)
         self._cells: dict[tuple[int, int, int], list[float]] = {}  # means of n, h, v, seconds; weight; last step
         self._errors: deque[float] = deque(maxlen=_ERRORS)
         self._steps = 0
@@ -181,36 +172,30 @@ class CostModel:
         return 0.5 < cell[3] / self.seconds(cell[0], cell[1], bool(cell[2])) < 2.0
 
     def _scale(self, factor: float) -> None:
-        self._curve = self._curve * factor
-        self._tail *= factor
-        self._slopes = self._lowest_slopes()
+        self._lay(self._curve * factor, self._tail * factor)
         self.c0, self.c1 = self.c0 * factor, self.c1 * factor
         self.fitted = True
 
     def _set(self, base: float, slopes: npt.NDArray[np.float64]) -> None:
-        """Lay the curve out, with at least a vanishing slope: a step does not get cheaper by doing more."""
-        slopes = np.maximum(slopes, 1e-9)
-        self._tail = float(slopes[-1])
-        n = np.arange(len(self._curve), dtype=np.float64)
-        ramps = _ramps(n)
-        full = np.concatenate([slopes, np.full(ramps.shape[1] - len(slopes), self._tail)])
-        self._curve = base + ramps @ full
-        self._slopes = self._lowest_slopes()
+        slopes = np.maximum(slopes, 1e-9)  # a step does not get cheaper by doing more
+        tail = float(slopes[-1])
+        ramps = _ramps(np.arange(len(self._curve), dtype=np.float64))
+        self._lay(base + ramps @ np.concatenate([slopes, np.full(ramps.shape[1] - len(slopes), tail)]), tail)
         # As one line, through the range that was measured.
         top = float(_KNOTS[min(len(slopes), len(_KNOTS) - 1)])
         self.c1 = (self.seconds(top) - self.seconds(1)) / max(top - 1.0, 1.0)
         self.c0 = self.seconds(1) - self.c1
 
-    def _lowest_slopes(self) -> npt.NDArray[np.float64]:
-        steps = np.append(np.diff(self._curve), self._tail)
-        lowest: npt.NDArray[np.float64] = np.minimum.accumulate(steps[::-1])[::-1]
-        return lowest
+    def _lay(self, curve: npt.NDArray[np.float64], tail: float) -> None:
+        self._curve = curve  # c0 + f(n), seconds
+        self._tail = tail  # slope beyond it
+        steps = np.append(np.diff(curve), tail)
+        self._slopes = np.minimum.accumulate(steps[::-1])[::-1]
 
     def _grow(self, size: int) -> None:
         have = len(self._curve)
         more = self._curve[-1] + self._tail * np.arange(1, max(size, 2 * have) - have + 1)
-        self._curve = np.concatenate([self._curve, more])
-        self._slopes = self._lowest_slopes()
+        self._lay(np.concatenate([self._curve, more]), self._tail)
 
     # ---- kept with the job ------------------------------------------------------------------------------------------
 

@@ -1,12 +1,9 @@
 """The collapse alarm: a drafter whose acceptance stays below break-even is switched off until it would pay again.
 
 Verifying v tokens at batch B takes T(B + v) - T(B) longer, in which the engine would have emitted that times B/T(B)
-tokens without drafts. That many must be accepted to break even. The guard compares the two over the last `patience`
-verify steps, per batch bucket: what collapses at 64 may still pay in the tail.
-
-While a drafter is off, its drafts for a few requests are scored against what the target emits, unverified: a one-hot
-proposal x is accepted with probability p(x), which is also the chance that the target samples x by itself. Such a probe
-costs host time only and cannot change what is sampled.
+tokens without drafts: so many must be accepted to break even. What collapses at 64 may still pay in the tail, so each
+batch bucket is judged apart. While a drafter is off, its drafts for a few requests are scored unverified, which costs
+host time only.
 """
 
 from __future__ import annotations
@@ -24,8 +21,7 @@ PATIENCE = 50
 BELOW = 0.9
 """A drafter is off when it reaches less than this of break-even; closer to it the policy decides, without an alarm."""
 
-RECOVER = 1.1
-"""A drafter comes back when its probes reach break-even by this factor, so that it does not flap."""
+RECOVER = 1.1  # a drafter comes back when its probes reach break-even by this factor, so that it does not flap
 
 
 @dataclass(slots=True)
@@ -66,9 +62,7 @@ class Guard:
         """A verify step (or a probe, while it is off) accepted `accepted` tokens where `needed` would break even."""
         if needed <= 0.0:
             return
-        w = self._watches.get((drafter, bucket))
-        if w is None:
-            w = self._watches[drafter, bucket] = _Watch()
+        w = self._watches.setdefault((drafter, bucket), _Watch())
         keep = 1.0 - 1.0 / self.patience
         w.accepted = keep * w.accepted + accepted
         w.needed = keep * w.needed + needed
@@ -78,20 +72,16 @@ class Guard:
         if not w.off and w.accepted < BELOW * w.needed:
             w.off, w.steps = True, 0.0
             self.alarms += 1
-            self._alarm(drafter, bucket, w)
+            self._log_once(  # per drafter: later alarms are counted in rollspec/guard/alarms
+                drafter,
+                "rollspec: the drafter %r is off at a batch of about %d: over the last %d verify steps %.2f of the "
+                "tokens that break even were accepted. Probes will bring it back when it pays.",
+                drafter,
+                1 << (bucket % 16),
+                self.patience,
+                w.accepted / w.needed,
+            )
         elif w.off and w.accepted > RECOVER * w.needed:
             w.off, w.steps = False, 0.0
             self.recoveries += 1
             logger.info("rollspec: the drafter %r pays again at a batch of %d; it is on.", drafter, 1 << (bucket % 16))
-
-    def _alarm(self, drafter: str, bucket: int, w: _Watch) -> None:
-        # Once per drafter: later alarms are counted in rollspec/guard/alarms.
-        self._log_once(
-            drafter,
-            "rollspec: the drafter %r is off at a batch of about %d: over the last %d verify steps %.2f of the tokens "
-            "that break even were accepted. Probes will bring it back when it pays.",
-            drafter,
-            1 << (bucket % 16),
-            self.patience,
-            w.accepted / w.needed,
-        )

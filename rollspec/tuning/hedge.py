@@ -1,16 +1,13 @@
 """The default policy: discounted full-information Hedge over what each arm would have given.
 
 A verified chain shows what every arm would have emitted, so nothing has to be explored: per batch bucket, discounted
-sums E_a (tokens) and S_a (seconds) are kept for all arms. With ρ = max_a E_a/S_a, the rate of the best, an arm's loss
-ρ·S_a - E_a is the number of tokens that it lost against the best; the arm with the best ratio of sums has loss 0, which
-is the one that maximises tokens per second in the long run (not the one with the best mean of ratios).
+sums E_a (tokens) and S_a (seconds) are kept for all arms. With ρ = max_a E_a/S_a, an arm's loss ρ·S_a - E_a is the
+number of tokens that it lost against the best ratio of sums, which maximises tokens per second in the long run (the
+best mean of ratios does not).
 
 Weights are exp(-η·loss) with AdaHedge's learning rate, η = ln N / Δ, where Δ is the discounted mixability gap (de Rooij
-et al. 2014, arXiv:1301.0534, eq. 8): decisive where one arm leads, mixed where arms take turns.
-
-How fast to forget is learned the same way: learners with several half-lives run side by side, and an AdaHedge over them
-follows the one that has done best lately. A stationary drafter is averaged over hundreds of steps, a prompt or a swap
-that changes everything is followed within a few.
+et al. 2014, arXiv:1301.0534, eq. 8). How fast to forget is learned the same way: learners with several half-lives run
+side by side under an AdaHedge of their own.
 
 Arms are kept as the shrinking dartboard keeps them (Geulen, Vöcking and Winkler, COLT 2010): drawn anew only with the
 probability that the weight of the one in play has lost, so the distribution is Hedge's while switches are rare.
@@ -19,19 +16,16 @@ probability that the weight of the one in play has lost, so the distribution is 
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from rollspec.errors import ConfigError
-from rollspec.tuning.policy import Arm, Outcome, Policy, Vector, register
+from rollspec.tuning.policy import Arm, Outcome, Policy, Vector, register, restored
 
-HALF_LIVES = (16.0, 64.0, 256.0)
-"""Steps after which an observation counts half, one learner each."""
-
-KEEP = 0.25
-"""What is kept of the past when the policy's or a drafter's weights move."""
+HALF_LIVES = (16.0, 64.0, 256.0)  # steps after which an observation counts half, one learner each
+KEEP = 0.25  # what is kept of the past when the policy's or a drafter's weights move
 
 
 class _Bucket:
@@ -56,33 +50,27 @@ class _Bucket:
 
 @register("hedge")
 class Hedge(Policy):
-    """Option `half_life` of the class: steps, one number or several; engines use `HALF_LIVES`."""
+    """Learners of `HALF_LIVES` side by side."""
 
     full_information = True
 
     def __init__(self, arms: Sequence[Arm], options: Mapping[str, Any] | None = None, seed: int = 0) -> None:
         super().__init__(arms, options, seed)
-        if unknown := set(self.options) - {"half_life"}:
-            raise ConfigError(f"rollspec: tuning.options.{min(unknown)} is not an option of hedge; use half_life.")
-        given = self.options.get("half_life", HALF_LIVES)
-        try:
-            half_lives = [float(h) for h in (given if isinstance(given, list | tuple) else [given])]
-        except (TypeError, ValueError):
-            half_lives = []
-        if not half_lives or not all(0 < h < math.inf for h in half_lives):
-            raise ConfigError(f"rollspec: tuning.options.half_life = {given} must be positive; give steps.")
-        self._keep: Vector = 0.5 ** (1.0 / np.array(half_lives))
+        self._keep: Vector = 0.5 ** (1.0 / np.array(HALF_LIVES))
         self._meta_keep = float(self._keep.max())
-        self._buckets: dict[int, _Bucket] = {}
+        self._buckets = defaultdict[int, _Bucket](self._new)
+
+    def _new(self) -> _Bucket:
+        return _Bucket(len(self._keep), len(self.arms))
 
     def choose(self, bucket: int) -> int:  # noqa: D102
-        b = self._bucket(bucket)
+        b = self._buckets[bucket]
         if b.playing < 0:
             b.playing = self._draw(b)
         return b.playing
 
     def observe(self, bucket: int, outcome: Outcome) -> None:  # noqa: D102
-        b = self._bucket(bucket)
+        b = self._buckets[bucket]
         before = b.mixed()
         b.emitted = self._keep[:, None] * b.emitted + outcome.emitted
         b.seconds = self._keep[:, None] * b.seconds + outcome.seconds
@@ -98,14 +86,14 @@ class Hedge(Policy):
             b.playing = self._draw(b)
 
     def prior(self, bucket: int, outcome: Outcome) -> None:  # noqa: D102
-        b = self._bucket(bucket)
+        b = self._buckets[bucket]
         if not b.seconds.any():
             b.emitted, b.seconds = b.emitted + outcome.emitted, b.seconds + outcome.seconds
             self._weigh(b, (b.emitted / b.seconds).max(axis=1))
 
     def weights(self, bucket: int) -> Vector:
         """Present probabilities of the arms in a bucket. Shape [arms]."""
-        return self._bucket(bucket).mixed()
+        return self._buckets[bucket].mixed()
 
     def changed(self) -> None:  # noqa: D102
         for b in self._buckets.values():
@@ -122,25 +110,15 @@ class Hedge(Policy):
     def restore(self, state: Mapping[str, Any]) -> None:  # noqa: D102
         if state.get("arms") != [a.name for a in self.arms] or state.get("learners") != len(self._keep):
             raise ValueError(f"it is about the arms {state.get('arms')}, not {[a.name for a in self.arms]}")
-        restored: dict[int, _Bucket] = {}
+        buckets = defaultdict[int, _Bucket](self._new)
         for key, row in state["buckets"].items():
-            b = _Bucket(len(self._keep), len(self.arms))
-            for name in _KEPT:
-                value = np.array(row[name], float)
-                if value.shape != getattr(b, name).shape or not np.isfinite(value).all() or (value < 0).any():
-                    raise ValueError(f"bucket {key} holds numbers that cannot be")
+            b = buckets[int(key)]
+            for name, value in restored(row, {name: getattr(b, name) for name in _KEPT}).items():
                 setattr(b, name, value)
             if b.seconds.all():
                 self._weigh(b, (b.emitted / b.seconds).max(axis=1))
-            restored[int(key)] = b
-        self._buckets = restored
+        self._buckets = buckets
         self.changed()
-
-    def _bucket(self, bucket: int) -> _Bucket:
-        b = self._buckets.get(bucket)
-        if b is None:
-            b = self._buckets[bucket] = _Bucket(len(self._keep), len(self.arms))
-        return b
 
     def _weigh(self, b: _Bucket, rates: Vector) -> None:
         lost = rates[:, None] * b.seconds - b.emitted

@@ -1,5 +1,4 @@
-"""Which arm to play: the interface of all policies, their registry, and the ones that learn nothing. `policies.make`
-builds one by name.
+"""Which arm to play: the interface of all policies, their registry, and the ones that learn nothing.
 
 An arm is (drafters, K): who may draft and the longest draft of a request. A policy keeps one learner per batch bucket
 (octaves of the number of running requests), because what pays at batch 1 harms at batch 64.
@@ -16,9 +15,8 @@ from typing import Any, ClassVar, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from rollspec.errors import ConfigError
-
 Vector = npt.NDArray[np.float64]
+Learner = dict[str, Vector]  # what a batch bucket learned: named arrays
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,17 +36,14 @@ class Arm:
 class Outcome:
     """The outcome of one engine step under every arm.
 
-    `emitted[a]`: tokens that the step emits under arm a, summed over the batch; known exactly for the played arm and
-    every shorter one, estimated where the played draft was accepted whole. `seconds[a]`: what the step costs under
-    arm a by the cost model, drafting included. Shapes [arms]. `measured`: what the played arm's step took by the clock,
-    drafting included; None for a step that computed prompts as well.
+    Tokens are known exactly for the played arm and every shorter one, estimated where its draft was accepted whole.
     """
 
     played: int
     batch: int
-    emitted: Vector
-    seconds: Vector
-    measured: float | None = None
+    emitted: Vector  # [arms] tokens, summed over the batch
+    seconds: Vector  # [arms] by the cost model, drafting included
+    measured: float | None = None  # of the played arm, by the clock; None for a step that computed prompts as well
 
     @property
     def elapsed(self) -> float:
@@ -65,18 +60,31 @@ def bucket_of(batch: int) -> int:
     return max(0, math.ceil(math.log2(batch))) if batch > 0 else 0
 
 
+def restored(row: Mapping[str, Any], like: Learner, ragged: bool = False) -> Learner:
+    """Stored arrays with the names and shapes of `like`; `ragged`: of any length.
+
+    Raises:
+        ValueError: they have others, or hold numbers that are negative or not finite.
+    """
+    if row.keys() != like.keys():
+        raise ValueError(f"{', '.join(row)} cannot be {', '.join(like)}")
+    found = {name: np.array(row[name], float) for name in like}
+    if not all(
+        (x.ndim == 1 if ragged else x.shape == like[name].shape) and np.isfinite(x).all() and (x >= 0).all()
+        for name, x in found.items()
+    ):
+        raise ValueError(f"{', '.join(like)} hold numbers that cannot be")
+    return found
+
+
 class Policy(ABC):
     """Chooses an arm per step. One thread; every random draw comes from its own generator."""
 
     name: ClassVar[str]
-    full_information: ClassVar[bool] = False
-    """Whether it learns from all of an `Outcome`, or from the played arm only."""
-    measures: ClassVar[bool] = False
-    """Whether it observes only steps whose seconds were measured."""
+    full_information: ClassVar[bool] = False  # whether it learns from all of an `Outcome`, or from the played arm only
+    measures: ClassVar[bool] = False  # whether it observes only steps whose seconds were measured
 
     def __init__(self, arms: Sequence[Arm], options: Mapping[str, Any] | None = None, seed: int = 0) -> None:
-        if not arms:
-            raise ConfigError("rollspec: tuning.arms is empty; give at least one draft length, or leave it unset.")
         self.arms = tuple(arms)
         self.options = dict(options or {})
         self.rng = np.random.default_rng(seed)
@@ -85,8 +93,7 @@ class Policy(ABC):
     def choose(self, bucket: int) -> int:
         """Index of the arm for the next step at this batch bucket."""
 
-    @abstractmethod
-    def observe(self, bucket: int, outcome: Outcome) -> None:
+    def observe(self, bucket: int, outcome: Outcome) -> None:  # noqa: B027 - some learn nothing
         """Learn from a finished step."""
 
     def prior(self, bucket: int, outcome: Outcome) -> None:  # noqa: B027 - bandits learn from what they play only
@@ -118,15 +125,18 @@ def register(name: str) -> Callable[[P], P]:
     return add
 
 
+def by_batch(rows: Mapping[int, Any], bucket: int) -> Any:
+    """What `rows`, {batch size up to which it holds: value}, has for a bucket; larger batches take the last one."""
+    ordered = sorted(rows.items())
+    return next((value for batch, value in ordered if bucket % 16 <= bucket_of(batch)), ordered[-1][1])
+
+
 @register("static")
 class Static(Policy):
     """One arm for everything: the longest of those given (`tuning.arms: [K]`), with all drafters."""
 
     def choose(self, bucket: int) -> int:  # noqa: D102
         return max(range(len(self.arms)), key=lambda a: (self.arms[a].k, len(self.arms[a].drafters)))
-
-    def observe(self, bucket: int, outcome: Outcome) -> None:  # noqa: D102
-        return
 
 
 @register("random")
@@ -136,40 +146,13 @@ class Random(Policy):
     def choose(self, bucket: int) -> int:  # noqa: D102
         return int(self.rng.integers(len(self.arms)))
 
-    def observe(self, bucket: int, outcome: Outcome) -> None:  # noqa: D102
-        return
-
 
 @register("table")
 class Table(Policy):
-    """A draft length per batch size, fixed beforehand: ReSpec's profile (arXiv:2510.26475), vLLM's
-    `num_speculative_tokens_per_batch_size`, or the best arms of an earlier run replayed (`rollspec bench tuner` prints
-    them).
-
-    Option `table`: {batch size up to which it holds: K}; larger batches take the last entry.
+    """A draft length per batch size, fixed beforehand (option `table`): ReSpec's profile (arXiv:2510.26475), vLLM's
+    `num_speculative_tokens_per_batch_size`, or the best arms of an earlier run (`rollspec bench tuner` prints them).
     """
 
-    def __init__(self, arms: Sequence[Arm], options: Mapping[str, Any] | None = None, seed: int = 0) -> None:
-        super().__init__(arms, options, seed)
-        try:
-            rows = sorted((int(b), int(k)) for b, k in dict(self.options["table"]).items())
-        except (KeyError, TypeError, ValueError) as e:
-            raise ConfigError(
-                "rollspec: tuning.policy 'table' needs tuning.options.table, a mapping of batch sizes to draft "
-                "lengths such as {4: 8, 16: 4, 64: 0}."
-            ) from e
-        if not rows:
-            raise ConfigError("rollspec: tuning.options.table is empty; give at least one batch size.")
-        ks = {arm.k: a for a, arm in enumerate(self.arms)}
-        if missing := sorted({k for _, k in rows} - set(ks)):
-            raise ConfigError(
-                f"rollspec: tuning.options.table asks for K = {missing[0]}, which is not among tuning.arms "
-                f"{sorted(ks)}; add it there."
-            )
-        self._rows = [(bucket_of(b), ks[k]) for b, k in rows]
-
     def choose(self, bucket: int) -> int:  # noqa: D102
-        return next((a for b, a in self._rows if bucket % 16 <= b), self._rows[-1][1])
-
-    def observe(self, bucket: int, outcome: Outcome) -> None:  # noqa: D102
-        return
+        k = by_batch(self.options["table"], bucket)
+        return next(a for a in reversed(range(len(self.arms))) if self.arms[a].k == k)

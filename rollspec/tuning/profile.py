@@ -1,12 +1,7 @@
-"""Draft lengths solved from what steps cost and from an acceptance rate: SmartSpec, in every so many steps, and ReSpec,
-whose table stands until the policy moves.
+"""Draft lengths solved from what steps cost and from an acceptance rate: SmartSpec and ReSpec.
 
-Both take the arm with the largest goodput, tokens per second
-
-    B · (1 - θ^(K+1))/(1 - θ) / T(B, K)
-
-(Leviathan et al. 2023, eq. 1), where T(B, K) is what a step of B requests takes with drafts of K tokens each and θ the
-chance that a draft token is accepted, for each set of drafters.
+Both take the arm with the largest goodput, B · (1 - θ^(K+1))/(1 - θ) / T(B, K) (Leviathan et al. 2023, eq. 1), where
+T(B, K) is what a step of B requests takes with drafts of K tokens each and θ the chance that a draft token is accepted.
 """
 
 from __future__ import annotations
@@ -15,14 +10,11 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from rollspec.tuning.bandits import Bandit, Learner, acceptance, expected
-from rollspec.tuning.policy import Outcome, Vector, register
+from rollspec.tuning.bandits import Bandit, acceptance, expected
+from rollspec.tuning.policy import Learner, Outcome, Vector, register
 
-REPEATS = 3
-"""Steps by which ReSpec profiles each arm at a batch bucket."""
-
-KEEP = 0.5
-"""What ReSpec keeps of its acceptance statistics when the policy's or the drafter's weights move."""
+REPEATS = 3  # steps by which ReSpec profiles each arm at a batch bucket
+KEEP = 0.5  # what ReSpec keeps of its acceptance statistics when the policy's or the drafter's weights move
 
 UPDATE_EVERY, MOVING, FIRST_RATE, NONE_COUNTS = 20, 0.15, 0.7, 1.1
 """Of SmartSpec's code: steps between two solutions, weight of the newest acceptance rate, the rate before any was seen,
@@ -30,26 +22,13 @@ and how much the goodput of no speculation is raised, for what speculation costs
 """
 
 
-def solve(seconds: Vector, theta: Vector, ks: Vector) -> Vector:
-    """The arms with the largest goodput, one for each batch size. Shape [batch sizes].
-
-    Args:
-        seconds: the cost profile, T(B, K). Shape [batch sizes, arms].
-        theta: acceptance rates. Shape [arms], or [batch sizes, arms].
-        ks: draft lengths. Shape [arms].
-    """
-    best: Vector = (expected(theta, ks) / seconds).argmax(axis=1)
-    return best
+def solve(seconds: Vector, theta: Vector, ks: Vector) -> int:
+    """The arm with the largest goodput, from T(B, K), acceptance rates and draft lengths. Shapes [arms]."""
+    return int((expected(theta, ks) / seconds).argmax())
 
 
 class _Profiled(Bandit):
     """What both read from a step: how many draft tokens were accepted under which arm."""
-
-    def _configure(self) -> list[str]:
-        self._ks: Vector = np.array([a.k if a.drafters else 0 for a in self.arms], float)
-        who = [a.drafters for a in self.arms]
-        self._group = np.array([who.index(d) for d in who])
-        return []
 
     def _accepted(self, outcome: Outcome) -> Iterator[tuple[int, float]]:
         """(arm, accepted tokens per request): of the played arm; where that is none, of each set's longest.
@@ -69,8 +48,7 @@ class SmartSpec(_Profiled):
     In every 20th step, the K of the largest goodput, no speculation counting 1.1 times; θ is a moving average,
     0.85 θ + 0.15 (that of the last step), from 0.7 on.
     Simplified: T is the fitted cost model, not a linear model of a profile made beforehand; θ and the 20 steps are of
-    one batch bucket; a step's θ is the one at which its mean accepted length is expected; K changes for all requests
-    together, as in the code (the paper speaks of a length per request).
+    one batch bucket; a step's θ is the one at which its mean accepted length is expected.
     """
 
     def _new(self) -> Learner:
@@ -83,7 +61,7 @@ class SmartSpec(_Profiled):
             return int(self._ks.argmax())
         if b["steps"][0] % UPDATE_EVERY == 1:
             seconds = b["seconds"] / np.where(self._ks == 0, NONE_COUNTS, 1.0)
-            b["best"][0] = solve(seconds[None], b["rates"][self._group], self._ks)[0]
+            b["best"][0] = solve(seconds, b["rates"][self._group], self._ks)
         return int(b["best"][0])
 
     def observe(self, bucket: int, outcome: Outcome) -> None:  # noqa: D102
@@ -101,10 +79,9 @@ class ReSpec(_Profiled):
 
     At a batch bucket that is new, every arm is played `REPEATS` times: the least of the measured seconds is the profile
     T(B, K), as the first step of a kind may compile something; the accepted tokens give θ. `solve` makes the table's
-    entry, which stands until the policy's or the drafter's weights move; then the whole table is solved again from the
-    profile and what was accepted since, with half the weight for what is older.
-    Simplified: the text read for this was the paper's abstract; it names a profile and a choice by load, and not the
-    solver's formula, so that is goodput, and the decay is ours. It profiles before the job, here the first steps do.
+    entry, which stands until the policy's or the drafter's weights move; then the whole table is solved again.
+    Simplified: the text read for this was the paper's abstract, without the solver's formula, so that is goodput, and
+    the decay is ours. It profiles before the job, here the first steps do.
     """
 
     measures = True
@@ -126,26 +103,21 @@ class ReSpec(_Profiled):
             b["rates"][i] += outcome.batch * acceptance(mean, float(self._ks[i]))
             b["weights"][i] += outcome.batch
         if not b["solved"][0] and b["plays"].min() >= REPEATS:
-            self._solve([b])
+            self._solve(bucket)
 
     def changed(self) -> None:  # noqa: D102
-        self._solve([b for b in self._buckets.values() if b["solved"][0]])
-        for b in self._buckets.values():
+        for bucket, b in self._buckets.items():
+            if b["solved"][0]:
+                self._solve(bucket)
             b["rates"], b["weights"] = KEEP * b["rates"], KEEP * b["weights"]
 
     def theta(self, bucket: int) -> Vector:
         """Acceptance rate of each arm's drafters. Shape [arms]."""
-        return self._theta(self._buckets[bucket])
-
-    def _theta(self, b: Learner) -> Vector:
+        b = self._buckets[bucket]
         rates, weights = (np.bincount(self._group, b[n], len(self.arms)) for n in ("rates", "weights"))
         theta: Vector = (rates / np.maximum(weights, 1e-9))[self._group]
         return theta
 
-    def _solve(self, learners: list[Learner]) -> None:
-        if not learners:
-            return
-        profile = np.stack([b["seconds"] for b in learners])
-        best = solve(profile, np.stack([self._theta(b) for b in learners]), self._ks)
-        for b, arm in zip(learners, best, strict=True):
-            b["best"][0], b["solved"][0] = arm, 1.0
+    def _solve(self, bucket: int) -> None:
+        b = self._buckets[bucket]
+        b["best"][0], b["solved"][0] = solve(b["seconds"], self.theta(bucket), self._ks), 1.0

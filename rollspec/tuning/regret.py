@@ -1,7 +1,6 @@
 """How far from optimal: what other settings would have taken for the same tokens, replayed through the cost model.
 
-Each step says, for every arm, what it would have emitted and what that would have cost. Summed per batch bucket this
-gives each arm's rate there, hence the time it would have taken for the tokens that were really emitted there:
+Each arm's rate per batch bucket gives the time it would have taken for the tokens that were really emitted there:
 
     fixed/<arm>    one arm for everything; `fixed/none` is no speculation
     oracle         the best arm of each bucket, known in hindsight

@@ -1,7 +1,7 @@
 """Saves the tuning beside the history: the cost model, the policy, the calibration.
 
-One JSON file with a checksum and the machine and model it was measured on. Another machine's cost model would mislead,
-so it is left out there; the calibration of drafts holds anywhere.
+One JSON file with a checksum and the machine and model it was measured on. On another machine the cost model is left
+out; the calibration of drafts holds anywhere.
 """
 
 from __future__ import annotations
@@ -17,8 +17,7 @@ from rollspec.errors import HistoryError
 
 FORMAT = "rollspec-tuning-1"
 FILE = "tuning.json"
-TIMED = ("tuner", "passes")
-"""What was measured in seconds, and means nothing on another machine."""
+TIMED = ("tuner", "passes")  # what was measured in seconds, and means nothing on another machine
 
 
 def save(folder: Path | str, tuning: Mapping[str, Any], machine: Mapping[str, Any]) -> Path:

@@ -1,14 +1,13 @@
 """Decides, once per step and in one place, how much is drafted; learns from every step about every arm.
 
-The engine's output rank calls `plan` before it drafts and `observe` with the outcome. Other ranks decide
-nothing: they verify what the scheduler sends them, so no clock of theirs can matter.
+The engine's output rank calls `plan` before it drafts and `observe` with the outcome; other ranks decide nothing.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Any
 
@@ -18,14 +17,11 @@ from rollspec.config import TuningConfig
 from rollspec.tuning.cost import CostModel
 from rollspec.tuning.guard import Guard
 from rollspec.tuning.policies import make
-from rollspec.tuning.policy import Arm, Outcome, Vector, bucket_of
+from rollspec.tuning.policy import Arm, Outcome, Vector, bucket_of, restored
 from rollspec.tuning.regret import Ledger
 
-LEARNED = ("eagle3", "draft_model", "mtp")
-"""Drafters that cost forward passes; at most one of them drafts."""
-
-CONTEXT_BUCKET = 4096
-"""Mean context below which all steps share a bucket; each factor of four above it is another."""
+LEARNED = ("eagle3", "draft_model", "mtp")  # drafters that cost forward passes; at most one of them drafts
+CONTEXT_BUCKET = 4096  # mean context below which all steps share a bucket; each factor of four above it is another
 
 WATCHED = 8
 """One request in this many is drafted for, unverified, while nothing is verified: what keeps the arms comparable."""
@@ -41,15 +37,13 @@ _HOST_FIRST = 4  # steps of which the shortest is believed, after the very first
 
 @dataclass(slots=True)
 class Plan:
-    """One step's decision. `k`: longest draft of a request that is verified. `watch`: draft for every `watch`-th
-    request only, and verify nothing; 0: draft for all.
-    """
+    """One step's decision."""
 
     bucket: int
     chosen: int  # the policy's arm
     played: int  # what the guard lets through
-    k: int
-    watch: int
+    k: int  # longest draft of a request that is verified
+    watch: int  # draft for every `watch`-th request only, and verify nothing; 0: draft for all
     batch: int
     drafters: tuple[str, ...] = ()  # who may draft: the arm's, less those that the guard holds back
     rest: bool = False  # not even watched
@@ -57,17 +51,33 @@ class Plan:
 
 
 @dataclass(slots=True)
-class View:
-    """What the arms with a learned drafter proposed, or would have; see `Tuner.observe` for the first three.
+class Rows:
+    """What was proposed to the requests of a step, or a sample of them, and what the target emitted of it.
 
-    `served`: rows that the learned drafter served. `seconds`: what its passes take under each arm. Shape [arms].
+    `unknown`: (row, calibrated cumulative probabilities) of proposals that outlived what is known: all that the target
+    emitted was proposed, and more was proposed.
     """
 
-    proposed: list[int]
-    accepted: list[int]
-    unknown: list[tuple[int, list[float]]]
-    served: list[bool]
-    seconds: Vector
+    proposed: list[int] = field(default_factory=list)  # tokens that each one's budget allowed, whatever the arm
+    accepted: list[int] = field(default_factory=list)  # leading ones that were emitted
+    unknown: list[tuple[int, list[float]]] = field(default_factory=list)
+
+    def add(self, most: int, found: int, expected: Sequence[float]) -> None:
+        """Add a request; `found`: as `Confidence.observe` gives it, negative where the next token is unknown."""
+        if found < 0:
+            found = ~found
+            if found < most:
+                self.unknown.append((len(self.proposed), list(expected)))
+        self.proposed.append(most)
+        self.accepted.append(found)
+
+
+@dataclass(slots=True)
+class View(Rows):
+    """The same of the arms with a learned drafter, from what it proposed or would have."""
+
+    served: list[bool] = field(default_factory=list)  # rows that it served
+    seconds: Vector = field(default_factory=lambda: np.zeros(0))  # [arms] that its passes take
 
 
 class Tuner:
@@ -78,8 +88,7 @@ class Tuner:
         self.arms = arms_of(config, k_max, drafters)
         self.ks = np.array([a.k for a in self.arms])
         self.none = next(i for i, a in enumerate(self.arms) if not a.k)
-        self.with_model = np.array([any(d in LEARNED for d in a.drafters) for a in self.arms])
-        """Which arms have a learned drafter. Shape [arms]."""
+        self.with_model = np.array([any(d in LEARNED for d in a.drafters) for a in self.arms])  # [arms]
         self.cost = CostModel()
         # "none" is known of always; it is played only if it was asked for.
         self._index = [i for i, a in enumerate(self.arms) if config.arms is None or a.k in config.arms] or [self.none]
@@ -89,12 +98,9 @@ class Tuner:
         self.k_most = max(self.arms[i].k for i in self._index)
         self.guard = Guard()
         self.ledger = Ledger(self.arms)
-        self.plays = np.zeros(len(self.arms))
-        """Steps per arm since the last drain."""
+        self.plays = np.zeros(len(self.arms))  # steps per arm since the last drain
+        # Drafting seconds per request, with the step's own part spread: while nothing is verified, else.
         self._host = np.zeros(2)
-        """Drafting seconds per request, the step's own part spread over `_HOST_FIXED` more: while nothing is verified,
-        else.
-        """
         self._hosted = [0, 0]  # steps that they were measured in
         # Per request and arm, smoothed: tokens emitted and verified. The prior of buckets not seen yet.
         self._emitted: Vector = np.ones(len(self.arms))
@@ -114,62 +120,38 @@ class Tuner:
         drafters = self.arms[chosen].drafters
         if self.config.guard.enabled and drafters:
             drafters = tuple(d for d in drafters if self.guard.allows(d, bucket))
-            played = self._arm(drafters, self.arms[chosen].k, chosen)
+            left = Arm(drafters, self.arms[chosen].k) if drafters else self.arms[self.none]
+            played = next(
+                (i for i, a in enumerate(self.arms) if a == left), chosen
+            )  # the chosen one where there is none
         self.plays[played] += 1
         watch = 0
         if played == self.none and len(self.arms) > 1:
             watch = WATCHED if batch >= 2 * WATCHED else max(1, batch // 2)
         quiet = self._quiet[bucket] = self._quiet.get(bucket, 0) + 1 if watch and chosen == self.none else 0
         resting = quiet > REST_AFTER
-        return Plan(
-            bucket,
-            chosen,
-            played,
-            self.arms[played].k,
-            watch,
-            batch,
-            drafters,
-            rest=resting and quiet % REST_EVERY != 0,
-            steps=REST_EVERY if resting else 1,
-        )
-
-    def _arm(self, drafters: tuple[str, ...], k: int, chosen: int) -> int:
-        """The arm of `drafters` and `k`; the chosen one where there is none of what the guard left of it."""
-        if not drafters:
-            return self.none
-        return next((i for i, a in enumerate(self.arms) if a.drafters == drafters and a.k == k), chosen)
+        rest, steps = resting and quiet % REST_EVERY != 0, REST_EVERY if resting else 1
+        return Plan(bucket, chosen, played, self.arms[played].k, watch, batch, drafters, rest, steps)
 
     def observe(
         self,
         plan: Plan,
         batch: int,
         context_tokens: float,
-        proposed: Sequence[int],
-        accepted: Sequence[int],
-        unknown: Sequence[tuple[int, list[float]]] = (),
+        rows: Rows,
         view: View | None = None,
         measured: float | None = None,
     ) -> None:
         """What became of the step that `plan` decided.
 
-        Args:
-            plan: that decision.
-            batch: requests that went through the step with a chance of a draft.
-            context_tokens: of the batch.
-            proposed: per request whose proposal is known (a sample where the plan was to watch), the tokens its budget
-                allowed, whatever the arm.
-            accepted: leading proposed tokens that the target emitted, same order.
-            unknown: (row, calibrated cumulative probabilities) of proposals that outlived what is known: all that the
-                target emitted was proposed, and more was proposed.
-            view: the same of the arms with a learned drafter, where there are such.
-            measured: seconds that the step took, drafting included; None where it was not timed by itself.
+        `batch`: requests that went through it with a chance of a draft, of which `rows` and `view` have those whose
+        proposal is known. `measured`: seconds that it took, drafting included, if it was timed by itself.
         """
-        rows = len(proposed)
-        if not rows or batch <= 0:
+        if not rows.proposed or batch <= 0:
             return
-        emitted, verified = self._tokens(proposed, accepted, unknown)
+        emitted, verified = self._tokens(rows)
         if view is not None:
-            more, longer = self._tokens(view.proposed, view.accepted, view.unknown)
+            more, longer = self._tokens(view)
             emitted, verified = np.where(self.with_model, more, emitted), np.where(self.with_model, longer, verified)
         seconds = self._seconds(batch, verified, context_tokens)
         if view is not None:
@@ -184,16 +166,14 @@ class Tuner:
         if self.config.guard.enabled and plan.chosen != self.none:
             self._watch(plan, batch, float(emitted[plan.chosen]), seconds, view)
 
-    def _tokens(
-        self, proposed: Sequence[int], accepted: Sequence[int], unknown: Sequence[tuple[int, list[float]]]
-    ) -> tuple[Vector, Vector]:
+    def _tokens(self, rows: Rows) -> tuple[Vector, Vector]:
         """Tokens emitted, beyond one, and verified per request under each arm. Shapes [arms]."""
-        rows = len(proposed)
-        cut = np.minimum(np.array(proposed), self.ks[:, None])
-        emitted = np.minimum(np.array(accepted), cut).sum(1).astype(float)
-        for i, expected in unknown:
-            self._fill(emitted, cut[:, i].tolist(), accepted[i], expected)
-        return emitted / rows, cut.sum(1) / rows
+        n = len(rows.proposed)
+        cut = np.minimum(np.array(rows.proposed), self.ks[:, None])
+        emitted = np.minimum(np.array(rows.accepted), cut).sum(1).astype(float)
+        for i, expected in rows.unknown:
+            self._fill(emitted, cut[:, i].tolist(), rows.accepted[i], expected)
+        return emitted / n, cut.sum(1) / n
 
     def _watch(self, plan: Plan, batch: int, emitted: float, seconds: Vector, view: View | None) -> None:
         """Tell the guard, per drafter of the chosen arm, what was accepted and what would break even."""
@@ -302,14 +282,10 @@ class Tuner:
         self.cost.restore(state["cost"])
         if state["arms"] != [a.name for a in self.arms]:
             return
-        host, emitted, verified = (np.array(state[k], float) for k in ("host", "emitted", "verified"))
-        if host.shape != (2,) or emitted.shape != self._emitted.shape or verified.shape != emitted.shape:
-            raise ValueError("its arrays have other lengths than the arms")
-        if not all(np.isfinite(x).all() and (x >= 0).all() for x in (host, emitted, verified)):
-            raise ValueError("it holds numbers that cannot be")
-        self._host, self._emitted, self._verified = host, emitted, verified
+        like = {"host": self._host, "emitted": self._emitted, "verified": self._verified}
+        self._host, self._emitted, self._verified = restored({name: state[name] for name in like}, like).values()
         self._seen = min(int(state["seen"]), 64)
-        self._hosted = [1 + _HOST_FIRST if h else 0 for h in host]
+        self._hosted = [1 + _HOST_FIRST if h else 0 for h in self._host]
         if state["policy"] == self.config.policy:
             self.policy.restore(state["learners"])
 

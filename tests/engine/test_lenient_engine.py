@@ -125,7 +125,7 @@ async def make_server(engine: Any, **reuse: Any) -> Any:
     config = RollspecConfig.load({"preset": "spec_rl", "reuse": {"mode": "lenient", "bias": 0.0, **reuse}}, env={})
     await out.rollspec_begin_reuse(config, await out.rollspec_call("info", {}))
     assert out.rollspec_reuse is not None
-    out.rollspec_reuse._rng = np.random.default_rng(7)  # not that of the old responses
+    out.rollspec_reuse.rng = np.random.default_rng(7)  # not that of the old responses
     await out.rollspec_call("stats", {})  # from here on
     return out
 

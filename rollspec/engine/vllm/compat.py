@@ -149,7 +149,7 @@ def tokenizer_of(model: Any) -> str | None:
     """The name of a running engine's tokenizer (`tokenizer_name`); None where it has none or it cannot be read: history
     is then checked against the vocabulary's size alone.
     """
-    from rollspec.proposal.response_cache import tokenizer_name
+    from rollspec.proposal.history import tokenizer_name
 
     return _of_tokenizer(model, lambda t: tokenizer_name(t.get_vocab().items()))
 

@@ -12,7 +12,7 @@ from vllm_like import like
 from benchmarks.identity import same_tokens
 from benchmarks.two_policies import check_lossy
 from rollspec.audit.evidence import samples_from
-from rollspec.sampling import lenient
+from rollspec.sampling import lenient_reuse
 
 VOCAB, LENGTH = 30, 8
 
@@ -43,7 +43,7 @@ def rollouts(
         before = [draw(q, rng) for q in old.p]
         cut = 0
         while cut < LENGTH:
-            kept = lenient.keep_probability(
+            kept = lenient_reuse.keep_probability(
                 np.log(new.p[cut, before[cut : cut + 1]]), np.log(old.p[cut, before[cut : cut + 1]]), bias
             )
             if rng.random() > kept[0]:
@@ -106,10 +106,9 @@ def test_a_round_starts_from_old_responses_and_says_what_the_rule_decided() -> N
     from rollspec.audit.engine import Plan
     from rollspec.audit.worker import Response
     from rollspec.config import ReuseConfig
-    from rollspec.proposal.response_cache import ResponseCache
-    from rollspec.sampling.lenient_reuse import LenientReuse
+    from rollspec.sampling.lenient_reuse import LenientReuse, old_responses
 
-    reuse = LenientReuse(ReuseConfig(mode="lenient"), ResponseCache(1 << 20), 64, 20, frozenset({0}))
+    reuse = LenientReuse(ReuseConfig(mode="lenient"), old_responses(1 << 20), 64, 20, frozenset({0}))
     engine = Engine({7: -99.0})
     old = [
         Response(0, 0, [4, 5, 0], [-1.0] * 3),  # kept whole, to its end

@@ -17,7 +17,7 @@ from vllm_like import like, plays
 from rollspec.config import RollspecConfig
 from rollspec.log_once import LogOnce
 from rollspec.proposal.base import as_tokens, prompt_key
-from rollspec.proposal.response_cache import FILE
+from rollspec.proposal.history import OLD_RESPONSES as FILE
 from rollspec.telemetry.faults import Faults
 
 pytest.importorskip("verl")
@@ -186,8 +186,7 @@ def make(scores: list[float], old: list[int] | None = None) -> Any:
     """A server that has an old response [10, 11, 12, 1] (1 ends it), scored as `scores` by the present policy."""
     from rollspec_verl.reuse import ReusingServer
 
-    from rollspec.proposal.response_cache import ResponseCache
-    from rollspec.sampling.lenient_reuse import LenientReuse
+    from rollspec.sampling.lenient_reuse import LenientReuse, old_responses
 
     class Server(ReusingServer, Base):
         pass
@@ -209,7 +208,7 @@ def make(scores: list[float], old: list[int] | None = None) -> Any:
     server.engine = like("vllm.v1.engine.async_llm:AsyncLLM", generate=generate)  # type: ignore[attr-defined]
     server.rollspec_reuse_faults, server.rollspec_tokenizer = Faults(), "T"
     config = RollspecConfig.load({"reuse": {"mode": "lenient"}}, env={})
-    server.rollspec_reuse = LenientReuse(config.reuse, ResponseCache(1 << 20), 32, 100, frozenset({1}))
+    server.rollspec_reuse = LenientReuse(config.reuse, old_responses(1 << 20), 32, 100, frozenset({1}))
     tokens = [10, 11, 12, 1] if old is None else old
     server.rollspec_reuse.remember([(prompt_key([5, 6]), "0_0", tokens, [-1.0] * len(tokens))], 0)
     return server
@@ -294,12 +293,12 @@ def test_old_responses_are_saved_once_and_loaded_by_all(tmp_path: Path, caplog: 
         assert (tmp_path / FILE).is_file() == (server is first)
     second.rollspec_reuse.version = 9
     asyncio.run(second.rollspec_call("load", {"dir": str(tmp_path / "replica_1")}))
-    found = second.rollspec_reuse.old.get(prompt_key([5, 6]), "0_0")
+    found = second.rollspec_reuse.old.part(prompt_key([5, 6]), "0_0")
     assert found.tokens.tolist() == [10, 11, 12, 1] and first.calls == ["save"]
     second.rollspec_tokenizer = "another"
     with caplog.at_level(logging.ERROR, "rollspec"):
         asyncio.run(second.rollspec_call("load", {"dir": str(tmp_path / "replica_1")}))
-    assert "are of another tokenizer" in caplog.text and second.rollspec_reuse_faults.drain() == {
+    assert "is of another tokenizer" in caplog.text and second.rollspec_reuse_faults.drain() == {
         "old responses refused": 1
     }
 

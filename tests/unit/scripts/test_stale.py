@@ -12,7 +12,7 @@ import pytest
 from scripts import stale
 from scripts.generate import results
 
-CODE = "rollspec/proposal/suffix.py"
+CODE = "rollspec/proposal/scan.py"
 
 
 def git(root: Path, *args: str) -> str:

@@ -14,12 +14,11 @@ from rollspec.config import TuningConfig
 from rollspec.drafting.hierarchy import HierarchyDrafting
 from rollspec.drafting.memory import SuffixMemory
 from rollspec.drafting.recycling import CANDIDATES, Adjacency, TokenRecycling
-from rollspec.drafting.siblings import VOTERS, SiblingNgrams
-from rollspec.drafting.stand import Stand
+from rollspec.drafting.siblings import VOTERS, SiblingNgrams, Stand
 from rollspec.proposal.base import Draft
 from rollspec.proposal.ngrams import FOLLOWERS, Ngrams, PromptTables
 from rollspec.step import Engine
-from rollspec.tuning.tuner import Tuner
+from rollspec.tuning.tuner import Rows, Tuner
 
 pytestmark = pytest.mark.usefixtures("steady_clock")
 
@@ -110,7 +109,7 @@ def test_the_guard_holds_back_all_drafters_that_cost_no_pass_together() -> None:
     for tokens in (1, 2, 4, 5, 8) * 20:
         t.cost.observe(tokens, 0.01 * tokens, 0.0, tokens > 1, 1)  # a draft token costs what a step does
     for _ in range(100):
-        t.observe(t.plan(1, 0.0), 1, 0.0, proposed=[4], accepted=[0])
+        t.observe(t.plan(1, 0.0), 1, 0.0, Rows([4], [0]))
     assert t.guard.off == ["hierarchy@1", "token_recycling@1"]
     assert t.plan(1, 0.0).k == 0
 

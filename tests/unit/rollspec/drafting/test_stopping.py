@@ -8,10 +8,9 @@ import numpy as np
 import pytest
 
 from rollspec import RollspecConfig
+from rollspec.drafting import stopping
 from rollspec.drafting.requests import Proposal, Request
-from rollspec.drafting.stop_bandits import EXP3SpecPerPrompt, UCBSpecPerPrompt
-from rollspec.drafting.stop_learned import Disco
-from rollspec.drafting.stopping import RULES
+from rollspec.drafting.stopping import RULES, Disco, EXP3SpecPerPrompt, UCBSpecPerPrompt
 from rollspec.proposal.base import Draft, as_tokens
 from rollspec.proposal.budget import likeliest
 from rollspec.step import Engine
@@ -26,6 +25,20 @@ def request(name: str = "r") -> Request:
 def proposal(probs: list[float], source: str = "suffix") -> Proposal:
     chain = np.cumprod(probs).tolist()
     return Proposal(Draft([7] * len(probs), chain, source, 2), [0] * len(probs), chain)
+
+
+# ---- SVIP and SpecDec++
+
+
+def test_unsure_drafts_are_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    svip, specdec, r = RULES["svip"](LENGTHS), RULES["specdec++"](LENGTHS), request()
+    p = proposal([0.99, 0.97, 0.6, 0.99])
+    assert svip.keep(r, p, 1) == 2  # sqrt of 0.67 nats at 0.6
+    assert svip.keep(r, proposal([0.3]), 1) == 0, "an unlikely choice is unsure"
+    assert specdec.keep(r, p, 1) == 4 and specdec.keep(r, proposal([]), 1) == 0
+    monkeypatch.setattr(stopping, "SVIP_BOUND", 0.9)
+    monkeypatch.setattr(stopping, "SPECDEC_RISK", 0.3)
+    assert svip.keep(r, p, 1) == 4 and specdec.keep(r, p, 1) == 2
 
 
 # ---- EESD

@@ -10,11 +10,11 @@ import pytest
 from vllm_like import like
 
 from rollspec import RollspecConfig
+from rollspec.drafting.requests import Replay
 from rollspec.errors import ConfigError, HistoryError
 from rollspec.log_once import LogOnce
 from rollspec.proposal.base import as_tokens
 from rollspec.proposal.history import History, Response
-from rollspec.proposal.replay import Replay
 from rollspec.sampling.streams import Streams
 from rollspec.telemetry.engine_stats import EngineStats
 from rollspec.telemetry.metrics import find, to_metrics

@@ -7,7 +7,7 @@ import pytest
 
 from rollspec.errors import HistoryError
 from rollspec.proposal.base import as_tokens, prompt_key
-from rollspec.proposal.history import FILE, History, Response
+from rollspec.proposal.history import FILE, OLD_RESPONSES, History, Response, tokenizer_name
 
 
 def filled(prompts: int = 3, rounds: int = 2, window: int = 4, max_bytes: int = 1 << 20) -> History:
@@ -153,3 +153,25 @@ def test_loading_twice_replaces(tmp_path: Path) -> None:
     h.load(tmp_path, version=6)
     assert (h.bytes, h.evicted) == (size, evicted)
     assert sum(len(e.responses) for _, e in h) == 6
+
+
+def test_log_probs_are_kept_with_the_newest_response_of_each_sample(tmp_path: Path) -> None:
+    h = History(1 << 20, 9, OLD_RESPONSES)
+    for sample, tokens in (("0_0", [9]), ("0_0", [1, 2, 3]), ("1_0", [4])):
+        logprobs = -0.5 * np.arange(len(tokens), dtype=np.float32)
+        h.add("a", as_tokens([]), Response(as_tokens(tokens), 1, origin=sample, logprobs=logprobs))
+    assert h.bytes == 4 * 8
+    assert h.save(tmp_path, tokenizer="T") == tmp_path / OLD_RESPONSES
+    again = History(1 << 20, 9, OLD_RESPONSES)
+    assert again.load(tmp_path, version=1, tokenizer="T") == 2 and again.bytes == h.bytes
+    found = again.part("a", "0_0")
+    assert found is not None and found.tokens.tolist() == [1, 2, 3] and found.version == 0
+    assert found.logprobs is not None and found.logprobs.tolist() == [0.0, -0.5, -1.0]
+    with pytest.raises(HistoryError, match="is of another tokenizer"):
+        again.load(tmp_path, tokenizer="U")
+
+
+def test_a_tokenizers_name_changes_with_any_pair() -> None:
+    one = tokenizer_name([("a", 0), ("b", 1)])
+    assert one == tokenizer_name([("b", 1), ("a", 0)])
+    assert len({one, tokenizer_name([("a", 1), ("b", 0)]), tokenizer_name([("a", 0)]), tokenizer_name([])}) == 4

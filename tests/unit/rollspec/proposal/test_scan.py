@@ -11,18 +11,22 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from benchmarks.gpu.lookup_reference import reference
+from rollspec.proposal import scan
 from rollspec.proposal.lookup import DEPTH, NOTHING, OCCURRENCES, SEPARATOR, Found
-from rollspec.proposal.scan import Corpus, extend, look_up
-
-FACTOR, MIN_PROB = 2.0, 0.1
+from rollspec.proposal.scan import MIN_PROB, SPEC_FACTOR, Corpus, extend, look_up
 
 
-def defined(tokens: Any, context: list[int], k: int, factor: float = FACTOR) -> Found:
+def looked_up(corpus: Corpus, context: list[int], k: int) -> Found:
+    """What one request finds in one corpus."""
+    return look_up([corpus], None, [[*[NOTHING] * DEPTH, *context][-DEPTH:]], [k])[0]
+
+
+def defined(tokens: Any, context: list[int], k: int) -> Found:
     """What the definition drafts for one request from a whole corpus."""
     row = np.full((1, DEPTH), NOTHING, np.int32)
     row[0, DEPTH - len(context[-DEPTH:]) :] = context[-DEPTH:]
     ends, rooms = np.array([len(tokens)]), np.array([k], np.int32)
-    return reference(tokens, np.array([0]), ends, row, rooms, factor, MIN_PROB)
+    return reference(tokens, np.array([0]), ends, row, rooms, SPEC_FACTOR, MIN_PROB)
 
 
 def corpus_of(*sequences: list[int]) -> Corpus:
@@ -84,9 +88,9 @@ def test_chains_of_places_find_what_the_definition_does(rng: random.Random, symb
             said = rng.choice(list(kept.values()))
             context = said[: rng.randint(1, len(said))]
         # One token: of equal votes the newest wins, and which is the newest an array does not tell.
-        found, chain = defined(corpus.tokens, context, 1), corpus.speculate(context, 1, FACTOR, MIN_PROB)
-        assert chain.score == pytest.approx(found.scores[0])
-        assert chain.match_len == found.matches[0]
+        found, chain = defined(corpus.tokens, context, 1), looked_up(corpus, context, 1)
+        assert chain.scores[0] == pytest.approx(found.scores[0])
+        assert chain.matches[0] == found.matches[0]
 
 
 def test_in_the_order_of_ages_chains_and_definition_agree_exactly() -> None:
@@ -98,10 +102,11 @@ def test_in_the_order_of_ages_chains_and_definition_agree_exactly() -> None:
         said = [t for t in corpus.tokens.tolist() if t >= 0]
         at = rng.randrange(len(said))
         context = said[max(0, at - DEPTH) : at + 1]
-        found, chain = defined(corpus.tokens, context, 12), corpus.speculate(context, 12, FACTOR, MIN_PROB)
-        assert (chain.token_ids, chain.match_len) == draft(found)
-        assert chain.probs == pytest.approx(found.probs[0, : found.counts[0]])
-        drafted += len(chain.token_ids)
+        found, chain = defined(corpus.tokens, context, 12), looked_up(corpus, context, 12)
+        n = int(found.counts[0])
+        assert draft(chain) == draft(found)
+        assert chain.probs[0, :n] == pytest.approx(found.probs[0, :n])
+        drafted += n
     assert drafted > 500
 
 
@@ -109,32 +114,35 @@ def test_more_occurrences_than_vote() -> None:
     """The newest do, and a long match is found behind any number of short ones."""
     old, new = [1, 2, 3, 4, 5, 6], [9, 3, 7]
     corpus = corpus_of(old, *([new] * 3 * OCCURRENCES))
-    assert corpus.speculate([8, 3], 4, FACTOR, MIN_PROB).token_ids == [7]
-    assert corpus.speculate([1, 2, 3], 3, FACTOR, MIN_PROB).token_ids == [4, 5, 6]
+    assert draft(looked_up(corpus, [8, 3], 4))[0] == [7]
+    assert draft(looked_up(corpus, [1, 2, 3], 3))[0] == [4, 5, 6]
 
 
-def test_memory_is_of_the_order_of_the_text_and_a_limit_forgets_the_oldest() -> None:
-    corpus = Corpus(limit=1000)
+def test_memory_is_of_the_order_of_the_text() -> None:
+    corpus = Corpus()
     for i in range(50):
         corpus.extend(i, [i] * 99)
-    assert list(corpus.regions) == list(range(40, 50))
+        if i >= 10:
+            corpus.remove(i - 10)
     assert corpus.estimate_memory() < 40 * 2 * 1000
-    assert corpus.speculate([3, 3], 4, FACTOR).token_ids == []
-    assert corpus.speculate([45, 45], 4, FACTOR).token_ids == [45] * 4
+    assert draft(looked_up(corpus, [3, 3], 4))[0] == []
+    assert draft(looked_up(corpus, [45, 45], 4))[0] == [45] * 4
 
 
-def test_a_batch_finds_what_each_one_finds_alone_or_the_fallback_where_that_is_worth_more() -> None:
+def test_a_batch_finds_what_each_one_finds_alone_or_the_fallback_where_that_is_worth_more(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(scan, "WEAK_MATCH", 3)
     rng = random.Random(1)
     corpora = [corpus_of(*(rng.choices(range(8), k=30) for _ in range(3))) for _ in range(12)]
     shared = corpus_of(*(rng.choices(range(8), k=60) for _ in range(3)))
     contexts = [[NOTHING] * (DEPTH - n) + rng.choices(range(8), k=n) for n in range(1, 13)]
     rooms = [n % 5 for n in range(12)]
-    found, wider = look_up(corpora, shared, 3, contexts, rooms, FACTOR, MIN_PROB)
+    found, wider = look_up(corpora, shared, contexts, rooms)
     for b, (own, context, room) in enumerate(zip(corpora, contexts, rooms, strict=True)):
-        alone, other = (c.speculate(context, room, FACTOR, MIN_PROB) for c in (own, shared))
-        assert wider[b] == (alone.match_len < 3 and other.score > alone.score)
-        best = other if wider[b] else alone
-        assert draft(Found(*(x[b : b + 1] for x in found))) == (best.token_ids, best.match_len)
+        alone, other = (looked_up(c, context, room) for c in (own, shared))
+        assert wider[b] == (alone.matches[0] < 3 and other.scores[0] > alone.scores[0])
+        assert draft(Found(*(x[b : b + 1] for x in found))) == draft(other if wider[b] else alone)
     assert 0 < wider.sum() < 12
 
 

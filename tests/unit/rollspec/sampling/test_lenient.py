@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from benchmarks.lenient_distance import distribution, total_variation
-from rollspec.sampling.lenient import keep_probability, kept
+from rollspec.sampling.lenient_reuse import keep_probability, kept
 
 
 def _pair(seed: int, vocab: int, drift: float) -> tuple[np.ndarray, np.ndarray]:
@@ -20,26 +19,16 @@ def _pair(seed: int, vocab: int, drift: float) -> tuple[np.ndarray, np.ndarray]:
 
 
 def test_cut_is_the_first_refused_token() -> None:
-    log_old = np.zeros((3, 4))
-    log_new = np.log(np.array([[1.0, 0.5, 1.0, 1.0], [1.0, 0.5, 1.0, 1.0], [1.0, 1.0, 1.0, 1.0]]))
-    uniform = np.array([[0.9, 0.6, 0.9, 0.9], [0.9, 0.4, 0.9, 0.9], [0.9, 0.9, 0.9, 0.9]])
-    valid = np.array([[True] * 4, [True] * 4, [True, True, False, False]])
-    assert kept(log_new, log_old, uniform, valid).tolist() == [1, 4, 2]
-    assert kept(log_new, log_old, uniform, valid, bias=np.log(1.5)).tolist() == [4, 4, 2]
-    assert kept(log_new[:, :0], log_old[:, :0], uniform[:, :0], valid[:, :0]).tolist() == [0, 0, 0]
+    log_old, log_new = np.zeros(4), np.log(np.array([1.0, 0.5, 1.0, 1.0]))
+    low, high = np.array([0.9, 0.4, 0.9, 0.9]), np.array([0.9, 0.6, 0.9, 0.9])
+    assert kept(log_new, log_old, high) == 1
+    assert kept(log_new, log_old, low) == kept(log_new, log_old, high, bias=np.log(1.5)) == 4
+    assert kept(log_new[:0], log_old[:0], low[:0]) == 0
 
 
 def test_impossible_tokens_are_never_kept() -> None:
-    log_new, log_old = np.array([[-np.inf, -np.inf]]), np.array([[-1.0, -np.inf]])
-    assert keep_probability(log_new, log_old, bias=50.0).tolist() == [[0.0, 0.0]]
-
-
-def test_bad_shapes_are_refused() -> None:
-    x = np.zeros((1, 3))
-    with pytest.raises(ValueError, match="one shape"):
-        kept(x, x, x[:, :2], x > -1)
-    with pytest.raises(ValueError, match="after it"):
-        kept(x, x, x, np.array([[True, False, True]]))
+    log_new, log_old = np.array([-np.inf, -np.inf, np.nan]), np.array([-1.0, -np.inf, -1.0])
+    assert keep_probability(log_new, log_old, bias=50.0).tolist() == [0.0, 0.0, 0.0]
 
 
 @settings(max_examples=50, deadline=None)
@@ -66,6 +55,6 @@ def test_not_exact_at_bias_0_and_simulated() -> None:
     rng = np.random.default_rng(0)
     n = 200_000
     old = rng.choice(6, n, p=q)
-    cut = kept(np.log(p[old])[:, None], np.log(q[old])[:, None], rng.random((n, 1)), np.ones((n, 1), dtype=bool))
-    said = np.where(cut == 1, old, rng.choice(6, n, p=p))
+    cut = rng.random(n) <= keep_probability(np.log(p[old]), np.log(q[old]))
+    said = np.where(cut, old, rng.choice(6, n, p=p))
     assert np.abs(np.bincount(said, minlength=6) / n - distribution(p, q)).max() < 0.005

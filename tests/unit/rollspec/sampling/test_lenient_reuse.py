@@ -14,9 +14,8 @@ pytest.importorskip("vllm")
 
 from rollspec.config import ReuseConfig
 from rollspec.proposal.base import prompt_key
-from rollspec.proposal.response_cache import ResponseCache
 from rollspec.sampling import scoring
-from rollspec.sampling.lenient_reuse import LenientReuse, Prefix
+from rollspec.sampling.lenient_reuse import LenientReuse, Prefix, old_responses
 from rollspec.telemetry.engine_stats import EngineStats
 from rollspec.telemetry.metrics import find, to_metrics
 
@@ -46,7 +45,7 @@ class Engine:
 def reuse(bias: float = 0.0, old: Any = OLD, seed: int = 0, **changes: Any) -> LenientReuse:
     settings: dict[str, Any] = {"max_model_len": 64, "vocab_size": 20, "eos": frozenset({EOS}), **changes}
     out = LenientReuse(
-        ReuseConfig(mode="lenient", bias=bias), ResponseCache(1 << 20), rng=np.random.default_rng(seed), **settings
+        ReuseConfig(mode="lenient", bias=bias), old_responses(1 << 20), rng=np.random.default_rng(seed), **settings
     )
     out.remember([(prompt_key(PROMPT), "0_0", old, np.full(len(old), -1.0))], 1)
     return out

@@ -186,7 +186,7 @@ def test_only_the_latest_submissions_are_remembered(monkeypatch: pytest.MonkeyPa
     for i in range(5):
         origin = Origin(str(i), 3)
         s.begin(str(i), A, arrival=arrivals.number(A, origin), origin=origin)
-    assert len(s._origins._numbers) == len(arrivals._origins._numbers) == 2
+    assert len(s._origins) == len(arrivals._origins) == 2
 
 
 def test_prompts_without_tokens_get_noise_too() -> None:

@@ -21,12 +21,12 @@ def outcome(played: int, theta: float, seconds: np.ndarray, batch: int = 8, meas
     return Outcome(played, batch, batch * expected(np.full(3, theta), KS), seconds, measured)
 
 
-def test_the_solver_makes_a_table_of_batch_sizes_from_a_profile() -> None:
-    profile = np.stack([CHEAP, np.array([1.0, 1.3, 2.5]), DEAR])
-    assert solve(profile, np.full(3, 0.6), KS).tolist() == [2, 1, 0]
-    assert solve(profile, np.full(3, 0.01), KS).tolist() == [0, 0, 0]
+def test_the_solver_takes_the_arm_of_the_largest_goodput() -> None:
+    profile = (CHEAP, np.array([1.0, 1.3, 2.5]), DEAR)
+    assert [solve(seconds, np.full(3, 0.6), KS) for seconds in profile] == [2, 1, 0]
+    assert [solve(seconds, np.full(3, 0.01), KS) for seconds in profile] == [0, 0, 0]
     # by hand, θ = 1/2: 1, 7/4 and 31/16 tokens in 1, 1.5 and 2 seconds
-    assert solve(np.array([[1.0, 1.5, 2.0]]), np.full(3, 0.5), KS).tolist() == [1]
+    assert solve(np.array([1.0, 1.5, 2.0]), np.full(3, 0.5), KS) == 1
 
 
 def profiled(respec: ReSpec, bucket: int, theta: float, measured: np.ndarray) -> list[int]:

@@ -16,7 +16,7 @@ from rollspec.step import Engine
 from rollspec.tuning.cost import CostModel
 from rollspec.tuning.policy import Outcome
 from rollspec.tuning.regret import Ledger
-from rollspec.tuning.tuner import Tuner, arms_of
+from rollspec.tuning.tuner import Rows, Tuner, arms_of
 
 pytestmark = pytest.mark.usefixtures("steady_clock")
 
@@ -35,7 +35,7 @@ def settled(t: Tuner, batch: int, p: float, steps: int = 400, seed: int = 0, off
         plan = t.plan(batch, 0.0)
         rows = len(range(0, batch, plan.watch or 1))
         accepted = np.minimum(rng.geometric(1 - p, rows) - 1, offer)
-        t.observe(plan, batch, 0.0, [offer] * rows, accepted.tolist())
+        t.observe(plan, batch, 0.0, Rows([offer] * rows, accepted.tolist()))
         ks.append(plan.k)
     return ks[steps // 2 :]
 
@@ -56,13 +56,17 @@ def test_arms_of_a_configuration() -> None:
     ("given", "says"),
     [
         ({"tuning.arms": [2, 99]}, "99, which is not between 0 and proposal.k_max = 16"),
-        ({"tuning.arms": []}, "at least one"),
+        ({"tuning.arms": []}, "at least 1 item"),
         ({"tuning.arms": [2, 2]}, "each draft length once"),
         ({"tuning.arms": [-1]}, "-1, which is not between"),
         ({"tuning.policy": "hedg"}, "tuning.policy"),
         ({"tuning.policy": "table"}, "needs tuning.options.table"),
         ({"tuning.options": {"half_life": 0}}, "unknown key 'tuning.options.half_life' (value 0) in the overrides"),
-        ({"tuning": {"policy": "table", "options": {"table": {}}}}, "needs tuning.options.table"),
+        ({"tuning": {"policy": "table", "options": {"table": {}}}}, "tuning.options.table = {} cannot be used"),
+        ({"tuning.policy": "table", "tuning.options.table": {4: 3}}, "tuning.options.table asks for K = 3"),
+        ({"tuning.policy": "beg_mab", "tuning.options.sets": {4: [3]}}, "tuning.options.sets asks for K = 3"),
+        ({"tuning.policy": "beg_mab", "tuning.options.sets": {4: []}}, "must name a draft length for every batch size"),
+        ({"tuning.policy": "beg_mab", "tuning.options.sets": 4}, "tuning.options.sets = 4 cannot be used"),
         ({"proposal.budget.length_weight": -1}, "proposal.budget.length_weight = -1"),
     ],
 )
@@ -104,7 +108,7 @@ def test_counterfactuals_of_a_chain() -> None:
     t.arms = arms_of(TuningConfig(), 16, ("suffix",))
     t.ks, t._index = np.array([a.k for a in t.arms]), list(range(len(t.arms)))
     t._emitted, t._verified, t.ledger = np.ones(6), np.zeros(6), Ledger(t.arms)
-    t.observe(t.plan(3, 0.0), 3, 0.0, [5, 2, 4], [3, 2, 1], [(2, [0.8, 0.4, 0.2, 0.1])])
+    t.observe(t.plan(3, 0.0), 3, 0.0, Rows([5, 2, 4], [3, 2, 1], [(2, [0.8, 0.4, 0.2, 0.1])]))
     emitted, seconds = seen[0].emitted, seen[0].seconds
     more = [0.0, 0.0, 0.4 / 0.8, (0.4 + 0.2 + 0.1) / 0.8, (0.4 + 0.2 + 0.1) / 0.8, (0.4 + 0.2 + 0.1) / 0.8]
     known = [0, 1 + 1 + 1, 2 + 2 + 1, 3 + 2 + 1, 3 + 2 + 1, 3 + 2 + 1]
@@ -202,7 +206,7 @@ def test_where_nothing_pays_it_is_hardly_looked_at_until_the_weights_move() -> N
         plans.append(plan)
         if not plan.rest:
             rows = len(range(0, 64, plan.watch or 1))
-            t.observe(plan, 64, 0.0, [16] * rows, [0] * rows)
+            t.observe(plan, 64, 0.0, Rows([16] * rows, [0] * rows))
     late = plans[-80:]
     assert all(p.k == 0 for p in late)
     assert sum(not p.rest for p in late) == 10 and {p.steps for p in late} == {8}
