@@ -291,7 +291,7 @@ class Service:
     def _publish(self) -> None:
         """What was learned, as a version, where that pays and no other one is still being tried."""
         waited = self.trainer.counts.steps - self._published_at
-        if self.release.pending and waited < 10 * self.config.publish_every:
+        if self.release.candidate is not None and waited < 10 * self.config.publish_every:
             return
         waits = self._credit() <= 0  # nothing better comes before new feedback does
         if not waits and not self.worth.pays(self.trainer.buffer, waited, self.config.publish_every):

@@ -42,7 +42,7 @@ def status(service: Service) -> dict[str, Any]:
             "running": {e.name: e.status.version for e in service.engines},
             "promoted": service.release.current,
             "canary": service.release.candidate,
-            "canary_engines": service.release.canaries,
+            "canary_engines": list(service.release.canaries),
             "latest": service.versions.latest(),
             "published": service.counts["published"],
             "failed": service.counts["failed_publications"],

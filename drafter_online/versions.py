@@ -30,7 +30,6 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from drafter_online import claims
 from drafter_online.errors import VersionError
 from drafter_online.files import digest, sha256, sync_folder, temporary_folder, write_synced
 from drafter_online.lifecycle import Verdict
@@ -90,7 +89,7 @@ class Versions:
     """A folder of versions.
 
     Args:
-        keep: newest versions kept; the promoted one, and those on canary, are kept besides.
+        keep: newest versions kept; the promoted one is kept besides.
     """
 
     def __init__(self, folder: Path | str, keep: int = 4) -> None:
@@ -204,7 +203,7 @@ class Versions:
         """Drop what retention does not keep; what cannot be deleted now is tried again at the next publication."""
         promoted = self.promoted()
         for number in self.numbers()[: -self.keep]:
-            if number != promoted and not claims.on_canary(self.path(number)):
+            if number != promoted:
                 # Renamed first: a reader sees the whole version or none.
                 doomed = self.folder / f".publish-old-{number:08d}-{uuid.uuid4().hex[:8]}"
                 try:

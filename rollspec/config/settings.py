@@ -70,11 +70,6 @@ class RollspecConfig(Section):
                 f"drafter.mode = {self.drafter.mode} is for a learned drafter, and proposal.drafters = "
                 f"{list(drafters)} has none: add eagle3 or draft_model, or set drafter.mode to off"
             )
-        if self.drafter.versions is not None and not {"eagle3", "draft_model"} & set(drafters):
-            raise ValueError(
-                f"drafter.versions = {self.drafter.versions} holds weights of a learned drafter, and "
-                f"proposal.drafters = {list(drafters)} has none: add eagle3, or unset drafter.versions"
-            )
         arms, k_max = self.tuning.arms, self.proposal.k_max
         if arms is not None and (not arms or len(set(arms)) != len(arms)):
             raise ValueError(f"tuning.arms = {list(arms)} must name each draft length once, and at least one")

@@ -102,7 +102,7 @@ def test_promote_and_roll_back_by_hand(services: Services, tiny_target: Path) ->
     engine.until(lambda: engine.version >= 2)
     service._stop.set()  # no more training
     service._thread.join()
-    engine.until(lambda: service.release.current == engine.version and not service.release.pending)
+    engine.until(lambda: service.release.current == engine.version and service.release.candidate is None)
     bad, good = engine.version, service.release.current
     old = min(n for n in service.versions.numbers())
     answer = service.promote(old)
@@ -145,7 +145,7 @@ def test_rolling_the_first_version_back_brings_the_first_head(
     engine = FakeEngine(service)
     feed(engine, tiny_target, 8)
     engine.until(lambda: engine.version)
-    engine.until(lambda: service.training != "running" and not service.release.pending)
+    engine.until(lambda: service.training != "running" and service.release.candidate is None)
     for event in service.versions.events()[:-1]:
         service.versions.record(event.version, "rolled_back")
     answer = service.rollback(engine.version)

@@ -40,7 +40,7 @@ def test_its_state_goes_into_the_jobs_checkpoint_and_comes_back(
     engine = FakeEngine(service)
     feed(engine, tiny_target)
     steps = settled(service, engine)
-    engine.until(lambda: not service.release.pending and engine.version)
+    engine.until(lambda: service.release.candidate is None and engine.version)
     first, second = (replica(tmp_path / "step_6" / "rollspec", i) for i in range(2))
     for folder in (first, second):
         assert checkpoint(engine, "save", folder) | {"id": 0} == {"id": 0, "done": True, "error": None}
@@ -53,7 +53,7 @@ def test_its_state_goes_into_the_jobs_checkpoint_and_comes_back(
     feed(engine, tiny_target, 4, 20)
     engine.until(lambda: len(service.trainer.buffer) > held)
     assert settled(service, engine) > steps
-    engine.until(lambda: not service.release.pending and engine.version > promoted)
+    engine.until(lambda: service.release.candidate is None and engine.version > promoted)
     assert checkpoint(engine, "load", second)["done"]
     assert (service.trainer.counts.steps, len(service.trainer.buffer)) == (steps, held)
     assert (service.config.dir / "replaced" / "state").is_dir()
