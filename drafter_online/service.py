@@ -14,6 +14,7 @@ engine that disconnects costs its feedback. What is wrong is an alarm, and is tr
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import logging
 import math
@@ -198,13 +199,9 @@ class Service:
         offer = self.release.offer(engine)
         if offer is not None:
             number, canary = offer
-            path = self.versions.path(number)
-            try:
-                manifest = (path / "manifest.json").read_bytes()
-            except OSError:  # the store was deleted: the next version will do
-                return
-            body = {"version": number, "canary": canary, "path": str(path.resolve()), "manifest": manifest}
-            self.hub.send(session, Message("offer", body))
+            with contextlib.suppress(OSError):  # the store was deleted: the next version will do
+                manifest = (self.versions.path(number) / "manifest.json").read_bytes()
+                self.hub.send(session, Message("offer", {"version": number, "canary": canary, "manifest": manifest}))
 
     def _log_verdict(self, engine: str, found: VersionVerdict) -> None:
         self.counts[f"verdict/{found.verdict}"] += 1

@@ -228,13 +228,7 @@ class Versions:
         """
         path = self.path(number) / MANIFEST
         try:
-            data = json.loads(path.read_bytes())
-            checksum = data.pop("checksum")
-            if data.pop("format") != FORMAT:
-                raise ValueError(f"its format is not {FORMAT!r}")
-            if checksum != digest(data):
-                raise ValueError("its checksum does not match")
-            found = Manifest(**data)
+            found = parse(path.read_bytes())
         except FileNotFoundError as e:
             have = f"it has {self.numbers()}" if self.folder.is_dir() else "the folder does not exist"
             raise VersionError(f"drafter-online: version {number} is not in {self.folder}; {have}.") from e
@@ -328,6 +322,21 @@ class Versions:
             except (ValueError, TypeError):
                 continue
         return found
+
+
+def parse(manifest: bytes) -> Manifest:
+    """The contents of a manifest.json.
+
+    Raises:
+        ValueError, KeyError, TypeError, AttributeError: it is damaged, or none.
+    """
+    data = json.loads(manifest)
+    checksum = data.pop("checksum")
+    if data.pop("format") != FORMAT:
+        raise ValueError(f"its format is not {FORMAT!r}")
+    if checksum != digest(data):
+        raise ValueError("its checksum does not match")
+    return Manifest(**data)
 
 
 def _check_payload(tensors: Mapping[str, Tensor], kind: Kind) -> None:

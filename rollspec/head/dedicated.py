@@ -16,6 +16,7 @@ import socket
 import tempfile
 import threading
 import time
+import uuid
 from collections import deque
 from collections.abc import Iterator
 from itertools import islice
@@ -23,10 +24,10 @@ from pathlib import Path
 from typing import Any
 
 from drafter_online import target, wire
-from drafter_online.checkpoint_client import CheckpointClient
 from drafter_online.engines import Progress, read
 from drafter_online.errors import DrafterError
 from drafter_online.fetch import Fetch
+from drafter_online.job_checkpoint import CheckpointClient
 from drafter_online.lifecycle import Verdict
 from drafter_online.link import Link
 from drafter_online.wire import Message
@@ -58,7 +59,7 @@ class DedicatedTraining(HeadTraining):
         self._verdicts: deque[tuple[int, str, str]] = deque(maxlen=16)
         self._fetch: Fetch | None = None
         self._asked = 0.0  # when the last piece was asked for
-        self._cache: Path | None = None
+        self._cache = Path(tempfile.gettempdir()) / f"rollspec-versions-{uuid.uuid4().hex}"
         self._canary = True  # of the version that is fetched
         self._pieces: Iterator[Message] | None = None
         self._pieces_of = 0
@@ -101,13 +102,16 @@ class DedicatedTraining(HeadTraining):
         """Have the daemon copy its state to `folder`; False where it does not, or keeps its state to itself."""
         if self._stop.is_set() or not self._thread.is_alive():
             return False
-        return self.checkpoints.save(folder, self.link.away)
+        return self.checkpoints.save(_of_job(folder))
 
     def load(self, folder: Path) -> bool:
         """Have the daemon resume from a copy that `save` made, once it listens; False where there is none."""
         home = self.head.bridge.config.history.dir
-        if not folder.is_dir() or (home is not None and folder.resolve() == (home / "drafter").resolve()):
-            return False  # below history.dir it is the daemon's own, which it has read
+        if home is not None and folder.resolve() == (home / "drafter").resolve():
+            return False  # the daemon's own, which it has read
+        folder = _of_job(folder)
+        if not folder.is_dir():
+            return False
         self.checkpoints.load(folder)
         return True
 
@@ -123,34 +127,31 @@ class DedicatedTraining(HeadTraining):
         while not self._stop.is_set():
             for message in self.link.poll(TICK_SECONDS):
                 self._handle(message)
+            self.checkpoints.tick(self.link)
             away = self.link.away is not None
             if self.head.capture is not None:
                 self.head.capture.paused = away
             if away:
                 self._drop()
                 continue
-            self.checkpoints.send(self.link)
             self._report()
             self._ship()
             self._continue()
 
     def _close(self) -> None:
-        self.checkpoints.away("the connection has ended")
         self.link.close()
-        self._give_up()
-        if self._cache is not None:
-            shutil.rmtree(self._cache, ignore_errors=True)
+        self.link.away = "the connection has ended"
+        self.checkpoints.tick(self.link)
+        shutil.rmtree(self._cache, ignore_errors=True)
 
     def _drop(self) -> None:
         """No daemon listens: what waits is of no use later."""
-        self.checkpoints.away(str(self.link.away))
         self.progress = None
         capture = self.head.capture
         if capture is not None and capture.ready:
             self.counts["dropped"] += len(capture.take())
         self._rewards.clear()
-        self._pieces = None
-        self._give_up()
+        self._pieces = self._fetch = None
 
     def _report(self) -> None:
         now = time.monotonic()
@@ -218,26 +219,21 @@ class DedicatedTraining(HeadTraining):
                 self.checkpoints.answered(message.body)
         except DrafterError as e:
             version = message.body.get("version")
-            self._give_up()
+            self._fetch = None
             if isinstance(version, int):
                 self._judged(version, "refused", str(e))
             logger.warning("rollspec: %s", str(e).removeprefix("drafter-online: "))
 
     def _offered(self, body: dict[str, Any]) -> None:
         swapper = self.head.swapper
-        number, path, manifest = body.get("version"), body.get("path"), body.get("manifest")
-        if not (isinstance(number, int) and isinstance(path, str) and isinstance(manifest, bytes)):
-            return
+        number, manifest = body.get("version"), body.get("manifest")
         assert swapper is not None
-        if swapper.busy or self._fetch is not None or number <= swapper.version:
+        if not (isinstance(number, int) and isinstance(manifest, bytes)) or number <= swapper.version:
+            return
+        if swapper.busy or self._fetch is not None:
             return
         self.counts["offers"] += 1
         self._canary = bool(body.get("canary", True))
-        if _same(Path(path) / "manifest.json", manifest):
-            swapper.offer(Path(path), self._canary)
-            return
-        if self._cache is None:
-            self._cache = Path(tempfile.mkdtemp(prefix="rollspec-versions-"))
         self._fetch = Fetch(manifest, self._cache)
         self._asked = 0.0
 
@@ -250,19 +246,9 @@ class DedicatedTraining(HeadTraining):
             self._asked = time.monotonic()
             self.link.send(Message("fetch", wanted))
             return
-        fetch, self._fetch = self._fetch, None
-        try:
-            path = fetch.done()
-        except DrafterError as e:
-            self._judged(fetch.number, "refused", str(e))
-            return
         self.counts["fetched"] += 1
         assert self.head.swapper is not None
-        self.head.swapper.offer(path, self._canary)
-
-    def _give_up(self) -> None:
-        if self._fetch is not None:
-            self._fetch.close()
+        self.head.swapper.offer(self._fetch.path, self._canary)
         self._fetch = None
 
     # ---- the target's own tensors -----------------------------------------------------------------------------------
@@ -274,8 +260,7 @@ class DedicatedTraining(HeadTraining):
             self._pieces = target.pieces(weights, self.name, self._pieces_of)
 
 
-def _same(path: Path, content: bytes) -> bool:
-    try:
-        return path.read_bytes() == content
-    except OSError:
-        return False
+def _of_job(folder: Path) -> Path:
+    """The daemon's place in a checkpoint: one beside the replicas' own, whose names are `replica_<i>/drafter`."""
+    replica = folder.parent
+    return replica.parent / folder.name if replica.name.startswith("replica_") else folder
