@@ -99,7 +99,7 @@ class HttpServer:
     """
 
     def __init__(self, service: Service, host: str, port: int, token: str | None = None) -> None:
-        wire.require_token(host, token)
+        wire.check_endpoint(host, token)
         try:
             family = socket.AF_INET6 if ":" in host else socket.AF_INET
             self._socket = socket.socket(family)

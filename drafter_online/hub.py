@@ -55,8 +55,7 @@ class Hub:
     """
 
     def __init__(self, endpoint: str, handler: Handler, *, token: str | None = None) -> None:
-        wire.require_token(endpoint, token)
-        wire.check_port(endpoint)
+        wire.check_endpoint(endpoint, token)
         self.handler = handler
         self.counts: Counter[str] = Counter()  # received, received_bytes, refused/<kind>, failed, unsent
         self._last_message: dict[bytes, float] = {}  # route of an engine -> time of its last message
@@ -74,8 +73,8 @@ class Hub:
         wire.close_with(self, self._context, s, self._refusals)
         try:
             if token is not None:
-                keys = wire.keys_of(token)
-                s.curve_publickey, s.curve_secretkey, s.curve_server = keys.public, keys.secret, True
+                s.curve_publickey, s.curve_secretkey = wire.keys_of(token)
+                s.curve_server = True
             s.bind(endpoint.replace(":0", ":*") if endpoint.endswith(":0") else endpoint)
         except (zmq.ZMQError, ValueError) as e:
             self._context.destroy(linger=0)

@@ -45,15 +45,8 @@ class Link:
         WireError: the endpoint cannot be used, or would need a token.
     """
 
-    def __init__(
-        self,
-        endpoint: str,
-        hello: dict[str, Any],
-        *,
-        token: str | None = None,
-    ) -> None:
-        wire.require_token(endpoint, token)
-        wire.check_port(endpoint)
+    def __init__(self, endpoint: str, hello: dict[str, Any], *, token: str | None = None) -> None:
+        wire.check_endpoint(endpoint, token)
         self.endpoint = endpoint
         self.hello = hello
         self.counts: Counter[str] = Counter()  # sent, sent_bytes, dropped, refused/<kind>, sessions, lost
@@ -82,7 +75,7 @@ class Link:
         try:
             if token is not None:
                 s.curve_publickey, s.curve_secretkey = zmq.curve_keypair()
-                s.curve_serverkey = wire.keys_of(token).public
+                s.curve_serverkey = wire.keys_of(token)[0]
             s.connect(endpoint)
         except (zmq.ZMQError, ValueError) as e:
             self.close()

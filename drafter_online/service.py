@@ -21,7 +21,7 @@ import math
 import os
 import threading
 import time
-from collections import Counter
+from collections import Counter, deque
 from typing import Any
 
 import msgspec
@@ -38,7 +38,7 @@ from drafter_online.inbox import Inbox
 from drafter_online.job_checkpoint import JobCheckpoint
 from drafter_online.modes import normal_mode
 from drafter_online.release import Release
-from drafter_online.rewards import RewardInbox
+from drafter_online.rewards import MOST_PENDING
 from drafter_online.samples import Sample
 from drafter_online.settings import ServiceConfig
 from drafter_online.target import TargetParts
@@ -65,14 +65,14 @@ class Service:
         self.config = config
         self.started = time.time()
         token = wire.read_token(config.token_file)
-        wire.require_token(config.endpoint, token)
+        wire.check_endpoint(config.endpoint, token)
         self.engines = Engines()
         self.alarms = Alarms()
         self.inbox = Inbox(config.inbox_bytes)
         self.counts: Counter[str] = Counter()
         self.versions = Versions(config.dir / "versions", config.keep_versions)
         self._stop = threading.Event()
-        self.rewards = RewardInbox()
+        self.rewards: deque[tuple[str, float]] = deque(maxlen=MOST_PENDING)  # request, reward
         self._alone = time.monotonic()
         self._saved = time.monotonic()
         self._fresh = 0  # tokens that came since the start
@@ -163,7 +163,7 @@ class Service:
         elif message.kind == "status":
             self._report(session, read(message.body, Status))
         elif message.kind == "rewards":
-            self.rewards.put(read(message.body, dict[str, float]))
+            self.rewards.extend(read(message.body, dict[str, float]).items())
         elif message.kind == "fetch":
             self.hub.send(session, piece(self.versions, message.body))
         elif message.kind == "target":
@@ -222,13 +222,14 @@ class Service:
         return self.config.passes * self._fresh - (self.trainer.counts.tokens - self._tokens_before)
 
     def _train(self) -> None:
-        pause, failures = BACK_OFF[0], 0
+        failures, again = 0, 0.0
         while not self._stop.is_set():
+            self.job_checkpoint.run()
             try:
-                worked = self._turn()
-                failures, pause = 0, BACK_OFF[0]
-                if not worked:
+                if time.monotonic() < again or not self._turn():
                     self._stop.wait(WAIT_SECONDS)
+                    continue
+                failures = 0
             except TrainingError as e:
                 self.alarms.set("training", f"training has ended: {str(e).removeprefix('drafter-online: ')}")
                 return
@@ -238,19 +239,11 @@ class Service:
                 text = f"{failures} training steps in a row failed, the last with {type(e).__name__}: {e}"
                 self.alarms.set("training", text)
                 log.debug("drafter-online: a training step failed", exc_info=e)
-                self._rest(pause)
-                pause = min(2 * pause, BACK_OFF[1])
-
-    def _rest(self, seconds: float) -> None:
-        """Wait, and do meanwhile what a job's checkpoint waits for."""
-        end = time.monotonic() + seconds
-        while time.monotonic() < end and not self._stop.wait(min(seconds, WAIT_SECONDS)):
-            self.job_checkpoint.run()
+                again = time.monotonic() + min(BACK_OFF[0] * 2 ** min(failures - 1, 16), BACK_OFF[1])
 
     def _turn(self) -> bool:
         """Take what came, make a micro-step where there is something to learn, publish where it is time."""
         self._take()
-        self.job_checkpoint.run()
         if time.monotonic() - self._saved > self.config.save_seconds:
             self._save()
         if self.trainer.counts.steps - self._published_at >= self.config.publish_every:
@@ -261,8 +254,7 @@ class Service:
             report = self.trainer.micro_step(self._stop.is_set)
         if report.skipped is not None:
             self.counts[f"skipped/{report.skipped}"] += 1
-            text = "the latest losses were not finite" if report.skipped == "not_finite" else None
-            self.alarms.set("loss", text)
+            self.alarms.set("loss", "the latest losses were not finite" if report.skipped == "not_finite" else None)
             return report.skipped not in ("empty", "out_of_memory")
         self.terms = {k: v for k, v in report.terms.items() if k != "loss"}
         self.length = report.acceptance.length
@@ -276,13 +268,11 @@ class Service:
         if samples:
             self._fresh += sum(map(len, samples))
             self.counts["refused_samples"] += len(add_all(self.trainer.buffer, samples))
-        if rewards := self.rewards.take():
+        if rewards := dict(self.rewards.popleft() for _ in range(len(self.rewards))):
             self.counts["rewards"] += self.trainer.buffer.reward(rewards)
-        found = self.parts.take()
-        if found:
+        if found := self.parts.take():
             with normal_mode():
-                counts = self.trainer.buffer.token_counts()
-                self.trainer.drafter.refresh(found, counts)
+                self.trainer.drafter.refresh(found, self.trainer.buffer.token_counts())
             self.counts["refreshed"] += 1
 
     def _publish(self) -> None:

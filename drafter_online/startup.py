@@ -15,7 +15,7 @@ from drafter_online.architecture import target_config
 from drafter_online.buffer import Buffer
 from drafter_online.errors import BufferFileError, HeadError, ServiceError
 from drafter_online.files import try_lock
-from drafter_online.settings import ServiceConfig, buffer_of, training_of
+from drafter_online.settings import ServiceConfig
 from drafter_online.trainer import Trainer
 from drafter_online.versions import Versions
 
@@ -85,14 +85,13 @@ def trainer(config: ServiceConfig, versions: Versions, alarms: Alarms) -> Traine
     parent = versions.candidate()
     if parent is not None:
         versions.load(parent)  # verified before it is built upon
-    training = training_of(config.training)
-    tuned = training.train_lm_head
+    tuned = config.training.train_lm_head
     if parent is None:
         made = first_drafter(config, tuned)
     else:
         made = model.load(versions.path(parent), config.target, train_lm_head=tuned)
     found = Trainer(
-        made, buffer(config, alarms), training,
+        made, buffer(config, alarms), config.training,
         checkpoints=config.dir / "state", device=config.device, parent=parent,
     )  # fmt: skip
     found.resume()
@@ -101,7 +100,10 @@ def trainer(config: ServiceConfig, versions: Versions, alarms: Alarms) -> Traine
 
 def buffer(config: ServiceConfig, alarms: Alarms) -> Buffer:
     """The samples that were saved; empty, with an alarm, where they are damaged."""
-    keep = buffer_of(config)
+    given = config.buffer.model_fields_set
+    keep = (
+        config.buffer if "max_bytes" in given else config.buffer.model_copy(update={"max_bytes": config.buffer_bytes})
+    )
     try:
         return Buffer.load(config.dir / "buffer", keep) if config.keep_samples else Buffer(keep)
     except BufferFileError as e:

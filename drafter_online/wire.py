@@ -137,16 +137,9 @@ def _tensor(name: str, dtype: str, shape: list[int], data: bytes) -> Tensor:
 # ---- tokens, endpoints, keys ----------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Keys:
-    """CURVE's (Z85) of the daemon. The public one is known only to who has the token, too: it opens the connection."""
-
-    public: bytes
-    secret: bytes
-
-
-def keys_of(token: str) -> Keys:
-    """The daemon's keys, which both sides derive from the token; slowly, so that guessing is slow as well.
+def keys_of(token: str) -> tuple[bytes, bytes]:
+    """The daemon's keys for CURVE (Z85), public and secret, which both sides derive from the token; slowly, so that
+    guessing is slow as well. The public one is known only to who has the token, too: it opens the connection.
 
     Raises:
         WireError: this ZeroMQ has no CURVE.
@@ -155,7 +148,7 @@ def keys_of(token: str) -> Keys:
         raise WireError("token", "this ZeroMQ cannot encrypt, which a token needs; install pyzmq from its wheel")
     raw = hashlib.scrypt(token.encode(), salt=b"drafter-online", n=1 << 14, r=8, p=1, dklen=32)
     secret = z85.encode(raw)
-    return Keys(zmq.curve_public(secret), secret)
+    return zmq.curve_public(secret), secret
 
 
 def refusals(socket: Any) -> Any:
@@ -211,17 +204,14 @@ def is_local(endpoint: str) -> bool:
         return False
 
 
-def require_token(endpoint: str, token: str | None) -> None:
-    """Raises WireError where an endpoint that others can reach would be without a token."""
+def check_endpoint(endpoint: str, token: str | None) -> None:
+    """Raises WireError where others can reach an endpoint (or a host) and it would be without a token, or where a TCP
+    endpoint has no port; ZeroMQ takes any number, and wraps it.
+    """
     if token is None and not is_local(endpoint):
         raise WireError(
-            "token",
-            f"{endpoint} can be reached from other machines, which needs a token; set {TOKEN_VARIABLE}",
+            "token", f"{endpoint} can be reached from other machines, which needs a token; set {TOKEN_VARIABLE}"
         )
-
-
-def check_port(endpoint: str) -> None:
-    """Raises WireError where a TCP endpoint has no port; ZeroMQ takes any number, and wraps it."""
     port = endpoint.rpartition(":")[2]
     if endpoint.startswith("tcp://") and port != "*" and not (port.isdigit() and int(port) < 1 << 16):
         raise WireError("endpoint", f"{endpoint!r} cannot be used; a port is 1 to 65535, as in tcp://127.0.0.1:5765")

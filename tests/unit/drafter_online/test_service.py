@@ -302,7 +302,7 @@ def test_a_step_that_hangs_is_unhealthy_and_engines_are_told(
     release.set()
     engine.until(lambda: service.healthy()[0] and service.trainer.counts.steps > 0)
     service.tick()
-    assert not service.alarms.to_list() and caplog.text.count("has been running for") == 1
+    assert not list(service.alarms) and caplog.text.count("has been running for") == 1
 
 
 def test_domains_are_counted_and_bounded(services: Services) -> None:
