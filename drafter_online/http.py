@@ -82,11 +82,11 @@ def build(service: Service, *, token: str | None = None, local: bool = True) -> 
 
     @app.post("/versions/{number}/promote", dependencies=changing)
     def promote(number: int) -> JSONResponse:
-        return JSONResponse(service.promote(number))
+        return JSONResponse({"version": number, "promoted": True, "runs_as": service.release.promote(number)})
 
     @app.post("/versions/{number}/rollback", dependencies=changing)
     def rollback(number: int) -> JSONResponse:
-        return JSONResponse(service.rollback(number))
+        return JSONResponse({"version": number, "rolled_back": True, "runs_as": service.release.rollback(number)})
 
     return app
 

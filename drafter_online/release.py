@@ -1,6 +1,6 @@
 """Which engine gets which version: one has a new one on canary, the others follow when it is promoted.
 
-    release = Release(store)
+    release = Release(store, engines, publish_first, patience=60.0)
     release.published(7)
     release.offer(engine)            # (7, True): for one engine, as a canary; (6, False): what was promoted; None
     release.judge("engine-1", verdict)   # its verdict, recorded in the store
@@ -17,7 +17,7 @@ import threading
 import time
 from collections.abc import Callable
 
-from drafter_online.engines import ConnectedEngine, VersionVerdict
+from drafter_online.engines import ConnectedEngine, Engines, VersionVerdict
 from drafter_online.errors import DrafterError, VersionError
 from drafter_online.versions import Version, Versions
 
@@ -31,12 +31,12 @@ class Release:
 
     Args:
         store: verdicts are recorded there; what was promoted, and what has no verdict, are read from it at the start.
+        first: publishes the weights that engines were started with.
         patience: seconds that a canary may take before another engine is asked as well.
     """
 
-    def __init__(self, store: Versions, patience: float) -> None:
-        self.store = store
-        self.patience = patience
+    def __init__(self, store: Versions, engines: Engines, first: Callable[[], int], patience: float) -> None:
+        self.store, self.engines, self.first, self.patience = store, engines, first, patience
         self.trusted: set[int] = set()  # promoted by hand: without a canary
         self.canaries: dict[str, float] = {}  # engine -> since when it has the candidate on canary
         self.rolled_back = 0
@@ -119,30 +119,28 @@ class Release:
 
     # ---- by hand ----------------------------------------------------------------------------------------------------
 
-    def promote(self, number: int, running: int, reason: str = "by hand") -> int:
-        """Have every engine run version `number`; returns the number under which they will.
+    @property
+    def running(self) -> int:
+        """The newest version that an engine may run."""
+        return max(self.engines.newest, self.offered)
 
-        Args:
-            running: the newest version that an engine runs.
+    def promote(self, number: int, reason: str = "by hand") -> int:
+        """Have every engine run version `number`; returns the number under which they will.
 
         Raises:
             VersionError: it is missing or damaged, or the store cannot be written.
         """
         version = self.store.load(number)
         with self._lock:
-            if number < max(running, self.offered):
+            if number < self.running:
                 number = self._again(version)
             self.store.record(number, "promoted", reason)
             self.trusted.add(number)
             self._decided(number, True)
             return number
 
-    def rollback(self, number: int, running: int, first: Callable[[], int]) -> int | None:
+    def rollback(self, number: int) -> int | None:
         """Have no engine run version `number`; returns what they will run, None where they need not change.
-
-        Args:
-            running: the newest version that an engine runs.
-            first: publishes the weights that engines were started with, where no other version is promoted.
 
         Raises:
             VersionError: it is not in the store, or the store cannot be written.
@@ -156,15 +154,15 @@ class Release:
                 self.candidate = None
             self.rolled_back += 1
             before = self.store.promoted()
-            if max(running, self.offered) < number:  # no engine runs it
+            if self.running < number:  # no engine runs it
                 self.current = before
                 return None
             try:
-                again = first() if before is None else self._again(self.store.load(before))
+                again = self.first() if before is None else self._again(self.store.load(before))
             except VersionError:
                 if before is None:
                     raise
-                again = first()  # what was promoted is damaged
+                again = self.first()  # what was promoted is damaged
             self.store.record(again, "promoted", f"by hand: version {number} was rolled back")
             self.trusted.add(again)
             self._decided(again, True)

@@ -29,7 +29,7 @@ import msgspec
 from drafter_online import startup, wire
 from drafter_online.alarms import Alarms
 from drafter_online.buffer import add_all
-from drafter_online.engines import Admission, Engines, Hello, Progress, Status, VersionVerdict, read
+from drafter_online.engines import Admission, ConnectedEngine, Engines, Hello, Progress, Status, VersionVerdict, read
 from drafter_online.errors import BufferFileError, ServiceError, TrainingError, VersionError
 from drafter_online.fetch import piece
 from drafter_online.hub import Hub
@@ -88,7 +88,7 @@ class Service:
             self.trainer = startup.trainer(config, self.versions, self.alarms)
             self._published_at = self.trainer.counts.steps
             self._tokens_before = self.trainer.counts.tokens
-            self.release = Release(self.versions, config.patience)
+            self.release = Release(self.versions, self.engines, self.publish_first, config.patience)
             self.admission = Admission.of(self.trainer.drafter)
             self.hub = Hub(config.endpoint, self, token=token)
         except BaseException:
@@ -146,13 +146,12 @@ class Service:
         hello: Hello = read(body, Hello)
         if (refusal := self.admission.refusal(hello)) is not None:
             return refusal
-        self.engines.join(session, hello)
+        self.engines.by_session[session] = ConnectedEngine(hello)
         return None
 
     def gone(self, session: str) -> None:
         """An engine has disconnected."""
-        engine = self.engines.by_session.get(session)
-        self.engines.leave(session)
+        engine = self.engines.by_session.pop(session, None)
         if engine is not None:
             self.release.left(engine.name)
 
@@ -304,7 +303,11 @@ class Service:
     def publish_first(self) -> int:
         """Publish the head that engines were started with; for going back where nothing else is good."""
         self.versions.floor = self.engines.newest
-        return startup.publish_first(self.config, self.versions)
+        made, dtype = startup.first_drafter(self.config), startup.dtype(self.config)
+        return self.versions.publish(
+            made.weights(dtype), made.config(dtype), base=made.base, kind=made.kind,
+            target_version=0, provenance={"copy_of": str(self.config.head or "a fresh head")},
+        )  # fmt: skip
 
     def _save(self) -> None:
         self._saved = time.monotonic()
@@ -337,29 +340,18 @@ class Service:
 
     def taken_over(self) -> None:
         """The trainer resumed another state, whose buffer and versions are in the folder now."""
-        running = max(self.engines.newest, self.release.offered)
         self.trainer.buffer = startup.buffer(self.config, self.alarms)
         self._published_at = self.trainer.counts.steps
         self._tokens_before, self._fresh = self.trainer.counts.tokens, 0
         self.parts = TargetParts()
         self.release.reread()
-        self.versions.floor = running
+        running = self.versions.floor = self.release.running
         before = self.release.current
         # Engines take nothing older than what they run, and under one number they may run something else.
         if running and (before is None or before <= running):
-            self.release.promote(self.publish_first() if before is None else before, running, "from a checkpoint")
+            self.release.promote(self.publish_first() if before is None else before, "from a checkpoint")
 
     # ---- what others ask --------------------------------------------------------------------------------------------
-
-    def promote(self, number: int) -> dict[str, Any]:
-        """See `Release.promote`."""
-        runs = self.release.promote(number, self.engines.newest, "by hand")
-        return {"version": number, "promoted": True, "runs_as": runs}
-
-    def rollback(self, number: int) -> dict[str, Any]:
-        """See `Release.rollback`."""
-        runs = self.release.rollback(number, self.engines.newest, self.publish_first)
-        return {"version": number, "rolled_back": True, "runs_as": runs}
 
     @property
     def trains(self) -> bool:

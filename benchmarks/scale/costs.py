@@ -107,7 +107,7 @@ def measure(quick: bool = False) -> Measured:
     """Publish, verify, pack, unpack and report, in a temporary folder; medians."""
     import torch
 
-    from drafter_online.engines import Engines, Hello, Status, read
+    from drafter_online.engines import ConnectedEngine, Engines, Hello, Status, read
     from drafter_online.release import Release
     from drafter_online.samples import Sample, Verify, VerifyStep
     from drafter_online.versions import Versions
@@ -134,8 +134,9 @@ def measure(quick: bool = False) -> Measured:
         blob = sample.to_bytes()
         pack = _median(sample.to_bytes, repeats)
         unpack = _median(lambda: Sample.from_bytes(blob), repeats)
-        engines, release = Engines(), Release(store, 60.0)
-        engines.join("s", Hello("a", "b", []))
+        engines = Engines()
+        engines.by_session["s"] = ConnectedEngine(Hello("a", "b", []))
+        release = Release(store, engines, lambda: 0, 60.0)
 
         def report() -> None:
             engine = engines.report("s", read({"version": store.latest() or 0, "verdicts": [[1, "promoted"]]}, Status))

@@ -53,7 +53,7 @@ class DedicatedTraining(HeadTraining):
     def __init__(self, head: TrainedHead) -> None:
         super().__init__(head)
         self.domains = head.domains = Domains(head.bridge.running)
-        self.counts = {"sent": 0, "dropped": 0, "rewards": 0, "offers": 0, "fetched": 0}
+        self.counts = {"sent": 0, "feedback_dropped": 0, "rewards": 0, "offers": 0, "fetched": 0}
         self.checkpoints = CheckpointClient(self._fault)
         self.progress: Progress | None = None  # of the daemon's training, in its last message
         self._verdicts: deque[tuple[int, str, str]] = deque(maxlen=16)
@@ -78,7 +78,7 @@ class DedicatedTraining(HeadTraining):
 
     def info(self) -> dict[str, Any]:
         """What was sent and taken so far, and how the daemon's training goes."""
-        counts, p = self.link.counts, self.progress
+        p = self.progress
         progress: dict[str, Any] = {} if p is None else {
             "loss": p.loss, "terms": p.terms, "length": p.length, "samples": p.samples,
             "step_age_seconds": p.step_age, "hangs": p.hangs,
@@ -88,14 +88,9 @@ class DedicatedTraining(HeadTraining):
             "endpoint": self.link.endpoint,
             "away": self.link.away,
             "error": self.error,
-            "sent": self.counts["sent"],
-            "sent_bytes": counts["sent_bytes"],
-            "feedback_dropped": self.counts["dropped"],
-            "sessions": counts["sessions"],
-            "lost": counts["lost"],
-            "offers": self.counts["offers"],
-            "fetched": self.counts["fetched"],
             "private": self.domains.private,
+            **self.counts,
+            **{name: self.link.counts[name] for name in ("sent_bytes", "sessions", "lost")},
         }
 
     def save(self, folder: Path) -> bool:
@@ -149,7 +144,7 @@ class DedicatedTraining(HeadTraining):
         self.progress = None
         capture = self.head.capture
         if capture is not None and capture.ready:
-            self.counts["dropped"] += len(capture.take())
+            self.counts["feedback_dropped"] += len(capture.take())
         self._rewards.clear()
         self._pieces = self._fetch = None
 
@@ -161,7 +156,7 @@ class DedicatedTraining(HeadTraining):
         bridge, swapper, capture = self.head.bridge, self.head.swapper, self.head.capture
         assert swapper is not None
         counts: dict[str, float] = {f"link_{k}": v for k, v in self.link.counts.items()}
-        counts |= {"dropped": self.counts["dropped"], "private": self.domains.private}
+        counts |= {"dropped": self.counts["feedback_dropped"], "private": self.domains.private}
         if capture is not None:
             counts |= {f"capture_{k}": v for k, v in capture.counts.items()}
         body = {
@@ -173,9 +168,7 @@ class DedicatedTraining(HeadTraining):
             "domains": self.domains.to_dict(),
             "verdicts": [list(t) for t in self._verdicts],
             "counts": counts,
-            "faults": [
-                f[:200] for f in ([bridge.fault] if bridge.fault else []) + ([self.error] if self.error else [])
-            ],
+            "faults": [f[:200] for f in (bridge.fault, self.error) if f],
         }
         self.link.send(Message("status", body))
 
@@ -187,7 +180,7 @@ class DedicatedTraining(HeadTraining):
                 for part in sample.windows():
                     tensors, record = part.parts()
                     sent = self.link.send(Message("samples", record, tensors))
-                    self.counts["sent" if sent else "dropped"] += 1
+                    self.counts["sent" if sent else "feedback_dropped"] += 1
         while self._rewards and self.link.ready:
             some = [self._rewards.popleft() for _ in range(min(len(self._rewards), MOST_REWARDS))]
             self.link.send(Message("rewards", dict(some)))

@@ -173,11 +173,11 @@ def test_a_canary_passes_on_at_once_when_its_replica_leaves_and_after_its_lease_
 def real(folder: Path, f: Fleet, seed: int, kill: float | None = None) -> tuple[float, float]:
     """The same fleet with `drafter_online.release` deciding: (to the verdict, from it to the last replica)."""
     from drafter_online import release as module
-    from drafter_online.engines import ConnectedEngine, Hello, Status, VersionVerdict
+    from drafter_online.engines import ConnectedEngine, Engines, Hello, Status, VersionVerdict
     from drafter_online.versions import Versions
 
     clock, rng, store = Clock(), random.Random(seed), Versions(folder)
-    engines = [ConnectedEngine(str(i), Hello(str(i), "b", []), offered=-1e3) for i in range(f.replicas)]
+    engines = [ConnectedEngine(Hello(str(i), "b", []), offered=-1e3) for i in range(f.replicas)]
     took, decided = [0.0] * f.replicas, []
 
     def report(i: int) -> None:
@@ -212,7 +212,7 @@ def real(folder: Path, f: Fleet, seed: int, kill: float | None = None) -> tuple[
     store.publish({"w": torch.ones(2)}, {}, base="b", target_version=1)
     with pytest.MonkeyPatch.context() as m:
         m.setattr(module, "time", SimpleNamespace(monotonic=lambda: clock.now))
-        release = module.Release(store, patience=1e6)
+        release = module.Release(store, Engines(), lambda: 0, patience=1e6)
         if kill is not None:
             clock.after(kill, die)
         clock.run(60.0)

@@ -105,22 +105,22 @@ def test_promote_and_roll_back_by_hand(services: Services, tiny_target: Path) ->
     engine.until(lambda: service.release.current == engine.version and service.release.candidate is None)
     bad, good = engine.version, service.release.current
     old = min(n for n in service.versions.numbers())
-    answer = service.promote(old)
-    assert answer["runs_as"] > bad
-    engine.until(lambda: engine.version == answer["runs_as"])
+    runs = service.release.promote(old)
+    assert runs > bad
+    engine.until(lambda: engine.version == runs)
     same = [service.versions.load(n).tensors for n in (old, engine.version)]
     assert all(torch.equal(t, same[1][n]) for n, t in same[0].items())
     assert engine.offers[-1]["canary"] is False
-    back = service.rollback(engine.version)
-    engine.until(lambda: engine.version == back["runs_as"])
-    copy = service.versions.manifest(back["runs_as"])
+    back = service.release.rollback(engine.version)
+    engine.until(lambda: engine.version == back)
+    copy = service.versions.manifest(engine.version)
     assert copy.provenance["copy_of"] == good
     rows = list_versions(service.versions, service.release.current)
     assert rows[-1]["promoted"] and rows[-1]["copy_of"] == good
     with pytest.raises(VersionError, match="not in the store"):
-        service.rollback(99999)
+        service.release.rollback(99999)
     with pytest.raises(VersionError, match="not in"):
-        service.promote(99999)
+        service.release.promote(99999)
     service.hub.close()
     os.close(service._lock_file)
 
@@ -148,8 +148,8 @@ def test_rolling_the_first_version_back_brings_the_first_head(
     engine.until(lambda: service.training != "running" and service.release.candidate is None)
     for event in service.versions.events()[:-1]:
         service.versions.record(event.version, "rolled_back")
-    answer = service.rollback(engine.version)
-    engine.until(lambda: engine.version == answer["runs_as"])
+    back = service.release.rollback(engine.version)
+    engine.until(lambda: engine.version == back)
     start = heads.own_weights(heads.load(given_head, tiny_target))
     assert all(torch.equal(t, start[n]) for n, t in service.versions.load(engine.version).tensors.items())
 
