@@ -79,7 +79,7 @@ class Fetch:
             )
         try:
             with open(self.path / name, "ab") as f:
-                f.write(data.numpy())
+                f.write(data.numpy().data)
         except OSError as e:
             raise VersionError(
                 f"drafter-online: version {self.number} cannot be written to {self.path} ({e.strerror or e})."

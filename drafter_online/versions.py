@@ -93,10 +93,6 @@ class Versions:
     """
 
     def __init__(self, folder: Path | str, keep: int = 4) -> None:
-        if keep < 1:
-            raise VersionError(
-                f"drafter-online: versions.keep = {keep} would delete what is published; use at least 1."
-            )
         self.folder = Path(folder)
         self.keep = keep
         self.floor = 0

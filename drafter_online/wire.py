@@ -151,15 +151,35 @@ def keys_of(token: str) -> tuple[bytes, bytes]:
     return zmq.curve_public(secret), secret
 
 
-def refusals(socket: Any) -> Any:
-    """A socket from which the failed handshakes of `socket` can be received."""
-    kinds = ("NO_DETAIL", "PROTOCOL", "AUTH")
-    return socket.get_monitor_socket(sum(int(getattr(zmq, f"EVENT_HANDSHAKE_FAILED_{k}")) for k in kinds))
+def open_socket(owner: object, endpoint: str, token: str | None, options: Mapping[Any, int], serves: bool) -> Any:
+    """One end of the wire: its context, its socket, and one from which its failed handshakes can be received.
 
-
-def close_with(owner: object, context: Any, *sockets: Any) -> None:
-    """Close `sockets` and `context` when `owner` is gone: a context collected before its sockets waits for ever."""
-    weakref.finalize(owner, _close, context, sockets)
+    Raises:
+        WireError: the endpoint cannot be used, or needs a token.
+    """
+    check_endpoint(endpoint, token)
+    context: Any = zmq.Context()
+    s = context.socket(zmq.ROUTER if serves else zmq.DEALER)
+    for option, value in {zmq.LINGER: 0, zmq.MAXMSGSIZE: MAX_FRAME, zmq.SNDHWM: 64, **options}.items():
+        s.setsockopt(option, value)
+    failed = sum(int(zmq.Event[f"HANDSHAKE_FAILED_{kind}"]) for kind in ("NO_DETAIL", "PROTOCOL", "AUTH"))
+    refusals = s.get_monitor_socket(failed)
+    # A context that is collected before its sockets would wait for ever.
+    weakref.finalize(owner, _close, context, (s, refusals))
+    try:
+        if token is not None:
+            public, secret = keys_of(token)
+            s.curve_publickey, s.curve_secretkey = (public, secret) if serves else zmq.curve_keypair()
+            if serves:
+                s.curve_server = True
+            else:
+                s.curve_serverkey = public
+        (s.bind if serves else s.connect)(endpoint)
+    except (zmq.ZMQError, ValueError) as e:
+        _close(context, (s, refusals))
+        what = "listened on ({}); is another daemon running there? Give another" if serves else "connected to ({})"
+        raise WireError("endpoint", f"{endpoint!r} cannot be {what.format(e)}") from e
+    return context, s, refusals
 
 
 def _close(context: Any, sockets: tuple[Any, ...]) -> None:
