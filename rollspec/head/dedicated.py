@@ -61,6 +61,7 @@ class DedicatedTraining(HeadTraining):
         self._asked = 0.0  # when the last piece was asked for
         self._cache = Path(tempfile.gettempdir()) / f"rollspec-versions-{uuid.uuid4().hex}"
         self._canary = True  # of the version that is fetched
+        self._given: int | None = None  # the version in the cache that the swapper has
         self._pieces: Iterator[Message] | None = None
         self._pieces_of = 0
         self._reported = 0.0
@@ -130,8 +131,8 @@ class DedicatedTraining(HeadTraining):
                 self._drop()
                 continue
             self._report()
+            self._continue()  # before samples, which fill the window
             self._ship()
-            self._continue()
 
     def _close(self) -> None:
         self.link.close()
@@ -153,6 +154,9 @@ class DedicatedTraining(HeadTraining):
         if now - self._reported < STATUS_SECONDS:
             return
         self._reported = now
+        if self._given is not None and any(version == self._given for version, *_ in list(self._verdicts)):
+            self._given = None
+            shutil.rmtree(self._cache, ignore_errors=True)  # a process that is killed later leaves nothing
         bridge, swapper, capture = self.head.bridge, self.head.swapper, self.head.capture
         assert swapper is not None
         counts: dict[str, float] = {f"link_{k}": v for k, v in self.link.counts.items()}
@@ -166,7 +170,7 @@ class DedicatedTraining(HeadTraining):
             "speculating": bridge.state()[0] != "none",
             "off": list(bridge.engine.tuner.guard.off),
             "domains": self.domains.to_dict(),
-            "verdicts": [list(t) for t in self._verdicts],
+            "verdicts": [list(t) for t in list(self._verdicts)],
             "counts": counts,
             "faults": [f[:200] for f in (bridge.fault, self.error) if f],
         }
@@ -236,13 +240,13 @@ class DedicatedTraining(HeadTraining):
             return
         wanted = self._fetch.wants()
         if wanted is not None:
-            self._asked = time.monotonic()
-            self.link.send(Message("fetch", wanted))
+            if self.link.ready and self.link.send(Message("fetch", wanted)):
+                self._asked = time.monotonic()
             return
         self.counts["fetched"] += 1
         assert self.head.swapper is not None
         self.head.swapper.offer(self._fetch.path, self._canary)
-        self._fetch = None
+        self._given, self._fetch = self._fetch.number, None
 
     # ---- the target's own tensors -----------------------------------------------------------------------------------
 
