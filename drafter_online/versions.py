@@ -76,13 +76,12 @@ class Version:
 
 @dataclass(frozen=True)
 class Event:
-    """A verdict on a version. `facts`: numbers that led to it."""
+    """A verdict on a version."""
 
     version: int
     verdict: Verdict
     reason: str
     time: str
-    facts: dict[str, Any]
 
 
 class Versions:
@@ -281,13 +280,13 @@ class Versions:
 
     # ---- verdicts ---------------------------------------------------------------------------------------------------
 
-    def record(self, number: int, verdict: Verdict, reason: str = "", **facts: Any) -> Event:
+    def record(self, number: int, verdict: Verdict, reason: str = "") -> Event:
         """Append a verdict to `events.jsonl`.
 
         Raises:
             VersionError: the file cannot be written.
         """
-        event = Event(number, verdict, reason, _now(), facts)
+        event = Event(number, verdict, reason, _now())
         line = json.dumps(dataclasses.asdict(event), separators=(",", ":")).encode() + b"\n"
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
@@ -314,8 +313,9 @@ class Versions:
         found = []
         for line in lines:
             try:
-                found.append(Event(**json.loads(line)))
-            except (ValueError, TypeError):
+                row = json.loads(line)
+                found.append(Event(row["version"], row["verdict"], row["reason"], row["time"]))
+            except (ValueError, TypeError, KeyError):
                 continue
         return found
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -75,6 +76,20 @@ def test_its_state_goes_into_the_jobs_checkpoint_and_comes_back(
     assert checkpoint(engine, "load", folder)["done"]
     assert (other.trainer.counts.steps, len(other.trainer.buffer)) == (steps, held)
     engine.until(lambda: engine.version == promoted)
+
+
+def test_what_replicas_ask_for_together_is_done_for_the_first(tmp_path: Path) -> None:
+    from drafter_online.job_checkpoint import JobCheckpoint
+
+    sessions = {"a": None, "b": None}
+    c = JobCheckpoint(
+        SimpleNamespace(config=SimpleNamespace(dir=tmp_path), engines=SimpleNamespace(by_session=sessions))
+    )  # type: ignore[arg-type]
+    one, two = ("save", "/1"), ("save", "/2")
+    asked = [("a", one), ("b", one), ("a", two), ("b", two), ("b", two), ("a", two), ("a", ("load", "/2"))]
+    assert [c._done_for_sibling(*a) for a in asked] == [False, True, False, True, False, True, False]
+    sessions.clear()  # the job was started again, and goes back to its checkpoint
+    assert not c._done_for_sibling("c", ("load", "/2")), "it is another job's engine that got it"
 
 
 def test_copies_that_cannot_be_made_are_refused_in_one_sentence(
