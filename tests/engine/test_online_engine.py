@@ -129,10 +129,10 @@ def test_a_checkpoint_has_the_state_of_a_trainer_in_its_own_process(
         generate(llm, prompts)
         until(lambda: training(llm).get("loss") is not None)
         call(llm, "save", dir=str(checkpoint))
-        assert list((checkpoint / "drafter" / "state").glob("step-*")), training(llm)
+        assert list((checkpoint.parent / "drafter" / "state").glob("step-*")), training(llm)
         stats = call(llm, "stats")
         assert not stats["faults"] and stats["drafter_levels"]["loss/accept_0"] > 0.0
-        held = len(json.loads((checkpoint / "drafter" / "buffer" / "index.json").read_text())["samples"])
+        held = len(json.loads((checkpoint.parent / "drafter" / "buffer" / "index.json").read_text())["samples"])
     finally:
         close(llm)
     llm = build(model, {**options, "drafter.dir": str(tmp_path / "second")})
