@@ -38,7 +38,7 @@ ARMS: dict[str, tuple[str, tuple[str, ...]]] = {
     "long_tail": ("long_tail", (TRAINING, "drafter.publish_every=10", "drafter.capture.share=0.05")),
     "long_tail, one head": (
         "long_tail",
-        (TRAINING, "drafter.publish_every=10", "drafter.capture.share=0.05", "drafter.versions={folder}/versions"),
+        (TRAINING, "drafter.publish_every=10", "drafter.capture.share=0.05", "drafter.mode=dedicated"),
     ),
     "trained, never swapped": (
         "long_tail",
@@ -46,8 +46,8 @@ ARMS: dict[str, tuple[str, tuple[str, ...]]] = {
     ),
     "not trained": ("long_tail", ("drafter.mode=off",)),
 }
-"""Preset and overrides. In `long_tail` each replica trains a head of its own; in the third one of them trains for both,
-through a folder of versions. The last two draft alike, with the fresh head; they differ by capture and training."""
+"""Preset and overrides. In `long_tail` each replica trains a head of its own; in the third a process of its own
+trains one for both. The last two draft alike, with the fresh head; they differ by capture and training."""
 
 GAIN, COST = 1.15, 1.01
 """Generation time of suffix over long_tail, at least; step time of trained over not trained, at most."""

@@ -3,7 +3,7 @@
     rollspec bench serve                       10,000 requests with swaps and as many without (minutes)
     python -m benchmarks.serve --requests 2000
 
-One server, 32 clients. Blocks in which a publisher puts a new version into the store every `EVERY` seconds alternate
+One server, 32 clients, one daemon. Blocks in which a new version is released every `EVERY` seconds alternate
 with blocks in which it rests; their order changes. Every eighth request is greedy, and its tokens are compared with
 those of a server without rollspec. Weights of successive versions differ by 2 %: each goes through staging, swap and
 canary.
@@ -43,6 +43,8 @@ MODEL = "policy"
 def run(quick: bool = False, requests: int = 10_000, out: Path | None = None) -> Path:
     """Print the numbers and write JSON. `requests`: so many with swaps, and so many without."""
     from drafter_online import head as heads
+    from drafter_online.service import Service
+    from drafter_online.settings import settings
     from examples.production_traffic import servers
 
     pin()
@@ -60,11 +62,20 @@ def run(quick: bool = False, requests: int = 10_000, out: Path | None = None) ->
         options = {
             "proposal.drafters": ["suffix", "eagle3"],
             "proposal.learned.model": str(heads.save(head, folder / "head")),
-            "drafter.versions": str(folder / "versions"),
+            "drafter.mode": "dedicated",
+            "drafter.endpoint": f"ipc://{folder}/wire",
         }
+        daemon = Service(
+            settings({
+                "dir": folder / "daemon", "target": model, "head": folder / "head",
+                "endpoint": options["drafter.endpoint"], "passes": 1e-9,
+            })
+        )  # fmt: skip
+        daemon.start()  # and never trains: what it publishes is made here
         console.print("the server with rollspec")
         with servers.server(model, MODEL, folder, options, CLIENTS) as url:
-            found = asyncio.run(_measure(url, prompts, expected, requests, folder / "versions", model, console))
+            found = asyncio.run(_measure(url, prompts, expected, requests, _Publisher(daemon, model), console))
+        daemon.close()
     result = {"benchmark": "serve", "provenance": began, "clients": CLIENTS, "block": BLOCK, "every": EVERY, **found}
     if quick:
         console.print(QUICK)
@@ -80,7 +91,7 @@ def run(quick: bool = False, requests: int = 10_000, out: Path | None = None) ->
 
 
 async def _measure(
-    url: str, prompts: list[list[int]], expected: list[str], requests: int, store: Path, model: str, console: Console
+    url: str, prompts: list[list[int]], expected: list[str], requests: int, publisher: _Publisher, console: Console
 ) -> dict[str, Any]:
     numbers = itertools.count()
     latencies: dict[bool, list[list[float]]] = {True: [], False: []}
@@ -88,7 +99,6 @@ async def _measure(
     failed = altered = compared = sent = 0
     async with client_of(url) as client:
         await _block(client, prompts, expected, itertools.count(), BLOCK)  # warm
-        publisher = _Publisher(store, model)
         swaps_before = await _swaps(url)
         for n in range(-(-requests // BLOCK)):
             for swapping in (True, False) if n % 2 == 0 else (False, True):
@@ -131,14 +141,13 @@ async def _measure(
 
 
 class _Publisher:
-    """Puts versions into a store, by turns a fresh head and the same with all weights 2 % smaller."""
+    """Has a daemon release versions, by turns a fresh head and the same with all weights 2 % smaller."""
 
-    def __init__(self, store: Path, model: str) -> None:
+    def __init__(self, daemon: Any, model: str) -> None:
         from drafter_online import architecture
         from drafter_online import head as heads
-        from drafter_online.versions import Versions
 
-        self.store = Versions(store)
+        self.daemon = daemon
         head = heads.fresh(model)
         self.base = architecture.base_of(architecture.target_config(model))
         self.config = heads.config_of(head)
@@ -155,7 +164,8 @@ class _Publisher:
         """One version."""
         scale = 0.98 if self.published % 2 == 0 else 1.0
         weights = {n: t * scale if t.is_floating_point() else t for n, t in self.weights.items()}
-        self.store.publish(weights, self.config, base=self.base, target_version=0)
+        store = self.daemon.versions
+        self.daemon.release.published(store.publish(weights, self.config, base=self.base, target_version=0))
         self.published += 1
 
     async def settled(self, url: str, seconds: float = 6.0) -> None:

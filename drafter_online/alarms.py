@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import logging
 import time
-from dataclasses import asdict, dataclass
-from typing import Any
+from collections.abc import Iterator
+from dataclasses import dataclass
 
 log = logging.getLogger(__name__)
 
@@ -20,24 +20,20 @@ class Alarm:
 
 
 class Alarms:
-    """Alarms that are on, by kind; each is logged when it is raised."""
+    """Alarms that are on, by kind, oldest first; each is logged when it is raised."""
 
     def __init__(self) -> None:
         self._on: dict[str, Alarm] = {}
 
     def set(self, kind: str, text: str | None) -> None:
         """Switch an alarm on (a sentence) or off (None)."""
-        before = self._on.get(kind)
         if text is None:
             self._on.pop(kind, None)
             return
+        before = self._on.get(kind)
         if before is None:
             log.warning("drafter-online: %s", text)
-        self._on[kind] = Alarm(kind, text, before.since if before is not None else time.time())
+        self._on[kind] = Alarm(kind, text, time.time() if before is None else before.since)
 
-    def __iter__(self) -> Any:
-        return iter(sorted(self._on.values(), key=lambda a: a.since))
-
-    def to_list(self) -> list[dict[str, Any]]:
-        """In JSON types, oldest first."""
-        return [asdict(a) for a in self]
+    def __iter__(self) -> Iterator[Alarm]:
+        return iter(list(self._on.values()))

@@ -158,7 +158,7 @@ def serve(
     config = settings(given)
     token = wire.read_token(token_file)
     if port >= 0:
-        wire.require_token(host, token)
+        wire.check_endpoint(host, token)
     _be_modest(device, threads, nice)
     service = Service(config)
     http: HttpServer | None = None

@@ -128,7 +128,6 @@ def read(body: dict[str, Any], kind: type[Any]) -> Any:
 class ConnectedEngine:
     """One connected engine."""
 
-    session: str
     hello: Hello
     status: Status = field(default_factory=lambda: Status(version=0))
     reported: bool = False  # `status` is its own
@@ -201,14 +200,6 @@ class Engines:
 
     def __iter__(self) -> Iterator[ConnectedEngine]:
         return iter([e for e in list(self.by_session.values()) if e.reported])
-
-    def join(self, session: str, hello: Hello) -> None:
-        """An engine was welcomed."""
-        self.by_session[session] = ConnectedEngine(session, hello)
-
-    def leave(self, session: str) -> None:
-        """It is gone."""
-        self.by_session.pop(session, None)
 
     def report(self, session: str, status: Status) -> ConnectedEngine | None:
         """An engine's report; the first one is what later ones are compared with."""

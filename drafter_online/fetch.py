@@ -1,17 +1,15 @@
-"""A version that is copied from the daemon in pieces, for an engine that does not see its store.
+"""A version on its way from the daemon to an engine: its files in pieces, so that feedback is not held up.
 
-fetch = Fetch(manifest, folder)
-while (ask := fetch.wants()) is not None:
-    link.send(Message("fetch", ask)); ...; fetch.take(chunk)
-path = fetch.done()          # folder/00000007, to be verified by `Versions.load` like any other
+    fetch = Fetch(manifest, folder)
+    while (ask := fetch.wants()) is not None:
+        link.send(Message("fetch", ask)); ...; fetch.take(chunk)
+    fetch.path                   # folder/00000007, to be verified by `Versions.load` like any other
 
 The daemon answers each of them with a `piece`.
 """
 
 from __future__ import annotations
 
-import json
-import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -19,13 +17,11 @@ from typing import Any
 import torch
 
 from drafter_online.errors import VersionError, WireError
-from drafter_online.files import digest
-from drafter_online.versions import CONFIG, MANIFEST, MODEL, Versions
+from drafter_online.versions import CONFIG, MANIFEST, MODEL, Versions, parse
 from drafter_online.wire import Message
 
 MOST_BYTES = 16 << 30
 CHUNK = 8 << 20  # bytes of a version per message
-KEEP = 2  # versions that stay in the folder besides the newest
 
 
 class Fetch:
@@ -33,34 +29,28 @@ class Fetch:
 
     Args:
         manifest: its manifest.json, as the daemon sent it.
-        folder: where versions are kept here.
+        folder: where it is put; what else is there (the version before, which was swapped in or refused) is deleted.
 
     Raises:
-        VersionError: the manifest is damaged, or the version is larger than anything sensible.
+        VersionError: the manifest is damaged, the version is larger than anything sensible, or cannot be kept here.
     """
 
     def __init__(self, manifest: bytes, folder: Path) -> None:
         try:
-            data = json.loads(manifest)
-            if data.pop("checksum") != digest({k: v for k, v in data.items() if k != "format"}):
-                raise ValueError("its checksum does not match")
-            self.number = int(data["version"])
-            self._sizes = {n: int(data["files"][n]["bytes"]) for n in (CONFIG, MODEL)}
+            m = parse(manifest)
+            self._sizes = {n: int(m.files[n]["bytes"]) for n in (CONFIG, MODEL)}
+            sizes = self._sizes.values()
+            if not 0 < m.version < 10**8 or min(sizes) < 0 or sum(sizes) > MOST_BYTES:
+                raise ValueError(f"version {m.version} of {self._sizes} bytes")
         except (ValueError, KeyError, TypeError, AttributeError) as e:
             raise VersionError(f"drafter-online: a version is refused: its manifest is damaged ({e}).") from e
-        if (
-            not 0 < self.number < 10**8
-            or not 0 <= sum(self._sizes.values()) <= MOST_BYTES
-            or min(self._sizes.values()) < 0
-        ):
-            raise VersionError(f"drafter-online: version {self.number} is refused: it has {self._sizes} bytes.")
-        self._manifest = manifest
-        self._store = Versions(folder)
-        self.folder = folder / f".publish-fetch-{self.number:08d}-{os.getpid()}"  # where its files are put together
+        self.number = m.version
+        self.path = Versions(folder).path(m.version)
         self._have = dict.fromkeys(self._sizes, 0)
+        shutil.rmtree(folder, ignore_errors=True)
         try:
-            shutil.rmtree(self.folder, ignore_errors=True)
-            self.folder.mkdir(parents=True)
+            self.path.mkdir(0o700, parents=True)
+            (self.path / MANIFEST).write_bytes(manifest)
         except OSError as e:
             raise VersionError(f"drafter-online: a version cannot be kept in {folder} ({e.strerror or e}).") from e
 
@@ -83,45 +73,19 @@ class Fetch:
             return False
         name = ask["file"]
         if not data.numel() or self._have[name] + data.numel() > self._sizes[name]:
-            self.close()
             raise VersionError(
                 f"drafter-online: version {self.number} is refused: its {name} ends at {self._have[name]} bytes or is "
                 f"longer than the {self._sizes[name]} of its manifest."
             )
         try:
-            with open(self.folder / name, "ab") as f:
-                f.write(data.numpy().tobytes())
+            with open(self.path / name, "ab") as f:
+                f.write(data.numpy().data)
         except OSError as e:
-            self.close()
             raise VersionError(
-                f"drafter-online: version {self.number} cannot be written to {self.folder} ({e.strerror or e})."
+                f"drafter-online: version {self.number} cannot be written to {self.path} ({e.strerror or e})."
             ) from e
         self._have[name] += data.numel()
         return True
-
-    def done(self) -> Path:
-        """The version's folder, once nothing is wanted any more.
-
-        Raises:
-            VersionError: it cannot be put there.
-        """
-        path = self._store.path(self.number)
-        try:
-            (self.folder / MANIFEST).write_bytes(self._manifest)
-            shutil.rmtree(path, ignore_errors=True)
-            os.rename(self.folder, path)
-        except OSError as e:
-            self.close()
-            raise VersionError(
-                f"drafter-online: version {self.number} cannot be put at {path} ({e.strerror or e})."
-            ) from e
-        for old in self._store.numbers()[: -1 - KEEP]:
-            shutil.rmtree(self._store.path(old), ignore_errors=True)
-        return path
-
-    def close(self) -> None:
-        """Give up; what came is deleted."""
-        shutil.rmtree(self.folder, ignore_errors=True)
 
 
 def piece(versions: Versions, body: dict[str, Any]) -> Message:

@@ -82,11 +82,11 @@ def build(service: Service, *, token: str | None = None, local: bool = True) -> 
 
     @app.post("/versions/{number}/promote", dependencies=changing)
     def promote(number: int) -> JSONResponse:
-        return JSONResponse(service.promote(number))
+        return JSONResponse({"version": number, "promoted": True, "runs_as": service.release.promote(number)})
 
     @app.post("/versions/{number}/rollback", dependencies=changing)
     def rollback(number: int) -> JSONResponse:
-        return JSONResponse(service.rollback(number))
+        return JSONResponse({"version": number, "rolled_back": True, "runs_as": service.release.rollback(number)})
 
     return app
 
@@ -99,7 +99,7 @@ class HttpServer:
     """
 
     def __init__(self, service: Service, host: str, port: int, token: str | None = None) -> None:
-        wire.require_token(host, token)
+        wire.check_endpoint(host, token)
         try:
             family = socket.AF_INET6 if ":" in host else socket.AF_INET
             self._socket = socket.socket(family)

@@ -55,34 +55,15 @@ class Hub:
     """
 
     def __init__(self, endpoint: str, handler: Handler, *, token: str | None = None) -> None:
-        wire.require_token(endpoint, token)
-        wire.check_port(endpoint)
+        options = {zmq.ROUTER_MANDATORY: 1, zmq.RCVHWM: 16}  # messages per engine; the rest waits with it
+        endpoint = endpoint.replace(":0", ":*") if endpoint.endswith(":0") else endpoint
+        self._context, self._socket, self._refusals = wire.open_socket(self, endpoint, token, options, serves=True)
         self.handler = handler
         self.counts: Counter[str] = Counter()  # received, received_bytes, refused/<kind>, failed, unsent
         self._last_message: dict[bytes, float] = {}  # route of an engine -> time of its last message
         self._outgoing: deque[tuple[bytes, Message]] = deque(maxlen=1024)
         self._stop = threading.Event()
-        self._context = zmq.Context()
-        self._socket = self._context.socket(zmq.ROUTER)
-        s = self._socket
-        s.setsockopt(zmq.LINGER, 0)
-        s.setsockopt(zmq.ROUTER_MANDATORY, 1)
-        s.setsockopt(zmq.MAXMSGSIZE, wire.MAX_FRAME)
-        s.setsockopt(zmq.SNDHWM, 64)
-        s.setsockopt(zmq.RCVHWM, 16)  # per engine; the rest waits with it
-        self._refusals = wire.refusals(s)
-        wire.close_with(self, self._context, s, self._refusals)
-        try:
-            if token is not None:
-                keys = wire.keys_of(token)
-                s.curve_publickey, s.curve_secretkey, s.curve_server = keys.public, keys.secret, True
-            s.bind(endpoint.replace(":0", ":*") if endpoint.endswith(":0") else endpoint)
-        except (zmq.ZMQError, ValueError) as e:
-            self._context.destroy(linger=0)
-            raise WireError(
-                "endpoint", f"{endpoint!r} cannot be listened on ({e}); is another daemon running there? Give another"
-            ) from e
-        self.endpoint = s.getsockopt_string(zmq.LAST_ENDPOINT)
+        self.endpoint = self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
         self._thread = threading.Thread(target=self._run, name="drafter-hub", daemon=True)
 
     def start(self) -> None:

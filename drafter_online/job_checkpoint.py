@@ -1,30 +1,134 @@
-"""What a job asks of its daemon when it writes a checkpoint, and when it resumes from one: `save` and `load`.
+"""A daemon's state in the checkpoints of its job: both ends of what an engine asks for when the job saves and resumes.
 
-Asked for on the hub's thread and done on the one that trains, between two micro-steps. Only the daemon of a job
-(`ServiceConfig.job`) does it: engines that share a server's daemon must not choose where it writes.
+An engine that saves has the daemon copy state, samples and versions to a folder of the checkpoint, one for
+all replicas, and waits for it, bounded. It does not wait for `load`: the daemon may still be starting, and takes the
+copy over before it gets samples.
+
+Only the daemon of a job (`ServiceConfig.job`) does it: engines that share a server's daemon must not choose where it
+writes. Requests come on the hub's thread and are done on the one that trains, between two micro-steps.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import os
+import shutil
+import threading
+import time
 from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from itertools import count
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import msgspec
 
 from drafter_online.checkpoint import Checkpoints
-from drafter_online.copies import Copies
 from drafter_online.engines import CheckpointRequest, Done, Engines, read
 from drafter_online.errors import DrafterError, ServiceError
-from drafter_online.hub import Hub
-from drafter_online.settings import ServiceConfig
-from drafter_online.trainer import Trainer
+from drafter_online.files import temporary_folder
+from drafter_online.versions import Versions
 from drafter_online.wire import Message
+
+if TYPE_CHECKING:
+    from drafter_online.hub import Hub
+    from drafter_online.link import Link
+    from drafter_online.settings import ServiceConfig
+    from drafter_online.trainer import Trainer
 
 log = logging.getLogger(__name__)
 
-MOST = 1024  # that wait
+PARTS = ("state", "buffer", "versions")
+REPLACED = "replaced"
+
+SAVE_SECONDS = 15.0
+"""How long a checkpoint waits for the daemon's part of it: trainers wait 30 s for their calls into the engine."""
+
+LOAD_SECONDS = 300.0
+"""How long a copy may wait for the daemon to start."""
+
+
+# ---- the engine's end -----------------------------------------------------------------------------------------------
+
+
+@dataclass(eq=False)
+class _Request:
+    kind: Literal["save", "load"]
+    folder: Path
+    until: float
+    sent: bool = False
+    done: bool = False
+    ended: threading.Event = field(default_factory=threading.Event)
+
+
+class CheckpointClient:
+    """Of one connection. `fault` is called with what failed, and why."""
+
+    def __init__(self, fault: Callable[[str, str], None]) -> None:
+        self._fault = fault
+        self._open: dict[int, _Request] = {}
+        self._numbers = count(1)
+
+    def save(self, folder: Path) -> bool:
+        """Have the state copied to `folder`; whether it was."""
+        try:
+            folder.mkdir(parents=True, exist_ok=True)  # the daemon copies to what is there, so that both mean the same
+        except OSError as e:
+            self._fault("saving", str(e))
+            return False
+        number, request = self._ask("save", folder, SAVE_SECONDS)
+        request.ended.wait(SAVE_SECONDS)
+        self._end(number, f"the daemon has not answered for {SAVE_SECONDS:g} s")
+        if not request.done:
+            with contextlib.suppress(OSError):  # there is something in it
+                folder.rmdir()
+        return request.done
+
+    def load(self, folder: Path) -> None:
+        """Have the state taken from `folder`, as soon as the daemon listens."""
+        self._ask("load", folder, LOAD_SECONDS)
+
+    def tick(self, link: Link) -> None:
+        """On the connection's thread: ask what was not asked yet, and give up what has waited for long."""
+        for number, r in list(self._open.items()):
+            r.sent = r.sent and link.away is None  # a daemon that was away is asked again
+            if r.kind == "save" and link.away is not None:
+                self._end(number, link.away)
+            elif time.monotonic() > r.until:
+                self._end(number, f"the daemon has not answered for {LOAD_SECONDS:g} s")
+            elif not r.sent:
+                r.sent = link.send(Message(r.kind, {"id": number, "folder": str(r.folder.resolve())}))
+
+    def answered(self, body: dict[str, Any]) -> None:
+        """The daemon has done it, or says why not."""
+        done: Done = read(body, Done)
+        if (r := self._open.get(done.id)) is None:
+            return
+        r.done = done.done
+        if done.done:
+            what = "is in" if r.kind == "save" else "resumes from"
+            log.info("drafter-online: the training %s %s.", what, r.folder)
+        elif done.error is None:
+            log.info("drafter-online: the daemon keeps its own state, apart from the job's checkpoints.")
+        self._end(done.id, done.error)
+
+    def _ask(self, kind: Literal["save", "load"], folder: Path, seconds: float) -> tuple[int, _Request]:
+        number, request = next(self._numbers), _Request(kind, folder, time.monotonic() + seconds)
+        self._open[number] = request
+        return number, request
+
+    def _end(self, number: int, error: str | None) -> None:
+        r = self._open.pop(number, None)  # who takes it out reports its outcome
+        if r is None:
+            return
+        if error is not None:
+            self._fault("saving" if r.kind == "save" else "loading", error)
+        r.ended.set()
+
+
+# ---- the daemon's end -----------------------------------------------------------------------------------------------
 
 
 class Daemon(Protocol):
@@ -50,9 +154,10 @@ class JobCheckpoint:
 
     def __init__(self, service: Daemon) -> None:
         self.service = service
-        self.copies = Copies(service.config.dir)
-        self._waiting: deque[tuple[str, bool, CheckpointRequest]] = deque(maxlen=MOST)
-        self._loaded: tuple[Path, set[str]] | None = None  # the checkpoint that was taken over, and engines there then
+        self.home = service.config.dir
+        self._waiting: deque[tuple[str, str, CheckpointRequest]] = deque(maxlen=1024)
+        self._last: tuple[str, str] | None = None  # what was done last: kind, folder
+        self._for: set[str] = set()  # sessions that it was done for
 
     def ask(self, session: str, message: Message) -> None:
         """On the hub's thread: have it done, or say at once that it will not be."""
@@ -63,45 +168,123 @@ class JobCheckpoint:
         elif not good:
             self._answer(session, Done(request.id, False, f"the drafter's trainer does not answer: {why}"))
         else:
-            self._waiting.append((session, message.kind == "save", request))
+            self._waiting.append((session, message.kind, request))
 
     def run(self) -> None:
         """On the thread that trains: do what waits."""
         while self._waiting:
-            session, out, request = self._waiting.popleft()
+            session, kind, request = self._waiting.popleft()
             error = None
             try:
-                (self._save if out else self._load)(Path(request.folder))
-            except (DrafterError, OSError) as e:
-                error = str(e).removeprefix("drafter-online: ")
-                log.warning("drafter-online: %s", error)
+                if not self._done_for_sibling(session, (kind, request.folder)):
+                    (self._save if kind == "save" else self._load)(Path(request.folder))
             except Exception as e:  # the job waits for an answer
-                error = f"{type(e).__name__}: {e}"
-                log.warning("drafter-online: a checkpoint's copy failed (%s)", error, exc_info=e)
+                self._last = None
+                known = isinstance(e, DrafterError)
+                error = str(e).removeprefix("drafter-online: ") if known else f"{type(e).__name__}: {e}"
+                log.warning("drafter-online: %s", error, exc_info=None if known else e)
             self._answer(session, Done(request.id, error is None, error))
+
+    def _done_for_sibling(self, session: str, asked: tuple[str, str]) -> bool:
+        """Whether another replica that is still there asked for the same: all of them do, at one checkpoint."""
+        siblings = self._for & set(self.service.engines.by_session)
+        same = asked == self._last and bool(siblings) and session not in siblings
+        self._last, self._for = asked, (siblings if same else set()) | {session}
+        return same
 
     def _answer(self, session: str, done: Done) -> None:
         self.service.hub.send(session, Message("done", msgspec.to_builtins(done)))
 
     def _save(self, folder: Path) -> None:
-        if not self.copies.shares(folder):
-            self.service.save_all()
-        self.copies.out(folder)
+        """Copy the state to `folder`, in the place of an older copy there.
+
+        Raises:
+            ServiceError: the folder is not there (one that only the job sees would be made on another machine, where
+                the others do not find it), cannot be written, or is a part of this daemon's own.
+        """
+        self.service.save_all()
+        if not self._other(folder):
+            return
+        if not folder.is_dir():
+            raise ServiceError(
+                f"drafter-online: {folder} is not there for the daemon; put checkpoints on shared storage."
+            )
+        try:
+            _copy(self.home, folder)
+        except OSError as e:
+            raise ServiceError(
+                f"drafter-online: the drafter's state cannot be copied to {folder} ({_reason(e)}); make it writable "
+                "for the daemon, or free space."
+            ) from e
         log.info("drafter-online: the state was copied to %s.", folder)
 
     def _load(self, folder: Path) -> None:
-        there = {e.name for e in list(self.service.engines.by_session.values())}
-        checkpoint = folder.parent.parent  # .../replica_0/drafter
-        # A sibling had it done: replicas each name their own copy of one state.
-        if self._loaded is not None and self._loaded[0] == checkpoint and self._loaded[1] & there:
-            return
-        state = Checkpoints(folder / "state")
-        if not self.copies.other(folder):
+        """Put a copy in the place of what is here, which is set aside.
+
+        Raises:
+            DrafterError: there is none, it cannot be read or does not fit, or this daemon's folder cannot be written.
+        """
+        if not self._other(folder):
             return
         # Into the trainer first: what does not fit leaves everything as it is.
-        if not self.service.trainer.resume(state):
+        if not self.service.trainer.resume(Checkpoints(folder / "state")):
             raise ServiceError(f"drafter-online: there is no state of a drafter's training in {folder}.")
-        self.copies.back(folder)
+        try:
+            _copy(folder, self.home, self.home / REPLACED)
+        except OSError as e:
+            raise ServiceError(
+                f"drafter-online: the copy in {folder} cannot be taken over ({_reason(e)}); what was here is kept."
+            ) from e
         self.service.taken_over()
-        self._loaded = (checkpoint, there)
         log.info("drafter-online: training resumes from %s; what was here is set aside.", folder)
+
+    def _other(self, folder: Path) -> bool:
+        """Whether a folder is another one than this daemon's own.
+
+        Raises:
+            ServiceError: it is within a part of it, or not absolute.
+        """
+        if not folder.is_absolute():
+            raise ServiceError(f"drafter-online: {folder} is no absolute path; the daemon runs in another folder.")
+        there, here = folder.resolve(), self.home.resolve()
+        if any(there.is_relative_to(here / part) for part in (*PARTS, REPLACED)):
+            raise ServiceError(f"drafter-online: {folder} is a part of the daemon's own folder {here}; give another.")
+        return there != here
+
+
+def _copy(source: Path, target: Path, aside: Path | None = None) -> None:
+    """Copy the parts of one folder to another, whose own go to `aside`; what cannot be copied changes nothing there."""
+    store = Versions(source / "versions")
+    wanted = {store.promoted(), store.candidate(), store.latest()}
+
+    def unwanted(at: str, names: list[str]) -> list[str]:
+        old = [n for n in names if n.isdigit() and int(n) not in wanted] if Path(at).name == "versions" else []
+        return old + [n for n in names if n.startswith(".")]  # unfinished
+
+    with temporary_folder(target, ".copy") as new:
+        for part in PARTS:
+            if (source / part).is_dir():
+                shutil.copytree(source / part, new / part, copy_function=_link, ignore=unwanted)
+        aside = aside or new / "old"
+        shutil.rmtree(aside, ignore_errors=True)
+        aside.mkdir()
+        for part in PARTS:
+            for here, there in ((target / part, aside / part), (new / part, target / part)):
+                if here.is_dir():
+                    os.rename(here, there)
+
+
+def _link(source: str, target: str) -> str:
+    """Tensors are written once and replaced as files; anything else may be appended to."""
+    if source.endswith(".safetensors"):
+        with contextlib.suppress(OSError):  # another file system, or one without links
+            os.link(source, target)
+            return target
+    shutil.copy2(source, target)
+    return target
+
+
+def _reason(error: OSError) -> str:
+    if isinstance(error, shutil.Error) and error.args and error.args[0]:
+        return str(error.args[0][0][-1])
+    return error.strerror or str(error)

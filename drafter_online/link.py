@@ -45,15 +45,10 @@ class Link:
         WireError: the endpoint cannot be used, or would need a token.
     """
 
-    def __init__(
-        self,
-        endpoint: str,
-        hello: dict[str, Any],
-        *,
-        token: str | None = None,
-    ) -> None:
-        wire.require_token(endpoint, token)
-        wire.check_port(endpoint)
+    def __init__(self, endpoint: str, hello: dict[str, Any], *, token: str | None = None) -> None:
+        # Nothing waits for a daemon that is not there.
+        options = {zmq.IMMEDIATE: 1, zmq.RCVHWM: 64, zmq.RECONNECT_IVL: 200, zmq.RECONNECT_IVL_MAX: 2000}
+        self._context, self._socket, self._refusals = wire.open_socket(self, endpoint, token, options, serves=False)
         self.endpoint = endpoint
         self.hello = hello
         self.counts: Counter[str] = Counter()  # sent, sent_bytes, dropped, refused/<kind>, sessions, lost
@@ -67,26 +62,6 @@ class Link:
         self._next_connection = 0.0
         self._given_up = False  # a handshake failed since the last attempt
         self._logged: set[str] = set()
-        self._context = zmq.Context()
-        self._socket = self._context.socket(zmq.DEALER)
-        s = self._socket
-        s.setsockopt(zmq.LINGER, 0)
-        s.setsockopt(zmq.IMMEDIATE, 1)  # nothing waits for a daemon that is not there
-        s.setsockopt(zmq.SNDHWM, 64)
-        s.setsockopt(zmq.RCVHWM, 64)
-        s.setsockopt(zmq.MAXMSGSIZE, wire.MAX_FRAME)
-        self._refusals = wire.refusals(s)
-        wire.close_with(self, self._context, s, self._refusals)
-        s.setsockopt(zmq.RECONNECT_IVL, 200)
-        s.setsockopt(zmq.RECONNECT_IVL_MAX, 2000)
-        try:
-            if token is not None:
-                s.curve_publickey, s.curve_secretkey = zmq.curve_keypair()
-                s.curve_serverkey = wire.keys_of(token).public
-            s.connect(endpoint)
-        except (zmq.ZMQError, ValueError) as e:
-            self.close()
-            raise WireError("endpoint", f"{endpoint!r} cannot be connected to ({e})") from e
 
     @property
     def ready(self) -> bool:

@@ -1,13 +1,13 @@
 """Which engine gets which version: one has a new one on canary, the others follow when it is promoted.
 
-    release = Release(store)
+    release = Release(store, engines, publish_first, patience=60.0)
     release.published(7)
     release.offer(engine)            # (7, True): for one engine, as a canary; (6, False): what was promoted; None
     release.judge("engine-1", verdict)   # its verdict, recorded in the store
 
-Where the newest version stands is its `lifecycle.Life`. An engine that rolled a version back, or refused it, is not
-offered it again. A canary without a verdict within `patience` seconds (no traffic, or gone) is joined by another one.
-Engines take nothing older than what they run, so going back means publishing the old weights under a new number.
+An engine that rolled a version back, or refused it, is not offered it again. A canary without a verdict within
+`patience` seconds (no traffic, or gone) is joined by another one. Engines take nothing older than what they run, so
+going back means publishing the old weights under a new number.
 """
 
 from __future__ import annotations
@@ -17,9 +17,8 @@ import threading
 import time
 from collections.abc import Callable
 
-from drafter_online.engines import ConnectedEngine, VersionVerdict
+from drafter_online.engines import ConnectedEngine, Engines, VersionVerdict
 from drafter_online.errors import DrafterError, VersionError
-from drafter_online.lifecycle import Event, Life, State, Verdict
 from drafter_online.versions import Version, Versions
 
 log = logging.getLogger(__name__)
@@ -32,59 +31,36 @@ class Release:
 
     Args:
         store: verdicts are recorded there; what was promoted, and what has no verdict, are read from it at the start.
+        first: publishes the weights that engines were started with.
         patience: seconds that a canary may take before another engine is asked as well.
     """
 
-    def __init__(self, store: Versions, patience: float) -> None:
-        self.store = store
-        self.patience = patience
-        self.current = store.promoted()
-        self._newest = self._undecided()
+    def __init__(self, store: Versions, engines: Engines, first: Callable[[], int], patience: float) -> None:
+        self.store, self.engines, self.first, self.patience = store, engines, first, patience
         self.trusted: set[int] = set()  # promoted by hand: without a canary
+        self.canaries: dict[str, float] = {}  # engine -> since when it has the candidate on canary
         self.rolled_back = 0
-        self.problem: str | None = None
-        self._canaries: dict[str, float] = {}  # engine -> since when the candidate is with it
-        self._bad: dict[str, set[int]] = {}
+        self.problem: str | None = None  # why a verdict was not recorded
         self.offered = 0  # newest version that an engine may run, though it has not reported it yet
+        self._bad: dict[str, set[int]] = {}  # engine -> versions that it must not run
         self._lock = threading.RLock()
+        self.reread()
 
     def reread(self) -> None:
         """The store is another one now: forget the verdicts on the old one's versions, not what engines run."""
         with self._lock:
             self.current = self.store.promoted()
-            self._newest = self._undecided()
+            self.candidate = self.store.candidate(after=self.current)
+            """The version that waits for its verdict."""
             self.trusted.clear()
-            self._canaries.clear()
+            self.canaries.clear()
             self._bad.clear()
-
-    def _undecided(self) -> Life:
-        """Of the newest version without a verdict; of none where there is none."""
-        number = self.store.candidate(after=self.current)
-        return Life() if number is None else Life(number, State.OFFERED)
-
-    @property
-    def candidate(self) -> int | None:
-        """The version that waits for its verdict."""
-        return self._newest.version if self._newest.state in (State.OFFERED, State.CANARY) else None
-
-    @property
-    def pending(self) -> bool:
-        """Whether a version waits for its verdict."""
-        return self.candidate is not None
-
-    @property
-    def canaries(self) -> list[str]:
-        """Engines that have the candidate on canary."""
-        return list(self._canaries)
 
     def published(self, number: int) -> None:
         """A version is there to be tried; one that was not decided upon is left behind."""
         with self._lock:
-            if self.pending:
-                self._newest.apply(Event.SUPERSEDE)
-            self._newest = Life(number)
-            self._newest.apply(Event.OFFER)
-            self._canaries.clear()
+            self.candidate = number
+            self.canaries.clear()
 
     def offer(self, engine: ConnectedEngine) -> tuple[int, bool] | None:
         """What this engine should take now, and whether as a canary; None: nothing."""
@@ -93,74 +69,78 @@ class Release:
             if status.busy or now - engine.offered < AGAIN_SECONDS:
                 return None
             bad = self._bad.get(engine.name, set())
-            number: int | None = None
+            number = self.current
             if self.candidate is not None and self.candidate not in bad and self._may_try(engine.name, now):
-                if not self._canaries:
-                    self._newest.apply(Event.CLAIM)
-                self._canaries.setdefault(engine.name, now)
+                self.canaries.setdefault(engine.name, now)
                 number = self.candidate
-            elif self.current is not None and self.current not in bad:
-                number = self.current
-            if number is None or number <= status.version:
+            if number is None or number in bad or number <= status.version:
                 return None
             engine.offered = now
             self.offered = max(self.offered, number)
             return number, number not in self.trusted
 
     def _may_try(self, name: str, now: float) -> bool:
-        return name in self._canaries or all(now - since > self.patience for since in self._canaries.values())
+        return name in self.canaries or all(now - since > self.patience for since in self.canaries.values())
 
     def left(self, name: str) -> None:
         """An engine is gone: its canary will have no verdict."""
         with self._lock:
-            if self._canaries.pop(name, None) is not None and not self._canaries:
-                self._newest.apply(Event.LAPSE)
+            self.canaries.pop(name, None)
 
     def judge(self, name: str, found: VersionVerdict) -> bool:
         """Record an engine's verdict. Returns whether it is new."""
         with self._lock:
-            if found.verdict != "promoted":
+            good = found.verdict == "promoted"
+            if not good:
                 bad = self._bad.setdefault(name, set())
                 if found.version in bad:
                     return False
                 bad.add(found.version)
                 bad.difference_update(sorted(bad)[:-64])
             if found.version != self.candidate:
-                return found.verdict != "promoted"
-            self._record(found.version, found.verdict, f"{name}: {found.reason}")
-            self._newest.judge(found.verdict)
-            self._canaries.clear()
-            if found.verdict == "promoted":
-                self.current = found.version
-            else:
-                self.rolled_back += 1
+                return not good
+            try:
+                self.store.record(found.version, found.verdict, f"{name}: {found.reason}")
+                self.problem = None
+            except DrafterError as e:  # the verdict stands, though it is forgotten at a restart
+                self.problem = str(e)
+                log.warning("%s", e)
+            self._decided(found.version, good)
             return True
+
+    def _decided(self, number: int, good: bool) -> None:
+        if good:
+            self.current = number
+        else:
+            self.rolled_back += 1
+        if self.candidate is not None and (self.candidate == number or (good and self.candidate < number)):
+            self.candidate = None
+        self.canaries.clear()  # of a newer one, too: it waits until engines run this one
 
     # ---- by hand ----------------------------------------------------------------------------------------------------
 
-    def promote(self, number: int, running: int, reason: str = "by hand") -> int:
-        """Have every engine run version `number`; returns the number under which they will.
+    @property
+    def running(self) -> int:
+        """The newest version that an engine may run."""
+        return max(self.engines.newest, self.offered)
 
-        Args:
-            running: the newest version that an engine runs.
+    def promote(self, number: int, reason: str = "by hand") -> int:
+        """Have every engine run version `number`; returns the number under which they will.
 
         Raises:
             VersionError: it is missing or damaged, or the store cannot be written.
         """
         version = self.store.load(number)
         with self._lock:
-            if number < max(running, self.offered):
+            if number < self.running:
                 number = self._again(version)
             self.store.record(number, "promoted", reason)
-            self._settle(number)
+            self.trusted.add(number)
+            self._decided(number, True)
             return number
 
-    def rollback(self, number: int, running: int, first: Callable[[], int]) -> int | None:
+    def rollback(self, number: int) -> int | None:
         """Have no engine run version `number`; returns what they will run, None where they need not change.
-
-        Args:
-            running: the newest version that an engine runs.
-            first: publishes the weights that engines were started with, where no other version is promoted.
 
         Raises:
             VersionError: it is not in the store, or the store cannot be written.
@@ -169,34 +149,24 @@ class Release:
             raise VersionError(f"drafter-online: version {number} is not in the store; it has {self.store.numbers()}.")
         with self._lock:
             self.store.record(number, "rolled_back", "by hand")
-            self.rolled_back += 1
             if self.candidate == number:
-                self._newest.judge("rolled_back")
-                self._canaries.clear()
+                self.canaries.clear()
+                self.candidate = None
+            self.rolled_back += 1
             before = self.store.promoted()
-            if max(running, self.offered) < number:  # no engine runs it
+            if self.running < number:  # no engine runs it
                 self.current = before
                 return None
             try:
-                again = first() if before is None else self._again(self.store.load(before))
+                again = self.first() if before is None else self._again(self.store.load(before))
             except VersionError:
                 if before is None:
                     raise
-                again = first()  # what was promoted is damaged
+                again = self.first()  # what was promoted is damaged
             self.store.record(again, "promoted", f"by hand: version {number} was rolled back")
-            self._settle(again)
+            self.trusted.add(again)
+            self._decided(again, True)
             return again
-
-    def _settle(self, number: int) -> None:
-        self.trusted.add(number)
-        self.current = number
-        if self.candidate == number:
-            self._newest.judge("promoted")
-        elif self.candidate is not None and self.candidate < number:
-            self._newest.apply(Event.SUPERSEDE)
-        elif self._newest.state is State.CANARY:
-            self._newest.apply(Event.LAPSE)  # a newer one waits until engines run this one
-        self._canaries.clear()
 
     def _again(self, version: Version) -> int:
         """The same weights under a new number."""
@@ -210,11 +180,3 @@ class Release:
             parent=m.version,
             provenance={**m.provenance, "copy_of": m.version},
         )
-
-    def _record(self, number: int, verdict: Verdict, reason: str) -> None:
-        try:
-            self.store.record(number, verdict, reason)
-            self.problem = None
-        except DrafterError as e:  # the verdict stands, though it is forgotten at a restart
-            self.problem = str(e)
-            log.warning("%s", e)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import threading
 from collections import OrderedDict
-from collections.abc import Mapping
 from typing import Any
 
 MOST_PENDING = 1 << 16  # rewards kept for samples that have not come yet
@@ -54,25 +52,4 @@ class Rewards:
         rewards = cls()
         rewards.count, rewards._sum, rewards._squares = data["rewards"]
         rewards.pending.update(data["pending"])
-        return rewards
-
-
-class RewardInbox:
-    """Rewards on their way from the thread that receives them to the one that trains."""
-
-    def __init__(self) -> None:
-        self._waiting: dict[str, float] = {}
-        self._lock = threading.Lock()
-
-    def put(self, rewards: Mapping[str, float]) -> None:
-        """Rewards by request id; the oldest go where there are too many."""
-        with self._lock:
-            self._waiting.update(rewards)
-            for key in list(self._waiting)[: max(0, len(self._waiting) - MOST_PENDING)]:
-                del self._waiting[key]
-
-    def take(self) -> dict[str, float]:
-        """All that wait; none does afterwards."""
-        with self._lock:
-            rewards, self._waiting = self._waiting, {}
         return rewards

@@ -14,13 +14,14 @@ engine that disconnects costs its feedback. What is wrong is an alarm, and is tr
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import logging
 import math
 import os
 import threading
 import time
-from collections import Counter
+from collections import Counter, deque
 from typing import Any
 
 import msgspec
@@ -28,7 +29,7 @@ import msgspec
 from drafter_online import startup, wire
 from drafter_online.alarms import Alarms
 from drafter_online.buffer import add_all
-from drafter_online.engines import Admission, Engines, Hello, Progress, Status, VersionVerdict, read
+from drafter_online.engines import Admission, ConnectedEngine, Engines, Hello, Progress, Status, VersionVerdict, read
 from drafter_online.errors import BufferFileError, ServiceError, TrainingError, VersionError
 from drafter_online.fetch import piece
 from drafter_online.hub import Hub
@@ -37,7 +38,7 @@ from drafter_online.inbox import Inbox
 from drafter_online.job_checkpoint import JobCheckpoint
 from drafter_online.modes import normal_mode
 from drafter_online.release import Release
-from drafter_online.rewards import RewardInbox
+from drafter_online.rewards import MOST_PENDING
 from drafter_online.samples import Sample
 from drafter_online.settings import ServiceConfig
 from drafter_online.target import TargetParts
@@ -64,14 +65,14 @@ class Service:
         self.config = config
         self.started = time.time()
         token = wire.read_token(config.token_file)
-        wire.require_token(config.endpoint, token)
+        wire.check_endpoint(config.endpoint, token)
         self.engines = Engines()
         self.alarms = Alarms()
         self.inbox = Inbox(config.inbox_bytes)
         self.counts: Counter[str] = Counter()
         self.versions = Versions(config.dir / "versions", config.keep_versions)
         self._stop = threading.Event()
-        self.rewards = RewardInbox()
+        self.rewards: deque[tuple[str, float]] = deque(maxlen=MOST_PENDING)  # request, reward
         self._alone = time.monotonic()
         self._saved = time.monotonic()
         self._fresh = 0  # tokens that came since the start
@@ -87,7 +88,7 @@ class Service:
             self.trainer = startup.trainer(config, self.versions, self.alarms)
             self._published_at = self.trainer.counts.steps
             self._tokens_before = self.trainer.counts.tokens
-            self.release = Release(self.versions, config.patience)
+            self.release = Release(self.versions, self.engines, self.publish_first, config.patience)
             self.admission = Admission.of(self.trainer.drafter)
             self.hub = Hub(config.endpoint, self, token=token)
         except BaseException:
@@ -145,13 +146,12 @@ class Service:
         hello: Hello = read(body, Hello)
         if (refusal := self.admission.refusal(hello)) is not None:
             return refusal
-        self.engines.join(session, hello)
+        self.engines.by_session[session] = ConnectedEngine(hello)
         return None
 
     def gone(self, session: str) -> None:
         """An engine has disconnected."""
-        engine = self.engines.by_session.get(session)
-        self.engines.leave(session)
+        engine = self.engines.by_session.pop(session, None)
         if engine is not None:
             self.release.left(engine.name)
 
@@ -162,7 +162,7 @@ class Service:
         elif message.kind == "status":
             self._report(session, read(message.body, Status))
         elif message.kind == "rewards":
-            self.rewards.put(read(message.body, dict[str, float]))
+            self.rewards.extend(read(message.body, dict[str, float]).items())
         elif message.kind == "fetch":
             self.hub.send(session, piece(self.versions, message.body))
         elif message.kind == "target":
@@ -198,13 +198,9 @@ class Service:
         offer = self.release.offer(engine)
         if offer is not None:
             number, canary = offer
-            path = self.versions.path(number)
-            try:
-                manifest = (path / "manifest.json").read_bytes()
-            except OSError:  # the store was deleted: the next version will do
-                return
-            body = {"version": number, "canary": canary, "path": str(path.resolve()), "manifest": manifest}
-            self.hub.send(session, Message("offer", body))
+            with contextlib.suppress(OSError):  # the store was deleted: the next version will do
+                manifest = (self.versions.path(number) / "manifest.json").read_bytes()
+                self.hub.send(session, Message("offer", {"version": number, "canary": canary, "manifest": manifest}))
 
     def _log_verdict(self, engine: str, found: VersionVerdict) -> None:
         self.counts[f"verdict/{found.verdict}"] += 1
@@ -225,13 +221,14 @@ class Service:
         return self.config.passes * self._fresh - (self.trainer.counts.tokens - self._tokens_before)
 
     def _train(self) -> None:
-        pause, failures = BACK_OFF[0], 0
+        failures, again = 0, 0.0
         while not self._stop.is_set():
+            self.job_checkpoint.run()
             try:
-                worked = self._turn()
-                failures, pause = 0, BACK_OFF[0]
-                if not worked:
+                if time.monotonic() < again or not self._turn():
                     self._stop.wait(WAIT_SECONDS)
+                    continue
+                failures = 0
             except TrainingError as e:
                 self.alarms.set("training", f"training has ended: {str(e).removeprefix('drafter-online: ')}")
                 return
@@ -241,19 +238,11 @@ class Service:
                 text = f"{failures} training steps in a row failed, the last with {type(e).__name__}: {e}"
                 self.alarms.set("training", text)
                 log.debug("drafter-online: a training step failed", exc_info=e)
-                self._rest(pause)
-                pause = min(2 * pause, BACK_OFF[1])
-
-    def _rest(self, seconds: float) -> None:
-        """Wait, and do meanwhile what a job's checkpoint waits for."""
-        end = time.monotonic() + seconds
-        while time.monotonic() < end and not self._stop.wait(min(seconds, WAIT_SECONDS)):
-            self.job_checkpoint.run()
+                again = time.monotonic() + min(BACK_OFF[0] * 2 ** min(failures - 1, 16), BACK_OFF[1])
 
     def _turn(self) -> bool:
         """Take what came, make a micro-step where there is something to learn, publish where it is time."""
         self._take()
-        self.job_checkpoint.run()
         if time.monotonic() - self._saved > self.config.save_seconds:
             self._save()
         if self.trainer.counts.steps - self._published_at >= self.config.publish_every:
@@ -264,8 +253,7 @@ class Service:
             report = self.trainer.micro_step(self._stop.is_set)
         if report.skipped is not None:
             self.counts[f"skipped/{report.skipped}"] += 1
-            text = "the latest losses were not finite" if report.skipped == "not_finite" else None
-            self.alarms.set("loss", text)
+            self.alarms.set("loss", "the latest losses were not finite" if report.skipped == "not_finite" else None)
             return report.skipped not in ("empty", "out_of_memory")
         self.terms = {k: v for k, v in report.terms.items() if k != "loss"}
         self.length = report.acceptance.length
@@ -279,19 +267,17 @@ class Service:
         if samples:
             self._fresh += sum(map(len, samples))
             self.counts["refused_samples"] += len(add_all(self.trainer.buffer, samples))
-        if rewards := self.rewards.take():
+        if rewards := dict(self.rewards.popleft() for _ in range(len(self.rewards))):
             self.counts["rewards"] += self.trainer.buffer.reward(rewards)
-        found = self.parts.take()
-        if found:
+        if found := self.parts.take():
             with normal_mode():
-                counts = self.trainer.buffer.token_counts()
-                self.trainer.drafter.refresh(found, counts)
+                self.trainer.drafter.refresh(found, self.trainer.buffer.token_counts())
             self.counts["refreshed"] += 1
 
     def _publish(self) -> None:
         """What was learned, as a version, where that pays and no other one is still being tried."""
         waited = self.trainer.counts.steps - self._published_at
-        if self.release.pending and waited < 10 * self.config.publish_every:
+        if self.release.candidate is not None and waited < 10 * self.config.publish_every:
             return
         waits = self._credit() <= 0  # nothing better comes before new feedback does
         if not waits and not self.worth.pays(self.trainer.buffer, waited, self.config.publish_every):
@@ -317,7 +303,11 @@ class Service:
     def publish_first(self) -> int:
         """Publish the head that engines were started with; for going back where nothing else is good."""
         self.versions.floor = self.engines.newest
-        return startup.publish_first(self.config, self.versions)
+        made, dtype = startup.first_drafter(self.config), startup.dtype(self.config)
+        return self.versions.publish(
+            made.weights(dtype), made.config(dtype), base=made.base, kind=made.kind,
+            target_version=0, provenance={"copy_of": str(self.config.head or "a fresh head")},
+        )  # fmt: skip
 
     def _save(self) -> None:
         self._saved = time.monotonic()
@@ -350,29 +340,18 @@ class Service:
 
     def taken_over(self) -> None:
         """The trainer resumed another state, whose buffer and versions are in the folder now."""
-        running = max(self.engines.newest, self.release.offered)
         self.trainer.buffer = startup.buffer(self.config, self.alarms)
         self._published_at = self.trainer.counts.steps
         self._tokens_before, self._fresh = self.trainer.counts.tokens, 0
         self.parts = TargetParts()
         self.release.reread()
-        self.versions.floor = running
+        running = self.versions.floor = self.release.running
         before = self.release.current
         # Engines take nothing older than what they run, and under one number they may run something else.
         if running and (before is None or before <= running):
-            self.release.promote(self.publish_first() if before is None else before, running, "from a checkpoint")
+            self.release.promote(self.publish_first() if before is None else before, "from a checkpoint")
 
     # ---- what others ask --------------------------------------------------------------------------------------------
-
-    def promote(self, number: int) -> dict[str, Any]:
-        """See `Release.promote`."""
-        runs = self.release.promote(number, self.engines.newest, "by hand")
-        return {"version": number, "promoted": True, "runs_as": runs}
-
-    def rollback(self, number: int) -> dict[str, Any]:
-        """See `Release.rollback`."""
-        runs = self.release.rollback(number, self.engines.newest, self.publish_first)
-        return {"version": number, "rolled_back": True, "runs_as": runs}
 
     @property
     def trains(self) -> bool:

@@ -39,8 +39,9 @@ class ServiceConfig(BaseModel):
         16.0, gt=0, description="Times a token is trained on, on average, before training waits for new feedback."
     )
     buffer_bytes: int = Field(1 << 30, ge=1 << 16, description="Bytes of samples that are trained on.")
-    buffer: dict[str, Any] = Field(
-        {}, description="Which of them are kept, by name (docs/drafter.md): half_life, tail_quota, keep_versions, ..."
+    buffer: BufferConfig = Field(
+        BufferConfig(),
+        description="Which of them are kept (docs/drafter.md): half_life, tail_quota, keep_versions, ...",
     )
     inbox_bytes: int = Field(256 << 20, ge=1 << 16, description="Bytes of samples that may wait for the training.")
     recency: float = Field(
@@ -61,7 +62,7 @@ class ServiceConfig(BaseModel):
         False,
         description="Of one job: engines may have the state copied into its checkpoints, and taken from them.",
     )
-    training: dict[str, Any] = Field({}, description="Settings of the training, by name (docs/drafter.md).")
+    training: DrafterTraining = Field(DrafterTraining(), description="Settings of the training (docs/drafter.md).")
 
 
 def training_of(given: dict[str, Any]) -> DrafterTraining:
@@ -70,34 +71,22 @@ def training_of(given: dict[str, Any]) -> DrafterTraining:
     Raises:
         TrainingError: naming the first that is not one, or has a value it cannot have.
     """
-    return _checked(DrafterTraining, given, "training", TrainingError)
-
-
-def buffer_of(config: ServiceConfig) -> BufferConfig:
-    """What the buffer keeps.
-
-    Raises:
-        ServiceError: naming the first setting that is not one, or has a value it cannot have.
-    """
-    return _checked(BufferConfig, {"max_bytes": config.buffer_bytes, **config.buffer}, "buffer", ServiceError)
+    return _checked(DrafterTraining, given, "training.", TrainingError)
 
 
 def settings(given: dict[str, Any]) -> ServiceConfig:
     """The daemon's configuration.
 
     Raises:
-        ServiceError, TrainingError: naming the first knob that does not exist, or has a value it cannot have.
+        ServiceError: naming the first knob that does not exist, or has a value it cannot have.
     """
-    config = _checked(ServiceConfig, given, "", ServiceError)
-    buffer_of(config)
-    training_of(config.training)
-    return config
+    return _checked(ServiceConfig, given, "", ServiceError)
 
 
-def _checked(kind: type[M], given: dict[str, Any], section: str, error: type[DrafterError]) -> M:
+def _checked(kind: type[M], given: dict[str, Any], prefix: str, error: type[DrafterError]) -> M:
     try:
         return kind(**given)
     except ValidationError as e:
         first = e.errors()[0]
-        where = ".".join(filter(None, (section, *map(str, first["loc"]))))
+        where = prefix + ".".join(map(str, first["loc"]))
         raise error(f"drafter-online: {where} = {first['input']!r}: {first['msg']}.") from e

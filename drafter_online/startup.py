@@ -15,7 +15,7 @@ from drafter_online.architecture import target_config
 from drafter_online.buffer import Buffer
 from drafter_online.errors import BufferFileError, HeadError, ServiceError
 from drafter_online.files import try_lock
-from drafter_online.settings import ServiceConfig, buffer_of, training_of
+from drafter_online.settings import ServiceConfig
 from drafter_online.trainer import Trainer
 from drafter_online.versions import Versions
 
@@ -43,16 +43,21 @@ def lock_folder(folder: Path) -> int:
     return fd
 
 
-def first_drafter(config: ServiceConfig, train_lm_head: bool = False) -> model.TrainedDrafter:
+def first_drafter(config: ServiceConfig) -> model.TrainedDrafter:
     """The head or draft model to start from, in float32.
 
     Raises:
         HeadError: it cannot be read, or does not fit the target.
     """
     if config.head is not None:
-        return model.load(config.head, config.target, train_lm_head=train_lm_head)
+        return _load(config, config.head)
     size = config.draft_vocab or vocabulary.drafted(int(target_config(config.target).vocab_size))
-    return model.Eagle3(heads.fresh(config.target, draft_vocab_size=size), train_lm_head=train_lm_head)
+    fresh = heads.fresh(config.target, draft_vocab_size=size)
+    return model.Eagle3(fresh, train_lm_head=config.training.train_lm_head)
+
+
+def _load(config: ServiceConfig, folder: Path) -> model.TrainedDrafter:
+    return model.load(folder, config.target, train_lm_head=config.training.train_lm_head)
 
 
 def dtype(config: ServiceConfig) -> Any:
@@ -61,19 +66,6 @@ def dtype(config: ServiceConfig) -> Any:
         return getattr(torch, config.dtype)
     name = getattr(target_config(config.target), "dtype", None) or "bfloat16"
     return getattr(torch, str(name).removeprefix("torch."))
-
-
-def publish_first(config: ServiceConfig, versions: Versions) -> int:
-    """Publish the head to start from as a version, and return its number.
-
-    Raises:
-        HeadError, VersionError: it cannot be read or written.
-    """
-    made, of = first_drafter(config), dtype(config)
-    return versions.publish(
-        made.weights(of), made.config(of), base=made.base, kind=made.kind,
-        target_version=0, provenance={"copy_of": str(config.head or "a fresh head")},
-    )  # fmt: skip
 
 
 def trainer(config: ServiceConfig, versions: Versions, alarms: Alarms) -> Trainer:
@@ -85,14 +77,9 @@ def trainer(config: ServiceConfig, versions: Versions, alarms: Alarms) -> Traine
     parent = versions.candidate()
     if parent is not None:
         versions.load(parent)  # verified before it is built upon
-    training = training_of(config.training)
-    tuned = training.train_lm_head
-    if parent is None:
-        made = first_drafter(config, tuned)
-    else:
-        made = model.load(versions.path(parent), config.target, train_lm_head=tuned)
+    made = first_drafter(config) if parent is None else _load(config, versions.path(parent))
     found = Trainer(
-        made, buffer(config, alarms), training,
+        made, buffer(config, alarms), config.training,
         checkpoints=config.dir / "state", device=config.device, parent=parent,
     )  # fmt: skip
     found.resume()
@@ -101,7 +88,9 @@ def trainer(config: ServiceConfig, versions: Versions, alarms: Alarms) -> Traine
 
 def buffer(config: ServiceConfig, alarms: Alarms) -> Buffer:
     """The samples that were saved; empty, with an alarm, where they are damaged."""
-    keep = buffer_of(config)
+    keep = config.buffer
+    if "max_bytes" not in keep.model_fields_set:
+        keep = keep.model_copy(update={"max_bytes": config.buffer_bytes})
     try:
         return Buffer.load(config.dir / "buffer", keep) if config.keep_samples else Buffer(keep)
     except BufferFileError as e:

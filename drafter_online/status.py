@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Literal
+
+import msgspec
 
 from drafter_online.errors import DrafterError
 
@@ -42,7 +45,7 @@ def status(service: Service) -> dict[str, Any]:
             "running": {e.name: e.status.version for e in service.engines},
             "promoted": service.release.current,
             "canary": service.release.candidate,
-            "canary_engines": service.release.canaries,
+            "canary_engines": list(service.release.canaries),
             "latest": service.versions.latest(),
             "published": service.counts["published"],
             "failed": service.counts["failed_publications"],
@@ -63,31 +66,18 @@ def status(service: Service) -> dict[str, Any]:
         "engines": [
             {
                 "name": e.name,
-                "version": e.status.version,
-                "busy": e.status.busy,
-                "policy": e.status.policy,
-                "speculating": e.status.speculating,
-                "off": e.status.off,
                 "samples": e.samples,
                 "silent_seconds": round(time.monotonic() - e.last_message, 1),
-                "counts": e.status.counts,
-                "faults": e.status.faults,
+                **msgspec.to_builtins(e.status),
             }
             for e in service.engines
         ],
         "domains": {
-            name: {
-                "requests": d.requests,
-                "emitted": d.emitted,
-                "drafted": d.drafted,
-                "accepted": d.accepted,
-                "rate": d.rate,
-                "length": d.length,
-            }
+            name: {n: getattr(d, n) for n in ("requests", "emitted", "drafted", "accepted", "rate", "length")}
             for name, d in sorted(service.engines.domains.items())
         },
         "acceptance": {"rate": total.rate, "length": total.length},
-        "alarms": service.alarms.to_list(),
+        "alarms": [asdict(a) for a in service.alarms],
     }
 
 
@@ -95,12 +85,10 @@ def _lag(service: Service) -> float | None:
     """Seconds since the oldest weights that an engine runs were made; None where no engine runs any of ours."""
     ages = []
     for version in {e.status.version for e in service.engines}:
-        path = service.versions.path(version) / "manifest.json"
-        try:
-            ages.append(time.time() - path.stat().st_mtime)
-        except OSError:
-            continue
-    return round(max(ages), 1) if ages else None
+        with contextlib.suppress(OSError):
+            made = (service.versions.path(version) / "manifest.json").stat().st_mtime
+            ages.append(round(time.time() - made, 1))
+    return max(ages, default=None)
 
 
 def list_versions(versions: Versions, promoted: int | None) -> list[dict[str, Any]]:

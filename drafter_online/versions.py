@@ -30,7 +30,6 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from drafter_online import claims
 from drafter_online.errors import VersionError
 from drafter_online.files import digest, sha256, sync_folder, temporary_folder, write_synced
 from drafter_online.lifecycle import Verdict
@@ -77,27 +76,22 @@ class Version:
 
 @dataclass(frozen=True)
 class Event:
-    """A verdict on a version. `facts`: numbers that led to it."""
+    """A verdict on a version."""
 
     version: int
     verdict: Verdict
     reason: str
     time: str
-    facts: dict[str, Any]
 
 
 class Versions:
     """A folder of versions.
 
     Args:
-        keep: newest versions kept; the promoted one, and those on canary, are kept besides.
+        keep: newest versions kept; the promoted one is kept besides.
     """
 
     def __init__(self, folder: Path | str, keep: int = 4) -> None:
-        if keep < 1:
-            raise VersionError(
-                f"drafter-online: versions.keep = {keep} would delete what is published; use at least 1."
-            )
         self.folder = Path(folder)
         self.keep = keep
         self.floor = 0
@@ -204,7 +198,7 @@ class Versions:
         """Drop what retention does not keep; what cannot be deleted now is tried again at the next publication."""
         promoted = self.promoted()
         for number in self.numbers()[: -self.keep]:
-            if number != promoted and not claims.on_canary(self.path(number)):
+            if number != promoted:
                 # Renamed first: a reader sees the whole version or none.
                 doomed = self.folder / f".publish-old-{number:08d}-{uuid.uuid4().hex[:8]}"
                 try:
@@ -229,13 +223,7 @@ class Versions:
         """
         path = self.path(number) / MANIFEST
         try:
-            data = json.loads(path.read_bytes())
-            checksum = data.pop("checksum")
-            if data.pop("format") != FORMAT:
-                raise ValueError(f"its format is not {FORMAT!r}")
-            if checksum != digest(data):
-                raise ValueError("its checksum does not match")
-            found = Manifest(**data)
+            found = parse(path.read_bytes())
         except FileNotFoundError as e:
             have = f"it has {self.numbers()}" if self.folder.is_dir() else "the folder does not exist"
             raise VersionError(f"drafter-online: version {number} is not in {self.folder}; {have}.") from e
@@ -292,13 +280,13 @@ class Versions:
 
     # ---- verdicts ---------------------------------------------------------------------------------------------------
 
-    def record(self, number: int, verdict: Verdict, reason: str = "", **facts: Any) -> Event:
+    def record(self, number: int, verdict: Verdict, reason: str = "") -> Event:
         """Append a verdict to `events.jsonl`.
 
         Raises:
             VersionError: the file cannot be written.
         """
-        event = Event(number, verdict, reason, _now(), facts)
+        event = Event(number, verdict, reason, _now())
         line = json.dumps(dataclasses.asdict(event), separators=(",", ":")).encode() + b"\n"
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
@@ -325,10 +313,26 @@ class Versions:
         found = []
         for line in lines:
             try:
-                found.append(Event(**json.loads(line)))
-            except (ValueError, TypeError):
+                row = json.loads(line)
+                found.append(Event(row["version"], row["verdict"], row["reason"], row["time"]))
+            except (ValueError, TypeError, KeyError):
                 continue
         return found
+
+
+def parse(manifest: bytes) -> Manifest:
+    """The contents of a manifest.json.
+
+    Raises:
+        ValueError, KeyError, TypeError, AttributeError: it is damaged, or none.
+    """
+    data = json.loads(manifest)
+    checksum = data.pop("checksum")
+    if data.pop("format") != FORMAT:
+        raise ValueError(f"its format is not {FORMAT!r}")
+    if checksum != digest(data):
+        raise ValueError("its checksum does not match")
+    return Manifest(**data)
 
 
 def _check_payload(tensors: Mapping[str, Tensor], kind: Kind) -> None:

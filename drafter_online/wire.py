@@ -137,16 +137,9 @@ def _tensor(name: str, dtype: str, shape: list[int], data: bytes) -> Tensor:
 # ---- tokens, endpoints, keys ----------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Keys:
-    """CURVE's (Z85) of the daemon. The public one is known only to who has the token, too: it opens the connection."""
-
-    public: bytes
-    secret: bytes
-
-
-def keys_of(token: str) -> Keys:
-    """The daemon's keys, which both sides derive from the token; slowly, so that guessing is slow as well.
+def keys_of(token: str) -> tuple[bytes, bytes]:
+    """The daemon's keys for CURVE (Z85), public and secret, which both sides derive from the token; slowly, so that
+    guessing is slow as well. The public one is known only to who has the token, too: it opens the connection.
 
     Raises:
         WireError: this ZeroMQ has no CURVE.
@@ -155,18 +148,38 @@ def keys_of(token: str) -> Keys:
         raise WireError("token", "this ZeroMQ cannot encrypt, which a token needs; install pyzmq from its wheel")
     raw = hashlib.scrypt(token.encode(), salt=b"drafter-online", n=1 << 14, r=8, p=1, dklen=32)
     secret = z85.encode(raw)
-    return Keys(zmq.curve_public(secret), secret)
+    return zmq.curve_public(secret), secret
 
 
-def refusals(socket: Any) -> Any:
-    """A socket from which the failed handshakes of `socket` can be received."""
-    kinds = ("NO_DETAIL", "PROTOCOL", "AUTH")
-    return socket.get_monitor_socket(sum(int(getattr(zmq, f"EVENT_HANDSHAKE_FAILED_{k}")) for k in kinds))
+def open_socket(owner: object, endpoint: str, token: str | None, options: Mapping[Any, int], serves: bool) -> Any:
+    """One end of the wire: its context, its socket, and one from which its failed handshakes can be received.
 
-
-def close_with(owner: object, context: Any, *sockets: Any) -> None:
-    """Close `sockets` and `context` when `owner` is gone: a context collected before its sockets waits for ever."""
-    weakref.finalize(owner, _close, context, sockets)
+    Raises:
+        WireError: the endpoint cannot be used, or needs a token.
+    """
+    check_endpoint(endpoint, token)
+    context: Any = zmq.Context()
+    s = context.socket(zmq.ROUTER if serves else zmq.DEALER)
+    for option, value in {zmq.LINGER: 0, zmq.MAXMSGSIZE: MAX_FRAME, zmq.SNDHWM: 64, **options}.items():
+        s.setsockopt(option, value)
+    failed = sum(int(zmq.Event[f"HANDSHAKE_FAILED_{kind}"]) for kind in ("NO_DETAIL", "PROTOCOL", "AUTH"))
+    refusals = s.get_monitor_socket(failed)
+    # A context that is collected before its sockets would wait for ever.
+    weakref.finalize(owner, _close, context, (s, refusals))
+    try:
+        if token is not None:
+            public, secret = keys_of(token)
+            s.curve_publickey, s.curve_secretkey = (public, secret) if serves else zmq.curve_keypair()
+            if serves:
+                s.curve_server = True
+            else:
+                s.curve_serverkey = public
+        (s.bind if serves else s.connect)(endpoint)
+    except (zmq.ZMQError, ValueError) as e:
+        _close(context, (s, refusals))
+        what = "listened on ({}); is another daemon running there? Give another" if serves else "connected to ({})"
+        raise WireError("endpoint", f"{endpoint!r} cannot be {what.format(e)}") from e
+    return context, s, refusals
 
 
 def _close(context: Any, sockets: tuple[Any, ...]) -> None:
@@ -211,17 +224,14 @@ def is_local(endpoint: str) -> bool:
         return False
 
 
-def require_token(endpoint: str, token: str | None) -> None:
-    """Raises WireError where an endpoint that others can reach would be without a token."""
+def check_endpoint(endpoint: str, token: str | None) -> None:
+    """Raises WireError where others can reach an endpoint (or a host) and it would be without a token, or where a TCP
+    endpoint has no port; ZeroMQ takes any number, and wraps it.
+    """
     if token is None and not is_local(endpoint):
         raise WireError(
-            "token",
-            f"{endpoint} can be reached from other machines, which needs a token; set {TOKEN_VARIABLE}",
+            "token", f"{endpoint} can be reached from other machines, which needs a token; set {TOKEN_VARIABLE}"
         )
-
-
-def check_port(endpoint: str) -> None:
-    """Raises WireError where a TCP endpoint has no port; ZeroMQ takes any number, and wraps it."""
     port = endpoint.rpartition(":")[2]
     if endpoint.startswith("tcp://") and port != "*" and not (port.isdigit() and int(port) < 1 << 16):
         raise WireError("endpoint", f"{endpoint!r} cannot be used; a port is 1 to 65535, as in tcp://127.0.0.1:5765")

@@ -60,7 +60,7 @@ MEASURES: dict[str, tuple[str, ...]] = {
     "reuse": JOB,
     "rollout": ENGINE,
     "runners": ("cpu/vllm_cpu_v2",),
-    "scale": ("benchmarks/scale", "drafter_online/canary.py", "drafter_online/shared_canary.py"),
+    "scale": ("benchmarks/scale", "drafter_online/canary.py", "drafter_online/release.py"),
     "serve": (*ENGINE, *HEAD),
     "swap": ("rollspec/head", "rollspec/engine/vllm"),
     "traffic": (*ENGINE, *HEAD, "examples/production_traffic"),

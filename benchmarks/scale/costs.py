@@ -7,7 +7,6 @@ cluster that was not there; they are few, named, and written into the result.
 from __future__ import annotations
 
 import json
-import os
 import tempfile
 import time
 from collections.abc import Callable
@@ -43,11 +42,10 @@ class World:
     drafts_per_second: float = 400.0  # scored by a replica with a canary
     bad_versions: float = 0.1  # share of versions that their canary rolls back
     poll: float = 1.0
-    lease: float = 10.0
+    lease: float = 20.0  # `drafter_online.hub.SILENT_SECONDS`
     trainer_link: float = 12.5e9  # 100 Gbit/s
     replica_link: float = 3.1e9  # 25 Gbit/s
     store_links: float = 25e9  # of a store, over all readers
-    store_operations: float = 20_000.0  # names and small files per second
     trained_tokens: float = 20_000.0  # that the trainer learns from per second
     inbox_bytes: float = float(1 << 30)
     load: float = 0.7  # of the trainer's end, at most
@@ -57,7 +55,7 @@ class World:
 
 @dataclass(frozen=True)
 class Measured:
-    """What was measured: seconds per byte with the project's code, seconds and file operations of a look at the store.
+    """What was measured: seconds per byte with the project's code, seconds that the daemon takes for a report.
 
     `swap_seconds` is None where `benchmarks/results/swap.json` does not say.
     """
@@ -66,9 +64,7 @@ class Measured:
     load_seconds_per_byte: float
     unpack_seconds_per_byte: float
     pack_seconds_per_byte: float
-    look_seconds: float
-    look_operations: float
-    beat_seconds: float
+    report_seconds: float
     swap_seconds: float | None
 
 
@@ -108,11 +104,12 @@ def derived(w: World) -> dict[str, float]:
 
 
 def measure(quick: bool = False) -> Measured:
-    """Publish, verify, pack, unpack and look, in a temporary folder; medians."""
+    """Publish, verify, pack, unpack and report, in a temporary folder; medians."""
     import torch
 
+    from drafter_online.engines import ConnectedEngine, Engines, Hello, Status, read
+    from drafter_online.release import Release
     from drafter_online.samples import Sample, Verify, VerifyStep
-    from drafter_online.shared_canary import SharedCanary
     from drafter_online.versions import Versions
 
     size, repeats = ((1 << 20), 2) if quick else ((64 << 20), 5)
@@ -137,16 +134,17 @@ def measure(quick: bool = False) -> Measured:
         blob = sample.to_bytes()
         pack = _median(sample.to_bytes, repeats)
         unpack = _median(lambda: Sample.from_bytes(blob), repeats)
-        replica = SharedCanary(store, "a")
-        number = store.latest() or 0
-        replica.decide(0)
-        beat = _median(replica.beat, 5 * repeats)
-        replica.conclude("promoted")
-        look = _median(lambda: replica.decide(number), 20 * repeats)
-        operations = _operations(lambda: replica.decide(number))
-    return Measured(
-        publish / size, load / size, unpack / len(blob), pack / len(blob), look, operations, beat, _swap_seconds()
-    )
+        engines = Engines()
+        engines.by_session["s"] = ConnectedEngine(Hello("a", "b", []))
+        release = Release(store, engines, lambda: 0, 60.0)
+
+        def report() -> None:
+            engine = engines.report("s", read({"version": store.latest() or 0, "verdicts": [[1, "promoted"]]}, Status))
+            if engine is not None:
+                release.offer(engine)
+
+        told = _median(report, 20 * repeats)
+    return Measured(publish / size, load / size, unpack / len(blob), pack / len(blob), told, _swap_seconds())
 
 
 def earlier(path: Path) -> tuple[Measured, dict[str, Any]]:
@@ -169,27 +167,6 @@ def _median(do: Callable[[], Any], repeats: int) -> float:
         do()
         times.append(time.perf_counter() - begin)
     return sorted(times)[len(times) // 2]
-
-
-def _operations(do: Callable[[], Any]) -> float:
-    """File operations that `do` makes: listings and opened files, whether or not they are there."""
-    counts = 0
-    listdir, read_bytes = os.listdir, Path.read_bytes
-
-    def counted(function: Callable[..., Any]) -> Callable[..., Any]:
-        def call(*args: Any) -> Any:
-            nonlocal counts
-            counts += 1
-            return function(*args)
-
-        return call
-
-    os.listdir, Path.read_bytes = counted(listdir), counted(read_bytes)  # type: ignore[assignment, method-assign]
-    try:
-        do()
-    finally:
-        os.listdir, Path.read_bytes = listdir, read_bytes  # type: ignore[method-assign]
-    return float(counts)
 
 
 def _swap_seconds() -> float | None:

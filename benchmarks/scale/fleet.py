@@ -1,9 +1,9 @@
 """Versions through a fleet: published every so often, tried by one replica, taken by the others, at their own polls.
 
-The rules are those of `drafter_online.shared_canary` (test_scale.py holds the two against each other): a
-version is claimed by whichever replica looks first while no canary lives; that of a replica that dies passes on when
-its lease is over; the newest promoted version is taken; what a canary rolls back no other replica sees. Replicas look
-every `poll` seconds, each at a phase of its own.
+The rules are those of `drafter_online.release` (test_scale.py holds the two against each other): a version goes to
+whichever replica reports first while none has it on canary; that of a replica that dies passes on when it has been
+silent for `lease`; the newest promoted version is taken; what a canary rolls back no other replica sees. Replicas
+report every `poll` seconds, each at a phase of its own.
 """
 
 from __future__ import annotations

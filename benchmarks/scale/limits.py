@@ -13,9 +13,9 @@ from benchmarks.scale.feedback import rate_for, server_seconds
 def limits(w: World, m: Measured) -> dict[str, float]:
     """Replicas at which something gives out.
 
-    star, store: a version takes as long to spread as until the next one. look: the store's operations are all spent on
-    looking. record_all: the trainer's end is full if every response is recorded. one_in_100: fewer than one response in
-    a hundred can be recorded.
+    star, store: a version takes as long to spread as until the next one. look: the daemon's one core does nothing but
+    take reports. record_all: the trainer's end is full if every response is recorded. one_in_100: fewer than one
+    response in a hundred can be recorded.
     """
     size = version_bytes(w)
     room = w.load * w.response_tokens / server_seconds(w, m)  # tokens per second
@@ -23,7 +23,7 @@ def limits(w: World, m: Measured) -> dict[str, float]:
     return {
         "star": w.publish_every * min(w.trainer_link, w.replica_link) / size,
         "store": w.publish_every * (w.store_links // w.replica_link) * w.replica_link / size,
-        "look": w.store_operations * w.poll / m.look_operations,
+        "look": w.poll / m.report_seconds,
         "record_all": room / w.tokens_per_second,
         "one_in_100": 100 * used / w.tokens_per_second,
         "rate_at_1024": rate_for(1024, w, m),
@@ -36,8 +36,7 @@ def sentences(result: dict[str, Any]) -> list[str]:
     return [
         f"One sender keeps up with a version every {w['publish_every']:.0f} s up to {x['star']:.0f} replicas, a shared "
         f"store up to {x['store']:.0f}; passed on from replica to replica there is no such limit.",
-        f"Looking every {w['poll']:g} s spends {w['store_operations']:.0f} file operations per second at "
-        f"{x['look']:.0f} replicas.",
+        f"Reports every {w['poll']:g} s take a whole core of the daemon at {x['look']:.0f} replicas.",
         f"All responses can be recorded up to {x['record_all']:.1f} replicas; at 1,024 the trainer's budget allows "
         f"{100 * x['rate_at_1024']:.2f} %.",
     ]

@@ -142,11 +142,6 @@ class DrafterConfig(Section):
     )
     device: str = Field("cpu", description="Of `dedicated`: torch device of the trainer that rollspec starts.")
     ray: RayConfig = RayConfig()
-    versions: Path | None = Field(
-        None,
-        description="Folder of versions that several engines share: one tries a version, the others take it when "
-        "it is promoted. One of them trains, and publishes there. Unset: in `dir`, alone.",
-    )
     draft_vocab: int | None = Field(
         None,
         ge=1,

@@ -66,13 +66,11 @@ class RollspecConfig(Section):
             )
         if "draft_model" in drafters and self.proposal.learned.model is None:
             raise ValueError("proposal.drafters has draft_model and proposal.learned.model is unset: give its folder")
-        mode = None if self.drafter.mode == "off" else self.drafter.mode
-        for knob, value in (("drafter.mode", mode), ("drafter.versions", self.drafter.versions)):
-            if value is not None and not {"eagle3", "draft_model"} & set(drafters):
-                raise ValueError(
-                    f"{knob} = {value} is for a learned drafter, and proposal.drafters = {list(drafters)} has none: "
-                    f"add eagle3 or draft_model, or unset {knob}"
-                )
+        if self.drafter.mode != "off" and not {"eagle3", "draft_model"} & set(drafters):
+            raise ValueError(
+                f"drafter.mode = {self.drafter.mode} is for a learned drafter, and proposal.drafters = "
+                f"{list(drafters)} has none: add eagle3 or draft_model, or set drafter.mode to off"
+            )
         tuning, k_max, arms = self.tuning, self.proposal.k_max, self.tuning.arms or ()
         if len(set(arms)) != len(arms):
             raise ValueError(f"tuning.arms = {list(arms)} must name each draft length once: remove one")

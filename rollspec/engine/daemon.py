@@ -8,8 +8,6 @@ drafter.dir.
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
 import hashlib
 import json
 import logging
@@ -19,10 +17,10 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from drafter_online.files import try_lock
 from rollspec.config import RollspecConfig
 from rollspec.machine import TRAINER_CORES
 
@@ -87,10 +85,11 @@ def _process(config: RollspecConfig, target: str) -> str:
     folder.mkdir(parents=True, exist_ok=True)
     run = _private(_short(str(folder.resolve())))  # short: the path of a socket has 107 bytes at most
     endpoint = f"ipc://{run}/wire"
-    with _locked(run / "start.lock"):
-        if _alive(run / "process"):
-            return endpoint
-        given = {**options(config, target, folder), "endpoint": endpoint}
+    lock = try_lock(run / "lock")
+    if lock is None:  # the trainer that another replica started has it
+        return endpoint
+    given = {**options(config, target, folder), "endpoint": endpoint}
+    try:
         with open(folder / "daemon.log", "ab") as log:
             process = subprocess.Popen(
                 [sys.executable, "-m", "rollspec.engine.daemon", json.dumps(given)],
@@ -99,10 +98,11 @@ def _process(config: RollspecConfig, target: str) -> str:
                 stderr=log,
                 start_new_session=True,
                 env=_environment(config),
+                pass_fds=[lock],  # which the trainer keeps until it ends, in whatever way
             )
-        # Reaped when it ends, so that it is not taken for alive.
-        threading.Thread(target=process.wait, name="rollspec-daemon", daemon=True).start()
-        (run / "process").write_text(str(process.pid))
+        threading.Thread(target=process.wait, name="rollspec-daemon", daemon=True).start()  # no zombie
+    finally:
+        os.close(lock)
     return endpoint
 
 
@@ -128,24 +128,6 @@ def _job() -> str:
 
 def _short(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:12]
-
-
-@contextlib.contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    with open(path, "w") as f:
-        fcntl.flock(f, fcntl.LOCK_EX)
-        yield
-
-
-def _alive(path: Path) -> bool:
-    """Whether the process whose number is in a file runs, and is one of ours."""
-    try:
-        number = int(path.read_text())
-        stat = Path(f"/proc/{number}/stat").read_text()
-        command = Path(f"/proc/{number}/cmdline").read_bytes()
-    except (OSError, ValueError):
-        return False
-    return stat.rpartition(")")[2].split()[0] != "Z" and b"rollspec.engine.daemon" in command
 
 
 def _take_cores() -> None:

@@ -4,6 +4,5 @@ draft_head.py   `DraftHead`: its passes, the hidden states it keeps, positions t
 host.py         `Host`: all that it needs of the worker
 capture.py      training samples from what the target computes anyway
 idle.py         training in the engine's idle time; dedicated.py: in a process of its own (training.py: what both share)
-follow.py       a store of versions that several engines share
 swap/           new weights into the running engine, on canary, promoted or rolled back
 """

@@ -214,7 +214,7 @@ def _fetched(args: Any, path: str) -> str:
 def _publishable(args: Any, config: RollspecConfig, path: str) -> str:
     """The head at `path`, or its copy in the layout of versions where the engine gets versions and it has another."""
     plain, source, target = _read(path), Path(path), str(args.model)
-    if plain is None or not (config.drafter.trains or config.drafter.versions is not None):
+    if plain is None or not config.drafter.trains:
         return path
     names = _names(source)
     own = ["embed_tokens.weight", *([] if "d2t" in names else ["lm_head.weight"])]

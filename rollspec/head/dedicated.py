@@ -16,6 +16,7 @@ import socket
 import tempfile
 import threading
 import time
+import uuid
 from collections import deque
 from collections.abc import Iterator
 from itertools import islice
@@ -23,10 +24,10 @@ from pathlib import Path
 from typing import Any
 
 from drafter_online import target, wire
-from drafter_online.checkpoint_client import CheckpointClient
 from drafter_online.engines import Progress, read
 from drafter_online.errors import DrafterError
 from drafter_online.fetch import Fetch
+from drafter_online.job_checkpoint import CheckpointClient
 from drafter_online.lifecycle import Verdict
 from drafter_online.link import Link
 from drafter_online.wire import Message
@@ -52,14 +53,15 @@ class DedicatedTraining(HeadTraining):
     def __init__(self, head: TrainedHead) -> None:
         super().__init__(head)
         self.domains = head.domains = Domains(head.bridge.running)
-        self.counts = {"sent": 0, "dropped": 0, "rewards": 0, "offers": 0, "fetched": 0}
+        self.counts = {"sent": 0, "feedback_dropped": 0, "rewards": 0, "offers": 0, "fetched": 0}
         self.checkpoints = CheckpointClient(self._fault)
         self.progress: Progress | None = None  # of the daemon's training, in its last message
         self._verdicts: deque[tuple[int, str, str]] = deque(maxlen=16)
         self._fetch: Fetch | None = None
         self._asked = 0.0  # when the last piece was asked for
-        self._cache: Path | None = None
+        self._cache = Path(tempfile.gettempdir()) / f"rollspec-versions-{uuid.uuid4().hex}"
         self._canary = True  # of the version that is fetched
+        self._given: int | None = None  # the version in the cache that the swapper has
         self._pieces: Iterator[Message] | None = None
         self._pieces_of = 0
         self._reported = 0.0
@@ -77,7 +79,7 @@ class DedicatedTraining(HeadTraining):
 
     def info(self) -> dict[str, Any]:
         """What was sent and taken so far, and how the daemon's training goes."""
-        counts, p = self.link.counts, self.progress
+        p = self.progress
         progress: dict[str, Any] = {} if p is None else {
             "loss": p.loss, "terms": p.terms, "length": p.length, "samples": p.samples,
             "step_age_seconds": p.step_age, "hangs": p.hangs,
@@ -87,27 +89,25 @@ class DedicatedTraining(HeadTraining):
             "endpoint": self.link.endpoint,
             "away": self.link.away,
             "error": self.error,
-            "sent": self.counts["sent"],
-            "sent_bytes": counts["sent_bytes"],
-            "feedback_dropped": self.counts["dropped"],
-            "sessions": counts["sessions"],
-            "lost": counts["lost"],
-            "offers": self.counts["offers"],
-            "fetched": self.counts["fetched"],
             "private": self.domains.private,
+            **self.counts,
+            **{name: self.link.counts[name] for name in ("sent_bytes", "sessions", "lost")},
         }
 
     def save(self, folder: Path) -> bool:
         """Have the daemon copy its state to `folder`; False where it does not, or keeps its state to itself."""
         if self._stop.is_set() or not self._thread.is_alive():
             return False
-        return self.checkpoints.save(folder, self.link.away)
+        return self.checkpoints.save(_of_job(folder))
 
     def load(self, folder: Path) -> bool:
         """Have the daemon resume from a copy that `save` made, once it listens; False where there is none."""
         home = self.head.bridge.config.history.dir
-        if not folder.is_dir() or (home is not None and folder.resolve() == (home / "drafter").resolve()):
-            return False  # below history.dir it is the daemon's own, which it has read
+        if home is not None and folder.resolve() == (home / "drafter").resolve():
+            return False  # the daemon's own, which it has read
+        folder = _of_job(folder)
+        if not folder.is_dir():
+            return False
         self.checkpoints.load(folder)
         return True
 
@@ -123,44 +123,44 @@ class DedicatedTraining(HeadTraining):
         while not self._stop.is_set():
             for message in self.link.poll(TICK_SECONDS):
                 self._handle(message)
+            self.checkpoints.tick(self.link)
             away = self.link.away is not None
             if self.head.capture is not None:
                 self.head.capture.paused = away
             if away:
                 self._drop()
                 continue
-            self.checkpoints.send(self.link)
             self._report()
+            self._continue()  # before samples, which fill the window
             self._ship()
-            self._continue()
 
     def _close(self) -> None:
-        self.checkpoints.away("the connection has ended")
         self.link.close()
-        self._give_up()
-        if self._cache is not None:
-            shutil.rmtree(self._cache, ignore_errors=True)
+        self.link.away = "the connection has ended"
+        self.checkpoints.tick(self.link)
+        shutil.rmtree(self._cache, ignore_errors=True)
 
     def _drop(self) -> None:
         """No daemon listens: what waits is of no use later."""
-        self.checkpoints.away(str(self.link.away))
         self.progress = None
         capture = self.head.capture
         if capture is not None and capture.ready:
-            self.counts["dropped"] += len(capture.take())
+            self.counts["feedback_dropped"] += len(capture.take())
         self._rewards.clear()
-        self._pieces = None
-        self._give_up()
+        self._pieces = self._fetch = None
 
     def _report(self) -> None:
         now = time.monotonic()
         if now - self._reported < STATUS_SECONDS:
             return
         self._reported = now
+        if self._given is not None and any(version == self._given for version, *_ in list(self._verdicts)):
+            self._given = None
+            shutil.rmtree(self._cache, ignore_errors=True)  # a process that is killed later leaves nothing
         bridge, swapper, capture = self.head.bridge, self.head.swapper, self.head.capture
         assert swapper is not None
         counts: dict[str, float] = {f"link_{k}": v for k, v in self.link.counts.items()}
-        counts |= {"dropped": self.counts["dropped"], "private": self.domains.private}
+        counts |= {"dropped": self.counts["feedback_dropped"], "private": self.domains.private}
         if capture is not None:
             counts |= {f"capture_{k}": v for k, v in capture.counts.items()}
         body = {
@@ -170,11 +170,9 @@ class DedicatedTraining(HeadTraining):
             "speculating": bridge.state()[0] != "none",
             "off": list(bridge.engine.tuner.guard.off),
             "domains": self.domains.to_dict(),
-            "verdicts": [list(t) for t in self._verdicts],
+            "verdicts": [list(t) for t in list(self._verdicts)],
             "counts": counts,
-            "faults": [
-                f[:200] for f in ([bridge.fault] if bridge.fault else []) + ([self.error] if self.error else [])
-            ],
+            "faults": [f[:200] for f in (bridge.fault, self.error) if f],
         }
         self.link.send(Message("status", body))
 
@@ -186,7 +184,7 @@ class DedicatedTraining(HeadTraining):
                 for part in sample.windows():
                     tensors, record = part.parts()
                     sent = self.link.send(Message("samples", record, tensors))
-                    self.counts["sent" if sent else "dropped"] += 1
+                    self.counts["sent" if sent else "feedback_dropped"] += 1
         while self._rewards and self.link.ready:
             some = [self._rewards.popleft() for _ in range(min(len(self._rewards), MOST_REWARDS))]
             self.link.send(Message("rewards", dict(some)))
@@ -218,26 +216,21 @@ class DedicatedTraining(HeadTraining):
                 self.checkpoints.answered(message.body)
         except DrafterError as e:
             version = message.body.get("version")
-            self._give_up()
+            self._fetch = None
             if isinstance(version, int):
                 self._judged(version, "refused", str(e))
             logger.warning("rollspec: %s", str(e).removeprefix("drafter-online: "))
 
     def _offered(self, body: dict[str, Any]) -> None:
         swapper = self.head.swapper
-        number, path, manifest = body.get("version"), body.get("path"), body.get("manifest")
-        if not (isinstance(number, int) and isinstance(path, str) and isinstance(manifest, bytes)):
-            return
+        number, manifest = body.get("version"), body.get("manifest")
         assert swapper is not None
-        if swapper.busy or self._fetch is not None or number <= swapper.version:
+        if not (isinstance(number, int) and isinstance(manifest, bytes)) or number <= swapper.version:
+            return
+        if swapper.busy or self._fetch is not None:
             return
         self.counts["offers"] += 1
         self._canary = bool(body.get("canary", True))
-        if _same(Path(path) / "manifest.json", manifest):
-            swapper.offer(Path(path), self._canary)
-            return
-        if self._cache is None:
-            self._cache = Path(tempfile.mkdtemp(prefix="rollspec-versions-"))
         self._fetch = Fetch(manifest, self._cache)
         self._asked = 0.0
 
@@ -247,23 +240,13 @@ class DedicatedTraining(HeadTraining):
             return
         wanted = self._fetch.wants()
         if wanted is not None:
-            self._asked = time.monotonic()
-            self.link.send(Message("fetch", wanted))
-            return
-        fetch, self._fetch = self._fetch, None
-        try:
-            path = fetch.done()
-        except DrafterError as e:
-            self._judged(fetch.number, "refused", str(e))
+            if self.link.ready and self.link.send(Message("fetch", wanted)):
+                self._asked = time.monotonic()
             return
         self.counts["fetched"] += 1
         assert self.head.swapper is not None
-        self.head.swapper.offer(path, self._canary)
-
-    def _give_up(self) -> None:
-        if self._fetch is not None:
-            self._fetch.close()
-        self._fetch = None
+        self.head.swapper.offer(self._fetch.path, self._canary)
+        self._given, self._fetch = self._fetch.number, None
 
     # ---- the target's own tensors -----------------------------------------------------------------------------------
 
@@ -274,8 +257,7 @@ class DedicatedTraining(HeadTraining):
             self._pieces = target.pieces(weights, self.name, self._pieces_of)
 
 
-def _same(path: Path, content: bytes) -> bool:
-    try:
-        return path.read_bytes() == content
-    except OSError:
-        return False
+def _of_job(folder: Path) -> Path:
+    """The daemon's place in a checkpoint: one beside the replicas' own, whose names are `replica_<i>/drafter`."""
+    replica = folder.parent
+    return replica.parent / folder.name if replica.name.startswith("replica_") else folder

@@ -27,7 +27,6 @@ from rollspec.drafting.requests import StepResult
 from rollspec.head.capture import Capture
 from rollspec.head.domains import Domains
 from rollspec.head.drafter_kv import DrafterKV, Entry
-from rollspec.head.follow import Follower
 from rollspec.head.host import Host, Specialists
 from rollspec.head.ranks import NOTHING, Ranks
 from rollspec.head.swap import Swapper
@@ -85,7 +84,6 @@ class DraftHead:
         self.swapper: Swapper | None = None
         self.training: HeadTraining | None = None
         self.domains: Domains | None = None
-        self.follower: Follower | None = None
         self.specialists: Specialists | None = None
         self.capture: Capture | None = None
         if self.trainable and bridge.drafting and bridge.config.drafter.captures:
@@ -221,8 +219,6 @@ class DraftHead:
             out["capture"] = self.capture.info()
         if self.training is not None:
             out["training"] = self.training.info()
-        if self.follower is not None:
-            out["following"] = self.follower.info()
         if self.specialists is not None:
             out["specialists"] = self.specialists.info()
         return out

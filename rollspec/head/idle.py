@@ -11,7 +11,6 @@ publication, and a saved state that is damaged is begun anew.
 
 from __future__ import annotations
 
-import os
 import shutil
 import tempfile
 import threading
@@ -21,7 +20,6 @@ from typing import Any
 
 from drafter_online.buffer import Buffer, BufferConfig, add_all
 from drafter_online.errors import BufferFileError, DrafterError, TrainingError
-from drafter_online.files import try_lock
 from drafter_online.idle import EngineState, Idle
 from drafter_online.model import load
 from drafter_online.trainer import DrafterTraining, Trainer
@@ -36,9 +34,6 @@ QUIET_SECONDS = 0.05
 LOCK_SECONDS = 10.0
 """How long saving and loading wait for a micro-step to end; one that hangs must not hold up the job."""
 
-LOOK_SECONDS = 1.0
-"""Between two looks whether the replica that trains for all has gone."""
-
 
 class IdleTraining(HeadTraining):
     """One worker's training thread."""
@@ -49,8 +44,6 @@ class IdleTraining(HeadTraining):
         self.acceptance: list[float] = []  # of the latest training windows, per training-time-test step
         self.length = 1.0  # the same as an acceptance length
         self.terms: dict[str, float] = {}  # of the latest loss
-        self._lock_file: int | None = None  # of a shared store: this replica trains for all
-        self._looked = -LOOK_SECONDS
         self._stepped = time.perf_counter()
         self._inside = False
         self._version = -1
@@ -161,15 +154,13 @@ class IdleTraining(HeadTraining):
     @property
     def versions(self) -> Path:
         """The store that is published to."""
-        return self.config.versions or self.folder / "versions"
+        return self.folder / "versions"
 
     def _offer_promoted(self) -> None:
         """The engine starts with the head that it was given; the version that was promoted last is better.
 
         It was promoted after a canary. A canary that ended with its engine has no verdict and is not taken.
         """
-        if self.config.versions is not None:
-            return  # the follower takes it
         store = Versions(self.versions)
         number = store.promoted()
         if number is not None and self.head.swapper is not None:
@@ -190,19 +181,11 @@ class IdleTraining(HeadTraining):
                     if self._due and (worked or not self._forbidden()):
                         self._publish()
 
-    def _close(self) -> None:
-        if self._lock_file is not None:
-            os.close(self._lock_file)  # another replica may train now
-
     def _feed(self) -> None:
         """Move captured samples into the buffer; the trainer is made when the first ones come."""
         capture = self.head.capture
         if capture is None or self._forbidden():
             return
-        if self._trainer is None:
-            capture.paused = not self._elected()
-            if capture.paused:
-                return  # another replica trains
         if capture.ready:
             if self._trainer is None:
                 self._make()
@@ -212,11 +195,9 @@ class IdleTraining(HeadTraining):
 
     def _make(self) -> None:
         target = str(self.head.vllm_config.model_config.model)
-        parent = self._taken_over() if self.config.versions is not None else None
         given = str(self.head.drafter.draft_model_config.model)
         training = DrafterTraining(**self.head.bridge.config.drafter_training)
-        source = given if parent is None else self.versions / f"{parent:08d}"
-        drafter = load(source, target, train_lm_head=training.train_lm_head)
+        drafter = load(given, target, train_lm_head=training.train_lm_head)
         keep = BufferConfig(max_bytes=self.config.buffer_bytes)
         try:
             buffer = Buffer.load(self.folder / "buffer", keep)
@@ -229,28 +210,14 @@ class IdleTraining(HeadTraining):
             training,
             checkpoints=self.folder / "state",
             device=self.head.runner.device,
-            parent=parent,
         )
         try:
-            if parent is None:  # else a state that is kept here may be older than what another replica made since
-                trainer.resume()
+            trainer.resume()
         except TrainingError as e:
             self._fault("resuming", str(e))
         self.resumed = (trainer.counts.steps, trainer.counts.tokens)
         self._idle = Idle(time.perf_counter)
         self._trainer = trainer  # last: other threads look whether it is there
-
-    def _taken_over(self) -> int | None:
-        """The version of a shared store that training continues from: the newest without a bad verdict."""
-        store = Versions(self.versions)
-        try:
-            number = store.candidate()
-            if number is not None:
-                store.load(number)  # verified before it is built upon
-        except (OSError, DrafterError) as e:
-            self._fault("taking over", str(e))
-            return None
-        return number
 
     def _forbidden(self) -> bool:
         quiet = time.perf_counter() - self._stepped > QUIET_SECONDS and not self._inside
@@ -282,19 +249,6 @@ class IdleTraining(HeadTraining):
         self.terms = {k: v for k, v in report.terms.items() if k != "loss"}
         return True
 
-    def _elected(self) -> bool:
-        """Whether this replica trains. Of several that share a store one does; when it ends, another takes over."""
-        if self.config.versions is None or self._lock_file is not None:
-            return True
-        if time.perf_counter() - self._looked < LOOK_SECONDS:
-            return False
-        self._looked = time.perf_counter()
-        try:
-            self._lock_file = try_lock(self.versions / "trainer.lock")
-        except OSError as e:  # a store that is gone, or without locks: tried again
-            self._fault("choosing the replica of", str(e))
-        return self._lock_file is not None
-
     def _refresh(self, again: bool = False) -> None:
         """The head in training follows the policy's embedding, norm and LM head; `again` where it did already."""
         version = self.head.bridge.engine.version
@@ -313,9 +267,7 @@ class IdleTraining(HeadTraining):
         Training continues while a version is on canary; the newest state at the end of the canary is published next.
         """
         swapper = self.head.swapper
-        shared = self.config.versions is not None
-        # A shared store is followed on its own: only a canary here, whose version it must keep, is waited for.
-        if swapper is None or (swapper.canary is not None if shared else not swapper.open):
+        if swapper is None or not swapper.open:
             return
         self._due = False
         self._refresh(again=True)  # the token counts may have changed, though the policy did not
@@ -325,8 +277,7 @@ class IdleTraining(HeadTraining):
             self.published = number
             self._published_at = self._trainer.counts.steps // self.config.publish_every * self.config.publish_every
             self.worth.published()
-            if self.config.versions is None:
-                swapper.offer(store.path(number))
+            swapper.offer(store.path(number))
             self._trainer.buffer.save(self.folder / "buffer")
         except (OSError, DrafterError) as e:  # a store that is gone or full: tried again with the next version
             self._fault("publishing", str(e))

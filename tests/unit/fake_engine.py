@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
 from drafter_target import sample
 
+from drafter_online.errors import VersionError
+from drafter_online.fetch import Fetch
 from drafter_online.link import Link
 from drafter_online.samples import Sample
 from drafter_online.versions import Versions
@@ -15,7 +18,7 @@ from drafter_online.wire import Message
 
 
 class FakeEngine:
-    """Says `verdict` of every version that it is offered, once it has loaded it as a real one would."""
+    """Says `verdict` of every version that it is offered, once it has fetched and loaded it as a real one would."""
 
     def __init__(self, service: Any, name: str = "engine", verdict: str = "promoted", **hello: Any) -> None:
         given = {"name": name, "base": service.trainer.drafter.base, "aux": [1, 2, 3], **hello}
@@ -27,6 +30,8 @@ class FakeEngine:
         self.offers: list[dict[str, Any]] = []
         self.others: list[Message] = []
         self.domains: dict[str, list[int]] = {}
+        self.fetch: Fetch | None = None
+        self._folder = tempfile.TemporaryDirectory()
         self._reported = 0.0
 
     def turn(self, seconds: float = 0.02) -> None:
@@ -35,6 +40,8 @@ class FakeEngine:
             if message.kind == "offer":
                 self.offers.append(message.body)
                 self.take(message.body)
+            elif message.kind == "chunk":
+                self.fetched(message)
             elif message.kind != "ack":
                 self.others.append(message)
         if self.link.away is None and time.monotonic() - self._reported > 0.1:
@@ -42,10 +49,23 @@ class FakeEngine:
             self.report()
 
     def take(self, body: dict[str, Any]) -> None:
-        path = Path(body["path"])
-        assert (path / "manifest.json").read_bytes() == body["manifest"]
-        version = Versions(path.parent).load(body["version"], newer_than=self.version)
-        if self.verdict == "promoted" or not body["canary"]:
+        self.fetch = Fetch(body["manifest"], Path(self._folder.name) / "versions")
+        self.link.send(Message("fetch", self.fetch.wants() or {}))
+
+    def fetched(self, message: Message) -> None:
+        assert self.fetch is not None
+        try:
+            self.fetch.take(message)
+        except VersionError:  # it was deleted meanwhile
+            self.fetch = None
+            return
+        if (ask := self.fetch.wants()) is not None:
+            self.link.send(Message("fetch", ask))
+            return
+        path, canary = self.fetch.path, self.offers[-1]["canary"]
+        version = Versions(path.parent).load(int(path.name), newer_than=self.version)
+        self.fetch = None
+        if self.verdict == "promoted" or not canary:
             self.version = version.number
         if self.verdict != "silent":
             self.verdicts.append([version.number, self.verdict, "because"])

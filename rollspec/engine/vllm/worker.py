@@ -24,23 +24,17 @@ BRIDGE = "_rollspec"
 
 
 def equip(worker: Any, bridge: Bridge, head: DraftHead, config: RollspecConfig) -> None:
-    """Give a worker's head what swaps, trains and follows it."""
+    """Give a worker's head what swaps and trains it."""
     from rollspec.engine.vllm.draft_weights import DraftWeights
-    from rollspec.head.follow import Follower
     from rollspec.head.swap import Swapper
 
     bridge.head = head
     swapper = head.swapper = Swapper(head, DraftWeights(head), head.ranks, config.proposal.learned.canary_drafts)
     _watch_sleep(worker, head)
-    trains, shared = config.drafter.trains and head.trainable, config.drafter.versions
-    if trains or shared is not None:
+    if config.drafter.trains and head.trainable:
         swapper.prepare()
-    if trains and head.capture is not None:  # on the rank that drafts
-        _train(bridge, head, config.drafter.mode)
-    if shared is not None and bridge.drafting:
-        requests = bridge.engine.requests
-        head.follower = Follower(swapper, shared, lambda: bool(requests), bridge.count)
-        head.follower.start()
+        if head.capture is not None:  # on the rank that drafts
+            _train(bridge, head, config.drafter.mode)
 
 
 def _train(bridge: Bridge, head: DraftHead, mode: str) -> None:

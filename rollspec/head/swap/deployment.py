@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from drafter_online.lifecycle import Event, Life, State
+from drafter_online.lifecycle import Life, State
 from rollspec.head.swap.owner import SwapOwner, Weights
 from rollspec.head.swap.payload import Given, SwapRefusedError, check, distance, number_of, read, unprepared
 from rollspec.log_once import LogOnce
@@ -57,7 +57,6 @@ class Swap:
     def __post_init__(self) -> None:
         self.wait, self.canary = bool(self.payload.get("wait")), bool(self.payload.get("canary", True))
         self.life = Life(number_of(self.payload))
-        self.life.apply(Event.OFFER)
 
     @property
     def preparing(self) -> bool:
@@ -77,7 +76,7 @@ class Swap:
         """Whether staging has ended, well or not; on the engine's thread, which takes the transition."""
         done = self.thread is None or not self.thread.is_alive()
         if self.life.state is State.STAGING and done and self.staged is not None:
-            self.life.apply(Event.READY)
+            self.life.become(State.STAGED)
         return done
 
 

@@ -25,7 +25,7 @@ from typing import Any
 
 from drafter_online.canary import Canary, CanaryVerdict
 from drafter_online.errors import DrafterError
-from drafter_online.lifecycle import Event, State, Verdict
+from drafter_online.lifecycle import State, Verdict
 from drafter_online.versions import Versions
 from rollspec.head.ranks import NOTHING, Note, Ranks
 from rollspec.head.swap.deployment import Deployment, Running, Swap
@@ -116,24 +116,17 @@ class Swapper:
         """
         return self._begin(Swap(dict(payload)))
 
-    def offer(self, folder: Path | None, canary: bool = True, back: bool = False) -> None:
+    def offer(self, folder: Path, canary: bool = True) -> None:
         """Have a version staged when the next step begins. For other threads. Arguments as in `request`.
 
         It takes the place of an offer that was not swapped in yet: one that no step has taken up, and once also one
         that is staged. Once only, or short bursts of steps with an offer between any two would never swap.
         """
-        swap = Swap({"dir": str(folder or ""), "canary": canary, "back": back}, offered=True)
+        swap = Swap({"dir": str(folder), "canary": canary}, offered=True)
         with self._lock:
             before, self._offer = self._offer, swap
         if before is not None:
-            before.life.apply(Event.SUPERSEDE)
-
-    def withdraw(self) -> bool:
-        """Take an offer back; False where there is none, or a step has taken it up. For other threads."""
-        swap = self._take()
-        if swap is not None:
-            swap.life.apply(Event.WITHDRAW)
-        return swap is not None
+            before.life.become(State.SUPERSEDED)
 
     def prepare(self) -> None:
         """Make the second copy of the drafter now rather than at the first swap."""
@@ -224,8 +217,8 @@ class Swapper:
         """
         if self.owner.asleep:
             if self._deferred is not None:
-                self._deferred.life.apply(Event.SUPERSEDE)
-            swap.life.apply(Event.DEFER)
+                self._deferred.life.become(State.SUPERSEDED)
+            swap.life.become(State.DEFERRED)
             self._deferred = swap
             return {"deferred": True, "version": self.version}
         if self.canary is not None:
@@ -236,10 +229,10 @@ class Swapper:
         if self._swap is not None:
             if not swap.replaces:
                 raise SwapRefusedError("rollspec: a swap is being prepared; try again when it is done.")
-            self._swap.life.apply(Event.SUPERSEDE)
+            self._swap.life.become(State.SUPERSEDED)
         self._join()
         self._swap = swap
-        swap.life.apply(Event.STAGE)
+        swap.life.become(State.STAGING)
         try:
             self.deployment.weights.build()
         except Exception as e:  # on one rank perhaps: all must learn of it
@@ -276,7 +269,7 @@ class Swapper:
         return self._swap_in(swap)
 
     def _refuse(self, swap: Swap, error: SwapRefusedError) -> None:
-        swap.life.apply(Event.REFUSE)
+        swap.life.become(State.REFUSED)
         if self._swap is swap:
             self._swap = None
         self._verdicts["refused"] += 1
@@ -296,7 +289,7 @@ class Swapper:
             self._swap = None  # it is not tried again at every step
             raise
         if swap.canary and self._canary_drafts:
-            swap.life.apply(Event.SWAP)
+            swap.life.become(State.CANARY)
             self.canary = Canary(staged.given.version, rates, self._canary_drafts, CANARY_RATIO)
         self.owner.canary(self.canary is not None)
         pause = time.perf_counter() - begin
@@ -319,7 +312,7 @@ class Swapper:
         swap, self._swap = self._swap, None
         canary, self.canary, self._verdict = self.canary, None, None
         assert swap is not None
-        swap.life.judge(verdict)
+        swap.life.become(State(verdict))
         self.owner.canary(False)
         ran = self.deployment.running
         if verdict == "promoted":
@@ -343,7 +336,7 @@ class Swapper:
         elif store is not None:
             versions = Versions(store)
             if not canary and any(e.version == ran.version for e in versions.events()):
-                return  # promoted by another engine, or before a restart: logged already
+                return  # promoted before a restart: logged already
             try:
                 versions.record(ran.version, verdict, reason)
             except DrafterError as e:

@@ -127,7 +127,7 @@ def test_verdicts(tmp_path: Path) -> None:
         publish(store, seed)
     assert store.promoted() is None and store.candidate() == 4
     store.record(1, "promoted", "first")
-    store.record(3, "promoted", accepted=1.9, incumbent=1.6)
+    store.record(3, "promoted", "1.9 against 1.6")
     store.record(4, "refused", "truncated")
     assert store.promoted() == 3 and store.candidate() == 3 and store.candidate(after=3) is None
     store.record(3, "rolled_back", "acceptance fell")
@@ -135,7 +135,7 @@ def test_verdicts(tmp_path: Path) -> None:
     with open(tmp_path / "events.jsonl", "ab") as f:
         f.write(b'{"version": 9, "verd')  # a crash
     assert [e.verdict for e in store.events()] == ["promoted", "promoted", "refused", "rolled_back"]
-    assert store.events()[1].facts == {"accepted": 1.9, "incumbent": 1.6}
+    assert store.events()[1].reason == "1.9 against 1.6"
 
 
 def test_two_publishers_never_share_a_number(tmp_path: Path) -> None:

@@ -102,25 +102,25 @@ def test_promote_and_roll_back_by_hand(services: Services, tiny_target: Path) ->
     engine.until(lambda: engine.version >= 2)
     service._stop.set()  # no more training
     service._thread.join()
-    engine.until(lambda: service.release.current == engine.version and not service.release.pending)
+    engine.until(lambda: service.release.current == engine.version and service.release.candidate is None)
     bad, good = engine.version, service.release.current
     old = min(n for n in service.versions.numbers())
-    answer = service.promote(old)
-    assert answer["runs_as"] > bad
-    engine.until(lambda: engine.version == answer["runs_as"])
+    runs = service.release.promote(old)
+    assert runs > bad
+    engine.until(lambda: engine.version == runs)
     same = [service.versions.load(n).tensors for n in (old, engine.version)]
     assert all(torch.equal(t, same[1][n]) for n, t in same[0].items())
     assert engine.offers[-1]["canary"] is False
-    back = service.rollback(engine.version)
-    engine.until(lambda: engine.version == back["runs_as"])
-    copy = service.versions.manifest(back["runs_as"])
+    back = service.release.rollback(engine.version)
+    engine.until(lambda: engine.version == back)
+    copy = service.versions.manifest(engine.version)
     assert copy.provenance["copy_of"] == good
     rows = list_versions(service.versions, service.release.current)
     assert rows[-1]["promoted"] and rows[-1]["copy_of"] == good
     with pytest.raises(VersionError, match="not in the store"):
-        service.rollback(99999)
+        service.release.rollback(99999)
     with pytest.raises(VersionError, match="not in"):
-        service.promote(99999)
+        service.release.promote(99999)
     service.hub.close()
     os.close(service._lock_file)
 
@@ -145,11 +145,11 @@ def test_rolling_the_first_version_back_brings_the_first_head(
     engine = FakeEngine(service)
     feed(engine, tiny_target, 8)
     engine.until(lambda: engine.version)
-    engine.until(lambda: service.training != "running" and not service.release.pending)
+    engine.until(lambda: service.training != "running" and service.release.candidate is None)
     for event in service.versions.events()[:-1]:
         service.versions.record(event.version, "rolled_back")
-    answer = service.rollback(engine.version)
-    engine.until(lambda: engine.version == answer["runs_as"])
+    back = service.release.rollback(engine.version)
+    engine.until(lambda: engine.version == back)
     start = heads.own_weights(heads.load(given_head, tiny_target))
     assert all(torch.equal(t, start[n]) for n, t in service.versions.load(engine.version).tensors.items())
 
@@ -302,7 +302,7 @@ def test_a_step_that_hangs_is_unhealthy_and_engines_are_told(
     release.set()
     engine.until(lambda: service.healthy()[0] and service.trainer.counts.steps > 0)
     service.tick()
-    assert not service.alarms.to_list() and caplog.text.count("has been running for") == 1
+    assert not list(service.alarms) and caplog.text.count("has been running for") == 1
 
 
 def test_domains_are_counted_and_bounded(services: Services) -> None:

@@ -17,7 +17,7 @@ httpx = pytest.importorskip("httpx")
 pytest.importorskip("torch")
 
 from drafter_online.alarms import Alarms  # noqa: E402
-from drafter_online.engines import Counts, Engines, Hello, Status  # noqa: E402
+from drafter_online.engines import ConnectedEngine, Counts, Engines, Hello, Status  # noqa: E402
 from drafter_online.errors import DrafterError, VersionError  # noqa: E402
 from drafter_online.http import HttpServer, build  # noqa: E402
 from drafter_online.idle import StepWatch  # noqa: E402
@@ -34,17 +34,17 @@ def service(tmp_path: Any) -> Any:
     from drafter_online.versions import Versions
 
     engines = Engines()
-    engines.join("s", Hello("<b>host</b>:1", "base", [1, 2, 3]))
+    engines.by_session["s"] = ConnectedEngine(Hello("<b>host</b>:1", "base", [1, 2, 3]))
     engine = engines.report("s", Status(3, domains={"code": Counts(1, 10, 5, 9, 6, 16)}))
     assert engine is not None
     engines.domains["code"] = Counts(1, 10, 5, 9, 6, 16)
     alarms = Alarms()
     alarms.set("store", "it cannot be written")
 
-    def no(number: int) -> dict[str, Any]:
+    def no(number: int) -> int:
         if number > 3:
             raise VersionError(f"drafter-online: version {number} is not there.")
-        return {"version": number, "runs_as": 4}
+        return 4
 
     return SimpleNamespace(
         started=time.time(),
@@ -61,15 +61,13 @@ def service(tmp_path: Any) -> Any:
         alarms=alarms,
         counts=Counter(published=3),
         hub=SimpleNamespace(endpoint="ipc://wire", counts=Counter({"received": 5, "refused/replayed": 2})),
-        release=SimpleNamespace(current=3, candidate=None, canaries=[], rolled_back=1),
+        release=SimpleNamespace(current=3, candidate=None, canaries=[], rolled_back=1, promote=no, rollback=no),
         versions=Versions(tmp_path / "versions"),
         trains=True,
         training="running",
         healthy=lambda: (True, "ok"),
         watch=StepWatch(),
         terms={"accept_0": 1.0},
-        promote=no,
-        rollback=no,
     )
 
 
@@ -123,7 +121,7 @@ def test_metrics_are_prometheus(service: Any) -> None:
 
 def test_versions_are_decided_upon(service: Any) -> None:
     c = client(service)
-    assert c.post("/versions/2/promote").json() == {"version": 2, "runs_as": 4}
+    assert c.post("/versions/2/promote").json() == {"version": 2, "promoted": True, "runs_as": 4}
     assert c.post("/versions/2/rollback").status_code == 200
     missing = c.post("/versions/9/promote")
     assert missing.status_code == 409 and missing.json()["detail"] == "drafter-online: version 9 is not there."

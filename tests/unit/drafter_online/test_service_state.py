@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -21,10 +22,9 @@ from drafter_online.errors import DrafterError  # noqa: E402
 from drafter_online.service import Service  # noqa: E402
 
 
-def replica(folder: Path, i: int) -> Path:
-    path = folder / f"replica_{i}" / "drafter"
-    path.mkdir(parents=True, exist_ok=True)
-    return path
+def made(folder: Path) -> Path:
+    folder.mkdir(parents=True)
+    return folder
 
 
 def settled(service: Service, engine: FakeEngine) -> int:
@@ -40,40 +40,56 @@ def test_its_state_goes_into_the_jobs_checkpoint_and_comes_back(
     engine = FakeEngine(service)
     feed(engine, tiny_target)
     steps = settled(service, engine)
-    engine.until(lambda: not service.release.pending and engine.version)
-    first, second = (replica(tmp_path / "step_6" / "rollspec", i) for i in range(2))
-    for folder in (first, second):
-        assert checkpoint(engine, "save", folder) | {"id": 0} == {"id": 0, "done": True, "error": None}
+    engine.until(lambda: service.release.candidate is None and engine.version)
+    folder = made(tmp_path / "step_6" / "rollspec" / "drafter")
+    assert checkpoint(engine, "save", folder) | {"id": 0} == {"id": 0, "done": True, "error": None}
+    sibling = FakeEngine(service, "sibling", "silent")
+    sibling.until(lambda: sibling.link.ready)
+    index = (folder / "buffer" / "index.json").stat().st_ino
+    assert checkpoint(sibling, "save", folder)["done"] and (folder / "buffer" / "index.json").stat().st_ino == index
+    assert checkpoint(sibling, "save", folder)["done"] and (folder / "buffer" / "index.json").stat().st_ino != index
     held, promoted = len(service.trainer.buffer), service.release.current
     assert promoted is not None
     weights = service.versions.load(promoted).tensors
-    tensors = next((first / "state").glob("step-*/state.safetensors"))
-    assert os.path.samefile(tensors, second / tensors.relative_to(first)), "replicas share one copy"
     # The job goes on, and then back to its checkpoint.
     feed(engine, tiny_target, 4, 20)
     engine.until(lambda: len(service.trainer.buffer) > held)
     assert settled(service, engine) > steps
-    engine.until(lambda: not service.release.pending and engine.version > promoted)
-    assert checkpoint(engine, "load", second)["done"]
+    engine.until(lambda: service.release.candidate is None and engine.version > promoted)
+    assert checkpoint(engine, "load", folder)["done"]
     assert (service.trainer.counts.steps, len(service.trainer.buffer)) == (steps, held)
     assert (service.config.dir / "replaced" / "state").is_dir()
     before = engine.version
     engine.until(lambda: engine.version > before)  # the old weights, under a new number
     again = service.versions.load(engine.version).tensors
     assert all(torch.equal(again[n], t) for n, t in weights.items())
-    # A sibling's copy is of the same state: it is not taken over again.
+    # A sibling asks for the same state: it is not taken over again.
     feed(engine, tiny_target, 4, 40)
     engine.until(lambda: len(service.trainer.buffer) > held)
-    assert checkpoint(engine, "load", first)["done"] and len(service.trainer.buffer) > held
+    assert checkpoint(sibling, "load", folder)["done"] and len(service.trainer.buffer) > held
     settled(service, engine)
     service.close()
     # As is one that begins elsewhere.
     other = services("other", job=True, recency=0, training={**TRAINING, "seed": 3})
     engine = FakeEngine(other)
     engine.until(lambda: engine.link.ready)
-    assert checkpoint(engine, "load", first)["done"]
+    assert checkpoint(engine, "load", folder)["done"]
     assert (other.trainer.counts.steps, len(other.trainer.buffer)) == (steps, held)
     engine.until(lambda: engine.version == promoted)
+
+
+def test_what_replicas_ask_for_together_is_done_for_the_first(tmp_path: Path) -> None:
+    from drafter_online.job_checkpoint import JobCheckpoint
+
+    sessions = {"a": None, "b": None}
+    c = JobCheckpoint(
+        SimpleNamespace(config=SimpleNamespace(dir=tmp_path), engines=SimpleNamespace(by_session=sessions))
+    )  # type: ignore[arg-type]
+    one, two = ("save", "/1"), ("save", "/2")
+    asked = [("a", one), ("b", one), ("a", two), ("b", two), ("b", two), ("a", two), ("a", ("load", "/2"))]
+    assert [c._done_for_sibling(*a) for a in asked] == [False, True, False, True, False, True, False]
+    sessions.clear()  # the job was started again, and goes back to its checkpoint
+    assert not c._done_for_sibling("c", ("load", "/2")), "it is another job's engine that got it"
 
 
 def test_copies_that_cannot_be_made_are_refused_in_one_sentence(
@@ -97,7 +113,7 @@ def test_copies_that_cannot_be_made_are_refused_in_one_sentence(
         assert not answer["done"] and says in answer["error"] and "\n" not in answer["error"], answer
     for kind in ("save", "load"):
         assert checkpoint(engine, kind, service.config.dir)["done"], "its own folder is a copy already"
-    broken = replica(tmp_path / "broken", 0)
+    broken = made(tmp_path / "broken" / "drafter")
     assert checkpoint(engine, "save", broken)["done"]
     for file in broken.glob("state/*/state.json"):
         file.write_text("{}")

@@ -32,7 +32,7 @@ class Stranger:
         self.socket.linger = 0
         if token is not None:
             self.socket.curve_publickey, self.socket.curve_secretkey = zmq.curve_keypair()
-            self.socket.curve_serverkey = wire.keys_of(token).public
+            self.socket.curve_serverkey = wire.keys_of(token)[0]
         self.socket.connect(endpoint)
 
     def close(self) -> None:

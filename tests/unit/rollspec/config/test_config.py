@@ -193,12 +193,6 @@ def test_a_file_that_is_no_mapping_is_refused(tmp_path: Path, text: str, says: s
     assert str(file) in str(caught.value)
 
 
-def test_shared_versions_need_a_drafter_with_weights() -> None:
-    with pytest.raises(ConfigError, match=r"drafter.versions = /v .* add eagle3"):
-        RollspecConfig.load({"drafter.versions": "/v"}, env={})
-    assert RollspecConfig.load({"preset": "day0", "drafter.versions": "/v"}, env={}).drafter.versions == Path("/v")
-
-
 def test_an_unknown_key_in_the_environment_is_refused() -> None:
     with pytest.raises(ConfigError, match="the environment"):
         RollspecConfig.load(env={"ROLLSPEC__PROPOSAL__KMAX": "3"})

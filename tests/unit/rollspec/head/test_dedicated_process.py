@@ -26,6 +26,7 @@ def test_replicas_of_a_job_share_one_process_that_ends_with_them(
     from fake_engine import FakeEngine
 
     from drafter_online import architecture
+    from drafter_online.files import try_lock
     from rollspec.engine import daemon
 
     monkeypatch.setattr(daemon, "LINGER", 2.0)
@@ -37,8 +38,8 @@ def test_replicas_of_a_job_share_one_process_that_ends_with_them(
     )
     first, second = daemon.settle(config, str(tiny_target)), daemon.settle(config, str(tiny_target))
     assert first.drafter.endpoint == second.drafter.endpoint and str(first.drafter.endpoint).startswith("ipc://")
-    process = Path(str(first.drafter.endpoint).removeprefix("ipc://")).with_name("process")
-    assert daemon._alive(process)
+    lock = Path(str(first.drafter.endpoint).removeprefix("ipc://")).with_name("lock")
+    assert try_lock(lock) is None, "the trainer has it"
     base = architecture.base_of(architecture.target_config(tiny_target))
     where = SimpleNamespace(
         hub=SimpleNamespace(endpoint=first.drafter.endpoint),
@@ -50,11 +51,11 @@ def test_replicas_of_a_job_share_one_process_that_ends_with_them(
         for e in engines:
             e.turn()
         assert time.monotonic() < end, (tmp_path / "d" / "daemon.log").read_text()
-    threads = os.listdir(f"/proc/{process.read_text()}/task")
+    threads = os.listdir(f"/proc/{(tmp_path / 'd' / 'lock').read_text()}/task")
     assert len(threads) > 1 and all(os.sched_getaffinity(int(thread)) == {core} for thread in threads)
     for e in engines:
         e.link.close()
-    until(lambda: not daemon._alive(process), seconds=60)
+    until(lambda: try_lock(lock), seconds=60)
     assert "no engine was connected" in (tmp_path / "d" / "daemon.log").read_text()
 
 

@@ -176,16 +176,6 @@ def test_rewards_and_state(training: Trainings, tmp_path: Path) -> None:
     assert not again.t.load(tmp_path / "nothing")
 
 
-def test_versions_for_several_engines_are_published_and_left_to_the_follower(
-    training: Trainings, tmp_path: Path
-) -> None:
-    store = Versions(tmp_path / "shared")
-    store.record(1, "promoted", "by another engine")
-    e = training(**{"drafter.versions": str(store.folder)})
-    assert until(lambda: len(store.numbers()) >= 2)
-    assert e.offered == [] and not (e.t.folder / "versions").exists()
-
-
 def test_the_targets_weights_are_not_read_while_the_engine_sleeps() -> None:
     taken: list[int] = []
     head = SimpleNamespace(

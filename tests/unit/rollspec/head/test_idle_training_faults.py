@@ -122,33 +122,3 @@ def test_an_engine_that_died_in_a_canary_starts_with_what_was_promoted(training:
     e = training()
     assert [p.name for p in e.offered] == ["00000001"]
     assert until(lambda: len(e.offered) >= 2) and int(e.offered[1].name) == 3, "numbers go on above both"
-
-
-def test_of_engines_that_share_a_store_one_trains_and_the_next_one_takes_over(
-    training: Trainings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(idle, "LOOK_SECONDS", 0.0)
-    store = Versions(tmp_path / "shared")
-    shared = {"drafter.versions": str(store.folder)}
-    first = training("one", **shared)
-    assert until(lambda: steps(first.t) > 0)
-    second = training("two", **shared)
-    time.sleep(0.2)
-    assert second.t._trainer is None and second.head.capture.paused and not second.faults
-    assert not first.head.capture.paused, "who trains records"
-    first.t.stop()
-    assert until(lambda: steps(second.t) > 0) and not second.head.capture.paused
-
-
-def test_who_takes_over_goes_on_from_the_newest_good_version(training: Trainings, tmp_path: Path) -> None:
-    store = Versions(tmp_path / "shared")
-    e = training(**{"drafter.versions": str(store.folder), "drafter.publish_every": 10**6})
-    assert e.t._taken_over() is None
-    for _ in range(3):
-        store.publish({"w": torch.ones(1)}, {}, base="b", target_version=0)
-    store.record(3, "rolled_back")
-    assert e.t._taken_over() == 2
-    (store.path(2) / "manifest.json").write_text("{")
-    assert e.t._taken_over() is None
-    ((cause, times),) = e.faults.items()
-    assert "taking over" in cause and "damaged" in cause and times == 1

@@ -153,14 +153,6 @@ def test_what_needs_no_canary_and_what_was_asked_for_is_not_replaced(swapper: Sw
     run_until(swapper, lambda: swapper.version == 4)
 
 
-def test_an_offer_is_withdrawn_until_a_step_takes_it_up(swapper: Swapper, store: Any) -> None:
-    assert not swapper.withdraw()
-    swapper.offer(store.path(1))
-    assert swapper.withdraw() and not swapper.busy
-    swapper.offer(store.path(2))
-    assert staged(swapper) and not swapper.withdraw() and swapper.busy
-
-
 def test_ranks_swap_what_is_staged_before_they_take_a_newer_offer(swapper: Swapper, store: Any) -> None:
     swapper.ranks = Others()
     swapper.offer(store.path(1))
@@ -199,7 +191,7 @@ def test_staleness_is_counted_from_the_policy_that_the_weights_were_trained_on(s
     while swapper.canary is not None:
         swapper.observe(0, 2)
     assert swapper.version == known[1] and swapper.deployment.running.since == 5, "so it is when they are rolled back"
-    swapper.offer(None, canary=False, back=True)
+    swapper.request({"canary": False, "back": True})
     run_until(swapper, lambda: swapper.version == 0)
     assert swapper.deployment.running.since == 0
 
@@ -214,10 +206,10 @@ def test_going_back_needs_no_newer_number(swapper: Swapper, tmp_path: Path) -> N
     run_until(swapper, lambda: swapper.version == 2)
     swapper.offer(store.path(1), canary=False)
     run_until(swapper, lambda: swapper.counts["refused"] == 1)
-    swapper.offer(store.path(1), canary=False, back=True)
+    swapper.request({"dir": str(store.path(1)), "canary": False, "back": True})
     run_until(swapper, lambda: swapper.version == 1)
     assert bool((weight(swapper) == 2.0).all())
-    swapper.offer(None, canary=False, back=True)
+    swapper.request({"canary": False, "back": True})
     run_until(swapper, lambda: swapper.version == 0)
     assert bool((weight(swapper) == 1.0).all()), "what the engine was started with"
     # Versions that were taken without a canary have one line each, however many engines take them.
