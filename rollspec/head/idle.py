@@ -22,12 +22,11 @@ from typing import Any
 from drafter_online.buffer import Buffer, BufferConfig, add_all
 from drafter_online.errors import BufferFileError, DrafterError, TrainingError
 from drafter_online.files import try_lock
-from drafter_online.idle import EngineState, Idle
+from drafter_online.idle import Idle
 from drafter_online.model import load
 from drafter_online.trainer import DrafterTraining, Trainer
 from drafter_online.versions import Versions
-from drafter_online.when_to_train import WhenItPays
-from drafter_online.worth import Worth
+from drafter_online.worth import WhenItPays, Worth
 from rollspec.head.training import TICK_SECONDS, HeadTraining, TrainedHead
 
 QUIET_SECONDS = 0.05
@@ -187,7 +186,7 @@ class IdleTraining(HeadTraining):
                 with self._lock:
                     self._feed()
                     worked = self._trainer is not None and self._tick()
-                    if self._due and (worked or not self._forbidden()):
+                    if self._due and (worked or self._wanted() is None):
                         self._publish()
 
     def _close(self) -> None:
@@ -197,7 +196,7 @@ class IdleTraining(HeadTraining):
     def _feed(self) -> None:
         """Move captured samples into the buffer; the trainer is made when the first ones come."""
         capture = self.head.capture
-        if capture is None or self._forbidden():
+        if capture is None or self._wanted() is not None:
             return
         if self._trainer is None:
             capture.paused = not self._elected()
@@ -252,15 +251,12 @@ class IdleTraining(HeadTraining):
             return None
         return number
 
-    def _forbidden(self) -> bool:
-        quiet = time.perf_counter() - self._stepped > QUIET_SECONDS and not self._inside
-        return self.head.asleep or self.updating or not quiet
-
-    def _state(self) -> EngineState:
-        since = self._stepped  # what it last began or ended
-        running = int(self._inside or time.perf_counter() - since < QUIET_SECONDS)
-        awake = not self.head.asleep
-        return EngineState(awake, running, updating=self.updating, since=since if running else None)
+    def _wanted(self) -> float | None:
+        """Since when the machine is the engine's or its trainer's; None where training may use it."""
+        now = time.perf_counter()
+        if self._inside or now - self._stepped < QUIET_SECONDS:
+            return self._stepped  # when it began or ended its last step
+        return now if self.head.asleep or self.updating else None
 
     def _tick(self) -> bool:
         """One micro-step, if it may run; whether it did its work."""
@@ -268,7 +264,7 @@ class IdleTraining(HeadTraining):
         if self.when is not None and not self.when.allows(before):
             return False
         self._refresh()
-        report = self._idle.tick(self._state, self._trainer.micro_step)
+        report = self._idle.tick(self._wanted, self._trainer.micro_step)
         if self.when is not None:
             self.when.trained(self._idle.counts.used - used)
         if report is None or report.skipped is not None:
