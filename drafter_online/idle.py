@@ -146,7 +146,7 @@ class Idle(Generic[T]):
         self._failures = 0
 
     def allows(self, wanted: bool) -> bool:
-        """Whether a step may start now; `wanted`: something else wants the machine. Brings the accounting up to date."""
+        """Whether a step may start now; `wanted`: something else wants the machine. Keeps the accounts."""
         now = self._clock()
         if self._idle_since is not None:
             self.counts.available += now - self._seen
