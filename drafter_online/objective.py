@@ -180,7 +180,7 @@ def evaluate(
             q, target = (z, p[used]) if whole else (z[kept], p[used[kept]])
             value = _accept(q, target, batch, terms, here[kept], i) / totals[i]
             sums[i] += float(value.detach())
-            value = value * terms.accept * losses.step_decay(i, terms.step_decay)
+            value = value * terms.accept * terms.step_decay**i
             found = torch.autograd.grad(value, (h, *scorer.trained_head))
             gradient[i].index_add_(0, here, found[0])
             for g, f in zip(own, found[1:], strict=True):
@@ -189,7 +189,7 @@ def evaluate(
     if learns and terms.accept:
         for i, value in enumerate(sums.tolist()):
             values[f"accept_{i}"] = value
-            loss += terms.accept * losses.step_decay(i, terms.step_decay) * value
+            loss += terms.accept * terms.step_decay**i * value
     if gradient is not None and terms.reads_rejected and len(batch.rejected.column):
         forward, reverse = _rejected(scorer, x, gradient, own, batch, terms)
         loss += terms.rejected * forward + terms.induced * reverse
@@ -247,16 +247,11 @@ def _rejected(
         step, column, w = r.step[part], r.column[part], weights[part] / total
         h = x[step, column].detach().requires_grad_()
         z = scorer.score(h).float()
-        given = (z, ids[part], r.logits[part], r.logsumexp[part])
-        value = z.sum() * 0.0
-        if terms.rejected:
-            term = (losses.truncated_forward_kl(*given) * w).sum()
-            forward += float(term.detach())
-            value = value + terms.rejected * term
-        if terms.induced:
-            term = (losses.truncated_reverse_kl(*given) * terms.gamma ** r.depth[part].float() * w).sum()
-            reverse += float(term.detach())
-            value = value + terms.induced * term
+        log_p, log_q = losses.truncated(z, ids[part], r.logits[part], r.logsumexp[part])
+        one = (losses.divergence(log_p, log_q) * w).sum()
+        two = (losses.divergence(log_q, log_p) * terms.gamma ** r.depth[part].float() * w).sum()
+        forward, reverse = forward + float(one.detach()), reverse + float(two.detach())
+        value = terms.rejected * one + terms.induced * two
         found = torch.autograd.grad(value, (h, *scorer.trained_head))
         gradient.index_put_((step, column), found[0], accumulate=True)
         for g, f in zip(own, found[1:], strict=True):

@@ -186,7 +186,7 @@ class IdleTraining(HeadTraining):
                 with self._lock:
                     self._feed()
                     worked = self._trainer is not None and self._tick()
-                    if self._due and (worked or self._wanted() is None):
+                    if self._due and (worked or not self._forbidden()):
                         self._publish()
 
     def _close(self) -> None:
@@ -196,7 +196,7 @@ class IdleTraining(HeadTraining):
     def _feed(self) -> None:
         """Move captured samples into the buffer; the trainer is made when the first ones come."""
         capture = self.head.capture
-        if capture is None or self._wanted() is not None:
+        if capture is None or self._forbidden():
             return
         if self._trainer is None:
             capture.paused = not self._elected()
@@ -251,12 +251,15 @@ class IdleTraining(HeadTraining):
             return None
         return number
 
+    def _forbidden(self) -> bool:
+        quiet = time.perf_counter() - self._stepped > QUIET_SECONDS and not self._inside
+        return self.head.asleep or self.updating or not quiet
+
     def _wanted(self) -> float | None:
         """Since when the machine is the engine's or its trainer's; None where training may use it."""
-        now = time.perf_counter()
-        if self._inside or now - self._stepped < QUIET_SECONDS:
+        if self._inside or time.perf_counter() - self._stepped < QUIET_SECONDS:
             return self._stepped  # when it began or ended its last step
-        return now if self.head.asleep or self.updating else None
+        return time.perf_counter() if self._forbidden() else None
 
     def _tick(self) -> bool:
         """One micro-step, if it may run; whether it did its work."""
