@@ -59,14 +59,8 @@ def documents(ids: Tensor) -> Iterator[None]:
 
 def spans(ids: Tensor) -> list[tuple[int, int]]:
     """(start, stop) of each run of equal ids."""
-    row = ids[0].tolist()
-    found: list[tuple[int, int]] = []
-    start = 0
-    for i in range(1, len(row) + 1):
-        if i == len(row) or row[i] != row[start]:
-            found.append((start, i))
-            start = i
-    return found
+    ends = ids[0].unique_consecutive(return_counts=True)[1].cumsum(0).tolist()
+    return list(zip([0, *ends[:-1]], ends, strict=True))
 
 
 def by_document(
@@ -86,14 +80,13 @@ def by_document(
     group = query.shape[1] // key.shape[1]
     if group > 1:
         key, value = key.repeat_interleave(group, 1), value.repeat_interleave(group, 1)
-    first_k, first_v = key[:, :, :length], value[:, :, :length]
-    later_k = [key[:, :, at : at + length] for at in range(length, key.shape[2], length)]
-    later_v = [value[:, :, at : at + length] for at in range(length, key.shape[2], length)]
+    first_k, *later_k = key.split(length, 2)
+    first_v, *later_v = value.split(length, 2)
     # Of each later step, a column's own score. [1, heads, L, i]
     own = torch.stack([(query * k).sum(-1) for k in later_k], -1) * scale if later_k else None
     out = []
     for a, b in _now.spans:
-        q, k, v = query[:, :, a:b], first_k[:, :, a:b], first_v[:, :, a:b]
+        q, k, v = (t[:, :, a:b] for t in (query, first_k, first_v))
         if own is None:
             out.append(scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale))
             continue
@@ -101,9 +94,9 @@ def by_document(
         scores = q @ k.transpose(-1, -2) * scale  # [1, heads, n, n]
         ahead = torch.ones(n, n, dtype=torch.bool, device=q.device).triu(1)
         scores = torch.cat([scores.masked_fill(ahead, float("-inf")), own[:, :, a:b]], -1)
-        weights = scores.softmax(-1, dtype=torch.float32).to(q.dtype)
-        part = weights[..., :n] @ v
-        for i, later in enumerate(later_v):
-            part = part + weights[..., n + i : n + i + 1] * later[:, :, a:b]
+        weights, *each = scores.softmax(-1, dtype=torch.float32).to(q.dtype).split([n, *[1] * len(later_v)], -1)
+        part = weights @ v
+        for weight, later in zip(each, later_v, strict=True):
+            part = part + weight * later[:, :, a:b]
         out.append(part)
     return torch.cat(out, 2).transpose(1, 2).contiguous(), None

@@ -42,13 +42,9 @@ class LossTerms(BaseModel):
         0.0, ge=0, description="mu: reverse KL from the rejected proposal on (Draft-OPD), times gamma^k; 0: off."
     )
     gamma: float = Field(0.8, gt=0, le=1, description="Discount of the k-th proposal after the rejected one.")
-    rejected_from: tuple[str, ...] = Field(
-        ("head",), description="Drafters whose rejected proposals are learnt from; the drafter's own by default."
-    )
     step_decay: float = Field(0.8, gt=0, le=1, description="Weight of training-time-test step i is this to the i-th.")
     reward_beta: float = Field(0.0, ge=0, description="Strength of the reward weight (ReSpec); 0: off.")
     reward_clip: tuple[float, float] = Field((0.2, 5.0), description="Smallest and largest reward weight.")
-    match_temperature: bool = Field(True, description="Take the target's distribution at the sampling temperature.")
 
     @property
     def divergence(self) -> str:
@@ -58,9 +54,9 @@ class LossTerms(BaseModel):
         return "top1" if self.draft_sampling == "greedy" else "lk_hybrid"
 
     @property
-    def reads_rejected(self) -> tuple[str, ...]:
-        """Drafters whose rejected proposals a batch needs."""
-        return self.rejected_from if self.rejected or self.induced else ()
+    def reads_rejected(self) -> bool:
+        """Whether a batch needs rejected proposals."""
+        return bool(self.rejected or self.induced)
 
 
 @dataclass(frozen=True)
@@ -187,9 +183,8 @@ def evaluate(
                 g += f
     loss = 0.0
     if learns and terms.accept:
-        for i, value in enumerate(sums.tolist()):
-            values[f"accept_{i}"] = value
-            loss += terms.accept * terms.step_decay**i * value
+        values = {f"accept_{i}": value for i, value in enumerate(sums.tolist())}
+        loss = sum(terms.accept * terms.step_decay**i * value for i, value in enumerate(sums.tolist()))
     if gradient is not None and terms.reads_rejected and len(batch.rejected.column):
         forward, reverse = _rejected(scorer, x, gradient, own, batch, terms)
         loss += terms.rejected * forward + terms.induced * reverse
@@ -214,11 +209,22 @@ def _known(value: float, gradients: list[tuple[Tensor, Tensor]]) -> Tensor:
 
 def _learnt(batch: Batch, step: int) -> Tensor:
     """[L] bool: the columns that learn at this step."""
-    n = batch.input_ids.shape[1] - step
-    rows = torch.zeros_like(batch.loss_mask[0])
-    if n > 0:
-        there = batch.loss_mask[:, step:]
-        rows[:n] = (there & _together(batch, n, step) & (batch.forced_until[:, :n] >= step))[0]
+    return _columns(batch, step, batch.loss_mask[0, step:])
+
+
+def _drafts(batch: Batch, steps: int) -> Tensor:
+    """[L] bool: the positions of `Acceptance`, whose every step can be compared with emitted tokens of the response.
+
+    The first predicted token decides whether it is the response's; later ones are then, too.
+    """
+    return _columns(batch, steps, batch.loss_mask[0, 1:])
+
+
+def _columns(batch: Batch, step: int, mask: Tensor) -> Tensor:
+    """[L] bool: columns c of the mask that read only emitted tokens until this step, with c + step in their document."""
+    d, rows = batch.document_ids[0], torch.zeros_like(batch.loss_mask[0])
+    n = max(0, len(d) - step)
+    rows[:n] = mask[:n] & (d[:n] == d[step:]) & (batch.forced_until[0, :n] >= step)
     return rows
 
 
@@ -227,7 +233,7 @@ def _accept(q: Tensor, p: Tensor, batch: Batch, terms: LossTerms, columns: Tenso
     q, p = q.float(), p.float()
     t = batch.temperature[0, columns + step].unsqueeze(-1)  # [M, 1]
     t = t.where(t > 0, t.new_ones(()))
-    if terms.match_temperature and bool((t != 1.0).any()):
+    if bool((t != 1.0).any()):
         p = p / t
         q = q / t if terms.draft_sampling == "probabilistic" else q
     return (losses.OBJECTIVES[terms.divergence](q, p) * batch.weight[0, columns]).sum()
@@ -257,26 +263,6 @@ def _rejected(
         for g, f in zip(own, found[1:], strict=True):
             g += f
     return forward, reverse
-
-
-def _together(batch: Batch, n: int, shift: int) -> Tensor:
-    """[1, n] bool: column c and column c + shift are of one document."""
-    d = batch.document_ids
-    return d[:, :n] == d[:, shift : shift + n]
-
-
-def _drafts(batch: Batch, steps: int) -> Tensor:
-    """[L] bool: the positions of `Acceptance`, whose every step can be compared with emitted tokens of the response.
-
-    Every step is teacher-forced and in the same document; the first predicted token decides whether it is the
-    response's (later ones are then, too).
-    """
-    n = batch.input_ids.shape[1] - steps
-    columns = torch.zeros_like(batch.loss_mask[0])
-    if n > 0:
-        valid = _together(batch, n, steps) & batch.loss_mask[:, 1 : n + 1] & (batch.forced_until[:, :n] >= steps)
-        columns[:n] = valid[0]
-    return columns
 
 
 def _acceptance(best: Tensor, drafts: Tensor, batch: Batch, to_draft: Tensor | None) -> Acceptance:

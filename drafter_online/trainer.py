@@ -215,7 +215,7 @@ class Trainer:
         rewards = torch.tensor([math.nan if w.reward is None else w.reward for w in windows])
         mean, std = self.buffer.rewards.moments
         weights = losses.reward_weights(rewards, mean, std, self.config.reward_beta, self.config.reward_clip).tolist()
-        batch = pack(windows, weights, steps=self.steps, rejected_from=self.config.reads_rejected)
+        batch = pack(windows, weights, steps=self.steps, rejected=self.config.reads_rejected)
         return batch.to(self.device, self.dtype)
 
     def _forward(self, batch: Batch, interrupt: Callable[[], bool] | None) -> Result:
