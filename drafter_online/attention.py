@@ -1,9 +1,8 @@
 """Attention of the training-time-test forward, one document at a time.
 
-Packed windows do not see each other, and at its i-th step a column attends to the emitted tokens before it and, of each
-later step, to its own column only. As one mask over L columns that is a matrix [L, (i + 1) L] of which nearly all is
-empty, and computing it takes most of a micro-step. Here each document's own square is computed, and beside it one score
-per column and later step:
+At its i-th step a column attends to the emitted tokens of its document before it and, of each later step, to its own
+column only. As one mask over L columns that is a matrix [L, (i + 1) L], nearly empty and most of a micro-step. Here
+each document's own square is computed, and beside it one score per column and later step:
 
     step 2, documents a (3 columns) and b (2)      what is computed
     a: # . . | # . . | # . .                        3 x 3, and 2 per column
@@ -11,7 +10,7 @@ per column and later step:
        # # # | . . # | . . #
     b: likewise                                     2 x 2, and 2 per column
 
-The same numbers as `speculators`' masks give (a test compares them); layers with a sliding window keep those masks.
+A test compares the numbers with `speculators`' masks; layers with a sliding window keep those masks.
 """
 
 from __future__ import annotations
@@ -66,14 +65,8 @@ def spans(ids: Tensor) -> list[tuple[int, int]]:
 def by_document(
     module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Any, scaling: float | None = None, **_: Any
 ) -> tuple[Tensor, None]:
-    """An attention function of `transformers`' interface.
-
-    Args:
-        query: [1, heads, L, D].
-        key, value: [1, key heads, (i + 1) L, D]: those of the steps so far, one after the other.
-
-    Returns:
-        [1, L, heads, D], and no weights.
+    """An attention function of `transformers`' interface: query [1, heads, L, D]; key and value [1, key heads, (i + 1)
+    L, D], those of the steps so far, one after the other. Returns [1, L, heads, D], and no weights.
     """
     length = query.shape[2]
     scale = scaling if scaling is not None else query.shape[-1] ** -0.5

@@ -1,16 +1,13 @@
 """What the drafter is trained on: bounded in bytes, fair to every policy version, and with the long tail kept.
 
-Which samples are kept. Each gets a random priority on arrival; per target version those with the highest are kept: a
-uniform sample of all that came (a reservoir), whatever the byte bound. A version's share of the bytes halves every
-`half_life` versions. Besides, the longest responses of the last `tail_versions` versions are kept up to `tail_quota` of
-the bytes: long responses are rare, finish last, and gain most from speculation. With `keep_versions`, nothing older
-than the newest so many versions is kept.
+Kept. Per target version a uniform sample of all that came (a reservoir by random priority); a version's share of the
+bytes halves every `half_life` versions. Besides, the longest responses of the last `tail_versions` versions, up to
+`tail_quota` of the bytes: they are rare, finish last, and gain most from speculation.
 
-What is drawn. Windows from anywhere in the responses, samples chosen by recency times response tokens, so that a
-token late in a long response is seen as often as an early one.
+Drawn. Windows from anywhere in the responses, samples chosen by recency times response tokens, so that a token late in
+a long response is seen as often as an early one.
 
-Saved as one file per sample, named by its checksum, and an index: a save writes only what is new, and a damaged file
-costs that sample and nothing else.
+Saved as one file per sample, named by its checksum, and an index: a damaged file costs that sample and nothing else.
 """
 
 from __future__ import annotations
@@ -223,13 +220,8 @@ class Buffer:
     # ---- going out --------------------------------------------------------------------------------------------------
 
     def draw(self, rng: random.Random, tokens: int, window: int, least: int = 8) -> list[Sample]:
-        """Windows that together hold up to `tokens` tokens; empty when the buffer is.
-
-        Args:
-            rng: the caller's; its state decides what is drawn.
-            tokens: bound on their sum.
-            window: longest window.
-            least: no window shorter than this is cut to fill up the rest.
+        """Windows of at most `window` tokens that together hold up to `tokens`; empty when the buffer is. `rng` decides
+        what is drawn; no window is cut shorter than `least` to fill up the rest.
         """
         if not self._entries:
             return []

@@ -1,9 +1,5 @@
-"""Checkpoints of training: whole or not there, written beside the training, verified when read.
-
-    folder/step-00000120/state.safetensors     fp32 master weights, optimiser moments, random state
-    folder/step-00000120/state.json            counters, checksums
-
-The newest that is whole is taken: one cut short by a crash or altered on disk is passed over with a warning.
+"""Checkpoints of training, `folder/step-00000120/{state.safetensors, state.json}`: whole or not there, written beside
+the training, verified when read. The newest that is whole is taken; one that is not is passed over with a warning.
 """
 
 from __future__ import annotations

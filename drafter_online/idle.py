@@ -164,15 +164,12 @@ class Idle(Generic[T]):
         return self._failures >= MAX_FAILURES
 
     def tick(self, wanted: Callable[[], float | None], step: Callable[[Callable[[], bool]], T]) -> T | None:
-        """Run one micro-step if it may run.
+        """Run one micro-step if it may run, and return what it did; None when none ran, or it raised.
 
         Args:
-            wanted: since when something else wants the machine, by the clock; None: nothing does. Asked often.
-            step: a micro-step that takes the question "must I stop?" (`Trainer.micro_step`). What it raises is counted
-                and logged; after `MAX_FAILURES` in a row training is stopped.
-
-        Returns:
-            what the step returned; None when none ran, or it raised.
+            wanted: since when something else wants the machine, by the clock; None: nothing does. Asked often. step:
+            takes the question "must I stop?" (`Trainer.micro_step`). What it raises is logged; after `MAX_FAILURES` in
+                a row training is stopped.
         """
         if not self.allows(wanted() is not None):
             return None

@@ -55,17 +55,13 @@ OBJECTIVES = {
 
 
 def truncated(z: Tensor, ids: Tensor, logits: Tensor, logsumexp: Tensor) -> tuple[Tensor, Tensor]:
-    """log p and log q over k + 1 events: the k tokens the engine kept, and any other.
+    """log p [..., k + 1] without gradient and log q [..., k + 1], over the k tokens the engine kept and any other.
 
     Args:
         z: the drafter's logits [..., V].
-        ids: the kept tokens' indices in the drafter's vocabulary [..., k]; -1 where it has no such token (its mass
-            joins "any other"), or where nothing was kept.
-        logits: the target's logits of them [..., k]; -inf where nothing was kept.
-        logsumexp: the target's, over its whole vocabulary [...].
-
-    Returns:
-        log p [..., k + 1] without gradient and log q [..., k + 1]; both -inf where an id is -1.
+        ids: the kept tokens' indices in the drafter's vocabulary [..., k]; -1 where it has no such token: both logs are
+            -inf there, and its mass joins "any other".
+        logits, logsumexp: the target's [..., k] (-inf where nothing was kept), and over its whole vocabulary [...].
     """
     known = (ids >= 0) & logits.isfinite()
     log_p = (logits - logsumexp.unsqueeze(-1)).masked_fill(~known, -math.inf).detach()
@@ -92,17 +88,10 @@ def reward_weights(
 ) -> Tensor:
     """w(r) [N]: how much a rewarded rollout counts, 1 for one whose reward is not known (NaN).
 
-    w = exp(beta (r - mean) / std), divided by its average over the known ones and clipped.
+    w = exp(beta (r - mean) / std), divided by its average over the known ones and clipped. 1 where beta or std is 0.
 
     Source: ReSpec (arXiv 2510.26475): distillation weighted by the rollout's reward, so that the drafter follows the
     policy to where it is going.
-
-    Args:
-        rewards: [N], NaN where not known.
-        mean: of rewards, over more than these N.
-        std: of rewards; 0 gives weights of 1.
-        beta: 0 gives weights of 1.
-        clip: smallest and largest weight.
     """
     known = rewards.isfinite()
     if std <= 0 or beta == 0 or not bool(known.any()):

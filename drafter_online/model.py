@@ -155,12 +155,8 @@ class Eagle3:
 class DraftModel:
     """A causal language model of `transformers` that drafts for a target with the same vocabulary.
 
-    Args:
-        model: the model, in the dtype it is trained in.
-        target: folder of the target: its final norm and LM head turn hidden states into targets.
-
-    Raises:
-        HeadError: the vocabularies differ, or the target cannot be read.
+    The final norm and LM head of `target`, a folder, turn hidden states into targets. Raises `HeadError` where the
+    vocabularies differ, or the target cannot be read.
     """
 
     kind: Kind = "draft_model"

@@ -2,9 +2,8 @@
 
     L = sum_i decay^i (a * accept_i) + lambda * rejected + mu * induced
 
-`accept` runs over emitted tokens (accepted drafts, corrections, bonus tokens), `rejected` and `induced` over the
-target's choices from the first rejected proposal on. Every term is an average over what it runs over, and each can be
-off.
+`accept` runs over emitted tokens, `rejected` and `induced` over the target's choices from the first rejected proposal
+on. Every term is an average over what it runs over, and each can be off.
 """
 
 from __future__ import annotations
@@ -63,10 +62,9 @@ class LossTerms(BaseModel):
 class Acceptance:
     """What greedy drafts would have achieved on emitted tokens: sums over D positions a draft could start at.
 
-    A draft token counts where it is the token that was emitted. At temperature T that happens with the probability
-    that rejection sampling accepts it, so these are unbiased estimates of the engine's numbers. Places that a batch
-    leads on by rejected proposals are not counted: with those terms on, a training batch flatters the drafter, and only
-    `Trainer.evaluate`, which leads none, is to be believed.
+    A draft token counts where it is the token that was emitted, which happens with the probability that rejection
+    sampling accepts it. Columns that read rejected proposals are not counted, so only `Trainer.evaluate` does not
+    flatter the drafter.
     """
 
     drafts: int
@@ -130,18 +128,11 @@ def evaluate(
 ) -> Result:
     """Loss and acceptance, of `LOGITS` logits at a time.
 
-    The gradient of each part is computed with it, down to the drafter's states, so that no logits are kept; the loss
-    that is returned has these gradients. Without gradients (evaluation) there is no loss, and its logits are left out.
-
-    Args:
-        scorer: gives logits.
-        states: [1, L, H] per step: what the drafter's LM head reads.
-        batch: what they were computed from.
-        terms: which terms count.
-        interrupt: asked before each part.
+    The gradient of each part is computed with it, down to the drafter's states [1, L, H] per step, so that no logits
+    are kept; the loss that is returned has these gradients. Without gradients (evaluation) there is no loss.
 
     Raises:
-        Preempted: `interrupt` returned true.
+        Preempted: `interrupt`, asked before each part, returned true.
     """
     x = torch.stack([s[0] for s in states])  # [steps, L, H]
     learns = torch.is_grad_enabled()
@@ -221,7 +212,7 @@ def _drafts(batch: Batch, steps: int) -> Tensor:
 
 
 def _columns(batch: Batch, step: int, mask: Tensor) -> Tensor:
-    """[L] bool: columns c of the mask that read only emitted tokens until this step, with c + step in their document."""
+    """[L] bool: columns c of the mask that read emitted tokens only until this step, c + step in their document."""
     d, rows = batch.document_ids[0], torch.zeros_like(batch.loss_mask[0])
     n = max(0, len(d) - step)
     rows[:n] = mask[:n] & (d[:n] == d[step:]) & (batch.forced_until[0, :n] >= step)

@@ -71,10 +71,9 @@ class Batch:
 def pack(
     windows: Sequence[Sample], weights: Sequence[float] | None = None, *, steps: int, rejected: bool = False
 ) -> Batch:
-    """Pack windows of at least two tokens.
+    """Pack windows of at least two tokens, all of one target.
 
     Args:
-        windows: samples or windows of samples, all of one target.
         weights: what each counts in the loss; 1 when None.
         steps: training-time-test steps. With 1, the drafter is a model of sequences: a rejected proposal is learnt from
             in the column it would have had.

@@ -1,23 +1,17 @@
 """One training sample: what the target computed about one sequence, and its verification of drafts.
 
-A superset of the `speculators` data format (hs-connectors: `input_ids`, `hidden_states`, `verifier_last_hidden_states`,
-`loss_mask`, `position_ids`), with provenance and with the verify steps of speculative decoding. It is made where the
-engine runs and crosses process borders as one safetensors blob:
+A superset of the `speculators` data format, with provenance and verify steps; one safetensors blob across processes.
 
-    blob = Sample(input_ids=ids, hidden_states=aux, ...).to_bytes()
-    sample = Sample.from_bytes(blob)          # SampleError when it is damaged or does not fit together
-
-Alignment. Row t of `hidden_states` and `verifier_last_hidden_states` is what the target computed *when it read*
-`input_ids[t]`, so `verifier_last_hidden_states[t]`, after the final norm and the LM head, predicts `input_ids[t + 1]`:
+Row t of `hidden_states` and `verifier_last_hidden_states` is what the target computed *when it read* `input_ids[t]`, so
+`verifier_last_hidden_states[t]`, after the final norm and the LM head, predicts `input_ids[t + 1]`:
 
     input_ids                    x0  x1  x2  x3
     hidden_states                g0  g1  g2  g3      [T, A*H]  residual stream entering layers a, b, c
     verifier_last_hidden_states  y0  y1  y2  y3      [T, H]    residual stream after the last layer, before the norm
     the head is trained on       (x1, g0) -> y1,  (x2, g1) -> y2, ...
 
-Auxiliary layer `i` is the residual stream *entering* decoder layer `i`, that is after `i` layers (0: the embedding;
-the number of layers: after the last one). This is vLLM's and speculators' convention
-(`eagle_aux_hidden_state_layer_ids`) and `output_hidden_states[i]` of transformers for `i` below the number of layers.
+Auxiliary layer `i` is the residual stream *entering* decoder layer `i` (0: the embedding; the number of layers: after
+the last one), as in vLLM and speculators (`eagle_aux_hidden_state_layer_ids`).
 """
 
 from __future__ import annotations
@@ -63,10 +57,9 @@ class VerifyStep:
 class Verify:
     """The verify steps of a sample: S steps, P = sum of `lengths` proposed tokens, in step order.
 
-    Row j of `top_ids`, `top_logits` and `logsumexp` is the target's distribution of the token for which `proposed[j]`
-    was proposed, given everything before it *including the earlier proposals of its step, accepted or not*: the rows
-    after the first rejected proposal are the target's opinion on states that only the drafter reached. Logits are the
-    model's own, before temperature; the log-sum-exp is over the whole vocabulary, in nats.
+    Row j of `top_ids`, `top_logits` and `logsumexp` is the target's distribution where `proposed[j]` was proposed,
+    given everything before it *including the earlier proposals of its step, accepted or not*. Logits are the model's
+    own, before temperature; the log-sum-exp is over the whole vocabulary, in nats.
     """
 
     position: Tensor  # [S] int64

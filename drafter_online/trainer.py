@@ -110,12 +110,8 @@ class DrafterTraining(LossTerms):
 
 
 class Trainer:
-    """Trains one drafter from one buffer.
-
-    Args:
-        drafter: its module is moved to `device`.
-        checkpoints: folder for checkpoints; None keeps the last good state in memory only.
-        parent: the version the weights come from, None for a fresh drafter.
+    """Trains one drafter from one buffer, on `device`; `parent`: the version its weights come from. Without
+    `checkpoints`, a folder, the last good state is kept in memory only.
     """
 
     def __init__(
@@ -157,11 +153,8 @@ class Trainer:
     # ---- a micro-step -----------------------------------------------------------------------------------------------
 
     def micro_step(self, interrupt: Callable[[], bool] | None = None) -> StepReport:
-        """One forward and backward, and an optimiser step where it is due.
-
-        Args:
-            interrupt: asked before every training-time-test step and before the backward pass; True stops here, nothing
-                is changed.
+        """One forward and backward, and an optimiser step where it is due. `interrupt` is asked before every
+        training-time-test step and before the backward pass; True stops here, and nothing is changed.
 
         Raises:
             TrainingError: the loss was not finite too often, and there is nothing good to go back to.
@@ -348,11 +341,7 @@ class Trainer:
     # ---- publishing -------------------------------------------------------------------------------------------------
 
     def publish(self, versions: Versions, dtype: Any = None, target_version: int | None = None) -> int:
-        """Publish the present weights as a version and return its number.
-
-        Args:
-            dtype: of the weights as published (the engine's); the training's when None.
-            target_version: newest policy version among the data; the buffer's when None.
+        """Publish the present weights as a version, in `dtype` (the training's when None), and return its number.
 
         Raises:
             VersionError: the weights are not finite, or the store cannot be written. Training can continue.

@@ -53,12 +53,8 @@ class Worth:
         self._least = self._now
 
     def pays(self, samples: Iterable[Sized], steps: int, earliest: int) -> bool:
-        """Whether to publish now.
-
-        Args:
-            samples: of late; as many tokens are expected to come.
-            steps: since the last version.
-            earliest: steps before which nothing is published.
+        """Whether to publish now, `steps` after the last version and never before `earliest`; as many tokens as the
+        `samples` of late have are expected to come.
         """
         if steps < earliest:
             return False

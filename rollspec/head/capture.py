@@ -1,11 +1,10 @@
 """Training samples for the drafter, taken from what the target computes anyway.
 
-Some requests are recorded, whole: per position the target's auxiliary and last hidden states, per verify step what was
-proposed, by whom, how much was accepted, and the target's top-k logits at every proposed position, accepted or not.
-When the request ends, however it ends, this becomes a `drafter_online.samples.Sample`, to be drained by the trainer.
+Some requests are recorded, whole: per position the target's auxiliary and last hidden states (one more auxiliary
+layer), per verify step what was proposed, by whom, how much was accepted, and the target's top-k logits at every
+proposed position. When the request ends, however it ends, this becomes a `drafter_online.samples.Sample`.
 
-Nothing is recomputed. The last layer's states come out with the auxiliary ones, as one more auxiliary layer. What it
-costs is timed, and no new request is recorded while it exceeds its share of the step; memory is bounded, oldest first.
+What it costs is timed, and no new request is recorded while it exceeds its share of the step; memory is bounded.
 """
 
 from __future__ import annotations

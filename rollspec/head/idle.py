@@ -1,12 +1,8 @@
 """Trains the drafter inside the worker while the engine has nothing to do: capture -> training -> swap, in one engine.
 
-A thread of the worker asks twenty times a second whether a micro-step may run (`drafter_online.idle`): never while the
-engine sleeps, within `QUIET_SECONDS` of a step, or while the trainer uses the machine (operation `updating`). A request
-that arrives waits for part of a micro-step at most. The engine's own thread is never called from here; new weights
-reach it as a published version, which it swaps in at the start of a step.
-
-A step that hangs is waited for `LOCK_SECONDS` at most, a store that is full or gone is tried again at the next
-publication, and a saved state that is damaged is begun anew.
+A thread asks twenty times a second whether a micro-step may run (`drafter_online.idle`): never while the engine sleeps,
+within `QUIET_SECONDS` of a step, or while the trainer uses the machine (operation `updating`). The engine's own thread
+is never called from here; new weights reach it as a published version, which it swaps in at the start of a step.
 """
 
 from __future__ import annotations
