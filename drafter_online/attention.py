@@ -58,7 +58,8 @@ def documents(ids: Tensor) -> Iterator[None]:
 
 def spans(ids: Tensor) -> list[tuple[int, int]]:
     """(start, stop) of each run of equal ids."""
-    ends = ids[0].unique_consecutive(return_counts=True)[1].cumsum(0).tolist()
+    _, lengths = torch.unique_consecutive(ids[0], return_counts=True)
+    ends = lengths.cumsum(0).tolist()
     return list(zip([0, *ends[:-1]], ends, strict=True))
 
 
@@ -73,8 +74,7 @@ def by_document(
     group = query.shape[1] // key.shape[1]
     if group > 1:
         key, value = key.repeat_interleave(group, 1), value.repeat_interleave(group, 1)
-    first_k, *later_k = key.split(length, 2)
-    first_v, *later_v = value.split(length, 2)
+    (first_k, *later_k), (first_v, *later_v) = torch.split(key, length, 2), torch.split(value, length, 2)
     # Of each later step, a column's own score. [1, heads, L, i]
     own = torch.stack([(query * k).sum(-1) for k in later_k], -1) * scale if later_k else None
     out = []
@@ -87,7 +87,8 @@ def by_document(
         scores = q @ k.transpose(-1, -2) * scale  # [1, heads, n, n]
         ahead = torch.ones(n, n, dtype=torch.bool, device=q.device).triu(1)
         scores = torch.cat([scores.masked_fill(ahead, float("-inf")), own[:, :, a:b]], -1)
-        weights, *each = scores.softmax(-1, dtype=torch.float32).to(q.dtype).split([n, *[1] * len(later_v)], -1)
+        weights = scores.softmax(-1, dtype=torch.float32).to(q.dtype)
+        weights, *each = torch.split(weights, [n, *[1] * len(later_v)], -1)
         part = weights @ v
         for weight, later in zip(each, later_v, strict=True):
             part = part + weight * later[:, :, a:b]

@@ -50,14 +50,13 @@ class Checkpoints:
         self._writer: threading.Thread | None = None
 
     def save(self, step: int, tensors: Mapping[str, Tensor], record: Mapping[str, Any]) -> None:
-        """Write in the background. The tensors are copied now; a write still under way is waited for first.
+        """Write in the background tensors that nobody changes; a write still under way is waited for first.
 
         A write that fails is logged, and `failed` says why: training continues with the older checkpoint.
         """
         self.wait()
-        frozen = {n: t.detach().to("cpu", copy=True).contiguous() for n, t in tensors.items()}
         self._writer = threading.Thread(
-            target=self._write, args=(step, frozen, dict(record)), name="drafter-checkpoint", daemon=False
+            target=self._write, args=(step, tensors, record), name="drafter-checkpoint", daemon=False
         )
         self._writer.start()
 
@@ -94,8 +93,10 @@ class Checkpoints:
     def _paths(self) -> list[Path]:
         return sorted(self.folder.glob("step-*.safetensors"))
 
-    def _write(self, step: int, tensors: dict[str, Tensor], record: dict[str, Any]) -> None:
-        blob = save(tensors, metadata={"format": FORMAT, "record": json.dumps(record)})
+    def _write(self, step: int, tensors: Mapping[str, Tensor], record: Mapping[str, Any]) -> None:
+        blob = save(
+            {n: t.contiguous() for n, t in tensors.items()}, metadata={"format": FORMAT, "record": json.dumps(record)}
+        )
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             replace(self.folder / f"step-{step:08d}-{sha256(blob)}.safetensors", blob)

@@ -236,8 +236,10 @@ def refresh(
             head.verifier_norm.weight.copy_(norm + 1.0 if uses_gemma_style_final_norm(head.config) else norm)
         if lm_head is not None:
             ours = _follows(head)
-            better = ours and head.use_draft_vocab and counts
-            if better and (found := vocabulary.better(head.t2d, head.draft_vocab_size, counts)):
+            found = None
+            if ours and head.use_draft_vocab and counts:
+                found = vocabulary.better(head.t2d, head.draft_vocab_size, counts)
+            if found is not None:
                 d2t, t2d, share, before = found
                 head.load_vocab_mappings(t2d, d2t)
                 getattr(head.config, OURS)["vocabulary_coverage"] = share

@@ -183,19 +183,13 @@ def evaluate(
         values |= {"induced": reverse} if terms.induced else {}
     values["loss"] = loss
     pairs = [] if gradient is None else [(x, gradient), *zip(scorer.trained_head, own, strict=True)]
-    return Result(_known(loss, pairs), values, _acceptance(best, drafts, batch, scorer.to_draft))
+    # A number that has this value, and these gradients with respect to these tensors.
+    linear = sum(((t * g).sum().float() for t, g in pairs), torch.tensor(0.0))
+    return Result(loss + (linear - linear.detach()), values, _acceptance(best, drafts, batch, scorer.to_draft))
 
 
 def _parts(indices: Tensor, scorer: Scorer) -> Sequence[Tensor]:
     return torch.split(indices, max(1, LOGITS // scorer.vocabulary))
-
-
-def _known(value: float, gradients: list[tuple[Tensor, Tensor]]) -> Tensor:
-    """A number that has this value, and these gradients with respect to these tensors."""
-    if not gradients:
-        return torch.tensor(value)
-    linear = torch.stack([(t * g).sum().float() for t, g in gradients]).sum()
-    return value + (linear - linear.detach())
 
 
 def _learnt(batch: Batch, step: int) -> Tensor:

@@ -109,7 +109,7 @@ def pack(
     def table(found: Iterable[tuple[int, ...]]) -> Iterable[Tensor]:
         return torch.tensor(list(found), dtype=torch.int64).reshape(-1, 3).unbind(1)
 
-    column, step, depth = table(r[:3] for r in rows)
+    columns, at_steps, depths = table(r[:3] for r in rows)
     replace_column, replace_step, replace_token = table(replaced)
     return Batch(
         input_ids=join(w.input_ids[1:] for w in kept),
@@ -122,9 +122,9 @@ def pack(
         temperature=spread(w.temperature for w in kept),
         forced_until=forced,
         rejected=Rejected(
-            column=column,
-            step=step,
-            depth=depth,
+            column=columns,
+            step=at_steps,
+            depth=depths,
             ids=_padded([v.top_ids[i] for *_, v, i in rows], 0),
             logits=_padded([v.top_logits[i].float() for *_, v, i in rows], float("-inf")),
             logsumexp=torch.tensor([float(v.logsumexp[i]) for *_, v, i in rows]),

@@ -229,11 +229,9 @@ class Sample:
         try:
             facts = msgspec.convert(record, _Facts)
             drafter = tuple(facts.drafters[i] for i in facts.drafter)
-            return cls(
-                **{n: tensors[n] for n in _TENSORS},
-                **{n: getattr(facts, n) for n in _FACTS},
-                verify=Verify(drafter=drafter, **{n: tensors[f"verify.{n}"] for n in _VERIFY}),
-            )
+            fields: dict[str, Any] = {n: tensors[n] for n in _TENSORS} | {n: getattr(facts, n) for n in _FACTS}
+            verify = Verify(drafter=drafter, **{n: tensors[f"verify.{n}"] for n in _VERIFY})
+            return cls(**fields, verify=verify)
         except (msgspec.ValidationError, KeyError, IndexError) as e:
             raise SampleError(f"drafter-online: a sample is refused: {e!r} is missing or of the wrong kind.") from e
 

@@ -152,6 +152,7 @@ class Trainer:
 
     # ---- a micro-step -----------------------------------------------------------------------------------------------
 
+    @normal_mode()
     def micro_step(self, interrupt: Callable[[], bool] | None = None) -> StepReport:
         """One forward and backward, and an optimiser step where it is due. `interrupt` is asked before every
         training-time-test step and before the backward pass; True stops here, and nothing is changed.
@@ -160,10 +161,6 @@ class Trainer:
             TrainingError: the loss was not finite too often, and there is nothing good to go back to.
             Exception: whatever else the forward or backward raised, with gradients and random state as before it.
         """
-        with normal_mode():
-            return self._micro_step(interrupt)
-
-    def _micro_step(self, interrupt: Callable[[], bool] | None) -> StepReport:
         before = self._rng.getstate()
         kept = self._master_weights.gradients() if self._accumulated else None
         try:

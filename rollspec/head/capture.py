@@ -17,7 +17,7 @@ import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Concatenate, ParamSpec
+from typing import Any, TypeVar, cast
 
 import torch
 
@@ -56,14 +56,14 @@ class _Recording:
     bytes: int = 0
 
 
-P = ParamSpec("P")
+W = TypeVar("W", bound=Callable[..., None])
 
 
-def guarded(work: Callable[Concatenate[Capture, P], None]) -> Callable[Concatenate[Capture, P], None]:
-    """A fault ends the capture and not the job: samples are worth less. What it takes is timed."""
+def guarded(work: W) -> W:
+    """Of a method of `Capture`: a fault ends the capture and not the job, and what it takes is timed."""
 
     @functools.wraps(work)
-    def run(self: Capture, *args: P.args, **kwargs: P.kwargs) -> None:
+    def run(self: Capture, *args: Any, **kwargs: Any) -> None:
         if self.off:
             return
         begin = time.perf_counter()
@@ -75,7 +75,7 @@ def guarded(work: Callable[Concatenate[Capture, P], None]) -> Callable[Concatena
         self.seconds += spent
         self._share[0] += spent
 
-    return run
+    return cast(W, run)
 
 
 class Capture:
