@@ -1,9 +1,8 @@
 """Attention of the training-time-test forward, one document at a time.
 
-Packed windows do not see each other, and at its i-th step a column attends to the emitted tokens before it and, of each
-later step, to its own column only. As one mask over L columns that is a matrix [L, (i + 1) L] of which nearly all is
-empty, and computing it takes most of a micro-step. Here each document's own square is computed, and beside it one score
-per column and later step:
+At its i-th step a column attends to the emitted tokens of its document before it and, of each later step, to its own
+column only. As one mask over L columns that is a matrix [L, (i + 1) L], nearly empty and most of a micro-step. Here
+each document's own square is computed, and beside it one score per column and later step:
 
     step 2, documents a (3 columns) and b (2)      what is computed
     a: # . . | # . . | # . .                        3 x 3, and 2 per column
@@ -11,7 +10,7 @@ per column and later step:
        # # # | . . # | . . #
     b: likewise                                     2 x 2, and 2 per column
 
-The same numbers as `speculators`' masks give (a test compares them); layers with a sliding window keep those masks.
+A test compares the numbers with `speculators`' masks; layers with a sliding window keep those masks.
 """
 
 from __future__ import annotations
@@ -59,41 +58,28 @@ def documents(ids: Tensor) -> Iterator[None]:
 
 def spans(ids: Tensor) -> list[tuple[int, int]]:
     """(start, stop) of each run of equal ids."""
-    row = ids[0].tolist()
-    found: list[tuple[int, int]] = []
-    start = 0
-    for i in range(1, len(row) + 1):
-        if i == len(row) or row[i] != row[start]:
-            found.append((start, i))
-            start = i
-    return found
+    _, lengths = torch.unique_consecutive(ids[0], return_counts=True)
+    ends = lengths.cumsum(0).tolist()
+    return list(zip([0, *ends[:-1]], ends, strict=True))
 
 
 def by_document(
     module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Any, scaling: float | None = None, **_: Any
 ) -> tuple[Tensor, None]:
-    """An attention function of `transformers`' interface.
-
-    Args:
-        query: [1, heads, L, D].
-        key, value: [1, key heads, (i + 1) L, D]: those of the steps so far, one after the other.
-
-    Returns:
-        [1, L, heads, D], and no weights.
+    """An attention function of `transformers`' interface: query [1, heads, L, D]; key and value [1, key heads, (i + 1)
+    L, D], those of the steps so far, one after the other. Returns [1, L, heads, D], and no weights.
     """
     length = query.shape[2]
     scale = scaling if scaling is not None else query.shape[-1] ** -0.5
     group = query.shape[1] // key.shape[1]
     if group > 1:
         key, value = key.repeat_interleave(group, 1), value.repeat_interleave(group, 1)
-    first_k, first_v = key[:, :, :length], value[:, :, :length]
-    later_k = [key[:, :, at : at + length] for at in range(length, key.shape[2], length)]
-    later_v = [value[:, :, at : at + length] for at in range(length, key.shape[2], length)]
+    (first_k, *later_k), (first_v, *later_v) = torch.split(key, length, 2), torch.split(value, length, 2)
     # Of each later step, a column's own score. [1, heads, L, i]
     own = torch.stack([(query * k).sum(-1) for k in later_k], -1) * scale if later_k else None
     out = []
     for a, b in _now.spans:
-        q, k, v = query[:, :, a:b], first_k[:, :, a:b], first_v[:, :, a:b]
+        q, k, v = (t[:, :, a:b] for t in (query, first_k, first_v))
         if own is None:
             out.append(scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale))
             continue
@@ -102,8 +88,9 @@ def by_document(
         ahead = torch.ones(n, n, dtype=torch.bool, device=q.device).triu(1)
         scores = torch.cat([scores.masked_fill(ahead, float("-inf")), own[:, :, a:b]], -1)
         weights = scores.softmax(-1, dtype=torch.float32).to(q.dtype)
-        part = weights[..., :n] @ v
-        for i, later in enumerate(later_v):
-            part = part + weights[..., n + i : n + i + 1] * later[:, :, a:b]
+        weights, *each = torch.split(weights, [n, *[1] * len(later_v)], -1)
+        part = weights @ v
+        for weight, later in zip(each, later_v, strict=True):
+            part = part + weight * later[:, :, a:b]
         out.append(part)
     return torch.cat(out, 2).transpose(1, 2).contiguous(), None

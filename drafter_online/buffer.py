@@ -1,26 +1,24 @@
 """What the drafter is trained on: bounded in bytes, fair to every policy version, and with the long tail kept.
 
-Which samples are kept. Each gets a random priority on arrival; per target version those with the highest are kept: a
-uniform sample of all that came (a reservoir), whatever the byte bound. A version's share of the bytes halves every
-`half_life` versions. Besides, the longest responses of the last `tail_versions` versions are kept up to `tail_quota` of
-the bytes: long responses are rare, finish last, and gain most from speculation. With `keep_versions`, nothing older
-than the newest so many versions is kept.
+Kept. Per target version a uniform sample of all that came (a reservoir by random priority); a version's share of the
+bytes halves every `half_life` versions. Besides, the longest responses of the last `tail_versions` versions, up to
+`tail_quota` of the bytes: they are rare, finish last, and gain most from speculation.
 
-What is drawn. Windows from anywhere in the responses, samples chosen by recency times response tokens, so that a
-token late in a long response is seen as often as an early one.
+Drawn. Windows from anywhere in the responses, samples chosen by recency times response tokens, so that a token late in
+a long response is seen as often as an early one.
 
-Saved as one file per sample, named by its checksum, and an index: a save writes only what is new, and a damaged file
-costs that sample and nothing else.
+Saved as one file per sample, named by its checksum, and an index: a damaged file costs that sample and nothing else.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import random
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -54,10 +52,12 @@ class BufferConfig(BaseModel):
 class _Entry:
     sample: Sample
     priority: float
-    nbytes: int
-    response: int  # response tokens kept
     drawn: int = 0
     checksum: str | None = None  # of its file, once written
+
+    def __post_init__(self) -> None:
+        self.nbytes = self.sample.nbytes
+        self.response = int(self.sample.loss_mask.sum())  # response tokens kept
 
 
 @dataclass
@@ -70,7 +70,6 @@ class Counts:
     refused: int = 0
     rewarded: int = 0
     damaged: int = 0
-    by_drafter: Counter[str] = field(default_factory=Counter)
 
 
 class Buffer:
@@ -108,18 +107,20 @@ class Buffer:
             raise
         reward = self.rewards.pending.pop(sample.request_id, None)
         if reward is not None and sample.reward is None:
-            sample = sample.with_reward(reward)
+            sample = dataclasses.replace(sample, reward=reward)
         if sample.reward is not None:
             self._count_reward(sample.reward)
         self._renumber(sample.target_version)
-        entry = _Entry(sample, self._rng.random(), sample.nbytes, int(sample.loss_mask.sum()))
+        entry = self._append(_Entry(sample, self._rng.random()))
         self.counts.added += 1
-        self.counts.by_drafter.update(sample.verify.drafter)
-        self._entries.append(entry)
-        self.newest = max(self.newest, sample.target_version)
-        self.bytes += entry.nbytes
         self._evict()
-        return any(e is entry for e in self._entries)
+        return entry in self._entries
+
+    def _append(self, entry: _Entry) -> _Entry:
+        self._entries.append(entry)
+        self.newest = max(self.newest, entry.sample.target_version)
+        self.bytes += entry.nbytes
+        return entry
 
     def _renumber(self, version: int) -> None:
         """Samples that were loaded are no newer than the first that comes: another job counts versions from 0 again."""
@@ -147,21 +148,16 @@ class Buffer:
 
     def reward(self, rewards: Mapping[str, float]) -> int:
         """Join rewards by request id; those of samples still to come are remembered. Returns how many joined now."""
+        rewards = {request: float(value) for request, value in rewards.items() if math.isfinite(value)}
         joined = 0
-        waiting: dict[str, list[_Entry]] = {}
         for e in self._entries:
-            waiting.setdefault(e.sample.request_id, []).append(e)
-        for request, value in rewards.items():
-            value = float(value)
-            if not abs(value) < float("inf"):
-                continue
-            if request not in waiting:
-                self.rewards.keep(request, value)
-            for e in waiting.get(request, ()):
-                if e.sample.reward is None:
-                    e.sample = e.sample.with_reward(value)
-                    self._count_reward(value)
-                    joined += 1
+            value = rewards.get(e.sample.request_id)
+            if value is not None and e.sample.reward is None:
+                e.sample = dataclasses.replace(e.sample, reward=value)
+                self._count_reward(value)
+                joined += 1
+        for request in rewards.keys() - {e.sample.request_id for e in self._entries}:
+            self.rewards.keep(request, rewards[request])
         return joined
 
     def _count_reward(self, value: float) -> None:
@@ -170,17 +166,17 @@ class Buffer:
 
     # ---- retention --------------------------------------------------------------------------------------------------
 
-    def _tail(self) -> set[int]:
-        """Identities of the longest responses that the quota keeps."""
+    def _tail(self) -> set[_Entry]:
+        """The longest responses that the quota keeps."""
         room = self.config.tail_quota * self.config.max_bytes
         oldest = self.newest - self.config.tail_versions
         young = [e for e in self._entries if e.sample.target_version > oldest]
-        kept: set[int] = set()
+        kept: set[_Entry] = set()
         for e in sorted(young, key=lambda e: (-e.sample.response_length, -e.priority)):
             room -= e.nbytes
             if room < 0:
                 break
-            kept.add(id(e))
+            kept.add(e)
         return kept
 
     def recency(self, version: int) -> float:
@@ -189,50 +185,43 @@ class Buffer:
 
     def forget(self, before: int) -> int:
         """Drop samples of target versions before `before`, tail or not; returns how many."""
-        old = [e for e in self._entries if e.sample.target_version < before]
-        if old:
-            self._entries = [e for e in self._entries if e.sample.target_version >= before]
-            self.bytes -= sum(e.nbytes for e in old)
-            self.counts.dropped += len(old)
-            self.counts.unseen += sum(e.drawn == 0 for e in old)
-        return len(old)
+        return self._drop({e for e in self._entries if e.sample.target_version < before})
+
+    def _drop(self, gone: set[_Entry]) -> int:
+        self._entries = [e for e in self._entries if e not in gone]
+        self.bytes -= sum(e.nbytes for e in gone)
+        self.counts.dropped += len(gone)
+        self.counts.unseen += sum(e.drawn == 0 for e in gone)
+        return len(gone)
 
     def _evict(self) -> None:
         if self.config.keep_versions is not None:
             self.forget(self.newest - self.config.keep_versions + 1)
-        if self.bytes <= self.config.max_bytes:
+        over = self.bytes - self.config.max_bytes
+        if over <= 0:
             return
         tail = self._tail()
         rest: dict[int, list[_Entry]] = {}
-        for e in self._entries:
-            if id(e) not in tail:
+        for e in sorted(self._entries, key=lambda e: -e.priority):
+            if e not in tail:
                 rest.setdefault(e.sample.target_version, []).append(e)
         size = {v: sum(e.nbytes for e in es) for v, es in rest.items()}
-        for es in rest.values():
-            es.sort(key=lambda e: -e.priority)
-        gone: set[int] = set()
-        while self.bytes > self.config.max_bytes and rest:
+        gone: set[_Entry] = set()
+        while over > 0 and rest:
             version = max(rest, key=lambda v: size[v] / self.recency(v))  # furthest beyond its share
             e = rest[version].pop()
-            size[version] -= e.nbytes
             if not rest[version]:
                 del rest[version]
-            gone.add(id(e))
-            self.bytes -= e.nbytes
-            self.counts.dropped += 1
-            self.counts.unseen += e.drawn == 0
-        self._entries = [e for e in self._entries if id(e) not in gone]
+            gone.add(e)
+            size[version] -= e.nbytes
+            over -= e.nbytes
+        self._drop(gone)
 
     # ---- going out --------------------------------------------------------------------------------------------------
 
     def draw(self, rng: random.Random, tokens: int, window: int, least: int = 8) -> list[Sample]:
-        """Windows that together hold up to `tokens` tokens; empty when the buffer is.
-
-        Args:
-            rng: the caller's; its state decides what is drawn.
-            tokens: bound on their sum.
-            window: longest window.
-            least: no window shorter than this is cut to fill up the rest.
+        """Windows of at most `window` tokens that together hold up to `tokens`; empty when the buffer is. `rng` decides
+        what is drawn; no window is cut shorter than `least` to fill up the rest.
         """
         if not self._entries:
             return []
@@ -265,18 +254,13 @@ class Buffer:
             v["bytes"] += e.nbytes
             v["tokens"] += e.response
             v["rewarded"] += e.sample.reward is not None
-        lengths = sorted(e.sample.response_length for e in self._entries) or [0]
-        tail = self._tail()
         c = self.counts
         return {
             "samples": len(self),
             "bytes": self.bytes,
             "max_bytes": self.config.max_bytes,
-            "tail_samples": len(tail),
-            "tail_bytes": sum(e.nbytes for e in self._entries if id(e) in tail),
-            "response_length": {"median": lengths[len(lengths) // 2], "max": lengths[-1]},
+            "tail_bytes": sum(e.nbytes for e in self._tail()),
             "versions": {str(v): versions[v] for v in sorted(versions)},
-            "drafters": dict(c.by_drafter),
             "domains": dict(Counter(e.sample.domain for e in self._entries if e.sample.domain)),
             "added": c.added,
             "dropped": c.dropped,
@@ -318,13 +302,11 @@ class Buffer:
         return folder
 
     def _index(self) -> dict[str, Any]:
-        c = self.counts
         return {
             "format": FORMAT,
             "rng": list(self._rng.getstate()[1]),
             **self.rewards.to_dict(),
-            "counts": {n: getattr(c, n) for n in ("added", "dropped", "unseen", "refused", "rewarded", "damaged")},
-            "drafters": dict(c.by_drafter),
+            "counts": vars(self.counts),
             "samples": [[e.checksum, e.priority, e.drawn, e.sample.reward] for e in self._entries],
         }
 
@@ -358,17 +340,18 @@ class Buffer:
         version, _, gauss = self._rng.getstate()
         self._rng.setstate((version, tuple(index["rng"]), gauss))
         self.rewards = Rewards.from_dict(index)
-        self.counts = Counts(**index["counts"], by_drafter=Counter(index["drafters"]))
+        self.counts = Counts(**index["counts"])
         for checksum, priority, drawn, reward in index["samples"]:
-            sample = _read(_file(folder, checksum), checksum)
-            if sample is None:
+            try:
+                blob = _file(folder, checksum).read_bytes()
+                if sha256(blob) != checksum:
+                    raise ValueError("altered")
+                sample = Sample.from_bytes(blob)
+            except (OSError, ValueError, SampleError):
                 self.counts.damaged += 1
                 continue
-            sample = sample if reward is None else sample.with_reward(reward)
-            entry = _Entry(sample, priority, sample.nbytes, int(sample.loss_mask.sum()), drawn, checksum)
-            self._entries.append(entry)
-            self.newest = max(self.newest, sample.target_version)
-            self.bytes += entry.nbytes
+            sample = sample if reward is None else dataclasses.replace(sample, reward=reward)
+            self._append(_Entry(sample, priority, drawn, checksum))
 
 
 def add_all(buffer: Buffer, samples: Iterable[Sample]) -> list[SampleError]:
@@ -384,11 +367,3 @@ def add_all(buffer: Buffer, samples: Iterable[Sample]) -> list[SampleError]:
 
 def _file(folder: Path, checksum: str) -> Path:
     return folder / SAMPLES / f"{checksum}.safetensors"
-
-
-def _read(path: Path, checksum: str) -> Sample | None:
-    try:
-        blob = path.read_bytes()
-        return Sample.from_bytes(blob) if sha256(blob) == checksum else None
-    except (OSError, SampleError):
-        return None

@@ -1,17 +1,13 @@
-"""Checkpoints of training: whole or not there, written beside the training, verified when read.
+"""Checkpoints of training, `step-00000120-CHECKSUM.safetensors`: whole or not there, written beside the training.
 
-    folder/step-00000120/state.safetensors     fp32 master weights, optimiser moments, random state
-    folder/step-00000120/state.json            counters, checksums
-
-The newest that is whole is taken: one cut short by a crash or altered on disk is passed over with a warning.
+One holds fp32 master weights, optimiser moments and gradients, and in its metadata counters and random state. The
+newest that is as its checksum says is taken; one that is not is passed over with a warning.
 """
 
 from __future__ import annotations
 
 import json
 import logging
-import os
-import shutil
 import threading
 from collections.abc import Mapping
 from pathlib import Path
@@ -22,12 +18,27 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 from drafter_online.errors import TrainingError
-from drafter_online.files import digest, sha256, sync_folder, temporary_folder, write_synced
+from drafter_online.files import replace, sha256, sync_folder
 
 log = logging.getLogger(__name__)
-FORMAT = "drafter-online-training-1"
-STATE, RECORD = "state.safetensors", "state.json"
+FORMAT = "drafter-online-training-2"
 KEEP = 2  # newest ones kept
+
+
+def read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """A checkpoint's tensors and record.
+
+    Raises:
+        OSError, ValueError, KeyError, SafetensorError: it cannot be read, or is not as it was written.
+    """
+    blob = path.read_bytes()
+    if not path.stem.endswith(f"-{sha256(blob)}"):
+        raise ValueError("it is truncated or altered")
+    # The header is 8 bytes of length and that many bytes of JSON (safetensors' format definition).
+    metadata = json.loads(blob[8 : 8 + int.from_bytes(blob[:8], "little")])["__metadata__"]
+    if metadata["format"] != FORMAT:
+        raise ValueError("it is of another format")
+    return load(blob), json.loads(metadata["record"])
 
 
 class Checkpoints:
@@ -39,14 +50,13 @@ class Checkpoints:
         self._writer: threading.Thread | None = None
 
     def save(self, step: int, tensors: Mapping[str, Tensor], record: Mapping[str, Any]) -> None:
-        """Write in the background. The tensors are copied now; a write still under way is waited for first.
+        """Write in the background tensors that nobody changes; a write still under way is waited for first.
 
         A write that fails is logged, and `failed` says why: training continues with the older checkpoint.
         """
         self.wait()
-        frozen = {n: t.detach().to("cpu", copy=True).contiguous() for n, t in tensors.items()}
         self._writer = threading.Thread(
-            target=self._write, args=(step, frozen, dict(record)), name="drafter-checkpoint", daemon=False
+            target=self._write, args=(step, tensors, record), name="drafter-checkpoint", daemon=False
         )
         self._writer.start()
 
@@ -58,7 +68,7 @@ class Checkpoints:
 
     def steps(self) -> list[int]:
         """Steps of the checkpoints there are, oldest first."""
-        return sorted(int(p.name[5:]) for p in self.folder.glob("step-????????") if p.name[5:].isdigit())
+        return [int(p.name[5:13]) for p in self._paths()]
 
     def load(self) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
         """The newest whole checkpoint; None when there is none at all.
@@ -67,53 +77,33 @@ class Checkpoints:
             TrainingError: there are checkpoints, and every one is damaged.
         """
         self.wait()
-        steps = self.steps()
         reason = ""
-        for step in reversed(steps):
+        for path in reversed(self._paths()):
             try:
-                return self._read(step)
-            except (OSError, ValueError, KeyError) as e:
-                reason = f"step {step}: {e}"
+                return read(path)
+            except (OSError, ValueError, KeyError, SafetensorError) as e:
+                reason = f"{path.name}: {e}"
                 log.warning("drafter-online: the checkpoint in %s is passed over (%s)", self.folder, reason)
-        if steps:
+        if reason:
             raise TrainingError(
                 f"drafter-online: no checkpoint in {self.folder} can be read ({reason}); delete it to start anew."
             )
         return None
 
-    def _read(self, step: int) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        folder = self._path(step)
-        record = json.loads((folder / RECORD).read_bytes())
-        if record.pop("checksum") != digest(record) or record["format"] != FORMAT:
-            raise ValueError(f"{RECORD} was altered or is of another format")
-        blob = (folder / STATE).read_bytes()
-        if sha256(blob) != record["state"]:
-            raise ValueError(f"{STATE} is truncated or altered")
-        try:
-            return load(blob), record["record"]
-        except SafetensorError as e:
-            raise ValueError(str(e)) from e
+    def _paths(self) -> list[Path]:
+        return sorted(self.folder.glob("step-*.safetensors"))
 
-    def _path(self, step: int) -> Path:
-        return self.folder / f"step-{step:08d}"
-
-    def _write(self, step: int, tensors: dict[str, Tensor], record: dict[str, Any]) -> None:
-        blob = save(tensors)
-        entry = {"format": FORMAT, "state": sha256(blob), "record": record}
+    def _write(self, step: int, tensors: Mapping[str, Tensor], record: Mapping[str, Any]) -> None:
+        blob = save(
+            {n: t.contiguous() for n, t in tensors.items()}, metadata={"format": FORMAT, "record": json.dumps(record)}
+        )
         try:
-            with temporary_folder(self.folder, ".writing") as temporary:
-                write_synced(temporary / STATE, blob)
-                write_synced(temporary / RECORD, json.dumps({**entry, "checksum": digest(entry)}).encode())
-                sync_folder(temporary)
-                shutil.rmtree(self._path(step), ignore_errors=True)
-                os.rename(temporary, self._path(step))
+            self.folder.mkdir(parents=True, exist_ok=True)
+            replace(self.folder / f"step-{step:08d}-{sha256(blob)}.safetensors", blob)
             sync_folder(self.folder)
             self.failed = None
+            for old in [*self._paths()[:-KEEP], *self.folder.glob(".step-*")]:  # the latter a killed process left
+                old.unlink(missing_ok=True)
         except OSError as e:
             self.failed = f"the checkpoint of step {step} cannot be written to {self.folder} ({e.strerror or e})"
             log.warning("drafter-online: %s; training continues", self.failed)
-            return
-        for old in self.steps()[:-KEEP]:
-            shutil.rmtree(self._path(old), ignore_errors=True)
-        for left in self.folder.glob(".writing-*"):
-            shutil.rmtree(left, ignore_errors=True)

@@ -1,12 +1,7 @@
 """EAGLE-3 heads as folders on disk: made fresh for a target, converted, read and written in `speculators` format.
 
-    head = fresh("Qwen/Qwen3-8B", draft_vocab_size=32000, counts=token_counts)
-    save(head, "head/")        # vLLM: speculative_config={"method": "eagle3", "model": "head/"}
-    convert("specforge/", "Qwen/Qwen3-8B", "head/")    # a head that was made elsewhere
-
-The model class, its configuration and the vocabulary map are those of the `speculators` library. What belongs to the
-target (embedding, final norm and, with the whole vocabulary, the LM head) is read from the target and never written:
-the engine shares its own, and a copy in a drafter's file would be loaded over it.
+What belongs to the target (embedding, final norm and, with the whole vocabulary, the LM head) is read from the target
+and never written: the engine shares its own, and a copy in a drafter's file would be loaded over it.
 """
 
 from __future__ import annotations
@@ -57,13 +52,11 @@ def fresh(
         target: folder (or hub name) of the target's checkpoint.
         aux: auxiliary layers; `aux_layers` when None.
         draft_vocab_size: tokens the head can draft; the whole vocabulary when None or not smaller than it.
-        counts: how often the target emitted each token; decides which tokens the head can draft. The share of them it
-            covers is logged and kept in the configuration. None: the vocabulary's first ones, until `refresh` gets
-            counts.
+        counts: how often the target emitted each token; decides which tokens the head can draft. None: the vocabulary's
+            first ones, until `refresh` gets counts.
         layers: decoder layers of the head.
         speculative_tokens: draft length written into the configuration (engines can override it).
-        random: do not start as the target.
-        seed: of the random weights.
+        random: do not start as the target; `seed`: of the random weights.
 
     Raises:
         HeadError: the target cannot be read, or an argument does not fit it.
@@ -165,13 +158,10 @@ def save(head: Any, folder: Path | str, dtype: Any = None) -> Path:
 
 
 def convert(folder: Path | str, target: str | Path, into: Path | str) -> list[str]:
-    """Write a head of another layout as `save` does, in its own dtype.
+    """Write a head of another layout as `save` does, in its own dtype, without what belongs to the target.
 
-    What belongs to the target is left out. Where the head had other values for it, the target's are used from now on:
-    the names of these weights are returned, and kept in the configuration as `replaced`.
-
-    Raises:
-        HeadError: as of `load` and `save`.
+    Returns the names of weights in whose place the target's are used from now on; the configuration keeps them as
+    `replaced`. Raises as `load` and `save`.
     """
     head = load(folder, target)
     _, weights = _read(Path(folder))
@@ -186,14 +176,12 @@ def convert(folder: Path | str, target: str | Path, into: Path | str) -> list[st
 
 
 def load(folder: Path | str, target: str | Path | None = None) -> Any:
-    """Read a head in `speculators` format, or a SpecForge/SGLang one (`midlayer.*`), for training in float32.
-
-    Args:
-        target: where the head's configuration says when None.
+    """Read a head in `speculators` format, or a SpecForge/SGLang one (`midlayer.*`), for training in float32; `target`:
+    where its configuration says when None.
 
     Raises:
-        HeadError: a file is missing or damaged, a weight is missing, superfluous or mis-shaped, or the head is not for
-            `target`.
+        HeadError: a file is missing or damaged, a weight is missing, superfluous or mis-shaped, or it is not for
+        `target`.
     """
     from speculators.models.eagle3 import Eagle3DraftModel, Eagle3SpeculatorConfig
 
@@ -235,14 +223,8 @@ def refresh(
 ) -> None:
     """Copy the target's present weights into a head under training: in RL they move with the policy.
 
-    An LM head that is the target's rows follows them; one that was trained is not changed.
-
-    Args:
-        embed: input embedding [V, H].
-        norm: gain of the final norm [H], as the target stores it.
-        lm_head: output matrix [V, H], of the whole vocabulary.
-        counts: how often the target emitted each token lately. Where other tokens cover more of it than those that the
-            head can draft, it drafts them from now on.
+    An LM head that is the target's rows follows them; one that was trained is not changed. `counts`: how often the
+    target emitted each token lately; where other tokens cover more of it, the head drafts them from now on.
     """
     from speculators.models.utils import uses_gemma_style_final_norm
 
@@ -254,8 +236,17 @@ def refresh(
             head.verifier_norm.weight.copy_(norm + 1.0 if uses_gemma_style_final_norm(head.config) else norm)
         if lm_head is not None:
             ours = _follows(head)
+            found = None
             if ours and head.use_draft_vocab and counts:
-                _choose_again(head, counts)
+                found = vocabulary.better(head.t2d, head.draft_vocab_size, counts)
+            if found is not None:
+                d2t, t2d, share, before = found
+                head.load_vocab_mappings(t2d, d2t)
+                getattr(head.config, OURS)["vocabulary_coverage"] = share
+                log.info(
+                    "drafter-online: the head drafts other %d of %d tokens, %.4f of the target's text; it was %.4f",
+                    head.draft_vocab_size, head.verifier_vocab_size, share, before,
+                )  # fmt: skip
             rows = lm_head[head.t2d.to(lm_head.device)] if head.use_draft_vocab else lm_head
             head.verifier_lm_head.weight.copy_(rows)
             if ours:
@@ -280,19 +271,6 @@ def _follows(head: Any) -> bool:
     if head.lm_head.weight.requires_grad:
         return False
     return not head.use_draft_vocab or bool(head.lm_head.weight.equal(head.verifier_lm_head.weight))
-
-
-def _choose_again(head: Any, counts: Mapping[int, int]) -> None:
-    """Have a head draft the tokens that the target emits; the rows of its LM head are for the caller to change."""
-    if (found := vocabulary.better(head.t2d, head.draft_vocab_size, counts)) is None:
-        return
-    d2t, t2d, share, before = found
-    head.load_vocab_mappings(t2d, d2t)
-    getattr(head.config, OURS)["vocabulary_coverage"] = share
-    log.info(
-        "drafter-online: the head drafts other %d of %d tokens, %.4f of the target's text; it was %.4f",
-        head.draft_vocab_size, head.verifier_vocab_size, share, before,
-    )  # fmt: skip
 
 
 def of_target(target: str | Path) -> tuple[Tensor, Tensor, Tensor]:
@@ -339,20 +317,20 @@ def _read(folder: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
 
 
 def _fill(head: Any, weights: dict[str, Tensor], folder: Path) -> None:
-    expected = own_weights(head)
+    own = own_weights(head)
     # A head that brings a copy of what its target has: the target's own is used.
-    given = {n: t for n, t in weights.items() if n in expected}
-    spare = set(weights) - set(given) - set(head.state_dict()) - {"d2t", "t2d"}
-    missing = sorted(set(expected) - set(given))
+    given = {n: t for n, t in weights.items() if n in own}
+    missing = sorted(own.keys() - given.keys())
+    spare = sorted(weights.keys() - given.keys() - head.state_dict().keys() - {"d2t", "t2d"})
+    wrong = [n for n, t in given.items() if t.shape != own[n].shape]
+    what = None
     if missing or spare:
-        what = f"lacks {missing[0]}" if missing else f"has {min(spare)}, which an EAGLE-3 head of its kind has not"
+        what = f"lacks {missing[0]}" if missing else f"has {spare[0]}, which an EAGLE-3 head of its kind has not"
+    elif wrong:
+        have, want = list(given[wrong[0]].shape), list(own[wrong[0]].shape)
+        what = f"has {wrong[0]} of shape {have}, but its configuration says {want}"
+    if what is not None:
         raise HeadError(f"drafter-online: the head in {folder} {what}; it cannot be used.")
-    for name, t in given.items():
-        if t.shape != expected[name].shape:
-            raise HeadError(
-                f"drafter-online: the head in {folder} has {name} of shape {list(t.shape)}, but its configuration says "
-                f"{list(expected[name].shape)}."
-            )
     if head.use_draft_vocab and (problem := vocabulary.misfit(given)):
         raise HeadError(
             f"drafter-online: the vocabulary map of {folder} does not fit ({problem}); give the head with the d2t and "

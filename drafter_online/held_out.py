@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
 
 from drafter_online.buffer import Buffer, BufferConfig
 from drafter_online.files import sha256
@@ -15,7 +14,6 @@ from drafter_online.objective import Acceptance, evaluate
 from drafter_online.packing import pack
 
 if TYPE_CHECKING:
-    from drafter_online.model import TrainedDrafter
     from drafter_online.samples import Sample
     from drafter_online.trainer import Trainer
 
@@ -68,32 +66,18 @@ def covered(head: Any, samples: list[Sample]) -> float:
     return sum(int(t.sum()) for t in drafted) / max(1, sum(map(len, drafted)))
 
 
-@dataclass(frozen=True)
-class _Knowing:
-    """Scores as the target does, from the target's own last hidden states."""
-
-    drafter: TrainedDrafter
-    trained_head: tuple[Tensor, ...] = ()
-
-    @property
-    def vocabulary(self) -> int:
-        return self.drafter.vocabulary
-
-    @property
-    def to_draft(self) -> Tensor | None:
-        return self.drafter.to_draft
-
-    def targets(self, states: Tensor) -> Tensor:
-        return self.drafter.targets(states)
-
-    score = targets
-
-
 def max_acceptance(trainer: Trainer, samples: list[Sample]) -> Acceptance:
     """What greedy drafts achieve at most with this draft vocabulary: those of a drafter that knows the target's own
     likeliest token at every position. At a temperature above 0 the target does not always say it.
     """
-    steps, knowing = trainer.steps, _Knowing(trainer.drafter)
+    steps, drafter = trainer.steps, trainer.drafter
+    knowing: Any = SimpleNamespace(
+        vocabulary=drafter.vocabulary,
+        to_draft=drafter.to_draft,
+        trained_head=(),
+        targets=drafter.targets,
+        score=drafter.targets,
+    )
     total = Acceptance(0, (0,) * steps)
     with torch.no_grad():
         for sample in samples:

@@ -1,14 +1,13 @@
 """When training may use the machine: a pure rule, and the accounting of idle time found and used.
 
-A step runs only while the engine is awake, has no request running or waiting, and the trainer of the policy is not in
-its update phase (it needs the memory, and the policy is changing). It is asked again before every training-time-test
-step: a request that arrives waits for a part of one micro-step at most.
+A step runs only while nothing else wants the machine: the engine is awake and has no request, and the trainer of the
+policy is not in its update phase (it needs the memory, and the policy is changing). It is asked again before every
+training-time-test step: a request that arrives waits for a part of one micro-step at most.
 
     idle = Idle()
-    report = idle.tick(state, trainer.micro_step)       # does nothing unless `state()` allows it
+    report = idle.tick(wanted, trainer.micro_step)       # does nothing unless `wanted()` is None
 
-The clock and the state are given from outside: nothing here knows an engine. Nothing here can end a step that hangs,
-either: `StepWatch` makes one visible.
+Nothing here knows an engine. Nothing here can end a step that hangs, either: `StepWatch` makes one visible.
 """
 
 from __future__ import annotations
@@ -18,13 +17,10 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Generic, Literal, TypeVar
+from typing import Generic, TypeVar
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
-
-Why = Literal["idle", "asleep", "busy", "updating", "settling", "stopped"]
-
 
 LEAST_SECONDS = 120.0
 """No step counts as hanging before this: the first one loads libraries and may compile."""
@@ -51,14 +47,12 @@ class StepWatch:
         self._began: float | None = None
         self._steps, self._seconds = 0, 0.0
 
-    def __enter__(self) -> StepWatch:
+    def __enter__(self) -> None:
         self._began = self._clock()
-        return self
 
     def __exit__(self, *exc: object) -> None:
-        if self._began is not None:
-            self._steps += 1
-            self._seconds += self._clock() - self._began
+        self._steps += 1
+        self._seconds += self.age
         self._began = None
 
     @property
@@ -81,26 +75,14 @@ class StepWatch:
         return f"a training step of the drafter has been running for {age:.0f} s, more than {self.bound:.0f} s"
 
 
-@dataclass(frozen=True)
-class EngineState:
-    """What an engine is doing now."""
-
-    awake: bool = True  # its memory is in place (not put to sleep)
-    running: int = 0  # requests, in the batch or queued
-    updating: bool = False  # the policy is being trained, or its weights are being sent
-    since: float | None = None  # when what forbids a step began, by the clock of `Idle`; None: when it was noticed
-
-
 @dataclass
 class IdleCounts:
     """Seconds and events since the start."""
 
-    available: float = 0.0  # the engine was idle (awake, nothing to do, no update), whether or not a step ran
+    available: float = 0.0  # nothing else wanted the machine, whether or not a step ran
     used: float = 0.0  # micro-steps that did their work
     wasted: float = 0.0  # micro-steps that were preempted or skipped, or failed
     steps: int = 0
-    preempted: int = 0
-    failed: int = 0
     latencies: list[float] = field(default_factory=list)  # seconds from the wish to preempt to the engine's turn
 
     @property
@@ -135,10 +117,6 @@ class IdleCost:
         self.busy = kept * self.busy + seconds
         self.delayed *= kept
 
-    def delay(self, seconds: float) -> None:
-        """A micro-step took so long to give way."""
-        self.delayed += seconds
-
     @property
     def share(self) -> float:
         """Of the engine's time; an upper bound, as the two may have computed side by side."""
@@ -150,11 +128,11 @@ class IdleCost:
 
 
 class Idle(Generic[T]):
-    """Decides and accounts. One thread calls `tick`; `state` is asked often and must be cheap.
+    """Decides and accounts; on one thread.
 
     Args:
         clock: seconds, monotonic.
-        settle_seconds: the engine must have been idle this long: gaps between requests are not idleness.
+        settle_seconds: the machine must have been idle this long: gaps between requests are not idleness.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic, settle_seconds: float = 0.02) -> None:
@@ -162,98 +140,74 @@ class Idle(Generic[T]):
         self.counts = IdleCounts()
         self.cost = IdleCost()
         self.watch = StepWatch(clock)
-        self.stopped: str | None = None  # why training was given up, None while it runs
         self._clock = clock
         self._idle_since: float | None = None
-        self._seen: float | None = None  # when `available` was last brought up to date
+        self._seen = 0.0  # when `available` was last brought up to date
         self._failures = 0
 
-    def decide(self, state: EngineState, now: float | None = None) -> Why:
-        """`idle` when a step may start now, else what forbids it. Brings the accounting up to date."""
-        now = self._clock() if now is None else now
-        reason = _forbids(state)
-        if self._seen is not None and self._idle_since is not None:
+    def allows(self, wanted: bool) -> bool:
+        """Whether a step may start now; `wanted`: something else wants the machine. Keeps the accounts."""
+        now = self._clock()
+        if self._idle_since is not None:
             self.counts.available += now - self._seen
         self._seen = now
-        if reason is not None:
+        if wanted:
             self._idle_since = None
-            return reason
+            return False
         if self._idle_since is None:
             self._idle_since = now
-        if self.stopped is not None:
-            return "stopped"
-        if now - self._idle_since < self.cost.settle(self.settle_seconds):
-            return "settling"
-        return "idle"
+        return not self.stopped and now - self._idle_since >= self.cost.settle(self.settle_seconds)
 
-    def tick(self, state: Callable[[], EngineState], step: Callable[[Callable[[], bool]], T]) -> T | None:
-        """Run one micro-step if it may run.
+    @property
+    def stopped(self) -> bool:
+        """Training was given up."""
+        return self._failures >= MAX_FAILURES
+
+    def tick(self, wanted: Callable[[], float | None], step: Callable[[Callable[[], bool]], T]) -> T | None:
+        """Run one micro-step if it may run, and return what it did; None when none ran, or it raised.
 
         Args:
-            state: what the engine is doing now.
-            step: a micro-step that takes the question "must I stop?" (`Trainer.micro_step`). What it raises is counted
-                and logged; after `MAX_FAILURES` in a row training is stopped and `stopped` says why.
-
-        Returns:
-            what the step returned; None when none ran, or it raised.
+            wanted: since when something else wants the machine, by the clock; None: nothing does. Asked often. step:
+            takes the question "must I stop?" (`Trainer.micro_step`). What it raises is logged; after `MAX_FAILURES` in
+                a row training is stopped.
         """
-        if self.decide(state()) != "idle":
+        if not self.allows(wanted() is not None):
             return None
         asked: list[float] = []
 
         def must_stop() -> bool:
-            now = state()
-            if _forbids(now) is None:
-                return False
-            asked.append(self._clock() if now.since is None else now.since)
-            return True
+            if (since := wanted()) is not None:
+                asked.append(since)
+            return since is not None
 
         start = self._clock()
         result: T | None = None
-        failure: Exception | None = None
         try:
             with self.watch:
                 result = step(must_stop)
-        except Exception as e:  # training must not end the engine: counted, logged, and given up after a few
-            failure = e
+            self._failures = 0
+        except Exception as e:  # training must not end the engine
+            self._failed(e)
         end = self._clock()
-        self.decide(state(), end)
-        worked = getattr(result, "skipped", None) is None  # a report of `Trainer.micro_step` says why it did nothing
-        self._account(end - start, end - asked[0] if asked else None, failure, worked)
+        self.allows(wanted() is not None)
+        c = self.counts
+        if asked:
+            self.cost.delayed += end - asked[0]
+            c.latencies = [*c.latencies[-999:], end - asked[0]]
+        # A report of `Trainer.micro_step` says why it did nothing.
+        if result is None or asked or getattr(result, "skipped", None) is not None:
+            c.wasted += end - start
+        else:
+            c.steps += 1
+            c.used += end - start
         return result
 
-    def _account(self, seconds: float, latency: float | None, failure: Exception | None, worked: bool) -> None:
-        c = self.counts
-        if failure is not None:
-            c.failed += 1
-            c.wasted += seconds
-            self._failures += 1
-            if self._failures == 1:
-                log.warning("drafter-online: a training step failed (%s: %s)", type(failure).__name__, failure)
-            if self._failures >= MAX_FAILURES:
-                self.stopped = f"{self._failures} training steps in a row failed, the last with {failure!r}"
-                log.error("drafter-online: training is stopped: %s; drafting continues as it is", self.stopped)
-            return
-        self._failures = 0
-        if latency is not None:
-            c.preempted += 1
-            c.wasted += seconds
-            self.cost.delay(latency)
-            c.latencies.append(latency)
-            del c.latencies[:-1000]
-            return
-        if not worked:
-            c.wasted += seconds
-            return
-        c.steps += 1
-        c.used += seconds
-
-
-def _forbids(state: EngineState) -> Why | None:
-    if not state.awake:
-        return "asleep"
-    if state.updating:
-        return "updating"
-    if state.running:
-        return "busy"
-    return None
+    def _failed(self, error: Exception) -> None:
+        self._failures += 1
+        if self._failures == 1:
+            log.warning("drafter-online: a training step failed (%s: %s)", type(error).__name__, error)
+        if self.stopped:
+            log.error(
+                "drafter-online: training is stopped: %d steps in a row failed, the last with %r; drafting continues "
+                "as it is", self._failures, error,
+            )  # fmt: skip

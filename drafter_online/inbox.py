@@ -17,35 +17,32 @@ class Inbox:
     def __init__(self, max_bytes: int = 256 << 20) -> None:
         self.max_bytes = max_bytes
         self.bytes = 0
-        self._waiting: deque[tuple[Sample, int]] = deque()
+        self._waiting: deque[Sample] = deque()
         self._lock = threading.Lock()
         self.received = self.dropped = 0
 
     def __len__(self) -> int:
         return len(self._waiting)
 
-    def put(self, sample: Sample) -> bool:
-        """Leave a sample. False: it alone is larger than the bound and was dropped."""
-        size = sample.nbytes
+    def put(self, sample: Sample) -> None:
+        """Leave a sample."""
         with self._lock:
             self.received += 1
-            if size > self.max_bytes:
-                self.dropped += 1
-                return False
-            self._waiting.append((sample, size))
-            self.bytes += size
-            while self.bytes > self.max_bytes:
-                _, oldest = self._waiting.popleft()
-                self.bytes -= oldest
-                self.dropped += 1
-            return True
+            self._waiting.append(sample)
+            self.bytes += sample.nbytes
+        self.keep(self.max_bytes)
 
-    def take(self, limit: int | None = None) -> list[Sample]:
-        """Up to `limit` of the waiting samples, oldest first."""
-        out: list[Sample] = []
+    def keep(self, most: int) -> None:
+        """Drop the oldest until at most so many bytes wait."""
         with self._lock:
-            while self._waiting and (limit is None or len(out) < limit):
-                sample, size = self._waiting.popleft()
-                self.bytes -= size
-                out.append(sample)
+            while self.bytes > most and self._waiting:
+                self.bytes -= self._waiting.popleft().nbytes
+                self.dropped += 1
+
+    def take(self, most: int | None = None) -> list[Sample]:
+        """Up to `most` of the waiting samples, oldest first."""
+        with self._lock:
+            count = len(self._waiting) if most is None else min(most, len(self._waiting))
+            out = [self._waiting.popleft() for _ in range(count)]
+            self.bytes -= sum(s.nbytes for s in out)
         return out

@@ -1,9 +1,8 @@
 """Where a fresh head's decoder layers start: as the target's last ones, which already read its hidden states.
 
-The head's first layer reads the embedding of the next token beside the hidden state, so that its queries, keys and
-values are twice as wide: each half starts as the target's, scaled so that their sum has the variance of one. The
-auxiliary hidden states start as the last of them alone (`python -m benchmarks.recipes` compares). Where the target has
-its last layer under other names, in other shapes or quantized, the head starts random.
+The head's first layer reads the next token's embedding beside the hidden state: each half of its queries, keys and
+values starts as the target's, scaled so that their sum has the variance of one. `fc` starts as the last auxiliary state
+alone. Where the target has its last layer under other names, in other shapes or quantized, the head starts random.
 """
 
 from __future__ import annotations
@@ -29,6 +28,9 @@ def start_as_target(head: Any, target: str | Path, layers: int) -> list[int]:
     Returns:
         the target's layers that were taken, in the order of the head's; empty where there is none that fits.
     """
+    from speculators.models.utils import uses_gemma_style_final_norm
+
+    gain = float(uses_gemma_style_final_norm(head.config))  # Gemma's norms multiply by 1 + what is stored
     taken = [layers - len(head.layers) + i for i in range(len(head.layers))]
     if taken[0] < 0:
         return []
@@ -41,8 +43,8 @@ def start_as_target(head: Any, target: str | Path, layers: int) -> list[int]:
             if given is None or given.dtype not in (torch.float32, torch.float16, torch.bfloat16):
                 return []
             given = given.float()
-            if name in NORMS and _gemma(head):
-                given = given + 1.0
+            if name in NORMS:
+                given = given + gain
             if i == 0 and name in DOUBLED:
                 given = torch.cat([given, given], dim=1) * math.sqrt(0.5)
             pairs.append((ours[name], given))
@@ -69,9 +71,3 @@ def _read(target: str | Path, names: list[str]) -> dict[str, Tensor]:
     except (OSError, ValueError, KeyError) as e:
         log.info("drafter-online: the head's layers start random (%s)", e)
         return {}
-
-
-def _gemma(head: Any) -> bool:
-    from speculators.models.utils import uses_gemma_style_final_norm
-
-    return bool(uses_gemma_style_final_norm(head.config))

@@ -2,14 +2,9 @@
 
     w~ = w + a (w - w')        w': the weights at the last publication, a: `DrafterTraining.leap`
 
-The paper predicts weights K training steps ahead by momentum, linear or quadratic extrapolation, in regimes that it
-detects (chaotic, transition, stable), and accepts a prediction only where a held-out loss does. Only its abstract is
-known here, in which momentum fails. Here: the linear predictor, over the interval of one publication, in which the
-policy moves on. The canary judges the version before it is promoted, on the acceptance that the engine measures
-instead of a held-out loss. There are no regimes: after a version that was rolled back the next one is published as it
-was trained.
-
-Training itself continues from w, so a bad leap costs one version.
+Only the paper's abstract is known here. Of its predictors this is the linear one, over the interval of one publication;
+the canary stands in the place of its held-out loss, and after a version that was rolled back the next one is published
+as it was trained. Training itself continues from w, so a bad leap costs one version.
 """
 
 from __future__ import annotations

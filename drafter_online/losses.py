@@ -1,23 +1,20 @@
 """The terms of the drafter's loss: pure functions of logits, one value per position, each with its source.
 
-p is the target's distribution and q the drafter's; `z` are q's logits over the drafter's vocabulary [..., V]. Where p
-is known over that vocabulary it is given by its logits `t` [..., V], as `speculators` does (`losses/eager.py`: what is
-in common has the same values, which a test checks). Where the engine kept only the k largest logits and their
-log-sum-exp, both distributions are reduced to k + 1 events, the last being "any other token": a lower bound of the
-divergence (data-processing inequality), equal to it when k is the vocabulary.
-
-All functions keep the dtype they are given, so that their gradients can be checked in float64.
+p is the target's distribution and q the drafter's; `z` are q's logits over the drafter's vocabulary [N, V]. Where p is
+known over that vocabulary it is given by its logits `t` [N, V]. Where the engine kept only the k largest logits and
+their log-sum-exp, both distributions are reduced to k + 1 events, the last being "any other token": a lower bound of
+the divergence (data-processing inequality), equal to it when k is the vocabulary.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
 _TINY = 1e-7  # smallest probability of "any other token"
-_LEAST_OVERLAP = 1e-5  # as speculators' neg_log_acceptance_loss
 
 
 def forward_kl(z: Tensor, t: Tensor) -> Tensor:
@@ -32,70 +29,39 @@ def forward_kl(z: Tensor, t: Tensor) -> Tensor:
     return torch.linalg.vecdot(p, log_p) - torch.linalg.vecdot(p, z.log_softmax(-1))  # type: ignore[no-any-return]
 
 
-def top1(z: Tensor, t: Tensor) -> Tensor:
-    """-log q(argmax p) [...]: for engines that draft greedily. A draft is then accepted with probability p(argmax q),
-    which is largest where the two argmaxes agree.
+def _library(name: str) -> Callable[[Tensor, Tensor], Tensor]:
+    def loss(z: Tensor, t: Tensor) -> Tensor:
+        from speculators.losses import eager
 
-    Source: EAGLE-3 (arXiv 2503.01840), its token loss; `speculators.losses.eager.ce_loss`.
-    """
-    return -z.log_softmax(-1).gather(-1, t.argmax(-1, keepdim=True)).squeeze(-1)
+        return getattr(eager, name)(z[None], t[None])[0]  # type: ignore[no-any-return]
 
-
-def overlap(z: Tensor, t: Tensor) -> Tensor:
-    """sum_v min(p, q) [...]: the probability that a draft sampled from q is accepted.
-
-    Source: Leviathan et al. (arXiv 2211.17192), corollary 3.6.
-    """
-    return torch.minimum(z.softmax(-1), t.softmax(-1)).sum(-1)
-
-
-def total_variation(z: Tensor, t: Tensor) -> Tensor:
-    """1 - sum_v min(p, q) [...]: the rejection probability itself, for sampled drafts.
-
-    Source: DistillSpec (arXiv 2310.08461), section 4; `speculators.losses.eager.tv_loss`.
-    """
-    return 1.0 - overlap(z, t)
-
-
-def log_acceptance(z: Tensor, t: Tensor) -> Tensor:
-    """-log sum_v min(p, q) [...]: as total variation, with a gradient that does not vanish where little overlaps.
-
-    Source: LK losses (arXiv 2602.23881); `speculators.losses.eager.neg_log_acceptance_loss`.
-    """
-    return -overlap(z, t).clamp_min(_LEAST_OVERLAP).log()
-
-
-def lk_hybrid(z: Tensor, t: Tensor, eta: float = 3.0) -> Tensor:
-    """lambda KL(p‖q) + (1 - lambda) TV(p, q), lambda = exp(-eta overlap) held constant [...].
-
-    Source: LK losses (arXiv 2602.23881), hybrid objective; `speculators.losses.eager.lk_hybrid_loss`.
-    """
-    o = overlap(z, t)
-    weight = (-eta * o.detach()).exp()
-    return weight * forward_kl(z, t) + (1.0 - weight) * (1.0 - o)
+    return loss
 
 
 OBJECTIVES = {
     "kl": forward_kl,
-    "top1": top1,
-    "tv": total_variation,
-    "lk": log_acceptance,
-    "lk_hybrid": lk_hybrid,
+    "top1": _library("ce_loss"),
+    "tv": _library("tv_loss"),
+    "lk": _library("neg_log_acceptance_loss"),
+    "lk_hybrid": _library("lk_hybrid_loss"),
 }
+"""Divergences on emitted tokens, [N] from `z` and `t`; all but the first are those of `speculators.losses.eager`.
+
+    top1       -log q(argmax p): greedy drafts are accepted with probability p(argmax q) (EAGLE-3, arXiv 2503.01840)
+    tv         1 - sum min(p, q): the rejection probability of sampled drafts (DistillSpec, arXiv 2310.08461)
+    lk         -log sum min(p, q): as `tv`, with a gradient where little overlaps (LK losses, arXiv 2602.23881)
+    lk_hybrid  `kl` and `tv`, the more of `tv` the more overlaps (LK losses)
+"""
 
 
 def truncated(z: Tensor, ids: Tensor, logits: Tensor, logsumexp: Tensor) -> tuple[Tensor, Tensor]:
-    """log p and log q over k + 1 events: the k tokens the engine kept, and any other.
+    """log p [..., k + 1] without gradient and log q [..., k + 1], over the k tokens the engine kept and any other.
 
     Args:
         z: the drafter's logits [..., V].
-        ids: the kept tokens' indices in the drafter's vocabulary [..., k]; -1 where it has no such token (its mass
-            joins "any other"), or where nothing was kept.
-        logits: the target's logits of them [..., k]; -inf where nothing was kept.
-        logsumexp: the target's, over its whole vocabulary [...].
-
-    Returns:
-        log p [..., k + 1] without gradient and log q [..., k + 1]; both -inf where an id is -1.
+        ids: the kept tokens' indices in the drafter's vocabulary [..., k]; -1 where it has no such token: both logs are
+            -inf there, and its mass joins "any other".
+        logits, logsumexp: the target's [..., k] (-inf where nothing was kept), and over its whole vocabulary [...].
     """
     known = (ids >= 0) & logits.isfinite()
     log_p = (logits - logsumexp.unsqueeze(-1)).masked_fill(~known, -math.inf).detach()
@@ -105,28 +71,13 @@ def truncated(z: Tensor, ids: Tensor, logits: Tensor, logsumexp: Tensor) -> tupl
     return torch.cat([log_p, rest_p], -1), torch.cat([log_q, rest_q], -1)
 
 
-def truncated_forward_kl(z: Tensor, ids: Tensor, logits: Tensor, logsumexp: Tensor) -> Tensor:
-    """KL(p‖q) of `truncated` [...]: what the target says where it rejected a proposal.
+def divergence(log_a: Tensor, log_b: Tensor) -> Tensor:
+    """sum a (log a - log b) [...]; events that are impossible under both (-inf) add nothing and have no gradient.
 
-    Source: Aurora (arXiv 2602.06932), discard sampling: the same divergence as on accepted tokens, in expectation over
-    what was rejected, weighted by lambda.
+    Of `truncated`, KL(p‖q) is what the target says where it rejected a proposal (Aurora, arXiv 2602.06932, discard
+    sampling), and KL(q‖p) takes mass from tokens that the drafter proposes and the target does not (Draft-OPD, arXiv
+    2605.29343, on states that the drafter's own proposals reached).
     """
-    log_p, log_q = truncated(z, ids, logits, logsumexp)
-    return _divergence(log_p, log_q)
-
-
-def truncated_reverse_kl(z: Tensor, ids: Tensor, logits: Tensor, logsumexp: Tensor) -> Tensor:
-    """KL(q‖p) of `truncated` [...]: takes mass from tokens that the drafter proposes and the target does not.
-
-    Source: Draft-OPD (arXiv 2605.29343): reverse KL on states that the drafter's own proposals reached, weighted by
-    gamma^k for the k-th proposal after the error.
-    """
-    log_p, log_q = truncated(z, ids, logits, logsumexp)
-    return _divergence(log_q, log_p)
-
-
-def _divergence(log_a: Tensor, log_b: Tensor) -> Tensor:
-    """sum a (log a - log b); events that are impossible under both (-inf) add nothing and have no gradient."""
     possible = log_a.isfinite() & log_b.isfinite()
     a, b = log_a.masked_fill(~possible, 0.0), log_b.masked_fill(~possible, 0.0)
     return (a.exp() * (a - b)).masked_fill(~possible, 0.0).sum(-1)
@@ -137,17 +88,10 @@ def reward_weights(
 ) -> Tensor:
     """w(r) [N]: how much a rewarded rollout counts, 1 for one whose reward is not known (NaN).
 
-    w = exp(beta (r - mean) / std), divided by its average over the known ones and clipped.
+    w = exp(beta (r - mean) / std), divided by its average over the known ones and clipped. 1 where beta or std is 0.
 
     Source: ReSpec (arXiv 2510.26475): distillation weighted by the rollout's reward, so that the drafter follows the
     policy to where it is going.
-
-    Args:
-        rewards: [N], NaN where not known.
-        mean: of rewards, over more than these N.
-        std: of rewards; 0 gives weights of 1.
-        beta: 0 gives weights of 1.
-        clip: smallest and largest weight.
     """
     known = rewards.isfinite()
     if std <= 0 or beta == 0 or not bool(known.any()):
@@ -155,11 +99,3 @@ def reward_weights(
     w = (beta * (rewards - mean) / std).clamp(-20.0, 20.0).exp()
     w = w / w[known].mean()
     return torch.where(known, w.clamp(*clip), torch.ones_like(w))
-
-
-def step_decay(step: int, decay: float = 0.8) -> float:
-    """decay^i for the i-th drafted token: later ones are reached less often.
-
-    Source: EAGLE-3 (arXiv 2503.01840) and SpecForge train with 0.8^i; `speculators.losses.utils.exp_loss_decay`.
-    """
-    return float(decay**step)

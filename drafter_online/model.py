@@ -155,12 +155,8 @@ class Eagle3:
 class DraftModel:
     """A causal language model of `transformers` that drafts for a target with the same vocabulary.
 
-    Args:
-        model: the model, in the dtype it is trained in.
-        target: folder of the target: its final norm and LM head turn hidden states into targets.
-
-    Raises:
-        HeadError: the vocabularies differ, or the target cannot be read.
+    The final norm and LM head of `target`, a folder, turn hidden states into targets. Raises `HeadError` where the
+    vocabularies differ, or the target cannot be read.
     """
 
     kind: Kind = "draft_model"
@@ -231,13 +227,10 @@ class DraftModel:
 
     def weights(self, dtype: Any = None) -> dict[str, Tensor]:
         """See `TrainedDrafter`; tied weights are written once."""
-        seen: set[int] = set()
-        out: dict[str, Tensor] = {}
+        own: dict[int, tuple[str, Tensor]] = {}
         for name, t in self.model.state_dict().items():
-            if t.data_ptr() not in seen or not t.numel():
-                seen.add(t.data_ptr())
-                out[name] = t.detach().to(dtype) if dtype is not None and t.is_floating_point() else t.detach()
-        return out
+            own.setdefault(t.data_ptr(), (name, t.detach()))
+        return {n: t.to(dtype) if dtype is not None and t.is_floating_point() else t for n, t in own.values()}
 
     def config(self, dtype: Any = None) -> dict[str, Any]:
         """See `TrainedDrafter`."""
@@ -268,6 +261,4 @@ def load(folder: str | Path, target: str | Path | None, *, train_lm_head: bool =
 def block_diagonal(documents: Tensor) -> Tensor:
     """[1, 1, L, L] bool: causal, within a document."""
     d = documents[0]
-    n = len(d)
-    causal = torch.ones(n, n, dtype=torch.bool, device=d.device).tril()
-    return (causal & (d[:, None] == d[None, :]))[None, None]
+    return (d[:, None] == d[None, :]).tril()[None, None]

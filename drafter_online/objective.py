@@ -2,9 +2,8 @@
 
     L = sum_i decay^i (a * accept_i) + lambda * rejected + mu * induced
 
-`accept` runs over emitted tokens (accepted drafts, corrections, bonus tokens), `rejected` and `induced` over the
-target's choices from the first rejected proposal on. Every term is an average over what it runs over, and each can be
-off.
+`accept` runs over emitted tokens, `rejected` and `induced` over the target's choices from the first rejected proposal
+on. Every term is an average over what it runs over, and each can be off.
 """
 
 from __future__ import annotations
@@ -42,13 +41,9 @@ class LossTerms(BaseModel):
         0.0, ge=0, description="mu: reverse KL from the rejected proposal on (Draft-OPD), times gamma^k; 0: off."
     )
     gamma: float = Field(0.8, gt=0, le=1, description="Discount of the k-th proposal after the rejected one.")
-    rejected_from: tuple[str, ...] = Field(
-        ("head",), description="Drafters whose rejected proposals are learnt from; the drafter's own by default."
-    )
     step_decay: float = Field(0.8, gt=0, le=1, description="Weight of training-time-test step i is this to the i-th.")
     reward_beta: float = Field(0.0, ge=0, description="Strength of the reward weight (ReSpec); 0: off.")
     reward_clip: tuple[float, float] = Field((0.2, 5.0), description="Smallest and largest reward weight.")
-    match_temperature: bool = Field(True, description="Take the target's distribution at the sampling temperature.")
 
     @property
     def divergence(self) -> str:
@@ -58,19 +53,18 @@ class LossTerms(BaseModel):
         return "top1" if self.draft_sampling == "greedy" else "lk_hybrid"
 
     @property
-    def reads_rejected(self) -> tuple[str, ...]:
-        """Drafters whose rejected proposals a batch needs."""
-        return self.rejected_from if self.rejected or self.induced else ()
+    def reads_rejected(self) -> bool:
+        """Whether a batch needs rejected proposals."""
+        return bool(self.rejected or self.induced)
 
 
 @dataclass(frozen=True)
 class Acceptance:
     """What greedy drafts would have achieved on emitted tokens: sums over D positions a draft could start at.
 
-    A draft token counts where it is the token that was emitted. At temperature T that happens with the probability
-    that rejection sampling accepts it, so these are unbiased estimates of the engine's numbers. Places that a batch
-    leads on by rejected proposals are not counted: with those terms on, a training batch flatters the drafter, and only
-    `Trainer.evaluate`, which leads none, is to be believed.
+    A draft token counts where it is the token that was emitted, which happens with the probability that rejection
+    sampling accepts it. Columns that read rejected proposals are not counted, so only `Trainer.evaluate` does not
+    flatter the drafter.
     """
 
     drafts: int
@@ -134,18 +128,11 @@ def evaluate(
 ) -> Result:
     """Loss and acceptance, of `LOGITS` logits at a time.
 
-    The gradient of each part is computed with it, down to the drafter's states, so that no logits are kept; the loss
-    that is returned has these gradients. Without gradients (evaluation) there is no loss, and its logits are left out.
-
-    Args:
-        scorer: gives logits.
-        states: [1, L, H] per step: what the drafter's LM head reads.
-        batch: what they were computed from.
-        terms: which terms count.
-        interrupt: asked before each part.
+    The gradient of each part is computed with it, down to the drafter's states [1, L, H] per step, so that no logits
+    are kept; the loss that is returned has these gradients. Without gradients (evaluation) there is no loss.
 
     Raises:
-        Preempted: `interrupt` returned true.
+        Preempted: `interrupt`, asked before each part, returned true.
     """
     x = torch.stack([s[0] for s in states])  # [steps, L, H]
     learns = torch.is_grad_enabled()
@@ -180,16 +167,15 @@ def evaluate(
             q, target = (z, p[used]) if whole else (z[kept], p[used[kept]])
             value = _accept(q, target, batch, terms, here[kept], i) / totals[i]
             sums[i] += float(value.detach())
-            value = value * terms.accept * losses.step_decay(i, terms.step_decay)
+            value = value * terms.accept * terms.step_decay**i
             found = torch.autograd.grad(value, (h, *scorer.trained_head))
             gradient[i].index_add_(0, here, found[0])
             for g, f in zip(own, found[1:], strict=True):
                 g += f
     loss = 0.0
     if learns and terms.accept:
-        for i, value in enumerate(sums.tolist()):
-            values[f"accept_{i}"] = value
-            loss += terms.accept * losses.step_decay(i, terms.step_decay) * value
+        values = {f"accept_{i}": value for i, value in enumerate(sums.tolist())}
+        loss = sum(terms.accept * terms.step_decay**i * value for i, value in enumerate(sums.tolist()))
     if gradient is not None and terms.reads_rejected and len(batch.rejected.column):
         forward, reverse = _rejected(scorer, x, gradient, own, batch, terms)
         loss += terms.rejected * forward + terms.induced * reverse
@@ -197,28 +183,33 @@ def evaluate(
         values |= {"induced": reverse} if terms.induced else {}
     values["loss"] = loss
     pairs = [] if gradient is None else [(x, gradient), *zip(scorer.trained_head, own, strict=True)]
-    return Result(_known(loss, pairs), values, _acceptance(best, drafts, batch, scorer.to_draft))
+    # A number that has this value, and these gradients with respect to these tensors.
+    linear = sum(((t * g).sum().float() for t, g in pairs), torch.tensor(0.0))
+    return Result(loss + (linear - linear.detach()), values, _acceptance(best, drafts, batch, scorer.to_draft))
 
 
 def _parts(indices: Tensor, scorer: Scorer) -> Sequence[Tensor]:
     return torch.split(indices, max(1, LOGITS // scorer.vocabulary))
 
 
-def _known(value: float, gradients: list[tuple[Tensor, Tensor]]) -> Tensor:
-    """A number that has this value, and these gradients with respect to these tensors."""
-    if not gradients:
-        return torch.tensor(value)
-    linear = torch.stack([(t * g).sum().float() for t, g in gradients]).sum()
-    return value + (linear - linear.detach())
-
-
 def _learnt(batch: Batch, step: int) -> Tensor:
     """[L] bool: the columns that learn at this step."""
-    n = batch.input_ids.shape[1] - step
-    rows = torch.zeros_like(batch.loss_mask[0])
-    if n > 0:
-        there = batch.loss_mask[:, step:]
-        rows[:n] = (there & _together(batch, n, step) & (batch.forced_until[:, :n] >= step))[0]
+    return _columns(batch, step, batch.loss_mask[0, step:])
+
+
+def draft_starts(batch: Batch, steps: int) -> Tensor:
+    """[L] bool: the positions of `Acceptance`, whose every step can be compared with emitted tokens of the response.
+
+    The first predicted token decides whether it is the response's; later ones are then, too.
+    """
+    return _columns(batch, steps, batch.loss_mask[0, 1:])
+
+
+def _columns(batch: Batch, step: int, mask: Tensor) -> Tensor:
+    """[L] bool: columns c of the mask that read emitted tokens only until this step, c + step in their document."""
+    d, rows = batch.document_ids[0], torch.zeros_like(batch.loss_mask[0])
+    n = max(0, len(d) - step)
+    rows[:n] = mask[:n] & (d[:n] == d[step:]) & (batch.forced_until[0, :n] >= step)
     return rows
 
 
@@ -227,7 +218,7 @@ def _accept(q: Tensor, p: Tensor, batch: Batch, terms: LossTerms, columns: Tenso
     q, p = q.float(), p.float()
     t = batch.temperature[0, columns + step].unsqueeze(-1)  # [M, 1]
     t = t.where(t > 0, t.new_ones(()))
-    if terms.match_temperature and bool((t != 1.0).any()):
+    if bool((t != 1.0).any()):
         p = p / t
         q = q / t if terms.draft_sampling == "probabilistic" else q
     return (losses.OBJECTIVES[terms.divergence](q, p) * batch.weight[0, columns]).sum()
@@ -247,41 +238,16 @@ def _rejected(
         step, column, w = r.step[part], r.column[part], weights[part] / total
         h = x[step, column].detach().requires_grad_()
         z = scorer.score(h).float()
-        given = (z, ids[part], r.logits[part], r.logsumexp[part])
-        value = z.sum() * 0.0
-        if terms.rejected:
-            term = (losses.truncated_forward_kl(*given) * w).sum()
-            forward += float(term.detach())
-            value = value + terms.rejected * term
-        if terms.induced:
-            term = (losses.truncated_reverse_kl(*given) * terms.gamma ** r.depth[part].float() * w).sum()
-            reverse += float(term.detach())
-            value = value + terms.induced * term
+        log_p, log_q = losses.truncated(z, ids[part], r.logits[part], r.logsumexp[part])
+        one = (losses.divergence(log_p, log_q) * w).sum()
+        two = (losses.divergence(log_q, log_p) * terms.gamma ** r.depth[part].float() * w).sum()
+        forward, reverse = forward + float(one.detach()), reverse + float(two.detach())
+        value = terms.rejected * one + terms.induced * two
         found = torch.autograd.grad(value, (h, *scorer.trained_head))
         gradient.index_put_((step, column), found[0], accumulate=True)
         for g, f in zip(own, found[1:], strict=True):
             g += f
     return forward, reverse
-
-
-def _together(batch: Batch, n: int, shift: int) -> Tensor:
-    """[1, n] bool: column c and column c + shift are of one document."""
-    d = batch.document_ids
-    return d[:, :n] == d[:, shift : shift + n]
-
-
-def draft_starts(batch: Batch, steps: int) -> Tensor:
-    """[L] bool: the positions of `Acceptance`, whose every step can be compared with emitted tokens of the response.
-
-    Every step is teacher-forced and in the same document; the first predicted token decides whether it is the
-    response's (later ones are then, too).
-    """
-    n = batch.input_ids.shape[1] - steps
-    columns = torch.zeros_like(batch.loss_mask[0])
-    if n > 0:
-        valid = _together(batch, n, steps) & batch.loss_mask[:, 1 : n + 1] & (batch.forced_until[:, :n] >= steps)
-        columns[:n] = valid[0]
-    return columns
 
 
 def _acceptance(best: Tensor, drafts: Tensor, batch: Batch, to_draft: Tensor | None) -> Acceptance:

@@ -76,7 +76,18 @@ class MasterWeights:
         return tensors
 
     def restore(self, tensors: dict[str, Tensor]) -> None:
-        """The inverse of `state`; `tensors` are not kept."""
+        """The inverse of `state`; `tensors` are not kept.
+
+        Raises:
+            TrainingError: they are of other weights; names the first that is missing or has another shape.
+        """
+        for n, m in self._master_weights.items():
+            t = tensors.get(f"master.{n}")
+            if t is None or t.shape != m.shape:
+                raise TrainingError(
+                    f"drafter-online: the checkpoint has no {n} of shape {list(m.shape)}: it is of another drafter; "
+                    "give another folder."
+                )
         with torch.no_grad():
             for n, m in self._master_weights.items():
                 m.copy_(tensors[f"master.{n}"])
@@ -89,17 +100,3 @@ class MasterWeights:
                     }
         self._round()
         self.clear({n.removeprefix("grad."): g.clone() for n, g in tensors.items() if n.startswith("grad.")})
-
-    def check(self, tensors: dict[str, Tensor]) -> None:
-        """That `tensors` are of these weights.
-
-        Raises:
-            TrainingError: naming the first weight that is missing or has another shape.
-        """
-        for n, m in self._master_weights.items():
-            t = tensors.get(f"master.{n}")
-            if t is None or t.shape != m.shape:
-                raise TrainingError(
-                    f"drafter-online: the checkpoint has no {n} of shape {list(m.shape)}: it is of another drafter; "
-                    "give another folder."
-                )

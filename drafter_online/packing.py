@@ -14,14 +14,15 @@ instead of the emitted tokens, and from the first rejected one on it learns from
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
-from drafter_online.samples import Sample
+from drafter_online.samples import Sample, Verify
 
 ALWAYS = 1 << 30
 
@@ -68,104 +69,83 @@ class Batch:
 
 
 def pack(
-    windows: Sequence[Sample],
-    weights: Sequence[float] | None = None,
-    *,
-    steps: int,
-    rejected_from: Sequence[str] = (),
+    windows: Sequence[Sample], weights: Sequence[float] | None = None, *, steps: int, rejected: bool = False
 ) -> Batch:
-    """Pack windows of at least two tokens.
+    """Pack windows of at least two tokens, all of one target.
 
     Args:
-        windows: samples or windows of samples, all of one target.
         weights: what each counts in the loss; 1 when None.
         steps: training-time-test steps. With 1, the drafter is a model of sequences: a rejected proposal is learnt from
             in the column it would have had.
-        rejected_from: drafters whose rejected proposals are learnt from.
+        rejected: learn from the drafter's own rejected proposals.
     """
-    kept = [w for w in windows if len(w) > 1]
-    used = list(weights) if weights is not None else [1.0] * len(windows)
-    used = [u for u, w in zip(used, windows, strict=True) if len(w) > 1]
+    each = zip(windows, weights if weights is not None else [1.0] * len(windows), strict=True)
+    kept, used = zip(*((w, u) for w, u in each if len(w) > 1), strict=True)
     lengths = [len(w) - 1 for w in kept]
-
-    def join(parts: list[Tensor]) -> Tensor:
-        return torch.cat(parts).unsqueeze(0)
-
-    def spread(values: Sequence[float]) -> Tensor:
-        return join([torch.full((n,), float(v)) for v, n in zip(values, lengths, strict=True)])
-
-    found = _Proposals(steps, set(rejected_from))
+    forced = torch.full((1, sum(lengths)), ALWAYS, dtype=torch.int64)
+    replaced: list[tuple[int, int, int]] = []  # column, step, token
+    rows: list[tuple[int, int, int, Verify, int]] = []  # column, step, depth, and a row of these verify steps
     at = 0
     for w, n in zip(kept, lengths, strict=True):
-        found.read(w, at, n)
+        for column, accepted, length, first in _errors(w) if rejected else ():
+            here = at + column
+            if steps == 1:
+                if column + accepted < n:
+                    rows.append((here + accepted, 0, 0, w.verify, first + accepted))
+            elif accepted < steps and forced[0, here] == ALWAYS:
+                forced[0, here] = accepted
+                depth = min(length, steps)
+                tokens = w.verify.proposed[first : first + depth - 1].tolist()
+                replaced += [(here, i, t) for i, t in enumerate(tokens, 1)]
+                rows += [(here, i, i - accepted, w.verify, first + i) for i in range(accepted, depth)]
         at += n
-    forced = torch.full((1, sum(lengths)), ALWAYS, dtype=torch.int64)
-    for column, accepted in found.errors.items():
-        forced[0, column] = accepted
-    documents = [torch.full((n,), i, dtype=torch.int64) for i, n in enumerate(lengths)]
+
+    def join(parts: Iterable[Tensor]) -> Tensor:
+        return torch.cat(list(parts)).unsqueeze(0)
+
+    def spread(values: Iterable[float]) -> Tensor:
+        return torch.tensor(list(values)).repeat_interleave(torch.tensor(lengths)).unsqueeze(0)
+
+    def table(found: Iterable[tuple[int, ...]]) -> Iterable[Tensor]:
+        return torch.tensor(list(found), dtype=torch.int64).reshape(-1, 3).unbind(1)
+
+    columns, at_steps, depths = table(r[:3] for r in rows)
+    replace_column, replace_step, replace_token = table(replaced)
     return Batch(
-        input_ids=join([w.input_ids[1:] for w in kept]),
-        hidden_states=join([w.hidden_states[:-1] for w in kept]),
-        verifier_last_hidden_states=join([w.verifier_last_hidden_states[1:] for w in kept]),
-        loss_mask=join([w.loss_mask[1:] for w in kept]),
-        position_ids=join([w.position_ids[1:] for w in kept]),
-        document_ids=join(documents),
-        weight=spread(used),
-        temperature=spread([w.temperature for w in kept]),
+        input_ids=join(w.input_ids[1:] for w in kept),
+        hidden_states=join(w.hidden_states[:-1] for w in kept),
+        verifier_last_hidden_states=join(w.verifier_last_hidden_states[1:] for w in kept),
+        loss_mask=join(w.loss_mask[1:] for w in kept),
+        position_ids=join(w.position_ids[1:] for w in kept),
+        document_ids=spread(range(len(kept))),
+        weight=spread(map(float, used)),
+        temperature=spread(w.temperature for w in kept),
         forced_until=forced,
-        rejected=found.rejected(),
-        replace_column=torch.tensor([r[0] for r in found.replaced], dtype=torch.int64),
-        replace_step=torch.tensor([r[1] for r in found.replaced], dtype=torch.int64),
-        replace_token=torch.tensor([r[2] for r in found.replaced], dtype=torch.int64),
+        rejected=Rejected(
+            column=columns,
+            step=at_steps,
+            depth=depths,
+            ids=_padded([v.top_ids[i] for *_, v, i in rows], 0),
+            logits=_padded([v.top_logits[i].float() for *_, v, i in rows], float("-inf")),
+            logsumexp=torch.tensor([float(v.logsumexp[i]) for *_, v, i in rows]),
+        ),
+        replace_column=replace_column,
+        replace_step=replace_step,
+        replace_token=replace_token,
     )
 
 
-class _Proposals:
-    """Reads the verify steps of windows into rows and replaced inputs."""
+def _errors(w: Sample) -> Iterator[tuple[int, int, int, int]]:
+    """Of the drafter's verify steps with a rejected proposal: the column whose token is the last one known, proposals
+    accepted, proposals in all, and the row of the first.
+    """
+    v = w.verify
+    columns = (v.position, v.lengths, v.accepted, v.lengths.cumsum(0) - v.lengths)
+    for drafter, position, length, accepted, first in zip(v.drafter, *(c.tolist() for c in columns), strict=True):
+        if drafter == "head" and accepted < length and position > 0:
+            yield position - 1, accepted, length, first
 
-    def __init__(self, steps: int, drafters: set[str]) -> None:
-        self.steps = steps
-        self.drafters = drafters
-        self.errors: dict[int, int] = {}  # column -> proposals accepted before its error
-        self.replaced: list[tuple[int, int, int]] = []
-        self._where: list[tuple[int, int, int]] = []  # column, step, depth
-        self._rows: list[tuple[Tensor, Tensor, Tensor]] = []  # ids [k], logits [k], logsumexp []
 
-    def read(self, window: Sample, offset: int, columns: int) -> None:
-        """The verify steps of a document that begins at column `offset`."""
-        v = window.verify
-        ends = v.lengths.cumsum(0).tolist()
-        steps = zip(v.drafter, v.position.tolist(), v.lengths.tolist(), v.accepted.tolist(), ends, strict=True)
-        for drafter, position, length, accepted, end in steps:
-            column = position - 1  # the column whose token is the last one known
-            if drafter not in self.drafters or accepted >= length or column < 0:
-                continue
-            first = end - length
-            if self.steps == 1:
-                if column + accepted < columns:
-                    self._row(v, offset + column + accepted, 0, 0, first + accepted)
-                continue
-            if accepted >= self.steps or offset + column in self.errors:
-                continue
-            depth = min(length, self.steps)
-            self.errors[offset + column] = accepted
-            tokens = v.proposed[first : first + depth - 1].tolist()
-            self.replaced += [(offset + column, i + 1, t) for i, t in enumerate(tokens)]
-            for i in range(accepted, depth):
-                self._row(v, offset + column, i, i - accepted, first + i)
-
-    def _row(self, v: Any, column: int, step: int, depth: int, row: int) -> None:
-        self._where.append((column, step, depth))
-        self._rows.append((v.top_ids[row], v.top_logits[row], v.logsumexp[row]))
-
-    def rejected(self) -> Rejected:
-        """All rows, with the widest top-k among them."""
-        width = max((len(r[0]) for r in self._rows), default=0)
-        n = len(self._rows)
-        ids = torch.zeros(n, width, dtype=torch.int64)
-        logits = torch.full((n, width), float("-inf"))
-        lse = torch.zeros(n)
-        for i, (a, b, c) in enumerate(self._rows):
-            ids[i, : len(a)], logits[i, : len(b)], lse[i] = a, b.float(), c.float()
-        where = torch.tensor(self._where, dtype=torch.int64).reshape(n, 3)
-        return Rejected(where[:, 0], where[:, 1], where[:, 2], ids, logits, lse)
+def _padded(rows: list[Tensor], value: float) -> Tensor:
+    """[R, k], k being the widest among them."""
+    return pad_sequence(rows, batch_first=True, padding_value=value) if rows else torch.zeros(0, 0)

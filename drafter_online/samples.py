@@ -1,34 +1,31 @@
 """One training sample: what the target computed about one sequence, and its verification of drafts.
 
-A superset of the `speculators` data format (hs-connectors: `input_ids`, `hidden_states`, `verifier_last_hidden_states`,
-`loss_mask`, `position_ids`), with provenance and with the verify steps of speculative decoding. It is made where the
-engine runs and crosses process borders as one safetensors blob:
+A superset of the `speculators` data format, with provenance and verify steps; one safetensors blob across processes.
 
-    blob = Sample(input_ids=ids, hidden_states=aux, ...).to_bytes()
-    sample = Sample.from_bytes(blob)          # SampleError when it is damaged or does not fit together
-
-Alignment. Row t of `hidden_states` and `verifier_last_hidden_states` is what the target computed *when it read*
-`input_ids[t]`, so `verifier_last_hidden_states[t]`, after the final norm and the LM head, predicts `input_ids[t + 1]`:
+Row t of `hidden_states` and `verifier_last_hidden_states` is what the target computed *when it read* `input_ids[t]`, so
+`verifier_last_hidden_states[t]`, after the final norm and the LM head, predicts `input_ids[t + 1]`:
 
     input_ids                    x0  x1  x2  x3
     hidden_states                g0  g1  g2  g3      [T, A*H]  residual stream entering layers a, b, c
     verifier_last_hidden_states  y0  y1  y2  y3      [T, H]    residual stream after the last layer, before the norm
     the head is trained on       (x1, g0) -> y1,  (x2, g1) -> y2, ...
 
-Auxiliary layer `i` is the residual stream *entering* decoder layer `i`, that is after `i` layers (0: the embedding;
-the number of layers: after the last one). This is vLLM's and speculators' convention
-(`eagle_aux_hidden_state_layer_ids`) and `output_hidden_states[i]` of transformers for `i` below the number of layers.
+Auxiliary layer `i` is the residual stream *entering* decoder layer `i` (0: the embedding; the number of layers: after
+the last one), as in vLLM and speculators (`eagle_aux_hidden_state_layer_ids`).
 """
 
 from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import random
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
+import msgspec
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load, save
@@ -50,9 +47,9 @@ class VerifyStep:
     drafter: str  # who proposed: "head", "suffix", ...
     proposed: list[int]  # [K] token ids
     accepted: int  # how many of them were accepted, 0..K
-    top_ids: Tensor | None = None  # [K, k] integers
-    top_logits: Tensor | None = None  # [K, k]
-    logsumexp: Tensor | None = None  # [K]
+    top_ids: Tensor  # [K, k] integers
+    top_logits: Tensor  # [K, k]
+    logsumexp: Tensor  # [K]
     draft_version: int = NO_DRAFTER  # of the weights that proposed, where the learned drafter did
 
 
@@ -60,10 +57,9 @@ class VerifyStep:
 class Verify:
     """The verify steps of a sample: S steps, P = sum of `lengths` proposed tokens, in step order.
 
-    Row j of `top_ids`, `top_logits` and `logsumexp` is the target's distribution of the token for which `proposed[j]`
-    was proposed, given everything before it *including the earlier proposals of its step, accepted or not*: the rows
-    after the first rejected proposal are the target's opinion on states that only the drafter reached. Logits are the
-    model's own, before temperature; the log-sum-exp is over the whole vocabulary, in nats.
+    Row j of `top_ids`, `top_logits` and `logsumexp` is the target's distribution where `proposed[j]` was proposed,
+    given everything before it *including the earlier proposals of its step, accepted or not*. Logits are the model's
+    own, before temperature; the log-sum-exp is over the whole vocabulary, in nats.
     """
 
     position: Tensor  # [S] int64
@@ -77,42 +73,26 @@ class Verify:
     logsumexp: Tensor  # [P] float32
 
     @classmethod
-    def empty(cls) -> Verify:
-        """No verify steps."""
-        return cls.gather(())
-
-    @classmethod
     def gather(cls, steps: Iterable[VerifyStep]) -> Verify:
-        """Pack steps; steps without proposals are left out.
-
-        Where some steps have logits and others have not, or fewer of them, rows are filled up with id 0, logit -inf and
-        log-sum-exp 0, which no loss term counts.
-        """
+        """Pack steps, which all have as many logits; steps without proposals are left out."""
         kept = [s for s in steps if s.proposed]
-        k = max((s.top_ids.shape[1] for s in kept if s.top_ids is not None), default=0)
-        total = sum(len(s.proposed) for s in kept)
-        ids = torch.zeros(total, k, dtype=torch.int64)
-        logits = torch.full((total, k), float("-inf"))
-        lse = torch.zeros(total)
-        at = 0
-        for s in kept:
-            n = len(s.proposed)
-            if s.top_ids is not None and s.top_logits is not None and s.logsumexp is not None:
-                width = s.top_ids.shape[1]
-                ids[at : at + n, :width] = s.top_ids.to("cpu", torch.int64)
-                logits[at : at + n, :width] = s.top_logits.to("cpu", torch.float32)
-                lse[at : at + n] = s.logsumexp.to("cpu", torch.float32)
-            at += n
+
+        def numbers(name: str) -> Tensor:
+            return torch.tensor([getattr(s, name) for s in kept], dtype=torch.int64)
+
+        def rows(name: str, dtype: torch.dtype, *none: int) -> Tensor:
+            return torch.cat([getattr(s, name).to("cpu", dtype) for s in kept] or [torch.zeros(none, dtype=dtype)])
+
         return cls(
-            position=torch.tensor([s.position for s in kept], dtype=torch.int64),
+            position=numbers("position"),
             lengths=torch.tensor([len(s.proposed) for s in kept], dtype=torch.int64),
-            accepted=torch.tensor([s.accepted for s in kept], dtype=torch.int64),
+            accepted=numbers("accepted"),
             drafter=tuple(s.drafter for s in kept),
-            draft_version=torch.tensor([s.draft_version for s in kept], dtype=torch.int64),
+            draft_version=numbers("draft_version"),
             proposed=torch.tensor([t for s in kept for t in s.proposed], dtype=torch.int64),
-            top_ids=ids,
-            top_logits=logits,
-            logsumexp=lse,
+            top_ids=rows("top_ids", torch.int64, 0, 0),
+            top_logits=rows("top_logits", torch.float32, 0, 0),
+            logsumexp=rows("logsumexp", torch.float32, 0),
         )
 
     def __len__(self) -> int:
@@ -123,20 +103,16 @@ class Verify:
         keep = (self.position >= start) & (self.position < stop)  # [S]
         rows = keep.repeat_interleave(self.lengths)  # [P]
         return Verify(
-            position=self.position[keep] - start,
-            lengths=self.lengths[keep],
-            accepted=self.accepted[keep],
+            **{n: getattr(self, n)[keep] for n in _OF_STEPS} | {"position": self.position[keep] - start},
+            **{n: getattr(self, n)[rows] for n in _OF_TOKENS},
             drafter=tuple(d for d, k in zip(self.drafter, keep.tolist(), strict=True) if k),
-            draft_version=self.draft_version[keep],
-            proposed=self.proposed[rows],
-            top_ids=self.top_ids[rows],
-            top_logits=self.top_logits[rows],
-            logsumexp=self.logsumexp[rows],
         )
 
 
+_OF_STEPS = ("position", "lengths", "accepted", "draft_version")
+_OF_TOKENS = ("proposed", "top_ids", "top_logits", "logsumexp")
+_VERIFY = (*_OF_STEPS, *_OF_TOKENS)
 _TENSORS = ("input_ids", "hidden_states", "verifier_last_hidden_states", "loss_mask", "position_ids")
-_VERIFY = ("position", "lengths", "accepted", "draft_version", "proposed", "top_ids", "top_logits", "logsumexp")
 
 
 @dataclass(frozen=True, eq=False)
@@ -159,7 +135,7 @@ class Sample:
     temperature: float = 1.0
     response_length: int = 0  # tokens of the whole response, of which this may be a window
     domain: str = ""  # what the request called its domain
-    verify: Verify = dataclasses.field(default_factory=Verify.empty)
+    verify: Verify = dataclasses.field(default_factory=lambda: Verify.gather(()))
 
     def __len__(self) -> int:
         return int(self.input_ids.shape[0])
@@ -169,10 +145,6 @@ class Sample:
         """Bytes of all tensors."""
         mine = [getattr(self, n) for n in _TENSORS] + [getattr(self.verify, n) for n in _VERIFY]
         return sum(int(t.numel() * t.element_size()) for t in mine)
-
-    def with_reward(self, reward: float) -> Sample:
-        """The same sample, rewarded; tensors are shared."""
-        return dataclasses.replace(self, reward=float(reward))
 
     def window(self, start: int, stop: int) -> Sample:
         """Tokens [start, stop) with their verify steps; tensors are views."""
@@ -207,21 +179,9 @@ class Sample:
         Raises:
             SampleError: the first thing that does not fit, by field and value.
         """
-        _check_tensors(self)
-        _check_verify(self)
-        if self.target_version < 0:
-            raise _bad("target_version", self.target_version, "0 or more")
-        if self.reward is not None and not abs(self.reward) < float("inf"):
-            raise _bad("reward", self.reward, "finite, or None while it is not known")
-        if not 0 <= self.temperature < float("inf"):
-            raise _bad("temperature", self.temperature, "finite and not negative")
-        if self.response_length < 0:
-            raise _bad("response_length", self.response_length, "a number of tokens")
-        if len(self.domain) > LONGEST_DOMAIN or not (self.domain or "-").isprintable():
-            raise _bad("domain", repr(self.domain[:LONGEST_DOMAIN]), f"{LONGEST_DOMAIN} printable characters at most")
-        for name in ("hidden_states", "verifier_last_hidden_states"):
-            if not bool(getattr(self, name).isfinite().all()):
-                raise _bad(name, "NaN or infinity in it", "finite; the target's forward pass went wrong")
+        for field, value, fits, want in chain(_tensors(self), _verify(self), _facts(self)):
+            if not fits:
+                raise SampleError(f"drafter-online: a sample is refused: `{field}` is {value}, but must be {want}.")
         return self
 
     # ---- bytes ------------------------------------------------------------------------------------------------------
@@ -242,17 +202,13 @@ class Sample:
             tensors = load(blob)
             # The header is 8 bytes of length and that many bytes of JSON (safetensors' format definition).
             header = json.loads(blob[8 : 8 + int.from_bytes(blob[:8], "little")])["__metadata__"]
-            if header["format"] != FORMAT:
-                raise SampleError(
-                    f"drafter-online: a sample of format {header['format']!r} is refused; use {FORMAT!r}."
-                )
-            record = json.loads(header["sample"])
+            found, record = header["format"], json.loads(header["sample"])
         except (SafetensorError, ValueError, KeyError, TypeError) as e:
-            if isinstance(e, SampleError):
-                raise
             raise SampleError(
                 f"drafter-online: a sample of {len(blob)} bytes is refused: it cannot be read ({e})."
             ) from e
+        if found != FORMAT:
+            raise SampleError(f"drafter-online: a sample of format {found!r} is refused; use {FORMAT!r}.")
         return cls.of_parts(tensors, record).validate()
 
     def parts(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -260,19 +216,8 @@ class Sample:
         tensors = {n: getattr(self, n).contiguous() for n in _TENSORS}
         tensors |= {f"verify.{n}": getattr(self.verify, n).contiguous() for n in _VERIFY}
         names = sorted(set(self.verify.drafter))
-        record = {
-            "prompt_key": self.prompt_key,
-            "request_id": self.request_id,
-            "target_version": self.target_version,
-            "draft_version": self.draft_version,
-            "reward": self.reward,
-            "temperature": self.temperature,
-            "response_length": self.response_length,
-            "domain": self.domain,
-            "drafters": names,
-            "drafter": [names.index(d) for d in self.verify.drafter],
-        }
-        return tensors, record
+        drafters = {"drafters": names, "drafter": [names.index(d) for d in self.verify.drafter]}
+        return tensors, {n: getattr(self, n) for n in _FACTS} | drafters
 
     @classmethod
     def of_parts(cls, tensors: dict[str, Tensor], record: dict[str, Any]) -> Sample:
@@ -282,84 +227,90 @@ class Sample:
             SampleError: a tensor or a field is missing or of another kind.
         """
         try:
-            names = [str(n) for n in record["drafters"]]
-            if "verify.draft_version" not in tensors:  # samples of earlier versions have none
-                tensors = {**tensors, "verify.draft_version": torch.full_like(tensors["verify.position"], NO_DRAFTER)}
-            verify = Verify(
-                drafter=tuple(names[i] for i in record["drafter"]), **{n: tensors[f"verify.{n}"] for n in _VERIFY}
-            )
-            return cls(
-                **{n: tensors[n] for n in _TENSORS},
-                prompt_key=str(record["prompt_key"]),
-                request_id=str(record["request_id"]),
-                target_version=int(record["target_version"]),
-                draft_version=int(record["draft_version"]),
-                reward=None if record["reward"] is None else float(record["reward"]),
-                temperature=float(record["temperature"]),
-                response_length=int(record["response_length"]),
-                domain=str(record.get("domain", "")),  # samples of earlier versions have none
-                verify=verify,
-            )
-        except (KeyError, IndexError, TypeError, ValueError) as e:
+            facts = msgspec.convert(record, _Facts)
+            drafter = tuple(facts.drafters[i] for i in facts.drafter)
+            fields: dict[str, Any] = {n: tensors[n] for n in _TENSORS} | {n: getattr(facts, n) for n in _FACTS}
+            verify = Verify(drafter=drafter, **{n: tensors[f"verify.{n}"] for n in _VERIFY})
+            return cls(**fields, verify=verify)
+        except (msgspec.ValidationError, KeyError, IndexError) as e:
             raise SampleError(f"drafter-online: a sample is refused: {e!r} is missing or of the wrong kind.") from e
 
 
-def _bad(field: str, value: object, want: str) -> SampleError:
-    return SampleError(f"drafter-online: a sample is refused: `{field}` is {value}, but must be {want}.")
+class _Facts(msgspec.Struct):
+    """What crosses process borders beside the tensors: see `Sample`."""
+
+    prompt_key: str
+    request_id: str
+    target_version: int
+    draft_version: int
+    reward: float | None
+    temperature: float
+    response_length: int
+    drafters: list[str]
+    drafter: list[int]  # indices into `drafters`
+    domain: str = ""
+
+
+_FACTS = tuple(n for n in _Facts.__struct_fields__ if not n.startswith("drafter"))
+_Check = tuple[str, object, bool, str]
+"""A field, what it is, whether that fits, and what it must be; computed once all before it fit."""
 
 
 def _shape(t: Tensor) -> str:
     return f"{str(t.dtype).removeprefix('torch.')}{list(t.shape)}"
 
 
-def _check_tensors(s: Sample) -> None:
-    ids = s.input_ids
-    if ids.dim() != 1 or ids.dtype != torch.int64 or len(ids) == 0:
-        raise _bad("input_ids", _shape(ids), "int64[T] with T at least 1")
-    t = len(ids)
-    if int(ids.min()) < 0:
-        raise _bad("input_ids", f"{int(ids.min())} somewhere", "token ids, none of them negative")
-    last, aux = s.verifier_last_hidden_states, s.hidden_states
-    if last.dim() != 2 or last.shape[0] != t or not last.is_floating_point() or last.shape[1] == 0:
-        raise _bad("verifier_last_hidden_states", _shape(last), f"floating point [T, H] with T = {t}")
+def _is(t: Tensor, dtype: torch.dtype, *shape: int) -> bool:
+    return t.dtype == dtype and t.shape == shape
+
+
+def _tensors(s: Sample) -> Iterator[_Check]:
+    ids, last, aux, pos = s.input_ids, s.verifier_last_hidden_states, s.hidden_states, s.position_ids
+    t = ids.numel()
+    yield "input_ids", _shape(ids), _is(ids, torch.int64, t) and t > 0, "int64[T] with T at least 1"
+    yield "input_ids", f"{int(ids.min())} somewhere", int(ids.min()) >= 0, "token ids, none of them negative"
+    fits = last.is_floating_point() and last.dim() == 2 and last.shape[0] == t and last.shape[1] > 0
+    yield "verifier_last_hidden_states", _shape(last), fits, f"floating point [T, H] with T = {t}"
     h = last.shape[1]
-    if aux.dim() != 2 or aux.shape[0] != t or aux.shape[1] % h or not aux.is_floating_point():
-        raise _bad("hidden_states", _shape(aux), f"floating point [T, A*H] with T = {t} and H = {h}")
-    if aux.dtype != last.dtype:
-        raise _bad("hidden_states", _shape(aux), f"of the dtype of verifier_last_hidden_states, {last.dtype}")
-    if s.loss_mask.shape != ids.shape or s.loss_mask.dtype != torch.bool:
-        raise _bad("loss_mask", _shape(s.loss_mask), f"bool[{t}]")
-    pos = s.position_ids
-    if pos.shape != ids.shape or pos.dtype != torch.int64:
-        raise _bad("position_ids", _shape(pos), f"int64[{t}]")
-    if int(pos[0]) < 0 or not torch.equal(pos, torch.arange(t) + pos[0]):
-        raise _bad("position_ids", "not consecutive", "consecutive positions from 0 or later, one per token")
+    fits = aux.dtype == last.dtype and aux.dim() == 2 and aux.shape[0] == t and aux.shape[1] % h == 0
+    yield "hidden_states", _shape(aux), fits, f"{last.dtype} [T, A*H] with T = {t} and H = {h}"
+    for name, states in (("hidden_states", aux), ("verifier_last_hidden_states", last)):
+        yield name, "NaN or infinite somewhere", bool(states.isfinite().all()), "finite"
+    yield "loss_mask", _shape(s.loss_mask), _is(s.loss_mask, torch.bool, t), f"bool[{t}]"
+    yield "position_ids", _shape(pos), _is(pos, torch.int64, t), f"int64[{t}]"
+    fits = int(pos[0]) >= 0 and torch.equal(pos, torch.arange(t) + pos[0])
+    yield "position_ids", "not consecutive", fits, "consecutive positions from 0 or later, one per token"
 
 
-def _check_verify(s: Sample) -> None:
+def _verify(s: Sample) -> Iterator[_Check]:
     v = s.verify
-    steps, rows = len(v.drafter), int(v.lengths.sum()) if v.lengths.numel() else 0
+    steps, rows = len(v.drafter), int(v.lengths.sum())
     for name in ("position", "lengths", "accepted", "draft_version", "proposed"):
         t, n = getattr(v, name), rows if name == "proposed" else steps
-        if t.shape != (n,) or t.dtype != torch.int64:
-            raise _bad(f"verify.{name}", _shape(t), f"int64[{n}]")
-    if v.top_ids.dim() != 2 or v.top_ids.shape[0] != rows or v.top_ids.dtype != torch.int64:
-        raise _bad("verify.top_ids", _shape(v.top_ids), f"int64[{rows}, k]")
-    if v.top_logits.shape != v.top_ids.shape or not v.top_logits.is_floating_point():
-        raise _bad("verify.top_logits", _shape(v.top_logits), f"floating point {list(v.top_ids.shape)}, as top_ids")
-    if v.logsumexp.shape != (rows,) or not v.logsumexp.is_floating_point():
-        raise _bad("verify.logsumexp", _shape(v.logsumexp), f"floating point [{rows}]")
-    if not steps:
-        return
-    if int(v.lengths.min()) < 1:
-        raise _bad("verify.lengths", int(v.lengths.min()), "at least 1: a step without proposals is left out")
-    if int(v.position.min()) < 0 or int(v.position.max()) >= len(s):
-        raise _bad("verify.position", v.position.tolist(), f"indices into the sample's {len(s)} tokens")
-    if bool((v.accepted < 0).any()) or bool((v.accepted > v.lengths).any()):
-        raise _bad("verify.accepted", v.accepted.tolist(), "between 0 and the step's number of proposals")
-    if int(v.proposed.min()) < 0 or (v.top_ids.numel() and int(v.top_ids.min()) < 0):
-        raise _bad("verify.proposed or verify.top_ids", "negative somewhere", "token ids")
-    if bool(v.top_logits.isnan().any()) or not bool(v.logsumexp.isfinite().all()):
-        raise _bad(
-            "verify.top_logits or verify.logsumexp", "NaN or infinite somewhere", "finite (-inf logits: no value)"
-        )
+        yield f"verify.{name}", _shape(t), _is(t, torch.int64, n), f"int64[{n}]"
+    ids, logits, lse = v.top_ids, v.top_logits, v.logsumexp
+    fits = ids.dtype == torch.int64 and ids.dim() == 2 and ids.shape[0] == rows
+    yield "verify.top_ids", _shape(ids), fits, f"int64[{rows}, k]"
+    fits = logits.is_floating_point() and logits.shape == ids.shape
+    yield "verify.top_logits", _shape(logits), fits, f"floating point {list(ids.shape)}, as top_ids"
+    fits = lse.is_floating_point() and lse.shape == (rows,)
+    yield "verify.logsumexp", _shape(lse), fits, f"floating point [{rows}]"
+    fits = bool((v.lengths >= 1).all())
+    yield "verify.lengths", v.lengths.tolist(), fits, "at least 1: a step without proposals is left out"
+    fits = bool(((v.position >= 0) & (v.position < len(s))).all())
+    yield "verify.position", v.position.tolist(), fits, f"indices into the sample's {len(s)} tokens"
+    fits = bool(((v.accepted >= 0) & (v.accepted <= v.lengths)).all())
+    yield "verify.accepted", v.accepted.tolist(), fits, "between 0 and the step's number of proposals"
+    fits = bool((v.proposed >= 0).all()) and bool((ids >= 0).all())
+    yield "verify.proposed or verify.top_ids", "negative somewhere", fits, "token ids"
+    fits = not bool(logits.isnan().any()) and bool(lse.isfinite().all())
+    yield "verify.top_logits or verify.logsumexp", "NaN or infinite somewhere", fits, "finite (-inf logits: no value)"
+
+
+def _facts(s: Sample) -> Iterator[_Check]:
+    yield "target_version", s.target_version, s.target_version >= 0, "0 or more"
+    yield "reward", s.reward, s.reward is None or math.isfinite(s.reward), "finite, or None while it is not known"
+    yield "temperature", s.temperature, 0 <= s.temperature < math.inf, "finite and not negative"
+    yield "response_length", s.response_length, s.response_length >= 0, "a number of tokens"
+    fits = len(s.domain) <= LONGEST_DOMAIN and (s.domain or "-").isprintable()
+    yield "domain", repr(s.domain[:LONGEST_DOMAIN]), fits, f"{LONGEST_DOMAIN} printable characters at most"

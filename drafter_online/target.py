@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator, Mapping
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 import torch
@@ -19,17 +19,18 @@ from drafter_online.errors import WireError
 from drafter_online.wire import Message
 
 PIECE_BYTES = 8 << 20
-NAMES = ("embed", "norm", "lm_head")
 MOST_BYTES = 16 << 30
+
+Name = Literal["embed", "norm", "lm_head"]
 
 
 class _Piece(msgspec.Struct, frozen=True):
     sender: str
     policy: int
-    name: Literal["embed", "norm", "lm_head"]
+    name: Name
     row: int  # first row
     rows: int  # of the whole tensor
-    names: list[str]  # tensors that this version consists of
+    names: Annotated[list[Name], msgspec.Meta(min_length=1)]  # tensors that this version consists of
 
 
 def pieces(weights: Mapping[str, Tensor], sender: str, policy: int) -> Iterator[Message]:
@@ -48,7 +49,6 @@ class TargetParts:
     def __init__(self) -> None:
         self._version: tuple[str, int] | None = None
         self._pieces: dict[str, list[Tensor]] = {}
-        self._rows: dict[str, int] = {}
         self._bytes = 0
         self._ready: dict[str, Tensor] = {}
         self._lock = threading.Lock()
@@ -62,26 +62,21 @@ class TargetParts:
         """
         piece: _Piece = read(message.body, _Piece)
         data = message.tensors.get("rows")
-        if (
-            data is None
-            or data.dim() not in (1, 2)
-            or not data.is_floating_point()
-            or not set(piece.names) <= set(NAMES)
-        ):
+        if data is None or data.dim() not in (1, 2) or not data.is_floating_point():
             raise WireError("malformed", "a piece of the target has no rows in it")
         key = (piece.sender, piece.policy)
         if key != self._version:
             if piece.row or piece.name != piece.names[0]:
                 raise WireError("malformed", f"the beginning of policy version {piece.policy} is missing")
-            self._version, self._pieces, self._rows, self._bytes = key, {}, {}, 0
-        have = self._rows.get(piece.name, 0)
-        self._bytes += data.numel() * data.element_size()
+            self._version, self._pieces, self._bytes = key, {}, 0
+        parts = self._pieces.setdefault(piece.name, [])
+        have = sum(map(len, parts))
+        self._bytes += data.nbytes
         if piece.row != have or have + len(data) > piece.rows or self._bytes > MOST_BYTES:
             self._version = None
             raise WireError("malformed", f"rows of {piece.name} do not follow each other")
-        self._pieces.setdefault(piece.name, []).append(data)
-        self._rows[piece.name] = have + len(data)
-        last = piece.name == piece.names[-1] and self._rows[piece.name] == piece.rows
+        parts.append(data)
+        last = piece.name == piece.names[-1] and have + len(data) == piece.rows
         if last and set(self._pieces) == set(piece.names):
             whole = {n: torch.cat(parts) for n, parts in self._pieces.items()}
             self._version, self._pieces = None, {}

@@ -15,7 +15,7 @@ from drafter_online.console import Dtype, Json, bars, group, show_facts, show_ta
 
 if TYPE_CHECKING:
     from drafter_online.buffer import Buffer
-    from drafter_online.trainer import DrafterTraining, Trainer
+    from drafter_online.trainer import DrafterTraining
 
 buffer_app = group("Look into a saved buffer of training samples.")
 
@@ -91,7 +91,11 @@ def train(
     trainer = Trainer(drafter, kept, config, checkpoints=state, device=device, parent=parent)
     resumed = trainer.resume()
     before = trainer.evaluate(held)
-    _run(trainer, steps, quiet=as_json)
+    with bars(quiet=as_json) as progress:
+        task = progress.add_task("training", total=steps, text="")
+        for i in range(1, steps + 1):
+            loss = trainer.micro_step().terms.get("loss", trainer.last_loss)
+            progress.update(task, advance=1, text=f"{i}/{steps} loss {loss:.3f}")
     after = trainer.evaluate(held)
     number = trainer.publish(store, torch_dtype(dtype))
     if state is not None:
@@ -110,15 +114,6 @@ def train(
         "rates_after": [round(r, 4) for r in after.rates],
     }
     show_facts(facts, as_json)
-
-
-def _run(trainer: Trainer, steps: int, quiet: bool) -> None:
-    with bars(quiet) as progress:
-        task = progress.add_task("training", total=steps, text="")
-        for i in range(1, steps + 1):
-            report = trainer.micro_step()
-            loss = report.terms.get("loss", trainer.last_loss)
-            progress.update(task, advance=1, text=f"{i}/{steps} loss {loss:.3f}")
 
 
 def saved_buffer(folder: Path) -> Buffer:

@@ -18,8 +18,8 @@ import json
 import logging
 import math
 import random
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -50,9 +50,9 @@ SMALLEST_BATCH = 64  # tokens: running out of memory does not shrink a batch bel
 class StepReport:
     """What a micro-step did. `skipped`: why it changed nothing, None when it did its work."""
 
-    tokens: int
-    terms: dict[str, float]
-    acceptance: Acceptance
+    tokens: int = 0
+    terms: dict[str, float] = field(default_factory=dict)
+    acceptance: Acceptance = field(default_factory=lambda: Acceptance(0, ()))
     skipped: Literal["empty", "preempted", "not_finite", "out_of_memory"] | None = None
 
 
@@ -110,12 +110,8 @@ class DrafterTraining(LossTerms):
 
 
 class Trainer:
-    """Trains one drafter from one buffer.
-
-    Args:
-        drafter: its module is moved to `device`.
-        checkpoints: folder for checkpoints; None keeps the last good state in memory only.
-        parent: the version the weights come from, None for a fresh drafter.
+    """Trains one drafter from one buffer, on `device`; `parent`: the version its weights come from. Without
+    `checkpoints`, a folder, the last good state is kept in memory only.
     """
 
     def __init__(
@@ -156,27 +152,21 @@ class Trainer:
 
     # ---- a micro-step -----------------------------------------------------------------------------------------------
 
+    @normal_mode()
     def micro_step(self, interrupt: Callable[[], bool] | None = None) -> StepReport:
-        """One forward and backward, and an optimiser step where it is due.
-
-        Args:
-            interrupt: asked before every training-time-test step and before the backward pass; True stops here, nothing
-                is changed.
+        """One forward and backward, and an optimiser step where it is due. `interrupt` is asked before every
+        training-time-test step and before the backward pass; True stops here, and nothing is changed.
 
         Raises:
             TrainingError: the loss was not finite too often, and there is nothing good to go back to.
             Exception: whatever else the forward or backward raised, with gradients and random state as before it.
         """
-        with normal_mode():
-            return self._micro_step(interrupt)
-
-    def _micro_step(self, interrupt: Callable[[], bool] | None) -> StepReport:
         before = self._rng.getstate()
         kept = self._master_weights.gradients() if self._accumulated else None
         try:
             batch = self._draw()
             if batch is None:
-                return self._report(0, None, "empty")
+                return StepReport(skipped="empty")
             result = self._forward(batch, interrupt)
             if not math.isfinite(result.terms["loss"]):
                 return self._bad(batch, result, kept)
@@ -186,7 +176,7 @@ class Trainer:
         except Preempted:
             self._undo(before, kept)
             self.counts.preempted += 1
-            return self._report(0, None, "preempted")
+            return StepReport(skipped="preempted")
         except torch.OutOfMemoryError:
             self._undo(before, kept)
             return self._out_of_memory()
@@ -206,24 +196,17 @@ class Trainer:
         self.counts.tokens += batch.tokens
         if norm is not None and self.counts.steps % self.config.checkpoint_every == 0:
             self.checkpoint()
-        return self._report(batch.tokens, result, None)
+        return StepReport(batch.tokens, result.terms, result.acceptance)
 
     def _draw(self) -> Batch | None:
         windows = self.buffer.draw(self._rng, self.batch_tokens, min(self.config.window_tokens, self.batch_tokens))
         if not windows:
             return None
-        return pack(
-            windows,
-            self._weights(windows),
-            steps=self.steps,
-            rejected_from=self.config.reads_rejected,
-        ).to(self.device, self.dtype)
-
-    def _weights(self, windows: list[Sample]) -> list[float]:
         rewards = torch.tensor([math.nan if w.reward is None else w.reward for w in windows])
         mean, std = self.buffer.rewards.moments
-        weights = losses.reward_weights(rewards, mean, std, self.config.reward_beta, self.config.reward_clip)
-        return [float(w) for w in weights]
+        weights = losses.reward_weights(rewards, mean, std, self.config.reward_beta, self.config.reward_clip).tolist()
+        batch = pack(windows, weights, steps=self.steps, rejected=self.config.reads_rejected)
+        return batch.to(self.device, self.dtype)
 
     def _forward(self, batch: Batch, interrupt: Callable[[], bool] | None) -> Result:
         states = self.drafter.states(batch, self.steps, interrupt)
@@ -257,7 +240,7 @@ class Trainer:
                 self._bad_in_a_row,
             )
             self._go_back()
-        return self._report(batch.tokens, result, "not_finite")
+        return StepReport(batch.tokens, result.terms, result.acceptance, "not_finite")
 
     def _go_back(self) -> None:
         tensors, record = self._good
@@ -265,29 +248,22 @@ class Trainer:
             raise TrainingError(
                 "drafter-online: the loss is not finite and there is no good state to go back to; use another head."
             )
-        rng, counts, parent, room = self._rng.getstate(), self.counts, self.parent, self.batch_tokens
-        self._restore(tensors, record)
-        self._rng.setstate(rng)  # not the same data again
-        self.counts, self.parent, self.batch_tokens = counts, parent, room
+        # Not the same data again: random state and counters stay.
+        self._master_weights.restore(tensors)
+        self._accumulated = record["accumulated"]
         self.counts.restored += 1
         self._bad_in_a_row = 0
 
     def _out_of_memory(self) -> StepReport:
         """Half the batch from now on."""
         self.counts.out_of_memory += 1
-        smaller = max(SMALLEST_BATCH, self.batch_tokens // 2)
-        if smaller < self.batch_tokens:
-            log.warning("drafter-online: out of memory; micro-steps of %d tokens from now on", smaller)
-        self.batch_tokens = min(self.batch_tokens, smaller)
+        if self.batch_tokens > SMALLEST_BATCH:
+            self.batch_tokens = max(SMALLEST_BATCH, self.batch_tokens // 2)
+            log.warning("drafter-online: out of memory; micro-steps of %d tokens from now on", self.batch_tokens)
         gc.collect()
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
-        return self._report(0, None, "out_of_memory")
-
-    def _report(self, tokens: int, result: Result | None, skipped: Any) -> StepReport:
-        if result is None:
-            return StepReport(tokens, {}, Acceptance(0, (0,) * self.steps), skipped)
-        return StepReport(tokens, result.terms, result.acceptance, skipped)
+        return StepReport(skipped="out_of_memory")
 
     # ---- evaluation -------------------------------------------------------------------------------------------------
 
@@ -295,15 +271,9 @@ class Trainer:
         """What the drafter achieves on samples as they are: whole, without replayed errors, in evaluation mode."""
         total = Acceptance(0, (0,) * self.steps)
         with normal_mode(), evaluating(self.drafter.module):
-            waiting: list[Sample] = []
-            for sample in [*samples, None]:
-                if waiting and (sample is None or sum(map(len, waiting)) + len(sample) > tokens):
-                    batch = pack(waiting, steps=self.steps).to(self.device, self.dtype)
-                    result = self._forward(batch, None)
-                    total = total + result.acceptance
-                    waiting = []
-                if sample is not None:
-                    waiting.append(sample)
+            for some in _batches(samples, tokens):
+                batch = pack(some, steps=self.steps).to(self.device, self.dtype)
+                total = total + self._forward(batch, None).acceptance
         return total
 
     # ---- state ------------------------------------------------------------------------------------------------------
@@ -319,7 +289,7 @@ class Trainer:
             "parent": self.parent,
             "base": self.drafter.base,
             "config": json.loads(self.config.model_dump_json()),
-            "last_loss": self.last_loss if math.isfinite(self.last_loss) else None,
+            "last_loss": self.last_loss,
         }
 
     def _restore(self, tensors: dict[str, Tensor], record: dict[str, Any]) -> None:
@@ -331,7 +301,7 @@ class Trainer:
         self._accumulated = record["accumulated"]
         self.batch_tokens = min(record["batch_tokens"], self.config.batch_tokens)
         self.parent = record["parent"]
-        self.last_loss = math.nan if record["last_loss"] is None else record["last_loss"]
+        self.last_loss = record["last_loss"]
 
     def checkpoint(self) -> None:
         """Keep the present state as the last good one, and write it in the background where there is a folder."""
@@ -356,7 +326,6 @@ class Trainer:
                 f"drafter-online: the checkpoint is for the target {record['base']!r}, not {self.drafter.base!r}; give "
                 "another folder."
             )
-        self._master_weights.check(tensors)
         self._restore(tensors, record)
         self._good = self._state()
         return True
@@ -369,11 +338,7 @@ class Trainer:
     # ---- publishing -------------------------------------------------------------------------------------------------
 
     def publish(self, versions: Versions, dtype: Any = None, target_version: int | None = None) -> int:
-        """Publish the present weights as a version and return its number.
-
-        Args:
-            dtype: of the weights as published (the engine's); the training's when None.
-            target_version: newest policy version among the data; the buffer's when None.
+        """Publish the present weights as a version, in `dtype` (the training's when None), and return its number.
 
         Raises:
             VersionError: the weights are not finite, or the store cannot be written. Training can continue.
@@ -398,3 +363,15 @@ class Trainer:
         self.parent = number
         self.leap.last = number if leapt else None
         return number
+
+
+def _batches(samples: Iterable[Sample], tokens: int) -> Iterator[list[Sample]]:
+    """Samples in order, as many at a time as have `tokens` tokens together, one at least."""
+    some: list[Sample] = []
+    for sample in samples:
+        if some and sum(map(len, some)) + len(sample) > tokens:
+            yield some
+            some = []
+        some.append(sample)
+    if some:
+        yield some

@@ -27,10 +27,9 @@ def drafted(vocabulary: int) -> int | None:
 
 
 def choose(counts: Mapping[int, int], size: int, vocabulary: int) -> tuple[Tensor, Tensor, float | None]:
-    """The `size` most frequent tokens: draft-to-target offsets [size], target-to-draft mask [vocabulary], and the
-    share of `counts` they cover, None where nothing was counted.
-
-    Tokens never emitted come after them in the vocabulary's order, in which tokenizers have frequent tokens first.
+    """The `size` most frequent tokens: draft-to-target offsets [size], target-to-draft mask [vocabulary], and the share
+    of `counts` they cover, None where nothing was counted. Tokens never emitted come after them in the vocabulary's
+    order.
 
     Raises:
         HeadError: a counted token is not in the vocabulary.
@@ -55,14 +54,14 @@ def misfit(weights: Mapping[str, Tensor]) -> str | None:
     d2t, t2d = weights.get("d2t"), weights.get("t2d")
     if d2t is None:
         return None
-    ids = torch.arange(len(d2t)) + d2t.detach().to("cpu", torch.int64)
-    if len(ids) and (int(ids.min()) < 0 or (t2d is not None and int(ids.max()) >= len(t2d))):
-        i = int(((ids < 0) | (ids >= (len(t2d) if t2d is not None else int(ids.max()) + 1))).int().argmax())
-        return f"d2t makes draft token {i} the target's {int(ids[i])}, which its vocabulary has not"
-    if bool((ids.diff() <= 0).any()):
-        i = 1 + int((ids.diff() <= 0).int().argmax())
-        return f"d2t makes draft token {i} the target's {int(ids[i])}, which is not after that of token {i - 1}"
-    if t2d is not None and not torch.equal(t2d.detach().cpu().bool().nonzero()[:, 0], ids):
+    ids = (torch.arange(len(d2t)) + d2t.detach().to("cpu", torch.int64)).tolist()
+    size = max(ids, default=0) + 1 if t2d is None else len(t2d)
+    for i, token in enumerate(ids):
+        if not 0 <= token < size:
+            return f"d2t makes draft token {i} the target's {token}, which its vocabulary has not"
+        if i and token <= ids[i - 1]:
+            return f"d2t makes draft token {i} the target's {token}, which is not after that of token {i - 1}"
+    if t2d is not None and t2d.detach().cpu().bool().nonzero()[:, 0].tolist() != ids:
         return f"t2d marks other tokens than the {len(ids)} that d2t names"
     return None
 

@@ -119,7 +119,8 @@ def measure(quick: bool = False) -> Measured:
         publish = _median(lambda: store.publish(tensors, {}, base="b", target_version=1), repeats)
         load = _median(lambda: store.load(store.latest() or 0), repeats)
         t, h = 64 if quick else 512, 4096
-        steps = [VerifyStep(i, "head", [1] * 4, 2) for i in range(0, t, 3)]
+        none = torch.zeros(4, 0)
+        steps = [VerifyStep(i, "head", [1] * 4, 2, none, none, torch.zeros(4)) for i in range(0, t, 3)]
         sample = Sample(
             input_ids=torch.arange(t),
             hidden_states=torch.randn(t, 3 * h).bfloat16(),

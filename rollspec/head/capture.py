@@ -1,29 +1,28 @@
 """Training samples for the drafter, taken from what the target computes anyway.
 
-Some requests are recorded, whole: per position the target's auxiliary and last hidden states, per verify step what was
-proposed, by whom, how much was accepted, and the target's top-k logits at every proposed position, accepted or not.
-When the request ends, however it ends, this becomes a `drafter_online.samples.Sample`, to be drained by the trainer.
+Some requests are recorded, whole: per position the target's auxiliary and last hidden states (one more auxiliary
+layer), per verify step what was proposed, by whom, how much was accepted, and the target's top-k logits at every
+proposed position. When the request ends, however it ends, this becomes a `drafter_online.samples.Sample`.
 
-Nothing is recomputed. The last layer's states come out with the auxiliary ones, as one more auxiliary layer. What it
-costs is timed, and no new request is recorded while it exceeds its share of the step; memory is bounded, oldest first.
+What it costs is timed, and no new request is recorded while it exceeds its share of the step; memory is bounded.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import logging
-import threading
 import time
 import uuid
-from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import torch
 
 from drafter_online.files import replace
+from drafter_online.inbox import Inbox
 from drafter_online.samples import NO_DRAFTER, Sample, Verify, VerifyStep
 from rollspec.drafting.requests import Request
 from rollspec.head import metadata
@@ -46,23 +45,37 @@ LEAST_TOKENS = 4
 
 
 @dataclass(slots=True)
-class _Part:
-    """Positions [start, start + n): auxiliary states [n, A*H] and last states [n, H]."""
-
-    start: int
-    aux: torch.Tensor
-    last: torch.Tensor
-
-
-@dataclass(slots=True)
 class _Recording:
-    parts: list[_Part] = field(default_factory=list)
+    """Positions [start, end) so far."""
+
+    start: int = 0
+    end: int = 0
+    aux: list[torch.Tensor] = field(default_factory=list)  # [n, A*H] each
+    last: list[torch.Tensor] = field(default_factory=list)  # [n, H] each
     steps: list[VerifyStep] = field(default_factory=list)
     bytes: int = 0
 
-    @property
-    def end(self) -> int:
-        return self.parts[-1].start + len(self.parts[-1].last) if self.parts else 0
+
+W = TypeVar("W", bound=Callable[..., None])
+
+
+def guarded(work: W) -> W:
+    """Of a method of `Capture`: a fault ends the capture and not the job, and what it takes is timed."""
+
+    @functools.wraps(work)
+    def run(self: Capture, *args: Any, **kwargs: Any) -> None:
+        if self.off:
+            return
+        begin = time.perf_counter()
+        try:
+            work(self, *args, **kwargs)
+        except Exception as e:
+            self.give_up(e)
+        spent = time.perf_counter() - begin
+        self.seconds += spent
+        self._share[0] += spent
+
+    return cast(W, run)
 
 
 class Capture:
@@ -73,80 +86,41 @@ class Capture:
     """
 
     def __init__(self, host: Host, runner: Any, layers: tuple[int, ...]) -> None:
-        config = host.config.drafter.capture
         self._host = host
         self._runner = runner
         self._layers = layers
-        self.config = config
-        self.bytes = 0
+        self.config = host.config.drafter.capture
         self.off = False
         self.paused = False  # no trainer wants samples now
-        self.counts = {"recorded": 0, "samples": 0, "dropped": 0, "skipped": 0, "tokens": 0, "private": 0}
         self.seconds = 0.0  # since the last drain of the counters
+        self._counts = {"recorded": 0, "skipped": 0, "tokens": 0, "private": 0}
+        self._lost = 0  # recordings, for room
         self._share = [0.0, 0.0]  # discounted seconds: capturing, stepping
         self._recordings: dict[str, _Recording] = {}
+        self._recorded = 0  # bytes of them
         self._seen: set[str] = set()  # running requests that were decided upon
-        self._done: deque[Sample] = deque()
-        self._lock = threading.Lock()  # of `_done` and `bytes`: training takes samples from a thread of its own
+        self._done = Inbox(HOLD_BYTES)  # training takes samples from a thread of its own
         self._logits: tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None = None
         self._rows: dict[str, tuple[int, int]] = {}
 
-    # ---- the step ---------------------------------------------------------------------------------------------------
+    @property
+    def bytes(self) -> int:
+        """Of what is kept."""
+        return self._done.bytes + self._recorded
 
-    def step(
-        self, req_ids: list[str], starts: dict[str, int], tokens: list[list[int]], rows: list[tuple[int, int]], aux: Any
-    ) -> None:
-        """The target computed a step.
-
-        Args:
-            req_ids: the batch.
-            starts: first position of each request in it.
-            tokens: that each request emitted; empty while it is in its prompt.
-            rows: first row of each request in the step's tensors, and how many of its rows were not rejected.
-            aux: the states of the auxiliary layers and the last one, each [all rows, H].
-        """
-        self._guarded(self._step, req_ids, starts, tokens, rows, aux)
-
-    def look(self, logits: torch.Tensor | None, req_ids: Sequence[str], drafted: Sequence[int]) -> None:
-        """A step is about to be sampled.
-
-        Args:
-            logits: of all requests' rows, one per draft and one more, [rows, vocab].
-            req_ids: requests in their order; there may be more.
-            drafted: drafts that each verifies; none where the step verifies nothing.
-        """
-        self._guarded(self._look, logits, req_ids, drafted)
-
-    def finish(self, req_id: str, request: Request | None, scheduled: bool = False) -> None:
-        """A request ended, was aborted, or is unknown. `scheduled`: there may be steps of it yet, to be passed over."""
-        self._guarded(self._finish, req_id, request)
-        if not scheduled:
-            self._seen.discard(req_id)
-
-    def stepped(self, seconds: float) -> None:
-        """A step took `seconds`."""
-        self._share[0] *= KEEP
-        self._share[1] = KEEP * self._share[1] + seconds
-
-    def take(self, most: int | None = None) -> list[Sample]:
-        """The oldest `most` finished samples (all where None); they are forgotten here."""
-        with self._lock:
-            count = len(self._done) if most is None else min(most, len(self._done))
-            out = [self._done.popleft() for _ in range(count)]
-            self.bytes -= sum(s.nbytes for s in out)
-        return out
+    @property
+    def counts(self) -> dict[str, int]:
+        """Since the start."""
+        return {**self._counts, "samples": self._done.received, "dropped": self._done.dropped + self._lost}
 
     @property
     def ready(self) -> bool:
         """Whether a sample is waiting."""
-        return bool(self._done)
+        return len(self._done) > 0
 
-    def end(self) -> None:
-        """A step is over: requests that ended in it are finished now; the engine says so only when the next begins."""
-        for req_id in list(self._recordings):
-            r = self._host.engine.requests.get(req_id)
-            if r is not None and r.output and (r.output[-1] in r.stop_ids or len(r.output) >= r.max_tokens):
-                self._guarded(self._finish, req_id, r)
+    def take(self, most: int | None = None) -> list[Sample]:
+        """The oldest `most` finished samples (all where None); they are forgotten here."""
+        return self._done.take(most)
 
     def drain(self, folder: Path) -> dict[str, Any]:
         """Write all finished samples to `folder`, one safetensors file each, whole or not at all."""
@@ -162,45 +136,22 @@ class Capture:
         """Counts since the start, and the samples that wait."""
         return {**self.counts, "held": len(self._done), "recording": len(self._recordings), "held_bytes": self.bytes}
 
-    # ---- inside -----------------------------------------------------------------------------------------------------
+    def stepped(self, seconds: float) -> None:
+        """A step took `seconds`."""
+        self._share[0] *= KEEP
+        self._share[1] = KEEP * self._share[1] + seconds
 
-    def _guarded(self, work: Any, *args: Any) -> None:
-        if self.off:
-            return
-        begin = time.perf_counter()
-        try:
-            work(*args)
-        except Exception as e:  # samples are worth less than the job
-            self.off = True
-            self._recordings.clear()
-            cause = f"capture: {type(e).__name__}: {e}"
-            self._host.count(cause)
-            logger.warning("rollspec: no training samples are captured from now on (%s).", cause, exc_info=e)
-        spent = time.perf_counter() - begin
-        self.seconds += spent
-        self._share[0] += spent
+    # ---- the step ---------------------------------------------------------------------------------------------------
 
-    def _wanted(self, req_id: str) -> bool:
-        """Whether to record a request; decided once, when it is first seen."""
-        if req_id in self._recordings:
-            return True
-        if req_id in self._seen:
-            return False
-        self._seen.add(req_id)
-        state = self._host.running.get(req_id)
-        if metadata.of(getattr(state, "sampling_params", None)).private:
-            self.counts["private"] += 1
-            return False
-        busy = self._share[0] > self.config.share * self._share[1] and self._share[1] > 0.0
-        if self.paused or busy or self.bytes > HOLD_BYTES:
-            self.counts["skipped"] += 1
-            return False
-        self.counts["recorded"] += 1
-        self._recordings[req_id] = _Recording()
-        return True
+    @guarded
+    def look(self, logits: torch.Tensor | None, req_ids: Sequence[str], drafted: Sequence[int]) -> None:
+        """A step is about to be sampled: keep the target's best tokens where something was proposed.
 
-    def _look(self, logits: torch.Tensor | None, req_ids: Sequence[str], drafted: Sequence[int]) -> None:
-        """The target's best tokens where something was proposed."""
+        Args:
+            logits: of all requests' rows, one per draft and one more, [rows, vocab].
+            req_ids: requests in their order; there may be more.
+            drafted: drafts that each verifies; none where the step verifies nothing.
+        """
         self._logits, self._rows = None, {}
         if logits is None or not self._recordings:
             return
@@ -216,9 +167,19 @@ class Capture:
             values, ids = chosen.topk(min(TOP_K, chosen.shape[-1]), dim=-1)
             self._logits = (ids, values, chosen.logsumexp(-1))
 
-    def _step(
+    @guarded
+    def step(
         self, req_ids: list[str], starts: dict[str, int], tokens: list[list[int]], rows: list[tuple[int, int]], aux: Any
     ) -> None:
+        """The target computed a step.
+
+        Args:
+            req_ids: the batch.
+            starts: first position of each request in it.
+            tokens: that each request emitted; empty while it is in its prompt.
+            rows: first row of each request in the step's tensors, and how many of its rows were not rejected.
+            aux: the states of the auxiliary layers and the last one, each [all rows, H].
+        """
         recorded = [i for i, req_id in enumerate(req_ids) if self._wanted(req_id)]
         if not recorded:
             return
@@ -229,16 +190,68 @@ class Capture:
         at = 0
         for i in recorded:
             req_id, n = req_ids[i], rows[i][1]
-            r = self._recordings[req_id]
-            part = _Part(starts[req_id], states[at : at + n].clone(), last[at : at + n].clone())
+            r, start = self._recordings[req_id], starts[req_ids[i]]
+            if start != r.end or not r.aux:  # computed again after a preemption, or begun behind a cached prefix
+                self._grow(r, -sum(t.nbytes for t in (*r.aux, *r.last)))
+                r.start, r.aux, r.last = start, [], []
+            r.end = start + n
+            r.aux.append(states[at : at + n].clone())
+            r.last.append(last[at : at + n].clone())
+            self._grow(r, r.aux[-1].nbytes + r.last[-1].nbytes)
             at += n
-            if part.start != r.end:  # computed again after a preemption, or begun behind a cached prefix
-                self._forget(r)
-            r.parts.append(part)
-            self._grow(r, part.aux.nbytes + part.last.nbytes)
             if tokens[i] and req_id in self._rows:
-                self._verified(r, req_id, part.start, len(tokens[i]) - 1)
+                self._verified(r, req_id, start, len(tokens[i]) - 1)
         self._bound()
+
+    @guarded
+    def finish(self, req_id: str, request: Request | None, scheduled: bool = False) -> None:
+        """A request ended, was aborted, or is unknown. `scheduled`: there may be steps of it yet, to be passed over."""
+        if not scheduled:
+            self._seen.discard(req_id)
+        r = self._recordings.pop(req_id, None)
+        if r is None:
+            return
+        self._recorded -= r.bytes
+        if request is None or not r.aux or len(request.output) < LEAST_TOKENS:
+            return
+        with torch.inference_mode(False):  # it is trained on
+            sample = self._sample_of(r, request)
+        self._counts["tokens"] += len(sample)
+        self._done.put(sample)
+        self._bound()
+
+    def end(self) -> None:
+        """A step is over: requests that ended in it are finished now; the engine says so only when the next begins."""
+        for req_id in list(self._recordings):
+            r = self._host.engine.requests.get(req_id)
+            if r is not None and r.output and (r.output[-1] in r.stop_ids or len(r.output) >= r.max_tokens):
+                self.finish(req_id, r, scheduled=True)
+
+    # ---- inside -----------------------------------------------------------------------------------------------------
+
+    def give_up(self, error: Exception) -> None:
+        """Nothing is captured from now on."""
+        self.off = True
+        self._recordings.clear()
+        cause = f"capture: {type(error).__name__}: {error}"
+        self._host.count(cause)
+        logger.warning("rollspec: no training samples are captured from now on (%s).", cause, exc_info=error)
+
+    def _wanted(self, req_id: str) -> bool:
+        """Whether to record a request; decided once, when it is first seen."""
+        if req_id in self._seen:
+            return req_id in self._recordings
+        self._seen.add(req_id)
+        state = self._host.running.get(req_id)
+        busy = self._share[0] > self.config.share * self._share[1] and self._share[1] > 0.0
+        if metadata.of(getattr(state, "sampling_params", None)).private:
+            self._counts["private"] += 1
+        elif self.paused or busy or self.bytes > HOLD_BYTES:
+            self._counts["skipped"] += 1
+        else:
+            self._counts["recorded"] += 1
+            self._recordings[req_id] = _Recording()
+        return req_id in self._recordings
 
     def _verified(self, r: _Recording, req_id: str, position: int, accepted: int) -> None:
         scheduled = self._host.scheduled.get(req_id)
@@ -253,43 +266,18 @@ class Capture:
         accepted = min(accepted, len(scheduled))
         r.steps.append(VerifyStep(position, drafter, list(scheduled), accepted, ids, values, lse, version))
 
-    def _forget(self, r: _Recording) -> None:
-        """Start over: the positions come again."""
-        self._grow(r, -sum(p.aux.nbytes + p.last.nbytes for p in r.parts))
-        r.parts = []
-
-    def _finish(self, req_id: str, request: Request | None) -> None:
-        r = self._recordings.pop(req_id, None)
-        if r is None:
-            return
-        self._grow(r, -r.bytes)
-        if request is None or not r.parts or len(request.output) < LEAST_TOKENS:
-            return
-        with torch.inference_mode(False):  # it is trained on
-            sample = self._sample_of(r, request)
-        with self._lock:
-            self._done.append(sample)
-            self.bytes += sample.nbytes
-        self.counts["samples"] += 1
-        self.counts["tokens"] += len(sample)
-        self._bound()
-
     def _sample_of(self, r: _Recording, request: Request) -> Sample:
         tokens = torch.cat([torch.from_numpy(request.prompt.copy()), torch.tensor(request.output, dtype=torch.int32)])
-        base, prompt = r.parts[0].start, len(request.prompt)
         # The sampler may have drawn some tokens past a stop, which were never emitted.
         end = min(r.end, len(tokens))
-        aux = torch.cat([p.aux for p in r.parts])[: end - base].to("cpu")
-        last = torch.cat([p.last for p in r.parts])[: end - base].to("cpu")
-        positions = torch.arange(base, end)
-        state = self._host.running.get(request.req_id)
-        params = getattr(state, "sampling_params", None)
-        steps = [dataclasses.replace(s, position=s.position - base) for s in r.steps if base <= s.position < end]
+        positions = torch.arange(r.start, end)
+        params = getattr(self._host.running.get(request.req_id), "sampling_params", None)
+        steps = [dataclasses.replace(s, position=s.position - r.start) for s in r.steps if r.start <= s.position < end]
         return Sample(
-            input_ids=tokens[base:end].long(),
-            hidden_states=aux,
-            verifier_last_hidden_states=last,
-            loss_mask=positions >= prompt,
+            input_ids=tokens[r.start : end].long(),
+            hidden_states=torch.cat(r.aux)[: len(positions)].to("cpu"),
+            verifier_last_hidden_states=torch.cat(r.last)[: len(positions)].to("cpu"),
+            loss_mask=positions >= len(request.prompt),
             position_ids=positions,
             prompt_key=request.key,
             # What the trainer's rewards are joined by: prompt and response.
@@ -304,19 +292,15 @@ class Capture:
 
     def _bound(self) -> None:
         """Oldest samples go first, then recordings, longest first."""
-        with self._lock:
-            while self.bytes > HOLD_BYTES and self._done:
-                self.bytes -= self._done.popleft().nbytes
-                self.counts["dropped"] += 1
-        while self.bytes > HOLD_BYTES and self._recordings:
-            r = self._recordings.pop(max(self._recordings, key=lambda q: self._recordings[q].bytes))
-            self._grow(r, -r.bytes)
-            self.counts["dropped"] += 1
+        self._done.keep(max(0, HOLD_BYTES - self._recorded))
+        while self._recorded > HOLD_BYTES:
+            longest = max(self._recordings, key=lambda q: self._recordings[q].bytes)
+            self._recorded -= self._recordings.pop(longest).bytes
+            self._lost += 1
 
     def _grow(self, r: _Recording, size: int) -> None:
         r.bytes += size
-        with self._lock:
-            self.bytes += size
+        self._recorded += size
 
     def _last_at(self) -> int:
         """Where the last layer stands among the auxiliary ones, if a head reads it."""

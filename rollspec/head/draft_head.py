@@ -1,15 +1,8 @@
 """One worker's draft head (or draft model): what it read, its versions, its data.
 
-Its subclass (`v2/head.py`) runs it: once a step it says what the target computed, asks how many
-passes the step should have, and repairs what the head missed before it runs again.
-
-    observe(...)      the step is captured, and counted by domain
-    plan(step)        passes, agreed by all ranks; -1: the head is off
-    keep(...)         the target's hidden states of the step
-    repair(...)       positions that the head has not read, or read with older weights, are read before the passes
-
-A pause therefore costs one pass at its end instead of one per step; when the states kept exceed their bound the head
-runs once without drafting.
+Its subclass (`v2/head.py`) runs it: once a step it says what the target computed (`observe`, `keep`), asks how many
+passes the step should have (`plan`), and has the head read what it missed, or read with older weights, before it runs
+again (`repair`). A pause therefore costs one pass at its end instead of one per step.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """What a learned drafter has read of each running request, and what it must read again.
 
-A drafter keeps its own KV cache, which vLLM fills as the drafter runs. While it rests, positions go by that it has not
-read; after its weights were replaced, what it read is stale. Both are repaired from the target's hidden states at
-those positions, which are kept here, as far as the byte bound allows. Per request:
+While a drafter rests, positions go by that its own KV cache lacks; after its weights were replaced, what it holds is
+stale. Both are repaired from the target's hidden states there, kept as far as the byte bound allows. Per request:
 
     base        stale         done          end
      |---kept----|----fresh----|----unread---|        positions
@@ -47,13 +46,8 @@ class Entry:
 
 
 class DrafterKV:
-    """Entries of all running requests.
-
-    Args:
-        max_bytes: bound on the states kept.
-        max_rows: positions that the drafter may leave unread, beside what `max_bytes` allows.
-        width: A*H; 0 for a drafter that reads tokens only.
-        itemsize: bytes of one number.
+    """Entries of all running requests. At most `max_bytes` of states of `width` (A*H; 0 for a drafter that reads tokens
+    only) numbers of `itemsize` bytes are kept, and `max_rows` positions left unread.
     """
 
     def __init__(self, max_bytes: int, max_rows: int, width: int, itemsize: int) -> None:

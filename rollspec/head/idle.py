@@ -1,12 +1,8 @@
 """Trains the drafter inside the worker while the engine has nothing to do: capture -> training -> swap, in one engine.
 
-A thread of the worker asks twenty times a second whether a micro-step may run (`drafter_online.idle`): never while the
-engine sleeps, within `QUIET_SECONDS` of a step, or while the trainer uses the machine (operation `updating`). A request
-that arrives waits for part of a micro-step at most. The engine's own thread is never called from here; new weights
-reach it as a published version, which it swaps in at the start of a step.
-
-A step that hangs is waited for `LOCK_SECONDS` at most, a store that is full or gone is tried again at the next
-publication, and a saved state that is damaged is begun anew.
+A thread asks twenty times a second whether a micro-step may run (`drafter_online.idle`): never while the engine sleeps,
+within `QUIET_SECONDS` of a step, or while the trainer uses the machine (operation `updating`). The engine's own thread
+is never called from here; new weights reach it as a published version, which it swaps in at the start of a step.
 """
 
 from __future__ import annotations
@@ -20,12 +16,11 @@ from typing import Any
 
 from drafter_online.buffer import Buffer, BufferConfig, add_all
 from drafter_online.errors import BufferFileError, DrafterError, TrainingError
-from drafter_online.idle import EngineState, Idle
+from drafter_online.idle import Idle
 from drafter_online.model import load
 from drafter_online.trainer import DrafterTraining, Trainer
 from drafter_online.versions import Versions
-from drafter_online.when_to_train import WhenItPays
-from drafter_online.worth import Worth
+from drafter_online.worth import WhenItPays, Worth
 from rollspec.head.training import TICK_SECONDS, HeadTraining, TrainedHead
 
 QUIET_SECONDS = 0.05
@@ -223,11 +218,11 @@ class IdleTraining(HeadTraining):
         quiet = time.perf_counter() - self._stepped > QUIET_SECONDS and not self._inside
         return self.head.asleep or self.updating or not quiet
 
-    def _state(self) -> EngineState:
-        since = self._stepped  # what it last began or ended
-        running = int(self._inside or time.perf_counter() - since < QUIET_SECONDS)
-        awake = not self.head.asleep
-        return EngineState(awake, running, updating=self.updating, since=since if running else None)
+    def _wanted(self) -> float | None:
+        """Since when the machine is the engine's or its trainer's; None where training may use it."""
+        if self._inside or time.perf_counter() - self._stepped < QUIET_SECONDS:
+            return self._stepped  # when it began or ended its last step
+        return time.perf_counter() if self._forbidden() else None
 
     def _tick(self) -> bool:
         """One micro-step, if it may run; whether it did its work."""
@@ -235,7 +230,7 @@ class IdleTraining(HeadTraining):
         if self.when is not None and not self.when.allows(before):
             return False
         self._refresh()
-        report = self._idle.tick(self._state, self._trainer.micro_step)
+        report = self._idle.tick(self._wanted, self._trainer.micro_step)
         if self.when is not None:
             self.when.trained(self._idle.counts.used - used)
         if report is None or report.skipped is not None:

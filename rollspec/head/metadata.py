@@ -3,8 +3,7 @@
     SamplingParams(extra_args={"rollspec": {"domain": "code", "private": True}})
     client.completions.create(..., extra_body={"vllm_xargs": {"rollspec": '{"domain": "code"}'}})
 
-vLLM's HTTP interface takes text and numbers in `vllm_xargs`, so there the mapping is written as JSON. Metadata that
-cannot be read makes a request private, the safe choice.
+What cannot be read makes a request private, the safe choice.
 """
 
 from __future__ import annotations

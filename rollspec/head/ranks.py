@@ -1,9 +1,8 @@
 """Decisions that the tensor-parallel ranks of one engine share, so that all of them do the same at the same step.
 
-Ranks compute the drafter together: one that ran another number of passes, or other weights, than the rest would wait
-for them forever, or draft nonsense. The output rank decides (it alone knows what was proposed and accepted) and sends
-its decision once a step; what each rank checks for itself (is my part of the weights ready? is it intact?) is reduced
-to the minimum over ranks. With one rank nothing is sent.
+Ranks compute the drafter together: one that ran another number of passes, or other weights, would wait for the rest
+forever, or draft nonsense. The output rank decides and sends its decision once a step; what each rank checks for itself
+is reduced to the minimum over ranks. With one rank nothing is sent.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Training of the worker's draft head as its engine sees it, wherever the trainer runs: in the engine's own idle time
-(`idle.py`), or in a process of its own (`dedicated.py`). `draft_head.py` owns either; they do not know it.
+"""Training of the worker's draft head as its engine sees it, in idle time (`idle.py`) or another process
+(`dedicated.py`).
 
 Whatever fails in it costs the training, not the engine: the fault is recorded and logged once.
 """

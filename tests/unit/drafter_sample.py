@@ -20,8 +20,8 @@ def make_sample(t: int = 12, h: int = 4, prompt: int = 4, seed: int = 0, **field
             torch.ones(3),
             draft_version=2,
         ),
-        VerifyStep(7, "suffix", [9, 9], 2),
-        VerifyStep(8, "head", [], 0),
+        VerifyStep(7, "suffix", [9, 9], 2, torch.ones(2, 2), torch.zeros(2, 2), torch.ones(2)),
+        VerifyStep(8, "head", [], 0, torch.ones(0, 2), torch.ones(0, 2), torch.ones(0)),
     ]
     values: dict[str, object] = {
         "input_ids": torch.randint(0, 10, (t,), generator=g),

@@ -47,12 +47,8 @@ def number_of(payload: Mapping[str, Any]) -> int | None:
 
 
 def read(payload: Mapping[str, Any], running: int, owner: SwapOwner, original: Mapping[str, torch.Tensor]) -> Given:
-    """Read what a payload names (`Swapper.request`).
-
-    Args:
-        running: the version that runs; without `back` only newer ones are read.
-        owner: published versions must be for its target.
-        original: the weights that the engine was started with.
+    """Read what a payload names (`Swapper.request`); without `back` only versions newer than the `running` one.
+    `original`: the weights that the engine was started with.
 
     Raises:
         SwapRefusedError: they cannot be read, or must not be loaded.

@@ -4,12 +4,9 @@
     swap     copied into the first one's own storage (CUDA graphs hold its addresses), at the start of a step
     canary   the next drafts are compared with what the old weights reached; then they are promoted or rolled back
 
-Requests, the target's KV and the batch are not touched. The drafter's own KV is the old weights'; where they moved
-much, it is computed anew from the hidden states that are kept (`SwapOwner.rewind`), a part per step.
-
-Tensor-parallel ranks stage their parts each for itself and swap at the first step at which all are ready; a version
-that one rank refuses is refused by all (`Ranks`). While the engine sleeps its weights have no memory: a swap that is
-asked for then is deferred to the first step, and the weights are verified before that step.
+Requests, the target's KV and the batch are not touched. Where the weights moved much, the drafter's KV is computed anew
+from the hidden states that are kept, a part per step. Ranks swap at the first step at which all are ready; what one
+refuses, all refuse. While the engine sleeps its weights have no memory: a swap waits for the first step.
 """
 
 from __future__ import annotations
@@ -99,17 +96,14 @@ class Swapper:
     # ---- asking for a swap ------------------------------------------------------------------------------------------
 
     def request(self, payload: Mapping[str, Any]) -> dict[str, Any]:
-        """Stage new weights, and swap them in when they are ready.
+        """Stage new weights, and swap them in when they are ready; returns what was done.
 
         Args:
             payload: `dir`, a version's folder or a head's; or `tensors`, a state dict in the checkpoint's names (in
-                this process only). `version`: its number where the folder does not say; `canary`: False promotes at
-                once; `back`: True allows an older version, and without `dir` the weights that the engine was started
-                with; `wait`: True returns after the swap, else it happens at the start of a later step.
-
-        Returns:
-            what was done: `version`, and with `wait` also `pause_ms`, `stage_ms`, `change`, `reread` (positions);
-            `deferred` where the engine sleeps, and the swap waits until it is awake.
+            this
+                process only). `version`: its number where the folder does not say; `canary`: False promotes at once;
+                `back`: True allows an older version, and without `dir` the weights that the engine was started with;
+                `wait`: True returns after the swap, with its times, else it happens at the start of a later step.
 
         Raises:
             SwapRefusedError: in one sentence, why nothing was touched.

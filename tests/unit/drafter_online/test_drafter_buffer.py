@@ -16,11 +16,11 @@ from drafter_online.inbox import Inbox
 from drafter_online.rewards import Rewards
 from drafter_online.samples import Sample, Verify
 
-ONE = make_sample(20, verify=Verify.empty()).nbytes
+ONE = make_sample(20, verify=Verify.gather(())).nbytes
 
 
 def plain(seed: int, length: int = 20, version: int = 0, **kw: Any) -> Sample:
-    return make_sample(length, seed=seed, target_version=version, request_id=f"r{seed}", verify=Verify.empty(), **kw)
+    return make_sample(length, seed=seed, target_version=version, request_id=f"r{seed}", verify=Verify.gather(()), **kw)
 
 
 def buffer(samples: int = 10, **kw: Any) -> Buffer:
@@ -175,7 +175,7 @@ def test_what_a_reward_is_worth_follows_a_policy_that_learns() -> None:
 def test_what_does_not_fit_is_refused_and_counted() -> None:
     b = buffer(100)
     b.add(plain(0))
-    wide = make_sample(20, h=5, verify=Verify.empty())
+    wide = make_sample(20, h=5, verify=Verify.gather(()))
     unmasked = dataclasses.replace(plain(1), loss_mask=torch.zeros(20, dtype=torch.bool))
     bad = dataclasses.replace(plain(2), hidden_states=plain(2).hidden_states / 0)
     errors = add_all(b, [wide, unmasked, bad, plain(3)])
@@ -270,9 +270,10 @@ def test_token_counts_are_of_responses(tmp_path: Path) -> None:
 
 def test_an_inbox_drops_the_oldest_and_counts() -> None:
     box = Inbox(3 * ONE)
+    box.put(plain(9, 100))
+    assert len(box) == 0, "larger than the bound alone"
     for i in range(5):
-        assert box.put(plain(i))
-    assert not box.put(plain(9, 100))
+        box.put(plain(i))
     assert box.bytes == 3 * ONE
     assert [s.request_id for s in box.take(2)] == ["r2", "r3"] and [s.request_id for s in box.take()] == ["r4"]
     assert (box.received, box.dropped, len(box), box.bytes) == (6, 3, 0, 0)

@@ -34,7 +34,7 @@ def test_from_nothing_to_a_promoted_version(tiny_target: Path, work: Path) -> No
     made = call("init", "--target", tiny_target, "--out", work / "head", "--json")
     assert made["aux_layers"] == [1, 2, 3] and made["vocabulary_coverage"] == 1.0 and made["parameters"] > 1000
     stats = call("buffer", "stats", work / "buffer", "--json")
-    assert stats["samples"] == 16 and stats["drafters"] == {"head": 16}
+    assert stats["samples"] == 16 and stats["added"] == 16
     assert "response tokens" in call("buffer", "stats", work / "buffer")
     train = [
         "train", "--buffer", work / "buffer", "--head", work / "head", "--out", work / "v", "--state", work / "state",

@@ -4,9 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
-from drafter_online.idle import MAX_FAILURES, EngineState, Idle, StepWatch
-
-IDLE = EngineState()
+from drafter_online.idle import MAX_FAILURES, Idle, StepWatch
 
 
 class Clock:
@@ -22,34 +20,17 @@ def idle(**kw: float) -> tuple[Idle[str], Clock]:
     return Idle(clock, **{"settle_seconds": 1.0, **kw}), clock  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize(
-    ("state", "why"),
-    [
-        (EngineState(awake=False), "asleep"),
-        (EngineState(running=1), "busy"),
-        (EngineState(updating=True), "updating"),
-        (EngineState(updating=True, awake=False), "asleep"),
-        (IDLE, "idle"),
-    ],
-)
-def test_when_a_step_may_run(state: EngineState, why: str) -> None:
-    rule, clock = idle()
-    rule.decide(state)
-    clock.now = 5.0
-    assert rule.decide(state) == why
+def nobody() -> None:
+    """Nothing else wants the machine."""
 
 
 def test_a_gap_between_requests_is_not_idleness() -> None:
     rule, clock = idle()
-    for t, state, why in (
-        (0.0, IDLE, "settling"),
-        (0.9, IDLE, "settling"),
-        (0.95, EngineState(running=3), "busy"),
-        (1.1, IDLE, "settling"),
-        (2.2, IDLE, "idle"),
-    ):
+    for t, wanted, may in ((0.0, False, False), (0.9, False, False), (0.95, True, False), (1.1, False, False)):
         clock.now = t
-        assert rule.decide(state) == why
+        assert rule.allows(wanted) == may
+    clock.now = 2.2
+    assert rule.allows(False) and not rule.allows(True)
 
 
 def test_seconds_available_and_used() -> None:
@@ -59,54 +40,54 @@ def test_seconds_available_and_used() -> None:
         clock.now += 2.0
         return "done"
 
-    assert rule.tick(lambda: EngineState(running=1), step) is None
+    assert rule.tick(clock, step) is None
     clock.now = 10.0
-    assert rule.tick(lambda: IDLE, step) is None  # settling; idle from here
+    assert rule.tick(nobody, step) is None  # settling; idle from here
     clock.now = 13.0
-    assert rule.tick(lambda: IDLE, step) == "done"
+    assert rule.tick(nobody, step) == "done"
     clock.now = 16.0
-    rule.decide(EngineState(awake=False))  # it fell asleep somewhere before: counted as idle until seen
+    rule.allows(True)  # it fell asleep somewhere before: counted as idle until seen
     clock.now = 50.0
-    rule.decide(EngineState(awake=False))
+    rule.allows(True)
     assert rule.counts.available == pytest.approx(6.0) and rule.counts.used == pytest.approx(2.0)
     assert rule.counts.steps == 1 and rule.counts.wasted == 0
 
 
 def test_preemption_within_a_step_and_its_latency() -> None:
     rule, clock = idle(settle_seconds=0.0)
-    state = IDLE
+    wanted: float | None = None
 
     def step(must_stop: Callable[[], bool]) -> str:
-        nonlocal state
+        nonlocal wanted
         clock.now += 1.0
         assert not must_stop()
-        state = EngineState(running=1)
         clock.now += 0.5
+        wanted = clock.now
         assert must_stop()
         clock.now += 0.25  # what it takes to get out
         return "preempted"
 
-    assert rule.tick(lambda: state, step) == "preempted"
+    assert rule.tick(lambda: wanted, step) == "preempted"
     c = rule.counts
-    assert (c.preempted, c.steps, c.latencies) == (1, 0, [0.25])
+    assert (c.steps, c.latencies) == (0, [0.25])
     assert c.wasted == pytest.approx(1.75) and c.used == 0
-    assert rule.tick(lambda: state, step) is None
+    assert rule.tick(lambda: wanted, step) is None
 
 
 def test_latency_counts_from_when_the_engine_wanted_the_machine() -> None:
     """And not from when the step next asked."""
     rule, clock = idle(settle_seconds=0.0)
-    state = IDLE
+    wanted: float | None = None
 
     def step(must_stop: Callable[[], bool]) -> str:
-        nonlocal state
-        state = EngineState(running=1, since=clock.now)
+        nonlocal wanted
+        wanted = clock.now
         clock.now += 0.5
         assert must_stop()
         clock.now += 0.25
         return "preempted"
 
-    rule.tick(lambda: state, step)
+    rule.tick(lambda: wanted, step)
     assert rule.counts.latencies == [0.75]
 
 
@@ -123,7 +104,7 @@ def test_the_99th_percentile_of_latencies_and_the_mean_step() -> None:
         return "done"
 
     for _ in range(2):
-        rule.tick(lambda: IDLE, step)
+        rule.tick(nobody, step)
     assert rule.counts.step_seconds == 3.0 and rule.counts.steps == 2
 
 
@@ -149,12 +130,11 @@ def test_failures_are_counted_and_end_training_but_nothing_else(caplog: pytest.L
     def crash(_: Callable[[], bool]) -> str:
         raise RuntimeError("boom")
 
-    assert rule.tick(lambda: IDLE, crash) is None
-    assert rule.tick(lambda: IDLE, lambda _: "fine") == "fine"
-    assert rule.stopped is None
-    assert [rule.tick(lambda: IDLE, crash) for _ in range(MAX_FAILURES)] == [None] * MAX_FAILURES
-    assert rule.counts.failed == MAX_FAILURES + 1 and "boom" in (rule.stopped or "")
-    assert rule.decide(IDLE) == "stopped" and rule.tick(lambda: IDLE, lambda _: "never") is None
+    assert rule.tick(nobody, crash) is None
+    assert rule.tick(nobody, lambda _: "fine") == "fine"
+    assert not rule.stopped
+    assert [rule.tick(nobody, crash) for _ in range(MAX_FAILURES)] == [None] * MAX_FAILURES
+    assert rule.stopped and not rule.allows(False) and rule.tick(nobody, lambda _: "never") is None
     assert caplog.text.count("boom") == 3  # once per streak, and the last verdict
 
 
@@ -163,15 +143,15 @@ def test_training_that_costs_the_job_too_much_waits_longer() -> None:
     assert rule.cost.share == 0.0 and rule.cost.settle(0.1) == 0.1, "nothing is known yet"
     for _ in range(100):
         rule.cost.step(0.1)
-    rule.cost.delay(0.2)
+    rule.cost.delayed += 0.2
     assert rule.cost.share == pytest.approx(0.2 / rule.cost.busy) and rule.cost.settle(0.1) == 0.1
-    rule.cost.delay(0.6)
+    rule.cost.delayed += 0.6
     assert rule.cost.share > 2 * rule.cost.LIMIT and 1.6 < rule.cost.settle(0.1) <= rule.cost.MOST
-    assert rule.decide(EngineState()) == "settling"
+    assert not rule.allows(False)
     clock.now += 1.0
-    assert rule.decide(EngineState()) == "settling"
+    assert not rule.allows(False)
     clock.now += 10.0
-    assert rule.decide(EngineState()) == "idle"
+    assert rule.allows(False)
     for _ in range(2000):  # fewer were preempted since
         rule.cost.step(0.1)
     assert rule.cost.settle(0.1) == 0.1

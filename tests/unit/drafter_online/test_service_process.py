@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import signal
 import subprocess
 import sys
@@ -23,6 +22,7 @@ from wire_ends import until  # noqa: E402
 
 from drafter_online import architecture  # noqa: E402
 from drafter_online.buffer import Buffer  # noqa: E402
+from drafter_online.checkpoint import Checkpoints  # noqa: E402
 from drafter_online.versions import Versions  # noqa: E402
 
 
@@ -100,8 +100,8 @@ def test_killed_and_started_again_it_catches_up(
     assert d.process.wait(30) == 0
     assert "all is saved" in d.said() and "Traceback" not in d.said()
     assert store.promoted() is not None
-    record = json.loads(next((tmp_path / "d" / "daemon" / "state").glob("step-*/state.json")).read_text())["record"]
-    assert record["counts"]["steps"] > 0
+    found = Checkpoints(tmp_path / "d" / "daemon" / "state").load()
+    assert found is not None and found[1]["counts"]["steps"] > 0
     assert len(Buffer.load(tmp_path / "d" / "daemon" / "buffer")) == 16
     engine.link.close()
 
