@@ -50,7 +50,7 @@ class Checkpoints:
         self._writer: threading.Thread | None = None
 
     def save(self, step: int, tensors: Mapping[str, Tensor], record: Mapping[str, Any]) -> None:
-        """Write in the background tensors that nobody changes; a write still under way is waited for first.
+        """Write tensors that are not changed any more, in the background; a write still under way is waited for first.
 
         A write that fails is logged, and `failed` says why: training continues with the older checkpoint.
         """

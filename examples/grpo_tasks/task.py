@@ -5,7 +5,7 @@
     json      Write a JSON list ... Mia is 31 years old and lives in Rome. ...
 
 Every response but JSON works through its task, a line for each item, and ends with the answer. Every task has a size
-(sentences, list items, people), whose distribution is heavy-tailed, and so are the lengths of responses. Tasks are drawn
+(sentences, list items, people), whose distribution is heavy-tailed, and so are the lengths of responses. They are drawn
 without end from a seed: a job may see fresh prompts all along, or a few again and again.
 """
 

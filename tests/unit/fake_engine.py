@@ -63,8 +63,10 @@ class FakeEngine:
             self.link.send(Message("fetch", ask))
             return
         path, canary = self.fetch.path, self.offers[-1]["canary"]
-        version = Versions(path.parent).load(int(path.name), newer_than=self.version)
         self.fetch = None
+        if int(path.name) <= self.version:  # it was offered twice
+            return
+        version = Versions(path.parent).load(int(path.name), newer_than=self.version)
         if self.verdict == "promoted" or not canary:
             self.version = version.number
         if self.verdict != "silent":

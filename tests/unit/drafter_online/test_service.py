@@ -218,7 +218,7 @@ def test_rewards_and_the_moving_target_reach_the_training(services: Services, ti
 
 
 def test_a_full_disk_costs_versions_and_nothing_else(services: Services, tiny_target: Path, monkeypatch: Any) -> None:
-    from drafter_online import checkpoint, files, versions
+    from drafter_online import files, versions
 
     service = services(passes=1000.0, save_seconds=0.2)
     engine = FakeEngine(service)
@@ -227,7 +227,7 @@ def test_a_full_disk_costs_versions_and_nothing_else(services: Services, tiny_ta
     def full(*args: Any) -> None:
         raise OSError(28, "No space left on device")
 
-    for module in (versions, checkpoint, files):  # the buffer writes by the last
+    for module in (versions, files):  # buffer and checkpoints write by the last
         monkeypatch.setattr(module, "write_synced", full)
     feed(engine, tiny_target)
     engine.until(lambda: (service.tick(), {"store", "checkpoint", "buffer"} <= {a.kind for a in service.alarms})[1])
@@ -235,7 +235,7 @@ def test_a_full_disk_costs_versions_and_nothing_else(services: Services, tiny_ta
     steps = service.trainer.counts.steps
     engine.until(lambda: service.trainer.counts.steps > steps)
     assert status(service)["versions"]["failed"] >= 1 and not engine.offers
-    for module in (versions, checkpoint, files):
+    for module in (versions, files):
         monkeypatch.setattr(module, "write_synced", real)
     engine.until(lambda: engine.version)
     engine.until(lambda: (service.tick(), not list(service.alarms))[1])
