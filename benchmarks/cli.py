@@ -252,8 +252,7 @@ def repeats(
     work: Work = None,
 ) -> None:
     """Do lengths and rewards of a job shift? Pairs without/without and without/with (an hour: 15 jobs)."""
-    module = _module("repeats")
-    _done(module.run(quick=quick, **_jobs(module, seeds, arms), work=work, out=out), json)
+    _measure("repeats", json, out, quick=quick, **_jobs("repeats", seeds, arms), work=work)
 
 
 @command.command()

@@ -8,7 +8,9 @@ from types import SimpleNamespace
 
 import pytest
 from report_samples import rows, write_run
+from typer.testing import CliRunner
 
+from benchmarks import cli as bench_cli
 from benchmarks import repeats
 from examples.demo import cli
 from rollspec.telemetry.runs import load_run
@@ -35,7 +37,9 @@ def test_runs_become_pairs_and_the_demo_finds_those_of_its_job(tmp_path: Path, m
 
     monkeypatch.setattr(repeats, "jobs", jobs)
     monkeypatch.setattr("benchmarks.jobs.finished_run", lambda folder, settings_hash: True)
-    path = repeats.run((0, 1, 2), work=tmp_path / "work", out=tmp_path / "repeats.json")
+    path = tmp_path / "repeats.json"
+    asked = ["repeats", "--seeds", "0,1,2", "--work", str(tmp_path / "work"), "--out", str(path)]
+    assert CliRunner().invoke(bench_cli.command, asked, catch_exceptions=False).exit_code == 0
     result = json.loads(path.read_text())
     assert result["seeds"] == [0, 1, 2] and [len(g) for g in result["groups"]] == [2, 2, 2]
     one, other = (load_run(tmp_path / "work" / "seed-1" / arm) for arm in ("without", "again"))
