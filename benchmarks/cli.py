@@ -249,10 +249,11 @@ def repeats(
     arms: Annotated[
         str | None, typer.Option(help="Runs of each seed, separated by semicolons (without;again;with); default: all.")
     ] = None,
+    steps: Annotated[int, typer.Option(help="Training steps of a job.")] = 16,
     work: Work = None,
 ) -> None:
-    """Do lengths and rewards of a job shift? Pairs without/without and without/with (an hour: 15 jobs)."""
-    _measure("repeats", json, out, quick=quick, **_jobs("repeats", seeds, arms), work=work)
+    """Do lengths and rewards of a job shift? Pairs without/without and without/with (an hour and a half: 15 jobs)."""
+    _measure("repeats", json, out, quick=quick, **_jobs("repeats", seeds, arms), steps=steps, work=work)
 
 
 @command.command()

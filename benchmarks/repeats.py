@@ -30,6 +30,7 @@ from rollspec.telemetry.runs import STEP, load_run
 from rollspec.telemetry.summary import REWARD, t_critical
 
 ARMS = ("without", "again", "with")
+STEPS = 16  # of a job: the two epochs that `rollspec demo` has time for on two cores
 SECONDS = 3600.0  # bound of a run
 LENGTH = ("response_length/mean",)
 OTHER_SEED = 1000
@@ -114,13 +115,14 @@ def table(summary: Mapping[str, Any]) -> Table:
 def run(
     seeds: Sequence[int] = (0, 1, 2, 3, 4),
     arms: Sequence[str] = ARMS,
+    steps: int = STEPS,
     quick: bool = False,
     work: Path | None = None,
     out: Path | None = None,
 ) -> Path:
     """Run what is missing in `work`, then compare all that is there; the JSON."""
     console = Console(stderr=True)
-    settings = JobSettings(size="tiny", train_prompts=8, epochs=2, steps=2) if quick else JobSettings()
+    settings = JobSettings(size="tiny", train_prompts=8, epochs=2, steps=2) if quick else JobSettings(steps=steps)
     work = (work or CACHE / ("repeats-quick" if quick else "repeats")).resolve()
     began = provenance()
     run_missing(
