@@ -236,8 +236,7 @@ def lengths(
     dtypes: Annotated[str, typer.Option(help="Number formats, separated by commas.")] = "bfloat16,float32",
 ) -> None:
     """Does drafting change how long responses get? One fixed policy, natural ends (ten minutes)."""
-    module = _module("lengths")
-    _done(module.run(names("--dtypes", dtypes, module.DTYPES), quick=quick, out=out), json)
+    _measure("lengths", json, out, quick=quick, dtypes=names("--dtypes", dtypes, _module("lengths").DTYPES))
 
 
 @command.command()
@@ -249,11 +248,13 @@ def repeats(
     arms: Annotated[
         str | None, typer.Option(help="Runs of each seed, separated by semicolons (without;again;with); default: all.")
     ] = None,
-    steps: Annotated[int, typer.Option(help="Training steps of a job.")] = 16,
+    steps: Annotated[
+        int | None, typer.Option(help="Training steps of a job, default 16: the demo's two epochs.")
+    ] = None,
     work: Work = None,
 ) -> None:
     """Do lengths and rewards of a job shift? Pairs without/without and without/with (an hour and a half: 15 jobs)."""
-    _measure("repeats", json, out, quick=quick, **_jobs("repeats", seeds, arms), steps=steps, work=work)
+    _measure("repeats", json, out, quick=quick, **_jobs("repeats", seeds, arms), **_given(steps=steps), work=work)
 
 
 @command.command()

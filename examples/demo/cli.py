@@ -33,7 +33,6 @@ from examples.models import resolve as model_folder
 from rollspec.config import resolve
 from rollspec.errors import RollspecError
 from rollspec.machine import native_dtype
-from rollspec.telemetry.report import limits_sentence, report_json, table, write_report
 from rollspec.telemetry.runs import METRICS, REPEATS, Row, load_run
 
 RUNS = ("baseline", "rollspec")
@@ -194,6 +193,8 @@ def run_plan(plan: Plan, display: Display) -> None:
 
 def conclude(out: Path, console: Console, html: bool) -> dict[str, Any]:
     """Print the comparison of the runs in `out`, as far as they came, and write the page; the numbers."""
+    from rollspec.telemetry.report import limits_sentence, report_json, table, write_report  # loads matplotlib
+
     add_repeats(out / "baseline")
     done = {name: n for name in RUNS if (n := steps_done(out / name))}
     found = {name: load_run(out / name) for name in done}

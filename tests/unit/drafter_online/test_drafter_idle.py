@@ -20,7 +20,7 @@ def idle(**kw: float) -> tuple[Idle[str], Clock]:
     return Idle(clock, **{"settle_seconds": 1.0, **kw}), clock  # type: ignore[arg-type]
 
 
-def nobody() -> None:
+def unwanted() -> None:
     """Nothing else wants the machine."""
 
 
@@ -42,9 +42,9 @@ def test_seconds_available_and_used() -> None:
 
     assert rule.tick(clock, step) is None
     clock.now = 10.0
-    assert rule.tick(nobody, step) is None  # settling; idle from here
+    assert rule.tick(unwanted, step) is None  # settling; idle from here
     clock.now = 13.0
-    assert rule.tick(nobody, step) == "done"
+    assert rule.tick(unwanted, step) == "done"
     clock.now = 16.0
     rule.allows(True)  # it fell asleep somewhere before: counted as idle until seen
     clock.now = 50.0
@@ -104,7 +104,7 @@ def test_the_99th_percentile_of_latencies_and_the_mean_step() -> None:
         return "done"
 
     for _ in range(2):
-        rule.tick(nobody, step)
+        rule.tick(unwanted, step)
     assert rule.counts.step_seconds == 3.0 and rule.counts.steps == 2
 
 
@@ -130,11 +130,11 @@ def test_failures_are_counted_and_end_training_but_nothing_else(caplog: pytest.L
     def crash(_: Callable[[], bool]) -> str:
         raise RuntimeError("boom")
 
-    assert rule.tick(nobody, crash) is None
-    assert rule.tick(nobody, lambda _: "fine") == "fine"
+    assert rule.tick(unwanted, crash) is None
+    assert rule.tick(unwanted, lambda _: "fine") == "fine"
     assert not rule.stopped
-    assert [rule.tick(nobody, crash) for _ in range(MAX_FAILURES)] == [None] * MAX_FAILURES
-    assert rule.stopped and not rule.allows(False) and rule.tick(nobody, lambda _: "never") is None
+    assert [rule.tick(unwanted, crash) for _ in range(MAX_FAILURES)] == [None] * MAX_FAILURES
+    assert rule.stopped and not rule.allows(False) and rule.tick(unwanted, lambda _: "never") is None
     assert caplog.text.count("boom") == 3  # once per streak, and the last verdict
 
 
