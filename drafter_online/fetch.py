@@ -1,4 +1,4 @@
-"""A version on its way from the daemon to an engine: its files in pieces, so that feedback is not held up.
+"""A version on its way from the daemon to an engine: its files in pieces, so that feedback does not wait for them.
 
     fetch = Fetch(manifest, folder)
     while (ask := fetch.wants()) is not None:

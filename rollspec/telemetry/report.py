@@ -184,7 +184,8 @@ def limits_sentence(numbers: Numbers) -> str | None:
     if (found := numbers["limits"]) is None:
         return None
     text = (
-        "You got {got:.2f}×; the best fixed setting ({best_fixed_arm}) would have got {best_fixed:.2f}×; the oracle "
+        "Of decoding alone, by the engine's cost model, you got {got:.2f}×; the best fixed setting ({best_fixed_arm}) "
+        "would have got {best_fixed:.2f}×; the oracle "
         "{oracle:.2f}×; a perfect drafter on this machine {perfect:.2f}×."
     )
     return text.format(**found)

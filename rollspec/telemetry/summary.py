@@ -134,6 +134,7 @@ def compare(run: Run, baseline: Run) -> Numbers:
         "tokens_per_second": overall.value if overall else None,
         "later_tokens_per_second": _per_token(run, baseline, later),  # what `later` would be at equal lengths
         "step": ratio(list(whole.values())),
+        "other_phases": ratio(list(_pairs(_other_phases(run), _other_phases(baseline), warm).values())),
         "saved_seconds": sum(b - r for b, r in gen.values()) if gen else None,
         "reward": _difference(run, baseline, common, *REWARD),
         "length": _difference(run, baseline, common, LENGTH),
@@ -291,6 +292,12 @@ def _phases(run: Run) -> dict[str, float]:
     out = {phase: sum(run.known(f"timing_s/{phase}")) for phase in PHASES}
     rest = sum(run.known(STEP_TIME)) - sum(out.values())
     return {k: t for k, t in {**out, "other": rest}.items() if t > 0} if any(out.values()) else {}
+
+
+def _other_phases(run: Run) -> dict[int, float]:
+    """By step, the seconds of all phases but generation: rollouts do not change them, so they show the machine."""
+    series = [run.series(f"timing_s/{phase}") for phase in PHASES if phase != "gen"]
+    return {s: t for s, *parts in zip(run.steps, *series, strict=True) if (t := sum(p or 0.0 for p in parts)) > 0.0}
 
 
 def _quotient(parts: Sequence[float | None], wholes: Sequence[float | None]) -> float | None:

@@ -64,6 +64,8 @@ def demo() -> str:
         ("the same, per token", lambda d: _both(_ratio(d["comparison"]["later_tokens_per_second"]))),
         ("generation, epoch by epoch", lambda d: " / ".join(f"{r['value']:.2f}x" for r in _epochs(d))),
         ("whole training step, all epochs", lambda d: _both(_ratio(d["comparison"]["step"]))),
+        ("the phases without rollouts: the machine between the runs",
+         lambda d: _both(_ratio(d["comparison"]["other_phases"])) if d["comparison"].get("other_phases") else "-"),
         ("generation's share of a step, without", lambda d: f"{100 * d['baseline']['gen_share']:.0f} %"),
         ("acceptance length; rate",
          lambda d: f"{d['run']['accept_length']:.2f}; {100 * d['run']['accept_rate']:.0f} %"),
@@ -172,6 +174,8 @@ def _demo_rows(d: Any) -> Iterator[Row]:
     yield "the same, tokens per second", *_ratio(c["later_tokens_per_second"]), file
     numbers = " / ".join(str(i + 1) for i in range(len(epochs)))
     yield f"generation, epoch {numbers}", *_joined(map(_ratio, epochs)), file
+    if others := c.get("other_phases"):
+        yield "the phases that rollouts do not change, in the same two runs: the machine's part", *_ratio(others), file
     share = [100 * d[side]["gen_share"] for side in ("run", "baseline")]
     label = f"whole training step, all epochs; generation is {min(share):.0f} to {max(share):.0f} % of it"
     yield label, *_ratio(c["step"]), file

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -34,6 +35,6 @@ def test_left_out_tests_are_counted_with_several_workers(tmp_path: Path) -> None
     (tmp_path / "conftest.py").write_text((SCRIPT.parents[1] / "tests/conftest.py").read_text())
     (tmp_path / "pytest.ini").write_text("[pytest]\naddopts = -q\n")
     for workers in ([], ["-n", "2"]):
-        command = ["python", "-m", "pytest", "-k", "one", *workers, "-p", "no:cacheprovider", str(tmp_path)]
+        command = [sys.executable, "-m", "pytest", "-k", "one", *workers, "-p", "no:cacheprovider", str(tmp_path)]
         done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
         assert done.returncode == 0 and "1 passed, 2 deselected" in done.stdout, done.stdout

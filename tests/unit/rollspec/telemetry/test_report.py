@@ -115,6 +115,21 @@ def test_numbers_agree_with_the_rows(demo: Path) -> None:
     assert list(c["by_epoch"]) == [0, 1, 2]
 
 
+def test_phases_that_rollouts_do_not_change_show_the_machine(tmp_path: Path) -> None:
+    def job(name: str, seconds: float) -> Run:
+        more = {"timing_s/old_log_prob": seconds, "timing_s/update_actor": 3 * seconds}
+        return load_run(write_run(tmp_path / name, [{**row, **more} for row in rows(False)]))
+
+    slow, quick = job("slow", 1.1), job("quick", 1.0)
+    assert compare(slow, quick)["other_phases"].value == pytest.approx(1 / 1.1, abs=0.02)
+    assert "was 0.92× as fast in slow" in " ".join(render(slow, quick).split())
+    bare = [
+        {k: v for k, v in row.items() if k == "timing_s/gen" or not k.startswith("timing_s/")} for row in rows(False)
+    ]
+    nothing = load_run(write_run(tmp_path / "nothing", bare))
+    assert compare(nothing, quick)["other_phases"] is None
+
+
 def test_tokens_without_single_lengths(tmp_path: Path) -> None:
     data = rows(True)
     exact = [sum(row["lengths"]) for row in data]
@@ -362,7 +377,7 @@ def test_how_far_from_optimal(demo: Path) -> None:
     assert [found[k] for k in ("got", "oracle", "perfect")] == pytest.approx([1.6, 1.6 / 0.98, 3.2])
     assert found["regret"] == pytest.approx(1 / 0.98 - 1) and found["max_acceptance"] == pytest.approx(0.81)
     page = render(load_run(demo / "rollspec"))
-    assert "You got 1.60×; the best fixed setting (suffix:4) would have got 1.52×; the oracle 1.63×" in page
+    assert "you got 1.60×; the best fixed setting (suffix:4) would have got 1.52×; the oracle 1.63×" in page
     assert limits(load_run(demo / "baseline")) is None
     assert "How far from optimal" not in render(load_run(demo / "baseline"))
     data = json.loads(write_report(demo).json.read_text())
