@@ -37,7 +37,7 @@ EPOCHS = 2
 SAMPLES = 4
 REQUESTS = {1: 12, 4: 24, 32: 64}
 """Of a round, by batch size."""
-MOST = 128  # tokens of a response
+MOST = 256  # tokens of a response
 IDLE = 4.0  # seconds after an epoch in which an arm that trains has nothing else to do
 
 

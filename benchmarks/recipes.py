@@ -2,8 +2,9 @@
 
     python -m benchmarks.recipes HEAD --seconds 120 --arms 'default;random start;lk'
 
-Every recipe trains a fresh head for the same CPU-seconds of one thread, from the same samples, and is measured on the
-same held-out prompts. The arms differ from `default` in the one thing that they are named after.
+Every recipe trains a head, a fresh one or `--start`, for the same CPU-seconds of one thread, from the same samples, and
+is measured on the same held-out prompts. The arms differ from `default` in the one thing that they are named after.
+Rejected drafts and rewards are in samples of `benchmarks.feedback` only.
 """
 
 from __future__ import annotations
@@ -41,6 +42,13 @@ ARMS: dict[str, dict[str, Any]] = {
     "lk": {"objective": "lk"},
     "lk_hybrid": {"objective": "lk_hybrid"},
     "LM head trained": {"train_lm_head": True},
+    "rejected": {"rejected": 0.5},
+    "rejected only": {"accept": 0.0, "rejected": 1.0},
+    "induced": {"induced": 0.5},
+    "reward": {"reward_beta": 1.0},
+    "window 128": {"window_tokens": 128},
+    "rate 0.0001": {"learning_rate": 1e-4},
+    "rate 0.00001": {"learning_rate": 1e-5},
 }
 BATCH = 512
 STEPS = 4  # drafted tokens that the head is trained for, and measured on
@@ -68,8 +76,10 @@ class Recorded:
         return cls(json.loads((folder / RECORD).read_text()), kept, first(held, HELD_OUT))
 
 
-def train(given: Recorded, arm: str, seed: int, seconds: float, vocabulary: int) -> tuple[Trainer, dict[str, Any]]:
-    """Train a fresh head by the recipe `arm`; what trained it, and acceptance over CPU-seconds."""
+def train(
+    given: Recorded, arm: str, seed: int, seconds: float, vocabulary: int, start: Path | None = None
+) -> tuple[Trainer, dict[str, Any]]:
+    """Train a fresh head, or `start`, by the recipe `arm`; what trained it, and acceptance over CPU-seconds."""
     from drafter_online import head as heads
     from drafter_online.make_head import PACKED, cooled
     from drafter_online.model import Eagle3
@@ -77,24 +87,29 @@ def train(given: Recorded, arm: str, seed: int, seconds: float, vocabulary: int)
     from drafter_online.trainer import Trainer
 
     recipe = dict(ARMS[arm])
-    made = heads.fresh(
-        given.record["target"],
-        aux=given.record["aux_layers"],
-        draft_vocab_size=vocabulary,
-        counts=given.kept.token_counts(),
-        random=recipe.pop("random", False),
-        seed=seed,
-    )
+    random = recipe.pop("random", False)
+    if start is not None:
+        made = heads.load(start, given.record["target"])
+    else:
+        made = heads.fresh(
+            given.record["target"],
+            aux=given.record["aux_layers"],
+            draft_vocab_size=vocabulary,
+            counts=given.kept.token_counts(),
+            random=random,
+            seed=seed,
+        )
     config = training_of({"batch_tokens": BATCH, "ttt_steps": STEPS, "seed": seed, **recipe})
     trainer = Trainer(Eagle3(made, train_lm_head=config.train_lm_head), given.kept, config)
-    curve: list[dict[str, float]] = []
+    found = trainer.evaluate(given.held, PACKED)
+    curve = [{"cpu_seconds": 0.0, "acceptance_length": round(found.length, 4)}]
     spent = 0.0
     while spent < seconds:
         began = time.process_time()
         trainer.rate = cooled(spent / seconds)
         trainer.micro_step()
         spent += time.process_time() - began
-        if spent >= seconds * (len(curve) + 1) / LOOKS:
+        if spent >= seconds * len(curve) / LOOKS:
             found = trainer.evaluate(given.held, PACKED)
             curve.append({"cpu_seconds": round(spent, 1), "acceptance_length": round(found.length, 4)})
     c = trainer.counts
@@ -108,6 +123,7 @@ def run(
     seeds: Sequence[int] = (0,),
     seconds: float = 120.0,
     vocabulary: int = 2048,
+    start: Path | None = None,
     out: Path | None = None,
 ) -> Path:
     """Train them all, print a table, and write JSON."""
@@ -118,15 +134,13 @@ def run(
     torch.set_num_threads(1)
     console = Console(stderr=True)
     began = provenance()
-    given, most = (
-        Recorded.read(folder),
-        0.0,
-    )  # `most`: the largest possible, alike for all recipes
+    given = Recorded.read(folder)
+    most = 0.0  # the largest possible, alike for all recipes
     found: dict[str, dict[str, Any]] = {}
     for arm in arms:
         found[arm] = {}
         for seed in seeds:
-            trainer, result = train(given, arm, seed, seconds, vocabulary)
+            trainer, result = train(given, arm, seed, seconds, vocabulary, start)
             most = most or round(max_acceptance(trainer, given.held).length, 4)
             found[arm][str(seed)] = {**result, "ceiling": most}
         console.print(arm, *(r["curve"][-1]["acceptance_length"] for r in found[arm].values()))
@@ -144,7 +158,8 @@ def run(
         "finished": {"load": provenance()["load"]},
         "target": given.record["target"],
         "temperature": given.record["temperature"],
-        "draft_vocab_size": vocabulary,
+        "draft_vocab_size": vocabulary if start is None else None,
+        "start": str(start) if start else None,
         "cpu_seconds": seconds,
         "arms": found,
     }
@@ -159,13 +174,14 @@ def main() -> None:
     parser.add_argument("--seeds", default="0", help="separated by commas")
     parser.add_argument("--seconds", type=float, default=120.0, help="CPU-seconds of training for each")
     parser.add_argument("--draft-vocab", type=int, default=2048)
+    parser.add_argument("--start", type=Path, help="folder of the head that training starts from; default: a fresh one")
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
     try:
         arms, seeds = names("--arms", args.arms, ARMS, ";"), numbers("--seeds", args.seeds)
     except RollspecError as e:
         parser.error(str(e))
-    print(run(args.folder, arms, seeds, args.seconds, args.draft_vocab, args.out))
+    print(run(args.folder, arms, seeds, args.seconds, args.draft_vocab, args.start, args.out))
 
 
 if __name__ == "__main__":

@@ -39,7 +39,7 @@ class Job:
     """What the engine generates, until a limit of `seconds`, response `tokens` or `bytes` of samples is reached."""
 
     model: str
-    head: str  # folder; it says which layers are recorded, and never drafts
+    head: str  # folder; it says which layers are recorded
     prompts: list[list[int]]
     temperature: float
     max_tokens: int
@@ -49,6 +49,7 @@ class Job:
     seconds: float
     tokens: int | None = None
     bytes: int | None = None
+    drafts: int = 0  # tokens that the head drafts per step; what is rejected of them is recorded, too
     engine: dict[str, Any] = dataclasses.field(default_factory=dict)  # more arguments of vLLM's `LLM`
 
 

@@ -3,7 +3,7 @@
     python -m rollspec.engine.vllm.generate JOB.json PID
 
 `drafter-online make-head` starts it in a process of its own, so that the engine's memory is free again when training
-begins. It samples as it always does: the head beside it, which says which layers are recorded, never drafts.
+begins. It samples as it always does; the head beside it says which layers are recorded, and drafts if the job says so.
 
     job.json         what to build and generate (`drafter_online.generate.Job`)
     progress.json    what was generated so far, or why not
@@ -30,6 +30,10 @@ DRAIN_SECONDS = 2.0
 """Between two times that the worker writes what it holds, which is bounded (`rollspec.head.capture.HOLD_BYTES`)."""
 
 
+DRAFTING = {"proposal.budget.policy": "fixed", "tuning.policy": "static", "tuning.guard.enabled": False}
+"""Of an engine whose head drafts in every step, whether that pays or not."""
+
+
 def run(folder: Path, job: dict[str, Any]) -> None:
     """Build the engine of `job`, generate until a limit of it is reached, and write samples and progress."""
     began = time.monotonic()
@@ -48,7 +52,7 @@ def run(folder: Path, job: dict[str, Any]) -> None:
 
 
 def build(job: dict[str, Any]) -> Any:
-    """An `LLM` whose head is there for capture alone."""
+    """An `LLM` whose head is there for capture."""
     from vllm import LLM
 
     from rollspec.config import resolve
@@ -58,13 +62,15 @@ def build(job: dict[str, Any]) -> Any:
     ask_for_runner()
     from vllm.platforms import current_platform
 
+    drafts = job.get("drafts", 0)
     config = resolve(
         "default",
         env={},  # whatever the shell says about jobs
         overrides={
             "proposal.drafters": ["eagle3"],
             "proposal.learned.model": job["head"],
-            "tuning.arms": [0],  # nothing is drafted
+            "tuning.arms": [drafts],  # 0: nothing is drafted
+            **(DRAFTING | {"proposal.k_max": drafts, "proposal.learned.k_max": drafts} if drafts else {}),
             "drafter.mode": "capture",
             "drafter.capture.share": 1.0,  # recording is what this engine is for
             "history.dir": None,

@@ -147,12 +147,12 @@ def test_recipes_train_from_one_folder_and_are_measured_alike(tmp_path: Path, mo
     record = {"target": str(model), "aux_layers": [1, 2, 3], "temperature": 1.0}
     (folder / "make-head.json").write_text(json.dumps(record))
     monkeypatch.setattr(recipes, "STEPS", 2)
-    out = recipes.run(folder, ["default", "random start"], (0,), 0.2, 40, tmp_path / "out.json")
+    out = recipes.run(folder, ["default", "random start"], (0,), 0.2, 40, out=tmp_path / "out.json")
     found = json.loads(out.read_text())["arms"]
     assert list(found) == ["default", "random start"]
     for runs in found.values():
         curve = runs["0"]["curve"]
-        assert 0 < len(curve) <= recipes.LOOKS and curve[-1]["cpu_seconds"] >= 0.2
+        assert 1 < len(curve) <= recipes.LOOKS + 1 and curve[-1]["cpu_seconds"] >= 0.2
         assert 1.0 <= curve[-1]["acceptance_length"] <= 3.0 and runs["0"]["ceiling"] == found["default"]["0"]["ceiling"]
 
 
