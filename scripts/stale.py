@@ -23,7 +23,9 @@ ROOT = Path(__file__).resolve().parents[1]
 RESULTS = "benchmarks/results"
 
 DRAFTING = ("rollspec/step.py", "rollspec/drafting", "rollspec/proposal", "rollspec/tuning")
-ENGINE = (*DRAFTING, "rollspec/sampling", "rollspec/engine", "cpu/vllm_cpu_v2")
+# What makes training text, and the head's trainer, are no part of an engine that is measured.
+BESIDE = (":(exclude)rollspec/engine/vllm/generate.py", ":(exclude)rollspec/engine/daemon.py")
+ENGINE = (*DRAFTING, "rollspec/sampling", "rollspec/engine", "cpu/vllm_cpu_v2", *BESIDE)
 HEAD = ("rollspec/head", "drafter_online")
 JOB = (*ENGINE, "integrations/rollspec_verl", "examples/grpo_arithmetic", "examples/demo/job.py")
 TRAINING = tuple(

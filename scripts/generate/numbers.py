@@ -172,10 +172,11 @@ def _demo_rows(d: Any) -> Iterator[Row]:
     value, interval = _ratio(c["later"])
     yield f"`make demo`: generation, {_later(d)}", f"**{value}**", interval, file
     yield "the same, tokens per second", *_ratio(c["later_tokens_per_second"]), file
+    yield "generation, all epochs", *_ratio(c["overall"]), file
     numbers = " / ".join(str(i + 1) for i in range(len(epochs)))
     yield f"generation, epoch {numbers}", *_joined(map(_ratio, epochs)), file
     if others := c.get("other_phases"):
-        yield "the phases that rollouts do not change, in the same two runs: the machine's part", *_ratio(others), file
+        yield "for comparison: the phases without generation, in the same two runs (the machine)", *_ratio(others), file
     share = [100 * d[side]["gen_share"] for side in ("run", "baseline")]
     label = f"whole training step, all epochs; generation is {min(share):.0f} to {max(share):.0f} % of it"
     yield label, *_ratio(c["step"]), file
@@ -190,7 +191,7 @@ def _head_rows(d: Any) -> Iterator[Row]:
             label = f"{ARMS.get(arm, arm)}, SmolLM2-135M, batch {batch}, new prompts / the same again{missing}"
             yield label, *_joined(_median(a["speedup_over_none"]) for a in found), "`head.json`"
             if all(alone):
-                yield "the same over suffix drafts alone", *_joined(map(_median, alone)), "`head.json`"
+                yield "the same arm over suffix drafts alone", *_joined(map(_median, alone)), "`head.json`"
 
 
 def _peer_rows(d: Any) -> Iterator[Row]:
