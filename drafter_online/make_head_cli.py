@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -11,6 +12,11 @@ from rich.logging import RichHandler
 from rich.progress import TaskID
 
 from drafter_online.console import Dtype, Json, bars, integers, show_facts, torch_dtype, values
+
+log = logging.getLogger(__name__)
+
+NOTE_SECONDS = 60.0
+"""Between two lines of progress where no terminal shows a bar."""
 
 
 def make_head(
@@ -81,12 +87,19 @@ def make_head(
         engine=values(engine or []),
     )
     with bars(quiet=as_json) as progress:
-        handlers = [RichHandler(console=progress.console)]
-        logging.basicConfig(level=logging.WARNING, format="%(message)s", handlers=handlers)
+        on_terminal = progress.console.is_terminal
+        handlers = [RichHandler(console=progress.console)] if on_terminal else None
+        form = "%(message)s" if on_terminal else "%(asctime)s %(message)s"
+        logging.basicConfig(level=logging.WARNING, format=form, handlers=handlers)
         logging.getLogger("drafter_online").setLevel(logging.INFO)
         tasks: dict[str, TaskID] = {}
+        noted = time.monotonic()
 
         def note(phase: str, done: float, total: float, text: str) -> None:
+            nonlocal noted
+            if not on_terminal and time.monotonic() - noted > NOTE_SECONDS:
+                noted = time.monotonic()
+                log.info("drafter-online: %s, %.0f of %.0f s: %s", phase, done, total, text)
             if phase not in tasks:
                 tasks[phase] = progress.add_task(phase, text=text)
             progress.update(tasks[phase], completed=done, total=total, text=text)

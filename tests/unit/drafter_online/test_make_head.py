@@ -18,7 +18,7 @@ from drafter_target import AUX, HIDDEN, VOCABULARY, model, sample
 from reference_samples import capture
 from typer.testing import CliRunner
 
-from drafter_online import files, generate, make_head
+from drafter_online import files, generate, make_head, make_head_cli
 from drafter_online import head as heads
 from drafter_online.architecture import aux_layers, check_room
 from drafter_online.buffer import Buffer
@@ -319,7 +319,10 @@ def test_mistakes_are_one_sentence(tiny_target: Path, engine: Engine, tokenizer:
     fails("is damaged")
 
 
-def test_the_command(tiny_target: Path, engine: Engine, tmp_path: Path) -> None:
+def test_the_command(
+    tiny_target: Path, engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(make_head_cli, "NOTE_SECONDS", 0.0)
     (tmp_path / "prompts.txt").write_text("a\nb\nc\n")
     given = [
         "make-head", "--model", tiny_target, "--out", tmp_path / "head", "--minutes", 0.05, "--prompts",
@@ -328,6 +331,7 @@ def test_the_command(tiny_target: Path, engine: Engine, tmp_path: Path) -> None:
     ]  # fmt: skip
     result = CliRunner().invoke(app, [*map(str, given), "--json"])
     assert result.exit_code == 0, result.output
+    assert "drafter-online: training, " in caplog.text, "progress where no terminal shows a bar"
     facts = json.loads(result.stdout)
     (job,) = engine.jobs
     assert facts["prompts"] == 3 == len(job.prompts) and not facts["built_in_prompts"] and facts["temperature"] == 0.7
