@@ -85,8 +85,9 @@ def test_read_drops_padding_and_tokens_the_policy_did_not_sample(monkeypatch: py
         )
     )
     assert got.samples == ["0_0", "11_0"] and got.spanning == 1
-    assert got.lengths == [3, 2]
+    assert got.lengths == [2, 2]
     assert got.scores == [1.0, 0.5]
     assert [list(x) for x in got.engine_logprobs] == [[-1, -2], [-3, -4]]
     assert got.trainer_logprobs == []
-    assert got.rewards()[1][:2] == [prompt_key([3]), prompt_key([7, 8])]
+    assert got.rewards()[0] == [prompt_key([1, 2]), prompt_key([4]), 1.0], "each turn is a response to the engine"
+    assert got.rewards()[2][:2] == [prompt_key([3]), prompt_key([7, 8])] and len(got.rewards()) == 3
