@@ -149,6 +149,7 @@ class Request:
     known: int = 0  # leading tokens of `output` that an earlier request of its origin has added to what is remembered
     private: bool = False  # nothing of it is kept when it ends
     turn: Turn | None = None  # of a rollout with tools
+    thinks: bool = False  # what it emits next, where the model's thinking has tokens around it
     ended: bool = False  # by its stop token or its limit
     # Given by the engine after the last step.
     place: int = 0  # in the batch
@@ -223,6 +224,13 @@ class Request:
         if not self.stop_ids.isdisjoint(tokens):
             room = min(room, 1 + next(i for i, token in enumerate(tokens) if token in self.stop_ids))
         return tokens if len(tokens) <= room else tokens[:room]
+
+
+def still_thinks(tokens: Sequence[int], around: tuple[int, int], before: bool) -> bool:
+    """Whether what follows `tokens` is thinking, which the two tokens `around` begin and end."""
+    if around[0] in tokens or around[1] in tokens:
+        return next(token for token in reversed(tokens) if token in around) == around[0]
+    return before
 
 
 @dataclass(slots=True)

@@ -15,7 +15,7 @@ from rollspec.drafting.base import drafter
 from rollspec.drafting.counters import Counters
 from rollspec.drafting.head import Head, Scored
 from rollspec.drafting.memory import SuffixMemory
-from rollspec.drafting.requests import Request, Step
+from rollspec.drafting.requests import Request, Step, still_thinks
 from rollspec.drafting.selection import Selection
 from rollspec.proposal.base import TokenArray, Turn, as_tokens, prompt_key
 from rollspec.proposal.confidence import Confidence
@@ -24,6 +24,8 @@ from rollspec.proposal.router import Router
 from rollspec.telemetry.engine_stats import EngineStats
 from rollspec.tuning.cost import LONGEST
 from rollspec.tuning.tuner import Plan, Tuner
+
+THINK_TAIL = 8  # tokens of a prompt in which a chat template may begin the response's thinking
 
 
 class State:
@@ -52,6 +54,8 @@ class State:
         self.tuner = Tuner(config.tuning, self.k_max, config.proposal.drafters)
         self.selection = Selection(config.proposal.budget, config.tuning.lengths(self.k_max))
         self.counters = Counters()
+        self.think: tuple[int, int] | None = None
+        """Tokens that begin and end the model's thinking, where it has such."""
         self.resting = False
         """True while the head cannot be run."""
         self.canary_runs = False
@@ -121,6 +125,8 @@ class State:
                 private=private,
                 turn=turn,
             )
+            if self.think is not None:  # a template may begin it in the prompt
+                r.thinks = still_thinks([*tokens[-THINK_TAIL:].tolist(), *emitted], self.think, False)
             self.selection.refill.began()
             for d in self.drafters:
                 d.begin(r)

@@ -11,6 +11,7 @@ from step_world import simulate, story
 from rollspec import RollspecConfig
 from rollspec.proposal.base import Turn, as_tokens, prompt_key
 from rollspec.step import Engine
+from rollspec.telemetry.metrics import to_metrics
 
 pytestmark = pytest.mark.usefixtures("steady_clock")
 
@@ -300,3 +301,23 @@ def test_a_private_turn_and_one_that_does_not_fit_its_prompt_stand_alone() -> No
     p.begin("b", [1, 2, 3, 4], 9, turn=Turn("y", 1, 2, 5))
     assert p.requests["a"].key == "private-a" and p.requests["b"].key == prompt_key([1, 2, 3, 4])
     assert p.requests["b"].root.tolist() == [1, 2, 3, 4]
+
+
+def test_thinking_and_the_rest_are_counted_apart() -> None:
+    """By where a request is when a step begins; a template may open the thinking in the prompt."""
+    p = make(**STATIC, **{"proposal.budget.policy": "fixed"})
+    p.think = (900, 901)
+    p.begin("opens", [1, 2, 900, 3], 90)
+    p.begin("does not", [900, 1, 901, 3], 90)
+    p.step(["opens", "does not"], [[5], [6, 900, 7]], {})
+    p.step(["opens", "does not"], [[5, 901, 8], [6]], {"opens": [5, 901, 9]})
+    p.step(["opens", "does not"], [[8], [6, 901]], {})
+    s = p.drain()
+    assert s.thinking == [[2, 4, 0, 0], [4, 7, 3, 2]]
+    m = to_metrics(s)
+    assert m["rollspec/accept/thinking_length"] == 7 / 4 and m["rollspec/accept/answer_length"] == 2.0
+    assert m["rollspec/accept/thinking_rate"] == 2 / 3 and "rollspec/accept/answer_rate" not in m
+    assert m["rollspec/accept/thinking_share"] == 7 / 11
+    p.think = None
+    p.step(["opens"], [[8]], {})
+    assert not [name for name in to_metrics(p.drain()) if "thinking" in name or "answer" in name]
