@@ -13,40 +13,20 @@ import functools
 import uuid
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
 from rollspec.engine.vllm.hooks.base import on_import, wrap
 from rollspec.head import metadata
 from rollspec.log_once import LogOnce
-from rollspec.proposal.base import prompt_key
 from rollspec.sampling import scoring
+from rollspec.sampling.conversations import Conversation
 from rollspec_verl import options
 
 log_once = LogOnce()
 
 MOST_CONVERSATIONS = 1 << 14
 """Conversations remembered per client, the latest ones: most of those that run are far fewer."""
-
-
-@dataclass(slots=True)
-class Conversation:
-    """What is known of the rollout behind a `request_id`, which verl keeps over its turns."""
-
-    name: str
-    first: int  # tokens of its first prompt
-    said: int  # tokens of it up to the end of its latest turn
-    key: str  # of these but the last, which some chat templates let the environment's first token replace
-    turn: int = 0
-
-    def goes_on(self, prompt: Sequence[int]) -> bool:
-        """Whether `prompt` is this conversation, with what the environment said to it."""
-        return len(prompt) > self.said and prompt_key(prompt[: self.said - 1]) == self.key
-
-    def mark(self) -> list[Any]:
-        """As `scoring.turn` reads it."""
-        return [self.name, self.turn, self.first, self.said]
 
 
 def register() -> None:
@@ -86,8 +66,7 @@ async def _turn(
         log_once.warn(f"the turns of conversations are drafted apart from each other ({type(e).__name__}: {e})")
     out = await inner(original, self, request_id, prompt_ids=prompt_ids, sampling_params=sampling_params, **kwargs)
     if conversation is not None:
-        said = [*prompt, *out.token_ids]
-        conversation.said, conversation.key = len(said), prompt_key(said[:-1])
+        conversation.answered(prompt, out.token_ids)
     return out
 
 
@@ -95,10 +74,8 @@ def _conversation(client: Any, request_id: Any, prompt: Sequence[int]) -> Conver
     """The one that a request goes on with, or a new one: under full determinism every step has the same ids."""
     known: OrderedDict[Any, Conversation] = client.__dict__.setdefault("_rollspec_conversations", OrderedDict())
     found = known.pop(request_id, None)
-    if found is not None and found.goes_on(prompt):
-        found.turn += 1
-    else:
-        found = Conversation(uuid.uuid4().hex, len(prompt), len(prompt), "")
+    if found is None or not found.goes_on(prompt):
+        found = Conversation.begin(prompt)
     known[request_id] = found
     if len(known) > MOST_CONVERSATIONS:
         known.popitem(last=False)

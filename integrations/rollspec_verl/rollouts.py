@@ -95,7 +95,8 @@ class Rollouts:
     def epochs(self, watch: HealthWatch) -> dict[str, float]:
         """How much of the last epoch's responses these repeat."""
         keys = [prompt_key(p) for p in self.prompts]
-        return watch.epochs(keys, self.samples, self.responses, self.engine_logprobs or self.trainer_logprobs or None)
+        said = [np.concatenate([as_tokens([]), *turns]) for turns in self._turns]
+        return watch.epochs(keys, self.samples, said, self.engine_logprobs or self.trainer_logprobs or None)
 
     def metrics(self) -> dict[str, float]:
         """See `rollout_metrics`."""
