@@ -200,8 +200,8 @@ class Request:
         """What it has emitted so far."""
         spans = tuple((start, version) for start, version in self.spans if start < len(self.output))
         version, several = (spans[0][1] if spans else self.version), spans if len(spans) > 1 else ()
-        kept = {"stream": self.stream, "origin": self.origin, "spans": several, "turn": self.number}
-        return Response(as_tokens(self.output), version, **kept)
+        tokens = as_tokens(self.output)
+        return Response(tokens, version, stream=self.stream, origin=self.origin, spans=several, turn=self.number)
 
     def tail(self, most: int) -> list[int]:
         """The last `most` tokens of prompt and output, or all where there are fewer."""
