@@ -116,6 +116,8 @@ class Engine(State):
             head_accepted = head.score(r, confidence, self.scored) if head is not None else 0
             feedback.add(r, accepted, head_accepted)
             self.selection.learn(r, accepted, head_accepted, len(running))
+            if self.think is not None:
+                counters.thought(r, self.think)
             r.append()
             for d in self.drafters:
                 d.observe(r)

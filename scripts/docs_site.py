@@ -21,6 +21,7 @@ OUTSIDE = {
     "CHANGELOG.md": "changelog.md",
     "examples/grpo_arithmetic/README.md": "example.md",
     "examples/grpo_tasks/README.md": "example-tasks.md",
+    "examples/agent_tools/README.md": "example-tools.md",
 }
 """Files of the repository that are pages of the site."""
 

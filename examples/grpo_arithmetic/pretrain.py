@@ -122,14 +122,22 @@ def sampled_reward(model: Qwen3ForCausalLM, prompts: int = 64, seed: int = 999, 
 
 
 def train(
-    steps: int = DEFAULT_STEPS, peak_lr: float = DEFAULT_LR, seed: int = 0, report_every: int = 50
+    steps: int = DEFAULT_STEPS,
+    peak_lr: float = DEFAULT_LR,
+    seed: int = 0,
+    report_every: int = 50,
+    stream: Iterator[tuple[torch.Tensor, torch.Tensor]] | None = None,
+    model: Qwen3ForCausalLM | None = None,
 ) -> Qwen3ForCausalLM:
-    """Train a fresh small policy and return it in float32, with weights rounded to bfloat16 values."""
+    """Train a small policy and return it in float32, with weights rounded to bfloat16 values.
+
+    `stream`: batches `(input_ids[B, T], labels[B, T])`, those of this task where None. `model`: to go on with, in
+    float32; a fresh one where None.
+    """
     torch.manual_seed(seed)
-    model = Qwen3ForCausalLM(small_config())
-    tokenizer = build_tokenizer()
+    model = Qwen3ForCausalLM(small_config()) if model is None else model.train()
     optimizer = torch.optim.AdamW(model.parameters(), lr=peak_lr, betas=(0.9, 0.98), weight_decay=0.05)
-    stream = batches(tokenizer, seed)
+    stream = batches(build_tokenizer(), seed) if stream is None else stream
     columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), TimeRemainingColumn())
     with Progress(*columns, transient=False) as progress:
         task = progress.add_task("loss  -", total=steps)
@@ -149,12 +157,12 @@ def train(
     return model.to(torch.bfloat16).to(torch.float32)
 
 
-def save(model: Qwen3ForCausalLM, out: Path) -> None:
-    """Write model (bfloat16) and tokenizer to ``out``."""
+def save(model: Qwen3ForCausalLM, out: Path, tokenizer: PreTrainedTokenizerFast | None = None) -> None:
+    """Write model (bfloat16) and tokenizer, this task's where None, to ``out``."""
     model.generation_config.eos_token_id = EOS_ID
     model.generation_config.pad_token_id = PAD_ID
     model.to(torch.bfloat16).save_pretrained(out)
-    build_tokenizer().save_pretrained(out)
+    (tokenizer or build_tokenizer()).save_pretrained(out)
     model.to(torch.float32)
 
 

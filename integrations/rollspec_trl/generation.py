@@ -5,13 +5,18 @@ TRL's own code runs unchanged; what rollspec adds is caught, logged once, counte
 
 from __future__ import annotations
 
+import contextlib
+import copy
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from types import ModuleType
 from typing import Any
 
 from rollspec.engine.vllm.hooks.base import on_import
+from rollspec.head.metadata import mapping
+from rollspec.sampling.conversations import Conversation
+from rollspec.sampling.scoring import KEY, TURN
 from rollspec_trl import options
 from rollspec_trl.engines import Colocated
 from rollspec_trl.state import State, wrap_all
@@ -63,15 +68,57 @@ def _on_sync(state: State) -> None:
 
 
 def _generate(original: Callable[..., Any], self: Any, *args: Any, **kwargs: Any) -> Any:
-    began = time.perf_counter()
-    out = original(self, *args, **kwargs)
     state = State.of(self)
+    prompts, images = (kwargs[n] if n in kwargs else [*args, None][i] for i, n in enumerate(("prompts", "images")))
+    rollouts: list[Conversation | None] = []
+    if isinstance(state.engine, Colocated) and state.step is not None and images is None:
+        with state.faults.left_out("the turns of rollouts"):
+            rollouts = _rollouts(state, prompts)
+    began = time.perf_counter()
+    with _marked(self.llm, rollouts) if rollouts else contextlib.nullcontext():
+        out = original(self, *args, **kwargs)
     state.generation_seconds += time.perf_counter() - began
     if state.step is not None:
-        prompts = kwargs["prompts"] if "prompts" in kwargs else args[0]
         state.turns.append((prompts, out[1]))
+        state.rollouts.append(rollouts)
+    for rollout, prompt, response in zip(rollouts, prompts, out[1], strict=False):
+        if rollout is not None:
+            rollout.answered(prompt, response)
     if isinstance(state.engine, Colocated) and options.config().drafter.mode == "idle":
         # The machine is the trainer's until the engine computes again.
         with state.faults.left_out("drafter training"):
             state.engine.call("updating", {"on": True})
     return out
+
+
+def _rollouts(state: State, prompts: Sequence[Sequence[int]]) -> list[Conversation | None]:
+    """The rollout that each prompt goes on with. TRL's tool loop keeps those of the last turn in their order."""
+    if not state.rollouts:
+        return [Conversation.begin(prompt) for prompt in prompts]
+    before = iter([r for r in state.rollouts[-1] if r is not None])
+    return [next((r for r in before if r.goes_on(prompt)), None) for prompt in prompts]
+
+
+@contextlib.contextmanager
+def _marked(llm: Any, rollouts: Sequence[Conversation | None]) -> Iterator[None]:
+    """The requests of one call of `llm.generate` say which turn of which rollout they are."""
+    original = llm.generate
+
+    def generate(prompts: Any, *args: Any, sampling_params: Any, **kwargs: Any) -> Any:
+        if len(prompts) == len(rollouts) and not isinstance(sampling_params, Sequence):
+            sampling_params = [_with_mark(sampling_params, rollout) for rollout in rollouts]
+        return original(prompts, *args, sampling_params=sampling_params, **kwargs)
+
+    llm.generate = generate
+    try:
+        yield
+    finally:
+        del llm.generate
+
+
+def _with_mark(params: Any, rollout: Conversation | None) -> Any:
+    if rollout is None:
+        return params
+    params, extra = copy.copy(params), params.extra_args or {}
+    params.extra_args = {**extra, KEY: {**mapping(extra.get(KEY)), TURN: rollout.mark()}}
+    return params

@@ -9,6 +9,7 @@ from typing import Any
 
 from rollspec.engine.calls import why_off
 from rollspec.engine.vllm.hooks.base import wrap
+from rollspec.sampling.conversations import Conversation
 from rollspec.telemetry.faults import Faults
 from rollspec.telemetry.health import HealthWatch
 from rollspec.telemetry.wandb_run import WandbWatch
@@ -22,6 +23,7 @@ class State:
     """One engine of a job, as its trainer process sees it.
 
     `turns`: what each call of `generate` returned since the trainer began a batch, as (prompts, responses).
+    `rollouts`: the rollouts that each of them went on with, None where that is not known; empty where none is marked.
     """
 
     def __init__(self) -> None:
@@ -31,6 +33,7 @@ class State:
         self.version: int | None = None
         self.resume: Path | None = None  # checkpoint whose history is still to be loaded
         self.turns: list[tuple[list[Any], list[Any]]] = []
+        self.rollouts: list[list[Conversation | None]] = []
         self.scores: Any = None  # [local batch] reward of each row, NaN where it has none
         self.generation_seconds = 0.0
         self.lengths: list[int] = []

@@ -61,7 +61,7 @@ def _batch(original: Callable[..., Any], self: Any, *args: Any, **kwargs: Any) -
     if state.step is None:
         state.step = lambda: int(self.state.global_step)
         self.__dict__["_rollspec_logged"] = time.perf_counter()
-    state.turns, state.scores = [], None
+    state.turns, state.rollouts, state.scores = [], [], None
     out = original(self, *args, **kwargs)
     if self.model.training:
         items: list[list[Any]] = []
@@ -104,7 +104,6 @@ def _on_batch(state: State, out: dict[str, Any], items: list[list[Any]], alone: 
         return
     if alone and len(state.turns) == 1:
         state.overlaps.append(_epochs(state, *state.turns[0], logprobs))
-    # The first turn of a rollout with tools is the one that answers the prompt.
     prompts, responses = state.turns[0]
     # TRL can mask truncated responses, so with one turn they are counted before that.
     state.lengths.extend(map(len, responses) if len(state.turns) == 1 else map(int, mask.sum(1).tolist()))
@@ -113,6 +112,12 @@ def _on_batch(state: State, out: dict[str, Any], items: list[list[Any]], alone: 
     state.rewards.extend(map(float, state.scores))
     rows = zip(prompts, responses, state.scores, strict=True)
     items.extend([prompt_key(p), prompt_key(r), float(s)] for p, r, s in rows if np.isfinite(s))
+    # Later turns of a rollout with tools, where they are known: the engine has them under the first one's prompt.
+    scores = {r.name: s for r, s in zip(state.rollouts[0], state.scores, strict=False) if r is not None}
+    for (later, said), rollouts in zip(state.turns[1:], state.rollouts[1:], strict=True):
+        for prompt, response, r in zip(later, said, rollouts, strict=False):
+            if r is not None and np.isfinite(scores[r.name]):
+                items.append([prompt_key(prompt[: r.first]), prompt_key(response), float(scores[r.name])])
 
 
 def _by_response(values: Any, mask: Any) -> list[Any]:

@@ -10,6 +10,7 @@ from itertools import chain
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from rollspec.proposal.base import TokenArray, as_tokens, prompt_key
 from rollspec.telemetry.health import HealthWatch
@@ -19,7 +20,8 @@ from rollspec.telemetry.rollouts import rollout_metrics
 @dataclass
 class Rollouts:
     """Per response: tokens of prompt and response, reward, the engine's and the trainer's log-probs if kept, which of
-    its prompt's samples it is, and the first and last policy version it was sampled under, if verl noted them.
+    its prompt's samples it is, and the first and last policy version it was sampled under, if verl noted them. `turns`:
+    the tokens of each of its turns, where an environment spoke between them: what it said is in `responses` alone.
     """
 
     prompts: list[TokenArray]
@@ -29,6 +31,7 @@ class Rollouts:
     trainer_logprobs: list[np.ndarray]
     samples: list[str] = field(default_factory=list)
     versions: list[tuple[Any, Any]] = field(default_factory=list)
+    turns: list[list[TokenArray]] = field(default_factory=list)
 
     @classmethod
     def read(cls, batch: Any) -> Rollouts:
@@ -50,15 +53,17 @@ class Rollouts:
         def sampled(name: str) -> list[np.ndarray]:  # tool output in a multi-turn response is not
             return [v[m] if v.shape == m.shape else v for v, m in zip(rows(name), masks, strict=False)]
 
+        responses = [as_tokens(r) for r in rows("responses")]
         return cls(
             [as_tokens(p) for p in rows("prompts")],
-            [as_tokens(r) for r in rows("responses")],
+            responses,
             [float(s.sum()) for s in rows("rm_scores")],
             sampled("rollout_log_probs"),
             sampled("old_log_probs"),
             # Keys are uid_session_output (replay_buffer.py:70); a prompt's uid is another one in every epoch.
             [batch.keys[i].partition("_")[2] for i in keep],
             [(batch.tags[i].get("min_global_steps"), batch.tags[i].get("max_global_steps")) for i in keep],
+            [split(r, m) for r, m in zip(responses, masks, strict=True)] if masks else [],
         )
 
     @classmethod
@@ -68,14 +73,19 @@ class Rollouts:
 
     @property
     def lengths(self) -> list[int]:
-        """Tokens per response."""
-        return [len(r) for r in self.responses]
+        """Tokens per response that the policy sampled."""
+        return [sum(map(len, turns)) for turns in self._turns]
 
     def rewards(self) -> list[list[Any]]:
-        """`[prompt key, response key, reward]` per response, as the engine's operation `rewards` takes them."""
-        return [
-            [prompt_key(p), prompt_key(r), s] for p, r, s in zip(self.prompts, self.responses, self.scores, strict=True)
-        ]
+        """`[prompt key, response key, reward]` per turn, as the engine's operation `rewards` takes them: to the engine
+        each turn is a response, and a rollout's reward is that of all its turns.
+        """
+        rows = zip(self.prompts, self._turns, self.scores, strict=True)
+        return [[prompt_key(p), prompt_key(t), s] for p, turns, s in rows for t in turns]
+
+    @property
+    def _turns(self) -> list[list[TokenArray]]:
+        return self.turns or [[r] for r in self.responses]
 
     @property
     def spanning(self) -> int:
@@ -85,7 +95,8 @@ class Rollouts:
     def epochs(self, watch: HealthWatch) -> dict[str, float]:
         """How much of the last epoch's responses these repeat."""
         keys = [prompt_key(p) for p in self.prompts]
-        return watch.epochs(keys, self.samples, self.responses, self.engine_logprobs or self.trainer_logprobs or None)
+        said = [np.concatenate([as_tokens([]), *turns]) for turns in self._turns]
+        return watch.epochs(keys, self.samples, said, self.engine_logprobs or self.trainer_logprobs or None)
 
     def metrics(self) -> dict[str, float]:
         """See `rollout_metrics`."""
@@ -93,3 +104,9 @@ class Rollouts:
         if any(last is not None for _, last in self.versions):
             out["rollspec/policy/spanning"] = float(self.spanning)
         return out
+
+
+def split(response: TokenArray, mask: npt.NDArray[np.bool_]) -> list[TokenArray]:
+    """The runs of `response` [n] where `mask` [n] is set: its turns, without what stands between them."""
+    ends = np.flatnonzero(np.diff(mask)) + 1
+    return [run for run, on in zip(np.split(response, ends), np.split(mask, ends), strict=True) if on.any()]

@@ -6,7 +6,7 @@ import time
 from collections.abc import Sequence
 from types import TracebackType
 
-from rollspec.drafting.requests import Request, Step
+from rollspec.drafting.requests import Request, Step, still_thinks
 from rollspec.telemetry.engine_stats import EngineStats
 from rollspec.tuning.tuner import Tuner
 
@@ -81,6 +81,13 @@ class Counters:
         for i in range(min(accepted + 1, verified)):
             positions[i][0] += 1
             positions[i][1] += i < accepted
+
+    def thought(self, r: Request, around: tuple[int, int]) -> None:
+        """A step's tokens count as thinking, or as none, by where their request was when the step began."""
+        row = self.stats.thinking[r.thinks]
+        for i, n in enumerate((1, len(r.emitted), r.verified, min(r.accepted, r.verified))):
+            row[i] += n
+        r.thinks = still_thinks(r.emitted, around, r.thinks)
 
     def passes(self, passes: int, seconds: float) -> None:
         """The draft head ran `passes` passes in `seconds`."""

@@ -113,7 +113,7 @@ class SuffixMemory(Drafter):
         """
         group = self._groups.get(r.key)
         if group is None:
-            group = self._build(r.key, r.prompt)
+            group = self._build(r.key, r.root)
         else:
             self._groups.move_to_end(r.key)
         if r.version not in group.versions:
@@ -121,15 +121,16 @@ class SuffixMemory(Drafter):
             if r.version == max(group.versions):  # not what goes on after an abort in an older round
                 self._forget_rounds(group, r.version)
         if r.origin is not None and (part := group.parts.pop(r.origin, None)) is not None:
-            self._take_out(group, part)
+            self._take_out(group, part, r.number)
         m = r.memory
-        m.group, m.sequence, m.ended = group, group.next_seq, group.ended
+        m.group, m.sequence, m.ended = group, group.next_seq, group.ended.setdefault(r.number, [])
         m.context = [*[NOTHING] * DEPTH, *r.prompt[-DEPTH:].tolist(), *r.output][-DEPTH:]
         group.running.add(m.sequence)
         group.next_seq += 1
         if "siblings" in self.config.sources:
             group.sequences[m.sequence] = r.version
-            group.corpus.extend(m.sequence, group.head)
+            group.corpus.extend(m.sequence, lead := _lead(group, r))
+            self._grow(group, len(lead) - len(group.head))
         self._shrink(group)
         if r.output:
             self._extend([(group, m.sequence, r.output)])
@@ -168,11 +169,11 @@ class SuffixMemory(Drafter):
             self._extend([(group, m.sequence, m.unstored)])
         tokens = as_tokens(r.output)
         group.running.discard(m.sequence)
-        insort(group.ended, len(tokens))
-        if len(group.ended) > MAX_ENDED:
-            del group.ended[::2]  # thinned; the distribution is the same
+        insort(ended := group.ended.setdefault(r.number, []), len(tokens))
+        if len(ended) > MAX_ENDED:
+            del ended[::2]  # thinned; the distribution is the same
         if "siblings" not in sources and "past" in sources:
-            self._insert(group, m.sequence, tokens, r.version)
+            self._insert(group, m.sequence, tokens, r.version, _lead(group, r))
         wide = None
         if "global" in sources and len(tokens):
             wide = self._add_to_global(tokens)
@@ -228,8 +229,8 @@ class SuffixMemory(Drafter):
         past = self.history.get(key) if "past" in self.config.sources else None
         for response in past.responses if past else ():
             group.versions.add(response.version)
-            insort(group.ended, len(response.tokens))
-            self._insert(group, group.next_seq, response.tokens, response.version)
+            insort(group.ended.setdefault(response.turn, []), len(response.tokens))
+            self._insert(group, group.next_seq, response.tokens, response.version, group.head)
             if response.origin is not None:  # perhaps a part
                 group.parts[response.origin] = Part(group.next_seq, None, len(response.tokens))
             group.next_seq += 1
@@ -253,20 +254,20 @@ class SuffixMemory(Drafter):
         self._global.remove(sequence)
         self._global_bytes -= self._global_seqs.pop(sequence)
 
-    def _take_out(self, group: Group, part: Part) -> None:
-        if part.length in group.ended:
-            group.ended.remove(part.length)
+    def _take_out(self, group: Group, part: Part, turn: int) -> None:
+        if part.length in (ended := group.ended.get(turn, [])):
+            ended.remove(part.length)
         if part.wide is not None and part.wide in self._global_seqs:
             self._forget_global(part.wide)
         if group.sequences.pop(part.sequence, None) is not None:
             group.corpus.remove(part.sequence)
             self._grow(group, -part.length)
 
-    def _insert(self, group: Group, sequence: int, tokens: TokenArray, version: int) -> None:
+    def _insert(self, group: Group, sequence: int, tokens: TokenArray, version: int, lead: TokenArray) -> None:
         group.sequences[sequence] = version
-        group.corpus.extend(sequence, group.head)
+        group.corpus.extend(sequence, lead)
         group.corpus.extend(sequence, tokens)
-        self._grow(group, len(tokens) + PROMPT_TAIL)
+        self._grow(group, len(tokens) + len(lead))
 
     def _grow(self, group: Group, tokens: int) -> None:
         grown = tokens * BYTES_PER_TOKEN
@@ -299,3 +300,10 @@ class SuffixMemory(Drafter):
             if not group.running and group is not current:
                 self.bytes -= group.bytes
                 del self._groups[key]
+
+
+def _lead(group: Group, r: Request) -> TokenArray:
+    """What stands before a response in its group's corpus: the end of the prompt, and of a later turn all that the
+    environment said since the last one, which a response may copy.
+    """
+    return group.head if r.turn is None or not r.turn.number else r.prompt[max(0, r.turn.since - PROMPT_TAIL) :]

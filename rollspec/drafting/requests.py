@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from rollspec.proposal.base import NO_DRAFT, Draft, TokenArray, as_tokens
+from rollspec.proposal.base import NO_DRAFT, Draft, TokenArray, Turn, as_tokens
 from rollspec.proposal.history import Response, Spans, extend_spans
 from rollspec.proposal.router import TRUST_WEIGHT, Vector
 from rollspec.tuning.tuner import LEARNED, Plan
@@ -73,7 +73,7 @@ class Group:
     bytes: int = 0
     sequences: dict[int, int] = field(default_factory=dict)  # sequence id -> policy version
     versions: set[int] = field(default_factory=set)
-    ended: list[int] = field(default_factory=list)  # lengths of finished responses, ascending
+    ended: dict[int, list[int]] = field(default_factory=dict)  # by turn: lengths of finished responses, ascending
     parts: dict[str, Part] = field(default_factory=dict)  # by origin
 
 
@@ -135,7 +135,7 @@ class Request:
 
     # Given by the engine when it began.
     req_id: str
-    key: str  # of its prompt; siblings and past epochs share it
+    key: str  # of its rollout's prompt; siblings, past epochs and later turns share it
     prompt: TokenArray  # [n] int32
     version: int  # of the policy that its rollout began under
     max_tokens: int
@@ -148,6 +148,8 @@ class Request:
     spans: Spans = ()  # which policy version sampled which tokens of `output`; the last one goes on
     known: int = 0  # leading tokens of `output` that an earlier request of its origin has added to what is remembered
     private: bool = False  # nothing of it is kept when it ends
+    turn: Turn | None = None  # of a rollout with tools
+    thinks: bool = False  # what it emits next, where the model's thinking has tokens around it
     ended: bool = False  # by its stop token or its limit
     # Given by the engine after the last step.
     place: int = 0  # in the batch
@@ -184,11 +186,22 @@ class Request:
         self.spans = extend_spans(self.spans, kept, version)
 
     @property
+    def root(self) -> TokenArray:
+        """The prompt of its rollout, which a later turn's begins with."""
+        return self.prompt if self.turn is None else self.prompt[: self.turn.first]
+
+    @property
+    def number(self) -> int:
+        """Of its turn."""
+        return 0 if self.turn is None else self.turn.number
+
+    @property
     def response(self) -> Response:
         """What it has emitted so far."""
         spans = tuple((start, version) for start, version in self.spans if start < len(self.output))
         version, several = (spans[0][1] if spans else self.version), spans if len(spans) > 1 else ()
-        return Response(as_tokens(self.output), version, stream=self.stream, origin=self.origin, spans=several)
+        tokens = as_tokens(self.output)
+        return Response(tokens, version, stream=self.stream, origin=self.origin, spans=several, turn=self.number)
 
     def tail(self, most: int) -> list[int]:
         """The last `most` tokens of prompt and output, or all where there are fewer."""
@@ -211,6 +224,13 @@ class Request:
         if not self.stop_ids.isdisjoint(tokens):
             room = min(room, 1 + next(i for i, token in enumerate(tokens) if token in self.stop_ids))
         return tokens if len(tokens) <= room else tokens[:room]
+
+
+def still_thinks(tokens: Sequence[int], around: tuple[int, int], before: bool) -> bool:
+    """Whether what follows `tokens` is thinking, which the two tokens `around` begin and end."""
+    if around[0] in tokens or around[1] in tokens:
+        return next(token for token in reversed(tokens) if token in around) == around[0]
+    return before
 
 
 @dataclass(slots=True)

@@ -15,15 +15,17 @@ from rollspec.drafting.base import drafter
 from rollspec.drafting.counters import Counters
 from rollspec.drafting.head import Head, Scored
 from rollspec.drafting.memory import SuffixMemory
-from rollspec.drafting.requests import Request, Step
+from rollspec.drafting.requests import Request, Step, still_thinks
 from rollspec.drafting.selection import Selection
-from rollspec.proposal.base import TokenArray, as_tokens, prompt_key
+from rollspec.proposal.base import TokenArray, Turn, as_tokens, prompt_key
 from rollspec.proposal.confidence import Confidence
 from rollspec.proposal.history import History, extend_spans
 from rollspec.proposal.router import Router
 from rollspec.telemetry.engine_stats import EngineStats
 from rollspec.tuning.cost import LONGEST
 from rollspec.tuning.tuner import Plan, Tuner
+
+THINK_TAIL = 8  # tokens of a prompt in which a chat template may begin the response's thinking
 
 
 class State:
@@ -52,6 +54,8 @@ class State:
         self.tuner = Tuner(config.tuning, self.k_max, config.proposal.drafters)
         self.selection = Selection(config.proposal.budget, config.tuning.lengths(self.k_max))
         self.counters = Counters()
+        self.think: tuple[int, int] | None = None
+        """Tokens that begin and end the model's thinking, where it has such."""
         self.resting = False
         """True while the head cannot be run."""
         self.canary_runs = False
@@ -77,6 +81,7 @@ class State:
         origin: str | None = None,
         min_tokens: int = 0,
         spans: Sequence[tuple[int, int]] = (),
+        turn: Turn | None = None,
     ) -> None:
         """A request samples its first token next, or the one after the tokens `emitted` that it starts from.
 
@@ -91,10 +96,12 @@ class State:
             origin: the same for all requests that one rollout is made of, which begins again after an abort.
             min_tokens: that it emits before it may stop, `emitted` apart.
             spans: which policy versions sampled `emitted`, where the rollout knows; else what history knows of it.
+            turn: of a rollout with tools; it shares what is remembered with all turns of its first one's prompt.
         """
         with self.counters.drafting:
             tokens = as_tokens(prompt)
-            key = f"private-{req_id}" if private else prompt_key(tokens)
+            turn = None if private or turn is None or turn.since > len(tokens) else turn
+            key = f"private-{req_id}" if private else prompt_key(tokens if turn is None else tokens[: turn.first])
             part = self.history.part(key, origin)
             known = part is not None and part.tokens[: len(emitted)].tolist() == list(emitted)
             if not spans and part is not None and known:
@@ -116,7 +123,10 @@ class State:
                 spans=spans,
                 known=len(emitted) if known else 0,
                 private=private,
+                turn=turn,
             )
+            if self.think is not None:  # a template may begin it in the prompt
+                r.thinks = still_thinks([*tokens[-THINK_TAIL:].tolist(), *emitted], self.think, False)
             self.selection.refill.began()
             for d in self.drafters:
                 d.begin(r)
@@ -132,7 +142,7 @@ class State:
             for d in self.drafters:
                 d.finish(r)
             if r.output and not r.private:
-                self.history.add(r.key, r.prompt, r.response)
+                self.history.add(r.key, r.root, r.response)
             self.counters.finished(r)
 
     def set_version(self, version: int) -> None:
@@ -228,7 +238,7 @@ class State:
     def snapshot(self) -> dict[str, Any]:
         """History with what running requests have emitted so far; for `History.save`."""
         running = (r for r in self.requests.values() if r.output and not r.private)
-        return self.history.snapshot((r.key, r.prompt, r.response) for r in running)
+        return self.history.snapshot((r.key, r.root, r.response) for r in running)
 
     def tuning_state(self) -> dict[str, Any]:
         """What was measured of speed and acceptance, in JSON types; `rollspec.tuning.store` keeps it."""

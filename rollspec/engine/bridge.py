@@ -293,4 +293,5 @@ class Bridge:
             origin.name if origin else None,
             params.min_tokens if params is not None and params.all_stop_token_ids else 0,
             scoring.spans(params) if origin else (),
+            scoring.turn(params),
         )

@@ -55,7 +55,8 @@ class NoiseKeys:
                 params = new.sampling_params
                 seed = params.seed if params is not None else None
                 origin = scoring.origin(params)
-                self.streams.begin(new.req_id, new.prompt_token_ids, seed, _number(params), origin)
+                turn = scoring.turn(params)
+                self.streams.begin(new.req_id, new.prompt_token_ids, seed, _number(params), origin, turn)
         except Exception as e:
             self._broken = e
 

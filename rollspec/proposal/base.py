@@ -22,6 +22,21 @@ def prompt_key(token_ids: Sequence[int] | npt.NDArray[np.integer]) -> str:
     return hashlib.blake2b(as_tokens(token_ids).astype("<i4").tobytes(), digest_size=16).hexdigest()
 
 
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """Which turn of a rollout with tools a request is. Its prompt is the conversation so far, and grows by a turn.
+
+    `name`: the same in all turns, and no other rollout's. `number`: from 0. `first`: tokens of the first turn's prompt,
+    which siblings and epochs share. `since`: tokens of its own prompt that were there when the turn before it ended;
+    what follows them is the environment's.
+    """
+
+    name: str
+    number: int
+    first: int
+    since: int
+
+
 @dataclass(slots=True)  # not frozen: that would triple the cost of making one
 class Draft:
     """One request's proposal for one step."""

@@ -25,7 +25,7 @@ from rollspec.proposal.base import TokenArray, as_tokens, prompt_key
 FORMAT = "rollspec-history-1"
 FILE, OLD_RESPONSES = "history.safetensors", "old_responses.safetensors"
 
-COLUMNS = ("versions", "rewards", "streams", "spans", "origins")  # what a file holds of a prompt's responses
+COLUMNS = ("versions", "rewards", "streams", "spans", "origins", "turns")  # what a file holds of a prompt's responses
 
 ARRAYS = {"tokens": "<i4", "lengths": "<i8", "logprobs": "<f4"}
 """What else it holds, of all rows together; log-probs only where responses have them."""
@@ -44,7 +44,8 @@ def extend_spans(spans: Sequence[tuple[int, int]], start: int, version: int) -> 
 class Response:
     """One response, perhaps unfinished. `version`: policy version it was started under. `stream`: key of its noise, if
     that is kept. `origin`: names the rollout, where an abort may leave it in parts; each one begins with all before it.
-    `spans`: empty where `version` sampled all tokens. `logprobs`: [n] of the tokens, where they are kept.
+    `spans`: empty where `version` sampled all tokens. `logprobs`: [n] of the tokens, where they are kept. `turn`: of a
+    rollout with tools, each of whose turns is a response; what the environment said between them is none.
     """
 
     tokens: TokenArray
@@ -55,6 +56,7 @@ class Response:
     origin: str | None = None
     spans: Spans = ()
     logprobs: npt.NDArray[np.float32] | None = None
+    turn: int = 0
 
     @property
     def nbytes(self) -> int:
@@ -196,6 +198,7 @@ class History:
                 record["streams"].append(r.stream)
                 record["spans"].append(r.spans or None)
                 record["origins"].append(r.origin if r.logprobs is not None else None)
+                record["turns"].append(r.turn)
                 rows.append(r.tokens)
                 if r.logprobs is not None:
                     logprobs.append(r.logprobs)
@@ -319,8 +322,9 @@ def _read(path: Path, vocab: int | None, tokenizer: str | None) -> list[tuple[st
                 origin=origin,
                 spans=read_spans(spans, int(lengths[i])),
                 logprobs=logprobs[rows[i]] if logprobs is not None else None,
+                turn=int(turn or 0),
             )
-            for (version, i), reward, stream, spans, origin in parts
+            for (version, i), reward, stream, spans, origin, turn in parts
         ]
         out.append((str(record["key"]), as_tokens(tokens[rows[record["row"]]]), responses))
     return out

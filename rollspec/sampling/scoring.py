@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from rollspec.proposal.base import Turn
 from rollspec.proposal.history import Spans, read_spans
 from rollspec.sampling.streams import Origin
 
@@ -25,6 +26,7 @@ KEY = "rollspec"  # under which a request carries rollspec's own settings in `Sa
 TEMPERATURE = "score_temperature"  # at which its prompt is scored
 PROMPT = "prompt_tokens"  # of its prompt, where what follows was emitted by this rollout already
 ORIGIN = "origin"  # names it over several submissions (`streams.Origin`)
+TURN = "turn"  # of a rollout with tools: name, number, first, since (`proposal.base.Turn`)
 SPANS = "spans"  # which policy versions emitted that (`proposal.history.Spans`)
 
 
@@ -80,3 +82,11 @@ def origin(sampling_params: Any) -> Origin | None:
     own = asked(sampling_params)
     name, prompt = own.get(ORIGIN), own.get(PROMPT)
     return Origin(name, prompt) if isinstance(name, str) and isinstance(prompt, int) else None
+
+
+def turn(sampling_params: Any) -> Turn | None:
+    """Which turn of which rollout a request is; None where it does not say."""
+    match asked(sampling_params).get(TURN):
+        case [str(name), int(number), int(first), int(since)] if number >= 0 < first <= since:
+            return Turn(name, number, first, since)
+    return None

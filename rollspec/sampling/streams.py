@@ -5,6 +5,7 @@
 | has a `seed` of its own | that seed, and the prompt |
 | none, seeds fresh (default) | run seed, engine, policy version, prompt, sample index |
 | none, seeds kept | run seed, engine, prompt, sample index |
+| a later turn of a rollout with tools | the key of its first turn, and the turn's number |
 
 The sample index counts the requests of one prompt without a seed in the order in which they arrive, from 0 again with
 every policy version; so no two requests of a group share noise, and a repeated job has the same noise. Request names
@@ -20,7 +21,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from rollspec.log_once import LogOnce
-from rollspec.proposal.base import prompt_key
+from rollspec.proposal.base import Turn, prompt_key
 
 MOST_PROMPTS = 1 << 20
 """Prompts, and requests' own seeds, counted under one policy version; then counting starts again, with another salt."""
@@ -55,6 +56,7 @@ class Streams:
         self._seen: dict[str, _Count] = {}
         self._seeded: dict[int, int] = {}  # key from a request's own seed -> requests with it in this round
         self._origins: OrderedDict[str, int] = OrderedDict()
+        self._rollouts: OrderedDict[str, int] = OrderedDict()  # key of the first turn, by the rollout's name
         self._log_once = LogOnce()
 
     def begin(
@@ -64,6 +66,7 @@ class Streams:
         seed: int | None = None,
         arrival: int | None = None,
         origin: Origin | None = None,
+        turn: Turn | None = None,
     ) -> int:
         """The request's key; the same again while it runs, and in all submissions of one origin.
 
@@ -72,6 +75,14 @@ class Streams:
         """
         if request in self.keys:
             return self.keys[request]
+        later = turn is not None and turn.number > 0
+        if turn is not None and later:
+            if (first := self._rollouts.get(turn.name)) is not None:
+                return self._later(request, first, turn, seed, origin)
+            self._log_once.warn(
+                "a turn whose rollout began in another engine has noise by its own prompt: it follows the policy, but "
+                "is not found again by reuse under kept noise"
+            )
         known = None
         if prompt is None:
             name = "embedded"
@@ -87,6 +98,8 @@ class Streams:
                     "policy, but says something else than it would have said undisturbed, and is not found again by "
                     "reuse under kept noise",
                 )
+        if later:
+            name = f"later {name}"  # these are counted apart: no arrival numbers them
         if seed is not None:
             key = _hash("request", seed, name)
             if known is None:  # not one that resumes after an abort
@@ -109,7 +122,17 @@ class Streams:
             key = _hash(self._base, version, self._salt, name, index)
         if origin is not None:
             _remember(self._origins, origin.name, key)
+        if turn is not None and turn.number == 0:
+            _remember(self._rollouts, turn.name, key)
         self.keys[request] = key
+        return key
+
+    def _later(self, request: str, first: int, turn: Turn, seed: int | None, origin: Origin | None) -> int:
+        key = self.keys[request] = _hash("turn", first, turn.number)
+        if seed is not None and (origin is None or origin.name not in self._origins):
+            self._repeated(key, seed)
+        if origin is not None:
+            _remember(self._origins, origin.name, key)
         return key
 
     def end(self, request: str) -> None:

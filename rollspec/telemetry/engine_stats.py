@@ -55,6 +55,8 @@ class EngineStats:
     passes: int = 0  # of the learned drafter
     pass_seconds: float = 0.0
     max_prob: list[float] = field(default_factory=lambda: [0.0, 0.0])  # sum of the target's largest p, rows
+    thinking: list[list[int]] = field(default_factory=lambda: [[0, 0, 0, 0], [0, 0, 0, 0]])
+    """Outside of thinking and in it: request-steps, tokens emitted, drafted, accepted."""
     lenient: dict[str, float] = field(default_factory=dict)  # counts of lenient reuse (sampling/lenient_reuse.py)
 
     def to_dict(self) -> dict[str, Any]:

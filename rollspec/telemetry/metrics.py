@@ -83,6 +83,11 @@ _ROWS = (
     ("accept/position/<i>", "ratio", "gauge", "acceptance of the i-th draft token, given it was verified"),
     ("accept/max_acceptance", "ratio", "gauge", "mean largest probability of the target: what no draft can beat"),
     ("accept/predicted", "ratio", "gauge", "acceptance the drafters' calibrated confidence predicted"),
+    ("accept/thinking_length", "tokens", "gauge", "accept/length between <think> and </think>, where the model thinks"),
+    ("accept/thinking_rate", "ratio", "gauge", "accept/rate there"),
+    ("accept/thinking_share", "ratio", "gauge", "tokens emitted there / all"),
+    ("accept/answer_length", "tokens", "gauge", "accept/length elsewhere"),
+    ("accept/answer_rate", "ratio", "gauge", "accept/rate elsewhere"),
     ("rollout/speedup", "ratio", "gauge", "against no speculation, for the same tokens, by the cost model"),
     ("rollout/speedup_best_fixed", "ratio", "gauge", "what the best single arm would have reached"),
     ("rollout/speedup_oracle", "ratio", "gauge", "what the best arm of each batch bucket would have"),
@@ -206,6 +211,10 @@ def _ratios(s: EngineStats) -> dict[str, tuple[float, float]]:
     }
     out |= {f"accept/rate/{source}": (accepted, drafted) for source, (_, drafted, accepted) in s.by_source.items()}
     out |= {f"accept/position/{i}": (accepted, n) for i, (n, accepted) in enumerate(s.by_position, 1)}
+    if s.thinking[1][0]:
+        for name, (steps, emitted, drafted, accepted) in zip(("answer", "thinking"), s.thinking, strict=True):
+            out |= {f"accept/{name}_length": (emitted, steps), f"accept/{name}_rate": (accepted, drafted)}
+        out["accept/thinking_share"] = (s.thinking[1][1], s.emitted)
     steps = sum(s.plays.values())
     out |= {f"tuner/arm/{arm}": (n, steps) for arm, n in s.plays.items()}
     if "capture_seconds" in s.drafter:

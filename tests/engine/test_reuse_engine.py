@@ -17,6 +17,8 @@ from rollspec.audit.evidence import Evidence, Samples, samples_from
 from rollspec.audit.noise import NoiseCheck, Witness, keys_of
 from rollspec.audit.reference import Reference
 from rollspec.audit.verdict import AuditResult
+from rollspec.proposal.base import Turn
+from rollspec.sampling.streams import Streams
 
 pytestmark = pytest.mark.engine
 
@@ -112,38 +114,74 @@ def test_old_responses_return_until_the_policy_disagrees(engine: Any, policies: 
     assert wrong.failure, "the check would not see another policy"
 
 
-def _dialogues(llm: Any, version: int) -> tuple[list[list[int]], dict[str, Any]]:
-    """A tool answers after the first turn: the second is a request of its own, whose prompt is all that was said."""
+def _dialogues(llm: Any, version: int, marked: bool) -> tuple[list[tuple[list[int], list[int]]], dict[str, Any]]:
+    """A tool answers after the first turn: the second is a request of its own, whose prompt is all that was said.
+    `marked`: requests say which turn they are. Returns prompt and response of each.
+    """
     from vllm import SamplingParams
 
-    params = SamplingParams(temperature=1.0, max_tokens=30, detokenize=False)
     call(llm, "set_version", version=version)
     call(llm, "stats")
     prompts = [list(p) for p in PROMPTS for _ in range(4)]
-    said: list[list[int]] = []
+    said: list[tuple[list[int], list[int]]] = []
+    since = [len(p) for p in prompts]
     for turn in range(2):
+        marks = [[f"{version}-{i}", turn, 8, n] for i, n in enumerate(since)]
+        params = [
+            SamplingParams(
+                temperature=1.0, max_tokens=30, detokenize=False,
+                extra_args={"rollspec": {"turn": mark}} if marked else None,
+            )
+            for mark in marks
+        ]  # fmt: skip
         outputs = llm.generate([{"prompt_token_ids": p} for p in prompts], params, use_tqdm=False)
         answers = [list(o.outputs[0].token_ids) for o in outputs]
-        said += answers
+        said += zip(prompts, answers, strict=True)
+        since = [len(p) + len(a) for p, a in zip(prompts, answers, strict=True)]
         prompts = [[*p, *a, 5, 6, 7 + turn] for p, a in zip(prompts, answers, strict=True)]
     call(llm, "rewards", items=[])
     return said, call(llm, "stats")
 
 
-def test_the_turns_of_a_dialogue_return_too(engine: Any, policies: list[Path]) -> None:
+@pytest.mark.parametrize("marked", [True, False])
+def test_the_turns_of_a_dialogue_return_too(engine: Any, policies: list[Path], marked: bool) -> None:
     """Also where the first turn is not computed again for the second: the texts are those of an engine that does."""
     engine.collective_rpc(_load, args=(str(policies[0]),))
     caching = build(policies[0], REUSE, **CACHING)
+    versions = (40, 41) if marked else (50, 51)
     try:
-        found = [_dialogues(llm, version) for llm in (engine, caching) for version in (50, 51)]
+        found = [_dialogues(llm, version, marked) for llm in (engine, caching) for version in versions]
         assert metric(caching, "prefix_cache_hits") > 0
     finally:
         close(caching)
     once = found[0][0]
     assert all(said == once for said, _ in found)
+    tokens = sum(len(response) for _, response in once)
     for _, stats in found[1::2]:
-        responses, tokens, repeated, identical = stats["reuse"]
-        assert responses == identical == len(once) and tokens == repeated == sum(map(len, once))
+        responses, emitted, repeated, identical = stats["reuse"]
+        assert responses == identical == len(once) and emitted == repeated == tokens
+    if marked:
+        _check_turns(engine, policies[0], once)
+
+
+def _check_turns(engine: Any, policy: Path, once: list[tuple[list[int], list[int]]]) -> None:
+    """All that was sampled follows the policy and the rollouts' noise, and is kept under the first prompts, without
+    what the tool said.
+    """
+    half = len(once) // 2
+    streams = Streams(5, (0, 0), keep=True)
+    turns = [Turn(str(i % half), i // half, 8, 8) for i in range(len(once))]
+    keys = [streams.begin(str(i), p, turn=t) for i, ((p, _), t) in enumerate(zip(once, turns, strict=True))]
+    prompts = [tuple(p) for p, _ in once]
+    samples = samples_from([response for _, response in once], range(len(once)))
+    target = Reference(policy, 1.0)
+    evidence = Evidence(samples, target.vocab, np.random.default_rng(0))
+    witness = Witness(samples, evidence, np.array(keys, dtype=np.uint64), prompts, tie=1e-4)
+    target.fill(witness, prompts)
+    assert witness.found.tokens == samples.n_tokens and not witness.found.failure, witness.found
+    for prompt in PROMPTS:
+        kept, begun = engine.collective_rpc(_history, args=(list(prompt), 41))[0]
+        assert sorted(kept) == sorted(response for p, response in once if tuple(p[:8]) == prompt) and begun == 1
 
 
 HEARD: list[str] = []

@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable, Mapping
 from importlib import metadata
 from importlib.util import find_spec
-from typing import Any
+from typing import Any, TypeVar
 
 from packaging.specifiers import SpecifierSet
 
@@ -20,6 +20,11 @@ TESTED = ">=0.32,<0.34"
 """vLLM versions that rollspec speculates in. The tests run on 0.32 (requirements/cpu.lock); 0.33 has no CPU build and
 was run with its Python files over 0.32's compiled parts (scripts/overlay_vllm.py).
 """
+
+THINK = ("<think>", "</think>")
+"""Around what a model thinks, as single tokens (Qwen3, DeepSeek-R1 and others)."""
+
+T = TypeVar("T")
 
 V2_SWITCH = "VLLM_USE_V2_MODEL_RUNNER"
 """vLLM's own choice of the model runner, in the environment of the program that builds the engine."""
@@ -154,7 +159,17 @@ def tokenizer_of(model: Any) -> str | None:
     return _of_tokenizer(model, lambda t: tokenizer_name(t.get_vocab().items()))
 
 
-def _of_tokenizer(model: Any, say: Callable[[Any], str | None]) -> str | None:
+def think_tokens(model: Any) -> tuple[int, int] | None:
+    """The tokens between which a running engine's model thinks; None where its tokenizer has none."""
+
+    def find(tokenizer: Any) -> tuple[int, int] | None:
+        added = tokenizer.get_added_vocab()
+        return (added[THINK[0]], added[THINK[1]]) if all(token in added for token in THINK) else None
+
+    return _of_tokenizer(model, find)
+
+
+def _of_tokenizer(model: Any, say: Callable[[Any], T | None]) -> T | None:
     if model.skip_tokenizer_init:
         return None
     try:

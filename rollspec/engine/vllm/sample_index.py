@@ -29,8 +29,10 @@ def add_request(add: Any, scheduler: Any, request: Any) -> None:
         arrivals = _wanted(scheduler.vllm_config)
         hooks.keep(scheduler, ARRIVALS, arrivals)
     params = request.sampling_params
-    # Those with a seed of their own are not counted: they would shift the numbers of the next policy's samples.
-    if arrivals is not None and params is not None and params.seed is None:
+    # Those with a seed of their own are not counted: they would shift the numbers of the next policy's samples. Nor are
+    # later turns of a rollout, which its first one numbers.
+    turn = scoring.turn(params)
+    if arrivals is not None and params is not None and params.seed is None and not (turn and turn.number):
         # A copy: where the engine runs in the caller's process, requests may share their parameters.
         params = request.sampling_params = copy.copy(params)
         extra = params.extra_args or {}

@@ -45,6 +45,9 @@ class Llm:
             raise answer
         return [{}, answer]
 
+    def generate(self, prompts: Any, sampling_params: Any, use_tqdm: bool) -> None:
+        pass
+
     def named(self, op: str) -> list[Any]:
         return [payload for name, payload in self.calls if name == op]
 
@@ -366,3 +369,50 @@ def test_trl_passes_the_switch_on_to_its_server() -> None:
     serve = pytest.importorskip("trl.scripts.vllm_serve")
     extra = ["--additional-config", '{"rollspec": "default"}']
     assert serve.build_command(serve.ScriptArguments(model="m"), extra)[-2:] == extra
+
+
+def test_the_turns_of_a_rollout_are_marked_and_all_of_them_get_its_reward(tmp_path: Path) -> None:
+    """TRL's tool loop generates again for those that called a tool, in their order; two have said the same."""
+    rollspec_trl.enable("suffix_only")
+    seen: list[list[Any]] = []
+
+    class Generating(Llm):
+        def generate(self, prompts: Any, sampling_params: Any, use_tqdm: bool) -> None:
+            seen.append(sampling_params)
+
+    llm = Generating()
+    t = trainer_of(llm, tmp_path)
+    first = [[1, 2], [1, 2], [3, 4]]
+    calls = [
+        (first, [[7, 8], [7, 8], [9]]),
+        ([[1, 2, 7, 8, 50], [3, 4, 9, 51]], [[10], [11]]),
+        ([[3, 4, 9, 51, 11, 52]], [[12]]),
+    ]
+    params = like("vllm:SamplingParams", temperature=1.0, extra_args={"theirs": 1})
+
+    def say(self: Any, prompts: Any, images: Any, num_generations: int, profiler: Any = None) -> Any:
+        self.llm.generate(prompts, sampling_params=params, use_tqdm=False)
+        return prompts, next(said for asked, said in calls if asked == prompts), None, None
+
+    def score(inputs: Any) -> dict[str, Any]:
+        for prompts, _ in calls:
+            generation._generate(say, t.vllm_generation, prompts, None, 1)
+        state = state_of(t)
+        state.scores = np.array([1.0, 0.0, np.nan])
+        return {"completion_mask": torch.ones(3, 2)}
+
+    state = state_of(t)
+    state.step, state.turns, state.rollouts = (lambda: 0), [], []
+    out = score(None)
+    items: list[list[Any]] = []
+    trainer._on_batch(state, out, items, True)
+    marks = [[p.extra_args["rollspec"]["turn"] for p in batch] for batch in seen]
+    names = [mark[0] for mark in marks[0]]
+    assert len(set(names)) == 3 and [mark[1:] for mark in marks[0]] == [[0, 2, 2]] * 3
+    assert marks[1] == [[names[0], 1, 2, 4], [names[2], 1, 2, 3]] and marks[2] == [[names[2], 2, 2, 5]]
+    assert params.extra_args == {"theirs": 1} and seen[0][0].extra_args["theirs"] == 1
+    assert items == [
+        [prompt_key([1, 2]), prompt_key([7, 8]), 1.0], [prompt_key([1, 2]), prompt_key([7, 8]), 0.0],
+        [prompt_key([1, 2]), prompt_key([10]), 1.0],
+    ]  # fmt: skip
+    assert "generate" not in vars(llm)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import copy
 import logging
+from collections import OrderedDict
 from types import ModuleType
 from typing import Any
 
@@ -111,7 +112,7 @@ def test_what_cannot_be_marked_goes_on_and_says_so_once(
         monkeypatch.setattr(resume, "_on", lambda config: 1 / 0)
         for _ in range(2):
             assert rollout(client([[10], [11]])[0]).token_ids == [10, 11]
-    assert len(caplog.records) == 2 and "ZeroDivisionError" in caplog.text
+    assert len(caplog.records) == 3 and caplog.text.count("ZeroDivisionError") == 2, "of resuming, and of turns"
 
 
 def test_the_hook_is_on_verls_own_client() -> None:
@@ -119,3 +120,44 @@ def test_the_hook_is_on_verls_own_client() -> None:
     from verl.workers.rollout import llm_server
 
     assert llm_server.FullyAsyncLLMServerClient.generate._rollspec
+
+
+def test_a_conversation_is_one_rollout_however_often_it_comes_back() -> None:
+    """Three turns, the second aborted once; then the same id with another conversation, as under full determinism."""
+    me, asked = client([[10, 11], [], [12], [13]])
+    prompts = [[5, 6], [5, 6, 10, 11, 90], [5, 6, 10, 11, 90, 12, 91, 92]]
+
+    def say(prompt: list[int]) -> None:
+        asyncio.run(me.generate("r", prompt_ids=prompt, sampling_params={"temperature": 1.0}))
+
+    marks = []
+    for prompt, answers in zip(prompts, ([[10, 11]], [[], [12]], [[13]]), strict=True):
+        me, asked = again(me, answers)
+        say(prompt)
+        assert len({tuple(params["extra_args"]["rollspec"]["turn"]) for _, params in asked}) == 1
+        marks.append(asked[0][1]["extra_args"]["rollspec"]["turn"])
+    names, *numbers = zip(*marks, strict=True)
+    assert len(set(names)) == 1 and numbers == [(0, 1, 2), (2, 2, 2), (2, 4, 6)]
+    for prompt in (prompts[0], [5, 6, 10]):
+        me, asked = again(me, [[7]])
+        say(prompt)
+        name, *rest = asked[0][1]["extra_args"]["rollspec"]["turn"]
+        assert name not in names and rest == [0, len(prompt), len(prompt)]
+
+
+def again(me: Any, answers: list[list[int]]) -> tuple[Any, list[tuple[list[int], Any]]]:
+    """`client(answers)`, which remembers the conversations of `me`."""
+    other, asked = client(answers)
+    other.__dict__["_rollspec_conversations"] = me.__dict__.get("_rollspec_conversations", OrderedDict())
+    return other, asked
+
+
+def test_the_plain_client_marks_turns_as_well() -> None:
+    from verl.workers.rollout import llm_server
+
+    me, asked = client([[10]])
+    plain = llm_server.LLMServerClient.generate
+    out = asyncio.run(plain(me, "r", prompt_ids=[5, 6], sampling_params={}))
+    assert out.token_ids == [10]
+    own = asked[0][1]["extra_args"]["rollspec"]
+    assert own["turn"][1:] == [0, 2, 2] and "origin" not in own

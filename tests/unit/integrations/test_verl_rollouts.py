@@ -85,8 +85,22 @@ def test_read_drops_padding_and_tokens_the_policy_did_not_sample(monkeypatch: py
         )
     )
     assert got.samples == ["0_0", "11_0"] and got.spanning == 1
-    assert got.lengths == [3, 2]
+    assert got.lengths == [2, 2]
     assert got.scores == [1.0, 0.5]
     assert [list(x) for x in got.engine_logprobs] == [[-1, -2], [-3, -4]]
     assert got.trainer_logprobs == []
-    assert got.rewards()[1][:2] == [prompt_key([3]), prompt_key([7, 8])]
+    assert got.rewards()[0] == [prompt_key([1, 2]), prompt_key([4]), 1.0], "each turn is a response to the engine"
+    assert got.rewards()[2][:2] == [prompt_key([3]), prompt_key([7, 8])] and len(got.rewards()) == 3
+
+
+def test_turns_of_two_epochs_are_compared_without_what_a_tool_said() -> None:
+    from rollspec.config import RollspecConfig
+    from rollspec.telemetry.health import HealthWatch
+
+    watch = HealthWatch(RollspecConfig.load("default", env={}).telemetry.health, 1 << 20)
+    turns = [[as_tokens([4]), as_tokens([6])], [as_tokens([7])]]
+    both = [np.log([0.5, 0.9]), np.log([0.1])]
+    found = rollouts(samples=["0_0", "0_0"], turns=turns, engine_logprobs=both, trainer_logprobs=both)
+    assert found.epochs(watch) == {}
+    assert found.epochs(watch)["rollspec/health/epoch_identical"] == 1.0
+    assert found.lengths == [2, 1]

@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 from step_world import simulate, story
 
 from rollspec import RollspecConfig
-from rollspec.proposal.base import as_tokens, prompt_key
+from rollspec.proposal.base import Turn, as_tokens, prompt_key
 from rollspec.step import Engine
+from rollspec.telemetry.metrics import to_metrics
 
 pytestmark = pytest.mark.usefixtures("steady_clock")
 
@@ -257,3 +258,66 @@ def test_no_draft_reaches_the_token_from_which_on_a_request_may_stop() -> None:
             elif out < 6 and name != "old":
                 assert len(draft) <= 6 - out - 1
         p.finish(name)
+
+
+def test_the_turns_of_a_rollout_share_what_is_remembered_with_its_siblings() -> None:
+    """The second turn is drafted from a sibling's second, and from what the tool said to itself; history has what was
+    sampled, and no word of the tool's.
+    """
+    p = make(**STATIC, **{"proposal.budget.policy": "fixed"})
+    prompt, tool, call = [1, 2, 3], [900, 901, 902, 903, 904, 905], [50, 51, 52, 53]
+    answer = [60, 61, 62, 63, 64, 65]
+
+    def turn(name: str, number: int, prompt: list[int], since: int) -> None:
+        p.begin(f"{name}{number}", prompt, 90, turn=Turn(name, number, 3, since))
+
+    for name in "ab":
+        turn(name, 0, prompt, 3)
+    said = {"a": call, "b": [70, 71, 72, 73]}
+    p.step(["a0", "b0"], list(said.values()), {})
+    for name in "ab":
+        p.finish(f"{name}0")
+        heard = tool if name == "a" else [800, 801, 802, 905]
+        turn(name, 1, [*prompt, *said[name], *heard], 7)
+    p.step(["a1"], [answer], {})
+    p.step(["a1", "b1"], [[66], [60]], {})
+    assert p.requests["b1"].lookup.draft.token_ids[:2] == [61, 62], "not from its sibling's answer"
+    assert p.requests["a1"].key == p.requests["b1"].key == prompt_key(prompt)
+    p.step(["a1", "b1"], [[901], [61]], {})
+    assert p.requests["a1"].lookup.draft.token_ids[:2] == [902, 903], "what a tool said may be copied"
+    for name in ("a1", "b1"):
+        p.finish(name)
+    kept = p.history.get(prompt_key(prompt))
+    assert kept is not None and len(p.history) == 1 and kept.prompt.tolist() == prompt
+    assert [(r.turn, r.tokens.tolist()) for r in kept.responses] == [
+        (0, call), (0, said["b"]), (1, [*answer, 66, 901]), (1, [60, 61]),
+    ]  # fmt: skip
+    assert p.suffix._groups[prompt_key(prompt)].ended == {0: [4, 4], 1: [2, 8]}, "expected lengths are a turn's"
+
+
+def test_a_private_turn_and_one_that_does_not_fit_its_prompt_stand_alone() -> None:
+    p = make(**STATIC)
+    p.begin("a", [1, 2, 3, 4], 9, private=True, turn=Turn("x", 1, 2, 3))
+    p.begin("b", [1, 2, 3, 4], 9, turn=Turn("y", 1, 2, 5))
+    assert p.requests["a"].key == "private-a" and p.requests["b"].key == prompt_key([1, 2, 3, 4])
+    assert p.requests["b"].root.tolist() == [1, 2, 3, 4]
+
+
+def test_thinking_and_the_rest_are_counted_apart() -> None:
+    """By where a request is when a step begins; a template may open the thinking in the prompt."""
+    p = make(**STATIC, **{"proposal.budget.policy": "fixed"})
+    p.think = (900, 901)
+    p.begin("opens", [1, 2, 900, 3], 90)
+    p.begin("does not", [900, 1, 901, 3], 90)
+    p.step(["opens", "does not"], [[5], [6, 900, 7]], {})
+    p.step(["opens", "does not"], [[5, 901, 8], [6]], {"opens": [5, 901, 9]})
+    p.step(["opens", "does not"], [[8], [6, 901]], {})
+    s = p.drain()
+    assert s.thinking == [[2, 4, 0, 0], [4, 7, 3, 2]]
+    m = to_metrics(s)
+    assert m["rollspec/accept/thinking_length"] == 7 / 4 and m["rollspec/accept/answer_length"] == 2.0
+    assert m["rollspec/accept/thinking_rate"] == 2 / 3 and "rollspec/accept/answer_rate" not in m
+    assert m["rollspec/accept/thinking_share"] == 7 / 11
+    p.think = None
+    p.step(["opens"], [[8]], {})
+    assert not [name for name in to_metrics(p.drain()) if "thinking" in name or "answer" in name]

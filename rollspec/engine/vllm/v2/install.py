@@ -87,6 +87,7 @@ def install(worker: Any, config: RollspecConfig) -> None:
             bridge.scores = True
         if bridge.drafting:
             _warm(config)
+            bridge.engine.think = compat.think_tokens(runner.model_config)
         bridge.policy = PolicyWatch(runner.get_model(), functools.partial(operations.next_version, bridge))
         if not memory:
             drafter = SpeculatorRun(runner.speculator, run, runner, shares_noise)

@@ -15,6 +15,7 @@ from drafter_online.samples import Sample  # noqa: E402
 from rollspec import RollspecConfig, step  # noqa: E402
 from rollspec.head import capture  # noqa: E402
 from rollspec.head.capture import Capture  # noqa: E402
+from rollspec.proposal.base import Turn, prompt_key  # noqa: E402
 
 H, VOCAB = 4, 50
 
@@ -99,6 +100,21 @@ def test_a_request_becomes_a_sample() -> None:
     assert s.response_length == 7 and e.capture.bytes == 0
     e.end("a")
     assert e.capture.info()["samples"] == 1 and e.capture.info()["recording"] == 0
+
+
+def test_of_a_later_turn_only_what_it_says_is_a_target() -> None:
+    """Not what the policy said before, which was one, and not what a tool said. Its reward is the rollout's."""
+    e = Engine()
+    prompt = [1, 2, 3, 20, 21, 9, 9]  # the first prompt, the first turn, the tool
+    e.engine.begin("a", prompt, 5, turn=Turn("x", 1, 3, 5))
+    e.bridge.running["a"] = like("rollspec.engine.vllm.v2.adapter:Request", sampling_params=None)
+    e.step({"a": (0, 7, [], [30])})
+    e.step({"a": (7, 4, [31, 32, 33], [31, 32, 33, 34])})
+    (s,) = e.capture.take()
+    assert s.input_ids.tolist() == [*prompt, 30, 31, 32, 33] and s.loss_mask.tolist() == [False] * 7 + [True] * 4
+    assert (
+        s.prompt_key == prompt_key([1, 2, 3]) and s.request_id == f"{s.prompt_key}:{prompt_key([30, 31, 32, 33, 34])}"
+    )
 
 
 def test_a_draft_model_gets_tokens_best_tokens_and_the_last_layer_alone() -> None:

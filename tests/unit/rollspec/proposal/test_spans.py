@@ -122,7 +122,7 @@ def test_200_responses_aborted_over_10_syncs(known: str, sources: list[str], tmp
         assert sorted(t for t in p.suffix._global.tokens.tolist() if t >= 100) == everything
     texts = [t for group in p.suffix._groups.values() for t in group.corpus.tokens.tolist() if t >= 100]
     assert sorted(texts) == everything
-    assert all(group.ended == [LENGTH] * 8 for group in p.suffix._groups.values())
+    assert all(group.ended == {0: [LENGTH] * 8} for group in p.suffix._groups.values())
 
 
 def test_what_an_aborted_part_said_drafts_for_its_siblings_and_for_what_goes_on() -> None:

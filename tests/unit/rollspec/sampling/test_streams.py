@@ -6,6 +6,7 @@ import logging
 
 import pytest
 
+from rollspec.proposal.base import Turn
 from rollspec.sampling import streams
 from rollspec.sampling.streams import Arrivals, Origin, Streams
 
@@ -192,3 +193,43 @@ def test_only_the_latest_submissions_are_remembered(monkeypatch: pytest.MonkeyPa
 def test_prompts_without_tokens_get_noise_too() -> None:
     s = Streams(0)
     assert s.begin("a", None) != s.begin("b", None)
+
+
+def test_a_later_turn_has_the_noise_of_its_rollout_whatever_was_said_before() -> None:
+    """Two siblings, their second turns in the other order and an epoch later after other words; no two share noise."""
+
+    def rollouts(s: Streams, version: int, tool: int, order: tuple[str, str]) -> dict[str, int]:
+        s.set_version(version)
+        keys = {f"{n}0": s.begin(f"{n}0-{version}", A, turn=Turn(f"{n}{version}", 0, 3, 3)) for n in "ab"}
+        for n in order:  # both have said the same: their prompts are equal
+            keys[f"{n}1"] = s.begin(f"{n}1-{version}", [*A, 7, tool], turn=Turn(f"{n}{version}", 1, 3, 4))
+        return keys
+
+    kept = Streams(0, keep=True)
+    once, again = rollouts(kept, 0, 8, ("a", "b")), rollouts(kept, 1, 9, ("b", "a"))
+    assert once == again and len(set(once.values())) == 4
+    fresh = Streams(0)
+    flat = [k for v, order in ((0, ("a", "b")), (1, ("b", "a"))) for k in rollouts(fresh, v, 8, order).values()]
+    assert len(set(flat)) == 8
+
+
+def test_a_turn_keeps_its_noise_over_aborts_and_seeds_that_repeat_show() -> None:
+    s = Streams(0, keep=True)
+    for n in "ab":
+        s.begin(n, A, seed=5, turn=Turn(n, 0, 3, 3))
+    second = Turn("a", 1, 3, 4)
+    key = s.begin("a1", [*A, 7, 8], seed=5, origin=Origin("o", 5), turn=second)
+    s.end("a1")
+    assert s.begin("a2", [*A, 7, 8, 9], seed=5, origin=Origin("o", 5), turn=second) == key
+    assert not s.repeated("a2")
+    s.begin("b1", [*A, 7, 8], seed=5, turn=Turn("b", 1, 3, 4))
+    assert s.repeated("a2") and s.repeated("b1")
+
+
+def test_a_turn_whose_rollout_began_elsewhere_has_noise_of_its_own_and_says_so_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    s = Streams(0)
+    with caplog.at_level(logging.WARNING, "rollspec"):
+        keys = {s.begin(n, [*A, 7, 8], turn=Turn(n, 1, 3, 4)) for n in "ab"}
+    assert len(keys) == 2 and len(caplog.records) == 1 and "began in another engine" in caplog.text
