@@ -178,8 +178,10 @@ class Service:
         if self.config.recency:
             stamp = int(time.time() // self.config.recency)
             sample = dataclasses.replace(sample, target_version=stamp)
-        self.inbox.put(sample)
         engine = self.engines.by_session.get(session)
+        if engine is not None and not engine.reported:  # no engine: the policy's training pass, of the version served
+            sample = dataclasses.replace(sample, target_version=max(sample.target_version, self.engines.policy))
+        self.inbox.put(sample)
         if engine is not None:
             engine.samples += 1
 

@@ -32,9 +32,9 @@ def _register() -> None:
     if not is_tested("verl", TESTED, version):
         return
     try:
-        from rollspec_verl import replica, resume, reuse, servers, trainer, weights
+        from rollspec_verl import replica, resume, reuse, servers, teacher, trainer, weights
 
-        for part in (servers, weights, trainer, reuse, resume, replica):
+        for part in (servers, weights, trainer, reuse, resume, replica, teacher):
             part.register()
     except (ImportError, AttributeError) as e:
         logger.error("rollspec: verl %s is not as expected (%s), so this job runs without rollspec.", version, e)

@@ -26,7 +26,7 @@ from rollspec.telemetry.faults import Faults
 from rollspec.telemetry.health import HealthWatch
 from rollspec.telemetry.rollouts import engine_metrics
 from rollspec.telemetry.wandb_run import WandbWatch
-from rollspec_verl import options, reuse, servers
+from rollspec_verl import options, reuse, servers, teacher
 from rollspec_verl.rollouts import Rollouts
 
 logger = logging.getLogger("rollspec")
@@ -297,6 +297,9 @@ def _metrics(trainer: Any, state: State) -> dict[str, float]:
         return out
     answers = _call(trainer, "stats", lambda i: {})
     out.update(engine_metrics(answers, state.faults.drain()))
+    if state.config.drafter.mode == "policy":
+        with state.faults.left_out("asking what the policy taught the draft head"):
+            out |= teacher.metrics(trainer.actor_rollout_wg.rollspec_teacher(), trainer)
     if (lossy := state.config.reuse).mode == "lenient":
         out["rollspec/reuse/bias"] = lossy.bias
     # verl fills these two for its own MTP drafts only (trainer_base.py:1901), as means over requests

@@ -122,10 +122,11 @@ class RayConfig(Section):
 class DrafterConfig(Section):
     """Continual training of the learned drafter."""
 
-    mode: Literal["off", "capture", "idle", "dedicated"] = Field(
+    mode: Literal["off", "capture", "idle", "dedicated", "policy"] = Field(
         "off",
         description="`idle` trains inside the engine's worker while it has nothing to do; `dedicated` in a process of "
-        "its own, which engines share (docs/service.md); `capture` records samples and trains nothing; `off` neither.",
+        "its own, which engines share (docs/service.md); `policy` there too, on the hidden states of the policy's "
+        "training pass instead of the engine's (verl); `capture` records samples and trains nothing; `off` neither.",
     )
     dir: Path | None = Field(
         None,
@@ -173,7 +174,12 @@ class DrafterConfig(Section):
     @property
     def trains(self) -> bool:
         """Whether a trainer is fed."""
-        return self.mode in ("idle", "dedicated")
+        return self.mode == "idle" or self.shared
+
+    @property
+    def shared(self) -> bool:
+        """Whether the trainer is a process of its own, one for the job."""
+        return self.mode in ("dedicated", "policy")
 
 
 class GuardConfig(Section):

@@ -154,7 +154,7 @@ class RollspecConfig(Section):
         own, changes = f"replica_{number}", {}
         if self.history.dir is not None:
             changes["history.dir"] = self.history.dir / own
-        if self.drafter.dir is not None and self.drafter.mode != "dedicated":  # that trainer is the job's
+        if self.drafter.dir is not None and not self.drafter.shared:  # that trainer is the job's
             changes["drafter.dir"] = self.drafter.dir / own
         return self.change(changes) if changes else self
 

@@ -1,4 +1,5 @@
-"""Finds or starts the trainer of a job (`drafter.mode: dedicated` without an endpoint): one for all its replicas.
+"""Finds or starts the trainer of a job (`drafter.mode: dedicated` or `policy` without an endpoint): one for all its
+replicas.
 
 Where Ray runs, it is a named actor; elsewhere a process on this machine, behind a socket in a folder that only this
 user can enter. The first replica that builds an engine starts it and the others find it. It is no process's child: it
@@ -202,11 +203,16 @@ class Trainer:
         return self._service.hub.endpoint, self._token
 
 
+def actor_name(ray: Any) -> str:
+    """Of this job's trainer."""
+    return f"rollspec-drafter-{ray.get_runtime_context().get_job_id()}"
+
+
 def _actor(ray: Any, config: RollspecConfig, target: str) -> str:
     from drafter_online.wire import TOKEN_VARIABLE
 
     folder = folder_of(config)
-    name = f"rollspec-drafter-{ray.get_runtime_context().get_job_id()}"
+    name = actor_name(ray)
     place = _place(config)
     theirs = name in (a["name"] for a in ray.util.list_named_actors(all_namespaces=True))  # another replica's
     actor = (

@@ -1,4 +1,5 @@
-"""Feeds a trainer in another process and takes its versions (`drafter.mode: dedicated`): `drafter-online serve`.
+"""Feeds a trainer in another process and takes its versions (`drafter.mode: dedicated`; `policy`, which feeds it from
+the policy's training pass, takes its versions alone): `drafter-online serve`.
 
 A thread of the worker moves captured samples and rewards to the daemon and versions from it to the swapper, which swaps
 them in between two steps and tries them. The engine's own thread only leaves things in bounded queues. While the daemon
@@ -71,6 +72,8 @@ class DedicatedTraining(HeadTraining):
         token = wire.read_token(self.config.token_file)
         self.link = Link(self.config.endpoint, hello, token=token)
         head.swapper.report = self._judged
+        if head.capture is not None:
+            head.capture.paused = self.config.mode == "policy"
         self._thread.start()
         atexit.register(self.stop)
 
@@ -85,7 +88,7 @@ class DedicatedTraining(HeadTraining):
             "step_age_seconds": p.step_age, "hangs": p.hangs,
         }  # fmt: skip
         return progress | {
-            "mode": "dedicated",
+            "mode": self.config.mode,
             "endpoint": self.link.endpoint,
             "away": self.link.away,
             "error": self.error,
@@ -126,7 +129,7 @@ class DedicatedTraining(HeadTraining):
             self.checkpoints.tick(self.link)
             away = self.link.away is not None
             if self.head.capture is not None:
-                self.head.capture.paused = away
+                self.head.capture.paused = away or self.config.mode == "policy"  # the trainer has samples from it
             if away:
                 self._drop()
                 continue

@@ -236,6 +236,37 @@ def test_long_tail_trains_while_a_replica_idles_swaps_and_resumes(make: Callable
     assert row["rollspec/drafter/version"] >= number, "the checkpoint's drafter was not taken"
 
 
+@pytest.mark.slow  # `test_verl_teacher.py` and `test_service_ray.py` are its shorter siblings
+@pytest.mark.timeout(1200)
+def test_the_policys_training_pass_teaches_the_head(make: Callable[..., Job], tmp_path: Path) -> None:
+    """The trainer has its samples from the log-prob pass; the engine records none and serves what it publishes."""
+    small = (
+        "drafter.mode=policy",
+        "drafter.publish_every=2",
+        "drafter.training.batch_tokens=128",
+        "drafter.capture.share=1.0",
+        "proposal.learned.canary_drafts=4",
+        "proposal.learned.k_max=2",
+        "proposal.budget.policy=fixed",
+        "tuning.policy=static",
+        "tuning.guard.enabled=false",
+    )
+    job = make(tmp_path / "job", preset="long_tail", overrides=small, steps=4)
+    run_job(job, timeout=900, stall=600)
+    steps = rows(job)
+    assert len(steps) == 4
+    for row in steps:
+        assert row["rollspec/guard/faults"] == 0 and row["rollspec/health/logprob_corr"] > 0.99
+        assert row["rollspec/drafter/policy_dropped"] == 0 and 0 < row["rollspec/drafter/policy_share"] < 0.5
+    total = {
+        k: sum(r.get(f"rollspec/drafter/{k}", 0.0) for r in steps) for k in ("captured", "policy_samples", "swaps")
+    }
+    assert total["captured"] == 0 and total["policy_samples"] >= 48, total
+    assert total["swaps"] >= 1, total
+    assert any("rollspec/accept/rate/eagle3" in r for r in steps)
+    print({k: [r.get(f"rollspec/drafter/{k}") for r in steps] for k in ("policy_samples", "policy_share", "version")})
+
+
 @pytest.mark.slow  # `test_lenient_engine.py` and `test_verl_reuse.py` are its shorter siblings
 def test_lossy_reuse_says_so_and_keeps_to_the_present_policys_log_probs(
     make: Callable[..., Job], tmp_path: Path

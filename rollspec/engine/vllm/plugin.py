@@ -12,6 +12,7 @@ nothing.
 from __future__ import annotations
 
 import logging
+import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -122,7 +123,13 @@ def configure(args: Any, source: Source) -> None:
     if not config.proposal.drafters and config.mode == "standard":  # coupled sampling needs no drafts
         _keep(args, {"off": "no drafter fits this engine"})
         return
-    if config.drafter.mode == "dedicated" and config.drafter.endpoint is None:
+    if config.drafter.mode == "policy" and "verl" not in sys.modules:
+        logger.warning(
+            "rollspec: drafter.mode = policy reads the training pass of verl's policy, which is not here; samples are "
+            "taken from the engine, as with dedicated."
+        )
+        config = config.change({"drafter.mode": "dedicated"})
+    if config.drafter.shared and config.drafter.endpoint is None:
         from rollspec.engine import daemon
 
         config = daemon.settle(config, str(args.model))
