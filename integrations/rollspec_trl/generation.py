@@ -5,11 +5,10 @@ TRL's own code runs unchanged; what rollspec adds is caught, logged once, counte
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import logging
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import Any
 
@@ -75,8 +74,14 @@ def _generate(original: Callable[..., Any], self: Any, *args: Any, **kwargs: Any
         with state.faults.left_out("the turns of rollouts"):
             rollouts = _rollouts(state, prompts)
     began = time.perf_counter()
-    with _marked(self.llm, rollouts) if rollouts else contextlib.nullcontext():
+    llm = getattr(self, "llm", None)
+    try:
+        if rollouts:
+            self.llm = _Marking(llm, rollouts)
         out = original(self, *args, **kwargs)
+    finally:
+        if rollouts:
+            self.llm = llm
     state.generation_seconds += time.perf_counter() - began
     if state.step is not None:
         state.turns.append((prompts, out[1]))
@@ -99,21 +104,20 @@ def _rollouts(state: State, prompts: Sequence[Sequence[int]]) -> list[Conversati
     return [next((r for r in before if r.goes_on(prompt)), None) for prompt in prompts]
 
 
-@contextlib.contextmanager
-def _marked(llm: Any, rollouts: Sequence[Conversation | None]) -> Iterator[None]:
-    """The requests of one call of `llm.generate` say which turn of which rollout they are."""
-    original = llm.generate
+class _Marking:
+    """vLLM's `LLM` for one call of TRL's, whose requests say which turn of which rollout they are."""
 
-    def generate(prompts: Any, *args: Any, sampling_params: Any, **kwargs: Any) -> Any:
-        if len(prompts) == len(rollouts) and not isinstance(sampling_params, Sequence):
-            sampling_params = [_with_mark(sampling_params, rollout) for rollout in rollouts]
-        return original(prompts, *args, sampling_params=sampling_params, **kwargs)
+    def __init__(self, llm: Any, rollouts: Sequence[Conversation | None]) -> None:
+        self._llm, self._rollouts = llm, rollouts
 
-    llm.generate = generate
-    try:
-        yield
-    finally:
-        del llm.generate
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._llm, name)
+
+    def generate(self, prompts: Any, *args: Any, sampling_params: Any, **kwargs: Any) -> Any:
+        """As `LLM.generate`."""
+        if len(prompts) == len(self._rollouts) and not isinstance(sampling_params, Sequence):
+            sampling_params = [_with_mark(sampling_params, rollout) for rollout in self._rollouts]
+        return self._llm.generate(prompts, *args, sampling_params=sampling_params, **kwargs)
 
 
 def _with_mark(params: Any, rollout: Conversation | None) -> Any:

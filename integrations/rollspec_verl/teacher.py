@@ -57,9 +57,9 @@ def _engine(module: ModuleType) -> None:
     wrap(module.FSDPEngineWithLMHead, "forward_step", _forward_step)
 
 
-def _info(worker: Any) -> dict[str, Any]:
+def _info(rank: Any) -> dict[str, Any]:
     """What this process has given to the head's trainer so far."""
-    teacher: Teacher | None = worker.__dict__.get("_rollspec_teaches")
+    teacher: Teacher | None = rank.__dict__.get("_rollspec_teaches")
     return {} if teacher is None else teacher.info()
 
 
@@ -96,13 +96,13 @@ def _forward_step(original: Callable[..., Any], self: Any, micro_batch: Any, *ar
     return out
 
 
-def _teacher_of(worker: Any) -> Teacher | None:
-    if "_rollspec_teaches" not in worker.__dict__:
-        worker._rollspec_teaches = None
-        config = options.read(worker.config.rollout)  # what cannot be read ended the job in the task runner
-        if config.enabled and config.drafter.mode == "policy":
-            worker._rollspec_teaches = Teacher(config, str(worker.config.model.path))
-    teacher: Teacher | None = worker._rollspec_teaches
+def _teacher_of(rank: Any) -> Teacher | None:
+    """The teacher in a training process, made when its first log-probs are computed; None where there is none."""
+    if "_rollspec_teaches" not in rank.__dict__:
+        config = options.read(rank.config.rollout)  # what cannot be read ended the job in the task runner
+        wanted = config.enabled and config.drafter.mode == "policy"
+        rank._rollspec_teaches = Teacher(config, str(rank.config.model.path)) if wanted else None
+    teacher: Teacher | None = rank._rollspec_teaches
     return teacher if teacher is not None and teacher.fault is None else None
 
 
