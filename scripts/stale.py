@@ -66,6 +66,7 @@ MEASURES: dict[str, tuple[str, ...]] = {
     "serve": (*ENGINE, *HEAD),
     "swap": ("rollspec/head", "rollspec/engine/vllm"),
     "traffic": (*ENGINE, *HEAD, "examples/production_traffic"),
+    "teachers": (*JOB, *HEAD),
     "training-smollm2": TRAINING,
     "tuner": ENGINE,
 }

@@ -99,9 +99,13 @@ def _forward_step(original: Callable[..., Any], self: Any, micro_batch: Any, *ar
 def _teacher_of(rank: Any) -> Teacher | None:
     """The teacher in a training process, made when its first log-probs are computed; None where there is none."""
     if "_rollspec_teaches" not in rank.__dict__:
-        config = options.read(rank.config.rollout)  # what cannot be read ended the job in the task runner
-        wanted = config.enabled and config.drafter.mode == "policy"
-        rank._rollspec_teaches = Teacher(config, str(rank.config.model.path)) if wanted else None
+        rank._rollspec_teaches = None
+        try:
+            config = options.read(rank.config.rollout)
+            if config.enabled and config.drafter.mode == "policy":
+                rank._rollspec_teaches = Teacher(config, str(rank.config.model.path))
+        except Exception as e:  # what cannot be read has ended the job in the task runner, where that reads it
+            logger.warning("rollspec: the draft head gets no samples of the policy (%s).", e)
     teacher: Teacher | None = rank._rollspec_teaches
     return teacher if teacher is not None and teacher.fault is None else None
 
@@ -276,12 +280,14 @@ def _of_job() -> tuple[str | None, str | None]:
 
 
 def _decoder_layers(module: torch.nn.Module) -> Any:
-    """The model's list of decoder layers: the longest list of modules of one class, as in every model of transformers.
+    """The model's list of decoder layers: the longest list of modules of one class in what transformers calls its
+    decoder, which leaves out a tower that sees.
 
     Raises:
         RuntimeError: there is none.
     """
-    lists = [m for m in module.modules() if isinstance(m, torch.nn.ModuleList) and len(m) > 1]
+    decoder = module.get_decoder() if hasattr(module, "get_decoder") else module
+    lists = [m for m in decoder.modules() if isinstance(m, torch.nn.ModuleList) and len(m) > 1]
     found = max((m for m in lists if len({type(layer) for layer in m}) == 1), key=len, default=None)
     if found is None:
         raise RuntimeError(f"{type(module).__name__} has no list of decoder layers")

@@ -13,9 +13,9 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from benchmarks import cli as bench_cli
-from benchmarks import drift, harm, jobs, long_tail, reuse, reuse_table, tuner
+from benchmarks import drift, harm, jobs, long_tail, reuse, reuse_table, teachers, tuner
 from benchmarks import tuner_table as tuned
-from rollspec.config import RollspecConfig
+from rollspec.config import RollspecConfig, resolve
 from rollspec.errors import RollspecError
 
 # ---- tuner and harm -------------------------------------------------------------------------------------------------
@@ -262,3 +262,17 @@ def test_long_tail_compares_steps_of_the_same_work() -> None:
 def test_long_tail_refuses_an_arm_it_does_not_know() -> None:
     done = CliRunner().invoke(bench_cli.command, ["long-tail", "--arms", "none"])
     assert isinstance(done.exception, RollspecError) and "--arms has 'none'" in str(done.exception)
+
+
+def test_teachers_differ_in_where_samples_come_from() -> None:
+    steps = [
+        {"acceptance": 1.0, "captured": 4.0, "trained": 10.0, "step_seconds": 9.0},
+        {"acceptance": 1.2, "captured": 4.0, "trained": 20.0, "step_seconds": 3.0},
+        {"acceptance": 1.4, "from_policy": 8.0, "trained": 30.0, "step_seconds": 5.0, "policy_share": 0.02},
+    ]
+    found = teachers.summary(steps)
+    assert found["acceptance_last_quarter"] == 1.4 and found["trained_tokens"] == 60.0 and found["samples"] == 16.0
+    assert found["step_seconds"] == 4.0, "without the first step"
+    assert found["policy_share"] == 0.02 and teachers.summary([{}])["samples"] == 0.0
+    made = resolve("long_tail", env={}, overrides=[*teachers.DRAFTING, "drafter.mode=policy"])
+    assert made.drafter.shared and made.tuning.lengths(made.proposal.k_max)[-1] == 3

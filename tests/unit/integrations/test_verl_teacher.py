@@ -165,6 +165,13 @@ def test_a_fault_ends_the_teaching_and_not_the_pass(model: Any, caplog: pytest.L
     assert "no list of decoder layers" in str(t.fault)
 
 
+def test_settings_that_cannot_be_read_end_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    rank = SimpleNamespace(config=SimpleNamespace(rollout={"custom": {"rollspec": {"drafter": {"mode": "nonsense"}}}}))
+    assert teacher._log_probs(lambda self, data: data, rank, 7) == 7
+    assert teacher._log_probs(lambda self, data: data, rank, 8) == 8
+    assert caplog.text.count("gets no samples of the policy") == 1 and teacher._info(rank) == {}
+
+
 def test_metrics_count_since_the_last_step_and_say_a_fault_once(capsys: pytest.CaptureFixture[str]) -> None:
     trainer = SimpleNamespace()
     first = [{"samples": 3, "dropped": 1, "share": 0.01}, {"samples": 2, "dropped": 0, "share": 0.02}, {}]

@@ -1,0 +1,138 @@
+"""What a draft head learns from in a job: the engine's hidden states, or those of the policy's log-prob pass.
+
+    python -m benchmarks.teachers --seeds 0,1 --steps 12 --work runs/teachers    # goes on from what is there
+
+One verl job per arm and seed: the demo's, from a fresh head, whose drafts are verified in every step, whether that pays
+or not, so that its acceptance is seen in each rollout. The arms differ in `drafter.mode` alone: `dedicated` records
+requests in the engine, `policy` reads the training pass; trainer, buffer and versions are the same.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.drift import CACHE
+from benchmarks.harness import provenance, save
+from benchmarks.jobs import finished, folder, run_missing, seeds_in
+from benchmarks.options import names, numbers
+from examples.demo.job import Job, JobSettings, build_job, prepare_assets
+from examples.demo.runner import provenance_of, run_job
+from rollspec.errors import RollspecError
+from rollspec.telemetry.runs import STEP, load_run
+
+ARMS = {"engine": "dedicated", "policy": "policy"}
+"""`drafter.mode` of each."""
+SECONDS = 1800.0  # bound of a run
+DRAFTING = (
+    "proposal.drafters=[eagle3]", "proposal.learned.k_max=3", "proposal.k_max=3", "proposal.budget.policy=fixed",
+    "tuning.policy=static", "tuning.guard.enabled=false", "drafter.publish_every=20",
+    "drafter.training.batch_tokens=512",
+)  # fmt: skip
+SHOWN = {
+    "acceptance": "rollspec/drafter/accept_length",
+    "version": "rollspec/drafter/version",
+    "trained": "rollspec/drafter/train_tokens",
+    "captured": "rollspec/drafter/captured",
+    "from_policy": "rollspec/drafter/policy_samples",
+    "policy_share": "rollspec/drafter/policy_share",
+    "capture_share": "rollspec/drafter/capture_share",
+    "log_prob_seconds": "timing_s/old_log_prob",
+    "generation_seconds": "timing_s/gen",
+    "step_seconds": "timing_s/step",
+}
+"""What is kept of each step."""
+
+
+def jobs(seeds: Sequence[int], work: Path, steps: int, arms: Sequence[str]) -> list[tuple[str, int, Job]]:
+    """(arm, seed, job), whole seeds first."""
+    found = []
+    for seed in seeds:
+        settings = replace(JobSettings(steps=steps), seed=seed)
+        assets = prepare_assets(settings, CACHE / "grpo_arithmetic")
+        for arm in arms:
+            place = folder(work, arm, seed)
+            place.mkdir(parents=True, exist_ok=True)
+            given = (*DRAFTING, f"drafter.mode={ARMS[arm]}")
+            job = build_job(settings, assets, place, speculate=True, preset="long_tail", overrides=given)
+            found.append((arm, seed, job))
+    return found
+
+
+def rows(place: Path) -> list[dict[str, float]]:
+    """What `SHOWN` names, step by step."""
+    run = load_run(place)
+    series = {label: run.series(name) for label, name in SHOWN.items()}
+    return [
+        {STEP: float(step)} | {label: values[i] for label, values in series.items() if values[i] is not None}
+        for i, step in enumerate(run.steps)
+    ]
+
+
+def summary(steps: Sequence[dict[str, float]]) -> dict[str, float]:
+    """Of one job: how much the head had at the end, and what it cost. The first step, which warms up, is left out."""
+    later, last = steps[1:], steps[-max(1, len(steps) // 4) :]
+
+    def total(name: str, of: Sequence[dict[str, float]] = steps) -> float:
+        return sum(row.get(name, 0.0) for row in of)
+
+    return {
+        "acceptance_last_quarter": total("acceptance", last) / len(last),
+        "trained_tokens": total("trained"),
+        "samples": total("captured") + total("from_policy"),
+        "log_prob_seconds": total("log_prob_seconds", later) / max(1, len(later)),
+        "generation_seconds": total("generation_seconds", later) / max(1, len(later)),
+        "step_seconds": total("step_seconds", later) / max(1, len(later)),
+        "policy_share": steps[-1].get("policy_share", 0.0),
+    }
+
+
+def run(seeds: Sequence[int], steps: int, work: Path, arms: Sequence[str], out: Path | None = None) -> Path:
+    """Run what is missing in `work`, and write what all that is there gives."""
+    console, began = Console(stderr=True), provenance()
+    work = work.resolve()
+    run_missing(jobs(seeds, work, steps, arms), lambda job, show: run_job(job, timeout=SECONDS, on_step=show), console)
+    done = finished(jobs(seeds_in(work), work, steps, tuple(ARMS)), console)
+    found: dict[str, dict[str, Any]] = {}
+    for arm, seed, job in done:
+        found.setdefault(arm, {})[str(seed)] = {"steps": (each := rows(job.folder)), **summary(each)}
+    columns = list(summary([{}]))
+    table = Table("arm", "seed", *(name.replace("_", " ") for name in columns), title="what the head learned from")
+    for arm, by_seed in found.items():
+        for at, one in by_seed.items():
+            table.add_row(arm, at, *(f"{one[name]:.4g}" for name in columns))
+    console.print(table)
+    result = {
+        "benchmark": "teachers",
+        "provenance": began,
+        "commits": sorted({str(provenance_of(job.folder).get("git_sha")) for _, _, job in done}),
+        "settings": {"steps": steps, "overrides": DRAFTING, "preset": "long_tail"},
+        "arms": found,
+    }
+    return save("teachers", result, out)
+
+
+def main() -> None:
+    """Command line entry."""
+    parser = argparse.ArgumentParser(description="Train a head in a job from the engine's states, or the policy's.")
+    parser.add_argument("--seeds", default="0", help="separated by commas")
+    parser.add_argument("--steps", type=int, default=12, help="training steps of a job")
+    parser.add_argument("--arms", default=";".join(ARMS), help="separated by semicolons")
+    parser.add_argument("--work", type=Path, default=CACHE / "teachers", help="folder of the jobs")
+    parser.add_argument("--out", type=Path)
+    args = parser.parse_args()
+    try:
+        arms, seeds = names("--arms", args.arms, ARMS, ";"), numbers("--seeds", args.seeds)
+    except RollspecError as e:
+        parser.error(str(e))
+    print(run(seeds, args.steps, args.work, arms, args.out))
+
+
+if __name__ == "__main__":
+    main()
