@@ -45,7 +45,7 @@ class BudgetConfig(Section):
         ge=0,
         le=2,
         description="How much more a token counts for requests expected to run long, while no request waits for a "
-        "place in the batch: (remaining / mean)^this (DAS). 0: all count the same.",
+        "slot in the batch: (remaining / mean)^this (DAS). 0: all count the same.",
     )
 
 
