@@ -27,7 +27,14 @@ DRAFTING = ("rollspec/step.py", "rollspec/drafting", "rollspec/proposal", "rolls
 BESIDE = (":(exclude)rollspec/engine/vllm/generate.py", ":(exclude)rollspec/engine/daemon.py")
 ENGINE = (*DRAFTING, "rollspec/sampling", "rollspec/engine", "cpu/vllm_cpu_v2", *BESIDE)
 HEAD = ("rollspec/head", "drafter_online")
-JOB = (*ENGINE, "integrations/rollspec_verl", "examples/grpo_arithmetic", "examples/demo/job.py")
+TEACHER = "integrations/rollspec_verl/teacher.py"  # of `drafter.mode: policy` alone
+JOB = (
+    *ENGINE,
+    "integrations/rollspec_verl",
+    f":(exclude){TEACHER}",
+    "examples/grpo_arithmetic",
+    "examples/demo/job.py",
+)
 TRAINING = tuple(
     f"drafter_online/{n}.py"
     for n in ("attention", "head", "initial_weights", "losses", "model", "objective", "optimizer", "packing", "trainer")
@@ -66,7 +73,7 @@ MEASURES: dict[str, tuple[str, ...]] = {
     "serve": (*ENGINE, *HEAD),
     "swap": ("rollspec/head", "rollspec/engine/vllm"),
     "traffic": (*ENGINE, *HEAD, "examples/production_traffic"),
-    "teachers": (*JOB, *HEAD),
+    "teachers": (*ENGINE, *HEAD, "integrations/rollspec_verl", "examples/demo/job.py"),
     "training-smollm2": TRAINING,
     "tuner": ENGINE,
 }

@@ -118,7 +118,8 @@ class Teacher:
         self.fault: str | None = None  # why it teaches no more
         self.inbox = Inbox(HOLD_BYTES)
         self.counts = {"passes": 0, "skipped": 0, "sent": 0}
-        self.spent, self.total = 0.0, 0.0  # seconds: reading, and all passes with it
+        self.spent = 0.0  # seconds of reading
+        self.began: float | None = None  # the first pass
         self._states: dict[int, torch.Tensor] | None = None  # by layer, of the micro-batch that is computed
         self._hooked = False
         self._layers: tuple[int, ...] = ()
@@ -131,7 +132,7 @@ class Teacher:
     @contextlib.contextmanager
     def reading(self, engine: Any) -> Iterator[None]:
         """While verl computes the log-probs of one batch with `engine`."""
-        began = time.perf_counter()
+        self.began = self.began or time.perf_counter()
         with self._left_out("hooking the policy"):
             if not self._hooked:
                 self.attach(engine.module)
@@ -146,7 +147,6 @@ class Teacher:
         finally:
             engine.__dict__.pop("_rollspec_teacher", None)
             self._states = None
-            self.total += time.perf_counter() - began
             self.counts["passes"] += 1
 
     def attach(self, module: torch.nn.Module) -> None:
@@ -186,7 +186,7 @@ class Teacher:
         began = time.perf_counter()
         with self._left_out("reading the policy's states"):
             states, self._states = self._states, {}
-            if self.spent > self.config.capture.share * self.total and self.counts["passes"]:
+            if self.spent > self.config.capture.share * self.seconds and self.counts["passes"]:
                 self.counts["skipped"] += 1
             else:
                 for sample in self.samples(micro_batch, states):
@@ -223,9 +223,14 @@ class Teacher:
                 response_length=n - first,
             )
 
+    @property
+    def seconds(self) -> float:
+        """Of the job since the first pass: what the share of reading is taken of."""
+        return time.perf_counter() - self.began if self.began is not None else 0.0
+
     def info(self) -> dict[str, Any]:
-        """Counts since the start, and the share of the pass that reading takes."""
-        share = self.spent / self.total if self.total else 0.0
+        """Counts since the start, and the share of the job's time that reading took."""
+        share = self.spent / self.seconds if self.began else 0.0
         known = {**self.counts, "samples": self.inbox.received, "dropped": self.inbox.dropped, "share": round(share, 4)}
         return known | ({"fault": self.fault} if self.fault else {})
 
