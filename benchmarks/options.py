@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from argparse import ArgumentParser
 from collections.abc import Collection
 
 from rollspec.errors import RollspecError
@@ -24,6 +25,16 @@ def numbers(option: str, text: str, least: int = 0, most: int | None = None) -> 
         bounds = f"at least {least}" if most is None else f"{least} to {most}"
         raise RollspecError(f"rollspec: {option} {text!r} has {outside[0]}; give numbers of {bounds}.")
     return found
+
+
+def arms_and_seeds(
+    parser: ArgumentParser, arms: str, seeds: str, known: Collection[str]
+) -> tuple[tuple[str, ...], tuple[int, ...]]:
+    """What `--arms`, separated by semicolons, and `--seeds` say; else `parser` ends the program with what is wrong."""
+    try:
+        return names("--arms", arms, known, ";"), numbers("--seeds", seeds)
+    except RollspecError as e:
+        parser.error(str(e))
 
 
 def names(option: str, text: str | None, known: Collection[str], separator: str = ",") -> tuple[str, ...]:

@@ -22,8 +22,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.harness import provenance, save
-from benchmarks.options import names, numbers
-from rollspec.errors import RollspecError
+from benchmarks.options import arms_and_seeds
 
 if TYPE_CHECKING:
     from drafter_online.buffer import Buffer
@@ -177,10 +176,7 @@ def main() -> None:
     parser.add_argument("--start", type=Path, help="folder of the head that training starts from; default: a fresh one")
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
-    try:
-        arms, seeds = names("--arms", args.arms, ARMS, ";"), numbers("--seeds", args.seeds)
-    except RollspecError as e:
-        parser.error(str(e))
+    arms, seeds = arms_and_seeds(parser, args.arms, args.seeds, ARMS)
     print(run(args.folder, arms, seeds, args.seconds, args.draft_vocab, args.start, args.out))
 
 

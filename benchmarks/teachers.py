@@ -21,10 +21,9 @@ from rich.table import Table
 from benchmarks.drift import CACHE
 from benchmarks.harness import provenance, save
 from benchmarks.jobs import finished, folder, run_missing, seeds_in
-from benchmarks.options import names, numbers
+from benchmarks.options import arms_and_seeds
 from examples.demo.job import Job, JobSettings, build_job, prepare_assets
 from examples.demo.runner import provenance_of, run_job
-from rollspec.errors import RollspecError
 from rollspec.telemetry.runs import STEP, load_run
 
 ARMS = {"engine": "dedicated", "policy": "policy"}
@@ -127,10 +126,7 @@ def main() -> None:
     parser.add_argument("--work", type=Path, default=CACHE / "teachers", help="folder of the jobs")
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
-    try:
-        arms, seeds = names("--arms", args.arms, ARMS, ";"), numbers("--seeds", args.seeds)
-    except RollspecError as e:
-        parser.error(str(e))
+    arms, seeds = arms_and_seeds(parser, args.arms, args.seeds, ARMS)
     print(run(seeds, args.steps, args.work, arms, args.out))
 
 

@@ -22,6 +22,7 @@ import zmq
 
 from drafter_online import wire
 from drafter_online.errors import WireError
+from drafter_online.samples import Sample
 from drafter_online.wire import Message
 
 log = logging.getLogger(__name__)
@@ -86,6 +87,15 @@ class Link:
         self.counts["sent"] += 1
         self.counts["sent_bytes"] += size
         return True
+
+    def send_sample(self, sample: Sample) -> tuple[int, int]:
+        """Send a sample, a long one in windows; how many of these were sent, and how many dropped."""
+        windows = sample.windows()
+        sent = 0
+        for window in windows:
+            tensors, record = window.parts()
+            sent += self.send(Message("samples", record, tensors))
+        return sent, len(windows) - sent
 
     def poll(self, seconds: float = 0.0) -> list[Message]:
         """Wait up to `seconds` for what the daemon says; keeps the connection alive. Never raises for what comes in."""

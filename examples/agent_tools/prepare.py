@@ -27,7 +27,10 @@ CHECKPOINT = HERE / "checkpoint"
 SIZES = ("demo", "tiny")
 DATA_SOURCE = "rollspec/agent_tools"
 SEEDS = {"train": 1_000_003, "val": 2_000_003}  # apart from each other and from the policy's training
-_CODE = (HERE / "prepare.py", HERE / "task.py", HERE / "tokenizer.py", HERE.parent / "grpo_arithmetic" / "grow.py")
+_CODE = (
+    *(HERE / name for name in ("prepare.py", "task.py", "tokenizer.py")),
+    *(HERE.parent / "grpo_arithmetic" / name for name in ("grow.py", "tokenizer.py")),
+)
 
 
 @dataclass(frozen=True)
@@ -69,13 +72,16 @@ def prepare(
         raise ValueError(f"size={size!r} is not one of {SIZES}")
     files = [*_CODE, *sorted(p for p in CHECKPOINT.iterdir() if p.is_file())]
     inputs = {"size": size, "seed": seed, "train": train_size, "val": val_size}
-    digests = {p.name: hashlib.sha256(p.read_bytes()).hexdigest() for p in files}
+    digests = {p.relative_to(HERE.parent).as_posix(): hashlib.sha256(p.read_bytes()).hexdigest() for p in files}
     text = json.dumps({**inputs, "files": digests}, indent=2)
 
     def build(out: Path) -> None:
-        _write_policy(out / "model", size, seed)
         from datasets import Dataset
 
+        from examples.agent_tools.tokenizer import build_tokenizer
+        from examples.grpo_arithmetic.grow import write_policy
+
+        write_policy(CHECKPOINT, out / "model", build_tokenizer(), size == "demo", seed)
         for split, count in (("train", train_size), ("val", val_size)):
             rows = [row(task, split, i) for i, task in enumerate(islice(stream(SEEDS[split] + seed), count))]
             Dataset.from_list(rows).to_parquet(str(out / f"{split}.parquet"))
@@ -90,20 +96,6 @@ def prepare(
         tools=str(HERE / "verl_tools.py"),
         manifest=str(final / "manifest.json"),
     )
-
-
-def _write_policy(folder: Path, size: str, seed: int) -> None:
-    import torch
-    from transformers import Qwen3ForCausalLM
-
-    from examples.agent_tools.tokenizer import build_tokenizer
-    from examples.grpo_arithmetic.grow import Size, grow
-
-    policy = Qwen3ForCausalLM.from_pretrained(CHECKPOINT, dtype=torch.float32)
-    if size == "demo":
-        policy = grow(policy, Size(), seed=seed)
-    policy.to(torch.bfloat16).save_pretrained(folder)
-    build_tokenizer().save_pretrained(folder)
 
 
 def main() -> None:

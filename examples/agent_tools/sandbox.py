@@ -18,7 +18,7 @@ import tempfile
 SECONDS = 2
 MEMORY = 256 << 20  # bytes
 OUTPUT = 1 << 16  # bytes that may be printed
-MOST_TEXT = 200  # characters of an answer
+MOST_TEXT = 200  # characters of an answer, and of a calculator's expression
 
 _CHILD = f"""
 import resource, sys

@@ -6,13 +6,11 @@ Qwen3's tokenizer: they stay in decoded text, where verl's parser and the reward
 
 from __future__ import annotations
 
-from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from examples.grpo_arithmetic.tokenizer import IM_END, MAX_POSITIONS, PAD, SPECIALS
+from examples.grpo_arithmetic import tokenizer as byte_level
 
 NAMED = ("<think>", "</think>", "<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>")
-TOKENS = (*SPECIALS[: -len(NAMED)], *NAMED)
 
 CHAT_TEMPLATE = """\
 {%- if tools %}<|im_start|>system
@@ -33,19 +31,5 @@ tools:{% for t in tools %} {{ t['function']['name'] }}{% endfor %}<|im_end|>
 
 
 def build_tokenizer() -> PreTrainedTokenizerFast:
-    """Return the tokenizer: no merges, pad ``<|pad|>``, end of text ``<|im_end|>``."""
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    core = Tokenizer(models.BPE(vocab={t: i for i, t in enumerate((*TOKENS, *alphabet))}, merges=[]))
-    core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    core.decoder = decoders.ByteLevel()
-    core.add_tokens([AddedToken(token, normalized=False) for token in NAMED])
-    tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=core,
-        pad_token=PAD,
-        eos_token=IM_END,
-        bos_token=None,
-        additional_special_tokens=[t for t in TOKENS if t not in (PAD, IM_END, *NAMED)],
-        model_max_length=MAX_POSITIONS,
-    )
-    tokenizer.chat_template = CHAT_TEMPLATE
-    return tokenizer
+    """Return the tokenizer."""
+    return byte_level.build_tokenizer(NAMED, CHAT_TEMPLATE)

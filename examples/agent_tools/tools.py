@@ -9,11 +9,9 @@ import ast
 import operator
 from collections.abc import Callable
 
-from examples.agent_tools.sandbox import run
+from examples.agent_tools.sandbox import MOST_TEXT, run
 
 MOST_DIGITS = 30
-MOST_TEXT = 200
-"""Characters of an expression, and of an answer."""
 
 _OPERATORS: dict[type, Callable[[int, int], int]] = {
     ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.FloorDiv: operator.floordiv,

@@ -20,9 +20,10 @@ from __future__ import annotations
 
 import copy
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
-from transformers import Qwen3Config, Qwen3ForCausalLM
+from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
 
 @dataclass(frozen=True)
@@ -111,6 +112,18 @@ def grow(model: Qwen3ForCausalLM, size: Size, seed: int = 0) -> Qwen3ForCausalLM
         _place(mlp.down_proj.weight, source[f"{prefix}mlp.down_proj.weight"])
     new.generation_config = copy.deepcopy(model.generation_config)
     return new
+
+
+def write_policy(
+    checkpoint: Path, folder: Path, tokenizer: PreTrainedTokenizerFast, grown: bool, seed: int
+) -> Qwen3ForCausalLM:
+    """Write a shipped policy, grown or as it is, and its tokenizer into `folder`; the policy."""
+    policy = Qwen3ForCausalLM.from_pretrained(checkpoint, dtype=torch.float32)
+    if grown:
+        policy = grow(policy, Size(), seed=seed)
+    policy.to(torch.bfloat16).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return policy
 
 
 def count_parameters(model: torch.nn.Module) -> int:

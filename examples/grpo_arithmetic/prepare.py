@@ -52,18 +52,11 @@ def inputs_hash(size: str, seed: int, train_size: int, val_size: int) -> str:
 
 def _build(folder: Path, size: str, seed: int, train_size: int, val_size: int) -> int:
     """Write policy and data into ``folder``; return the number of parameters."""
-    import torch
-    from transformers import Qwen3ForCausalLM
-
     from examples.grpo_arithmetic.data import write_split
-    from examples.grpo_arithmetic.grow import Size, count_parameters, grow
+    from examples.grpo_arithmetic.grow import count_parameters, write_policy
     from examples.grpo_arithmetic.tokenizer import build_tokenizer
 
-    policy = Qwen3ForCausalLM.from_pretrained(CHECKPOINT, dtype=torch.float32)
-    if size == "demo":
-        policy = grow(policy, Size(), seed=seed)
-    policy.to(torch.bfloat16).save_pretrained(folder / "model")
-    build_tokenizer().save_pretrained(folder / "model")
+    policy = write_policy(CHECKPOINT, folder / "model", build_tokenizer(), size == "demo", seed)
     write_split(folder / "train.parquet", "train", train_size, seed)
     write_split(folder / "val.parquet", "val", val_size, seed)
     return count_parameters(policy)

@@ -6,7 +6,9 @@ engine may mask ids at or above ``len(tokenizer)`` while a trainer does not, and
 
 from __future__ import annotations
 
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from collections.abc import Sequence
+
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 PAD, IM_START, IM_END, END_OF_TEXT = "<|pad|>", "<|im_start|>", "<|im_end|>", "<|endoftext|>"
@@ -21,22 +23,30 @@ CHAT_TEMPLATE = (
 )
 
 
-def build_tokenizer() -> PreTrainedTokenizerFast:
-    """Return the tokenizer: no merges, ChatML template, pad ``<|pad|>``, end of text ``<|im_end|>``."""
+def build_tokenizer(named: Sequence[str] = (), template: str = CHAT_TEMPLATE) -> PreTrainedTokenizerFast:
+    """Return the tokenizer: no merges, pad ``<|pad|>``, end of text ``<|im_end|>``.
+
+    Args:
+        named: names for the last special ids, which then are added tokens but no special ones: they stay in decoded
+            text, as in Qwen3's tokenizer.
+        template: for chats.
+    """
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    vocab = {token: index for index, token in enumerate((*SPECIALS, *alphabet))}
+    specials = SPECIALS[: len(SPECIALS) - len(named)]
+    vocab = {token: index for index, token in enumerate((*specials, *named, *alphabet))}
     core = Tokenizer(models.BPE(vocab=vocab, merges=[]))
     core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     core.decoder = decoders.ByteLevel()
+    core.add_tokens([AddedToken(token, normalized=False) for token in named])
     tokenizer = PreTrainedTokenizerFast(
         tokenizer_object=core,
         pad_token=PAD,
         eos_token=IM_END,
         bos_token=None,
-        additional_special_tokens=[token for token in SPECIALS if token not in (PAD, IM_END)],
+        additional_special_tokens=[token for token in specials if token not in (PAD, IM_END)],
         model_max_length=MAX_POSITIONS,
     )
-    tokenizer.chat_template = CHAT_TEMPLATE
+    tokenizer.chat_template = template
     return tokenizer
 
 

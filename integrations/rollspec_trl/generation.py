@@ -13,9 +13,9 @@ from types import ModuleType
 from typing import Any
 
 from rollspec.engine.vllm.hooks.base import on_import
-from rollspec.head.metadata import mapping
+from rollspec.head import metadata
 from rollspec.sampling.conversations import Conversation
-from rollspec.sampling.scoring import KEY, TURN
+from rollspec.sampling.scoring import TURN
 from rollspec_trl import options
 from rollspec_trl.engines import Colocated
 from rollspec_trl.state import State, wrap_all
@@ -68,7 +68,8 @@ def _on_sync(state: State) -> None:
 
 def _generate(original: Callable[..., Any], self: Any, *args: Any, **kwargs: Any) -> Any:
     state = State.of(self)
-    prompts, images = (kwargs[n] if n in kwargs else [*args, None][i] for i, n in enumerate(("prompts", "images")))
+    given = {**dict(zip(("prompts", "images"), args, strict=False)), **kwargs}
+    prompts, images = given["prompts"], given.get("images")
     rollouts: list[Conversation | None] = []
     if isinstance(state.engine, Colocated) and state.step is not None and images is None:
         with state.faults.left_out("the turns of rollouts"):
@@ -123,6 +124,6 @@ class _Marking:
 def _with_mark(params: Any, rollout: Conversation | None) -> Any:
     if rollout is None:
         return params
-    params, extra = copy.copy(params), params.extra_args or {}
-    params.extra_args = {**extra, KEY: {**mapping(extra.get(KEY)), TURN: rollout.mark()}}
+    params = copy.copy(params)
+    params.extra_args = metadata.added(params.extra_args, {TURN: rollout.mark()})
     return params

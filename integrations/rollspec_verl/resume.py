@@ -56,7 +56,7 @@ async def _turn(
     conversation, prompt = None, prompt_ids
     try:
         own = metadata.mapping((sampling_params.get("extra_args") or {}).get(scoring.KEY))
-        if _on(self) and scoring.TURN not in own and scoring.ORIGIN not in own and not _shows(kwargs):
+        if _on(self) and scoring.TURN not in own and scoring.ORIGIN not in own and not shows(kwargs):
             from verl.utils import normalize_token_ids
 
             prompt = normalize_token_ids(prompt_ids)
@@ -82,7 +82,7 @@ def _conversation(client: Any, request_id: Any, prompt: Sequence[int]) -> Conver
     return found
 
 
-def _shows(kwargs: dict[str, Any]) -> bool:
+def shows(kwargs: dict[str, Any]) -> bool:
     """Whether there are images, video or sound: the server and vLLM rewrite such prompts, so where one ends is not
     known here.
     """
@@ -91,9 +91,7 @@ def _shows(kwargs: dict[str, Any]) -> bool:
 
 def _with(sampling_params: dict[str, Any], mark: dict[str, Any]) -> dict[str, Any]:
     """`sampling_params`, which are not changed, with more settings of rollspec's own."""
-    extra = dict(sampling_params.get("extra_args") or {})
-    own = metadata.mapping(extra.get(scoring.KEY))
-    return {**sampling_params, "extra_args": {**extra, scoring.KEY: {**own, **mark}}}
+    return {**sampling_params, "extra_args": metadata.added(sampling_params.get("extra_args"), mark)}
 
 
 async def _generate(
@@ -126,7 +124,7 @@ async def _submit(original: Callable[..., Any], self: Any, *args: Any, **kwargs:
 
 def _named(prompt_ids: Any, sampling_params: dict[str, Any], kwargs: dict[str, Any]) -> dict[str, Any]:
     """The sampling parameters of every submission of a rollout. The caller's mapping is not changed."""
-    if _shows(kwargs):
+    if shows(kwargs):
         log_once.warn(
             "rollouts with images, video or sound that are aborted resume with other noise and a history of their own"
         )

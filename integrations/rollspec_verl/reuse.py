@@ -30,7 +30,7 @@ from rollspec.proposal.history import tokenizer_name
 from rollspec.sampling import lenient_reuse, scoring
 from rollspec.sampling.lenient_reuse import LenientReuse, Prefix
 from rollspec.telemetry.faults import Faults
-from rollspec_verl import options
+from rollspec_verl import options, resume
 from rollspec_verl.rollouts import Rollouts
 
 logger = logging.getLogger("rollspec")
@@ -236,7 +236,7 @@ class ReusingServer:
             # An aborted rollout resumes (resume.py); what it was started from is in front of it already.
             return await whole(prompt_ids, params)
         sample = own.pop(SAMPLE, None)
-        if any(kwargs.get(f"{kind}_data") is not None for kind in ("image", "video", "audio")):
+        if resume.shows(kwargs):
             log_once.warn("responses to prompts with images, video or sound are not reused")
             sample = None
         limit = self._rollspec_limit(params, len(prompt_ids))

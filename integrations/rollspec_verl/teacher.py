@@ -121,7 +121,6 @@ class Teacher:
         self.spent = 0.0  # seconds of reading
         self.began: float | None = None  # the first pass
         self._states: dict[int, torch.Tensor] | None = None  # by layer, of the micro-batch that is computed
-        self._hooked = False
         self._layers: tuple[int, ...] = ()
         self._last = 0
         self._hello: dict[str, Any] = {}
@@ -134,7 +133,7 @@ class Teacher:
         """While verl computes the log-probs of one batch with `engine`."""
         self.began = self.began or time.perf_counter()
         with self._left_out("hooking the policy"):
-            if not self._hooked:
+            if self._thread is None:
                 self.attach(engine.module)
                 self._thread = threading.Thread(target=self._send, name="rollspec-teacher", daemon=True)
                 self._thread.start()
@@ -166,7 +165,6 @@ class Teacher:
             if number < self._last:
                 layers[number].register_forward_pre_hook(self._entering(number), with_kwargs=True)
         layers[-1].register_forward_hook(self._leaving)
-        self._hooked = True
 
     def _entering(self, number: int) -> Callable[..., None]:
         def keep(_: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -249,7 +247,6 @@ class Teacher:
     def _send(self) -> None:
         from drafter_online import wire
         from drafter_online.link import Link
-        from drafter_online.wire import Message
 
         with self._left_out("sending samples"):
             endpoint, token = self.config.endpoint, None
@@ -265,9 +262,7 @@ class Teacher:
                     pass  # versions are for engines
                 while link.ready and len(self.inbox):
                     for sample in self.inbox.take(1):
-                        for part in sample.windows():
-                            tensors, record = part.parts()
-                            self.counts["sent"] += link.send(Message("samples", record, tensors))
+                        self.counts["sent"] += link.send_sample(sample)[0]
             link.close()
 
 

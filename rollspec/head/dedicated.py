@@ -184,10 +184,9 @@ class DedicatedTraining(HeadTraining):
         # What does not fit into the window waits with the capture, which is bounded and drops its oldest.
         while capture is not None and capture.ready and self.link.ready and not self._stop.is_set():
             for sample in capture.take(1):
-                for part in sample.windows():
-                    tensors, record = part.parts()
-                    sent = self.link.send(Message("samples", record, tensors))
-                    self.counts["sent" if sent else "feedback_dropped"] += 1
+                sent, dropped = self.link.send_sample(sample)
+                self.counts["sent"] += sent
+                self.counts["feedback_dropped"] += dropped
         while self._rewards and self.link.ready:
             some = [self._rewards.popleft() for _ in range(min(len(self._rewards), MOST_REWARDS))]
             self.link.send(Message("rewards", dict(some)))

@@ -41,6 +41,12 @@ def of(sampling_params: Any) -> Metadata:
     return Metadata(domain, bool(given.get("private", False)))
 
 
+def added(extra_args: Mapping[str, Any] | None, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """A request's `extra_args`, which are not changed, with more of rollspec's own settings."""
+    extra = dict(extra_args or {})
+    return {**extra, KEY: {**mapping(extra.get(KEY)), **settings}}
+
+
 def mapping(given: Any) -> dict[str, Any]:
     """What a request carries under `KEY`, as a mapping; what cannot be read makes it private. Never raises.
 

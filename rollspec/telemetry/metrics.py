@@ -71,12 +71,7 @@ _ROWS = (
     ("drafter/idle_cost", "ratio", "gauge", "engine time in which training had yet to give way; above 3 % it waits"),
     ("drafter/policy_samples", "samples", "counter", "taken from the policy's training pass (drafter.mode: policy)"),
     ("drafter/policy_dropped", "samples", "counter", "of these, dropped to stay within their bytes"),
-    (
-        "drafter/policy_share",
-        "ratio",
-        "gauge",
-        "share of the job's time that taking them took",
-    ),
+    ("drafter/policy_share", "ratio", "gauge", "share of the job's time that taking them took"),
     ("rollout/generation_share", "ratio", "gauge", "generation time / time of the whole training step"),
     ("rollout/wait_share", "ratio", "gauge", "time an asynchronous trainer waits for rollouts / of the step (verl)"),
     ("rollout/generation_seconds", "s", "counter", "time the trainer waited for rollouts (TRL)"),

@@ -42,6 +42,20 @@ DRAFTER_SUMS = (
 )  # fmt: skip
 
 
+# Small steps and quick verdicts: what is tested is that all parts move, not that so short a training pays.
+YOUNG_HEAD = (
+    "drafter.publish_every=2",
+    "drafter.training.batch_tokens=128",
+    "drafter.capture.share=1.0",
+    "proposal.learned.canary_drafts=4",
+    "proposal.learned.k_max=2",
+    # So young a head is worth no step yet: what it drafts is verified all the same.
+    "proposal.budget.policy=fixed",
+    "tuning.policy=static",
+    "tuning.guard.enabled=false",
+)
+
+
 @pytest.fixture(scope="module")
 def make(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Job]:
     assets = prepare_assets(SETTINGS, tmp_path_factory.mktemp("assets"))
@@ -180,20 +194,8 @@ def test_long_tail_trains_while_a_replica_idles_swaps_and_resumes(make: Callable
     A resumed job goes on from the versions, the samples and the training of the checkpoint.
     """
     checkpoints = f"trainer.default_local_dir={tmp_path / 'checkpoints'}"
-    # Small steps and quick verdicts: what is tested is that all parts move, not that so short a training pays.
-    small = (
-        "drafter.publish_every=2",
-        "drafter.training.batch_tokens=128",
-        "drafter.capture.share=1.0",
-        "proposal.learned.canary_drafts=4",
-        "proposal.learned.k_max=2",
-        # So young a head is worth no step yet: what it drafts is verified all the same.
-        "proposal.budget.policy=fixed",
-        "tuning.policy=static",
-        "tuning.guard.enabled=false",
-    )
-    job = make(tmp_path / "first", checkpoints, "trainer.save_freq=3", preset="long_tail", overrides=small, replicas=2,
-               steps=3)  # fmt: skip
+    job = make(tmp_path / "first", checkpoints, "trainer.save_freq=3", preset="long_tail", overrides=YOUNG_HEAD,
+               replicas=2, steps=3)  # fmt: skip
     run_job(job, timeout=840, stall=600)  # two engines and two trainers start on the same cores
     steps = rows(job)
     assert len(steps) == 3
@@ -225,7 +227,7 @@ def test_long_tail_trains_while_a_replica_idles_swaps_and_resumes(make: Callable
     store.record(number, "promoted", "by hand")
     assert number > 1000 and store.promoted() == number
     resume = ("trainer.resume_mode=auto", "trainer.total_training_steps=4")
-    again = make(tmp_path / "second", checkpoints, *resume, preset="long_tail", overrides=small, epochs=3,
+    again = make(tmp_path / "second", checkpoints, *resume, preset="long_tail", overrides=YOUNG_HEAD, epochs=3,
                  replicas=2)  # fmt: skip
     again = dataclasses.replace(again, total_steps=1)
     run_job(again, timeout=600, stall=600)
@@ -240,18 +242,7 @@ def test_long_tail_trains_while_a_replica_idles_swaps_and_resumes(make: Callable
 @pytest.mark.timeout(1200)
 def test_the_policys_training_pass_teaches_the_head(make: Callable[..., Job], tmp_path: Path) -> None:
     """The trainer has its samples from the log-prob pass; the engine records none and serves what it publishes."""
-    small = (
-        "drafter.mode=policy",
-        "drafter.publish_every=2",
-        "drafter.training.batch_tokens=128",
-        "drafter.capture.share=1.0",
-        "proposal.learned.canary_drafts=4",
-        "proposal.learned.k_max=2",
-        "proposal.budget.policy=fixed",
-        "tuning.policy=static",
-        "tuning.guard.enabled=false",
-    )
-    job = make(tmp_path / "job", preset="long_tail", overrides=small, steps=4)
+    job = make(tmp_path / "job", preset="long_tail", overrides=("drafter.mode=policy", *YOUNG_HEAD), steps=4)
     run_job(job, timeout=900, stall=600)
     steps = rows(job)
     assert len(steps) == 4

@@ -15,7 +15,6 @@ from rollspec.engine.vllm import hooks
 from rollspec.engine.vllm.settings import engine_config
 from rollspec.head import metadata
 from rollspec.sampling import scoring
-from rollspec.sampling.scoring import KEY
 from rollspec.sampling.streams import Arrivals
 
 ARRIVALS = "_rollspec_arrivals"
@@ -35,9 +34,8 @@ def add_request(add: Any, scheduler: Any, request: Any) -> None:
     if arrivals is not None and params is not None and params.seed is None and not (turn and turn.number):
         # A copy: where the engine runs in the caller's process, requests may share their parameters.
         params = request.sampling_params = copy.copy(params)
-        extra = params.extra_args or {}
         number = arrivals.number(request.prompt_token_ids, scoring.origin(params))
-        params.extra_args = {**extra, KEY: {**metadata.mapping(extra.get(KEY)), ARRIVAL: number}}
+        params.extra_args = metadata.added(params.extra_args, {ARRIVAL: number})
     add(scheduler, request)
 
 
