@@ -29,6 +29,10 @@ WATCHED = 8
 REST_AFTER, REST_EVERY = 64, 8
 """After so many steps in which the policy wanted none, nothing is looked up at all but in every so many-th step."""
 
+PRICE_EVERY, PRICE_FIRST, PRICE_STEPS = 256, 16, 4
+"""After so many drafted steps of a batch bucket (the first time after fewer) come so many without drafts: what such a
+step takes is known from nothing else where every step verifies, and every other arm is weighed against it."""
+
 _SEED_STEPS = 8.0  # steps that a batch bucket's prior, taken from the other buckets, counts for
 _SMOOTH = 1.0 / 64.0
 _HOST_FIXED = 16.0  # drafting for a step costs the host what so many requests do, and what its requests do
@@ -108,6 +112,7 @@ class Tuner:
         self._seen = 0
         self._seeded: set[int] = set()
         self._quiet: dict[int, int] = {}  # steps in a row, by bucket, in which the policy wanted none
+        self._unpriced: dict[int, int] = {}  # steps, by bucket, since none was played
 
     def plan(self, batch: int, context_tokens: float) -> Plan:
         """The decision for the next step of `batch` requests with `context_tokens` in all."""
@@ -124,6 +129,8 @@ class Tuner:
             played = next(
                 (i for i, a in enumerate(self.arms) if a == left), chosen
             )  # the chosen one where there is none
+        if self._prices(bucket, played):
+            played, drafters = self.none, ()
         self.plays[played] += 1
         watch = 0
         if played == self.none and len(self.arms) > 1:
@@ -132,6 +139,18 @@ class Tuner:
         resting = quiet > REST_AFTER
         rest, steps = resting and quiet % REST_EVERY != 0, REST_EVERY if resting else 1
         return Plan(bucket, chosen, played, self.arms[played].k, watch, batch, drafters, rest, steps)
+
+    def _prices(self, bucket: int, played: int) -> bool:
+        """Whether this step goes without drafts for its price alone. A bandit measures what it plays; and what was
+        asked for without none stays without.
+        """
+        if played == self.none or not self.policy.full_information or self.none not in self._index:
+            self._unpriced[bucket] = 0
+            return False
+        n = self._unpriced[bucket] = self._unpriced.get(bucket, PRICE_EVERY - PRICE_FIRST) + 1
+        if n == PRICE_EVERY + PRICE_STEPS:
+            self._unpriced[bucket] = 0
+        return n > PRICE_EVERY
 
     def observe(
         self,

@@ -76,6 +76,26 @@ def test_bad_settings_get_one_sentence_at_the_start(given: dict[str, Any], says:
     assert says in str(e.value) and str(e.value).count("rollspec:") == 1
 
 
+@pytest.mark.parametrize(("policy", "plays"), [("hedge", True), ("ucbspec", False), ("static", False)])
+def test_a_step_without_drafts_is_priced_by_playing_it_where_drafts_always_pay(policy: str, plays: bool) -> None:
+    t = tuner(policy=policy, arms=(0, 4))
+    without = 0.0
+    for _ in range(600):
+        plan = t.plan(8, 0.0)
+        tokens = 8 * (1 + plan.k)
+        t.cost.observe(tokens, 0.008 + 1e-4 * tokens + 0.003 * (plan.k > 0), 0.0, plan.k > 0, 8)
+        rows = len(range(0, 8, plan.watch or 1))
+        t.observe(plan, 8, 0.0, Rows([4] * rows, [3] * rows))
+        without += not plan.k
+    assert (t.plays[t.none] == 4 * 3) == plays  # after 16, 276 and 536 steps
+    if plays:
+        assert without == 12 and t.cost.seconds(8) == pytest.approx(0.0088, rel=0.02)
+
+
+def test_an_engine_that_was_asked_to_draft_always_does() -> None:
+    assert 0 not in settled(tuner(arms=(2, 4)), 4, 0.9)
+
+
 def test_draft_length_follows_batch_and_acceptance() -> None:
     t = tuner()
     assert np.median(settled(t, 1, 0.9)) >= 8
