@@ -14,7 +14,7 @@ from typing import Any
 
 from scripts.stale import RESULTS, ROOT
 
-DEMO, EARLIER = "demo-0.32", ("demo-0.32-first", "demo-0.32-second")
+DEMO, EARLIER = "demo-0.32", ("demo-0.32-reversed", "demo-0.32-four", "demo-0.32-xeon")
 CONTROLS = {"control": "the demo's policy", "control-smollm2": "SmolLM2-135M"}
 ARMS = {"memory": "suffix drafts", "head": "draft head and suffix drafts", "head, coupled": "the same, `mode: coupled`"}
 PROMPTS = ("fresh", "repeated")
@@ -37,7 +37,8 @@ def headline() -> str:
     for name in EARLIER:
         if other := load(name):
             made = other["provenance"]["baseline"]
-            label = f"earlier code, {made['settings']['dtype']}, {made['machine']['cpu']}: generation, {_later(other)}"
+            order = ", rollspec's run first" if made["started"] > other["provenance"]["rollspec"]["started"] else ""
+            label = f"micro-batches of four{order}, {made['machine']['cpu']}: generation, {_later(other)}"
             rows.append((label, *_ratio(other["comparison"]["later"]), f"`{name}.json`"))
     for name, what in CONTROLS.items():
         if found := load(name):
@@ -64,7 +65,7 @@ def demo() -> str:
         ("the same, per token", lambda d: _both(_ratio(d["comparison"]["later_tokens_per_second"]))),
         ("generation, epoch by epoch", lambda d: " / ".join(f"{r['value']:.2f}x" for r in _epochs(d))),
         ("whole training step, all epochs", lambda d: _both(_ratio(d["comparison"]["step"]))),
-        ("the phases without rollouts: the machine between the runs",
+        ("the phases without rollouts",
          lambda d: _both(_ratio(d["comparison"]["other_phases"])) if d["comparison"].get("other_phases") else "-"),
         ("generation's share of a step, without", lambda d: f"{100 * d['baseline']['gen_share']:.0f} %"),
         ("acceptance length; rate",
@@ -176,7 +177,7 @@ def _demo_rows(d: Any) -> Iterator[Row]:
     numbers = " / ".join(str(i + 1) for i in range(len(epochs)))
     yield f"generation, epoch {numbers}", *_joined(map(_ratio, epochs)), file
     if others := c.get("other_phases"):
-        yield "for comparison: the phases without generation, in the same two runs (the machine)", *_ratio(others), file
+        yield "for comparison: the phases without generation, in the same two runs", *_ratio(others), file
     share = [100 * d[side]["gen_share"] for side in ("run", "baseline")]
     label = f"whole training step, all epochs; generation is {min(share):.0f} to {max(share):.0f} % of it"
     yield label, *_ratio(c["step"]), file
