@@ -19,7 +19,7 @@ from rollspec.telemetry import figures
 from rollspec.telemetry.figures import STYLES, Figure, Line, line_chart
 from rollspec.telemetry.report import render, report_json, write_report
 from rollspec.telemetry.runs import Run, load_run
-from rollspec.telemetry.summary import calibration, compare, limits, ratio, summarize, tokens_per_step
+from rollspec.telemetry.summary import calibration, compare, limits, ratio, summarize, t_critical, tokens_per_step
 
 DRAWN: dict[Any, Figure] = {}
 
@@ -335,6 +335,10 @@ def test_ratio_interval() -> None:
     assert ratio([4.0, None], [3.0, 1.0], [2.0, 1.0], [2.0, 1.0]) == {"value": 3.0, "low": 3.0, "high": 3.0, "steps": 1}
 
 
+def test_the_bound_of_few_pairs_is_of_students_t() -> None:
+    assert [t_critical(n) for n in (2, 5)] == pytest.approx([6.2053, 3.1634], abs=1e-4)  # two-sided, 97.5 %
+
+
 def test_a_chart_is_text_in_the_colours_of_the_page() -> None:
     lines = [Line("a <b>", "s-run", [1, 2, 3], [1.0, None, 0.5]), Line("c", "s-2", [1, 2, 3], [0.25, 0.25, 0.25])]
     marks = [(1.5, "epoch 2"), (9.5, "outside")]
@@ -356,6 +360,9 @@ def test_lengths_come_from_their_own_file(tmp_path: Path) -> None:
     (tmp_path / "lengths.jsonl").write_text('{"step":2,"lengths":[3,4]}\n{"step":3,"lengths":[9]}\n')
     run = load_run(tmp_path)
     assert run.lengths == ((), (3, 4))
+    with (tmp_path / "lengths.jsonl").open("a") as f:
+        f.write('{"step":1,"len')
+    assert "Line 3 of lengths.jsonl was cut off in the middle and is left out." in load_run(tmp_path).notes
 
 
 def test_tokens_per_second_from_the_second_epoch_on(demo: Path) -> None:
