@@ -193,7 +193,7 @@ def run_plan(plan: Plan, display: Display) -> None:
 
 def conclude(out: Path, console: Console, html: bool) -> dict[str, Any]:
     """Print the comparison of the runs in `out`, as far as they came, and write the page; the numbers."""
-    from rollspec.telemetry.report import limits_sentence, report_json, table, write_report  # loads matplotlib
+    from rollspec.telemetry.report import report_json, table, write_report  # loads matplotlib
 
     add_repeats(out / "baseline")
     done = {name: n for name in RUNS if (n := steps_done(out / name))}
@@ -218,15 +218,15 @@ def conclude(out: Path, console: Console, html: bool) -> dict[str, Any]:
     console.print()
     console.print(shown)
     console.print(f"[bold]{numbers['headline']}[/bold]", highlight=False, soft_wrap=True)
-    if sentence := limits_sentence(numbers):
+    if sentence := numbers["limits_sentence"]:
         console.print(sentence, highlight=False, soft_wrap=True)
     if base is not None and (sentence := null_control()):
         console.print(sentence, highlight=False, soft_wrap=True)
     if (compared := numbers["comparison"]) and compared["timed"] < compared["steps"]:
         console.print("ratios leave the first step out, totals have it", highlight=False)
     if html:
-        paths = write_report(main.folder, [base.folder] if base is not None else None, out)
-        console.print(f"report: {paths.html}", highlight=False, soft_wrap=True)
+        page, _ = write_report(main.folder, [base.folder] if base is not None else None, out)
+        console.print(f"report: {page}", highlight=False, soft_wrap=True)
     else:
         (out / "report.json").write_text(json.dumps(numbers, indent=2) + "\n", encoding="utf-8")
     return numbers

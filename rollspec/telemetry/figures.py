@@ -31,6 +31,8 @@ from rollspec.telemetry.summary import (
     MODELLED,
     OVERLAP,
     REWARD,
+    Series,
+    measured,
 )
 
 if TYPE_CHECKING:
@@ -83,108 +85,109 @@ class Line:
 def figures(run: Run, baseline: Run | None) -> list[Figure]:
     """All figures, in the order of the report."""
     runs = [*([(baseline, "s-base")] if baseline is not None else []), (run, "s-run")]
+    mine, lines = run.series, partial(_lines, run)
+    single = [(r.name, style, r.all_lengths) for r, style in runs if r.all_lengths]
+    quantiles = {n: mine(f"rollspec/length/{n}", f"response_length/{n}") for n in ("p50", "mean", "p90", "p99", "max")}
+    rates = {f"{d} ({sum(run.known(DRAFTED + d)):,.0f} drafted)": rate for d, rate in _under(run, RATE).items()}
+    over_steps = partial(line_chart, marks=_changes(run, [f"epoch {e + 1}" for e in run.epochs]))
+    share = partial(over_steps, percent=True)
 
     def both(*names: str) -> list[Line]:
         return [Line(r.name, style, r.steps, r.series(*names)) for r, style in runs]
 
-    def one(*names: str) -> list[Line]:
-        return _lines(run, {"": run.series(*names)})
-
-    def parts(**names: str) -> list[Line]:
-        return _lines(run, {label.replace("_", " "): run.series(name) for label, name in names.items()})
-
-    over_steps = partial(line_chart, marks=_changes(run, [f"epoch {e + 1}" for e in run.epochs]))
-    share = partial(over_steps, percent=True)
     return [
         over_steps("Generation time per step", "seconds", both(GEN)),
         over_steps("Mean reward", "reward", both(*REWARD), zero=False),
-        over_steps("Acceptance length", "tokens per verify step", one(*ACCEPT_LENGTH),
+        over_steps("Acceptance length", "tokens per verify step", lines({"": mine(*ACCEPT_LENGTH)}),
                    note="Accepted draft tokens plus one; without drafts it is 1."),
-        share("Acceptance by drafter", "accepted / drafted", _by_drafter(run) or one(*ACCEPT_RATE)),
+        share("Acceptance by drafter", "accepted / drafted", lines(rates or {"": mine(*ACCEPT_RATE)})),
         line_chart("Acceptance by draft position", "accepted, given verified", _by_position(run),
                    x_label="position in the draft", percent=True),
         *(_learned(run) if run.has(VERSION) else []),
-        _response_lengths(runs) or over_steps(
-            "Response lengths", "tokens", _percentiles(run),
-            note=f"Of {run.name}, per step: it did not record the single lengths that a histogram needs."),
-        over_steps("Speed-up and its limits", "times no drafts", _limits(run),
+        histogram("Response lengths", "response length (tokens)", "responses (log)", single) if single else
+        over_steps("Response lengths", "tokens", lines(quantiles),
+                   note=f"Of {run.name}, per step: it did not record the single lengths that a histogram needs."),
+        over_steps("Speed-up and its limits", "times no drafts", lines(_limits(run)),
                    note="By the fitted cost of engine steps. The clairvoyant knows what will be accepted."),
-        share("Draft lengths chosen", "share of engine steps", _arms(run)),
-        share("Cost of proposing", "share of engine time", one("rollspec/rollout/propose_share")),
+        share("Draft lengths chosen", "share of engine steps", lines(_arms(run))),
+        share("Cost of proposing", "share of engine time", lines({"": mine("rollspec/rollout/propose_share")})),
         share("Effective sample size", "share of the sample",
-              parts(of_tokens=ESS_TOKEN, of_whole_responses=ESS_SEQUENCE),
+              lines({"of tokens": mine(ESS_TOKEN), "of whole responses": mine(ESS_SEQUENCE)}),
               note="Engine against trainer; rounding alone lowers that of whole responses as they get longer."),
-        share("Repeats of the last epoch", "share of tokens", parts(repeated=OVERLAP, by_chance=CHANCE),
+        share("Repeats of the last epoch", "share of tokens",
+              lines({"repeated": mine(OVERLAP), "by chance": mine(CHANCE)}),
               note="Tokens in a prefix that equals the prompt's last response of the same number."),
         over_steps("Time of the whole training step", "seconds", both(STEP_TIME)),
     ]  # fmt: skip
 
 
-def _by_drafter(run: Run) -> list[Line]:
-    drafted = {d: sum(run.known(DRAFTED + d)) for d in _under(run, RATE)}
-    return _lines(run, {f"{d} ({n:,.0f} drafted)": run.series(RATE + d) for d, n in drafted.items()})
-
-
-def _by_position(run: Run) -> list[Line]:
-    """Of the i-th drafted token, given that all before it were accepted, in the first and the last epoch."""
-    positions, lines = _under(run, POSITION), []
-    for epoch, style in {min(run.epochs): "s-1", max(run.epochs): "s-run"}.items():
-        rows = [row for row, e in zip(run.rows, run.epochs, strict=True) if e == epoch]
-        values = [[row[POSITION + i] for row in rows if POSITION + i in row] for i in positions]
-        y = [fmean(v) if v else None for v in values]
-        lines.append(Line(f"epoch {epoch + 1}", style, [int(i) for i in positions], y))
-    return lines
-
-
 def _learned(run: Run) -> list[Figure]:
     """The learned drafter over the steps, with its versions marked, and what its training made of idle time."""
     versions = [None if v is None else f"v{v:.0f}" for v in run.series(VERSION)]
-    over_steps = partial(line_chart, marks=_changes(run, versions))
-    names = ("accept_length", "staleness", "loss", "idle_seconds", "used_seconds")
-    length, staleness, loss, idle, used = (run.series(DRAFTER + name) for name in names)
-    terms = {name: run.series(f"{DRAFTER}loss/{name}") for name in _under(run, f"{DRAFTER}loss/")}
-    swaps, seconds, spent, had = (sum(run.known(DRAFTER + n)) for n in ("swaps", "swap_seconds", *names[4:2:-1]))
+    over_steps, terms = partial(line_chart, marks=_changes(run, versions)), _under(run, f"{DRAFTER}loss/")
+    names = ("swaps", "swap_seconds", "idle_seconds", "used_seconds")
+    swaps, seconds, idle, used = (sum(run.known(DRAFTER + name)) for name in names)
     late = run.known(f"{DRAFTER}preempt_p99_seconds")
+
+    def mine(name: str) -> Series:
+        return run.series(DRAFTER + name)
+
     return [
-        over_steps("Learned drafter: acceptance length", "tokens per verify step", _lines(run, {"": length}),
-                   zero=False, note="Of what was scored since its weights last changed, verified or not."
+        over_steps("Learned drafter: acceptance length", "tokens per verify step",
+                   _lines(run, {"": mine("accept_length")}), zero=False,
+                   note="Of what was scored since its weights last changed, verified or not."
                    + (f" {swaps:.0f} swaps, {1e3 * seconds / swaps:.2f} ms each." if swaps else "")),
-        over_steps("Learned drafter: staleness", "policy versions behind", _lines(run, {"": staleness})),
-        over_steps("Learned drafter: training loss", "nats", _lines(run, {"loss": loss, **terms}),
+        over_steps("Learned drafter: staleness", "policy versions behind", _lines(run, {"": mine("staleness")})),
+        over_steps("Learned drafter: training loss", "nats", _lines(run, {"loss": mine("loss"), **terms}),
                    note="The terms are without their weights." if terms else ""),
-        over_steps("Idle time and what training made of it", "seconds", _lines(run, {"idle": idle, "used": used}),
-                   note=f"{spent:.1f} of {had:.1f} s, over all replicas."
+        over_steps("Idle time and what training made of it", "seconds",
+                   _lines(run, {"idle": mine("idle_seconds"), "used": mine("used_seconds")}),
+                   note=f"{used:.1f} of {idle:.1f} s, over all replicas."
                    + (f" Requests waited {1e3 * late[-1]:.1f} ms for it at the 99th percentile." if late else "")),
     ]  # fmt: skip
 
 
-def _response_lengths(runs: Sequence[tuple[Run, str]]) -> Figure | None:
-    samples = [(r.name, style, r.all_lengths) for r, style in runs if r.all_lengths]
-    return histogram("Response lengths", "response length (tokens)", "responses (log)", samples) if samples else None
+def _by_position(run: Run) -> list[Line]:
+    """Of the i-th drafted token, given that all before it were accepted, in the first and the last epoch."""
+    found = _under(run, POSITION)
+
+    def line(epoch: int, style: str) -> Line:
+        of = [[v for v, e in zip(rates, run.epochs, strict=True) if e == epoch] for rates in found.values()]
+        return Line(f"epoch {epoch + 1}", style, [int(i) for i in found], [measured(fmean, v) for v in of])
+
+    return [line(*of) for of in {min(run.epochs): "s-1", max(run.epochs): "s-run"}.items()]
 
 
-def _percentiles(run: Run) -> list[Line]:
-    names = ("p50", "mean", "p90", "p99", "max")
-    return _lines(run, {n: run.series(f"rollspec/length/{n}", f"response_length/{n}") for n in names})
-
-
-def _limits(run: Run) -> list[Line]:
+def _limits(run: Run) -> dict[str, Series]:
     """Modelled speed-ups over no drafts."""
-    base, found = run.series(f"{MODELLED}none"), {}
     settings = {"got": "played", "oracle arm": "oracle", "clairvoyant": "clairvoyant", "perfect drafter": "perfect"}
-    for label, setting in settings.items():
-        seconds = run.series(MODELLED + setting)
-        found[label] = [b / t if b and t else None for b, t in zip(base, seconds, strict=True)]
-    return _lines(run, found)
+    none, *others = (run.series(MODELLED + setting) for setting in ("none", *settings.values()))
+    speeds = [[n / t if n and t else None for n, t in zip(none, seconds, strict=True)] for seconds in others]
+    return dict(zip(settings, speeds, strict=True))
 
 
-def _arms(run: Run) -> list[Line]:
+def _arms(run: Run) -> dict[str, Series]:
     """Share of engine steps of the arms that were played most."""
+    found = _under(run, ARM)
     # A step that carries any arm carries all that were played in it.
-    recorded = [any(name.startswith(ARM) for name in row) for row in run.rows]
-    most = sorted(_under(run, ARM), key=lambda arm: -sum(run.known(ARM + arm)))[:COLOURS]
-    rows = {arm: zip(run.series(ARM + arm), recorded, strict=True) for arm in _under(run, ARM) if arm in most}
-    return _lines(run, {arm: [(v or 0.0) if known else None for v, known in row] for arm, row in rows.items()})
+    recorded = [any(v is not None for v in step) for step in zip(*found.values(), strict=True)]
+    most = sorted(found, key=lambda arm: -sum(v or 0.0 for v in found[arm]))[:COLOURS]
+    return {arm: [(v or 0.0) if known else None for v, known in zip(shares, recorded, strict=True)]
+            for arm, shares in found.items() if arm in most}  # fmt: skip
+
+
+def _lines(run: Run, found: Mapping[str, Series]) -> list[Line]:
+    return [Line(label, f"s-{i % COLOURS}", run.steps, values) for i, (label, values) in enumerate(found.items())]
+
+
+def _under(run: Run, prefix: str) -> dict[str, Series]:
+    return {name.removeprefix(prefix): run.series(name) for name in run.names(prefix)}
+
+
+def _changes(run: Run, labels: Sequence[str | None]) -> list[tuple[float, str]]:
+    """Half a step before the first step of each later epoch, or the first that ran another version of the drafter."""
+    pairs = zip(run.steps[1:], labels, labels[1:], strict=False)
+    return [(step - 0.5, after) for step, before, after in pairs if before and after and before != after]
 
 
 # ---- drawing --------------------------------------------------------------------------------------------------------
@@ -196,26 +199,25 @@ def line_chart(
 ) -> Figure:  # fmt: skip
     """Lines with a dot per value; `marks` are (x, label) of dashed vertical lines; `zero` starts the y axis at 0."""
     known = [(line, [(x, y) for x, y in zip(line.x, line.y, strict=True) if y is not None]) for line in lines]
-    points = [point for _, values in known for point in values]
-    if not points:
+    if not any(points for _, points in known):
         return Figure(title)
 
     def draw(ax: Axes) -> None:
         ax.xaxis.set_major_locator(MaxNLocator(9, integer=True))
         for line in lines:
-            heights = [math.nan if y is None else y for y in line.y]
             size = 6.4 if len(line.x) <= 40 else 3.6
-            ax.plot(line.x, heights, color=STYLES[line.style], marker="o", ms=size, mew=0)
+            ax.plot(line.x, np.array(line.y, float), color=STYLES[line.style], marker="o", ms=size, mew=0)
+        (first, least), (last, _) = ax.dataLim.get_points()
         if zero:
-            ax.set_ylim(bottom=min(0.0, *(y for _, y in points)))
+            ax.set_ylim(bottom=min(0.0, least))
         for x, label in marks:
-            if min(x for x, _ in points) < x < max(x for x, _ in points):
+            if first < x < last:
                 ax.axvline(x, color=SOFT, lw=1, ls=(0, (3, 4)), alpha=0.7)
                 at = ("data", "axes fraction")
                 ax.annotate(label, (x, 1), (3, 2), xycoords=at, textcoords="offset points", fontsize=11)
 
-    legend = tuple((line.label, line.style) for line, values in known if line.label and values)
-    tips = [f"{line.label or title}, {x:g}: {number(y, percent)}" for line, values in known for x, y in values]
+    legend = tuple((line.label, line.style) for line, points in known if line.label and points)
+    tips = [f"{line.label or title}, {x:g}: {number(y, percent)}" for line, points in known for x, y in points]
     return Figure(title, _svg(title, x_label, unit, draw, tips, percent), legend, note)
 
 
@@ -262,24 +264,10 @@ def _svg(
         canvas.savefig(raw, format="svg", metadata=dict.fromkeys(("Creator", "Date", "Format", "Type")))
     body = raw.getvalue().partition("<svg")[2].partition(">")[2]
     # Nothing is drawn outside the axes, so clipping does nothing but name its paths.
-    body = re.sub(r"<style.*?</style>|<clipPath.*?</clipPath>| clip-path=\"[^\"]*\"", "", body, flags=re.DOTALL)
+    beside = r'<style.*?</style>|<clipPath.*?</clipPath>| clip-path="[^"]*"|(?<=<g) id="[^"]*"'
+    body = re.sub(beside, "", body, flags=re.DOTALL)
     left = iter(tips)
     body = re.sub(r"<use ([^>]*)/>", lambda m: f"<use {m[1]}><title>{escape(next(left))}</title></use>", body)
-    body = re.sub(r'<g id="[^"]*"', "<g", body)
     for colour, variable in VARIABLES.items():
         body = body.replace(colour, variable)
     return f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{escape(title)}">{body}'
-
-
-def _lines(run: Run, found: Mapping[str, Sequence[float | None]]) -> list[Line]:
-    return [Line(label, f"s-{i % COLOURS}", run.steps, values) for i, (label, values) in enumerate(found.items())]
-
-
-def _under(run: Run, prefix: str) -> list[str]:
-    return [name.removeprefix(prefix) for name in run.names(prefix)]
-
-
-def _changes(run: Run, labels: Sequence[str | None]) -> list[tuple[float, str]]:
-    """Half a step before the first step of each later epoch, or the first that ran another version of the drafter."""
-    pairs = zip(run.steps[1:], labels, labels[1:], strict=False)
-    return [(step - 0.5, after) for step, before, after in pairs if before and after and before != after]

@@ -1,7 +1,7 @@
 """One self-contained HTML page about a run, alone or against a baseline, and the same numbers as JSON.
 
-    paths = write_report("runs/latest/rollspec", baseline="runs/latest/baseline")
-    print(paths.headline)     # generation 1.62x faster from the second epoch on; reward and lengths unchanged
+    page, numbers = write_report("runs/latest/rollspec", baseline="runs/latest/baseline")
+    print(numbers["headline"])     # generation 1.62x faster from the second epoch on; reward and lengths unchanged
 
 `rollspec report RUN [--baseline RUN ...]` is the command. The page has no external assets and no script; it follows the
 reader's light or dark setting. A metric that a run does not carry leaves a sentence in its place.
@@ -13,7 +13,7 @@ import json
 import sys
 import webbrowser
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Annotated, Any
@@ -48,20 +48,16 @@ ROWS = (  # of the table: what, its name in the JSON, its form
 )
 
 
-@dataclass(frozen=True)
-class ReportPaths:
-    """What `write_report` wrote, its first sentence, and how far from optimal the run was if it says."""
-
-    html: Path
-    json: Path
-    headline: str
-    limits: str | None
+LIMITS = (
+    "Of decoding alone, by the engine's cost model, you got {got:.2f}×; the best fixed setting ({best_fixed_arm}) "
+    "would have got {best_fixed:.2f}×; the oracle {oracle:.2f}×; a perfect drafter on this machine {perfect:.2f}×."
+)
 
 
 def write_report(
     run: str | Path, baseline: str | Path | Sequence[str | Path] | None = None, out: str | Path | None = None
-) -> ReportPaths:
-    """Write the page and its JSON.
+) -> tuple[Path, Numbers]:
+    """Write the page and, beside it, its numbers as JSON; the page's path, and the numbers.
 
     Args:
         run: run folder, or a folder with `baseline/` and `rollspec/` inside (as the demo leaves them).
@@ -74,13 +70,11 @@ def write_report(
     """
     folder, partner = find_pair(run)
     given = [baseline] if isinstance(baseline, str | Path) else list(baseline or ())
-    against = [load_run(b) for b in (given or ([partner] if partner is not None else []))]
-    main = load_run(folder)
+    main, *against = (load_run(f) for f in (folder, *(given or filter(None, [partner]))))
     base = against[0] if against else None
-    if base is not None and base.name == main.name:
-        base = replace(base, name=f"{base.name} (baseline)")
-    if base is not None and len(against) > 1:
-        base = replace(base, repeats=(*base.repeats, tuple(against)))
+    if base is not None:
+        name = f"{base.name} (baseline)" if base.name == main.name else base.name
+        base = replace(base, name=name, repeats=(*base.repeats, tuple(against)))
     target = Path(run if out is None else out)
     if target.suffix not in (".html", ".htm"):
         target = target / "report.html"
@@ -91,18 +85,19 @@ def write_report(
         target.with_suffix(".json").write_text(json.dumps(numbers, indent=2) + "\n", encoding="utf-8")
     except OSError as e:
         raise RollspecError(f"rollspec: {target} cannot be written ({e.strerror or e}); choose another --out.") from e
-    return ReportPaths(target, target.with_suffix(".json"), numbers["headline"], limits_sentence(numbers))
+    return target, numbers
 
 
 def report_json(run: Run, baseline: Run | None) -> Numbers:
     """The numbers of the page in strict JSON types."""
-    runs = [r for r in (baseline, run) if r is not None]
+    runs, found = [r for r in (baseline, run) if r is not None], limits(run)
     numbers: Numbers = plain(
         {
             "run": summarize(run),
             "baseline": None if baseline is None else summarize(baseline),
             "comparison": None if baseline is None else compare(run, baseline),
-            "limits": limits(run),
+            "limits": found,
+            "limits_sentence": found and LIMITS.format(**found),
             "calibration": calibration(run),
             "notes": [f"{r.name}: {note}" for r in runs for note in r.notes],
             "differing": {} if baseline is None else _differing(run, baseline),
@@ -125,7 +120,6 @@ def render(run: Run, baseline: Run | None = None) -> str:
         number=number,
         runs=[s for s in (numbers["baseline"], numbers["run"]) if s],
         table=table(numbers),
-        limits_sentence=limits_sentence(numbers),
         figures=figures(run, baseline),
         folders={r.name: r.folder for r in (baseline, run) if r is not None},
         written=datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M UTC"),
@@ -160,13 +154,11 @@ def table(numbers: Numbers) -> list[tuple[str, list[str], str]]:
 
 def _changes(numbers: Numbers) -> dict[str, str]:
     c, a, b = numbers["comparison"], numbers["baseline"]["gen_median"], numbers["run"]["gen_median"]
-    folds = {
-        "gen_total": c["overall"] and c["overall"]["value"],
-        "gen_median": a / b if a and b else None,
-        "tokens_per_second": c["tokens_per_second"],
-        "step_median": c["step"] and c["step"]["value"],
-    }
-    changes = {name: f"{value:.2f}×" for name, value in folds.items() if value}
+    median = {"value": a / b} if a and b else None
+    ratios = {"gen_total": c["overall"], "gen_median": median, "step_median": c["step"]}
+    changes = {name: f"{r['value']:.2f}×" for name, r in ratios.items() if r}
+    if speed := c["tokens_per_second"]:
+        changes["tokens_per_second"] = f"{speed:.2f}×"
     if later := c["later_tokens_per_second"]:
         changes["tokens_per_second"] += f" ({later['value']:.2f}× from the second epoch on)"
     for name, difference, form in (("reward_last", c["reward"], ".3f"), ("length_mean", c["length"], ".1f")):
@@ -179,23 +171,11 @@ def _changes(numbers: Numbers) -> dict[str, str]:
     return changes
 
 
-def limits_sentence(numbers: Numbers) -> str | None:
-    """How far from optimal; None where the run does not carry it."""
-    if (found := numbers["limits"]) is None:
-        return None
-    text = (
-        "Of decoding alone, by the engine's cost model, you got {got:.2f}×; the best fixed setting ({best_fixed_arm}) "
-        "would have got {best_fixed:.2f}×; the oracle "
-        "{oracle:.2f}×; a perfect drafter on this machine {perfect:.2f}×."
-    )
-    return text.format(**found)
-
-
 def _differing(run: Run, baseline: Run) -> dict[str, list[str]]:
     """What of the two runs' provenance is not the same, by part."""
     out = {}
     for part in ("settings", "machine", "versions"):
-        a, b = baseline.provenance.get(part), run.provenance.get(part)
+        a, b = (r.provenance.get(part) for r in (baseline, run))
         if isinstance(a, dict) and isinstance(b, dict) and a != b:
             out[part] = sorted(k for k in a.keys() | b.keys() if a.get(k) != b.get(k))
     return out
@@ -244,13 +224,12 @@ def command(
     open_page: Annotated[bool, typer.Option("--open/--no-open", help="Open the page in a browser.")] = False,
 ) -> None:
     """Write one self-contained HTML page (and JSON) about a run, alone or against a baseline."""
-    paths = write_report(run, baseline, out)
+    page, numbers = write_report(run, baseline, out)
+    written = page.with_suffix(".json")
     if as_json:
-        sys.stdout.write(paths.json.read_text(encoding="utf-8"))
+        sys.stdout.write(written.read_text(encoding="utf-8"))
     else:
-        typer.echo(paths.headline)
-        if paths.limits:
-            typer.echo(paths.limits)
-        typer.echo(f"report: {paths.html}\nnumbers: {paths.json}")
+        lines = (numbers["headline"], numbers["limits_sentence"], f"report: {page}", f"numbers: {written}")
+        typer.echo("\n".join(filter(None, lines)))
     if open_page:
-        webbrowser.open(paths.html.resolve().as_uri())
+        webbrowser.open(page.resolve().as_uri())

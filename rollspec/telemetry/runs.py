@@ -14,7 +14,7 @@ import json
 import math
 import re
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -54,18 +54,16 @@ class Run:
     folder: Path
     steps: tuple[int, ...]
     rows: tuple[Row, ...]
-    lengths: tuple[tuple[int, ...], ...]  # response lengths of each step, empty where they were not recorded
-    provenance: dict[str, Any]
-    notes: tuple[str, ...]
+    lengths: tuple[tuple[int, ...], ...] = ()  # of each step, empty where they were not recorded
+    provenance: dict[str, Any] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
     repeats: tuple[tuple[Run, ...], ...] = ()
     """Of `repeats.json`: groups of runs without rollspec that differ by chance alone, to tell how much that is."""
 
     def series(self, *names: str) -> list[float | None]:
         """One value per step: of the first of `names` that the run has at all, None where that step lacks it."""
-        for name in names:
-            if any(name in row for row in self.rows):
-                return [row.get(name) for row in self.rows]
-        return [None] * len(self.rows)
+        name = next(filter(self.has, names), names[-1])
+        return [row.get(name) for row in self.rows]
 
     def known(self, *names: str) -> list[float]:
         """The values of `series` that were measured."""
@@ -99,74 +97,74 @@ def load_run(folder: str | Path) -> Run:
     """
     folder = Path(folder)
     notes: list[str] = []
-    path = folder / METRICS
-    if path.is_file():
+    if (path := folder / METRICS).is_file():
         objects = _read_lines(path, notes)
-    elif (folder / TRAINER_STATE).is_file():
-        path = folder / TRAINER_STATE
+    elif (path := folder / TRAINER_STATE).is_file():
         objects = _json(path, lambda data: list(data["log_history"]))
     elif not folder.is_dir():
         raise RollspecError(f"rollspec: there is no run folder {str(folder)!r}; give the folder that holds {METRICS}.")
     else:
         wandb = (folder / "wandb").is_dir() or any(folder.glob("*.wandb"))
         raise RollspecError(
-            f"rollspec: {path} does not exist; a run folder holds {METRICS}, one JSON object per step, or "
+            f"rollspec: {folder / METRICS} does not exist; a run folder holds {METRICS}, one JSON object per step, or "
             f"{TRAINER_STATE} of TRL{' (of W&B: docs/monitoring.md says how to export a run)' if wandb else ''}."
         )
-    steps, rows, lengths = _rows(objects)
+    steps, rows = _rows(objects)
     if not rows:
         raise RollspecError(f"rollspec: {path} holds no training step; let the run finish its first step, then retry.")
-    if (folder / LENGTHS_FILE).is_file():
-        # Loggers take scalars only, so single lengths come in a file of their own.
-        recorded = map(parse_row, _read_lines(folder / LENGTHS_FILE, notes))
-        by_step = {step: sizes for step, _, sizes in recorded if step is not None}
-        lengths = tuple(by_step.get(step, sizes) for step, sizes in zip(steps, lengths, strict=True))
+    lengths: dict[int, list[int]] = {}
+    if (path := folder / LENGTHS_FILE).is_file():
+        lengths = {row.get("step", 0): row.get("lengths", []) for row in _read_lines(path, notes)}
     provenance: dict[str, Any] = {}
-    if (folder / PROVENANCE).is_file():
-        provenance = _json(folder / PROVENANCE, dict)
+    if (path := folder / PROVENANCE).is_file():
+        provenance = _json(path, dict)
     else:
         notes.append(f"There is no {PROVENANCE}: versions, machine and command line of this run are unknown.")
     if (status := provenance.get("status", "finished")) != "finished":
         notes.append(f"{PROVENANCE} says the run is {status!r}, so it may be incomplete.")
     repeats: tuple[tuple[Run, ...], ...] = ()
-    if (folder / REPEATS).is_file():
-        repeats = _json(folder / REPEATS, lambda data: tuple(map(_group, data["groups"])))
+    if (path := folder / REPEATS).is_file():
+        repeats = _json(
+            path, lambda data: tuple(tuple(Run("", path, *_rows(run)) for run in g) for g in data["groups"])
+        )
     name = str(provenance.get("name") or folder.resolve().name)
-    return Run(name, folder, steps, rows, lengths, provenance, tuple(notes), repeats)
+    sizes = tuple(tuple(lengths.get(step, ())) for step in steps)
+    return Run(name, folder, steps, rows, sizes, provenance, tuple(notes), repeats)
 
 
 def find_pair(folder: str | Path) -> tuple[Path, Path | None]:
     """(run, baseline) of `folder`: a run folder stands for itself, a demo folder for the two runs inside it."""
-    folder = Path(folder)
-    if _is_run(folder):
-        return folder, None
-    main, base = folder / "rollspec", folder / "baseline"
-    if not _is_run(main):
-        return base if _is_run(base) else folder, None
-    return main, base if _is_run(base) else None
+    places = [Path(folder, part) for part in ("", "rollspec", "baseline")]
+    runs = [f for f in places if (f / METRICS).is_file() or (f / TRAINER_STATE).is_file()]
+    if not runs or runs[0] == places[0]:
+        return places[0], None
+    return runs[0], (*runs, None)[1]
 
 
-def _is_run(folder: Path) -> bool:
-    return (folder / METRICS).is_file() or (folder / TRAINER_STATE).is_file()
-
-
-def parse_row(obj: dict[str, Any]) -> tuple[int | None, Row, tuple[int, ...]]:
-    """(step number or None, numeric metrics, response lengths) of one line of `metrics.jsonl`."""
+def parse_row(obj: dict[str, Any]) -> tuple[int | None, Row]:
+    """(step number or None, numeric metrics) of one line of `metrics.jsonl`."""
     data = obj.get("data")
     if isinstance(data, dict):
         obj = {STEP: obj.get("step"), **data}
     row: Row = {}
     for key, value in obj.items():
-        number = _number(value)
-        if number is not None:
+        if isinstance(value, bool | int | float) and math.isfinite(value):
             name = key.removeprefix("train/")  # transformers' callbacks put it before every name
-            row[ALIASES.get(name, name)] = number
+            row[ALIASES.get(name, name)] = float(value)
     if EPOCH not in row and "epoch" in row:  # of transformers: epochs that are over, fractions included
         row[EPOCH] = max(math.ceil(row["epoch"]) - 1, 0)
-    sizes = obj.get("lengths")
-    lengths = tuple(int(n) for n in map(_number, sizes) if n is not None) if isinstance(sizes, list) else ()
     step = row.get(STEP, row.get("step", row.get("_step")))
-    return (None if step is None else int(step)), row, lengths
+    return (None if step is None else int(step)), row
+
+
+def _rows(objects: Iterable[dict[str, Any]]) -> tuple[tuple[int, ...], tuple[Row, ...]]:
+    """Steps and their rows; several lines of one step (validation, a resumed run) are merged, the later one wins."""
+    merged: dict[int, Row] = {}
+    for index, (step, row) in enumerate(map(parse_row, objects), 1):
+        if step != 0 or GEN in row:  # else it is validation before the first training step
+            merged.setdefault(index if step is None else step, {}).update(row)
+    steps = tuple(sorted(merged))
+    return steps, tuple(merged[s] for s in steps)
 
 
 def _read_lines(path: Path, notes: list[str]) -> list[dict[str, Any]]:
@@ -182,7 +180,7 @@ def _read_lines(path: Path, notes: list[str]) -> list[dict[str, Any]]:
             obj = json.loads(line.decode("utf-8"))
         except ValueError as e:  # JSONDecodeError and UnicodeDecodeError
             if number == len(lines):  # no newline after it: the writer was stopped in the middle of the line
-                notes.append(f"Line {number} of {METRICS} was cut off in the middle and is left out.")
+                notes.append(f"Line {number} of {path.name} was cut off in the middle and is left out.")
                 continue
             raise RollspecError(
                 f"rollspec: {path}, line {number}, is not valid JSON ({_short(e)}); repair or delete that line."
@@ -201,32 +199,6 @@ def _json(path: Path, take: Callable[[Any], T]) -> T:
         return take(json.loads(path.read_text(encoding="utf-8")))
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as e:
         raise RollspecError(f"rollspec: {path} cannot be read ({_short(e)}); repair or delete it.") from e
-
-
-def _rows(objects: Iterable[dict[str, Any]]) -> tuple[tuple[int, ...], tuple[Row, ...], tuple[tuple[int, ...], ...]]:
-    """Rows by step; several lines of one step (validation, a resumed run) are merged, the later one wins."""
-    merged: dict[int, Row] = {}
-    lengths: dict[int, tuple[int, ...]] = {}
-    for index, obj in enumerate(objects, 1):
-        step, row, sizes = parse_row(obj)
-        if step == 0 and GEN not in row:
-            continue  # validation before the first training step
-        key = index if step is None else step
-        merged.setdefault(key, {}).update(row)
-        if sizes:
-            lengths[key] = sizes
-    steps = tuple(sorted(merged))
-    return steps, tuple(merged[s] for s in steps), tuple(lengths.get(s, ()) for s in steps)
-
-
-def _group(runs: list[list[dict[str, Any]]]) -> tuple[Run, ...]:
-    return tuple(Run(REPEATS, Path(), *_rows(objects), {}, ()) for objects in runs)
-
-
-def _number(value: Any) -> float | None:
-    if isinstance(value, bool | int | float) and math.isfinite(value):
-        return float(value)
-    return None
 
 
 def _short(error: Exception) -> str:

@@ -51,7 +51,9 @@ _TAIL = """\
 | `response_length/mean`, `max`, `min`, `clip_ratio` | response lengths; `clip_ratio` is the share cut at the limit |
 | `rollout/spec_accept_rate`, `rollout/spec_accept_length` | acceptance, where `rollspec/accept/*` is missing |
 | `training/rollout_actor_probs_pearson_corr`, `training/rollout_probs_diff_mean` | agreement of engine and trainer |
-| `lengths` | optional list: response lengths of the step, for the histogram |
+
+For the histogram of response lengths the folder may have `lengths.jsonl`: `{"step": 3, "lengths": [87, 212]}` per step.
+verl writes it to the path in `ROLLSPEC_VERL_LENGTHS`.
 """
 
 

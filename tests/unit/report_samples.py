@@ -105,7 +105,11 @@ def drafter_rows(data: list[dict[str, Any]]) -> list[dict[str, Any]]:
 def write_run(folder: Path, data: list[dict[str, Any]], **provenance: Any) -> Path:
     """`data` and `provenance` as a run folder."""
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in data))
+    flat = [{name: value for name, value in row.items() if name != "lengths"} for row in data]
+    sizes = [{"step": row["training/global_step"], "lengths": row["lengths"]} for row in data if "lengths" in row]
+    for name, lines in (("metrics", flat), ("lengths", sizes)):
+        if lines:
+            (folder / f"{name}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     (folder / "run.json").write_text(json.dumps({"name": folder.name, "status": "finished", **provenance}))
     return folder
 

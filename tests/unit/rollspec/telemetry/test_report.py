@@ -19,7 +19,7 @@ from rollspec.telemetry import figures
 from rollspec.telemetry.figures import STYLES, Figure, Line, line_chart
 from rollspec.telemetry.report import render, report_json, write_report
 from rollspec.telemetry.runs import Run, load_run
-from rollspec.telemetry.summary import calibration, compare, limits, ratio, summarize, tokens_per_step
+from rollspec.telemetry.summary import calibration, compare, limits, ratio, summarize, t_critical, tokens_per_step
 
 DRAWN: dict[Any, Figure] = {}
 
@@ -72,8 +72,8 @@ class _Checker(HTMLParser):
 
 
 def test_page_is_whole_and_self_contained(demo: Path) -> None:
-    paths = write_report(demo)
-    page = paths.html.read_text()
+    path, _ = write_report(demo)
+    page = path.read_text()
     checker = _Checker()
     checker.feed(page)
     assert checker.open == []
@@ -81,17 +81,17 @@ def test_page_is_whole_and_self_contained(demo: Path) -> None:
     assert page.count("<svg") == 12
     assert not re.search(r"url\(|@import|nan|None", page)
     assert "history.save ×1" in page and "verl.trainer.main_ppo" in page
-    assert paths.html == demo / "report.html"
+    assert path == demo / "report.html"
 
 
 def test_json_states_the_same_numbers(demo: Path) -> None:
-    paths = write_report(demo)
-    data = json.loads(paths.json.read_text())
-    assert data["headline"] == paths.headline
+    path, numbers = write_report(demo)
+    data = json.loads(path.with_suffix(".json").read_text())
+    assert data == json.loads(json.dumps(numbers))
     assert re.fullmatch(
         r"generation 1\.\d\dx faster from the second epoch on; reward (higher|lower) by \S+, "
         r"lengths (higher|lower) by \S+, with no second run without rollspec to compare that with",
-        paths.headline,
+        data["headline"],
     )
     assert data["comparison"]["later"]["steps"] == 12
     assert data["run"]["faults"] == {"history.save": 1}
@@ -108,10 +108,10 @@ def test_numbers_agree_with_the_rows(demo: Path) -> None:
     assert s["epochs"] == 3 and s["length_max"] == max(sizes)
     base = load_run(demo / "baseline")
     c = compare(run, base)
-    assert c["overall"].value == pytest.approx(sum(row["timing_s/gen"] for row in rows(False)[1:]) / sum(gen[1:])), (
+    assert c["overall"]["value"] == pytest.approx(sum(row["timing_s/gen"] for row in rows(False)[1:]) / sum(gen[1:])), (
         "without the first step, which warms up"
     )
-    assert c["overall"].low < c["overall"].value < c["overall"].high
+    assert c["overall"]["low"] < c["overall"]["value"] < c["overall"]["high"]
     assert list(c["by_epoch"]) == [0, 1, 2]
 
 
@@ -121,7 +121,7 @@ def test_phases_that_rollouts_do_not_change_show_the_machine(tmp_path: Path) -> 
         return load_run(write_run(tmp_path / name, [{**row, **more} for row in rows(False)]))
 
     slow, quick = job("slow", 1.1), job("quick", 1.0)
-    assert compare(slow, quick)["other_phases"].value == pytest.approx(1 / 1.1, abs=0.02)
+    assert compare(slow, quick)["other_phases"]["value"] == pytest.approx(1 / 1.1, abs=0.02)
     assert "was 0.92× as fast in slow" in " ".join(render(slow, quick).split())
     bare = [
         {k: v for k, v in row.items() if k == "timing_s/gen" or not k.startswith("timing_s/")} for row in rows(False)
@@ -155,22 +155,22 @@ def test_a_change_is_one_beyond_that_of_runs_without_rollspec(tmp_path: Path) ->
 
     calm = [moved(seed, 0.0) for seed in range(4)]
     worse = write_run(tmp_path / "b", [{**r, "critic/score/mean": r["critic/score/mean"] - 0.2} for r in rows(True)])
-    c = json.loads(write_report(worse, calm).json.read_text())["comparison"]
+    c = write_report(worse, calm)[1]["comparison"]
     assert c["reward"]["pairs"] == 3 and c["reward"]["unchanged"] is False and c["length"]["unchanged"] is True
-    assert "lengths unchanged, reward lower by 0.2" in write_report(worse, calm).headline
+    assert "lengths unchanged, reward lower by 0.2" in write_report(worse, calm)[1]["headline"]
     wild = [moved(seed, reward) for seed, reward in enumerate((0.0, 0.2, -0.2, 0.1))]
-    c = json.loads(write_report(worse, wild).json.read_text())["comparison"]
+    c = write_report(worse, wild)[1]["comparison"]
     assert c["reward"]["unchanged"] is True and c["reward"]["noise"] > 0.2
-    assert "reward and lengths unchanged" in write_report(worse, wild).headline
+    assert "reward and lengths unchanged" in write_report(worse, wild)[1]["headline"]
 
 
 def test_pairs_that_were_measured_before_lie_beside_the_baseline(demo: Path) -> None:
     repeats = demo / "baseline" / "repeats.json"
     repeats.write_text(json.dumps({"groups": [[rows(False, seed=2 * i + k) for k in (0, 1)] for i in range(3)]}))
-    c = json.loads(write_report(demo).json.read_text())["comparison"]
+    c = write_report(demo)[1]["comparison"]
     assert c["length"]["pairs"] == 3 and c["length"]["noise"] > 0
     repeats.write_text(json.dumps({"groups": [[rows(False)[:5], rows(False, seed=1)]] * 3}))
-    c = json.loads(write_report(demo).json.read_text())["comparison"]
+    c = write_report(demo)[1]["comparison"]
     assert c["length"]["noise"] is None, "a run that lacks steps says nothing"
     repeats.write_text("[")
     with pytest.raises(RollspecError, match=r"repeats.json cannot be read .*; repair or delete it"):
@@ -212,9 +212,8 @@ def test_kept_noise_is_named_in_the_law_of_the_rollouts(demo: Path, tmp_path: Pa
 
 
 def test_one_run_alone(demo: Path) -> None:
-    paths = write_report(demo / "rollspec")
-    assert "no baseline" in paths.headline
-    assert json.loads(paths.json.read_text())["comparison"] is None
+    _, numbers = write_report(demo / "rollspec")
+    assert "no baseline" in numbers["headline"] and numbers["comparison"] is None
 
 
 def test_baseline_alone_says_what_is_missing(demo: Path) -> None:
@@ -305,9 +304,9 @@ def test_different_settings_are_noted(demo: Path) -> None:
     data = json.loads(path.read_text())
     data["settings"]["n"] = 4
     path.write_text(json.dumps(data))
-    paths = write_report(demo)
-    assert json.loads(paths.json.read_text())["differing"] == {"settings": ["n"]}
-    assert "The runs differ in settings: n; the comparison includes that difference." in paths.html.read_text()
+    page, numbers = write_report(demo)
+    assert numbers["differing"] == {"settings": ["n"]}
+    assert "The runs differ in settings: n; the comparison includes that difference." in page.read_text()
 
 
 def test_command(demo: Path, tmp_path: Path) -> None:
@@ -331,9 +330,13 @@ def test_command(demo: Path, tmp_path: Path) -> None:
 
 
 def test_ratio_interval() -> None:
-    assert ratio([]) is None and ratio([(1.0, 0.0)]) is None
-    r = ratio([(2.0, 1.0)] * 5)
-    assert r is not None and (r.value, r.low, r.high) == (2.0, 2.0, 2.0)
+    assert ratio([], []) is None and ratio([1.0], [0.0]) is None and ratio([None], [1.0]) is None
+    assert ratio([2.0] * 5, [1.0] * 5) == {"value": 2.0, "low": 2.0, "high": 2.0, "steps": 5}
+    assert ratio([4.0, None], [3.0, 1.0], [2.0, 1.0], [2.0, 1.0]) == {"value": 3.0, "low": 3.0, "high": 3.0, "steps": 1}
+
+
+def test_the_bound_of_few_pairs_is_of_students_t() -> None:
+    assert [t_critical(n) for n in (2, 5)] == pytest.approx([6.2053, 3.1634], abs=1e-4)  # two-sided, 97.5 %
 
 
 def test_a_chart_is_text_in_the_colours_of_the_page() -> None:
@@ -357,6 +360,9 @@ def test_lengths_come_from_their_own_file(tmp_path: Path) -> None:
     (tmp_path / "lengths.jsonl").write_text('{"step":2,"lengths":[3,4]}\n{"step":3,"lengths":[9]}\n')
     run = load_run(tmp_path)
     assert run.lengths == ((), (3, 4))
+    with (tmp_path / "lengths.jsonl").open("a") as f:
+        f.write('{"step":1,"len')
+    assert "Line 3 of lengths.jsonl was cut off in the middle and is left out." in load_run(tmp_path).notes
 
 
 def test_tokens_per_second_from_the_second_epoch_on(demo: Path) -> None:
@@ -367,8 +373,8 @@ def test_tokens_per_second_from_the_second_epoch_on(demo: Path) -> None:
         tokens, seconds = tokens_per_step(run), run.series("timing_s/gen")
         speeds.append(sum(tokens[i] or 0 for i in later) / sum(seconds[i] or 0 for i in later))
     found = compare(*runs)["later_tokens_per_second"]
-    assert found.value == pytest.approx(speeds[0] / speeds[1])
-    assert found.low < found.value < found.high
+    assert found["value"] == pytest.approx(speeds[0] / speeds[1])
+    assert found["low"] < found["value"] < found["high"]
 
 
 def test_how_far_from_optimal(demo: Path) -> None:
@@ -380,12 +386,12 @@ def test_how_far_from_optimal(demo: Path) -> None:
     assert "you got 1.60×; the best fixed setting (suffix:4) would have got 1.52×; the oracle 1.63×" in page
     assert limits(load_run(demo / "baseline")) is None
     assert "How far from optimal" not in render(load_run(demo / "baseline"))
-    data = json.loads(write_report(demo).json.read_text())
+    data = write_report(demo)[1]
     assert data["limits"]["best_fixed"] == pytest.approx(1.6 / 1.05)
 
 
 def test_a_learned_drafter_has_its_figures(tmp_path: Path) -> None:
-    page = write_report(write_run(tmp_path / "run", drafter_rows(rows(True)))).html.read_text()
+    page = write_report(write_run(tmp_path / "run", drafter_rows(rows(True))))[0].read_text()
     checker = _Checker()
     checker.feed(page)
     assert checker.open == []
@@ -397,9 +403,9 @@ def test_a_learned_drafter_has_its_figures(tmp_path: Path) -> None:
     untrained = [
         {k: v for k, v in r.items() if k != "rollspec/drafter/accept_length"} for r in drafter_rows(rows(True))
     ]
-    page = write_report(write_run(tmp_path / "never", untrained)).html.read_text()
+    page = write_report(write_run(tmp_path / "never", untrained))[0].read_text()
     assert "of: Learned drafter: acceptance length.</p>" in page
-    assert "Learned drafter" not in write_report(write_run(tmp_path / "plain", rows(True))).html.read_text()
+    assert "Learned drafter" not in write_report(write_run(tmp_path / "plain", rows(True)))[0].read_text()
 
 
 @pytest.mark.parametrize(("predicted", "drafted", "parts"), [(0.5, 600, True), (0.43, 600, False), (0.5, 400, False)])
