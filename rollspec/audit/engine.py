@@ -11,10 +11,13 @@ from typing import Any
 
 from drafter_online import child
 from rollspec.audit.evidence import AuditError, Samples
+from rollspec.audit.statistics import Floats
 from rollspec.audit.verdict import DraftCounts
 from rollspec.config import Source, resolve
 
 Progress = Callable[[int, int], None]
+Given = tuple[tuple[tuple[int, ...], tuple[int, ...]], ...]
+"""Prompts, each with a response to it."""
 
 ARM_SECONDS = 900.0
 GREEDY_ROUNDS = 3
@@ -81,19 +84,21 @@ class Arm:
 @dataclass(frozen=True, slots=True)
 class Job:
     """What an engine's process does: each prompt is answered greedily so many times, from the second time on with
-    drafts from the first, then sampled from.
+    drafts from the first, then sampled from; at last the responses in `score` are read as prompts.
     """
 
     model: str
     plan: Plan
     arm: Arm
     greedy_rounds: int = GREEDY_ROUNDS
+    score: Given = ()
 
 
 @dataclass(frozen=True, slots=True)
 class ArmOutput:
     """An engine's responses, and its drafts while it sampled and while it was greedy. `off`: why rollspec did not
-    speculate in it, or None.
+    speculate in it, or None. `scored`: [tokens] log-probabilities, at temperature 1, of each response in `Job.score`,
+    or why the engine gave none.
     """
 
     samples: Samples
@@ -101,6 +106,7 @@ class ArmOutput:
     drafts: DraftCounts
     greedy_drafts: DraftCounts
     off: str | None
+    scored: tuple[Floats, ...] | str = ()
 
 
 def run_arm(
@@ -109,6 +115,7 @@ def run_arm(
     arm: Arm,
     *,
     greedy_rounds: int = GREEDY_ROUNDS,
+    score: Given = (),
     timeout: float = ARM_SECONDS,
     progress: Progress = lambda done, total: None,
 ) -> ArmOutput:
@@ -119,7 +126,7 @@ def run_arm(
     """
     with tempfile.TemporaryDirectory(prefix="rollspec-audit-") as name:
         folder = Path(name)
-        (folder / "job").write_bytes(pickle.dumps(Job(str(model), plan, arm, greedy_rounds)))
+        (folder / "job").write_bytes(pickle.dumps(Job(str(model), plan, arm, greedy_rounds, score)))
         _run_process(arm.name, folder, timeout, lambda done: progress(done, plan.tokens))
         output: ArmOutput = pickle.loads((folder / "output").read_bytes())
         return output
