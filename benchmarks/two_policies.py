@@ -25,7 +25,8 @@ import numpy as np
 import numpy.typing as npt
 
 from benchmarks.lenient_distance import distribution, total_variation
-from rollspec.audit.engine import CPU_ENVIRONMENT, Arm, Job, Plan
+from drafter_online.child import CPU_ENVIRONMENT
+from rollspec.audit.engine import Arm, Job, Plan
 from rollspec.audit.evidence import Samples
 from rollspec.audit.verdict import DraftCounts
 from rollspec.audit.worker import Response, build, counters, gathered, generate, next_round, read

@@ -8,20 +8,14 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
 import shutil
-import signal
-import subprocess
-import sys
-import time
 from collections.abc import Callable
-from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from drafter_online import child
 from drafter_online.buffer import Buffer
-from drafter_online.child import first_error
 from drafter_online.errors import SampleError, TrainingError
 from drafter_online.files import replace
 from drafter_online.samples import Sample
@@ -30,8 +24,6 @@ ENGINE = "rollspec.engine.vllm.generate"
 JOB, PROGRESS, SAMPLES, LOG = "job.json", "progress.json", "samples", "engine.log"
 START_SECONDS = 1800.0  # an engine on a GPU may compile for minutes
 LATE_SECONDS = 300.0  # after its time is over: requests end, and the last samples are written
-CPU_ENVIRONMENT = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
-"""Set where the user has not: without them vLLM on CPU reserves half the memory and may pin threads to one core."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,7 +46,7 @@ class Job:
 
 
 def run(job: Job, folder: Path, note: Callable[[dict[str, Any]], None]) -> None:
-    """Generate into `folder`, which `collect` empties; `note` gets the engine's progress twice a second.
+    """Generate into `folder`, which `collect` empties; `note` gets the engine's progress a few times a second.
 
     Raises:
         TrainingError: vLLM is not installed, or the engine failed.
@@ -63,33 +55,14 @@ def run(job: Job, folder: Path, note: Callable[[dict[str, Any]], None]) -> None:
         raise TrainingError("drafter-online: make-head generates with vLLM, which is not installed; pip install vllm.")
     folder.mkdir(parents=True, exist_ok=True)
     replace(folder / JOB, json.dumps(dataclasses.asdict(job)).encode())
-    # rollspec's own switches are of jobs; this engine is what its job says.
-    kept = {k: v for k, v in os.environ.items() if k != "ROLLSPEC" and not k.startswith("ROLLSPEC__")}
-    quiet = {"VLLM_NO_USAGE_STATS": "1", "TOKENIZERS_PARALLELISM": "false"}
-    # A file and not a pipe: an engine process that outlives its parent would hold a pipe open.
-    with (folder / LOG).open("wb") as log:
-        process = subprocess.Popen(
-            [sys.executable, "-m", ENGINE, str(folder / JOB), str(os.getpid())],
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            env={**CPU_ENVIRONMENT, **quiet, **kept},
-            start_new_session=True,
-        )
-        begin, code = time.monotonic(), None
-        try:
-            while code is None and time.monotonic() < begin + START_SECONDS + job.seconds + LATE_SECONDS:
-                with suppress(subprocess.TimeoutExpired):
-                    code = process.wait(0.5)
-                progress = progress_of(folder)
-                note(progress)
-                if progress.get("state") == "done":
-                    code = 0  # all is written; that the engine ends by itself takes it many seconds more
-        finally:
-            # Also after a normal end: what outlives this engine would share the machine with the training.
-            with suppress(ProcessLookupError, PermissionError):
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
+
+    def written() -> bool:
+        progress = progress_of(folder)
+        note(progress)
+        return progress.get("state") == "done"
+
+    seconds = START_SECONDS + job.seconds + LATE_SECONDS
+    code = child.run(ENGINE, folder / JOB, folder / LOG, seconds, written)
     if code != 0:
         what = "did not end in time" if code is None else f"ended with status {code}"
         raise TrainingError(f"drafter-online: the engine that generates {what} ({_cause(folder)}); see {folder / LOG}.")
@@ -128,4 +101,4 @@ def _cause(folder: Path) -> str:
     """Why the engine ended."""
     log = (folder / LOG).read_text(errors="replace")
     known = progress_of(folder).get("error")
-    return str(first_error(log) or known or "it was killed, or there was no memory").rstrip(".")
+    return str(child.first_error(log) or known or "it was killed, or there was no memory").rstrip(".")

@@ -22,10 +22,9 @@ from typing import Annotated, Any, Literal
 import typer
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, ProgressColumn, SpinnerColumn, Task, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.progress import Progress as Bars
 from rich.table import Table
-from rich.text import Text
 
 from rollspec.audit.engine import ARM_SECONDS, Arm, Plan, Progress
 from rollspec.audit.evidence import AuditError
@@ -137,17 +136,17 @@ def _display(console: Console, tokens: int) -> Iterator[Stage]:
     a plain line when a stage begins.
     """
     began, remaining = time.monotonic(), Remaining(tokens)
-    columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), _Left(remaining))
+    stage_now, left = TextColumn("{task.description}"), TextColumn("{task.fields[left]}")
+    columns = (SpinnerColumn(), stage_now, BarColumn(), TimeElapsedColumn(), left)
     with Bars(*columns, console=console, disable=not console.is_terminal) as bars:
-        audit = bars.add_task("audit", total=1.0)
+        audit = bars.add_task("audit", total=1.0, left=remaining)
 
         def stage(name: str) -> Progress:
             now = time.monotonic()
             remaining.begin(now)
             bars.update(audit, description=escape(name))
             if not console.is_terminal:
-                left = _left(remaining.left(now))
-                console.print(f"{now - began:6.0f} s  {escape(name)}, {left}", highlight=False, soft_wrap=True)
+                console.print(f"{now - began:6.0f} s  {escape(name)}, {remaining}", highlight=False, soft_wrap=True)
                 console.file.flush()
 
             def report(done: int, total: int) -> None:
@@ -158,23 +157,7 @@ def _display(console: Console, tokens: int) -> Iterator[Stage]:
             return report
 
         yield stage
-        bars.update(audit, completed=1.0)
-
-
-class _Left(ProgressColumn):
-    """About how long the audit still takes."""
-
-    def __init__(self, remaining: Remaining) -> None:
-        super().__init__()
-        self._remaining = remaining
-
-    def render(self, task: Task) -> Text:
-        """Empty at the end."""
-        return Text("" if task.finished else _left(self._remaining.left(time.monotonic())))
-
-
-def _left(seconds: float) -> str:
-    return f"about {seconds / 60:.0f} min left" if seconds > 90 else f"about {seconds:.0f} s left"
+        bars.update(audit, completed=1.0, left="")
 
 
 def _arm(preset: str, overrides: Sequence[str], speculative_config: str | None, engine: dict[str, Any]) -> Arm:

@@ -2,31 +2,26 @@
 
 from __future__ import annotations
 
-import os
 import pickle
-import signal
-import subprocess
-import sys
 import tempfile
-import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from drafter_online.child import first_error
+from drafter_online import child
 from rollspec.audit.evidence import AuditError, Samples
+from rollspec.audit.statistics import Floats
 from rollspec.audit.verdict import DraftCounts
-from rollspec.config import ENV_PREFIX, ENV_SWITCH, Source, resolve
+from rollspec.config import Source, resolve
 
 Progress = Callable[[int, int], None]
+Given = tuple[tuple[tuple[int, ...], tuple[int, ...]], ...]
+"""Prompts, each with a response to it."""
 
 ARM_SECONDS = 900.0
 GREEDY_ROUNDS = 3
 TAIL_LINES = 25
-CPU_ENVIRONMENT = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
-"""Set where the user has not: without them vLLM on CPU reserves half the memory and may pin threads to one core."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,19 +84,21 @@ class Arm:
 @dataclass(frozen=True, slots=True)
 class Job:
     """What an engine's process does: each prompt is answered greedily so many times, from the second time on with
-    drafts from the first, then sampled from.
+    drafts from the first, then sampled from; at last the responses in `score` are read as prompts.
     """
 
     model: str
     plan: Plan
     arm: Arm
     greedy_rounds: int = GREEDY_ROUNDS
+    score: Given = ()
 
 
 @dataclass(frozen=True, slots=True)
 class ArmOutput:
     """An engine's responses, and its drafts while it sampled and while it was greedy. `off`: why rollspec did not
-    speculate in it, or None.
+    speculate in it, or None. `scored`: [tokens] log-probabilities, at temperature 1, of each response in `Job.score`,
+    or why the engine gave none.
     """
 
     samples: Samples
@@ -109,6 +106,7 @@ class ArmOutput:
     drafts: DraftCounts
     greedy_drafts: DraftCounts
     off: str | None
+    scored: tuple[Floats, ...] | str = ()
 
 
 def run_arm(
@@ -117,6 +115,7 @@ def run_arm(
     arm: Arm,
     *,
     greedy_rounds: int = GREEDY_ROUNDS,
+    score: Given = (),
     timeout: float = ARM_SECONDS,
     progress: Progress = lambda done, total: None,
 ) -> ArmOutput:
@@ -127,38 +126,19 @@ def run_arm(
     """
     with tempfile.TemporaryDirectory(prefix="rollspec-audit-") as name:
         folder = Path(name)
-        (folder / "job").write_bytes(pickle.dumps(Job(str(model), plan, arm, greedy_rounds)))
+        (folder / "job").write_bytes(pickle.dumps(Job(str(model), plan, arm, greedy_rounds, score)))
         _run_process(arm.name, folder, timeout, lambda done: progress(done, plan.tokens))
         output: ArmOutput = pickle.loads((folder / "output").read_bytes())
         return output
 
 
 def _run_process(name: str, folder: Path, timeout: float, progress: Callable[[int], None]) -> None:
-    # An arm is what its job says, whatever the shell says.
-    kept = {k: v for k, v in os.environ.items() if k != ENV_SWITCH and not k.startswith(ENV_PREFIX)}
-    environment = {**CPU_ENVIRONMENT, "VLLM_NO_USAGE_STATS": "1", "TOKENIZERS_PARALLELISM": "false", **kept}
-    # A file and not a pipe: an engine process that outlives its parent would hold a pipe open.
-    with (folder / "log.txt").open("wb") as log:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "rollspec.audit.worker", str(folder / "job"), str(os.getpid())],
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            env=environment,
-            start_new_session=True,
-        )
-        end, code = time.monotonic() + timeout, None
-        try:
-            while code is None and time.monotonic() < end:
-                with suppress(subprocess.TimeoutExpired):
-                    code = process.wait(0.2)
-                if (folder / "progress").exists():
-                    progress(int((folder / "progress").read_text()))
-        finally:
-            # Also after a normal end: what outlives this engine would share the machine with the next.
-            with suppress(ProcessLookupError, PermissionError):
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
+    def written() -> bool:
+        if (folder / "progress").exists():
+            progress(int((folder / "progress").read_text()))
+        return False
+
+    code = child.run("rollspec.audit.worker", folder / "job", folder / "log.txt", timeout, written)
     if code == 0 and (folder / "output").exists():
         return
     what = f"did not finish within {timeout:g} s" if code is None else f"ended with status {code}"
@@ -167,6 +147,6 @@ def _run_process(name: str, folder: Path, timeout: float, progress: Callable[[in
 
 def _cause(log: str) -> str:
     """The first error in a log of several processes; else its last lines."""
-    if first := first_error(log):
+    if first := child.first_error(log):
         return f": {first}"
     return "; its last lines:\n" + "\n".join(log.splitlines()[-TAIL_LINES:])

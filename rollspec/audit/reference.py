@@ -80,6 +80,12 @@ class Reference:
         out: Floats = (logits / self.temperature).log_softmax(-1).cpu().numpy()
         return out
 
+    def score(self, prompt: Sequence[int], response: Sequence[int]) -> Floats:
+        """[tokens] log-probabilities of a response's tokens at temperature 1, as an engine scores a prompt."""
+        logits = self._logits(tuple(prompt), [list(response)])[0].double()
+        out: Floats = logits.log_softmax(-1)[range(len(response)), list(response)].cpu().numpy()
+        return out
+
     def gap(self, prompt: tuple[int, ...], response: list[int], a: int, b: int) -> float:
         """Logit of `a` less that of `b` after `response`."""
         logits = self._logits(prompt, [[*response, a]])[0, -1]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 ENGINE = 30.0  # seconds in which an engine starts and answers greedily
 TOKEN = 3e-3  # seconds to sample one
 LOADING = 6.0  # seconds to load the reference model
@@ -13,7 +15,7 @@ class Remaining:
 
     def __init__(self, tokens: int) -> None:
         sampling = TOKEN * tokens  # (until it first reports, from then on) of each stage
-        self._guess = [(0.0, ENGINE), (ENGINE, sampling), (0.0, LOADING), (0.0, JUDGED * sampling)]
+        self._guess = [(ENGINE, sampling), (ENGINE, 0.0), (0.0, LOADING), (0.0, JUDGED * sampling)]
         self._stage, self._began = -1, 0.0
         self._at, self._left = 0.0, 0.0
 
@@ -33,3 +35,7 @@ class Remaining:
     def left(self, now: float) -> float:
         """Seconds that are left, at least 1."""
         return max(1.0, self._left - (now - self._at))
+
+    def __str__(self) -> str:
+        seconds = self.left(time.monotonic())
+        return f"about {seconds / 60:.0f} min left" if seconds > 90 else f"about {seconds:.0f} s left"

@@ -65,8 +65,10 @@ def facts(result: AuditResult) -> list[Row]:
         rest += f", {k.wrong} are not" if k.wrong else ""
         out["coupled noise"] = f"{k.exact:,} of {k.tokens:,} tokens are what target and noise make{rest}"
     if (p := result.log_probs) is not None:
-        broken = f", {p.not_finite:,} NaN or infinite" if p.not_finite else ""
-        out["log-probabilities"] = f"off by {p.mean_error:.1e} on average, {p.max_error:.1e} at most{broken}"
+        out["log-probabilities"] = p.distance
+    if (x := result.cross_check) is not None:
+        agree = "do not agree" if x.failure else "agree"
+        out["reference"] = f"it and the engine without drafts {agree} on {x.n:,} of these tokens: {x.distance}"
     if result.power is not None:
         out["power"] = _power(result.power, result.alpha)
     if "mean_entropy" in made:

@@ -16,14 +16,17 @@ import numpy as np
 from rollspec import __version__
 from rollspec.audit import identity
 from rollspec.audit.distribution import distribution_tests
-from rollspec.audit.engine import ARM_SECONDS, GREEDY_ROUNDS, Arm, Plan, Progress, run_arm
+from rollspec.audit.engine import ARM_SECONDS, GREEDY_ROUNDS, Arm, Given, Plan, Progress, run_arm
 from rollspec.audit.evidence import Evidence, Samples
 from rollspec.audit.noise import Witness, first_round, keys_of
 from rollspec.audit.power import detectable
 from rollspec.audit.reference import Reference
-from rollspec.audit.verdict import ALPHA, AuditResult, check_greedy, check_log_probs, tie
+from rollspec.audit.verdict import ALPHA, AuditResult, check_greedy, check_log_probs, compare, tie
 from rollspec.config import RollspecConfig
 from rollspec.machine import git_sha, machine, now
+
+READ = 8
+"""Responses that the engine without drafts reads as prompts."""
 
 Stage = Callable[[str], Progress]
 """Called when a stage begins, with its name; returns the callback for its progress."""
@@ -59,10 +62,11 @@ def run_audit(
         seconds[name] = round(time.perf_counter() - start, 1)
 
     plain = Arm.plain(subject.engine)
-    with timed(f"greedy, {plain.name}") as progress:
-        without = run_arm(model, replace(plan, tokens=0), plain, greedy_rounds=1, timeout=timeout, progress=progress)
     with timed(f"sampling, {subject.name}") as progress:
         output = run_arm(model, plan, subject, timeout=timeout, progress=progress)
+    given = one_of_each(output.samples, plan)
+    with timed(f"greedy, {plain.name}"):
+        without = run_arm(model, replace(plan, tokens=0), plain, greedy_rounds=1, score=given, timeout=timeout)
     with timed("loading the reference model"):
         target = Reference(model, plan.temperature, device)
     with timed("target's probabilities") as progress:
@@ -84,9 +88,20 @@ def run_audit(
         | {"seconds": seconds, "began": began, "ended": now()},
     )
     notes = [f"rollspec did not speculate in this engine: {output.off}."] if output.off else []
-    if result.verdict == "fail" and subject.drafts and subject.lossy is None:
+    if isinstance(without.scored, str):
+        notes.append(f"the reference is not cross-checked: the engine scored no prompts ({without.scored}).")
+    elif given:
+        read = compare(without.scored, [target.score(*each) for each in given], plan.dtype)
+        result = replace(result, cross_check=read)
+    if result.verdict == "fail" and subject.drafts and subject.lossy is None and not result.foreign:
         notes.append("an audit with `--speculative-config none` shows whether drafts are to blame: it has none.")
     return replace(result, notes=tuple(notes))
+
+
+def one_of_each(samples: Samples, plan: Plan) -> Given:
+    """The first response to each of the first `READ` prompts."""
+    _, first = np.unique(samples.prompt, return_index=True)
+    return tuple((plan.prompts[samples.prompt[s]], tuple(samples.tokens[s].tolist())) for s in first[:READ])
 
 
 def judge(

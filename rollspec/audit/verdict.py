@@ -17,7 +17,7 @@ import numpy as np
 from rollspec.audit.evidence import Evidence, Samples
 from rollspec.audit.noise import NoiseCheck
 from rollspec.audit.power import Power
-from rollspec.audit.statistics import Ints, TestResult
+from rollspec.audit.statistics import Floats, Ints, TestResult
 
 Verdict = Literal["pass", "fail", "inconclusive"]
 
@@ -60,10 +60,13 @@ class LogProbCheck:
             return f"{self.not_finite} of {self.n} log-probabilities that the engine reported are NaN or infinite."
         if self.mean_error <= self.mean_allowed and (self.max_allowed is None or self.max_error <= self.max_allowed):
             return None
-        return (
-            f"the engine's log-probabilities are off the reference by {self.mean_error:.2g} on average and "
-            f"{self.max_error:.2g} at most."
-        )
+        return f"the engine's log-probabilities are not the reference's: {self.distance}."
+
+    @property
+    def distance(self) -> str:
+        """How far they are apart, in words."""
+        broken = f", {self.not_finite:,} NaN or infinite" if self.not_finite else ""
+        return f"off by {self.mean_error:.1e} on average, {self.max_error:.1e} at most{broken}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +116,7 @@ class AuditResult:
         drafts: draft counts of an engine that should have drafted; None for one without speculation.
         lossy: bias of the rule where rollouts start from old responses: a failure whatever the tests say.
         power: what so many tokens of this distribution can show.
+        cross_check: of some of these tokens, which the engine without drafts read; decides what a failure means, only.
         notes: sentences that go with the reasons.
     """
 
@@ -125,6 +129,7 @@ class AuditResult:
     drafts: DraftCounts | None = None
     lossy: float | None = None
     power: Power | None = None
+    cross_check: LogProbCheck | None = None
     notes: tuple[str, ...] = ()
     provenance: dict[str, Any] = field(default_factory=dict)
 
@@ -163,9 +168,33 @@ class AuditResult:
         return "fail" if self.failures else "inconclusive" if self.missing else "pass"
 
     @property
+    def foreign(self) -> bool:
+        """Whether engine and reference are not the same model: they differ as the engine samples and as it reads."""
+        sampled = self.log_probs is None or self.log_probs.failure
+        return bool(self.cross_check and self.cross_check.failure and sampled)
+
+    @property
+    def origin(self) -> list[str]:
+        """Where a failure comes from, by the cross-check; a sentence, none where nothing is in doubt."""
+        c = self.cross_check
+        if c is None or not (c.failure or len(self.failures) > (self.lossy is not None)):
+            return []
+        if self.foreign:
+            means = (
+                "the reference is not the model that the engine serves. Compare their weights, precision and "
+                "quantisation; whether the engine samples rightly is not shown."
+            )
+        elif c.failure:
+            means = "those reported as they were sampled agree with it, so the engine's reading of prompts is in doubt."
+        else:
+            means = "the reference is the model that the engine serves, so the fault is in how it samples or drafts."
+        read = f"the engine without drafts read {c.n} of these tokens as prompts, and its log-probabilities are"
+        return [f"{read} {c.distance}: {means}"]
+
+    @property
     def reasons(self) -> tuple[str, ...]:
-        """Sentences; empty for a pass."""
-        return (*self.failures, *self.missing, *self.notes)
+        """Sentences; empty for a pass without doubts."""
+        return (*self.failures, *self.missing, *self.origin, *self.notes)
 
     @property
     def finding(self) -> str:
@@ -174,6 +203,8 @@ class AuditResult:
             return "PASS: the sampled tokens follow the target's distribution"
         if self.verdict == "inconclusive":
             return "INCONCLUSIVE: this audit shows nothing"
+        if self.foreign and self.failures:
+            return "FAIL: the reference is not the model that the engine serves; nothing is shown about sampling"
         if any(t.p_adjusted <= self.alpha for t in self.tests) or (self.noise and self.noise.failure):
             return "FAIL: the engine does not sample from the target"
         if self.lossy is not None:
@@ -193,7 +224,7 @@ class AuditResult:
         for name in ("verdict", "reasons", "finding", "min_p"):
             out[name] = getattr(self, name)
         out["n_tests"] = len(self.tests)
-        for name in ("log_probs", "greedy", "noise"):
+        for name in ("log_probs", "greedy", "noise", "cross_check"):
             if (check := getattr(self, name)) is not None:
                 out[name]["passed"] = not check.failure
         if self.drafts is not None:
@@ -210,9 +241,14 @@ def check_log_probs(evidence: Evidence, dtype: str = "float32") -> LogProbCheck 
     """Compare what the engine reported with the reference; None where it reported nothing."""
     if evidence.samples.log_probs is None:
         return None
-    reported = np.concatenate([*evidence.samples.log_probs, np.zeros(0)])
+    return compare(evidence.samples.log_probs, [evidence.log_prob], dtype)
+
+
+def compare(engine: Sequence[Floats], reference: Sequence[Floats], dtype: str) -> LogProbCheck:
+    """Log-probabilities of the same tokens by the engine and by the reference."""
+    reported, wanted = (np.concatenate([*values, np.zeros(0)]) for values in (engine, reference))
     finite = np.isfinite(reported)
-    error = np.abs(reported[finite] - evidence.log_prob[finite])
+    error = np.abs(reported[finite] - wanted[finite])
     return LogProbCheck(
         n=len(reported),
         not_finite=int((~finite).sum()),

@@ -16,9 +16,11 @@ from typing import Any
 
 from drafter_online.child import end_with
 from drafter_online.files import replace
-from rollspec.audit.engine import Arm, ArmOutput, Job, Plan
+from rollspec.audit.engine import Arm, ArmOutput, Given, Job, Plan
 from rollspec.audit.evidence import Samples, samples_from
+from rollspec.audit.statistics import Floats
 from rollspec.audit.verdict import DraftCounts
+from rollspec.sampling import scoring
 
 MAX_SEQS = 64  # more requests than this queue, so that they end and begin at different steps, as in a rollout
 
@@ -56,7 +58,8 @@ def work(llm: Any, folder: Path, job: Job) -> None:
 
     sampled = sample(plan, one, note)
     drafts = DraftCounts(*(b - a for a, b in zip(before, counters(llm), strict=True)))
-    output = ArmOutput(gathered(sampled), gathered(greedy), drafts, DraftCounts(*before), _off(llm, job.arm))
+    off, scored = _off(llm, job.arm), score(llm, job.score)  # the score last: an engine that cannot give it may end
+    output = ArmOutput(gathered(sampled), gathered(greedy), drafts, DraftCounts(*before), off, scored)
     replace(folder / "output", pickle.dumps(output))
 
 
@@ -146,6 +149,19 @@ def read(output: Any) -> tuple[list[int], list[float]]:
     (o,) = output.outputs
     found = [(int(t), float(step[t].logprob)) for step, t in zip(o.logprobs, o.token_ids, strict=True)]
     return [t for t, _ in found], [p for _, p in found]
+
+
+def score(llm: Any, given: Given) -> tuple[Floats, ...] | str:
+    """As `ArmOutput.scored`: one prefill of each prompt with its response, in which nothing is drafted."""
+    if not given:
+        return ()
+    requests = [{"prompt_token_ids": [*prompt, *response]} for prompt, response in given]
+    try:
+        outputs = llm.generate(requests, scoring.params(temperature=1.0), use_tqdm=False)
+        found = [scoring.read(o, first=len(prompt)) for o, (prompt, _) in zip(outputs, given, strict=True)]
+    except Exception as e:  # not every engine scores prompts, and the audit stands without
+        return " ".join(f"{type(e).__name__}: {e}".split())[:200]
+    return tuple(f.astype(float) for f in found)
 
 
 def next_round(llm: Any, arm: Arm, version: int) -> int:

@@ -70,6 +70,8 @@ def test_the_command_passes_with_suffix_drafts(sharp: Path, tmp_path: Path, run_
     result = json.loads(out.read_text())
     assert result["n_tokens"] == 9000 and result["n_tests"] > 50 and result["reasons"] == []
     assert result["log_probs"]["max_error"] < 1e-4
+    read = result["cross_check"]  # by the engine without drafts
+    assert read["passed"] and read["n"] > 100 and read["max_error"] < 1e-4
     assert min(result["drafts"][k] for k in ("accepted", "rejected")) > 500
     greedy = result["greedy"]
     assert greedy["passed"] and greedy["identical"] + greedy["ties"] == greedy["sequences"] and greedy["ties"] <= 1
@@ -263,6 +265,7 @@ def test_a_planted_bias_fails_and_speculation_is_not_to_blame(sharp: Path, tmp_p
         result = json.loads(out.read_text())
         tests = [t for t in result["tests"] if t["name"] == "token frequency" and t["p_adjusted"] <= result["alpha"]]
         assert {t["where"] for t in tests} == {"token 7"}
+        assert any("so the fault is in how it samples or drafts" in reason for reason in result["reasons"])
         assert any("whether drafts are to blame" in reason for reason in result["reasons"]) == (not more)
 
 

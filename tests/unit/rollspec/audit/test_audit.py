@@ -362,13 +362,13 @@ def test_what_is_left_is_as_much_longer_than_guessed_as_what_was() -> None:
     left = Remaining(10_000)
     left.begin(5.0)
     assert left.left(5.0) == pytest.approx(30 + 60 + 6 + 45) and left.left(25.0) == pytest.approx(121)
-    left.begin(65.0)  # twice as long as expected: so is what follows
-    assert left.left(65.0) == pytest.approx(2 * (60 + 6 + 45))
-    left.report(0, 10_000, 75.0)  # its engine starts
-    left.report(5_000, 10_000, 80.0)
-    assert left.left(80.0) == pytest.approx(15 + 6 + 45) and left.left(90.0) == pytest.approx(56)
-    assert left.left(300.0) == 1.0
-    left.begin(95.0)
-    left.begin(101.0)
+    left.report(0, 10_000, 35.0)  # its engine starts
+    left.report(5_000, 10_000, 95.0)  # twice as long as expected: so is what follows
+    assert left.left(95.0) == pytest.approx(2 * (15 + 30 + 6 + 45))
+    left.begin(125.0)
+    assert left.left(125.0) == pytest.approx(2 * (30 + 6 + 45)) and left.left(135.0) == pytest.approx(152)
+    assert left.left(300.0) == 1.0 and str(left) == "about 1 s left"
+    left.begin(131.0)
+    left.begin(137.0)
     left.report(10_000, 10_000, 146.0)
     assert left.left(146.0) == 1.0
