@@ -74,16 +74,16 @@ class Reference:
             if progress is not None:
                 progress(done, samples.n_tokens)
 
-    def log_probs(self, prompt: Sequence[int], response: list[int]) -> Floats:
-        """[tokens, V] log-probabilities at the temperature, of the token at each position of one response."""
+    def log_probs(self, prompt: Sequence[int], response: list[int], temperature: float | None = None) -> Floats:
+        """[tokens, V] log-probabilities of the token at each position of one response; None: at the audit's own."""
         logits = self._logits(tuple(prompt), [response])[0].double()
-        out: Floats = (logits / self.temperature).log_softmax(-1).cpu().numpy()
+        out: Floats = (logits / (temperature or self.temperature)).log_softmax(-1).cpu().numpy()
         return out
 
     def score(self, prompt: Sequence[int], response: Sequence[int]) -> Floats:
         """[tokens] log-probabilities of a response's tokens at temperature 1, as an engine scores a prompt."""
-        logits = self._logits(tuple(prompt), [list(response)])[0].double()
-        out: Floats = logits.log_softmax(-1)[range(len(response)), list(response)].cpu().numpy()
+        tokens = list(response)
+        out: Floats = self.log_probs(prompt, tokens, temperature=1.0)[range(len(tokens)), tokens]
         return out
 
     def gap(self, prompt: tuple[int, ...], response: list[int], a: int, b: int) -> float:

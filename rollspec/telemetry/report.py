@@ -78,7 +78,8 @@ def write_report(
     target = Path(run if out is None else out)
     if target.suffix not in (".html", ".htm"):
         target = target / "report.html"
-    page, numbers = render(main, base), report_json(main, base)
+    numbers = report_json(main, base)
+    page = render(main, base, numbers)
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         target.write_text(page, encoding="utf-8")
@@ -107,9 +108,9 @@ def report_json(run: Run, baseline: Run | None) -> Numbers:
     return {"headline": headline(numbers), **numbers}
 
 
-def render(run: Run, baseline: Run | None = None) -> str:
-    """The page as HTML."""
-    numbers = report_json(run, baseline)
+def render(run: Run, baseline: Run | None = None, numbers: Numbers | None = None) -> str:
+    """The page as HTML. `numbers`: of `report_json`, where they are known already."""
+    numbers = numbers or report_json(run, baseline)
     loader = jinja2.FileSystemLoader(Path(__file__).with_name("templates"))
     environment = jinja2.Environment(
         loader=loader, autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True

@@ -112,9 +112,9 @@ def load_run(folder: str | Path) -> Run:
     steps, rows = _rows(objects)
     if not rows:
         raise RollspecError(f"rollspec: {path} holds no training step; let the run finish its first step, then retry.")
-    lengths: dict[int, list[int]] = {}
+    lengths: dict[int | None, tuple[int, ...]] = {}
     if (path := folder / LENGTHS_FILE).is_file():
-        lengths = {row.get("step", 0): row.get("lengths", []) for row in _read_lines(path, notes)}
+        lengths = {parse_row(obj)[0]: _sizes(obj) for obj in _read_lines(path, notes)}
     provenance: dict[str, Any] = {}
     if (path := folder / PROVENANCE).is_file():
         provenance = _json(path, dict)
@@ -128,17 +128,22 @@ def load_run(folder: str | Path) -> Run:
             path, lambda data: tuple(tuple(Run("", path, *_rows(run)) for run in g) for g in data["groups"])
         )
     name = str(provenance.get("name") or folder.resolve().name)
-    sizes = tuple(tuple(lengths.get(step, ())) for step in steps)
+    sizes = tuple(lengths.get(step, ()) for step in steps)
     return Run(name, folder, steps, rows, sizes, provenance, tuple(notes), repeats)
 
 
 def find_pair(folder: str | Path) -> tuple[Path, Path | None]:
     """(run, baseline) of `folder`: a run folder stands for itself, a demo folder for the two runs inside it."""
-    places = [Path(folder, part) for part in ("", "rollspec", "baseline")]
-    runs = [f for f in places if (f / METRICS).is_file() or (f / TRAINER_STATE).is_file()]
-    if not runs or runs[0] == places[0]:
-        return places[0], None
-    return runs[0], (*runs, None)[1]
+    own, main, base = (Path(folder, part) for part in ("", "rollspec", "baseline"))
+    if _is_run(own):
+        return own, None
+    if not _is_run(main):
+        return base if _is_run(base) else own, None
+    return main, base if _is_run(base) else None
+
+
+def _is_run(folder: Path) -> bool:
+    return (folder / METRICS).is_file() or (folder / TRAINER_STATE).is_file()
 
 
 def parse_row(obj: dict[str, Any]) -> tuple[int | None, Row]:
@@ -148,7 +153,7 @@ def parse_row(obj: dict[str, Any]) -> tuple[int | None, Row]:
         obj = {STEP: obj.get("step"), **data}
     row: Row = {}
     for key, value in obj.items():
-        if isinstance(value, bool | int | float) and math.isfinite(value):
+        if _is_number(value):
             name = key.removeprefix("train/")  # transformers' callbacks put it before every name
             row[ALIASES.get(name, name)] = float(value)
     if EPOCH not in row and "epoch" in row:  # of transformers: epochs that are over, fractions included
@@ -199,6 +204,16 @@ def _json(path: Path, take: Callable[[Any], T]) -> T:
         return take(json.loads(path.read_text(encoding="utf-8")))
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as e:
         raise RollspecError(f"rollspec: {path} cannot be read ({_short(e)}); repair or delete it.") from e
+
+
+def _sizes(obj: dict[str, Any]) -> tuple[int, ...]:
+    """Response lengths of one line of `lengths.jsonl`; what is no number is left out."""
+    found = obj.get("lengths")
+    return tuple(int(n) for n in found if _is_number(n)) if isinstance(found, list) else ()
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, bool | int | float) and math.isfinite(value)
 
 
 def _short(error: Exception) -> str:

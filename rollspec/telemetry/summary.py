@@ -251,7 +251,7 @@ def _phases(run: Run) -> dict[str, float]:
 
 
 def _other_phases(run: Run) -> list[float | None]:
-    """By step, the seconds of all phases but generation: rollouts do not change them, so they show the machine."""
+    """By step, the seconds of all phases but generation: of the machine, of a head's training, and of padding."""
     series = [run.series(f"timing_s/{phase}") for phase in PHASES if phase != "gen"]
     return [sum(s or 0.0 for s in step) or None for step in zip(*series, strict=True)]
 

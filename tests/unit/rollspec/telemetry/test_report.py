@@ -115,7 +115,7 @@ def test_numbers_agree_with_the_rows(demo: Path) -> None:
     assert list(c["by_epoch"]) == [0, 1, 2]
 
 
-def test_phases_that_rollouts_do_not_change_show_the_machine(tmp_path: Path) -> None:
+def test_phases_that_rollouts_do_not_change_are_compared(tmp_path: Path) -> None:
     def job(name: str, seconds: float) -> Run:
         more = {"timing_s/old_log_prob": seconds, "timing_s/update_actor": 3 * seconds}
         return load_run(write_run(tmp_path / name, [{**row, **more} for row in rows(False)]))
@@ -363,6 +363,12 @@ def test_lengths_come_from_their_own_file(tmp_path: Path) -> None:
     with (tmp_path / "lengths.jsonl").open("a") as f:
         f.write('{"step":1,"len')
     assert "Line 3 of lengths.jsonl was cut off in the middle and is left out." in load_run(tmp_path).notes
+
+
+def test_lengths_that_are_no_numbers_are_left_out(tmp_path: Path) -> None:
+    write_run(tmp_path, rows(True)[:2])
+    (tmp_path / "lengths.jsonl").write_text('{"step":1,"lengths":5}\n{"step":2,"lengths":[3,"x",null,4]}\n')
+    assert load_run(tmp_path).lengths == ((), (3, 4))
 
 
 def test_tokens_per_second_from_the_second_epoch_on(demo: Path) -> None:
