@@ -34,7 +34,10 @@ pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1700)]
 
 SETTINGS = JobSettings(size="tiny", train_prompts=16, prompts_per_step=8, n=4, epochs=2, max_response_length=200)
 
-NOTED = ("telemetry.health.max_overlap=0.02",)
+STATIC = ("tuning.policy=static", "tuning.guard.enabled=false", "proposal.budget.policy=fixed")
+"""What is drafted and verified depends on no clock."""
+
+NOTED = ("telemetry.health.max_overlap=0.02", *STATIC)
 """verl numbers samples by session and noise by arrival, so that not every pair that is compared repeats itself."""
 
 DRAFTER_SUMS = (
@@ -49,10 +52,7 @@ YOUNG_HEAD = (
     "drafter.capture.share=1.0",
     "proposal.learned.canary_drafts=4",
     "proposal.learned.k_max=2",
-    # So young a head is worth no step yet: what it drafts is verified all the same.
-    "proposal.budget.policy=fixed",
-    "tuning.policy=static",
-    "tuning.guard.enabled=false",
+    *STATIC,  # so young a head is worth no step yet: what it drafts is verified all the same
 )
 
 

@@ -22,6 +22,7 @@ from rollspec.proposal.history import FILE, History
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
 
+SUPPORT = Path(__file__).parents[1] / "support"
 STEPS, PROMPTS, N = 4, 8, 4
 SETTINGS = JobSettings(
     size="tiny", train_prompts=2 * PROMPTS, prompts_per_step=PROMPTS, n=N, epochs=3, steps=STEPS, max_num_seqs=16,
@@ -68,7 +69,9 @@ def check(rows: list[dict[str, Any]], history: History, noted: list[dict[str, An
     # What was sampled and is trained by the first policy; later rollouts are older than what they train.
     assert rows[0]["rollspec/health/logprob_corr"] > 0.999
     assert rows[0]["training/rollout_actor_probs_pearson_corr"] > 0.999
-    assert all(row["rollspec/accept/length"] > 1.2 for row in rows[STEPS // 2 :])
+    # A step whose responses were all there already rolls nothing out.
+    later = [row["rollspec/accept/length"] for row in rows[STEPS // 2 :] if row["rollspec/rollout/tokens"] > 0]
+    assert later and min(later) > 1.2
 
     trained: dict[str, Counter[Any]] = {}
     for row in noted:
@@ -98,7 +101,13 @@ def _begins(whole: list[int], part: list[int]) -> bool:
 @pytest.mark.supports("verl", "colocate_async", "drafts", "versions", "metrics")
 def test_colocate_async(run: Any, tmp_path: Path) -> None:
     """One machine in turns: rollouts of the next step begin while this one's are finished, and wait for its update."""
-    mode = ("trainer.v1.trainer_mode=colocate_async", "trainer.v1.colocate_async.num_warmup_batches=1")
+    sampler = "trainer.v1.sampler.custom_sampler"
+    mode = (
+        "trainer.v1.trainer_mode=colocate_async",
+        "trainer.v1.colocate_async.num_warmup_batches=1",
+        f"{sampler}.path={SUPPORT / 'quick_sampler.py'}",  # by path: verl takes seconds to import
+        f"{sampler}.name=QuickSampler",
+    )
     rows, history, noted = run(tmp_path / "job", *mode)
     check(rows, history, noted)
     assert sum(row["rollspec/policy/spanning"] for row in rows) > 0, "no response was aborted and went on"
