@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from types import TracebackType
 
 from rollspec.drafting.requests import Request, Step, still_thinks
@@ -101,12 +101,12 @@ class Counters:
             counts = zip(self.stats.reuse, m.reused(len(r.output)), m.counted, strict=True)
             self.stats.reuse = [total + now - before for total, now, before in counts]
 
-    def drain(self, tuner: Tuner) -> EngineStats:
+    def drain(self, tuner: Tuner, running: Iterable[Request] = ()) -> EngineStats:
         """The counts since the last call, with the tuner's."""
         out, self.stats = self.stats, EngineStats()
         before, self._before_drain = self._before_drain, (self.drafting.seconds, self.tuning.seconds)
         out.propose_seconds, out.tuner_seconds = (b - a for a, b in zip(before, self._before_drain, strict=True))
-        out.modelled = tuner.ledger.close()
+        out.modelled = tuner.modelled([r.decoded() for r in running])
         out.plays = {a.name: int(n) for a, n in zip(tuner.arms, tuner.plays, strict=True) if n}
         tuner.plays[:] = 0
         out.cost_error = tuner.cost.error

@@ -151,6 +151,8 @@ class Request:
     turn: Turn | None = None  # of a rollout with tools
     thinks: bool = False  # what it emits next, where the model's thinking has tokens around it
     ended: bool = False  # by its stop token or its limit
+    after: int = 0  # how many requests had ended when it began, since the last drain
+    counted: int = 1  # tokens of `output` until the last drain; the first comes with the prompt
     # Given by the engine after the last step.
     place: int = 0  # in the batch
     emitted: Sequence[int] = ()  # accepted draft tokens and the target's own
@@ -178,6 +180,12 @@ class Request:
         """Take what was emitted as its output."""
         self.output.extend(self.emitted)
         self.ended = len(self.output) >= self.max_tokens or self.output[-1] in self.stop_ids
+
+    def decoded(self) -> tuple[int, int]:
+        """How many had ended when it began, and what it emitted in decode steps: both since the last call."""
+        out = self.after, max(0, len(self.output) - self.counted)
+        self.after, self.counted = 0, max(self.counted, len(self.output))
+        return out
 
     def drop(self, kept: int, version: int) -> None:
         """The engine dropped its output but for `kept` tokens; policy `version` samples the rest again."""

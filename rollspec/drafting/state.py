@@ -124,6 +124,8 @@ class State:
                 known=len(emitted) if known else 0,
                 private=private,
                 turn=turn,
+                after=self.tuner.ledger.ended,
+                counted=len(emitted) + 1,
             )
             if self.think is not None:  # a template may begin it in the prompt
                 r.thinks = still_thinks([*tokens[-THINK_TAIL:].tolist(), *emitted], self.think, False)
@@ -144,6 +146,7 @@ class State:
             if r.output and not r.private:
                 self.history.add(r.key, r.root, r.response)
             self.counters.finished(r)
+            self.tuner.ledger.end(*r.decoded())
 
     def set_version(self, version: int) -> None:
         """The policy was synchronised to `version`: it samples what running requests emit from now on, and prompts that
@@ -225,7 +228,7 @@ class State:
 
     def drain(self) -> EngineStats:
         """Counters since the last call, with the present levels filled in."""
-        out = self.counters.drain(self.tuner)
+        out = self.counters.drain(self.tuner, self.requests.values())
         out.version = self.version
         out.correlated = self.config.reuse.seeds == "keep"
         out.corpus_bytes = self.suffix.corpus_bytes
@@ -258,3 +261,5 @@ class State:
         if self.head is not None:
             self.head.restore(state)
         self.confidence, self.tuner, self._plan = confidence, tuner, None
+        for r in self.requests.values():  # the new tuner has counted nothing of them
+            r.decoded()

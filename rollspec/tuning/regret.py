@@ -1,8 +1,11 @@
 """How far from optimal: what other settings would have taken for the same tokens, replayed through the cost model.
 
-Each arm's rate per batch bucket gives the time it would have taken for the tokens that were really emitted there:
+Without drafts every response gets a token a step, so that those of one length end together, where drafts let them part:
+`fixed/none` is each batch of responses run again that way. Of the other settings nobody knows when which response would
+have ended; an arm's rate per batch bucket gives its time for the tokens that were really emitted there:
 
-    fixed/<arm>    one arm for everything; `fixed/none` is no speculation
+    fixed/none     no speculation
+    fixed/<arm>    one arm for everything
     oracle         the best arm of each bucket, known in hindsight
     clairvoyant    the best arm of each step, knowing what will be accepted: no policy can reach it
     perfect        a drafter that is always right, at the best K for each bucket
@@ -10,14 +13,18 @@ Each arm's rate per batch bucket gives the time it would have taken for the toke
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import heapq
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 
 from rollspec.tuning.cost import CostModel
 from rollspec.tuning.policy import Arm, Outcome, Vector
+
+MOST = 1 << 16
+"""Responses that are kept between two calls of `close`: a server that nobody asks keeps no more."""
 
 
 @dataclass(slots=True)
@@ -35,6 +42,23 @@ class Ledger:
     def __init__(self, arms: Sequence[Arm]) -> None:
         self._arms = arms
         self._sums: dict[int, _Sums] = {}
+        self._responses: deque[tuple[int, int]] = deque(maxlen=MOST)
+        self._context = np.zeros(2)  # context tokens, requests
+        self.ended = 0
+        """Responses, since the last `close`."""
+
+    def end(self, after: int, tokens: int) -> None:
+        """A response ended that takes `tokens` decode steps without drafts; `after`: how many had ended when it
+        began.
+        """
+        self._responses.append((after, tokens))
+        self.ended += 1
+
+    @property
+    def context(self) -> float:
+        """Mean context of a request."""
+        tokens, requests = self._context.tolist()
+        return tokens / requests if requests else 0.0
 
     def add(self, bucket: int, outcome: Outcome, context_tokens: float, cost: CostModel, steps: int = 1) -> None:
         """One step, which stands for `steps`."""
@@ -48,6 +72,7 @@ class Ledger:
         s.played += (tokens, steps * outcome.seconds[p])
         s.seen += (steps * outcome.emitted[best], steps * outcome.seconds[best])
         batch, most = outcome.batch, max(a.k for a in self._arms)
+        self._context += (steps * context_tokens, steps * batch)
         curve = cost.curve(batch, batch * most, context_tokens)[::batch]
         s.perfect += tokens * float((curve / (batch * np.arange(1.0, most + 2.0))).min())
 
@@ -55,20 +80,54 @@ class Ledger:
         """By batch bucket: tokens and modelled seconds under each arm since the last call of `close`."""
         return {b: (s.emitted.tolist(), s.seconds.tolist()) for b, s in self._sums.items()}
 
-    def close(self) -> dict[str, Any]:
-        """Modelled seconds for the tokens emitted since the last call, by setting; empty if nothing was."""
-        if not self._sums:
+    def close(
+        self, running: Iterable[tuple[int, int]] = (), alone: Callable[[int], float] | None = None
+    ) -> dict[str, float]:
+        """Modelled seconds for the tokens emitted since the last call, by setting; empty if nothing was.
+
+        `running`: responses that have not ended, as `end` gets them. `alone`: seconds of a step of so many requests
+        without drafts; None leaves `fixed/none` to its rate, as the other arms.
+        """
+        sums, self._sums = self._sums, {}
+        steps = without_drafts([*self._responses, *running])
+        self._responses.clear()
+        self._context[:] = self.ended = 0
+        if not sums:
             return {}
         fixed = np.zeros(len(self._arms))
-        oracle = clairvoyant = perfect = played = 0.0
-        for s in self._sums.values():
+        oracle = clairvoyant = perfect = played = tokens = 0.0
+        for s in sums.values():
             times = s.played[0] * s.seconds / s.emitted
             fixed += times
             oracle += float(times.min())
             clairvoyant += s.played[0] * s.seen[1] / s.seen[0]
             perfect += s.perfect
             played += float(s.played[1])
-        self._sums = {}
-        out = {"played": played, "oracle": oracle, "clairvoyant": float(clairvoyant), "perfect": perfect}
-        out |= {f"fixed/{arm.name}": float(t) for arm, t in zip(self._arms, fixed, strict=True)}
-        return out
+            tokens += float(s.played[0])
+        seconds = {f"fixed/{arm.name}": float(t) for arm, t in zip(self._arms, fixed, strict=True)}
+        if alone is not None and (replayed := sum(batch * n for batch, n in steps.items())):
+            # Rows whose proposal was not known are in no sum, so the two need not count the same tokens.
+            seconds["fixed/none"] = tokens / replayed * sum(n * alone(batch) for batch, n in steps.items())
+        return {"played": played, "oracle": oracle, "clairvoyant": float(clairvoyant), "perfect": perfect, **seconds}
+
+
+def without_drafts(responses: Iterable[tuple[int, int]]) -> Mapping[int, int]:
+    """Decode steps by batch size that the responses take without drafts.
+
+    `responses`: how many had ended when each began, and its tokens. It begins again when as many have ended, which
+    keeps the order of a rollout whose prompts wait for a place in the batch.
+    """
+    steps: Counter[int] = Counter()
+    waiting = sorted(responses, reverse=True)
+    ends: list[int] = []  # heap: of what runs
+    now = ended = 0
+    while waiting or ends:
+        if not ends:  # what it waited for ended in an earlier interval
+            ended = max(ended, waiting[-1][0])
+        while waiting and waiting[-1][0] <= ended:
+            heapq.heappush(ends, now + waiting.pop()[1])
+        if ends[0] > now:
+            steps[len(ends)] += ends[0] - now
+        now = heapq.heappop(ends)
+        ended += 1
+    return steps

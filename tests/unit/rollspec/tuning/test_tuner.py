@@ -15,7 +15,7 @@ from rollspec.errors import ConfigError
 from rollspec.step import Engine
 from rollspec.tuning.cost import CostModel
 from rollspec.tuning.policy import Outcome
-from rollspec.tuning.regret import Ledger
+from rollspec.tuning.regret import Ledger, without_drafts
 from rollspec.tuning.tuner import Rows, Tuner, arms_of
 
 pytestmark = pytest.mark.usefixtures("steady_clock")
@@ -216,6 +216,45 @@ def test_ledger_replays_settings() -> None:
     each = {b: min(cost.seconds(b * n) / (b * n) for n in range(1, 6)) for b in (1, 64)}
     assert m["perfect"] == pytest.approx(10 * (each[1] + 70 * each[64]))
     assert ledger.close() == {}
+
+
+def test_without_drafts_responses_of_one_length_end_together() -> None:
+    assert without_drafts([(0, 10), (0, 4), (0, 10)]) == {3: 4, 2: 6}
+    assert without_drafts([(0, 4), (0, 10), (1, 6)]) == {2: 10}, "the third had waited for a place"
+    assert without_drafts([(3, 5), (7, 2)]) == {1: 7}, "what they waited for had ended before the last drain"
+    assert without_drafts([]) == {}
+
+    arms = arms_of(TuningConfig(arms=(0, 2)), 16, ("suffix",))
+    cost, ledger = CostModel(C0, C1), Ledger(arms)
+
+    def emit(batch: int, tokens: float) -> None:
+        ledger.add(0, Outcome(1, batch, np.array([batch, tokens]), np.array([0.01, 0.02])), 0.0, cost)
+
+    # Two of four tokens each: with drafts one ends after a step, the other is alone for three more.
+    emit(2, 5.0)
+    for _ in range(3):
+        emit(1, 1.0)
+    ledger.end(0, 4)
+    m = ledger.close(running=[(0, 4)], alone=lambda batch: {2: 0.012}[batch])
+    assert m["played"] == pytest.approx(0.08)
+    assert m["fixed/none"] == pytest.approx(4 * 0.012), "four steps of two"
+    assert ledger.ended == 0 and ledger.close() == {}
+
+
+def test_an_engine_knows_what_its_responses_take_without_drafts() -> None:
+    """Told apart by drain: what a request emitted before the last one is not counted again."""
+    p = Engine(RollspecConfig.load("default", env={}), 4096)
+    p.begin("a", [1, 2, 3], 500)
+    p.begin("b", [1, 2, 3], 500)
+    for t in range(4):
+        p.step(["a", "b"], [[t], [t]], {})
+    assert [r.decoded() for r in p.requests.values()] == [(0, 3), (0, 3)], "the first comes with the prompt"
+    p.finish("b")
+    p.begin("c", [1, 2, 3], 500)
+    assert p.requests["c"].after == 1
+    p.step(["a", "c"], [[5], [5]], {})
+    assert p.drain().modelled["fixed/none"] > 0
+    assert [r.decoded() for r in p.requests.values()] == [(0, 0), (0, 0)] and p.tuner.ledger.ended == 0
 
 
 def test_where_nothing_pays_it_is_hardly_looked_at_until_the_weights_move() -> None:
