@@ -15,7 +15,7 @@ import os
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, get_args
 
 from benchmarks.prefixes import Prefixes
 from benchmarks.probes import ledger
@@ -200,7 +200,7 @@ def _serve(pipe: Any, arm: Arm, model: str, max_len: int, max_seqs: int) -> None
         seed=arm.seed,
         enable_prefix_caching=False,
         disable_log_stats=False,
-        async_scheduling=None if arm.speculative else True,  # as rollspec's engines; vLLM decides for its own methods
+        async_scheduling=_overlaps(arm) or None,
         speculative_config=dict(arm.speculative) if arm.speculative else None,
         additional_config={"rollspec": arm.rollspec} if arm.rollspec else {},
     )
@@ -213,6 +213,14 @@ def _serve(pipe: Any, arm: Arm, model: str, max_len: int, max_seqs: int) -> None
             act, args = work
             pipe.send(llm.collective_rpc(act, args=args)[0])
     llm.llm_engine.engine_core.shutdown()
+
+
+def _overlaps(arm: Arm) -> bool:
+    """Whether steps may overlap, as those of rollspec's engines do: vLLM starts some of its methods only without."""
+    from vllm.config.speculative import EagleModelTypes, NgramGPUTypes
+
+    allowed = {*get_args(EagleModelTypes), *get_args(NgramGPUTypes), "draft_model"}
+    return not arm.speculative or arm.speculative["method"] in allowed
 
 
 def epoch(llm: Any, work: Work, arm: Arm, prefixes: Prefixes | None = None) -> dict[str, Any]:

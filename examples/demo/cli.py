@@ -206,7 +206,12 @@ def conclude(out: Path, console: Console, html: bool) -> dict[str, Any]:
             console.print(f"{name} did not finish ({status}): the numbers are of its {n} {steps}", highlight=False)
     main = found.get("rollspec") or found["baseline"]
     base = found.get("baseline") if main.name != "baseline" else None
-    numbers = report_json(main, base)
+    control = None if base is None else null_control()
+    if html:
+        page, numbers = write_report(main.folder, [base.folder] if base is not None else None, out, control)
+    else:
+        numbers = report_json(main, base, control)
+        (out / "report.json").write_text(json.dumps(numbers, indent=2) + "\n", encoding="utf-8")
     shown = Table(header_style="bold", pad_edge=False)
     shown.add_column("")
     for run in (base, main):
@@ -218,17 +223,12 @@ def conclude(out: Path, console: Console, html: bool) -> dict[str, Any]:
     console.print()
     console.print(shown)
     console.print(f"[bold]{numbers['headline']}[/bold]", highlight=False, soft_wrap=True)
-    if sentence := numbers["limits_sentence"]:
-        console.print(sentence, highlight=False, soft_wrap=True)
-    if base is not None and (sentence := null_control()):
+    for sentence in filter(None, (numbers["limits_sentence"], control)):
         console.print(sentence, highlight=False, soft_wrap=True)
     if (compared := numbers["comparison"]) and compared["timed"] < compared["steps"]:
         console.print("ratios leave the first step out, totals have it", highlight=False)
     if html:
-        page, _ = write_report(main.folder, [base.folder] if base is not None else None, out)
         console.print(f"report: {page}", highlight=False, soft_wrap=True)
-    else:
-        (out / "report.json").write_text(json.dumps(numbers, indent=2) + "\n", encoding="utf-8")
     return numbers
 
 

@@ -24,6 +24,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from drafter_online import files
 from examples.demo.job import Job
 from examples.demo.processes import MARKER, Family, remove_segments
 from examples.demo.provenance import describe
@@ -241,10 +242,7 @@ def _clear(folder: Path) -> None:
 
 
 def _write(folder: Path, data: dict[str, Any]) -> None:
-    path = folder / PROVENANCE
-    part = path.with_suffix(".part")
-    part.write_text(json.dumps(data, indent=2) + "\n", encoding="utf-8")
-    part.replace(path)
+    files.replace(folder / PROVENANCE, f"{json.dumps(data, indent=2)}\n".encode())
 
 
 def _keep_ray_logs(scratch: Path, folder: Path) -> None:

@@ -62,7 +62,7 @@ class LearnedConfig(Section):
         description="Folders of further heads by domain, of the shape of `model`: all propose, the most confident one "
         "drafts.",
     )
-    k_max: int = Field(4, ge=1, le=16, description="Most passes of the learned drafter in one step.")
+    k_max: int = Field(4, ge=1, le=16, description="Most passes of the draft head in one step.")
     canary_drafts: int = Field(
         64, ge=0, description="Drafts that a canary of new weights takes; 0 promotes them at once."
     )
@@ -120,7 +120,7 @@ class RayConfig(Section):
 
 
 class DrafterConfig(Section):
-    """Continual training of the learned drafter."""
+    """Continual training of the draft head."""
 
     mode: Literal["off", "capture", "idle", "dedicated", "policy"] = Field(
         "off",
@@ -251,7 +251,7 @@ class CoupledConfig(Section):
     )
     drafts: Literal["noise", "greedy"] = Field(
         "noise",
-        description="What a learned drafter proposes: `noise`: argmax(its logits / T + the noise of the next token), "
+        description="What the draft head proposes: `noise`: argmax(its logits / T + the noise of the next token), "
         "which agrees with the target as far as their distributions do; `greedy`: its likeliest token, accepted with "
         "at most max p. Either way the text is the same.",
     )

@@ -218,7 +218,7 @@ class Bridge:
     # ---- the step ---------------------------------------------------------------------------------------------------
 
     def decide(self, step: StepResult) -> int:
-        """How many passes the learned drafter should run now; `finish` must follow. Never raises."""
+        """How many passes the draft head should run now; `finish` must follow. Never raises."""
         if not self.drafting:
             return 0
         try:

@@ -273,12 +273,12 @@ class DraftHead:
                 self.fail("swap", e)
 
     def fail(self, what: str, error: BaseException) -> None:
-        """The learned drafter is off from now on; suffix drafting continues."""
+        """The draft head is off from now on; suffix drafting continues."""
         self.off = True
         self.engine.resting = True
         cause = f"{what}: {type(error).__name__}: {error}"
         self.bridge.count(cause)
-        logger.error("rollspec: the learned drafter is off from now on (%s).", cause, exc_info=error)
+        logger.error("rollspec: the draft head is off from now on (%s).", cause, exc_info=error)
 
 
 def gather(rows: Sequence[tuple[int, int]]) -> torch.Tensor:

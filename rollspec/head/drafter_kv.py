@@ -1,4 +1,4 @@
-"""What a learned drafter has read of each running request, and what it must read again.
+"""What a draft head has read of each running request, and what it must read again.
 
 While a drafter rests, positions go by that its own KV cache lacks; after its weights were replaced, what it holds is
 stale. Both are repaired from the target's hidden states there, kept as far as the byte bound allows. Per request:

@@ -1,6 +1,6 @@
-"""Which drafter serves a request, and whether the learned one is worth running at all.
+"""Which drafter serves a request, and whether the draft head is worth running at all.
 
-Suffix drafts cost host time only and are looked up first; what the learned one's passes would add is estimated before
+Suffix drafts cost host time only and are looked up first; what the draft head's passes would add is estimated before
 they run. A draft is worth Σ max(0, p - v), with p its cumulative acceptance probabilities and v the price of verifying
 one token, in tokens: what a budget that stops where p < v gains. d passes are run if what the requests gain by them is
 more than the engine would emit in the time they take.
@@ -39,7 +39,7 @@ def worth(probs: Sequence[float], price: float) -> float:
 
 
 class Acceptance:
-    """How often the learned drafter's i-th token is what the target says, given that those before it were."""
+    """How often the draft head's i-th token is what the target says, given that those before it were."""
 
     def __init__(self, k: int) -> None:
         self.prior: Vector = np.full(k, PRIOR)  # what was hoped for before anything was seen
@@ -143,7 +143,7 @@ class PassCost:
 
 
 class Router:
-    """Keeps what is known of one learned drafter and weighs it against suffix drafts. `k`: most passes per step."""
+    """Keeps what is known of one draft head and weighs it against suffix drafts. `k`: most passes per step."""
 
     def __init__(self, k: int) -> None:
         self.k = k
@@ -151,7 +151,7 @@ class Router:
         self.cost = PassCost()
 
     def expected(self, trust: Sequence[float]) -> Vector:
-        """Cumulative acceptance to expect of each request's next draft of the learned drafter. Shape [requests, k]."""
+        """Cumulative acceptance to expect of each request's next draft of the draft head. Shape [requests, k]."""
         rates = np.minimum(np.array(trust)[:, None] * self.acceptance.rates[None], 0.999)
         expected: Vector = np.cumprod(rates, axis=1)
         return expected

@@ -50,9 +50,9 @@ class EngineStats:
     drafters_off: list[str] = field(default_factory=list)
     correlated: bool = False  # whether noise is kept over epochs
     reuse: list[int] = field(default_factory=lambda: [0, 0, 0, 0])  # responses, their tokens, repeated, identical
-    drafter: dict[str, float] = field(default_factory=dict)  # what became of the learned drafter: sums, by metric
+    drafter: dict[str, float] = field(default_factory=dict)  # what became of the draft head: sums, by metric
     drafter_levels: dict[str, float] = field(default_factory=dict)  # and levels
-    passes: int = 0  # of the learned drafter
+    passes: int = 0  # of the draft head
     pass_seconds: float = 0.0
     max_prob: list[float] = field(default_factory=lambda: [0.0, 0.0])  # sum of the target's largest p, rows
     thinking: list[list[int]] = field(default_factory=lambda: [[0, 0, 0, 0], [0, 0, 0, 0]])
@@ -86,7 +86,7 @@ class EngineStats:
 
 
 MEANS = {"accept_length": "drafted", "loss": "steps", "train_length": "steps", "micro_step_seconds": "steps"}
-"""Levels of a learned drafter that are means, and what replicas weigh in them by: tokens it drafted, or steps of its
+"""Levels of a draft head that are means, and what replicas weigh in them by: tokens it drafted, or steps of its
 training, in the interval. `loss/<term>` is as `loss`. Other levels take the maximum, which is the worst case."""
 
 

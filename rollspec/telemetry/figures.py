@@ -103,7 +103,7 @@ def figures(run: Run, baseline: Run | None) -> list[Figure]:
         share("Acceptance by drafter", "accepted / drafted", lines(rates or {"": mine(*ACCEPT_RATE)})),
         line_chart("Acceptance by draft position", "accepted, given verified", _by_position(run),
                    x_label="position in the draft", percent=True),
-        *(_learned(run) if run.has(VERSION) else []),
+        *(_draft_head(run) if run.has(VERSION) else []),
         histogram("Response lengths", "response length (tokens)", "responses (log)", single) if single else
         over_steps("Response lengths", "tokens", lines(quantiles),
                    note=f"Of {run.name}, per step: it did not record the single lengths that a histogram needs."),
@@ -121,8 +121,8 @@ def figures(run: Run, baseline: Run | None) -> list[Figure]:
     ]  # fmt: skip
 
 
-def _learned(run: Run) -> list[Figure]:
-    """The learned drafter over the steps, with its versions marked, and what its training made of idle time."""
+def _draft_head(run: Run) -> list[Figure]:
+    """The draft head over the steps, with its versions marked, and what its training made of idle time."""
     versions = [None if v is None else f"v{v:.0f}" for v in run.series(VERSION)]
     over_steps, terms = partial(line_chart, marks=_changes(run, versions)), _under(run, f"{DRAFTER}loss/")
     names = ("swaps", "swap_seconds", "idle_seconds", "used_seconds")
@@ -133,12 +133,12 @@ def _learned(run: Run) -> list[Figure]:
         return run.series(DRAFTER + name)
 
     return [
-        over_steps("Learned drafter: acceptance length", "tokens per verify step",
+        over_steps("Draft head: acceptance length", "tokens per verify step",
                    _lines(run, {"": mine("accept_length")}), zero=False,
                    note="Of what was scored since its weights last changed, verified or not."
                    + (f" {swaps:.0f} swaps, {1e3 * seconds / swaps:.2f} ms each." if swaps else "")),
-        over_steps("Learned drafter: staleness", "policy versions behind", _lines(run, {"": mine("staleness")})),
-        over_steps("Learned drafter: training loss", "nats", _lines(run, {"loss": mine("loss"), **terms}),
+        over_steps("Draft head: staleness", "policy versions behind", _lines(run, {"": mine("staleness")})),
+        over_steps("Draft head: training loss", "nats", _lines(run, {"loss": mine("loss"), **terms}),
                    note="The terms are without their weights." if terms else ""),
         over_steps("Idle time and what training made of it", "seconds",
                    _lines(run, {"idle": mine("idle_seconds"), "used": mine("used_seconds")}),

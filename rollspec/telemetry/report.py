@@ -55,7 +55,10 @@ LIMITS = (
 
 
 def write_report(
-    run: str | Path, baseline: str | Path | Sequence[str | Path] | None = None, out: str | Path | None = None
+    run: str | Path,
+    baseline: str | Path | Sequence[str | Path] | None = None,
+    out: str | Path | None = None,
+    null_control: str | None = None,
 ) -> tuple[Path, Numbers]:
     """Write the page and, beside it, its numbers as JSON; the page's path, and the numbers.
 
@@ -64,6 +67,7 @@ def write_report(
         baseline: run folder to compare with; of the same job, so that steps correspond. Of several the first is
             compared with, and all of them tell how far runs of this job differ by chance.
         out: the HTML file, or a folder for `report.html`; beside the runs when None. JSON goes next to it.
+        null_control: a sentence on what an engine takes in which nothing is drafted, to stand beside the ratios.
 
     Raises:
         RollspecError: a folder or file is missing, empty or corrupted, or the output cannot be written.
@@ -78,7 +82,7 @@ def write_report(
     target = Path(run if out is None else out)
     if target.suffix not in (".html", ".htm"):
         target = target / "report.html"
-    numbers = report_json(main, base)
+    numbers = report_json(main, base, null_control)
     page = render(main, base, numbers)
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -89,7 +93,7 @@ def write_report(
     return target, numbers
 
 
-def report_json(run: Run, baseline: Run | None) -> Numbers:
+def report_json(run: Run, baseline: Run | None, null_control: str | None = None) -> Numbers:
     """The numbers of the page in strict JSON types."""
     runs, found = [r for r in (baseline, run) if r is not None], limits(run)
     numbers: Numbers = plain(
@@ -99,6 +103,7 @@ def report_json(run: Run, baseline: Run | None) -> Numbers:
             "comparison": None if baseline is None else compare(run, baseline),
             "limits": found,
             "limits_sentence": found and LIMITS.format(**found),
+            "null_control": null_control,
             "calibration": calibration(run),
             "notes": [f"{r.name}: {note}" for r in runs for note in r.notes],
             "differing": {} if baseline is None else _differing(run, baseline),

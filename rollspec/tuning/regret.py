@@ -1,8 +1,8 @@
 """How far from optimal: what other settings would have taken for the same tokens, replayed through the cost model.
 
 Without drafts every response gets a token a step, so that those of one length end together, where drafts let them part:
-`fixed/none` is each batch of responses run again that way. Of the other settings nobody knows when which response would
-have ended; an arm's rate per batch bucket gives its time for the tokens that were really emitted there:
+`fixed/none` is each batch of responses run again that way. Of the other settings it is not known when which response
+would have ended; an arm's rate per batch bucket gives its time for the tokens that were really emitted there:
 
     fixed/none     no speculation
     fixed/<arm>    one arm for everything
@@ -24,7 +24,7 @@ from rollspec.tuning.cost import CostModel
 from rollspec.tuning.policy import Arm, Outcome, Vector
 
 MOST = 1 << 16
-"""Responses that are kept between two calls of `close`: a server that nobody asks keeps no more."""
+"""Responses that are kept between two calls of `close`: a server whose counters are never read keeps no more."""
 
 
 @dataclass(slots=True)

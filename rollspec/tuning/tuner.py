@@ -78,7 +78,7 @@ class Rows:
 
 @dataclass(slots=True)
 class View(Rows):
-    """The same of the arms with a learned drafter, from what it proposed or would have."""
+    """The same of the arms with a draft head, from what it proposed or would have."""
 
     served: list[bool] = field(default_factory=list)  # rows that it served
     seconds: Vector = field(default_factory=lambda: np.zeros(0))  # [arms] that its passes take
@@ -200,7 +200,7 @@ class Tuner:
         rate = batch / float(seconds[self.none])
         needed = float(seconds[plan.chosen] - seconds[self.none])
         if view is None or len(arm.drafters) == 1:
-            for drafter in arm.drafters:  # without a learned one their proposals are one, and so is the verdict
+            for drafter in arm.drafters:  # without a draft head their proposals are one, and so is the verdict
                 self.guard.observe(drafter, plan.bucket, batch * emitted, needed * rate)
             return
         passes = float(view.seconds[plan.chosen])
@@ -318,7 +318,7 @@ def arms_of(config: TuningConfig, k_max: int, drafters: tuple[str, ...]) -> tupl
     """The arms of a configuration, shortest first; "none" is always among them, if only for comparison."""
     if not drafters:
         return (Arm((), 0),)
-    # A lookup is free beside a learned drafter's passes, so there are arms without the passes, and none without it.
+    # A lookup is free beside a draft head's passes, so there are arms without the passes, and none without it.
     free = tuple(d for d in drafters if d not in LEARNED)
     sets = [free, drafters] if free and free != drafters else [drafters]
     arms = [Arm((), 0)]

@@ -12,7 +12,7 @@ _GROUPS = {
     "rollout": "Generation as the engine sees it: time, tokens, batch, and what proposing costs.",
     "accept": "What the target accepted of what was drafted.",
     "tuner": "How much is drafted, how that was decided, and how far from the best it was.",
-    "drafter": "The learned drafter: its passes, its weights, its samples and its training.",
+    "drafter": "The draft head: its passes, its weights, its samples and its training.",
     "history": "The past responses that drafts come from.",
     "reuse": "What was taken over from past rollouts: `reuse.mode: coupled`, and the lossy `lenient`.",
     "policy": "Which policy is being sampled.",

@@ -1,15 +1,17 @@
 """The tables of numbers on the pages, from the files of benchmarks/results, so that the two cannot disagree.
 
 A page has `<!-- results: NAME -->` and `<!-- end of results -->`; what stands between them is `BLOCKS[NAME]()`.
-Every row names its file, so that the mark of a stale one stands beside the number.
+Inside a sentence it has `<!-- number: NAME -->` and `<!-- end of number -->`, for `INLINE[NAME]()`. Every row names its
+file, so that the mark of a stale one stands beside the number. Links are written as from the root.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from scripts.stale import RESULTS, ROOT
@@ -18,6 +20,9 @@ DEMO, EARLIER = "demo-0.32", ("demo-0.32-reversed", "demo-0.32-four", "demo-0.32
 CONTROLS = {"control": "the demo's policy", "control-smollm2": "SmolLM2-135M"}
 ARMS = {"memory": "suffix drafts", "head": "draft head and suffix drafts", "head, coupled": "the same, `mode: coupled`"}
 PROMPTS = ("fresh", "repeated")
+GOAL = "2 %"  # of the null control: `GOAL` of benchmarks/control.py, whose import loads an engine
+THE_DEMO = "docs/benchmarks.md#the-demo"
+COUNTS = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
 Row = tuple[str, ...]
 Cells = tuple[str, str]
 """A number, and its interval."""
@@ -33,13 +38,9 @@ def headline() -> str:
     """The table of README.md and of docs/index.md: what is faster, what is not, and the null control."""
     rows: list[Row] = []
     if demo := load(DEMO):
-        rows += _demo_rows(demo)
-    for name in EARLIER:
-        if other := load(name):
-            made = other["provenance"]["baseline"]
-            order = ", rollspec's run first" if made["started"] > other["provenance"]["rollspec"]["started"] else ""
-            label = f"micro-batches of four{order}, {made['machine']['cpu']}: generation, {_later(other)}"
-            rows.append((label, *_ratio(other["comparison"]["later"]), f"`{name}.json`"))
+        rows.append(_demo_row(demo))
+    if others := {name: other for name in EARLIER if (other := load(name))}:
+        rows.append(_other_pairs(others))
     for name, what in CONTROLS.items():
         if found := load(name):
             label = f"**null control**: nothing drafted (K = 0), {what}, batch {' / '.join(found['on_over_off'])}"
@@ -53,7 +54,7 @@ def headline() -> str:
         label = "draft head trained while the job runs, over suffix drafts alone: generation, the whole of one job"
         rows.append((label, f"{whole:.2f}x", "one job", "`long_tail.json`"))
     note = f"`make demo`: {_size(demo)}, {_minutes(demo)} minutes for both. " if demo else ""
-    machines = _machines([row[-1].strip("`").removesuffix(".json") for row in rows])
+    machines = _machines([name for row in rows for name in re.findall(r"`([^`]+)\.json`", row[-1])])
     return f"{_table(('', 'with / without', '95 %', 'file'), rows)}\n\n{note}{machines}"
 
 
@@ -84,12 +85,54 @@ def demo() -> str:
 def control() -> str:
     """The null control of every model that it was run with."""
     rows = [
-        (what, batch, *_speed(r), str(r["n"]), _origin_of(found), f"`{RESULTS}/{name}.json`")
+        (what, batch, _step(found, batch), *_speed(r), str(r["n"]), _origin_of(found), f"`{RESULTS}/{name}.json`")
         for name, what in CONTROLS.items()
         if (found := load(name))
         for batch, r in found["on_over_off"].items()
     ]
-    return _table(("model", "batch", "speed, K = 0 / without", "95 %", "pairs", "measured on", "file"), rows)
+    columns = ("model", "batch", "a step without", "speed, K = 0 / without", "95 %", "pairs", "measured on", "file")
+    return _table(columns, rows)
+
+
+def control_cost() -> str:
+    """What being on costs where nothing is drafted, and whether the goal is reached."""
+    found = load("control")
+    more = _range([100 * (r["median"] - 1) for r in found["on_over_off"].values()])
+    steps = _range([_step_ms(found, batch) for batch in found["on_over_off"]])
+    verdicts = {batch: found["at_most"][batch] for batch in found["on_over_off"]}
+    same = len({*verdicts.values()}) == 1
+    said = next(iter(verdicts.values())) if same else ", ".join(f"{v} at batch {b}" for b, v in verdicts.items())
+    return f"{more} % of a step of {steps} ms; goal {GOAL}, {said}"
+
+
+def control_times() -> str:
+    """Time with nothing drafted over time without rollspec, by batch."""
+    found = load("control")
+    return " and ".join(
+        f"{r['median']:.3f} ({r['low']:.3f}-{r['high']:.3f}) at batch {batch} "
+        f"({(r['median'] - 1) * _step_ms(found, batch):.1f} ms of a step of {_step_ms(found, batch):.1f})"
+        for batch, r in found["on_over_off"].items()
+    )
+
+
+def repeats() -> str:
+    """How far two trainings of one job are apart without rollspec; without and with it, where that was run."""
+    found = load("repeats")
+    steps = len(found["groups"][0][0])
+    parts = [
+        f"{_count(len(found['length'][side]))} {'pair' if len(found['length'][side]) == 1 else 'pairs'} of runs {what} "
+        f"differ by {_listed(found['length'][side], '+.1f')} tokens and by {_listed(found['reward'][side], '+.3f')} of "
+        "reward"
+        for side, what in (("without", "both without rollspec"), ("with", "without and with it"))
+        if found["length"][side]
+    ]
+    for label, form, unit in (("length", ".1f", " tokens"), ("reward", ".3f", " of reward")):
+        if "shift" in (r := found[label]):
+            parts.append(f"the mean shift with it is {r['shift']:+{form}}{unit}, chance gives ±{r['bound']:{form}}")
+    demo = load(DEMO)
+    its = demo["comparison"]["steps"] if demo else steps
+    other = "" if its == steps else f"; the demo's runs have {its}, so this is no bound for their difference"
+    return f"{'; '.join(parts)} (runs of {steps} steps{other}; `{RESULTS}/repeats.json`)"
 
 
 def head() -> str:
@@ -101,10 +144,11 @@ def head() -> str:
             for arm, a in kinds[kind].items():
                 if arm != "none":
                     memory = _both(_median(a["speedup_over_memory"])) if a["speedup_over_memory"] else "not measured"
-                    rows.append((batch, kind, arm, _both(_median(a["speedup_over_none"])), memory,
+                    name = ARMS[arm] if arm == "memory" else arm
+                    rows.append((batch, kind, name, _both(_median(a["speedup_over_none"])), memory,
                                  f"{a['acceptance_length']:.2f}", _percent(a["acceptance_rate"]),
                                  _percent(a["pass_over_step"], 1)))  # fmt: skip
-    columns = ("batch", "prompts", "arm", "over none", "over memory alone", "tokens per step", "accepted",
+    columns = ("batch", "prompts", "arm", "over none", "over suffix drafts", "tokens per step", "accepted",
                "a pass of the head, of a step")  # fmt: skip
     on = _origin_of(found)
     counts = {batch: kinds["fresh"]["none"]["speedup_over_none"]["n"] for batch, kinds in found["batches"].items()}
@@ -166,21 +210,30 @@ BLOCKS: dict[str, Callable[[], str]] = {
     "headline": headline, "demo": demo, "control": control, "head": head, "propose": propose,
     "audit-power": audit_power, "control-line": control_line,
 }  # fmt: skip
+INLINE: dict[str, Callable[[], str]] = {
+    "control-cost": control_cost, "control-times": control_times, "repeats": repeats,
+}  # fmt: skip
 
 
-def _demo_rows(d: Any) -> Iterator[Row]:
-    c, file, epochs = d["comparison"], f"`{DEMO}.json`", _epochs(d)
+def _demo_row(d: Any) -> Row:
+    c = d["comparison"]
     value, interval = _ratio(c["later"])
-    yield f"`make demo`: generation, {_later(d)}", f"**{value}**", interval, file
-    yield "the same, tokens per second", *_ratio(c["later_tokens_per_second"]), file
-    yield "generation, all epochs", *_ratio(c["overall"]), file
-    numbers = " / ".join(str(i + 1) for i in range(len(epochs)))
-    yield f"generation, epoch {numbers}", *_joined(map(_ratio, epochs)), file
-    if others := c.get("other_phases"):
-        yield "for comparison: the phases without generation, in the same two runs", *_ratio(others), file
+    others, intervals = _joined(_ratio(c[name]) for name in ("later_tokens_per_second", "step"))
     share = [100 * d[side]["gen_share"] for side in ("run", "baseline")]
-    label = f"whole training step, all epochs; generation is {min(share):.0f} to {max(share):.0f} % of it"
-    yield label, *_ratio(c["step"]), file
+    label = (
+        f"`make demo`: generation, {_later(d)} / the same, tokens per second / whole training step, all epochs "
+        f"(generation is {min(share):.0f} to {max(share):.0f} % of it)"
+    )
+    return label, f"**{value}** / {others}", f"{interval} / {intervals}", f"`{DEMO}.json`"
+
+
+def _other_pairs(found: Mapping[str, Any]) -> Row:
+    """The range of the demo's other pairs of runs; each is on the page of benchmarks."""
+    names = ("later", "later_tokens_per_second", "step")
+    values = [[d["comparison"][name]["value"] for d in found.values()] for name in names]
+    label = f"the same of [{_count(len(found))} other {'pair' if len(found) == 1 else 'pairs'} of runs]({THE_DEMO})"
+    ranges = " / ".join(f"{min(v):.2f}x to {max(v):.2f}x" for v in values)
+    return label, ranges, "see there", ", ".join(f"`{name}.json`" for name in found)
 
 
 def _head_rows(d: Any) -> Iterator[Row]:
@@ -197,7 +250,10 @@ def _head_rows(d: Any) -> Iterator[Row]:
 
 def _peer_rows(d: Any) -> Iterator[Row]:
     workloads = d["summary"]["workloads"]
-    for arm, name in (("rollspec", "suffix drafts"), ("eagle3 K=2", "vLLM's own EAGLE-3 with K = 2, for comparison")):
+    for arm, name in (
+        ("rollspec", "suffix drafts"),
+        ("eagle3 K=2", "vLLM's own EAGLE-3 with K = 2, for comparison, its steps not overlapping"),
+    ):
         arms = [workloads[w]["arms"] for w in ("fresh", "epochs") if w in workloads and arm in workloads[w]["arms"]]
         if len(arms) == 2:
             label = f"{name}, SmolLM2-135M, new prompts / from the second epoch on"
@@ -272,6 +328,29 @@ def _median(r: Any) -> Cells:
 def _speed(r: Any) -> Cells:
     """Of a ratio of times."""
     return f"{1 / r['median']:.2f}x", f"{1 / r['high']:.2f}-{1 / r['low']:.2f}"
+
+
+def _step_ms(found: Any, batch: str) -> float:
+    """Of the null control: what a decode step without rollspec takes."""
+    return 1e3 * float(median(found["seconds"]["off"][batch])) / float(found["tokens_per_request"])
+
+
+def _step(found: Any, batch: str) -> str:
+    return f"{_step_ms(found, batch):.1f} ms" if "seconds" in found else "-"
+
+
+def _range(values: Sequence[float]) -> str:
+    low, high = f"{min(values):.0f}", f"{max(values):.0f}"
+    return low if low == high else f"{low} to {high}"
+
+
+def _count(n: int) -> str:
+    return COUNTS[n] if n < len(COUNTS) else str(n)
+
+
+def _listed(values: Sequence[float], form: str) -> str:
+    *most, last = (f"{v:{form}}" for v in values)
+    return f"{', '.join(most)} and {last}" if most else last
 
 
 def _joined(cells: Iterable[Cells]) -> Cells:

@@ -15,6 +15,7 @@ from scripts.stale import RESULTS, ROOT, reasons
 
 MARK = " *(stale)*"
 BLOCK = re.compile(r"(<!-- results: (\S+) -->\n).*?(<!-- end of results -->)", re.DOTALL)
+INLINE = re.compile(r"(<!-- number: (\S+) -->).*?(<!-- end of number -->)", re.DOTALL)
 FLAG = re.compile(r'\A(\{\s*)"stale": (?:true|false),\s*')
 NAMED = re.compile(rf"{RESULTS}/([a-z0-9_.-]+)\.json")
 
@@ -72,8 +73,13 @@ class Page:
         text, stale = self.FILE.read_text(encoding="utf-8"), found()
         if stale is None:
             return text
-        text = BLOCK.sub(lambda m: f"{m[1]}\n{block(m[2], stale)}\n\n{m[3]}", text)
+        text = BLOCK.sub(lambda m: f"{m[1]}\n{self._here(block(m[2], stale))}\n\n{m[3]}", text)
+        text = INLINE.sub(lambda m: f"{m[1]}{self._here(numbers.INLINE[m[2]]())}{m[3]}", text)
         return marked(text, stale)
+
+    def _here(self, text: str) -> str:
+        """`text` with links from this page's folder; they are written as from the root."""
+        return text.replace("](docs/", "](") if self.FILE.parent == ROOT / "docs" else text
 
 
 @dataclass

@@ -210,7 +210,7 @@ def test_long_tail_trains_while_a_replica_idles_swaps_and_resumes(make: Callable
     assert {"rollspec/drafter/staleness", "rollspec/drafter/loss", "rollspec/drafter/accept_length"} <= set(steps[-1])
     assert any("rollspec/accept/rate/eagle3" in r for r in steps)
     page = write_report(job.folder)[0].read_text()
-    assert "Learned drafter: acceptance length" in page and "Idle time and what training made of it" in page
+    assert "Draft head: acceptance length" in page and "Idle time and what training made of it" in page
 
     saved = tmp_path / "checkpoints" / "global_step_3" / "rollspec"
     stores = [Versions(saved / f"replica_{i}" / "drafter" / "versions") for i in range(2)]

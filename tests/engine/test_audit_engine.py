@@ -214,7 +214,7 @@ def test_kept_noise_follows_the_policy_that_replaced_another(sharp: Path, tmp_pa
     assert min(out.drafts.accepted, out.drafts.rejected) > 100
 
 
-@pytest.mark.slow  # `test_the_law_is_the_published_one` is its shorter sibling
+@pytest.mark.slow  # `test_the_distribution_is_the_published_one` is its shorter sibling
 def test_lenient_reuse_is_as_far_from_the_policy_as_its_formula_says(sharp: Path, tmp_path: Path) -> None:
     """At 1,489 positions the distance was 0.059 and its standard error 0.0103; at the 2,600 here a rule that is not
     applied at all lies 7.5 of them away, and is found with probability 0.999.

@@ -204,7 +204,7 @@ def test_a_large_bias_takes_everything_and_a_lower_ratio_cuts(sharp: Path, engin
 
 
 @pytest.mark.slow  # `test_a_lossy_redraw_fails` is its shorter sibling
-def test_the_audit_finds_that_the_law_is_not_the_policys(sharp: Path, engine: Any, run: Run) -> None:
+def test_the_audit_finds_that_the_distribution_is_not_the_policys(sharp: Path, engine: Any, run: Run) -> None:
     """Old responses of another policy: lossy at bias 0. Without them the same server passes."""
     server = run(make_server(engine))
     fresh = run(rollouts(server, PRESENT, 80, "fresh"))
@@ -217,7 +217,7 @@ def test_the_audit_finds_that_the_law_is_not_the_policys(sharp: Path, engine: An
     assert verdict.log_probs is not None and not verdict.log_probs.failure, "nothing but the tokens can show it"
 
 
-def test_the_law_is_the_published_one(sharp: Path, engine: Any, run: Run) -> None:
+def test_the_distribution_is_the_published_one(sharp: Path, engine: Any, run: Run) -> None:
     """2,000 first tokens: distributed as the rule says they are, and as far from the policy."""
     n, bias = 2000, 0.0
     server = run(make_server(engine, bias=bias))

@@ -11,6 +11,7 @@ import torch
 from interpreted import SLOTS, VOCAB, K, assert_same, batch, both
 from vllm.triton_utils import tl
 from vllm_cpu_v2.kernels import GPU
+from vllm_like import like
 
 
 @pytest.mark.parametrize("vocab", [VOCAB, 2500])
@@ -125,7 +126,11 @@ def test_biases_bad_words_and_grammar(monkeypatch, rng):
 def test_logprobs(monkeypatch, rng, num):
     def run(module, s):
         scores = module.compute_topk_scores(s.logits, num, s.sampled)
-        state = SimpleNamespace(token_ids=SimpleNamespace(gpu=s.own), num_token_ids=SimpleNamespace(gpu=s.counts))
+        state = like(
+            f"{GPU}.sample.logprob:LogprobTokenIdsState",
+            token_ids=like(f"{GPU}.buffer_utils:StagedWriteTensor", gpu=s.own),
+            num_token_ids=like(f"{GPU}.buffer_utils:UvaBackedTensor", gpu=s.counts),
+        )
         own = module.compute_topk_scores(s.logits, num, s.sampled, None, state, s.expanded, 3)
         prompt = importlib.import_module(f"{GPU}.sample.prompt_logprob")
         ids = prompt.get_prompt_logprobs_token_ids(

@@ -9,8 +9,7 @@ from types import ModuleType, SimpleNamespace
 import numpy as np
 import pytest
 import torch
-
-pytest.importorskip("vllm", reason="needs vLLM")
+from installed import needs_vllm
 from vllm_cpu_v2 import installation, noise
 from vllm_cpu_v2.kernels import batch, rejection, sampling
 
@@ -115,6 +114,7 @@ def softmax(row: list[float]) -> list[float]:
     return [v / sum(e) for v in e]
 
 
+@needs_vllm
 @pytest.mark.parametrize("seed", range(8))
 @pytest.mark.parametrize("dense", [False, True])
 def test_standard_rejection(seed, dense):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
+from importlib import metadata
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -80,3 +81,26 @@ def training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     made = Trainings(tmp_path, monkeypatch)
     yield made
     made.stop()
+
+
+@pytest.fixture
+def demo(tmp_path: Path) -> Path:
+    """Folder of a demo job: a run with rollspec and its baseline."""
+    from report_samples import write_demo
+
+    return write_demo(tmp_path / "demo")
+
+
+@pytest.fixture
+def tested_trl(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A tested TRL is there, whatever is; afterwards rollspec is off again."""
+    from rollspec_trl import options
+
+    from rollspec.engine.vllm import plugin
+
+    real = metadata.version
+    monkeypatch.setattr(metadata, "version", lambda name: "1.16.0" if name == "trl" else real(name))
+    before = options._config
+    yield
+    options._config = before
+    plugin.enable(None)

@@ -80,7 +80,7 @@ def rows(speculating: bool, epochs: int = 3, per_epoch: int = 6, seed: int = 0) 
 
 
 def drafter_rows(data: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The same run with a learned drafter that gets better with every version."""
+    """The same run with a draft head that gets better with every version."""
     for i, row in enumerate(data):
         version = i // 4
         row |= {

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from installed import needs_vllm
 from vllm_like import like
 
 from benchmarks.identity import same_tokens
@@ -100,8 +101,8 @@ class Engine:
         return out
 
 
+@needs_vllm
 def test_a_round_starts_from_old_responses_and_says_what_the_rule_decided() -> None:
-    pytest.importorskip("vllm")
     from benchmarks.two_policies import lenient_round
     from rollspec.audit.engine import Plan
     from rollspec.audit.worker import Response

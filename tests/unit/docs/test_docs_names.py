@@ -276,10 +276,10 @@ def test_numbers_on_the_first_page_are_those_of_the_readme() -> None:
         assert number in readme, number
 
 
-OTHER_WORDS = (
-    r"laws?|lawful|takes? back|taken back|whoever|nobody|stands? aside|told|heard|heeds?|surest|woke|masters"
-    r"|harvest(?:ed|s)?|trials?"
-)
+NOWHERE = r"laws?|lawful|takes? back|taken back|stands? aside|heeds?|woke|masters"
+"""Words that another one has the place of, in tests and benchmarks too."""
+
+OTHER_WORDS = NOWHERE + r"|whoever|nobody|told|heard|surest|harvest(?:ed|s)?|trials?"
 """Words that another one has the place of, on pages and in installed code."""
 
 
@@ -303,3 +303,11 @@ def test_installed_code_uses_the_words_of_the_glossary() -> None:
         text = re.sub(r"\btrial(?=[:,)=])", "", file.read_text(encoding="utf-8"))
         found = [m[0] for m in words.finditer(text)]
         assert not found, f"{file.relative_to(ROOT)}: {found}"
+
+
+def test_tests_and_benchmarks_use_them_too() -> None:
+    words = re.compile(rf"(?<![^\W_])(?:{NOWHERE}|errands?|ceilings|offered tokens?|refused tokens?)(?![^\W_])", re.I)
+    files = {f for folder in ("tests", "benchmarks") for f in (ROOT / folder).rglob("*.py")} - {Path(__file__)}
+    assert len(files) > 150
+    found = {f"{f.relative_to(ROOT)}: {m[0]}" for f in files for m in words.finditer(f.read_text(encoding="utf-8"))}
+    assert not found, sorted(found)

@@ -281,8 +281,10 @@ def test_the_null_control_is_beside_the_ratio(tmp_path: Path, monkeypatch: pytes
     line = cli.null_control()
     assert line is not None and line.startswith("null control, nothing drafted: ") and " at batch 4" in line
     console = Console(file=__import__("io").StringIO(), width=300)
-    cli.conclude(write_demo(tmp_path / "runs" / "demo-1"), console, html=False)
-    assert line in console.file.getvalue()  # type: ignore[attr-defined]
+    out = write_demo(tmp_path / "runs" / "demo-1")
+    numbers = cli.conclude(out, console, html=True)
+    assert line in console.file.getvalue() and numbers["null_control"] == line  # type: ignore[attr-defined]
+    assert line[1:] in (out / "report.html").read_text()
     monkeypatch.setattr(cli, "CONTROL", tmp_path / "absent.json")
     assert cli.null_control() is None
 

@@ -16,7 +16,6 @@ from rollspec.log_once import LogOnce
 
 omegaconf = pytest.importorskip("omegaconf")
 pytest.importorskip("verl")
-pytest.importorskip("vllm")
 
 
 @pytest.fixture(autouse=True)

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from installed import needs_vllm
 from vllm_like import like, plays
 
 from rollspec.config import RollspecConfig
@@ -21,7 +22,6 @@ from rollspec.proposal.history import OLD_RESPONSES as FILE
 from rollspec.telemetry.faults import Faults
 
 pytest.importorskip("verl")
-pytest.importorskip("vllm")
 
 LENIENT = {"rollspec": {"reuse": {"mode": "lenient"}}}
 
@@ -219,6 +219,7 @@ def ask(server: Any, **kwargs: Any) -> Any:
     return asyncio.run(server.generate([5, 6], params, request_id="r", **kwargs))
 
 
+@needs_vllm
 def test_an_accepted_response_is_not_generated() -> None:
     server = make([-0.5, -0.6, -0.7, -0.8])
     server.global_steps = 4
@@ -228,6 +229,7 @@ def test_an_accepted_response_is_not_generated() -> None:
     assert server.asked == [] and server._admitting == 0
 
 
+@needs_vllm
 def test_a_cut_response_is_continued_and_stitched() -> None:
     server = make([-0.5, -0.6, -90.0, -0.8])
     out = ask(server, priority=2)
@@ -237,6 +239,7 @@ def test_a_cut_response_is_continued_and_stitched() -> None:
     assert params["extra_args"] == {"rollspec": {"prompt_tokens": 2}}, "drafts and history know where the prompt ends"
 
 
+@needs_vllm
 def test_an_aborted_rollout_goes_on_without_starting_over() -> None:
     server = make([-0.5, -0.6, -90.0, -0.8])
     mark = {"sample": "0_0", "origin": "x", "prompt_tokens": 2}

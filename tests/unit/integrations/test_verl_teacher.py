@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from vllm_like import like, plays
 
 torch = pytest.importorskip("torch")
+omegaconf = pytest.importorskip("omegaconf")
 pytest.importorskip("verl")
 transformers = pytest.importorskip("transformers")
 
@@ -60,6 +61,7 @@ def batch(*rows: tuple[int, int], mask: Any = None) -> dict[str, Any]:
     }
 
 
+@plays("verl.workers.engine.fsdp.transformer_impl:FSDPEngineWithLMHead")
 class Engine:
     """The part of verl's FSDP engine that the hooks meet: its module, and a step over a micro-batch."""
 
@@ -68,8 +70,8 @@ class Engine:
     def __init__(self, module: Any, packed: bool) -> None:
         self.module, self.packed = module, packed
 
-    def forward_step(self, micro: dict[str, Any], loss: Any, forward_only: bool) -> Any:
-        ids = micro["input_ids"]
+    def forward_step(self, micro_batch: dict[str, Any], loss_function: Any, forward_only: bool) -> Any:
+        ids = micro_batch["input_ids"]
         if self.packed:
             lengths = ids.offsets().diff().tolist()
             positions = torch.cat([torch.arange(n) for n in lengths])[None]
@@ -167,14 +169,15 @@ def test_a_fault_ends_the_teaching_and_not_the_pass(model: Any, caplog: pytest.L
 
 
 def test_settings_that_cannot_be_read_end_nothing(caplog: pytest.LogCaptureFixture) -> None:
-    rank = SimpleNamespace(config=SimpleNamespace(rollout={"custom": {"rollspec": {"drafter": {"mode": "nonsense"}}}}))
+    given = {"rollout": {"custom": {"rollspec": {"drafter": {"mode": "nonsense"}}}}}
+    rank = like("verl.workers.engine_workers:ActorRolloutRefWorker", config=omegaconf.OmegaConf.create(given))
     assert teacher._log_probs(lambda self, data: data, rank, 7) == 7
     assert teacher._log_probs(lambda self, data: data, rank, 8) == 8
     assert caplog.text.count("gets no samples of the policy") == 1 and teacher._info(rank) == {}
 
 
 def test_metrics_count_since_the_last_step_and_say_a_fault_once(capsys: pytest.CaptureFixture[str]) -> None:
-    trainer = SimpleNamespace()
+    trainer = like("verl.trainer.ppo.v1.trainer_base:PPOTrainer")
     first = [{"samples": 3, "dropped": 1, "share": 0.01}, {"samples": 2, "dropped": 0, "share": 0.02}, {}]
     out = teacher.metrics(first, trainer)
     assert out["rollspec/drafter/policy_samples"] == 5.0 and out["rollspec/drafter/policy_share"] == 0.02

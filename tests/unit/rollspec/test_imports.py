@@ -44,7 +44,7 @@ NOT_AT_IMPORT = {
 }
 
 MOST_LINES = 400
-SHORT = ("rollspec", "drafter_online", "integrations", "cpu", "examples", "benchmarks", "scripts")
+SHORT = ("rollspec", "drafter_online", "integrations", "cpu", "examples", "benchmarks", "scripts", "tests")
 
 ACYCLIC = ("rollspec", "drafter_online")
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+from installed import needs_vllm
+from vllm_like import like
 
 from rollspec.audit import run as audit_run
 from rollspec.audit.engine import Arm, ArmOutput, Plan
@@ -91,6 +92,7 @@ def test_wrong_sampling_stays_a_fault_of_sampling(monkeypatch: pytest.MonkeyPatc
     assert any("drafts are to blame" in r for r in result.reasons)
 
 
+@needs_vllm
 def test_an_engine_that_scores_no_prompts_is_audited_without(monkeypatch: pytest.MonkeyPatch) -> None:
     class Engine:
         def generate(self, *_: Any, **__: Any) -> Any:
@@ -103,14 +105,15 @@ def test_an_engine_that_scores_no_prompts_is_audited_without(monkeypatch: pytest
     assert result.reasons == (f"the reference is not cross-checked: the engine scored no prompts ({refused}).",)
 
 
+@needs_vllm
 def test_scores_are_of_the_response() -> None:
     asked: list[Any] = []
 
     class Engine:
         def generate(self, requests: list[Any], params: Any, use_tqdm: bool) -> list[Any]:
             asked.append((requests, params.max_tokens, params.prompt_logprobs))
-            scores = [None] + [{t: SimpleNamespace(logprob=-float(t))} for t in (6, 7, 8)]
-            return [SimpleNamespace(prompt_token_ids=[5, 6, 7, 8], prompt_logprobs=scores)]
+            scores = [None] + [{t: like("vllm.logprobs:Logprob", logprob=-float(t))} for t in (6, 7, 8)]
+            return [like("vllm.outputs:RequestOutput", prompt_token_ids=[5, 6, 7, 8], prompt_logprobs=scores)]
 
     (found,) = score(Engine(), (((5, 6), (7, 8)),))
     assert found.tolist() == [-7.0, -8.0]  # type: ignore[union-attr]

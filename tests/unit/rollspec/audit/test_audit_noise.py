@@ -30,8 +30,8 @@ def _sample(config: RollspecConfig = CONFIG, rounds: int = 3, copies: int = 20) 
     return samples_from([t.tolist() for t in tokens], prompt, when), keys
 
 
-def _judge(samples: Samples, keys: Words, lawful: Samples | None = None) -> tuple[NoiseCheck, AuditResult]:
-    evidence = Evidence(lawful or samples, VOCAB, np.random.default_rng(0))
+def _judge(samples: Samples, keys: Words, tested: Samples | None = None) -> tuple[NoiseCheck, AuditResult]:
+    evidence = Evidence(tested or samples, VOCAB, np.random.default_rng(0))
     witness = Witness(samples, evidence, keys, PROMPTS, tie=1e-4)
     log_probs = LOGITS - np.log(np.exp(LOGITS).sum(-1, keepdims=True))
     for s in range(len(samples.tokens)):

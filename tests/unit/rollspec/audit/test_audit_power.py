@@ -71,7 +71,7 @@ def test_false_alarms_are_as_rare_as_promised() -> None:
         assert hits / n <= 0.01 + 4 * np.sqrt(0.01 / n), (name, hits, n)
 
 
-def test_shared_noise_fails_although_every_law_is_right() -> None:
+def test_shared_noise_fails_although_every_distribution_is_right() -> None:
     """Siblings that reuse one noise sequence: each response is exact, but they are copies of one another."""
     rng = np.random.default_rng(3)
     distribution = make_distribution(rng)

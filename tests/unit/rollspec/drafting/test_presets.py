@@ -1,4 +1,4 @@
-"""Presets with a learned drafter, at the step: what they draft when the head is always wrong."""
+"""Presets with a draft head, at the step: what they draft when the head is always wrong."""
 
 from __future__ import annotations
 

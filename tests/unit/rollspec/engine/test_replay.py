@@ -101,7 +101,6 @@ def test_an_old_response_longer_than_the_limit_is_drafted_up_to_it() -> None:
 
 
 def test_greedy_requests_and_repeated_seeds_reuse_nothing_and_say_so_once(caplog: pytest.LogCaptureFixture) -> None:
-    pytest.importorskip("vllm")
     from rollspec.engine.noise_keys import NoiseKeys
 
     c = NoiseKeys.__new__(NoiseKeys)

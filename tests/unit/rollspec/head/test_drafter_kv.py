@@ -3,7 +3,6 @@ from __future__ import annotations
 import pytest
 
 torch = pytest.importorskip("torch")
-pytest.importorskip("vllm")
 
 from rollspec.head.drafter_kv import DrafterKV  # noqa: E402
 

@@ -153,7 +153,7 @@ def rejection_sampled(
     return np.bincount(out, minlength=len(p))
 
 
-def test_dropping_a_sampled_draft_by_its_own_probability_biases_the_law_and_the_audit_sees_it() -> None:
+def test_dropping_a_sampled_draft_by_its_own_probability_biases_the_distribution_and_the_audit_sees_it() -> None:
     rng = np.random.default_rng(0)
     p, q = rng.dirichlet(np.ones(12)), rng.dirichlet(np.ones(12))
     trap = rejection_sampled(p, q, q > np.median(q), rng, 40_000)

@@ -38,7 +38,7 @@ def test_impossible_tokens_are_never_kept() -> None:
     drift=st.floats(0.0, 3.0),
     bias=st.floats(-1.0, 2.0),
 )
-def test_law_and_distance(seed: int, vocab: int, drift: float, bias: float) -> None:
+def test_distribution_and_distance(seed: int, vocab: int, drift: float, bias: float) -> None:
     p, q = _pair(seed, vocab, drift)
     out = distribution(p, q, bias)
     assert np.isclose(out.sum(), 1.0) and (out >= -1e-12).all()

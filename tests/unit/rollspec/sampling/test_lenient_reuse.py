@@ -8,9 +8,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from installed import needs_vllm
 from vllm_like import like
-
-pytest.importorskip("vllm")
 
 from rollspec.config import ReuseConfig
 from rollspec.proposal.base import prompt_key
@@ -57,6 +56,7 @@ def prefix(
     return asyncio.run(r.prefix(engine, PROMPT, {"temperature": 0.7, **params}, limit, sample))
 
 
+@needs_vllm
 def test_an_unchanged_policy_takes_the_old_response_whole() -> None:
     r, engine = reuse(), Engine()
     found = prefix(r, engine)
@@ -66,6 +66,7 @@ def test_an_unchanged_policy_takes_the_old_response_whole() -> None:
     assert scoring.asked(params) == {scoring.TEMPERATURE: 0.7}
 
 
+@needs_vllm
 def test_it_is_cut_at_the_first_rejection_and_has_the_present_log_probs() -> None:
     now = np.array([-0.5, -1.0, -60.0, -0.1, -0.1])
     found = prefix(reuse(), Engine(now))
@@ -76,6 +77,7 @@ def test_it_is_cut_at_the_first_rejection_and_has_the_present_log_probs() -> Non
     assert prefix(reuse(), Engine([-99.0] * 5)) == Prefix([], [], finished=False)
 
 
+@needs_vllm
 def test_every_old_token_is_judged_with_fresh_numbers() -> None:
     """At half the old probability half of the first tokens are accepted, and not the same ones each time."""
     r = reuse()
@@ -83,6 +85,7 @@ def test_every_old_token_is_judged_with_fresh_numbers() -> None:
     assert 150 < sum(firsts) < 250
 
 
+@needs_vllm
 def test_where_it_ends() -> None:
     open_end = [10, 11, 12, 13, 14]
     found = prefix(reuse(old=open_end), Engine())
@@ -98,6 +101,7 @@ def test_where_it_ends() -> None:
     assert found == Prefix(OLD[:3], [-1.0] * 3, finished=False) and len(engine.asked[0][0]) == 6, "what fits is scored"
 
 
+@needs_vllm
 @pytest.mark.parametrize(
     ("params", "cause", "said"),
     [
@@ -124,11 +128,13 @@ def test_what_cannot_be_done_exactly_as_described_is_refused_once(
     assert prefix(r, engine) is not None, "the next one is reused again"
 
 
+@needs_vllm
 def test_neutral_parameters_are_no_reason() -> None:
     params = {"top_p": 1.0, "top_k": -1, "repetition_penalty": 1.0, "logprobs": True, "stop": None, "min_p": 0}
     assert prefix(reuse(), Engine(), **params) is not None
 
 
+@needs_vllm
 def test_responses_that_do_not_fit_are_refused(caplog: pytest.LogCaptureFixture) -> None:
     r = reuse(old=[10, 99])
     assert prefix(r, Engine()) is None
@@ -145,6 +151,7 @@ def test_without_an_old_response_or_a_sample_number_nothing_is_asked() -> None:
     assert engine.asked == [] and r.drain() == {"requests": 1}
 
 
+@needs_vllm
 def test_a_policy_that_changes_in_between_is_not_mixed_with_the_old_one(caplog: pytest.LogCaptureFixture) -> None:
     r, engine = reuse(), Engine()
 
@@ -158,6 +165,7 @@ def test_a_policy_that_changes_in_between_is_not_mixed_with_the_old_one(caplog: 
     assert r.drain()["refused/interrupted"] == 2
 
 
+@needs_vllm
 def test_counts_become_the_papers_metrics() -> None:
     r = reuse()
     prefix(r, Engine())  # whole
