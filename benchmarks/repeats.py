@@ -3,6 +3,9 @@
     rollspec bench repeats
     rollspec bench repeats --seeds 0,1 --work runs/repeats    # a part; a later call goes on from what is there
 
+The job is the demo's, so that the runs of a demo that was not cut short can be copied to `seed-0/without` and
+`seed-0/with` of the work folder.
+
 Two trainings of one job part at the first token that is sampled differently, and stay apart: their steps are not
 independent, so a test over steps finds differences between runs without rollspec, too. Here every seed (of the policy
 and the prompts) is trained three times: without rollspec, without it and with another seed of the engine, and with it.
@@ -30,7 +33,6 @@ from rollspec.telemetry.runs import STEP, load_run
 from rollspec.telemetry.summary import REWARD, t_critical
 
 ARMS = ("without", "again", "with")
-STEPS = 32  # of a job: all that `rollspec demo` has time for on two cores
 SECONDS = 3600.0  # bound of a run
 LENGTH = ("response_length/mean",)
 OTHER_SEED = 1000
@@ -115,7 +117,7 @@ def table(summary: Mapping[str, Any]) -> Table:
 def run(
     seeds: Sequence[int] = (0, 1, 2, 3, 4),
     arms: Sequence[str] = ARMS,
-    steps: int = STEPS,
+    steps: int | None = None,
     quick: bool = False,
     work: Path | None = None,
     out: Path | None = None,
