@@ -30,7 +30,7 @@ from benchmarks.jobs import finished, folder, run_missing, seeds_in
 from examples.demo.job import Job, JobSettings, build_job, prepare_assets
 from examples.demo.runner import provenance_of, run_job
 from rollspec.telemetry.runs import STEP, load_run
-from rollspec.telemetry.summary import REWARD, t_critical
+from rollspec.telemetry.summary import PHASES, REWARD, t_critical, tokens_per_step
 
 ARMS = ("without", "again", "with")
 SECONDS = 3600.0  # bound of a run
@@ -65,6 +65,14 @@ def rows(place: Path) -> list[dict[str, float]]:
     series = zip(run.steps, run.series(*REWARD), run.series(*LENGTH), strict=True)
     named = ({STEP: step, REWARD[1]: reward, LENGTH[0]: length} for step, reward, length in series)
     return [{name: value for name, value in row.items() if value is not None} for row in named]
+
+
+def phases(place: Path) -> dict[str, float]:
+    """Microseconds per response token of each phase of the step, without the first step, which warms up."""
+    run = load_run(place)
+    tokens = sum(n or 0.0 for n in tokens_per_step(run)[1:])
+    seconds = {name: sum(s or 0.0 for s in run.series(f"timing_s/{name}")[1:]) for name in PHASES}
+    return {name: 1e6 * s / tokens for name, s in seconds.items() if s and tokens}
 
 
 def difference(one: Sequence[Mapping[str, float]], other: Sequence[Mapping[str, float]], name: str) -> float:
@@ -143,6 +151,7 @@ def run(
         **summarise(found),
         "seeds": sorted(found),
         "groups": [[runs[a] for a in ARMS[:2] if a in runs] for runs in found.values()],
+        "phases": {f"seed {seed}, {arm}": phases(job.folder) for arm, seed, job in done},
         "with_rollspec": [runs["with"] for runs in found.values() if "with" in runs],
     }
     path = save("repeats-quick" if quick else "repeats", result, out)

@@ -48,6 +48,7 @@ MEASURES: dict[str, tuple[str, ...]] = {
     "cost": (*ENGINE, "benchmarks/cost.py"),
     "demo": JOB,
     "demo-0.32": JOB,
+    "demo-0.32-earlier": JOB,
     "demo-0.32-four": JOB,
     "demo-0.32-reversed": JOB,
     "demo-0.32-xeon": JOB,
