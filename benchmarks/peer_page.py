@@ -57,11 +57,12 @@ COLOURS = {"ours": "#0f766e", "other": "#8a93a3", "lossy": "#c2680b"}
 def render(results: Mapping[str, Mapping[str, Any]]) -> str:
     """The page. `results`: by file name without `.json`, those that there are."""
     idle = next((r["idle_seconds"] for r in results.values()), 4.0)
-    parts = [HEAD.format(idle=f"{idle:g}", ran=_ran(results), workloads=_listed([f"*{w}*" for w in WORKLOADS]))]
+    ran = _workloads_of_arms(results)
+    parts = [HEAD.format(idle=f"{idle:g}", ran=_ran(ran), workloads=_listed([f"*{w}*" for w in WORKLOADS]))]
     if not results:
         parts.append(STUB)
     parts += [_part(name, result) for name, result in results.items()]
-    parts.append(_arms(_workloads_of_arms(results)))
+    parts.append(_arms(ran))
     return "\n".join(parts)
 
 
@@ -76,8 +77,7 @@ def _workloads_of_arms(results: Mapping[str, Mapping[str, Any]]) -> dict[str, li
     return found
 
 
-def _ran(results: Mapping[str, Mapping[str, Any]]) -> str:
-    arms = _workloads_of_arms(results)
+def _ran(arms: Mapping[str, Sequence[str]]) -> str:
     workloads = [f"*{w}*" for w in WORKLOADS if any(w in ws for ws in arms.values())]
     if not arms:
         return "No arm has been run yet."

@@ -29,7 +29,7 @@ from benchmarks.harness import QUICK, provenance, save
 from benchmarks.jobs import finished, folder, run_missing, seeds_in
 from examples.demo.job import Job, JobSettings, build_job, prepare_assets
 from examples.demo.runner import provenance_of, run_job
-from rollspec.telemetry.runs import STEP, load_run
+from rollspec.telemetry.runs import STEP, Run, load_run
 from rollspec.telemetry.summary import PHASES, REWARD, t_critical, tokens_per_step
 
 ARMS = ("without", "again", "with")
@@ -59,17 +59,15 @@ def jobs(
     return found
 
 
-def rows(place: Path) -> list[dict[str, float]]:
+def rows(run: Run) -> list[dict[str, float]]:
     """Reward and mean length of each step, by the names that the report reads."""
-    run = load_run(place)
     series = zip(run.steps, run.series(*REWARD), run.series(*LENGTH), strict=True)
     named = ({STEP: step, REWARD[1]: reward, LENGTH[0]: length} for step, reward, length in series)
     return [{name: value for name, value in row.items() if value is not None} for row in named]
 
 
-def phases(place: Path) -> dict[str, float]:
+def phases(run: Run) -> dict[str, float]:
     """Microseconds per response token of each phase of the step, without the first step, which warms up."""
-    run = load_run(place)
     tokens = sum(n or 0.0 for n in tokens_per_step(run)[1:])
     seconds = {name: sum(s or 0.0 for s in run.series(f"timing_s/{name}")[1:]) for name in PHASES}
     return {name: 1e6 * s / tokens for name, s in seconds.items() if s and tokens}
@@ -140,8 +138,11 @@ def run(
     )
     found: dict[int, dict[str, list[dict[str, float]]]] = {}
     done = finished(jobs(seeds_in(work), work, settings), console)
+    times: dict[str, dict[str, float]] = {}
     for arm, seed, job in done:
-        found.setdefault(seed, {})[arm] = rows(job.folder)
+        trained = load_run(job.folder)
+        found.setdefault(seed, {})[arm] = rows(trained)
+        times[f"seed {seed}, {arm}"] = phases(trained)
     result = {
         "benchmark": "repeats",
         **({"note": QUICK} if quick else {}),
@@ -151,7 +152,7 @@ def run(
         **summarise(found),
         "seeds": sorted(found),
         "groups": [[runs[a] for a in ARMS[:2] if a in runs] for runs in found.values()],
-        "phases": {f"seed {seed}, {arm}": phases(job.folder) for arm, seed, job in done},
+        "phases": times,
         "with_rollspec": [runs["with"] for runs in found.values() if "with" in runs],
     }
     path = save("repeats-quick" if quick else "repeats", result, out)

@@ -272,7 +272,7 @@ def _overrides(s: JobSettings, assets: Assets, loggers: Sequence[str]) -> list[s
         f"actor_rollout_ref.actor.data_loader_seed={s.seed}",
         f"actor_rollout_ref.actor.ppo_mini_batch_size={s.prompts_per_step}",
         # Of one response each: verl pads a micro-batch to its longest, and responses come as they end. Without drafts
-        # that is in the order of their lengths, with drafts it is not, and 8 % more would be computed.
+        # that is in the order of their lengths, with drafts it is not, and more padding would be computed.
         "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=1",
         "actor_rollout_ref.actor.use_kl_loss=False",
         "actor_rollout_ref.rollout.name=vllm",
