@@ -271,9 +271,7 @@ def _overrides(s: JobSettings, assets: Assets, loggers: Sequence[str]) -> list[s
         f"actor_rollout_ref.actor.optim.lr={s.lr}",
         f"actor_rollout_ref.actor.data_loader_seed={s.seed}",
         f"actor_rollout_ref.actor.ppo_mini_batch_size={s.prompts_per_step}",
-        # Of one response each: verl pads a micro-batch to its longest, and responses come as they end. Without drafts
-        # that is in the order of their lengths, with drafts it is not, and more padding would be computed.
-        "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=1",
+        "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=1",  # verl pads a micro-batch to its longest
         "actor_rollout_ref.actor.use_kl_loss=False",
         "actor_rollout_ref.rollout.name=vllm",
         f"actor_rollout_ref.rollout.dtype={s.dtype}",
@@ -287,6 +285,8 @@ def _overrides(s: JobSettings, assets: Assets, loggers: Sequence[str]) -> list[s
         f"actor_rollout_ref.rollout.max_num_seqs={s.max_num_seqs}",
         f"actor_rollout_ref.rollout.max_num_batched_tokens={max(2048, context)}",
         f"reward.custom_reward_function.path={hydra_value(assets.reward)}",
+        f"trainer.v1.sampler.custom_sampler.path={hydra_value(str(ROOT / 'examples' / 'demo' / 'sampler.py'))}",
+        "trainer.v1.sampler.custom_sampler.name=ByLength",
         f"trainer.logger={json.dumps(list(loggers))}",
         f"trainer.project_name={PROJECT}",
         "trainer.val_before_train=False",

@@ -101,7 +101,7 @@ class Counters:
             counts = zip(self.stats.reuse, m.reused(len(r.output)), m.counted, strict=True)
             self.stats.reuse = [total + now - before for total, now, before in counts]
 
-    def drain(self, tuner: Tuner, running: Iterable[Request] = ()) -> EngineStats:
+    def drain(self, tuner: Tuner, running: Iterable[Request]) -> EngineStats:
         """The counts since the last call, with the tuner's."""
         out, self.stats = self.stats, EngineStats()
         before, self._before_drain = self._before_drain, (self.drafting.seconds, self.tuning.seconds)

@@ -6,7 +6,7 @@ would have ended; an arm's rate per batch bucket gives its time for the tokens t
 
     fixed/none     no speculation
     fixed/<arm>    one arm for everything
-    oracle         the best arm of each bucket, known in hindsight
+    oracle         the best arm of each bucket, known in hindsight, or no speculation at all if that is better
     clairvoyant    the best arm of each step, knowing what will be accepted: no policy can reach it
     perfect        a drafter that is always right, at the best K for each bucket
 """
@@ -54,12 +54,6 @@ class Ledger:
         self._responses.append((after, tokens))
         self.ended += 1
 
-    @property
-    def context(self) -> float:
-        """Mean context of a request."""
-        tokens, requests = self._context.tolist()
-        return tokens / requests if requests else 0.0
-
     def add(self, bucket: int, outcome: Outcome, context_tokens: float, cost: CostModel, steps: int = 1) -> None:
         """One step, which stands for `steps`."""
         s = self._sums.get(bucket)
@@ -80,17 +74,16 @@ class Ledger:
         """By batch bucket: tokens and modelled seconds under each arm since the last call of `close`."""
         return {b: (s.emitted.tolist(), s.seconds.tolist()) for b, s in self._sums.items()}
 
-    def close(
-        self, running: Iterable[tuple[int, int]] = (), alone: Callable[[int], float] | None = None
-    ) -> dict[str, float]:
+    def close(self, running: Iterable[tuple[int, int]], alone: Callable[[int, float], float]) -> dict[str, float]:
         """Modelled seconds for the tokens emitted since the last call, by setting; empty if nothing was.
 
-        `running`: responses that have not ended, as `end` gets them. `alone`: seconds of a step of so many requests
-        without drafts; None leaves `fixed/none` to its rate, as the other arms.
+        `running`: responses that have not ended, as `end` gets them. `alone(batch, context_tokens)`: seconds of a step
+        without drafts.
         """
         sums, self._sums = self._sums, {}
         steps = without_drafts([*self._responses, *running])
         self._responses.clear()
+        context, requests = self._context.tolist()
         self._context[:] = self.ended = 0
         if not sums:
             return {}
@@ -100,15 +93,18 @@ class Ledger:
             times = s.played[0] * s.seconds / s.emitted
             fixed += times
             oracle += float(times.min())
-            clairvoyant += s.played[0] * s.seen[1] / s.seen[0]
+            clairvoyant += float(s.played[0] * s.seen[1] / s.seen[0])
             perfect += s.perfect
             played += float(s.played[1])
             tokens += float(s.played[0])
         seconds = {f"fixed/{arm.name}": float(t) for arm, t in zip(self._arms, fixed, strict=True)}
-        if alone is not None and (replayed := sum(batch * n for batch, n in steps.items())):
+        if replayed := sum(batch * n for batch, n in steps.items()):
             # Rows whose proposal was not known are in no sum, so the two need not count the same tokens.
-            seconds["fixed/none"] = tokens / replayed * sum(n * alone(batch) for batch, n in steps.items())
-        return {"played": played, "oracle": oracle, "clairvoyant": float(clairvoyant), "perfect": perfect, **seconds}
+            took = sum(n * alone(batch, batch * context / requests) for batch, n in steps.items())
+            seconds["fixed/none"] = tokens / replayed * took
+        oracle = min(oracle, seconds.get("fixed/none", oracle))
+        clairvoyant = min(clairvoyant, oracle)
+        return {"played": played, "oracle": oracle, "clairvoyant": clairvoyant, "perfect": perfect, **seconds}
 
 
 def without_drafts(responses: Iterable[tuple[int, int]]) -> Mapping[int, int]:

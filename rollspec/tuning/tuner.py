@@ -232,10 +232,12 @@ class Tuner:
             seconds = seconds * (measured / seconds[at])  # modelled ones have no scale yet
         self.policy.observe(plan.bucket, Outcome(at, outcome.batch, emitted, seconds, measured))
 
-    def modelled(self, running: Sequence[tuple[int, int]] = ()) -> dict[str, float]:
+    def modelled(self, running: Sequence[tuple[int, int]]) -> dict[str, float]:
         """Seconds by setting for what was emitted since the last call; `running`: as `Ledger.close` takes them."""
-        each, none = self.ledger.context, np.zeros(len(self.arms))
-        return self.ledger.close(running, lambda batch: float(self._seconds(batch, none, batch * each)[self.none]))
+        nothing = np.zeros(len(self.arms))
+        return self.ledger.close(
+            running, lambda batch, context: float(self._seconds(batch, nothing, context)[self.none])
+        )
 
     def host(self, seconds: float, requests: int, verifying: bool) -> None:
         """Drafting for a step of `requests` took `seconds` on the host, which is part of what an arm costs."""

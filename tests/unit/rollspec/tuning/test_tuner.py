@@ -207,7 +207,7 @@ def test_ledger_replays_settings() -> None:
     for _ in range(10):
         ledger.add(0, one, 0.0, cost)
         ledger.add(6, big, 0.0, cost)
-    m = ledger.close()
+    m = ledger.close([], lambda batch, context: 0.012)
     assert m["played"] == pytest.approx(10 * (0.010 + 0.020))
     assert m["fixed/none"] == pytest.approx(10 * (0.010 + 70 * 0.016 / 64))
     assert m["fixed/suffix:4"] == pytest.approx(10 * (0.012 / 3 + 70 * 0.030 / 71))
@@ -215,7 +215,7 @@ def test_ledger_replays_settings() -> None:
     assert m["clairvoyant"] == pytest.approx(m["oracle"]), "the same outcome each time"
     each = {b: min(cost.seconds(b * n) / (b * n) for n in range(1, 6)) for b in (1, 64)}
     assert m["perfect"] == pytest.approx(10 * (each[1] + 70 * each[64]))
-    assert ledger.close() == {}
+    assert ledger.close([], lambda batch, context: 0.012) == {}
 
 
 def test_without_drafts_responses_of_one_length_end_together() -> None:
@@ -228,17 +228,18 @@ def test_without_drafts_responses_of_one_length_end_together() -> None:
     cost, ledger = CostModel(C0, C1), Ledger(arms)
 
     def emit(batch: int, tokens: float) -> None:
-        ledger.add(0, Outcome(1, batch, np.array([batch, tokens]), np.array([0.01, 0.02])), 0.0, cost)
+        ledger.add(0, Outcome(1, batch, np.array([batch, tokens]), np.array([0.01, 0.02])), 100.0 * batch, cost)
 
     # Two of four tokens each: with drafts one ends after a step, the other is alone for three more.
     emit(2, 5.0)
     for _ in range(3):
         emit(1, 1.0)
     ledger.end(0, 4)
-    m = ledger.close(running=[(0, 4)], alone=lambda batch: {2: 0.012}[batch])
+    m = ledger.close([(0, 4)], lambda batch, context: {(2, 200.0): 0.012}[batch, context])
     assert m["played"] == pytest.approx(0.08)
     assert m["fixed/none"] == pytest.approx(4 * 0.012), "four steps of two"
-    assert ledger.ended == 0 and ledger.close() == {}
+    assert m["oracle"] == m["clairvoyant"] == m["fixed/none"], "no arm of a bucket is better than no speculation"
+    assert ledger.ended == 0 and ledger.close([], lambda batch, context: 0.012) == {}
 
 
 def test_an_engine_knows_what_its_responses_take_without_drafts() -> None:
