@@ -49,6 +49,7 @@ MEASURES: dict[str, tuple[str, ...]] = {
     "demo": JOB,
     "demo-0.32": JOB,
     "demo-0.32-earlier": JOB,
+    "demo-0.32-float32": JOB,
     "demo-0.32-four": JOB,
     "demo-0.32-reversed": JOB,
     "demo-0.32-xeon": JOB,

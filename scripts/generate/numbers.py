@@ -16,7 +16,10 @@ from typing import Any
 
 from scripts.stale import RESULTS, ROOT
 
-DEMO, EARLIER = "demo-0.32", ("demo-0.32-earlier", "demo-0.32-reversed", "demo-0.32-four", "demo-0.32-xeon")
+DEMO, EARLIER = (
+    "demo-0.32",
+    ("demo-0.32-float32", "demo-0.32-earlier", "demo-0.32-reversed", "demo-0.32-four", "demo-0.32-xeon"),
+)
 CONTROLS = {"control": "the demo's policy", "control-smollm2": "SmolLM2-135M"}
 ARMS = {"memory": "suffix drafts", "head": "draft head and suffix drafts", "head, coupled": "the same, `mode: coupled`"}
 PROMPTS = ("fresh", "repeated")
