@@ -65,7 +65,8 @@ class Engine:
         # Not a daemon: vLLM starts processes of its own.
         self._process = context.Process(target=_serve, args=(child, arm, model, max_len, max_seqs))
         self._process.start()
-        self._answer(START_SECONDS)
+        self.overlapping: bool = self._answer(START_SECONDS)["overlapping"]
+        """Whether a step may begin before the one before it has ended."""
 
     def run(self, work: Work) -> dict[str, Any]:
         """Do `work`; returns seconds, CPU seconds of the engine and of its trainer, tokens, steps and counters."""
@@ -200,12 +201,12 @@ def _serve(pipe: Any, arm: Arm, model: str, max_len: int, max_seqs: int) -> None
         seed=arm.seed,
         enable_prefix_caching=False,
         disable_log_stats=False,
-        async_scheduling=_overlaps(arm) or None,
+        async_scheduling=(overlapping := _overlaps(arm)) or None,
         speculative_config=dict(arm.speculative) if arm.speculative else None,
         additional_config={"rollspec": arm.rollspec} if arm.rollspec else {},
     )
     prefixes = Prefixes.of(llm, arm.rollspec)
-    pipe.send({"ready": True})
+    pipe.send({"overlapping": overlapping})
     while (work := pipe.recv()) is not None:
         if isinstance(work, Work):
             pipe.send(epoch(llm, work, arm, prefixes))

@@ -32,9 +32,9 @@ leaves out what comes before, in which drafters know nothing of these prompts ye
 part, so it is what a job gets from its first step on. In the other workloads the two are the same. τ is the acceptance
 length, α the acceptance rate.
 
-vLLM does not overlap the steps of its own `ngram` and `suffix`; those of the other arms overlap
-([steps that overlap](how-it-works.md#steps-that-overlap)), but for `eagle3` in results from before 26 November 2026.
-Such a ratio has that in it and does not say which drafts better.
+Steps overlap ([how](how-it-works.md#steps-that-overlap)), except in arms that are named beside a result: vLLM does
+not overlap those of its own `ngram` and `suffix`. A ratio of such an arm has that in it and does not say which drafts
+better.
 
 A preset or setting stands for a paper as [Other systems](comparison.md) says: what it carries over, and what differs.
 Arms that train a head get {idle} idle seconds after each epoch or burst, which are no part of their time.
@@ -101,6 +101,7 @@ def _part(name: str, result: Mapping[str, Any]) -> str:
         f"`benchmarks/results/{name}.json`: `{Path(policy['model']).name}`, {policy['made_by']}; commit "
         f"{made['git'][:8]}, {made['time'][:10]}, {made['cpu']}, {made['cores']} cores, vLLM {_version(made)}.\n",
         *[f"- {line}" for line in sentences(summary)],
+        *([f"- Steps did not overlap in {_listed(alone)}."] if (alone := _one_by_one(result)) else []),
         "",
     ]
     for workload, s in summary["workloads"].items():
@@ -132,6 +133,11 @@ def _part(name: str, result: Mapping[str, Any]) -> str:
     if missing := {**result["left"], **{n: f"failed: {why}" for n, why in result["failed"].items()}}:
         lines += ["Not measured:\n", *[f"- {n}: {why}" for n, why in missing.items()], ""]
     return "\n".join(lines)
+
+
+def _one_by_one(result: Mapping[str, Any]) -> list[str]:
+    """Arms whose steps did not overlap."""
+    return [f"`{name}`" for name, overlapping in result["overlapping"].items() if not overlapping]
 
 
 def _marked(row: tuple[str, ...]) -> list[str]:

@@ -12,6 +12,8 @@ from rich.console import Console
 from benchmarks.peer_plan import Cell
 
 FORMAT = "rollspec-peers-1"
+KEPT = ("provenance", "lengths", "seconds", "turns", "overlapping", "distance")
+"""What is taken over from an earlier call."""
 
 
 def key(result: dict[str, Any]) -> Any:
@@ -31,7 +33,7 @@ def begin(mine: dict[str, Any], out: Path, console: Console) -> dict[str, Any]:
         return mine
     if same:
         console.print(f"resumes from {len(earlier['turns'])} finished turns in {out}", highlight=False)
-        return mine | {k: earlier[k] for k in ("provenance", "lengths", "seconds", "turns", "distance") if k in earlier}
+        return mine | {k: earlier[k] for k in KEPT if k in earlier}
     if earlier["turns"]:
         aside = out.with_suffix(".json.before")
         out.replace(aside)

@@ -109,6 +109,7 @@ class Peers:
             "lengths": {},
             "seconds": {},
             "turns": [],
+            "overlapping": {},  # by arm, as of its engine
             "failed": {},
             "left": {},
         }
@@ -151,6 +152,7 @@ class Peers:
         except BaseException:
             engine.close()
             raise
+        self.result["overlapping"][arm.name] = engine.overlapping
         return engine, time.monotonic() - began
 
     def _engine(self, arm: Arm) -> Engine:

@@ -255,11 +255,12 @@ def _peer_rows(d: Any) -> Iterator[Row]:
     workloads = d["summary"]["workloads"]
     for arm, name in (
         ("rollspec", "suffix drafts"),
-        ("eagle3 K=2", "vLLM's own EAGLE-3 with K = 2, for comparison, its steps not overlapping"),
+        ("eagle3 K=2", "vLLM's own EAGLE-3 with K = 2, for comparison"),
     ):
         arms = [workloads[w]["arms"] for w in ("fresh", "epochs") if w in workloads and arm in workloads[w]["arms"]]
         if len(arms) == 2:
-            label = f"{name}, SmolLM2-135M, new prompts / from the second epoch on"
+            alone = "" if d["overlapping"][arm] else ", its steps not overlapping"
+            label = f"{name}{alone}, SmolLM2-135M, new prompts / from the second epoch on"
             yield label, *_joined(_median(a[arm]["speedup"]) for a in arms), "`peers.json`"
 
 

@@ -181,6 +181,7 @@ class Fake:
 
     def __init__(self, arm: Arm, log: list[tuple[str, Work]]) -> None:
         self.arm, self.log, self.running = arm, log, True
+        self.overlapping = not arm.speculative
 
     def run(self, work: Work) -> dict[str, Any]:
         assert self.running
@@ -224,6 +225,7 @@ def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 def test_every_arm_does_the_same_tokens_in_turns(made: Any) -> None:
     found = json.loads(made.peer().run().read_text())
     turns = found["turns"]
+    assert found["overlapping"] == {"none": True, "rollspec": True, "das": True}
     assert [(t["seed"], t["workload"]) for t in turns] == [(s, w) for s in (0, 1) for w in ("epochs", "shift")]
     for turn in turns:
         assert list(turn["arms"]) == (["none", "rollspec", "das"] if turn["seed"] == 0 else ["das", "rollspec", "none"])
@@ -314,7 +316,7 @@ def result() -> dict[str, Any]:
     return {
         "provenance": CLEAN, "policy": {"model": "/x/smol", "made_by": "test"}, "idle_seconds": 4.0,
         "summary": peer_table.summarise(TURNS), "failed": {"tlt": "it ended"}, "left": {"suffix": "V2 has none"},
-        "distance": {"spec_rl": distance},
+        "distance": {"spec_rl": distance}, "overlapping": {"none": True, "ngram K=2": False},
     }  # fmt: skip
 
 
@@ -324,6 +326,7 @@ def test_the_page_is_a_stub_until_there_is_a_result() -> None:
     assert "no result yet" not in text and "`benchmarks/results/peers.json`" in text
     assert "| **rollspec** | **2.00x** |" in text and "| spec_rl (lossy) | 4.00x |" in text
     assert "(img/peers-epochs.svg)" in text and "(img/peers-full.svg)" in text
+    assert "- Steps did not overlap in `ngram K=2`." in text
     assert "- tlt: failed: it ended" in text and "- suffix: V2 has none" in text
     assert "0.123 ± 0.004" in text and "repeat those of the epoch" not in text
     still = result() | {"distance": {"spec_rl": [{**result()["distance"]["spec_rl"][0], "theory": 0.0}]}}
