@@ -95,6 +95,7 @@ class Progress(msgspec.Struct, frozen=True):
     samples: int = 0
     step_age: float = 0.0  # seconds that the running micro-step has taken
     hangs: str | None = None  # why it is taken for one that hangs
+    engines: int = 1  # that are connected
 
 
 class CheckpointRequest(msgspec.Struct, frozen=True):

@@ -375,5 +375,5 @@ class Service:
         c, loss = self.trainer.counts, self.trainer.last_loss
         return Progress(
             c.steps, c.tokens, loss if math.isfinite(loss) else None, self.terms, self.length,
-            len(self.trainer.buffer), self.watch.age, self.watch.hangs,
+            len(self.trainer.buffer), self.watch.age, self.watch.hangs, len(self.hub),
         )  # fmt: skip

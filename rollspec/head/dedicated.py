@@ -57,6 +57,7 @@ class DedicatedTraining(HeadTraining):
         self.counts = {"sent": 0, "feedback_dropped": 0, "rewards": 0, "offers": 0, "fetched": 0}
         self.checkpoints = CheckpointClient(self._fault)
         self.progress: Progress | None = None  # of the daemon's training, in its last message
+        self.trained = {"steps": 0.0, "tokens": 0.0}  # this engine's part of what the daemon trained meanwhile
         self._verdicts: deque[tuple[int, str, str]] = deque(maxlen=16)
         self._fetch: Fetch | None = None
         self._asked = 0.0  # when the last piece was asked for
@@ -94,6 +95,7 @@ class DedicatedTraining(HeadTraining):
             "error": self.error,
             "private": self.domains.private,
             **self.counts,
+            **self.trained,
             **{name: self.link.counts[name] for name in ("sent_bytes", "sessions", "lost")},
         }
 
@@ -212,8 +214,8 @@ class DedicatedTraining(HeadTraining):
             elif message.kind == "refresh":
                 self._refresh()
             elif message.kind == "status":
-                self.progress = read(message.body, Progress)
-                self._watch(self.progress.hangs, ", in its daemon")
+                self._progressed(now := read(message.body, Progress))
+                self._watch(now.hangs, ", in its daemon")
             elif message.kind == "done":
                 self.checkpoints.answered(message.body)
         except DrafterError as e:
@@ -222,6 +224,15 @@ class DedicatedTraining(HeadTraining):
             if isinstance(version, int):
                 self._judged(version, "refused", str(e))
             logger.warning("rollspec: %s", str(e).removeprefix("drafter-online: "))
+
+    def _progressed(self, now: Progress) -> None:
+        """What the daemon trained since its last message, in equal parts for its engines, whose counts are summed."""
+        before, self.progress = self.progress, now
+        if before is None:
+            return  # what it had trained before this engine knew of it
+        for name in self.trained:
+            more = getattr(now, name) - getattr(before, name)  # below 0 where it resumed an older state
+            self.trained[name] += max(more, 0) / max(now.engines, 1)
 
     def _offered(self, body: dict[str, Any]) -> None:
         swapper = self.head.swapper

@@ -55,7 +55,7 @@ _ROWS = (
     ("drafter/feedback_dropped", "samples", "counter", "samples dropped because it was away or behind"),
     ("drafter/away", "0/1", "gauge", "1 while the drafter daemon does not listen to this engine"),
     ("drafter/train_steps", "steps", "counter", "optimiser steps of the drafter's training"),
-    ("drafter/train_tokens", "tokens", "counter", "tokens trained on"),
+    ("drafter/train_tokens", "tokens", "counter", "tokens trained on; a daemon's are shared out among its engines"),
     ("drafter/loss", "nats", "gauge", "latest training loss, mean over replicas by their steps"),
     ("drafter/loss/<term>", "nats", "gauge", "one term of it, without its weight: accept_0, rejected, ..."),
     ("drafter/train_length", "tokens", "gauge", "acceptance length on the latest training windows"),

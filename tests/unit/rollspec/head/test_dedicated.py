@@ -334,11 +334,18 @@ def test_how_the_daemons_training_goes(ends: Ends, caplog: pytest.LogCaptureFixt
     s = side(ends, hub)
     until(lambda: of(hub, "status"))
     session = hub.handler.sessions[-1]
-    body = {"steps": 5, "loss": 2.5, "terms": {"accept_0": 2.0}, "length": 1.5, "samples": 7, "step_age": 0.5}
+    body = {"steps": 5, "tokens": 900, "engines": 2, "loss": 2.5, "terms": {"accept_0": 2.0}, "length": 1.5}
+    body |= {"samples": 7, "step_age": 0.5}
     hub.send(session, Message("status", body))
     until(lambda: s.training.info().get("loss") == 2.5)
     info = s.training.info()
     assert (info["terms"], info["length"], info["samples"]) == ({"accept_0": 2.0}, 1.5, 7)
+    assert (info["steps"], info["tokens"]) == (0, 0), "trained before the engine knew of it"
+    hub.send(session, Message("status", {**body, "steps": 9, "tokens": 1500}))
+    until(lambda: s.training.info()["steps"] == 2 and s.training.info()["tokens"] == 300)
+    hub.send(session, Message("status", {**body, "steps": 3, "tokens": 100}))  # it resumed an older state
+    hub.send(session, Message("status", {**body, "steps": 4, "tokens": 140}))
+    until(lambda: s.training.info()["tokens"] == 320)
     for _ in range(2):
         hub.send(session, Message("status", {**body, "step_age": 200.0, "hangs": "a step runs for 200 s"}))
     until(lambda: s.training.info()["hangs"])
