@@ -36,6 +36,7 @@ ROWS = 8
 PEAK_LR = 1e-4
 RISE = 0.1  # share of the time in which the learning rate rises
 IGNORE = -100
+NOTE_SECONDS = 60.0  # between two lines of progress where no terminal shows a bar
 
 
 def encode(tokenizer: Any, task: Task) -> tuple[list[int], int]:
@@ -78,14 +79,19 @@ def train(model: Any, tokenizer: Any, seconds: float, lr: float = PEAK_LR, seed:
     optimizer = torch.optim.AdamW(model.parameters(), lr=lr, betas=(0.9, 0.98), weight_decay=0.0)
     columns = (TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn())
     losses: list[float] = []
-    learned, began = 0, time.monotonic()
+    console = Console(stderr=True)
+    learned, noted, began = 0, 0.0, time.monotonic()
     model.train()
-    with Progress(*columns, console=Console(stderr=True)) as progress:
+    with Progress(*columns, console=console) as progress:
         bar = progress.add_task("loss  -", total=seconds)
         for input_ids, labels in batches(tokenizer, seed):
-            done = (time.monotonic() - began) / seconds
+            spent = time.monotonic() - began
+            done = spent / seconds
             if done >= 1.0:
                 break
+            if losses and not console.is_terminal and spent - noted > NOTE_SECONDS:
+                noted = spent
+                print(f"{spent:.0f} of {seconds:.0f} s, {len(losses)} steps, loss {losses[-1]:.3f}", file=sys.stderr)
             for group in optimizer.param_groups:
                 group["lr"] = lr * min(done / RISE, (1.0 - done) / (1.0 - RISE), 1.0) + lr / 100
             loss = loss_of(model, input_ids, labels)

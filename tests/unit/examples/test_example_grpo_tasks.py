@@ -208,12 +208,17 @@ def test_the_loss_is_that_of_the_whole_model(tmp_path: Path) -> None:
     assert warm_up.loss_of(policy, input_ids, labels).item() == pytest.approx(whole.item(), rel=1e-4)
 
 
-def test_training_lowers_the_loss_and_stops_in_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_training_lowers_the_loss_and_stops_in_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
     policy = Qwen3ForCausalLM.from_pretrained(model(tmp_path / "m"))
     ticks = iter(range(10_000))
     monkeypatch.setattr(warm_up, "time", SimpleNamespace(monotonic=lambda: next(ticks)))  # a second per look
+    monkeypatch.setattr(warm_up, "NOTE_SECONDS", 25.0)
     report = warm_up.train(policy, tokenizer.build_tokenizer(), seconds=60, lr=1e-2)
     assert report["steps"] == 30 and report["last_loss"] < 0.8 * report["first_loss"]
+    notes = [line for line in capsys.readouterr().err.splitlines() if "of 60 s" in line]
+    assert [note.split(",")[0] for note in notes] == ["27 of 60 s", "53 of 60 s"], "where no bar is shown"
 
 
 def test_warm_up_refuses_before_it_works(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
