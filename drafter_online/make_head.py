@@ -183,10 +183,10 @@ class _Work:
         )
 
         def report(p: dict[str, Any]) -> None:
-            done = float(p.get("seconds", 0.0))
-            speed = f", {p['tokens'] / done:.0f} tokens/s" if done else ""
+            spent = float(p.get("seconds", 0.0))
+            speed = f", {p['tokens'] / spent:.0f} tokens/s" if spent else ""
             text = f"{done + p['tokens']} tokens{speed}" if p.get("state") == "generating" else "the engine starts"
-            self.note("generating", done, job.seconds, text)
+            self.note("generating", spent, job.seconds, text)
 
         try:
             generate.run(job, self.folder / "engine", report)

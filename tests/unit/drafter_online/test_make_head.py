@@ -332,6 +332,7 @@ def test_the_command(
     result = CliRunner().invoke(app, [*map(str, given), "--json"])
     assert result.exit_code == 0, result.output
     assert "drafter-online: training, " in caplog.text, "progress where no terminal shows a bar"
+    assert ": 240 tokens, " in caplog.text, "those of the responses so far"
     facts = json.loads(result.stdout)
     (job,) = engine.jobs
     assert facts["prompts"] == 3 == len(job.prompts) and not facts["built_in_prompts"] and facts["temperature"] == 0.7
