@@ -1,14 +1,15 @@
 """Finds or starts the trainer of a job (`drafter.mode: dedicated` or `policy` without an endpoint): one for all its
 replicas.
 
-Where Ray runs, it is a named actor; elsewhere a process on this machine, behind a socket in a folder that only this
-user can enter. The first replica that builds an engine starts it and the others find it. It is no process's child: it
-ends by itself when no engine has been connected for `LINGER` seconds, however the job ended; its state is in
-drafter.dir.
+Where Ray runs, it is a named actor, which Ray starts again where it dies; elsewhere a process on this machine, behind
+a socket in a folder that only this user can enter. The first replica that builds an engine starts it and the others
+find it. It is no process's child: it ends by itself when no engine has been connected for `LINGER` seconds, however the
+job ended; its state is in drafter.dir.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import logging
@@ -19,11 +20,14 @@ import sys
 import tempfile
 import threading
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from drafter_online.files import try_lock
 from rollspec.config import RollspecConfig
 from rollspec.machine import TRAINER_CORES
+
+if TYPE_CHECKING:
+    from drafter_online.service import Service
 
 logger = logging.getLogger("rollspec")
 
@@ -32,6 +36,9 @@ LINGER = 90.0
 
 START_SECONDS = 120.0
 """Bound on waiting for a Ray actor to say where it listens."""
+
+RESTARTS = 3
+"""Times that Ray starts an actor again that died. It resumes from its folder, and engines find it where it was."""
 
 
 def settle(config: RollspecConfig, target: str) -> RollspecConfig:
@@ -175,32 +182,58 @@ def main() -> int:
 
 
 class Trainer:
-    """The same service as a Ray actor; it ends its process itself."""
+    """The same service as a Ray actor; it ends its process itself.
 
-    def __init__(self, given: dict[str, Any]) -> None:
+    Args:
+        given: settings of the service without its endpoint.
+        token: what engines prove themselves with, also to an actor that was started again.
+    """
+
+    def __init__(self, given: dict[str, Any], token: str) -> None:
         import ray
 
-        from drafter_online.service import Service
-        from drafter_online.settings import settings
         from drafter_online.wire import TOKEN_VARIABLE
 
         _take_cores()
-        self._token = os.environ[TOKEN_VARIABLE] = secrets.token_urlsafe(32)
-        address = ray.util.get_node_ip_address()
-        self._service = Service(settings({**given, "endpoint": f"tcp://{address}:0"}))
+        self._token = os.environ[TOKEN_VARIABLE] = token
+        self._service = _listening(given, f"tcp://{ray.util.get_node_ip_address()}")
         self._service.start()
         threading.Thread(target=self._run, name="drafter-service", daemon=True).start()
 
     def _run(self) -> None:
+        import ray
+
+        status = 1  # Ray starts it again
         try:
             self._service.run(threading.Event())
             self._service.close()
+            ray.kill(ray.get_actor(actor_name(ray)), no_restart=True)
+            status = 0
         finally:
-            os._exit(0)
+            os._exit(status)
 
     def address(self) -> tuple[str, str]:
         """Endpoint and token."""
         return self._service.hub.endpoint, self._token
+
+
+def _listening(given: dict[str, Any], host: str) -> Service:
+    """The service, behind the port that it had before where this is the same host and the port is free."""
+    from drafter_online.errors import WireError
+    from drafter_online.files import replace
+    from drafter_online.service import Service
+    from drafter_online.settings import settings
+
+    known = Path(given["dir"]) / "endpoint"
+    before = known.read_text(errors="replace") if known.is_file() else ""
+    service = None
+    if before.rpartition(":")[0] == host:
+        with contextlib.suppress(WireError):
+            service = Service(settings({**given, "endpoint": before}))
+    service = service or Service(settings({**given, "endpoint": f"{host}:0"}))
+    with contextlib.suppress(OSError):  # engines that start later find it all the same
+        replace(known, service.hub.endpoint.encode())
+    return service
 
 
 def actor_name(ray: Any) -> str:
@@ -218,8 +251,8 @@ def _actor(ray: Any, config: RollspecConfig, target: str) -> str:
     actor = (
         ray.remote(Trainer)
         # Detached: a replica that started it may end before the others.
-        .options(name=name, get_if_exists=True, lifetime="detached", **place)
-        .remote(options(config, target, folder))
+        .options(name=name, get_if_exists=True, lifetime="detached", max_restarts=RESTARTS, **place)
+        .remote(options(config, target, folder), secrets.token_urlsafe(32))
     )
     try:
         endpoint, token = ray.get(actor.address.remote(), timeout=START_SECONDS)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -16,8 +16,11 @@ ray = pytest.importorskip("ray")
 pytest.importorskip("speculators")
 pytestmark = pytest.mark.engine
 
+if TYPE_CHECKING:
+    from drafter_online.link import Link
 
-@pytest.fixture
+
+@pytest.fixture(scope="module")
 def cluster() -> Iterator[None]:
     ray.init(
         num_cpus=1, resources={"trainer": 1}, include_dashboard=False, log_to_driver=False, configure_logging=False
@@ -26,38 +29,72 @@ def cluster() -> Iterator[None]:
     ray.shutdown()
 
 
-@pytest.mark.slow  # `test_replicas_of_a_job_share_one_process_that_ends_with_them` is its sibling without Ray
-def test_replicas_share_one_actor(cluster: None, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def config(folder: Path, place: dict[str, int]) -> RollspecConfig:
+    given: dict[str, Any] = {
+        "proposal.drafters": ["eagle3"], "drafter.mode": "dedicated", "drafter.dir": str(folder),
+        "drafter.ray.resources": place,
+    }  # fmt: skip
+    return RollspecConfig.load(given, env={})
+
+
+def replica(settled: RollspecConfig, model: Path) -> Link:
+    """What an engine is to its trainer."""
     from drafter_online import architecture, wire
     from drafter_online.link import Link
 
-    monkeypatch.setattr(daemon, "LINGER", 5.0)  # ten times as long for the first engine, and none comes to stay
-    monkeypatch.setenv(wire.TOKEN_VARIABLE, "")  # set by what is tested, and unset after it
-    monkeypatch.delenv(wire.TOKEN_VARIABLE)
-    given: dict[str, Any] = {
-        "proposal.drafters": ["eagle3"], "drafter.mode": "dedicated", "drafter.dir": str(tmp_path / "d"),
-        "drafter.ray.resources": {"trainer": 1},
-    }  # fmt: skip
-    config = RollspecConfig.load(given, env={})
-    first = daemon.settle(config, str(model))
-    token = wire.read_token(None)
-    assert first.drafter.mode == "dedicated" and token is not None
-    assert daemon.settle(config, str(model)).drafter.endpoint == first.drafter.endpoint
-    assert wire.read_token(None) == token and token not in str(first.to_dict())
     target = architecture.target_config(model)
     hello = {
         "name": "replica",
         "base": architecture.base_of(target),
         "aux": architecture.aux_layers(target.num_hidden_layers),
     }
-    link = Link(str(first.drafter.endpoint), hello, token=token)
+    return Link(str(settled.drafter.endpoint), hello, token=wire.read_token(None))
+
+
+@pytest.fixture
+def no_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    from drafter_online import wire
+
+    monkeypatch.setenv(wire.TOKEN_VARIABLE, "")  # set by what is tested, and unset after it
+    monkeypatch.delenv(wire.TOKEN_VARIABLE)
+
+
+def test_ray_starts_a_trainer_again_and_its_engines_find_it(
+    cluster: None, no_token: None, model: Path, tmp_path: Path
+) -> None:
+    settled = daemon.settle(config(tmp_path / "d", {"trainer": 1}), str(model))
+    link = replica(settled, model)
+    until(lambda: link.poll(0.05) is not None and link.ready)
+    name = daemon.actor_name(ray)
+    ray.kill(ray.get_actor(name), no_restart=False)
+    until(lambda: link.poll(0.05) is not None and not link.ready)
+    until(lambda: link.poll(0.05) is not None and link.ready)
+    assert link.counts["sessions"] == 2
+    assert daemon.settle(config(tmp_path / "d", {"trainer": 1}), str(model)) == settled
+    link.close()
+    ray.kill(ray.get_actor(name))
+
+
+@pytest.mark.slow  # `test_replicas_of_a_job_share_one_process_that_ends_with_them` is its sibling without Ray
+def test_replicas_share_one_actor(
+    cluster: None, no_token: None, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from drafter_online import wire
+
+    monkeypatch.setattr(daemon, "LINGER", 5.0)  # ten times as long for the first engine, and none comes to stay
+    given = config(tmp_path / "d", {"trainer": 1})
+    first = daemon.settle(given, str(model))
+    token = wire.read_token(None)
+    assert first.drafter.mode == "dedicated" and token is not None
+    assert daemon.settle(given, str(model)).drafter.endpoint == first.drafter.endpoint
+    assert wire.read_token(None) == token and token not in str(first.to_dict())
+    link = replica(first, model)
     until(lambda: link.poll(0.05) is not None and link.ready)
     link.close()
-    name = f"rollspec-drafter-{ray.get_runtime_context().get_job_id()}"
 
     def gone() -> bool:
         try:
-            ray.get_actor(name)
+            ray.get_actor(daemon.actor_name(ray))
         except ValueError:
             return True
         return False
@@ -69,12 +106,8 @@ def test_an_actor_that_fits_nowhere_is_said_to(
     cluster: None, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(daemon, "START_SECONDS", 2.0)
-    given: dict[str, Any] = {
-        "proposal.drafters": ["eagle3"], "drafter.mode": "dedicated", "drafter.dir": str(tmp_path),
-        "drafter.ray.resources": {"elsewhere": 2},
-    }  # fmt: skip
-    config = daemon.settle(RollspecConfig.load(given, env={}), str(model))
-    assert config.drafter.mode == "off"
+    settled = daemon.settle(config(tmp_path, {"elsewhere": 2}), str(model))
+    assert settled.drafter.mode == "off"
     assert "no node of the Ray cluster had" in caplog.text and "'elsewhere': 2.0" in caplog.text
 
 
