@@ -21,15 +21,16 @@ pytestmark = pytest.mark.engine
 SLOW = ("osd", "respec", "tlt", "day0")
 
 
-@pytest.mark.parametrize("name", ["aurora", "seer", *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW)])
+@pytest.mark.parametrize("name", ["aurora", *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW)])
 def test_a_preset_runs_as_it_is(
     name: str, model: Path, prompts: list[list[int]], plain: dict[str, Any], tmp_path: Path
 ) -> None:
-    learned = name != "seer"
-    options: dict[str, Any] = {"preset": name}
-    if learned:
-        options |= {"proposal.learned.model": str(random_head(tmp_path / "head", model)), "drafter.dir": str(tmp_path)}
-        options["drafter.capture.share"] = 1.0  # few are said: weights are relative to those of a batch
+    options: dict[str, Any] = {
+        "preset": name,
+        "proposal.learned.model": str(random_head(tmp_path / "head", model)),
+        "drafter.dir": str(tmp_path),
+        "drafter.capture.share": 1.0,  # few are said: weights are relative to those of a batch
+    }
     llm = build(model, options)
     try:
         llm.collective_rpc(_note_weights)
@@ -40,7 +41,7 @@ def test_a_preset_runs_as_it_is(
         items = [(prompt_key(p), prompt_key(r), float(i % 3)) for i, (p, r) in enumerate(zip(asked, said, strict=True))]
         assert call(llm, "rewards", items=items)["matched"] > 0
         end = time.monotonic() + 60
-        while learned and not _enough(llm, name) and time.monotonic() < end:
+        while not _enough(llm, name) and time.monotonic() < end:
             time.sleep(0.5)  # the engine idles
         assert generate(llm, prompts) == plain["greedy"]
         stats, info = call(llm, "stats"), call(llm, "info")
@@ -54,16 +55,15 @@ def test_a_preset_runs_as_it_is(
             ((arms, paid),) = llm.collective_rpc(_tlt)
             assert arms and all(k in SETS[batch] for batch, k in arms), arms
             assert paid, "no step was paid in measured seconds"
-        if learned:
-            training = info["drafter"]["training"]
-            assert training["error"] is None and info["drafter"]["capture"]["samples"] > 0, info["drafter"]
-            assert training["steps"] > 0, training
-            # Aurora and online distillation learn where the engine rejected a token; the others do not.
-            rejected = stats["drafter_levels"].get("loss/rejected")
-            assert (rejected is not None and rejected > 0) if name in ("aurora", "osd") else rejected is None, stats
-            # ReSpec weights its loss by rewards; the others do not.
-            (weights,) = llm.collective_rpc(_weights)
-            assert weights and any(abs(w - 1) > 0.05 for w in weights) == (name == "respec"), weights
+        training = info["drafter"]["training"]
+        assert training["error"] is None and info["drafter"]["capture"]["samples"] > 0, info["drafter"]
+        assert training["steps"] > 0, training
+        # Aurora and online distillation learn where the engine rejected a token; the others do not.
+        rejected = stats["drafter_levels"].get("loss/rejected")
+        assert (rejected is not None and rejected > 0) if name in ("aurora", "osd") else rejected is None, stats
+        # ReSpec weights its loss by rewards; the others do not.
+        (weights,) = llm.collective_rpc(_weights)
+        assert weights and any(abs(w - 1) > 0.05 for w in weights) == (name == "respec"), weights
     finally:
         close(llm)
 
@@ -89,6 +89,33 @@ def test_das_drafts_from_siblings_and_epochs_and_most_for_the_longest(
         assert siblings > 100 and past > 100, found
         (shares,) = llm.collective_rpc(_shares)
         assert any(abs(w - 1) > 0.05 for w in shares), "requests that will be long get more of the budget"
+    finally:
+        close(llm)
+
+
+@pytest.mark.parametrize("name", ["seer", "rhymerl"])
+def test_seer_drafts_from_siblings_alone_and_rhymerl_from_the_last_epoch(
+    name: str, model: Path, prompts: list[list[int]], plain: dict[str, Any]
+) -> None:
+    """Each prompt once, once more under the next policy, and then twice, in places for half of them."""
+    llm = build(model, {"preset": name}, max_num_seqs=len(prompts))
+    try:
+        found = []
+        for version, asked in enumerate((prompts, prompts, [*prompts, *prompts])):
+            call(llm, "set_version", version=version)
+            for i, said in enumerate(generate(llm, asked, copies=1)):
+                wanted = plain["greedy"][2 * (i % len(prompts))]
+                assert said[: len(wanted)] == wanted[: len(said)]
+            stats = call(llm, "stats")
+            assert not stats["faults"], stats["faults"]
+            found.append(stats["accepted"])
+        assert call(llm, "info")["preset"] == name
+        once, again, twice = found  # a response's own beginning drafts for it as well
+        assert once > 0, found
+        if name == "seer":
+            assert again < 1.5 * once and twice > 1.5 * (once + again), found
+        else:
+            assert again > 2 * once and twice > 1.5 * again, found
     finally:
         close(llm)
 
