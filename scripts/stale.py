@@ -35,7 +35,8 @@ JOB = (
     "examples/grpo_arithmetic",
     "examples/demo/job.py",
 )
-DEMO = (*JOB, ":(exclude)rollspec/engine/daemon.py", "examples/demo/sampler.py")  # its jobs train no drafter
+UNTRAINED = ":(exclude)rollspec/engine/daemon.py"  # where no arm trains a drafter
+DEMO = (*JOB, UNTRAINED, "examples/demo/sampler.py")
 TRAINING = tuple(
     f"drafter_online/{n}.py"
     for n in ("attention", "head", "initial_weights", "losses", "model", "objective", "optimizer", "packing", "trainer")
@@ -58,7 +59,7 @@ MEASURES: dict[str, tuple[str, ...]] = {
     "draws": TRAINING,
     "harm": ENGINE,
     "head": (*ENGINE, *HEAD, "examples/grpo_tasks"),
-    "head-tasks": (*ENGINE, *HEAD, "examples/grpo_tasks"),
+    "head-tasks": (*ENGINE, UNTRAINED, *HEAD, "examples/grpo_tasks"),
     "identity-bfloat16": ("rollspec/sampling", "rollspec/engine/vllm", "cpu/vllm_cpu_v2"),
     "inert": ("rollspec/engine/vllm",),
     "lengths": ENGINE,

@@ -228,8 +228,10 @@ def _listening(given: dict[str, Any], host: str) -> Service:
     before = known.read_text(errors="replace") if known.is_file() else ""
     service = None
     if before.rpartition(":")[0] == host:
-        with contextlib.suppress(WireError):
+        try:
             service = Service(settings({**given, "endpoint": before}))
+        except WireError as e:
+            logger.warning("rollspec: engines that know the drafter's trainer at %s will not find it (%s).", before, e)
     service = service or Service(settings({**given, "endpoint": f"{host}:0"}))
     with contextlib.suppress(OSError):  # engines that start later find it all the same
         replace(known, service.hub.endpoint.encode())

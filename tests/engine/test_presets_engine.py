@@ -78,12 +78,7 @@ def test_das_drafts_from_siblings_and_epochs_and_most_for_the_longest(
         found = []
         for version, asked in enumerate(([*prompts, *prompts], prompts)):
             call(llm, "set_version", version=version)
-            for i, said in enumerate(generate(llm, asked, copies=1)):
-                wanted = plain["greedy"][2 * (i % len(prompts))]
-                assert said[: len(wanted)] == wanted[: len(said)]
-            stats = call(llm, "stats")
-            assert not stats["faults"], stats["faults"]
-            found.append(stats)
+            found.append(_says_what_it_would(llm, asked, plain["greedy"][::2]))
         assert call(llm, "info")["preset"] == "das"
         siblings, past = (f["accepted"] for f in found)
         assert siblings > 100 and past > 100, found
@@ -97,18 +92,13 @@ def test_das_drafts_from_siblings_and_epochs_and_most_for_the_longest(
 def test_seer_drafts_from_siblings_alone_and_rhymerl_from_the_last_epoch(
     name: str, model: Path, prompts: list[list[int]], plain: dict[str, Any]
 ) -> None:
-    """Each prompt once, once more under the next policy, and then twice, in places for half of them."""
+    """Each prompt once, once more under the next policy, and then twice in batches of half of them."""
     llm = build(model, {"preset": name}, max_num_seqs=len(prompts))
     try:
         found = []
         for version, asked in enumerate((prompts, prompts, [*prompts, *prompts])):
             call(llm, "set_version", version=version)
-            for i, said in enumerate(generate(llm, asked, copies=1)):
-                wanted = plain["greedy"][2 * (i % len(prompts))]
-                assert said[: len(wanted)] == wanted[: len(said)]
-            stats = call(llm, "stats")
-            assert not stats["faults"], stats["faults"]
-            found.append(stats["accepted"])
+            found.append(_says_what_it_would(llm, asked, plain["greedy"][::2])["accepted"])
         assert call(llm, "info")["preset"] == name
         once, again, twice = found  # a response's own beginning drafts for it as well
         assert once > 0, found
@@ -149,6 +139,16 @@ def test_a_published_drafter_drafts_alone(
         assert {arm.split(":")[0] for arm in stats["plays"]} <= {name, "none"}
     finally:
         close(llm)
+
+
+def _says_what_it_would(llm: Any, asked: list[list[int]], plain: list[list[int]]) -> dict[str, Any]:
+    """Generates greedily what `plain` has for these prompts, in turn, and gives the counts of it."""
+    for i, said in enumerate(generate(llm, asked, copies=1)):
+        wanted = plain[i % len(plain)]
+        assert said[: len(wanted)] == wanted[: len(said)]
+    stats: dict[str, Any] = call(llm, "stats")
+    assert not stats["faults"], stats["faults"]
+    return stats
 
 
 RULES = [
