@@ -107,8 +107,13 @@ def _counted(epochs: Sequence[dict[str, Any]]) -> dict[str, Any]:
         "alarms": total(lambda e: e.get("alarms")),
         "plays": {name: n / steps for name, n in plays.items()},
         "modelled": modelled,
-        "modelled_speedup": {name: none / s for name, s in modelled.items() if s} if none else {},
+        "modelled_speedup": {name: none / s for name, s in modelled.items() if s and "clock/" not in name}
+        if none
+        else {},
         "modelled_regret": modelled["played"] / modelled["oracle"] - 1.0 if none else None,
+        "timed_regret": modelled["clock/played"] / modelled["clock/oracle"] - 1.0
+        if modelled.get("clock/oracle")
+        else None,
         "faults": faults,
     }
 
@@ -157,10 +162,11 @@ def _goals(result: dict[str, Any]) -> list[str]:
     if (hedge := result["arms"].get("hedge")) and hedge["modelled_speedup"]:
         m = hedge["modelled_speedup"]
         fixed = max((name for name in m if name.startswith("fixed/")), key=m.__getitem__)
+        timed = "" if hedge["timed_regret"] is None else f", corrected by timed steps {hedge['timed_regret']:.1%}"
         lines.append(
             f"hedge by the cost model: {m['played']:.2f}x; best fixed ({fixed.removeprefix('fixed/')} under its "
-            f"budget) {m[fixed]:.2f}x, oracle {m['oracle']:.2f}x (regret {hedge['modelled_regret']:.1%}), clairvoyant "
-            f"{m['clairvoyant']:.2f}x, perfect drafter {m['perfect']:.2f}x"
+            f"budget) {m[fixed]:.2f}x, oracle {m['oracle']:.2f}x (regret {hedge['modelled_regret']:.1%}{timed}), "
+            f"clairvoyant {m['clairvoyant']:.2f}x, perfect drafter {m['perfect']:.2f}x"
         )
     if result["oracle_table"]:
         lines.append("best arm up to a batch of: " + ", ".join(f"{b}: {k}" for b, k in result["oracle_table"].items()))

@@ -98,7 +98,9 @@ _ROWS = (
     ("rollout/speedup_perfect", "ratio", "gauge", "what a drafter that is always right would have"),
     ("tuner/arm/<arm>", "ratio", "gauge", "share of the steps that played this arm (drafters:K)"),
     ("tuner/regret", "ratio", "gauge", "modelled time over that of the oracle arm per bucket, less 1"),
+    ("tuner/regret_measured", "ratio", "gauge", "the same, each arm's modelled time corrected by its timed steps"),
     ("tuner/modelled_seconds/<setting>", "s", "counter", "modelled time for the same tokens, by setting"),
+    ("tuner/clock_seconds/<setting>", "s", "counter", "the same of `played` and `oracle`, corrected by timed steps"),
     ("tuner/cost_error", "ratio", "gauge", "median relative error of predicted step times"),
     ("tuner/cost_skipped", "steps", "counter", "steps whose time could not be used"),
     ("tuner/seconds", "s", "counter", "time spent deciding how much to draft, inside propose_seconds"),
@@ -249,8 +251,12 @@ def _modelled_metrics(seconds: Mapping[str, float]) -> dict[str, float]:
     if not (seconds.get("played") and seconds.get("fixed/none")):
         return {}
     none = seconds["fixed/none"]
-    out = {f"tuner/modelled_seconds/{setting.replace('fixed/', '')}": n for setting, n in seconds.items()}
+    names = {setting: "modelled_seconds/" + setting.replace("fixed/", "") for setting in seconds}
+    names |= {setting: setting.replace("/", "_seconds/") for setting in seconds if setting.startswith("clock/")}
+    out = {f"tuner/{names[setting]}": n for setting, n in seconds.items()}
     out["tuner/regret"] = seconds["played"] / seconds["oracle"] - 1.0
+    if "clock/oracle" in seconds:
+        out["tuner/regret_measured"] = seconds["clock/played"] / seconds["clock/oracle"] - 1.0
     out["rollout/speedup"] = none / seconds["played"]
     out["rollout/speedup_best_fixed"] = none / min(n for k, n in seconds.items() if k.startswith("fixed/"))
     return out | {f"rollout/speedup_{name}": none / seconds[name] for name in ("oracle", "clairvoyant", "perfect")}

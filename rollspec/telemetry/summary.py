@@ -28,12 +28,14 @@ ESS_TOKEN, ESS_SEQUENCE = "rollspec/health/ess_token", "rollspec/health/ess_sequ
 OVERLAP, CHANCE = "rollspec/health/epoch_overlap", "rollspec/health/epoch_overlap_chance"
 WARNINGS, FAULTS = "rollspec/health/warnings", "rollspec/guard/faults"
 SPECULATING, ENGINE_TIME = "rollspec/rollout/speculating", "rollspec/rollout/engine_seconds"
-MODELLED = "rollspec/tuner/modelled_seconds/"
+MODELLED, CLOCK = "rollspec/tuner/modelled_seconds/", "rollspec/tuner/clock_seconds/"
 # verl's phases of a step that do not contain each other.
 PHASES = ("gen", "reward", "old_log_prob", "ref", "values", "adv", "update_critic", "update_actor", "update_weights",
           "save_checkpoint")  # fmt: skip
 ENOUGH_DRAFTED, PART = 500, 0.2
 """Drafted tokens after which predicted and accepted ones should agree, and by what share they may part."""
+REGRETS_PART = 0.03
+"""Difference between modelled and measured regret from which on the report warns."""
 
 FloatArray = npt.NDArray[np.float64]
 Series = Sequence[float | None]
@@ -138,6 +140,8 @@ def limits(run: Run) -> Numbers | None:
     speed = {setting: seconds["none"] / s for setting, s in seconds.items() if s > 0}
     got, oracle, clairvoyant, perfect = map(speed.pop, bounds)
     arm = max(speed, key=speed.__getitem__)
+    regret, clock = oracle / got - 1.0, _quotient(run.series(f"{CLOCK}played"), run.series(f"{CLOCK}oracle"))
+    measured_regret = None if clock is None else clock - 1.0
 
     def mean(name: str) -> float | None:
         values, weights = _known(run.series(name), run.series(ENGINE_TIME))
@@ -154,7 +158,9 @@ def limits(run: Run) -> Numbers | None:
         "max_acceptance": mean("rollspec/accept/max_acceptance"),  # E[max p]: what one-hot drafts can reach
         "tuner_share": mean("rollspec/tuner/share"),
         "host_share": mean("rollspec/rollout/propose_share"),
-        "regret": oracle / got - 1.0,  # modelled time over the oracle's, less 1
+        "regret": regret,  # modelled time over the oracle's, less 1
+        "regret_measured": measured_regret,  # the same with each arm's time corrected by its timed steps
+        "regrets_part": measured_regret is not None and abs(measured_regret - regret) > REGRETS_PART,
     }
 
 

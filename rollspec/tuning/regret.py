@@ -9,6 +9,10 @@ would have ended; an arm's rate per batch bucket gives its time for the tokens t
     oracle         the best arm of each bucket, known in hindsight, or no speculation at all if that is better
     clairvoyant    the best arm of each step, knowing what will be accepted: no policy can reach it
     perfect        a drafter that is always right, at the best K for each bucket
+
+The model may favour an arm. So `clock/played` and `clock/oracle` are the same two times, with each arm's modelled
+seconds corrected by what its own steps took in that bucket where enough of them were timed; elsewhere as the whole
+bucket was. They are left out where no steps were timed.
 """
 
 from __future__ import annotations
@@ -25,13 +29,17 @@ from rollspec.tuning.policy import Arm, Outcome, Vector
 
 MOST = 1 << 16
 """Responses that are kept between two calls of `close`: a server whose counters are never read keeps no more."""
+TIMED = 16
+"""Timed steps of an arm in a bucket, from which on its seconds are corrected by them."""
 
 
 @dataclass(slots=True)
 class _Sums:
-    emitted: Vector
+    emitted: Vector  # [arms], as the next three
     seconds: Vector
-    played: Vector = field(default_factory=lambda: np.zeros(2))  # tokens, seconds
+    played: Vector  # seconds of the steps that played it
+    timed: Vector  # [3, arms]: how many of those were timed by themselves, their seconds by the clock, and modelled
+    tokens: float = 0.0  # that were emitted
     seen: Vector = field(default_factory=lambda: np.zeros(2))  # of the best arm per step
     perfect: float = 0.0
 
@@ -58,12 +66,16 @@ class Ledger:
         """One step, which stands for `steps`."""
         s = self._sums.get(bucket)
         if s is None:
-            s = self._sums[bucket] = _Sums(np.zeros(len(self._arms)), np.zeros(len(self._arms)))
+            n = len(self._arms)
+            s = self._sums[bucket] = _Sums(np.zeros(n), np.zeros(n), np.zeros(n), np.zeros((3, n)))
         s.emitted += steps * outcome.emitted
         s.seconds += steps * outcome.seconds
         p, best = outcome.played, int((outcome.emitted / outcome.seconds).argmax())
         tokens = steps * float(outcome.emitted[p])
-        s.played += (tokens, steps * outcome.seconds[p])
+        s.tokens += tokens
+        s.played[p] += steps * outcome.seconds[p]
+        if outcome.measured is not None:
+            s.timed[:, p] += (1.0, outcome.measured, outcome.seconds[p])
         s.seen += (steps * outcome.emitted[best], steps * outcome.seconds[best])
         batch, most = outcome.batch, max(a.k for a in self._arms)
         self._context += (steps * context_tokens, steps * batch)
@@ -88,23 +100,38 @@ class Ledger:
         if not sums:
             return {}
         fixed = np.zeros(len(self._arms))
-        oracle = clairvoyant = perfect = played = tokens = 0.0
+        oracle = clairvoyant = perfect = played = tokens = clock_played = clock_oracle = 0.0
         for s in sums.values():
-            times = s.played[0] * s.seconds / s.emitted
+            times = s.tokens * s.seconds / s.emitted
             fixed += times
             oracle += float(times.min())
-            clairvoyant += float(s.played[0] * s.seen[1] / s.seen[0])
+            clairvoyant += float(s.tokens * s.seen[1] / s.seen[0])
             perfect += s.perfect
-            played += float(s.played[1])
-            tokens += float(s.played[0])
+            played += float(s.played.sum())
+            tokens += s.tokens
+            scale = _by_clock(s.timed)
+            clock_played += float((s.played * scale).sum())
+            clock_oracle += float((times * scale).min())
+        timed: Vector = np.sum([s.timed for s in sums.values()], axis=0)
         seconds = {f"fixed/{arm.name}": float(t) for arm, t in zip(self._arms, fixed, strict=True)}
         if replayed := sum(batch * n for batch, n in steps.items()):
             # Rows whose proposal was not known are in no sum, so the two need not count the same tokens.
             took = sum(n * alone(batch, batch * context / requests) for batch, n in steps.items())
-            seconds["fixed/none"] = tokens / replayed * took
-        oracle = min(oracle, seconds.get("fixed/none", oracle))
+            none = seconds["fixed/none"] = tokens / replayed * took
+            oracle = min(oracle, none)
+            at = next(i for i, arm in enumerate(self._arms) if not arm.k)
+            clock_oracle = min(clock_oracle, none * float(_by_clock(timed)[at]))
+        if timed[0].sum() >= TIMED:
+            seconds |= {"clock/played": clock_played, "clock/oracle": clock_oracle}
         clairvoyant = min(clairvoyant, oracle)
         return {"played": played, "oracle": oracle, "clairvoyant": clairvoyant, "perfect": perfect, **seconds}
+
+
+def _by_clock(timed: Vector) -> Vector:
+    """What each arm's modelled seconds are multiplied by, to be those of the clock. `timed`: as `_Sums` has it."""
+    count, clock, modelled = timed
+    whole = clock.sum() / modelled.sum() if count.sum() >= TIMED else 1.0
+    return np.where(count >= TIMED, clock / np.maximum(modelled, 1e-12), whole)
 
 
 def without_drafts(responses: Iterable[tuple[int, int]]) -> Mapping[int, int]:

@@ -89,6 +89,8 @@ def test_what_was_learned_is_saved_and_reported(
         modelled = stats["modelled"]
         assert m["rollspec/rollout/speedup_oracle"] >= m["rollspec/rollout/speedup_best_fixed"] - 1e-9
         assert m["rollspec/tuner/regret"] == pytest.approx(modelled["played"] / modelled["oracle"] - 1)
+        clock = modelled["clock/played"] / modelled["clock/oracle"] - 1
+        assert m["rollspec/tuner/regret_measured"] == pytest.approx(clock), "steps were timed"
         assert modelled["clairvoyant"] <= min(modelled["played"], modelled["oracle"]) * (1 + 1e-9)
         assert 0.0 < m["rollspec/accept/max_acceptance"] <= 1.0
         assert m["rollspec/tuner/cost_error"] > 0.0

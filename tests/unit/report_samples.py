@@ -7,6 +7,7 @@ import random
 from pathlib import Path
 from typing import Any
 
+CLOCK = {"played": 1.1, "oracle": 1.04}
 MODELLED = {"played": 1.0, "none": 1.6, "suffix:4": 1.05, "suffix:16": 1.2, "oracle": 0.98, "clairvoyant": 0.9,
             "perfect": 0.5}  # fmt: skip
 
@@ -69,6 +70,7 @@ def rows(speculating: bool, epochs: int = 3, per_epoch: int = 6, seed: int = 0) 
                 "rollspec/guard/faults": 1 if i == 7 else 0,
                 **({"rollspec/guard/faults/history.save": 1} if i == 7 else {}),
                 **{f"rollspec/tuner/modelled_seconds/{k}": gen * v for k, v in MODELLED.items()},
+                **{f"rollspec/tuner/clock_seconds/{k}": gen * v for k, v in CLOCK.items()},
                 **{f"rollspec/tuner/arm/{k}": v for k, v in {"none": 0.2, "suffix:4": 0.5, "suffix:16": 0.3}.items()},
                 "rollspec/tuner/cost_error": 0.04,
                 "rollspec/tuner/share": 0.006,

@@ -51,6 +51,8 @@ def tuned_epochs(took: float) -> list[dict[str, Any]]:
         "perfect": 1.0,
         "fixed/none": 4.0,
         "fixed/suffix:4": 2.5,
+        "clock/played": 2.1,
+        "clock/oracle": 2.0,
     }
     return [
         {"seconds": took, "tokens": 100, "steps": 40, "drafted": 60, "accepted": 30, "after_end": 5,
@@ -71,6 +73,7 @@ def test_the_tuner_is_held_against_the_best_fixed_arm_and_the_oracle() -> None:
     assert s["best_fixed"]["arm"] == "K=4" and s["best_fixed"]["fixed_over_hedge"]["median"] == pytest.approx(1.2)
     assert s["best_fixed"]["verdict"] == s["oracle"]["verdict"] == "reached"
     assert s["arms"]["hedge"]["modelled_regret"] == pytest.approx(2.0 / 1.9 - 1)
+    assert s["arms"]["hedge"]["timed_regret"] == pytest.approx(0.05)
     assert s["arms"]["none"]["modelled_regret"] is None
     shown = tuned.table({**s, "runs": runs, "requests": 64, "oracle_table": table})
     assert shown.row_count == 5

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable
+from html import unescape
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -278,7 +279,10 @@ def test_how_far_from_optimal(demo: Path) -> None:
     assert found is not None and found["best_fixed_arm"] == "suffix:4"
     assert [found[k] for k in ("got", "oracle", "perfect")] == pytest.approx([1.6, 1.6 / 0.98, 3.2])
     assert found["regret"] == pytest.approx(1 / 0.98 - 1) and found["max_acceptance"] == pytest.approx(0.81)
-    page = render(load_run(demo / "rollspec"))
+    assert found["regret_measured"] == pytest.approx(1.1 / 1.04 - 1) and found["regrets_part"]
+    page = unescape(render(load_run(demo / "rollspec")))
+    assert "took 2.0 % more time; with each arm's modelled time corrected by its timed steps, 5.8 % more" in page
+    assert "The two differ by more than 3 points" in page
     assert "you got 1.60×; the best fixed setting (suffix:4) would have got 1.52×; the oracle 1.63×" in page
     assert limits(load_run(demo / "baseline")) is None
     assert "How far from optimal" not in render(load_run(demo / "baseline"))

@@ -15,7 +15,7 @@ from rollspec.errors import ConfigError
 from rollspec.step import Engine
 from rollspec.tuning.cost import CostModel
 from rollspec.tuning.policy import Outcome
-from rollspec.tuning.regret import Ledger, without_drafts
+from rollspec.tuning.regret import TIMED, Ledger, without_drafts
 from rollspec.tuning.tuner import Rows, Tuner, arms_of
 
 pytestmark = pytest.mark.usefixtures("steady_clock")
@@ -216,6 +216,33 @@ def test_ledger_replays_settings() -> None:
     each = {b: min(cost.seconds(b * n) / (b * n) for n in range(1, 6)) for b in (1, 64)}
     assert m["perfect"] == pytest.approx(10 * (each[1] + 70 * each[64]))
     assert ledger.close([], lambda batch, context: 0.012) == {}
+
+
+def test_regret_by_the_clock_corrects_each_arm_by_its_own_steps() -> None:
+    """The model prefers drafts; the clock says that a step with them takes twice what the model thinks."""
+    arms = arms_of(TuningConfig(arms=(0, 2)), 16, ("suffix",))
+    cost, ledger = CostModel(C0, C1), Ledger(arms)
+
+    def steps(n: int, played: int, measured: float | None) -> None:
+        for _ in range(n):
+            ledger.add(0, Outcome(played, 1, np.array([1.0, 1.5]), np.array([0.010, 0.012]), measured), 0.0, cost)
+
+    steps(40, 1, 0.024)
+    steps(TIMED, 0, 0.010)
+    m = ledger.close([], lambda batch, context: 0.010)
+    tokens = 40 * 1.5 + TIMED
+    assert m["oracle"] == pytest.approx(tokens * 0.012 / 1.5), "by the model drafts are best"
+    assert m["clock/oracle"] == pytest.approx(tokens * 0.010), "by the clock they are not"
+    assert m["clock/played"] == pytest.approx(40 * 0.024 + TIMED * 0.010)
+
+    steps(40, 1, 0.024)
+    steps(TIMED - 1, 0, 0.010)  # too few to say what a step without drafts takes: it is scaled as the bucket is
+    m = ledger.close([], lambda batch, context: 0.010)
+    tokens = 40 * 1.5 + TIMED - 1
+    assert m["clock/oracle"] == pytest.approx(tokens * 0.024 / 1.5)
+
+    steps(40, 1, None)
+    assert not any(name.startswith("clock/") for name in ledger.close([], lambda batch, context: 0.010))
 
 
 def test_without_drafts_responses_of_one_length_end_together() -> None:
