@@ -128,7 +128,7 @@ def keys_of(
     samples: Samples, prompts: Sequence[Sequence[int]], config: RollspecConfig, engine_seed: int, version: int
 ) -> Words:
     """[sequences] noise keys of an engine that began its rounds at policy `version`, one version per round, and got the
-    requests in the order of `samples` (rollspec/engine/vllm/v2/coupled.py).
+    requests in the order of `samples` (rollspec/engine/noise_keys.py).
     """
     streams = Streams(config.coupled.seed, (engine_seed, 0), keep=config.reuse.seeds == "keep")
     out = []

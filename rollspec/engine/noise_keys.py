@@ -1,10 +1,17 @@
-"""Which noise every running request of an engine is sampled with: `Streams`, kept in step with the scheduler."""
+"""Which noise every running request of an engine is sampled with: `Streams`, kept in step with the scheduler.
+
+vLLM's noise is a function of (seed, position, token), so a request's seed decides all of its noise. Its key, which names
+the run, the policy version, the prompt and the sample (docs/exactness.md), is given to it as its seed: a request's text
+is the same in any batch and with any drafts. Verification is v2/verify.py's.
+"""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable
 from typing import Any
+
+import numpy as np
 
 from rollspec.config import RollspecConfig
 from rollspec.log_once import LogOnce
@@ -35,6 +42,8 @@ class NoiseKeys:
         self.keep = config.reuse.seeds == "keep"
         self.streams = Streams(config.coupled.seed, engine, keep=self.keep)
         self.on = True
+        self._slots = runner.req_states.index_to_req_id
+        self._seeds = runner.sampler.sampling_states.seeds.np
         self._record_fault = record_fault
         self._log_once = LogOnce()
         self._broken: Exception | None = None  # what made the noise of the next step unknown
@@ -59,6 +68,21 @@ class NoiseKeys:
                 self.streams.begin(new.req_id, new.prompt_token_ids, seed, _number(params), origin, turn)
         except Exception as e:
             self._broken = e
+
+    def add_request(self, add: Callable[..., None], slot: int, params: Any) -> None:
+        """Around `Sampler.add_request` (vllm/v1/worker/gpu/sample/sampler.py): it draws a seed where none is given."""
+        add(slot, params)
+        if not self.on:
+            return
+        if self._broken is not None:
+            self.fail(self._broken)
+            return
+        try:
+            key = np.uint64(self.streams.keys[self._slots[slot]])
+        except Exception as e:
+            self.fail(e)
+            return
+        self._seeds[slot] = key.astype(np.int64)
 
     def stream(self, request: str, params: Any) -> int | None:
         """The key under which what the request says is found again an epoch later; None where it is not to be reused.

@@ -80,7 +80,6 @@ class NoFlashInfer(SecondRunnerHook):
 
     name = "v2_use_flashinfer"
     targets = ("vllm.v1.worker.gpu.sample.sampler:Sampler.use_flashinfer",)
-    by = ("coupled",)
     correctness = True
     why = "the fused kernel draws with noise of its own (mode: coupled)"
     removal = "the scheduler gives every request its seed"

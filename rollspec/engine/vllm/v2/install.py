@@ -10,6 +10,7 @@ from typing import Any
 from rollspec.config import RollspecConfig
 from rollspec.engine import operations
 from rollspec.engine.bridge import Bridge
+from rollspec.engine.noise_keys import NoiseKeys
 from rollspec.engine.vllm import compat
 from rollspec.engine.vllm.hooks import keep
 from rollspec.engine.vllm.hooks import runner_v2 as v2
@@ -39,7 +40,6 @@ def install(worker: Any, config: RollspecConfig) -> None:
     """
     from rollspec.engine.vllm.policy import PolicyWatch
     from rollspec.engine.vllm.v2.adapter import Adapter
-    from rollspec.engine.vllm.v2.coupled import SeededNoise
     from rollspec.engine.vllm.v2.head import Head
     from rollspec.engine.vllm.v2.max_acceptance import MaxAcceptance
     from rollspec.engine.vllm.v2.scoring import Scoring
@@ -73,7 +73,8 @@ def install(worker: Any, config: RollspecConfig) -> None:
         ready()
         bridge.drafting = is_output_rank(worker)
         if config.mode == "coupled":  # on every rank: each draws, and all must draw alike
-            noise = bridge.coupled = SeededNoise(runner, config, bridge.count)
+            noise = bridge.coupled = NoiseKeys(runner, config, bridge.count)
+            v2.NoFlashInfer.put(runner.sampler, False, __name__)  # it draws with noise of its own
             v2.GiveSeed.wrap(runner.sampler, noise.add_request, __name__)
         verification = Verification(runner.rejection_sampler, coupled, bridge.uncouple, ranks)
         v2.Verify.wrap(runner.rejection_sampler, verification.around, __name__)
