@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -17,31 +17,17 @@ from rollspec.engine.vllm.hooks.cpu_weights import repack
 from rollspec.engine.vllm.hooks.worker import PackedLinear
 from rollspec.head.swap.payload import fingerprint, read_folder
 
-
-class Owner(Protocol):
-    """The engine that they are in.
-
-    Attributes:
-        draft_model: that runs. Its storage stays where it is: CUDA graphs hold its addresses.
-        target_model: shares its embedding and LM head with the draft model by reference.
-        draft_folder: folder, or name on the hub, of the weights that the engine was started with.
-        device: where the draft model is.
-    """
-
-    vllm_config: Any
-    draft_model: torch.nn.Module
-    target_model: torch.nn.Module
-    draft_folder: str
-    device: torch.device
-
-    def second_model(self) -> torch.nn.Module:
-        """A second draft model as vLLM's loader makes it."""
+if TYPE_CHECKING:
+    from rollspec.head.draft_head import DraftHead
 
 
 class DraftWeights:
-    """One worker's weights. `load` may run on another thread than `exchange`; never both at once."""
+    """One worker's weights. `load` may run on another thread than `exchange`; never both at once.
 
-    def __init__(self, owner: Owner) -> None:
+    Those that run stay where they are: CUDA graphs hold their addresses.
+    """
+
+    def __init__(self, owner: DraftHead) -> None:
         self.owner = owner
         shared = {id(m) for m in owner.target_model.modules()}
         self.own = {
