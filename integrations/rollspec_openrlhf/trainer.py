@@ -2,7 +2,7 @@
 
 Its class is wrapped in the driver and travels to the actor with it. Policy versions need no hook: OpenRLHF loads
 weights parameter by parameter, and the engine takes the first step after that as a new version
-(rollspec/engine/vllm/policy.py).
+(rollspec/engine/policy.py).
 """
 
 from __future__ import annotations

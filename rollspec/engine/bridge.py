@@ -11,11 +11,12 @@ import logging
 import time
 from collections.abc import Callable, Mapping
 from queue import SimpleQueue
-from typing import Any, Protocol
+from typing import Any
 
 from rollspec.config import RollspecConfig
 from rollspec.drafting.requests import StepResult
 from rollspec.engine.noise_keys import NoiseKeys
+from rollspec.engine.policy import PolicyWatch
 from rollspec.head import metadata
 from rollspec.sampling import scoring
 from rollspec.step import Engine
@@ -35,16 +36,6 @@ TRAINER, FILE = "trainer", "file"
 
 LONG_GAP = 0.25
 """Seconds between two steps beyond which the engine was idle rather than busy between them."""
-
-
-class Watch(Protocol):
-    """Counts the policy's versions where no program announces them: `PolicyWatch`."""
-
-    def announced(self) -> None:
-        """A trainer says which version the weights are."""
-
-    def before_step(self) -> None:
-        """A step begins."""
 
 
 class Bridge:
@@ -77,7 +68,7 @@ class Bridge:
         self.drafting = False
         self.fault: str | None = None
         self.faults = Faults(logger.warning)
-        self.policy: Watch | None = None
+        self.policy: PolicyWatch | None = None  # counts versions that no program announces
         self._untaken: dict[str, list[EngineStats]] = {TRAINER: []}  # what each reader has not had yet
         self._sink = JsonlSink(config.telemetry.jsonl) if config.telemetry.jsonl else None
         self._written = time.perf_counter()

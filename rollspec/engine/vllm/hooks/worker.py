@@ -49,7 +49,7 @@ class LoadWeights(RunnerHook):
 
     name = "load_weights"
     targets = ("vllm.model_executor.models.qwen3:Qwen3ForCausalLM.load_weights",)
-    by = ("policy",)
+    by = ("install",)
     why = "counts policy versions for programs that do not set them; on the instance, whatever the model's class"
     removal = "vLLM numbers the weights it was given"
 

@@ -11,9 +11,11 @@ from rollspec.config import RollspecConfig
 from rollspec.engine import operations
 from rollspec.engine.bridge import Bridge
 from rollspec.engine.noise_keys import NoiseKeys
+from rollspec.engine.policy import PolicyWatch
 from rollspec.engine.vllm import compat
 from rollspec.engine.vllm.hooks import keep
 from rollspec.engine.vllm.hooks import runner_v2 as v2
+from rollspec.engine.vllm.hooks.worker import LoadWeights
 from rollspec.engine.vllm.settings import engine_config
 
 logger = logging.getLogger("rollspec")
@@ -38,7 +40,6 @@ def install(worker: Any, config: RollspecConfig) -> None:
 
     A fault here leaves the engine without speculation; it does not keep it from starting.
     """
-    from rollspec.engine.vllm.policy import PolicyWatch
     from rollspec.engine.vllm.v2.adapter import Adapter
     from rollspec.engine.vllm.v2.head import Head
     from rollspec.engine.vllm.v2.max_acceptance import MaxAcceptance
@@ -89,7 +90,8 @@ def install(worker: Any, config: RollspecConfig) -> None:
         if bridge.drafting:
             _warm(config)
             bridge.engine.think = compat.think_tokens(runner.model_config)
-        bridge.policy = PolicyWatch(runner.get_model(), functools.partial(operations.next_version, bridge))
+        watch = bridge.policy = PolicyWatch(functools.partial(operations.next_version, bridge))
+        LoadWeights.wrap(runner.get_model(), watch.load, __name__)
         if not memory:
             drafter = SpeculatorRun(runner.speculator, run, runner, shares_noise)
             head = Head(bridge, runner, ranks, drafter)

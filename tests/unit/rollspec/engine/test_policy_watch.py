@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 
-from rollspec.engine.vllm.policy import PolicyWatch
+from rollspec.engine.policy import PolicyWatch
+from rollspec.engine.vllm.hooks.worker import LoadWeights
 
 
 class Model:
@@ -16,9 +20,15 @@ class Model:
         return "names"
 
 
+def watch_of(model: Model, begin: Callable[[], Any]) -> PolicyWatch:
+    watch = PolicyWatch(begin)
+    LoadWeights.wrap(model, watch.load, "rollspec.engine.vllm.v2.install")
+    return watch
+
+
 def test_loading_begins_a_version_at_the_next_step() -> None:
     model, begun = Model(), []
-    watch = PolicyWatch(model, lambda: begun.append(1))
+    watch = watch_of(model, lambda: begun.append(1))
     watch.before_step()
     assert begun == []
     for _ in range(3):  # one call per parameter
@@ -31,7 +41,7 @@ def test_loading_begins_a_version_at_the_next_step() -> None:
 
 def test_once_the_version_is_told_it_is_not_guessed() -> None:
     model, begun = Model(), []
-    watch = PolicyWatch(model, lambda: begun.append(1))
+    watch = watch_of(model, lambda: begun.append(1))
     model.load_weights([])
     watch.announced()
     watch.before_step()
@@ -42,7 +52,7 @@ def test_once_the_version_is_told_it_is_not_guessed() -> None:
 
 def test_a_failure_is_said_once_and_ends_nothing(caplog: pytest.LogCaptureFixture) -> None:
     model = Model()
-    watch = PolicyWatch(model, lambda: 1 / 0)
+    watch = watch_of(model, lambda: 1 / 0)
     for _ in range(2):
         model.load_weights([])
         watch.before_step()

@@ -11,24 +11,22 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
-from rollspec.engine.vllm.hooks.worker import LoadWeights
-
 logger = logging.getLogger("rollspec")
 
 
 class PolicyWatch:
-    """Watches `model.load_weights`; `begin` is called before the first step with other weights.
+    """`begin` is called before the first step with other weights.
 
     Many calls between two steps (one per parameter, or per bucket) are one version.
     """
 
-    def __init__(self, model: Any, begin: Callable[[], None]) -> None:
+    def __init__(self, begin: Callable[[], None]) -> None:
         self._begin = begin
         self._announced = False
         self._changed = False
-        LoadWeights.wrap(model, self._load, __name__)
 
-    def _load(self, load_weights: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    def load(self, load_weights: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Around `model.load_weights`."""
         self._changed = True
         return load_weights(*args, **kwargs)
 
