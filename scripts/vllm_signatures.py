@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, cast, get_args
 
-from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
 from rollspec.engine.vllm.compat import TESTED
 from rollspec.engine.vllm.hooks import HOOKS, Hook
+from rollspec.tested import in_range
 from scripts.vllm_source import Source, State
 from scripts.vllm_uses import USES
 
@@ -86,7 +86,7 @@ class Record:
 
     def baseline(self, version: str) -> str | None:
         """What to compare `version` with: its own record if it is tested, else the newest tested one."""
-        tested = [v for v in self.versions if SpecifierSet(TESTED).contains(v, prereleases=True)]
+        tested = [v for v in self.versions if in_range(v, TESTED)]
         return version if version in tested else tested[-1] if tested else None
 
 

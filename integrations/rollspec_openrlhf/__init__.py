@@ -12,9 +12,6 @@ from __future__ import annotations
 from rollspec.config import Source, resolve
 from rollspec.tested import is_tested
 
-TESTED = ">=0.11.2,<0.12"
-"""OpenRLHF versions whose internals the hooks were written for; what of them was run is in docs/trainers.md."""
-
 
 def enable(source: Source = "default") -> None:
     """Switch rollspec on for the engines that this process, the job's driver, creates from now on.
@@ -27,7 +24,7 @@ def enable(source: Source = "default") -> None:
     from rollspec_openrlhf import engines, trainer
 
     config = resolve(source)
-    if not is_tested("OpenRLHF", TESTED):
+    if not is_tested("OpenRLHF"):
         return
     if config.enabled:
         engines.register(config)

@@ -16,9 +16,6 @@ from __future__ import annotations
 from rollspec.config import Source, resolve
 from rollspec.tested import is_tested
 
-TESTED = ">=1.16,<1.17"
-"""TRL versions whose internals the hooks were run against."""
-
 
 def enable(source: Source = "default") -> None:
     """Switch rollspec on for the trainers that this process makes from now on.
@@ -31,7 +28,7 @@ def enable(source: Source = "default") -> None:
     from rollspec_trl import generation, options, trainer
 
     config = resolve(source)
-    if not is_tested("TRL", TESTED):
+    if not is_tested("TRL"):
         return
     options.set_config(config)
     generation.register()

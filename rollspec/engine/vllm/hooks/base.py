@@ -21,6 +21,7 @@ from types import ModuleType
 from typing import Any, ClassVar
 
 from rollspec.engine.vllm.compat import TESTED
+from rollspec.tested import in_range
 
 logger = logging.getLogger("rollspec.hooks")
 
@@ -57,9 +58,7 @@ class Hook:
         """Why this hook is left out with vLLM `version` (`cpu`: built for CPU), as a part of a sentence; else None."""
         if cls.cpu_only and not cpu:
             return "it is for vLLM's CPU build"
-        from packaging.specifiers import SpecifierSet
-
-        if SpecifierSet(cls.versions).contains(version, prereleases=True):
+        if in_range(version, cls.versions):
             return None
         return f"it is for vLLM {cls.versions}, not {version}"
 

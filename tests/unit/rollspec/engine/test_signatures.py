@@ -13,6 +13,7 @@ from rollspec import doctor
 from rollspec.engine.vllm.compat import TESTED
 from rollspec.engine.vllm.hooks import HOOKS
 from rollspec.engine.vllm.hooks.engine import AddRequest
+from rollspec.tested import in_range
 from scripts import check_vllm
 from scripts import vllm_signatures as signatures
 from scripts.generate import hooks
@@ -121,11 +122,11 @@ def test_the_record(tmp_path: Path) -> None:
 def test_every_target_is_recorded_and_was_there_in_every_tested_version() -> None:
     record = Record.load()
     assert sorted(record.states) == signatures.targets(), "run `python scripts/check_vllm.py --record` for each version"
-    tested = [v for v in record.versions if doctor._in_range(v, TESTED)]
+    tested = [v for v in record.versions if in_range(v, TESTED)]
     assert tested
     for target in signatures.targets():
         ranges = [h.versions for h in HOOKS if target in h.targets] or [TESTED]
-        there = [v for v in tested if any(doctor._in_range(v, r) for r in ranges)]
+        there = [v for v in tested if any(in_range(v, r) for r in ranges)]
         assert there and all(record.at(target, v) for v in there), target
 
 
