@@ -8,9 +8,9 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
+from rich.text import Text
 from typer.core import TyperGroup
 
 from drafter_online.errors import DrafterError, HeadError
@@ -101,11 +101,12 @@ def show_facts(facts: dict[str, Any], as_json: bool) -> None:
     show_table(("what", "value"), plain)
 
 
-def show_table(columns: tuple[str, ...], rows: Sequence[tuple[str, ...]], caption: str | None = None) -> None:
-    """Rows under their columns."""
+def show_table(columns: tuple[str, ...], rows: Sequence[tuple[str | Text, ...]], caption: str | None = None) -> None:
+    """Rows under their columns. A string stands as it is; what has styles is a `Text`."""
     table = Table(caption=caption, caption_justify="left", header_style="bold", pad_edge=False)
     for i, column in enumerate(columns):
+        # Names are for copying: they must not be cut or wrapped.
         table.add_column(column, no_wrap=i == 0, overflow="fold")
     for row in rows:
-        table.add_row(*map(escape, row))
+        table.add_row(*(Text(cell) if isinstance(cell, str) else cell for cell in row))
     Console().print(table)

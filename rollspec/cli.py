@@ -147,14 +147,13 @@ def _config(
             json.dumps([{"name": n, "type": k, "default": d, "description": t} for n, k, d, t in rows], indent=2)
         )
         return
-    from rich.markup import escape
+    from rich.text import Text
 
-    _table(
+    from drafter_online.console import show_table
+
+    show_table(
         ("knob", "default", "what it does"),
-        [
-            (f"[bold]{n}[/bold]", escape(json.dumps(d)), f"{escape(t)} [dim]{escape(_readable(k))}[/dim]")
-            for n, k, d, t in rows
-        ],
+        [(Text(n, "bold"), json.dumps(d), Text.assemble(t, " ", (_readable(k), "dim"))) for n, k, d, t in rows],
         caption="Set one in YAML, by --set name=value, or as ROLLSPEC__PROPOSAL__K_MAX=8 in the environment.",
     )
 
@@ -187,9 +186,11 @@ def _presets(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")
     if as_json:
         typer.echo(json.dumps([{"name": n, "path": p, "summary": s} for n, (p, s) in found.items()], indent=2))
         return
-    from rich.markup import escape
+    from rich.text import Text
 
-    _table(("preset", "what it is"), [(f"[bold]{n}[/bold]", escape(s)) for n, (_, s) in found.items()])
+    from drafter_online.console import show_table
+
+    show_table(("preset", "what it is"), [(Text(n, "bold"), s) for n, (_, s) in found.items()])
 
 
 def _headline(text: str) -> str:
@@ -214,19 +215,6 @@ def _at(data: Any, dotted: str) -> Any:
     for part in dotted.split("."):
         data = data[part]
     return data
-
-
-def _table(columns: tuple[str, ...], rows: list[tuple[str, ...]], caption: str | None = None) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table(caption=caption, caption_justify="left", header_style="bold", pad_edge=False)
-    for i, column in enumerate(columns):
-        # Names are for copying: they must not be cut or wrapped.
-        table.add_column(column, no_wrap=i == 0, overflow="fold")
-    for row in rows:
-        table.add_row(*row)
-    Console().print(table)
 
 
 if __name__ == "__main__":
