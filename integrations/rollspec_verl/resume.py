@@ -61,7 +61,7 @@ async def _turn(
 
             prompt = normalize_token_ids(prompt_ids)
             conversation = _conversation(self, request_id, prompt)
-            sampling_params = _with(sampling_params, {scoring.TURN: conversation.mark()})
+            sampling_params = marked(sampling_params, {scoring.TURN: conversation.mark()})
     except Exception as e:  # the rollout continues as without rollspec
         log_once.warn(f"the turns of conversations are drafted apart from each other ({type(e).__name__}: {e})")
     out = await inner(original, self, request_id, prompt_ids=prompt_ids, sampling_params=sampling_params, **kwargs)
@@ -89,7 +89,7 @@ def shows(kwargs: dict[str, Any]) -> bool:
     return any(kwargs.get(f"{kind}_data") is not None for kind in ("image", "video", "audio"))
 
 
-def _with(sampling_params: dict[str, Any], mark: dict[str, Any]) -> dict[str, Any]:
+def marked(sampling_params: dict[str, Any], mark: dict[str, Any]) -> dict[str, Any]:
     """`sampling_params`, which are not changed, with more settings of rollspec's own."""
     return {**sampling_params, "extra_args": metadata.added(sampling_params.get("extra_args"), mark)}
 
@@ -132,7 +132,7 @@ def _named(prompt_ids: Any, sampling_params: dict[str, Any], kwargs: dict[str, A
     from verl.utils import normalize_token_ids
 
     mark = {scoring.ORIGIN: uuid.uuid4().hex, scoring.PROMPT: len(normalize_token_ids(prompt_ids))}
-    return _with(sampling_params, mark)
+    return marked(sampling_params, mark)
 
 
 def _on(client: Any) -> bool:

@@ -111,8 +111,7 @@ def _named(sampling_params: dict[str, Any], session: int | None) -> dict[str, An
             "nothing is reused because verl does not number the samples of a prompt here; use trainer.use_v1=true"
         )
         return sampling_params
-    extra = dict(sampling_params.get("extra_args") or {})
-    return {**sampling_params, "extra_args": {**extra, scoring.KEY: {SAMPLE: f"{int(session)}_0"}}}
+    return resume.marked(sampling_params, {SAMPLE: f"{int(session)}_0"})
 
 
 # ---- the task runner

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import copy
 import logging
 import sys
 from pathlib import Path
@@ -35,7 +36,13 @@ def forget(monkeypatch: pytest.MonkeyPatch) -> None:
 # --------------------------------------------------------------------------------------------
 
 
-def agent(custom: dict[str, Any], validate: bool = False, name: str = "SingleTurnAgentLoop", **kwargs: Any) -> Any:
+def agent(
+    custom: dict[str, Any],
+    validate: bool = False,
+    name: str = "SingleTurnAgentLoop",
+    own: dict[str, Any] | None = None,
+    **kwargs: Any,
+) -> Any:
     """The sampling parameters that an agent loop sends."""
     from rollspec_verl import reuse
 
@@ -58,7 +65,8 @@ def agent(custom: dict[str, Any], validate: bool = False, name: str = "SingleTur
     for _ in range(2):
         reuse.install(module)
         reuse.install_single(single)
-    given = {"temperature": 1.0, "extra_args": {"theirs": 1}}
+    extra = {"theirs": 1} if own is None else {"theirs": 1, "rollspec": own}
+    given = {"temperature": 1.0, "extra_args": copy.deepcopy(extra)}
 
     async def work() -> Any:
         with module.rollout_trace_attr(validate=validate):
@@ -67,12 +75,17 @@ def agent(custom: dict[str, Any], validate: bool = False, name: str = "SingleTur
             return await loop.run(given, **{"session_id": 3, **kwargs})
 
     out = asyncio.run(work())
-    assert given == {"temperature": 1.0, "extra_args": {"theirs": 1}}, "siblings share this mapping"
+    assert given == {"temperature": 1.0, "extra_args": extra}, "siblings share this mapping"
     return out
 
 
 def test_a_request_says_which_sample_it_is() -> None:
     assert agent(LENIENT)["extra_args"] == {"theirs": 1, "rollspec": {"sample": "3_0"}}
+
+
+def test_what_the_caller_said_of_a_request_stays() -> None:
+    own = {"domain": "code", "private": True}
+    assert agent(LENIENT, own=own)["extra_args"] == {"theirs": 1, "rollspec": {**own, "sample": "3_0"}}
 
 
 @pytest.mark.parametrize(
