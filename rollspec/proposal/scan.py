@@ -20,12 +20,10 @@ from rollspec.proposal import lookup_cpu
 from rollspec.proposal.base import TokenArray
 from rollspec.proposal.lookup import DEPTH, OCCURRENCES, SEPARATOR, Found, empty
 from rollspec.proposal.lookup_cpu import HEADER, TOKENS, link
+from rollspec.proposal.ngrams import MIN_PROB
 
 SPEC_FACTOR = 2.0
 """A draft is at most this many times as long as its match: a short match says little about what follows."""
-
-MIN_PROB = 0.1
-"""A draft stops where its cumulative frequency falls below this; later tokens would rarely pay for verification."""
 
 WEAK_MATCH = 8  # below this match length the group's draft is compared with the global corpus's
 FIRST = 64  # positions that a growing sequence gets at first; doubled each time it needs more

@@ -87,11 +87,6 @@ class Overlap:
     chance: float | None
     responses: int
 
-    @property
-    def excess(self) -> float | None:
-        """What is shared beyond chance; None where chance is not known."""
-        return None if self.chance is None else self.shared - self.chance
-
 
 def overlap(
     new: Sequence[TokenArray], old: Sequence[TokenArray], logprobs: Sequence[FloatArray] | None = None

@@ -91,10 +91,6 @@ class Hedge(Policy):
             b.emitted, b.seconds = b.emitted + outcome.emitted, b.seconds + outcome.seconds
             self._weigh(b, (b.emitted / b.seconds).max(axis=1))
 
-    def weights(self, bucket: int) -> Vector:
-        """Present probabilities of the arms in a bucket. Shape [arms]."""
-        return self._buckets[bucket].mixed()
-
     def changed(self) -> None:  # noqa: D102
         for b in self._buckets.values():
             for name in _KEPT:

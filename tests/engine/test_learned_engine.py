@@ -110,13 +110,13 @@ def _track(worker: Any) -> None:
     runner = worker.model_runner
     head = runner._rollspec.head
     worker._versions = []
-    propose = head._propose
+    propose = head.drafter.propose
 
     def noted(*args: Any, **kwargs: Any) -> Any:
         worker._versions.append((head.swapper.version, float(head.drafter.model.model.norm.weight.sum())))
         return propose(*args, **kwargs)
 
-    head._propose = noted
+    head.drafter.propose = noted
 
 
 def _tracked(worker: Any) -> list[Any]:

@@ -20,7 +20,7 @@ def _forget(worker: Any) -> None:
     from rollspec.engine.vllm.worker import bridge
 
     head = bridge(worker).head
-    propose, speculator = head._propose, head.drafter.speculator
+    propose, speculator = head.drafter.propose, head.drafter.speculator
     layers = worker.vllm_config.compilation_config.static_forward_context
     worker.found = []
     steps = 0
@@ -49,7 +49,7 @@ def _forget(worker: Any) -> None:
         worker.found.append((same, float((probs[:, :passes] - before[1]).abs().max()), batch.num_reqs))
         return tokens, probs
 
-    head._propose = twice
+    head.drafter.propose = twice
 
 
 def _found(worker: Any) -> list[tuple[bool, float, int]]:

@@ -111,11 +111,10 @@ class CpuPatch(Patch):
 
 
 class RunnerHook(Hook):
-    """An attribute of one object that runs (a model runner, its drafter, its sampler, a worker, a model, a module)."""
+    """An attribute of one object that runs (a model runner, its drafter, its sampler, a worker, a model, a module).
 
-    @classmethod
-    def apply(cls, around: Around | None = None) -> None:
-        """Nothing here: `put` is called by the modules in `by` once the object exists."""
+    `put` is called by the modules in `by` once the object exists.
+    """
 
     @classmethod
     def put(cls, owner: Any, value: Any, by: str) -> Any:

@@ -38,7 +38,6 @@ class Head(DraftHead):
         given = getattr(runner.speculator, LAYERS, None)
         layers = given or () if drafter.reads_states else ()
         super().__init__(bridge, runner, ranks, drafter, layers, last=not drafter.reads_states and given is not None)
-        self._propose = self._run
         self._read: Callable[..., Any] = drafter.read
         self.specialists = specialists.of(runner.speculator)
         if self.specialists is not None:
@@ -77,7 +76,7 @@ class Head(DraftHead):
             # On a GPU this time is only known together with that of the passes: then none of it says what a pass costs.
             on_cpu = self.runner.device.type == "cpu"
             late = time.perf_counter() - started if on_cpu else math.inf if repaired else 0.0
-            tokens, probs = self._propose(passes, batch, *args, **kwargs)
+            tokens, probs = self.drafter.propose(passes, batch, *args, **kwargs)
             self.states.read(req_ids)
             if not passes:
                 return None, None
@@ -106,6 +105,3 @@ class Head(DraftHead):
             self.capture.end()
         if self.training is not None:
             self.training.step_ended()
-
-    def _run(self, *args: Any, **kwargs: Any) -> tuple[torch.Tensor, torch.Tensor]:
-        return self.drafter.propose(*args, **kwargs)  # type: ignore[no-any-return]
