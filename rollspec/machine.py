@@ -58,6 +58,15 @@ def git_sha() -> str | None:
         return None
 
 
+def local_folder(name: str | Path) -> Path:
+    """The folder of a checkpoint that was loaded before: `name` itself, or where the hub's cache has it."""
+    if Path(name).is_dir():
+        return Path(name)
+    from huggingface_hub import snapshot_download
+
+    return Path(snapshot_download(str(name), local_files_only=True))
+
+
 def now() -> str:
     """UTC, to the second."""
     return datetime.now(timezone.utc).isoformat(timespec="seconds")

@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from rollspec.machine import local_folder
+
 
 def checkpoint(model: str | Path) -> dict[str, Any]:
     """`files`, `bytes`, `blake2b` of the safetensors files of a checkpoint, and `of` what of them. Never raises.
@@ -18,7 +20,7 @@ def checkpoint(model: str | Path) -> dict[str, Any]:
     h, total, of = hashlib.blake2b(digest_size=16), 0, "names, sizes and contents"
     files: list[Path] = []
     try:
-        for file in sorted(_folder(model).glob("*.safetensors")):
+        for file in sorted(local_folder(model).glob("*.safetensors")):
             size = file.stat().st_size
             h.update(f"{file.name}\0{size}\0".encode())
             with file.open("rb") as f:
@@ -37,12 +39,3 @@ def prompts(token_ids: Sequence[Sequence[int]]) -> str:
     """Hash of the prompts' token ids, as JSON without spaces."""
     text = json.dumps([[int(t) for t in ids] for ids in token_ids], separators=(",", ":"))
     return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
-
-
-def _folder(model: str | Path) -> Path:
-    if Path(model).is_dir():
-        return Path(model)
-    from huggingface_hub import snapshot_download
-
-    # The engine and the reference have loaded it: it is in the cache.
-    return Path(snapshot_download(str(model), local_files_only=True))

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -16,6 +15,7 @@ import torch
 from rollspec.engine.vllm.hooks.cpu_weights import repack
 from rollspec.engine.vllm.hooks.worker import PackedLinear
 from rollspec.head.swap.payload import fingerprint, read_folder
+from rollspec.machine import local_folder
 
 if TYPE_CHECKING:
     from rollspec.head.draft_head import DraftHead
@@ -47,12 +47,7 @@ class DraftWeights:
     def original(self) -> dict[str, torch.Tensor]:
         """What the engine was started with, by checkpoint name."""
         if self._original is None:
-            path = Path(self.owner.draft_folder)
-            if not path.is_dir():
-                from huggingface_hub import snapshot_download
-
-                path = Path(snapshot_download(self.owner.draft_folder, local_files_only=True))
-            self._original = self.strip(read_folder(path))
+            self._original = self.strip(read_folder(local_folder(self.owner.draft_folder)))
         return self._original
 
     def strip(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
