@@ -23,9 +23,6 @@ from rollspec.errors import RollspecError
 FLOOR = -87.0
 """Log-probabilities are not taken below this: exp of it is still a positive, normal float32."""
 
-BLOCK_BYTES = 1 << 20
-"""Of one array of distributions worked on at once; the handful that are alive together fit a cache."""
-
 MIN_GROUP = 40
 """Samples of one exact prefix from which on its own table is kept."""
 
@@ -80,7 +77,7 @@ class Evidence:
         self.is_argmax, self.p_max, self.pit, self.rank_pit = rows[5:]
         self._observed: Floats = np.zeros(vocab)
         self._powers: Floats = np.zeros((3, vocab))  # sums of p, p^2, p^3
-        self._work: Any = np.empty(0)
+        self._work: Any = np.empty((3, 0, vocab))
 
     def add(self, sequence: int, log_probs: Floats, first: int = 0) -> None:
         """Take the target's distributions for positions `first`, `first`+1, ... of one sequence.
@@ -93,26 +90,18 @@ class Evidence:
             AuditError: a wrong vocabulary size, NaN, or rows that are not normalised.
         """
         n = len(log_probs)
-        rows = slice(int(self.start[sequence]) + first, int(self.start[sequence]) + first + n)
+        row = int(self.start[sequence]) + first
+        rows = slice(row, row + n)
         tokens = self.samples.tokens[sequence][first : first + n]
         if log_probs.shape != (len(tokens), self.vocab):
             raise AuditError(
                 f"rollspec: the reference gave {log_probs.shape} log-probabilities for {len(tokens)} tokens and a "
                 f"vocabulary of {self.vocab}; use the reference model that belongs to the engine's."
             )
-        if log_probs.dtype != self._work.dtype or self._work.ndim == 1:
-            # Made once: the zeroing of new memory took three quarters of the time.
-            block = max(1, BLOCK_BYTES // (log_probs.dtype.itemsize * self.vocab))
-            self._work = np.empty((3, block, self.vocab), dtype=log_probs.dtype)
-        step = self._work.shape[1]
-        for at in range(0, n, step):
-            self._add(rows.start + at, tokens[at : at + step], log_probs[at : at + step])
-        self.seen[rows] = True
-
-    def _add(self, row: int, tokens: Ints, log_probs: Floats) -> None:
-        """Rows from `row` on, of as many distributions [n, V] as a cache holds: each is read some fifteen times."""
-        n = len(tokens)
-        rows, at = slice(row, row + n), np.arange(n)
+        if log_probs.dtype != self._work.dtype or n > self._work.shape[1]:
+            # Kept: the zeroing of new memory took three quarters of the time.
+            self._work = np.empty((3, n, self.vocab), dtype=log_probs.dtype)
+        at = np.arange(n)
         lp, p, work = self._work[:, :n]
         np.maximum(log_probs, FLOOR, out=lp)  # NaN stays NaN
         np.exp(lp, out=p)
@@ -146,6 +135,7 @@ class Evidence:
         np.add.at(self._observed, tokens, 1)
         for power, x in enumerate((p, np.multiply(p, p, out=work), np.multiply(work, p, out=lp))):
             self._powers[power] += x.sum(0)
+        self.seen[rows] = True
 
     @property
     def token_moments(self) -> Floats:

@@ -22,9 +22,6 @@ from rollspec.sampling.streams import Streams
 Words: TypeAlias = npt.NDArray[np.uint64]
 Hashes: TypeAlias = npt.NDArray[np.uint32]
 
-CHUNK = 1 << 22
-"""Noise values in memory at once."""
-
 
 def gumbel(keys: Words, positions: npt.NDArray[np.int64], vocab: int) -> Floats:
     """The noise that vLLM's second model runner draws with, float32 [n, vocab], for requests whose seed is their key:
@@ -102,12 +99,6 @@ class Witness:
         """As `Evidence.add`."""
         if sequence < len(self._evidence.samples.tokens):
             self._evidence.add(sequence, log_probs, first)
-        n, vocab = log_probs.shape
-        step = max(1, CHUNK // vocab)
-        for at in range(0, n, step):
-            self._check(sequence, first + at, log_probs[at : at + step])
-
-    def _check(self, sequence: int, first: int, log_probs: Floats) -> None:
         n, vocab = log_probs.shape
         start = len(self._prompts[int(self.samples.prompt[sequence])]) + first
         scores = log_probs + gumbel(np.repeat(self._keys[sequence], n), start + np.arange(n), vocab)

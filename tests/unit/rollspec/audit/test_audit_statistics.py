@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from scipy import stats
 from rollspec.audit import statistics as audit_tests
 from rollspec.audit.distribution import buckets, distribution_tests
 from rollspec.audit.evidence import AuditError, Evidence, samples_from
+from rollspec.audit.reference import Reference
 from rollspec.audit.statistics import TestResult
 from rollspec.audit.verdict import AuditResult
 
@@ -154,12 +156,16 @@ def test_distributions_are_worked_on_in_blocks() -> None:
     """A real model's are gigabytes: whole copies for every step of the arithmetic took most of an audit's time."""
     import tracemalloc
 
+    import torch
+
     vocab, n = 40_000, 100
-    log_probs = np.full((n, vocab), -np.log(vocab))  # 32 MB
+    target: Any = object.__new__(Reference)
+    target.vocab, target.temperature = vocab, 1.0
+    target._logits = lambda prompt, responses: torch.zeros(1, n, vocab)  # 16 MB
     evidence = Evidence(samples_from([[5] * n], [0]), vocab, np.random.default_rng(0))
     tracemalloc.start()
     try:
-        evidence.add(0, log_probs)
+        target.fill(evidence, ((1,),))
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
