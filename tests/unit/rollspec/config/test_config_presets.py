@@ -37,7 +37,7 @@ MEANS: dict[str, dict[str, object]] = {
         "proposal.learned.k_max": 5,
         "proposal.learned.canary_drafts": 0,
         "proposal.budget.policy": "fixed",
-        "drafter.mode": "idle",
+        "drafter.mode": "dedicated",
         "drafter.publish_every": 50,
         "drafter.training.recipe": "aurora",
         "tuning.policy": "static",
