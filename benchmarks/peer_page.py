@@ -32,9 +32,8 @@ leaves out what comes before, in which drafters know nothing of these prompts ye
 part, so it is what a job gets from its first step on. In the other workloads the two are the same. τ is the acceptance
 length, α the acceptance rate.
 
-Steps overlap ([how](how-it-works.md#steps-that-overlap)), except in arms that are named beside a result: vLLM does
-not overlap those of its own `ngram` and `suffix`. A ratio of such an arm has that in it and does not say which drafts
-better.
+Steps overlap ([how](how-it-works.md#steps-that-overlap)), except in arms that are named beside a result: vLLM starts
+some of its own methods only without. A ratio of such an arm has that in it and does not say which drafts better.
 
 A preset or setting stands for a paper as [Other systems](comparison.md) says: what it carries over, and what differs.
 Arms that train a head get {idle} idle seconds after each epoch or burst, which are no part of their time.

@@ -140,13 +140,13 @@ def sentences(summary: Mapping[str, Any]) -> list[str]:
         )
         if best and OURS in s["arms"]:
             ours, other = (s["arms"][n]["speedup"]["median"] for n in (OURS, best))
-            said += f"; it has {ours:.2f}x, the best lossless other, {best}, {other:.2f}x"
+            said += f"; it has {ours:.2f}x, the best lossless arm that is not rollspec's, {best}, {other:.2f}x"
         out.append(said + ".")
     overall = summary["overall"]
     if overall["ours_over_best"] is not None:
         out.append(
-            f"Over all workloads (geometric mean): rollspec's default {overall['means'][OURS]:.2f}x, which is "
-            f"{overall['ours_over_best']:.2f} of the best single other arm used everywhere, {overall['best']} "
+            f"Over the workloads that were run (geometric mean): rollspec's default {overall['means'][OURS]:.2f}x, "
+            f"which is {overall['ours_over_best']:.2f} of the best single other arm used everywhere, {overall['best']} "
             f"({overall['means'][overall['best']]:.2f}x)."
         )
     return out

@@ -26,7 +26,11 @@ class SuffixConfig(Section):
         description="What is drafted from. `siblings`: the prompt group's other samples while they are generated. "
         "`past`: earlier responses to the same prompt. `global`: where these match little, the latest to any prompt.",
     )
-    window: int = Field(3, ge=1, description="Past rounds (policy versions) of a prompt that stay in its corpus.")
+    window: int = Field(
+        3,
+        ge=1,
+        description="Past rounds of a prompt that stay in its corpus: policy versions that sampled it, one per epoch.",
+    )
 
 
 class BudgetConfig(Section):
@@ -92,7 +96,10 @@ class CaptureConfig(Section):
     """Training samples for the drafter, taken from what the target computes anyway."""
 
     share: float = Field(
-        0.02, gt=0, le=1, description="No new request is recorded while capturing takes more of the step time."
+        0.02,
+        gt=0,
+        le=1,
+        description="Share of the step time (`policy`: the job's) that capturing may take; beyond it nothing is kept.",
     )
 
 
@@ -136,12 +143,15 @@ class DrafterConfig(Section):
     endpoint: str | None = Field(
         None,
         pattern=r"^(tcp|ipc)://.+",
-        description="Of `dedicated`: where `drafter-online serve` listens; unset: rollspec starts one for the job.",
+        description="Of `dedicated`, `policy`: where `drafter-online serve` listens; unset: rollspec starts it itself.",
     )
     token_file: Path | None = Field(
-        None, description="Of `dedicated`: file with the daemon's token; unset: DRAFTER_ONLINE_TOKEN, or none."
+        None,
+        description="Of `dedicated`, `policy`: file with the daemon's token; unset: DRAFTER_ONLINE_TOKEN, or none.",
     )
-    device: str = Field("cpu", description="Of `dedicated`: torch device of the trainer that rollspec starts.")
+    device: str = Field(
+        "cpu", description="Of `dedicated`, `policy`: torch device of the trainer that rollspec starts."
+    )
     ray: RayConfig = RayConfig()
     draft_vocab: int | None = Field(
         None,
@@ -235,8 +245,8 @@ class HistoryConfig(Section):
     max_bytes: int = Field(
         256 << 20,
         ge=1 << 16,
-        description="Bytes of past responses kept (oldest prompts go first). What suffix drafts are looked up in may "
-        "take four times as many.",
+        description="Bytes of past responses kept (the prompt that was used longest ago goes first). What suffix "
+        "drafts are looked up in may take four times as many.",
     )
 
 

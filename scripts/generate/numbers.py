@@ -41,7 +41,7 @@ def headline() -> str:
     """The table of README.md and of docs/index.md: what is faster, what is not, and the null control."""
     rows: list[Row] = []
     if demo := load(DEMO):
-        rows.append(_demo_row(demo))
+        rows += _demo_rows(demo)
     if others := {name: other for name in EARLIER if (other := load(name))}:
         rows.append(_other_pairs(others))
     for name, what in CONTROLS.items():
@@ -218,23 +218,21 @@ INLINE: dict[str, Callable[[], str]] = {
 }  # fmt: skip
 
 
-def _demo_row(d: Any) -> Row:
-    c = d["comparison"]
-    value, interval = _ratio(c["later"])
-    others, intervals = _joined(_ratio(c[name]) for name in ("later_tokens_per_second", "step"))
+def _demo_rows(d: Any) -> Iterator[Row]:
+    c, at = d["comparison"], f"`{DEMO}.json`"
     share = [100 * d[side]["gen_share"] for side in ("run", "baseline")]
-    label = (
-        f"`make demo`: generation, {_later(d)} / the same, tokens per second / whole training step, all epochs "
-        f"(generation is {min(share):.0f} to {max(share):.0f} % of it)"
-    )
-    return label, f"**{value}** / {others}", f"{interval} / {intervals}", f"`{DEMO}.json`"
+    value, interval = _ratio(c["later"])
+    yield f"`make demo`: generation, {_later(d)}", f"**{value}**", interval, at
+    yield "the same, in tokens per second", *_ratio(c["later_tokens_per_second"]), at
+    of = f"generation is {min(share):.0f} to {max(share):.0f} % of it"
+    yield f"the whole training step, all epochs ({of})", *_ratio(c["step"]), at
 
 
 def _other_pairs(found: Mapping[str, Any]) -> Row:
     """The range of the demo's other pairs of runs; each is on the page of benchmarks."""
     names = ("later", "later_tokens_per_second", "step")
     values = [[d["comparison"][name]["value"] for d in found.values()] for name in names]
-    label = f"the same of [{_count(len(found))} other {'pair' if len(found) == 1 else 'pairs'} of runs]({THE_DEMO})"
+    label = f"the three of [{_count(len(found))} other {'pair' if len(found) == 1 else 'pairs'} of runs]({THE_DEMO})"
     ranges = " / ".join(f"{min(v):.2f}x to {max(v):.2f}x" for v in values)
     return label, ranges, "see there", ", ".join(f"`{name}.json`" for name in found)
 
