@@ -148,6 +148,12 @@ def headline(numbers: Numbers) -> str:
         speed = f"{_times(c['later'])} from the second epoch on"
     else:
         speed = _times(c["overall"])
+    rest, relative = c["other_phases"], c["relative"]
+    if rest and relative and not rest["low"] <= 1.0 <= rest["high"]:
+        speed += (
+            f", {relative['value']:.2f}x ({relative['low']:.2f}–{relative['high']:.2f}) relative to the job's other "
+            f"phases, which were {rest['value']:.2f}x as fast"
+        )
     return f"generation {speed}; {_sameness(c)}{suffix}"
 
 

@@ -105,8 +105,10 @@ def compare(run: Run, baseline: Run) -> Numbers:
     def pair(of: Callable[[Run], Series]) -> FloatArray:  # [baseline and run, timed steps]
         return np.array([np.array(of(r), float)[at] for r, at in zip((baseline, run), timed, strict=True)])
 
-    gen, tokens = pair(lambda r: r.series(GEN)), pair(tokens_per_step)
+    gen, tokens, rest = pair(lambda r: r.series(GEN)), pair(tokens_per_step), pair(_other_phases)
     speed = np.array([tokens[1], *gen, tokens[0]])  # tokens per second, of the run over the baseline's
+    # Generation with the speed of the other phases divided out: a machine that is slower in one run is so in both.
+    relative = np.array([gen[0], rest[1], gen[1], rest[0]])
     epochs = np.array(run.epochs)
     epoch, later = epochs[timed[1]], epochs[timed[1]] > epochs[rows[1]][:1]
     saved = _known(*gen)
@@ -119,7 +121,8 @@ def compare(run: Run, baseline: Run) -> Numbers:
         "tokens_per_second": (ratio(*speed) or {}).get("value"),
         "later_tokens_per_second": ratio(*speed[:, later]),  # what `later` would be at equal lengths
         "step": ratio(*pair(lambda r: r.series(STEP_TIME))),
-        "other_phases": ratio(*pair(_other_phases)),
+        "other_phases": ratio(*rest),
+        "relative": ratio(*relative[:, later if later.any() else slice(None)]),
         "saved_seconds": float(saved[0].sum() - saved[1].sum()) if saved.size else None,
         "reward": _difference(run, baseline, *REWARD),
         "length": _difference(run, baseline, LENGTH),

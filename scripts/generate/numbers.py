@@ -18,7 +18,14 @@ from scripts.stale import RESULTS, ROOT
 
 DEMO, EARLIER = (
     "demo-0.32",
-    ("demo-0.32-float32", "demo-0.32-earlier", "demo-0.32-reversed", "demo-0.32-four", "demo-0.32-xeon"),
+    (
+        "demo-0.32-float32",
+        "demo-0.32-slower",
+        "demo-0.32-earlier",
+        "demo-0.32-reversed",
+        "demo-0.32-four",
+        "demo-0.32-xeon",
+    ),
 )
 CONTROLS = {"control": "the demo's policy", "control-smollm2": "SmolLM2-135M"}
 ARMS = {"memory": "suffix drafts", "head": "draft head and suffix drafts", "head, coupled": "the same, `mode: coupled`"}
@@ -71,6 +78,8 @@ def demo() -> str:
         ("whole training step, all epochs", lambda d: _both(_ratio(d["comparison"]["step"]))),
         ("the phases without rollouts",
          lambda d: _both(_ratio(d["comparison"]["other_phases"])) if d["comparison"].get("other_phases") else "-"),
+        ("generation relative to these phases, from the second epoch on",
+         lambda d: _both(_ratio(d["comparison"]["relative"])) if d["comparison"].get("relative") else "-"),
         ("generation's share of a step, without", lambda d: f"{100 * d['baseline']['gen_share']:.0f} %"),
         ("acceptance length; rate",
          lambda d: f"{d['run']['accept_length']:.2f}; {100 * d['run']['accept_rate']:.0f} %"),

@@ -101,12 +101,17 @@ def test_phases_that_rollouts_do_not_change_are_compared(tmp_path: Path) -> None
 
     slow, quick = job("slow", 1.1), job("quick", 1.0)
     assert compare(slow, quick)["other_phases"]["value"] == pytest.approx(1 / 1.1, abs=0.02)
-    assert "was 0.92× as fast in slow" in " ".join(render(slow, quick).split())
+    assert compare(slow, quick)["relative"]["value"] == pytest.approx(1.1, abs=0.02), "as fast by the clock"
+    page = " ".join(render(slow, quick).split())
+    assert "was 0.92× as fast in slow" in page and "Relative to these phases generation is 1.09× as fast" in page
+    said = report_json(slow, quick)["headline"]
+    assert "relative to the job's other phases, which were 0.92x as fast" in said
+    assert "relative" not in report_json(quick, quick)["headline"], "where they are as fast there is nothing to say"
     bare = [
         {k: v for k, v in row.items() if k == "timing_s/gen" or not k.startswith("timing_s/")} for row in rows(False)
     ]
     nothing = load_run(write_run(tmp_path / "nothing", bare))
-    assert compare(nothing, quick)["other_phases"] is None
+    assert compare(nothing, quick)["other_phases"] is None and compare(nothing, quick)["relative"] is None
 
 
 def test_tokens_without_single_lengths(tmp_path: Path) -> None:
