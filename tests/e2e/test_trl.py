@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from trl_job import BY_HAND
+
+from drafter_online.versions import Versions
 
 pytest.importorskip("trl")
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
@@ -32,12 +36,17 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "float32"
 
 
+def ran(run: Callable[..., Any], folder: Path, model: Path, *jobs: str) -> list[tuple[dict[str, Any], str]]:
+    """What each of some jobs of `trl_job.py` left behind, and what it printed."""
+    done = run([sys.executable, Path(__file__).with_name("trl_job.py"), folder, model, *jobs], 500, cwd=ROOT)
+    assert done.returncode == 0, done.stdout[-5000:]
+    _, *printed = re.split(r"^=== .*$", done.stdout, flags=re.M)
+    return [(json.loads((folder / f"{j}.json").read_text()), text) for j, text in zip(jobs, printed, strict=True)]
+
+
 @pytest.mark.supports("TRL", "colocate", "drafts", "versions", "metrics", "resume")
 def test_grpo_with_trl(run_bounded: Callable[..., Any], model: Path, tmp_path: Path) -> None:
-    done = run_bounded([sys.executable, Path(__file__).with_name("trl_job.py"), tmp_path, model], 500, cwd=ROOT)
-    assert done.returncode == 0, done.stdout[-5000:]
-    text, _, again = done.stdout.partition("=== resume")
-    result, resumed = (json.loads((tmp_path / f"{what}.json").read_text()) for what in ("train", "resume"))
+    (result, text), (resumed, again) = ran(run_bounded, tmp_path, model, "train", "resume")
     assert result["start"]["state"] == "suffix"
     steps = [row for row in result["log"] if "loss" in row]
     assert len(steps) == 4
@@ -66,3 +75,39 @@ def test_grpo_with_trl(run_bounded: Callable[..., Any], model: Path, tmp_path: P
     assert row["rollspec/history/prompts"] == 8, again[-3000:]
     assert row["rollspec/policy/version"] == 4
     assert row["rollspec/accept/length"] > first[0]["rollspec/accept/length"]
+
+
+@pytest.mark.supports("TRL", "colocate", "draft head")
+@pytest.mark.slow  # `test_service_ray.py` and the job above are its shorter siblings
+@pytest.mark.timeout(1300)
+def test_a_head_is_trained_beside_a_trl_job_and_resumes(
+    run_bounded: Callable[..., Any], model: Path, tmp_path: Path
+) -> None:
+    """A trainer of its own learns from the rollouts, the engine takes its versions, a resumed job goes on from them."""
+    ((result, text),) = ran(run_bounded, tmp_path, model, "head")
+    steps = [row for row in result["log"] if "loss" in row]
+    assert len(steps) == 4, text[-3000:]
+    for row in steps:
+        assert row["rollspec/guard/faults"] == 0 and row["rollspec/health/logprob_corr"] > 0.999
+    total = {
+        k: sum(r.get(f"rollspec/drafter/{k}", 0.0) for r in steps)
+        for k in ("captured", "sent", "passes", "train_steps", "swaps")
+    }
+    assert total["captured"] >= 32 and total["sent"] > 0 and total["train_steps"] > 0, total
+    assert total["swaps"] >= 1 and total["passes"] > 0, "a version was swapped in, and a head drafts"
+    assert any("rollspec/accept/rate/eagle3" in r for r in steps)
+    assert result["info"]["drafter"]["training"]["error"] is None, result["info"]["drafter"]
+
+    saved = tmp_path / "checkpoint-4" / "rollspec" / "drafter"
+    assert list(saved.glob("state/step-*")) and (saved / "buffer" / "index.json").is_file()
+    # Whatever became of so young a head, the resumed job is to have it, under a number that none made anew would get.
+    store = Versions(saved / "versions")
+    made, store.floor = store.load(store.numbers()[-1]), BY_HAND
+    like_it = {"base": made.manifest.base, "target_version": made.manifest.target_version}
+    number = store.publish(made.tensors, made.config, **like_it)
+    store.record(number, "promoted", "by hand")
+    ((resumed, again),) = ran(run_bounded, tmp_path, model, "head_resume")
+    (row,) = [row for row in resumed["log"] if row.get("step") == 5 and "loss" in row]
+    assert row["rollspec/guard/faults"] == 0, again[-3000:]
+    head = resumed["info"]["drafter"]
+    assert head["version"] >= number > BY_HAND and head["training"]["error"] is None, head

@@ -1,9 +1,10 @@
-"""A GRPO job with TRL and the one that resumes it, each in a process of its own; OUT/NAME.json has what is checked.
+"""GRPO jobs with TRL, each in a process of its own; OUT/NAME.json has what is checked.
 
-python trl_job.py OUT MODEL                  train: two epochs with a checkpoint, then a weight sync against HF
+python trl_job.py OUT MODEL NAME...          train: two epochs with a checkpoint, then a weight sync against HF
                                              resume: one step more, from that checkpoint
+                                             head, head_resume: the same with a draft head and its trainer, no sync
 
-Both are forked from a process that has imported what they need, which takes as long as either of them.
+All are forked from a process that has imported what they need, which takes as long as either of them.
 """
 
 from __future__ import annotations
@@ -11,11 +12,24 @@ from __future__ import annotations
 import json
 import os
 import sys
+import time
 import traceback
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from examples.trl_grpo.train import build, parser
+
+HEAD = {
+    "preset": "long_tail", "drafter.mode": "dedicated", "drafter.publish_every": 2, "drafter.capture.share": 1.0,
+    "drafter.training.batch_tokens": 128, "proposal.learned.canary_drafts": 4, "proposal.learned.k_max": 2,
+    # So young a head is worth no step yet: what it drafts is verified all the same.
+    "tuning.policy": "static", "tuning.arms": [2], "tuning.guard.enabled": False, "proposal.budget.policy": "fixed",
+}  # fmt: skip
+BY_HAND = 1000
+"""Versions above it were not made by a head's training that began anew."""
+STARTING = 240.0
+"""Seconds for the head's trainer to start and to have a version, on a slow machine."""
 
 
 def worst_gap(model: Any, prompts: list[list[int]], texts: list[list[int]]) -> float:
@@ -57,23 +71,58 @@ def change_and_sync(trainer: Any) -> dict[str, Any]:
     return {"gaps": gaps, "same": after[0] == after[1], "accepted": accepted}
 
 
+def info_of(llm: Any) -> dict[str, Any]:
+    info: dict[str, Any] = llm.collective_rpc("rollspec", args=("info", {}))[0]
+    return info
+
+
+def wait(llm: Any, done: Callable[[dict[str, Any]], bool], meanwhile: Callable[[], Any] = lambda: None) -> None:
+    """Until the draft head is that far."""
+    end = time.monotonic() + STARTING
+    while not done(info_of(llm)["drafter"]) and time.monotonic() < end:
+        time.sleep(0.5)
+        meanwhile()
+
+
+def waiting(llm: Any) -> Any:
+    """After the second step, until the engine has a version that the head's trainer made of its rollouts."""
+    from transformers import TrainerCallback
+
+    class Waiting(TrainerCallback):
+        def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+            if state.global_step == 2:
+                wait(llm, lambda head: bool(head["training"]["fetched"]))
+
+    return Waiting()
+
+
 def main(out: str, model: str, what: str) -> None:
-    epochs = "2" if what == "train" else "3"
+    epochs = "2" if what in ("train", "head") else "3"
     # Short ones, so that a step takes a second or two on two cores.
     args = parser().parse_args(
         ["--out", out, "--model", model, "--prompts", "8", "--prompts-per-step", "4", "--generations", "4",
          "--max-response", "96", "--epochs", epochs, "--save-steps", "4", "--rollspec", "suffix_only"]
     )  # fmt: skip
+    if what.startswith("head"):
+        args.rollspec = HEAD
     trainer = build(args)
-    generation = trainer.vllm_generation
-    result: dict[str, Any] = {"start": generation.llm.collective_rpc("rollspec", args=("info", {}))[0]}
-    if what == "train":
-        trainer.train()
-    else:
+    llm = trainer.vllm_generation.llm
+    result: dict[str, Any] = {"start": info_of(llm)}
+    if what.endswith("resume"):
         trainer.args.max_steps = 5
         trainer.train(resume_from_checkpoint=True)
+    else:
+        if what == "head":
+            trainer.add_callback(waiting(llm))
+        trainer.train()
     trainer.save_state()
-    result["info"] = generation.llm.collective_rpc("rollspec", args=("info", {}))[0]
+    if what == "head_resume":
+        # Its trainer takes the checkpoint's state over when it has started, and a version is swapped in when a step
+        # begins.
+        wait(
+            llm, lambda head: head["version"] > BY_HAND, lambda: trainer.vllm_generation.generate([[5, 6, 7]], None, 1)
+        )
+    result["info"] = info_of(llm)
     result["log"] = trainer.state.log_history
     if what == "train":
         result["sync"] = change_and_sync(trainer)
@@ -85,7 +134,7 @@ def apart(what: str) -> None:
     print(f"=== {what}", flush=True)
     if (pid := os.fork()) == 0:
         try:
-            main(*sys.argv[1:], what)
+            main(*sys.argv[1:3], what)
         except BaseException:
             traceback.print_exc()
             sys.stderr.flush()
@@ -100,5 +149,5 @@ if __name__ == "__main__":
     from trl import GRPOTrainer  # noqa: F401
     from vllm import LLM  # noqa: F401
 
-    for each in ("train", "resume"):
+    for each in sys.argv[3:]:
         apart(each)
