@@ -203,11 +203,11 @@ def _sums(value: Any) -> dict[str, list[float]]:
 
 
 def _plain(value: Any) -> Any:
-    """JSON types with floats rounded to six digits: the last ones are the machine's."""
+    """JSON types with floats rounded to six digits: the last ones are the machine's. Without times by the clock."""
     if isinstance(value, float):
         return float(f"{value:.6g}")
     if isinstance(value, dict):
-        return {str(k): _plain(v) for k, v in value.items()}
+        return {str(k): _plain(v) for k, v in value.items() if not str(k).startswith("clock/")}
     if isinstance(value, list | tuple):
         return [_plain(v) for v in value]
     return value
