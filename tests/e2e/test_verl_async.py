@@ -29,13 +29,46 @@ SETTINGS = JobSettings(
     max_response_length=128, dtype="float32",
 )  # fmt: skip
 
+ROLLOUT = "actor_rollout_ref.rollout"
+COLOCATED = (
+    "trainer.v1.trainer_mode=colocate_async",
+    "trainer.v1.colocate_async.num_warmup_batches=1",
+    f"trainer.v1.sampler.custom_sampler.path={SUPPORT / 'quick_sampler.py'}",  # by path: verl takes seconds to import
+    "trainer.v1.sampler.custom_sampler.name=QuickSampler",
+)
+SEPARATE = (
+    "trainer.v1.trainer_mode=separate_async",
+    "trainer.v1.separate_async.parameter_sync_step=2",
+    f"actor_rollout_ref.actor.ppo_mini_batch_size={PROMPTS // 2}",
+    "actor_rollout_ref.hybrid_engine=false",
+    f"{ROLLOUT}.nnodes=1",
+    f"{ROLLOUT}.n_gpus_per_node=1",
+    f"{ROLLOUT}.checkpoint_engine.backend=gloo",
+    f"{ROLLOUT}.checkpoint_engine.custom_backend_module=rollspec_verl_cpu.gloo_engine",
+    "ray_kwargs.ray_init.num_gpus=2",
+)
+
+# A young head whose samples, steps and versions come quickly: what is tested is that all of them come.
+HEAD = (
+    "proposal.drafters=[suffix,eagle3]",
+    "proposal.learned.canary_drafts=4",
+    "proposal.learned.k_max=2",
+    "drafter.publish_every=2",
+    "drafter.training.batch_tokens=128",
+    "drafter.capture.share=1.0",
+)
+HEAD_STEPS = 10
+"""Of a job with a head: its trainer takes some of them to start."""
+
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., tuple[list[dict[str, Any]], History, Any]]:
     assets = prepare_assets(SETTINGS, tmp_path_factory.mktemp("assets"))
 
-    def run(folder: Path, *mode: str) -> tuple[list[dict[str, Any]], History, list[dict[str, Any]]]:
-        """Metrics of each step, what the engine kept, and what verl noted."""
+    def run(
+        folder: Path, *mode: str, more: tuple[str, ...] = (), steps: int = STEPS
+    ) -> tuple[list[dict[str, Any]], History, list[dict[str, Any]]]:
+        """Metrics of each step, what the engine kept, and what verl noted. `more`: settings of rollspec."""
         kept = folder / "history"
         # All that was said is kept; how much is drafted depends on no clock.
         overrides = (
@@ -43,8 +76,10 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., tuple[list[di
             "proposal.suffix.window=16",
             "tuning.policy=static",
             "tuning.guard.enabled=false",
+            *more,
         )
-        job = build_job(SETTINGS, assets, folder, speculate=True, preset="coupled_reuse", overrides=overrides)
+        settings = dataclasses.replace(SETTINGS, steps=steps, epochs=steps // 2 + 1)
+        job = build_job(settings, assets, folder, speculate=True, preset="coupled_reuse", overrides=overrides)
         job = dataclasses.replace(job, command=(*job.command, *mode))
         folder.mkdir(parents=True, exist_ok=True)
         run_job(job, timeout=540, stall=400)
@@ -62,7 +97,8 @@ def read(path: Path, key: str | None = None) -> list[dict[str, Any]]:
 
 
 def check(rows: list[dict[str, Any]], history: History, noted: list[dict[str, Any]]) -> None:
-    assert len(rows) == len(noted) == STEPS
+    steps = len(rows)
+    assert steps == len(noted) >= STEPS
     for row in rows:
         assert row["rollspec/guard/faults"] == 0 and row["rollspec/history/rewarded"] == PROMPTS * N
         assert "rollspec/rollout/wait_share" in row
@@ -70,7 +106,7 @@ def check(rows: list[dict[str, Any]], history: History, noted: list[dict[str, An
     assert rows[0]["rollspec/health/logprob_corr"] > 0.999
     assert rows[0]["training/rollout_actor_probs_pearson_corr"] > 0.999
     # A step whose responses were all there already rolls nothing out.
-    later = [row["rollspec/accept/length"] for row in rows[STEPS // 2 :] if row["rollspec/rollout/tokens"] > 0]
+    later = [row["rollspec/accept/length"] for row in rows[steps // 2 :] if row["rollspec/rollout/tokens"] > 0]
     assert later and min(later) > 1.2
 
     trained: dict[str, Counter[Any]] = {}
@@ -101,14 +137,7 @@ def _begins(whole: list[int], part: list[int]) -> bool:
 @pytest.mark.supports("verl", "colocate_async", "drafts", "versions", "metrics")
 def test_colocate_async(run: Any, tmp_path: Path) -> None:
     """One machine in turns: rollouts of the next step begin while this one's are finished, and wait for its update."""
-    sampler = "trainer.v1.sampler.custom_sampler"
-    mode = (
-        "trainer.v1.trainer_mode=colocate_async",
-        "trainer.v1.colocate_async.num_warmup_batches=1",
-        f"{sampler}.path={SUPPORT / 'quick_sampler.py'}",  # by path: verl takes seconds to import
-        f"{sampler}.name=QuickSampler",
-    )
-    rows, history, noted = run(tmp_path / "job", *mode)
+    rows, history, noted = run(tmp_path / "job", *COLOCATED)
     check(rows, history, noted)
     assert sum(row["rollspec/policy/spanning"] for row in rows) > 0, "no response was aborted and went on"
 
@@ -120,16 +149,33 @@ def test_separate_async(run: Any, tmp_path: Path) -> None:
 
     On two cores training takes longer than rollouts, so that mostly none runs when new weights come.
     """
-    rollout = "actor_rollout_ref.rollout"
-    mode = (
-        "trainer.v1.trainer_mode=separate_async",
-        "trainer.v1.separate_async.parameter_sync_step=2",
-        f"actor_rollout_ref.actor.ppo_mini_batch_size={PROMPTS // 2}",
-        "actor_rollout_ref.hybrid_engine=false",
-        f"{rollout}.nnodes=1",
-        f"{rollout}.n_gpus_per_node=1",
-        f"{rollout}.checkpoint_engine.backend=gloo",
-        f"{rollout}.checkpoint_engine.custom_backend_module=rollspec_verl_cpu.gloo_engine",
-        "ray_kwargs.ray_init.num_gpus=2",
-    )
-    check(*run(tmp_path / "job", *mode))
+    check(*run(tmp_path / "job", *SEPARATE))
+
+
+@pytest.mark.supports("verl", "colocate_async", "draft head")
+@pytest.mark.slow  # `test_colocate_async` and `test_service_ray.py` are its shorter siblings
+def test_a_head_is_trained_beside_a_colocated_job(run: Any, tmp_path: Path) -> None:
+    """By a trainer of its own: colocated rollouts leave the engine no idle time that is not the policy's training."""
+    more = (*HEAD, "drafter.mode=dedicated")
+    total = head_of(*run(tmp_path / "job", *COLOCATED, more=more, steps=HEAD_STEPS))
+    assert total["sent"] > 0, total
+
+
+@pytest.mark.supports("verl", "separate_async", "draft head")
+@pytest.mark.slow  # `test_separate_async` and `test_online_engine.py` are its shorter siblings
+def test_an_idle_replica_trains_its_head_while_the_policy_is_trained(run: Any, tmp_path: Path) -> None:
+    total = head_of(*run(tmp_path / "job", *SEPARATE, more=(*HEAD, "drafter.mode=idle"), steps=HEAD_STEPS))
+    assert 0 < total["used_seconds"] <= total["idle_seconds"], total
+
+
+def head_of(rows: list[dict[str, Any]], history: History, noted: list[dict[str, Any]]) -> dict[str, float]:
+    """What became of the head, summed over the steps, whose versions are the head's and the policy's."""
+    check(rows, history, noted)
+    names = ("captured", "sent", "train_steps", "swaps", "passes", "idle_seconds", "used_seconds")
+    total = {k: sum(row.get(f"rollspec/drafter/{k}", 0.0) for row in rows) for k in names}
+    assert total["captured"] >= PROMPTS * N and total["train_steps"] > 0 and total["passes"] > 0, total
+    assert total["swaps"] >= 1, "no version was swapped in"
+    assert rows[-1]["rollspec/drafter/version"] > 0
+    for row in rows:
+        assert 0 <= row["rollspec/drafter/staleness"] <= row["rollspec/policy/version"] + 1
+    return total
