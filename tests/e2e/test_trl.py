@@ -40,7 +40,8 @@ def ran(run: Callable[..., Any], folder: Path, model: Path, *jobs: str) -> list[
     """What each of some jobs of `trl_job.py` left behind, and what it printed."""
     done = run([sys.executable, Path(__file__).with_name("trl_job.py"), folder, model, *jobs], 500, cwd=ROOT)
     assert done.returncode == 0, done.stdout[-5000:]
-    _, *printed = re.split(r"^=== .*$", done.stdout, flags=re.M)
+    before, *printed = re.split(r"^=== .*$", done.stdout, flags=re.M)
+    printed[0] = before + printed[0]
     return [(json.loads((folder / f"{j}.json").read_text()), text) for j, text in zip(jobs, printed, strict=True)]
 
 

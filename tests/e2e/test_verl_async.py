@@ -96,9 +96,8 @@ def read(path: Path, key: str | None = None) -> list[dict[str, Any]]:
     return [row[key] for row in rows] if key else rows
 
 
-def check(rows: list[dict[str, Any]], history: History, noted: list[dict[str, Any]]) -> None:
-    steps = len(rows)
-    assert steps == len(noted) >= STEPS
+def check(rows: list[dict[str, Any]], history: History, noted: list[dict[str, Any]], steps: int = STEPS) -> None:
+    assert len(rows) == len(noted) == steps
     for row in rows:
         assert row["rollspec/guard/faults"] == 0 and row["rollspec/history/rewarded"] == PROMPTS * N
         assert "rollspec/rollout/wait_share" in row
@@ -170,7 +169,7 @@ def test_an_idle_replica_trains_its_head_while_the_policy_is_trained(run: Any, t
 
 def head_of(rows: list[dict[str, Any]], history: History, noted: list[dict[str, Any]]) -> dict[str, float]:
     """What became of the head, summed over the steps, whose versions are the head's and the policy's."""
-    check(rows, history, noted)
+    check(rows, history, noted, HEAD_STEPS)
     names = ("captured", "sent", "train_steps", "swaps", "passes", "idle_seconds", "used_seconds")
     total = {k: sum(row.get(f"rollspec/drafter/{k}", 0.0) for row in rows) for k in names}
     assert total["captured"] >= PROMPTS * N and total["train_steps"] > 0 and total["passes"] > 0, total
