@@ -251,12 +251,12 @@ def _modelled_metrics(seconds: Mapping[str, float]) -> dict[str, float]:
     if not (seconds.get("played") and seconds.get("fixed/none")):
         return {}
     none = seconds["fixed/none"]
-    names = {setting: "modelled_seconds/" + setting.replace("fixed/", "") for setting in seconds}
-    names |= {setting: setting.replace("/", "_seconds/") for setting in seconds if setting.startswith("clock/")}
-    out = {f"tuner/{names[setting]}": n for setting, n in seconds.items()}
+    clock = {k: n for k, n in seconds.items() if k.startswith("clock/")}
+    out = {f"tuner/{k.replace('clock/', 'clock_seconds/')}": n for k, n in clock.items()}
+    out |= {f"tuner/modelled_seconds/{k.replace('fixed/', '')}": n for k, n in seconds.items() if k not in clock}
     out["tuner/regret"] = seconds["played"] / seconds["oracle"] - 1.0
-    if "clock/oracle" in seconds:
-        out["tuner/regret_measured"] = seconds["clock/played"] / seconds["clock/oracle"] - 1.0
+    if clock:
+        out["tuner/regret_measured"] = clock["clock/played"] / clock["clock/oracle"] - 1.0
     out["rollout/speedup"] = none / seconds["played"]
     out["rollout/speedup_best_fixed"] = none / min(n for k, n in seconds.items() if k.startswith("fixed/"))
     return out | {f"rollout/speedup_{name}": none / seconds[name] for name in ("oracle", "clairvoyant", "perfect")}

@@ -71,15 +71,17 @@ def headline() -> str:
 def demo() -> str:
     """The demo's runs beside each other."""
     found = {name: result for name in (DEMO, *EARLIER) if (result := load(name))}
+
+    def newer(name: str) -> Callable[[Any], str]:  # of the comparison; results that are older lack it
+        return lambda d: _both(_ratio(r)) if (r := d["comparison"].get(name)) else "-"
+
     rows: list[tuple[str, Callable[[Any], str]]] = [
         ("generation, from the second epoch on", lambda d: _both(_ratio(d["comparison"]["later"]))),
         ("the same, per token", lambda d: _both(_ratio(d["comparison"]["later_tokens_per_second"]))),
         ("generation, epoch by epoch", lambda d: " / ".join(f"{r['value']:.2f}x" for r in _epochs(d))),
         ("whole training step, all epochs", lambda d: _both(_ratio(d["comparison"]["step"]))),
-        ("the phases without rollouts",
-         lambda d: _both(_ratio(d["comparison"]["other_phases"])) if d["comparison"].get("other_phases") else "-"),
-        ("generation relative to these phases, from the second epoch on",
-         lambda d: _both(_ratio(d["comparison"]["relative"])) if d["comparison"].get("relative") else "-"),
+        ("the phases without rollouts", newer("other_phases")),
+        ("generation relative to these phases, from the second epoch on", newer("relative")),
         ("generation's share of a step, without", lambda d: f"{100 * d['baseline']['gen_share']:.0f} %"),
         ("acceptance length; rate",
          lambda d: f"{d['run']['accept_length']:.2f}; {100 * d['run']['accept_rate']:.0f} %"),

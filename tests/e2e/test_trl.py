@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import young_head
 from trl_job import BY_HAND
 
 from drafter_online.versions import Versions
@@ -90,10 +91,7 @@ def test_a_head_is_trained_beside_a_trl_job_and_resumes(
     assert len(steps) == 4, text[-3000:]
     for row in steps:
         assert row["rollspec/guard/faults"] == 0 and row["rollspec/health/logprob_corr"] > 0.999
-    total = {
-        k: sum(r.get(f"rollspec/drafter/{k}", 0.0) for r in steps)
-        for k in ("captured", "sent", "passes", "train_steps", "swaps")
-    }
+    total = young_head.totals(steps, "captured", "sent", "passes", "train_steps", "swaps")
     assert total["captured"] >= 32 and total["sent"] > 0 and total["train_steps"] > 0, total
     assert total["swaps"] >= 1 and total["passes"] > 0, "a version was swapped in, and a head drafts"
     assert any("rollspec/accept/rate/eagle3" in r for r in steps)

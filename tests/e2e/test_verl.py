@@ -22,6 +22,7 @@ from typing import Any
 
 import psutil
 import pytest
+import young_head
 
 from drafter_online.versions import Versions
 from examples.demo.job import Job, JobSettings, build_job, prepare_assets
@@ -45,15 +46,7 @@ DRAFTER_SUMS = (
 )  # fmt: skip
 
 
-# Small steps and quick verdicts: what is tested is that all parts move, not that so short a training pays.
-YOUNG_HEAD = (
-    "drafter.publish_every=2",
-    "drafter.training.batch_tokens=128",
-    "drafter.capture.share=1.0",
-    "proposal.learned.canary_drafts=4",
-    "proposal.learned.k_max=2",
-    *STATIC,  # so young a head is worth no step yet: what it drafts is verified all the same
-)
+YOUNG_HEAD = (*young_head.OVERRIDES, *STATIC)  # what it drafts is verified all the same
 
 
 @pytest.fixture(scope="module")
@@ -201,7 +194,7 @@ def test_long_tail_trains_while_a_replica_idles_swaps_and_resumes(make: Callable
     assert len(steps) == 3
     for row in steps:
         assert row["rollspec/guard/faults"] == 0 and row["rollspec/health/logprob_corr"] > 0.99
-    total = {k: sum(r.get(f"rollspec/drafter/{k}", 0.0) for r in steps) for k in DRAFTER_SUMS}
+    total = young_head.totals(steps, *DRAFTER_SUMS)
     assert 80 <= total["captured"] <= 96 and total["passes"] > 0, total
     assert total["train_steps"] > 0 and 0 < total["used_seconds"] <= total["idle_seconds"], total
     # Nothing is idle while the trainer computes.
@@ -249,9 +242,7 @@ def test_the_policys_training_pass_teaches_the_head(make: Callable[..., Job], tm
     for row in steps:
         assert row["rollspec/guard/faults"] == 0 and row["rollspec/health/logprob_corr"] > 0.99
         assert row["rollspec/drafter/policy_dropped"] == 0 and 0 < row["rollspec/drafter/policy_share"] < 0.5
-    total = {
-        k: sum(r.get(f"rollspec/drafter/{k}", 0.0) for r in steps) for k in ("captured", "policy_samples", "swaps")
-    }
+    total = young_head.totals(steps, "captured", "policy_samples", "swaps")
     assert total["captured"] == 0 and total["policy_samples"] >= 48, total
     assert total["swaps"] >= 1, total
     assert any("rollspec/accept/rate/eagle3" in r for r in steps)

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import young_head
 
 from examples.demo.job import JobSettings, build_job, prepare_assets
 from examples.demo.runner import run_job
@@ -48,15 +49,7 @@ SEPARATE = (
     "ray_kwargs.ray_init.num_gpus=2",
 )
 
-# A young head whose samples, steps and versions come quickly: what is tested is that all of them come.
-HEAD = (
-    "proposal.drafters=[suffix,eagle3]",
-    "proposal.learned.canary_drafts=4",
-    "proposal.learned.k_max=2",
-    "drafter.publish_every=2",
-    "drafter.training.batch_tokens=128",
-    "drafter.capture.share=1.0",
-)
+HEAD = ("proposal.drafters=[suffix,eagle3]", *young_head.OVERRIDES)
 HEAD_STEPS = 10
 """Of a job with a head: its trainer takes some of them to start."""
 
@@ -171,7 +164,7 @@ def head_of(rows: list[dict[str, Any]], history: History, noted: list[dict[str, 
     """What became of the head, summed over the steps, whose versions are the head's and the policy's."""
     check(rows, history, noted, HEAD_STEPS)
     names = ("captured", "sent", "train_steps", "swaps", "passes", "idle_seconds", "used_seconds")
-    total = {k: sum(row.get(f"rollspec/drafter/{k}", 0.0) for row in rows) for k in names}
+    total = young_head.totals(rows, *names)
     assert total["captured"] >= PROMPTS * N and total["train_steps"] > 0 and total["passes"] > 0, total
     assert total["swaps"] >= 1, "no version was swapped in"
     assert rows[-1]["rollspec/drafter/version"] > 0

@@ -18,12 +18,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import young_head
+
 from examples.trl_grpo.train import build, parser
 
 HEAD = {
-    "preset": "long_tail", "drafter.mode": "dedicated", "drafter.publish_every": 2, "drafter.capture.share": 1.0,
-    "drafter.training.batch_tokens": 128, "proposal.learned.canary_drafts": 4, "proposal.learned.k_max": 2,
-    # So young a head is worth no step yet: what it drafts is verified all the same.
+    "preset": "long_tail", "drafter.mode": "dedicated", **young_head.SETTINGS,
+    # What it drafts is verified all the same.
     "tuning.policy": "static", "tuning.arms": [2], "tuning.guard.enabled": False, "proposal.budget.policy": "fixed",
 }  # fmt: skip
 BY_HAND = 1000
