@@ -61,7 +61,7 @@ def _train(settings: JobSettings, assets: Assets, work: Path, expected: list[Pat
         "actor_rollout_ref.actor.checkpoint.save_contents=[hf_model]",
         f"trainer.default_local_dir={work / 'checkpoints'}",
     )
-    run_job(dataclasses.replace(job, command=(*job.command, *more)), timeout=900)
+    run_job(dataclasses.replace(job, command=(*job.command, *more)), timeout=3600)
     for epoch, path in enumerate(expected, 1):
         saved = work / "checkpoints" / f"global_step_{epoch * settings.steps_per_epoch}" / "actor" / "huggingface"
         shutil.copyfile(saved / "model.safetensors", path)

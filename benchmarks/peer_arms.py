@@ -15,11 +15,12 @@ from benchmarks.engines import Arm
 from benchmarks.options import names
 from rollspec.errors import ConfigError
 from rollspec.head.checkpoint_resolver import BLOCK, NO_MAPPING, PARALLEL
+from rollspec.tuning.tuner import LEARNED
 
 NONE, OURS = "none", "rollspec"
 """What every other arm is compared with; both run beside all the others."""
 
-LEARNED = "proposal.learned"
+HEAD = "proposal.learned"
 
 
 @dataclass(frozen=True)
@@ -160,11 +161,11 @@ def configuration(name: str, heads: Sequence[Path]) -> dict[str, Any] | None:
     found = dict(peer.rollspec)
     heads, models = _split(heads)
     if peer.small:
-        found[f"{LEARNED}.model"] = str(models[0].resolve())
+        found[f"{HEAD}.model"] = str(models[0].resolve())
     if peer.takes and heads:
-        found[f"{LEARNED}.model"] = str(heads[0].resolve())
+        found[f"{HEAD}.model"] = str(heads[0].resolve())
     if peer.heads > 1:
-        found[f"{LEARNED}.specialists"] = {f"head{i}": str(h.resolve()) for i, h in enumerate(heads[1:], 2)}
+        found[f"{HEAD}.specialists"] = {f"head{i}": str(h.resolve()) for i, h in enumerate(heads[1:], 2)}
     return found
 
 
@@ -211,6 +212,22 @@ def chosen(text: str | None, heads: Sequence[Path]) -> Chosen:
         {name: a for name, a in found.items() if isinstance(a, Arm)},
         {name: a for name, a in found.items() if isinstance(a, str)},
     )
+
+
+def is_guest(one: Arm, host: Arm) -> bool:
+    """Whether an arm can live in the engine of `host`: both draft from memory alone, and the same engine is built for
+    both.
+    """
+    if not isinstance(one.rollspec, dict) or not isinstance(host.rollspec, dict):
+        return False
+    kinds, built = zip(*(_built(a.rollspec) for a in (one, host)), strict=True)
+    return not any(set(k) & set(LEARNED) for k in kinds) and built[0] == built[1]
+
+
+def _built(source: Mapping[str, Any]) -> tuple[Sequence[str], dict[str, Any]]:
+    """Drafters of a configuration, and of it what decides how an engine is built where none of them is a head."""
+    kept = {k: v for k, v in source.items() if k not in ("preset", "proposal", "tuning")}
+    return source["proposal"]["drafters"], kept | {"k_max": source["proposal"]["k_max"]}
 
 
 def trains(one: Arm) -> bool:

@@ -20,6 +20,7 @@ from typing import Any
 from benchmarks.drift import CACHE, Drift
 from benchmarks.engines import Work
 from examples.cache import built_once
+from examples.grpo_arithmetic.prepare import inputs_hash
 from rollspec.errors import RollspecError
 
 EPOCHS = 3
@@ -145,14 +146,14 @@ class Load:
 
 
 def load(policy: Drift, file: Path | None, workloads: tuple[str, ...], room: int = ROOM) -> Load:
-    """Prompts of the job, of `file`, or built-in instructions.
+    """Prompts of `file`, of the example that the policy learned, or built-in instructions.
 
     Raises:
         TrainingError: the file cannot be used.
     """
     from drafter_online import prompts
 
-    where = file or (Path(policy.prompts) if policy.prompts else None)
+    where = file or (arithmetic() if policy.prompts else None)
     rows = by_topic(where) if where else _built_in()
     found: list[list[list[int]]] = []
     seen: set[tuple[int, ...]] = set()
@@ -162,6 +163,18 @@ def load(policy: Drift, file: Path | None, workloads: tuple[str, ...], room: int
         random.Random(0).shuffle(ids)
         found.append(ids)
     return Load(sorted(found, key=len, reverse=True), policy.weights, workloads)
+
+
+def arithmetic(count: int = 400, cache: Path = CACHE) -> Path:
+    """Prompts as the demo's job has, which itself needs fewer; the first ones are its own."""
+
+    def build(folder: Path) -> None:
+        from examples.grpo_arithmetic.data import write_split
+
+        write_split(folder / "train.parquet", "train", count)
+
+    name = f"arithmetic-{inputs_hash('demo', 0, count, 0)[:12]}"
+    return built_once(cache / "drift", name, "train.parquet", build) / "train.parquet"
 
 
 def _built_in() -> dict[str, list[Any]]:

@@ -26,11 +26,15 @@ Cell = tuple[int, str]
 
 @dataclass(frozen=True)
 class Costs:
-    """Seconds: of starting an engine and warming it up; of `none` at each workload, and of recording its lengths."""
+    """Seconds: of starting an engine and of warming it up; of `none` at each workload, and of recording its lengths.
+    `guests`: arms that need no engine of their own.
+    """
 
     start: float
+    warm: float
     turn: Mapping[str, float]
     record: Mapping[str, float]
+    guests: Collection[str] = ()
 
 
 @dataclass(frozen=True)
@@ -78,7 +82,8 @@ def estimate(heat: Heat, costs: Costs, recorded: Collection[Cell], training: Map
     turns = sum(costs.turn[w] * (1 + SLOWER) for _, w in heat.cells)
     turns += sum(costs.turn[w] * SLOWER + training.get(a, 0.0) for a, cells in heat.arms.items() for _, w in cells)
     recording = sum(costs.record[w] for s, w in heat.cells if (s, w) not in recorded)
-    return (1 + len(heat.arms)) * costs.start + turns + recording  # none is alive already
+    starts = sum(costs.warm + (0.0 if a in costs.guests else costs.start) for a in (OURS, *heat.arms))
+    return starts + turns + recording  # none is alive already
 
 
 def heats(
@@ -121,7 +126,7 @@ def plan(
 
     def total(some: Sequence[Heat]) -> float:
         seen: set[Cell] = set(recorded)
-        seconds = 0.0
+        seconds = costs.start if some and OURS in costs.guests else 0.0  # the guests' engine outlives its heats
         for h in some:
             seconds += estimate(h, costs, seen, training or {})
             seen.update(h.cells)

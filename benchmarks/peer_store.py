@@ -10,6 +10,7 @@ from typing import Any
 from rich.console import Console
 
 from benchmarks.peer_plan import Cell
+from scripts.stale import MEASURES, ROOT, changed
 
 FORMAT = "rollspec-peers-1"
 KEPT = ("provenance", "lengths", "seconds", "turns", "overlapping", "distance")
@@ -17,18 +18,21 @@ KEPT = ("provenance", "lengths", "seconds", "turns", "overlapping", "distance")
 
 
 def key(result: dict[str, Any]) -> Any:
-    """What has to agree before an earlier result is gone on from."""
-    return [result.get("format"), result["provenance"]["git"], result["policy"], result["settings"]]
+    """What has to agree before an earlier result is gone on from, beside the code."""
+    made = result["provenance"]
+    return [result.get("format"), result["policy"], result["settings"], made["cpu"], made["cores"]]
 
 
 def begin(mine: dict[str, Any], out: Path, console: Console) -> dict[str, Any]:
-    """What an earlier call left in `out`, where that was of the same commit, policy and settings, else `mine`. An
-    earlier result of another kind keeps its turns, in a file beside it.
+    """What an earlier call left in `out`, where that was of the same code, policy, settings and kind of machine, else
+    `mine`. An earlier result of another kind keeps its turns, in a file beside it.
     """
     try:
         earlier = json.loads(out.read_text())
+        then, now = earlier["provenance"], mine["provenance"]
         # A tree that differs from its commit may have changed since.
-        same = key(earlier) == key(mine) and not (earlier["provenance"]["dirty"] or mine["provenance"]["dirty"])
+        same = key(earlier) == key(mine) and not (then["dirty"] or now["dirty"])
+        same = same and (then["git"] == now["git"] or not changed(ROOT, then["git"], MEASURES["peers"]))
     except (OSError, ValueError, KeyError, TypeError):
         return mine
     if same:
@@ -37,7 +41,7 @@ def begin(mine: dict[str, Any], out: Path, console: Console) -> dict[str, Any]:
     if earlier["turns"]:
         aside = out.with_suffix(".json.before")
         out.replace(aside)
-        console.print(f"{out} is of another commit, model or settings; it is {aside} from now on", highlight=False)
+        console.print(f"{out} is of other code, model, settings or machine; it is {aside} from now on", highlight=False)
     return mine
 
 

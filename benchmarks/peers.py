@@ -1,9 +1,10 @@
 """Every published method on one engine, side by side: `rollspec bench peers`.
 
 All arms do the same tokens of the same policy: lengths are recorded once without speculation and replayed. Engines of
-a heat are alive at once and take turns, first one way round and then the other; those that wait are suspended. Ratios
-are of turns that are close in time, and of seconds that were measured. The JSON is written after every turn, and a call
-with the same commit, model and settings resumes from it.
+a heat are alive at once and take turns, first one way round and then the other; those that wait are suspended. Arms
+that draft from memory alone are guests of one engine, where each goes on with what it knew. Ratios are of turns that
+are close in time, and of seconds that were measured. The JSON is written after every turn, and a call with the same
+code, model and settings on the same kind of machine resumes from it.
 """
 
 from __future__ import annotations
@@ -19,10 +20,10 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from benchmarks.drift import Drift, drift
-from benchmarks.engines import Arm, Engine, Work
+from benchmarks.engines import Arm, Engine, Guest, Work
 from benchmarks.harness import RESULTS, pin, provenance, save
 from benchmarks.options import names
-from benchmarks.peer_arms import NONE, OURS, PEERS, Chosen, trains
+from benchmarks.peer_arms import NONE, OURS, PEERS, Chosen, is_guest, trains
 from benchmarks.peer_arms import chosen as of_names
 from benchmarks.peer_bias import Ruled, distance
 from benchmarks.peer_load import EPOCHS, WORKLOADS, Load, drifting, load
@@ -54,6 +55,8 @@ class Peers:
     engine: Callable[[Arm], Any] | None = None
     result: dict[str, Any] = field(default_factory=dict)
     _lossy: dict[str, dict[int, Ruled]] = field(default_factory=dict)
+    _host: Any = None  # the guests' engine
+    _heats: int = 0
 
     def run(self) -> Path:
         """Measure what fits, keep what is done.
@@ -64,10 +67,10 @@ class Peers:
         self.load.check(self.seeds)
         began = time.monotonic()
         self.result = self._begin()
-        none, start = self._guarded(NONE, self._start, self.chosen.arms[NONE])
+        none, start, warm = self._guarded(NONE, self._start, self.chosen.arms[NONE])
         try:
             self._record(none, 0)
-            found = self._plan(start, 60 * self.minutes - (time.monotonic() - began))
+            found = self._plan(start, warm, 60 * self.minutes - (time.monotonic() - began))
             self.console.print(found.text(), highlight=False)
             self.result["left"] = self.chosen.left | found.left
             with Progress(
@@ -82,6 +85,7 @@ class Peers:
                     self._heat(heat, none, lambda text: bar.update(task, advance=1, description=text))
         finally:
             none.close()
+            self._evict()
             if self.result["turns"]:
                 self._save()
         for name, epochs in self._lossy.items():
@@ -106,6 +110,7 @@ class Peers:
             "policy": {"model": self.policy.model, "made_by": self.policy.made_by, "epochs": len(self.load.weights)},
             "settings": self.settings,
             "idle_seconds": IDLE,
+            "guests": [a for a in self.chosen.arms if self._is_guest(a)],
             "lengths": {},
             "seconds": {},
             "turns": [],
@@ -117,7 +122,7 @@ class Peers:
         self.load.lengths = found["lengths"]
         return found
 
-    def _plan(self, start: float, budget: float) -> Plan:
+    def _plan(self, start: float, warm: float, budget: float) -> Plan:
         seconds = self.result["seconds"]
         arms = [name for name in self.chosen.arms if name not in self.result["failed"]]
         mine = {a: [w for w in self.load.workloads if not PEERS[a].only or w in PEERS[a].only] for a in arms}
@@ -127,7 +132,7 @@ class Peers:
             mine,
             self.seeds,
             budget,
-            Costs(start, seconds, seconds),
+            Costs(start, warm, seconds, seconds, [a for a in arms if self._is_guest(a)]),
             finished(self.result["turns"]),
             {(int(s), w) for w, by in self.load.lengths.items() for s in by},
             {a: per_turn for a in arms if trains(self.chosen.arms[a])},
@@ -140,12 +145,17 @@ class Peers:
 
     # ---- what runs ---------------------------------------------------------------------------------------------------
 
-    def _start(self, arm: Arm) -> tuple[Any, float]:
-        """The engine, warmed up and suspended, and the seconds that took."""
+    def _is_guest(self, name: str) -> bool:
+        return is_guest(self.chosen.arms[name], self.chosen.arms[OURS])
+
+    def _start(self, arm: Arm) -> tuple[Any, float, float]:
+        """The engine, warmed up and suspended, and the seconds that each took."""
         self.console.print(f"start {arm.name}", highlight=False)
         began = time.monotonic()
-        engine = (self.engine or self._engine)(arm)
+        engine = self._guest(arm) if self._is_guest(arm.name) else (self.engine or self._engine)(arm)
         try:
+            ready = time.monotonic()
+            engine.resume()
             for work in self.load.warm():
                 engine.run(work)
             engine.suspend()
@@ -153,7 +163,20 @@ class Peers:
             engine.close()
             raise
         self.result["overlapping"][arm.name] = engine.overlapping
-        return engine, time.monotonic() - began
+        return engine, ready - began, time.monotonic() - ready
+
+    def _guest(self, arm: Arm) -> Guest:
+        """An arm that knows nothing yet, in the guests' engine, which is started where none runs."""
+        if self._host is None:
+            self._host = (self.engine or self._engine)(self.chosen.arms[OURS])
+        return Guest(arm, self._host, f"{arm.name}, heat {self._heats}")
+
+    def _evict(self) -> None:
+        """The guests' engine ends."""
+        if self._host is not None:
+            self._host.resume()
+            self._host.close()
+            self._host = None
 
     def _engine(self, arm: Arm) -> Engine:
         return Engine(arm, self.policy.model, self.load.longest)
@@ -176,6 +199,7 @@ class Peers:
     def _heat(self, heat: Heat, none: Any, report: Callable[[str], None]) -> None:
         """All cells of a heat. An arm that does not start, or ends, is named with its reason; the others continue."""
         live: dict[str, Any] = {NONE: none}
+        self._heats += 1
         try:
             for name in (OURS, *heat.arms):
                 if (started := self._guarded(name, self._start, self.chosen.arms[name])) is not None:
@@ -189,6 +213,8 @@ class Peers:
                     turn[name] = self._guarded(name, self._turn, name, live[name], works)
                     if turn[name] is None:
                         live.pop(name).close()
+                        if self._is_guest(name):  # the others of this heat fail with it
+                            self._evict()
                 arms = {name: runs for name, runs in turn.items() if runs is not None}
                 self.result["turns"].append({"seed": seed, "workload": workload, "arms": arms})
                 self._save()
@@ -249,4 +275,6 @@ def run(
         raise RollspecError("rollspec: --towards is a later checkpoint of --model, which is not given; give both.")
     policy = drift() if model is None else drifting(model, towards)
     found = load(dataclasses.replace(policy, weights=policy.weights[:EPOCHS]), prompts, wanted)
+    if workloads is None and len(found.prompts) < 2:
+        found.workloads = tuple(w for w in wanted if w != "shift")  # of one topic
     return Peers(policy, found, chosen, seeds, minutes, settings, out or RESULTS / "peers.json").run()

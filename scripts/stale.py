@@ -117,10 +117,18 @@ def reasons(root: Path = ROOT) -> dict[str, list[str]] | None:
 def _of_commit(root: Path, commit: str, paths: tuple[str, ...]) -> list[str]:
     if _git(root, "merge-base", "--is-ancestor", commit, "HEAD") is None:
         return [f"{commit[:8]} is not in this history"]
+    return [f"what it measures changed since {commit[:8]}"] if changed(root, commit, paths) else []
+
+
+def changed(root: Path, commit: str, paths: tuple[str, ...]) -> bool:
+    """Whether the code in `paths` is another one than at `commit`; or that is not known, as in no repository."""
     # Against the working tree: the commit that changes a module also changes what the pages say of its numbers.
-    files = (_git(root, "diff", "--name-only", commit, "--", *paths) or "").splitlines()
-    changed = any(_code(_git(root, "show", f"{commit}:{file}")) != _code(_read(root / file)) for file in files)
-    return [f"what it measures changed since {commit[:8]}"] if changed else []
+    files = _git(root, "diff", "--name-only", commit, "--", *paths)
+    if files is None:
+        return True
+    return any(
+        _code(_git(root, "show", f"{commit}:{file}")) != _code(_read(root / file)) for file in files.splitlines()
+    )
 
 
 def _read(path: Path) -> str | None:

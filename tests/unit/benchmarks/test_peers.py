@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 from types import SimpleNamespace
@@ -9,7 +10,18 @@ from typing import Any
 
 import pytest
 
-from benchmarks import options, peer_arms, peer_load, peer_page, peer_plan, peer_table, peers, two_policies
+from benchmarks import (
+    options,
+    peer_arms,
+    peer_load,
+    peer_page,
+    peer_plan,
+    peer_store,
+    peer_table,
+    peers,
+    probes,
+    two_policies,
+)
 from benchmarks.drift import Drift
 from benchmarks.engines import Arm, Work
 from benchmarks.peer_arms import PEERS, Chosen
@@ -127,7 +139,7 @@ def test_a_workload_that_does_not_fit_is_one_sentence() -> None:
 
 ARMS = ("none", "rollspec", *(f"a{i}" for i in range(6)))
 WANTED = dict.fromkeys(ARMS, ("epochs", "full"))
-COSTS = Costs(10.0, {"epochs": 8.0, "full": 2.0}, {"epochs": 8.0, "full": 2.0})
+COSTS = Costs(8.0, 2.0, {"epochs": 8.0, "full": 2.0}, {"epochs": 8.0, "full": 2.0})
 
 
 def planned(minutes: float, done: dict[str, Any] | None = None, arms: tuple[str, ...] = ARMS) -> peer_plan.Plan:
@@ -157,6 +169,15 @@ def test_fewer_pairs_then_fewer_arms_then_one_sentence() -> None:
         planned(0.2)
 
 
+def test_guests_need_one_engine_between_them() -> None:
+    def seconds(guests: tuple[str, ...]) -> float:
+        costs = dataclasses.replace(COSTS, guests=guests)
+        return peer_plan.plan(ARMS, WANTED, 6, 3600, costs, {}, alive=6).seconds
+
+    # Six arms, and rollspec's default in each of two heats: eight engines, or one and three.
+    assert seconds(()) - seconds(("rollspec", "a0", "a1", "a2")) == pytest.approx((8 - 4) * COSTS.start)
+
+
 def test_what_is_done_is_not_planned_again() -> None:
     every = {(s, w) for s in range(6) for w in ("epochs", "full")}
     done: dict[str, Any] = {a: every for a in ("none", "rollspec", "a0", "a1", "a2")} | {"a3": every - {(5, "full")}}
@@ -173,21 +194,31 @@ def test_what_is_done_is_not_planned_again() -> None:
 
 CLEAN = {"git": "c" * 40, "dirty": False, "load": [0], "time": "2026-01-01T00:00:00Z", "cpu": "x", "cores": 2,
          "versions": {"vllm": "0"}}  # fmt: skip
-PACE = {"none": 2.0, "rollspec": 1.0, "das": 1.6, "ngram K=2": 2.5}
+PACE = {"none": 2.0, "rollspec": 1.0, "das": 1.6, "seer": 1.5, "smartspec": 1.8, "ngram K=2": 2.5}
 
 
 class Fake:
     """An engine whose arm decides how long a token takes."""
 
-    def __init__(self, arm: Arm, log: list[tuple[str, Work]]) -> None:
-        self.arm, self.log, self.running = arm, log, True
+    def __init__(self, arm: Arm, log: list[tuple[str, Work]], broken: str) -> None:
+        self.arm, self.log, self.broken, self.running = arm, log, broken, True
         self.overlapping = not arm.speculative
+        self.name = arm.name
+        """Of the guest whose turn it is."""
+
+    def call(self, act: Any, key: str, source: Any = None) -> None:
+        assert self.running
+        if act is probes.turn:
+            self.name = key.partition(",")[0]
+            assert self.name == source["preset"] or (self.name == "rollspec" and source["preset"] == "default")
+            if self.name == self.broken:
+                raise RuntimeError("it ended")
 
     def run(self, work: Work) -> dict[str, Any]:
         assert self.running
-        self.log.append((self.arm.name, work))
+        self.log.append((self.name, work))
         tokens = sum(work.lengths or [5 + len(p) for p in work.prompts])
-        out = {"seconds": PACE[self.arm.name] * tokens, "tokens": tokens, "steps": tokens, "accepted": 0, "drafted": 0}
+        out = {"seconds": PACE[self.name] * tokens, "tokens": tokens, "steps": tokens, "accepted": 0, "drafted": 0}
         return out if work.lengths else out | {"lengths": [5 + len(p) for p in work.prompts]}
 
     def suspend(self) -> None:
@@ -204,12 +235,14 @@ class Fake:
 def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setattr(peers, "provenance", lambda: dict(CLEAN))
     log: list[tuple[str, Work]] = []
+    started: list[str] = []
 
     def peer(arms: str = "das", broken: str = "", minutes: float = 1e6, **more: Any) -> peers.Peers:
         def engine(arm: Arm) -> Fake:
             if arm.name == broken:
                 raise RuntimeError("it ended")
-            return Fake(arm, log)
+            started.append(arm.name)
+            return Fake(arm, log, broken)
 
         policy = Drift("m", "", ["", "v1", "v2"], "test")
         chosen = peer_arms.chosen(arms, [])
@@ -219,7 +252,7 @@ def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
             setattr(run, name, value)
         return run
 
-    return SimpleNamespace(peer=peer, log=log, out=tmp_path / "p.json")
+    return SimpleNamespace(peer=peer, log=log, started=started, out=tmp_path / "p.json")
 
 
 def test_every_arm_does_the_same_tokens_in_turns(made: Any) -> None:
@@ -246,9 +279,31 @@ def test_a_second_call_goes_on_and_another_commit_begins_anew(made: Any, monkeyp
     both = json.loads(made.out.read_text())
     assert {"das", "ngram K=2"} <= set(both["summary"]["workloads"]["shift"]["arms"])
     monkeypatch.setattr(peers, "provenance", lambda: {**CLEAN, "git": "d" * 40})
+    monkeypatch.setattr(peer_store, "changed", lambda root, commit, paths: False)
+    before = len(made.log)
+    made.peer().run()
+    assert {name for name, w in made.log[before:]} == {"none"}, "the code is the same"
+    monkeypatch.setattr(peer_store, "changed", lambda root, commit, paths: commit == "c" * 40)
     made.peer().run()
     kept = json.loads(made.out.with_suffix(".json.before").read_text())
     assert len(kept["turns"]) > len(json.loads(made.out.read_text())["turns"])
+
+
+def test_arms_that_draft_from_memory_share_an_engine(made: Any) -> None:
+    found = json.loads(made.peer("das,seer,smartspec,ngram K=2").run().read_text())
+    assert made.started == ["none", "rollspec", "ngram K=2", "smartspec"], "smartspec's engine drafts shorter"
+    assert found["guests"] == ["rollspec", "das", "seer"]
+    assert set(found["turns"][0]["arms"]) == {"none", "rollspec", "ngram K=2", "das", "seer", "smartspec"}
+    speeds = found["summary"]["workloads"]["epochs"]["arms"]
+    assert speeds["seer"]["speedup"]["median"] == pytest.approx(2 / 1.5)
+    assert {"das", "seer", "smartspec", "rollspec"} <= {name for name, w in made.log if w.version < 100}, "each is warm"
+
+
+def test_what_an_engine_is_built_with_makes_no_guest() -> None:
+    arms = peer_arms.chosen(None, [HEAD, Path("/heads/two")]).arms
+    guests = {name for name, arm in arms.items() if peer_arms.is_guest(arm, arms["rollspec"])}
+    assert guests == {"rollspec", "das", "seer", "rhymerl", "banditspec", "exp3spec", "eesd", "disco", "svip",
+                      "specdec++", "stand", "consensus"}  # fmt: skip
 
 
 def test_of_a_changed_tree_nothing_is_gone_on_from(made: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -317,6 +372,7 @@ def result() -> dict[str, Any]:
         "provenance": CLEAN, "policy": {"model": "/x/smol", "made_by": "test"}, "idle_seconds": 4.0,
         "summary": peer_table.summarise(TURNS), "failed": {"tlt": "it ended"}, "left": {"suffix": "V2 has none"},
         "distance": {"spec_rl": distance}, "overlapping": {"none": True, "ngram K=2": False},
+        "guests": ["rollspec", "das"],
     }  # fmt: skip
 
 
@@ -326,7 +382,7 @@ def test_the_page_is_a_stub_until_there_is_a_result() -> None:
     assert "no result yet" not in text and "`benchmarks/results/peers.json`" in text
     assert "| **rollspec** | **2.00x** |" in text and "| spec_rl (lossy) | 4.00x |" in text
     assert "(img/peers-epochs.svg)" in text and "(img/peers-full.svg)" in text
-    assert "- Steps did not overlap in `ngram K=2`." in text
+    assert "- Steps did not overlap in `ngram K=2`.\n- 2 arms that draft from memory alone" in text
     assert "- tlt: failed: it ended" in text and "- suffix: V2 has none" in text
     assert "0.123 ± 0.004" in text and "repeat those of the epoch" not in text
     still = result() | {"distance": {"spec_rl": [{**result()["distance"]["spec_rl"][0], "theory": 0.0}]}}
