@@ -28,7 +28,7 @@ import msgspec
 from drafter_online.checkpoint import Checkpoints
 from drafter_online.engines import CheckpointRequest, Done, Engines, read
 from drafter_online.errors import DrafterError, ServiceError
-from drafter_online.files import temporary_folder
+from drafter_online.files import replace, set_aside, sync_folder, temporary_folder
 from drafter_online.versions import Versions
 from drafter_online.wire import Message
 
@@ -42,6 +42,8 @@ log = logging.getLogger(__name__)
 
 PARTS = ("state", "buffer", "versions")
 REPLACED = "replaced"
+UNDER_WAY = ".under-way"
+"""In a folder whose parts are being replaced: what is to take their places, whole and on disk."""
 
 SAVE_SECONDS = 15.0
 """How long a checkpoint waits for the daemon's part of it: trainers wait 30 s for their calls into the engine."""
@@ -149,6 +151,14 @@ class Daemon(Protocol):
         """Another state has come into the place of this one."""
 
 
+class _UnderWay(msgspec.Struct):
+    """`new`: folder of the new parts. `aside`: whether the old ones are kept. `parts`: those that are new."""
+
+    new: str
+    aside: bool
+    parts: list[str]
+
+
 class JobCheckpoint:
     """Of one service."""
 
@@ -210,6 +220,7 @@ class JobCheckpoint:
                 f"drafter-online: {folder} is not there for the daemon; put checkpoints on shared storage."
             )
         try:
+            finish(folder)
             _copy(self.home, folder)
         except OSError as e:
             raise ServiceError(
@@ -226,11 +237,13 @@ class JobCheckpoint:
         """
         if not self._other(folder):
             return
+        if folder.is_dir():
+            finish(folder)
         # Into the trainer first: what does not fit leaves everything as it is.
         if not self.service.trainer.resume(Checkpoints(folder / "state")):
             raise ServiceError(f"drafter-online: there is no state of a drafter's training in {folder}.")
         try:
-            _copy(folder, self.home, self.home / REPLACED)
+            _copy(folder, self.home, aside=True)
         except OSError as e:
             raise ServiceError(
                 f"drafter-online: the copy in {folder} cannot be taken over ({_reason(e)}); what was here is kept."
@@ -252,8 +265,10 @@ class JobCheckpoint:
         return there != here
 
 
-def _copy(source: Path, target: Path, aside: Path | None = None) -> None:
-    """Copy the parts of one folder to another, whose own go to `aside`; what cannot be copied changes nothing there."""
+def _copy(source: Path, target: Path, aside: bool = False) -> None:
+    """Copy the parts of one folder to another, whose own are kept `aside` or deleted; what cannot be copied changes
+    nothing there.
+    """
     store = Versions(source / "versions")
     wanted = {store.promoted(), store.candidate(), store.latest()}
 
@@ -265,13 +280,37 @@ def _copy(source: Path, target: Path, aside: Path | None = None) -> None:
         for part in PARTS:
             if (source / part).is_dir():
                 shutil.copytree(source / part, new / part, copy_function=_link, ignore=unwanted)
-        aside = aside or new / "old"
-        shutil.rmtree(aside, ignore_errors=True)
-        aside.mkdir()
+        old = target / REPLACED if aside else new / REPLACED
+        shutil.rmtree(old, ignore_errors=True)
+        old.mkdir()
+        record = _UnderWay(new.name, aside, [part for part in PARTS if (new / part).is_dir()])
+        replace(target / UNDER_WAY, msgspec.json.encode(record))
+        finish(target)
+
+
+def finish(folder: Path) -> None:
+    """Put new parts in the place of a folder's own, also those that a process left which was killed doing so: parts of
+    two ages are never read together.
+    """
+    record = folder / UNDER_WAY
+    if not record.is_file():
+        return
+    try:
+        found = msgspec.json.decode(record.read_bytes(), type=_UnderWay)
+    except msgspec.MsgspecError:
+        set_aside(record)
+        return
+    new = folder / Path(found.new).name
+    aside = (folder if found.aside else new) / REPLACED
+    if new.is_dir():
         for part in PARTS:
-            for here, there in ((target / part, aside / part), (new / part, target / part)):
-                if here.is_dir():
-                    os.rename(here, there)
+            if part not in found.parts or (new / part).is_dir():  # else it is in its place already
+                for here, there in ((folder / part, aside / part), (new / part, folder / part)):
+                    if here.is_dir():
+                        os.rename(here, there)
+        sync_folder(folder)
+    record.unlink()
+    shutil.rmtree(new, ignore_errors=True)
 
 
 def _link(source: str, target: str) -> str:

@@ -35,7 +35,7 @@ from drafter_online.fetch import piece
 from drafter_online.hub import Hub
 from drafter_online.idle import StepWatch
 from drafter_online.inbox import Inbox
-from drafter_online.job_checkpoint import JobCheckpoint
+from drafter_online.job_checkpoint import JobCheckpoint, finish
 from drafter_online.modes import normal_mode
 from drafter_online.release import Release
 from drafter_online.rewards import MOST_PENDING
@@ -85,6 +85,7 @@ class Service:
         self.job_checkpoint = JobCheckpoint(self)
         self._lock_file = startup.lock_folder(config.dir)
         try:
+            finish(config.dir)
             self.trainer = startup.trainer(config, self.versions, self.alarms)
             self._published_at = self.trainer.counts.steps
             self._tokens_before = self.trainer.counts.tokens

@@ -63,6 +63,11 @@ class Response:
         """Bytes of its arrays."""
         return self.tokens.nbytes + (self.logprobs.nbytes if self.logprobs is not None else 0)
 
+    @property
+    def newest(self) -> int:
+        """The policy version that sampled its last tokens."""
+        return self.spans[-1][1] if self.spans else self.version
+
     def versions(self) -> npt.NDArray[np.int64]:
         """[n] the policy version that sampled each token."""
         starts, versions = zip(*(self.spans or ((0, self.version),)), strict=True)
@@ -140,7 +145,8 @@ class History:
         self.bytes += response.nbytes
         versions = sorted({r.version for r in entry.responses})
         if len(versions) > self.window + 1:
-            self._keep(entry, lambda r: r.version >= versions[-self.window - 1])
+            # A rollout that was aborted often is as old as its last tokens: it may have to resume.
+            self._keep(entry, lambda r: r.newest >= versions[-self.window - 1])
         while self.bytes > self.max_bytes and self._prompts:
             oldest = next(iter(self._prompts))
             if oldest == key and len(entry.responses) > 1:
@@ -254,10 +260,7 @@ class History:
                 f"rollspec: the history file {path} is refused ({e}); {set_aside(path)} and history starts empty."
             ) from e
         count = 0
-        # Of the newest tokens, a response's last ones.
-        newest = max(
-            ((r.spans or ((0, r.version),))[-1][1] for _, _, responses in snap for r in responses), default=version
-        )
+        newest = max((r.newest for _, _, responses in snap for r in responses), default=version)
         shift = min(0, version - 1 - newest)
         for key, prompt, responses in snap:
             if key in self._prompts:

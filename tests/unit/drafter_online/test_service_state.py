@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import signal
 import time
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,6 +20,7 @@ from drafter_target import sample  # noqa: E402
 from fake_engine import FakeEngine, checkpoint, feed  # noqa: E402
 from running_service import TRAINING, Services  # noqa: E402
 
+from drafter_online import job_checkpoint  # noqa: E402
 from drafter_online.errors import DrafterError  # noqa: E402
 from drafter_online.service import Service  # noqa: E402
 
@@ -90,6 +93,56 @@ def test_what_replicas_ask_for_together_is_done_for_the_first(tmp_path: Path) ->
     assert [c._done_for_sibling(*a) for a in asked] == [False, True, False, True, False, True, False]
     sessions.clear()  # the job was started again, and goes back to its checkpoint
     assert not c._done_for_sibling("c", ("load", "/2")), "it is another job's engine that got it"
+
+
+RENAMES = 6
+"""Of the record of what is under way, of three old parts, and of two new ones."""
+
+
+@pytest.mark.parametrize("aside", [False, True])
+@pytest.mark.parametrize("renames", range(RENAMES + 1))
+def test_a_daemon_killed_in_a_copy_leaves_parts_of_one_age(tmp_path: Path, renames: int, aside: bool) -> None:
+    """SIGKILL before each rename of a copy, and after the last."""
+    ages: dict[str, Path] = {}
+    for age, parts in (("old", job_checkpoint.PARTS), ("new", ("state", "versions"))):  # no samples: kept in memory
+        ages[age] = tmp_path / age
+        for part in parts:
+            made(ages[age] / part).joinpath("age").write_text(age)
+    child = os.fork()
+    if not child:  # the process that copies
+        try:
+            left, actual = iter(range(renames)), {name: getattr(os, name) for name in ("rename", "replace")}
+
+            def rename(name: str, *paths: Any) -> None:
+                if next(left, None) is None:
+                    os.kill(os.getpid(), signal.SIGKILL)
+                actual[name](*paths)
+
+            for name in actual:
+                setattr(os, name, partial(rename, name))
+            job_checkpoint._copy(ages["new"], ages["old"], aside)
+        finally:
+            os._exit(0)
+    _, status = os.waitpid(child, 0)
+    assert os.WIFSIGNALED(status) == (renames < RENAMES)
+    target = ages["old"]
+    job_checkpoint.finish(target)
+    found = {part: (target / part / "age").read_text() for part in job_checkpoint.PARTS if (target / part).is_dir()}
+    assert found == (
+        dict.fromkeys(("state", "versions"), "new") if renames else dict.fromkeys(job_checkpoint.PARTS, "old")
+    )
+    kept = target / job_checkpoint.REPLACED
+    assert not (target / job_checkpoint.UNDER_WAY).exists()
+    if renames and aside:
+        assert sorted(p.name for p in kept.iterdir()) == sorted(job_checkpoint.PARTS)
+    assert {p.name for p in target.iterdir() if not p.name.startswith(".")} - {kept.name} == set(found)
+
+
+def test_a_record_that_cannot_be_read_is_set_aside(tmp_path: Path) -> None:
+    made(tmp_path / "state")
+    (tmp_path / job_checkpoint.UNDER_WAY).write_text("{")
+    job_checkpoint.finish(tmp_path)
+    assert {p.name for p in tmp_path.iterdir()} == {"state", f"{job_checkpoint.UNDER_WAY}.corrupt"}
 
 
 def test_copies_that_cannot_be_made_are_refused_in_one_sentence(

@@ -29,6 +29,21 @@ def test_window_keeps_the_latest_rounds() -> None:
     assert [r.version for r in entry.responses] == [3, 4, 5]
 
 
+def test_a_rollout_that_resumes_stays_as_long_as_its_last_tokens() -> None:
+    h = History(1 << 20, 2)
+    prompt = as_tokens([1, 2])
+    for version in range(9):
+        part = Response(
+            as_tokens(range(version + 1)), 0, origin="long", spans=tuple((v, v) for v in range(version + 1))
+        )
+        if version < 6:
+            h.add("k", prompt, part)
+        h.add("k", prompt, Response(as_tokens([version]), version))
+        found = h.part("k", "long")
+        assert (found is None) == (version > 7) and (found is None or found.newest == min(version, 5))
+    assert [r.version for r in h.get("k").responses] == [6, 7, 8]  # type: ignore[union-attr]
+
+
 def test_late_samples_of_a_round_look_back_as_far_as_its_first() -> None:
     h = History(1 << 20, 1)
     prompt = as_tokens([1, 2])
