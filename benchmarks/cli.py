@@ -13,7 +13,7 @@ from benchmarks.options import names, numbers
 from rollspec.errors import RollspecError
 
 NAMES = (
-    "propose", "inert", "control", "bandits", "scale", "cost", "harm", "tuner", "rollout", "swap", "serve", "reuse",
+    "propose", "inert", "control", "bandits", "scale", "cost", "harm", "tuner", "swap", "serve", "reuse",
     "long-tail", "training", "lengths", "repeats",
 )  # fmt: skip
 
@@ -106,23 +106,6 @@ def control(
 ) -> None:
     """An engine with rollspec on and nothing drafted against one without it (minutes)."""
     _measure("control", json, out, model, quick=quick, rounds=rounds)
-
-
-@command.command()
-def rollout(
-    quick: Quick = False,
-    out: Out = None,
-    json: Json = False,
-    model: Model = None,
-    rounds: Annotated[int, typer.Option(min=1, help="Alternating rounds per batch size.")] = 2,
-    batches: Annotated[str, typer.Option(help="Batch sizes, separated by commas.")] = "1,8,32,64",
-    epochs: Annotated[int, typer.Option(min=2, max=4, help="Policy versions; the first has no history.")] = 4,
-) -> None:
-    """Epochs of a drifting policy: none, vLLM's ngram at its best K, rollspec (a quarter of an hour).
-
-    With --model the weights stay the same, and prompts are a few instructions: what repeated sampling alone gives.
-    """
-    _measure("rollout", json, out, model, quick=quick, rounds=rounds, batches=_sizes(batches), epochs=epochs)
 
 
 @command.command()

@@ -11,6 +11,7 @@ trained on. At temperature 1 it is bounded by the policy's own entropy.
     python -m benchmarks.drafter --seeds 2                    # the table, on the example's smaller policy
     python -m benchmarks.drafter --arms "default" "top-1"     # some arms; rows join those that are there
     python -m benchmarks.drafter --size demo --arms frozen    # frozen against online, on the demo's own policy
+    python -m benchmarks.drafter --seeds 3 --arms replicas    # one head for two replicas, or a head each
 """
 
 from __future__ import annotations
@@ -39,7 +40,8 @@ class Arm:
     """How one head is trained.
 
     `terms`: fields of `DrafterTraining`. `buffer`: fields of `BufferConfig`. `errors`: with the verify steps of a
-    half-trained head. `sees`: policy versions that it is trained on (None: all).
+    half-trained head. `sees`: policy versions that it is trained on (None: all). `replicas`: heads, of which each sees
+    what a replica of its own said: siblings are spread over them.
     """
 
     terms: dict[str, Any] = field(default_factory=dict)
@@ -47,6 +49,7 @@ class Arm:
     errors: bool = False
     sees: tuple[int, ...] | None = None
     share: float = 1.0  # of the training steps
+    replicas: int = 1
 
 
 ARMS: dict[str, Arm] = {
@@ -75,6 +78,14 @@ FROZEN: dict[str, Arm] = {
     "frozen at the start": Arm(sees=(0,), share=0.25),
 }
 
+REPLICAS: dict[str, Arm] = {
+    "one head": Arm(),
+    "two heads, as many steps each": Arm(replicas=2),
+    "two heads, half the steps each": Arm(replicas=2, share=0.5),
+}
+
+SETS = {"arms": ARMS, "frozen": FROZEN, "replicas": REPLICAS}
+
 
 @dataclass
 class Data:
@@ -98,13 +109,12 @@ def run(
     """Collect (or find) the data, train the arms, and join their rows to the table."""
     if quick:
         seeds, steps = 1, 12
-    frozen = names == ["frozen"]
-    arms = FROZEN if frozen else {n: a for n, a in ARMS.items() if not names or n in names}
+    key = names[0] if names and names[0] in SETS else "arms"
+    arms = {n: a for n, a in SETS[key].items() if not names or n in names or key == names[0]}
     if quick and not names:
         arms = dict(list(arms.items())[::6])
     data = collect(size, quick)
     budget = int(0.4 * sum(s.nbytes for version in data.train for s in version))  # evictions matter
-    key = "frozen" if frozen else "arms"
     target = out or harness.RESULTS / "drafter.json"
     table = {} if quick or not target.is_file() else json.loads(target.read_text())
     setting = {
@@ -119,7 +129,8 @@ def run(
         table[key] = [row_of("fresh head", [measure(untrained(data, s), data) for s in range(seeds)])]
     for name, arm in arms.items():
         table[key] = [r for r in table[key] if r["arm"] != name]
-        table[key].append(row_of(name, [measure(train(data, arm, s, steps, budget), data) for s in range(seeds)]))
+        heads = [(s, replica) for s in range(seeds) for replica in range(arm.replicas)]
+        table[key].append(row_of(name, [measure(train(data, arm, *h, steps, budget), data) for h in heads]))
         harness.save("drafter", {**table, "quick": quick, "provenance": harness.provenance()}, target)
     return target
 
@@ -172,13 +183,13 @@ def trainer_of(data: Data, arm: Arm, seed: int, budget: int) -> Any:
     return Trainer(Eagle3(head), buffer, DrafterTraining(**{**LEARNING, "seed": seed, **arm.terms}))
 
 
-def train(data: Data, arm: Arm, seed: int, steps: int, budget: int) -> tuple[Any, float]:
-    """The head after the job, and the seconds that its training took."""
+def train(data: Data, arm: Arm, seed: int, replica: int, steps: int, budget: int) -> tuple[Any, float]:
+    """The head of one of the arm's replicas after the job, and the seconds that its training took."""
     trainer = trainer_of(data, arm, seed, budget)
     versions = range(len(data.train)) if arm.sees is None else arm.sees
     start = time.perf_counter()
     for version in versions:
-        for sample in (data.replayed if arm.errors else data.train)[version]:
+        for sample in (data.replayed if arm.errors else data.train)[version][replica :: arm.replicas]:
             trainer.buffer.add(sample)
         for _ in range(round(arm.share * steps / len(versions))):
             trainer.micro_step()
@@ -289,7 +300,7 @@ def _replayed(folder: Path, data: Data, found: Drift, steps: int) -> list[list[A
     from tests.support.reference_samples import replay
 
     if not (folder / "replayed").is_dir():
-        half, _ = train(data, Arm(sees=(0,)), 99, steps, 1 << 30)
+        half, _ = train(data, Arm(sees=(0,)), 99, 0, steps, 1 << 30)
         model, _ = _load(found.model)
         for version, weights in enumerate(found.weights):
             _weights(model, weights)
@@ -318,6 +329,6 @@ if __name__ == "__main__":
     parser.add_argument("--seeds", type=int, default=1)
     parser.add_argument("--steps", type=int, default=240)
     parser.add_argument("--size", choices=["tiny", "demo"], default="tiny")
-    parser.add_argument("--arms", nargs="*", help="`frozen`, or names of the table")
+    parser.add_argument("--arms", nargs="*", help="`frozen`, `replicas`, or names of the table")
     args = parser.parse_args()
     run(args.quick, args.out, args.seeds, args.steps, args.size, args.arms)

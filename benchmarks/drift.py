@@ -20,6 +20,19 @@ from examples.demo.job import Assets, JobSettings, build_job, prepare_assets
 from examples.demo.runner import run_job
 
 CACHE = home()
+MAX_LEN = 704
+PROMPTS, SAMPLES = 8, 8
+INSTRUCTIONS = (
+    "Explain in a few sentences why the sky is blue.",
+    "Write a Python function that returns the n-th Fibonacci number, and explain how it works.",
+    "A train goes 60 km in 45 minutes. How fast is it in km per hour? Show each step.",
+    "List ten things to pack for a week in the mountains.",
+    "Rewrite this sentence in a friendly tone: The report is late and has to be sent today.",
+    "Tell a short story about a lighthouse keeper and a lost boat.",
+    "Compare cats and dogs as pets in a table with three rows.",
+    "Summarise in one paragraph how plants make sugar from light.",
+)
+"""Prompts of a model that comes with none."""
 
 
 @dataclass(frozen=True)
@@ -48,6 +61,22 @@ def drift(settings: JobSettings | None = None, cache: Path = CACHE) -> Drift:
             _train(settings, assets, folder / "job", expected)
     made_by = f"verl GRPO job of the demo, saved after each epoch ({probe.settings_hash})"
     return Drift(assets.model, assets.train, [start, *map(str, expected)], made_by)
+
+
+def first_prompts(policy: Drift, count: int) -> list[list[int]]:
+    """Token ids of the job's first prompts; of `INSTRUCTIONS` where the policy is of no job."""
+    import pandas as pd
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(policy.model)
+    if policy.prompts:
+        chats = [list(row) for row in pd.read_parquet(policy.prompts).prompt[:count]]
+    else:
+        chats = [[{"role": "user", "content": text}] for text in INSTRUCTIONS[:count]]
+    if not tokenizer.chat_template:  # a base model
+        return [tokenizer.encode(chat[-1]["content"]) for chat in chats]
+    texts = [tokenizer.apply_chat_template(chat, add_generation_prompt=True, tokenize=False) for chat in chats]
+    return [tokenizer.encode(text, add_special_tokens=False) for text in texts]
 
 
 def _train(settings: JobSettings, assets: Assets, work: Path, expected: list[Path]) -> None:

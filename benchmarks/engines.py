@@ -37,7 +37,6 @@ class Arm:
     environment: dict[str, str] = field(default_factory=dict)
     dtype: str | None = None  # None: this machine's
     seed: int = 0  # of the engine
-    accept_all: bool = False  # every draft counts as accepted: what a perfect drafter would cost, not a result
 
 
 @dataclass(frozen=True)
@@ -211,10 +210,6 @@ def _serve(pipe: Any, arm: Arm, model: str, max_len: int, max_seqs: int) -> None
     os.environ.update(arm.environment)
     # Functions sent to this process's own workers are pickled; nothing from outside is.
     os.environ.update(VLLM_ALLOW_INSECURE_SERIALIZATION="1", VLLM_LOGGING_LEVEL="ERROR")
-    if arm.accept_all:
-        from benchmarks.gpu.engine import accept_at
-
-        accept_at([1.0] * int((arm.speculative or {})["num_speculative_tokens"]))
     from vllm import LLM
 
     llm = LLM(
@@ -230,15 +225,17 @@ def _serve(pipe: Any, arm: Arm, model: str, max_len: int, max_seqs: int) -> None
         speculative_config=dict(arm.speculative) if arm.speculative else None,
         additional_config={"rollspec": arm.rollspec} if arm.rollspec else {},
     )
-    prefixes = Prefixes.of(llm, arm.rollspec)
-    pipe.send({"overlapping": overlapping})
-    while (work := pipe.recv()) is not None:
-        if isinstance(work, Work):
-            pipe.send(epoch(llm, work, arm, prefixes))
-        else:
-            act, args = work
-            pipe.send(llm.collective_rpc(act, args=args)[0])
-    llm.llm_engine.engine_core.shutdown()
+    try:
+        prefixes = Prefixes.of(llm, arm.rollspec)
+        pipe.send({"overlapping": overlapping})
+        while (work := pipe.recv()) is not None:
+            if isinstance(work, Work):
+                pipe.send(epoch(llm, work, arm, prefixes))
+            else:
+                act, args = work
+                pipe.send(llm.collective_rpc(act, args=args)[0])
+    finally:  # or this process waits for the engine's at its end, and who drives it for an answer
+        llm.llm_engine.engine_core.shutdown()
 
 
 def _overlaps(arm: Arm) -> bool:

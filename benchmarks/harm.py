@@ -27,10 +27,9 @@ from rich.table import Table
 
 from benchmarks import probes
 from benchmarks.control import NOTHING
-from benchmarks.drift import CACHE, Drift
+from benchmarks.drift import CACHE, PROMPTS, SAMPLES, Drift, first_prompts
 from benchmarks.engines import Arm, Engine, Work, idle_cores
 from benchmarks.harness import QUICK, pin, provenance, ratio, save, verdict
-from benchmarks.rollout import PROMPTS, SAMPLES, first_prompts
 from examples.demo.job import JobSettings, prepare_assets
 from rollspec.errors import RollspecError
 

@@ -11,16 +11,14 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from benchmarks.drift import Drift, drift
-from benchmarks.engines import Engine, Work
+from benchmarks.drift import MAX_LEN, SAMPLES, Drift, drift, first_prompts
+from benchmarks.engines import Arm, Engine, Work
 from benchmarks.harness import QUICK, pin, provenance, save
-from benchmarks.rollout import MAX_LEN, SAMPLES, arm, first_prompts
 
 PROMPTS, EPOCHS, BATCH = 32, 9, 32
 DTYPES = ("bfloat16", "float32")
@@ -60,7 +58,8 @@ def measure(policy: Drift, dtype: str, prompts: int, epochs: int) -> dict[str, A
     chosen = [p for p in first_prompts(policy, prompts) for _ in range(SAMPLES)]
     lengths: dict[str, list[np.ndarray]] = {"none": [], "rollspec": []}
     drafts = {"drafted": 0, "accepted": 0}
-    engines = {name: Engine(replace(arm(name), dtype=dtype), policy.model, MAX_LEN) for name in lengths}
+    arms = (Arm("none", dtype=dtype), Arm("rollspec", rollspec="default", dtype=dtype))
+    engines = {arm.name: Engine(arm, policy.model, MAX_LEN) for arm in arms}
     try:
         for epoch in range(epochs):
             for name, engine in engines.items():

@@ -23,14 +23,11 @@ class Prefixes:
     @classmethod
     def of(cls, llm: Any, source: Any) -> Prefixes | None:
         """For an engine of the configuration `source`; None where that reuses nothing."""
+        from benchmarks.two_policies import lenient_reuse
         from rollspec.config import RollspecConfig
 
-        resolved = RollspecConfig.load(source, env={}).to_dict() if source else None
-        if resolved is None or resolved["reuse"]["mode"] != "lenient":
-            return None
-        from benchmarks.two_policies import lenient_reuse
-
-        return cls(lenient_reuse(llm, {"rollspec": resolved, "plan": {"seed": 0}}))
+        reuse = lenient_reuse(llm, RollspecConfig.load(source, env={}).to_dict() if source else None, 0)
+        return None if reuse is None else cls(reuse)
 
     def take(self, llm: Any, prompts: Sequence[list[int]], lengths: Sequence[int]) -> list[list[int]]:
         """Tokens that each response starts with; an old one is cut to the length that the new one has to have."""

@@ -9,6 +9,7 @@ another configuration: every arm starts without history and without a cost model
 from __future__ import annotations
 
 import math
+import random
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,10 +18,9 @@ from typing import Any
 from rich.console import Console
 
 from benchmarks import probes
-from benchmarks.drift import drift
-from benchmarks.engines import Arm, Engine, idle_cores
+from benchmarks.drift import MAX_LEN, PROMPTS, SAMPLES, Drift, drift, first_prompts
+from benchmarks.engines import Arm, Engine, Work, idle_cores
 from benchmarks.harness import QUICK, pin, provenance, save
-from benchmarks.rollout import MAX_LEN, PROMPTS, SAMPLES, Load, first_prompts
 from benchmarks.tuner_table import oracle_table, summarise, table
 from rollspec.errors import RollspecError
 
@@ -66,6 +66,34 @@ def moving(natural: Sequence[int], half_life: int = HALF_LIFE) -> list[int]:
     return out
 
 
+class Load:
+    """The requests of each epoch, in one order, and how long they get."""
+
+    def __init__(self, policy: Drift, prompts: list[list[int]], weights: list[str], seed: int = 0) -> None:
+        self.policy, self.weights = policy, weights
+        order = list(range(len(prompts) * SAMPLES))
+        random.Random(seed).shuffle(order)  # siblings start apart, as in a real batch
+        self.prompts = [prompts[i // SAMPLES] for i in order]
+        self.lengths: list[list[int]] = []
+
+    def record(self, engine: Engine) -> None:
+        """Lengths of every epoch's responses, by an engine without speculation."""
+        for version, weights in enumerate(self.weights):
+            self.lengths.append(engine.run(Work(self.prompts, None, BATCH, version, weights))["lengths"])
+
+    def epochs(self, engine: Engine) -> list[dict[str, Any]]:
+        """Run the epochs in turn, starting without a history."""
+        return [
+            engine.run(Work(self.prompts, self.lengths[e], BATCH, e, weights, e == 0))
+            for e, weights in enumerate(self.weights)
+        ]
+
+    def warm(self, engine: Engine) -> Engine:
+        """Compile and touch everything once."""
+        engine.run(Work(self.prompts, [24] * len(self.prompts), BATCH, 0))
+        return engine
+
+
 def chosen(policies: Sequence[str] | None) -> tuple[str, ...]:
     """The arms to run, in their order; `none` always among them, and hedge where the oracle is."""
     if policies is None:
@@ -104,7 +132,7 @@ def run(
                 engine = engines["none" if name == "none" else "rollspec"]
                 if name != "none":
                     engine.call(probes.become, configuration(name, ks))
-                runs[name].append(load.epochs(engine, BATCH))
+                runs[name].append(load.epochs(engine))
                 if name == "hedge" and not ks:
                     ks = oracle_table(runs[name][0])
                     if not ks:

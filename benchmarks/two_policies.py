@@ -16,7 +16,7 @@ import asyncio
 import math
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -61,7 +61,7 @@ def rollouts(
         os.environ.setdefault(name, value)
     llm = build(Job(str(model), plan, arm))
     try:
-        reuse = lenient_reuse(llm, plan, arm)
+        reuse = lenient_reuse(llm, arm.rollspec, plan.seed)
         found: list[tuple[Response, int, int]] = []
         drafts, seconds, version, r = [0, 0], 0.0, 0, 0
         while (sum(len(s.tokens) for s, _, _ in found) < plan.tokens or r < plan.min_rounds) and r < plan.max_rounds:
@@ -92,15 +92,17 @@ def _load(llm: Any, model: str | Path) -> None:
     llm.reset_prefix_cache()
 
 
-def lenient_reuse(llm: Any, plan: Plan, arm: Arm) -> Any:
-    """What `reuse.mode: lenient` does in a trainer's server, for this engine; None where it is not asked for."""
-    if arm.rollspec is None or arm.rollspec["reuse"]["mode"] != "lenient":
+def lenient_reuse(llm: Any, source: Mapping[str, Any] | None, seed: int) -> Any:
+    """What `reuse.mode: lenient` does in a trainer's server, for this engine; None where its configuration, resolved,
+    does not ask for it.
+    """
+    if source is None or source["reuse"]["mode"] != "lenient":
         return None
     from rollspec.config import RollspecConfig
     from rollspec.sampling import scoring
     from rollspec.sampling.lenient_reuse import LenientReuse, old_responses
 
-    config = RollspecConfig.from_dict(arm.rollspec)
+    config = RollspecConfig.from_dict(dict(source))
     model = llm.llm_engine.vllm_config.model_config
     return LenientReuse(
         config.reuse,
@@ -108,7 +110,7 @@ def lenient_reuse(llm: Any, plan: Plan, arm: Arm) -> Any:
         int(model.max_model_len),
         int(model.get_vocab_size()),
         scoring.eos_tokens(llm),
-        rng=np.random.default_rng(plan.seed),
+        rng=np.random.default_rng(seed),
     )
 
 

@@ -29,9 +29,9 @@ def _register() -> None:
     if not is_tested("verl", version):
         return
     try:
-        from rollspec_verl import replica, resume, reuse, servers, teacher, trainer, weights
+        from rollspec_verl import fully_async, replica, resume, reuse, servers, teacher, trainer, weights
 
-        for part in (servers, weights, trainer, reuse, resume, replica, teacher):
+        for part in (servers, weights, trainer, fully_async, reuse, resume, replica, teacher):
             part.register()
     except (ImportError, AttributeError) as e:
         logger.error("rollspec: verl %s is not as expected (%s), so this job runs without rollspec.", version, e)

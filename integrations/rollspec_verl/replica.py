@@ -12,7 +12,7 @@ import logging
 from typing import Any
 
 from rollspec.engine.calls import EngineCalls, why_off
-from rollspec.engine.vllm.hooks.base import wrap
+from rollspec.engine.vllm.hooks.base import on_import, wrap
 from rollspec.telemetry.rollouts import NO_ANSWER
 from rollspec_verl import options, segments
 from rollspec_verl.reuse import ReusingServer
@@ -25,9 +25,7 @@ WATCH_SECONDS = 1.0
 
 def register() -> None:
     """Put rollspec's replica behind the name `vllm` (verl/workers/rollout/replica.py, `RolloutReplicaRegistry`)."""
-    from verl.workers.rollout.replica import RolloutReplicaRegistry
-
-    RolloutReplicaRegistry.register("vllm", load)
+    on_import("verl.workers.rollout.replica", lambda module: module.RolloutReplicaRegistry.register("vllm", load))
 
 
 def merge_additional_config(given: Any, config: dict[str, Any]) -> dict[str, Any]:

@@ -67,6 +67,33 @@ class Rollouts:
         )
 
     @classmethod
+    def of(cls, batch: Any) -> Rollouts:
+        """The same of a `DataProto` of verl's agent loops: prompts padded on the left, responses on the right."""
+        tensors, notes = batch.batch, batch.non_tensor_batch
+        width = tensors["prompts"].shape[1]
+        there = tensors["attention_mask"].bool()
+        inside, said = there[:, :width], there[:, width:]
+
+        def rows(name: str, mask: Any) -> list[np.ndarray]:
+            if name not in tensors.keys():  # noqa: SIM118 - a TensorDict is not iterated by key
+                return []
+            return [v[m].detach().float().cpu().numpy() for v, m in zip(tensors[name], mask, strict=True)]
+
+        masks = [m > 0 for m in rows("response_mask", said)]
+        responses = [as_tokens(r) for r in rows("responses", said)]
+        versions = zip(notes["min_global_steps"], notes["max_global_steps"], strict=True)
+        return cls(
+            [as_tokens(p) for p in rows("prompts", inside)],
+            responses,
+            [float(s.sum()) for s in rows("rm_scores", said)],
+            [v[m] for v, m in zip(rows("rollout_log_probs", said), masks, strict=False)],
+            [],
+            [str(i) for i in range(len(responses))],
+            list(versions),
+            [split(r, m) for r, m in zip(responses, masks, strict=True)],
+        )
+
+    @classmethod
     def join(cls, parts: Sequence[Rollouts]) -> Rollouts:
         """The mini-batches of one step together."""
         return cls(*(list(chain.from_iterable(getattr(p, f.name) for p in parts)) for f in fields(cls)))
@@ -78,8 +105,10 @@ class Rollouts:
 
     def rewards(self) -> list[list[Any]]:
         """`[prompt key, response key, reward]` per turn, as the engine's operation `rewards` takes them: to the engine
-        each turn is a response, and a rollout's reward is that of all its turns.
+        each turn is a response, and a rollout's reward is that of all its turns. None of rollouts without scores.
         """
+        if not self.scores:
+            return []
         rows = zip(self.prompts, self._turns, self.scores, strict=True)
         return [[prompt_key(p), prompt_key(t), s] for p, turns, s in rows for t in turns]
 

@@ -42,8 +42,13 @@ def _update_weights(original: Callable[..., Any], self: Any, *args: Any, **kwarg
 
 
 def replicas_of(trainer: Any) -> list[Any]:
-    """The replicas that sample the policy (trainer_base.py:1381)."""
-    return [r for manager in trainer._rollout_server_managers() for r in manager.get_replicas()]
+    """The replicas that sample the policy (trainer_base.py:1381), of the fully asynchronous recipe also those on the
+    trainer's devices, which mostly sleep.
+    """
+    of = getattr(trainer, "_rollout_server_managers", None)
+    managers = [trainer.llm_server_manager] if of is None else of()
+    found = (r for m in managers for r in (*m.get_replicas(), *getattr(m, "hybrid_replicas", {}).values()))
+    return list({id(r): r for r in found}.values())
 
 
 def call(

@@ -166,7 +166,7 @@ def _consume_sync_metrics(consume: Callable[..., Any], self: Any) -> dict[str, A
     """verl merges these (trainer_base.py:674) into the step's metrics right before they are logged."""
     out, state = dict(consume(self)), State.of(self)
     with state.faults.left_out("collecting metrics"):
-        out.update(_metrics(self, state))
+        out.update(metrics(self, state))
         state.watch.observe(out)
     return out
 
@@ -205,12 +205,17 @@ def _on_fit(trainer: Any, state: State, agent_loop_manager: Any) -> None:
         return generate(*args, **kwargs)
 
     wrap(agent_loop_manager, "generate_sequences", alive)
-    if state.config.enabled and trainer.global_steps > 0:
-        saved = sorted((_resumed_from(trainer.config.trainer, trainer.global_steps) / "rollspec").glob("replica_*"))
-        if saved:
-            # Another number of replicas than when it was saved: histories are shared out again.
-            answers = _call(trainer, "load", lambda i: {"dir": str(saved[i % len(saved)])})
-            print(f"rollspec: history of the checkpoint {saved[0].parent}: {answers}", flush=True)
+    if trainer.global_steps > 0:
+        load(trainer, state, _resumed_from(trainer.config.trainer, trainer.global_steps))
+
+
+def load(trainer: Any, state: State, folder: Path) -> None:
+    """The engines take what is rollspec's in a checkpoint's `folder`."""
+    saved = sorted((folder / "rollspec").glob("replica_*"))
+    if state.config.enabled and saved:
+        # Another number of replicas than when it was saved: histories are shared out again.
+        answers = _call(trainer, "load", lambda i: {"dir": str(saved[i % len(saved)])})
+        print(f"rollspec: history of the checkpoint {saved[0].parent}: {answers}", flush=True)
 
 
 def _on_end(trainer: Any, state: State) -> None:
@@ -218,10 +223,15 @@ def _on_end(trainer: Any, state: State) -> None:
 
 
 def _on_save(trainer: Any, state: State) -> None:
+    steps = Path(trainer.config.trainer.default_local_dir).resolve()
+    save(trainer, state, steps / f"global_step_{trainer.global_steps}")
+
+
+def save(trainer: Any, state: State, checkpoint: Path) -> None:
+    """The engines write what is rollspec's to the folder of a checkpoint."""
     if not state.config.enabled:
         return
-    steps = Path(trainer.config.trainer.default_local_dir).resolve()
-    folder = steps / f"global_step_{trainer.global_steps}" / "rollspec"
+    steps, folder = checkpoint.parent, checkpoint / "rollspec"
     _call(trainer, "save", lambda i: {"dir": str(folder / f"replica_{i}")})
     # verl removes weights beyond max_actor_ckpt_to_keep and leaves the rest of those folders; ours go with them.
     for old in steps.glob("global_step_*/rollspec"):
@@ -230,8 +240,12 @@ def _on_save(trainer: Any, state: State) -> None:
 
 
 def _on_rollouts(trainer: Any, state: State, batch: Any, *args: Any, **kwargs: Any) -> None:
-    """Rollouts are finished and scored: keep them until the step is measured, and send their rewards to the engines."""
-    rollouts = Rollouts.read(batch)
+    """Rollouts are finished and scored."""
+    take(trainer, state, Rollouts.read(batch))
+
+
+def take(trainer: Any, state: State, rollouts: Rollouts) -> None:
+    """Keep scored rollouts until they are measured, and send their rewards to the engines."""
     state.rollouts.append(rollouts)
     if state.config.enabled:
         if state.config.reuse.mode == "lenient":
@@ -284,11 +298,12 @@ def _resumed_from(config: Any, step: int) -> Path:
     return Path(config.default_local_dir).resolve() / f"global_step_{step}"
 
 
-def _metrics(trainer: Any, state: State) -> dict[str, float]:
+def metrics(trainer: Any, state: State) -> dict[str, float]:
+    """What rollspec says of the rollouts and engines since it was asked last."""
     out: dict[str, float] = {}
     with state.faults.left_out("measuring rollouts"):
         out |= _measure(trainer, state)
-    generation = trainer.timing_raw.get("gen")
+    generation = getattr(trainer, "timing_raw", {}).get("gen")
     if generation is not None:
         # An asynchronous trainer generates all the time: what it spends there is waiting.
         name = "generation_share" if getattr(trainer, "trainer_mode", "sync") == "sync" else "wait_share"

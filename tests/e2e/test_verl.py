@@ -211,14 +211,7 @@ def test_long_tail_trains_while_a_replica_idles_swaps_and_resumes(make: Callable
     assert list(saved.glob("replica_*/drafter/state/step-*")) and list(
         saved.glob("replica_*/drafter/buffer/index.json")
     )
-    # Whatever the canary made of so young a head: one of a replica's versions is the one to go on with, under a number
-    # that a job which begins anew does not come to.
-    store = next(store for store in stores if store.numbers())
-    trained, store.floor = store.load(store.numbers()[-1]), 1000
-    like_it = {"base": trained.manifest.base, "target_version": trained.manifest.target_version}
-    number = store.publish(trained.tensors, trained.config, **like_it)
-    store.record(number, "promoted", "by hand")
-    assert number > 1000 and store.promoted() == number
+    number = young_head.promote_by_hand(next(store for store in stores if store.numbers()))
     resume = ("trainer.resume_mode=auto", "trainer.total_training_steps=4")
     again = make(tmp_path / "second", checkpoints, *resume, preset="long_tail", overrides=YOUNG_HEAD, epochs=3,
                  replicas=2)  # fmt: skip

@@ -10,12 +10,14 @@ import dataclasses
 import json
 from collections import Counter
 from collections.abc import Callable
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import pytest
 import young_head
 
+from drafter_online.versions import Versions
 from examples.demo.job import JobSettings, build_job, prepare_assets
 from examples.demo.runner import run_job
 from rollspec.proposal.base import prompt_key
@@ -41,7 +43,6 @@ SEPARATE = (
     "trainer.v1.trainer_mode=separate_async",
     "trainer.v1.separate_async.parameter_sync_step=2",
     f"actor_rollout_ref.actor.ppo_mini_batch_size={PROMPTS // 2}",
-    "actor_rollout_ref.hybrid_engine=false",
     f"{ROLLOUT}.nnodes=1",
     f"{ROLLOUT}.n_gpus_per_node=1",
     f"{ROLLOUT}.checkpoint_engine.backend=gloo",
@@ -49,19 +50,51 @@ SEPARATE = (
     "ray_kwargs.ray_init.num_gpus=2",
 )
 
+ALONE = "actor_rollout_ref.hybrid_engine=false"
+"""Rollouts have the standalone replica and nothing else."""
+
+LENT = "trainer.v1.separate_async.hybrid_rollout.enable_switch=true"
+"""A second replica is on the trainer's device, which rollouts have while training waits for them."""
+
+RECIPE = "verl.experimental.fully_async_policy.fully_async_main"
+FULLY = (
+    ALONE,
+    "data.train_batch_size=0",
+    "data.gen_batch_size=1",
+    "rollout.nnodes=1",
+    "rollout.n_gpus_per_node=1",
+    f"rollout.n={N}",
+    f"rollout.total_rollout_steps={PROMPTS * STEPS}",
+    "async_training.trigger_parameter_sync_step=1",
+    "async_training.staleness_threshold=1",
+    f"{ROLLOUT}.checkpoint_engine.backend=gloo",
+    f"{ROLLOUT}.checkpoint_engine.custom_backend_module=rollspec_verl_cpu.gloo_engine",
+    "ray_kwargs.ray_init.num_cpus=48",
+    "ray_kwargs.ray_init.num_gpus=2",
+)
+EVERYWHERE = {"VERL_USE_EXTERNAL_MODULES": "rollspec_verl_cpu,rollspec_verl"}
+
 HEAD = ("proposal.drafters=[suffix,eagle3]", *young_head.OVERRIDES)
 HEAD_STEPS = 10
 """Of a job with a head: its trainer takes some of them to start."""
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., tuple[list[dict[str, Any]], History, Any]]:
+def run(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., tuple[list[dict[str, Any]], list[History], Any]]:
     assets = prepare_assets(SETTINGS, tmp_path_factory.mktemp("assets"))
 
     def run(
-        folder: Path, *mode: str, more: tuple[str, ...] = (), steps: int = STEPS
-    ) -> tuple[list[dict[str, Any]], History, list[dict[str, Any]]]:
-        """Metrics of each step, what the engine kept, and what verl noted. `more`: settings of rollspec."""
+        folder: Path,
+        *mode: str,
+        more: tuple[str, ...] = (),
+        steps: int = STEPS,
+        done: int = 0,
+        program: str = "verl.trainer.main_ppo",
+    ) -> tuple[list[dict[str, Any]], list[History], list[dict[str, Any]]]:
+        """Metrics of each step, what each engine kept, and what verl noted.
+
+        `more`: settings of rollspec. `done`: steps of the job whose checkpoint it resumes from.
+        """
         kept = folder / "history"
         # All that was said is kept; how much is drafted depends on no clock.
         overrides = (
@@ -71,15 +104,18 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., tuple[list[di
             "tuning.guard.enabled=false",
             *more,
         )
-        settings = dataclasses.replace(SETTINGS, steps=steps, epochs=steps // 2 + 1)
+        settings = dataclasses.replace(SETTINGS, steps=done + steps, epochs=(done + steps) // 2 + 1)
         job = build_job(settings, assets, folder, speculate=True, preset="coupled_reuse", overrides=overrides)
-        job = dataclasses.replace(job, command=(*job.command, *mode))
+        command = [program if part == "verl.trainer.main_ppo" else part for part in job.command]
+        environment = job.environment | (EVERYWHERE if program == RECIPE else {})
+        job = dataclasses.replace(job, command=(*command, *mode), environment=environment, total_steps=steps)
         folder.mkdir(parents=True, exist_ok=True)
         run_job(job, timeout=540, stall=400)
-        history = History(1 << 30, 99)
-        (file,) = kept.rglob(FILE)
-        assert history.load(file.parent, version=99)
-        return read(folder / "metrics.jsonl", "data"), history, read(folder / "lengths.jsonl")
+        histories = []
+        for file in sorted(kept.rglob(FILE)):
+            histories.append(History(1 << 30, 99))
+            assert histories[-1].load(file.parent, version=99)
+        return read(folder / "metrics.jsonl", "data"), histories, read(folder / "lengths.jsonl")
 
     return run
 
@@ -89,7 +125,9 @@ def read(path: Path, key: str | None = None) -> list[dict[str, Any]]:
     return [row[key] for row in rows] if key else rows
 
 
-def check(rows: list[dict[str, Any]], history: History, noted: list[dict[str, Any]], steps: int = STEPS) -> None:
+def check(
+    rows: list[dict[str, Any]], histories: list[History], noted: list[dict[str, Any]], steps: int = STEPS
+) -> None:
     assert len(rows) == len(noted) == steps
     for row in rows:
         assert row["rollspec/guard/faults"] == 0 and row["rollspec/history/rewarded"] == PROMPTS * N
@@ -100,18 +138,27 @@ def check(rows: list[dict[str, Any]], history: History, noted: list[dict[str, An
     # A step whose responses were all there already rolls nothing out.
     later = [row["rollspec/accept/length"] for row in rows[steps // 2 :] if row["rollspec/rollout/tokens"] > 0]
     assert later and min(later) > 1.2
+    check_history(histories, noted)
 
+
+def check_history(histories: list[History], noted: list[dict[str, Any]]) -> None:
+    """Every response that verl trained on was kept once, and its tokens under verl's own versions."""
     trained: dict[str, Counter[Any]] = {}
     for row in noted:
         for (prompt, response), versions in zip(row["keys"], row["versions"], strict=True):
             trained.setdefault(prompt, Counter())[(response, *versions)] += 1
     late = Counter((prompt, response, *v) for (prompt, response), v in zip(row["keys"], row["versions"], strict=True))
+    responses: dict[str, list[Any]] = {}
+    for prompt, entry in chain(*histories):
+        responses.setdefault(prompt, []).extend(entry.responses)
     lost = []
-    for prompt, entry in history:
-        kept = {(prompt_key(r.tokens), *r.versions()[[0, -1]].tolist()): r.tokens.tolist() for r in entry.responses}
-        counts = Counter((prompt_key(r.tokens), *r.versions()[[0, -1]].tolist()) for r in entry.responses)
+    for prompt, found in responses.items():
+        kept = {(prompt_key(r.tokens), *r.versions()[[0, -1]].tolist()): r.tokens.tolist() for r in found}
+        counts = Counter((prompt_key(r.tokens), *r.versions()[[0, -1]].tolist()) for r in found)
         ours = trained.get(prompt, Counter())
         lost += [(prompt, *r) for r, n in (ours - counts).items() for _ in range(n)]
+        if len(histories) > 1:  # the part of a rollout that went on in another engine stays in the first one
+            continue
         ahead = counts - ours
         assert ahead.total() <= N, "more than one round of a prompt is not trained on yet"
         for response in ahead:
@@ -119,7 +166,7 @@ def check(rows: list[dict[str, Any]], history: History, noted: list[dict[str, An
             assert not parts, "a part of a rollout is kept beside it"
     # The file of the last sync may come too late for the job's end, so that the last step's are not in it.
     assert not Counter(lost) - late, "lost, or of other policy versions than verl noted"
-    assert {key for key, _ in history} >= set(trained)
+    assert set(responses) >= set(trained)
 
 
 def _begins(whole: list[int], part: list[int]) -> bool:
@@ -129,8 +176,8 @@ def _begins(whole: list[int], part: list[int]) -> bool:
 @pytest.mark.supports("verl", "colocate_async", "drafts", "versions", "metrics")
 def test_colocate_async(run: Any, tmp_path: Path) -> None:
     """One machine in turns: rollouts of the next step begin while this one's are finished, and wait for its update."""
-    rows, history, noted = run(tmp_path / "job", *COLOCATED)
-    check(rows, history, noted)
+    rows, histories, noted = run(tmp_path / "job", *COLOCATED)
+    check(rows, histories, noted)
     assert sum(row["rollspec/policy/spanning"] for row in rows) > 0, "no response was aborted and went on"
 
 
@@ -141,28 +188,70 @@ def test_separate_async(run: Any, tmp_path: Path) -> None:
 
     On two cores training takes longer than rollouts, so that mostly none runs when new weights come.
     """
-    check(*run(tmp_path / "job", *SEPARATE))
+    check(*run(tmp_path / "job", *SEPARATE, ALONE))
 
 
-@pytest.mark.supports("verl", "colocate_async", "draft head")
+@pytest.mark.supports("verl", "colocate_async", "draft head", "resume")
 @pytest.mark.slow  # `test_colocate_async` and `test_service_ray.py` are its shorter siblings
-def test_a_head_is_trained_beside_a_colocated_job(run: Any, tmp_path: Path) -> None:
+@pytest.mark.timeout(1500)
+def test_a_head_is_trained_beside_a_colocated_job_and_resumes(run: Any, tmp_path: Path) -> None:
     """By a trainer of its own: colocated rollouts leave the engine no idle time that is not the policy's training."""
     more = (*HEAD, "drafter.mode=dedicated")
-    total = head_of(*run(tmp_path / "job", *COLOCATED, more=more, steps=HEAD_STEPS))
+    mode = (*COLOCATED, f"trainer.default_local_dir={tmp_path / 'checkpoints'}", f"trainer.save_freq={HEAD_STEPS}")
+    rows, histories, noted = run(tmp_path / "job", *mode, more=more, steps=HEAD_STEPS)
+    total = head_of(rows, histories, noted)
     assert total["sent"] > 0, total
+
+    saved = tmp_path / "checkpoints" / f"global_step_{HEAD_STEPS}" / "rollspec"
+    number = young_head.promote_by_hand(Versions(saved / "drafter" / "versions"))
+    mode = (*mode, "trainer.resume_mode=auto")
+    (again, *_), _, _ = run(tmp_path / "again", *mode, more=more, steps=2, done=HEAD_STEPS)
+    assert again["rollspec/guard/faults"] == 0 and again["rollspec/policy/version"] >= HEAD_STEPS
+    assert again["rollspec/history/prompts"] >= rows[-1]["rollspec/history/prompts"], "the history was not loaded"
+    assert again["rollspec/drafter/version"] >= number, "the checkpoint's drafter was not taken"
 
 
 @pytest.mark.supports("verl", "separate_async", "draft head")
 @pytest.mark.slow  # `test_separate_async` and `test_online_engine.py` are its shorter siblings
 def test_an_idle_replica_trains_its_head_while_the_policy_is_trained(run: Any, tmp_path: Path) -> None:
-    total = head_of(*run(tmp_path / "job", *SEPARATE, more=(*HEAD, "drafter.mode=idle"), steps=HEAD_STEPS))
+    total = head_of(*run(tmp_path / "job", *SEPARATE, ALONE, more=(*HEAD, "drafter.mode=idle"), steps=HEAD_STEPS))
     assert 0 < total["used_seconds"] <= total["idle_seconds"], total
 
 
-def head_of(rows: list[dict[str, Any]], history: History, noted: list[dict[str, Any]]) -> dict[str, float]:
+@pytest.mark.supports("verl", "separate_async", "draft head")
+@pytest.mark.slow  # `test_drafter_idle.py` and `test_verl_replica.py` are its shorter siblings
+def test_a_device_that_is_lent_to_rollouts_and_taken_back(run: Any, tmp_path: Path) -> None:
+    """verl's `enable_switch`: the replica on the trainer's device joins the rollouts, and sleeps while the policy is
+    trained there; then its head is not trained either.
+    """
+    rows, histories, noted = run(tmp_path / "job", *SEPARATE, LENT, more=(*HEAD, "drafter.mode=idle"), steps=HEAD_STEPS)
+    assert len(histories) == 2
+    total = head_of(rows, histories, noted)
+    assert sum(row["separate_async/decision/should_switch_to_rollout"] for row in rows) >= 1, "it was never lent"
+    assert 0 < total["used_seconds"] <= total["idle_seconds"], total
+    # A device is given back within a micro-step.
+    assert max(row["rollspec/drafter/preempt_seconds"] for row in rows) < 2.0
+
+
+@pytest.mark.supports("verl", "fully_async recipe", "drafts", "versions", "metrics")
+@pytest.mark.slow  # `test_verl_fully_async.py` and `test_separate_async` are its shorter siblings
+def test_fully_async_recipe(run: Any, tmp_path: Path) -> None:
+    """verl's older recipe: rollouts and training in two actors that never wait for a step of the other."""
+    rows, histories, noted = run(tmp_path / "job", *FULLY, program=RECIPE)
+    ours = [row for row in rows if "rollspec/policy/version" in row]
+    assert len(ours) >= STEPS, [sorted(row) for row in rows]
+    assert not any(row["rollspec/guard/faults"] for row in ours)
+    versions = [row["rollspec/policy/version"] for row in ours]
+    assert versions == sorted(set(versions)) and versions[-1] >= STEPS
+    assert sum(row.get("rollspec/history/rewarded", 0) for row in ours) >= PROMPTS * N * (STEPS - 1)
+    later = [row["rollspec/accept/length"] for row in ours[STEPS // 2 :] if row["rollspec/rollout/tokens"] > 0]
+    assert later and min(later) > 1.2
+    check_history(histories, noted)
+
+
+def head_of(rows: list[dict[str, Any]], histories: list[History], noted: list[dict[str, Any]]) -> dict[str, float]:
     """What became of the head, summed over the steps, whose versions are the head's and the policy's."""
-    check(rows, history, noted, HEAD_STEPS)
+    check(rows, histories, noted, HEAD_STEPS)
     names = ("captured", "sent", "train_steps", "swaps", "passes", "idle_seconds", "used_seconds")
     total = young_head.totals(rows, *names)
     assert total["captured"] >= PROMPTS * N and total["train_steps"] > 0 and total["passes"] > 0, total

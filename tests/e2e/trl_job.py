@@ -27,8 +27,6 @@ HEAD = {
     # What it drafts is verified all the same.
     "tuning.policy": "static", "tuning.arms": [2], "tuning.guard.enabled": False, "proposal.budget.policy": "fixed",
 }  # fmt: skip
-BY_HAND = 1000
-"""Versions above it were not made by a head's training that began anew."""
 STARTING = 240.0
 """Seconds for the head's trainer to start and to have a version, on a slow machine."""
 
@@ -121,7 +119,9 @@ def main(out: str, model: str, what: str) -> None:
         # Its trainer takes the checkpoint's state over when it has started, and a version is swapped in when a step
         # begins.
         wait(
-            llm, lambda head: head["version"] > BY_HAND, lambda: trainer.vllm_generation.generate([[5, 6, 7]], None, 1)
+            llm,
+            lambda head: head["version"] > young_head.BY_HAND,
+            lambda: trainer.vllm_generation.generate([[5, 6, 7]], None, 1),
         )
     result["info"] = info_of(llm)
     result["log"] = trainer.state.log_history

@@ -17,8 +17,7 @@ from benchmarks import (
     drift,
     harness,
     propose,
-    rollout,
-    rollout_table,
+    tuner,
 )
 from benchmarks import cli as bench_cli
 from rollspec.errors import RollspecError
@@ -50,76 +49,22 @@ def test_propose_writes_json(tmp_path: Path) -> None:
     assert found["provenance"]["cores"]
 
 
-def epochs(seconds: float, accepted: int) -> list[dict[str, Any]]:
-    return [
-        {"seconds": seconds * (2 if e == 0 else 1), "tokens": 100, "accepted": accepted, "drafted": 2 * accepted,
-         "steps": 50, "after_end": 5, "propose_share": 0.02}
-        for e in range(3)
-    ]  # fmt: skip
-
-
-RUNS = {
-    "none": [epochs(4.0, 0)],
-    "ngram K=4": [epochs(3.0, 40)],
-    "rollspec": [epochs(2.0, 60)],
-}
-
-
-def test_summary_compares_later_epochs_with_the_best_ngram() -> None:
-    s = rollout_table.summarise(RUNS)
-    rollspec = s["arms"]["rollspec"]
-    assert rollspec["speedup_later_epochs"]["median"] == pytest.approx(2.0)
-    assert rollspec["speedup_all_epochs"]["median"] == pytest.approx(2.0)
-    assert rollspec["acceptance_length"] == pytest.approx(2.5)
-    assert rollspec["ms_per_step"] == pytest.approx(40.0)
-    assert s["rollspec_over_ngram"]["median"] == pytest.approx(1.5)
-
-
-def test_the_oracle_is_the_best_of_the_others() -> None:
-    s = rollout_table.summarise(RUNS)
-    assert s["oracle"]["arm"] == "ngram K=4"
-    assert s["rollspec_over_oracle"]["median"] == pytest.approx(1.5)
-    slow = {**RUNS, "ngram K=4": [epochs(4.5, 40)]}
-    assert rollout_table.summarise(slow)["oracle"]["arm"] == "none"
-
-
-def test_the_table_shows_the_limit_and_the_share_of_drafting() -> None:
-    s = rollout_table.summarise(RUNS)
-    bare = rollout_table.table(8, s)
-    assert bare.row_count == 3
-    full = rollout_table.table(
-        8, s | {"perfect_drafter": {"k": 8, "seconds": 1.0}, "full_batch": {"propose_share": 0.021}}
-    )
-    assert full.row_count == 4
-    assert "2.1 % of a step" in str(full.caption)
-
-
-def test_arms_by_name() -> None:
-    arms = (rollout.arm("none"), rollout.arm("ngram", 4), rollout.arm("perfect", 8))
-    assert [a.name for a in arms] == ["none", "ngram K=4", "perfect K=8"]
-    assert rollout.arm("perfect", 8).accept_all
-    assert rollout.arm("rollspec").speculative is None and rollout.arm("rollspec").rollspec == "default"
-
-
-def test_prompts_come_in_whole_groups_at_batch_1() -> None:
+def test_every_epoch_has_the_same_prompts_and_its_own_weights() -> None:
     class Counts:
         def __init__(self) -> None:
             self.works: list[Any] = []
 
         def run(self, work: Any) -> dict[str, Any]:
             self.works.append(work)
-            return {"lengths": [3] * len(work.prompts)}
+            return {"lengths": [3 + work.version] * len(work.prompts)}
 
-    prompts = [[p, p] for p in range(8)]
-    engine = Counts()
-    load = rollout.Load(drift.Drift("", "", [], ""), prompts, ["v0", "v1"])
+    engine, load = Counts(), tuner.Load(drift.Drift("", "", [], ""), [[p, p] for p in range(8)], ["v0", "v1"])
     load.record(engine)  # type: ignore[arg-type]
-    load.epochs(engine, 1)  # type: ignore[arg-type]
-    load.epochs(engine, 8)  # type: ignore[arg-type]
-    first, second, eighth = engine.works[2], engine.works[3], engine.works[4]
-    assert sorted(p[0] for p in first.prompts) == [0] * 8 + [1] * 8
-    assert len(eighth.prompts) == 64 and len(eighth.lengths) == 64
-    assert first.reset and not second.reset and second.weights == "v1"
+    load.epochs(engine)  # type: ignore[arg-type]
+    first, second = engine.works[2:]
+    assert first.prompts == second.prompts and sorted(p[0] for p in first.prompts) == sorted([*range(8)] * 8)
+    assert (first.lengths, second.lengths) == ([3] * 64, [4] * 64)
+    assert first.reset and not second.reset and (first.weights, second.weights) == ("v0", "v1")
 
 
 def test_help_lists_every_benchmark() -> None:
@@ -129,7 +74,7 @@ def test_help_lists_every_benchmark() -> None:
 
 @pytest.mark.parametrize("bad", ["x", "0", "1,99"])
 def test_batches_that_cannot_be_run(bad: str) -> None:
-    result = CliRunner().invoke(bench_cli.command, ["rollout", "--batches", bad])
+    result = CliRunner().invoke(bench_cli.command, ["harm", "--batches", bad])
     assert isinstance(result.exception, RollspecError) and bad in str(result.exception)
 
 
@@ -148,7 +93,7 @@ def test_a_verdict_needs_the_whole_interval_and_six_pairs() -> None:
 # ---- a model of one's own -------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["control", "cost", "harm", "rollout"])
+@pytest.mark.parametrize("name", ["control", "cost", "harm"])
 def test_a_model_by_name_has_a_result_of_its_own(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: dict[str, Any] = {}
 
@@ -183,11 +128,11 @@ def test_prompts_of_a_model_that_comes_with_none(monkeypatch: pytest.MonkeyPatch
     tokenizer = build_tokenizer()
     monkeypatch.setattr("transformers.AutoTokenizer.from_pretrained", lambda path: tokenizer)
     policy = drift.Drift("m", "", [""], "")
-    texts = [tokenizer.decode(p) for p in rollout.first_prompts(policy, 2)]
-    assert texts == [prompt_text(text) for text in rollout.INSTRUCTIONS[:2]]
-    assert len(rollout.INSTRUCTIONS) == rollout.PROMPTS
+    texts = [tokenizer.decode(p) for p in drift.first_prompts(policy, 2)]
+    assert texts == [prompt_text(text) for text in drift.INSTRUCTIONS[:2]]
+    assert len(drift.INSTRUCTIONS) == drift.PROMPTS
     tokenizer.chat_template = None
-    assert tokenizer.decode(rollout.first_prompts(policy, 1)[0]) == rollout.INSTRUCTIONS[0]
+    assert tokenizer.decode(drift.first_prompts(policy, 1)[0]) == drift.INSTRUCTIONS[0]
 
 
 def test_bandits_write_json(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

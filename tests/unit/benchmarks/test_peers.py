@@ -29,6 +29,7 @@ from benchmarks.peer_plan import Costs, Heat
 from benchmarks.prefixes import Prefixes
 from rollspec.config import RollspecConfig
 from rollspec.errors import RollspecError
+from rollspec.sampling import scoring
 
 HEAD = Path("/heads/one")
 
@@ -398,6 +399,15 @@ def test_the_figure_has_every_arm_and_is_always_the_same() -> None:
 
 
 # ---- the lossy arm --------------------------------------------------------------------------------------------------
+
+
+def test_prefixes_are_of_lossy_arms_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = SimpleNamespace(max_model_len=64, get_vocab_size=lambda: 32)
+    llm = SimpleNamespace(llm_engine=SimpleNamespace(vllm_config=SimpleNamespace(model_config=model)))
+    monkeypatch.setattr(scoring, "eos_tokens", lambda engine: frozenset({1}))
+    arms = peer_arms.chosen(None, []).arms
+    found = {name for name, arm in arms.items() if Prefixes.of(llm, arm.rollspec) is not None}
+    assert found == {"spec_rl"} == {name for name, peer in PEERS.items() if peer.lossy}
 
 
 def test_prefixes_come_from_the_same_place_of_the_last_epoch(monkeypatch: pytest.MonkeyPatch) -> None:

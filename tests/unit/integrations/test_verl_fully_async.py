@@ -1,0 +1,167 @@
+"""The fully asynchronous recipe's hooks: on verl's own class, and on a stand-in for it what they send and add."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from vllm_like import like
+
+from rollspec.errors import ConfigError
+from rollspec.proposal.base import prompt_key
+from rollspec.telemetry.engine_stats import EngineStats
+
+omegaconf = pytest.importorskip("omegaconf")
+pytest.importorskip("verl")
+torch = pytest.importorskip("torch")
+
+STATS = EngineStats(steps=4, requests=8, verified=4, drafted=10, accepted=5, emitted=13, version=3).to_dict()
+
+
+def batch() -> Any:
+    """A prompt's two samples as verl's agent loops give them; the second one's tool said 70 and 71."""
+    from verl import DataProto
+
+    tensors = {
+        "prompts": [[0, 1, 2], [0, 1, 2]],
+        "responses": [[4, 5, 6, 9, 9], [7, 70, 71, 8, 9]],
+        "attention_mask": [[0, 1, 1, 1, 1, 1, 0, 0], [0, 1, 1, 1, 1, 1, 1, 0]],
+        "response_mask": [[1, 1, 1, 0, 0], [1, 0, 0, 1, 0]],
+        "rm_scores": [[0.0, 0.0, 1.0, 0.0, 0.0], [0.0, 0.0, 0.0, 0.5, 0.0]],
+        "rollout_log_probs": [[-0.1, -0.2, -0.3, 0.0, 0.0], [-0.4, 0.0, 0.0, -0.5, 0.0]],
+    }
+    notes = {"min_global_steps": np.array([3, 2], object), "max_global_steps": np.array([3, 3], object)}
+    return DataProto.from_dict({k: torch.tensor(v) for k, v in tensors.items()}, notes)
+
+
+def test_a_batch_of_the_agent_loops_is_read() -> None:
+    from rollspec_verl.rollouts import Rollouts
+
+    found = Rollouts.of(batch())
+    assert [p.tolist() for p in found.prompts] == [[1, 2]] * 2
+    assert [r.tolist() for r in found.responses] == [[4, 5, 6], [7, 70, 71, 8]]
+    assert found.lengths == [3, 2] and found.scores == [1.0, 0.5] and found.spanning == 1
+    assert [v.tolist() for v in found.engine_logprobs] == [pytest.approx(x) for x in ([-0.1, -0.2, -0.3], [-0.4, -0.5])]
+    turn = [prompt_key([1, 2]), prompt_key([7]), 0.5]
+    assert turn in found.rewards() and len(found.rewards()) == 3
+
+
+def test_verls_own_class_is_hooked_and_its_coroutines_stay_such() -> None:
+    from rollspec_verl import fully_async
+    from verl.experimental.fully_async_policy import fully_async_rollouter as verls
+
+    cls = verls.FullyAsyncRollouter.__ray_metadata__.modified_class
+    before = {name: inspect.iscoroutinefunction(getattr(cls, name)) for name in fully_async.HOOKS}
+    fully_async.install(verls)
+    once = {name: getattr(cls, name) for name in fully_async.HOOKS}
+    fully_async.install(verls)
+    assert once == {name: getattr(cls, name) for name in fully_async.HOOKS}, "a second time changes nothing"
+    assert before == {name: inspect.iscoroutinefunction(f) for name, f in once.items()} and sum(before.values()) == 5
+    for name, f in once.items():
+        assert list(inspect.signature(f).parameters) == list(inspect.signature(f.__wrapped__).parameters), name
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, Any]]:
+    """What servers are asked; one of two answers `stats`."""
+    from rollspec_verl import servers
+
+    made: list[tuple[str, Any]] = []
+
+    def call(replicas: list[Any], op: str, payload: Any, wait: bool = True) -> list[dict[str, Any]]:
+        made.append((op, [payload(i) for i in range(len(replicas))]))
+        return [STATS, {}] if op == "stats" else [{}] * len(replicas)
+
+    monkeypatch.setattr(servers, "call", call)
+    monkeypatch.setattr(servers, "tidy", lambda replicas: made.append(("tidy", len(replicas))))
+    return made
+
+
+def rollouter(folder: Path) -> Any:
+    """A stand-in for the actor, hooked: one standalone replica, one on the trainer's devices."""
+    from rollspec_verl import fully_async
+
+    one, lent = (like("verl.workers.rollout.replica:RolloutReplica", server_handle=object()) for _ in range(2))
+
+    class Rollouter:
+        def __init__(self) -> None:
+            self.config = omegaconf.OmegaConf.create(
+                {
+                    "actor_rollout_ref": {"rollout": {"name": "vllm", "custom": {"rollspec": "suffix_only"}}},
+                    "trainer": {"default_local_dir": str(folder), "resume_mode": "auto"},
+                }
+            )
+            self.llm_server_manager = like(
+                "verl.experimental.fully_async_policy.fully_async_rollouter:FullyAsyncLLMServerManager",
+                get_replicas=lambda: [one, lent], hybrid_replicas={"hybrid_0": lent},
+            )  # fmt: skip
+            self.global_steps = 0
+
+        async def init_workers(self) -> None: ...
+
+        async def _process_single_sample_streaming(self, rollout_sample: Any) -> None:
+            rollout_sample.full_batch = batch()
+
+        async def reset_staleness(self) -> dict[str, float]:
+            return {"fully_async/rollouter/idle_ratio": 0.5}
+
+        async def save_checkpoint(self, local_global_step_folder: str) -> None: ...
+
+        def load_checkpoint(self) -> int:
+            self.global_steps = 17
+            return 0
+
+        async def fit(self) -> None:
+            raise RuntimeError("the job's own error")
+
+    metadata = SimpleNamespace(modified_class=Rollouter)
+    fully_async.install(SimpleNamespace(FullyAsyncRollouter=SimpleNamespace(__ray_metadata__=metadata)))  # type: ignore[arg-type]
+    return Rollouter()
+
+
+def test_rewards_measurements_and_checkpoints(tmp_path: Path, calls: list[tuple[str, Any]]) -> None:
+    actor = rollouter(tmp_path)
+    asyncio.run(actor.init_workers())
+    assert actor.config.actor_rollout_ref.rollout.custom.rollspec.preset == "suffix_only"
+    for _ in range(2):
+        asyncio.run(actor._process_single_sample_streaming(SimpleNamespace(full_batch=None)))
+    op, (first, second) = calls.pop()
+    assert op == "rewards" and first == second and len(first["items"]) == 3
+    out = asyncio.run(actor.reset_staleness())
+    assert out["fully_async/rollouter/idle_ratio"] == 0.5 and out["rollspec/guard/faults"] == 0
+    assert out["rollspec/accept/drafted"] == 10 and out["rollspec/reward/mean"] == pytest.approx(0.75)
+    assert out["rollspec/policy/spanning"] == 2
+    assert "rollspec/reward/mean" not in asyncio.run(actor.reset_staleness()), "nothing was rolled out since"
+    step = tmp_path / "global_step_2"
+    asyncio.run(actor.save_checkpoint(str(step)))
+    assert calls[-1] == ("save", [{"dir": str(step / "rollspec" / f"replica_{i}")} for i in range(2)])
+    (step / "rollspec" / "replica_0").mkdir(parents=True)
+    (tmp_path / "latest_checkpointed_iteration.txt").write_text("2")
+    actor.load_checkpoint()
+    assert calls[-1] == ("load", [{"dir": str(step / "rollspec" / "replica_0")}] * 2)
+    with pytest.raises(RuntimeError, match="the job's own error"):
+        asyncio.run(actor.fit())
+    assert calls[-1] == ("tidy", 2)
+
+
+def test_what_counts_by_the_trainers_steps_is_refused(tmp_path: Path) -> None:
+    actor = rollouter(tmp_path)
+    actor.config.actor_rollout_ref.rollout.custom.rollspec = "spec_rl"
+    with pytest.raises(ConfigError, match=r"reuse\.mode = lenient counts epochs by the trainer's steps"):
+        asyncio.run(actor.init_workers())
+
+
+def test_a_fault_of_ours_is_counted_and_left_out(
+    tmp_path: Path, calls: list[tuple[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from rollspec_verl.rollouts import Rollouts
+
+    actor = rollouter(tmp_path)
+    monkeypatch.setattr(Rollouts, "of", lambda batch: 1 / 0)
+    asyncio.run(actor._process_single_sample_streaming(SimpleNamespace(full_batch=None)))
+    assert asyncio.run(actor.reset_staleness())["rollspec/guard/faults"] == 1
