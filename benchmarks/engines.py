@@ -76,7 +76,11 @@ class Engine:
         return done | dict(zip(("cpu_seconds", "trainer_cpu_seconds"), spent, strict=True))
 
     def call(self, act: Callable[..., Any], *args: Any) -> Any:
-        """Run `act(worker, *args)`, a function of a module, in the engine's worker; returns what it returned."""
+        """Run `act(worker, *args)`, a function of a module, in the engine's worker; returns what it returned.
+
+        Raises:
+            RuntimeError: what it raised there; the engine goes on.
+        """
         self._pipe.send((act, args))
         return self._answer(RUN_SECONDS)
 
@@ -143,10 +147,13 @@ class Engine:
             self.close()
             raise TimeoutError(f"rollspec: the engine of arm {self.arm.name!r} did not answer within {seconds:g} s.")
         try:
-            return self._pipe.recv()
+            answer = self._pipe.recv()
         except EOFError as e:
             self.close()
             raise RuntimeError(f"rollspec: the engine of arm {self.arm.name!r} ended; its output is above.") from e
+        if isinstance(answer, RuntimeError):
+            raise answer
+        return answer
 
 
 class Guest:
@@ -233,7 +240,10 @@ def _serve(pipe: Any, arm: Arm, model: str, max_len: int, max_seqs: int) -> None
                 pipe.send(epoch(llm, work, arm, prefixes))
             else:
                 act, args = work
-                pipe.send(llm.collective_rpc(act, args=args)[0])
+                try:
+                    pipe.send(llm.collective_rpc(act, args=args)[0])
+                except Exception as e:
+                    pipe.send(RuntimeError(f"{type(e).__name__}: {e}"))
     finally:  # or this process waits for the engine's at its end, and who drives it for an answer
         llm.llm_engine.engine_core.shutdown()
 

@@ -12,15 +12,19 @@ from rich.console import Console
 from benchmarks.peer_plan import Cell
 from scripts.stale import MEASURES, ROOT, changed
 
+CODE = (*MEASURES["peers"], "benchmarks", ":(exclude)benchmarks/results", "configs", "rollspec/config",
+        "examples/grpo_arithmetic")  # fmt: skip
+"""What decides what a turn is."""
+
 FORMAT = "rollspec-peers-1"
-KEPT = ("provenance", "lengths", "seconds", "turns", "overlapping", "distance")
+KEPT = ("provenance", "guests", "lengths", "seconds", "turns", "overlapping", "distance")
 """What is taken over from an earlier call."""
 
 
 def key(result: dict[str, Any]) -> Any:
     """What has to agree before an earlier result is gone on from, beside the code."""
     made = result["provenance"]
-    return [result.get("format"), result["policy"], result["settings"], made["cpu"], made["cores"]]
+    return [result.get("format"), result["policy"], result["settings"], made["cpu"], made["cores"], made["versions"]]
 
 
 def begin(mine: dict[str, Any], out: Path, console: Console) -> dict[str, Any]:
@@ -32,7 +36,7 @@ def begin(mine: dict[str, Any], out: Path, console: Console) -> dict[str, Any]:
         then, now = earlier["provenance"], mine["provenance"]
         # A tree that differs from its commit may have changed since.
         same = key(earlier) == key(mine) and not (then["dirty"] or now["dirty"])
-        same = same and (then["git"] == now["git"] or not changed(ROOT, then["git"], MEASURES["peers"]))
+        same = same and (then["git"] == now["git"] or not changed(ROOT, then["git"], CODE))
     except (OSError, ValueError, KeyError, TypeError):
         return mine
     if same:

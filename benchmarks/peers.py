@@ -110,7 +110,7 @@ class Peers:
             "policy": {"model": self.policy.model, "made_by": self.policy.made_by, "epochs": len(self.load.weights)},
             "settings": self.settings,
             "idle_seconds": IDLE,
-            "guests": [a for a in self.chosen.arms if self._is_guest(a)],
+            "guests": [],  # arms that had turns in another's engine
             "lengths": {},
             "seconds": {},
             "turns": [],
@@ -171,6 +171,17 @@ class Peers:
             self._host = (self.engine or self._engine)(self.chosen.arms[OURS])
         return Guest(arm, self._host, f"{arm.name}, heat {self._heats}")
 
+    def _host_ended(self, live: dict[str, Any]) -> None:
+        """A guest failed, and its engine may have ended: the other guests start anew in another one."""
+        self._evict()
+        for name in [n for n in live if self._is_guest(n)]:
+            started = self._guarded(name, self._start, self.chosen.arms[name])
+            if started is None:
+                self._evict()
+                del live[name]
+            else:
+                live[name] = started[0]
+
     def _evict(self) -> None:
         """The guests' engine ends."""
         if self._host is not None:
@@ -204,19 +215,25 @@ class Peers:
             for name in (OURS, *heat.arms):
                 if (started := self._guarded(name, self._start, self.chosen.arms[name])) is not None:
                     live[name] = started[0]
+                elif self._is_guest(name):
+                    self._host_ended(live)
             for seed, workload in heat.cells:
                 self._record(none, seed)
                 works, turn = self.load.works(workload, seed), {}
                 mine = [n for n in live if (seed, workload) in heat.arms.get(n, heat.cells)]
                 for name in mine if seed % 2 == 0 else reversed(mine):
+                    if name not in live:  # it ended with another guest, and did not start again
+                        continue
                     report(f"{workload}, seed {seed}: {name}")
                     turn[name] = self._guarded(name, self._turn, name, live[name], works)
                     if turn[name] is None:
                         live.pop(name).close()
-                        if self._is_guest(name):  # the others of this heat fail with it
-                            self._evict()
+                        if self._is_guest(name):
+                            self._host_ended(live)
                 arms = {name: runs for name, runs in turn.items() if runs is not None}
                 self.result["turns"].append({"seed": seed, "workload": workload, "arms": arms})
+                guests = [a for a in arms if self._is_guest(a) and a not in self.result["guests"]]
+                self.result["guests"] += guests
                 self._save()
         finally:
             for name, engine in live.items():

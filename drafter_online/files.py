@@ -31,6 +31,18 @@ def sync_folder(path: Path) -> None:
         os.close(fd)
 
 
+def sync_tree(path: Path) -> None:
+    """Wait until all files of a folder are on disk, and their names."""
+    for folder, _, files in os.walk(path):
+        for name in files:
+            fd = os.open(os.path.join(folder, name), os.O_RDONLY)
+            try:
+                os.fsync(fd)
+            finally:
+                os.close(fd)
+        sync_folder(Path(folder))
+
+
 def replace(path: Path, data: bytes, private: bool = False) -> None:
     """Put `data` in the place of `path`: a reader sees the old file or the new one. `private`: only this user does."""
     temporary = path.with_name(f".{path.name}-{os.getpid()}-{uuid.uuid4().hex[:8]}")

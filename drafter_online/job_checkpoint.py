@@ -28,7 +28,7 @@ import msgspec
 from drafter_online.checkpoint import Checkpoints
 from drafter_online.engines import CheckpointRequest, Done, Engines, read
 from drafter_online.errors import DrafterError, ServiceError
-from drafter_online.files import replace, set_aside, sync_folder, temporary_folder
+from drafter_online.files import sync_folder, sync_tree, temporary_folder, write_synced
 from drafter_online.versions import Versions
 from drafter_online.wire import Message
 
@@ -42,8 +42,10 @@ log = logging.getLogger(__name__)
 
 PARTS = ("state", "buffer", "versions")
 REPLACED = "replaced"
-UNDER_WAY = ".under-way"
-"""In a folder whose parts are being replaced: what is to take their places, whole and on disk."""
+COPY, UNDER_WAY, RECORD = ".copy", ".under-way", "record"
+"""In a folder whose parts are being replaced: where new ones are put together; the same once they are whole and on
+disk, with a record of what is to take which place.
+"""
 
 SAVE_SECONDS = 15.0
 """How long a checkpoint waits for the daemon's part of it: trainers wait 30 s for their calls into the engine."""
@@ -152,9 +154,8 @@ class Daemon(Protocol):
 
 
 class _UnderWay(msgspec.Struct):
-    """`new`: folder of the new parts. `aside`: whether the old ones are kept. `parts`: those that are new."""
+    """`aside`: whether the old parts are kept. `parts`: those that are new."""
 
-    new: str
     aside: bool
     parts: list[str]
 
@@ -276,40 +277,43 @@ def _copy(source: Path, target: Path, aside: bool = False) -> None:
         old = [n for n in names if n.isdigit() and int(n) not in wanted] if Path(at).name == "versions" else []
         return old + [n for n in names if n.startswith(".")]  # unfinished
 
-    with temporary_folder(target, ".copy") as new:
+    finish(target)
+    with temporary_folder(target, COPY) as new:
         for part in PARTS:
             if (source / part).is_dir():
                 shutil.copytree(source / part, new / part, copy_function=_link, ignore=unwanted)
-        old = target / REPLACED if aside else new / REPLACED
-        shutil.rmtree(old, ignore_errors=True)
-        old.mkdir()
-        record = _UnderWay(new.name, aside, [part for part in PARTS if (new / part).is_dir()])
-        replace(target / UNDER_WAY, msgspec.json.encode(record))
-        finish(target)
+        sync_tree(new)
+        record = _UnderWay(aside, [part for part in PARTS if (new / part).is_dir()])
+        write_synced(new / RECORD, msgspec.json.encode(record))
+        sync_folder(new)
+        if aside:
+            shutil.rmtree(target / REPLACED, ignore_errors=True)
+        os.rename(new, target / UNDER_WAY)  # from here on it will be finished, by whoever comes
+    sync_folder(target)
+    finish(target)
 
 
 def finish(folder: Path) -> None:
     """Put new parts in the place of a folder's own, also those that a process left which was killed doing so: parts of
     two ages are never read together.
+
+    Raises:
+        OSError: it cannot be done now; what is under way stays for the next call.
     """
-    record = folder / UNDER_WAY
-    if not record.is_file():
-        return
-    try:
-        found = msgspec.json.decode(record.read_bytes(), type=_UnderWay)
-    except msgspec.MsgspecError:
-        set_aside(record)
-        return
-    new = folder / Path(found.new).name
-    aside = (folder if found.aside else new) / REPLACED
-    if new.is_dir():
+    for left in folder.glob(f"{COPY}-*"):
+        shutil.rmtree(left, ignore_errors=True)
+    new = folder / UNDER_WAY
+    if (new / RECORD).is_file():
+        found = msgspec.json.decode((new / RECORD).read_bytes(), type=_UnderWay)
+        aside = (folder if found.aside else new) / REPLACED
+        aside.mkdir(exist_ok=True)
         for part in PARTS:
             if part not in found.parts or (new / part).is_dir():  # else it is in its place already
                 for here, there in ((folder / part, aside / part), (new / part, folder / part)):
                     if here.is_dir():
                         os.rename(here, there)
         sync_folder(folder)
-    record.unlink()
+        (new / RECORD).unlink()
     shutil.rmtree(new, ignore_errors=True)
 
 

@@ -9,8 +9,8 @@ Options go under `rollout.custom.rollspec` (a preset's name, or any knob of `rol
     +actor_rollout_ref.rollout.custom.rollspec.enabled=false
 
 verl imports `external_lib` in every process that builds a model config (`HFModelConfig.__post_init__`,
-verl/workers/config/model.py:149); importing this package registers the hooks. The engine's own processes do not import
-it: rollspec's vLLM plugin reaches them through `additional_config`.
+verl/workers/config/model.py:149); importing this package registers the hooks. The engine's own processes need not
+import it: rollspec's vLLM plugin reaches them through `additional_config`.
 """
 
 from __future__ import annotations

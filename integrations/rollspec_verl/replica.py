@@ -9,6 +9,7 @@ import asyncio
 import inspect
 import json
 import logging
+from types import ModuleType
 from typing import Any
 
 from rollspec.engine.calls import EngineCalls, why_off
@@ -25,7 +26,15 @@ WATCH_SECONDS = 1.0
 
 def register() -> None:
     """Put rollspec's replica behind the name `vllm` (verl/workers/rollout/replica.py, `RolloutReplicaRegistry`)."""
-    on_import("verl.workers.rollout.replica", lambda module: module.RolloutReplicaRegistry.register("vllm", load))
+    on_import("verl.workers.rollout.replica", install)
+
+
+def install(module: ModuleType) -> None:
+    """See `register`."""
+    try:
+        module.RolloutReplicaRegistry.register("vllm", load)
+    except AttributeError as e:
+        logger.error("rollspec: verl's replicas are not as expected (%s), so this job runs without rollspec.", e)
 
 
 def merge_additional_config(given: Any, config: dict[str, Any]) -> dict[str, Any]:

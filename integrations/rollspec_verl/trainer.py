@@ -254,18 +254,18 @@ def take(trainer: Any, state: State, rollouts: Rollouts) -> None:
         _call(trainer, "rewards", lambda i: {"items": items}, wait=False)
 
 
-def _measure(trainer: Any, state: State) -> dict[str, float]:
+def _measure(trainer: Any, state: State, step: int) -> dict[str, float]:
     """What the step's rollouts were like, all mini-batches together."""
     parts, state.rollouts = state.rollouts, []
     if not parts:
         return {}
     rollouts = Rollouts.join(parts)
     found = rollouts.metrics() | rollouts.epochs(state.health)
-    found |= state.health.check(found, trainer.global_steps, _suspects(trainer, state, rollouts))
+    found |= state.health.check(found, step, _suspects(trainer, state, rollouts))
     path = os.environ.get(ENV_LENGTHS)
     if path:
         keys = [keys for *keys, _ in rollouts.rewards()]
-        row = {"step": trainer.global_steps, "lengths": rollouts.lengths, "versions": rollouts.versions, "keys": keys}
+        row = {"step": step, "lengths": rollouts.lengths, "versions": rollouts.versions, "keys": keys}
         with open(path, "a", encoding="utf-8") as f:
             f.write(json.dumps(row) + "\n")
     return found
@@ -298,11 +298,11 @@ def _resumed_from(config: Any, step: int) -> Path:
     return Path(config.default_local_dir).resolve() / f"global_step_{step}"
 
 
-def metrics(trainer: Any, state: State) -> dict[str, float]:
-    """What rollspec says of the rollouts and engines since it was asked last."""
+def metrics(trainer: Any, state: State, step: int | None = None) -> dict[str, float]:
+    """What rollspec says of the rollouts and engines since it was asked last. `step`: where it is not the trainer's."""
     out: dict[str, float] = {}
     with state.faults.left_out("measuring rollouts"):
-        out |= _measure(trainer, state)
+        out |= _measure(trainer, state, trainer.global_steps if step is None else step)
     generation = getattr(trainer, "timing_raw", {}).get("gen")
     if generation is not None:
         # An asynchronous trainer generates all the time: what it spends there is waiting.

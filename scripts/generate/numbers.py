@@ -220,12 +220,60 @@ def control_line() -> str:
     return f"**Null control:** with nothing drafted (K = 0) the speed is {'; '.join(parts)}." if parts else ""
 
 
+def tuner() -> str:
+    """The arms of the tuner's benchmark, and what its goals say; nothing of a run without the arms of the goals."""
+    found = load("tuner")
+    if not {"best_fixed", "oracle"} <= found.keys():
+        return ""
+    rows: list[Row] = []
+    for name, a in found["arms"].items():
+        accepted = "-" if a["acceptance_rate"] is None else _percent(a["acceptance_rate"])
+        speeds = ("1", "1") if name == "none" else (_both(_median(a["speedup"])), _both(_median(a["speedup_runs"])))
+        rows.append((name, f"{a['seconds']:.1f}", *speeds, f"{a['drafted_per_token']:.2f}", accepted))
+    columns = ("arm", "seconds", "over none, by epoch", "over none, by run", "drafted per token", "accepted")
+    best, oracle = found["best_fixed"], found["oracle"]
+    rounds = len(found["runs"]["none"])
+    regret = found["arms"]["hedge"]
+    goals = [
+        f"{best['arm']} takes {_both(_median(best['fixed_over_hedge']))} the time of `hedge`, the default; goal "
+        f"{best['goal']:g}, {best['verdict']}.",
+        f"`hedge` takes {_both(_median(oracle['hedge_over_oracle']))} the oracle's; goal at most {oracle['goal']:g}, "
+        f"{oracle['verdict']}.",
+    ]
+    if regret.get("timed_regret") is not None:
+        goals.append(
+            f"Its regret is {_percent(regret['modelled_regret'], 1)} by the cost model and "
+            f"{_percent(regret['timed_regret'], 1)} by what its own steps took."
+        )
+    return (
+        f"{_table(columns, rows)}\n\n{' '.join(goals)} `{RESULTS}/tuner.json`, {_origin_of(found)}, "
+        f"{_count(rounds)} rounds. {control_line()}"
+    )
+
+
+def peers_demo() -> str:
+    """What rollspec's default and the best of vLLM's own lookup gain on the demo's policy."""
+    if (found := load("peers-demo")) is None:
+        return "It was not run yet."
+    workloads = found["summary"]["workloads"]
+    parts = []
+    for w, s in workloads.items():
+        arms = s["arms"]
+        ngram = max(
+            (n for n in arms if n.startswith("ngram")), key=lambda n: arms[n]["speedup"]["median"], default=None
+        )
+        of = f"*{w}* {_both(_median(arms['rollspec']['speedup']))}"
+        parts.append(of + (f" (vLLM's {ngram} {_both(_median(arms[ngram]['speedup']))})" if ngram else ""))
+    at = f"`{RESULTS}/peers-demo.json`, {_origin_of(found)}"
+    return f"rollspec's default over no speculation: {', '.join(parts)} ({at})."
+
+
 BLOCKS: dict[str, Callable[[], str]] = {
-    "headline": headline, "demo": demo, "control": control, "head": head, "propose": propose,
+    "headline": headline, "demo": demo, "control": control, "head": head, "propose": propose, "tuner": tuner,
     "audit-power": audit_power, "control-line": control_line,
 }  # fmt: skip
 INLINE: dict[str, Callable[[], str]] = {
-    "control-cost": control_cost, "control-times": control_times, "repeats": repeats,
+    "control-cost": control_cost, "control-times": control_times, "repeats": repeats, "peers-demo": peers_demo,
 }  # fmt: skip
 
 

@@ -202,21 +202,27 @@ class Fake:
     """An engine whose arm decides how long a token takes."""
 
     def __init__(self, arm: Arm, log: list[tuple[str, Work]], broken: str) -> None:
-        self.arm, self.log, self.broken, self.running = arm, log, broken, True
+        self.arm, self.log, self.broken, self.running, self.ended = arm, log, broken, True, False
         self.overlapping = not arm.speculative
         self.name = arm.name
         """Of the guest whose turn it is."""
 
     def call(self, act: Any, key: str, source: Any = None) -> None:
-        assert self.running
+        self._alive()
         if act is probes.turn:
             self.name = key.partition(",")[0]
             assert self.name == source["preset"] or (self.name == "rollspec" and source["preset"] == "default")
             if self.name == self.broken:
+                self.close()
                 raise RuntimeError("it ended")
 
-    def run(self, work: Work) -> dict[str, Any]:
+    def _alive(self) -> None:
+        if self.ended:
+            raise BrokenPipeError("it ended before")
         assert self.running
+
+    def run(self, work: Work) -> dict[str, Any]:
+        self._alive()
         self.log.append((self.name, work))
         tokens = sum(work.lengths or [5 + len(p) for p in work.prompts])
         out = {"seconds": PACE[self.name] * tokens, "tokens": tokens, "steps": tokens, "accepted": 0, "drafted": 0}
@@ -229,7 +235,7 @@ class Fake:
         self.running = True
 
     def close(self) -> None:
-        self.running = False
+        self.running, self.ended = False, True
 
 
 @pytest.fixture
@@ -293,7 +299,7 @@ def test_a_second_call_goes_on_and_another_commit_begins_anew(made: Any, monkeyp
 def test_arms_that_draft_from_memory_share_an_engine(made: Any) -> None:
     found = json.loads(made.peer("das,seer,smartspec,ngram K=2").run().read_text())
     assert made.started == ["none", "rollspec", "ngram K=2", "smartspec"], "smartspec's engine drafts shorter"
-    assert found["guests"] == ["rollspec", "das", "seer"]
+    assert sorted(found["guests"]) == ["das", "rollspec", "seer"]
     assert set(found["turns"][0]["arms"]) == {"none", "rollspec", "ngram K=2", "das", "seer", "smartspec"}
     speeds = found["summary"]["workloads"]["epochs"]["arms"]
     assert speeds["seer"]["speedup"]["median"] == pytest.approx(2 / 1.5)
@@ -319,8 +325,24 @@ def test_an_arm_that_fails_is_named_and_the_others_go_on(made: Any) -> None:
     found = json.loads(made.peer("das,ngram K=2", broken="das").run().read_text())
     assert found["failed"] == {"das": "it ended"}
     assert set(found["turns"][0]["arms"]) == {"none", "rollspec", "ngram K=2"}
+    assert made.started.count("rollspec") == 2, "the engine of the guests ended with one of them"
     with pytest.raises(RollspecError, match="without speculation failed"):
         made.peer("ngram K=2", broken="none", out=made.out.with_name("q.json")).run()
+
+
+def test_a_guest_that_fails_in_its_turn_takes_no_other_with_it(made: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def run(self: Fake, work: Work) -> dict[str, Any]:
+        if self.name == "das" and work.version > 1000:
+            self.close()
+            raise RuntimeError("it ended")
+        return ran(self, work)
+
+    ran = Fake.run
+    monkeypatch.setattr(Fake, "run", run)
+    found = json.loads(made.peer("das,seer").run().read_text())
+    assert found["failed"] == {"das": "it ended"} and found["guests"] == ["rollspec", "seer"]
+    assert all(set(t["arms"]) == {"none", "rollspec", "seer"} for t in found["turns"])
+    assert made.started == ["none", "rollspec", "rollspec"]
 
 
 def test_too_few_minutes_are_refused_and_what_is_there_is_kept(made: Any) -> None:

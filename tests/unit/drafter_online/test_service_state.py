@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import time
-from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -96,53 +96,93 @@ def test_what_replicas_ask_for_together_is_done_for_the_first(tmp_path: Path) ->
 
 
 RENAMES = 6
-"""Of the record of what is under way, of three old parts, and of two new ones."""
+"""Of what is whole, of three old parts, and of two new ones."""
+
+
+def aged(tmp_path: Path) -> dict[str, Path]:
+    """Two folders whose parts say how old they are; the new one has no samples, which stayed in memory."""
+    ages = {age: tmp_path / age for age in ("old", "new")}
+    for age, parts in (("old", job_checkpoint.PARTS), ("new", ("state", "versions"))):
+        for part in parts:
+            made(ages[age] / part).joinpath("age").write_text(age)
+    return ages
+
+
+def copied_until_killed(ages: dict[str, Path], renames: int, aside: bool) -> bool:
+    """`_copy` in a process of its own, which is killed before rename `renames`; whether it was."""
+    child = os.fork()
+    if not child:
+        try:
+            left, actual = iter(range(renames)), os.rename
+
+            def rename(*paths: Any) -> None:
+                if next(left, None) is None:
+                    os.kill(os.getpid(), signal.SIGKILL)
+                actual(*paths)
+
+            os.rename = rename  # type: ignore[assignment]
+            job_checkpoint._copy(ages["new"], ages["old"], aside)
+        finally:
+            os._exit(0)
+    return os.WIFSIGNALED(os.waitpid(child, 0)[1])
+
+
+def ages_of(folder: Path) -> dict[str, str]:
+    return {part: (folder / part / "age").read_text() for part in job_checkpoint.PARTS if (folder / part).is_dir()}
 
 
 @pytest.mark.parametrize("aside", [False, True])
 @pytest.mark.parametrize("renames", range(RENAMES + 1))
 def test_a_daemon_killed_in_a_copy_leaves_parts_of_one_age(tmp_path: Path, renames: int, aside: bool) -> None:
     """SIGKILL before each rename of a copy, and after the last."""
-    ages: dict[str, Path] = {}
-    for age, parts in (("old", job_checkpoint.PARTS), ("new", ("state", "versions"))):  # no samples: kept in memory
-        ages[age] = tmp_path / age
-        for part in parts:
-            made(ages[age] / part).joinpath("age").write_text(age)
-    child = os.fork()
-    if not child:  # the process that copies
-        try:
-            left, actual = iter(range(renames)), {name: getattr(os, name) for name in ("rename", "replace")}
-
-            def rename(name: str, *paths: Any) -> None:
-                if next(left, None) is None:
-                    os.kill(os.getpid(), signal.SIGKILL)
-                actual[name](*paths)
-
-            for name in actual:
-                setattr(os, name, partial(rename, name))
-            job_checkpoint._copy(ages["new"], ages["old"], aside)
-        finally:
-            os._exit(0)
-    _, status = os.waitpid(child, 0)
-    assert os.WIFSIGNALED(status) == (renames < RENAMES)
-    target = ages["old"]
-    job_checkpoint.finish(target)
-    found = {part: (target / part / "age").read_text() for part in job_checkpoint.PARTS if (target / part).is_dir()}
-    assert found == (
-        dict.fromkeys(("state", "versions"), "new") if renames else dict.fromkeys(job_checkpoint.PARTS, "old")
+    ages = aged(tmp_path)
+    assert copied_until_killed(ages, renames, aside) == (renames < RENAMES)
+    job_checkpoint.finish(ages["old"])
+    new = dict.fromkeys(("state", "versions"), "new")
+    assert ages_of(ages["old"]) == (new if renames else dict.fromkeys(job_checkpoint.PARTS, "old"))
+    kept = [job_checkpoint.REPLACED] if renames and aside else []
+    assert sorted(p.name for p in ages["old"].iterdir()) == sorted([*ages_of(ages["old"]), *kept]), (
+        "nothing is left over"
     )
-    kept = target / job_checkpoint.REPLACED
-    assert not (target / job_checkpoint.UNDER_WAY).exists()
-    if renames and aside:
-        assert sorted(p.name for p in kept.iterdir()) == sorted(job_checkpoint.PARTS)
-    assert {p.name for p in target.iterdir() if not p.name.startswith(".")} - {kept.name} == set(found)
+    if kept:
+        assert ages_of(ages["old"] / kept[0]) == dict.fromkeys(job_checkpoint.PARTS, "old")
 
 
-def test_a_record_that_cannot_be_read_is_set_aside(tmp_path: Path) -> None:
-    made(tmp_path / "state")
-    (tmp_path / job_checkpoint.UNDER_WAY).write_text("{")
-    job_checkpoint.finish(tmp_path)
-    assert {p.name for p in tmp_path.iterdir()} == {"state", f"{job_checkpoint.UNDER_WAY}.corrupt"}
+def test_an_error_in_a_copy_leaves_it_to_the_next_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ages = aged(tmp_path)
+
+    def full(path: Path) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as m:
+        m.setattr(job_checkpoint, "sync_folder", lambda path: full(path) if path == ages["old"] else None)
+        with pytest.raises(OSError, match="No space"):
+            job_checkpoint._copy(ages["new"], ages["old"])
+    job_checkpoint.finish(ages["old"])
+    assert ages_of(ages["old"]) == dict.fromkeys(("state", "versions"), "new")
+
+
+def test_a_daemon_finishes_what_one_before_it_left(services: Services, tmp_path: Path) -> None:
+    """In its own folder when it starts, and in a checkpoint that it is to resume from or to write to."""
+    ages = aged(tmp_path)
+    for part in job_checkpoint.PARTS:
+        shutil.rmtree(ages["old"] / part)
+    assert copied_until_killed(ages, 2, False) and (ages["old"] / job_checkpoint.UNDER_WAY).is_dir()
+    service = services(dir=ages["old"], job=True)
+    assert not (ages["old"] / job_checkpoint.UNDER_WAY).exists()
+    for kind in ("save", "load"):
+        folder = made(tmp_path / kind)
+        made(folder / job_checkpoint.UNDER_WAY)
+        (service.job_checkpoint._save if kind == "save" else _refused(service.job_checkpoint._load))(folder)
+        assert not (folder / job_checkpoint.UNDER_WAY).exists(), kind
+
+
+def _refused(load: Any) -> Any:
+    def refused(folder: Path) -> None:
+        with pytest.raises(DrafterError, match="no state of a drafter's training"):
+            load(folder)
+
+    return refused
 
 
 def test_copies_that_cannot_be_made_are_refused_in_one_sentence(

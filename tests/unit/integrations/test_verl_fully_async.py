@@ -16,6 +16,7 @@ from rollspec.errors import ConfigError
 from rollspec.proposal.base import prompt_key
 from rollspec.telemetry.engine_stats import EngineStats
 
+cloudpickle = pytest.importorskip("ray.cloudpickle")
 omegaconf = pytest.importorskip("omegaconf")
 pytest.importorskip("verl")
 torch = pytest.importorskip("torch")
@@ -56,14 +57,30 @@ def test_verls_own_class_is_hooked_and_its_coroutines_stay_such() -> None:
     from verl.experimental.fully_async_policy import fully_async_rollouter as verls
 
     cls = verls.FullyAsyncRollouter.__ray_metadata__.modified_class
-    before = {name: inspect.iscoroutinefunction(getattr(cls, name)) for name in fully_async.HOOKS}
-    fully_async.install(verls)
+    fully_async.install(verls)  # as importing it did already
     once = {name: getattr(cls, name) for name in fully_async.HOOKS}
     fully_async.install(verls)
     assert once == {name: getattr(cls, name) for name in fully_async.HOOKS}, "a second time changes nothing"
-    assert before == {name: inspect.iscoroutinefunction(f) for name, f in once.items()} and sum(before.values()) == 5
-    for name, f in once.items():
-        assert list(inspect.signature(f).parameters) == list(inspect.signature(f.__wrapped__).parameters), name
+    sent = cloudpickle.dumps(cls)  # as Ray sends it to the actor's process
+    assert fully_async.HOOKED.encode() in sent, "the class goes by value"
+    for name, around in fully_async.HOOKS.items():
+        cells = inspect.getclosurevars(once[name]).nonlocals
+        assert cells["around"] is around and callable(cells["original"]), name
+        assert inspect.iscoroutinefunction(once[name]) == (name != "load_checkpoint"), name
+        assert around.__name__.encode() in sent, name
+
+
+def test_another_verl_is_left_alone(caplog: pytest.LogCaptureFixture) -> None:
+    from rollspec_verl import fully_async
+
+    class Other:
+        async def fit(self) -> None: ...
+
+    given = Other.fit
+    for module in (SimpleNamespace(), of(Other)):
+        fully_async.install(module)
+        assert "reset_staleness" in caplog.text and Other.fit is given
+        caplog.clear()
 
 
 @pytest.fixture
@@ -100,7 +117,7 @@ def rollouter(folder: Path) -> Any:
                 "verl.experimental.fully_async_policy.fully_async_rollouter:FullyAsyncLLMServerManager",
                 get_replicas=lambda: [one, lent], hybrid_replicas={"hybrid_0": lent},
             )  # fmt: skip
-            self.global_steps = 0
+            self.global_steps = 1  # as verl's has it, which counts prompts
 
         async def init_workers(self) -> None: ...
 
@@ -112,16 +129,19 @@ def rollouter(folder: Path) -> Any:
 
         async def save_checkpoint(self, local_global_step_folder: str) -> None: ...
 
-        def load_checkpoint(self) -> int:
-            self.global_steps = 17
-            return 0
+        def load_checkpoint(self) -> None: ...
 
         async def fit(self) -> None:
             raise RuntimeError("the job's own error")
 
-    metadata = SimpleNamespace(modified_class=Rollouter)
-    fully_async.install(SimpleNamespace(FullyAsyncRollouter=SimpleNamespace(__ray_metadata__=metadata)))  # type: ignore[arg-type]
+    fully_async.install(of(Rollouter))
     return Rollouter()
+
+
+def of(cls: type) -> Any:
+    """A module that has `cls` as Ray's decorator leaves it."""
+    metadata = SimpleNamespace(modified_class=cls)
+    return SimpleNamespace(FullyAsyncRollouter=SimpleNamespace(__ray_metadata__=metadata))
 
 
 def test_rewards_measurements_and_checkpoints(tmp_path: Path, calls: list[tuple[str, Any]]) -> None:
@@ -141,9 +161,17 @@ def test_rewards_measurements_and_checkpoints(tmp_path: Path, calls: list[tuple[
     asyncio.run(actor.save_checkpoint(str(step)))
     assert calls[-1] == ("save", [{"dir": str(step / "rollspec" / f"replica_{i}")} for i in range(2)])
     (step / "rollspec" / "replica_0").mkdir(parents=True)
-    (tmp_path / "latest_checkpointed_iteration.txt").write_text("2")
     actor.load_checkpoint()
-    assert calls[-1] == ("load", [{"dir": str(step / "rollspec" / "replica_0")}] * 2)
+    assert calls[-1][0] == "save", "there is no latest one"
+    (tmp_path / "latest_checkpointed_iteration.txt").write_text("2")
+    loaded = ("load", [{"dir": str(step / "rollspec" / "replica_0")}] * 2)
+    config = actor.config.trainer
+    config.resume_from_path = str(step)
+    for mode, done in (("disable", False), ("auto", True), ("disable", False), ("resume_path", True)):
+        config.resume_mode, before = mode, len(calls)
+        actor.load_checkpoint()
+        assert calls[before:] == [loaded] * done, mode
+    assert asyncio.run(actor.reset_staleness())["rollspec/guard/faults"] == 0
     with pytest.raises(RuntimeError, match="the job's own error"):
         asyncio.run(actor.fit())
     assert calls[-1] == ("tidy", 2)
@@ -151,9 +179,15 @@ def test_rewards_measurements_and_checkpoints(tmp_path: Path, calls: list[tuple[
 
 def test_what_counts_by_the_trainers_steps_is_refused(tmp_path: Path) -> None:
     actor = rollouter(tmp_path)
-    actor.config.actor_rollout_ref.rollout.custom.rollspec = "spec_rl"
+    rollout = actor.config.actor_rollout_ref.rollout
+    rollout.custom.rollspec = "spec_rl"
     with pytest.raises(ConfigError, match=r"reuse\.mode = lenient counts epochs by the trainer's steps"):
         asyncio.run(actor.init_workers())
+    rollout.custom.rollspec = {"preset": "long_tail", "drafter": {"mode": "policy"}}
+    with pytest.raises(ConfigError, match=r"drafter\.mode = policy reads the trainer's log-prob pass"):
+        asyncio.run(actor.init_workers())
+    rollout.custom.rollspec = {"preset": "spec_rl", "enabled": False}
+    asyncio.run(actor.init_workers())
 
 
 def test_a_fault_of_ours_is_counted_and_left_out(

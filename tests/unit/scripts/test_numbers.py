@@ -74,3 +74,27 @@ def test_other_tables(results: dict[str, Any]) -> None:
     assert "small, h, 1 sample of each prompt (built in), 5 pairs" in text and "**Null control:**" in text
     results.pop("control")
     assert numbers.control_line() == "" and "**Null control:**" not in numbers.head()
+
+
+def test_the_tuner_and_the_peers_of_the_demos_policy(results: dict[str, Any]) -> None:
+    arm = {"seconds": 12.34, "speedup": RATIO, "speedup_runs": RATIO, "acceptance_rate": 0.5, "drafted_per_token": 0.7,
+           "modelled_regret": 0.01, "timed_regret": 0.052}  # fmt: skip
+    results["tuner"] = {
+        "provenance": BENCH, "runs": {"none": [[], []]},
+        "arms": {"none": {**arm, "acceptance_rate": None}, "hedge": arm},
+        "best_fixed": {"arm": "K=2", "fixed_over_hedge": RATIO, "goal": 1.05, "verdict": "missed"},
+        "oracle": {"hedge_over_oracle": RATIO, "goal": 1.05, "verdict": "reached"},
+    }  # fmt: skip
+    text = numbers.tuner()
+    assert "| none | 12.3 | 1 | 1 | 0.70 | - |" in text and "| hedge | 12.3 | 0.80x (0.64-1.00) |" in text
+    assert "K=2 takes 0.80x (0.64-1.00) the time of `hedge`, the default; goal 1.05, missed." in text
+    assert "1.0 % by the cost model and 5.2 % by what its own steps took" in text and "two rounds" in text
+    arms = {
+        "rollspec": {"speedup": RATIO},
+        "ngram K=2": {"speedup": RATIO},
+        "ngram K=4": {"speedup": {**RATIO, "median": 0.9}},
+    }
+    full = {"arms": {"rollspec": {"speedup": RATIO}}}
+    results["peers-demo"] = {"provenance": BENCH, "summary": {"workloads": {"epochs": {"arms": arms}, "full": full}}}
+    text = numbers.peers_demo()
+    assert "*epochs* 0.80x (0.64-1.00) (vLLM's ngram K=4 0.90x (0.64-1.00)), *full* 0.80x (0.64-1.00) (`" in text
