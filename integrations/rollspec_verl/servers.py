@@ -8,15 +8,20 @@ alive.
 
 from __future__ import annotations
 
+import asyncio
+import functools
+import inspect
 import logging
 from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import Any
 
 from rollspec.engine.calls import collect
-from rollspec.engine.vllm.hooks.base import on_import, wrap
+from rollspec.engine.vllm.hooks.base import on_import
 
 logger = logging.getLogger("rollspec")
+
+ASKS = "_rollspec_asks"
 
 ALIVE_SECONDS = 10.0
 """Bound on waiting for signs of life, and on tidying up."""
@@ -32,13 +37,23 @@ def register() -> None:
 
 
 def install(module: ModuleType) -> None:
-    """Wrap `CheckpointEngineManager.update_weights`. Idempotent."""
-    wrap(module.CheckpointEngineManager, "update_weights", _update_weights)
+    """Wrap `CheckpointEngineManager.update_weights`. Idempotent.
+
+    verl's `auto_await` looks at the caller's frame to see whether it will await, so what is wrapped is the coroutine
+    function below it.
+    """
+    cls = module.CheckpointEngineManager
+    coroutine = inspect.unwrap(cls.update_weights)
+    if ASKS not in vars(cls):
+        cls.update_weights = module.auto_await(
+            functools.wraps(coroutine)(functools.partial(_update_weights, coroutine))
+        )
+        setattr(cls, ASKS, True)
 
 
-def _update_weights(original: Callable[..., Any], self: Any, *args: Any, **kwargs: Any) -> Any:
-    require_alive(self.replicas)
-    return original(self, *args, **kwargs)  # verl's `auto_await` makes it blocking outside an event loop
+async def _update_weights(original: Callable[..., Any], self: Any, *args: Any, **kwargs: Any) -> Any:
+    await asyncio.to_thread(require_alive, self.replicas)
+    return await original(self, *args, **kwargs)
 
 
 def replicas_of(trainer: Any) -> list[Any]:

@@ -322,6 +322,7 @@ def test_an_error_with_living_engines_stays_what_it_was(tmp_path: Path) -> None:
 
 def test_weights_are_not_sent_to_a_dead_engine() -> None:
     from rollspec_verl import servers
+    from verl.utils.ray_utils import auto_await
 
     @plays("verl.checkpoint_engine.base:CheckpointEngineManager")
     class CheckpointEngineManager:
@@ -329,12 +330,13 @@ def test_weights_are_not_sent_to_a_dead_engine() -> None:
             self.replicas = [like("verl.workers.rollout.replica:RolloutReplica", server_handle=h) for h in handles]
             self.sent = 0
 
-        def update_weights(self, global_steps: int | None = None) -> str:
+        @auto_await
+        async def update_weights(self, global_steps: int | None = None) -> str:
             self.sent += 1
             return "sent"
 
     found = ModuleType("checkpoint_engine.base")
-    found.CheckpointEngineManager = CheckpointEngineManager  # type: ignore[attr-defined]
+    found.__dict__.update(CheckpointEngineManager=CheckpointEngineManager, auto_await=auto_await)
     servers.install(found)
     servers.install(found)
     # A reward model's server has no such method, a slow one gives no answer: neither is dead.
@@ -347,6 +349,11 @@ def test_weights_are_not_sent_to_a_dead_engine() -> None:
         with pytest.raises(servers.EngineLost, match="replica 0 is dead"):
             manager.update_weights(3)
         assert manager.sent == 0
+
+    async def in_a_coroutine() -> str:  # as the fully asynchronous recipe calls it
+        return await CheckpointEngineManager(Handle()).update_weights(global_steps=3)
+
+    assert asyncio.run(in_a_coroutine()) == "sent"
 
 
 def test_polling_is_prompt_cheap_and_left_alone_in_asynchronous_training(monkeypatch: pytest.MonkeyPatch) -> None:
