@@ -288,7 +288,7 @@ def _copy(source: Path, target: Path, aside: bool = False) -> None:
         sync_folder(new)
         if aside:
             shutil.rmtree(target / REPLACED, ignore_errors=True)
-        os.rename(new, target / UNDER_WAY)  # from here on it will be finished, by whoever comes
+        os.rename(new, target / UNDER_WAY)  # from here on the next call finishes it, whatever happens to this one
     sync_folder(target)
     finish(target)
 

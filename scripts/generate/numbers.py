@@ -9,11 +9,25 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any
 
+from scripts.generate.cells import (
+    both,
+    count_of,
+    joined,
+    listed,
+    median_of,
+    name_of,
+    origin_of,
+    percent,
+    ratio_of,
+    span,
+    speed_of,
+    table_of,
+)  # fmt: skip
 from scripts.stale import RESULTS, ROOT
 
 DEMO, EARLIER = (
@@ -32,10 +46,7 @@ ARMS = {"memory": "suffix drafts", "head": "draft head and suffix drafts", "head
 PROMPTS = ("fresh", "repeated")
 GOAL = "2 %"  # of the null control: `GOAL` of benchmarks/control.py, whose import loads an engine
 THE_DEMO = "docs/benchmarks.md#the-demo"
-COUNTS = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
 Row = tuple[str, ...]
-Cells = tuple[str, str]
-"""A number, and its interval."""
 
 
 def load(name: str, root: Path = ROOT) -> Any:
@@ -54,7 +65,7 @@ def headline() -> str:
     for name, what in CONTROLS.items():
         if found := load(name):
             label = f"**null control**: nothing drafted (K = 0), {what}, batch {' / '.join(found['on_over_off'])}"
-            rows.append((label, *_joined(map(_speed, found["on_over_off"].values())), f"`{name}.json`"))
+            rows.append((label, *joined(map(speed_of, found["on_over_off"].values())), f"`{name}.json`"))
     if head := load("head"):
         rows += _head_rows(head)
     if peers := load("peers"):
@@ -65,7 +76,7 @@ def headline() -> str:
         rows.append((label, f"{whole:.2f}x", "one job", "`long_tail.json`"))
     note = f"`make demo`: {_size(demo)}, {_minutes(demo)} minutes for both. " if demo else ""
     machines = _machines([name for row in rows for name in re.findall(r"`([^`]+)\.json`", row[-1])])
-    return f"{_table(('', 'with / without', '95 %', 'file'), rows)}\n\n{note}{machines}"
+    return f"{table_of(('', 'with / without', '95 %', 'file'), rows)}\n\n{note}{machines}"
 
 
 def demo() -> str:
@@ -73,13 +84,13 @@ def demo() -> str:
     found = {name: result for name in (DEMO, *EARLIER) if (result := load(name))}
 
     def newer(name: str) -> Callable[[Any], str]:  # of the comparison; results that are older lack it
-        return lambda d: _both(_ratio(r)) if (r := d["comparison"].get(name)) else "-"
+        return lambda d: both(ratio_of(r)) if (r := d["comparison"].get(name)) else "-"
 
     rows: list[tuple[str, Callable[[Any], str]]] = [
-        ("generation, from the second epoch on", lambda d: _both(_ratio(d["comparison"]["later"]))),
-        ("the same, per token", lambda d: _both(_ratio(d["comparison"]["later_tokens_per_second"]))),
+        ("generation, from the second epoch on", lambda d: both(ratio_of(d["comparison"]["later"]))),
+        ("the same, per token", lambda d: both(ratio_of(d["comparison"]["later_tokens_per_second"]))),
         ("generation, epoch by epoch", lambda d: " / ".join(f"{r['value']:.2f}x" for r in _epochs(d))),
-        ("whole training step, all epochs", lambda d: _both(_ratio(d["comparison"]["step"]))),
+        ("whole training step, all epochs", lambda d: both(ratio_of(d["comparison"]["step"]))),
         ("the phases without rollouts", newer("other_phases")),
         ("generation relative to these phases, from the second epoch on", newer("relative")),
         ("generation's share of a step, without", lambda d: f"{100 * d['baseline']['gen_share']:.0f} %"),
@@ -90,29 +101,29 @@ def demo() -> str:
         ("modelled, against the same engine without drafts", _modelled),
         ("job", _size),
         ("both runs together", lambda d: f"{_minutes(d)} minutes"),
-        ("measured on", lambda d: _origin_of(d)),
+        ("measured on", lambda d: origin_of(d)),
     ]  # fmt: skip
     table = [(label, *(of(d) for d in found.values())) for label, of in rows]
-    return _table(("", *(f"`{RESULTS}/{name}.json`" for name in found)), table)
+    return table_of(("", *(f"`{RESULTS}/{name}.json`" for name in found)), table)
 
 
 def control() -> str:
     """The null control of every model that it was run with."""
     rows = [
-        (what, batch, _step(found, batch), *_speed(r), str(r["n"]), _origin_of(found), f"`{RESULTS}/{name}.json`")
+        (what, batch, _step(found, batch), *speed_of(r), str(r["n"]), origin_of(found), f"`{RESULTS}/{name}.json`")
         for name, what in CONTROLS.items()
         if (found := load(name))
         for batch, r in found["on_over_off"].items()
     ]
     columns = ("model", "batch", "a step without", "speed, K = 0 / without", "95 %", "pairs", "measured on", "file")
-    return _table(columns, rows)
+    return table_of(columns, rows)
 
 
 def control_cost() -> str:
     """What being on costs where nothing is drafted, and whether the goal is reached."""
     found = load("control")
-    more = _range([100 * (r["median"] - 1) for r in found["on_over_off"].values()])
-    steps = _range([_step_ms(found, batch) for batch in found["on_over_off"]])
+    more = span([100 * (r["median"] - 1) for r in found["on_over_off"].values()])
+    steps = span([_step_ms(found, batch) for batch in found["on_over_off"]])
     verdicts = {batch: found["at_most"][batch] for batch in found["on_over_off"]}
     same = len({*verdicts.values()}) == 1
     said = next(iter(verdicts.values())) if same else ", ".join(f"{v} at batch {b}" for b, v in verdicts.items())
@@ -134,8 +145,8 @@ def repeats() -> str:
     found = load("repeats")
     steps = len(found["groups"][0][0])
     parts = [
-        f"{_count(len(found['length'][side]))} {'pair' if len(found['length'][side]) == 1 else 'pairs'} of runs {what} "
-        f"differ by {_listed(found['length'][side], '+.1f')} tokens and by {_listed(found['reward'][side], '+.3f')} of "
+        f"{count_of(len(found['length'][side]))} {'pair' if len(found['length'][side]) == 1 else 'pairs'} of runs "
+        f"{what} differ by {listed(found['length'][side], '+.1f')} tokens and by {listed(found['reward'][side], '+.3f')} of "
         "reward"
         for side, what in (("without", "both without rollspec"), ("with", "without and with it"))
         if found["length"][side]
@@ -157,20 +168,21 @@ def head() -> str:
         for kind in PROMPTS:
             for arm, a in kinds[kind].items():
                 if arm != "none":
-                    memory = _both(_median(a["speedup_over_memory"])) if a["speedup_over_memory"] else "not measured"
+                    memory = both(median_of(a["speedup_over_memory"])) if a["speedup_over_memory"] else "not measured"
                     name = ARMS[arm] if arm == "memory" else arm
-                    rows.append((batch, kind, name, _both(_median(a["speedup_over_none"])), memory,
-                                 f"{a['acceptance_length']:.2f}", _percent(a["acceptance_rate"]),
-                                 _percent(a["pass_over_step"], 1)))  # fmt: skip
+                    rows.append((batch, kind, name, both(median_of(a["speedup_over_none"])), memory,
+                                 f"{a['acceptance_length']:.2f}", percent(a["acceptance_rate"]),
+                                 percent(a["pass_over_step"], 1)))  # fmt: skip
     columns = ("batch", "prompts", "arm", "over none", "over suffix drafts", "tokens per step", "accepted",
                "a pass of the head, of a step")  # fmt: skip
-    on = _origin_of(found)
+    on = origin_of(found)
     counts = {batch: kinds["fresh"]["none"]["speedup_over_none"]["n"] for batch, kinds in found["batches"].items()}
     pairs = ", ".join(f"{n} pairs at batch {batch}" for batch, n in counts.items())
     return (
-        _table(columns, rows) + f"\n\n`{RESULTS}/head.json`, {on}: {_name(found['model'])}, {_name(found['head'])}, "
+        table_of(columns, rows)
+        + f"\n\n`{RESULTS}/head.json`, {on}: {name_of(found['model'])}, {name_of(found['head'])}, "
         f"{found['samples_per_prompt']} {'sample' if found['samples_per_prompt'] == 1 else 'samples'} of each prompt "
-        f"({_name(found['prompts'])}), {pairs}, {_seeds(found)}. " + control_line()
+        f"({name_of(found['prompts'])}), {pairs}, {_seeds(found)}. " + control_line()
     )
 
 
@@ -191,11 +203,11 @@ def propose() -> str:
         (batch, f"{b['ms_per_step']:.2f} ms", f"{b['us_per_request']:.0f} us", f"{100 * b['share_of_step']:.1f} %")
         for batch, b in found["batches"].items()
     ]
-    on = _origin_of(found)
+    on = origin_of(found)
     load_ = found["provenance"]["load"]
     busy = f", load {load_[0]:.1f} before it" if load_ else ""
     return (
-        _table(("batch", "CPU time per step", "per request", "of the demo's step"), rows)
+        table_of(("batch", "CPU time per step", "per request", "of the demo's step"), rows)
         + f"\n\n`{RESULTS}/propose.json`, {on}{busy}."
     )
 
@@ -207,7 +219,7 @@ def audit_power() -> str:
     found = {(cell["bias"], cell["tokens"]): f"{100 * cell['found']:.0f} %" for cell in cells}
     rows = [(bias, *(found.get((bias, n), "-") for n in sizes)) for bias in dict.fromkeys(c["bias"] for c in cells)]
     note = f"Shares of audits that fail (`{RESULTS}/audit_power.json`), where so many tokens are replaced by such ones."
-    return f"{_table(('fault', *(f'{n:,} tokens' for n in sizes)), rows)}\n\n{note}"
+    return f"{table_of(('fault', *(f'{n:,} tokens' for n in sizes)), rows)}\n\n{note}"
 
 
 def control_line() -> str:
@@ -215,8 +227,8 @@ def control_line() -> str:
     parts = []
     for name, what in CONTROLS.items():
         if found := load(name):
-            at = [f"{_both(_speed(r))} at batch {batch}" for batch, r in found["on_over_off"].items()]
-            parts.append(f"{' and '.join(at)} with {what} (`{RESULTS}/{name}.json`, {_origin_of(found)})")
+            at = [f"{both(speed_of(r))} at batch {batch}" for batch, r in found["on_over_off"].items()]
+            parts.append(f"{' and '.join(at)} with {what} (`{RESULTS}/{name}.json`, {origin_of(found)})")
     return f"**Null control:** with nothing drafted (K = 0) the speed is {'; '.join(parts)}." if parts else ""
 
 
@@ -227,27 +239,27 @@ def tuner() -> str:
         return ""
     rows: list[Row] = []
     for name, a in found["arms"].items():
-        accepted = "-" if a["acceptance_rate"] is None else _percent(a["acceptance_rate"])
-        speeds = ("1", "1") if name == "none" else (_both(_median(a["speedup"])), _both(_median(a["speedup_runs"])))
+        accepted = "-" if a["acceptance_rate"] is None else percent(a["acceptance_rate"])
+        speeds = ("1", "1") if name == "none" else (both(median_of(a["speedup"])), both(median_of(a["speedup_runs"])))
         rows.append((name, f"{a['seconds']:.1f}", *speeds, f"{a['drafted_per_token']:.2f}", accepted))
     columns = ("arm", "seconds", "over none, by epoch", "over none, by run", "drafted per token", "accepted")
     best, oracle = found["best_fixed"], found["oracle"]
     rounds = len(found["runs"]["none"])
     regret = found["arms"]["hedge"]
     goals = [
-        f"{best['arm']} takes {_both(_median(best['fixed_over_hedge']))} the time of `hedge`, the default; goal "
+        f"{best['arm']} takes {both(median_of(best['fixed_over_hedge']))} the time of `hedge`, the default; goal "
         f"{best['goal']:g}, {best['verdict']}.",
-        f"`hedge` takes {_both(_median(oracle['hedge_over_oracle']))} the oracle's; goal at most {oracle['goal']:g}, "
+        f"`hedge` takes {both(median_of(oracle['hedge_over_oracle']))} the oracle's; goal at most {oracle['goal']:g}, "
         f"{oracle['verdict']}.",
     ]
     if regret.get("timed_regret") is not None:
         goals.append(
-            f"Its regret is {_percent(regret['modelled_regret'], 1)} by the cost model and "
-            f"{_percent(regret['timed_regret'], 1)} by what its own steps took."
+            f"Its regret is {percent(regret['modelled_regret'], 1)} by the cost model and "
+            f"{percent(regret['timed_regret'], 1)} by what its own steps took."
         )
     return (
-        f"{_table(columns, rows)}\n\n{' '.join(goals)} `{RESULTS}/tuner.json`, {_origin_of(found)}, "
-        f"{_count(rounds)} rounds. {control_line()}"
+        f"{table_of(columns, rows)}\n\n{' '.join(goals)} `{RESULTS}/tuner.json`, {origin_of(found)}, "
+        f"{count_of(rounds)} rounds. {control_line()}"
     )
 
 
@@ -262,9 +274,9 @@ def peers_demo() -> str:
         ngram = max(
             (n for n in arms if n.startswith("ngram")), key=lambda n: arms[n]["speedup"]["median"], default=None
         )
-        of = f"*{w}* {_both(_median(arms['rollspec']['speedup']))}"
-        parts.append(of + (f" (vLLM's {ngram} {_both(_median(arms[ngram]['speedup']))})" if ngram else ""))
-    at = f"`{RESULTS}/peers-demo.json`, {_origin_of(found)}"
+        of = f"*{w}* {both(median_of(arms['rollspec']['speedup']))}"
+        parts.append(of + (f" (vLLM's {ngram} {both(median_of(arms[ngram]['speedup']))})" if ngram else ""))
+    at = f"`{RESULTS}/peers-demo.json`, {origin_of(found)}"
     return f"rollspec's default over no speculation: {', '.join(parts)} ({at})."
 
 
@@ -280,18 +292,18 @@ INLINE: dict[str, Callable[[], str]] = {
 def _demo_rows(d: Any) -> Iterator[Row]:
     c, at = d["comparison"], f"`{DEMO}.json`"
     share = [100 * d[side]["gen_share"] for side in ("run", "baseline")]
-    value, interval = _ratio(c["later"])
+    value, interval = ratio_of(c["later"])
     yield f"`make demo`: generation, {_later(d)}", f"**{value}**", interval, at
-    yield "the same, in tokens per second", *_ratio(c["later_tokens_per_second"]), at
+    yield "the same, in tokens per second", *ratio_of(c["later_tokens_per_second"]), at
     of = f"generation is {min(share):.0f} to {max(share):.0f} % of it"
-    yield f"the whole training step, all epochs ({of})", *_ratio(c["step"]), at
+    yield f"the whole training step, all epochs ({of})", *ratio_of(c["step"]), at
 
 
 def _other_pairs(found: Mapping[str, Any]) -> Row:
     """The range of the demo's other pairs of runs; each is on the page of benchmarks."""
     names = ("later", "later_tokens_per_second", "step")
     values = [[d["comparison"][name]["value"] for d in found.values()] for name in names]
-    label = f"the three of [{_count(len(found))} other {'pair' if len(found) == 1 else 'pairs'} of runs]({THE_DEMO})"
+    label = f"the three of [{count_of(len(found))} other {'pair' if len(found) == 1 else 'pairs'} of runs]({THE_DEMO})"
     ranges = " / ".join(f"{min(v):.2f}x to {max(v):.2f}x" for v in values)
     return label, ranges, "see there", ", ".join(f"`{name}.json`" for name in found)
 
@@ -303,9 +315,9 @@ def _head_rows(d: Any) -> Iterator[Row]:
             alone = [a["speedup_over_memory"] for a in found]
             missing = "" if all(alone) else "; suffix drafts alone were not measured"
             label = f"{ARMS.get(arm, arm)}, SmolLM2-135M, batch {batch}, new prompts / the same again{missing}"
-            yield label, *_joined(_median(a["speedup_over_none"]) for a in found), "`head.json`"
+            yield label, *joined(median_of(a["speedup_over_none"]) for a in found), "`head.json`"
             if all(alone):
-                yield "the same arm over suffix drafts alone", *_joined(map(_median, alone)), "`head.json`"
+                yield "the same arm over suffix drafts alone", *joined(map(median_of, alone)), "`head.json`"
 
 
 def _peer_rows(d: Any) -> Iterator[Row]:
@@ -318,14 +330,14 @@ def _peer_rows(d: Any) -> Iterator[Row]:
         if len(arms) == 2:
             alone = "" if d["overlapping"][arm] else ", its steps not overlapping"
             label = f"{name}{alone}, SmolLM2-135M, new prompts / from the second epoch on"
-            yield label, *_joined(_median(a[arm]["speedup"]) for a in arms), "`peers.json`"
+            yield label, *joined(median_of(a[arm]["speedup"]) for a in arms), "`peers.json`"
 
 
 def _machines(names: Sequence[str]) -> str:
     """Which file is of which machine, in a sentence."""
     at: dict[str, list[str]] = {}
     for name in dict.fromkeys(names):
-        at.setdefault(_origin_of(load(name)).split(", 20")[0], []).append(name)
+        at.setdefault(origin_of(load(name)).split(", 20")[0], []).append(name)
     if len(at) == 1:
         return f"All on {next(iter(at))}."
     return "; ".join(f"{', '.join(files)}: {machine}" for machine, files in at.items()) + "."
@@ -369,28 +381,6 @@ def _difference(d: Any, form: str) -> str:
     return f"{d['mean']:+{form}}{noise}"
 
 
-def _origin_of(d: Any) -> str:
-    """Processor, day and commit of a result; of a job's, those of the run with rollspec."""
-    made = d["provenance"]
-    made = made.get("rollspec", made)
-    machine, commit = made.get("machine", made), made.get("git") or made["git_sha"]
-    cpu = re.sub(r"\((?:R|TM)\)| CPU| Processor| @.*", "", str(machine["cpu"])).strip()
-    return f"{cpu}, {machine['cores']} cores, {(made.get('time') or made['started'])[:10]}, {commit[:8]}"
-
-
-def _ratio(r: Any) -> Cells:
-    return f"{r['value']:.2f}x", f"{r['low']:.2f}-{r['high']:.2f}"
-
-
-def _median(r: Any) -> Cells:
-    return f"{r['median']:.2f}x", f"{r['low']:.2f}-{r['high']:.2f}"
-
-
-def _speed(r: Any) -> Cells:
-    """Of a ratio of times."""
-    return f"{1 / r['median']:.2f}x", f"{1 / r['high']:.2f}-{1 / r['low']:.2f}"
-
-
 def _step_ms(found: Any, batch: str) -> float:
     """Of the null control: what a decode step without rollspec takes."""
     return 1e3 * float(median(found["seconds"]["off"][batch])) / float(found["tokens_per_request"])
@@ -398,40 +388,3 @@ def _step_ms(found: Any, batch: str) -> float:
 
 def _step(found: Any, batch: str) -> str:
     return f"{_step_ms(found, batch):.1f} ms" if "seconds" in found else "-"
-
-
-def _range(values: Sequence[float]) -> str:
-    low, high = f"{min(values):.0f}", f"{max(values):.0f}"
-    return low if low == high else f"{low} to {high}"
-
-
-def _count(n: int) -> str:
-    return COUNTS[n] if n < len(COUNTS) else str(n)
-
-
-def _listed(values: Sequence[float], form: str) -> str:
-    *most, last = (f"{v:{form}}" for v in values)
-    return f"{', '.join(most)} and {last}" if most else last
-
-
-def _joined(cells: Iterable[Cells]) -> Cells:
-    values, intervals = zip(*cells, strict=True)
-    return " / ".join(values), " / ".join(intervals)
-
-
-def _both(cells: Cells) -> str:
-    return f"{cells[0]} ({cells[1]})"
-
-
-def _percent(share: float | None, digits: int = 0) -> str:
-    return "-" if share is None else f"{100 * share:.{digits}f} %"
-
-
-def _name(what: str) -> str:
-    """Without the folders that it lies in, where it is a path."""
-    return Path(what).name if what.startswith("/") else what
-
-
-def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    lines = [head, ["---"] * len(head), *rows]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
