@@ -146,8 +146,8 @@ def repeats() -> str:
     steps = len(found["groups"][0][0])
     parts = [
         f"{count_of(len(found['length'][side]))} {'pair' if len(found['length'][side]) == 1 else 'pairs'} of runs "
-        f"{what} differ by {listed(found['length'][side], '+.1f')} tokens and by {listed(found['reward'][side], '+.3f')} of "
-        "reward"
+        f"{what} differ by {listed(found['length'][side], '+.1f')} tokens and by "
+        f"{listed(found['reward'][side], '+.3f')} of reward"
         for side, what in (("without", "both without rollspec"), ("with", "without and with it"))
         if found["length"][side]
     ]
