@@ -20,7 +20,7 @@ from typing import Any
 from benchmarks.drift import CACHE, Drift
 from benchmarks.engines import Work
 from examples.cache import built_once
-from examples.grpo_arithmetic.prepare import inputs_hash
+from examples.grpo_arithmetic.prepare import prepare
 from rollspec.errors import RollspecError
 
 EPOCHS = 3
@@ -167,14 +167,7 @@ def load(policy: Drift, file: Path | None, workloads: tuple[str, ...], room: int
 
 def arithmetic(count: int = 400, cache: Path = CACHE) -> Path:
     """Prompts as the demo's job has, which itself needs fewer; the first ones are its own."""
-
-    def build(folder: Path) -> None:
-        from examples.grpo_arithmetic.data import write_split
-
-        write_split(folder / "train.parquet", "train", count)
-
-    name = f"arithmetic-{inputs_hash('demo', 0, count, 0)[:12]}"
-    return built_once(cache / "drift", name, "train.parquet", build) / "train.parquet"
+    return Path(prepare(cache / "grpo_arithmetic", "tiny", train_size=count).train)
 
 
 def _built_in() -> dict[str, list[Any]]:

@@ -23,7 +23,7 @@ def write_synced(path: Path, data: bytes, mode: int = 0o666) -> None:
 
 
 def sync_folder(path: Path) -> None:
-    """Wait until the names in a folder are on disk."""
+    """Wait until the names in a folder are on disk; or what is in a file."""
     fd = os.open(path, os.O_RDONLY)
     try:
         os.fsync(fd)
@@ -34,13 +34,8 @@ def sync_folder(path: Path) -> None:
 def sync_tree(path: Path) -> None:
     """Wait until all files of a folder are on disk, and their names."""
     for folder, _, files in os.walk(path):
-        for name in files:
-            fd = os.open(os.path.join(folder, name), os.O_RDONLY)
-            try:
-                os.fsync(fd)
-            finally:
-                os.close(fd)
-        sync_folder(Path(folder))
+        for name in (*files, ""):
+            sync_folder(Path(folder, name))
 
 
 def replace(path: Path, data: bytes, private: bool = False) -> None:

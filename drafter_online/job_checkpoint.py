@@ -28,7 +28,7 @@ import msgspec
 from drafter_online.checkpoint import Checkpoints
 from drafter_online.engines import CheckpointRequest, Done, Engines, read
 from drafter_online.errors import DrafterError, ServiceError
-from drafter_online.files import sync_folder, sync_tree, temporary_folder, write_synced
+from drafter_online.files import sync_folder, sync_tree, temporary_folder
 from drafter_online.versions import Versions
 from drafter_online.wire import Message
 
@@ -221,7 +221,6 @@ class JobCheckpoint:
                 f"drafter-online: {folder} is not there for the daemon; put checkpoints on shared storage."
             )
         try:
-            finish(folder)
             _copy(self.home, folder)
         except OSError as e:
             raise ServiceError(
@@ -238,8 +237,7 @@ class JobCheckpoint:
         """
         if not self._other(folder):
             return
-        if folder.is_dir():
-            finish(folder)
+        finish(folder)
         # Into the trainer first: what does not fit leaves everything as it is.
         if not self.service.trainer.resume(Checkpoints(folder / "state")):
             raise ServiceError(f"drafter-online: there is no state of a drafter's training in {folder}.")
@@ -282,10 +280,9 @@ def _copy(source: Path, target: Path, aside: bool = False) -> None:
         for part in PARTS:
             if (source / part).is_dir():
                 shutil.copytree(source / part, new / part, copy_function=_link, ignore=unwanted)
-        sync_tree(new)
         record = _UnderWay(aside, [part for part in PARTS if (new / part).is_dir()])
-        write_synced(new / RECORD, msgspec.json.encode(record))
-        sync_folder(new)
+        (new / RECORD).write_bytes(msgspec.json.encode(record))
+        sync_tree(new)
         if aside:
             shutil.rmtree(target / REPLACED, ignore_errors=True)
         os.rename(new, target / UNDER_WAY)  # from here on the next call finishes it, whatever happens to this one

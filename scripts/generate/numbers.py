@@ -239,9 +239,10 @@ def tuner() -> str:
         return ""
     rows: list[Row] = []
     for name, a in found["arms"].items():
-        accepted = "-" if a["acceptance_rate"] is None else percent(a["acceptance_rate"])
         speeds = ("1", "1") if name == "none" else (both(median_of(a["speedup"])), both(median_of(a["speedup_runs"])))
-        rows.append((name, f"{a['seconds']:.1f}", *speeds, f"{a['drafted_per_token']:.2f}", accepted))
+        rows.append(
+            (name, f"{a['seconds']:.1f}", *speeds, f"{a['drafted_per_token']:.2f}", percent(a["acceptance_rate"]))
+        )
     columns = ("arm", "seconds", "over none, by epoch", "over none, by run", "drafted per token", "accepted")
     best, oracle = found["best_fixed"], found["oracle"]
     rounds = len(found["runs"]["none"])
