@@ -22,12 +22,17 @@ tools:{% for t in tools %} {{ t['function']['name'] }}{% endfor %}<|im_end|>
 {{ m['content'] }}
 </tool_response><|im_end|>
 {% else %}<|im_start|>{{ m['role'] }}
-{{ m['content'] }}<|im_end|>
+{{ m['content'] }}
+{%- for c in m['tool_calls'] or [] %}
+<tool_call>
+{{ c['function'] | tojson }}
+</tool_call>
+{%- endfor %}<|im_end|>
 {% endif %}
 {%- endfor %}
 {%- if add_generation_prompt %}<|im_start|>assistant
 {% endif %}"""
-"""What an assistant message called is part of its content here: verl never renders one that the policy sampled."""
+"""What an assistant message called is part of its content where a trainer does not parse it, as verl does not."""
 
 
 def build_tokenizer() -> PreTrainedTokenizerFast:

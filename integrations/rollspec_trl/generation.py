@@ -85,7 +85,7 @@ def _generate(original: Callable[..., Any], self: Any, *args: Any, **kwargs: Any
             self.llm = llm
     state.generation_seconds += time.perf_counter() - began
     if state.step is not None:
-        state.turns.append((prompts, out[1]))
+        state.turns.append((list(prompts), list(out[1])))  # TRL's tool loop writes whole rollouts into its lists
         state.rollouts.append(rollouts)
     for rollout, prompt, response in zip(rollouts, prompts, out[1], strict=False):
         if rollout is not None:

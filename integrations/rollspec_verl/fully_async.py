@@ -11,8 +11,6 @@ it is set (on a cluster that is up already: in the job's runtime environment).
 from __future__ import annotations
 
 import asyncio
-import functools
-import inspect
 import logging
 import os
 from collections.abc import Callable
@@ -20,14 +18,12 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from rollspec.engine.vllm.hooks.base import on_import
+from rollspec.engine.vllm.hooks.base import on_import, wrap
 from rollspec.errors import ConfigError
 from rollspec_verl import options, servers, trainer
 from rollspec_verl.rollouts import Rollouts
 
 logger = logging.getLogger("rollspec")
-
-HOOKED = "_rollspec_hooked"
 
 
 def register() -> None:
@@ -43,25 +39,8 @@ def install(module: ModuleType) -> None:
     if absent:
         logger.error("rollspec: verl's FullyAsyncRollouter has no %s here, so nothing is measured.", ", ".join(absent))
         return
-    if HOOKED in vars(cls):
-        return
     for name, around in HOOKS.items():
-        setattr(cls, name, _wrapped(getattr(cls, name), around))
-    setattr(cls, HOOKED, True)
-
-
-def _wrapped(original: Callable[..., Any], around: Callable[..., Any]) -> Callable[..., Any]:
-    """Ray awaits a method only where its function is a coroutine's."""
-
-    @functools.wraps(original)
-    async def awaited(self: Any, *args: Any, **kwargs: Any) -> Any:
-        return await around(original, self, *args, **kwargs)
-
-    @functools.wraps(original)
-    def called(self: Any, *args: Any, **kwargs: Any) -> Any:
-        return around(original, self, *args, **kwargs)
-
-    return awaited if inspect.iscoroutinefunction(original) else called
+        wrap(cls, name, around)  # Ray awaits a method only where its function is a coroutine's
 
 
 async def _init_workers(original: Callable[..., Any], self: Any, *args: Any, **kwargs: Any) -> Any:

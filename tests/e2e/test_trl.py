@@ -14,6 +14,7 @@ import pytest
 import young_head
 
 from drafter_online.versions import Versions
+from rollspec.proposal.history import History
 
 pytest.importorskip("trl")
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
@@ -21,19 +22,22 @@ pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The tiny policy in float32, as TRL trains it."""
+def in_float32(tiny: str, folder: Path) -> Path:
+    """A policy as TRL trains it."""
     import torch
     from transformers import AutoTokenizer, Qwen3ForCausalLM
 
-    from examples.grpo_arithmetic.prepare import prepare
-
-    folder = tmp_path_factory.mktemp("policy")
-    tiny = prepare(folder, size="tiny").model
     Qwen3ForCausalLM.from_pretrained(tiny, dtype=torch.float32).save_pretrained(folder / "float32")
     AutoTokenizer.from_pretrained(tiny).save_pretrained(folder / "float32")
     return folder / "float32"
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    from examples.grpo_arithmetic.prepare import prepare
+
+    folder = tmp_path_factory.mktemp("policy")
+    return in_float32(prepare(folder, size="tiny").model, folder)
 
 
 def ran(run: Callable[..., Any], folder: Path, model: Path, *jobs: str) -> list[tuple[dict[str, Any], str]]:
@@ -104,3 +108,37 @@ def test_a_head_is_trained_beside_a_trl_job_and_resumes(
     assert row["rollspec/guard/faults"] == 0, again[-3000:]
     head = resumed["info"]["drafter"]
     assert head["version"] >= number and head["training"]["error"] is None, head
+
+
+@pytest.mark.slow  # `test_verl_tools.py` is its sibling
+def test_rollouts_with_tools(run_bounded: Callable[..., Any], tmp_path: Path) -> None:
+    """TRL's own tool loop. What a tool says is context: what is kept, rewarded and drafted is what the policy sampled,
+    turn by turn, under the first prompts; engine and trainer agree about it.
+    """
+    from examples.agent_tools.prepare import prepare
+    from examples.agent_tools.tokenizer import build_tokenizer
+
+    ((result, text),) = ran(run_bounded, tmp_path, in_float32(prepare(tmp_path, size="tiny").model, tmp_path), "tools")
+    steps = [row for row in result["log"] if "loss" in row]
+    assert len(steps) == 4, text[-3000:]
+    for row in steps:
+        assert row["rollspec/guard/faults"] == 0 and row["rollspec/reward/mean"] > 0.1
+        assert row["rollspec/health/logprob_corr"] > 0.999
+        assert row["tools/call_frequency"] > 1 and row["tools/failure_frequency"] < 0.2
+        # A last turn that is cut to the completion's length is not what the engine sampled.
+        turns = 16 * (1 + row["tools/call_frequency"])
+        assert 0.9 * turns < row["rollspec/history/rewarded"] <= turns
+        # TRL's mean leaves out what tools said, too.
+        assert row["rollspec/rollout/tokens"] == pytest.approx(row["completions/mean_length"] * 16, rel=0.05)
+        assert 0 < row["rollspec/accept/thinking_share"] < 1
+    first, second = steps[:2], steps[2:]
+    assert min(row["rollspec/accept/length"] for row in second) > 1.3, "the second epoch is not drafted from the first"
+    assert sum(r["rollspec/accept/length"] for r in second) > sum(r["rollspec/accept/length"] for r in first)
+
+    history = History(1 << 30, 16)
+    assert history.load(tmp_path / "checkpoint-4" / "rollspec" / "replica_0") > 0
+    assert len(history) == 8, "a grown prompt is no prompt of its own"
+    responses = [r for _, entry in history for r in entry.responses]
+    tool = build_tokenizer().convert_tokens_to_ids("<tool_response>")
+    assert not [r for r in responses if tool in r.tokens.tolist()]
+    assert {r.turn for r in responses} >= {0, 1, 2}

@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 import young_head
 
+from drafter_online.versions import Versions
 from examples.demo.job import JobSettings, build_job, prepare_assets
 from examples.demo.runner import run_job
 from rollspec.proposal.base import prompt_key
@@ -100,8 +101,11 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., tuple[list[di
         steps: int = STEPS,
         program: str = "verl.trainer.main_ppo",
         replicas: int = 1,
+        done: int = 0,
     ) -> tuple[list[dict[str, Any]], list[History], list[dict[str, Any]]]:
-        """Metrics of each step, what each engine kept, and what verl noted. `more`: settings of rollspec."""
+        """Metrics of each step, what each engine kept, and what verl noted. `more`: settings of rollspec. `done`: steps
+        of the checkpoint that it resumes from.
+        """
         kept = folder / "history"
         # All that was said is kept; how much is drafted depends on no clock.
         overrides = (
@@ -115,7 +119,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., tuple[list[di
         job = build_job(settings, assets, folder, speculate=True, preset="coupled_reuse", overrides=overrides)
         command = [program if part == "verl.trainer.main_ppo" else part for part in job.command]
         environment = job.environment | (EVERYWHERE if program == RECIPE else {})
-        job = dataclasses.replace(job, command=(*command, *mode), environment=environment, total_steps=steps)
+        job = dataclasses.replace(job, command=(*command, *mode), environment=environment, total_steps=steps - done)
         folder.mkdir(parents=True, exist_ok=True)
         run_job(job, timeout=540, stall=400)
         histories = [History(1 << 30, 99) for _ in range(replicas)]
@@ -197,13 +201,27 @@ def test_separate_async(run: Any, tmp_path: Path) -> None:
     check(*run(tmp_path / "job", *SEPARATE, ALONE))
 
 
-@pytest.mark.supports("verl", "colocate_async", "draft head")
+@pytest.mark.supports("verl", "colocate_async", "draft head", "resume")
 @pytest.mark.slow  # `test_colocate_async` and `test_service_ray.py` are its shorter siblings
-def test_a_head_is_trained_beside_a_colocated_job(run: Any, tmp_path: Path) -> None:
+@pytest.mark.timeout(1300)
+def test_a_head_is_trained_beside_a_colocated_job_and_resumes(run: Any, tmp_path: Path) -> None:
     """By a trainer of its own: colocated rollouts leave the engine no idle time that is not the policy's training."""
     more = (*HEAD, "drafter.mode=dedicated")
-    total = head_of(*run(tmp_path / "job", *COLOCATED, more=more, steps=HEAD_STEPS))
+    mode = (*COLOCATED, f"trainer.default_local_dir={tmp_path / 'checkpoints'}", f"trainer.save_freq={HEAD_STEPS}")
+    rows, histories, noted = run(tmp_path / "job", *mode, more=more, steps=HEAD_STEPS)
+    total = head_of(rows, histories, noted)
     assert total["sent"] > 0, total
+
+    (saved,) = (tmp_path / "checkpoints" / f"global_step_{HEAD_STEPS}" / "rollspec").glob("**/drafter")
+    number = young_head.promote_by_hand(Versions(saved / "versions"))
+    resume = ("trainer.resume_mode=auto", "trainer.save_freq=-1")
+    again, _, _ = run(
+        tmp_path / "again", *mode[:-1], *resume, more=more, steps=HEAD_STEPS + 2, done=HEAD_STEPS
+    )  # fmt: skip
+    assert [row["rollspec/guard/faults"] for row in again] == [0, 0]
+    assert again[0]["rollspec/history/prompts"] >= rows[-1]["rollspec/history/prompts"], "no history was loaded"
+    assert again[0]["rollspec/policy/version"] >= rows[-1]["rollspec/policy/version"]
+    assert again[-1]["rollspec/drafter/version"] >= number, "the checkpoint's head was not taken"
 
 
 @pytest.mark.supports("verl", "separate_async", "draft head")

@@ -3,6 +3,7 @@
 python trl_job.py OUT MODEL NAME...          train: two epochs with a checkpoint, then a weight sync against HF
                                              resume: one step more, from that checkpoint
                                              head, head_resume: the same with a draft head and its trainer, no sync
+                                             tools: two epochs of the policy that calls tools, with a checkpoint
 
 All are forked from a process that has imported what they need, which takes as long as either of them.
 """
@@ -96,12 +97,14 @@ def waiting(llm: Any) -> Any:
 
 
 def main(out: str, model: str, what: str) -> None:
-    epochs = "2" if what in ("train", "head") else "3"
+    epochs = "3" if what.endswith("resume") else "2"
     # Short ones, so that a step takes a second or two on two cores.
     args = parser().parse_args(
         ["--out", out, "--model", model, "--prompts", "8", "--prompts-per-step", "4", "--generations", "4",
          "--max-response", "96", "--epochs", epochs, "--save-steps", "4", "--rollspec", "suffix_only"]
     )  # fmt: skip
+    if what == "tools":
+        args.tools, args.max_response = True, 512
     if what.startswith("head"):
         args.rollspec = HEAD
     trainer = build(args)

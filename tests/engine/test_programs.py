@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -71,14 +72,22 @@ def test_a_program_needs_nothing_but_the_switch(
 
 @pytest.fixture(scope="module")
 def serving(model: Path) -> Iterator[Server]:
-    """`vllm serve` with the settings that TRL's servers have, apart from NCCL."""
-    options = ("--logprobs-mode", "processed_logprobs", "--max-logprobs", "-1")
-    server = Server(model, *options, ROLLSPEC="default", VLLM_LOGGING_LEVEL="INFO")
+    """`vllm serve` with the settings that TRL's servers have; Gloo stands in for NCCL."""
+    options = (
+        "--logprobs-mode", "processed_logprobs", "--max-logprobs", "-1",
+        "--weight-transfer-config", '{"backend": "nccl"}', "--worker-extension-cls", "gloo_transfer.Worker",
+    )  # fmt: skip
+    server = Server(model, *options, ROLLSPEC="default", VLLM_LOGGING_LEVEL="INFO", PYTHONPATH=here())
     try:
         server.wait()
         yield server
     finally:
         server.end()
+
+
+def here() -> str:
+    """PYTHONPATH of a process that imports `gloo_transfer`."""
+    return os.pathsep.join(filter(None, (str(Path(__file__).parent), os.environ.get("PYTHONPATH"))))
 
 
 @pytest.fixture(scope="module")
@@ -184,7 +193,7 @@ def test_serve_shows_its_metrics(server: str, client: Any, prompts: list[list[in
 
 
 def test_trl_generates_with_the_server(server: str, prompts: list[list[int]], reference: list[Any]) -> None:
-    """TRL's own client, and the operations that `rollspec_trl` asks of a server (weight sync there needs NCCL)."""
+    """TRL's own client, and the operations that `rollspec_trl` asks of a server."""
     client_module = pytest.importorskip("trl.generation.vllm_client")
     from rollspec_trl.engines import Server
 
@@ -207,16 +216,21 @@ def test_trl_generates_with_the_server(server: str, prompts: list[list[int]], re
 def test_a_trl_job_with_a_server_tells_it_versions_and_rewards(
     server: str, model: Path, run_bounded: Callable[..., Any], tmp_path: Path
 ) -> None:
+    """The last test of this server: its weights are those of another policy then."""
     pytest.importorskip("trl")
     from rollspec_trl.engines import Server
 
     Server(server).call("stats")  # what was counted before is not this job's
-    out = tmp_path / "log.json"
-    done = run_bounded([sys.executable, APPS / "trl_server_app.py", model, server, out], 300)
+    out = tmp_path / "result.json"
+    command = [sys.executable, APPS / "trl_server_app.py", model, server, out]
+    done = run_bounded(command, 300, env={"PYTHONPATH": here(), "VLLM_HOST_IP": "127.0.0.1"})
     assert done.returncode == 0, done.stdout[-4000:]
-    steps = [row for row in json.loads(out.read_text()) if "loss" in row]
-    assert [row["rollspec/policy/version"] for row in steps] == [0, 1]
+    result = json.loads(out.read_text())
+    steps = [row for row in result["log"] if "loss" in row]
+    assert [row["rollspec/policy/version"] for row in steps] == [0, 1, 2]
     for row in steps:
         assert row["rollspec/history/rewarded"] == 8 and row["rollspec/guard/faults"] == 0
         assert row["rollspec/health/nan_logprobs"] == 0 and row["rollspec/health/logprob_corr"] > 0.999
     assert steps[1]["rollspec/accept/accepted"] > 0
+    first, stale, synced = result["gaps"]
+    assert max(first, synced) < 1e-5 < 1e-3 < stale, "the trainer's weights are there after a sync, not before"

@@ -167,7 +167,8 @@ def test_the_turns_of_a_rollout_are_marked_and_all_of_them_get_its_reward(tmp_pa
 
     def score(inputs: Any) -> dict[str, Any]:
         for prompts, _ in calls:
-            generation._generate(say, t.vllm_generation, prompts, None, 1)
+            said = generation._generate(say, t.vllm_generation, prompts, None, 1)[1]
+            said[0] = [*said[0], 99]  # TRL keeps whole rollouts in the list that it was given
         state = state_of(t)
         state.scores = np.array([1.0, 0.0, np.nan])
         return {"completion_mask": torch.ones(3, 2)}

@@ -56,13 +56,15 @@ def test_verls_own_class_is_hooked_and_its_coroutines_stay_such() -> None:
     from rollspec_verl import fully_async
     from verl.experimental.fully_async_policy import fully_async_rollouter as verls
 
+    from rollspec.engine.vllm.hooks.base import MARK
+
     cls = verls.FullyAsyncRollouter.__ray_metadata__.modified_class
     fully_async.install(verls)  # as importing it did already
     once = {name: getattr(cls, name) for name in fully_async.HOOKS}
     fully_async.install(verls)
     assert once == {name: getattr(cls, name) for name in fully_async.HOOKS}, "a second time changes nothing"
     sent = cloudpickle.dumps(cls)  # as Ray sends it to the actor's process
-    assert fully_async.HOOKED.encode() in sent, "the class goes by value"
+    assert MARK.encode() in sent, "the class goes by value"
     for name, around in fully_async.HOOKS.items():
         cells = inspect.getclosurevars(once[name]).nonlocals
         assert cells["around"] is around and callable(cells["original"]), name

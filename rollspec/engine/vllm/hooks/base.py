@@ -13,6 +13,7 @@ import contextlib
 import functools
 import importlib.abc
 import importlib.util
+import inspect
 import logging
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -162,7 +163,10 @@ class RunnerHook(Hook):
 
 
 def wrap(owner: Any, name: str, around: Around) -> None:
-    """Run `around(original, *args, **kwargs)` in the place of a function or property of a class or module, once."""
+    """Run `around(original, *args, **kwargs)` in the place of a function or property of a class or module, once.
+
+    A coroutine function is one afterwards, too: some callers look.
+    """
     found = getattr(owner, name)
     original: Any = found.fget if isinstance(found, property) else found
     if name in vars(owner) and getattr(original, MARK, False):  # not one that a parent class has
@@ -172,8 +176,13 @@ def wrap(owner: Any, name: str, around: Around) -> None:
     def wrapped(*args: Any, **kwargs: Any) -> Any:
         return around(original, *args, **kwargs)
 
-    wrapped.__dict__[MARK] = True
-    setattr(owner, name, property(wrapped) if isinstance(found, property) else wrapped)
+    @functools.wraps(original)
+    async def awaited(*args: Any, **kwargs: Any) -> Any:
+        return await around(original, *args, **kwargs)
+
+    put: Any = awaited if inspect.iscoroutinefunction(original) else wrapped
+    put.__dict__[MARK] = True
+    setattr(owner, name, property(put) if isinstance(found, property) else put)
 
 
 def keep(owner: Any, name: str, value: Any) -> None:

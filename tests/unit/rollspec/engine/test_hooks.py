@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import asyncio
+import inspect
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -251,6 +253,18 @@ def test_a_function_is_wrapped_once_and_a_parents_mark_does_not_count() -> None:
     assert (Parent().step(), Parent().batches, Parent.step.__doc__) == (2, 2, "Docs.")
     base.wrap(Child, "step", more)
     assert (Child().step(), Parent().step()) == (3, 2)
+
+
+def test_a_coroutine_function_stays_one() -> None:
+    class Server:
+        async def ask(self) -> int:
+            return 1
+
+    async def more(original: Any, self: Any) -> int:
+        return int(await original(self)) + 1
+
+    base.wrap(Server, "ask", more)
+    assert inspect.iscoroutinefunction(Server.ask) and asyncio.run(Server().ask()) == 2
 
 
 def test_a_runners_hook_keeps_the_order_and_gives_back_what_was_there() -> None:
