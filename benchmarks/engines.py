@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from typing import Any, get_args
 
 from benchmarks.prefixes import Prefixes
-from benchmarks.probes import leave, ledger, turn
+from benchmarks.probes import ledger
 from rollspec.machine import native_dtype
 
 START_SECONDS = 240.0
@@ -154,31 +154,6 @@ class Engine:
         if isinstance(answer, RuntimeError):
             raise answer
         return answer
-
-
-class Guest:
-    """An arm in the engine of another one, which drafts from memory alone as it does: each goes on with what it knew.
-
-    `host` is suspended and resumed as the guest is. `key` is its name there.
-    """
-
-    def __init__(self, arm: Arm, host: Any, key: str) -> None:
-        self.arm, self.host, self.key = arm, host, key
-        self.overlapping: bool = host.overlapping
-        self.suspend, self.resume = host.suspend, host.resume
-
-    def run(self, work: Work) -> dict[str, Any]:
-        """As `Engine.run`."""
-        self.host.call(turn, self.key, self.arm.rollspec)
-        done: dict[str, Any] = self.host.run(work)
-        return done
-
-    def close(self) -> None:
-        """Its memory is free; the host stays."""
-        with contextlib.suppress(RuntimeError, TimeoutError, OSError):  # the host may have ended
-            self.host.resume()
-            self.host.call(leave, self.key)
-            self.host.suspend()
 
 
 def alternate(engines: list[Engine], works: Mapping[int, Work], rounds: int) -> dict[str, dict[int, list[float]]]:

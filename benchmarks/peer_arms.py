@@ -15,7 +15,6 @@ from benchmarks.engines import Arm
 from benchmarks.options import names
 from rollspec.errors import ConfigError
 from rollspec.head.checkpoint_resolver import BLOCK, NO_MAPPING, PARALLEL
-from rollspec.tuning.tuner import LEARNED
 
 NONE, OURS = "none", "rollspec"
 """What every other arm is compared with; both run beside all the others."""
@@ -212,22 +211,6 @@ def chosen(text: str | None, heads: Sequence[Path]) -> Chosen:
         {name: a for name, a in found.items() if isinstance(a, Arm)},
         {name: a for name, a in found.items() if isinstance(a, str)},
     )
-
-
-def is_guest(one: Arm, host: Arm) -> bool:
-    """Whether an arm can live in the engine of `host`: both draft from memory alone, and the same engine is built for
-    both.
-    """
-    if not isinstance(one.rollspec, dict) or not isinstance(host.rollspec, dict):
-        return False
-    kinds, built = zip(*(_built(a.rollspec) for a in (one, host)), strict=True)
-    return not any(set(k) & set(LEARNED) for k in kinds) and built[0] == built[1]
-
-
-def _built(source: Mapping[str, Any]) -> tuple[Sequence[str], dict[str, Any]]:
-    """Drafters of a configuration, and of it what decides how an engine is built where none of them is a head."""
-    kept = {k: v for k, v in source.items() if k not in ("preset", "proposal", "tuning")}
-    return source["proposal"]["drafters"], kept | {"k_max": source["proposal"]["k_max"]}
 
 
 def trains(one: Arm) -> bool:

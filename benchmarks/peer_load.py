@@ -47,7 +47,7 @@ WORKLOADS: dict[str, Workload] = {
     "epochs": Workload("the same prompts again, the policy moves; 8 samples of each", 4, 8, 32, 160),
     "fresh": Workload("prompts that never repeat; 4 samples of each", 8, 4, 16, 128),
     "shift": Workload("another topic half-way, batch 1 to 8; one sample of each", TOPIC, 1, max(BURSTS), 96, topics=2),
-    "full": Workload("a batch of 64 that stays full", 8, 8, 64, 48, whole=True),
+    "full": Workload("128 responses of 48 tokens through a batch of 64", 16, 8, 64, 48, whole=True),
 }
 LATER = {"epochs": "from the second epoch on", "shift": "after the shift"}
 """What a workload's speed-up is of, where it is not of everything."""

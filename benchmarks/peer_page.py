@@ -39,10 +39,6 @@ A preset or setting stands for a paper as [Other systems](comparison.md) says: w
 Arms that train a head get {idle} idle seconds after each epoch or burst, which are no part of their time.
 """
 
-GUESTS = """\
-{} arms that draft from memory alone took turns in one engine, which each continued with what it had learned; the others
-had an engine each."""
-
 STUB = """\
 **There is no result yet.** `rollspec bench peers --model smollm2 --head FOLDER --minutes 120` makes one: it says which
 arms and how many pairs fit before it starts, and a later call resumes where it stopped.
@@ -105,7 +101,6 @@ def _part(name: str, result: Mapping[str, Any]) -> str:
         f"{made['git'][:8]}, {made['time'][:10]}, {made['cpu']}, {made['cores']} cores, vLLM {_version(made)}.\n",
         *[f"- {line}" for line in sentences(summary)],
         *([f"- Steps did not overlap in {_listed(alone)}."] if (alone := _one_by_one(result)) else []),
-        *(["- " + GUESTS.format(len(result["guests"]))] if result.get("guests") else []),
         "",
     ]
     for workload, s in summary["workloads"].items():

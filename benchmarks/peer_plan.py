@@ -13,8 +13,10 @@ from dataclasses import dataclass, field
 from benchmarks.peer_arms import NONE, OURS
 from rollspec.errors import RollspecError
 
-ALIVE = 6
-"""Engines at once; one of a model of 135M parameters in float32 takes about 2.5 GB with its processes."""
+ALIVE = 8
+"""Engines at once at most; where memory is short, fewer."""
+ENGINE_BYTES = 2.6e9
+"""Of one engine of a model of 135M parameters in float32, with its processes."""
 LEAST = 3
 """Pairs of an arm below which arms are left out rather than pairs."""
 SLOWER = 1.15
@@ -26,15 +28,12 @@ Cell = tuple[int, str]
 
 @dataclass(frozen=True)
 class Costs:
-    """Seconds: of starting an engine and of warming it up; of `none` at each workload, and of recording its lengths.
-    `guests`: arms that need no engine of their own.
-    """
+    """Seconds: of starting an engine and of warming it up; of `none` at each workload, and of recording its lengths."""
 
     start: float
     warm: float
     turn: Mapping[str, float]
     record: Mapping[str, float]
-    guests: Collection[str] = ()
 
 
 @dataclass(frozen=True)
@@ -77,12 +76,19 @@ class Plan:
         return "\n".join(lines + [f"  left out: {name}, {why}" for name, why in self.left.items()])
 
 
+def room() -> int:
+    """Engines that memory takes at once, of three at least."""
+    import psutil
+
+    return int(min(ALIVE, max(3, psutil.virtual_memory().available / ENGINE_BYTES)))
+
+
 def estimate(heat: Heat, costs: Costs, recorded: Collection[Cell], training: Mapping[str, float]) -> float:
     """Seconds of a heat. `training`: seconds of idle time that an arm gets per workload, by arm."""
     turns = sum(costs.turn[w] * (1 + SLOWER) for _, w in heat.cells)
     turns += sum(costs.turn[w] * SLOWER + training.get(a, 0.0) for a, cells in heat.arms.items() for _, w in cells)
     recording = sum(costs.record[w] for s, w in heat.cells if (s, w) not in recorded)
-    starts = sum(costs.warm + (0.0 if a in costs.guests else costs.start) for a in (OURS, *heat.arms))
+    starts = (costs.start + costs.warm) * (1 + len(heat.arms))
     return starts + turns + recording  # none is alive already
 
 
@@ -126,7 +132,7 @@ def plan(
 
     def total(some: Sequence[Heat]) -> float:
         seen: set[Cell] = set(recorded)
-        seconds = costs.start if some and OURS in costs.guests else 0.0  # the guests' engine outlives its heats
+        seconds = 0.0
         for h in some:
             seconds += estimate(h, costs, seen, training or {})
             seen.update(h.cells)

@@ -1,10 +1,9 @@
 """Every published method on one engine, side by side: `rollspec bench peers`.
 
 All arms do the same tokens of the same policy: lengths are recorded once without speculation and replayed. Engines of
-a heat are alive at once and take turns, first one way round and then the other; those that wait are suspended. Arms
-that draft from memory alone are guests of one engine, where each goes on with what it knew. Ratios are of turns that
-are close in time, and of seconds that were measured. The JSON is written after every turn, and a call with the same
-code, model and settings on the same kind of machine resumes from it.
+a heat are alive at once and take turns, first one way round and then the other; those that wait are suspended. Ratios
+are of turns that are close in time, and of seconds that were measured. The JSON is written after every turn, and a call
+with the same code, model and settings on the same kind of machine resumes from it.
 """
 
 from __future__ import annotations
@@ -20,14 +19,14 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from benchmarks.drift import Drift, drift
-from benchmarks.engines import Arm, Engine, Guest, Work
+from benchmarks.engines import Arm, Engine, Work
 from benchmarks.harness import RESULTS, pin, provenance, save
 from benchmarks.options import names
-from benchmarks.peer_arms import NONE, OURS, PEERS, Chosen, is_guest, trains
+from benchmarks.peer_arms import NONE, OURS, PEERS, Chosen, trains
 from benchmarks.peer_arms import chosen as of_names
 from benchmarks.peer_bias import Ruled, distance
 from benchmarks.peer_load import EPOCHS, WORKLOADS, Load, drifting, load
-from benchmarks.peer_plan import Costs, Heat, Plan, plan
+from benchmarks.peer_plan import Costs, Heat, Plan, plan, room
 from benchmarks.peer_store import FORMAT, begin, finished
 from benchmarks.peer_table import sentences, summarise, table
 from rollspec.errors import RollspecError
@@ -55,8 +54,6 @@ class Peers:
     engine: Callable[[Arm], Any] | None = None
     result: dict[str, Any] = field(default_factory=dict)
     _lossy: dict[str, dict[int, Ruled]] = field(default_factory=dict)
-    _host: Any = None  # the guests' engine
-    _heats: int = 0
 
     def run(self) -> Path:
         """Measure what fits, keep what is done.
@@ -85,7 +82,6 @@ class Peers:
                     self._heat(heat, none, lambda text: bar.update(task, advance=1, description=text))
         finally:
             none.close()
-            self._evict()
             if self.result["turns"]:
                 self._save()
         for name, epochs in self._lossy.items():
@@ -110,7 +106,6 @@ class Peers:
             "policy": {"model": self.policy.model, "made_by": self.policy.made_by, "epochs": len(self.load.weights)},
             "settings": self.settings,
             "idle_seconds": IDLE,
-            "guests": [],  # arms that had turns in another's engine
             "lengths": {},
             "seconds": {},
             "turns": [],
@@ -132,10 +127,11 @@ class Peers:
             mine,
             self.seeds,
             budget,
-            Costs(start, warm, seconds, seconds, [a for a in arms if self._is_guest(a)]),
+            Costs(start, warm, seconds, seconds),
             finished(self.result["turns"]),
             {(int(s), w) for w, by in self.load.lengths.items() for s in by},
             {a: per_turn for a in arms if trains(self.chosen.arms[a])},
+            1 + room(),  # none's engine is there
         )
 
     def _save(self) -> None:
@@ -145,14 +141,11 @@ class Peers:
 
     # ---- what runs ---------------------------------------------------------------------------------------------------
 
-    def _is_guest(self, name: str) -> bool:
-        return is_guest(self.chosen.arms[name], self.chosen.arms[OURS])
-
     def _start(self, arm: Arm) -> tuple[Any, float, float]:
         """The engine, warmed up and suspended, and the seconds that each took."""
         self.console.print(f"start {arm.name}", highlight=False)
         began = time.monotonic()
-        engine = self._guest(arm) if self._is_guest(arm.name) else (self.engine or self._engine)(arm)
+        engine = (self.engine or self._engine)(arm)
         try:
             ready = time.monotonic()
             engine.resume()
@@ -164,30 +157,6 @@ class Peers:
             raise
         self.result["overlapping"][arm.name] = engine.overlapping
         return engine, ready - began, time.monotonic() - ready
-
-    def _guest(self, arm: Arm) -> Guest:
-        """An arm that knows nothing yet, in the guests' engine, which is started where none runs."""
-        if self._host is None:
-            self._host = (self.engine or self._engine)(self.chosen.arms[OURS])
-        return Guest(arm, self._host, f"{arm.name}, heat {self._heats}")
-
-    def _host_ended(self, live: dict[str, Any]) -> None:
-        """A guest failed, and its engine may have ended: the other guests start anew in another one."""
-        self._evict()
-        for name in [n for n in live if self._is_guest(n)]:
-            started = self._guarded(name, self._start, self.chosen.arms[name])
-            if started is None:
-                self._evict()
-                del live[name]
-            else:
-                live[name] = started[0]
-
-    def _evict(self) -> None:
-        """The guests' engine ends."""
-        if self._host is not None:
-            self._host.resume()
-            self._host.close()
-            self._host = None
 
     def _engine(self, arm: Arm) -> Engine:
         return Engine(arm, self.policy.model, self.load.longest)
@@ -210,30 +179,21 @@ class Peers:
     def _heat(self, heat: Heat, none: Any, report: Callable[[str], None]) -> None:
         """All cells of a heat. An arm that does not start, or ends, is named with its reason; the others continue."""
         live: dict[str, Any] = {NONE: none}
-        self._heats += 1
         try:
             for name in (OURS, *heat.arms):
                 if (started := self._guarded(name, self._start, self.chosen.arms[name])) is not None:
                     live[name] = started[0]
-                elif self._is_guest(name):
-                    self._host_ended(live)
             for seed, workload in heat.cells:
                 self._record(none, seed)
                 works, turn = self.load.works(workload, seed), {}
                 mine = [n for n in live if (seed, workload) in heat.arms.get(n, heat.cells)]
                 for name in mine if seed % 2 == 0 else reversed(mine):
-                    if name not in live:  # it ended with another guest, and did not start again
-                        continue
                     report(f"{workload}, seed {seed}: {name}")
                     turn[name] = self._guarded(name, self._turn, name, live[name], works)
                     if turn[name] is None:
                         live.pop(name).close()
-                        if self._is_guest(name):
-                            self._host_ended(live)
                 arms = {name: runs for name, runs in turn.items() if runs is not None}
                 self.result["turns"].append({"seed": seed, "workload": workload, "arms": arms})
-                guests = [a for a in arms if self._is_guest(a) and a not in self.result["guests"]]
-                self.result["guests"] += guests
                 self._save()
         finally:
             for name, engine in live.items():

@@ -21,28 +21,6 @@ def become(worker: Any, source: dict[str, Any]) -> None:
     drafter.engine = type(drafter.engine)(drafter.config, drafter.engine.max_model_len)
 
 
-def turn(worker: Any, name: str, source: dict[str, Any]) -> None:
-    """Continue as the arm `name`, as it was after its last turn; the first time as an engine of this configuration that
-    starts now.
-    """
-    from rollspec.config import RollspecConfig
-
-    bridge = worker.model_runner._rollspec
-    arms = worker.__dict__.setdefault("arms", {})
-    for req_id in list(bridge.engine.requests):  # vLLM reports the last ones with the next step, to another arm
-        bridge.engine.finish(req_id)
-    if name not in arms:
-        config = RollspecConfig.load(source)
-        arms[name] = config, type(bridge.engine)(config, bridge.engine.max_model_len)
-        arms[name][1].think = bridge.engine.think
-    bridge.config, bridge.engine = arms[name]
-
-
-def leave(worker: Any, name: str) -> None:
-    """Forget the arm `name` and what it learned."""
-    worker.__dict__.setdefault("arms", {}).pop(name, None)
-
-
 def ledger(worker: Any) -> dict[int, tuple[list[float], list[float]]]:
     """By batch bucket: tokens and modelled seconds under each arm since the last drain."""
     totals: dict[int, tuple[list[float], list[float]]] = worker.model_runner._rollspec.engine.tuner.ledger.totals()

@@ -12,8 +12,6 @@ import pytest
 from engines import bridge, build, call, close, generate
 from switching import any_arm
 
-from benchmarks import probes
-
 pytestmark = pytest.mark.engine
 
 
@@ -134,16 +132,6 @@ def test_a_garbage_drafter_is_switched_off_and_changes_nothing(
         stats = call(llm, "stats")
         assert stats["alarms"] >= 1 and stats["drafters_off"]
         assert stats["plays"]["none"] > 0.3 * stats["steps"]
-        # Arms of a benchmark as guests of this engine: each knows its own responses and no other's.
-        known = []
-        for guest in ("first", "second", "first"):
-            llm.collective_rpc(probes.turn, args=(guest, {"preset": "default", **off}))
-            known.append(call(llm, "stats")["prompts"])
-            assert generate(llm, prompts) == plain["greedy"]
-        assert known == [0, 0, len(prompts)]
-        llm.collective_rpc(probes.leave, args=("first",))
-        llm.collective_rpc(probes.turn, args=("first", {"preset": "default"}))
-        assert call(llm, "stats")["prompts"] == 0 and not call(llm, "stats")["faults"]
     finally:
         close(llm)
 

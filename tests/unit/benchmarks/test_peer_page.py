@@ -52,7 +52,6 @@ def result() -> dict[str, Any]:
         "provenance": CLEAN, "policy": {"model": "/x/smol", "made_by": "test"}, "idle_seconds": 4.0,
         "summary": peer_table.summarise(TURNS), "failed": {"tlt": "it ended"}, "left": {"suffix": "V2 has none"},
         "distance": {"spec_rl": distance}, "overlapping": {"none": True, "ngram K=2": False},
-        "guests": ["rollspec", "das"],
     }  # fmt: skip
 
 
@@ -62,7 +61,7 @@ def test_the_page_is_a_stub_until_there_is_a_result() -> None:
     assert "no result yet" not in text and "`benchmarks/results/peers.json`" in text
     assert "| **rollspec** | **2.00x** |" in text and "| spec_rl (lossy) | 4.00x |" in text
     assert "(img/peers-epochs.svg)" in text and "(img/peers-full.svg)" in text
-    assert "- Steps did not overlap in `ngram K=2`.\n- 2 arms that draft from memory alone" in text
+    assert "- Steps did not overlap in `ngram K=2`.\n" in text
     assert "- tlt: failed: it ended" in text and "- suffix: V2 has none" in text
     assert "0.123 ± 0.004" in text and "repeat those of the epoch" not in text
     still = result() | {"distance": {"spec_rl": [{**result()["distance"]["spec_rl"][0], "theory": 0.0}]}}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,7 +16,6 @@ from benchmarks import (
     peer_plan,
     peer_store,
     peers,
-    probes,
     two_policies,
 )
 from benchmarks.drift import Drift
@@ -111,7 +109,7 @@ def test_workloads_are_what_they_are_called() -> None:
     assert len({tuple(p) for p in epochs[0].prompts}) * 8 == len(epochs[0].prompts)
     assert [{p[0] for p in w.prompts} for w in shift] == [{0}] * 4 + [{1}] * 4
     assert [w.batch for w in shift] == [1, 2, 4, 8, 1, 2, 4, 8]
-    assert full[0].lengths == [48] * 64 and full[0].batch == 64 and fresh[0].lengths is None
+    assert full[0].lengths == [48] * 128 and full[0].batch == 64 and fresh[0].lengths is None
     versions = [w.version for name in peer_load.WORKLOADS for w in found.works(name, 1)]
     assert versions == sorted(set(versions)) and versions[0] > max(w.version for w in found.works("full", 0))
 
@@ -168,15 +166,6 @@ def test_fewer_pairs_then_fewer_arms_then_one_sentence() -> None:
         planned(0.2)
 
 
-def test_guests_need_one_engine_between_them() -> None:
-    def seconds(guests: tuple[str, ...]) -> float:
-        costs = dataclasses.replace(COSTS, guests=guests)
-        return peer_plan.plan(ARMS, WANTED, 6, 3600, costs, {}, alive=6).seconds
-
-    # Six arms, and rollspec's default in each of two heats: eight engines, or one and three.
-    assert seconds(()) - seconds(("rollspec", "a0", "a1", "a2")) == pytest.approx((8 - 4) * COSTS.start)
-
-
 def test_what_is_done_is_not_planned_again() -> None:
     every = {(s, w) for s in range(6) for w in ("epochs", "full")}
     done: dict[str, Any] = {a: every for a in ("none", "rollspec", "a0", "a1", "a2")} | {"a3": every - {(5, "full")}}
@@ -202,28 +191,14 @@ class Fake:
     def __init__(self, arm: Arm, log: list[tuple[str, Work]], broken: str) -> None:
         self.arm, self.log, self.broken, self.running, self.ended = arm, log, broken, True, False
         self.overlapping = not arm.speculative
-        self.name = arm.name
-        """Of the guest whose turn it is."""
-
-    def call(self, act: Any, key: str, source: Any = None) -> None:
-        self._alive()
-        if act is probes.turn:
-            self.name = key.partition(",")[0]
-            assert self.name == source["preset"] or (self.name == "rollspec" and source["preset"] == "default")
-            if self.name == self.broken:
-                self.close()
-                raise RuntimeError("it ended")
-
-    def _alive(self) -> None:
-        if self.ended:
-            raise BrokenPipeError("it ended before")
-        assert self.running
 
     def run(self, work: Work) -> dict[str, Any]:
-        self._alive()
-        self.log.append((self.name, work))
+        assert self.running and not self.ended
+        if self.arm.name == self.broken and work.version > 1000:
+            raise RuntimeError("it ended")
+        self.log.append((self.arm.name, work))
         tokens = sum(work.lengths or [5 + len(p) for p in work.prompts])
-        out = {"seconds": PACE[self.name] * tokens, "tokens": tokens, "steps": tokens, "accepted": 0, "drafted": 0}
+        out = {"seconds": PACE[self.arm.name] * tokens, "tokens": tokens, "steps": tokens, "accepted": 0, "drafted": 0}
         return out if work.lengths else out | {"lengths": [5 + len(p) for p in work.prompts]}
 
     def suspend(self) -> None:
@@ -240,14 +215,12 @@ class Fake:
 def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setattr(peers, "provenance", lambda: dict(CLEAN))
     log: list[tuple[str, Work]] = []
-    started: list[str] = []
 
-    def peer(arms: str = "das", broken: str = "", minutes: float = 1e6, **more: Any) -> peers.Peers:
+    def peer(arms: str = "das", broken: str = "", later: str = "", minutes: float = 1e6, **more: Any) -> peers.Peers:
         def engine(arm: Arm) -> Fake:
             if arm.name == broken:
                 raise RuntimeError("it ended")
-            started.append(arm.name)
-            return Fake(arm, log, broken)
+            return Fake(arm, log, later)
 
         policy = Drift("m", "", ["", "v1", "v2"], "test")
         chosen = peer_arms.chosen(arms, [])
@@ -257,7 +230,7 @@ def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
             setattr(run, name, value)
         return run
 
-    return SimpleNamespace(peer=peer, log=log, started=started, out=tmp_path / "p.json")
+    return SimpleNamespace(peer=peer, log=log, out=tmp_path / "p.json")
 
 
 def test_every_arm_does_the_same_tokens_in_turns(made: Any) -> None:
@@ -294,23 +267,6 @@ def test_a_second_call_goes_on_and_another_commit_begins_anew(made: Any, monkeyp
     assert len(kept["turns"]) > len(json.loads(made.out.read_text())["turns"])
 
 
-def test_arms_that_draft_from_memory_share_an_engine(made: Any) -> None:
-    found = json.loads(made.peer("das,seer,smartspec,ngram K=2").run().read_text())
-    assert made.started == ["none", "rollspec", "ngram K=2", "smartspec"], "smartspec's engine drafts shorter"
-    assert sorted(found["guests"]) == ["das", "rollspec", "seer"]
-    assert set(found["turns"][0]["arms"]) == {"none", "rollspec", "ngram K=2", "das", "seer", "smartspec"}
-    speeds = found["summary"]["workloads"]["epochs"]["arms"]
-    assert speeds["seer"]["speedup"]["median"] == pytest.approx(2 / 1.5)
-    assert {"das", "seer", "smartspec", "rollspec"} <= {name for name, w in made.log if w.version < 100}, "each is warm"
-
-
-def test_what_an_engine_is_built_with_makes_no_guest() -> None:
-    arms = peer_arms.chosen(None, [HEAD, Path("/heads/two")]).arms
-    guests = {name for name, arm in arms.items() if peer_arms.is_guest(arm, arms["rollspec"])}
-    assert guests == {"rollspec", "das", "seer", "rhymerl", "banditspec", "exp3spec", "eesd", "disco", "svip",
-                      "specdec++", "stand", "consensus"}  # fmt: skip
-
-
 def test_of_a_changed_tree_nothing_is_gone_on_from(made: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(peers, "provenance", lambda: {**CLEAN, "dirty": True})
     made.peer().run()
@@ -323,24 +279,14 @@ def test_an_arm_that_fails_is_named_and_the_others_go_on(made: Any) -> None:
     found = json.loads(made.peer("das,ngram K=2", broken="das").run().read_text())
     assert found["failed"] == {"das": "it ended"}
     assert set(found["turns"][0]["arms"]) == {"none", "rollspec", "ngram K=2"}
-    assert made.started.count("rollspec") == 2, "the engine of the guests ended with one of them"
+    found = json.loads(made.peer("das,ngram K=2", later="das", out=made.out.with_name("r.json")).run().read_text())
+    assert found["failed"] == {"das": "it ended"} and set(found["turns"][-1]["arms"]) == {
+        "none",
+        "rollspec",
+        "ngram K=2",
+    }
     with pytest.raises(RollspecError, match="without speculation failed"):
         made.peer("ngram K=2", broken="none", out=made.out.with_name("q.json")).run()
-
-
-def test_a_guest_that_fails_in_its_turn_takes_no_other_with_it(made: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    def run(self: Fake, work: Work) -> dict[str, Any]:
-        if self.name == "das" and work.version > 1000:
-            self.close()
-            raise RuntimeError("it ended")
-        return ran(self, work)
-
-    ran = Fake.run
-    monkeypatch.setattr(Fake, "run", run)
-    found = json.loads(made.peer("das,seer").run().read_text())
-    assert found["failed"] == {"das": "it ended"} and found["guests"] == ["rollspec", "seer"]
-    assert all(set(t["arms"]) == {"none", "rollspec", "seer"} for t in found["turns"])
-    assert made.started == ["none", "rollspec", "rollspec"]
 
 
 def test_too_few_minutes_are_refused_and_what_is_there_is_kept(made: Any) -> None:
