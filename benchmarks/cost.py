@@ -131,7 +131,8 @@ def fit(rounds: Sequence[Sequence[probes.Step]]) -> CostModel:
     model = CostModel()
     for steps in rounds:
         for step in steps:
-            model.observe(*step)
+            tokens, seconds, context_tokens, verifies, requests = step
+            model.observe(tokens, seconds, context_tokens, bool(verifies), requests)
     return model
 
 

@@ -115,7 +115,7 @@ def summarise(runs: dict[str, list[list[dict[str, Any]]]]) -> dict[str, Any]:
         return [sum(e[key] for e in one[epochs]) for one in runs[name]]
 
     pairs_of = {
-        f"{a}_over_{b}{by}": ratio(*(seconds(name, slice(None), key) for name in (an, bn)))
+        f"{a}_over_{b}{by}": ratio(seconds(an, slice(None), key), seconds(bn, slice(None), key))
         for a, an, b, bn in (
             ("rollspec", "rollspec", "none", "none"),
             ("control", ARMS[2], "none", "none"),
@@ -123,7 +123,7 @@ def summarise(runs: dict[str, list[list[dict[str, Any]]]]) -> dict[str, Any]:
         )
         for by, key in (("", "seconds"), ("_cpu", "cpu_seconds"))
     }
-    pairs = [[e["seconds"] for one in runs[name] for e in one] for name in ("rollspec", "none")]
+    ours, none = ([e["seconds"] for one in runs[name] for e in one] for name in ("rollspec", "none"))
     own = [e for one in runs["rollspec"] for e in one]
     plays: dict[str, int] = defaultdict(int)
     for e in own:
@@ -134,7 +134,7 @@ def summarise(runs: dict[str, list[list[dict[str, Any]]]]) -> dict[str, Any]:
     spent = {k: sum(e.get(k) or 0.0 for e in own) for k in ("propose_seconds", "tuner_seconds", "seconds")}
     return {
         **{name: asdict(found) for name, found in pairs_of.items()},
-        "epochs": asdict(ratio(*pairs)),
+        "epochs": asdict(ratio(ours, none)),
         "first_epoch": asdict(ratio(seconds("rollspec", slice(1)), seconds("none", slice(1)))),
         "goal": GOAL,
         "verdicts": {name: verdict(found, GOAL) for name, found in pairs_of.items() if name.startswith("rollspec")},

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 
@@ -25,7 +26,7 @@ def seeds_in(work: Path) -> list[int]:
     return sorted(int(path.name.removeprefix("seed-")) for path in work.glob("seed-*"))
 
 
-def run_missing(jobs: Sequence[tuple[str, int, Job]], train: Callable[[Job, OnStep], None], console: Console) -> None:
+def run_missing(jobs: Sequence[tuple[str, int, Job]], train: Callable[[Job, OnStep], Any], console: Console) -> None:
     """Run those of `jobs`, (arm, seed, job), that are not finished, and say how far they are."""
     for arm, seed, job in jobs:
         name = f"seed {seed}, {arm}"

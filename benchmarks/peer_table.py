@@ -101,7 +101,7 @@ def _overall(found: Mapping[str, Any]) -> dict[str, Any]:
 
 def rows(arms: Mapping[str, Any]) -> list[tuple[str, ...]]:
     """A line per arm, the fastest first, under `COLUMNS`."""
-    out = []
+    out: list[tuple[str, ...]] = []
     for name, a in sorted(arms.items(), key=lambda item: -item[1]["speedup"]["median"]):
         s, whole, over = a["speedup"], a["whole"], a["over_ours"]
         out.append((

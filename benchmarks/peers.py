@@ -86,7 +86,7 @@ class Peers:
                 self._save()
         for name, epochs in self._lossy.items():
             self.console.print(f"{name}: its distance from the policy", highlight=False)
-            bias = self.chosen.arms[name].rollspec["reuse"]["bias"]  # type: ignore[index, call-overload]
+            bias = float(self.chosen.arms[name].rollspec["reuse"]["bias"])  # type: ignore[index]
             self.result.setdefault("distance", {})[name] = distance(epochs, self.policy.model, self.load.weights, bias)
             self._save()
         for workload, s in self.result["summary"]["workloads"].items():
@@ -213,7 +213,7 @@ class Peers:
             return None
 
     def _turn(self, name: str, engine: Any, works: Sequence[Work]) -> list[dict[str, Any]]:
-        out = []
+        out: list[dict[str, Any]] = []
         engine.resume()
         for work in works:
             done = engine.run(work)

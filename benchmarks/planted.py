@@ -16,7 +16,7 @@ VARIABLE = "PLANTED_SHARE"
 SHARE = float(os.environ.get(VARIABLE, "0.01"))
 
 
-class _Mixture(LogitsProcessor):
+class _Mixture(LogitsProcessor):  # type: ignore[misc]
     """(1 - SHARE) times the policy, and SHARE of something else."""
 
     def other(self, p: torch.Tensor) -> torch.Tensor:

@@ -113,7 +113,8 @@ class Engine:
 
 
 def compare(model: str, dtype: str, pairs: int, profiled: bool) -> dict[str, Any]:
-    engines, result = {}, {"dtype": dtype, "tokens": TOKENS, "pairs": pairs, "start": {}, "batches": {}}
+    engines: dict[str, Engine] = {}
+    result: dict[str, Any] = {"dtype": dtype, "tokens": TOKENS, "pairs": pairs, "start": {}, "batches": {}}
     for runner in RUNNERS:  # one after the other: start-up is timed too
         engines[runner] = Engine(runner, model, dtype)
         result["start"][runner] = engines[runner].ask()

@@ -123,7 +123,8 @@ async def _measure(
                 highlight=False,
             )
         swaps = await _swaps(url) - swaps_before
-    pairs = ratio(*([_p99(b) for b in latencies[s]] for s in (True, False)))
+    with_swaps, without = ([_p99(b) for b in latencies[s]] for s in (True, False))
+    pairs = ratio(with_swaps, without)
     return {
         "requests": sent,
         "swaps": int(swaps),

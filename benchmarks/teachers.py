@@ -69,7 +69,7 @@ def rows(place: Path) -> list[dict[str, float]]:
     run = load_run(place)
     series = {label: run.series(name) for label, name in SHOWN.items()}
     return [
-        {STEP: float(step)} | {label: values[i] for label, values in series.items() if values[i] is not None}
+        {STEP: float(step)} | {label: v for label, values in series.items() if (v := values[i]) is not None}
         for i, step in enumerate(run.steps)
     ]
 

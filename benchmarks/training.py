@@ -124,7 +124,7 @@ def _gflop(head: Any, tokens: int, steps: int) -> float:
     """
     layers = sum(p.numel() for n, p in head.named_parameters() if p.requires_grad and n.startswith("layers."))
     fc, lm_head = head.fc.weight.numel(), head.lm_head.weight.numel()
-    return 2e-9 * tokens * (3 * layers * steps + 2 * fc + lm_head * (1 + 2 * steps))
+    return float(2e-9 * tokens * (3 * layers * steps + 2 * fc + lm_head * (1 + 2 * steps)))
 
 
 def _peak(hidden: int) -> float:

@@ -114,7 +114,9 @@ def lenient_reuse(llm: Any, source: Mapping[str, Any] | None, seed: int) -> Any:
     )
 
 
-def prefixes(llm: Any, reuse: Any, rollouts: Sequence[tuple[list[int], int, str]], params: dict[str, Any]) -> list[Any]:
+def prefixes(
+    llm: Any, reuse: Any, rollouts: Sequence[tuple[Sequence[int], int, str]], params: dict[str, Any]
+) -> list[Any]:
     """What each rollout, (prompt, most tokens, sample), starts from, by `LenientReuse.prefix`; scored as one batch."""
     waiting: list[tuple[list[int], Any, asyncio.Future[Any]]] = []
 

@@ -34,7 +34,11 @@ def main() -> None:
     """One part, from its files to its file."""
     function, given, out = sys.argv[1:]
     result = run(function, Spec(**json.loads(Path(given).read_text())))
-    replace(Path(out), json.dumps(result, default=lambda o: asdict(o) if is_dataclass(o) else str(o)).encode())
+    replace(Path(out), json.dumps(result, default=_json).encode())
+
+
+def _json(value: Any) -> Any:
+    return asdict(value) if is_dataclass(value) and not isinstance(value, type) else str(value)
 
 
 if __name__ == "__main__":

@@ -145,4 +145,4 @@ def accept_at(rates: list[float]) -> None:
         return config
 
     create_engine_config._rollspec = getattr(create, "_rollspec", False)  # type: ignore[attr-defined]
-    EngineArgs.create_engine_config = create_engine_config  # type: ignore[method-assign]
+    EngineArgs.create_engine_config = create_engine_config

@@ -99,4 +99,4 @@ def _driver() -> str | None:
         )  # fmt: skip
     except (OSError, subprocess.SubprocessError):
         return None
-    return (done.stdout.split() or [None])[0]
+    return next(iter(done.stdout.split()), None)

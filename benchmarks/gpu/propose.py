@@ -86,7 +86,7 @@ def watch(worker: Any, cuda: bool, mode: str) -> None:
     def propose(*args: Any, **kwargs: Any) -> Any:
         if kwargs.get("dummy_run"):  # all by keyword, the batch as well
             return inner(*args, **kwargs)
-        events = [torch.cuda.Event(enable_timing=True) for _ in range(2)] if cuda else []
+        events = [torch.cuda.Event(enable_timing=True) for _ in range(2)] if cuda else []  # type: ignore[no-untyped-call]
         with Synchronisations(mode if cuda else None) as seen:
             if events:
                 events[0].record()
@@ -160,7 +160,7 @@ class Synchronisations:
 
         return wait
 
-    def __exit__(self, *error: object) -> None:
+    def __exit__(self, *error: Any) -> None:
         if self.mode is None:
             return
         import torch

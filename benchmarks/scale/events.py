@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import heapq
 import itertools
 from collections import deque
@@ -65,7 +66,7 @@ class Queue:
             self.free -= 1
             seconds, done = self._waiting.popleft()
             self.busy += seconds
-            self.clock.after(seconds, lambda d=done: self._served(d))
+            self.clock.after(seconds, functools.partial(self._served, done))
 
     def _served(self, done: Callable[[], None]) -> None:
         self.free += 1
