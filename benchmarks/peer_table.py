@@ -133,15 +133,13 @@ def sentences(summary: Mapping[str, Any]) -> list[str]:
     for workload, s in summary["workloads"].items():
         faster, best = s["faster"], s["best"]
         said = f"*{workload}*: "
-        said += (
-            f"faster than rollspec's default by more than 2 %: {', '.join(faster)}"
-            if faster
-            else "no arm is faster than rollspec's default by more than 2 %"
-        )
         if best and OURS in s["arms"]:
             ours, other = (s["arms"][n]["speedup"]["median"] for n in (OURS, best))
-            said += f"; it has {ours:.2f}x, the best lossless arm that is not rollspec's, {best}, {other:.2f}x"
-        out.append(said + ".")
+            said += f"rollspec's default {ours:.2f}x; of the other lossless arms `{best}` is best, {other:.2f}x"
+            if over := s["arms"][best]["over_ours"]:
+                said += f", which is {over['median']:.2f}x ({over['low']:.2f}-{over['high']:.2f}) of rollspec's"
+            said += ". "
+        out.append(f"{said}Arms whose whole interval is more than 2 % above it: {', '.join(faster) or 'none'}.")
     overall = summary["overall"]
     if overall["ours_over_best"] is not None:
         out.append(

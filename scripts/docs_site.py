@@ -22,6 +22,8 @@ OUTSIDE = {
     "examples/grpo_arithmetic/README.md": "example.md",
     "examples/grpo_tasks/README.md": "example-tasks.md",
     "examples/agent_tools/README.md": "example-tools.md",
+    "examples/trl_grpo/README.md": "example-trl.md",
+    "examples/production_traffic/README.md": "example-traffic.md",
 }
 """Files of the repository that are pages of the site."""
 

@@ -1,7 +1,7 @@
 """A GRPO job with TRL, vLLM in the same process, and rollspec by one line. Runs on two CPU cores and on a GPU.
 
     python -m examples.trl_grpo.train --out runs/trl                     # with rollspec
-    python -m examples.trl_grpo.train --out runs/trl-off --rollspec off  # without
+    ROLLSPEC__ENABLED=false python -m examples.trl_grpo.train --out runs/trl-off  # without
     rollspec report runs/trl --baseline runs/trl-off
     python -m examples.trl_grpo.train --out runs/trl-tools --tools       # a policy that calls tools
 

@@ -42,6 +42,7 @@ DEMO, EARLIER = (
     ),
 )
 CONTROLS = {"control": "the demo's policy", "control-smollm2": "SmolLM2-135M"}
+PEERS = {"peers-demo": "the demo's policy", "peers": "SmolLM2-135M"}
 ARMS = {"memory": "suffix drafts", "head": "draft head and suffix drafts", "head, coupled": "the same, `mode: coupled`"}
 PROMPTS = ("fresh", "repeated")
 GOAL = "2 %"  # of the null control: `GOAL` of benchmarks/control.py, whose import loads an engine
@@ -68,8 +69,9 @@ def headline() -> str:
             rows.append((label, *joined(map(speed_of, found["on_over_off"].values())), f"`{name}.json`"))
     if head := load("head"):
         rows += _head_rows(head)
-    if peers := load("peers"):
-        rows += _peer_rows(peers)
+    for name, what in PEERS.items():
+        if peers := load(name):
+            rows += _peer_rows(name, what, peers)
     if tail := load("long_tail"):
         whole = tail["summary"]["learned_and_suffix_over_suffix"]["all"]["sums"]
         label = "draft head trained while the job runs, over suffix drafts alone: generation, the whole of one job"
@@ -304,7 +306,8 @@ def _other_pairs(found: Mapping[str, Any]) -> Row:
     """The range of the demo's other pairs of runs; each is on the page of benchmarks."""
     names = ("later", "later_tokens_per_second", "step")
     values = [[d["comparison"][name]["value"] for d in found.values()] for name in names]
-    label = f"the three of [{count_of(len(found))} other {'pair' if len(found) == 1 else 'pairs'} of runs]({THE_DEMO})"
+    pairs = f"{count_of(len(found))} other {'pair' if len(found) == 1 else 'pairs'} of runs"
+    label = f"the three rows above in [{pairs}]({THE_DEMO}), lowest to highest"
     ranges = " / ".join(f"{min(v):.2f}x to {max(v):.2f}x" for v in values)
     return label, ranges, "see there", ", ".join(f"`{name}.json`" for name in found)
 
@@ -321,7 +324,7 @@ def _head_rows(d: Any) -> Iterator[Row]:
                 yield "the same arm over suffix drafts alone", *joined(map(median_of, alone)), "`head.json`"
 
 
-def _peer_rows(d: Any) -> Iterator[Row]:
+def _peer_rows(result: str, what: str, d: Any) -> Iterator[Row]:
     workloads = d["summary"]["workloads"]
     for arm, name in (
         ("rollspec", "suffix drafts"),
@@ -330,8 +333,8 @@ def _peer_rows(d: Any) -> Iterator[Row]:
         arms = [workloads[w]["arms"] for w in ("fresh", "epochs") if w in workloads and arm in workloads[w]["arms"]]
         if len(arms) == 2:
             alone = "" if d["overlapping"][arm] else ", its steps not overlapping"
-            label = f"{name}{alone}, SmolLM2-135M, new prompts / from the second epoch on"
-            yield label, *joined(median_of(a[arm]["speedup"]) for a in arms), "`peers.json`"
+            label = f"{name}{alone}, {what}, new prompts / from the second epoch on"
+            yield label, *joined(median_of(a[arm]["speedup"]) for a in arms), f"`{result}.json`"
 
 
 def _machines(names: Sequence[str]) -> str:
@@ -359,7 +362,7 @@ def _size(d: Any) -> str:
     first = "" if timed == steps else "; ratios leave out the first step"
     return (
         f"verl GRPO, 16 M-parameter policy in {s['dtype']}, {s['train_prompts']} prompts of {s['n']} samples, {steps} "
-        f"steps over {d['run']['epochs']} epochs, one run of each{first}"
+        f"steps over {d['run']['epochs']} epochs, one run with and one without{first}"
     )
 
 

@@ -42,7 +42,7 @@ def test_the_summary_says_who_wins_and_leaves_lossy_arms_out_of_the_best() -> No
     assert overall["best"] == "none" or overall["best"] == "das"
     assert overall["means"]["rollspec"] == pytest.approx(2**0.5)
     said = " ".join(peer_table.sentences(found))
-    assert "*full*: faster than rollspec's default by more than 2 %: ngram K=2" in said
+    assert "Arms whose whole interval is more than 2 % above it: ngram K=2" in said
     assert peer_table.table("epochs", epochs).row_count == 4
 
 
