@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from drafter_online.errors import SampleError, WireError
-from drafter_online.lifecycle import Verdict
 from drafter_online.samples import Sample
+from drafter_online.versions import Verdict
 
 if TYPE_CHECKING:
     from drafter_online.model import TrainedDrafter

@@ -40,9 +40,5 @@ class ServiceError(DrafterError):
     """A daemon that cannot be started or asked for what it has not."""
 
 
-class LifecycleError(DrafterError):
-    """An event that a drafter version's state does not allow: a defect of the caller."""
-
-
 class Preempted(Exception):  # noqa: N818 - not an error: the engine needs the machine
     """A micro-step was asked to stop before it changed anything."""

@@ -32,7 +32,6 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from drafter_online.errors import VersionError
 from drafter_online.files import digest, sha256, sync_folder, temporary_folder, write_synced
-from drafter_online.lifecycle import Verdict
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -42,6 +41,7 @@ MODEL, CONFIG, MANIFEST, EVENTS = "model.safetensors", "config.json", "manifest.
 STALE_SECONDS = 3600.0  # a temporary folder older than this was left by a publisher that died
 
 Kind = Literal["eagle3", "draft_model"]
+Verdict = Literal["promoted", "rolled_back", "refused"]
 
 
 @dataclass(frozen=True)

@@ -29,11 +29,12 @@ from drafter_online.engines import Progress, read
 from drafter_online.errors import DrafterError
 from drafter_online.fetch import Fetch
 from drafter_online.job_checkpoint import CheckpointClient
-from drafter_online.lifecycle import Verdict
 from drafter_online.link import Link
+from drafter_online.versions import Verdict
 from drafter_online.wire import Message
 from rollspec.head.domains import Domains
-from rollspec.head.training import TICK_SECONDS, HeadTraining, TrainedHead
+from rollspec.head.draft_head import DraftHead
+from rollspec.head.training import TICK_SECONDS, HeadTraining
 
 logger = logging.getLogger("rollspec")
 
@@ -51,7 +52,7 @@ class DedicatedTraining(HeadTraining):
 
     ends_with = "drafter feedback", "rollspec: the drafter gets no feedback from now on (%s)."
 
-    def __init__(self, head: TrainedHead) -> None:
+    def __init__(self, head: DraftHead) -> None:
         super().__init__(head)
         self.domains = head.domains = Domains(head.bridge.running)
         self.counts = {"sent": 0, "feedback_dropped": 0, "rewards": 0, "offers": 0, "fetched": 0}

@@ -23,7 +23,7 @@ from rollspec.head.drafter_kv import DrafterKV, Entry
 from rollspec.head.host import Host, Specialists
 from rollspec.head.ranks import NOTHING, Ranks
 from rollspec.head.swap import Swapper
-from rollspec.head.training import HeadTraining
+from rollspec.proposal.router import Acceptance
 from rollspec.step import Engine
 
 logger = logging.getLogger("rollspec")
@@ -64,7 +64,6 @@ class DraftHead:
         self.vllm_config, self.device = runner.vllm_config, runner.device
         self.draft_model, self.target_model = drafter.model, runner.get_model()
         self.draft_folder = str(drafter.draft_model_config.model)
-        self.acceptance = bridge.engine.router.acceptance
         self.swapped, self.record_fault, self.second_model = bridge.engine.swapped, bridge.count, drafter._get_model
         self.reading = threading.Lock()  # held while another thread reads the target's weights; sleep waits for it
         self.limit = int(runner.speculative_config.draft_model_config.max_model_len)
@@ -75,7 +74,7 @@ class DraftHead:
         self.rebuilt = 0  # positions read again after swaps
         self.caught_up = 0  # positions read late, after pauses
         self.swapper: Swapper | None = None
-        self.training: HeadTraining | None = None
+        self.training: Any = None  # a `HeadTraining`
         self.domains: Domains | None = None
         self.specialists: Specialists | None = None
         self.capture: Capture | None = None
@@ -94,6 +93,11 @@ class DraftHead:
             self.swapper.observe(accepted, length)
         except Exception as e:  # rolling weights back failed: the drafter must rest
             self.fail("swap", e)
+
+    @property
+    def acceptance(self) -> Acceptance:
+        """What is known of that of the weights that run; a state that is loaded brings another object."""
+        return self.bridge.engine.router.acceptance
 
     @property
     def engine(self) -> Engine:

@@ -21,7 +21,8 @@ from drafter_online.model import load
 from drafter_online.trainer import DrafterTraining, Trainer
 from drafter_online.versions import Versions
 from drafter_online.worth import WhenItPays, Worth
-from rollspec.head.training import TICK_SECONDS, HeadTraining, TrainedHead
+from rollspec.head.draft_head import DraftHead
+from rollspec.head.training import TICK_SECONDS, HeadTraining
 
 QUIET_SECONDS = 0.05
 """Without a step for this long, the engine has no request running."""
@@ -33,7 +34,7 @@ LOCK_SECONDS = 10.0
 class IdleTraining(HeadTraining):
     """One worker's training thread."""
 
-    def __init__(self, head: TrainedHead) -> None:
+    def __init__(self, head: DraftHead) -> None:
         super().__init__(head)
         self.published: int | None = None
         self.acceptance: list[float] = []  # of the latest training windows, per training-time-test step

@@ -10,44 +10,17 @@ import logging
 import threading
 from collections import deque
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
-from rollspec.head.capture import Capture
-from rollspec.head.domains import Domains
-from rollspec.head.host import Host
-from rollspec.head.ranks import Ranks
-from rollspec.head.swap import Swapper
+from rollspec.head.draft_head import DraftHead
 from rollspec.log_once import LogOnce
 
 logger = logging.getLogger("rollspec")
 
 TICK_SECONDS = 0.05
 """Between two looks of the training's thread."""
-
-
-class TrainedHead(Protocol):
-    """See `DraftHead`, whose attributes these are."""
-
-    bridge: Host
-    runner: Any
-    vllm_config: Any
-    ranks: Ranks
-    drafter: Any
-    layers: tuple[int, ...]
-    asleep: bool
-    reading: threading.Lock
-    swapper: Swapper | None
-    capture: Capture | None
-    domains: Domains | None
-
-    @property
-    def base(self) -> str:
-        """A name for what a head must fit: `drafter_online.architecture.base_of` the target."""
-
-    def target_parts(self) -> dict[str, torch.Tensor]:
-        """The target's embedding, last norm and LM head; all ranks must call it."""
 
 
 class HeadTraining:
@@ -63,7 +36,7 @@ class HeadTraining:
     ends_with = "drafter training", "rollspec: the drafter is not trained from now on (%s)."
     """The name under which a fault that ends it is counted, and its log message."""
 
-    def __init__(self, head: TrainedHead) -> None:
+    def __init__(self, head: DraftHead) -> None:
         self.head = head
         self.config = head.bridge.config.drafter
         self.updating = False

@@ -7,11 +7,10 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
-from drafter_online.lifecycle import Life, State
 from rollspec.head.swap.owner import SwapOwner, Weights
 from rollspec.head.swap.payload import Given, SwapRefusedError, check, distance, number_of, read, unprepared
 from rollspec.log_once import LogOnce
@@ -42,26 +41,33 @@ class Staged:
 
 @dataclass(slots=True, eq=False)
 class Swap:
-    """A version that was asked for; `payload`: see `Swapper.request`. `offered`: by another thread, not by hand."""
+    """A version that was asked for; `payload`: see `Swapper.request`. `offered`: by another thread, not by hand.
+
+        offered ──▶ staging ──▶ staged ──▶ canary ──▶ promoted, or rolled back
+           └─▶ deferred ▲         └── without a canary ──▶ promoted
+
+    Until it runs it can be refused, or a newer one takes its place.
+    """
 
     payload: Mapping[str, Any]
     offered: bool = False
+    state: Literal["offered", "deferred", "staging", "staged", "canary"] = "offered"  # deferred: the engine sleeps
     replaces: bool = False  # it replaced a staged one, and cannot be replaced itself
     wait: bool = field(init=False)  # the caller waits for the swap
     canary: bool = field(init=False)  # it is to be judged before it is promoted
-    life: Life = field(init=False)
+    version: int | None = field(init=False)  # None: weights without a number
     thread: threading.Thread | None = None  # that stages it
     staged: Staged | None = None
     error: SwapRefusedError | None = None  # why it could not be staged, on this rank
 
     def __post_init__(self) -> None:
         self.wait, self.canary = bool(self.payload.get("wait")), bool(self.payload.get("canary", True))
-        self.life = Life(number_of(self.payload))
+        self.version = number_of(self.payload)
 
     @property
     def preparing(self) -> bool:
         """Whether it is being staged, or waits staged for a step."""
-        return self.life.state in (State.STAGING, State.STAGED)
+        return self.state in ("staging", "staged")
 
     def stage(self, stage: Callable[[Mapping[str, Any]], Staged]) -> None:
         """Stage, or remember why not. Never raises."""
@@ -75,8 +81,8 @@ class Swap:
     def notice(self) -> bool:
         """Whether staging has ended, well or not; on the engine's thread, which takes the transition."""
         done = self.thread is None or not self.thread.is_alive()
-        if self.life.state is State.STAGING and done and self.staged is not None:
-            self.life.become(State.STAGED)
+        if self.state == "staging" and done and self.staged is not None:
+            self.state = "staged"
         return done
 
 

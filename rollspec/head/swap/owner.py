@@ -16,12 +16,14 @@ class SwapOwner(Protocol):
     Attributes:
         draft_folder: folder, or name on the hub, of the weights that the engine was started with.
         asleep: whether the engine's memory is released (sleep mode).
-        acceptance: what is known of that of the weights that run.
     """
 
     draft_folder: str
     asleep: bool
-    acceptance: Acceptance
+
+    @property
+    def acceptance(self) -> Acceptance:
+        """What is known of that of the weights that run."""
 
     @property
     def base(self) -> str:

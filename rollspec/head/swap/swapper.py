@@ -1,4 +1,4 @@
-"""Drives a version's life (`drafter_online.lifecycle`) in one engine, from step to step.
+"""Drives a version's life in one engine, from step to step.
 
     stage    read, verified and loaded into the second copy of the drafter, on a thread, while the engine steps
     swap     copied into the first one's own storage (CUDA graphs hold its addresses), at the start of a step
@@ -22,8 +22,7 @@ from typing import Any
 
 from drafter_online.canary import Canary, CanaryVerdict
 from drafter_online.errors import DrafterError
-from drafter_online.lifecycle import State, Verdict
-from drafter_online.versions import Versions
+from drafter_online.versions import Verdict, Versions
 from rollspec.head.ranks import NOTHING, Note, Ranks
 from rollspec.head.swap.deployment import Deployment, Running, Swap
 from rollspec.head.swap.owner import SwapOwner, Weights
@@ -87,7 +86,7 @@ class Swapper:
     def info(self) -> dict[str, Any]:
         """What runs, and what became of the last swap."""
         swap = self._deferred if self._swap is None else self._swap
-        state = "settled" if swap is None else swap.life.state.value
+        state = "settled" if swap is None else swap.state
         return {
             "version": self.version, "state": state, **self.counts, "last": self.last,
             "started_with": self.owner.draft_folder,
@@ -118,9 +117,7 @@ class Swapper:
         """
         swap = Swap({"dir": str(folder), "canary": canary}, offered=True)
         with self._lock:
-            before, self._offer = self._offer, swap
-        if before is not None:
-            before.life.become(State.SUPERSEDED)
+            self._offer = swap
 
     def prepare(self) -> None:
         """Make the second copy of the drafter now rather than at the first swap."""
@@ -194,7 +191,7 @@ class Swapper:
         """The offer, if it can be staged now."""
         if (there := self._swap) is not None:
             there.notice()
-            gives_way = there.offered and there.canary and not there.replaces and there.life.state is State.STAGED
+            gives_way = there.offered and there.canary and not there.replaces and there.state == "staged"
             # Ranks swap what is staged first: none of them knows that all have staged.
             if not (self.ranks.alone and gives_way):
                 return None
@@ -210,23 +207,17 @@ class Swapper:
             SwapRefusedError: another one is in the way; or, with `swap.wait`, as `_settle`.
         """
         if self.owner.asleep:
-            if self._deferred is not None:
-                self._deferred.life.become(State.SUPERSEDED)
-            swap.life.become(State.DEFERRED)
-            self._deferred = swap
+            swap.state, self._deferred = "deferred", swap
             return {"deferred": True, "version": self.version}
         if self.canary is not None:
             raise SwapRefusedError(
                 f"rollspec: version {self.canary.version} has been running for {self.canary.seen} of its "
                 f"{self.canary.drafts} canary drafts; try again after its verdict."
             )
-        if self._swap is not None:
-            if not swap.replaces:
-                raise SwapRefusedError("rollspec: a swap is being prepared; try again when it is done.")
-            self._swap.life.become(State.SUPERSEDED)
+        if self._swap is not None and not swap.replaces:
+            raise SwapRefusedError("rollspec: a swap is being prepared; try again when it is done.")
         self._join()
-        self._swap = swap
-        swap.life.become(State.STAGING)
+        self._swap, swap.state = swap, "staging"
         try:
             self.deployment.weights.build()
         except Exception as e:  # on one rank perhaps: all must learn of it
@@ -263,13 +254,12 @@ class Swapper:
         return self._swap_in(swap)
 
     def _refuse(self, swap: Swap, error: SwapRefusedError) -> None:
-        swap.life.become(State.REFUSED)
         if self._swap is swap:
             self._swap = None
         self._verdicts["refused"] += 1
         self.last = {"refused": str(error)}
-        if swap.offered and swap.life.version is not None and self.report is not None:
-            self.report(swap.life.version, "refused", str(error))
+        if swap.offered and swap.version is not None and self.report is not None:
+            self.report(swap.version, "refused", str(error))
         self._log_once(str(error), "%s", error)
 
     def _swap_in(self, swap: Swap) -> dict[str, Any]:
@@ -283,7 +273,7 @@ class Swapper:
             self._swap = None  # it is not tried again at every step
             raise
         if swap.canary and self._canary_drafts:
-            swap.life.become(State.CANARY)
+            swap.state = "canary"
             self.canary = Canary(staged.given.version, rates, self._canary_drafts, CANARY_RATIO)
         self.owner.canary(self.canary is not None)
         pause = time.perf_counter() - begin
@@ -303,10 +293,9 @@ class Swapper:
 
     def _conclude(self, verdict: CanaryVerdict) -> None:
         """The canary is over, or none was needed: the weights are promoted, or those before them come back."""
-        swap, self._swap = self._swap, None
+        assert self._swap is not None
+        self._swap = None
         canary, self.canary, self._verdict = self.canary, None, None
-        assert swap is not None
-        swap.life.become(State(verdict))
         self.owner.canary(False)
         ran = self.deployment.running
         if verdict == "promoted":

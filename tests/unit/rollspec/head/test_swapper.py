@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -15,7 +17,10 @@ torch = pytest.importorskip("torch")
 
 from swap_owner import payload, run_until, weight  # noqa: E402
 
+from rollspec.config import RollspecConfig  # noqa: E402
+from rollspec.head.draft_head import DraftHead  # noqa: E402
 from rollspec.head.swap import Swapper, SwapRefusedError  # noqa: E402
+from rollspec.step import Engine  # noqa: E402
 
 
 def test_weights_arrive_in_the_same_storage_and_the_targets_stay(swapper: Swapper) -> None:
@@ -141,3 +146,13 @@ def test_lost_weights_come_back(swapper: Swapper, canary: bool) -> None:
         while swapper.canary is not None:
             swapper.observe(0, 2)
         assert bool((weight(swapper) == 1.0).all())
+
+
+def test_a_canary_is_held_against_what_a_resumed_job_has_seen() -> None:
+    """A state that is loaded brings another record of the head's acceptance."""
+    config = RollspecConfig.load({"proposal.drafters": ["suffix", "eagle3"]}, env={})
+    engine = Engine(config, 64, "eagle3")
+    head: Any = SimpleNamespace(bridge=SimpleNamespace(engine=engine))
+    engine.restore_tuning(engine.tuning_state())
+    engine.router.acceptance.observe(1, 1)
+    assert DraftHead.acceptance.fget(head).measured[0] == 1.0  # type: ignore[attr-defined]
