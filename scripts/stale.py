@@ -57,6 +57,7 @@ MEASURES: dict[str, tuple[str, ...]] = {
     "demo-0.32-slower": DEMO,
     "demo-0.32-xeon": DEMO,
     "drafter": ("drafter_online",),
+    "drafter-replicas": (*TRAINING, "drafter_online/buffer.py", "drafter_online/samples.py"),
     "draws": TRAINING,
     "harm": ENGINE,
     "head": (*ENGINE, *HEAD, "examples/grpo_tasks"),

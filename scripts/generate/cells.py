@@ -36,6 +36,11 @@ def speed_of(r: Any) -> Cells:
     return f"{1 / r['median']:.2f}x", f"{1 / r['high']:.2f}-{1 / r['low']:.2f}"
 
 
+def time_of(r: Any) -> Cells:
+    """Of a ratio of times, as it is."""
+    return f"{r['median']:.2f}", f"{r['low']:.2f}-{r['high']:.2f}"
+
+
 def span(values: Sequence[float]) -> str:
     """The least and the greatest, or the one."""
     low, high = f"{min(values):.0f}", f"{max(values):.0f}"

@@ -27,6 +27,7 @@ from scripts.generate.cells import (
     span,
     speed_of,
     table_of,
+    time_of,
 )  # fmt: skip
 from scripts.stale import RESULTS, ROOT
 
@@ -250,9 +251,9 @@ def tuner() -> str:
     rounds = len(found["runs"]["none"])
     regret = found["arms"]["hedge"]
     goals = [
-        f"{best['arm']} takes {both(median_of(best['fixed_over_hedge']))} the time of `hedge`, the default; goal "
+        f"{best['arm']} takes {both(time_of(best['fixed_over_hedge']))} of the time of `hedge`, the default; goal "
         f"{best['goal']:g}, {best['verdict']}.",
-        f"`hedge` takes {both(median_of(oracle['hedge_over_oracle']))} the oracle's; goal at most {oracle['goal']:g}, "
+        f"`hedge` takes {both(time_of(oracle['hedge_over_oracle']))} of the oracle's; goal at most {oracle['goal']:g}, "
         f"{oracle['verdict']}.",
     ]
     if regret.get("timed_regret") is not None:
@@ -267,20 +268,22 @@ def tuner() -> str:
 
 
 def peers_demo() -> str:
-    """What rollspec's default and the best of vLLM's own lookup gain on the demo's policy."""
+    """What rollspec's default gains on the demo's policy."""
     if (found := load("peers-demo")) is None:
         return "It was not run yet."
-    workloads = found["summary"]["workloads"]
-    parts = []
-    for w, s in workloads.items():
-        arms = s["arms"]
-        ngram = max(
-            (n for n in arms if n.startswith("ngram")), key=lambda n: arms[n]["speedup"]["median"], default=None
-        )
-        of = f"*{w}* {both(median_of(arms['rollspec']['speedup']))}"
-        parts.append(of + (f" (vLLM's {ngram} {both(median_of(arms[ngram]['speedup']))})" if ngram else ""))
+    workloads = found["summary"]["workloads"].items()
+    parts = [f"*{w}* {both(median_of(s['arms']['rollspec']['speedup']))}" for w, s in workloads]
     at = f"`{RESULTS}/peers-demo.json`, {origin_of(found)}"
     return f"rollspec's default over no speculation: {', '.join(parts)} ({at})."
+
+
+def replicas() -> str:
+    """One head for two replicas, against a head each."""
+    if (found := load("drafter-replicas")) is None:
+        return "It was not run yet."
+    s, rows = found["replicas_setting"], found["replicas"]
+    said = [f"{r['arm']} {r['length']:.2f} ({listed(r['lengths'], '.2f')})" for r in rows]
+    return f"{'; '.join(said)} ({s['steps']} micro-steps; `{RESULTS}/drafter-replicas.json`, {origin_of(found)})"
 
 
 BLOCKS: dict[str, Callable[[], str]] = {
@@ -289,6 +292,7 @@ BLOCKS: dict[str, Callable[[], str]] = {
 }  # fmt: skip
 INLINE: dict[str, Callable[[], str]] = {
     "control-cost": control_cost, "control-times": control_times, "repeats": repeats, "peers-demo": peers_demo,
+    "replicas": replicas,
 }  # fmt: skip
 
 
