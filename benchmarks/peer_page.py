@@ -32,6 +32,9 @@ leaves out what comes before, in which drafters know nothing of these prompts ye
 part, so it is what a job gets from its first step on. In the other workloads the two are the same. τ is the acceptance
 length, α the acceptance rate.
 
+Arms are in the order of *over rollspec*. Memory takes only some engines at once, so arms ran in several heats, each
+with an engine of rollspec's default; those of different heats have other turns of `none` beside them.
+
 Steps overlap ([how](how-it-works.md#steps-that-overlap)), except in arms that are named beside a result: vLLM starts
 some of its own methods only without. A ratio of such an arm has that in it and does not say which drafts better.
 

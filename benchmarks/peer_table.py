@@ -31,10 +31,21 @@ def summarise(turns: Sequence[Turn]) -> dict[str, Any]:
         arms = {name: _arm(name, workload, mine) for name in PEERS if name in names}
         found[workload] = {
             "arms": arms,
-            "best": _best({n: a["speedup"]["median"] for n, a in arms.items()}),
+            "best": _best(beside(arms)),
             "faster": [n for n, a in arms.items() if a["over_ours"] and a["over_ours"]["low"] > TOLERANCE],
         }
     return {"workloads": found, "overall": _overall(found)}
+
+
+def beside(arms: Mapping[str, Any]) -> dict[str, float]:
+    """How fast every arm is beside rollspec's default, by pairs of the two.
+
+    Arms of different heats were not paired with the same turns of `none`, so their speed-ups over it say less.
+    """
+    found = {n: a["over_ours"]["median"] for n, a in arms.items() if a["over_ours"]}
+    if OURS in arms:
+        found |= {OURS: 1.0, NONE: 1.0 / arms[OURS]["speedup"]["median"]}
+    return found
 
 
 def _seconds(workload: str, runs: Sequence[Mapping[str, Any]], whole: bool = False) -> list[float]:
@@ -83,26 +94,21 @@ def _best(speedups: Mapping[str, float]) -> str | None:
 
 
 def _overall(found: Mapping[str, Any]) -> dict[str, Any]:
-    """Geometric means over the workloads, of arms that did all of them; how far rollspec's default is above the best
-    other arm used everywhere.
+    """Geometric means over the workloads: of rollspec's default over none, and of the best other arm that did all of
+    them beside it.
     """
-    medians = {w: {n: a["speedup"]["median"] for n, a in s["arms"].items()} for w, s in found.items()}
-    everywhere = set.intersection(*map(set, medians.values())) if medians else set()
-    means = {
-        n: math.exp(sum(math.log(m[n]) for m in medians.values()) / len(medians)) for n in PEERS if n in everywhere
-    }
+    speeds = {w: beside(s["arms"]) for w, s in found.items()}
+    everywhere = set.intersection(*map(set, speeds.values())) if speeds else set()
+    means = {n: math.prod(m[n] for m in speeds.values()) ** (1 / len(speeds)) for n in PEERS if n in everywhere}
     best = _best(means)
-    return {
-        "means": means,
-        "best": best,
-        "ours_over_best": means[OURS] / means[best] if best and OURS in means else None,
-    }
+    return {"ours": 1.0 / means[NONE] if NONE in means else None, "best": best, "best_over_ours": means.get(best or "")}
 
 
 def rows(arms: Mapping[str, Any]) -> list[tuple[str, ...]]:
     """A line per arm, the fastest first, under `COLUMNS`."""
     out: list[tuple[str, ...]] = []
-    for name, a in sorted(arms.items(), key=lambda item: -item[1]["speedup"]["median"]):
+    speeds = beside(arms)
+    for name, a in sorted(arms.items(), key=lambda item: -speeds.get(item[0], 0.0)):
         s, whole, over = a["speedup"], a["whole"], a["over_ours"]
         out.append((
             name + (" (lossy)" if PEERS[name].lossy else ""),
@@ -134,17 +140,16 @@ def sentences(summary: Mapping[str, Any]) -> list[str]:
         faster, best = s["faster"], s["best"]
         said = f"*{workload}*: "
         if best and OURS in s["arms"]:
-            ours, other = (s["arms"][n]["speedup"]["median"] for n in (OURS, best))
-            said += f"rollspec's default {ours:.2f}x; of the other lossless arms `{best}` is best, {other:.2f}x"
-            if over := s["arms"][best]["over_ours"]:
-                said += f", which is {over['median']:.2f}x ({over['low']:.2f}-{over['high']:.2f}) of rollspec's"
+            ours, other = s["arms"][OURS]["speedup"]["median"], s["arms"][best]
+            said += f"rollspec's default {ours:.2f}x; of the other lossless arms `{best}` is best"
+            if over := other["over_ours"]:
+                said += f", {over['median']:.2f}x ({over['low']:.2f}-{over['high']:.2f}) of rollspec's"
             said += ". "
-        out.append(f"{said}Arms whose whole interval is more than 2 % above it: {', '.join(faster) or 'none'}.")
+        out.append(f"{said}Arms whose whole interval is more than 2 % above it: {', '.join(faster) or 'no arm'}.")
     overall = summary["overall"]
-    if overall["ours_over_best"] is not None:
+    if overall["best_over_ours"] is not None:
         out.append(
-            f"Over the workloads that were run (geometric mean): rollspec's default {overall['means'][OURS]:.2f}x, "
-            f"which is {overall['ours_over_best']:.2f} of the best single other arm used everywhere, {overall['best']} "
-            f"({overall['means'][overall['best']]:.2f}x)."
+            f"Over the workloads that were run (geometric mean): rollspec's default {overall['ours']:.2f}x; the best "
+            f"other arm that ran in all of them, `{overall['best']}`, is {overall['best_over_ours']:.2f}x of it."
         )
     return out

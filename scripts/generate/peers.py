@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import peer_page
+from benchmarks.peer_table import summarise
 from scripts.generate import numbers, results
 from scripts.stale import RESULTS, ROOT
 
@@ -19,7 +20,8 @@ FILE = ROOT / "docs" / "peers.md"
 def there() -> dict[str, Any]:
     """The results that there are, by name."""
     found = {name: ROOT / RESULTS / f"{name}.json" for name in peer_page.RESULTS}
-    return {name: json.loads(path.read_bytes()) for name, path in found.items() if path.is_file()}
+    read = {name: json.loads(path.read_bytes()) for name, path in found.items() if path.is_file()}
+    return {name: result | {"summary": summarise(result["turns"])} for name, result in read.items()}
 
 
 def render() -> str:
