@@ -20,6 +20,7 @@ import argparse
 import hashlib
 import json
 import statistics
+import sys
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -260,7 +261,8 @@ def _sample(
     from examples.grpo_arithmetic.data import problems
     from examples.grpo_arithmetic.reward import compute_score
     from examples.grpo_arithmetic.tokenizer import prompt_text
-    from tests.support.reference_samples import capture
+
+    capture = _reference().capture
 
     asked = [p for p in problems(split, prompts) for _ in range(copies)]
     torch.manual_seed(1000 * version + len(split))
@@ -295,9 +297,17 @@ def _sample(
     return out
 
 
+def _reference() -> Any:
+    """A module of the tests. By its folder: verl's wheel has a package `tests` of its own."""
+    sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "support"))
+    import reference_samples  # type: ignore[import-not-found]
+
+    return reference_samples
+
+
 def _replayed(folder: Path, data: Data, found: Drift, steps: int) -> list[list[Any]]:
     """The samples with the verify steps of a head that was trained on the first version for a while."""
-    from tests.support.reference_samples import replay
+    replay = _reference().replay
 
     if not (folder / "replayed").is_dir():
         half, _ = train(data, Arm(sees=(0,)), 99, 0, steps, 1 << 30)
