@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -22,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.harness import RESULTS, ROOT, pin, provenance, save
+from benchmarks.harness import RESULTS, from_tests, pin, provenance, save
 from rollspec.audit.distribution import distribution_tests
 from rollspec.audit.verdict import ALPHA
 
@@ -35,10 +34,7 @@ ENGINE = {"Uniform": 40_000, "MostLikely": 160_000, "Second": 40_000}
 
 def chain() -> Any:
     """The simulation that the tests use."""
-    sys.path.insert(0, str(ROOT / "tests" / "unit"))
-    import audit_cases  # type: ignore[import-not-found]
-
-    return audit_cases
+    return from_tests("unit", "audit_cases")
 
 
 def false_alarms(audits: int, seed: int) -> dict[str, Any]:

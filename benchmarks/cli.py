@@ -51,9 +51,9 @@ def _model(name: str | None) -> Path | None:
 
 def _file(name: str, model: str, quick: bool) -> Path:
     """Where the result goes with a model: beside that of the demo's policy, not over it."""
-    short = re.sub(r"[^a-z0-9.]+", "-", Path(model).name.lower()).strip("-.") or "model"
     from benchmarks.harness import RESULTS
 
+    short = re.sub(r"[^a-z0-9.]+", "-", Path(model).name.lower()).strip("-.") or "model"
     return RESULTS / f"{name}-{short}{'-quick' if quick else ''}.json"
 
 

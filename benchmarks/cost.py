@@ -131,8 +131,7 @@ def fit(rounds: Sequence[Sequence[probes.Step]]) -> CostModel:
     model = CostModel()
     for steps in rounds:
         for step in steps:
-            tokens, seconds, context_tokens, verifies, requests = step
-            model.observe(tokens, seconds, context_tokens, bool(verifies), requests)
+            model.observe(*step)
     return model
 
 

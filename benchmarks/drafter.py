@@ -20,7 +20,6 @@ import argparse
 import hashlib
 import json
 import statistics
-import sys
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -262,7 +261,7 @@ def _sample(
     from examples.grpo_arithmetic.reward import compute_score
     from examples.grpo_arithmetic.tokenizer import prompt_text
 
-    capture = _reference().capture
+    capture = harness.from_tests("support", "reference_samples").capture
 
     asked = [p for p in problems(split, prompts) for _ in range(copies)]
     torch.manual_seed(1000 * version + len(split))
@@ -297,17 +296,9 @@ def _sample(
     return out
 
 
-def _reference() -> Any:
-    """A module of the tests. By its folder: verl's wheel has a package `tests` of its own."""
-    sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "support"))
-    import reference_samples  # type: ignore[import-not-found]
-
-    return reference_samples
-
-
 def _replayed(folder: Path, data: Data, found: Drift, steps: int) -> list[list[Any]]:
     """The samples with the verify steps of a head that was trained on the first version for a while."""
-    replay = _reference().replay
+    replay = harness.from_tests("support", "reference_samples").replay
 
     if not (folder / "replayed").is_dir():
         half, _ = train(data, Arm(sees=(0,)), 99, 0, steps, 1 << 30)

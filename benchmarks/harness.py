@@ -8,10 +8,11 @@ import random
 import signal
 import statistics
 import subprocess
+import sys
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from importlib import metadata
+from importlib import import_module, metadata
 from pathlib import Path
 from typing import Any
 
@@ -97,6 +98,13 @@ def save(name: str, result: dict[str, Any], out: Path | None = None) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     replace(path, (json.dumps(result, indent=1, default=lambda o: asdict(o)) + "\n").encode())
     return path
+
+
+def from_tests(folder: str, name: str) -> Any:
+    """A module of the tests, by its folder below tests/: verl's wheel has a package `tests` of its own."""
+    if (path := str(ROOT / "tests" / folder)) not in sys.path:
+        sys.path.insert(0, path)
+    return import_module(name)
 
 
 def pin(threads: int | None = None, apart: bool = False) -> None:

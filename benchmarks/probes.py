@@ -8,7 +8,7 @@ from __future__ import annotations
 import random
 from typing import Any
 
-Step = tuple[int, float, float, int, int]
+Step = tuple[int, float, float, bool, int]
 """What the cost model observes of a step: tokens, seconds, context tokens, whether it verifies, requests."""
 
 

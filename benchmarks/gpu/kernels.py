@@ -42,10 +42,10 @@ def _accept(spec: Spec, batch: int) -> dict[str, Any]:
     lengths = torch.randint(0, K + 1, (batch,), generator=g) + 1
     starts = torch.cat([torch.zeros(1, dtype=torch.int64), lengths.cumsum(0)])
     drawn, fed = (torch.randint(0, 3, (int(starts[-1]),), generator=g) for _ in range(2))
-    drawn_on, fed_on, starts_on = (x.to(spec.device) for x in (drawn, fed, starts.to(torch.int32)))
-    tokens, count = (x.tolist() for x in accept(drawn_on, fed_on, starts_on, K))
+    given: Any = [*(x.to(spec.device) for x in (drawn, fed, starts.to(torch.int32))), K]
+    tokens, count = (x.tolist() for x in accept(*given))
     wrong = sum(tokens[b][: count[b]] != said for b, said in enumerate(_plain(drawn, fed, starts)))
-    return {"wrong": wrong, **_time(spec, lambda: accept(drawn_on, fed_on, starts_on, K))}
+    return {"wrong": wrong, **_time(spec, lambda: accept(*given))}
 
 
 def _plain(drawn: Any, fed: Any, starts: Any) -> list[list[int]]:
@@ -88,17 +88,14 @@ def _lookup(spec: Spec, batch: int) -> dict[str, Any]:
     few = min(batch, 4)  # the plain definition is slow
     expected = reference(corpus, starts[:few], starts[:few] + size, contexts[:few], rooms[:few], 2.0, 0.1)
     on = [torch.from_numpy(x).to(spec.device) for x in (corpus, starts, starts + size, contexts, rooms)]
-
-    def run() -> Any:
-        return lookup(on[0], on[1], on[2], on[3], on[4], 2.0, 0.1, K, size)
-
-    found = run()
+    given: Any = [*on, 2.0, 0.1, K, size]
+    found = lookup(*given)
     counts = found.counts[:few].tolist()
     wrong = sum(
         counts[b] != n or found.tokens[b, :n].tolist() != expected.tokens[b, :n].tolist()
         for b, n in enumerate(expected.counts[:few].tolist())
     )
-    return {"wrong": wrong, "slice": size, "drafted": int(found.counts.sum())} | _time(spec, run)
+    return {"wrong": wrong, "slice": size, "drafted": int(found.counts.sum())} | _time(spec, lambda: lookup(*given))
 
 
 def _time(spec: Spec, act: Callable[[], Any], seconds: float = 0.2) -> dict[str, Any]:

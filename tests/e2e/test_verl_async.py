@@ -207,17 +207,16 @@ def test_separate_async(run: Any, tmp_path: Path) -> None:
 def test_a_head_is_trained_beside_a_colocated_job_and_resumes(run: Any, tmp_path: Path) -> None:
     """By a trainer of its own: colocated rollouts leave the engine no idle time that is not the policy's training."""
     more = (*HEAD, "drafter.mode=dedicated")
-    mode = (*COLOCATED, f"trainer.default_local_dir={tmp_path / 'checkpoints'}", f"trainer.save_freq={HEAD_STEPS}")
-    rows, histories, noted = run(tmp_path / "job", *mode, more=more, steps=HEAD_STEPS)
+    mode = (*COLOCATED, f"trainer.default_local_dir={tmp_path / 'checkpoints'}")
+    save = f"trainer.save_freq={HEAD_STEPS}"
+    rows, histories, noted = run(tmp_path / "job", *mode, save, more=more, steps=HEAD_STEPS)
     total = head_of(rows, histories, noted)
     assert total["sent"] > 0, total
 
     (saved,) = (tmp_path / "checkpoints" / f"global_step_{HEAD_STEPS}" / "rollspec").glob("**/drafter")
     number = young_head.promote_by_hand(Versions(saved / "versions"))
-    resume = ("trainer.resume_mode=auto", "trainer.save_freq=-1")
-    again, _, _ = run(
-        tmp_path / "again", *mode[:-1], *resume, more=more, steps=HEAD_STEPS + 2, done=HEAD_STEPS
-    )  # fmt: skip
+    resume = "trainer.resume_mode=auto"
+    again, _, _ = run(tmp_path / "again", *mode, resume, more=more, steps=HEAD_STEPS + 2, done=HEAD_STEPS)
     assert [row["rollspec/guard/faults"] for row in again] == [0, 0]
     assert again[0]["rollspec/history/prompts"] >= rows[-1]["rollspec/history/prompts"], "no history was loaded"
     assert again[0]["rollspec/policy/version"] >= rows[-1]["rollspec/policy/version"]
