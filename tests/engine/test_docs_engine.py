@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from rollspec.proposal.history import History
+
 pytestmark = pytest.mark.engine
 
 PAGE = Path(__file__).parents[2] / "docs" / "extending.md"
@@ -41,9 +43,11 @@ def test_a_trainer(
     assert [re.search(r"'matched': (\d+), 'of': (\d+)", line).groups() for line in printed] == [
         (str(responses), str(responses))
     ] * 3
-    first, *_, last = (float(line.split()[-6]) for line in printed)
-    assert 1.0 <= first < last, printed  # the third round has two to draft from
+    # How much a round drafts is for the tuner to say, which goes by the seconds of this machine.
+    lengths = [float(line.split()[-6]) for line in printed]
+    assert min(lengths) >= 1.0 and max(lengths) > 1.0, printed
     assert {p.name for p in tmp_path.iterdir()} == {"history.safetensors", "tuning.json"}
+    assert History(1 << 24, window=8).load(tmp_path) == 3 * responses  # of this round and the two before
 
 
 def test_the_list_of_patches(capsys: pytest.CaptureFixture[str]) -> None:
