@@ -1,6 +1,6 @@
 """Checkpoints of training, `step-00000120-CHECKSUM.safetensors`: whole or not there, written beside the training.
 
-One holds fp32 master weights, optimiser moments and gradients, and in its metadata counters and random state. The
+One holds fp32 master weights and optimiser moments, and in its metadata counters and random state. The
 newest that is as its checksum says is taken; one that is not is passed over with a warning.
 """
 

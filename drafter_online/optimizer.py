@@ -31,22 +31,22 @@ class MasterWeights:
             list(self._master_weights.values()), lr=learning_rate, betas=betas, weight_decay=weight_decay
         )
 
-    def step(self, warm: float, clip_norm: float) -> float:
-        """One optimiser step with the gradients there are, at `warm` (0..1) of the learning rate; returns their norm.
+    def step(self, warm: float, clip_norm: float) -> bool:
+        """One optimiser step with the gradients there are, at `warm` (0..1) of the learning rate; they are gone then.
 
-        With a norm that is not finite nothing but the gradients is changed. They are gone afterwards.
+        False: their norm was not finite, and no weight has changed.
         """
         for n, p in self._params.items():
             if self._master_weights[n] is not p:
                 self._master_weights[n].grad = None if p.grad is None else p.grad.float()
-        norm = float(torch.nn.utils.clip_grad_norm_(self._master_weights.values(), clip_norm))
-        if math.isfinite(norm):
+        finite = math.isfinite(torch.nn.utils.clip_grad_norm_(self._master_weights.values(), clip_norm))
+        if finite:
             for group in self._optimiser.param_groups:
                 group["lr"] = self._learning_rate * warm
             self._optimiser.step()
             self._round()
         self.clear()
-        return norm
+        return finite
 
     def _round(self) -> None:
         with torch.no_grad():
@@ -54,25 +54,18 @@ class MasterWeights:
                 if self._master_weights[n] is not p:
                     p.copy_(self._master_weights[n])
 
-    def gradients(self) -> dict[str, Tensor]:
-        """Copies of the gradients accumulated so far."""
-        return {n: p.grad.clone() for n, p in self._params.items() if p.grad is not None}
+    def clear(self) -> None:
+        """Drop all gradients."""
+        for p in (*self._params.values(), *self._master_weights.values()):
+            p.grad = None
 
-    def clear(self, gradients: dict[str, Tensor] | None = None) -> None:
-        """Drop all gradients, or put these in their place."""
-        self._optimiser.zero_grad(set_to_none=True)
-        for n, p in self._params.items():
-            p.grad = None if gradients is None or n not in gradients else gradients[n].to(p.device, p.dtype)
-
-    def state(self, *, gradients: bool) -> dict[str, Tensor]:
-        """Copies on the CPU: master weights, moments and, where a step is half accumulated, gradients."""
+    def state(self) -> dict[str, Tensor]:
+        """Copies on the CPU: master weights and moments."""
         tensors: dict[str, Tensor] = {}
         for n, m in self._master_weights.items():
             tensors[f"master.{n}"] = m.detach().to("cpu", copy=True)
             for k, v in self._optimiser.state.get(m, {}).items():
                 tensors[f"adam.{k}.{n}"] = torch.as_tensor(v).detach().to("cpu", copy=True)
-        if gradients:
-            tensors |= {f"grad.{n}": g.to("cpu", copy=True) for n, g in self.gradients().items()}
         return tensors
 
     def restore(self, tensors: dict[str, Tensor]) -> None:
@@ -91,12 +84,10 @@ class MasterWeights:
         with torch.no_grad():
             for n, m in self._master_weights.items():
                 m.copy_(tensors[f"master.{n}"])
-                self._optimiser.state.pop(m, None)
                 moments = {k: tensors[f"adam.{k}.{n}"] for k in _MOMENTS if f"adam.{k}.{n}" in tensors}
-                if moments:
-                    # torch keeps the step counter on the CPU.
-                    self._optimiser.state[m] = {
-                        k: v.clone() if k == "step" else v.to(m.device, copy=True) for k, v in moments.items()
-                    }
+                # torch keeps the step counter on the CPU.
+                self._optimiser.state[m] = {
+                    k: v.to("cpu" if k == "step" else m.device, copy=True) for k, v in moments.items()
+                }
         self._round()
-        self.clear({n.removeprefix("grad."): g.clone() for n, g in tensors.items() if n.startswith("grad.")})
+        self.clear()

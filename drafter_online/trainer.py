@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import gc
 import importlib.metadata
-import json
 import logging
 import math
 import random
@@ -25,7 +24,6 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from pydantic import Field
-from torch import Tensor
 
 from drafter_online import losses
 from drafter_online.buffer import Buffer
@@ -89,7 +87,6 @@ class DrafterTraining(LossTerms):
     betas: tuple[float, float] = Field((0.9, 0.95), description="Of AdamW.")
     weight_decay: float = Field(0.0, ge=0, description="Of AdamW.")
     clip_norm: float = Field(1.0, gt=0, description="Largest norm of the gradient.")
-    accumulate: int = Field(1, ge=1, description="Micro-steps per optimiser step.")
     ttt_steps: int = Field(
         4, ge=1, le=8, description="Training-time-test steps: drafted tokens a column is trained for."
     )
@@ -146,9 +143,8 @@ class Trainer:
             self._master_weights = MasterWeights(
                 drafter.module, self.config.learning_rate, self.config.betas, self.config.weight_decay
             )
-        self._accumulated = 0
         self._bad_in_a_row = 0
-        self._good = self._state()
+        self._good = self._master_weights.state()
 
     # ---- a micro-step -----------------------------------------------------------------------------------------------
 
@@ -162,39 +158,36 @@ class Trainer:
             Exception: whatever else the forward or backward raised, with gradients and random state as before it.
         """
         before = self._rng.getstate()
-        kept = self._master_weights.gradients() if self._accumulated else None
         try:
             batch = self._draw()
             if batch is None:
                 return StepReport(skipped="empty")
             result = self._forward(batch, interrupt)
             if not math.isfinite(result.terms["loss"]):
-                return self._bad(batch, result, kept)
+                return self._bad(batch, result)
             if interrupt is not None and interrupt():
                 raise Preempted
-            torch.autograd.backward(result.loss / self.config.accumulate)
+            torch.autograd.backward(result.loss)
         except Preempted:
-            self._undo(before, kept)
+            self._undo(before)
             self.counts.preempted += 1
             return StepReport(skipped="preempted")
         except torch.OutOfMemoryError:
-            self._undo(before, kept)
+            self._undo(before)
             return self._out_of_memory()
         except Exception:
-            self._undo(before, kept)
+            self._undo(before)
             self.counts.failed += 1
             raise
-        self._accumulated += 1
-        norm: float | None = None
-        if self._accumulated >= self.config.accumulate:
-            norm = self._step()
-            if not math.isfinite(norm):
-                return self._bad(batch, result, None)
+        warm = min(1.0, (self.counts.steps + 1) / max(1, self.config.warmup_steps))
+        if not self._master_weights.step(self.rate * warm, self.config.clip_norm):
+            return self._bad(batch, result)
         self._bad_in_a_row = 0
         self.last_loss = result.terms["loss"]
+        self.counts.steps += 1
         self.counts.micro_steps += 1
         self.counts.tokens += batch.tokens
-        if norm is not None and self.counts.steps % self.config.checkpoint_every == 0:
+        if self.counts.steps % self.config.checkpoint_every == 0:
             self.checkpoint()
         return StepReport(batch.tokens, result.terms, result.acceptance)
 
@@ -212,26 +205,17 @@ class Trainer:
         states = self.drafter.states(batch, self.steps, interrupt)
         return evaluate(self.drafter, states, batch, self.config, interrupt)
 
-    def _step(self) -> float:
-        """The optimiser step; returns the gradient's norm."""
-        self._accumulated = 0
-        warm = min(1.0, (self.counts.steps + 1) / max(1, self.config.warmup_steps))
-        norm = self._master_weights.step(self.rate * warm, self.config.clip_norm)
-        self.counts.steps += math.isfinite(norm)
-        return norm
-
-    def _undo(self, rng: Any, gradients: dict[str, Tensor] | None) -> None:
+    def _undo(self, rng: Any) -> None:
         self._rng.setstate(rng)
-        self._master_weights.clear(gradients)
+        self._master_weights.clear()
 
     # ---- what can go wrong ------------------------------------------------------------------------------------------
 
-    def _bad(self, batch: Batch, result: Result, kept: dict[str, Tensor] | None) -> StepReport:
-        """A loss or gradient that is not finite: skip it, and after too many in a row go back to the last good state.
+    def _bad(self, batch: Batch, result: Result) -> StepReport:
+        """A loss or gradient that is not finite: skip it, and after too many in a row go back to the last good weights.
 
-        The random state is not restored: the same data would give the same loss.
+        Random state and counters stay as they are: the same data would give the same loss.
         """
-        self._undo(self._rng.getstate(), kept)
         self.counts.not_finite += 1
         self._bad_in_a_row += 1
         if self._bad_in_a_row >= self.config.max_bad_steps:
@@ -239,20 +223,14 @@ class Trainer:
                 "drafter-online: %d losses in a row were not finite; training goes back to the last good state",
                 self._bad_in_a_row,
             )
-            self._go_back()
+            if not all(bool(t.isfinite().all()) for t in self._good.values()):
+                raise TrainingError(
+                    "drafter-online: the loss is not finite and there is no good state to go back to; use another head."
+                )
+            self._master_weights.restore(self._good)
+            self.counts.restored += 1
+            self._bad_in_a_row = 0
         return StepReport(batch.tokens, result.terms, result.acceptance, "not_finite")
-
-    def _go_back(self) -> None:
-        tensors, record = self._good
-        if not all(bool(t.isfinite().all()) for t in tensors.values() if t.is_floating_point()):
-            raise TrainingError(
-                "drafter-online: the loss is not finite and there is no good state to go back to; use another head."
-            )
-        # Not the same data again: random state and counters stay.
-        self._master_weights.restore(tensors)
-        self._accumulated = record["accumulated"]
-        self.counts.restored += 1
-        self._bad_in_a_row = 0
 
     def _out_of_memory(self) -> StepReport:
         """Half the batch from now on."""
@@ -278,37 +256,23 @@ class Trainer:
 
     # ---- state ------------------------------------------------------------------------------------------------------
 
-    def _state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """Copies on the CPU of all that decides the next step, but for the buffer."""
-        version, state, gauss = self._rng.getstate()
-        return self._master_weights.state(gradients=self._accumulated > 0), {
-            "rng": [version, list(state), gauss],
-            "counts": vars(self.counts).copy(),
-            "accumulated": self._accumulated,
-            "batch_tokens": self.batch_tokens,
-            "parent": self.parent,
-            "base": self.drafter.base,
-            "config": json.loads(self.config.model_dump_json()),
-            "last_loss": self.last_loss,
-        }
-
-    def _restore(self, tensors: dict[str, Tensor], record: dict[str, Any]) -> None:
-        version, state_, gauss = record["rng"]
-        counts = TrainerCounts(**record["counts"])  # first: what does not fit changes nothing
-        self._master_weights.restore(tensors)
-        self._rng.setstate((version, tuple(state_), gauss))
-        self.counts = counts
-        self._accumulated = record["accumulated"]
-        self.batch_tokens = min(record["batch_tokens"], self.config.batch_tokens)
-        self.parent = record["parent"]
-        self.last_loss = record["last_loss"]
-
     def checkpoint(self) -> None:
-        """Keep the present state as the last good one, and write it in the background where there is a folder."""
-        self._good = self._state()
+        """Keep the present weights as the last good ones, and write all that decides the next step, but for the buffer,
+        in the background where there is a folder.
+        """
+        self._good = self._master_weights.state()
         if self.checkpoints is not None:
-            tensors, record = self._good
-            self.checkpoints.save(self.counts.micro_steps, tensors, {**record, "provenance": provenance()})
+            record = {
+                "rng": self._rng.getstate(),
+                "counts": vars(self.counts).copy(),
+                "batch_tokens": self.batch_tokens,
+                "parent": self.parent,
+                "base": self.drafter.base,
+                "config": self.config.model_dump(mode="json"),
+                "last_loss": self.last_loss,
+                "provenance": provenance(),
+            }
+            self.checkpoints.save(self.counts.micro_steps, self._good, record)
 
     def resume(self, checkpoints: Checkpoints | None = None) -> bool:
         """Go on from the newest whole checkpoint, of this training or of other `checkpoints`. False: there is none.
@@ -326,8 +290,15 @@ class Trainer:
                 f"drafter-online: the checkpoint is for the target {record['base']!r}, not {self.drafter.base!r}; give "
                 "another folder."
             )
-        self._restore(tensors, record)
-        self._good = self._state()
+        version, state, gauss = record["rng"]
+        counts = TrainerCounts(**record["counts"])  # first: what does not fit changes nothing
+        self._master_weights.restore(tensors)
+        self._good = tensors
+        self._rng.setstate((version, tuple(state), gauss))
+        self.counts = counts
+        self.batch_tokens = min(record["batch_tokens"], self.config.batch_tokens)
+        self.parent = record["parent"]
+        self.last_loss = record["last_loss"]
         return True
 
     def close(self) -> None:
@@ -355,7 +326,7 @@ class Trainer:
                 **provenance(),
                 "counts": vars(self.counts).copy(),
                 "loss": self.last_loss if math.isfinite(self.last_loss) else None,
-                "training": json.loads(self.config.model_dump_json()),
+                "training": self.config.model_dump(mode="json"),
                 "samples": len(self.buffer),
                 "leap": self.leap.by if leapt else 0.0,
             },

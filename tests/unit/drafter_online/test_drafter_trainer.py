@@ -50,7 +50,6 @@ def equal(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
         {"objective": "matched", "draft_sampling": "probabilistic"},
         {"rejected": 0.5, "induced": 0.5},
         {"reward_beta": 1.0},
-        {"accumulate": 2},
         {"precision": "bf16"},
     ],
 )
@@ -103,7 +102,7 @@ def test_an_lm_head_of_its_own_can_be_trained(tiny_target: Path, buffer: Buffer)
     assert torch.equal(pruned.verifier_lm_head.weight, before)
 
 
-@pytest.mark.parametrize("kw", [{}, {"accumulate": 3}, {"precision": "bf16"}])
+@pytest.mark.parametrize("kw", [{}, {"precision": "bf16"}])
 def test_resumes_bit_for_bit(tiny_target: Path, buffer: Buffer, tmp_path: Path, kw: dict[str, Any]) -> None:
     a = trainer(tiny_target, buffer, tmp_path / "state", **kw)
     for _ in range(4):
@@ -131,7 +130,7 @@ def test_an_empty_buffer_is_no_step(tiny_target: Path) -> None:
 
 
 def test_preempted_it_changes_nothing_and_draws_the_same_again(tiny_target: Path, buffer: Buffer) -> None:
-    a, b = trainer(tiny_target, buffer, accumulate=2), trainer(tiny_target, buffer, accumulate=2)
+    a, b = trainer(tiny_target, buffer), trainer(tiny_target, buffer)
     a.micro_step()
     b.micro_step()
     for stop_at in (1, 2, 3, 4):
@@ -223,7 +222,7 @@ class Fails:
 
 @pytest.mark.parametrize("where", ["forward", "backward"])
 def test_a_crash_within_a_step_leaves_no_trace(tiny_target: Path, buffer: Buffer, where: str) -> None:
-    a, b = trainer(tiny_target, buffer, accumulate=2), trainer(tiny_target, buffer, accumulate=2)
+    a, b = trainer(tiny_target, buffer), trainer(tiny_target, buffer)
     a.micro_step()
     b.micro_step()
     Fails(b, ValueError("boom"), where)
