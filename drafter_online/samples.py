@@ -77,19 +77,19 @@ class Verify:
         """Pack steps, which all have as many logits; steps without proposals are left out."""
         kept = [s for s in steps if s.proposed]
 
-        def numbers(name: str) -> Tensor:
-            return torch.tensor([getattr(s, name) for s in kept], dtype=torch.int64)
+        def numbers(values: Iterable[int]) -> Tensor:
+            return torch.tensor(list(values), dtype=torch.int64)
 
         def rows(name: str, dtype: torch.dtype, *none: int) -> Tensor:
             return torch.cat([getattr(s, name).to("cpu", dtype) for s in kept] or [torch.zeros(none, dtype=dtype)])
 
         return cls(
-            position=numbers("position"),
-            lengths=torch.tensor([len(s.proposed) for s in kept], dtype=torch.int64),
-            accepted=numbers("accepted"),
+            position=numbers(s.position for s in kept),
+            lengths=numbers(len(s.proposed) for s in kept),
+            accepted=numbers(s.accepted for s in kept),
             drafter=tuple(s.drafter for s in kept),
-            draft_version=numbers("draft_version"),
-            proposed=torch.tensor([t for s in kept for t in s.proposed], dtype=torch.int64),
+            draft_version=numbers(s.draft_version for s in kept),
+            proposed=numbers(t for s in kept for t in s.proposed),
             top_ids=rows("top_ids", torch.int64, 0, 0),
             top_logits=rows("top_logits", torch.float32, 0, 0),
             logsumexp=rows("logsumexp", torch.float32, 0),
@@ -227,31 +227,16 @@ class Sample:
             SampleError: a tensor or a field is missing or of another kind.
         """
         try:
-            facts = msgspec.convert(record, _Facts)
-            drafter = tuple(facts.drafters[i] for i in facts.drafter)
-            fields: dict[str, Any] = {n: tensors[n] for n in _TENSORS} | {n: getattr(facts, n) for n in _FACTS}
-            verify = Verify(drafter=drafter, **{n: tensors[f"verify.{n}"] for n in _VERIFY})
-            return cls(**fields, verify=verify)
-        except (msgspec.ValidationError, KeyError, IndexError) as e:
+            drafter = [record["drafters"][i] for i in record["drafter"]]
+            verify = {n: tensors[f"verify.{n}"] for n in _VERIFY} | {"drafter": drafter}
+            return msgspec.convert(record | {n: tensors[n] for n in _TENSORS} | {"verify": verify}, cls)
+        except (msgspec.ValidationError, KeyError, IndexError, TypeError) as e:
             raise SampleError(f"drafter-online: a sample is refused: {e!r} is missing or of the wrong kind.") from e
 
 
-class _Facts(msgspec.Struct):
-    """What crosses process borders beside the tensors: see `Sample`."""
+_FACTS = tuple(f.name for f in dataclasses.fields(Sample) if f.name not in (*_TENSORS, "verify"))
+"""What crosses process borders beside the tensors."""
 
-    prompt_key: str
-    request_id: str
-    target_version: int
-    draft_version: int
-    reward: float | None
-    temperature: float
-    response_length: int
-    drafters: list[str]
-    drafter: list[int]  # indices into `drafters`
-    domain: str = ""
-
-
-_FACTS = tuple(n for n in _Facts.__struct_fields__ if not n.startswith("drafter"))
 _Check = tuple[str, object, bool, str]
 """A field, what it is, whether that fits, and what it must be; computed once all before it fit."""
 
