@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,32 +16,8 @@ from torch import Tensor
 from drafter_online import architecture, attention
 from drafter_online import head as heads
 from drafter_online.errors import HeadError, Preempted, TrainingError
-from drafter_online.objective import Scorer
 from drafter_online.packing import Batch
 from drafter_online.versions import Kind
-
-
-class TrainedDrafter(Scorer, Protocol):
-    """What the trainer trains."""
-
-    kind: Kind
-    base: str
-    module: Any  # torch's; its parameters that require gradients are trained
-
-    aux: tuple[int, ...]  # layers of the target whose states it reads, in order
-    hidden: int  # size of the target's hidden states
-
-    def refresh(self, parts: Mapping[str, Tensor], counts: Mapping[int, int] | None = None) -> None:
-        """Follow the target's `embed`, `norm` and `lm_head`, as far as they are given; `counts` as `head.refresh`."""
-
-    def states(self, batch: Batch, steps: int, interrupt: Callable[[], bool] | None = None) -> list[Tensor]:
-        """What `score` reads, [1, L, H] of every step. Raises `Preempted` when `interrupt` says so before the last."""
-
-    def weights(self, dtype: Any = None) -> dict[str, Tensor]:
-        """What a version holds."""
-
-    def config(self, dtype: Any = None) -> dict[str, Any]:
-        """config.json of a version."""
 
 
 class Eagle3:
@@ -61,20 +37,20 @@ class Eagle3:
                 "the LM head of the whole vocabulary is the target's."
             )
         attention.use(head)
-        self.head = self.module = head
-        self.vocabulary = int(head.draft_vocab_size)
+        self.head = self.module = head  # of `module` the parameters that require gradients are trained
+        self.vocabulary = int(head.draft_vocab_size)  # tokens that it can draft
         self.base: str = head.config.drafter_online["base"]
-        self.aux = tuple(head.config.eagle_aux_hidden_state_layer_ids)
+        self.aux: tuple[int, ...] = tuple(head.config.eagle_aux_hidden_state_layer_ids)  # layers of the target it reads
         self.hidden = int(head.config.target_hidden_size or head.config.transformer_layer_config.hidden_size)
         head.lm_head.weight.requires_grad_(train_lm_head)
 
     def refresh(self, parts: Mapping[str, Tensor], counts: Mapping[int, int] | None = None) -> None:
-        """See `Drafter`."""
+        """Follow the target's `embed`, `norm` and `lm_head`, as far as they are given; `counts` as `head.refresh`."""
         heads.refresh(self.head, **parts, counts=counts)
 
     @property
     def to_draft(self) -> Tensor | None:
-        """See `Scorer`."""
+        """Draft id by target id [V], -1 where the head has no such token; None: the same vocabulary."""
         if not self.head.use_draft_vocab:
             return None
         ids = torch.full((len(self.head.t2d),), -1, dtype=torch.int64)
@@ -83,16 +59,16 @@ class Eagle3:
 
     @property
     def trained_head(self) -> tuple[Tensor, ...]:
-        """See `Scorer`."""
+        """Parameters of `score` that are trained."""
         weight = self.head.lm_head.weight
         return (weight,) if weight.requires_grad else ()
 
     def score(self, states: Tensor) -> Tensor:
-        """See `Scorer`."""
+        """The drafter's logits [N, V] of its states [N, H]."""
         return self.head.lm_head(states)  # type: ignore[no-any-return]
 
     def states(self, batch: Batch, steps: int, interrupt: Callable[[], bool] | None = None) -> list[Tensor]:
-        """See `TrainedDrafter`."""
+        """What `score` reads, [1, L, H] of every step. Raises `Preempted` when `interrupt` says so before the last."""
         found: list[Tensor] = []
         step = -1
 
@@ -139,16 +115,16 @@ class Eagle3:
         return found
 
     def targets(self, states: Tensor) -> Tensor:
-        """See `Scorer`."""
+        """The target's logits [N, V] of its last hidden states [N, H], without gradient."""
         with torch.no_grad():
             return self.head.verifier_lm_head(self.head.verifier_norm(states))  # type: ignore[no-any-return]
 
     def weights(self, dtype: Any = None) -> dict[str, Tensor]:
-        """See `TrainedDrafter`."""
+        """What a version holds."""
         return heads.own_weights(self.head, dtype)
 
     def config(self, dtype: Any = None) -> dict[str, Any]:
-        """See `TrainedDrafter`."""
+        """config.json of a version."""
         return heads.config_of(self.head, dtype)
 
 
@@ -183,7 +159,7 @@ class DraftModel:
         self._lm_head = lm_head.float().to(model.device)  # [V, H]
 
     def refresh(self, parts: Mapping[str, Tensor], counts: Mapping[int, int] | None = None) -> None:
-        """See `Drafter`; a target with tied weights has no LM head of its own."""
+        """As `Eagle3.refresh`; a target with tied weights has no LM head of its own."""
         if (norm := parts.get("norm")) is not None:
             self._norm.copy_(norm + self._gain)
         if (lm_head := parts.get("lm_head", parts.get("embed"))) is not None:
@@ -191,11 +167,11 @@ class DraftModel:
 
     @property
     def trained_head(self) -> tuple[Tensor, ...]:
-        """See `Scorer`."""
+        """As `Eagle3.trained_head`."""
         return tuple(p for p in self.model.get_output_embeddings().parameters() if p.requires_grad)
 
     def score(self, states: Tensor) -> Tensor:
-        """See `Scorer`: as `transformers` computes logits from the last hidden states of its models."""
+        """As `Eagle3.score`, from the last hidden states as the models of `transformers` do it."""
         logits: Tensor = self.model.get_output_embeddings()(states)
         config = self.model.config
         if scaling := getattr(config, "logits_scaling", None):  # Granite
@@ -207,36 +183,40 @@ class DraftModel:
         return logits
 
     def states(self, batch: Batch, steps: int, interrupt: Callable[[], bool] | None = None) -> list[Tensor]:
-        """See `TrainedDrafter`; a model of sequences has one step."""
+        """As `Eagle3.states`; a model of sequences has one step."""
         if interrupt is not None and interrupt():
             raise Preempted
+        d = batch.document_ids[0]
         out = self.model.base_model(
             input_ids=batch.input_ids,
-            attention_mask=block_diagonal(batch.document_ids),
+            attention_mask=(d[:, None] == d[None, :]).tril()[None, None],  # causal within a document
             position_ids=batch.position_ids,
             use_cache=False,
         )
         return [out.last_hidden_state]
 
     def targets(self, states: Tensor) -> Tensor:
-        """See `Scorer`."""
+        """As `Eagle3.targets`."""
         with torch.no_grad():
             y = states.float()  # [N, H]
             y = y * (y.pow(2).mean(-1, keepdim=True) + self._eps).rsqrt() * self._norm
             return y @ self._lm_head.T
 
     def weights(self, dtype: Any = None) -> dict[str, Tensor]:
-        """See `TrainedDrafter`; tied weights are written once."""
+        """As `Eagle3.weights`; tied weights are written once."""
         own: dict[int, tuple[str, Tensor]] = {}
         for name, t in self.model.state_dict().items():
             own.setdefault(t.data_ptr(), (name, t.detach()))
         return {n: t.to(dtype) if dtype is not None and t.is_floating_point() else t for n, t in own.values()}
 
     def config(self, dtype: Any = None) -> dict[str, Any]:
-        """See `TrainedDrafter`."""
+        """As `Eagle3.config`."""
         plain: dict[str, Any] = self.model.config.to_dict()
         name = str(dtype or self.model.dtype).removeprefix("torch.")
         return {**plain, "dtype": name, "torch_dtype": name}
+
+
+TrainedDrafter = Eagle3 | DraftModel
 
 
 def load(folder: str | Path, target: str | Path | None, *, train_lm_head: bool = False) -> TrainedDrafter:
@@ -256,9 +236,3 @@ def load(folder: str | Path, target: str | Path | None, *, train_lm_head: bool =
             raise HeadError(f"drafter-online: {folder} is no draft model that transformers can read ({e}).") from e
         return DraftModel(model, target)
     return Eagle3(heads.load(folder, target), train_lm_head=train_lm_head)
-
-
-def block_diagonal(documents: Tensor) -> Tensor:
-    """[1, 1, L, L] bool: causal, within a document."""
-    d = documents[0]
-    return (d[:, None] == d[None, :]).tril()[None, None]

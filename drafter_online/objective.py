@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal
 
 import torch
 from pydantic import BaseModel, ConfigDict, Field
@@ -18,6 +18,7 @@ from torch import Tensor
 
 from drafter_online import losses
 from drafter_online.errors import Preempted
+from drafter_online.model import TrainedDrafter
 from drafter_online.packing import Batch
 
 Objective = Literal["kl", "top1", "tv", "lk", "lk_hybrid", "matched"]
@@ -101,30 +102,12 @@ LOGITS = 1 << 22
 """Logits that exist at a time: with whole batches of a real vocabulary, memory and its traffic are most of the cost."""
 
 
-class Scorer(Protocol):
-    """What turns hidden states into logits over the drafter's vocabulary; a `Drafter` is one."""
-
-    @property
-    def vocabulary(self) -> int:
-        """Tokens that the drafter can draft."""
-
-    @property
-    def to_draft(self) -> Tensor | None:
-        """Draft id by target id [V], -1 where the drafter has no such token; None: the same vocabulary."""
-
-    @property
-    def trained_head(self) -> tuple[Tensor, ...]:
-        """Parameters of `score` that are trained."""
-
-    def score(self, states: Tensor) -> Tensor:
-        """The drafter's logits [N, V] of its states [N, H]."""
-
-    def targets(self, states: Tensor) -> Tensor:
-        """The target's logits [N, V] of its last hidden states [N, H], without gradient."""
-
-
 def evaluate(
-    scorer: Scorer, states: list[Tensor], batch: Batch, terms: LossTerms, interrupt: Callable[[], bool] | None = None
+    drafter: TrainedDrafter,
+    states: list[Tensor],
+    batch: Batch,
+    terms: LossTerms,
+    interrupt: Callable[[], bool] | None = None,
 ) -> Result:
     """Loss and acceptance, of `LOGITS` logits at a time.
 
@@ -137,28 +120,30 @@ def evaluate(
     x = torch.stack([s[0] for s in states])  # [steps, L, H]
     learns = torch.is_grad_enabled()
     gradient = torch.zeros_like(x) if learns else None
-    own = [torch.zeros_like(p, dtype=torch.float32) for p in scorer.trained_head]  # sums of many parts
+    own = [torch.zeros_like(p, dtype=torch.float32) for p in drafter.trained_head]  # sums of many parts
     values: dict[str, float] = {}
     drafts = draft_starts(batch, len(x))
     best = torch.zeros(x.shape[:2], dtype=torch.int64, device=x.device)  # [steps, L]: what would be drafted
-    rows = [_learnt(batch, i) if learns and terms.accept else torch.zeros_like(drafts) for i in range(len(x))]
+    # [L] of each step: the columns that learn then.
+    accepts = learns and bool(terms.accept)
+    rows = [_columns(batch, i, batch.loss_mask[0, i:] & accepts) for i in range(len(x))]
     totals = [batch.weight[0][r].sum().clamp_min(1e-6) for r in rows]
     sums = torch.zeros(len(x))
     # By the target's columns, whose logits serve every step: at step i, column c + i is what column c learns from.
     wanted = torch.zeros_like(drafts)
     for i, r in enumerate(rows):
         wanted[i:] |= (r | drafts)[: len(wanted) - i]
-    for columns in _parts(wanted.nonzero()[:, 0], scorer):
+    for columns in _parts(wanted.nonzero()[:, 0], drafter):
         if interrupt is not None and interrupt():
             raise Preempted
-        p = scorer.targets(batch.verifier_last_hidden_states[0, columns]) if learns and terms.accept else None
+        p = drafter.targets(batch.verifier_last_hidden_states[0, columns]) if accepts else None
         for i in range(len(x)):
             at = columns - i
             used = (at >= 0).nonzero()[:, 0]
             used = used[(rows[i] | drafts)[at[used]]]
             here = at[used]
             h = x[i, here].detach().requires_grad_(learns)
-            z = scorer.score(h)
+            z = drafter.score(h)
             best[i, here] = z.detach().argmax(-1)
             kept = rows[i][here]
             if p is None or gradient is None or not bool(kept.any()):
@@ -168,33 +153,28 @@ def evaluate(
             value = _accept(q, target, batch, terms, here[kept], i) / totals[i]
             sums[i] += float(value.detach())
             value = value * terms.accept * terms.step_decay**i
-            found = torch.autograd.grad(value, (h, *scorer.trained_head))
+            found = torch.autograd.grad(value, (h, *drafter.trained_head))
             gradient[i].index_add_(0, here, found[0])
             for g, f in zip(own, found[1:], strict=True):
                 g += f
     loss = 0.0
-    if learns and terms.accept:
+    if accepts:
         values = {f"accept_{i}": value for i, value in enumerate(sums.tolist())}
         loss = sum(terms.accept * terms.step_decay**i * value for i, value in enumerate(sums.tolist()))
     if gradient is not None and terms.reads_rejected and len(batch.rejected.column):
-        forward, reverse = _rejected(scorer, x, gradient, own, batch, terms)
+        forward, reverse = _rejected(drafter, x, gradient, own, batch, terms)
         loss += terms.rejected * forward + terms.induced * reverse
         values |= {"rejected": forward} if terms.rejected else {}
         values |= {"induced": reverse} if terms.induced else {}
     values["loss"] = loss
-    pairs = [] if gradient is None else [(x, gradient), *zip(scorer.trained_head, own, strict=True)]
+    pairs = [] if gradient is None else [(x, gradient), *zip(drafter.trained_head, own, strict=True)]
     # A number that has this value, and these gradients with respect to these tensors.
     linear = sum(((t * g).sum().float() for t, g in pairs), torch.tensor(0.0))
-    return Result(loss + (linear - linear.detach()), values, _acceptance(best, drafts, batch, scorer.to_draft))
+    return Result(loss + (linear - linear.detach()), values, _acceptance(best, drafts, batch, drafter.to_draft))
 
 
-def _parts(indices: Tensor, scorer: Scorer) -> Sequence[Tensor]:
-    return torch.split(indices, max(1, LOGITS // scorer.vocabulary))
-
-
-def _learnt(batch: Batch, step: int) -> Tensor:
-    """[L] bool: the columns that learn at this step."""
-    return _columns(batch, step, batch.loss_mask[0, step:])
+def _parts(indices: Tensor, drafter: TrainedDrafter) -> Sequence[Tensor]:
+    return torch.split(indices, max(1, LOGITS // drafter.vocabulary))
 
 
 def draft_starts(batch: Batch, steps: int) -> Tensor:
@@ -225,25 +205,25 @@ def _accept(q: Tensor, p: Tensor, batch: Batch, terms: LossTerms, columns: Tenso
 
 
 def _rejected(
-    scorer: Scorer, x: Tensor, gradient: Tensor, own: list[Tensor], batch: Batch, terms: LossTerms
+    drafter: TrainedDrafter, x: Tensor, gradient: Tensor, own: list[Tensor], batch: Batch, terms: LossTerms
 ) -> tuple[float, float]:
     """Both terms on rejected proposals; what they add to the gradients is added there."""
     r = batch.rejected
-    to_draft = scorer.to_draft
+    to_draft = drafter.to_draft
     ids = r.ids if to_draft is None else to_draft.to(r.ids.device)[r.ids]
     weights = batch.weight[0, r.column] * r.logits.isfinite().any(-1)  # rows whose logits the engine did not keep: 0
     total = weights.sum().clamp_min(1e-6)
     forward = reverse = 0.0
-    for part in _parts(torch.arange(len(r.column), device=x.device), scorer):
+    for part in _parts(torch.arange(len(r.column), device=x.device), drafter):
         step, column, w = r.step[part], r.column[part], weights[part] / total
         h = x[step, column].detach().requires_grad_()
-        z = scorer.score(h).float()
+        z = drafter.score(h).float()
         log_p, log_q = losses.truncated(z, ids[part], r.logits[part], r.logsumexp[part])
         one = (losses.divergence(log_p, log_q) * w).sum()
         two = (losses.divergence(log_q, log_p) * terms.gamma ** r.depth[part].float() * w).sum()
         forward, reverse = forward + float(one.detach()), reverse + float(two.detach())
         value = terms.rejected * one + terms.induced * two
-        found = torch.autograd.grad(value, (h, *scorer.trained_head))
+        found = torch.autograd.grad(value, (h, *drafter.trained_head))
         gradient.index_put_((step, column), found[0], accumulate=True)
         for g, f in zip(own, found[1:], strict=True):
             g += f
