@@ -66,10 +66,6 @@ class Checkpoints:
             self._writer.join()
             self._writer = None
 
-    def steps(self) -> list[int]:
-        """Steps of the checkpoints there are, oldest first."""
-        return [int(p.name[5:13]) for p in self._paths()]
-
     def load(self) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
         """The newest whole checkpoint; None when there is none at all.
 

@@ -65,7 +65,9 @@ def run(job: Job, folder: Path, note: Callable[[dict[str, Any]], None]) -> None:
     code = child.run(ENGINE, folder / JOB, folder / LOG, seconds, written)
     if code != 0:
         what = "did not end in time" if code is None else f"ended with status {code}"
-        raise TrainingError(f"drafter-online: the engine that generates {what} ({_cause(folder)}); see {folder / LOG}.")
+        known = child.first_error((folder / LOG).read_text(errors="replace")) or progress_of(folder).get("error")
+        cause = str(known or "it was killed, or there was no memory").rstrip(".")
+        raise TrainingError(f"drafter-online: the engine that generates {what} ({cause}); see {folder / LOG}.")
 
 
 def progress_of(folder: Path) -> dict[str, Any]:
@@ -95,10 +97,3 @@ def collect(folder: Path, buffer: Buffer, into: Path) -> dict[str, Any]:
     (folder / PROGRESS).unlink(missing_ok=True)
     shutil.rmtree(folder / SAMPLES, ignore_errors=True)
     return {**progress, "refused": refused} if progress or files else {}
-
-
-def _cause(folder: Path) -> str:
-    """Why the engine ended."""
-    log = (folder / LOG).read_text(errors="replace")
-    known = progress_of(folder).get("error")
-    return str(child.first_error(log) or known or "it was killed, or there was no memory").rstrip(".")
