@@ -10,6 +10,7 @@ environment of the engines' actors accelerates them, but nothing is measured.
 from __future__ import annotations
 
 from rollspec.config import Source, resolve
+from rollspec.engine.vllm.hooks.base import on_import
 from rollspec.tested import is_tested
 
 
@@ -27,5 +28,6 @@ def enable(source: Source = "default") -> None:
     if not is_tested("OpenRLHF"):
         return
     if config.enabled:
-        engines.register(config)
-        trainer.register()
+        on_import("openrlhf.trainer.ray.vllm_engine", lambda module: engines.install(module, config))
+        on_import("openrlhf.trainer.ppo_trainer", lambda module: trainer.install(module, "PPOTrainer"))
+        on_import("openrlhf.trainer.ppo_trainer_async", lambda module: trainer.install(module, "TrainingActor"))

@@ -11,14 +11,8 @@ from typing import Any
 
 from rollspec.config import RollspecConfig
 from rollspec.engine.calls import EngineCalls
-from rollspec.engine.vllm.hooks.base import on_import
 
 logger = logging.getLogger("rollspec")
-
-
-def register(config: RollspecConfig) -> None:
-    """Replace the actor's class where it is, or will be, imported: in the driver, which creates the engines."""
-    on_import("openrlhf.trainer.ray.vllm_engine", lambda module: install(module, config))
 
 
 def install(module: ModuleType, config: RollspecConfig) -> None:

@@ -7,27 +7,18 @@ weights parameter by parameter, and the engine takes the first step after that a
 
 from __future__ import annotations
 
-import functools
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
 from rollspec.engine.calls import collect
-from rollspec.engine.vllm.hooks.base import on_import, wrap
+from rollspec.engine.vllm.hooks.base import wrap
 from rollspec.telemetry.faults import Faults
 from rollspec.telemetry.rollouts import engine_metrics
 from rollspec.telemetry.wandb_run import WandbWatch
 
 logger = logging.getLogger("rollspec")
-
-TRAINERS = (("openrlhf.trainer.ppo_trainer", "PPOTrainer"), ("openrlhf.trainer.ppo_trainer_async", "TrainingActor"))
-
-
-def register() -> None:
-    """Wrap the trainers where they are, or will be, imported: in the driver."""
-    for module, name in TRAINERS:
-        on_import(module, functools.partial(install, name=name))
 
 
 def install(module: ModuleType, name: str) -> None:
@@ -39,22 +30,13 @@ def install(module: ModuleType, name: str) -> None:
 
 
 def _train_step(original: Callable[..., Any], trainer: Any, *args: Any, **kwargs: Any) -> Any:
+    """Adds `rollspec/*` to the step's status."""
     status, step = original(trainer, *args, **kwargs)
-    add_metrics(trainer, status)
-    return status, step
-
-
-def add_metrics(trainer: Any, status: dict[str, Any]) -> None:
-    """Add `rollspec/*` to a step's status. Never raises."""
     faults = trainer.__dict__.setdefault("_rollspec_faults", Faults())
     with faults.left_out("collecting metrics"):
         watch = trainer.__dict__.setdefault("_rollspec_watch", WandbWatch())
-        answers = ask(trainer.vllm_engines or ())
+        answers = collect([engine.rollspec_call.remote("stats", {}) for engine in trainer.vllm_engines or ()])
         metrics = engine_metrics(answers, faults.drain())
         status.update(metrics)
         watch.observe(metrics)
-
-
-def ask(engines: Sequence[Any], op: str = "stats") -> list[dict[str, Any]]:
-    """The answer of every engine's actor."""
-    return collect([engine.rollspec_call.remote(op, {}) for engine in engines])
+    return status, step

@@ -63,7 +63,8 @@ def test_a_call_never_raises_and_gives_up(caplog: pytest.LogCaptureFixture) -> N
 def trainer_module() -> Any:
     class PPOTrainer:
         def __init__(self) -> None:
-            self.vllm_engines = [object()]
+            remote = SimpleNamespace(remote=lambda op, payload: op)
+            self.vllm_engines = [SimpleNamespace(rollspec_call=remote)]
 
         def train_step(self, samples: Any, global_step: int) -> Any:
             return {"theirs": 1}, global_step + 1
@@ -76,14 +77,14 @@ def trainer_module() -> Any:
 
 
 def test_a_step_reports_the_engines(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trainer, "ask", lambda engines: [STATS, {"error": "gone"}])
+    monkeypatch.setattr(trainer, "collect", lambda pending: [STATS, {"error": "gone"}])
     status, step = trainer_module()().train_step(None, 4)
     assert step == 5 and status["theirs"] == 1
     assert status["rollspec/accept/rate"] == 0.5 and status["rollspec/guard/faults"] == 1
 
 
 def test_a_failure_leaves_the_step_as_it_was(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    monkeypatch.setattr(trainer, "ask", lambda engines: 1 / 0)
+    monkeypatch.setattr(trainer, "collect", lambda pending: 1 / 0)
     t = trainer_module()()
     for _ in range(2):
         assert t.train_step(None, 4) == ({"theirs": 1}, 5)
@@ -108,13 +109,12 @@ def test_another_version_or_none_is_left_alone(
     from importlib import metadata
 
     registered: list[Any] = []
-    monkeypatch.setattr(engines, "register", registered.append)
-    monkeypatch.setattr(trainer, "register", lambda: registered.append(None))
+    monkeypatch.setattr(rollspec_openrlhf, "on_import", lambda module, install: registered.append(module))
     monkeypatch.setattr(metadata, "version", lambda name: "0.10.0")
     rollspec_openrlhf.enable()
     assert registered == [] and "0.10.0 is outside the tested range" in caplog.text
     monkeypatch.setattr(metadata, "version", lambda name: "0.11.2")
     rollspec_openrlhf.enable("suffix_only")
-    assert len(registered) == 2
+    assert len(registered) == 3
     with pytest.raises(ConfigError):
         rollspec_openrlhf.enable("no_such")
