@@ -14,6 +14,7 @@ history in checkpoints are `GRPOTrainer`'s and its subclasses'.
 from __future__ import annotations
 
 from rollspec.config import Source, resolve
+from rollspec.engine.vllm.hooks.base import on_import
 from rollspec.tested import is_tested
 
 
@@ -31,5 +32,5 @@ def enable(source: Source = "default") -> None:
     if not is_tested("TRL"):
         return
     options.set_config(config)
-    generation.register()
-    trainer.register()
+    on_import("trl.generation.vllm_generation", generation.install)
+    on_import("trl.trainer.grpo_trainer", trainer.install)

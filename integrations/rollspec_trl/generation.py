@@ -12,7 +12,6 @@ from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import Any
 
-from rollspec.engine.vllm.hooks.base import on_import
 from rollspec.head import metadata
 from rollspec.sampling.conversations import Conversation
 from rollspec.sampling.scoring import TURN
@@ -21,11 +20,6 @@ from rollspec_trl.engines import Colocated
 from rollspec_trl.state import State, wrap_all
 
 logger = logging.getLogger("rollspec")
-
-
-def register() -> None:
-    """Hook the class where it is, or will be, imported."""
-    on_import("trl.generation.vllm_generation", install)
 
 
 def install(module: ModuleType) -> None:
@@ -44,26 +38,20 @@ def _init(original: Callable[..., Any], self: Any) -> Any:
 
 
 def _sync(original: Callable[..., Any], self: Any) -> Any:
+    """The engine has new weights: a policy version begins. With several ranks each announces it to its own engine."""
     out = original(self)
     state = State.of(self)
     with state.faults.left_out("policy version"):
-        _on_sync(state)
+        version = state.syncs if state.step is None else state.step()
+        state.syncs += 1
+        if state.engine is not None and version != state.version:  # with sleep mode TRL sends the same weights again
+            state.engine.call("set_version", {"version": version})
+            state.version = version
+        if state.engine is not None and state.resume is not None:
+            folder, state.resume = state.resume, None
+            answer = state.engine.call("load", {"dir": str(folder)})
+            logger.info("rollspec: history of the checkpoint %s: %s", folder, answer)
     return out
-
-
-def _on_sync(state: State) -> None:
-    """The engine has new weights: a policy version begins. With several ranks each announces it to its own engine."""
-    version = state.syncs if state.step is None else state.step()
-    state.syncs += 1
-    if state.engine is None:
-        return
-    if version != state.version:  # with sleep mode TRL sends the same weights again
-        state.engine.call("set_version", {"version": version})
-        state.version = version
-    if state.resume is not None:
-        folder, state.resume = state.resume, None
-        answer = state.engine.call("load", {"dir": str(folder)})
-        logger.info("rollspec: history of the checkpoint %s: %s", folder, answer)
 
 
 def _generate(original: Callable[..., Any], self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -117,13 +105,10 @@ class _Marking:
     def generate(self, prompts: Any, *args: Any, sampling_params: Any, **kwargs: Any) -> Any:
         """As `LLM.generate`."""
         if len(prompts) == len(self._rollouts) and not isinstance(sampling_params, Sequence):
-            sampling_params = [_with_mark(sampling_params, rollout) for rollout in self._rollouts]
+            common, sampling_params = sampling_params, []
+            for rollout in self._rollouts:
+                own = copy.copy(common)
+                if rollout is not None:
+                    own.extra_args = metadata.added(common.extra_args, {TURN: rollout.mark()})
+                sampling_params.append(own)
         return self._llm.generate(prompts, *args, sampling_params=sampling_params, **kwargs)
-
-
-def _with_mark(params: Any, rollout: Conversation | None) -> Any:
-    if rollout is None:
-        return params
-    params = copy.copy(params)
-    params.extra_args = metadata.added(params.extra_args, {TURN: rollout.mark()})
-    return params

@@ -14,7 +14,6 @@ from typing import Any
 
 import numpy as np
 
-from rollspec.engine.vllm.hooks.base import on_import
 from rollspec.log_once import LogOnce
 from rollspec.proposal.base import as_tokens, prompt_key
 from rollspec.telemetry.rollouts import engine_metrics, rollout_metrics
@@ -22,11 +21,6 @@ from rollspec_trl import options
 from rollspec_trl.state import State, wrap_all
 
 log_once = LogOnce()
-
-
-def register() -> None:
-    """Hook the trainer where it is, or will be, imported."""
-    on_import("trl.trainer.grpo_trainer", install)
 
 
 def install(module: ModuleType) -> None:
@@ -200,10 +194,6 @@ def _add_metrics(trainer: Any, state: State, logs: dict[str, Any]) -> None:
 # ---- checkpoints
 
 
-def _folder(checkpoint: Path) -> Path:
-    return checkpoint / "rollspec"
-
-
 def _save(original: Callable[..., Any], self: Any, model: Any, trial: Any, *args: Any, **kwargs: Any) -> Any:
     """TRL removes old checkpoints whole, so their histories go with them."""
     out = original(self, model, trial, *args, **kwargs)
@@ -213,7 +203,7 @@ def _save(original: Callable[..., Any], self: Any, model: Any, trial: Any, *args
         checkpoint = Path(self._get_output_dir(trial=trial)).resolve() / f"checkpoint-{self.state.global_step}"
         rank = self.accelerator.process_index
         with state.faults.left_out("saving history"):
-            state.engine.call("save", {"dir": str(_folder(checkpoint) / f"replica_{rank}")})
+            state.engine.call("save", {"dir": str(checkpoint / "rollspec" / f"replica_{rank}")})
     return out
 
 
@@ -222,7 +212,7 @@ def _resume(original: Callable[..., Any], self: Any, checkpoint: Any, *args: Any
     out = original(self, checkpoint, *args, **kwargs)
     state = state_of(self) if checkpoint is not None else None
     if state is not None and self.vllm_generation.mode == "colocate":
-        saved = sorted(_folder(Path(checkpoint).resolve()).glob("replica_*"))
+        saved = sorted(Path(checkpoint).resolve().glob("rollspec/replica_*"))
         if saved:  # another number of ranks than when it was saved: histories are shared out again
             state.resume = saved[self.accelerator.process_index % len(saved)]
     return out
