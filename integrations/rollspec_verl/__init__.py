@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import logging
 
+from rollspec.engine.vllm.hooks.base import on_import
 from rollspec.tested import is_tested
 
 logger = logging.getLogger("rollspec")
@@ -31,8 +32,24 @@ def _register() -> None:
     try:
         from rollspec_verl import fully_async, replica, resume, reuse, servers, teacher, trainer, weights
 
-        for part in (servers, weights, trainer, fully_async, reuse, resume, replica, teacher):
-            part.register()
+        hooked = {  # in the task runner
+            "verl.checkpoint_engine.base": servers.install,
+            "verl.trainer.ppo.v1.trainer_base": trainer.install,
+            "verl.trainer.main_ppo_v0": trainer.legacy,
+            "verl.experimental.fully_async_policy.fully_async_rollouter": fully_async.install,
+            # in the workers of the agent loops
+            "verl.experimental.agent_loop.agent_loop": reuse.install,
+            "verl.experimental.agent_loop.single_turn_agent_loop": reuse.install_single,
+            "verl.workers.rollout.llm_server": resume.install,
+            # where servers are made
+            "verl.workers.rollout.replica": replica.install,
+            # in the workers that train
+            "verl.workers.rollout.vllm_rollout.bucketed_weight_transfer": weights.install,
+            "verl.workers.engine_workers": teacher.install,
+            "verl.workers.engine.fsdp.transformer_impl": teacher.install_engine,
+        }
+        for module, install in hooked.items():
+            on_import(module, install)  # where it is, or will be, imported
     except (ImportError, AttributeError) as e:
         logger.error("rollspec: verl %s is not as expected (%s), so this job runs without rollspec.", version, e)
 

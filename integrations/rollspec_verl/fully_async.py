@@ -18,17 +18,12 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from rollspec.engine.vllm.hooks.base import on_import, wrap
+from rollspec.engine.vllm.hooks.base import wrap
 from rollspec.errors import ConfigError
 from rollspec_verl import options, servers, trainer
 from rollspec_verl.rollouts import Rollouts
 
 logger = logging.getLogger("rollspec")
-
-
-def register() -> None:
-    """Hook the actor where its class is, or will be, imported."""
-    on_import("verl.experimental.fully_async_policy.fully_async_rollouter", install)
 
 
 def install(module: ModuleType) -> None:

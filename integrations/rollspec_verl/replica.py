@@ -13,7 +13,7 @@ from types import ModuleType
 from typing import Any
 
 from rollspec.engine.calls import EngineCalls, why_off
-from rollspec.engine.vllm.hooks.base import on_import, wrap
+from rollspec.engine.vllm.hooks.base import wrap
 from rollspec.telemetry.rollouts import NO_ANSWER
 from rollspec_verl import options, segments
 from rollspec_verl.reuse import ReusingServer
@@ -24,13 +24,8 @@ WATCH_SECONDS = 1.0
 """How often a server looks whether its engine lives."""
 
 
-def register() -> None:
-    """Put rollspec's replica behind the name `vllm` (verl/workers/rollout/replica.py, `RolloutReplicaRegistry`)."""
-    on_import("verl.workers.rollout.replica", install)
-
-
 def install(module: ModuleType) -> None:
-    """See `register`."""
+    """Put rollspec's replica behind the name `vllm` (verl/workers/rollout/replica.py, `RolloutReplicaRegistry`)."""
     try:
         module.RolloutReplicaRegistry.register("vllm", load)
     except AttributeError as e:

@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import Any
 
-from rollspec.engine.vllm.hooks.base import on_import, wrap
+from rollspec.engine.vllm.hooks.base import wrap
 from rollspec.head import metadata
 from rollspec.log_once import LogOnce
 from rollspec.sampling import scoring
@@ -27,11 +27,6 @@ log_once = LogOnce()
 
 MOST_CONVERSATIONS = 1 << 14
 """Conversations remembered per client, the latest ones: most of those that run are far fewer."""
-
-
-def register() -> None:
-    """Hook the client where it is, or will be, imported: in the agent loops' workers."""
-    on_import("verl.workers.rollout.llm_server", install)
 
 
 def install(module: ModuleType) -> None:
@@ -103,9 +98,18 @@ async def _generate(
     sampling_params: dict[str, Any],
     **kwargs: Any,
 ) -> Any:
+    """Every submission of a rollout says which rollout it is of. The caller's mapping is not changed."""
     try:
-        if _on(self):
-            sampling_params = _named(prompt_ids, sampling_params, kwargs)
+        if _on(self) and shows(kwargs):
+            log_once.warn(
+                "rollouts with images, video or sound that are aborted resume with other noise and a history of their "
+                "own"
+            )
+        elif _on(self):
+            from verl.utils import normalize_token_ids
+
+            mark = {scoring.ORIGIN: uuid.uuid4().hex, scoring.PROMPT: len(normalize_token_ids(prompt_ids))}
+            sampling_params = marked(sampling_params, mark)
     except Exception as e:  # the rollout continues as without rollspec
         log_once.warn(f"a rollout that is aborted will resume with other noise ({type(e).__name__}: {e})")
     return await original(self, request_id, prompt_ids=prompt_ids, sampling_params=sampling_params, **kwargs)
@@ -120,19 +124,6 @@ async def _submit(original: Callable[..., Any], self: Any, *args: Any, **kwargs:
         spans = mark.get(scoring.SPANS, [])
         mark[scoring.SPANS] = [*spans, [len(kwargs["prompt_ids"]) - mark[scoring.PROMPT], int(version)]]
     return out
-
-
-def _named(prompt_ids: Any, sampling_params: dict[str, Any], kwargs: dict[str, Any]) -> dict[str, Any]:
-    """The sampling parameters of every submission of a rollout. The caller's mapping is not changed."""
-    if shows(kwargs):
-        log_once.warn(
-            "rollouts with images, video or sound that are aborted resume with other noise and a history of their own"
-        )
-        return sampling_params
-    from verl.utils import normalize_token_ids
-
-    mark = {scoring.ORIGIN: uuid.uuid4().hex, scoring.PROMPT: len(normalize_token_ids(prompt_ids))}
-    return marked(sampling_params, mark)
 
 
 def _on(client: Any) -> bool:

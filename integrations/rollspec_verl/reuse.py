@@ -21,8 +21,7 @@ from types import ModuleType
 from typing import Any
 
 from rollspec.config import HistoryConfig, RollspecConfig
-from rollspec.engine.vllm.hooks.base import on_import, wrap
-from rollspec.errors import HistoryError
+from rollspec.engine.vllm.hooks.base import wrap
 from rollspec.head import metadata
 from rollspec.log_once import LogOnce
 from rollspec.proposal.base import prompt_key
@@ -48,18 +47,12 @@ _VALIDATES: contextvars.ContextVar[bool] = contextvars.ContextVar("_VALIDATES", 
 _REUSES: dict[int, bool] = {}  # by the identity of a process's whole configuration
 
 
-def register() -> None:
-    """Hook the agent loops where they are, or will be, imported.
-
-    Not their worker: Ray wraps every method of an actor's class when the class is made, inherited ones too, so what is
-    patched onto `AgentLoopWorker` later is never called.
-    """
-    on_import("verl.experimental.agent_loop.agent_loop", install)
-    on_import("verl.experimental.agent_loop.single_turn_agent_loop", install_single)
-
-
 def install(module: ModuleType) -> None:
-    """Note which rollouts validate (`rollout_trace_attr`, agent_loop.py:670); say what is not reused. Idempotent."""
+    """Note which rollouts validate (`rollout_trace_attr`, agent_loop.py:670); say what is not reused. Idempotent.
+
+    Not the loops' worker: Ray wraps every method of an actor's class when the class is made, inherited ones too, so
+    what is patched onto `AgentLoopWorker` later is never called.
+    """
     wrap(module, "rollout_trace_attr", _trace)
     wrap(module.AgentLoopBase, "__init__", _init)
 
@@ -88,7 +81,12 @@ def _init(original: Callable[..., Any], self: Any, *args: Any, **kwargs: Any) ->
 
 async def _run(original: Callable[..., Any], self: Any, sampling_params: Any, *args: Any, **kwargs: Any) -> Any:
     if not _VALIDATES.get() and _lenient(self):
-        sampling_params = _named(sampling_params, kwargs.get("session_id"))
+        if (session := kwargs.get("session_id")) is not None:
+            sampling_params = resume.marked(sampling_params, {SAMPLE: f"{int(session)}_0"})
+        else:
+            log_once.warn(
+                "nothing is reused because verl does not number the samples of a prompt here; use trainer.use_v1=true"
+            )
     return await original(self, sampling_params, *args, **kwargs)
 
 
@@ -105,20 +103,11 @@ def _lenient(loop: Any) -> bool:
     return on
 
 
-def _named(sampling_params: dict[str, Any], session: int | None) -> dict[str, Any]:
-    if session is None:
-        log_once.warn(
-            "nothing is reused because verl does not number the samples of a prompt here; use trainer.use_v1=true"
-        )
-        return sampling_params
-    return resume.marked(sampling_params, {SAMPLE: f"{int(session)}_0"})
-
-
 # ---- the task runner
 
 
-def remember(replicas: Sequence[Any], rollouts: Rollouts, version: int) -> int:
-    """Send what can be reused to every server, without waiting; the number of responses."""
+def remember(replicas: Sequence[Any], rollouts: Rollouts, version: int) -> None:
+    """Send what can be reused to every server, without waiting."""
     import ray
 
     items = reusable(rollouts)
@@ -127,7 +116,6 @@ def remember(replicas: Sequence[Any], rollouts: Rollouts, version: int) -> int:
         for r in replicas:
             if r.server_handle is not None:
                 r.server_handle.rollspec_remember.remote(sent, version)
-    return len(items)
 
 
 def reusable(rollouts: Rollouts) -> list[tuple[str, str, Any, Any]]:
@@ -196,9 +184,10 @@ class ReusingServer:
                 return what
         return None
 
-    async def rollspec_remember(self, items: list[tuple[str, str, Any, Any]], version: int) -> dict[str, int]:
+    async def rollspec_remember(self, items: list[tuple[str, str, Any, Any]], version: int) -> None:
         """Take a step's finished rollouts (see `reusable`)."""
-        return {} if self.rollspec_reuse is None else self.rollspec_reuse.remember(items, version)
+        if self.rollspec_reuse is not None:
+            self.rollspec_reuse.remember(items, version)
 
     async def rollspec_call(self, op: str, payload: dict[str, Any]) -> dict[str, Any]:
         """As `EngineCalls.rollspec_call`, with what is kept here saved, loaded and counted along."""
@@ -240,13 +229,9 @@ class ReusingServer:
             sample = None
         limit = self._rollspec_limit(params, len(prompt_ids))
         found: Prefix | None = None
-        try:
+        with self.rollspec_reuse_faults.left_out("lenient reuse"):  # generated whole then, from the policy itself
             score = functools.partial(self._rollspec_score, f"{request_id}-score", kwargs.get("priority", 0))
             found = await self.rollspec_reuse.prefix(score, prompt_ids, params, limit, sample)
-        except Exception as e:  # the rollout is generated whole, from the policy itself
-            self.rollspec_reuse_faults.record(
-                "lenient reuse", f"rollspec: reusing an old response failed ({type(e).__name__}: {e})."
-            )
         if found is None or not found.tokens:
             return await whole(prompt_ids, params)
         if found.finished:
@@ -296,23 +281,16 @@ class ReusingServer:
         """Every server has the same responses: one file beside the replicas' own folders, written by the first."""
         if self.rollspec_reuse is None or self.replica_rank != 0:  # type: ignore[attr-defined]
             return
-        try:
+        # Weights are being synced, or a checkpoint written: neither may fail by this.
+        with self.rollspec_reuse_faults.left_out("saving old responses"):
             old = self.rollspec_reuse.old
             await asyncio.to_thread(old.save, folder, old.snapshot(), self.rollspec_tokenizer)
-        except Exception as e:  # weights are being synced, or a checkpoint written: neither may fail by this
-            self.rollspec_reuse_faults.record("old responses not saved", _sentence(e))
 
     def _rollspec_restore(self, folder: Path) -> None:
         reuse = self.rollspec_reuse
         if reuse is None:
             return
-        try:
+        with self.rollspec_reuse_faults.left_out("loading old responses"):
             count = reuse.old.load(folder, reuse.version, tokenizer=self.rollspec_tokenizer)
             if count:
                 print(f"rollspec: {count} old responses of {folder}.", flush=True)
-        except Exception as e:
-            self.rollspec_reuse_faults.record("old responses refused", _sentence(e))
-
-
-def _sentence(e: Exception) -> str:
-    return str(e) if isinstance(e, HistoryError) else f"rollspec: old responses: {type(e).__name__}: {e}."

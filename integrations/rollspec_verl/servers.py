@@ -17,7 +17,6 @@ from types import ModuleType
 from typing import Any
 
 from rollspec.engine.calls import collect
-from rollspec.engine.vllm.hooks.base import on_import
 
 logger = logging.getLogger("rollspec")
 
@@ -31,13 +30,9 @@ class EngineLost(RuntimeError):  # noqa: N818 - reads as what happened
     """A rollout replica has no engine any more, and verl cannot continue without it."""
 
 
-def register() -> None:
-    """Ask before every weight sync, in whichever trainer (verl/checkpoint_engine/base.py:510)."""
-    on_import("verl.checkpoint_engine.base", install)
-
-
 def install(module: ModuleType) -> None:
-    """Wrap `CheckpointEngineManager.update_weights`. Idempotent.
+    """Ask before every weight sync, in whichever trainer: wrap `CheckpointEngineManager.update_weights`
+    (verl/checkpoint_engine/base.py:510). Idempotent.
 
     verl's `auto_await` looks at the caller's frame to see whether it will await, so what is wrapped is the coroutine
     function below it.

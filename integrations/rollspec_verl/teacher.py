@@ -9,6 +9,7 @@ trainer. Nothing of it is differentiated, drawn or changed.
 from __future__ import annotations
 
 import contextlib
+import json
 import logging
 import threading
 import time
@@ -22,7 +23,7 @@ import torch
 from drafter_online.inbox import Inbox
 from drafter_online.samples import Sample
 from rollspec.config import RollspecConfig
-from rollspec.engine.vllm.hooks.base import on_import, wrap
+from rollspec.engine.vllm.hooks.base import wrap
 from rollspec.proposal.base import as_tokens, prompt_key
 from rollspec_verl import options
 
@@ -38,13 +39,8 @@ TICK_SECONDS = 0.05
 FIND_SECONDS = 5.0  # between two looks for the job's trainer, which the first engine starts
 
 
-def register() -> None:
-    """Hook the workers that train where they are, or will be, imported."""
-    on_import("verl.workers.engine_workers", _workers)
-    on_import("verl.workers.engine.fsdp.transformer_impl", _engine)
-
-
-def _workers(module: ModuleType) -> None:
+def install(module: ModuleType) -> None:
+    """Hook the workers that train."""
     from verl.single_controller.base.decorator import Dispatch, register
 
     worker = module.ActorRolloutRefWorker
@@ -53,7 +49,8 @@ def _workers(module: ModuleType) -> None:
         worker.rollspec_teacher = register(dispatch_mode=Dispatch.ONE_TO_ALL)(_info)
 
 
-def _engine(module: ModuleType) -> None:
+def install_engine(module: ModuleType) -> None:
+    """Hook their FSDP engine."""
     wrap(module.FSDPEngineWithLMHead, "forward_step", _forward_step)
 
 
@@ -250,12 +247,12 @@ class Teacher:
 
         with self._left_out("sending samples"):
             endpoint, token = self.config.endpoint, None
-            while endpoint is None and self.fault is None:
+            while endpoint is None:
+                if self.fault is not None:
+                    return
                 endpoint, token = _of_job()
                 if endpoint is None:
                     time.sleep(FIND_SECONDS)
-            if endpoint is None:
-                return
             link = Link(endpoint, self._hello, token=token or wire.read_token(self.config.token_file))
             while self.fault is None:
                 for _ in link.poll(TICK_SECONDS):
@@ -296,9 +293,6 @@ def _decoder_layers(module: torch.nn.Module) -> Any:
 
 def _read_by(head: str | None) -> tuple[int, ...]:
     """The layers that a given head reads; empty where a fresh one is made."""
-    if head is None or not (Path(head) / "config.json").exists():
-        return ()
-    import json
-
-    plain = json.loads((Path(head) / "config.json").read_text())
+    path = Path(head or "", "config.json")
+    plain = json.loads(path.read_text()) if head is not None and path.exists() else {}
     return tuple(plain.get("eagle_aux_hidden_state_layer_ids") or ())

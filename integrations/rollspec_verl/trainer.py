@@ -21,7 +21,7 @@ from types import ModuleType
 from typing import Any
 
 from rollspec.config import RollspecConfig
-from rollspec.engine.vllm.hooks.base import on_import, wrap
+from rollspec.engine.vllm.hooks.base import wrap
 from rollspec.telemetry.faults import Faults
 from rollspec.telemetry.health import HealthWatch
 from rollspec.telemetry.rollouts import engine_metrics
@@ -44,12 +44,6 @@ lengths, the first and last policy version that verl noted of each, and its keys
 """
 
 
-def register() -> None:
-    """Hook the trainer where it is, or will be, imported: only in the task runner."""
-    on_import("verl.trainer.ppo.v1.trainer_base", install)
-    on_import("verl.trainer.main_ppo_v0", _legacy)
-
-
 def install(module: ModuleType) -> None:
     """Wrap the methods of `PPOTrainer` (verl/trainer/ppo/v1/trainer_base.py). Idempotent; all or nothing."""
     cls = module.PPOTrainer
@@ -62,7 +56,8 @@ def install(module: ModuleType) -> None:
     wrap(module.ReplayBuffer, "_sync_metadata_from_transfer_queue", functools.partial(_look, module.ReplayBufferAsync))
 
 
-def _legacy(module: ModuleType) -> None:
+def legacy(module: ModuleType) -> None:
+    """Say what `trainer.use_v1=false` goes without."""
     logger.warning("rollspec: trainer.use_v1=false has no hooks: rollouts are accelerated, but nothing is measured.")
 
 
@@ -120,30 +115,44 @@ def _settle_first(load: Callable[..., Any], self: Any) -> Any:
     return load(self)
 
 
-def _fit(fit: Callable[..., Any], self: Any, *args: Any, **kwargs: Any) -> Any:
-    _run(_on_fit, self, args, kwargs)
+def _fit(fit: Callable[..., Any], self: Any, agent_loop_manager: Any) -> Any:
+    """A look at the engines before prompts are sent, and the history of the checkpoint that `_load_checkpoint` resumed
+    from (trainer_base.py:850, which has set `global_steps`).
+    """
+
+    def alive(generate: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        # A dead engine fails each prompt at once, and sync_refill_failed_groups would send new ones without end.
+        servers.require_alive(servers.replicas_of(self))
+        return generate(*args, **kwargs)
+
+    state = State.of(self)
+    with state.faults.left_out("fit"):
+        wrap(agent_loop_manager, "generate_sequences", alive)
+        if self.global_steps > 0:
+            load(self, state, _resumed_from(self.config.trainer, self.global_steps))
     try:
-        return fit(self, *args, **kwargs)
+        return fit(self, agent_loop_manager)
     finally:
-        _run(_on_end, self, (), {})
+        with state.faults.left_out("end"):
+            servers.tidy(servers.replicas_of(self))
 
 
-def _compute_advantage(original: Callable[..., Any], self: Any, *args: Any, **kwargs: Any) -> Any:
-    out = original(self, *args, **kwargs)
-    _run(_on_rollouts, self, args, kwargs)
+def _compute_advantage(original: Callable[..., Any], self: Any, batch: Any, *args: Any, **kwargs: Any) -> Any:
+    """Rollouts are finished and scored."""
+    out = original(self, batch, *args, **kwargs)
+    state = State.of(self)
+    with state.faults.left_out("rollouts"):
+        take(self, state, Rollouts.read(batch))
     return out
 
 
 def _save_checkpoint(original: Callable[..., Any], self: Any, *args: Any, **kwargs: Any) -> Any:
     out = original(self, *args, **kwargs)
-    _run(_on_save, self, (), {})
+    state = State.of(self)
+    with state.faults.left_out("save"):
+        steps = Path(self.config.trainer.default_local_dir).resolve()
+        save(self, state, steps / f"global_step_{self.global_steps}")
     return out
-
-
-def _run(hook: Callable[..., None], trainer: Any, args: Any, kwargs: Any) -> None:
-    state = State.of(trainer)
-    with state.faults.left_out(hook.__name__.removeprefix("_on_").replace("_", " ")):
-        hook(trainer, state, *args, **kwargs)
 
 
 def _step(step: Callable[..., Any], self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -191,22 +200,7 @@ HOOKS = {
 }
 
 
-# ---- hooks
-
-
-def _on_fit(trainer: Any, state: State, agent_loop_manager: Any) -> None:
-    """Before the first rollout: a look at the engines before prompts are sent, and the history of the checkpoint that
-    `_load_checkpoint` resumed from (trainer_base.py:850, which has set `global_steps`).
-    """
-
-    def alive(generate: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        # A dead engine fails each prompt at once, and sync_refill_failed_groups would send new ones without end.
-        servers.require_alive(servers.replicas_of(trainer))
-        return generate(*args, **kwargs)
-
-    wrap(agent_loop_manager, "generate_sequences", alive)
-    if trainer.global_steps > 0:
-        load(trainer, state, _resumed_from(trainer.config.trainer, trainer.global_steps))
+# ---- what they do
 
 
 def load(trainer: Any, state: State, folder: Path) -> None:
@@ -216,15 +210,6 @@ def load(trainer: Any, state: State, folder: Path) -> None:
         # Another number of replicas than when it was saved: histories are shared out again.
         answers = _call(trainer, "load", lambda i: {"dir": str(saved[i % len(saved)])})
         print(f"rollspec: history of the checkpoint {saved[0].parent}: {answers}", flush=True)
-
-
-def _on_end(trainer: Any, state: State) -> None:
-    servers.tidy(servers.replicas_of(trainer))
-
-
-def _on_save(trainer: Any, state: State) -> None:
-    steps = Path(trainer.config.trainer.default_local_dir).resolve()
-    save(trainer, state, steps / f"global_step_{trainer.global_steps}")
 
 
 def save(trainer: Any, state: State, checkpoint: Path) -> None:
@@ -237,11 +222,6 @@ def save(trainer: Any, state: State, checkpoint: Path) -> None:
     for old in steps.glob("global_step_*/rollspec"):
         if old != folder and not (old.parent / "actor").exists():
             shutil.rmtree(old, ignore_errors=True)
-
-
-def _on_rollouts(trainer: Any, state: State, batch: Any, *args: Any, **kwargs: Any) -> None:
-    """Rollouts are finished and scored."""
-    take(trainer, state, Rollouts.read(batch))
 
 
 def take(trainer: Any, state: State, rollouts: Rollouts) -> None:

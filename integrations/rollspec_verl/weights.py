@@ -10,15 +10,10 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
-from rollspec.engine.vllm.hooks.base import on_import, wrap
+from rollspec.engine.vllm.hooks.base import wrap
 
 BUCKET_SECONDS = 300.0
 """Longest wait for an engine to take one bucket of weights (half a GiB by default, so seconds when all is well)."""
-
-
-def register() -> None:
-    """Hook the sender where it is, or will be, imported: in the workers that train."""
-    on_import("verl.workers.rollout.vllm_rollout.bucketed_weight_transfer", install)
 
 
 def install(module: ModuleType) -> None:

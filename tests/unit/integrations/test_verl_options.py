@@ -78,9 +78,8 @@ def test_a_verl_outside_the_range_is_left_alone(
 ) -> None:
     import rollspec_verl
     import verl
-    from rollspec_verl import servers
 
     monkeypatch.setattr(verl, "__version__", "0.8.0")
-    monkeypatch.setattr(servers, "register", lambda: pytest.fail("hooks were installed"))
+    monkeypatch.setattr(rollspec_verl, "on_import", lambda *_: pytest.fail("hooks were installed"))
     rollspec_verl._register()
     assert "verl 0.8.0 is outside the tested range" in caplog.text and len(caplog.records) == 1
