@@ -124,7 +124,7 @@ def compare(source: Source, record: Record, against: str | None = None) -> list[
     return changes
 
 
-def verdict(hook: type[Hook], source: Source, changes: list[Change]) -> tuple[Literal["on", "warn", "off"], str]:
+def verdict(hook: Hook, source: Source, changes: list[Change]) -> tuple[Literal["on", "warn", "off"], str]:
     """Whether a hook would be applied in one version of vLLM, and why; `changes`: what became of its targets."""
     if hook.cpu_only and not source.cpu:
         return "off", str(hook.off_because(source.version, source.cpu))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from rollspec.engine.vllm.hooks import HOOKS, Patch
+from rollspec.engine.vllm.hooks import HOOKS
 from scripts.vllm_uses import USES
 
 FILE = Path(__file__).resolve().parents[2] / "docs" / "extending.md"
@@ -17,8 +17,6 @@ def tables() -> str:
     for h in HOOKS:
         module, _, path = h.targets[0].partition(":")
         by = ", ".join(f"`{m}.py`" for m in h.by)
-        if issubclass(h, Patch):
-            by = f"`hooks/{h.__module__.rpartition('.')[2]}.py`"
         where = f"`{path}` of `{module.removeprefix('vllm.')}`"
         versions = ("any" if h.versions == ">=0" else f"`{h.versions}`") + (", CPU" if h.cpu_only else "")
         why = h.why + (" (outputs depend on it)" if h.correctness else "")

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from rollspec.engine.vllm.hooks.cpu_weights import repack
-from rollspec.engine.vllm.hooks.worker import PackedLinear
+from rollspec.engine.vllm.hooks.table import PackedLinear
 from rollspec.head.swap.payload import fingerprint, read_folder
 from rollspec.machine import local_folder
 

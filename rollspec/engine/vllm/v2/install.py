@@ -14,8 +14,7 @@ from rollspec.engine.noise_keys import NoiseKeys
 from rollspec.engine.policy import PolicyWatch
 from rollspec.engine.vllm import compat
 from rollspec.engine.vllm.hooks import keep
-from rollspec.engine.vllm.hooks import runner_v2 as v2
-from rollspec.engine.vllm.hooks.worker import LoadWeights
+from rollspec.engine.vllm.hooks import table as v2
 from rollspec.engine.vllm.settings import engine_config
 
 logger = logging.getLogger("rollspec")
@@ -91,7 +90,7 @@ def install(worker: Any, config: RollspecConfig) -> None:
             _warm(config)
             bridge.engine.think = compat.think_tokens(runner.model_config)
         watch = bridge.policy = PolicyWatch(functools.partial(operations.next_version, bridge))
-        LoadWeights.wrap(runner.get_model(), watch.load, __name__)
+        v2.LoadWeights.wrap(runner.get_model(), watch.load, __name__)
         if not memory:
             drafter = SpeculatorRun(runner.speculator, run, runner, shares_noise)
             head = Head(bridge, runner, ranks, drafter)

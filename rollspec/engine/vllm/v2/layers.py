@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from rollspec.engine.vllm.compat import vllm_version
 from rollspec.engine.vllm.hooks import keep
-from rollspec.engine.vllm.hooks import runner_v2 as v2
+from rollspec.engine.vllm.hooks import table as v2
 from rollspec.engine.vllm.settings import engine_config
 
 if TYPE_CHECKING:

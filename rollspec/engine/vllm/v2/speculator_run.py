@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from rollspec.engine.noise_keys import GREEDY
-from rollspec.engine.vllm.hooks import runner_v2 as v2
+from rollspec.engine.vllm.hooks import table as v2
 from rollspec.head.draft_head import Span
 
 

@@ -153,7 +153,7 @@ def test_patch_outside_its_range_is_left_out() -> None:
     from rollspec.engine.vllm.hooks import PATCHES
 
     for patch in PATCHES:
-        assert patch().install("0.1.0") is False
+        assert patch.apply("0.1.0") is False
 
 
 def test_waiting_pauses_instead_of_spinning(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -165,7 +165,8 @@ def test_waiting_pauses_instead_of_spinning(monkeypatch: pytest.MonkeyPatch) -> 
     queue = ModuleType("vllm.distributed.device_communicators.shm_broadcast")
     monkeypatch.setitem(sys.modules, queue.__name__, queue)
     monkeypatch.setattr(cpu_wait.time, "sleep", slept.append)
-    CpuIdleWait().apply()
+    queue.sched_yield = lambda: None  # type: ignore[attr-defined]
+    CpuIdleWait.install("0.32.0", *CpuIdleWait.arounds)
     queue.sched_yield()
     assert slept == [cpu_wait.PAUSE_SECONDS]
 
@@ -174,8 +175,7 @@ def test_a_patch_that_only_saves_time_does_not_switch_speculation_off(monkeypatc
     from rollspec.engine.vllm import hooks
 
     monkeypatch.setattr(hooks, "_patched", [])
-    for cls in hooks.PATCHES:
-        monkeypatch.setattr(cls, "needed", classmethod(lambda cls: True))
+    monkeypatch.setattr(hooks.Patch, "needed", lambda patch: True)
     assert hooks.missing() == ["cpu_repack_weights"]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import asyncio
 import inspect
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -15,7 +16,7 @@ from packaging.specifiers import SpecifierSet
 from vllm_like import like
 
 from rollspec.engine.vllm import hooks, plugin
-from rollspec.engine.vllm.hooks import HOOKS, Hook, Patch, RunnerHook, base, runner_v2
+from rollspec.engine.vllm.hooks import HOOKS, Hook, Patch, RunnerHook, base, table
 
 ROOT = Path(__file__).parents[4]
 SPECULATOR = "vllm.v1.worker.gpu.spec_decode.eagle.speculator:EagleSpeculator"
@@ -34,6 +35,8 @@ NAMES = {
     "topk_topp_sampler", "llm", "async_llm", "model", "target_model", "layer",
 }  # fmt: skip
 UNTYPED = {None, "Any", "object", "ModuleType"}
+
+NAMED = {h: name for module in (hooks, table) for name, h in vars(module).items() if isinstance(h, Hook)}
 
 
 def assignments(text: str, engine: bool = False) -> list[tuple[int, str]]:
@@ -180,33 +183,29 @@ def test_what_is_ours_is_left_alone(fine: str) -> None:
 
 def test_every_hook_says_what_why_and_until_when() -> None:
     for h in HOOKS:
-        assert h.why and h.removal and h.name and h.__doc__
+        assert h.why and h.removal and h.name
         SpecifierSet(h.versions)
         assert all(t.partition(":")[2] for t in h.targets) and h.targets
-        assert issubclass(h, Patch) or h.by, "who gives what runs there?"
+        assert h.by, "who gives what runs there?"
     assert len({h.name for h in HOOKS}) == len(HOOKS)
 
 
 def test_every_hook_is_in_the_list() -> None:
-    def below(cls: type[Hook]) -> Iterator[type[Hook]]:
-        for sub in cls.__subclasses__():
-            yield sub
-            yield from below(sub)
-
-    kinds = {Patch, base.CpuPatch, RunnerHook, runner_v2.SecondRunnerHook}
-    assert {h for h in below(Hook) if h.__module__.startswith(hooks.__name__)} - kinds == set(HOOKS)
+    modules = [m for name, m in sys.modules.items() if name.startswith(f"{hooks.__name__}.")]
+    assert len(modules) == len(HOOK_FILES) - 1
+    assert {h for m in modules for h in vars(m).values() if isinstance(h, Hook)} == set(HOOKS) == set(NAMED)
 
 
 def test_every_hook_has_its_behaviour() -> None:
     """In `plugin.BEHAVIOUR`, or in the mapping of a call of `hooks.install`; in the module of the hook's `by`."""
-    given = {h.__name__: h.by for h in plugin.BEHAVIOUR}
+    given = {NAMED[h]: h.by for h in plugin.BEHAVIOUR}
     for path in FILES:
         for n in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(n, ast.Call) and ast.unparse(n.func) == "hooks.install" and isinstance(n.args[0], ast.Dict):
                 for key, value in zip(n.args[0].keys, n.args[0].values, strict=True):
                     assert key is not None
                     given[ast.unparse(key).rpartition(".")[2]] = (ast.unparse(value).partition(".")[0],)
-    plain = {h.__name__: h.by for h in HOOKS if not issubclass(h, (Patch, RunnerHook))}
+    plain = {NAMED[h]: h.by for h in HOOKS if not isinstance(h, (Patch, RunnerHook))}
     assert plain == given
     assert all(h.by == (f.__module__.rpartition(".")[2],) for h, f in plugin.BEHAVIOUR.items())
 
@@ -219,14 +218,13 @@ def test_modules_that_wrap_are_the_ones_that_do() -> None:
             if isinstance(n, ast.Attribute) and n.attr in ("put", "wrap", "during", "exchange"):
                 calls.setdefault(ast.unparse(n.value).rpartition(".")[2], set()).add(path.stem)
     for h in HOOKS:
-        if issubclass(h, RunnerHook):
-            assert calls.get(h.__name__, set()) == set(h.by), h.name
+        if isinstance(h, RunnerHook):
+            assert calls.get(NAMED[h], set()) == set(h.by), h.name
 
 
 def test_hooks_are_applied_in_the_order_of_the_list(monkeypatch: pytest.MonkeyPatch) -> None:
-    applied: list[type[Hook]] = []
-    for h in plugin.BEHAVIOUR:
-        monkeypatch.setattr(h, "install", classmethod(lambda cls, version, around: applied.append(cls) or True))
+    applied: list[Hook] = []
+    monkeypatch.setattr(Hook, "install", lambda hook, version, around: applied.append(hook) or True)
     hooks.install(dict(reversed(plugin.BEHAVIOUR.items())))
     assert applied == [h for h in HOOKS if h in plugin.BEHAVIOUR]
 
@@ -269,12 +267,12 @@ def test_a_coroutine_function_stays_one() -> None:
 
 def test_a_runners_hook_keeps_the_order_and_gives_back_what_was_there() -> None:
     speculator = like(SPECULATOR, propose="vllm's")
-    assert runner_v2.Propose.put(speculator, "ours", "rollspec.engine.vllm.v2.layers") == "vllm's"
-    assert runner_v2.Propose.put(speculator, "outer", "rollspec.engine.vllm.v2.install") == "ours"
+    assert table.Propose.put(speculator, "ours", "rollspec.engine.vllm.v2.layers") == "vllm's"
+    assert table.Propose.put(speculator, "outer", "rollspec.engine.vllm.v2.install") == "ours"
     with pytest.raises(RuntimeError, match=r"layers too late; the order is specialists, layers, install"):
-        runner_v2.Propose.put(speculator, "inner", "rollspec.engine.vllm.v2.layers")
+        table.Propose.put(speculator, "inner", "rollspec.engine.vllm.v2.layers")
     with pytest.raises(ValueError, match="not in tuple"):
-        runner_v2.Propose.put(speculator, "inner", "rollspec.head.swap")
+        table.Propose.put(speculator, "inner", "rollspec.head.swap")
     assert speculator.propose == "outer"
 
 
@@ -283,7 +281,7 @@ def test_for_the_time_of_a_block() -> None:
     seen = []
 
     def fails() -> None:
-        with runner_v2.DraftSteps.during(speculator, 2):
+        with table.DraftSteps.during(speculator, 2):
             seen.append(speculator.num_speculative_steps)
             raise KeyError
 
@@ -292,7 +290,7 @@ def test_for_the_time_of_a_block() -> None:
     assert (seen, speculator.num_speculative_steps) == ([2], 4)
     module = ModuleType("utils")
     module.get_model = "vllm's"  # type: ignore[attr-defined]
-    with runner_v2.MakeHead.during(module, "ours"):
+    with table.MakeHead.during(module, "ours"):
         seen.append(module.get_model)
     assert (seen[1:], module.get_model) == (["ours"], "vllm's")
 
@@ -306,9 +304,7 @@ def test_what_is_kept_on_vllms_objects_cannot_be_its_own() -> None:
 
 
 def test_a_hook_outside_its_versions_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    import sys
-
-    from rollspec.engine.vllm.hooks.engine import AddRequest, CreateEngineConfig
+    from rollspec.engine.vllm.hooks.table import AddRequest, CreateEngineConfig
 
     module = ModuleType("vllm.engine.arg_utils")
     module.EngineArgs = type("EngineArgs", (), {"create_engine_config": lambda self: 1})  # type: ignore[attr-defined]

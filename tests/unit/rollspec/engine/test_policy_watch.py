@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from rollspec.engine.policy import PolicyWatch
-from rollspec.engine.vllm.hooks.worker import LoadWeights
+from rollspec.engine.vllm.hooks.table import LoadWeights
 
 
 class Model:

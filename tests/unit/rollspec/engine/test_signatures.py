@@ -12,7 +12,7 @@ import pytest
 from rollspec import doctor
 from rollspec.engine.vllm.compat import TESTED
 from rollspec.engine.vllm.hooks import HOOKS
-from rollspec.engine.vllm.hooks.engine import AddRequest
+from rollspec.engine.vllm.hooks.table import AddRequest
 from rollspec.tested import in_range
 from scripts import check_vllm
 from scripts import vllm_signatures as signatures
