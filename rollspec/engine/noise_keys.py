@@ -63,9 +63,10 @@ class NoiseKeys:
             for new in scheduler_output.scheduled_new_reqs:
                 params = new.sampling_params
                 seed = params.seed if params is not None else None
-                origin = scoring.origin(params)
-                turn = scoring.turn(params)
-                self.streams.begin(new.req_id, new.prompt_token_ids, seed, _number(params), origin, turn)
+                number = scoring.asked(params).get(ARRIVAL)
+                number = number if isinstance(number, int) else None
+                origin, turn = scoring.origin(params), scoring.turn(params)
+                self.streams.begin(new.req_id, new.prompt_token_ids, seed, number, origin, turn)
         except Exception as e:
             self._broken = e
 
@@ -116,8 +117,3 @@ class NoiseKeys:
             cause,
             exc_info=error,
         )
-
-
-def _number(sampling_params: Any) -> int | None:
-    number = scoring.asked(sampling_params).get(ARRIVAL)
-    return number if isinstance(number, int) else None

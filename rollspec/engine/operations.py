@@ -49,23 +49,13 @@ def load_history(bridge: Bridge) -> None:
 
 def next_version(bridge: Bridge) -> None:
     """The target has other weights, and no program set their version: it is the next one."""
-    if bridge.drafting:
-        _new_version(bridge, bridge.engine.version + 1)
-    else:
-        bridge.set_version(bridge.engine.version + 1)  # coupled noise depends on it
-        _new_weights(bridge)
+    _new_version(bridge, bridge.engine.version + 1)
 
 
 def _follow(bridge: Bridge, op: str, payload: dict[str, Any]) -> None:
     """What a rank does together with the one that drafts; that one answers for all. Never raises."""
     try:
-        if op == "swap":
-            _swap(bridge, payload)
-            return
-        if bridge.policy is not None:
-            bridge.policy.announced()
-        bridge.set_version(int(payload["version"]))  # coupled noise depends on it, and staleness
-        _new_weights(bridge)
+        OPERATIONS[op](bridge, payload)
     except RollspecError as e:
         logger.debug("%s", e)
     except Exception as e:
@@ -76,7 +66,7 @@ def _follow(bridge: Bridge, op: str, payload: dict[str, Any]) -> None:
 def _new_weights(bridge: Bridge) -> None:
     """The target has other weights; on every rank."""
     head = bridge.head
-    if head is None or head.swapper is None:
+    if head is None:
         return
     head.swapper.verify()
     if not head.ranks.alone and bridge.config.drafter.trains and head.trainable:
@@ -121,7 +111,7 @@ def _set_version(bridge: Bridge, payload: dict[str, Any]) -> dict[str, Any]:
 
 
 def _new_version(bridge: Bridge, version: int) -> dict[str, Any]:
-    bridge.set_version(version)
+    bridge.set_version(version)  # coupled noise depends on it, on every rank, and staleness
     _new_weights(bridge)
     if bridge.head is not None and bridge.head.training is not None:
         bridge.head.training.updating = False  # the new policy is here
@@ -132,7 +122,7 @@ def _new_version(bridge: Bridge, version: int) -> dict[str, Any]:
 
 
 def _swap(bridge: Bridge, payload: dict[str, Any]) -> dict[str, Any]:
-    if bridge.head is None or bridge.head.swapper is None:
+    if bridge.head is None:
         return {"error": "rollspec: this engine runs no draft head, so there are no weights to swap."}
     return bridge.head.swapper.request(payload)  # type: ignore[no-any-return]
 
@@ -220,8 +210,7 @@ def _collect(bridge: Bridge) -> None:
     """Finish requests that ended in the last step: vLLM reports them to the worker only when the next step starts."""
     running = bridge.running
     for req_id, r in list(bridge.engine.requests.items()):
-        ended = bool(r.output) and (r.output[-1] in r.stop_ids or len(r.output) >= r.max_tokens)
-        if req_id not in running or ended:
+        if req_id not in running or r.ended:
             scheduled = req_id in running  # perhaps, where steps overlap: one more of it
             if bridge.head is not None and bridge.head.capture is not None:
                 bridge.head.capture.finish(req_id, r, scheduled)

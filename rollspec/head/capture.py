@@ -185,7 +185,10 @@ class Capture:
             return
         width = len(self._layers)
         index = torch.cat([torch.arange(rows[i][0], sum(rows[i])) for i in recorded]).to(aux[0].device)
-        last = aux[-1 if len(aux) > width else self._last_at()][index]  # [rows, H]
+        place = width  # of the last layer, where no head reads it
+        if len(aux) == width:
+            place = self._layers.index(int(self._runner.model_config.get_total_num_hidden_layers()))
+        last = aux[place][index]  # [rows, H]
         states = torch.cat([h[index] for h in aux[:width]], dim=-1) if width else last[:, :0]  # [rows, A*H]
         at = 0
         for i in recorded:
@@ -224,7 +227,7 @@ class Capture:
         """A step is over: requests that ended in it are finished now; the engine says so only when the next begins."""
         for req_id in list(self._recordings):
             r = self._host.engine.requests.get(req_id)
-            if r is not None and r.output and (r.output[-1] in r.stop_ids or len(r.output) >= r.max_tokens):
+            if r is not None and r.ended:
                 self.finish(req_id, r, scheduled=True)
 
     # ---- inside -----------------------------------------------------------------------------------------------------
@@ -301,7 +304,3 @@ class Capture:
     def _grow(self, r: _Recording, size: int) -> None:
         r.bytes += size
         self._recorded += size
-
-    def _last_at(self) -> int:
-        """Where the last layer stands among the auxiliary ones, if a head reads it."""
-        return self._layers.index(int(self._runner.model_config.get_total_num_hidden_layers()))

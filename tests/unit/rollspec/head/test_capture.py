@@ -61,7 +61,8 @@ class Engine:
         self.capture.step(ids, starts, [b[3] for b in batch.values()], rows, aux)
         for q, (_, _, _, said) in batch.items():
             if said:
-                self.engine.requests[q].output.extend(said)
+                self.engine.requests[q].emitted = said
+                self.engine.requests[q].append()
         self.capture.end()
 
     def end(self, req_id: str) -> None:
