@@ -218,10 +218,6 @@ class Bridge:
             self.fail("drafting", e)
             return 0
 
-    def passed(self, passes: int, seconds: float, batch: int, late: float = 0.0) -> None:
-        """The draft head ran `passes` passes; see `Engine.passed`."""
-        self.engine.passed(passes, seconds, batch, late)
-
     def finish(self, rows: Any, probs: Any, batch: int) -> list[list[int]]:
         """The drafts of the step that `decide` began; `rows` and `probs` as `Engine.complete`. Never raises."""
         if not self.drafting:

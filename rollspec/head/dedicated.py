@@ -68,14 +68,13 @@ class DedicatedTraining(HeadTraining):
         self._pieces: Iterator[Message] | None = None
         self._pieces_of = 0
         self._reported = 0.0
-        assert self.config.endpoint is not None and head.swapper is not None
+        assert self.config.endpoint is not None
         self.name = f"{socket.gethostname()}:{os.getpid()}"
         hello = {"name": self.name, "base": head.base, "aux": list(head.layers)}
         token = wire.read_token(self.config.token_file)
         self.link = Link(self.config.endpoint, hello, token=token)
         head.swapper.report = self._judged
-        if head.capture is not None:
-            head.capture.paused = self.config.mode == "policy"
+        self.capture.paused = self.config.mode == "policy"
         self._thread.start()
         atexit.register(self.stop)
 
@@ -131,8 +130,7 @@ class DedicatedTraining(HeadTraining):
                 self._handle(message)
             self.checkpoints.tick(self.link)
             away = self.link.away is not None
-            if self.head.capture is not None:
-                self.head.capture.paused = away or self.config.mode == "policy"  # the trainer has samples from it
+            self.capture.paused = away or self.config.mode == "policy"  # the trainer has samples from it
             if away:
                 self._drop()
                 continue
@@ -149,9 +147,7 @@ class DedicatedTraining(HeadTraining):
     def _drop(self) -> None:
         """No daemon listens: what waits is of no use later."""
         self.progress = None
-        capture = self.head.capture
-        if capture is not None and capture.ready:
-            self.counts["feedback_dropped"] += len(capture.take())
+        self.counts["feedback_dropped"] += len(self.capture.take())
         self._rewards.clear()
         self._pieces = self._fetch = None
 
@@ -163,12 +159,10 @@ class DedicatedTraining(HeadTraining):
         if self._given is not None and any(version == self._given for version, *_ in list(self._verdicts)):
             self._given = None
             shutil.rmtree(self._cache, ignore_errors=True)  # a process that is killed later leaves nothing
-        bridge, swapper, capture = self.head.bridge, self.head.swapper, self.head.capture
-        assert swapper is not None
+        bridge, swapper = self.head.bridge, self.head.swapper
         counts: dict[str, float] = {f"link_{k}": v for k, v in self.link.counts.items()}
         counts |= {"dropped": self.counts["feedback_dropped"], "private": self.domains.private}
-        if capture is not None:
-            counts |= {f"capture_{k}": v for k, v in capture.counts.items()}
+        counts |= {f"capture_{k}": v for k, v in self.capture.counts.items()}
         body = {
             "version": swapper.version,
             "busy": swapper.busy or self._fetch is not None,
@@ -183,10 +177,9 @@ class DedicatedTraining(HeadTraining):
         self.link.send(Message("status", body))
 
     def _ship(self) -> None:
-        capture = self.head.capture
         # What does not fit into the window waits with the capture, which is bounded and drops its oldest.
-        while capture is not None and capture.ready and self.link.ready and not self._stop.is_set():
-            for sample in capture.take(1):
+        while self.capture.ready and self.link.ready and not self._stop.is_set():
+            for sample in self.capture.take(1):
                 sent, dropped = self.link.send_sample(sample)
                 self.counts["sent"] += sent
                 self.counts["feedback_dropped"] += dropped
@@ -238,7 +231,6 @@ class DedicatedTraining(HeadTraining):
     def _offered(self, body: dict[str, Any]) -> None:
         swapper = self.head.swapper
         number, manifest = body.get("version"), body.get("manifest")
-        assert swapper is not None
         if not (isinstance(number, int) and isinstance(manifest, bytes)) or number <= swapper.version:
             return
         if swapper.busy or self._fetch is not None:
@@ -258,7 +250,6 @@ class DedicatedTraining(HeadTraining):
                 self._asked = time.monotonic()
             return
         self.counts["fetched"] += 1
-        assert self.head.swapper is not None
         self.head.swapper.offer(self._fetch.path, self._canary)
         self._given, self._fetch = self._fetch.number, None
 

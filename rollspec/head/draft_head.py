@@ -20,8 +20,8 @@ from rollspec.drafting.requests import StepResult
 from rollspec.head.capture import Capture
 from rollspec.head.domains import Domains
 from rollspec.head.drafter_kv import DrafterKV, Entry
-from rollspec.head.host import Host, Specialists
-from rollspec.head.ranks import NOTHING, Ranks
+from rollspec.head.host import Host
+from rollspec.head.ranks import Ranks
 from rollspec.head.swap import Swapper
 from rollspec.proposal.router import Acceptance
 from rollspec.step import Engine
@@ -73,10 +73,10 @@ class DraftHead:
         self.off = False
         self.rebuilt = 0  # positions read again after swaps
         self.caught_up = 0  # positions read late, after pauses
-        self.swapper: Swapper | None = None
+        self.swapper: Swapper  # given before the first step
         self.training: Any = None  # a `HeadTraining`
         self.domains: Domains | None = None
-        self.specialists: Specialists | None = None
+        self.specialists: Any = None  # further heads by domain, which run beside the first (engine/vllm/specialists.py)
         self.capture: Capture | None = None
         if self.trainable and bridge.drafting and bridge.config.drafter.captures:
             self.capture = Capture(bridge, runner, layers)
@@ -87,7 +87,7 @@ class DraftHead:
         """A draft was scored: news for the canary of new weights, if the request's KV is theirs."""
         if self.specialists is not None:
             self.specialists.scored(req_id, accepted, length)
-        if self.swapper is None or self.swapper.canary is None or not self.states.current(req_id):
+        if self.swapper.canary is None or not self.states.current(req_id):
             return
         try:
             self.swapper.observe(accepted, length)
@@ -135,9 +135,22 @@ class DraftHead:
             self.domains.observe(req_ids, running, self.bridge.scheduled)
 
     def plan(self, step: StepResult) -> int:
-        """Passes of this step on every rank; -1 where the head is off."""
-        wanted = self.bridge.decide(step)
-        return self._agree(-1 if self.off or self.bridge.fault else wanted)
+        """Passes of this step on every rank; -1 where the head is off.
+
+        Ranks compute the drafter together, so all take the output rank's decisions: passes, swaps, verdicts.
+        """
+        passes = self.bridge.decide(step)
+        if self.off or self.bridge.fault:
+            passes = -1
+        if self.ranks.alone:
+            return passes
+        passes, note = self.ranks.decide(passes, self.swapper.note())
+        if note.kind:
+            try:
+                self.swapper.apply(note)
+            except Exception as e:  # rolling weights back failed: the drafter must rest
+                self.fail("swap", e)
+        return passes
 
     def keep(
         self, req_ids: list[str], starts: dict[str, int], rows: list[tuple[int, int]], aux: list[torch.Tensor] | None
@@ -184,19 +197,6 @@ class DraftHead:
             entry.fresh = stop
         return bool(batch)
 
-    def _agree(self, passes: int) -> int:
-        """Ranks compute the drafter together, so all take the output rank's decisions: passes, swaps, verdicts."""
-        if self.ranks.alone:
-            return passes
-        swapper = self.swapper
-        passes, note = self.ranks.decide(passes, swapper.note() if swapper is not None else NOTHING)
-        if note.kind and swapper is not None:
-            try:
-                swapper.apply(note)
-            except Exception as e:  # rolling weights back failed: the drafter must rest
-                self.fail("swap", e)
-        return passes
-
     # ---- the engine --------------------------------------------------------------------------------------------------
 
     def target_parts(self) -> dict[str, torch.Tensor]:
@@ -210,8 +210,7 @@ class DraftHead:
 
     def info(self) -> dict[str, Any]:
         """What runs, what was swapped, captured and trained."""
-        out = self.swapper.info() if self.swapper is not None else {}
-        out |= {"off": self.off, "caught_up": self.caught_up, "reread": self.rebuilt}
+        out = self.swapper.info() | {"off": self.off, "caught_up": self.caught_up, "reread": self.rebuilt}
         if self.capture is not None:
             out["capture"] = self.capture.info()
         if self.training is not None:
@@ -222,14 +221,13 @@ class DraftHead:
 
     def drain(self) -> tuple[dict[str, float], dict[str, float]]:
         """Counts since the last call, and levels, by the names of `rollspec.telemetry.metrics`."""
-        sums: dict[str, float] = {"caught_up": self.caught_up, "reread": self.rebuilt}
-        levels: dict[str, float] = {}
-        if (s := self.swapper) is not None:
-            pauses, s.deployment.pauses = s.deployment.pauses, []
-            sums |= {k: float(v) for k, v in s.counts.items()}
-            levels = {"version": s.version, "staleness": self.bridge.engine.version - s.deployment.running.since}
-            if pauses:
-                levels["swap_longest"] = max(pauses)
+        d = self.swapper.deployment
+        pauses, d.pauses = d.pauses, []
+        sums: dict[str, float] = {"caught_up": self.caught_up, "reread": self.rebuilt, **self.swapper.counts}
+        levels: dict[str, float] = {"version": d.running.number}
+        levels["staleness"] = self.policy_version - (d.running.since or 0)
+        if pauses:
+            levels["swap_longest"] = max(pauses)
         if (reached := self.engine.reached) is not None:
             levels["accept_length"] = reached
         if self.capture is not None:
@@ -251,7 +249,7 @@ class DraftHead:
             levels |= {k: t[k] for k in waits if k in t}
         out = {k: v - self._drained.get(k, 0.0) for k, v in sums.items()}
         self._drained = sums
-        if self.swapper is not None and pauses:
+        if pauses:
             out |= {"swaps": len(pauses), "swap_seconds": sum(pauses)}
         return out, levels
 
@@ -268,13 +266,12 @@ class DraftHead:
                 self.domains.forget(req_id)
             if self.capture is not None:
                 self.capture.finish(req_id, self.engine.requests.get(req_id))
-        if self.swapper is not None:
-            try:
-                if self.specialists is not None and self.specialists.stale:
-                    self.specialists.restore()
-                self.swapper.poll()
-            except Exception as e:  # the drafter may be half of one version and half of another: it must rest
-                self.fail("swap", e)
+        try:
+            if self.specialists is not None and self.specialists.stale:
+                self.specialists.restore()
+            self.swapper.poll()
+        except Exception as e:  # the drafter may be half of one version and half of another: it must rest
+            self.fail("swap", e)
 
     def fail(self, what: str, error: BaseException) -> None:
         """The draft head is off from now on; suffix drafting continues."""

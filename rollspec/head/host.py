@@ -40,30 +40,8 @@ class Host(Protocol):
     def decide(self, step: StepResult) -> int:
         """How many passes the head should run after a step. Never raises."""
 
-    def passed(self, passes: int, seconds: float, batch: int, late: float = 0.0) -> None:
-        """The head ran `passes` passes; see `Engine.passed`."""
-
     def state(self) -> tuple[str, str]:
         """Who drafts, or "none"; and why nothing does."""
 
     def count(self, cause: str, error: BaseException | None = None) -> None:
         """Record a fault."""
-
-
-class Specialists(Protocol):
-    """Further heads by domain, which run beside the first.
-
-    Attributes:
-        stale: the engine slept, and the specialists' weights must be restored.
-    """
-
-    stale: bool
-
-    def scored(self, req_id: str, accepted: int, length: int) -> None:
-        """A draft of one of them was scored."""
-
-    def restore(self) -> None:
-        """Put their weights back."""
-
-    def info(self) -> dict[str, Any]:
-        """What each reached."""

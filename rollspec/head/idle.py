@@ -37,9 +37,7 @@ class IdleTraining(HeadTraining):
     def __init__(self, head: DraftHead) -> None:
         super().__init__(head)
         self.published: int | None = None
-        self.acceptance: list[float] = []  # of the latest training windows, per training-time-test step
-        self.length = 1.0  # the same as an acceptance length
-        self.terms: dict[str, float] = {}  # of the latest loss
+        self._report: Any = None  # of the latest micro-step that did its work (`drafter_online.trainer`)
         self._stepped = time.perf_counter()
         self._inside = False
         self._version = -1
@@ -53,6 +51,7 @@ class IdleTraining(HeadTraining):
         if folder is None:
             self._own = tempfile.TemporaryDirectory(prefix="rollspec-drafter-", ignore_cleanup_errors=True)
         self.folder = Path(self._own.name) if folder is None else folder / "drafter"
+        self.store = Versions(self.folder / "versions")
         self._lock = threading.Lock()  # of the trainer
         self._offer_promoted()
         self._thread.start()
@@ -84,7 +83,7 @@ class IdleTraining(HeadTraining):
         self._watch(self._hangs())
         out: dict[str, Any] = {"published": self.published, "error": self.error, "folder": str(self.folder)}
         if self._trainer is not None:
-            c, i = self._trainer.counts, self._idle.counts
+            c, i, report = self._trainer.counts, self._idle.counts, self._report
             out |= {
                 "steps": c.steps,
                 "tokens": c.tokens,
@@ -101,9 +100,9 @@ class IdleTraining(HeadTraining):
                 "micro_step_seconds": i.step_seconds,
                 "step_age_seconds": self._idle.watch.age,
                 "hangs": self._idle.watch.hangs,
-                "terms": self.terms,
-                "acceptance": self.acceptance,
-                "length": self.length,
+                "terms": {k: v for k, v in report.terms.items() if k != "loss"} if report is not None else {},
+                "acceptance": report.acceptance.rates if report is not None else [],
+                "length": report.acceptance.length if report is not None else 1.0,
             }
             if self.when is not None:
                 out |= {"rounds": self.when.rounds, "rounds_skipped": self.when.skipped}
@@ -147,20 +146,14 @@ class IdleTraining(HeadTraining):
         self._offer_promoted()
         return True
 
-    @property
-    def versions(self) -> Path:
-        """The store that is published to."""
-        return self.folder / "versions"
-
     def _offer_promoted(self) -> None:
         """The engine starts with the head that it was given; the version that was promoted last is better.
 
         It was promoted after a canary. A canary that ended with its engine has no verdict and is not taken.
         """
-        store = Versions(self.versions)
-        number = store.promoted()
-        if number is not None and self.head.swapper is not None:
-            self.head.swapper.offer(store.path(number), canary=False)
+        number = self.store.promoted()
+        if number is not None:
+            self.head.swapper.offer(self.store.path(number), canary=False)
 
     def _hangs(self) -> str | None:
         return None if self._idle is None else self._idle.watch.hangs
@@ -174,18 +167,17 @@ class IdleTraining(HeadTraining):
                 with self._lock:
                     self._feed()
                     worked = self._trainer is not None and self._tick()
-                    if self._due and (worked or not self._forbidden()):
+                    if self._due and (worked or self._wanted() is None):
                         self._publish()
 
     def _feed(self) -> None:
         """Move captured samples into the buffer; the trainer is made when the first ones come."""
-        capture = self.head.capture
-        if capture is None or self._forbidden():
+        if self._wanted() is not None:
             return
-        if capture.ready:
+        if self.capture.ready:
             if self._trainer is None:
                 self._make()
-            add_all(self._trainer.buffer, capture.take(64))
+            add_all(self._trainer.buffer, self.capture.take(64))
         if self._trainer is not None and self._rewards:
             self._trainer.buffer.reward(dict(self._rewards.popleft() for _ in range(len(self._rewards))))
 
@@ -215,15 +207,12 @@ class IdleTraining(HeadTraining):
         self._idle = Idle(time.perf_counter)
         self._trainer = trainer  # last: other threads look whether it is there
 
-    def _forbidden(self) -> bool:
-        quiet = time.perf_counter() - self._stepped > QUIET_SECONDS and not self._inside
-        return self.head.asleep or self.updating or not quiet
-
     def _wanted(self) -> float | None:
         """Since when the machine is the engine's or its trainer's; None where training may use it."""
-        if self._inside or time.perf_counter() - self._stepped < QUIET_SECONDS:
+        now = time.perf_counter()
+        if self._inside or now - self._stepped <= QUIET_SECONDS:
             return self._stepped  # when it began or ended its last step
-        return time.perf_counter() if self._forbidden() else None
+        return now if self.head.asleep or self.updating else None
 
     def _tick(self) -> bool:
         """One micro-step, if it may run; whether it did its work."""
@@ -236,13 +225,12 @@ class IdleTraining(HeadTraining):
             self.when.trained(self._idle.counts.used - used)
         if report is None or report.skipped is not None:
             return False
-        self.acceptance, self.length = report.acceptance.rates, report.acceptance.length
+        self._report = report
         steps = self._trainer.counts.steps
-        self.worth.observe(self.length)
+        self.worth.observe(report.acceptance.length)
         if steps > before and steps % self.config.publish_every == 0 and not self._due:
             since = steps - self._published_at
             self._due = self.worth.pays(self._trainer.buffer, since, self.config.publish_every)
-        self.terms = {k: v for k, v in report.terms.items() if k != "loss"}
         return True
 
     def _refresh(self, again: bool = False) -> None:
@@ -263,17 +251,16 @@ class IdleTraining(HeadTraining):
         Training continues while a version is on canary; the newest state at the end of the canary is published next.
         """
         swapper = self.head.swapper
-        if swapper is None or not swapper.open:
+        if not swapper.open:
             return
         self._due = False
         self._refresh(again=True)  # the token counts may have changed, though the policy did not
-        store = Versions(self.versions)
         try:
-            number = self._trainer.publish(store, self.head.runner.dtype)
+            number = self._trainer.publish(self.store, self.head.runner.dtype)
             self.published = number
             self._published_at = self._trainer.counts.steps // self.config.publish_every * self.config.publish_every
             self.worth.published()
-            swapper.offer(store.path(number))
+            swapper.offer(self.store.path(number))
             self._trainer.buffer.save(self.folder / "buffer")
         except (OSError, DrafterError) as e:  # a store that is gone or full: tried again with the next version
             self._fault("publishing", str(e))

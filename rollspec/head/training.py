@@ -9,8 +9,6 @@ from __future__ import annotations
 import logging
 import threading
 from collections import deque
-from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -37,7 +35,8 @@ class HeadTraining:
     """The name under which a fault that ends it is counted, and its log message."""
 
     def __init__(self, head: DraftHead) -> None:
-        self.head = head
+        assert head.capture is not None  # on the rank that drafts
+        self.head, self.capture = head, head.capture
         self.config = head.bridge.config.drafter
         self.updating = False
         self.error: str | None = None
@@ -64,18 +63,6 @@ class HeadTraining:
         """Rewards by (prompt key, response key), for the samples of these responses."""
         self._rewards.extend((f"{prompt}:{response}", value) for prompt, response, value in items)
 
-    def info(self) -> dict[str, Any]:
-        """What was trained so far."""
-        raise NotImplementedError
-
-    def save(self, folder: Path) -> bool:
-        """Have the training's state in `folder`, for the job's checkpoint; False where there is none to be had."""
-        raise NotImplementedError
-
-    def load(self, folder: Path) -> bool:
-        """Resume from what `save` left in `folder`; False where there is nothing, or it is not wanted."""
-        raise NotImplementedError
-
     def stop(self) -> None:
         """End the thread; it is a daemon, so nothing need wait for it."""
         self._stop.set()
@@ -87,8 +74,7 @@ class HeadTraining:
             self._work()
         except Exception as e:
             self.error = f"{type(e).__name__}: {e}"
-            if self.head.capture is not None:
-                self.head.capture.paused = True
+            self.capture.paused = True
             kind, message = self.ends_with
             self.head.bridge.count(f"{kind}: {self.error}")
             logger.warning(message, self.error, exc_info=e)

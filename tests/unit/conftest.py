@@ -70,7 +70,7 @@ def swapper(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 
     made = make(tmp_path, monkeypatch)
     yield made
-    made._join()
+    made.deployment.wait()
 
 
 @pytest.fixture

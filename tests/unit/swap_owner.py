@@ -83,7 +83,7 @@ def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Swapper:
     vllm_config = like("vllm.config:VllmConfig", compilation_config=compilation)
     owner = Owner(target, drafter, tmp_path, vllm_config)
     out = Swapper(owner, DraftWeights(owner), canary_drafts=10)
-    out.prepare()
+    out.deployment.weights.build()
     assert list(context) == ["layer"], "the engine's own layers are as they were"
     return out
 

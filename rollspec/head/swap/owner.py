@@ -72,11 +72,5 @@ class Weights(Protocol):
     def load(self, tensors: Mapping[str, torch.Tensor]) -> list[float]:
         """Load into the second copy; the fingerprint that the running weights have after `exchange`."""
 
-    def load_later(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        """`load` on a thread; `wait` for it."""
-
-    def wait(self) -> None:
-        """Until `load_later` is done."""
-
     def exchange(self, marks: list[float] | None = None) -> None:
         """The second copy's weights run from now on, in the storage of the first; `marks`: their fingerprint."""

@@ -21,13 +21,13 @@ class SwapRefusedError(RollspecError):
 
 
 @dataclass(frozen=True, slots=True)
-class Given:
-    """Weights that were asked for, as they were read: not yet compared with the drafter that runs."""
+class Version:
+    """Weights that run, or were asked for and read."""
 
-    version: int
-    tensors: dict[str, torch.Tensor]  # by checkpoint name, on the CPU
+    number: int
+    tensors: dict[str, torch.Tensor]  # by checkpoint name, on the CPU; empty: as the engine was started
     store: Path | None = None  # of versions, that they are from
-    target_version: int | None = None  # newest policy version that they were trained on
+    since: int | None = None  # newest policy version that they were trained on, or under which they came
 
 
 def unprepared(error: Exception) -> SwapRefusedError:
@@ -40,13 +40,7 @@ def not_loaded(why: str) -> SwapRefusedError:
     return SwapRefusedError(f"rollspec: drafter weights were not loaded: {why}.")
 
 
-def number_of(payload: Mapping[str, Any]) -> int | None:
-    """The number of the published version that is asked for; None for what has none."""
-    name = Path(str(payload.get("dir", ""))).name
-    return int(name) if name.isdigit() else None
-
-
-def read(payload: Mapping[str, Any], running: int, owner: SwapOwner, original: Mapping[str, torch.Tensor]) -> Given:
+def read(payload: Mapping[str, Any], running: int, owner: SwapOwner, original: Mapping[str, torch.Tensor]) -> Version:
     """Read what a payload names (`Swapper.request`); without `back` only versions newer than the `running` one.
     `original`: the weights that the engine was started with.
 
@@ -59,10 +53,10 @@ def read(payload: Mapping[str, Any], running: int, owner: SwapOwner, original: M
             raise SwapRefusedError(
                 f"rollspec: drafter version {version} is not newer than version {running}, which runs."
             )
-        return Given(version, {n: t.detach().to("cpu") for n, t in payload["tensors"].items()})
+        return Version(version, {n: t.detach().to("cpu") for n, t in payload["tensors"].items()})
     back = bool(payload.get("back"))
     if back and not payload.get("dir"):
-        return Given(0, dict(original), target_version=0)
+        return Version(0, dict(original), since=0)
     folder = Path(str(payload.get("dir", "")))
     if (folder / "manifest.json").is_file() or folder.name.isdigit():
         try:
@@ -71,8 +65,8 @@ def read(payload: Mapping[str, Any], running: int, owner: SwapOwner, original: M
             )
         except (DrafterError, ValueError) as e:
             raise SwapRefusedError(f"rollspec: {str(e).removeprefix('drafter-online: ')}") from e
-        return Given(found.number, dict(found.tensors), folder.parent, found.manifest.target_version)
-    return Given(int(payload.get("version", running + 1)), read_folder(folder))
+        return Version(found.number, dict(found.tensors), folder.parent, found.manifest.target_version)
+    return Version(int(payload.get("version", running + 1)), read_folder(folder))
 
 
 def read_folder(folder: Path) -> dict[str, torch.Tensor]:

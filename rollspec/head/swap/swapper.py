@@ -17,6 +17,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,13 +25,35 @@ from drafter_online.canary import Canary, CanaryVerdict
 from drafter_online.errors import DrafterError
 from drafter_online.versions import Verdict, Versions
 from rollspec.head.ranks import NOTHING, Note, Ranks
-from rollspec.head.swap.deployment import Deployment, Running, Swap
+from rollspec.head.swap.deployment import Deployment, Staged
 from rollspec.head.swap.owner import SwapOwner, Weights
-from rollspec.head.swap.payload import SwapRefusedError, not_loaded, unprepared
+from rollspec.head.swap.payload import SwapRefusedError, Version, not_loaded, unprepared
 from rollspec.log_once import LogOnce
 
 CANARY_RATIO = 0.9
 """New weights are rolled back below this part of what the old ones had accepted; 1 leaves equals to chance."""
+
+
+@dataclass(slots=True, eq=False)
+class Swap:
+    """Weights that were asked for; `payload`: see `Swapper.request`. `offered`: by another thread, not by hand.
+
+        offered ──▶ staging ──▶ staged ──▶ canary ──▶ promoted, or rolled back
+           └─▶ deferred ▲         └── without a canary ──▶ promoted
+
+    Until it runs it can be refused, or a newer one takes its place.
+    """
+
+    payload: Mapping[str, Any]
+    offered: bool = False
+    replaces: bool = False  # it replaced a staged one, and cannot be replaced itself
+    staged: Staged | None = None
+    error: SwapRefusedError | None = None  # why it could not be staged, on this rank
+
+    @property
+    def canary(self) -> bool:
+        """Whether it is to be judged before it is promoted."""
+        return bool(self.payload.get("canary", True))
 
 
 class Swapper:
@@ -58,14 +81,13 @@ class Swapper:
         self._verdict: CanaryVerdict | None = None  # of the canary; it takes effect when all ranks know it
         self._offer: Swap | None = None  # of another thread; no step has taken it up
         self._lock = threading.Lock()  # of the offer
-        self._announced: Swap | None = None  # the offer that the other ranks are to learn of
         self._deferred: Swap | None = None  # asked for while the engine slept
         self._unverified = False
 
     @property
     def version(self) -> int:
         """The version that runs; 0: what the engine was started with."""
-        return self.deployment.running.version
+        return self.deployment.running.number
 
     @property
     def counts(self) -> dict[str, int]:
@@ -85,8 +107,9 @@ class Swapper:
 
     def info(self) -> dict[str, Any]:
         """What runs, and what became of the last swap."""
-        swap = self._deferred if self._swap is None else self._swap
-        state = "settled" if swap is None else swap.state
+        state = "settled" if self._deferred is None else "deferred"
+        if self._swap is not None:
+            state = "canary" if self.canary is not None else "staging" if self._swap.staged is None else "staged"
         return {
             "version": self.version, "state": state, **self.counts, "last": self.last,
             "started_with": self.owner.draft_folder,
@@ -98,16 +121,15 @@ class Swapper:
         """Stage new weights, and swap them in when they are ready; returns what was done.
 
         Args:
-            payload: `dir`, a version's folder or a head's; or `tensors`, a state dict in the checkpoint's names (in
-            this
-                process only). `version`: its number where the folder does not say; `canary`: False promotes at once;
+            payload: `dir`, a version's folder or a head's; or `tensors`, a state dict in checkpoint names, in this
+                process only. `version`: its number where the folder does not say; `canary`: False promotes at once;
                 `back`: True allows an older version, and without `dir` the weights that the engine was started with;
                 `wait`: True returns after the swap, with its times, else it happens at the start of a later step.
 
         Raises:
             SwapRefusedError: in one sentence, why nothing was touched.
         """
-        return self._begin(Swap(dict(payload)))
+        return self._begin(Swap(dict(payload)), wait=bool(payload.get("wait")))
 
     def offer(self, folder: Path, canary: bool = True) -> None:
         """Have a version staged when the next step begins. For other threads. Arguments as in `request`.
@@ -118,10 +140,6 @@ class Swapper:
         swap = Swap({"dir": str(folder), "canary": canary}, offered=True)
         with self._lock:
             self._offer = swap
-
-    def prepare(self) -> None:
-        """Make the second copy of the drafter now rather than at the first swap."""
-        self.deployment.weights.build()
 
     def wake(self) -> None:
         """The engine is awake again: verify the weights at the next step, because its memory may hold anything."""
@@ -139,7 +157,7 @@ class Swapper:
             asked = self._accept()
         if asked is not None:
             self._begin_or_refuse(asked)
-        elif self._swap is not None and self._swap.preparing:
+        elif self._swap is not None and self.canary is None:
             with contextlib.suppress(SwapRefusedError):  # counted and logged
                 self._settle(self._swap)
 
@@ -149,14 +167,13 @@ class Swapper:
             return NOTHING
         if self._verdict is not None:
             return Note(self._verdict)
-        self._announced = self._accept()
-        return NOTHING if self._announced is None else Note("swap", json.dumps(self._announced.payload))
+        offer = self._accept()
+        return NOTHING if offer is None else Note("swap", json.dumps(offer.payload))
 
     def apply(self, note: Note) -> None:
         """Do what the first rank says; on every rank of several, at the same step."""
         if note.kind == "swap":
-            announced, self._announced = self._announced, None
-            self._begin_or_refuse(announced or Swap(json.loads(note.text)))
+            self._begin_or_refuse(Swap(json.loads(note.text), offered=True))
         elif note.kind:
             self._conclude(note.kind)
 
@@ -176,38 +193,34 @@ class Swapper:
         # Ranks compute the drafter's KV anew together, so what one has lost all put back.
         if self.ranks.least(int(self.deployment.weights.intact())):
             return True
-        self._join()
+        self.deployment.wait()
         self.deployment.put_back(None if self._swap is None else self._swap.staged)
         return False
 
     # ---- one version's way ------------------------------------------------------------------------------------------
 
-    def _take(self) -> Swap | None:
-        with self._lock:
-            swap, self._offer = self._offer, None
-        return swap
-
     def _accept(self) -> Swap | None:
         """The offer, if it can be staged now."""
         if (there := self._swap) is not None:
-            there.notice()
-            gives_way = there.offered and there.canary and not there.replaces and there.state == "staged"
+            staged = there.staged is not None and self.canary is None
+            gives_way = there.offered and there.canary and not there.replaces and staged
             # Ranks swap what is staged first: none of them knows that all have staged.
             if not (self.ranks.alone and gives_way):
                 return None
-        swap = self._take()
+        with self._lock:
+            swap, self._offer = self._offer, None
         if swap is not None:
             swap.replaces = there is not None
         return swap
 
-    def _begin(self, swap: Swap) -> dict[str, Any]:
-        """Begin to stage; with `swap.wait`, swap as well.
+    def _begin(self, swap: Swap, wait: bool = False) -> dict[str, Any]:
+        """Begin to stage; with `wait`, swap as well.
 
         Raises:
-            SwapRefusedError: another one is in the way; or, with `swap.wait`, as `_settle`.
+            SwapRefusedError: another one is in the way; or, with `wait`, as `_settle`.
         """
         if self.owner.asleep:
-            swap.state, self._deferred = "deferred", swap
+            self._deferred = swap
             return {"deferred": True, "version": self.version}
         if self.canary is not None:
             raise SwapRefusedError(
@@ -216,23 +229,28 @@ class Swapper:
             )
         if self._swap is not None and not swap.replaces:
             raise SwapRefusedError("rollspec: a swap is being prepared; try again when it is done.")
-        self._join()
-        self._swap, swap.state = swap, "staging"
+        self.deployment.wait()
+        self._swap = swap
         try:
             self.deployment.weights.build()
         except Exception as e:  # on one rank perhaps: all must learn of it
             swap.error = unprepared(e)
-        if swap.wait:
-            swap.stage(self.deployment.stage)
+        if wait:
+            self._stage(swap)
             return self._settle(swap) or {}
-        swap.thread = threading.Thread(
-            target=swap.stage, args=(self.deployment.stage,), name="rollspec-stage", daemon=True
-        )
-        swap.thread.start()
+        self.deployment.load_later(self._stage, swap)
         return {"staging": True, "version": self.version}
 
+    def _stage(self, swap: Swap) -> None:
+        """Stage, or note why not. Never raises."""
+        if swap.error is not None:
+            return
+        try:
+            swap.staged = self.deployment.stage(swap.payload)
+        except Exception as e:
+            swap.error = e if isinstance(e, SwapRefusedError) else unprepared(e)
+
     def _begin_or_refuse(self, swap: Swap) -> None:
-        swap.wait = False  # a step does not
         try:
             self._begin(swap)
         except SwapRefusedError as e:
@@ -244,7 +262,7 @@ class Swapper:
         Raises:
             SwapRefusedError: one of them refused; it is counted.
         """
-        agreed = self.ranks.least(0 if not swap.notice() else 1 if swap.error is not None else 2)
+        agreed = self.ranks.least(1 if swap.error is not None else 0 if swap.staged is None else 2)
         if agreed == 0:
             return None
         if agreed == 1:
@@ -258,8 +276,9 @@ class Swapper:
             self._swap = None
         self._verdicts["refused"] += 1
         self.last = {"refused": str(error)}
-        if swap.offered and swap.version is not None and self.report is not None:
-            self.report(swap.version, "refused", str(error))
+        number = Path(str(swap.payload.get("dir", ""))).name  # of a published version
+        if swap.offered and number.isdigit() and self.report is not None:
+            self.report(int(number), "refused", str(error))
         self._log_once(str(error), "%s", error)
 
     def _swap_in(self, swap: Swap) -> dict[str, Any]:
@@ -273,13 +292,12 @@ class Swapper:
             self._swap = None  # it is not tried again at every step
             raise
         if swap.canary and self._canary_drafts:
-            swap.state = "canary"
-            self.canary = Canary(staged.given.version, rates, self._canary_drafts, CANARY_RATIO)
+            self.canary = Canary(staged.version.number, rates, self._canary_drafts, CANARY_RATIO)
         self.owner.canary(self.canary is not None)
         pause = time.perf_counter() - begin
         self.deployment.pauses.append(pause)
         self.last = {
-            "version": staged.given.version,
+            "version": staged.version.number,
             "pause_ms": 1e3 * pause,
             "stage_ms": 1e3 * staged.seconds,
             "change": staged.change,
@@ -308,27 +326,21 @@ class Swapper:
         level, message = logging.INFO, "rollspec: drafter version %d is promoted: %s."
         if verdict == "rolled_back":
             level, message = logging.WARNING, "rollspec: drafter version %d is rolled back: %s."
-        self._log_once(f"{ran.version} {verdict}", message, ran.version, reason, level=level)
+        self._log_once(f"{ran.number} {verdict}", message, ran.number, reason, level=level)
         self._record(ran, verdict, reason, canary is not None)
 
-    def _record(self, ran: Running, verdict: CanaryVerdict, reason: str, canary: bool) -> None:
+    def _record(self, ran: Version, verdict: CanaryVerdict, reason: str, canary: bool) -> None:
         """Pass the verdict on, or record it in the store that the version is from."""
         store = ran.store if self.ranks.first else None
         if self.report is not None:
-            self.report(ran.version, verdict, reason)
+            self.report(ran.number, verdict, reason)
         elif store is not None:
             versions = Versions(store)
-            if not canary and any(e.version == ran.version for e in versions.events()):
+            if not canary and any(e.version == ran.number for e in versions.events()):
                 return  # promoted before a restart: logged already
             try:
-                versions.record(ran.version, verdict, reason)
+                versions.record(ran.number, verdict, reason)
             except DrafterError as e:
                 problem = str(e).removeprefix("drafter-online: ")
                 self.owner.record_fault(f"drafter versions: {problem}")
                 self._log_once("record", "rollspec: %s", problem)
-
-    def _join(self) -> None:
-        """Wait for what is being loaded into the second copy."""
-        self.deployment.weights.wait()
-        if self._swap is not None and self._swap.thread is not None:
-            self._swap.thread.join()

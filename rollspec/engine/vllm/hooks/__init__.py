@@ -13,7 +13,7 @@ from collections.abc import Mapping
 
 from rollspec.engine.vllm.compat import vllm_version
 from rollspec.engine.vllm.hooks import table
-from rollspec.engine.vllm.hooks.base import Around, Hook, Patch, RunnerHook, keep, on_import
+from rollspec.engine.vllm.hooks.base import Around, Hook, Patch, RunnerHook, keep
 from rollspec.engine.vllm.hooks.cpu_kernels import CpuKernelRegistry
 from rollspec.engine.vllm.hooks.cpu_wait import CpuIdleWait
 from rollspec.engine.vllm.hooks.cpu_weights import CpuRepackWeights
@@ -27,7 +27,7 @@ ENV_PATCHES = "ROLLSPEC_PATCHES"
 
 __all__ = [
     "ENV_PATCHES", "HOOKS", "PATCHES", "Around", "CpuIdleWait", "CpuRepackWeights", "Hook", "Patch",
-    "RunnerHook", "install", "install_patches", "keep", "missing", "on_import", "wanted_by_environment",
+    "RunnerHook", "install", "install_patches", "keep", "missing", "wanted_by_environment",
 ]  # fmt: skip
 
 _patched: list[str] | None = None

@@ -41,21 +41,14 @@ class Hook:
     """One change to vLLM, made where vLLM's module is, or will be, imported."""
 
     name: str
-    target: str
-    """What the hook is about, "module:Class.function"."""
+    target: str  # what the hook is about, "module:Class.function"
     why: str
-    removal: str
-    """The condition under which the hook is deleted."""
-    versions: str = TESTED
-    """A PEP 440 specifier of the vLLM versions that it was run with."""
-    by: tuple[str, ...] = ()
-    """The modules of rollspec that give what runs instead, innermost first."""
-    correctness: bool = False
-    """Whether outputs would be wrong without it in an engine that uses it."""
-    cpu_only: bool = False
-    """Whether it is for vLLM's CPU build alone."""
-    adds: bool = False
-    """vLLM has nothing of that name: what is given is added."""
+    removal: str  # the condition under which the hook is deleted
+    versions: str = TESTED  # a PEP 440 specifier of the vLLM versions that it was run with
+    by: tuple[str, ...] = ()  # the modules of rollspec that give what runs instead, innermost first
+    correctness: bool = False  # outputs would be wrong without it in an engine that uses it
+    cpu_only: bool = False  # it is for vLLM's CPU build alone
+    adds: bool = False  # vLLM has nothing of that name: what is given is added
 
     @property
     def targets(self) -> tuple[str, ...]:
@@ -98,10 +91,8 @@ class Patch(Hook):
     """A fault of vLLM's CPU build that is worked around, by the module that the patch is in."""
 
     cpu_only: bool = True
-    arounds: tuple[Around, ...] = ()
-    """What runs in the place of the first targets."""
-    more: tuple[str, ...] = ()
-    """Further targets."""
+    arounds: tuple[Around, ...] = ()  # what runs in the place of the first targets
+    more: tuple[str, ...] = ()  # further targets
 
     @property
     def targets(self) -> tuple[str, ...]:
@@ -127,8 +118,7 @@ class RunnerHook(Hook):
     """
 
     by: tuple[str, ...] = ("install",)
-    attribute: str = ""
-    """What it is called on the object, where it is not called as the target."""
+    attribute: str = ""  # what it is called on the object, where it is not called as the target
 
     def put(self, owner: Any, value: Any, by: str) -> Any:
         """Set the attribute on `owner` and return what was there (None where nothing was).

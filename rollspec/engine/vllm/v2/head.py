@@ -81,7 +81,7 @@ class Head(DraftHead):
             if not passes:
                 return None, None
             out = tokens[:, :passes].tolist(), probs[:, :passes].tolist()
-            self.bridge.passed(passes, time.perf_counter() - started, batch.num_reqs, late)
+            self.engine.passed(passes, time.perf_counter() - started, batch.num_reqs, late)
             return out
         except Exception as e:  # the target's sample is made; without drafts it is as good
             self.fail("drafts of the head", e)

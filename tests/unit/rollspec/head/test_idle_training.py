@@ -144,9 +144,10 @@ def test_what_is_reported_of_training(mode: str) -> None:
         info |= {"steps": 5, "tokens": 100, "wasted_seconds": 0.5, "idle_seconds": 9.0, "used_seconds": 8.0}
         info |= {"preempted": 1, "preempt_seconds": 0.2, "preempt_p99_seconds": 0.1, "micro_step_seconds": 0.3}
     training = SimpleNamespace(info=lambda: info, resumed=(3, 60))
+    deployment = SimpleNamespace(pauses=[], running=SimpleNamespace(number=0, since=0))
     drafts = SimpleNamespace(
-        caught_up=0, rebuilt=0, swapper=None, capture=None, training=training, _drained={},
-        engine=SimpleNamespace(reached=None),
+        caught_up=0, rebuilt=0, swapper=SimpleNamespace(counts={}, deployment=deployment), capture=None,
+        training=training, _drained={}, policy_version=0, engine=SimpleNamespace(reached=None),
     )  # fmt: skip
     sums, levels = DraftHead.drain(drafts)  # type: ignore[arg-type]
     metrics = to_metrics(EngineStats(drafter=sums, drafter_levels=levels))

@@ -47,8 +47,7 @@ def test_ranks_swap_when_all_are_ready_and_refuse_together(swapper: Swapper) -> 
     swapper.ranks = others = Others()
     others.other = 0
     swapper.request(payload(2.0, wait=False, canary=False))
-    assert swapper._swap is not None and swapper._swap.thread is not None
-    swapper._swap.thread.join(20)
+    swapper.deployment.wait()
     for _ in range(20):
         swapper.poll()
     assert swapper.version == 0 and swapper.busy, "one rank is not ready"
@@ -101,10 +100,8 @@ def store(tmp_path: Path) -> Any:
 def staged(swapper: Swapper) -> bool:
     """The offer is taken up and staged, and no step has swapped it in."""
     swapper.poll()
-    swap = swapper._swap
-    assert swap is not None and swap.thread is not None
-    swap.thread.join()
-    return swap.preparing and swap.staged is not None
+    swapper.deployment.wait()
+    return swapper.canary is None and swapper._swap is not None and swapper._swap.staged is not None
 
 
 def test_an_idle_stretch_deploys_its_newest_version(swapper: Swapper, store: Any) -> None:
@@ -145,7 +142,7 @@ def test_what_needs_no_canary_and_what_was_asked_for_is_not_replaced(swapper: Sw
     while swapper.canary is not None:
         swapper.observe(2, 2)
     swapper.request({"dir": str(store.path(3)), "canary": False})
-    swapper._join()
+    swapper.deployment.wait()
     swapper.offer(store.path(4))
     swapper.poll()
     assert swapper.version == 3
