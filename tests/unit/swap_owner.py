@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
+import tempfile
 import time
 from pathlib import Path
 from types import ModuleType
@@ -88,8 +89,16 @@ def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Swapper:
     return out
 
 
-def payload(value: float, **more: Any) -> dict[str, Any]:
-    return {"tensors": {"fc.weight": torch.full((4, 4), value)}, "wait": True, **more}
+FOLDERS = tempfile.TemporaryDirectory(prefix="rollspec-heads-")
+
+
+def payload(value: float, further: dict[str, Any] | None = None, **more: Any) -> dict[str, Any]:
+    """To swap in a head with this weight, and `further` ones; the caller waits."""
+    from safetensors.torch import save_file
+
+    folder = tempfile.mkdtemp(dir=FOLDERS.name)
+    save_file({"fc.weight": torch.full((4, 4), value), **(further or {})}, f"{folder}/model.safetensors")
+    return {"dir": folder, "wait": True, **more}
 
 
 def weight(s: Swapper) -> Any:

@@ -47,13 +47,6 @@ def read(payload: Mapping[str, Any], running: int, owner: SwapOwner, original: M
     Raises:
         SwapRefusedError: they cannot be read, or must not be loaded.
     """
-    if "tensors" in payload:
-        version = int(payload.get("version", running + 1))
-        if version <= running:
-            raise SwapRefusedError(
-                f"rollspec: drafter version {version} is not newer than version {running}, which runs."
-            )
-        return Version(version, {n: t.detach().to("cpu") for n, t in payload["tensors"].items()})
     back = bool(payload.get("back"))
     if back and not payload.get("dir"):
         return Version(0, dict(original), since=0)
@@ -66,7 +59,10 @@ def read(payload: Mapping[str, Any], running: int, owner: SwapOwner, original: M
         except (DrafterError, ValueError) as e:
             raise SwapRefusedError(f"rollspec: {str(e).removeprefix('drafter-online: ')}") from e
         return Version(found.number, dict(found.tensors), folder.parent, found.manifest.target_version)
-    return Version(int(payload.get("version", running + 1)), read_folder(folder))
+    version = int(payload.get("version", running + 1))
+    if version <= running and not back:
+        raise SwapRefusedError(f"rollspec: drafter version {version} is not newer than version {running}, which runs.")
+    return Version(version, read_folder(folder))
 
 
 def read_folder(folder: Path) -> dict[str, torch.Tensor]:

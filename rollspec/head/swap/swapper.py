@@ -121,10 +121,10 @@ class Swapper:
         """Stage new weights, and swap them in when they are ready; returns what was done.
 
         Args:
-            payload: `dir`, a version's folder or a head's; or `tensors`, a state dict in checkpoint names, in this
-                process only. `version`: its number where the folder does not say; `canary`: False promotes at once;
-                `back`: True allows an older version, and without `dir` the weights that the engine was started with;
-                `wait`: True returns after the swap, with its times, else it happens at the start of a later step.
+            payload: `dir`, a version's folder or a head's; `version`: its number where the folder does not say;
+                `canary`: False promotes at once; `back`: True allows an older version, and without `dir` the weights
+                that the engine was started with; `wait`: True returns after the swap, with its times, else it happens
+                at the start of a later step.
 
         Raises:
             SwapRefusedError: in one sentence, why nothing was touched.
