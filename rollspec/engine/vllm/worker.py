@@ -30,7 +30,7 @@ def equip(worker: Any, bridge: Bridge, head: DraftHead, config: RollspecConfig) 
 
     weights = DraftWeights(head)
     head.swapper = Swapper(head, weights, head.ranks, config.proposal.learned.canary_drafts)
-    bridge.head = head
+    bridge.head = head  # last: from now on it sees the steps
     _watch_sleep(worker, head)
     if config.drafter.trains and head.trainable:
         weights.build()  # now rather than at the first swap

@@ -49,11 +49,12 @@ class Hook:
     correctness: bool = False  # outputs would be wrong without it in an engine that uses it
     cpu_only: bool = False  # it is for vLLM's CPU build alone
     adds: bool = False  # vLLM has nothing of that name: what is given is added
+    more: tuple[str, ...] = ()  # further targets
 
     @property
     def targets(self) -> tuple[str, ...]:
         """All that must be as it was in the versions."""
-        return (self.target,)
+        return (self.target, *self.more)
 
     def off_because(self, version: str, cpu: bool = True) -> str | None:
         """Why this hook is left out with vLLM `version` (`cpu`: built for CPU), as a part of a sentence; else None."""
@@ -92,12 +93,6 @@ class Patch(Hook):
 
     cpu_only: bool = True
     arounds: tuple[Around, ...] = ()  # what runs in the place of the first targets
-    more: tuple[str, ...] = ()  # further targets
-
-    @property
-    def targets(self) -> tuple[str, ...]:
-        """All that must be as it was in the versions."""
-        return (self.target, *self.more)
 
     def needed(self) -> bool:
         """Whether this is a CPU build."""
