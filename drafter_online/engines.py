@@ -142,54 +142,36 @@ class ConnectedEngine:
         return self.hello.name[:MOST_NAME]
 
 
-@dataclass(frozen=True)
-class Admission:
-    """Which engines and samples a daemon takes: those of the target that its head was made for. Its name, the layers
-    that the head reads, hidden size and vocabulary.
+def refusal(drafter: TrainedDrafter, hello: Hello) -> str | None:
+    """Why an engine is not one that this head drafts for; None where it is."""
+    if hello.base != drafter.base:
+        return f"this daemon trains a drafter for the target {drafter.base!r}, and the engine runs {hello.base!r}"
+    if tuple(hello.aux) != drafter.aux:
+        return f"this daemon's head reads the target's layers {list(drafter.aux)}, and the engine's reads {hello.aux}"
+    return None
+
+
+def check_sample(drafter: TrainedDrafter, sample: Sample) -> None:
+    """Refuse what is not of the drafter's target.
+
+    Raises:
+        SampleError: hidden states have another width, or a token is outside the target's vocabulary.
     """
-
-    base: str
-    aux: tuple[int, ...]
-    hidden: int
-    vocabulary: int
-
-    @classmethod
-    def of(cls, drafter: TrainedDrafter) -> Admission:
-        """What a drafter takes; its vocabulary's size, a head's of fewer tokens is the target's."""
-        whole = getattr(drafter, "head", None)
-        vocabulary = drafter.vocabulary if whole is None else whole.config.transformer_layer_config.vocab_size
-        return cls(drafter.base, drafter.aux, drafter.hidden, int(vocabulary))
-
-    def refusal(self, hello: Hello) -> str | None:
-        """Why an engine is not one that this head drafts for; None where it is."""
-        if hello.base != self.base:
-            return f"this daemon trains a drafter for the target {self.base!r}, and the engine runs {hello.base!r}"
-        if tuple(hello.aux) != self.aux:
-            return f"this daemon's head reads the target's layers {list(self.aux)}, and the engine's reads {hello.aux}"
-        return None
-
-    def check(self, sample: Sample) -> None:
-        """Refuse what does not fit.
-
-        Raises:
-            SampleError: hidden states have another width, or a token is outside the vocabulary.
-        """
-        for name, want in (
-            ("hidden_states", self.hidden * len(self.aux)),
-            ("verifier_last_hidden_states", self.hidden),
-        ):
-            if getattr(sample, name).shape[1] != want:
-                raise SampleError(
-                    f"drafter-online: a sample is refused: `{name}` is {getattr(sample, name).shape[1]} wide, and this "
-                    f"target's are {want}."
-                )
-        v = sample.verify
-        for name, ids in (("input_ids", sample.input_ids), ("proposed", v.proposed), ("top_ids", v.top_ids)):
-            if ids.numel() and not 0 <= int(ids.min()) <= int(ids.max()) < self.vocabulary:
-                raise SampleError(
-                    f"drafter-online: a sample is refused: `{name}` has a token outside the vocabulary of "
-                    f"{self.vocabulary}."
-                )
+    widths = {"hidden_states": drafter.hidden * len(drafter.aux), "verifier_last_hidden_states": drafter.hidden}
+    for name, want in widths.items():
+        have = getattr(sample, name).shape[1]
+        if have != want:
+            raise SampleError(
+                f"drafter-online: a sample is refused: `{name}` is {have} wide, and this target's are {want}."
+            )
+    head = getattr(drafter, "head", None)  # whose own vocabulary may have fewer tokens
+    vocabulary = int(drafter.vocabulary if head is None else head.config.transformer_layer_config.vocab_size)
+    v = sample.verify
+    for name, ids in (("input_ids", sample.input_ids), ("proposed", v.proposed), ("top_ids", v.top_ids)):
+        if ids.numel() and not 0 <= int(ids.min()) <= int(ids.max()) < vocabulary:
+            raise SampleError(
+                f"drafter-online: a sample is refused: `{name}` has a token outside the vocabulary of {vocabulary}."
+            )
 
 
 class Engines:

@@ -26,10 +26,10 @@ from typing import Any
 
 import msgspec
 
-from drafter_online import startup, wire
+from drafter_online import engines, startup, wire
 from drafter_online.alarms import Alarms
 from drafter_online.buffer import add_all
-from drafter_online.engines import Admission, ConnectedEngine, Engines, Hello, Progress, Status, VersionVerdict, read
+from drafter_online.engines import ConnectedEngine, Engines, Hello, Progress, Status, VersionVerdict, read
 from drafter_online.errors import BufferFileError, ServiceError, TrainingError, VersionError
 from drafter_online.fetch import piece
 from drafter_online.hub import Hub
@@ -90,7 +90,6 @@ class Service:
             self._published_at = self.trainer.counts.steps
             self._tokens_before = self.trainer.counts.tokens
             self.release = Release(self.versions, self.engines, self.publish_first, config.patience)
-            self.admission = Admission.of(self.trainer.drafter)
             self.hub = Hub(config.endpoint, self, token=token)
         except BaseException:
             os.close(self._lock_file)
@@ -145,10 +144,10 @@ class Service:
     def greeted(self, session: str, body: dict[str, Any]) -> str | None:
         """An engine says hello: is it one that this drafter drafts for?"""
         hello: Hello = read(body, Hello)
-        if (refusal := self.admission.refusal(hello)) is not None:
-            return refusal
-        self.engines.by_session[session] = ConnectedEngine(hello)
-        return None
+        why = engines.refusal(self.trainer.drafter, hello)
+        if why is None:
+            self.engines.by_session[session] = ConnectedEngine(hello)
+        return why
 
     def gone(self, session: str) -> None:
         """An engine has disconnected."""
@@ -175,14 +174,14 @@ class Service:
 
     def _admit(self, session: str, message: Message) -> None:
         sample = Sample.of_parts(dict(message.tensors), message.body).validate()
-        self.admission.check(sample)
-        if self.config.recency:
-            stamp = int(time.time() // self.config.recency)
-            sample = dataclasses.replace(sample, target_version=stamp)
+        engines.check_sample(self.trainer.drafter, sample)
         engine = self.engines.by_session.get(session)
+        version = sample.target_version
+        if self.config.recency:
+            version = int(time.time() // self.config.recency)
         if engine is not None and not engine.reported:  # no engine: the policy's training pass, of the version served
-            sample = dataclasses.replace(sample, target_version=max(sample.target_version, self.engines.policy))
-        self.inbox.put(sample)
+            version = max(version, self.engines.policy)
+        self.inbox.put(dataclasses.replace(sample, target_version=version))
         if engine is not None:
             engine.samples += 1
 

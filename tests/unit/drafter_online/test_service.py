@@ -127,7 +127,7 @@ def test_promote_and_roll_back_by_hand(services: Services, tiny_target: Path) ->
 
 def test_a_draft_model_is_trained_from_samples_without_auxiliary_states(services: Services, tiny_target: Path) -> None:
     service = services(head=str(tiny_target), publish_every=4)
-    assert service.trainer.drafter.kind == "draft_model" and service.admission.aux == ()
+    assert service.trainer.drafter.kind == "draft_model" and service.trainer.drafter.aux == ()
     engine = FakeEngine(service, aux=[])
     engine.until(lambda: engine.link.ready)
     for i in range(4):
