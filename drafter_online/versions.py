@@ -17,6 +17,7 @@ one that has files in it fails, so two publishers never get one number and a rea
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import errno
 import json
@@ -163,7 +164,7 @@ class Versions:
             parent=parent,
             created=_now(),
             files={n: {"sha256": sha256(b), "bytes": len(b)} for n, b in files.items()},
-            tensors={n: _kind_of(t) for n, t in plain.items()},
+            tensors={n: [str(t.dtype).removeprefix("torch."), list(t.shape)] for n, t in plain.items()},
             provenance=dict(provenance or {}),
         )
         try:
@@ -183,7 +184,9 @@ class Versions:
         number = max(self.latest() or 0, parent or 0, self.floor)
         while True:
             number += 1
-            write_synced(temporary / MANIFEST, _dump(dataclasses.replace(manifest, version=number)))
+            data = {**dataclasses.asdict(manifest), "version": number}
+            written = json.dumps({"format": FORMAT, **data, "checksum": digest(data)}, indent=2)
+            write_synced(temporary / MANIFEST, written.encode())
             sync_folder(temporary)
             try:
                 os.rename(temporary, self.path(number))
@@ -201,17 +204,13 @@ class Versions:
             if number != promoted:
                 # Renamed first: a reader sees the whole version or none.
                 doomed = self.folder / f".publish-old-{number:08d}-{uuid.uuid4().hex[:8]}"
-                try:
+                with contextlib.suppress(OSError):
                     os.rename(self.path(number), doomed)
-                except OSError:
-                    continue
-                shutil.rmtree(doomed, ignore_errors=True)
+                    shutil.rmtree(doomed, ignore_errors=True)
         for left in self.folder.glob(".publish-*"):
-            try:
+            with contextlib.suppress(OSError):
                 if time.time() - left.stat().st_mtime > STALE_SECONDS:
                     shutil.rmtree(left, ignore_errors=True)
-            except OSError:
-                continue
 
     # ---- reading ----------------------------------------------------------------------------------------------------
 
@@ -233,13 +232,7 @@ class Versions:
             raise _refused(number, f"its manifest is that of version {found.version}")
         return found
 
-    def load(
-        self,
-        number: int,
-        *,
-        base: str | None = None,
-        newer_than: int | None = None,
-    ) -> Version:
+    def load(self, number: int, *, base: str | None = None, newer_than: int | None = None) -> Version:
         """Verify a version and read its weights.
 
         Args:
@@ -250,6 +243,9 @@ class Versions:
             VersionError: in one sentence, what is wrong: missing, truncated, altered, of another base, older than what
                 runs, non-finite, or with weights of the target in it.
         """
+        from safetensors import SafetensorError
+        from safetensors.torch import load
+
         m = self.manifest(number)
         if base is not None and m.base != base:
             raise _refused(number, f"it is for the target {m.base!r}, not {base!r}")
@@ -257,26 +253,20 @@ class Versions:
             raise _refused(number, f"it is not newer than version {newer_than}, which runs")
         folder, blobs = self.path(number), {}
         for name in (MODEL, CONFIG):
-            if name not in m.files:
-                raise _refused(number, f"its manifest does not list {name}")
-            blobs[name] = self._read(number, folder / name, m.files[name])
-        tensors = _load_tensors(number, blobs[MODEL], m)
+            try:
+                blobs[name] = (folder / name).read_bytes()
+            except OSError as e:
+                raise _refused(number, f"{folder / name} cannot be read ({e.strerror or e})") from e
+            if sha256(blobs[name]) != m.files.get(name, {}).get("sha256"):
+                raise _refused(number, f"{folder / name} does not match its checksum: it is truncated or altered")
         try:
+            tensors = load(blobs[MODEL])
             _check_payload(tensors, m.kind)
+        except SafetensorError as e:
+            raise _refused(number, f"{MODEL} is not a readable safetensors file ({e})") from e
         except VersionError as e:
             raise _refused(number, str(e).removeprefix("drafter-online: ").rstrip(".")) from e
         return Version(folder, m, json.loads(blobs[CONFIG]), tensors)
-
-    def _read(self, number: int, path: Path, expected: Mapping[str, Any]) -> bytes:
-        try:
-            data = path.read_bytes()
-        except OSError as e:
-            raise _refused(number, f"{path} cannot be read ({e.strerror or e})") from e
-        if len(data) != expected["bytes"]:
-            raise _refused(number, f"{path} has {len(data)} bytes, not {expected['bytes']}: it is truncated or altered")
-        if sha256(data) != expected["sha256"]:
-            raise _refused(number, f"{path} does not match its checksum: it was altered")
-        return data
 
     # ---- verdicts ---------------------------------------------------------------------------------------------------
 
@@ -291,12 +281,9 @@ class Versions:
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             # One write in append mode: concurrent recorders do not mix their lines.
-            fd = os.open(self.folder / EVENTS, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
-            try:
-                os.write(fd, line)
-                os.fsync(fd)
-            finally:
-                os.close(fd)
+            with open(self.folder / EVENTS, "ab", buffering=0) as f:
+                f.write(line)
+                os.fsync(f.fileno())
         except OSError as e:
             raise VersionError(
                 f"drafter-online: the verdict {verdict!r} on version {number} cannot be written to "
@@ -312,11 +299,8 @@ class Versions:
             return []
         found = []
         for line in lines:
-            try:
-                row = json.loads(line)
-                found.append(Event(row["version"], row["verdict"], row["reason"], row["time"]))
-            except (ValueError, TypeError, KeyError):
-                continue
+            with contextlib.suppress(ValueError, TypeError):
+                found.append(Event(**json.loads(line)))
         return found
 
 
@@ -346,35 +330,9 @@ def _check_payload(tensors: Mapping[str, Tensor], kind: Kind) -> None:
             raise VersionError(f"drafter-online: {name} has NaN or infinity in it.")
 
 
-def _load_tensors(number: int, blob: bytes, m: Manifest) -> dict[str, Tensor]:
-    from safetensors import SafetensorError
-    from safetensors.torch import load
-
-    try:
-        tensors: dict[str, Tensor] = load(blob)
-    except (SafetensorError, ValueError, KeyError) as e:
-        raise _refused(number, f"{MODEL} is not a readable safetensors file ({e})") from e
-    if set(tensors) != set(m.tensors):
-        odd = sorted(set(tensors) ^ set(m.tensors))[0]
-        raise _refused(number, f"{odd} is in only one of {MODEL} and {MANIFEST}")
-    for name, t in tensors.items():
-        if _kind_of(t) != m.tensors[name]:
-            raise _refused(number, f"{name} is {_kind_of(t)}, but its manifest says {m.tensors[name]}")
-    return tensors
-
-
-def _kind_of(t: Tensor) -> list[Any]:
-    return [str(t.dtype).removeprefix("torch."), list(t.shape)]
-
-
 def _refused(number: int, why: str) -> VersionError:
     return VersionError(f"drafter-online: drafter version {number} is refused: {why}.")
 
 
 def _now() -> str:
     return datetime.now(timezone.utc).isoformat(timespec="milliseconds")
-
-
-def _dump(manifest: Manifest) -> bytes:
-    data = dataclasses.asdict(manifest)
-    return json.dumps({"format": FORMAT, **data, "checksum": digest(data)}, indent=2).encode()
