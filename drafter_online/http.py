@@ -12,7 +12,6 @@ loopback only loopback names are answered to, so that no web page that its reade
 from __future__ import annotations
 
 import hmac
-import logging
 import socket
 import threading
 from typing import Any
@@ -26,8 +25,6 @@ from drafter_online import wire
 from drafter_online.errors import DrafterError, ServiceError
 from drafter_online.service import Service
 from drafter_online.status import Collector, list_versions, status
-
-log = logging.getLogger(__name__)
 
 LOCAL_NAMES = ("localhost", "127.0.0.1", "::1")
 
@@ -58,10 +55,9 @@ def build(service: Service, *, token: str | None = None, local: bool = True) -> 
 
     guarded, changing = [Depends(allowed)], [Depends(allowed), Depends(here)]
 
+    @app.exception_handler(DrafterError)
     async def refused(request: Request, error: DrafterError) -> JSONResponse:
         return JSONResponse({"detail": str(error)}, status_code=409)
-
-    app.add_exception_handler(DrafterError, refused)  # type: ignore[arg-type]
 
     @app.get("/healthz")
     def health() -> JSONResponse:
@@ -69,24 +65,24 @@ def build(service: Service, *, token: str | None = None, local: bool = True) -> 
         return JSONResponse({"healthy": good, "detail": what}, status_code=200 if good else 503)
 
     @app.get("/status", dependencies=guarded)
-    def status_() -> JSONResponse:
-        return JSONResponse(status(service))
+    def status_() -> Any:
+        return status(service)
 
     @app.get("/versions", dependencies=guarded)
-    def versions() -> JSONResponse:
-        return JSONResponse(list_versions(service.versions, service.release.current))
+    def versions() -> Any:
+        return list_versions(service.versions, service.release.current)
 
     @app.get("/metrics", dependencies=guarded)
     def metrics() -> PlainTextResponse:
         return PlainTextResponse(generate_latest(registry), media_type=CONTENT_TYPE_LATEST)
 
     @app.post("/versions/{number}/promote", dependencies=changing)
-    def promote(number: int) -> JSONResponse:
-        return JSONResponse({"version": number, "promoted": True, "runs_as": service.release.promote(number)})
+    def promote(number: int) -> Any:
+        return {"version": number, "promoted": True, "runs_as": service.release.promote(number)}
 
     @app.post("/versions/{number}/rollback", dependencies=changing)
-    def rollback(number: int) -> JSONResponse:
-        return JSONResponse({"version": number, "rolled_back": True, "runs_as": service.release.rollback(number)})
+    def rollback(number: int) -> Any:
+        return {"version": number, "rolled_back": True, "runs_as": service.release.rollback(number)}
 
     return app
 
@@ -101,10 +97,7 @@ class HttpServer:
     def __init__(self, service: Service, host: str, port: int, token: str | None = None) -> None:
         wire.check_endpoint(host, token)
         try:
-            family = socket.AF_INET6 if ":" in host else socket.AF_INET
-            self._socket = socket.socket(family)
-            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            self._socket.bind((host, port))
+            self._socket = socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
         except OSError as e:
             raise ServiceError(
                 f"drafter-online: metrics cannot be served at {host}:{port} ({e.strerror or e}); give another --port, "
@@ -115,12 +108,11 @@ class HttpServer:
         app = build(service, token=token, local=wire.is_local(host))
         config = uvicorn.Config(app, log_level="warning", access_log=False, lifespan="off", timeout_keep_alive=5)
         self._server = uvicorn.Server(config)
-        self._thread = threading.Thread(target=self._run, name="drafter-http", daemon=True)
-        self._thread.start()
-
-    def _run(self) -> None:
         # uvicorn installs signal handlers in the main thread only, so these stay the daemon's.
-        self._server.run(sockets=[self._socket])
+        self._thread = threading.Thread(
+            target=self._server.run, kwargs={"sockets": [self._socket]}, name="drafter-http", daemon=True
+        )
+        self._thread.start()
 
     def close(self) -> None:
         """Stop serving."""
