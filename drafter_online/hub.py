@@ -95,7 +95,11 @@ class Hub:
         while not self._stop.is_set():
             try:
                 if self._socket.poll(int(1000 * TICK_SECONDS)):
-                    self._receive()
+                    route, *frames = self._socket.recv_multipart()
+                    try:
+                        self._handle(route, frames)
+                    except DrafterError as e:
+                        self._refused(e)
                 while self._refusals.poll(0):
                     self._refusals.recv_multipart()
                     self._refused(WireError("unauthenticated", "its connection does not have this daemon's token"))
@@ -103,18 +107,13 @@ class Hub:
                     route, message = self._outgoing.popleft()
                     if route in self._last_message:
                         self._put(route, message)
-                self._forget()
+                silent = time.monotonic() - SILENT_SECONDS
+                for route in [r for r, last in self._last_message.items() if last < silent]:
+                    self._drop(route)
             except Exception as e:  # one message must not end the service for all
                 self.counts["failed"] += 1
                 if self.counts["failed"] == 1:
                     log.warning("drafter-online: a message could not be handled (%s)", e, exc_info=e)
-
-    def _receive(self) -> None:
-        route, *frames = self._socket.recv_multipart()
-        try:
-            self._handle(route, frames)
-        except DrafterError as e:
-            self._refused(e)
 
     def _refused(self, e: DrafterError) -> None:
         kind = f"refused/{e.kind if isinstance(e, WireError) else 'content'}"
@@ -156,12 +155,6 @@ class Hub:
             self._socket.send_multipart([route, *wire.pack(message)], zmq.NOBLOCK, copy=False)
         except zmq.ZMQError:  # gone, or it does not read: it will say hello again
             self.counts["unsent"] += 1
-
-    def _forget(self) -> None:
-        now = time.monotonic()
-        for route, last in list(self._last_message.items()):
-            if now - last > SILENT_SECONDS:
-                self._drop(route)
 
     def _drop(self, route: bytes) -> None:
         del self._last_message[route]

@@ -76,10 +76,9 @@ class Link:
             return False
         try:
             size = self._send(message)
-        except WireError as e:
-            self._log_once(str(e), f"{e}")
-            size = None
-        if size is None:
+        except (WireError, zmq.ZMQError) as e:
+            if isinstance(e, WireError):
+                self._log_once(str(e))
             self.counts["dropped"] += 1
             return False
         self._unanswered[self._seq] = size
@@ -107,46 +106,43 @@ class Link:
         while self._refusals.poll(0):
             self._refusals.recv_multipart()
             if self.away is not None:
-                reason = f"it does not take this token; both sides need the same {wire.TOKEN_VARIABLE} or file"
-                self._refused(reason)
+                self._refused(f"it does not take this token; both sides need the same {wire.TOKEN_VARIABLE} or file")
                 self._given_up = True
         if self._given_up and now >= self._next_connection:
             self._connect_again(now)
         out: list[Message] = []
         wait = int(1000 * seconds)
-        while self._socket.poll(wait):
+        while len(out) < 64 and self._socket.poll(wait):
             wait = 0
             message = self._take(self._socket.recv_multipart())
             if message is not None:
                 out.append(message)
-            if len(out) >= 64:
-                break
         return out
 
     def close(self) -> None:
         """Say goodbye if a daemon listens, and let go of the socket."""
         if self.away is None:
-            self._send(Message("bye"))
+            with contextlib.suppress(zmq.ZMQError):
+                self._send(Message("bye"))
         # With a moment for the goodbye.
         self._context.destroy(linger=200)
 
     # ---- inside -----------------------------------------------------------------------------------------------------
 
-    def _send(self, message: Message) -> int | None:
-        """Bytes sent; None where the socket does not take it."""
+    def _send(self, message: Message) -> int:
+        """Bytes sent; raises what `wire.pack` does, and ZMQError where the socket does not take it."""
         self._seq += 1
         frames = wire.pack(message, self._seq)
-        try:
-            self._socket.send_multipart(frames, zmq.NOBLOCK, copy=False)
-        except zmq.ZMQError:
-            return None
+        self._socket.send_multipart(frames, zmq.NOBLOCK, copy=False)
         return sum(memoryview(f).nbytes for f in frames)
 
     def _greet(self, now: float) -> None:
-        self._next_hello = now + HELLO_SECONDS
         self._unanswered.clear()
         self.under_way = 0
-        if self._send(Message("hello", self.hello)) is None:
+        try:
+            self._send(Message("hello", self.hello))
+            self._next_hello = now + HELLO_SECONDS
+        except zmq.ZMQError:
             self._next_hello = now + CONNECT_SECONDS
 
     def _connect_again(self, now: float) -> None:
@@ -184,19 +180,15 @@ class Link:
                 log.info("drafter-online: connected to the drafter daemon at %s.", self.endpoint)
         elif self.away is None:  # its messages from before the interruption are of no use
             self._last_message = now
-            if message.kind == "ack":
-                self._answered(message.body.get("seq"))
+            if message.kind == "ack" and isinstance(seq := message.body.get("seq"), int):
+                self.under_way -= self._unanswered.pop(seq, 0)
             return message
         return None
 
     def _refused(self, reason: str) -> None:
         self.away = reason
-        self._log_once(reason, f"drafter-online: the drafter daemon at {self.endpoint} refuses this engine: {reason}.")
+        self._log_once(f"drafter-online: the drafter daemon at {self.endpoint} refuses this engine: {reason}.")
 
-    def _answered(self, seq: Any) -> None:
-        if isinstance(seq, int):
-            self.under_way -= self._unanswered.pop(seq, 0)
-
-    def _log_once(self, key: str, sentence: str) -> None:
-        log.log(logging.DEBUG if key in self._logged else logging.WARNING, "%s", sentence)
-        self._logged.add(key)
+    def _log_once(self, sentence: str) -> None:
+        log.log(logging.DEBUG if sentence in self._logged else logging.WARNING, "%s", sentence)
+        self._logged.add(sentence)

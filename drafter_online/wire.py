@@ -21,7 +21,7 @@ import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 import torch
@@ -35,7 +35,6 @@ FORMAT = 2
 MAX_HEADER = 1 << 20
 MAX_FRAME = 64 << 20
 MAX_FRAMES = 32
-MOST_DIMENSIONS = 4
 
 TOKEN_VARIABLE = "DRAFTER_ONLINE_TOKEN"
 LEAST_TOKEN = 16  # characters
@@ -45,7 +44,8 @@ Kind = Literal[
     "welcome", "refused", "again", "ack", "offer", "chunk", "refresh", "done",  # from the daemon, and status
 ]  # fmt: skip
 
-_DTYPES = {"int64": 8, "int32": 4, "bool": 1, "uint8": 1, "float32": 4, "bfloat16": 2, "float16": 2}
+_Dtype = Literal["int64", "int32", "bool", "uint8", "float32", "bfloat16", "float16"]
+_Shape = Annotated[list[Annotated[int, msgspec.Meta(ge=0)]], msgspec.Meta(max_length=4)]
 
 
 class _Header(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields=True):
@@ -53,7 +53,7 @@ class _Header(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_field
     seq: int
     kind: Kind
     body: dict[str, Any]
-    tensors: list[tuple[str, str, list[int]]]  # name, dtype, shape
+    tensors: list[tuple[str, _Dtype, _Shape]]  # by name
 
 
 _decoder = msgspec.msgpack.Decoder(_Header)
@@ -76,7 +76,7 @@ def pack(message: Message, seq: int = 0) -> list[Any]:
         WireError: it is larger than the other side would take.
     """
     tensors = {n: t.detach().to("cpu").contiguous() for n, t in message.tensors.items()}
-    layout = [(n, str(t.dtype).removeprefix("torch."), list(t.shape)) for n, t in tensors.items()]
+    layout: Any = [(n, str(t.dtype).removeprefix("torch."), list(t.shape)) for n, t in tensors.items()]
     header = _encoder.encode(_Header(FORMAT, seq, message.kind, message.body, layout))
     frames: list[Any] = [header, *map(_bytes_of, tensors.values())]
     check_sizes([memoryview(f).nbytes for f in frames])
@@ -96,10 +96,9 @@ def unpack(frames: Sequence[bytes]) -> tuple[int, Message]:
         raise WireError("malformed", f"its header cannot be read ({e}); both sides need the same version") from e
     if header.format != FORMAT:
         raise WireError("malformed", f"its format is {header.format}, but this side speaks {FORMAT}; install the same")
-    payload = frames[1:]
-    if len(payload) != len(header.tensors):
-        raise WireError("malformed", f"it has {len(payload)} tensors, but its header names {len(header.tensors)}")
-    tensors = {n: _tensor(n, d, s, p) for (n, d, s), p in zip(header.tensors, payload, strict=True)}
+    if len(frames) - 1 != len(header.tensors):
+        raise WireError("malformed", f"it has {len(frames) - 1} tensors, but its header names {len(header.tensors)}")
+    tensors = {n: _tensor(n, d, s, p) for (n, d, s), p in zip(header.tensors, frames[1:], strict=True)}
     return header.seq, Message(header.kind, header.body, tensors)
 
 
@@ -120,12 +119,9 @@ def _bytes_of(t: Tensor) -> Any:
 
 
 def _tensor(name: str, dtype: str, shape: list[int], data: bytes) -> Tensor:
-    size = _DTYPES.get(dtype)
-    if size is None:
-        raise WireError("malformed", f"{name} has the dtype {dtype!r}")
-    if len(shape) > MOST_DIMENSIONS or any(n < 0 for n in shape) or math.prod(shape) * size != len(data):
+    kind: torch.dtype = getattr(torch, dtype)
+    if math.prod(shape) * kind.itemsize != len(data):
         raise WireError("malformed", f"{name} has {len(data)} bytes, which are not {dtype}{shape}")
-    kind = getattr(torch, dtype)
     if not data:
         return torch.empty(shape, dtype=kind)
     flat = torch.frombuffer(bytearray(data), dtype=torch.uint8)
@@ -194,17 +190,14 @@ def read_token(file: Path | None) -> str | None:
     Raises:
         WireError: the file cannot be read, or the token is too short to be one.
     """
-    where = TOKEN_VARIABLE
-    token = os.environ.get(TOKEN_VARIABLE, "").strip()
-    if file is not None:
-        where = str(file)
-        try:
-            token = file.read_text(encoding="utf-8").strip()
-        except (OSError, ValueError) as e:
-            raise WireError("token", f"the token file {file} cannot be read ({e})") from e
+    try:
+        token = (os.environ.get(TOKEN_VARIABLE, "") if file is None else file.read_text(encoding="utf-8")).strip()
+    except (OSError, ValueError) as e:
+        raise WireError("token", f"the token file {file} cannot be read ({e})") from e
     if not token and file is None:
         return None
     if len(token) < LEAST_TOKEN:
+        where = file or TOKEN_VARIABLE
         raise WireError("token", f"the token in {where} has {len(token)} characters; use at least {LEAST_TOKEN}")
     return token
 
@@ -212,11 +205,8 @@ def read_token(file: Path | None) -> str | None:
 def is_local(endpoint: str) -> bool:
     """Whether only this machine can reach a ZeroMQ endpoint or a host."""
     scheme, _, rest = endpoint.rpartition("://")
-    if scheme in ("ipc", "inproc"):
-        return True
-    host = rest if not scheme else rest.rpartition(":")[0]
-    host = host.strip("[]")
-    if host == "localhost":
+    host = (rest.rpartition(":")[0] if scheme else rest).strip("[]")
+    if scheme in ("ipc", "inproc") or host == "localhost":
         return True
     try:
         return ipaddress.ip_address(host).is_loopback
