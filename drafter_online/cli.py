@@ -47,9 +47,6 @@ def init(
     counts: Annotated[
         Path | None, typer.Option("--counts", help="JSON of token id -> count, or a saved buffer, for --draft-vocab.")
     ] = None,
-    layers: Annotated[int, typer.Option("--layers", min=1, help="Decoder layers of the head.")] = 1,
-    tokens: Annotated[int, typer.Option("--tokens", min=1, help="Draft length of an engine that sets none.")] = 3,
-    seed: Annotated[int, typer.Option("--seed", help="Of the random weights.")] = 0,
     dtype: Dtype = "bfloat16",
     as_json: Json = False,
 ) -> None:
@@ -61,9 +58,6 @@ def init(
         aux=integers(aux, "--aux") if aux else None,
         draft_vocab_size=draft_vocab,
         counts=_counts(counts) if counts else None,
-        layers=layers,
-        speculative_tokens=tokens,
-        seed=seed,
     )
     _wrote(heads.save(made, out, torch_dtype(dtype)), made, as_json)
 
@@ -148,18 +142,20 @@ def serve(
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
     for noisy in ("httpx", "uvicorn", "transformers", "speculators"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
-    given: dict[str, Any] = {
-        **values(options or []),
-        **{
-            "target": target, "dir": folder, "head": head, "endpoint": endpoint, "token_file": token_file,
-            "device": device, "training": values(overrides or [], "training."),
-        },
+    given = values(options or []) | {
+        "target": target, "dir": folder, "head": head, "endpoint": endpoint, "token_file": token_file,
+        "device": device, "training": values(overrides or [], "training."),
     }  # fmt: skip
     config = settings(given)
     token = wire.read_token(token_file)
     if port >= 0:
         wire.check_endpoint(host, token)
-    _be_modest(device, threads, nice)
+    if threads is not None:
+        import torch
+
+        torch.set_num_threads(threads)
+    if device == "cpu" and nice:
+        os.nice(nice)
     service = Service(config)
     http: HttpServer | None = None
     try:
@@ -175,15 +171,6 @@ def serve(
             http.close()
         service.close()
     log.info("drafter-online: ended because %s; all is saved (%.1f s).", reason, time.monotonic() - begin)
-
-
-def _be_modest(device: str, threads: int | None, nice: int) -> None:
-    if threads is not None:
-        import torch
-
-        torch.set_num_threads(threads)
-    if device == "cpu" and nice:
-        os.nice(nice)
 
 
 def _counts(path: Path) -> dict[int, int]:

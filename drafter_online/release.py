@@ -12,6 +12,7 @@ going back means publishing the old weights under a new number.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 import time
@@ -70,7 +71,8 @@ class Release:
                 return None
             bad = self._bad.get(engine.name, set())
             number = self.current
-            if self.candidate is not None and self.candidate not in bad and self._may_try(engine.name, now):
+            patient = all(now - since > self.patience for since in self.canaries.values())
+            if self.candidate is not None and self.candidate not in bad and (engine.name in self.canaries or patient):
                 self.canaries.setdefault(engine.name, now)
                 number = self.candidate
             if number is None or number in bad or number <= status.version:
@@ -78,9 +80,6 @@ class Release:
             engine.offered = now
             self.offered = max(self.offered, number)
             return number, number not in self.trusted
-
-    def _may_try(self, name: str, now: float) -> bool:
-        return name in self.canaries or all(now - since > self.patience for since in self.canaries.values())
 
     def left(self, name: str) -> None:
         """An engine is gone: its canary will have no verdict."""
@@ -157,12 +156,11 @@ class Release:
             if self.running < number:  # no engine runs it
                 self.current = before
                 return None
-            try:
-                again = self.first() if before is None else self._again(self.store.load(before))
-            except VersionError:
-                if before is None:
-                    raise
-                again = self.first()  # what was promoted is damaged
+            version = None
+            if before is not None:
+                with contextlib.suppress(VersionError):  # what was promoted is damaged
+                    version = self.store.load(before)
+            again = self.first() if version is None else self._again(version)
             self.store.record(again, "promoted", f"by hand: version {number} was rolled back")
             self.trusted.add(again)
             self._decided(again, True)
