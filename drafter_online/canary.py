@@ -8,7 +8,7 @@ sum that the old weights would have had accepted.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
@@ -42,16 +42,12 @@ class Canary:
     seen: int = 0
     accepted: float = 0.0
     expected: float = 0.0
-    _cumulative: Vector = field(init=False)
-
-    def __post_init__(self) -> None:
-        self._cumulative = self.rates.cumprod()
 
     def observe(self, accepted: int, length: int) -> CanaryVerdict | None:
         """A draft of which `length` positions are known had `accepted` accepted; the verdict once there is one."""
         self.seen += 1
         self.accepted += accepted
-        self.expected += float(self._cumulative[: min(length, len(self._cumulative))].sum())
+        self.expected += float(self.rates[:length].cumprod().sum())
         if self.seen >= self.drafts:
             return "promoted" if self.accepted + SLACK * self.seen >= self.ratio * self.expected else "rolled_back"
         if self.seen >= max(8, EARLY * self.drafts) and self.accepted + SLACK * self.seen < EARLY_RATIO * self.expected:

@@ -191,15 +191,13 @@ class Engines:
             return None
         if engine.reported:
             for name, now in status.domains.items():
-                self._of(name).add(now, engine.status.domains.get(name, Counts()))
+                known = name[:MOST_NAME]
+                if known not in self.domains and len(self.domains) >= MOST_DOMAINS:
+                    known = OTHER
+                before = engine.status.domains.get(name, Counts())
+                self.domains.setdefault(known, Counts()).add(now, before)
         engine.status, engine.reported, engine.last_message = status, True, time.monotonic()
         return engine
-
-    def _of(self, name: str) -> Counts:
-        name = name[:MOST_NAME]
-        if name not in self.domains and len(self.domains) >= MOST_DOMAINS:
-            name = OTHER
-        return self.domains.setdefault(name, Counts())
 
     def total(self) -> Counts:
         """Over all domains."""

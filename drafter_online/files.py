@@ -80,11 +80,10 @@ def try_lock(path: Path) -> int | None:
     fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
+    except OSError as e:
         os.close(fd)
-        return None
-    except OSError:
-        os.close(fd)
+        if isinstance(e, BlockingIOError):
+            return None
         raise
     return fd
 

@@ -167,9 +167,9 @@ class Idle(Generic[T]):
         """Run one micro-step if it may run, and return what it did; None when none ran, or it raised.
 
         Args:
-            wanted: since when something else wants the machine, by the clock; None: nothing does. Asked often. step:
-            takes the question "must I stop?" (`Trainer.micro_step`). What it raises is logged; after `MAX_FAILURES` in
-                a row training is stopped.
+            wanted: since when something else wants the machine, by the clock; None: nothing does. Asked often.
+            step: takes the question "must I stop?" (`Trainer.micro_step`). What it raises is logged; after
+                `MAX_FAILURES` in a row training is stopped.
         """
         if not self.allows(wanted() is not None):
             return None
@@ -187,7 +187,14 @@ class Idle(Generic[T]):
                 result = step(must_stop)
             self._failures = 0
         except Exception as e:  # training must not end the engine
-            self._failed(e)
+            self._failures += 1
+            if self._failures == 1:
+                log.warning("drafter-online: a training step failed (%s: %s)", type(e).__name__, e)
+            if self.stopped:
+                log.error(
+                    "drafter-online: training is stopped: %d steps in a row failed, the last with %r; drafting "
+                    "continues as it is", self._failures, e,
+                )  # fmt: skip
         end = self._clock()
         self.allows(wanted() is not None)
         c = self.counts
@@ -201,13 +208,3 @@ class Idle(Generic[T]):
             c.steps += 1
             c.used += end - start
         return result
-
-    def _failed(self, error: Exception) -> None:
-        self._failures += 1
-        if self._failures == 1:
-            log.warning("drafter-online: a training step failed (%s: %s)", type(error).__name__, error)
-        if self.stopped:
-            log.error(
-                "drafter-online: training is stopped: %d steps in a row failed, the last with %r; drafting continues "
-                "as it is", self._failures, error,
-            )  # fmt: skip

@@ -11,6 +11,7 @@ writes. Requests come on the hub's thread and are done on the one that trains, b
 from __future__ import annotations
 
 import contextlib
+import json
 import logging
 import os
 import shutil
@@ -153,13 +154,6 @@ class Daemon(Protocol):
         """Another state has come into the place of this one."""
 
 
-class _UnderWay(msgspec.Struct):
-    """`aside`: whether the old parts are kept. `parts`: those that are new."""
-
-    aside: bool
-    parts: list[str]
-
-
 class JobCheckpoint:
     """Of one service."""
 
@@ -210,13 +204,12 @@ class JobCheckpoint:
         """Copy the state to `folder`, in the place of an older copy there.
 
         Raises:
-            ServiceError: the folder is not there (one that only the job sees would be made on another machine, where
-                the others do not find it), cannot be written, or is a part of this daemon's own.
+            ServiceError: the folder is not there, cannot be written, or is a part of this daemon's own.
         """
         self.service.save_all()
         if not self._other(folder):
             return
-        if not folder.is_dir():
+        if not folder.is_dir():  # one that only the job sees; made here, the others would not find it
             raise ServiceError(
                 f"drafter-online: {folder} is not there for the daemon; put checkpoints on shared storage."
             )
@@ -280,8 +273,8 @@ def _copy(source: Path, target: Path, aside: bool = False) -> None:
         for part in PARTS:
             if (source / part).is_dir():
                 shutil.copytree(source / part, new / part, copy_function=_link, ignore=unwanted)
-        record = _UnderWay(aside, [part for part in PARTS if (new / part).is_dir()])
-        (new / RECORD).write_bytes(msgspec.json.encode(record))
+        record = {"aside": aside, "parts": [part for part in PARTS if (new / part).is_dir()]}
+        (new / RECORD).write_text(json.dumps(record))
         sync_tree(new)
         if aside:
             shutil.rmtree(target / REPLACED, ignore_errors=True)
@@ -301,11 +294,11 @@ def finish(folder: Path) -> None:
         shutil.rmtree(left, ignore_errors=True)
     new = folder / UNDER_WAY
     if (new / RECORD).is_file():
-        found = msgspec.json.decode((new / RECORD).read_bytes(), type=_UnderWay)
-        aside = (folder if found.aside else new) / REPLACED
+        found = json.loads((new / RECORD).read_bytes())
+        aside = (folder if found["aside"] else new) / REPLACED
         aside.mkdir(exist_ok=True)
         for part in PARTS:
-            if part not in found.parts or (new / part).is_dir():  # else it is in its place already
+            if part not in found["parts"] or (new / part).is_dir():  # else it is in its place already
                 for here, there in ((folder / part, aside / part), (new / part, folder / part)):
                     if here.is_dir():
                         os.rename(here, there)

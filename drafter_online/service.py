@@ -29,7 +29,7 @@ import msgspec
 from drafter_online import engines, startup, wire
 from drafter_online.alarms import Alarms
 from drafter_online.buffer import add_all
-from drafter_online.engines import ConnectedEngine, Engines, Hello, Progress, Status, VersionVerdict, read
+from drafter_online.engines import ConnectedEngine, Engines, Hello, Progress, Status, read
 from drafter_online.errors import BufferFileError, ServiceError, TrainingError, VersionError
 from drafter_online.fetch import piece
 from drafter_online.hub import Hub
@@ -191,8 +191,16 @@ class Service:
             return
         for found in status.verdicts[-16:]:
             if self.release.judge(engine.name, found):
-                self._log_verdict(engine.name, found)
-        self.hub.send(session, Message("status", msgspec.to_builtins(self.progress())))
+                self.counts[f"verdict/{found.verdict}"] += 1
+                text = f"version {found.version} was {found.verdict.replace('_', ' ')} by {engine.name}: {found.reason}"
+                log.info("drafter-online: %s", text)
+                self.alarms.set("rollback", None if found.verdict == "promoted" else text)
+        c, loss = self.trainer.counts, self.trainer.last_loss
+        progress = Progress(
+            c.steps, c.tokens, loss if math.isfinite(loss) else None, self.terms, self.length,
+            len(self.trainer.buffer), self.watch.age, self.watch.hangs, len(self.hub),
+        )  # fmt: skip
+        self.hub.send(session, Message("status", msgspec.to_builtins(progress)))
         now = time.monotonic()
         if status.policy > self.parts.policy and now - self._asked > ASK_SECONDS:
             self._asked = now
@@ -203,12 +211,6 @@ class Service:
             with contextlib.suppress(OSError):  # the store was deleted: the next version will do
                 manifest = (self.versions.path(number) / "manifest.json").read_bytes()
                 self.hub.send(session, Message("offer", {"version": number, "canary": canary, "manifest": manifest}))
-
-    def _log_verdict(self, engine: str, found: VersionVerdict) -> None:
-        self.counts[f"verdict/{found.verdict}"] += 1
-        log.info("drafter-online: version %d %s by %s: %s", found.version, found.verdict, engine, found.reason)
-        text = f"version {found.version} was {found.verdict.replace('_', ' ')} by {engine}: {found.reason}"
-        self.alarms.set("rollback", None if found.verdict == "promoted" else text)
 
     # ---- training ---------------------------------------------------------------------------------------------------
 
@@ -369,11 +371,3 @@ class Service:
         if (hangs := self.watch.hangs) is not None:
             return False, hangs
         return True, "ok"
-
-    def progress(self) -> Progress:
-        """How the training goes, for engines."""
-        c, loss = self.trainer.counts, self.trainer.last_loss
-        return Progress(
-            c.steps, c.tokens, loss if math.isfinite(loss) else None, self.terms, self.length,
-            len(self.trainer.buffer), self.watch.age, self.watch.hangs, len(self.hub),
-        )  # fmt: skip

@@ -13,8 +13,6 @@ from drafter_online.trainer import DrafterTraining
 
 M = TypeVar("M", bound=BaseModel)
 
-ENDPOINT = "tcp://127.0.0.1:5765"
-
 
 class ServiceConfig(BaseModel):
     """Every knob of the daemon."""
@@ -30,7 +28,7 @@ class ServiceConfig(BaseModel):
         description="Tokens that a fresh head drafts, chosen by what the target says; unset: 8192 where it has "
         "at least twice as many, else all.",
     )
-    endpoint: str = Field(ENDPOINT, description="Where engines connect: tcp://HOST:PORT or ipc://PATH.")
+    endpoint: str = Field("tcp://127.0.0.1:5765", description="Where engines connect: tcp://HOST:PORT or ipc://PATH.")
     token_file: Path | None = Field(None, description="File with the token; unset: DRAFTER_ONLINE_TOKEN, or none.")
     device: str = Field("cpu", description="Torch device that trains.")
     dtype: str = Field("auto", description="Of published weights; `auto`: the target's.")

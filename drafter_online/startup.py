@@ -50,14 +50,10 @@ def first_drafter(config: ServiceConfig) -> model.TrainedDrafter:
         HeadError: it cannot be read, or does not fit the target.
     """
     if config.head is not None:
-        return _load(config, config.head)
+        return model.load(config.head, config.target, train_lm_head=config.training.train_lm_head)
     size = config.draft_vocab or vocabulary.drafted(int(target_config(config.target).vocab_size))
     fresh = heads.fresh(config.target, draft_vocab_size=size)
     return model.Eagle3(fresh, train_lm_head=config.training.train_lm_head)
-
-
-def _load(config: ServiceConfig, folder: Path) -> model.TrainedDrafter:
-    return model.load(folder, config.target, train_lm_head=config.training.train_lm_head)
 
 
 def dtype(config: ServiceConfig) -> Any:
@@ -77,7 +73,8 @@ def trainer(config: ServiceConfig, versions: Versions, alarms: Alarms) -> Traine
     parent = versions.candidate()
     if parent is not None:
         versions.load(parent)  # verified before it is built upon
-    made = first_drafter(config) if parent is None else _load(config, versions.path(parent))
+        config = config.model_copy(update={"head": versions.path(parent)})
+    made = first_drafter(config)
     found = Trainer(
         made, buffer(config, alarms), config.training,
         checkpoints=config.dir / "state", device=config.device, parent=parent,

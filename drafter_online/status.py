@@ -93,10 +93,10 @@ def _lag(service: Service) -> float | None:
 
 def list_versions(versions: Versions, promoted: int | None) -> list[dict[str, Any]]:
     """Versions in a store, oldest first, with what became of them."""
-    verdicts = {e.version: e for e in versions.events()}
+    events = {e.version: e for e in versions.events()}
     rows: list[dict[str, Any]] = []
     for number in versions.numbers():
-        row: dict[str, Any] = {"version": number, "promoted": number == promoted}
+        row: dict[str, Any] = {"version": number, "promoted": number == promoted, "verdict": None}
         try:
             m = versions.manifest(number)
             row |= {
@@ -111,10 +111,8 @@ def list_versions(versions: Versions, promoted: int | None) -> list[dict[str, An
             }
         except DrafterError as e:
             row["error"] = str(e)
-        event = verdicts.get(number)
-        row["verdict"] = None if event is None else event.verdict
-        if event is not None:
-            row |= {"reason": event.reason, "decided": event.time}
+        if (event := events.get(number)) is not None:
+            row |= {"verdict": event.verdict, "reason": event.reason, "decided": event.time}
         rows.append(row)
     return rows
 
