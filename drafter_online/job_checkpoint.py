@@ -1,8 +1,7 @@
 """A daemon's state in the checkpoints of its job: both ends of what an engine asks for when the job saves and resumes.
 
-An engine that saves has the daemon copy state, samples and versions to a folder of the checkpoint, one for
-all replicas, and waits for it, bounded. It does not wait for `load`: the daemon may still be starting, and takes the
-copy over before it gets samples.
+An engine that saves has the daemon copy state, samples and versions to a folder of the checkpoint, one for all
+replicas, and waits for it, bounded. It does not wait for `load`: the daemon may still be starting.
 
 Only the daemon of a job (`ServiceConfig.job`) does it: engines that share a server's daemon must not choose where it
 writes. Requests come on the hub's thread and are done on the one that trains, between two micro-steps.
@@ -62,7 +61,7 @@ LOAD_SECONDS = 300.0
 class _Request:
     kind: Literal["save", "load"]
     folder: Path
-    until: float
+    asked: float = field(default_factory=time.monotonic)
     sent: bool = False
     done: bool = False
     ended: threading.Event = field(default_factory=threading.Event)
@@ -83,7 +82,7 @@ class CheckpointClient:
         except OSError as e:
             self._fault("saving", str(e))
             return False
-        number, request = self._ask("save", folder, SAVE_SECONDS)
+        number, request = self._ask("save", folder)
         request.ended.wait(SAVE_SECONDS)
         self._end(number, f"the daemon has not answered for {SAVE_SECONDS:g} s")
         if not request.done:
@@ -93,15 +92,15 @@ class CheckpointClient:
 
     def load(self, folder: Path) -> None:
         """Have the state taken from `folder`, as soon as the daemon listens."""
-        self._ask("load", folder, LOAD_SECONDS)
+        self._ask("load", folder)
 
     def tick(self, link: Link) -> None:
-        """On the connection's thread: ask what was not asked yet, and give up what has waited for long."""
+        """On the connection's thread: ask what was not asked yet, and give up a load that has waited for long."""
         for number, r in list(self._open.items()):
             r.sent = r.sent and link.away is None  # a daemon that was away is asked again
             if r.kind == "save" and link.away is not None:
                 self._end(number, link.away)
-            elif time.monotonic() > r.until:
+            elif r.kind == "load" and time.monotonic() - r.asked > LOAD_SECONDS:
                 self._end(number, f"the daemon has not answered for {LOAD_SECONDS:g} s")
             elif not r.sent:
                 r.sent = link.send(Message(r.kind, {"id": number, "folder": str(r.folder.resolve())}))
@@ -119,8 +118,8 @@ class CheckpointClient:
             log.info("drafter-online: the daemon keeps its own state, apart from the job's checkpoints.")
         self._end(done.id, done.error)
 
-    def _ask(self, kind: Literal["save", "load"], folder: Path, seconds: float) -> tuple[int, _Request]:
-        number, request = next(self._numbers), _Request(kind, folder, time.monotonic() + seconds)
+    def _ask(self, kind: Literal["save", "load"], folder: Path) -> tuple[int, _Request]:
+        number, request = next(self._numbers), _Request(kind, folder)
         self._open[number] = request
         return number, request
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import threading
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -79,6 +80,19 @@ def test_its_state_goes_into_the_jobs_checkpoint_and_comes_back(
     assert checkpoint(engine, "load", folder)["done"]
     assert (other.trainer.counts.steps, len(other.trainer.buffer)) == (steps, held)
     engine.until(lambda: engine.version == promoted)
+
+
+def test_a_checkpoint_that_is_not_answered_says_how_long_it_waited(tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.setattr(job_checkpoint, "SAVE_SECONDS", 0.2)
+    faults: list[tuple[str, str]] = []
+    client = job_checkpoint.CheckpointClient(lambda *fault: faults.append(fault))
+    link: Any = SimpleNamespace(away=None, send=lambda message: True)
+    saved: list[bool] = []
+    job = threading.Thread(target=lambda: saved.append(client.save(tmp_path / "drafter")))
+    job.start()
+    while job.is_alive():
+        client.tick(link)
+    assert saved == [False] and faults == [("saving", "the daemon has not answered for 0.2 s")]
 
 
 def test_what_replicas_ask_for_together_is_done_for_the_first(tmp_path: Path) -> None:

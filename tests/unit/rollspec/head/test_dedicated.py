@@ -321,7 +321,7 @@ def test_a_copy_is_taken_over_when_the_daemon_comes(ends: Ends, tmp_path: Path, 
     assert s.training.load(tmp_path)
     assert not s.training.save(tmp_path / "checkpoint") and "has not answered yet" in str(s.head.bridge.faults)
     s.training.checkpoints.load(tmp_path / "late")
-    list(s.training.checkpoints._open.values())[-1].until = 0.0
+    list(s.training.checkpoints._open.values())[-1].asked = -1e9
     until(lambda: any("loading: the daemon has not" in c for c in s.head.bridge.faults))
     hub = ends.hub(endpoint)
     answering(hub)
