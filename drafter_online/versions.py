@@ -62,9 +62,8 @@ class Manifest:
 
 @dataclass(frozen=True, eq=False)
 class Version:
-    """A verified version: its folder, manifest, configuration and weights (on the CPU)."""
+    """A verified version: its manifest, configuration and weights (on the CPU)."""
 
-    path: Path
     manifest: Manifest
     config: dict[str, Any]
     tensors: dict[str, Tensor]
@@ -145,8 +144,8 @@ class Versions:
         """Write a version and return its number, above every other in the store and above `parent`.
 
         Raises:
-            VersionError: a weight is not finite or belongs to the target, or the store cannot be written (deleted
-                parent, full disk, no permission); nothing of the version is left behind.
+            VersionError: a weight is not finite or belongs to the target, or the store cannot be written; nothing of
+                the version is left behind.
         """
         from safetensors.torch import save
 
@@ -251,14 +250,15 @@ class Versions:
             raise _refused(number, f"it is for the target {m.base!r}, not {base!r}")
         if newer_than is not None and number <= newer_than:
             raise _refused(number, f"it is not newer than version {newer_than}, which runs")
-        folder, blobs = self.path(number), {}
+        blobs = {}
         for name in (MODEL, CONFIG):
+            path = self.path(number) / name
             try:
-                blobs[name] = (folder / name).read_bytes()
+                blobs[name] = path.read_bytes()
             except OSError as e:
-                raise _refused(number, f"{folder / name} cannot be read ({e.strerror or e})") from e
+                raise _refused(number, f"{path} cannot be read ({e.strerror or e})") from e
             if sha256(blobs[name]) != m.files.get(name, {}).get("sha256"):
-                raise _refused(number, f"{folder / name} does not match its checksum: it is truncated or altered")
+                raise _refused(number, f"{path} does not match its checksum: it is truncated or altered")
         try:
             tensors = load(blobs[MODEL])
             _check_payload(tensors, m.kind)
@@ -266,7 +266,7 @@ class Versions:
             raise _refused(number, f"{MODEL} is not a readable safetensors file ({e})") from e
         except VersionError as e:
             raise _refused(number, str(e).removeprefix("drafter-online: ").rstrip(".")) from e
-        return Version(folder, m, json.loads(blobs[CONFIG]), tensors)
+        return Version(m, json.loads(blobs[CONFIG]), tensors)
 
     # ---- verdicts ---------------------------------------------------------------------------------------------------
 

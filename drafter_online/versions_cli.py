@@ -5,14 +5,14 @@ from __future__ import annotations
 import dataclasses
 import json
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.filesize import decimal
 
 from drafter_online.console import Json, group, show_facts, show_table
 from drafter_online.errors import VersionError
-from drafter_online.versions import Versions
+from drafter_online.versions import Event, Versions
 
 app = group("Look into a store of drafter versions, and decide about them.")
 
@@ -93,6 +93,6 @@ def versions_rollback(
     _decided(versions, event, text, as_json)
 
 
-def _decided(versions: Any, event: Any, text: str, as_json: bool) -> None:
+def _decided(versions: Versions, event: Event, text: str, as_json: bool) -> None:
     facts = {**dataclasses.asdict(event), "promoted": versions.promoted()}
     typer.echo(json.dumps(facts, indent=2) if as_json else text)

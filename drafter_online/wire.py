@@ -3,9 +3,8 @@
     header | tensor | tensor | ...
 
 `header` is msgpack (format, sequence number, kind, body, each tensor's name, dtype and shape); tensors are their raw
-bytes. Nothing but these types is decoded. With a token the connection is ZeroMQ's CURVE: encrypted, and open only to
-who has the token, because both sides derive the daemon's keys from it (`keys_of`). The token itself never travels, and
-what was recorded cannot be sent again, as every connection has keys of its own. Without a token there is loopback only.
+bytes. Nothing but these types is decoded. With a token the connection is ZeroMQ's CURVE, encrypted, by keys that both
+sides derive from the token (`keys_of`), which never travels. Without one there is loopback only.
 
     frames = pack(message, seq)
     seq, message = unpack(frames)    # WireError, by kind
@@ -134,8 +133,8 @@ def _tensor(name: str, dtype: str, shape: list[int], data: bytes) -> Tensor:
 
 
 def keys_of(token: str) -> tuple[bytes, bytes]:
-    """The daemon's keys for CURVE (Z85), public and secret, which both sides derive from the token; slowly, so that
-    guessing is slow as well. The public one is known only to who has the token, too: it opens the connection.
+    """The daemon's keys for CURVE (Z85), public and secret; derived slowly, so that guessing is slow as well. The
+    public one, too, is known only to who has the token: it opens the connection.
 
     Raises:
         WireError: this ZeroMQ has no CURVE.
