@@ -99,16 +99,9 @@ def list_versions(versions: Versions, promoted: int | None) -> list[dict[str, An
         row: dict[str, Any] = {"version": number, "promoted": number == promoted, "verdict": None}
         try:
             m = versions.manifest(number)
-            row |= {
-                "kind": m.kind,
-                "base": m.base,
-                "created": m.created,
-                "parent": m.parent,
-                "target_version": m.target_version,
-                "loss": m.provenance.get("loss"),
-                "copy_of": m.provenance.get("copy_of"),
-                "bytes": sum(f["bytes"] for f in m.files.values()),
-            }
+            row |= {n: getattr(m, n) for n in ("kind", "base", "created", "parent", "target_version")}
+            row |= {n: m.provenance.get(n) for n in ("loss", "copy_of")}
+            row["bytes"] = sum(f["bytes"] for f in m.files.values())
         except DrafterError as e:
             row["error"] = str(e)
         if (event := events.get(number)) is not None:
