@@ -22,13 +22,12 @@ from typing import Annotated, Any, Literal
 import typer
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, SpinnerColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.progress import Progress as Bars
 from rich.table import Table
 
 from rollspec.audit.engine import ARM_SECONDS, Arm, Plan, Progress
 from rollspec.audit.evidence import AuditError
-from rollspec.audit.remaining import Remaining
 from rollspec.audit.report import FAMILY_COLUMNS, check_path, facts, families, json_text, verdict_line, write
 from rollspec.audit.run import Stage, run_audit
 from rollspec.audit.verdict import ALPHA, AuditResult
@@ -98,7 +97,7 @@ def command(
         found, tokens=tokens, samples=samples, max_tokens=max_tokens, temperature=temperature, seed=seed, dtype=dtype
     )
     console = Console(stderr=as_json)
-    with _display(console, tokens) as stage:
+    with _display(console) as stage:
         result = run_audit(model, plan, arm, alpha=alpha, timeout=timeout, device=device, stage=stage)
     words = ["rollspec", *sys.argv[1:]]
     result = replace(result, provenance={**result.provenance, "command": shlex.join(words)})
@@ -131,33 +130,22 @@ def show(result: AuditResult, console: Console) -> None:
 
 
 @contextmanager
-def _display(console: Console, tokens: int) -> Iterator[Stage]:
-    """A bar of the whole audit: its stage, and about how long is left. Where output is not a terminal (a file, a pipe)
-    a plain line when a stage begins.
-    """
-    began, remaining = time.monotonic(), Remaining(tokens)
-    stage_now, left = TextColumn("{task.description}"), TextColumn("{task.fields[left]}")
-    columns = (SpinnerColumn(), stage_now, BarColumn(), TimeElapsedColumn(), left)
-    with Bars(*columns, console=console, disable=not console.is_terminal) as bars:
-        audit = bars.add_task("audit", total=1.0, left=remaining)
+def _display(console: Console) -> Iterator[Stage]:
+    """A bar for each stage; where output is not a terminal (a file, a pipe), a plain line when one begins."""
+    began = time.monotonic()
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
+    with Bars(*columns, TimeRemainingColumn(), console=console, disable=not console.is_terminal) as bars:
 
         def stage(name: str) -> Progress:
-            now = time.monotonic()
-            remaining.begin(now)
-            bars.update(audit, description=escape(name))
+            for before in bars.tasks:
+                bars.update(before.id, total=1.0, completed=1.0)
             if not console.is_terminal:
-                console.print(f"{now - began:6.0f} s  {escape(name)}, {remaining}", highlight=False, soft_wrap=True)
+                console.print(f"{time.monotonic() - began:6.0f} s  {escape(name)}", highlight=False, soft_wrap=True)
                 console.file.flush()
-
-            def report(done: int, total: int) -> None:
-                now = time.monotonic()
-                remaining.report(done, total, now)
-                bars.update(audit, completed=(now - began) / (now - began + remaining.left(now)))
-
-            return report
+            now = bars.add_task(escape(name), total=None)
+            return lambda done, total: bars.update(now, completed=done, total=total)
 
         yield stage
-        bars.update(audit, completed=1.0, left="")
 
 
 def _arm(preset: str, overrides: Sequence[str], speculative_config: str | None, engine: dict[str, Any]) -> Arm:
