@@ -137,15 +137,15 @@ def _config(
     """List every knob with its type, default and meaning; `show` resolves a configuration, `presets` lists them."""
     if ctx.invoked_subcommand:
         return
+    from pydantic_core import to_jsonable_python
+
     from rollspec.config import RollspecConfig, knobs
 
     # The defaults as they would be written in a file (lists, strings, null), not as Python objects.
-    plain = RollspecConfig().to_dict()
-    rows = [(name, kind, _at(plain, name), text) for name, kind, _, text in knobs(RollspecConfig)]
+    rows = [(name, kind, to_jsonable_python(default), text) for name, kind, default, text in knobs(RollspecConfig)]
     if as_json:
-        typer.echo(
-            json.dumps([{"name": n, "type": k, "default": d, "description": t} for n, k, d, t in rows], indent=2)
-        )
+        fields = ("name", "type", "default", "description")
+        typer.echo(json.dumps([dict(zip(fields, row, strict=True)) for row in rows], indent=2))
         return
     from rich.text import Text
 
@@ -209,12 +209,6 @@ def _readable(kind: str) -> str:
     kind = re.sub(r"Literal\[([^\]]*)\]", lambda m: m[1].replace("'", "").replace(", ", " | "), kind)
     kind = re.sub(r"tuple\[(.*), \.\.\.\]", r"list of \1", kind)
     return kind.replace("pathlib.", "").lower()
-
-
-def _at(data: Any, dotted: str) -> Any:
-    for part in dotted.split("."):
-        data = data[part]
-    return data
 
 
 if __name__ == "__main__":

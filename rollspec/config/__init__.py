@@ -8,32 +8,16 @@ A configuration comes from a preset, a YAML file or a mapping; the environment a
     ROLLSPEC__PROPOSAL__K_MAX=8 python train.py
 """
 
-from rollspec.config.layers import knobs
-from rollspec.config.sections import (
-    BudgetConfig,
-    HealthConfig,
-    HistoryConfig,
-    ReuseConfig,
-    SuffixConfig,
-    TuningConfig,
-)
-from rollspec.config.settings import RollspecConfig, Source, is_resolved, resolve
-from rollspec.config.sources import ENV_PREFIX, ENV_SWITCH, presets, switched_on
-
-__all__ = [
-    "ENV_PREFIX",
-    "ENV_SWITCH",
-    "BudgetConfig",
-    "HealthConfig",
-    "HistoryConfig",
-    "ReuseConfig",
-    "RollspecConfig",
-    "Source",
-    "SuffixConfig",
-    "TuningConfig",
-    "is_resolved",
-    "knobs",
-    "presets",
-    "resolve",
-    "switched_on",
-]
+from rollspec.config.layers import knobs as knobs
+from rollspec.config.sections import BudgetConfig as BudgetConfig
+from rollspec.config.sections import HealthConfig as HealthConfig
+from rollspec.config.sections import HistoryConfig as HistoryConfig
+from rollspec.config.sections import ReuseConfig as ReuseConfig
+from rollspec.config.sections import TuningConfig as TuningConfig
+from rollspec.config.settings import RollspecConfig as RollspecConfig
+from rollspec.config.settings import Source as Source
+from rollspec.config.settings import is_resolved as is_resolved
+from rollspec.config.settings import resolve as resolve
+from rollspec.config.sources import ENV_SWITCH as ENV_SWITCH
+from rollspec.config.sources import presets as presets
+from rollspec.config.sources import switched_on as switched_on

@@ -19,30 +19,15 @@ M = TypeVar("M", bound=BaseModel)
 Layer = tuple[dict[str, Any], str]
 
 
-def _is_section(kind: Any) -> bool:
-    return isinstance(kind, type) and issubclass(kind, BaseModel)
-
-
 def knobs(section: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, str, Any, str]]:
     """Every knob as (dotted name, type, default, description), for documentation and for nearest-name hints."""
     for name, field in section.model_fields.items():
         kind: Any = field.annotation
-        if _is_section(kind):
+        if isinstance(kind, type) and issubclass(kind, BaseModel):
             yield from knobs(kind, f"{prefix}{name}.")
         else:
             text = getattr(kind, "__name__", None) if isinstance(kind, type) else str(kind).replace("typing.", "")
             yield f"{prefix}{name}", text or str(kind), field.default, field.description or ""
-
-
-def missing_knobs(section: type[BaseModel], data: Mapping[str, Any]) -> Iterator[str]:
-    """Knobs of `section` that `data` does not set, by dotted name."""
-    for name, *_ in knobs(section):
-        value: Any = data
-        for part in name.split("."):
-            if not isinstance(value, Mapping) or part not in value:
-                yield name
-                break
-            value = value[part]
 
 
 def validated(section: type[M], layers: Sequence[Layer]) -> M:
@@ -51,11 +36,11 @@ def validated(section: type[M], layers: Sequence[Layer]) -> M:
     Raises:
         ConfigError: a key is unknown, or a value out of range.
     """
-    flat: dict[str, Any] = {}
+    knobs_of: dict[str, Any] = {}
     for mapping, origin in layers:
-        flat |= _flat(section, mapping, origin)
+        knobs_of |= flat(section, mapping, origin)
     nested: dict[str, Any] = {}
-    for name, value in flat.items():
+    for name, value in knobs_of.items():
         *parents, leaf = name.split(".")
         node = nested
         for part in parents:
@@ -67,32 +52,32 @@ def validated(section: type[M], layers: Sequence[Layer]) -> M:
         raise ConfigError(_sentence(e)) from e
 
 
-def _flat(root: type[BaseModel], mapping: Mapping[str, Any], origin: str, prefix: str = "") -> dict[str, Any]:
-    """Knobs by dotted name, from `{"a.b": 1}` as from `{"a": {"b": 1}}`; keys that no knob has are refused."""
+def flat(section: type[BaseModel], mapping: Mapping[str, Any], origin: str) -> dict[str, Any]:
+    """Knobs by dotted name, from `{"a.b": 1}` as from `{"a": {"b": 1}}`.
+
+    Raises:
+        ConfigError: a key is of no knob.
+    """
+    known = [name for name, *_ in knobs(section)]
     out: dict[str, Any] = {}
-    for key, value in mapping.items():
-        parts = f"{prefix}{key}".split(".")
-        section: Any = root
-        for depth in range(1, len(parts) + 1):
-            name = ".".join(parts[:depth])
-            if parts[depth - 1] not in section.model_fields:
-                raise ConfigError(_unknown(root, name, value, origin))
-            section = section.model_fields[parts[depth - 1]].annotation
-            if not _is_section(section):  # a knob; what follows is a key of its mapping
-                if rest := ".".join(parts[depth:]):
-                    known = out.get(name)
-                    value = {**(known if isinstance(known, dict) else {}), rest: value}
+
+    def take(mapping: Mapping[str, Any], prefix: str) -> None:
+        for key, value in mapping.items():
+            name = f"{prefix}{key}"
+            if name in known:
                 out[name] = value
-                break
-        else:
-            if not isinstance(value, Mapping):
+            elif not any(knob.startswith(f"{name}.") for knob in known):
+                raise ConfigError(_unknown(known, name, value, origin))
+            elif not isinstance(value, Mapping):
                 raise ConfigError(f"rollspec: {name} = {value!r} cannot be used: it is a section of knobs.")
-            out |= _flat(root, value, origin, f"{name}.")
+            else:
+                take(value, f"{name}.")
+
+    take(mapping, "")
     return out
 
 
-def _unknown(root: type[BaseModel], key: str, value: Any, origin: str) -> str:
-    names = [name for name, *_ in knobs(root)]
+def _unknown(names: Sequence[str], key: str, value: Any, origin: str) -> str:
     # A user who writes only the leaf ("k_max") should still be led to the full name.
     near = difflib.get_close_matches(key, names, n=1, cutoff=0.6) or [
         n for n in names if n.rsplit(".", 1)[-1] == key.rsplit(".", 1)[-1]

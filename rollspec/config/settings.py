@@ -14,7 +14,7 @@ from typing import Any, Literal, TypeAlias, TypeGuard
 from pydantic import Field, model_validator
 
 from drafter_online.recipes import RECIPES
-from rollspec.config.layers import missing_knobs, validated
+from rollspec.config.layers import flat, knobs, validated
 from rollspec.config.sections import (
     MOST_TRAINED,
     CoupledConfig,
@@ -116,15 +116,9 @@ class RollspecConfig(Section):
         }
 
     @classmethod
-    def load(
-        cls,
-        source: Source = None,
-        *,
-        overrides: Mapping[str, Any] | Sequence[str] = (),
-        env: Mapping[str, str] | None = None,
-    ) -> RollspecConfig:
+    def load(cls, source: Source = None, **options: Any) -> RollspecConfig:
         """`resolve`, for programs that import this class alone."""
-        return resolve(source, overrides=overrides, env=env)
+        return resolve(source, **options)
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> RollspecConfig:
@@ -133,8 +127,8 @@ class RollspecConfig(Section):
         Raises:
             ConfigError: a key is missing or unknown, or a value out of range.
         """
-        if missing := next(missing_knobs(cls, data), None):
-            raise ConfigError(f"rollspec: resolved settings lack {missing!r}; pass on what `to_dict` returned.")
+        if missing := _missing(data):
+            raise ConfigError(f"rollspec: resolved settings lack {missing[0]!r}; pass on what `to_dict` returned.")
         return validated(cls, [(dict(data), "the resolved settings")])
 
     def to_dict(self) -> dict[str, Any]:
@@ -184,5 +178,15 @@ def resolve(
 
 
 def is_resolved(source: object) -> TypeGuard[Mapping[str, Any]]:
-    """Whether `source` is a mapping that sets every knob, as `to_dict` does: nothing is left to resolve."""
-    return isinstance(source, Mapping) and next(missing_knobs(RollspecConfig, source), None) is None
+    """Whether `source` is a mapping that sets every knob, as `to_dict` does: nothing is left to resolve.
+
+    Raises:
+        ConfigError: it is a mapping, and a key is unknown.
+    """
+    return isinstance(source, Mapping) and not _missing(source)
+
+
+def _missing(data: Mapping[str, Any]) -> list[str]:
+    """Knobs that `data` does not set, by dotted name."""
+    given = flat(RollspecConfig, data, "the given mapping")
+    return [name for name, *_ in knobs(RollspecConfig) if name not in given]

@@ -159,7 +159,7 @@ def test_the_switch_names_a_preset_or_nothing() -> None:
         ("missing.yaml", [], ["'missing.yaml'", "does not exist"]),
         ({"proposal.k_maks": 8}, [], ["'proposal.k_maks'", "8", "did you mean 'proposal.k_max'"]),
         ({"k_max": 8}, [], ["'k_max'", "did you mean 'proposal.k_max'"]),
-        ({}, ["proposal.sufix.window=1"], ["'proposal.sufix'", "the overrides"]),
+        ({}, ["proposal.sufix.window=1"], ["'proposal.sufix.window'", "the overrides; did you mean"]),
         ({}, ["proposal.k_max"], ["'proposal.k_max'", "'='"]),
         ({}, ["proposal.k_max=0"], ["proposal.k_max = 0", "greater than or equal to 1"]),
         ({}, ["proposal.k_max=many"], ["proposal.k_max", "'many'"]),
