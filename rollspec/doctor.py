@@ -249,29 +249,24 @@ def command(
 
 
 def _print(report: Report) -> None:
-    from rich.console import Console
-    from rich.markup import escape
-    from rich.table import Table
+    from rich.text import Text
 
-    console = Console()
-    console.print(f"rollspec {report.rollspec}, Python {report.python} ({escape(sys.executable)})", soft_wrap=True)
-    packages = Table("package", "installed", "tested", header_style="bold", pad_edge=False)
-    for p in report.packages:
-        found = "[dim]not installed[/dim]" if p.version is None else p.version
-        packages.add_row(p.name, found if p.in_range else f"[yellow]{found}[/yellow]", p.tested)
-    console.print(packages)
-    status = {s: f"[{c}]{s:4}[/{c}]" for s, c in (("ok", "green"), ("off", "red"), ("warn", "yellow"), ("info", "dim"))}
+    from drafter_online.console import show_table
+
+    typer.echo(f"rollspec {report.rollspec}, Python {report.python} ({sys.executable})")
+    colours = {"ok": "green", "off": "red", "warn": "yellow", "info": "dim"}
+    installed = [Text(p.version or "not installed", "" if p.in_range else "yellow") for p in report.packages]
+    show_table(
+        ("package", "installed", "tested"),
+        [(p.name, found, p.tested) for p, found in zip(report.packages, installed, strict=True)],
+    )
     for title, checks in (("capability", report.capabilities), ("environment", report.environment)):
-        table = Table(title, "status", header_style="bold", pad_edge=False)
-        table.add_column("", overflow="fold")  # a setting to copy must not be cut by an ellipsis
-        for c in checks:
-            table.add_row(c.name, status[c.status], escape(c.detail))
-        console.print(table)
+        show_table((title, "status", ""), [(c.name, Text(c.status, colours[c.status]), c.detail) for c in checks])
     if report.hooks:
-        console.print("[bold]what rollspec changes in vLLM[/bold]")
+        typer.echo("what rollspec changes in vLLM")
     for c in report.hooks:
-        console.print(f"{c.name:32}{status[c.status]} {escape(c.detail)}", soft_wrap=True, highlight=False)
+        typer.echo(f"{c.name:32}{c.status:4} {c.detail}")
     if report.usable:
-        console.print("[green]Usable[/green]: a supported engine here can be accelerated.")
+        typer.secho("Usable: a supported engine here can be accelerated.", fg="green")
     else:
-        console.print("[red]Nothing can be accelerated[/red]: see what is off above.")
+        typer.secho("Nothing can be accelerated: see what is off above.", fg="red")

@@ -111,12 +111,11 @@ def _statistic(t: TestResult) -> str:
 
 
 def write(result: AuditResult, path: Path) -> None:
-    """Write the result in the format of the file's ending (`FORMATS`).
+    """Write the result in the format of the file's ending, one of `FORMATS` (`check_path`).
 
     Raises:
-        AuditError: another ending, or a file that cannot be written.
+        AuditError: the file cannot be written.
     """
-    check_path(path)
     text = FORMATS[path.suffix](result)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -6,8 +6,9 @@ import functools
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
-from statistics import fmean
 from typing import Any
+
+import numpy as np
 
 from rollspec.tuning.tuner import LEARNED
 
@@ -107,17 +108,13 @@ def _merged_levels(parts: Sequence[EngineStats]) -> dict[str, float]:
         having = [p for p in parts if name in p.drafter_levels]
         values = [p.drafter_levels[name] for p in having]
         by = MEANS.get(name.partition("/")[0])
-        weights = [_weight(p, by) for p in having]
         if by is None:
             out[name] = max(values)
-        elif sum(weights):
-            out[name] = sum(w * v for w, v in zip(weights, values, strict=True)) / sum(weights)
-        else:  # nothing new anywhere
-            out[name] = fmean(values)
+            continue
+        if by == "steps":
+            weights = [p.drafter.get("train_steps", 0.0) for p in having]
+        else:
+            weights = [sum(p.by_source[n][1] for n in LEARNED if n in p.by_source) for p in having]
+        # Where nothing is new anywhere, all count the same.
+        out[name] = float(np.average(values, weights=weights if any(weights) else None))
     return out
-
-
-def _weight(p: EngineStats, by: str | None) -> float:
-    if by == "steps":
-        return p.drafter.get("train_steps", 0.0)
-    return float(sum(p.by_source[n][1] for n in LEARNED if n in p.by_source))

@@ -194,8 +194,6 @@ def _read_lines(path: Path, notes: list[str]) -> list[dict[str, Any]]:
             kind = type(obj).__name__
             raise RollspecError(f"rollspec: {path}, line {number}, holds {kind}, not an object of names and values.")
         objects.append(obj)
-    if not objects:
-        raise RollspecError(f"rollspec: {path} is empty; let the run finish its first step, then retry.")
     return objects
 
 

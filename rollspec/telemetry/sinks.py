@@ -24,39 +24,30 @@ class JsonlSink:
 
     Atomic because a whole line goes out in one `write` to a file opened with O_APPEND, so several processes may share
     it. A line that a crash or a full disk tore is closed with a newline first, so that the next one is not lost, too.
-    A file opened while another process writes to it may look torn, which costs an empty line; readers skip those.
+    A file that another process writes to may look torn, which costs an empty line; readers skip those.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
-        self._fd: int | None = None
-        self._seal = False  # the file ends in the middle of a line
         self._log = LogOnce()
 
     def write(self, row: Mapping[str, Any]) -> bool:
         """Append `row`. False when it could not be written; NaN and infinities become null, numpy scalars numbers."""
         try:
             line = _encoded(row) + b"\n"
-            if self._fd is None:
-                self._fd = self._open()
-            data = b"\n" + line if self._seal else line
-            sent = os.write(self._fd, data)
-            self._seal = sent < len(data)
-            if self._seal:
-                raise OSError(f"only {sent} of {len(data)} bytes fitted")
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            with self.path.open("a+b", buffering=0) as file:
+                size = os.fstat(file.fileno()).st_size
+                if size and os.pread(file.fileno(), 1, size - 1) != b"\n":
+                    line = b"\n" + line
+                if (sent := file.write(line)) < len(line):
+                    raise OSError(f"only {sent} of {len(line)} bytes fitted")
         except (OSError, TypeError, ValueError, RecursionError) as e:
             cause = f"{type(e).__name__}: {e}"
             text = "rollspec: measurements cannot be written to %s (%s); the job continues without them there."
             self._log(cause, text, self.path, cause)
             return False
         return True
-
-    def _open(self) -> int:
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
-        size = os.fstat(fd).st_size
-        self._seal = size > 0 and os.pread(fd, 1, size - 1) != b"\n"
-        return fd
 
 
 def plain(value: Any) -> Any:

@@ -114,6 +114,12 @@ def test_config_lists_every_knob() -> None:
     assert "fixed | goodput" in " ".join(table.replace("│", " ").split())
 
 
+def test_config_runs_as_a_module_too() -> None:
+    command = [sys.executable, "-m", "rollspec.cli", "config", "presets", "--json"]
+    out = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert out.returncode == 0 and [p["name"] for p in json.loads(out.stdout)] == list(presets()), out.stderr
+
+
 def test_config_show_prints_what_load_resolves() -> None:
     out = runner.invoke(
         cli.app, ["config", "show", "suffix_only", "--set", "proposal.k_max=9", "--set", "enabled=false"]

@@ -17,7 +17,7 @@ from rollspec.audit import prompts as audit_prompts
 from rollspec.audit.engine import Arm, Plan, _cause, run_arm
 from rollspec.audit.evidence import AuditError, samples_from
 from rollspec.audit.noise import NoiseCheck
-from rollspec.audit.report import families, markdown, page, verdict_line, write
+from rollspec.audit.report import check_path, families, markdown, page, verdict_line, write
 from rollspec.audit.statistics import TestResult
 from rollspec.audit.verdict import (
     AuditResult,
@@ -122,7 +122,7 @@ def test_pages_say_the_verdict_and_escape(tmp_path: Path) -> None:
     for name in ("r.md", "r.html"):
         write(result, tmp_path / name)
     with pytest.raises(AuditError, match=r"ends in none of \.json, \.md, \.html"):
-        write(result, tmp_path / "r.pdf")
+        check_path(tmp_path / "r.pdf")
 
 
 # ---- arms

@@ -126,7 +126,7 @@ def test_changed_settings_are_checked_again() -> None:
 
 
 STARTS = {  # where a job, an engine or a command starts
-    "rollspec/cli.py", "rollspec/doctor.py", "examples/demo/cli.py", "examples/demo/job.py",
+    "rollspec/doctor.py", "examples/demo/cli.py", "examples/demo/job.py",
     "rollspec/engine/vllm/plugin.py", "rollspec/engine/vllm/generate.py", "rollspec/audit/engine.py",
     "integrations/rollspec_openrlhf/__init__.py", "integrations/rollspec_trl/__init__.py",
     "integrations/rollspec_verl/options.py",

@@ -47,7 +47,7 @@ def test_bad_input_is_one_sentence(tmp_path: Path) -> None:
     assert "metrics.jsonl does not exist" in message()
     path = folder / "metrics.jsonl"
     path.write_text("")
-    assert "is empty" in message()
+    assert "holds no training step" in message()
     path.write_text('{"timing_s/gen": 1}\n{"timing_s/gen": \n{"timing_s/gen": 1}\n')
     assert "metrics.jsonl, line 2, is not valid JSON" in message()
     path.write_bytes(b'{"timing_s/gen": 1}\n\xff\xfe\n')
