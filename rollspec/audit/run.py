@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import platform
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from importlib import import_module
@@ -14,7 +16,6 @@ from typing import Any
 import numpy as np
 
 from rollspec import __version__
-from rollspec.audit import identity
 from rollspec.audit.distribution import distribution_tests
 from rollspec.audit.engine import ARM_SECONDS, GREEDY_ROUNDS, Arm, Given, Plan, Progress, run_arm
 from rollspec.audit.evidence import Evidence, Samples
@@ -23,7 +24,7 @@ from rollspec.audit.power import detectable
 from rollspec.audit.reference import Reference
 from rollspec.audit.verdict import ALPHA, AuditResult, check_greedy, check_log_probs, compare, tie
 from rollspec.config import RollspecConfig
-from rollspec.machine import git_sha, machine, now
+from rollspec.machine import git_sha, local_folder, machine, now
 
 READ = 8
 """Responses that the engine without drafts reads as prompts."""
@@ -144,11 +145,39 @@ def _provenance(model: str | Path, plan: Plan, subject: Arm, target: Reference) 
     return {
         "model": str(model),
         "subject": asdict(subject),
-        "plan": asdict(plan) | {"prompts": len(plan.prompts), "prompts_blake2b": identity.prompts(plan.prompts)},
-        "checkpoint": identity.checkpoint(model),
+        "plan": asdict(plan) | {"prompts": len(plan.prompts), "prompts_blake2b": prompts_hash(plan.prompts)},
+        "checkpoint": checkpoint(model),
         "reference_device": target.device,
         "machine": machine() | {"gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None},
         "git_sha": git_sha(),
         "versions": {"rollspec": __version__, "vllm": vllm_version(), "python": platform.python_version()}
         | {name: str(import_module(name).__version__) for name in packages},
     }
+
+
+def checkpoint(model: str | Path) -> dict[str, Any]:
+    """`files`, `bytes`, `blake2b` (16 bytes) of the safetensors files of a checkpoint, and `of` what of them.
+
+    Each file's name and size go in as `name NUL size NUL`, then its bytes, in the order of names. `blake2b` is None
+    where there are no such files or they cannot be read, and `of` says so. Never raises.
+    """
+    h, total = hashlib.blake2b(digest_size=16), 0
+    try:
+        files = sorted(local_folder(model).glob("*.safetensors"))
+        for file in files:
+            total += (size := file.stat().st_size)
+            h.update(f"{file.name}\0{size}\0".encode())
+            with file.open("rb") as f:
+                while part := f.read(1 << 24):
+                    h.update(part)
+    except Exception as e:  # an audit is worth more than its checkpoint's name
+        return {"files": 0, "bytes": total, "blake2b": None, "of": f"not hashed ({type(e).__name__}: {e})"}
+    if not files:
+        return {"files": 0, "bytes": 0, "blake2b": None, "of": "not hashed: there is no safetensors file"}
+    return {"files": len(files), "bytes": total, "blake2b": h.hexdigest(), "of": "names, sizes and contents"}
+
+
+def prompts_hash(token_ids: Sequence[Sequence[int]]) -> str:
+    """BLAKE2b (16 bytes) of the prompts' token ids, as JSON without spaces."""
+    text = json.dumps(token_ids, separators=(",", ":"))
+    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()

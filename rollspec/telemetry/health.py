@@ -96,7 +96,10 @@ class HealthWatch:
                 if old is not None:
                     pairs.append((response, old, None if logprobs is None else logprobs[i]))
         for key, group in seen.items():
-            self._remember(key, group)
+            self.bytes += _bytes(group) - _bytes(self._last.pop(key, {}))
+            self._last[key] = group
+        while self.bytes > self.max_bytes and self._last:
+            self.bytes -= _bytes(self._last.popitem(last=False)[1])
         chances = None if logprobs is None else [c for _, _, c in pairs if c is not None]
         found = overlap([new for new, _, _ in pairs], [old for _, old, _ in pairs], chances)
         if found is None:
@@ -117,7 +120,17 @@ class HealthWatch:
         m = {name.removeprefix(PREFIX): value for name, value in metrics.items() if name.startswith(PREFIX)}
         if not m:
             return {}
-        crossed = self._crossed(m)
+        crossed = []  # (kind, what was seen, group of causes)
+        if lost := m.get("logprob_lost", 0.0):
+            crossed.append(("not_finite", f"{lost:.0f} log-probs are NaN or infinite", "lost"))
+        for kind, (metric, side, text) in _KINDS.items():
+            limit, value = LIMITS[kind], m.get(metric)
+            if value is not None and (value > limit if side == "at most" else value < limit):
+                crossed.append((kind, f"{text.format(value)} ({side} {limit:g} is usual)", "ratios"))
+        chance, limit = m.get("epoch_overlap_chance"), self.config.max_overlap
+        if chance is not None and (shared := m["epoch_overlap"]) - chance > limit:
+            what = f"a share of {shared:.3f} of the tokens repeats the last epoch's, {chance:.3f} would by chance"
+            crossed.append(("overlap", f"{what} (telemetry.health.max_overlap = {limit:g})", "overlap"))
         for kind, what, cause in crossed:
             if kind not in self._logged:
                 self._logged.add(kind)
@@ -125,27 +138,6 @@ class HealthWatch:
                 counted = f"Later ones are counted in {PREFIX}warnings/{kind}."
                 self._log(f"rollspec: at step {step} {what}: {known}. {counted}")
         return {f"{PREFIX}warnings": float(len(crossed)), **{f"{PREFIX}warnings/{kind}": 1.0 for kind, *_ in crossed}}
-
-    def _crossed(self, m: Mapping[str, float]) -> list[tuple[str, str, str]]:
-        """(kind, what was seen, group of causes) of each threshold that is crossed."""
-        out = []
-        if lost := m.get("logprob_lost", 0.0):
-            out.append(("not_finite", f"{lost:.0f} log-probs are NaN or infinite", "lost"))
-        for kind, (metric, side, text) in _KINDS.items():
-            limit, value = LIMITS[kind], m.get(metric)
-            if value is not None and (value > limit if side == "at most" else value < limit):
-                out.append((kind, f"{text.format(value)} ({side} {limit:g} is usual)", "ratios"))
-        chance, limit = m.get("epoch_overlap_chance"), self.config.max_overlap
-        if chance is not None and (shared := m["epoch_overlap"]) - chance > limit:
-            what = f"a share of {shared:.3f} of the tokens repeats the last epoch's, {chance:.3f} would by chance"
-            out.append(("overlap", f"{what} (telemetry.health.max_overlap = {limit:g})", "overlap"))
-        return out
-
-    def _remember(self, key: str, group: dict[str, TokenArray]) -> None:
-        self.bytes += _bytes(group) - _bytes(self._last.pop(key, {}))
-        self._last[key] = group
-        while self.bytes > self.max_bytes and self._last:
-            self.bytes -= _bytes(self._last.popitem(last=False)[1])
 
 
 def _bytes(group: Mapping[str, TokenArray]) -> int:

@@ -10,7 +10,6 @@ Counters add up over the life of the process; gauges are of the latest interval 
 from __future__ import annotations
 
 import functools
-import re
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,18 +34,18 @@ class Series:
 
 def series() -> tuple[Series, ...]:
     """Every metric that an engine has, in the order of the table."""
-    return tuple(_series(row) for row in TABLE if not row.name.startswith(OF_THE_TRAINER))
-
-
-def _series(row: Metric) -> Series:
-    stem, _, last = row.name.rpartition("/")
-    placeholder = re.fullmatch(r"<(\w+)>", last)
-    if placeholder is None:
-        return Series(row, row.name.replace("/", "_"), None)
-    label = {"i": "position"}.get(placeholder[1], placeholder[1])
-    # `accept/rate` is a metric by itself, so the one per drafter needs a name of its own.
-    by = f"_by_{label}" if any(r.name == stem for r in TABLE) else ""
-    return Series(row, stem.replace("/", "_") + by, label)
+    names, out = {row.name for row in TABLE}, []
+    for row in TABLE:
+        if row.name.startswith(OF_THE_TRAINER):
+            continue
+        name, label = row.name, None
+        if name.endswith(">"):
+            name, _, label = name[:-1].partition("/<")
+            label = "position" if label == "i" else label
+            # `accept/rate` is a metric by itself, so the one per drafter needs a name of its own.
+            name += f"_by_{label}" if name in names else ""
+        out.append(Series(row, name.replace("/", "_"), label))
+    return tuple(out)
 
 
 @functools.cache  # a second engine in this process has the same metrics with another model's name
@@ -82,9 +81,8 @@ class Exporter:
             if row is None or row.name not in self._metrics:
                 continue
             s, metric = self._metrics[row.name]
-            labels = [self._model, *([name.rsplit("/", 1)[1]] if s.label else [])]
-            child = metric.labels(*labels)
-            if s.row.kind == "counter":
+            child = metric.labels(self._model, *([name.rsplit("/", 1)[1]] if s.label else []))
+            if row.kind == "counter":
                 child.inc(max(float(value), 0.0))
             else:
                 child.set(float(value))

@@ -31,8 +31,7 @@ WAIT_SECONDS = 300
 
 def active_run() -> Any:
     """The active W&B run of this process, or None. Does not import wandb."""
-    wandb = sys.modules.get("wandb")
-    return getattr(wandb, "run", None)
+    return getattr(sys.modules.get("wandb"), "run", None)
 
 
 def define(run: Any) -> None:

@@ -11,12 +11,11 @@ from audit_cases import make_distribution, sample
 from safetensors.numpy import save_file
 
 from rollspec import __version__
-from rollspec.audit import identity as audit_identity
 from rollspec.audit.distribution import distribution_tests
 from rollspec.audit.engine import Arm, Plan
 from rollspec.audit.power import detectable
 from rollspec.audit.report import markdown, page
-from rollspec.audit.run import _provenance
+from rollspec.audit.run import _provenance, checkpoint, prompts_hash
 from rollspec.audit.verdict import AuditResult
 from rollspec.machine import git_sha, machine
 
@@ -35,13 +34,13 @@ def test_the_page_says_what_was_tested_and_how_to_repeat_it(tmp_path: Path) -> N
         power=detectable(evidence, len(tests), 1e-3),
         provenance={"command": "rollspec audit --model <m>", "began": "2026-01-02T03:04:05+00:00"}
         | _provenance(tmp_path, Plan(prompts), Arm.plain({}), SimpleNamespace(device="cpu"))  # type: ignore[arg-type]
-        | {"plan": plan | {"prompts_blake2b": audit_identity.prompts(prompts)}},
+        | {"plan": plan | {"prompts_blake2b": prompts_hash(prompts)}},
     )
-    checkpoint = hashlib.blake2b(b"a.safetensors\0" + str(file.stat().st_size).encode() + b"\0" + file.read_bytes(),
+    weights = hashlib.blake2b(b"a.safetensors\0" + str(file.stat().st_size).encode() + b"\0" + file.read_bytes(),
                                  digest_size=16).hexdigest()  # fmt: skip
     revision = git_sha() or f"rollspec {__version__}"
     for text in (markdown(result), page(result)):
-        assert f"blake2b {checkpoint} of 1 safetensors" in text and "names, sizes and contents" in text
+        assert f"blake2b {weights} of 1 safetensors" in text and "names, sizes and contents" in text
         assert f"blake2b {hashlib.blake2b(b'[[1,2],[3]]', digest_size=16).hexdigest()} of the token ids of 4" in text
         assert "2026-01-02T03:04:05+00:00 on" in text and machine()["cpu"] in text and revision in text
         assert "4 prompts, 16 siblings each, temperature 1, float32" in text and "seed 3" in text
@@ -53,16 +52,16 @@ def test_the_page_says_what_was_tested_and_how_to_repeat_it(tmp_path: Path) -> N
 def test_a_checkpoint_is_known_by_names_and_contents(tmp_path: Path) -> None:
     file = tmp_path / "model-1.safetensors"
     save_file({"w": np.zeros(4000, np.uint8)}, file)
-    first = audit_identity.checkpoint(tmp_path)
+    first = checkpoint(tmp_path)
     data = file.read_bytes()
     file.write_bytes(data[:-2000] + b"x" + data[-1999:])
-    assert audit_identity.checkpoint(tmp_path)["blake2b"] != first["blake2b"]
+    assert checkpoint(tmp_path)["blake2b"] != first["blake2b"]
     file.write_bytes(data)
     file.rename(tmp_path / "model-2.safetensors")
-    assert audit_identity.checkpoint(tmp_path)["blake2b"] != first["blake2b"]
-    nothing = [audit_identity.checkpoint(p) for p in (tmp_path / "none", (tmp_path / "empty"))]
+    assert checkpoint(tmp_path)["blake2b"] != first["blake2b"]
+    nothing = [checkpoint(p) for p in (tmp_path / "none", (tmp_path / "empty"))]
     (tmp_path / "empty").mkdir()
-    nothing.append(audit_identity.checkpoint(tmp_path / "empty"))
+    nothing.append(checkpoint(tmp_path / "empty"))
     assert all(c["blake2b"] is None and c["of"].startswith("not hashed") for c in nothing)
 
 
