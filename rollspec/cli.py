@@ -67,16 +67,13 @@ def _load(name: str) -> Any:
     except ModuleNotFoundError as e:
         missing = e.name or str(e)
         if lazy.module == missing or lazy.module.startswith(f"{missing}."):
-            where = (
-                f"clone the repository, where it is, and run `make {name}`" if lazy.checkout else "reinstall rollspec"
-            )
-            raise RollspecError(
-                f"rollspec: `rollspec {name}` is not in this installation ({missing} is missing); {where}."
-            ) from e
-        remedy = f"pip install 'rollspec[{lazy.extra}]'" if lazy.extra else f"install {missing}"
-        raise RollspecError(
-            f"rollspec: `rollspec {name}` needs {missing}, which is not installed; run {remedy}."
-        ) from e
+            problem = f"is not in this installation ({missing} is missing)"
+            clone = f"clone the repository, where it is, and run `make {name}`"
+            remedy = clone if lazy.checkout else "reinstall rollspec"
+        else:
+            problem = f"needs {missing}, which is not installed"
+            remedy = f"run pip install 'rollspec[{lazy.extra}]'" if lazy.extra else f"install {missing}"
+        raise RollspecError(f"rollspec: `rollspec {name}` {problem}; {remedy}.") from e
     entry: Any = getattr(module, "command", None) or module.app
     if not isinstance(entry, typer.Typer):
         single = typer.Typer(add_completion=False, pretty_exceptions_enable=False)

@@ -207,21 +207,14 @@ def _torch(version: str | None) -> Check:
     driver = f"{'an' if gpu else 'no'} NVIDIA driver is loaded"
     if version is None:
         return Check("device", "info", f"torch is not installed; {driver}.")
-    if cuda := _torch_cuda():
+    # Its version file says what it was built for, without importing it.
+    spec = find_spec("torch")
+    text = Path(spec.origin).with_name("version.py").read_text("utf-8") if spec and spec.origin else ""
+    if cuda := re.search(r"^cuda\b[^=]*=\s*['\"]([^'\"]+)['\"]", text, re.MULTILINE):
         lost = "" if gpu else ": CUDA is not available here"
-        return Check("device", "ok" if gpu else "warn", f"torch is built for CUDA {cuda}, and {driver}{lost}.")
+        return Check("device", "ok" if gpu else "warn", f"torch is built for CUDA {cuda[1]}, and {driver}{lost}.")
     unused = ": the GPU is not used" if gpu else ""
     return Check("device", "warn" if gpu else "info", f"torch is a CPU build, and {driver}{unused}.")
-
-
-def _torch_cuda() -> str | None:
-    """The CUDA version torch was built for, read from its version file without importing it; None for a CPU build."""
-    spec = find_spec("torch")
-    if spec is None or spec.origin is None:
-        return None
-    text = Path(spec.origin).with_name("version.py").read_text(encoding="utf-8")
-    match = re.search(r"^cuda\b[^=]*=\s*['\"]([^'\"]+)['\"]", text, re.MULTILINE)
-    return match[1] if match else None
 
 
 def _cpu(env: Mapping[str, str]) -> Check:

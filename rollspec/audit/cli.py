@@ -31,7 +31,7 @@ from rollspec.audit.evidence import AuditError
 from rollspec.audit.report import FAMILY_COLUMNS, check_path, facts, families, json_text, verdict_line, write
 from rollspec.audit.run import Stage, run_audit
 from rollspec.audit.verdict import ALPHA, AuditResult
-from rollspec.config.sources import overriding
+from rollspec.config.layers import overriding
 
 EXIT = {"pass": 0, "fail": 1, "inconclusive": 2}
 STYLE = {"pass": "bold green", "fail": "bold red", "inconclusive": "bold yellow"}

@@ -8,7 +8,10 @@ A configuration comes from a preset, a YAML file or a mapping; the environment a
     ROLLSPEC__PROPOSAL__K_MAX=8 python train.py
 """
 
+from rollspec.config.layers import ENV_SWITCH as ENV_SWITCH
 from rollspec.config.layers import knobs as knobs
+from rollspec.config.layers import presets as presets
+from rollspec.config.layers import switched_on as switched_on
 from rollspec.config.sections import BudgetConfig as BudgetConfig
 from rollspec.config.sections import HealthConfig as HealthConfig
 from rollspec.config.sections import HistoryConfig as HistoryConfig
@@ -18,6 +21,3 @@ from rollspec.config.settings import RollspecConfig as RollspecConfig
 from rollspec.config.settings import Source as Source
 from rollspec.config.settings import is_resolved as is_resolved
 from rollspec.config.settings import resolve as resolve
-from rollspec.config.sources import ENV_SWITCH as ENV_SWITCH
-from rollspec.config.sources import presets as presets
-from rollspec.config.sources import switched_on as switched_on

@@ -61,11 +61,14 @@ def _show(
 @app.command("presets")
 def _presets(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False) -> None:
     """List the presets with the first sentence of their headers."""
-    found = {name: (str(path), _headline(path.read_text(encoding="utf-8"))) for name, path in presets().items()}
+    found = [
+        {"name": name, "path": str(path), "summary": _headline(path.read_text(encoding="utf-8"))}
+        for name, path in presets().items()
+    ]
     if as_json:
-        typer.echo(json.dumps([{"name": n, "path": p, "summary": s} for n, (p, s) in found.items()], indent=2))
-        return
-    show_table(("preset", "what it is"), [(Text(n, "bold"), s) for n, (_, s) in found.items()])
+        typer.echo(json.dumps(found, indent=2))
+    else:
+        show_table(("preset", "what it is"), [(Text(preset["name"], "bold"), preset["summary"]) for preset in found])
 
 
 def _headline(text: str) -> str:

@@ -14,7 +14,7 @@ from typing import Any, Literal, TypeAlias, TypeGuard
 from pydantic import Field, model_validator
 
 from drafter_online.recipes import RECIPES
-from rollspec.config.layers import flat, knobs, validated
+from rollspec.config.layers import environment, flat, knobs, layers_of, overriding, validated
 from rollspec.config.sections import (
     MOST_TRAINED,
     CoupledConfig,
@@ -26,7 +26,6 @@ from rollspec.config.sections import (
     TelemetryConfig,
     TuningConfig,
 )
-from rollspec.config.sources import environment, layers_of, overriding
 from rollspec.errors import ConfigError
 
 Source: TypeAlias = "str | Path | Mapping[str, Any] | RollspecConfig | None"

@@ -50,8 +50,9 @@ STYLES = {"s-run": "#0f766e", "s-base": "#8a93a3", "s-0": "#0f766e", "s-1": "#c2
 """CSS class of a legend's entry -> colour of the drawing."""
 COLOURS = 5  # s-0 ... s-4
 
-VARIABLES = {**{colour: f"var(--{style.replace('s-', 'c')})" for style, colour in STYLES.items()},
-             "#0f766e": "var(--run)", "#8a93a3": "var(--base)", SOFT: "var(--soft)", GRID: "var(--grid)"}  # fmt: skip
+VARIABLES = {"#0f766e": "run", "#8a93a3": "base", "#c2680b": "c1", "#5b5bd6": "c2", "#b8326e": "c3", "#64748b": "c4",
+             SOFT: "soft", GRID: "grid"}  # fmt: skip
+"""Colour of the drawing -> variable of the style sheet."""
 _RC = {
     "svg.fonttype": "none", "svg.hashsalt": "rollspec", "text.parse_math": False,
     "font.family": ["DejaVu Sans"], "font.size": 12, "axes.labelsize": 12, "xtick.labelsize": 12, "ytick.labelsize": 12,
@@ -269,5 +270,5 @@ def _svg(
     left = iter(tips)
     body = re.sub(r"<use ([^>]*)/>", lambda m: f"<use {m[1]}><title>{escape(next(left))}</title></use>", body)
     for colour, variable in VARIABLES.items():
-        body = body.replace(colour, variable)
+        body = body.replace(colour, f"var(--{variable})")
     return f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{escape(title)}">{body}'
