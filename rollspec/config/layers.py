@@ -127,11 +127,11 @@ def validated(section: type[M], layers: Sequence[Layer]) -> M:
     Raises:
         ConfigError: a key is unknown, or a value out of range.
     """
-    knobs_of: dict[str, Any] = {}
+    given: dict[str, Any] = {}
     for mapping, origin in layers:
-        knobs_of |= flat(section, mapping, origin)
+        given |= flat(section, mapping, origin)
     nested: dict[str, Any] = {}
-    for name, value in knobs_of.items():
+    for name, value in given.items():
         *parents, leaf = name.split(".")
         node = nested
         for part in parents:
