@@ -7,44 +7,25 @@ parameters of their papers.
 from __future__ import annotations
 
 import math
-from abc import abstractmethod
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
-from rollspec.tuning.policy import Arm, Learner, Outcome, Policy, Vector, by_batch, register, restored
+from rollspec.tuning.policy import Arm, Learner, Learning, Outcome, Vector, by_batch, register
 
 DELTA = 0.5  # of UCBSpec, as in the proof of Theorem 4.3
 EPSILON, WINDOW = 0.1, 300  # of BEG-MAB, as in its code: chance of a random arm, and plays of an arm that it remembers
 
 
-class Bandit(Policy):
-    """Learners and their state."""
-
-    ragged: ClassVar[bool] = False  # whether a learner's arrays may have any length
+class Bandit(Learning):
+    """What all of them know of their arms."""
 
     def __init__(self, arms: Sequence[Arm], options: Mapping[str, Any] | None = None, seed: int = 0) -> None:
         super().__init__(arms, options, seed)
-        self._buckets: defaultdict[int, Learner] = defaultdict(self._new)
         self._ks: Vector = np.array([a.k if a.drafters else 0 for a in self.arms], float)
         who = [a.drafters for a in self.arms]
         self._group = np.array([who.index(d) for d in who])  # the first arm with the same drafters
-
-    @abstractmethod
-    def _new(self) -> Learner:
-        """A bucket that has seen nothing."""
-
-    def state(self) -> dict[str, Any]:  # noqa: D102
-        buckets = {str(k): {name: a.tolist() for name, a in b.items()} for k, b in self._buckets.items()}
-        return {"arms": [a.name for a in self.arms], "buckets": buckets}
-
-    def restore(self, state: Mapping[str, Any]) -> None:  # noqa: D102
-        if state.get("arms") != [a.name for a in self.arms]:
-            raise ValueError(f"it is about the arms {state.get('arms')}, not {[a.name for a in self.arms]}")
-        found = {int(key): restored(row, self._new(), self.ragged) for key, row in state["buckets"].items()}
-        self._buckets = defaultdict(self._new, found)
 
 
 class _Bounded(Bandit):
@@ -175,7 +156,7 @@ class BegMab(Bandit):
 
     def observe(self, bucket: int, outcome: Outcome) -> None:  # noqa: D102
         b, arm = self._buckets[bucket], outcome.played
-        b[str(arm)] = np.append(b[str(arm)], outcome.reward())[-WINDOW:]
+        b[str(arm)] = np.append(b[str(arm)], outcome.emitted[arm] / outcome.elapsed)[-WINDOW:]
         self._medians[bucket, arm] = float(np.median(b[str(arm)]))
 
     def restore(self, state: Mapping[str, Any]) -> None:  # noqa: D102

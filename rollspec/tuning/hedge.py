@@ -18,38 +18,28 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from rollspec.tuning.policy import Arm, Outcome, Policy, Vector, register, restored
+from rollspec.tuning.policy import Arm, Learner, Learning, Outcome, Vector, register
 
 HALF_LIVES = (16.0, 64.0, 256.0)  # steps after which an observation counts half, one learner each
 KEEP = 0.25  # what is kept of the past when the policy's or a drafter's weights move
 
 
-class _Bucket:
-    """What one batch bucket learned. H half-lives, A arms."""
+@dataclass(slots=True)
+class _Mix:
+    """How a batch bucket weighs its learners and arms, and the arm in play. H half-lives, A arms."""
 
-    __slots__ = ("emitted", "gap", "lost", "meta", "meta_gap", "playing", "seconds", "weights")
-
-    def __init__(self, learners: int, arms: int) -> None:
-        self.emitted: Vector = np.zeros((learners, arms))
-        self.seconds: Vector = np.zeros((learners, arms))
-        self.gap: Vector = np.zeros(learners)
-        self.weights: Vector = np.full((learners, arms), 1.0 / arms)
-        self.lost: Vector = np.zeros(learners)  # discounted losses of the learners
-        self.meta_gap: Vector = np.zeros(1)
-        self.meta: Vector = np.full(learners, 1.0 / learners)
-        self.playing = -1
-
-    def mixed(self) -> Vector:
-        """Probabilities of the arms. Shape [A]."""
-        return self.meta @ self.weights
+    weights: Vector  # [H, A]
+    meta: Vector  # [H]
+    playing: int = -1
 
 
 @register("hedge")
-class Hedge(Policy):
+class Hedge(Learning):
     """Learners of `HALF_LIVES` side by side."""
 
     full_information = True
@@ -58,75 +48,76 @@ class Hedge(Policy):
         super().__init__(arms, options, seed)
         self._keep: Vector = 0.5 ** (1.0 / np.array(HALF_LIVES))
         self._meta_keep = float(self._keep.max())
-        self._buckets = defaultdict[int, _Bucket](self._new)
+        h, a = len(self._keep), len(self.arms)
+        self._mixes: defaultdict[int, _Mix] = defaultdict(lambda: _Mix(np.full((h, a), 1.0 / a), np.full(h, 1.0 / h)))
 
-    def _new(self) -> _Bucket:
-        return _Bucket(len(self._keep), len(self.arms))
+    def _new(self) -> Learner:
+        h, a = len(self._keep), len(self.arms)
+        sums = {"emitted": np.zeros((h, a)), "seconds": np.zeros((h, a)), "gap": np.zeros(h)}
+        return {
+            **sums,
+            "lost": np.zeros(h),
+            "meta_gap": np.zeros(1),
+        }  # of the learners
+
+    def probabilities(self, bucket: int) -> Vector:
+        """Of the arms. Shape [A]."""
+        mix = self._mixes[bucket]
+        out: Vector = mix.meta @ mix.weights
+        return out
 
     def choose(self, bucket: int) -> int:  # noqa: D102
-        b = self._buckets[bucket]
-        if b.playing < 0:
-            b.playing = self._draw(b)
-        return b.playing
+        mix = self._mixes[bucket]
+        if mix.playing < 0:
+            mix.playing = self._draw(bucket)
+        return mix.playing
 
     def observe(self, bucket: int, outcome: Outcome) -> None:  # noqa: D102
-        b = self._buckets[bucket]
-        before = b.mixed()
-        b.emitted = self._keep[:, None] * b.emitted + outcome.emitted
-        b.seconds = self._keep[:, None] * b.seconds + outcome.seconds
-        rates = (b.emitted / b.seconds).max(axis=1)
-        lost = float(b.meta @ rates) * outcome.seconds - outcome.emitted
+        b, mix = self._buckets[bucket], self._mixes[bucket]
+        before = self.probabilities(bucket)
+        b["emitted"] = self._keep[:, None] * b["emitted"] + outcome.emitted
+        b["seconds"] = self._keep[:, None] * b["seconds"] + outcome.seconds
+        rates = (b["emitted"] / b["seconds"]).max(axis=1)
+        lost = float(mix.meta @ rates) * outcome.seconds - outcome.emitted
         lost -= lost.min()
-        mean = b.weights @ lost
-        b.gap = self._keep * b.gap + _gap(b.weights, lost, b.gap, mean)
-        b.meta_gap = self._meta_keep * b.meta_gap + _gap(b.meta[None], mean, b.meta_gap, b.meta @ mean)
-        b.lost = self._meta_keep * b.lost + mean - mean.min()
-        self._weigh(b, rates)
-        if b.playing >= 0 and self.rng.random() * before[b.playing] > b.mixed()[b.playing]:
-            b.playing = self._draw(b)
+        mean = mix.weights @ lost
+        b["gap"] = self._keep * b["gap"] + _gap(mix.weights, lost, b["gap"], mean)
+        b["meta_gap"] = self._meta_keep * b["meta_gap"] + _gap(mix.meta[None], mean, b["meta_gap"], mix.meta @ mean)
+        b["lost"] = self._meta_keep * b["lost"] + mean - mean.min()
+        self._weigh(bucket, rates)
+        if mix.playing >= 0 and self.rng.random() * before[mix.playing] > self.probabilities(bucket)[mix.playing]:
+            mix.playing = self._draw(bucket)
 
     def prior(self, bucket: int, outcome: Outcome) -> None:  # noqa: D102
         b = self._buckets[bucket]
-        if not b.seconds.any():
-            b.emitted, b.seconds = b.emitted + outcome.emitted, b.seconds + outcome.seconds
-            self._weigh(b, (b.emitted / b.seconds).max(axis=1))
+        if not b["seconds"].any():
+            b["emitted"], b["seconds"] = b["emitted"] + outcome.emitted, b["seconds"] + outcome.seconds
+            self._weigh(bucket, (b["emitted"] / b["seconds"]).max(axis=1))
 
     def changed(self) -> None:  # noqa: D102
         for b in self._buckets.values():
-            for name in _KEPT:
-                setattr(b, name, KEEP * getattr(b, name))
+            for name in b:
+                b[name] = KEEP * b[name]
 
     def state(self) -> dict[str, Any]:  # noqa: D102
-        return {
-            "arms": [a.name for a in self.arms],
-            "learners": len(self._keep),
-            "buckets": {str(k): {name: getattr(b, name).tolist() for name in _KEPT} for k, b in self._buckets.items()},
-        }
+        return {**super().state(), "learners": len(self._keep)}
 
     def restore(self, state: Mapping[str, Any]) -> None:  # noqa: D102
-        if state.get("arms") != [a.name for a in self.arms] or state.get("learners") != len(self._keep):
-            raise ValueError(f"it is about the arms {state.get('arms')}, not {[a.name for a in self.arms]}")
-        buckets = defaultdict[int, _Bucket](self._new)
-        for key, row in state["buckets"].items():
-            b = buckets[int(key)]
-            for name, value in restored(row, {name: getattr(b, name) for name in _KEPT}).items():
-                setattr(b, name, value)
-            if b.seconds.all():
-                self._weigh(b, (b.emitted / b.seconds).max(axis=1))
-        self._buckets = buckets
+        super().restore(state)
+        self._mixes.clear()
+        for bucket, b in self._buckets.items():
+            if b["seconds"].all():
+                self._weigh(bucket, (b["emitted"] / b["seconds"]).max(axis=1))
         self.changed()
 
-    def _weigh(self, b: _Bucket, rates: Vector) -> None:
-        lost = rates[:, None] * b.seconds - b.emitted
-        b.weights = _weights(lost, b.gap)
-        b.meta = _weights(b.lost[None], b.meta_gap)[0]
+    def _weigh(self, bucket: int, rates: Vector) -> None:
+        b, mix = self._buckets[bucket], self._mixes[bucket]
+        mix.weights = _weights(rates[:, None] * b["seconds"] - b["emitted"], b["gap"])
+        mix.meta = _weights(b["lost"][None], b["meta_gap"])[0]
 
-    def _draw(self, b: _Bucket) -> int:
-        at = np.searchsorted(np.cumsum(b.mixed()), self.rng.random(), side="right")
+    def _draw(self, bucket: int) -> int:
+        at = np.searchsorted(np.cumsum(self.probabilities(bucket)), self.rng.random(), side="right")
         return min(int(at), len(self.arms) - 1)
-
-
-_KEPT = ("emitted", "seconds", "gap", "lost", "meta_gap")
 
 
 def _eta(gap: Vector, n: int) -> Vector:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, TypeVar
@@ -49,10 +50,6 @@ class Outcome:
     def elapsed(self) -> float:
         """Seconds of the played arm: measured ones where there are any, else the cost model's."""
         return float(self.seconds[self.played]) if self.measured is None else self.measured
-
-    def reward(self) -> float:
-        """Tokens per second of the played arm: all that a bandit sees."""
-        return float(self.emitted[self.played]) / self.elapsed
 
 
 def bucket_of(batch: int) -> int:
@@ -108,6 +105,30 @@ class Policy(ABC):
 
     def restore(self, state: Mapping[str, Any]) -> None:  # noqa: B027 - see `state`
         """Inverse of `state`. Raises ValueError if it belongs to other arms."""
+
+
+class Learning(Policy):
+    """A policy that keeps named arrays per batch bucket, and saves them with the job."""
+
+    ragged: ClassVar[bool] = False  # whether the arrays may have any length
+
+    def __init__(self, arms: Sequence[Arm], options: Mapping[str, Any] | None = None, seed: int = 0) -> None:
+        super().__init__(arms, options, seed)
+        self._buckets: defaultdict[int, Learner] = defaultdict(self._new)
+
+    @abstractmethod
+    def _new(self) -> Learner:
+        """A bucket that has seen nothing."""
+
+    def state(self) -> dict[str, Any]:  # noqa: D102
+        buckets = {str(k): {name: a.tolist() for name, a in b.items()} for k, b in self._buckets.items()}
+        return {"arms": [a.name for a in self.arms], "buckets": buckets}
+
+    def restore(self, state: Mapping[str, Any]) -> None:  # noqa: D102
+        if state.get("arms") != [a.name for a in self.arms]:
+            raise ValueError(f"it is about the arms {state.get('arms')}, not {[a.name for a in self.arms]}")
+        found = {int(key): restored(row, self._new(), self.ragged) for key, row in state["buckets"].items()}
+        self._buckets = defaultdict(self._new, found)
 
 
 REGISTRY: dict[str, type[Policy]] = {}

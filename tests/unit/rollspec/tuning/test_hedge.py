@@ -26,7 +26,7 @@ def outcome(rng: np.random.Generator, played: int, batch: int, p: float, c1: flo
 
 def weights(policy: Hedge, bucket: int) -> Any:
     """Probabilities of the arms in a bucket."""
-    return policy._buckets[bucket].mixed()
+    return policy.probabilities(bucket)
 
 
 def play(
