@@ -22,7 +22,7 @@ from rollspec.proposal.lookup import DEPTH, NOTHING
 from rollspec.tuning.tuner import LEARNED
 
 PROMPT_TAIL = 8  # prompt tokens put before each response in a corpus, so that its first tokens have a context to match
-BYTES_PER_TOKEN = 32  # upper estimate used between exact measurements
+BYTES_PER_TOKEN = 32  # of the global corpus, about
 
 CORPUS_BYTES = 4
 """Bytes that all corpora may take per byte of `history.max_bytes`: a token has 4 bytes there and some 30 here."""
@@ -98,12 +98,10 @@ class SuffixMemory(Drafter):
         room = CORPUS_BYTES * history.max_bytes
         self._global_max = room // 4  # a quarter for the fallback; the groups' corpora earn more
         self._group_max = room - self._global_max
-        self.bytes = 0
+        self.bytes = 0  # of the groups' corpora, each as when a request of it last began or ended
         self._groups: OrderedDict[str, Group] = OrderedDict()
         self._global: Any = self._new_corpus()
-        self._global_seqs: dict[int, int] = {}  # sequence id -> bytes, oldest first
         self._global_next = 0
-        self._global_bytes = 0
 
     # ---- life of a request ------------------------------------------------------------------------------------------
 
@@ -129,11 +127,11 @@ class SuffixMemory(Drafter):
         group.next_seq += 1
         if "siblings" in self.config.sources:
             group.sequences[m.sequence] = r.version
-            group.corpus.extend(m.sequence, lead := _lead(group, r))
-            self._grow(group, len(lead) - len(group.head))
-        self._shrink(group)
+            group.corpus.extend(m.sequence, _lead(group, r))
         if r.output:
             self._extend([(group, m.sequence, r.output)])
+        self._measure(group)
+        self._shrink(group)
 
     def observe(self, r: Request) -> None:
         """Move the context on."""
@@ -174,11 +172,12 @@ class SuffixMemory(Drafter):
             del ended[::2]  # thinned; the distribution is the same
         if "siblings" not in sources and "past" in sources:
             self._insert(group, m.sequence, tokens, r.version, _lead(group, r))
+        self._measure(group)
         wide = None
         if "global" in sources and len(tokens):
             wide = self._add_to_global(tokens)
-            while self._global_bytes > self._global_max and len(self._global_seqs) > 1:
-                self._forget_global(next(iter(self._global_seqs)))
+            while self._global_bytes > self._global_max and len(self._global.regions) > 1:
+                self._global.remove(next(iter(self._global.regions)))
         if r.origin is not None and not r.ended:  # it may go on as another request
             group.parts[r.origin] = Part(m.sequence, wide, len(tokens))
 
@@ -206,15 +205,17 @@ class SuffixMemory(Drafter):
 
     @property
     def corpus_bytes(self) -> int:
-        """Estimated bytes of all corpora."""
-        return self.bytes + self._global_bytes
+        """Bytes of all corpora, about."""
+        return sum(int(g.corpus.estimate_memory()) for g in self._groups.values()) + self._global_bytes
+
+    @property
+    def _global_bytes(self) -> int:
+        return BYTES_PER_TOKEN * int(self._global.live) if "global" in self.config.sources else 0
 
     def warm(self) -> None:
         """Fill the global corpus from a reloaded history; the groups' corpora are built when their prompts come."""
         if "global" in self.config.sources:
             self._global = self._new_corpus()
-            self._global_seqs.clear()
-            self._global_bytes = 0
             for _, entry in self.history:
                 for r in entry.responses[-1:]:
                     self._add_to_global(r.tokens)
@@ -225,7 +226,6 @@ class SuffixMemory(Drafter):
         corpus = self._new_corpus()
         corpus.extend(0, prompt)
         group = self._groups[key] = Group(key, corpus, prompt[-PROMPT_TAIL:].copy())
-        self._grow(group, len(prompt))
         past = self.history.get(key) if "past" in self.config.sources else None
         for response in past.responses if past else ():
             group.versions.add(response.version)
@@ -238,41 +238,32 @@ class SuffixMemory(Drafter):
 
     def _extend(self, rows: Sequence[tuple[Group, int, Sequence[int]]]) -> None:
         if "siblings" in self.config.sources:
-            for group, _, tokens in rows:
-                self._grow(group, len(tokens))
             self._scan.extend([(group.corpus, sequence, tokens) for group, sequence, tokens in rows])
 
     def _add_to_global(self, tokens: TokenArray) -> int:
         sequence = self._global_next
         self._global.extend(sequence, tokens)
-        self._global_seqs[sequence] = len(tokens) * BYTES_PER_TOKEN
         self._global_next += 1
-        self._global_bytes += self._global_seqs[sequence]
         return sequence
-
-    def _forget_global(self, sequence: int) -> None:
-        self._global.remove(sequence)
-        self._global_bytes -= self._global_seqs.pop(sequence)
 
     def _take_out(self, group: Group, part: Part, turn: int) -> None:
         if part.length in (ended := group.ended.get(turn, [])):
             ended.remove(part.length)
-        if part.wide is not None and part.wide in self._global_seqs:
-            self._forget_global(part.wide)
+        if part.wide is not None and part.wide in self._global.regions:
+            self._global.remove(part.wide)
         if group.sequences.pop(part.sequence, None) is not None:
             group.corpus.remove(part.sequence)
-            self._grow(group, -part.length)
 
     def _insert(self, group: Group, sequence: int, tokens: TokenArray, version: int, lead: TokenArray) -> None:
         group.sequences[sequence] = version
         group.corpus.extend(sequence, lead)
         group.corpus.extend(sequence, tokens)
-        self._grow(group, len(tokens) + len(lead))
 
-    def _grow(self, group: Group, tokens: int) -> None:
-        grown = tokens * BYTES_PER_TOKEN
-        group.bytes += grown
-        self.bytes += grown
+    def _measure(self, group: Group) -> None:
+        """Count what the group's corpus takes now, where it is still kept."""
+        if self._groups.get(group.key) is group:
+            before, group.bytes = group.bytes, group.corpus.estimate_memory()
+            self.bytes += group.bytes - before
 
     def _forget_rounds(self, group: Group, current: int) -> None:
         """Slide the window: drop sequences of rounds older than the last `window` before the current one, but for
@@ -287,9 +278,6 @@ class SuffixMemory(Drafter):
                 group.corpus.remove(sequence)
                 del group.sequences[sequence]
         group.parts = {origin: p for origin, p in group.parts.items() if p.sequence in group.sequences}
-        before = group.bytes
-        group.bytes = int(group.corpus.estimate_memory())
-        self.bytes += group.bytes - before
         group.versions = keep
 
     def _shrink(self, current: Group) -> None:

@@ -41,7 +41,7 @@ class Region:
 class Corpus:
     """Sequences by id, each in one piece, with separators between. Not thread-safe."""
 
-    __slots__ = ("_header", "_heads", "_live", "_rows", "address", "regions")
+    __slots__ = ("_header", "_heads", "_rows", "address", "live", "regions")
 
     def __init__(self) -> None:
         self.regions: dict[int, Region] = {}
@@ -49,7 +49,7 @@ class Corpus:
         self._heads: TokenArray
         self._header = np.zeros(HEADER, np.int64)
         self.address = self._header.ctypes.data
-        self._live = 0  # positions of living regions
+        self.live = 0  # positions of living regions
         self._compact(0)
 
     @property
@@ -73,19 +73,15 @@ class Corpus:
         extend([(self, sequence, tokens)])
 
     def make_room(self, sequence: int, n: int) -> Region:
-        """The region of a sequence, with room for `n` more tokens; what lies there may move."""
+        """A region for a sequence that is new, or has no room for `n` more tokens where it lies."""
         region = self.regions.get(sequence)
-        if region is None:
-            region = self._place(sequence, n + 1)
-        elif region.length + n >= region.room:
-            region = self._move(sequence, region, n)
-        return region
+        return self._place(sequence, n + 1) if region is None else self._move(sequence, region, n)
 
     def _place(self, sequence: int, room: int) -> Region:
         self._reserve(room)
         region = self.regions[sequence] = Region(self._used, 0, room)
         self._header[-1] += room
-        self._live += room
+        self.live += room
         return region
 
     def _move(self, sequence: int, region: Region, n: int) -> Region:
@@ -97,7 +93,7 @@ class Corpus:
             region = self.regions[sequence]
             region.room += more
             self._header[-1] += more
-            self._live += more
+            self.live += more
             return region
         tokens = self._rows[TOKENS, region.start : region.start + region.length].copy()
         self.remove(sequence)
@@ -111,13 +107,13 @@ class Corpus:
         """Forget a sequence."""
         region = self.regions.pop(sequence)
         self._rows[TOKENS, region.start : region.start + region.room] = SEPARATOR
-        self._live -= region.room
-        if self._used > 2 * self._live + FIRST:
-            self._compact(self._live)
+        self.live -= region.room
+        if self._used > 2 * self.live + FIRST:
+            self._compact(self.live)
 
     def _reserve(self, room: int) -> None:
         if self._used + room > self._rows.shape[1]:
-            self._compact(self._live + room)
+            self._compact(self.live + room)
 
     def _compact(self, wanted: int) -> None:
         """Close the gaps that moved and dropped sequences left; the array gets some more than `wanted` positions."""
