@@ -14,6 +14,7 @@ importance ratios stay at 1 and no trainer can notice: that is why this is calle
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -97,7 +98,7 @@ class LenientReuse:
     rng: np.random.Generator = field(default_factory=np.random.default_rng)
     """Draws the rule's U, from fresh entropy: the same U in every epoch would repeat its decisions."""
     version: int = 0  # of the policy
-    _counts: dict[str, float] = field(default_factory=dict)
+    _counts: Counter[str] = field(default_factory=Counter)
     _log_once: LogOnce = field(default_factory=LogOnce)
 
     async def prefix(
@@ -110,7 +111,7 @@ class LenientReuse:
         """
         if sample is None:
             return None
-        self._count("requests")
+        self._counts["requests"] += 1
         old = self.old.part(prompt_key(prompt), sample)
         reason = self.refuses(params) or (self._unusable(old, limit) if old is not None else None)
         if reason is not None:
@@ -152,10 +153,7 @@ class LenientReuse:
         end = next((i + 1 for i, t in enumerate(tokens[:n]) if t in stop), 0)
         finished = bool(end) or n == limit
         n = end or n
-        self._count("verified")
-        self._count("skipped", finished)
-        self._count("accepted", n)
-        self._count("old_tokens", len(old.tokens))
+        self._counts.update(verified=1, skipped=int(finished), accepted=n, old_tokens=len(old.tokens))
         return Prefix(tokens[:n], [float(x) for x in new[:n]], finished)
 
     def refuses(self, params: Mapping[str, Any]) -> tuple[str, str] | None:
@@ -196,16 +194,13 @@ class LenientReuse:
             good += 1
         return {"kept": good, "bytes": self.old.bytes}
 
-    def drain(self) -> dict[str, float]:
+    def drain(self) -> Mapping[str, float]:
         """Counts since the last call, for `EngineStats.lenient`: they add up over engines."""
-        out, self._counts = self._counts, {}
+        out, self._counts = dict(self._counts), Counter()
         return out
 
-    def _count(self, name: str, n: float = 1) -> None:
-        self._counts[name] = self._counts.get(name, 0) + n
-
     def _refuse(self, cause: str, text: str) -> None:
-        self._count(f"refused/{cause}")
+        self._counts[f"refused/{cause}"] += 1
         self._log_once(
             cause, "rollspec: an old response is not reused because %s; the rollout is generated whole.", text
         )

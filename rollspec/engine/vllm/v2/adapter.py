@@ -6,12 +6,11 @@
     sample_tokens(grammar)        the removed slots' masks are removed, too
     take_draft_token_ids()        the drafts, for a scheduler that waits for them or checks them against a grammar
 
-Under asynchronous scheduling the next step is scheduled before this one's drafts exist: k slots for every request.
-How many of them a request verifies is decided here, when that step begins. On a CPU everything runs in line: the tokens
-are there when `propose` is called. On a GPU `propose` only queues work, and a thread waits for the step's tokens, which
-vLLM copies to the host anyway, while the device runs what is queued; its drafts are put in place when the next
-step begins. Nothing on the step's own thread waits for the device, but for a head (`head.py`), whose passes are decided
-from the tokens just sampled.
+Under asynchronous scheduling the next step is scheduled before this one's drafts exist: k slots for every request, of
+which those without a draft leave the step when it begins. On a CPU everything runs in line. On a GPU a thread waits for
+the step's tokens, which vLLM copies to the host anyway, while the device runs what is queued, and its drafts are put in
+place when the next step begins: the step's own thread waits for the device only where a head (`head.py`) needs the
+tokens just sampled.
 """
 
 from __future__ import annotations
@@ -58,7 +57,6 @@ class Adapter:
         self.requests: dict[str, Request] = {}
         self._drafts: dict[str, list[int]] = {}  # newest draft of every running request
         self._slots: dict[str, int] = {}  # draft slots that the scheduler reserved in this step
-        self._drafted: dict[str, int] = {}  # and how many of them are used
         self._verified: dict[str, list[int]] = {}  # the drafts in them
         self._tokens = 0  # that this step computes
         self._last: list[str] = []  # requests of the last step, in the runner's order
@@ -96,15 +94,13 @@ class Adapter:
         self._slots = {r: len(p) for r, p in slots.items()}
         self._verified = {}
         for req_id, given in slots.items():
-            known = len(given) - given.count(
-                -1
-            )  # a scheduler that waited knows the drafts; a grammar may have cut them
+            # A scheduler that waited knows the drafts; a grammar may have cut them.
+            known = len(given) - given.count(-1)
             draft = self._drafts.get(req_id, [])[: known or len(given)]
             if draft:
                 self._verified[req_id] = draft
-        self._drafted = {r: len(d) for r, d in self._verified.items()}
         if slots:
-            scheduled = resized(scheduled, self._verified, self._slots, self._drafted)
+            scheduled = resized(scheduled, self._verified, self._slots)
         self._tokens = scheduled.total_num_scheduled_tokens
         return scheduled
 
@@ -114,11 +110,11 @@ class Adapter:
         """Around `GPUModelRunner.sample_tokens`."""
         computed = self.runner.execute_model_state is not None
         if hasattr(self.runner.structured_outputs_worker, "num_bonus_tokens"):  # until 0.33
-            grammar = masks(grammar, self._slots, self._drafted)
+            grammar = masks(grammar, self._slots, self._verified)
         output = sample_tokens(grammar)
         if computed and self._slots and output is not None:
             inner = getattr(output, "model_runner_output", output)
-            inner.__dict__[DRAFTED] = self._drafted
+            inner.__dict__[DRAFTED] = {r: len(d) for r, d in self._verified.items()}
         if self._batch is not None and self._thread is not None:
             self._late = self._thread.submit(self._wait_and_draft, self._batch, output)
         return output

@@ -15,15 +15,11 @@ from typing import Any
 import numpy as np
 
 
-def resized(scheduled: Any, drafts: dict[str, list[int]], slots: Mapping[str, int], drafted: Mapping[str, int]) -> Any:
-    """A new `SchedulerOutput` with these drafts in the place of those scheduled.
-
-    Args:
-        slots: how many were reserved, by request; drafted: how many of them are used.
-    """
+def resized(scheduled: Any, drafts: dict[str, list[int]], slots: Mapping[str, int]) -> Any:
+    """A new `SchedulerOutput` with these drafts in the place of those scheduled. `slots`: how many were reserved."""
     counts = dict(scheduled.num_scheduled_tokens)
     for request, n in slots.items():
-        counts[request] -= n - drafted.get(request, 0)
+        counts[request] -= n - len(drafts.get(request, ()))
     step = copy.copy(scheduled)
     step.num_scheduled_tokens = counts
     step.total_num_scheduled_tokens = sum(counts.values())
@@ -31,7 +27,7 @@ def resized(scheduled: Any, drafts: dict[str, list[int]], slots: Mapping[str, in
     return step
 
 
-def masks(grammar: Any, slots: Mapping[str, int], drafted: Mapping[str, int]) -> Any:
+def masks(grammar: Any, slots: Mapping[str, int], drafts: Mapping[str, list[int]]) -> Any:
     """A `GrammarOutput`'s masks for the rows there are: vLLM 0.32 has one for each slot reserved, and one more.
 
     From 0.33 on every request has as many masks as a step may have rows of it, and the kernel passes the others over.
@@ -41,6 +37,6 @@ def masks(grammar: Any, slots: Mapping[str, int], drafted: Mapping[str, int]) ->
     rows: list[int] = []
     at = 0
     for request in grammar.structured_output_request_ids:
-        rows.extend(range(at, at + 1 + drafted.get(request, 0)))
+        rows.extend(range(at, at + 1 + len(drafts.get(request, ()))))
         at += 1 + slots.get(request, 0)
     return dataclasses.replace(grammar, grammar_bitmask=grammar.grammar_bitmask[np.array(rows, dtype=np.int64)])

@@ -42,7 +42,7 @@ def install(worker: Any, config: RollspecConfig) -> None:
     from rollspec.engine.vllm.v2.adapter import Adapter
     from rollspec.engine.vllm.v2.head import Head
     from rollspec.engine.vllm.v2.max_acceptance import MaxAcceptance
-    from rollspec.engine.vllm.v2.scoring import Scoring
+    from rollspec.engine.vllm.v2.scoring import score_prompts
     from rollspec.engine.vllm.v2.speculator import MemorySpeculator
     from rollspec.engine.vllm.v2.speculator_run import SpeculatorRun
     from rollspec.engine.vllm.v2.verify import Verification
@@ -84,7 +84,8 @@ def install(worker: Any, config: RollspecConfig) -> None:
             v2.ProcessLogits.wrap(runner.sampler, most.process, __name__)
             v2.SampleStep.wrap(runner, most.sample, __name__)
         if config.reuse.mode == "lenient":  # on every rank: each computes the log-probs
-            v2.ScorePrompts.wrap(runner.prompt_logprobs_worker, Scoring(adapter.requests).compute, __name__)
+            scored = functools.partial(score_prompts, adapter.requests)
+            v2.ScorePrompts.wrap(runner.prompt_logprobs_worker, scored, __name__)
             bridge.scores = True
         if bridge.drafting:
             _warm(config)

@@ -1,9 +1,8 @@
 """Measures the largest acceptance rate that a one-hot drafter could have: the mean of max p over emitted tokens.
 
-A one-hot draft x is accepted with probability p(x), which is at most max p. Once in `EVERY` steps the rows of a few
-requests are read before they are sampled, and counted where they became tokens. Nothing is changed. The sampler gives
-processed logits, temperature and penalties included, so the distribution is the one sampled from; batches that are cut
-by top-k or top-p after this are left out.
+A one-hot draft x is accepted with probability p(x), at most max p. Once in `EVERY` steps the rows of a few requests are
+read before they are sampled, by the processed logits that they are sampled from, and counted where they became tokens.
+Nothing is changed; batches that are cut by top-k or top-p after this are left out.
 """
 
 from __future__ import annotations

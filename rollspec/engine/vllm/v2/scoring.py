@@ -16,33 +16,27 @@ import torch
 from rollspec.sampling.scoring import TEMPERATURE, asked
 
 
-class Scoring:
-    """Args: running: the requests that run, each with `sampling_params`."""
+def score_prompts(
+    running: Mapping[str, Any], compute: Callable[..., Any], logits_of: Callable[[torch.Tensor], torch.Tensor],
+    hidden_states: torch.Tensor, batch: Any, *args: Any, **kwargs: Any,
+) -> Any:  # fmt: skip
+    """Around `PromptLogprobsWorker.compute_prompt_logprobs`.
 
-    def __init__(self, running: Mapping[str, Any]) -> None:
-        self._running = running
+    Args:
+        running: the requests that run, each with `sampling_params`. hidden_states: [rows, H].
+    """
+    each = [float(asked(getattr(running.get(r), "sampling_params", None)).get(TEMPERATURE, 1.0)) for r in batch.req_ids]
+    if all(t == 1.0 for t in each):
+        return compute(logits_of, hidden_states, batch, *args, **kwargs)
+    counts = np.diff(batch.query_start_loc_np[: len(each) + 1])
+    rows = torch.from_numpy(np.repeat(np.array(each, np.float32), counts)).to(hidden_states.device)  # [rows]
+    at = 0
 
-    def compute(
-        self, compute: Callable[..., Any], logits_of: Callable[[torch.Tensor], torch.Tensor],
-        hidden_states: torch.Tensor, batch: Any, *args: Any, **kwargs: Any,
-    ) -> Any:  # fmt: skip
-        """Around `PromptLogprobsWorker.compute_prompt_logprobs`; `hidden_states`: [rows, H]."""
-        each = [self._temperature(r) for r in batch.req_ids]
-        if all(t == 1.0 for t in each):
-            return compute(logits_of, hidden_states, batch, *args, **kwargs)
-        counts = np.diff(batch.query_start_loc_np[: len(each) + 1])
-        rows = torch.from_numpy(np.repeat(np.array(each, np.float32), counts)).to(hidden_states.device)  # [rows]
-        at = 0
+    def scaled(chunk: torch.Tensor) -> torch.Tensor:
+        """Logits of the next rows: vLLM asks for them in order."""
+        nonlocal at
+        temperatures = rows[at : at + len(chunk)]
+        at += len(chunk)
+        return logits_of(chunk).float() / temperatures[:, None]
 
-        def scaled(chunk: torch.Tensor) -> torch.Tensor:
-            """Logits of the next rows: vLLM asks for them in order."""
-            nonlocal at
-            temperatures = rows[at : at + len(chunk)]
-            at += len(chunk)
-            return logits_of(chunk).float() / temperatures[:, None]
-
-        return compute(scaled, hidden_states, batch, *args, **kwargs)
-
-    def _temperature(self, req_id: str) -> float:
-        state = self._running.get(req_id)
-        return float(asked(state.sampling_params if state is not None else None).get(TEMPERATURE, 1.0))
+    return compute(scaled, hidden_states, batch, *args, **kwargs)

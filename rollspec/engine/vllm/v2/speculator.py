@@ -1,9 +1,7 @@
 """The speculator of an engine that drafts from memory alone; the drafts themselves are written by `adapter.Adapter`.
 
-vLLM builds the speculator of a method by name (vllm/v1/worker/gpu/spec_decode/__init__.py, `init_speculator`) and has
-no plug-in point for others. rollspec names the method `compat.MEMORY_METHOD`, which every check of vLLM's configuration
-lets through on this runner, and `init_speculator` returns this class in its place. A method that runs a model (EAGLE-3,
-MTP, a draft model) keeps vLLM's own speculator.
+vLLM builds a method's speculator by name (vllm/v1/worker/gpu/spec_decode/__init__.py, `init_speculator`), without a
+plug-in point. Where rollspec named the method `compat.MEMORY_METHOD`, `init_speculator` returns this class instead.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ torch = pytest.importorskip("torch")
 
 from rollspec.engine.vllm.v2.layers import _without_last  # noqa: E402
 from rollspec.engine.vllm.v2.max_acceptance import MaxAcceptance  # noqa: E402
-from rollspec.engine.vllm.v2.scoring import Scoring  # noqa: E402
+from rollspec.engine.vllm.v2.scoring import score_prompts  # noqa: E402
 from rollspec.sampling.scoring import asked  # noqa: E402
 
 BATCH = "vllm.v1.worker.gpu.input_batch:InputBatch"
@@ -29,7 +29,7 @@ def asks(temperature: float | None) -> Any:
 @pytest.mark.parametrize("chunk", [2, 3, 100])
 def test_each_row_is_scored_at_its_requests_temperature(chunk: int) -> None:
     hidden, head = torch.randn(9, 4), torch.randn(4, 11)
-    scoring = Scoring({"a": asks(0.7), "b": asks(None), "c": asks(2.0)})
+    running = {"a": asks(0.7), "b": asks(None), "c": asks(2.0)}
     batch = like(BATCH, req_ids=["a", "b", "c"], query_start_loc_np=np.array([0, 4, 5, 9, 9]))
     seen: list[Any] = []
 
@@ -38,7 +38,7 @@ def test_each_row_is_scored_at_its_requests_temperature(chunk: int) -> None:
         seen.append(torch.cat([logits_of(states[i : i + chunk]) for i in range(0, len(states), chunk)]))
         return "out"
 
-    assert scoring.compute(compute, lambda x: x @ head, hidden, batch, 1) == "out"
+    assert score_prompts(running, compute, lambda x: x @ head, hidden, batch, 1) == "out"
     each = torch.tensor([0.7] * 4 + [1.0] + [2.0] * 4)[:, None]
     torch.testing.assert_close(seen[0], hidden @ head / each)
 
@@ -47,7 +47,7 @@ def test_a_step_without_such_a_request_is_vllms_own() -> None:
     given: list[Any] = []
     logits_of = object()
     batch = like(BATCH, req_ids=["a", "gone"], query_start_loc_np=np.array([0, 1, 2]))
-    Scoring({"a": asks(None)}).compute(lambda f, *rest: given.append(f), logits_of, torch.zeros(2, 4), batch)  # type: ignore[arg-type]
+    score_prompts({"a": asks(None)}, lambda f, *rest: given.append(f), logits_of, torch.zeros(2, 4), batch)  # type: ignore[arg-type]
     assert given == [logits_of]
 
 
