@@ -4,10 +4,9 @@
     2. model:       phrases that the model often emits, from finished responses to any prompt
     3. statistics:  phrases of text in general
 
-The first one that knows the last tokens drafts a phrase of at most four tokens. The released code keys context and
-model by the last token and verifies seven phrases in parallel; one chain is verified here, so two tokens are the key.
-It builds the model's database beforehand; here finished responses are counted while the engine runs, under its bound.
-Prompts, text that the model did not write, stand in for its corpus of dialogues.
+The first one that knows the last tokens drafts a phrase of at most four. The released code keys context and model by
+the last token, verifies seven phrases in parallel and builds the model's database beforehand. Here two tokens are the
+key of one chain, finished responses are counted as the engine runs, and prompts stand in for its corpus of dialogues.
 """
 
 from __future__ import annotations

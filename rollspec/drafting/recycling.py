@@ -3,8 +3,8 @@
 The draft walks the matrix from the last token of the text: x1 = M[x0, 0], x2 = M[x1, 0], ... After the verify step the
 rows of the tokens that it went through are updated, and the next request starts from it (the paper's hot start).
 
-Simplified, because a step sees emitted tokens and no logits: the paper overwrites a row with the target's latest top k;
-here the candidates are ranked by what was emitted after x, with the latest observation counting most,
+Simplified: a step sees emitted tokens, and not the target's latest top k. So candidates are ranked by what was emitted
+after x, with the latest observation counting most,
 
     w[x, y] <- (1 - RATE) w[x, y] + RATE [y was emitted after x],     M[x] = the k largest of w[x]
 

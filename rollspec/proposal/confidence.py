@@ -69,14 +69,16 @@ class Confidence:
     def verified(self, source: str, predicted: float, accepted: int) -> None:
         """Of a draft of `source`, `accepted` tokens were accepted where `predicted` were expected."""
         if (table := self._tables.get(source)) is not None:
-            table.verified(predicted, accepted)
+            table.predicted += predicted / table.factor  # `predicted` has the factor in it
+            table.outcome += accepted
 
     def observe(self, source: str, cells: Sequence[int], proposed: Sequence[int], emitted: Sequence[int]) -> int:
         """Score the chain `proposed` (with its `cells`) against what the target then emitted: the number of its leading
         tokens that were; `~accepted` (negative) where the next one is unknown, as all that was emitted was proposed.
         """
         table = self._tables[source]
-        table.fade()
+        table.predicted += (VERIFIED_PRIOR - table.predicted) * FADE  # drafts no longer verified are tried again
+        table.outcome += (VERIFIED_PRIOR - table.outcome) * FADE
         add, accepted = table.add, 0
         for cell, guess, token in zip(cells, proposed, emitted):  # noqa: B905 - the shortest ends what is known
             if guess != token:
@@ -127,16 +129,6 @@ class _Table:
     def factor(self) -> float:
         """Tokens accepted of verified drafts over those that the cells alone predict; at most 1."""
         return min(max(self.outcome / self.predicted, 0.05), 1.0)
-
-    def verified(self, predicted: float, accepted: int) -> None:
-        """`predicted`: as `cumulative` gave it, the factor included."""
-        self.predicted += predicted / self.factor
-        self.outcome += accepted
-
-    def fade(self) -> None:
-        """Forget a little, so that drafts that are no longer verified are tried again."""
-        self.predicted += (VERIFIED_PRIOR - self.predicted) * FADE
-        self.outcome += (VERIFIED_PRIOR - self.outcome) * FADE
 
     def add(self, cell: int, share: float) -> None:
         tries = self.tries[cell] + 1.0

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -138,23 +138,21 @@ class History:
             self.bytes += prompt.nbytes
         self._prompts.move_to_end(key)
         if response.origin is not None:
-            evicted = self.evicted
-            self._keep(entry, lambda r: r.origin != response.origin)
-            self.evicted = evicted  # replaced, not lost
+            self._keep(entry, lambda r: r.origin != response.origin)  # replaced, not lost
         entry.responses.append(response)
         self.bytes += response.nbytes
         versions = sorted({r.version for r in entry.responses})
         if len(versions) > self.window + 1:
             # A rollout that was aborted often is as old as its last tokens: it may have to resume.
-            self._keep(entry, lambda r: r.newest >= versions[-self.window - 1])
+            self.evicted += self._keep(entry, lambda r: r.newest >= versions[-self.window - 1])
         while self.bytes > self.max_bytes and self._prompts:
             oldest = next(iter(self._prompts))
             if oldest == key and len(entry.responses) > 1:
                 # Only this prompt is left: keep its newest response rather than nothing.
-                self._keep(entry, lambda r: r is response)
+                self.evicted += self._keep(entry, lambda r: r is response)
                 if self.bytes <= self.max_bytes:
                     break
-            self._drop(oldest)
+            self.evicted += self._drop(oldest)
 
     def reward(self, items: Iterable[tuple[str, str, float]]) -> int:
         """Join rewards, (prompt key, key of the response tokens, reward), to responses; returns the matches."""
@@ -171,17 +169,19 @@ class History:
         self.rewarded += found
         return found
 
-    def _keep(self, entry: PromptHistory, wanted: Any) -> None:
+    def _keep(self, entry: PromptHistory, wanted: Callable[[Response], bool]) -> int:
+        """Drop the other responses; how many there were."""
         kept = [r for r in entry.responses if wanted(r)]
-        dropped = [r for r in entry.responses if not wanted(r)]
-        self.bytes -= sum(r.nbytes for r in dropped)
-        self.evicted += len(dropped)
+        dropped = len(entry.responses) - len(kept)
+        self.bytes -= sum(r.nbytes for r in entry.responses) - sum(r.nbytes for r in kept)
         entry.responses[:] = kept
+        return dropped
 
-    def _drop(self, key: str) -> None:
+    def _drop(self, key: str) -> int:
+        """Drop a prompt; how many responses it had."""
         entry = self._prompts.pop(key)
         self.bytes -= entry.prompt.nbytes + sum(r.nbytes for r in entry.responses)
-        self.evicted += len(entry.responses)
+        return len(entry.responses)
 
     # ---- disk -------------------------------------------------------------------------------------------------------
 
@@ -199,12 +199,10 @@ class History:
                 rows.append(prompt)
             record = prompts[key]
             for r in responses:
-                record["versions"].append([r.version, len(rows)])
-                record["rewards"].append(r.reward)
-                record["streams"].append(r.stream)
-                record["spans"].append(r.spans or None)
-                record["origins"].append(r.origin if r.logprobs is not None else None)
-                record["turns"].append(r.turn)
+                origin = r.origin if r.logprobs is not None else None
+                values = ([r.version, len(rows)], r.reward, r.stream, r.spans or None, origin, r.turn)
+                for column, value in zip(COLUMNS, values, strict=True):
+                    record[column].append(value)
                 rows.append(r.tokens)
                 if r.logprobs is not None:
                     logprobs.append(r.logprobs)
@@ -264,9 +262,7 @@ class History:
         shift = min(0, version - 1 - newest)
         for key, prompt, responses in snap:
             if key in self._prompts:
-                evicted = self.evicted
-                self._drop(key)
-                self.evicted = evicted  # replaced, not lost
+                self._drop(key)  # replaced, not lost
             for r in responses:
                 r.version += shift
                 r.spans = tuple((start, v + shift) for start, v in r.spans)

@@ -27,8 +27,6 @@ def remaining(now: int, ended: Sequence[int], limit: int) -> float:
 
 def weights(expected: Sequence[float], power: float) -> list[float]:
     """What a token of each request counts: (remaining / mean)^power within `LIMITS`, scaled to a mean of 1."""
-    if not expected:
-        return []
     mean = sum(expected) / len(expected)
     if mean <= 0.0:
         return [1.0] * len(expected)

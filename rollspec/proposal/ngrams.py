@@ -116,7 +116,6 @@ class PromptTable:
     ngrams: Ngrams
     joined: int = 0  # requests so far
     running: int = 0  # of these
-    rows: int = 0  # when it was last looked at
 
 
 class PromptTables:
@@ -128,14 +127,11 @@ class PromptTables:
     def __init__(self, most: int, *lengths: int) -> None:
         self._most, self._lengths = most, lengths
         self._tables: OrderedDict[str, PromptTable] = OrderedDict()
-        self.rows = 0
 
     def open(self, key: str, version: int) -> PromptTable:
         """The table that a request of this prompt shares with its siblings."""
         table = self._tables.get(key)
-        if table is None or table.version != version or table.rows > self._most:
-            if table is not None:
-                self._drop(table)
+        if table is None or table.version != version or len(table.ngrams.rows) > self._most:
             table = self._tables[key] = PromptTable(key, version, Ngrams(*self._lengths))
         self._tables.move_to_end(key)
         table.joined += 1
@@ -145,18 +141,10 @@ class PromptTables:
     def close(self, table: PromptTable, private: bool) -> None:
         """One of the table's requests ended; nothing of a private one is kept."""
         table.running -= 1
-        if self._tables.get(table.key) is not table:
-            return  # of an older version
-        self.rows += len(table.ngrams.rows) - table.rows
-        table.rows = len(table.ngrams.rows)
-        if private:
-            self._drop(table)
-        elif self.rows > self._most:
-            for old in [t for t in self._tables.values() if not t.running]:
-                self._drop(old)
-                if self.rows <= self._most:
-                    break
-
-    def _drop(self, table: PromptTable) -> None:
-        del self._tables[table.key]
-        self.rows -= table.rows
+        if private and self._tables.get(table.key) is table:  # else of an older version
+            del self._tables[table.key]
+        rows = sum(len(t.ngrams.rows) for t in self._tables.values())
+        for old in list(self._tables.values()) if rows > self._most else ():
+            if rows > self._most and not old.running:
+                rows -= len(old.ngrams.rows)
+                del self._tables[old.key]

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from rollspec.tuning.policy import bucket_of
+from rollspec.tuning.policy import bucket_of, restored
 
 Vector = npt.NDArray[np.float64]
 
@@ -75,7 +75,7 @@ class Acceptance:
 
     def state(self) -> dict[str, list[float]]:
         """What was seen, in JSON types."""
-        return {name: getattr(self, name).tolist() for name in ("prior", "accepted", "tries")}
+        return {name: value.tolist() for name, value in vars(self).items()}
 
     def restore(self, state: Mapping[str, Sequence[float]]) -> None:
         """Restore what `state` returned; positions that it lacks are unknown.
@@ -83,16 +83,12 @@ class Acceptance:
         Raises:
             ValueError, KeyError, TypeError: `state` cannot be used; nothing of it is.
         """
-        found = Acceptance(len(self.tries))
-        for name in ("prior", "accepted", "tries"):
-            given = np.array(state[name], np.float64)
-            if given.ndim != 1 or not np.isfinite(given).all() or (given < 0).any():
-                raise ValueError(f"acceptance.{name} = {state[name]!r}")
-            given = given[: len(self.tries)]
-            getattr(found, name)[: len(given)] = given
-        if (found.accepted > found.tries).any() or (found.prior > 1).any():
+        fresh = vars(Acceptance(len(self.tries)))
+        rows = {name: [*state[name], *x[len(state[name]) :]][: len(x)] for name, x in fresh.items()}
+        found = restored(rows, fresh)
+        if (found["accepted"] > found["tries"]).any() or (found["prior"] > 1).any():
             raise ValueError("acceptance above 1")
-        self.prior, self.accepted, self.tries = found.prior, found.accepted, found.tries
+        self.prior, self.accepted, self.tries = found.values()
 
 
 class PassCost:

@@ -340,19 +340,20 @@ def test_ngrams_keep_the_frequent_followers() -> None:
 
 
 def test_prompt_tables_drop_those_that_nobody_runs_in_first() -> None:
-    tables = PromptTables(10, 1)
+    tables = PromptTables(16, 1)
     first, second = tables.open("a", 0), tables.open("b", 0)
     for t in (first, second):
         t.ngrams.add(range(9), 9)
         assert len(t.ngrams.rows) == 8
     tables.close(first, private=False)
     assert tables.open("a", 0) is first, "it is kept while there is room"
+    second.ngrams.add(range(20, 30), 10)
     tables.close(second, private=False)
-    assert tables.rows == 8 and tables.open("b", 0) is not second
+    assert list(tables._tables) == ["a"] and tables.open("b", 0) is not second
     first.ngrams.add(range(50, 60), 10)
     tables.close(first, private=False)
     assert tables.open("a", 0) is not first
-    assert tables.rows == 0
+    assert not any(t.ngrams.rows for t in tables._tables.values())
 
 
 def test_siblings_are_told_apart_up_to_a_number() -> None:

@@ -174,7 +174,7 @@ def test_expected_remaining_length() -> None:
     assert lengths.remaining(512, [600], 512) == 0.0
     weights = lengths.weights([10.0, 10.0, 1000.0], 1.0)
     assert sum(weights) == pytest.approx(3.0) and weights[2] == pytest.approx(4 * weights[0])
-    assert lengths.weights([0.0, 0.0], 1.0) == [1.0, 1.0] and lengths.weights([], 1.0) == []
+    assert lengths.weights([0.0, 0.0], 1.0) == [1.0, 1.0]
 
 
 def test_refill_tells_a_queue_from_a_draining_batch() -> None:
