@@ -13,10 +13,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from rollspec.drafting.base import NO_DRAFT, Draft
-from rollspec.drafting.feedback import Feedback
 from rollspec.drafting.requests import Request, Step
 from rollspec.drafting.state import State
-from rollspec.tuning.tuner import Plan
+from rollspec.tuning.tuner import Rows, View
 
 
 class Engine(State):
@@ -55,9 +54,12 @@ class Engine(State):
         """
         with self.counters.drafting:
             running = self._observe(req_ids, sampled, scheduled)
-            feedback = self._learn(running)
+            decoding, rows, view = self._learn(running)
             with self.counters.tuning:
-                plan = self._decide(feedback, len(running), context_tokens)
+                if self._plan is not None:
+                    self.tuner.observe(self._plan, decoding, self._step.context_tokens, rows, view, self._measured)
+                    self._measured = None
+                plan = self._plan = self.tuner.plan(len(running), context_tokens)
             self._step = step = Step(len(req_ids), running, [], plan, context_tokens)
             cumulative = self._propose(step)
             with self.counters.tuning:
@@ -101,10 +103,15 @@ class Engine(State):
                 running.append(r)
         return running
 
-    def _learn(self, running: Sequence[Request]) -> Feedback:
-        """Score every proposal against what was emitted (calibration, the head's acceptance); memory follows."""
+    def _learn(self, running: Sequence[Request]) -> tuple[int, Rows, View | None]:
+        """Score every proposal against what was emitted (calibration, the head's acceptance); memory follows.
+
+        Verified or not, so that the tuner learns of every arm: of those without the head from memory's proposals, of
+        those with it from whichever was preferred. Returns how many requests had a chance of a draft, and both.
+        """
         head, confidence, counters = self.head, self.confidence, self.counters
-        feedback = Feedback(head.pass_seconds if head is not None else None)
+        decoding, rows = 0, Rows()
+        view = View(seconds=head.pass_seconds) if head is not None else None
         for r in running:
             p = r.lookup
             counters.stats.emitted += len(r.emitted)
@@ -114,22 +121,23 @@ class Engine(State):
                 counters.verified(p.draft.source, p.expected, r.verified, r.accepted)
                 confidence.verified(p.draft.source, sum(p.expected[: r.verified]), min(r.accepted, r.verified))
             head_accepted = head.score(r, confidence, self.scored) if head is not None else 0
-            feedback.add(r, accepted, head_accepted)
+            decoding += len(r.output) > r.began_at
+            if r.asked:
+                rows.add(r.lookup.allowed, accepted, r.lookup.expected)
+                if view is not None:
+                    h = r.head
+                    if not h.serves:
+                        view.add(h.allowed, accepted, r.lookup.expected)
+                    else:  # where it was not run, what it was expected to do
+                        view.add(h.allowed, head_accepted if h.draft.token_ids else ~0, h.expected)
+                    view.served.append(h.serves)
             self.selection.learn(r, accepted, head_accepted, len(running))
             if self.think is not None:
                 counters.thought(r, self.think)
             r.append()
             for d in self.drafters:
                 d.observe(r)
-        return feedback
-
-    def _decide(self, feedback: Feedback, batch: int, context_tokens: float) -> Plan:
-        """How much the next step drafts, and for whom, now that the tuner knows what came of the last plan."""
-        if self._plan is not None:
-            feedback.teach(self.tuner, self._plan, self._step.context_tokens, self._measured)
-            self._measured = None
-        self._plan = self.tuner.plan(batch, context_tokens)
-        return self._plan
+        return decoding, rows, view
 
     def _propose(self, step: Step) -> list[Sequence[float]]:
         """Look drafts up for the requests that the plan names; per request asked, the calibrated acceptance."""

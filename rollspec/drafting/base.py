@@ -15,7 +15,7 @@ from rollspec.drafting.requests import Request
 from rollspec.proposal.base import NO_DRAFT, Draft
 from rollspec.proposal.history import History
 
-__all__ = ["NO_DRAFT", "Draft", "Drafter", "drafter", "register_drafter"]
+__all__ = ["DRAFTERS", "NO_DRAFT", "Draft", "Drafter", "register_drafter"]
 
 
 class Drafter(Protocol):
@@ -47,7 +47,7 @@ class Drafter(Protocol):
 
 D = TypeVar("D", bound=type[Drafter])
 
-_DRAFTERS: dict[str, type[Drafter]] = {}
+DRAFTERS: dict[str, type[Drafter]] = {}
 
 
 def register_drafter(*names: str) -> Callable[[D], D]:
@@ -55,12 +55,7 @@ def register_drafter(*names: str) -> Callable[[D], D]:
 
     def register(cls: D) -> D:
         for name in names:
-            _DRAFTERS[name] = cls
+            DRAFTERS[name] = cls
         return cls
 
     return register
-
-
-def drafter(name: str) -> type[Drafter]:
-    """The class known by `name`."""
-    return _DRAFTERS[name]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Sequence
-from types import TracebackType
 
 from rollspec.drafting.requests import Request, Step, still_thinks
 from rollspec.telemetry.engine_stats import EngineStats
@@ -23,7 +22,7 @@ class Timer:
     def __enter__(self) -> None:
         self._began = time.perf_counter()
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(self, *error: object) -> None:
         self.seconds += time.perf_counter() - self._began
 
 
@@ -36,24 +35,20 @@ class Counters:
         self.tuning = Timer()  # the part of it that decides how much to draft
         self._before_step = 0.0  # drafting seconds up to the last step
         self._before_drain = (0.0, 0.0)  # of both timers
-        self._peak = 0  # largest batch of this rollout round, for the tail
-
-    def new_round(self) -> None:
-        """The policy changed: batches are compared with this round's."""
-        self._peak = 0
+        self.peak = 0  # largest batch of this rollout round, for the tail
 
     def step(self, seconds: float, batch: int) -> None:
         """An engine step of `batch` requests took `seconds`."""
         self.stats.steps += 1
         self.stats.step_seconds += seconds
-        if 4 * batch <= self._peak:
+        if 4 * batch <= self.peak:
             self.stats.tail_seconds += seconds
 
     def drafted(self, step: Step) -> float:
         """A step's drafts are handed over; the host's seconds for them."""
         batch = len(step.running)
         self.stats.requests += batch
-        self._peak = max(self._peak, batch)
+        self.peak = max(self.peak, batch)
         self.stats.peak_batch = max(self.stats.peak_batch, batch)
         before, self._before_step = self._before_step, self.drafting.seconds
         return self._before_step - before
@@ -88,11 +83,6 @@ class Counters:
         for i, n in enumerate((1, len(r.emitted), r.verified, min(r.accepted, r.verified))):
             row[i] += n
         r.thinks = still_thinks(r.emitted, around, r.thinks)
-
-    def passes(self, passes: int, seconds: float) -> None:
-        """The draft head ran `passes` passes in `seconds`."""
-        self.stats.passes += passes
-        self.stats.pass_seconds += seconds
 
     def finished(self, r: Request) -> None:
         """A request ended: what it repeated of its old response."""

@@ -17,7 +17,7 @@ from rollspec.drafting.requests import Request, Step
 from rollspec.drafting.selection import FLOOR, Selection
 from rollspec.proposal.confidence import Confidence
 from rollspec.proposal.history import History
-from rollspec.proposal.router import Router, Vector, worth
+from rollspec.proposal.router import Acceptance, Router, Vector, worth
 from rollspec.tuning.tuner import Tuner
 
 PROBE_EVERY = 64  # steps after which a head that the tuner did not choose runs one pass, unverified
@@ -40,8 +40,6 @@ class Head(Drafter):
         self.since = PROBE_EVERY  # steps since it last ran
         self.rested = True  # not run in the step before its present pass: then its weights are in no cache
         self._price = 0.0
-        self._tokens: Sequence[Sequence[int]] = ()  # what its passes gave, by place in the batch
-        self._probs: Sequence[Sequence[float]] | None = None
         self._remembered: tuple[int, Mapping[str, Any]] | None = None  # (version, acceptance) of an earlier run
 
     def route(self, step: Step, tuner: Tuner, selection: Selection, most: int, *, resting: bool, canary: bool) -> int:
@@ -80,14 +78,6 @@ class Head(Drafter):
             return passes
         return 1 if self.since >= (CANARY_EVERY if canary else PROBE_EVERY) else 0
 
-    def propose(self, r: Request, room: int) -> Draft | None:
-        """What its passes gave for the request."""
-        tokens = list(self._tokens[r.place][:room])
-        if not tokens:
-            return None
-        each = self._probs[r.place] if self._probs is not None else self.router.acceptance.rates
-        return Draft(tokens, np.cumprod(np.minimum(each[: len(tokens)], 1.0)).tolist(), self.name, 1)
-
     def read(
         self,
         step: Step,
@@ -100,19 +90,20 @@ class Head(Drafter):
         """Take what its passes gave and prefer it or memory again: per request of `step.asked`, the calibrated
         cumulative acceptance of the preferred proposal.
         """
-        self._tokens, self._probs = tokens, probs
+        rates = self.router.acceptance.rates
         floor = 0.0 if selection.fixed else FLOOR
         preferred = []
         for r in step.asked:
             h = r.head
             h.clear()
             h.serves = False
-            if draft := self.propose(r, r.room(most)):
-                h.draft = draft
-                h.expected, h.cells = confidence.cumulative(draft, floor)
+            if chain := list(tokens[r.place][: r.room(most)]):
+                each = probs[r.place] if probs is not None else rates
+                h.draft = Draft(chain, np.cumprod(np.minimum(each[: len(chain)], 1.0)).tolist(), self.name, 1)
+                h.expected, h.cells = confidence.cumulative(h.draft, floor)
                 have = worth(r.lookup.expected, self._price) if step.uses_memory else 0.0
                 h.serves = worth(h.expected, self._price) > have
-            preferred.append(selection.cut(r, h, len(step.running)) if h.serves else selection.kept(r.lookup))
+            preferred.append(selection.cut(r, h, len(step.running)) if h.serves else r.lookup.expected[: r.lookup.kept])
         return preferred
 
     def score(self, r: Request, confidence: Confidence, scored: Scored | None) -> int:
@@ -166,14 +157,13 @@ class Head(Drafter):
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Take what an earlier run saved, or raise. Acceptance of another version waits until that is swapped in."""
-        router, version = Router(self.router.k), None
+        router = self.router
+        if (kept := state.get("drafter")) is not None:
+            version = int(kept["version"])
+            Acceptance(router.k).restore(kept["acceptance"])  # raises before anything is taken
         if "passes" in state:  # not there where it was measured on another machine
             router.cost.restore(state["passes"])
-        if "drafter" in state:
-            version = int(state["drafter"]["version"])
-            router.acceptance.restore(state["drafter"]["acceptance"])
-        self.router.cost = router.cost
-        if version == self.version:
-            self.router.acceptance = router.acceptance
-        elif version is not None:
-            self._remembered = (version, router.acceptance.state())
+        if kept is not None and version == self.version:
+            router.acceptance.restore(kept["acceptance"])
+        elif kept is not None:
+            self._remembered = version, kept["acceptance"]

@@ -19,7 +19,7 @@ class Proposal:
     draft: Draft = field(default_factory=lambda: NO_DRAFT)
     cells: Sequence[int] = ()  # its calibration cells
     expected: Sequence[float] = ()  # its calibrated cumulative acceptance, per token
-    kept: int = 0  # tokens of it that a stop rule keeps, where there is one
+    kept: int = 0  # tokens of it that a stop rule keeps, or all
     allowed: int = 0  # tokens of it that the verification budget allows, before the arm's own limit
 
     def clear(self) -> None:
@@ -139,7 +139,7 @@ class Request:
     prompt: TokenArray  # [n] int32
     version: int  # of the policy that its rollout began under
     max_tokens: int
-    stop_ids: frozenset[int] = frozenset()
+    stop_ids: frozenset[int] = frozenset()  # tokens that end it
     output: list[int] = field(default_factory=list)  # emitted so far
     began_at: int = 0  # tokens of `output` that were there from the start
     min_output: int = 0  # tokens of `output` before which no stop token may come
@@ -147,8 +147,8 @@ class Request:
     origin: str | None = None  # names the rollout, where it may be made of several requests
     spans: Spans = ()  # which policy version sampled which tokens of `output`; the last one goes on
     known: int = 0  # leading tokens of `output` that an earlier request of its origin has added to what is remembered
-    private: bool = False  # nothing of it is kept when it ends
-    turn: Turn | None = None  # of a rollout with tools
+    private: bool = False  # others are not drafted for from its output, and nothing of it is kept
+    turn: Turn | None = None  # of a rollout with tools, whose turns share what is remembered
     thinks: bool = False  # what it emits next, where the model's thinking has tokens around it
     ended: bool = False  # by its stop token or its limit
     after: int = 0  # how many requests had ended when it began, since the last drain
@@ -248,7 +248,7 @@ class Step:
     size: int = 0  # rows of the engine's batch
     running: list[Request] = field(default_factory=list)  # that emitted something
     asked: list[Request] = field(default_factory=list)  # of these, those that a draft was looked for
-    plan: Plan = field(default_factory=lambda: Plan(0, 0, 0, 0, 0, 0))
+    plan: Plan = field(default_factory=lambda: Plan(0, 0, 0, 0, 0))
     context_tokens: float = 0.0  # that the batch attends to
 
     @property

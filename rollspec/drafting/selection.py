@@ -40,15 +40,8 @@ class Selection:
 
     def cut(self, r: Request, p: Proposal, batch: int) -> Sequence[float]:
         """`p.expected`, up to where the rule of `budget.policy` ends the draft."""
-        if self.rule is None:
-            return p.expected
-        if p.expected:
-            p.kept = self.rule.keep(r, p, batch)
+        p.kept = self.rule.keep(r, p, batch) if self.rule is not None and p.expected else len(p.expected)
         return p.expected[: p.kept]
-
-    def kept(self, p: Proposal) -> Sequence[float]:
-        """What `cut` returned last."""
-        return p.expected if self.rule is None else p.expected[: p.kept]
 
     def learn(self, r: Request, lookup_accepted: int, head_accepted: int, batch: int) -> None:
         """Tell the rule what became of the request's proposals; the numbers as `Confidence.observe` returns them."""

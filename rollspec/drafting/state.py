@@ -11,7 +11,7 @@ from typing import Any
 
 from rollspec.config import RollspecConfig
 from rollspec.drafting import hierarchy, recycling, siblings  # noqa: F401 - they are registered
-from rollspec.drafting.base import drafter
+from rollspec.drafting.base import DRAFTERS
 from rollspec.drafting.counters import Counters
 from rollspec.drafting.head import Head, Scored
 from rollspec.drafting.memory import SuffixMemory
@@ -20,7 +20,6 @@ from rollspec.drafting.selection import Selection
 from rollspec.proposal.base import TokenArray, Turn, as_tokens, prompt_key
 from rollspec.proposal.confidence import Confidence
 from rollspec.proposal.history import History, extend_spans
-from rollspec.proposal.router import Router
 from rollspec.telemetry.engine_stats import EngineStats
 from rollspec.tuning.cost import LONGEST
 from rollspec.tuning.tuner import Plan, Tuner
@@ -46,7 +45,7 @@ class State:
         self.history = History(config.history.max_bytes, config.proposal.suffix.window)
         # Memory is kept beside a head that drafts alone as well: expected lengths and rewards rest on it.
         names = dict.fromkeys(("replay", *config.proposal.drafters, "suffix"))
-        made = {name: drafter(name)(name, config, self.history) for name in names}
+        made = {name: DRAFTERS[name](name, config, self.history) for name in names}
         self.drafters = [d for d in made.values() if not isinstance(d, Head)]
         """Asked in this order, before the head: they cost no forward pass."""
         self.head = next((d for name, d in made.items() if name == head and isinstance(d, Head)), None)
@@ -86,17 +85,10 @@ class State:
         """A request samples its first token next, or the one after the tokens `emitted` that it starts from.
 
         Args:
-            req_id: the engine's name of it.
-            prompt: without `emitted`.
-            max_tokens: of its output, `emitted` included.
-            stop_ids: tokens that end it.
-            stream: key of its noise, where that is kept over epochs.
-            emitted: output that it starts from.
-            private: other requests are not drafted for from its output, and nothing of it is kept.
-            origin: the same for all requests that one rollout is made of, which begins again after an abort.
+            prompt: without `emitted`, the output that it starts from. max_tokens: of its output, `emitted` included.
             min_tokens: that it emits before it may stop, `emitted` apart.
             spans: which policy versions sampled `emitted`, where the rollout knows; else what history knows of it.
-            turn: of a rollout with tools; it shares what is remembered with all turns of its first one's prompt.
+            stop_ids, stream, origin, private, turn: as `Request` has them.
         """
         with self.counters.drafting:
             tokens = as_tokens(prompt)
@@ -155,7 +147,7 @@ class State:
         self.version = version
         for r in self.requests.values():
             r.spans = extend_spans(r.spans, len(r.output), version)
-        self.counters.new_round()
+        self.counters.peak = 0  # batches are compared with those of the same round
         self.tuner.changed()
 
     # ---- times ------------------------------------------------------------------------------------------------------
@@ -174,26 +166,14 @@ class State:
         These are no part of what a pass costs: they are spent once after a rest. Were they, a head that is only
         probed would seem too dear to be run at all.
         """
-        if not self._head().rested:  # a probe takes several times what a pass of many in a row does
-            self.router.cost.observe(batch, passes, seconds - late)
+        assert self.head is not None
+        if not self.head.rested:  # a probe takes several times what a pass of many in a row does
+            self.head.router.cost.observe(batch, passes, seconds - late)
         self._drafted += seconds
-        self.counters.passes(passes, seconds)
+        self.stats.passes += passes
+        self.stats.pass_seconds += seconds
 
     # ---- the head ---------------------------------------------------------------------------------------------------
-
-    @property
-    def router(self) -> Router:
-        """What is known of the head's acceptance and of what its passes cost.
-
-        Raises:
-            RuntimeError: the engine runs no head.
-        """
-        return self._head().router
-
-    @property
-    def reached(self) -> float | None:
-        """Tokens per verify step that the head's own drafts would give; None before any was scored."""
-        return self._head().reached
 
     def swapped(self, version: int, known: Mapping[str, Sequence[float]] | None = None) -> None:
         """The head's weights were replaced: what is known of it is old, and it may draft again.
@@ -202,17 +182,10 @@ class State:
             version: of the weights that it has now.
             known: their acceptance, where they ran before.
         """
-        head = self._head()
-        head.swapped(version, known, self.requests.values())
-        self.tuner.guard.forget(head.name)
+        assert self.head is not None
+        self.head.swapped(version, known, self.requests.values())
+        self.tuner.guard.forget(self.head.name)
         self.tuner.changed()
-
-    def _head(self) -> Head:
-        if self.head is None:
-            raise RuntimeError(
-                f"rollspec: proposal.drafters = {list(self.config.proposal.drafters)} has no draft head; add eagle3."
-            )
-        return self.head
 
     # ---- telemetry and what is kept ---------------------------------------------------------------------------------
 

@@ -23,7 +23,6 @@ from rollspec.head.drafter_kv import DrafterKV, Entry
 from rollspec.head.host import Host
 from rollspec.head.ranks import Ranks
 from rollspec.head.swap import Swapper
-from rollspec.proposal.router import Acceptance
 from rollspec.step import Engine
 
 logger = logging.getLogger("rollspec")
@@ -64,6 +63,8 @@ class DraftHead:
         self.vllm_config, self.device = runner.vllm_config, runner.device
         self.draft_model, self.target_model = drafter.model, runner.get_model()
         self.draft_folder = str(drafter.draft_model_config.model)
+        assert bridge.engine.head is not None  # the plugin chose vLLM's speculator by the drafter that is named
+        self.acceptance = bridge.engine.head.router.acceptance
         self.swapped, self.record_fault, self.second_model = bridge.engine.swapped, bridge.count, drafter._get_model
         self.reading = threading.Lock()  # held while another thread reads the target's weights; sleep waits for it
         self.limit = int(runner.speculative_config.draft_model_config.max_model_len)
@@ -93,11 +94,6 @@ class DraftHead:
             self.swapper.observe(accepted, length)
         except Exception as e:  # rolling weights back failed: the drafter must rest
             self.fail("swap", e)
-
-    @property
-    def acceptance(self) -> Acceptance:
-        """What is known of that of the weights that run; a state that is loaded brings another object."""
-        return self.bridge.engine.router.acceptance
 
     @property
     def engine(self) -> Engine:
@@ -228,7 +224,7 @@ class DraftHead:
         levels["staleness"] = self.policy_version - (d.running.since or 0)
         if pauses:
             levels["swap_longest"] = max(pauses)
-        if (reached := self.engine.reached) is not None:
+        if self.engine.head is not None and (reached := self.engine.head.reached) is not None:
             levels["accept_length"] = reached
         if self.capture is not None:
             counts = self.capture.counts

@@ -48,7 +48,6 @@ class Plan:
     played: int  # what the guard lets through
     k: int  # longest draft of a request that is verified
     watch: int  # draft for every `watch`-th request only, and verify nothing; 0: draft for all
-    batch: int
     drafters: tuple[str, ...] = ()  # who may draft: the arm's, less those that the guard holds back
     rest: bool = False  # not even watched
     steps: int = 1  # that what is seen of this one stands for
@@ -126,9 +125,7 @@ class Tuner:
         if self.config.guard.enabled and drafters:
             drafters = tuple(d for d in drafters if self.guard.allows(d, bucket))
             left = Arm(drafters, self.arms[chosen].k) if drafters else self.arms[self.none]
-            played = next(
-                (i for i, a in enumerate(self.arms) if a == left), chosen
-            )  # the chosen one where there is none
+            played = self.arms.index(left) if left in self.arms else chosen
         if self._prices(bucket, played):
             played, drafters = self.none, ()
         self.plays[played] += 1
@@ -138,7 +135,7 @@ class Tuner:
         quiet = self._quiet[bucket] = self._quiet.get(bucket, 0) + 1 if watch and chosen == self.none else 0
         resting = quiet > REST_AFTER
         rest, steps = resting and quiet % REST_EVERY != 0, REST_EVERY if resting else 1
-        return Plan(bucket, chosen, played, self.arms[played].k, watch, batch, drafters, rest, steps)
+        return Plan(bucket, chosen, played, self.arms[played].k, watch, drafters, rest, steps)
 
     def _prices(self, bucket: int, played: int) -> bool:
         """Whether this step goes without drafts for its price alone. A bandit measures what it plays; and what was

@@ -40,7 +40,7 @@ def _hold_costs(worker: Any) -> None:
         return  # it does not speculate
     engine.tuner.host = engine.tuner.cost.observe = lambda *args, **kwargs: None
     if engine.head is not None:
-        engine.router.cost.observe = engine.tuner.host
+        engine.head.router.cost.observe = engine.tuner.host
 
 
 CACHING = {"enable_prefix_caching": True, "block_size": 32}

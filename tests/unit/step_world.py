@@ -174,7 +174,7 @@ def play(world: World, make: Callable[[dict[str, Any], str | None], Any]) -> dic
         elif n % 50 == 5:
             engine.k = engine.k_max
         if head and n % 30 == 29:
-            engine.swapped(n, None if n % 60 == 29 else engine.router.acceptance.state())
+            engine.swapped(n, None if n % 60 == 29 else engine.head.router.acceptance.state())
             engine.canary_runs, engine.resting = n % 60 == 29, n % 90 == 59
         if n == world.steps // 2:
             engine.restore_tuning(json.loads(json.dumps(engine.tuning_state())))
@@ -185,7 +185,7 @@ def play(world: World, make: Callable[[dict[str, Any], str | None], Any]) -> dic
         "tuning": _sums(engine.tuning_state()),
         "scored": [len(player.scored), zlib.crc32(json.dumps(player.scored).encode())],
         "kept": [snap["tokens"].tolist().__len__(), int(snap["tokens"].sum()), len(snap["prompts"])],
-        "reached": _plain(engine.reached) if head else None,
+        "reached": _plain(engine.head.reached) if head else None,
     }
 
 

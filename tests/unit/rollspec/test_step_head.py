@@ -70,7 +70,7 @@ def test_reading_what_was_missed_is_no_part_of_what_a_pass_costs() -> None:
     p = make()
     p.head.rested = False
     p.passed(1, 0.1, 4, late=0.09)
-    assert p.router.cost.each == pytest.approx(0.01)
+    assert p.head.router.cost.each == pytest.approx(0.01)
     assert p.stats.pass_seconds == pytest.approx(0.1)
 
 
@@ -85,7 +85,7 @@ def test_a_pass_after_a_rest_says_nothing_of_what_a_pass_costs() -> None:
             p.passed(ran[-1], (0.5 if p.head.rested else 0.001) * ran[-1], 1)
         p.complete([[6 + i] * ran[-1]] if ran[-1] else None)
     assert ran[0] and ran[1], "the first one cost half a second, and it was run again"
-    assert p.router.cost.each == pytest.approx(0.001)
+    assert p.head.router.cost.each == pytest.approx(0.001)
 
 
 def test_dear_passes_are_not_run() -> None:
@@ -143,14 +143,14 @@ def test_a_draft_is_scored_once() -> None:
     p.prepare(["a", "b"], [[7], [7]], {})
     p.complete([[8, 9], [8, 9]])
     assert p.requests["a"].head.draft.token_ids == [8, 9]
-    tries = p.router.acceptance.tries.copy()
-    p.tuner.plan = lambda batch, context_tokens: type(p._step.plan)(0, p.tuner.none, p.tuner.none, 0, 2, batch)  # type: ignore[method-assign]
+    tries = p.head.router.acceptance.tries.copy()
+    p.tuner.plan = lambda batch, context_tokens: type(p._step.plan)(0, p.tuner.none, p.tuner.none, 0, 2)  # type: ignore[method-assign]
     p.prepare(["a", "b"], [[8], [8]], {})
     p.complete(None)
-    after = p.router.acceptance.tries.copy()
+    after = p.head.router.acceptance.tries.copy()
     assert after[0] == tries[0] + 2
     p.prepare(["a", "b"], [[8], [8]], {})
-    assert (p.router.acceptance.tries == after).all()
+    assert (p.head.router.acceptance.tries == after).all()
 
 
 def test_what_is_known_of_a_version_is_kept_for_that_version() -> None:
@@ -158,25 +158,25 @@ def test_what_is_known_of_a_version_is_kept_for_that_version() -> None:
     p.swapped(3)
     simulate(p, texts(4), 0.9)
     kept = json.loads(json.dumps(p.tuning_state()))
-    rates = p.router.acceptance.rates
+    rates = p.head.router.acceptance.rates
     assert kept["drafter"]["version"] == 3 and rates[0] > 0.8
     again = make()
     again.restore_tuning(kept)  # the engine starts with the head it was given; version 3 comes at its first step
-    assert again.router.acceptance.rates[0] == pytest.approx(0.6)
-    assert again.router.cost.seconds(4, 2, 1.0) == p.router.cost.seconds(4, 2, 1.0)
+    assert again.head.router.acceptance.rates[0] == pytest.approx(0.6)
+    assert again.head.router.cost.seconds(4, 2, 1.0) == p.head.router.cost.seconds(4, 2, 1.0)
     again.swapped(3)
-    assert again.router.acceptance.rates == pytest.approx(rates)
+    assert again.head.router.acceptance.rates == pytest.approx(rates)
     again.swapped(4)
-    assert not again.router.acceptance.measured.any(), "other weights"
+    assert not again.head.router.acceptance.measured.any(), "other weights"
     elsewhere = make()
     elsewhere.restore_tuning({k: v for k, v in kept.items() if k not in ("tuner", "passes")})  # as on another machine
     elsewhere.swapped(3)
-    assert elsewhere.router.acceptance.rates == pytest.approx(rates) and elsewhere.router.cost.each == 0.0
+    assert elsewhere.head.router.acceptance.rates == pytest.approx(rates) and elsewhere.head.router.cost.each == 0.0
     broken = make()
     with pytest.raises((ValueError, KeyError, TypeError)):
         broken.restore_tuning({**kept, "drafter": {"version": 3, "acceptance": {}}})
     broken.swapped(3)
-    assert broken.router.acceptance.rates[0] == pytest.approx(0.6)
+    assert broken.head.router.acceptance.rates[0] == pytest.approx(0.6)
 
 
 def test_a_sent_chain_carries_the_version_that_drafted_it() -> None:
@@ -208,3 +208,25 @@ def test_a_head_that_is_always_right_serves_what_the_engine_would_have_said() ->
     stats = p.drain()
     assert p.requests["a"].output == text and steps < 0.6 * len(text)
     assert stats.steps == steps and stats.passes > 0 and stats.by_source["eagle3"][2] == stats.accepted
+
+
+def test_a_stop_rule_learns_of_each_proposal_what_was_emitted_of_it() -> None:
+    """Memory's proposal is judged by its own tokens, also where the head's is preferred."""
+    p = make(**{"proposal.budget.policy": "disco"})
+    rule, seen = p.selection.rule, set()
+    assert rule is not None
+    learn = rule.learn
+
+    def noting(r: Any, proposal: Any, accepted: int, *rest: int) -> None:
+        n, chain = 0, proposal.draft.token_ids[: len(proposal.cells)]
+        while n < min(len(chain), len(r.emitted)) and chain[n] == r.emitted[n]:
+            n += 1
+        assert accepted == n
+        seen.add((proposal is r.head, r.head.serves))
+        learn(r, proposal, accepted, *rest)
+
+    rule.learn = noting  # type: ignore[method-assign]
+    simulate(p, texts(4), 0.9)
+    p.set_version(1)
+    simulate(p, {f"again-{k}": v for k, v in texts(4).items()}, 0.6)
+    assert seen == {(head, serves) for head in (False, True) for serves in (False, True)}

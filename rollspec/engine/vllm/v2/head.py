@@ -26,11 +26,6 @@ ARGUMENTS = ("attn_metadata", "slot_mappings", "last_hidden_states", "aux_hidden
 """Of `DraftModelSpeculator.propose` after the batch, in order; there are more."""
 
 
-def states_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-    """The first arguments of `propose` by name."""
-    return dict(zip(ARGUMENTS, args, strict=False)) | {n: kwargs[n] for n in ARGUMENTS if n in kwargs}
-
-
 class Head(DraftHead):
     """One worker's draft head. Its `drafter` runs it."""
 
@@ -52,7 +47,7 @@ class Head(DraftHead):
         Args:
             args, kwargs: of vLLM's `propose`, after the batch.
         """
-        given = states_of(args, kwargs)
+        given = dict(zip(ARGUMENTS, args, strict=False)) | kwargs
         aux = given["aux_hidden_states"]
         req_ids = list(batch.req_ids)
         first = batch.query_start_loc[: batch.num_reqs]

@@ -147,7 +147,7 @@ def test_what_is_reported_of_training(mode: str) -> None:
     deployment = SimpleNamespace(pauses=[], running=SimpleNamespace(number=0, since=0))
     drafts = SimpleNamespace(
         caught_up=0, rebuilt=0, swapper=SimpleNamespace(counts={}, deployment=deployment), capture=None,
-        training=training, _drained={}, policy_version=0, engine=SimpleNamespace(reached=None),
+        training=training, _drained={}, policy_version=0, engine=SimpleNamespace(head=SimpleNamespace(reached=None)),
     )  # fmt: skip
     sums, levels = DraftHead.drain(drafts)  # type: ignore[arg-type]
     metrics = to_metrics(EngineStats(drafter=sums, drafter_levels=levels))

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
@@ -18,7 +16,6 @@ torch = pytest.importorskip("torch")
 from swap_owner import payload, run_until, weight  # noqa: E402
 
 from rollspec.config import RollspecConfig  # noqa: E402
-from rollspec.head.draft_head import DraftHead  # noqa: E402
 from rollspec.head.swap import Swapper, SwapRefusedError  # noqa: E402
 from rollspec.step import Engine  # noqa: E402
 
@@ -148,10 +145,13 @@ def test_lost_weights_come_back(swapper: Swapper, canary: bool) -> None:
 
 
 def test_a_canary_is_held_against_what_a_resumed_job_has_seen() -> None:
-    """A state that is loaded brings another record of the head's acceptance."""
+    """A state that is loaded is taken into the record that the canary reads."""
     config = RollspecConfig.load({"proposal.drafters": ["suffix", "eagle3"]}, env={})
     engine = Engine(config, 64, "eagle3")
-    head: Any = SimpleNamespace(bridge=SimpleNamespace(engine=engine))
-    engine.restore_tuning(engine.tuning_state())
-    engine.router.acceptance.observe(1, 1)
-    assert DraftHead.acceptance.fget(head).measured[0] == 1.0  # type: ignore[attr-defined]
+    assert engine.head is not None
+    acceptance = engine.head.router.acceptance  # as a `DraftHead` takes it when it is made
+    other = Engine(config, 64, "eagle3")
+    assert other.head is not None
+    other.head.router.acceptance.observe(1, 1)
+    engine.restore_tuning(other.tuning_state())
+    assert acceptance.measured[0] == 1.0 and engine.head.router.acceptance is acceptance
