@@ -53,12 +53,8 @@ class Hedge(Learning):
 
     def _new(self) -> Learner:
         h, a = len(self._keep), len(self.arms)
-        sums = {"emitted": np.zeros((h, a)), "seconds": np.zeros((h, a)), "gap": np.zeros(h)}
-        return {
-            **sums,
-            "lost": np.zeros(h),
-            "meta_gap": np.zeros(1),
-        }  # of the learners
+        shapes = {"emitted": (h, a), "seconds": (h, a), "gap": (h,), "lost": (h,), "meta_gap": (1,)}
+        return {name: np.zeros(shape) for name, shape in shapes.items()}
 
     def probabilities(self, bucket: int) -> Vector:
         """Of the arms. Shape [A]."""
