@@ -85,8 +85,12 @@ class Burst:
 def read_bursts(path: Path) -> list[Burst]:
     """The lines of a finished or broken-off run."""
     known = {f.name for f in fields(Burst)}
-    rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-    return [Burst(**{k: tuple(v) if isinstance(v, list) else v for k, v in r.items() if k in known}) for r in rows]
+    bursts = []
+    for line in path.read_text(encoding="utf-8").splitlines():
+        row = json.loads(line)
+        values: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in row.items() if k in known}
+        bursts.append(Burst(**values))
+    return bursts
 
 
 def client_of(url: str) -> Any:
