@@ -93,7 +93,8 @@ def test_a_head_is_trained_beside_a_trl_job_and_resumes(
     steps = [row for row in result["log"] if "loss" in row]
     assert len(steps) == 4, text[-3000:]
     for row in steps:
-        assert row["rollspec/guard/faults"] == 0 and row["rollspec/health/logprob_corr"] > 0.999
+        assert row["rollspec/guard/faults"] == 0, [line for line in text.splitlines() if "rollspec: " in line]
+        assert row["rollspec/health/logprob_corr"] > 0.998  # the engine rounds to bfloat16, the trainer does not
     total = young_head.totals(steps, "captured", "sent", "passes", "train_steps", "swaps")
     assert total["captured"] >= 32 and total["sent"] > 0 and total["train_steps"] > 0, total
     assert total["swaps"] >= 1 and total["passes"] > 0, "a version was swapped in, and a head drafts"
@@ -105,7 +106,7 @@ def test_a_head_is_trained_beside_a_trl_job_and_resumes(
     number = young_head.promote_by_hand(Versions(saved / "versions"))
     ((resumed, again),) = ran(run_bounded, tmp_path, model, "head_resume")
     (row,) = [row for row in resumed["log"] if row.get("step") == 5 and "loss" in row]
-    assert row["rollspec/guard/faults"] == 0, again[-3000:]
+    assert row["rollspec/guard/faults"] == 0, [line for line in again.splitlines() if "rollspec: " in line]
     head = resumed["info"]["drafter"]
     assert head["version"] >= number and head["training"]["error"] is None, head
 
