@@ -53,6 +53,7 @@ class Release:
             self.current = self.store.promoted()
             self.candidate = self.store.candidate(after=self.current)
             """The version that waits for its verdict."""
+            self.store.on_canary = self.candidate
             self.trusted.clear()
             self.canaries.clear()
             self._bad.clear()
@@ -60,7 +61,9 @@ class Release:
     def published(self, number: int) -> None:
         """A version is there to be tried; one that was not decided upon is left behind."""
         with self._lock:
-            self.candidate = number
+            # Kept by the store until the next one takes its place: what is decided by hand publishes copies meanwhile,
+            # and an engine may still be fetching it.
+            self.candidate = self.store.on_canary = number
             self.canaries.clear()
 
     def offer(self, engine: ConnectedEngine) -> tuple[int, bool] | None:

@@ -50,7 +50,7 @@ class ServiceConfig(BaseModel):
     )
     retention_hours: float = Field(24.0, gt=0, description="Older samples are deleted (where recency is not 0).")
     keep_samples: bool = Field(True, description="Write samples to disk, so that a restart resumes with them.")
-    keep_versions: int = Field(8, ge=1, description="Newest versions kept, and the promoted one besides.")
+    keep_versions: int = Field(8, ge=1, description="Newest versions kept; promoted and canary besides.")
     save_seconds: float = Field(60.0, gt=0, description="Seconds between two saves of the samples.")
     patience: float = Field(60.0, gt=0, description="Seconds until a canary without a verdict is given to one more.")
     linger: float | None = Field(

@@ -88,7 +88,7 @@ class Versions:
     """A folder of versions.
 
     Args:
-        keep: newest versions kept; the promoted one is kept besides.
+        keep: newest versions kept; the promoted one and `on_canary` are kept besides.
     """
 
     def __init__(self, folder: Path | str, keep: int = 4) -> None:
@@ -96,6 +96,8 @@ class Versions:
         self.keep = keep
         self.floor = 0
         """New versions are numbered above this: engines run it, though it may be gone from the store."""
+        self.on_canary: int | None = None
+        """Engines try this version, or may yet: it is kept however many are published meanwhile."""
 
     def path(self, number: int) -> Path:
         """The folder of a version, whether or not it exists."""
@@ -198,9 +200,9 @@ class Versions:
 
     def _prune(self) -> None:
         """Drop what retention does not keep; what cannot be deleted now is tried again at the next publication."""
-        promoted = self.promoted()
+        kept = self.promoted(), self.on_canary
         for number in self.numbers()[: -self.keep]:
-            if number != promoted:
+            if number not in kept:
                 # Renamed first: a reader sees the whole version or none.
                 doomed = self.folder / f".publish-old-{number:08d}-{uuid.uuid4().hex[:8]}"
                 with contextlib.suppress(OSError):

@@ -13,7 +13,9 @@ import pytest
 import torch
 
 from drafter_online import versions as module
+from drafter_online.engines import ConnectedEngine, Engines, Hello
 from drafter_online.errors import VersionError
+from drafter_online.release import Release
 from drafter_online.versions import MANIFEST, MODEL, Versions
 
 BASE = "qwen3-l4-h8"
@@ -119,6 +121,34 @@ def test_retention_keeps_the_newest_and_the_promoted(tmp_path: Path) -> None:
         publish(store, seed)
     assert store.numbers() == [2, 5, 6] and store.promoted() == 2
     assert not list(tmp_path.glob(".publish*"))
+
+
+@pytest.mark.parametrize("restarted", [False, True])
+def test_retention_keeps_the_version_on_canary(tmp_path: Path, restarted: bool) -> None:
+    store = Versions(tmp_path, keep=2)
+    release = Release(store, Engines(), lambda: publish(store), patience=60.0)
+    store.record(publish(store), "promoted")
+    candidate = publish(store)
+    if restarted:
+        release.reread()
+    else:
+        release.published(candidate)
+
+    def offered() -> tuple[int, bool] | None:
+        return release.offer(ConnectedEngine(Hello("engine", BASE, [])))
+
+    assert offered() == (candidate, True)
+    number = release.promote(1)  # published again under a new number: engines take nothing older than what they run
+    for _ in range(3):
+        assert offered() == (number, False)
+        back = release.rollback(number)
+        assert back is not None and back > number
+        number = back
+    assert store.numbers()[-2:] == [number - 1, number] and number > candidate + store.keep
+    assert store.load(candidate).number == candidate
+    release.published(publish(store))
+    publish(store)
+    assert candidate not in store.numbers(), "another one is on canary"
 
 
 def test_verdicts(tmp_path: Path) -> None:
