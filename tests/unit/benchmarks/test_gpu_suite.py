@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from typer.testing import CliRunner
-from vllm_like import like
+from vllm_like import like, plays
 
 from benchmarks import cli as bench_cli
 from benchmarks.gpu import child, claims, kernels, machine, models, page, plan, propose, storm, suite
@@ -248,6 +248,7 @@ def test_waits_for_the_device_are_counted_in_their_own_thread_alone(monkeypatch:
 
 
 def test_propose_is_timed_and_dummy_runs_are_not() -> None:
+    @plays("vllm.v1.worker.gpu.spec_decode.speculator:BaseSpeculator")
     class Speculator:
         def propose(self, input_batch: Any, *args: Any, dummy_run: bool = False) -> int:
             return int(input_batch.num_reqs)

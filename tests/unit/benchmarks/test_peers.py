@@ -8,6 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from vllm_like import like
 
 from benchmarks import (
     options,
@@ -301,8 +302,9 @@ def test_too_few_minutes_are_refused_and_what_is_there_is_kept(made: Any) -> Non
 
 
 def test_prefixes_are_of_lossy_arms_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    model = SimpleNamespace(max_model_len=64, get_vocab_size=lambda: 32)
-    llm = SimpleNamespace(llm_engine=SimpleNamespace(vllm_config=SimpleNamespace(model_config=model)))
+    model = like("vllm.config:ModelConfig", max_model_len=64, get_vocab_size=lambda: 32)
+    engine = like("vllm.v1.engine.llm_engine:LLMEngine", vllm_config=like("vllm.config:VllmConfig", model_config=model))
+    llm = like("vllm.entrypoints.llm:LLM", llm_engine=engine)
     monkeypatch.setattr(scoring, "eos_tokens", lambda engine: frozenset({1}))
     arms = peer_arms.chosen(None, []).arms
     found = {name for name, arm in arms.items() if Prefixes.of(llm, arm.rollspec) is not None}
