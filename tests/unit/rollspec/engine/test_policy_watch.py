@@ -6,11 +6,13 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from vllm_like import plays
 
 from rollspec.engine.policy import PolicyWatch
 from rollspec.engine.vllm.hooks.table import LoadWeights
 
 
+@plays("vllm.model_executor.models.qwen3:Qwen3ForCausalLM")
 class Model:
     def __init__(self) -> None:
         self.loaded = 0
