@@ -46,11 +46,11 @@ LEAST_LEN = PROMPT + (max(DRAFTS) + 1) * (STEPS + 1)
 
 @dataclass(frozen=True)
 class Spot:
-    """One cell of the sweep: `right` says whether drafts are accepted, None where there are none."""
+    """One cell of the sweep: `all_accepted` says whether drafts are accepted, None where there are none."""
 
     requests: int
     k: int
-    right: bool | None
+    all_accepted: bool | None
     prompt: int = PROMPT
 
     @property
@@ -59,14 +59,14 @@ class Spot:
 
         Drafts end one token before their request does, so where none is accepted the last `k` steps have shorter ones.
         """
-        return 1 + STEPS * (1 + self.k) if self.right else 1 + STEPS + self.k
+        return 1 + STEPS * (1 + self.k) if self.all_accepted else 1 + STEPS + self.k
 
 
 def grid(requests: Sequence[int], drafts: Sequence[int], prompt: int = PROMPT) -> Iterator[Spot]:
     """All cells of requests x drafts."""
     for b in requests:
         for k in drafts:
-            yield from (Spot(b, k, right, prompt) for right in ((True, False) if k else (None,)))
+            yield from (Spot(b, k, accepted, prompt) for accepted in ((True, False) if k else (None,)))
 
 
 class Sweep:
@@ -91,9 +91,9 @@ class Sweep:
         engine.call(probes.steps)  # compiles and first touches
 
     def _run(
-        self, prompts: list[list[int]], length: int, k: int, right: bool = True, texts: bool = False
+        self, prompts: list[list[int]], length: int, k: int, accepted: bool = True, texts: bool = False
     ) -> dict[str, Any]:
-        self.engine.call(probes.know, self._answers, k, right)
+        self.engine.call(probes.know, self._answers, k, accepted)
         return self.engine.run(Work(prompts, [length] * len(prompts), len(prompts), 0, temperature=0.0, texts=texts))
 
     def round(self) -> Iterator[None]:
@@ -101,7 +101,9 @@ class Sweep:
         observed: list[probes.Step] = []
         cells = []
         for spot in self._rng.sample(self.spots, len(self.spots)):
-            done = self._run(self._prompts[spot.prompt][: spot.requests], spot.length, spot.k, spot.right is True)
+            done = self._run(
+                self._prompts[spot.prompt][: spot.requests], spot.length, spot.k, spot.all_accepted is True
+            )
             steps: list[probes.Step] = self.engine.call(probes.steps)
             observed += steps
             tokens = spot.requests * (1 + spot.k)
@@ -114,7 +116,7 @@ class Sweep:
                     Cell(
                         spot.requests,
                         spot.k,
-                        spot.right,
+                        spot.all_accepted,
                         spot.prompt,
                         context_tokens,
                         statistics.median(seconds),

@@ -19,13 +19,13 @@ from rollspec.tuning.cost import CostModel
 
 @dataclass(frozen=True)
 class Cell:
-    """Steps of one kind. `right`: drafts accepted, rejected, or None without drafts. `prompt`: its tokens.
+    """Steps of one kind. `all_accepted`: drafts accepted, rejected, or None without drafts. `prompt`: its tokens.
     `context_tokens`: of the batch, mean. `seconds`: median. `accepted`: share that really was.
     """
 
     requests: int
     k: int
-    right: bool | None
+    all_accepted: bool | None
     prompt: int
     context_tokens: float
     seconds: float
@@ -39,7 +39,7 @@ class Cell:
     @property
     def spot(self) -> tuple[int, int, bool | None, int]:
         """Which cell of the sweep it is."""
-        return self.requests, self.k, self.right, self.prompt
+        return self.requests, self.k, self.all_accepted, self.prompt
 
 
 def merge(rounds: Sequence[Sequence[Cell]]) -> list[Cell]:
@@ -59,7 +59,7 @@ def merge(rounds: Sequence[Sequence[Cell]]) -> list[Cell]:
                 statistics.mean(accepted) if accepted else None,
             )
         )
-    return sorted(merged, key=lambda c: (c.prompt, c.requests, c.k, not c.right))
+    return sorted(merged, key=lambda c: (c.prompt, c.requests, c.k, not c.all_accepted))
 
 
 def errors(model: CostModel, cells: Sequence[Cell]) -> dict[str, Any]:
@@ -123,8 +123,8 @@ def knee(cells: Sequence[Cell], c_context: float) -> dict[str, Any]:
 def summarise(model: CostModel, rounds: Sequence[Sequence[Cell]], before: CostModel | None) -> dict[str, Any]:
     """All of it as data. `before`: fitted without the last round, which then tests it."""
     cells = merge(rounds)
-    rejected = {(c.requests, c.k, c.prompt): c.seconds for c in cells if c.right is False}
-    accepted = {(c.requests, c.k, c.prompt): c.seconds for c in cells if c.right}
+    rejected = {(c.requests, c.k, c.prompt): c.seconds for c in cells if c.all_accepted is False}
+    accepted = {(c.requests, c.k, c.prompt): c.seconds for c in cells if c.all_accepted}
     both = [s / rejected[spot] for spot, s in accepted.items() if spot in rejected]
     most = max(c.tokens for c in cells)
     measured: dict[Any, list[float]] = defaultdict(list)
@@ -156,7 +156,7 @@ def summarise(model: CostModel, rounds: Sequence[Sequence[Cell]], before: CostMo
 def table(result: dict[str, Any]) -> Table:
     """Milliseconds of a step by requests and K, accepted / rejected, and the tokens to accept that pay for K."""
     cells = [c for c in result["cells"] if c["prompt"] == min(x["prompt"] for x in result["cells"])]
-    at = {(c["requests"], c["k"], c["right"]): c["seconds"] for c in cells}
+    at = {(c["requests"], c["k"], c["all_accepted"]): c["seconds"] for c in cells}
     ks = sorted({c["k"] for c in cells})
     t = Table(title="a step in ms, drafts accepted / rejected (tokens per request to be accepted, to break even)")
     t.add_column("requests", justify="right")
@@ -169,7 +169,7 @@ def table(result: dict[str, Any]) -> Table:
             if not k:
                 row.append(f"{1e3 * none:.1f}" if none else "-")
                 continue
-            both = [at.get((b, k, right)) for right in (True, False)]
+            both = [at.get((b, k, accepted)) for accepted in (True, False)]
             text = " / ".join(f"{1e3 * s:.1f}" if s else "-" for s in both)
             known = [s for s in both if s]
             if none and known:
@@ -226,7 +226,7 @@ def picture(model: CostModel, result: dict[str, Any], path: Path) -> Path | None
     colour = dict(zip(sizes, _colours(len(sizes)), strict=True))
     for c in cells:
         if c["prompt"] == short:
-            face = "none" if c["right"] is False else colour[c["requests"]]
+            face = "none" if c["all_accepted"] is False else colour[c["requests"]]
             left.plot(c["tokens"], 1e3 * c["seconds"], "o", color=colour[c["requests"]], markerfacecolor=face, ms=5)
     n = np.arange(1, result["most"] + 1)
     fitted = 1e3 * model.curve(1, result["most"] - 1)
@@ -259,7 +259,7 @@ def picture(model: CostModel, result: dict[str, Any], path: Path) -> Path | None
     by: dict[tuple[int, int], list[dict[str, Any]]] = defaultdict(list)
     longer = {(c["requests"], c["k"]) for c in cells if c["prompt"] > short}
     for c in cells:
-        if (c["requests"], c["k"]) in longer and c["right"] is not True:
+        if (c["requests"], c["k"]) in longer and c["all_accepted"] is not True:
             by[c["requests"], c["k"]].append(c)
     for (b, k), some in sorted(by.items()):
         some.sort(key=lambda c: c["context_tokens"])

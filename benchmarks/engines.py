@@ -321,7 +321,7 @@ def _own(llm: Any) -> dict[str, Any]:
         "plays": stats["plays"],
         "modelled": stats["modelled"],
         "buckets": buckets,
-        "ceiling": stats["max_prob"][0] / stats["max_prob"][1] if stats["max_prob"][1] else None,
+        "max_acceptance": stats["max_prob"][0] / stats["max_prob"][1] if stats["max_prob"][1] else None,
         "alarms": stats["alarms"],
         "drafters_off": stats["drafters_off"],
         "by_source": stats["by_source"],

@@ -129,7 +129,7 @@ def summarise(runs: dict[str, list[list[dict[str, Any]]]]) -> dict[str, Any]:
     for e in own:
         for arm, n in (e.get("plays") or {}).items():
             plays[arm] += n
-    known = [e["ceiling"] for e in own if e.get("ceiling") is not None]
+    known = [e["max_acceptance"] for e in own if e.get("max_acceptance") is not None]
     total = {k: sum(e.get(k) or 0 for e in own) for k in ("drafted", "accepted", "tokens", "alarms")}
     spent = {k: sum(e.get(k) or 0.0 for e in own) for k in ("propose_seconds", "tuner_seconds", "seconds")}
     return {
@@ -141,7 +141,7 @@ def summarise(runs: dict[str, list[list[dict[str, Any]]]]) -> dict[str, Any]:
         **total,
         **spent,
         "plays": dict(plays),
-        "ceiling": sum(known) / len(known) if known else None,
+        "max_acceptance": sum(known) / len(known) if known else None,
         "drafters_off": sorted({d for e in own for d in e.get("drafters_off") or ()}),
         "faults": {cause: n for e in own for cause, n in (e.get("faults") or {}).items()},
     }

@@ -43,14 +43,14 @@ IDLE = 4.0  # seconds after an epoch in which an arm that trains has nothing els
 
 def arm(name: str, head: Path, seed: int = 0, folder: Path | None = None) -> Arm:
     """An arm by name; `folder`: for the state of those that train."""
-    learned = {"preset": "default", "proposal.drafters": ["suffix", "eagle3"], "proposal.learned.model": str(head)}
+    both = {"preset": "default", "proposal.drafters": ["suffix", "eagle3"], "proposal.learned.model": str(head)}
     more: dict[str, Any] = {
         "head": {},
         "head, coupled": {"mode": "coupled"},
         "head, coupled greedy": {"mode": "coupled", "coupled.drafts": "greedy"},
     } | {n: {"drafter.mode": mode, "drafter.dir": str((folder or Path()) / mode)} for n, mode in TRAINED.items()}
     fixed = {"none": None, "memory": "default"}
-    return Arm(name, rollspec=fixed[name] if name in fixed else learned | more[name], seed=seed)
+    return Arm(name, rollspec=fixed[name] if name in fixed else both | more[name], seed=seed)
 
 
 def workloads(epochs: int) -> tuple[str, ...]:
@@ -144,7 +144,7 @@ def run(
 
 
 def _batch(by_seed: dict[int, dict[str, Any]], epochs: int) -> dict[str, Any]:
-    """What is told of one batch size: over all seeds, and of each."""
+    """What is reported of one batch size: over all seeds, and of each."""
     every: dict[str, list[list[dict[str, Any]]]] = {}
     for own in by_seed.values():
         for name, rounds in own.items():

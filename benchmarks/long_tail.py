@@ -1,4 +1,4 @@
-"""The `long_tail` preset in whole GRPO jobs with two replicas: what learned drafts add to suffix drafts, and what
+"""The `long_tail` preset in whole GRPO jobs with two replicas: what a draft head adds to suffix drafts, and what
 training them inside idle engines costs the job.
 
     rollspec bench long-tail
@@ -91,7 +91,7 @@ def read(run: Run) -> dict[str, Any]:
         "accepted": run.series("rollspec/accept/accepted"),
         "drafted_eagle3": run.series("rollspec/accept/drafted/eagle3"),
         "rate_eagle3": run.series("rollspec/accept/rate/eagle3"),
-        "learned_length": run.series("rollspec/drafter/accept_length"),
+        "head_length": run.series("rollspec/drafter/accept_length"),
         "train_length": run.series("rollspec/drafter/train_length"),
         "loss": run.series("rollspec/drafter/loss"),
         "preempt_seconds": run.series("rollspec/drafter/preempt_seconds"),
@@ -123,10 +123,10 @@ def summarise(runs: dict[str, dict[int, dict[str, Any]]]) -> dict[str, Any]:
             "preempt_seconds": _last(seeds, "preempt_seconds"),
             "preempt_p99_seconds": _last(seeds, "preempt_p99_seconds"),
             "micro_step_seconds": _last(seeds, "micro_step_seconds"),
-            "learned_length": _last(seeds, "learned_length"),
+            "head_length": _last(seeds, "head_length"),
             "faults": sum(v or 0.0 for f in seeds.values() for v in f["faults"]),
         }
-    out["learned_and_suffix_over_suffix"] = _pairs(runs, "suffix", "long_tail", "gen", GAIN, most=False)
+    out["head_and_suffix_over_suffix"] = _pairs(runs, "suffix", "long_tail", "gen", GAIN, most=False)
     out["one_head_and_suffix_over_suffix"] = _pairs(runs, "suffix", "long_tail, one head", "gen", GAIN, most=False)
     out["training_while_idle"] = _pairs(runs, "trained, never swapped", "not trained", "step", COST, most=True)
     return out
@@ -167,7 +167,7 @@ def table(summary: dict[str, Any]) -> Table:
     for column in ("", "goal", "first epoch", "second half", "all", "verdict"):
         t.add_column(column, justify="right" if column else "left")
     rows = (
-        ("learned_and_suffix_over_suffix", "generation: suffix / long_tail", f">= {GAIN}", "second half"),
+        ("head_and_suffix_over_suffix", "generation: suffix / long_tail", f">= {GAIN}", "second half"),
         ("one_head_and_suffix_over_suffix", "generation: suffix / long_tail, one head", f">= {GAIN}", "second half"),
         ("training_while_idle", "step time: trained / not trained", f"<= {COST}", "all"),
     )
@@ -177,7 +177,7 @@ def table(summary: dict[str, Any]) -> Table:
             t.add_row(label, goal, *cells, found[judged]["verdict"])
     made = [
         f"{arm}: {a['train_steps']:.0f} training steps in {_used(a):.0f} of {a['idle_seconds']:.0f} "
-        f"idle s, {a['swaps']:.0f} swaps, {a['learned_length'] or 0:.2f} tokens by its drafts; a step takes "
+        f"idle s, {a['swaps']:.0f} swaps, {a['head_length'] or 0:.2f} tokens by its drafts; a step takes "
         f"{a['micro_step_seconds'] or 0:.2f} s, pre-emption {a['preempt_p99_seconds'] or 0:.2f} s (p99)"
         for arm, a in summary["arms"].items()
         if a["idle_seconds"]

@@ -42,7 +42,7 @@ class Prefixes:
         rollouts = [(p, n, f"{i}") for i, (p, n) in enumerate(zip(prompts, lengths, strict=True))]
         self._begun = prefixes(llm, self._reuse, rollouts, {"temperature": 1.0, "ignore_eos": True})
         found = [[] if b is None else list(b.tokens) for b in self._begun]
-        # A token that is kept, or the first one drawn in the place of a refused one.
+        # A token that is kept, or the first one drawn in the place of a rejected one.
         self._ruled = [
             0 if b is None else min(len(b.tokens) + 1, len(tokens))
             for b, (tokens, _) in zip(self._begun, cut, strict=True)

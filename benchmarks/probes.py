@@ -52,14 +52,14 @@ def steps(worker: Any) -> list[Step]:
     return list(out)
 
 
-def know(worker: Any, answers: dict[str, list[int]], k: int, right: bool) -> None:
+def know(worker: Any, answers: dict[str, list[int]], k: int, accepted: bool) -> None:
     """Draft `k` tokens of what a request is going to say, or as many that it will not say.
 
     Args:
         worker: vLLM's.
         answers: by prompt key, the whole greedy response; each prompt runs once at a time.
         k: draft length.
-        right: false shifts every token by one.
+        accepted: false shifts every token by one.
     """
     from rollspec.proposal.base import Draft
 
@@ -69,7 +69,7 @@ def know(worker: Any, answers: dict[str, list[int]], k: int, right: bool) -> Non
     def one(group: Any, room: int) -> Draft:
         said = next(len(r.output) for r in engine.requests.values() if r.memory.group is group)
         tokens = answers[group.key][said : said + room]
-        if not right:
+        if not accepted:
             tokens = [(t + 1) % vocabulary for t in tokens]
         return Draft(tokens, [0.99] * len(tokens), "group", 16)
 

@@ -141,14 +141,14 @@ def run(
         for seed in seeds:
             trainer, result = train(given, arm, seed, seconds, vocabulary, start)
             most = most or round(max_acceptance(trainer, given.held).length, 4)
-            found[arm][str(seed)] = {**result, "ceiling": most}
+            found[arm][str(seed)] = {**result, "max_acceptance": most}
         console.print(arm, *(r["curve"][-1]["acceptance_length"] for r in found[arm].values()))
     table = Table(
         "recipe", "acceptance length", "of the largest possible", title=f"after {seconds:g} CPU-seconds of training"
     )
     for arm, runs in found.items():
         lengths = [r["curve"][-1]["acceptance_length"] for r in runs.values()]
-        shares = [n / r["ceiling"] for n, r in zip(lengths, runs.values(), strict=True)]
+        shares = [n / r["max_acceptance"] for n, r in zip(lengths, runs.values(), strict=True)]
         table.add_row(arm, f"{statistics.mean(lengths):.2f}", f"{statistics.mean(shares):.2f}")
     console.print(table)
     result = {

@@ -155,7 +155,7 @@ def lenient_round(llm: Any, plan: Plan, r: int, reuse: Any, old: list[Response])
     for s, prefix in zip(old, found, strict=True):
         start = [] if prefix is None else prefix.tokens
         said = Response(s.prompt, r, list(start), [] if prefix is None else list(prefix.logprobs))
-        # A token that is kept, or the first one drawn in the place of a refused one.
+        # A token that is kept, or the first one drawn in the place of a rejected one.
         out.append((said, 0 if prefix is None else min(len(start) + 1, len(s.tokens)), len(start)))
         if prefix is None or not prefix.finished:
             prompt = prompts[s.prompt]

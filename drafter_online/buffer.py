@@ -61,7 +61,7 @@ class _Entry:
 
 
 @dataclass
-class Counts:
+class SampleCounts:
     """What became of samples. `dropped`: evicted, of which `unseen` were never drawn."""
 
     added: int = 0
@@ -78,7 +78,7 @@ class Buffer:
     def __init__(self, config: BufferConfig | None = None) -> None:
         self.config = config or BufferConfig()
         self.bytes = 0
-        self.counts = Counts()
+        self.counts = SampleCounts()
         self._rng = random.Random(self.config.seed)
         self._entries: list[_Entry] = []
         self.newest = 0
@@ -340,7 +340,7 @@ class Buffer:
         version, _, gauss = self._rng.getstate()
         self._rng.setstate((version, tuple(index["rng"]), gauss))
         self.rewards = Rewards.from_dict(index)
-        self.counts = Counts(**index["counts"])
+        self.counts = SampleCounts(**index["counts"])
         for checksum, priority, drawn, reward in index["samples"]:
             try:
                 blob = _file(folder, checksum).read_bytes()

@@ -35,7 +35,7 @@ class Hello(msgspec.Struct, frozen=True):
     aux: list[int]  # auxiliary layers its drafter reads, in order
 
 
-class Counts(msgspec.Struct, array_like=True):
+class DomainCounts(msgspec.Struct, array_like=True):
     """Of one domain. `steps`: sum over decode steps of its requests; `drafts`: those that verified a draft."""
 
     requests: int = 0
@@ -45,7 +45,7 @@ class Counts(msgspec.Struct, array_like=True):
     accepted: int = 0
     emitted: int = 0
 
-    def add(self, now: Counts, before: Counts) -> None:
+    def add(self, now: DomainCounts, before: DomainCounts) -> None:
         """Add what was counted between two reports; an engine that began anew counts from 0 again."""
         for name in self.__struct_fields__:
             late, early = getattr(now, name), getattr(before, name)
@@ -78,7 +78,7 @@ class Status(msgspec.Struct, frozen=True):
     policy: int = 0  # policy version
     speculating: bool = True
     off: list[str] = []  # (drafter, batch) pairs that its guard switched off
-    domains: dict[str, Counts] = {}
+    domains: dict[str, DomainCounts] = {}
     verdicts: list[VersionVerdict] = []  # the latest
     counts: dict[str, float] = {}  # captured, dropped, private, ...
     faults: list[str] = []
@@ -179,7 +179,7 @@ class Engines:
 
     def __init__(self) -> None:
         self.by_session: dict[str, ConnectedEngine] = {}
-        self.domains: dict[str, Counts] = {}
+        self.domains: dict[str, DomainCounts] = {}
 
     def __iter__(self) -> Iterator[ConnectedEngine]:
         return iter([e for e in list(self.by_session.values()) if e.reported])
@@ -194,16 +194,16 @@ class Engines:
                 known = name[:MOST_NAME]
                 if known not in self.domains and len(self.domains) >= MOST_DOMAINS:
                     known = OTHER
-                before = engine.status.domains.get(name, Counts())
-                self.domains.setdefault(known, Counts()).add(now, before)
+                before = engine.status.domains.get(name, DomainCounts())
+                self.domains.setdefault(known, DomainCounts()).add(now, before)
         engine.status, engine.reported, engine.last_message = status, True, time.monotonic()
         return engine
 
-    def total(self) -> Counts:
+    def total(self) -> DomainCounts:
         """Over all domains."""
-        out = Counts()
+        out = DomainCounts()
         for c in list(self.domains.values()):
-            out.add(c, Counts())
+            out.add(c, DomainCounts())
         return out
 
     @property

@@ -50,7 +50,7 @@ PACKED = 2048  # tokens evaluated at once
 EVALUATIONS = 20  # during training, and never for more than a tenth of its time
 OPTIMISER_STEPS = 2000  # that batches are made small for, where there is little time
 SMALLEST = 512  # tokens of a batch
-POOR = 1.5  # tokens a step: a drafter that is always right about the likeliest token hardly earns its passes below it
+POOR = 1.5  # tokens a step: one that always drafts the likeliest token hardly earns its passes below it
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
 COOLS_FROM = 0.5  # share of the time, after which the learning rate falls along a cosine: the target is at rest
 

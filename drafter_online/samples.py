@@ -36,7 +36,7 @@ from drafter_online.errors import SampleError
 FORMAT = "drafter-online-sample-1"
 LONGEST_DOMAIN = 64
 WINDOW_BYTES = 32 << 20  # longer samples go over the wire in windows
-NO_DRAFTER = -1  # draft_version of what no learned drafter had a part in, or is not known of which
+NO_DRAFTER = -1  # draft_version of what no draft head had a part in, or is not known of which
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,7 +50,7 @@ class VerifyStep:
     top_ids: Tensor  # [K, k] integers
     top_logits: Tensor  # [K, k]
     logsumexp: Tensor  # [K]
-    draft_version: int = NO_DRAFTER  # of the weights that proposed, where the learned drafter did
+    draft_version: int = NO_DRAFTER  # of the weights that proposed, where the draft head did
 
 
 @dataclass(frozen=True, eq=False)

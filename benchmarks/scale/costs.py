@@ -144,8 +144,8 @@ def measure(quick: bool = False) -> Measured:
             if engine is not None:
                 release.offer(engine)
 
-        told = _median(report, 20 * repeats)
-    return Measured(publish / size, load / size, unpack / len(blob), pack / len(blob), told, _swap_seconds())
+        reporting = _median(report, 20 * repeats)
+    return Measured(publish / size, load / size, unpack / len(blob), pack / len(blob), reporting, _swap_seconds())
 
 
 def earlier(path: Path) -> tuple[Measured, dict[str, Any]]:

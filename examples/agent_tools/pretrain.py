@@ -44,10 +44,10 @@ def encode(tokenizer: PreTrainedTokenizerFast, task: Task) -> tuple[list[int], l
     for i, text in enumerate(task.turns()):
         # Byte-level ids do not depend on what stands beside them, so a longer prompt goes on where the last turn ended.
         prompt = tokenizer.apply_chat_template(messages, tools=TOOLS, add_generation_prompt=True, tokenize=False)
-        heard = tokenizer.encode(prompt)[len(ids) :]
+        context = tokenizer.encode(prompt)[len(ids) :]
         said = tokenizer.encode(text + tokenizer.eos_token)
-        ids += heard + said
-        labels += [pretrain.IGNORE] * len(heard) + said
+        ids += context + said
+        labels += [pretrain.IGNORE] * len(context) + said
         messages.append({"role": "assistant", "content": text})
         if i < len(task.results):
             messages.append({"role": "tool", "content": str(task.results[i])})

@@ -162,7 +162,7 @@ def load() -> type:
         # machine while rollouts still run.
         async def abort_all_requests(self, *args: Any, **kwargs: Any) -> Any:
             aborted = await super().abort_all_requests(*args, **kwargs)
-            await self.rollspec_yield()  # after the last step, which would take it back
+            await self.rollspec_yield()  # after the last step, which would claim it again
             return aborted
 
     class RollspecReplica(vLLMReplica):  # type: ignore[misc]

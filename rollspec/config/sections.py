@@ -53,7 +53,7 @@ class BudgetConfig(Section):
     )
 
 
-class LearnedConfig(Section):
+class ModelDrafterConfig(Section):
     """A drafter with weights: an EAGLE-3 head in speculators format, or a plain draft model."""
 
     model: str | None = Field(
@@ -84,7 +84,7 @@ class ProposalConfig(Section):
     )
     k_max: int = Field(16, ge=1, le=64, description="Longest draft of a request in one step, in tokens.")
     suffix: SuffixConfig = SuffixConfig()
-    learned: LearnedConfig = LearnedConfig()
+    learned: ModelDrafterConfig = ModelDrafterConfig()
     budget: BudgetConfig = BudgetConfig()
 
 

@@ -67,7 +67,7 @@ class RollspecConfig(Section):
             raise ValueError("proposal.drafters has draft_model and proposal.learned.model is unset: give its folder")
         if self.drafter.mode != "off" and not {"eagle3", "draft_model"} & set(drafters):
             raise ValueError(
-                f"drafter.mode = {self.drafter.mode} is for a learned drafter, and proposal.drafters = "
+                f"drafter.mode = {self.drafter.mode} is for a draft head or draft model, and proposal.drafters = "
                 f"{list(drafters)} has none: add eagle3 or draft_model, or set drafter.mode to off"
             )
         tuning, k_max, arms = self.tuning, self.proposal.k_max, self.tuning.arms or ()

@@ -23,7 +23,7 @@ from rollspec.proposal.ngrams import Ngrams, likeliest
 PHRASE = 4  # tokens of a draft, at most: the released code keeps phrases of five, the key's token included
 KEY = 2  # tokens that a phrase is looked up by
 MOST_ROWS = 100_000  # of each of the databases that outlive a request
-REPEAT = 0.8  # chance that a token of the context's phrase is right, before it is calibrated
+REPEAT = 0.8  # chance that a token of the context's phrase is accepted, before it is calibrated
 KEYS = 4096  # prompts whose text is known to be counted already
 
 

@@ -19,7 +19,7 @@ from rollspec.drafting.requests import Group, Part, Replay, Request
 from rollspec.proposal.base import TokenArray, as_tokens
 from rollspec.proposal.history import History
 from rollspec.proposal.lookup import DEPTH, NOTHING
-from rollspec.tuning.tuner import LEARNED
+from rollspec.tuning.tuner import MODEL_DRAFTERS
 
 PROMPT_TAIL = 8  # prompt tokens put before each response in a corpus, so that its first tokens have a context to match
 BYTES_PER_TOKEN = 32  # of the global corpus, about
@@ -82,7 +82,7 @@ class SuffixMemory(Drafter):
 
     def __init__(self, name: str, config: RollspecConfig, history: History) -> None:
         self.config = config.proposal.suffix
-        free = [d for d in config.proposal.drafters if d not in LEARNED]
+        free = [d for d in config.proposal.drafters if d not in MODEL_DRAFTERS]
         if free and name not in free:  # others draft, and only they: prompts' lengths are kept here, and no text
             self.config = self.config.model_copy(update={"sources": ()})
         self._new_corpus: Callable[[], Any] = _NoCorpus

@@ -9,7 +9,7 @@ from typing import Any
 from rollspec.proposal.base import NO_DRAFT, Draft, TokenArray, Turn, as_tokens
 from rollspec.proposal.history import Response, Spans, extend_spans
 from rollspec.proposal.router import TRUST_WEIGHT, Vector
-from rollspec.tuning.tuner import LEARNED, Plan
+from rollspec.tuning.tuner import MODEL_DRAFTERS, Plan
 
 
 @dataclass(slots=True)
@@ -255,7 +255,7 @@ class Step:
     def uses_memory(self) -> bool:
         """Whether proposals without a pass count; they do where the plan has no drafter, for comparison."""
         drafters = self.plan.drafters
-        return not drafters or any(d not in LEARNED for d in drafters)
+        return not drafters or any(d not in MODEL_DRAFTERS for d in drafters)
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ import numpy as np
 from rollspec.drafting.requests import Proposal, Request
 from rollspec.tuning.policies import make
 from rollspec.tuning.policy import Arm, Outcome, Policy, Vector
-from rollspec.tuning.tuner import LEARNED
+from rollspec.tuning.tuner import MODEL_DRAFTERS
 
 SVIP_BOUND = 0.7
 """Of SVIP, in sqrt(nats): a choice between two tokens is unsure where the likelier has less than about 0.8."""
@@ -231,7 +231,7 @@ def features(p: Proposal, batch: int) -> Vector:
         np.log2(position),
         _logit(_each(p.draft.probs[:n])),
         np.log2(p.draft.match_len + position),
-        ones * (p.draft.source in LEARNED),
+        ones * (p.draft.source in MODEL_DRAFTERS),
         ones * np.log2(max(batch, 1)),
     )
     x: Vector = np.stack(columns, axis=1)

@@ -24,7 +24,7 @@ from rollspec.telemetry.engine_stats import EngineStats
 from rollspec.telemetry.faults import Faults
 from rollspec.telemetry.metrics import to_metrics
 from rollspec.telemetry.sinks import JsonlSink
-from rollspec.tuning.tuner import LEARNED
+from rollspec.tuning.tuner import MODEL_DRAFTERS
 
 logger = logging.getLogger("rollspec")
 
@@ -51,7 +51,9 @@ class Bridge:
         self, config: RollspecConfig, max_model_len: int, machine: dict[str, Any], tokenizer: Callable[[], str | None]
     ) -> None:
         self.config = config
-        self.engine = Engine(config, max_model_len, next((d for d in config.proposal.drafters if d in LEARNED), None))
+        self.engine = Engine(
+            config, max_model_len, next((d for d in config.proposal.drafters if d in MODEL_DRAFTERS), None)
+        )
         self.head: Any = None  # a `DraftHead` where a head or a draft model runs
         self.machine = machine
         if heads := len(config.proposal.learned.specialists):
@@ -140,7 +142,7 @@ class Bridge:
         return "coupled" if self.coupled is not None and self.coupled.on else "standard"
 
     def fail(self, what: str, error: BaseException) -> None:
-        """Speculation is off from now on: count the cause, say it once."""
+        """Speculation is off from now on: record the fault, log it once."""
         cause = f"{what}: {type(error).__name__}: {error}"
         self.count(cause)
         if self.fault is None:
@@ -203,7 +205,7 @@ class Bridge:
             return "none", "proposal.drafters is empty"
         if self.drafting and self.engine.k > 0:
             off = self.head is not None and self.head.off
-            return "+".join(d for d in self.config.proposal.drafters if not (off and d in LEARNED)) or "none", ""
+            return "+".join(d for d in self.config.proposal.drafters if not (off and d in MODEL_DRAFTERS)) or "none", ""
         return "none", self.fault or ("k is 0" if self.drafting else "this rank does not draft")
 
     # ---- the step ---------------------------------------------------------------------------------------------------

@@ -20,8 +20,8 @@ from rollspec.sampling.streams import Streams
 
 logger = logging.getLogger("rollspec")
 
-ARRIVAL = "arrival"
-"""Of what a request says about itself: its number in the order that requests reached the scheduler."""
+SAMPLE_INDEX = "sample_index"
+"""Of what a request says about itself: how many of its prompt reached the scheduler before it (`SampleIndex`)."""
 
 GREEDY = 1e-5
 """Temperatures below it are greedy (vllm/v1/sample/sampler.py, `_SAMPLING_EPS`)."""
@@ -63,7 +63,7 @@ class NoiseKeys:
             for new in scheduler_output.scheduled_new_reqs:
                 params = new.sampling_params
                 seed = params.seed if params is not None else None
-                number = scoring.asked(params).get(ARRIVAL)
+                number = scoring.asked(params).get(SAMPLE_INDEX)
                 number = number if isinstance(number, int) else None
                 origin, turn = scoring.origin(params), scoring.turn(params)
                 self.streams.begin(new.req_id, new.prompt_token_ids, seed, number, origin, turn)

@@ -19,7 +19,7 @@ from typing import Any
 
 from drafter_online.files import temporary_folder
 from rollspec.config import RollspecConfig
-from rollspec.tuning.tuner import LEARNED
+from rollspec.tuning.tuner import MODEL_DRAFTERS
 
 logger = logging.getLogger("rollspec")
 
@@ -59,7 +59,7 @@ def settle(args: Any, config: RollspecConfig) -> tuple[RollspecConfig, str | Non
 
     Where it cannot be used, one sentence is logged and the configuration comes back without it.
     """
-    name = next((d for d in config.proposal.drafters if d in LEARNED), None)
+    name = next((d for d in config.proposal.drafters if d in MODEL_DRAFTERS), None)
     if name is None:
         return _without(config, {}), None
     try:

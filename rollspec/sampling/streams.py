@@ -9,8 +9,8 @@
 
 The sample index counts the requests of one prompt without a seed in the order in which they arrive, from 0 again with
 every policy version; so no two requests of a group share noise, and a repeated job has the same noise. Request names
-are not used: engines add random parts to them. Nor is the order in which requests begin, where their arrivals are
-known: a grammar still being compiled, or a priority, lets a later one begin first.
+are not used: engines add random parts to them. Nor is the order in which requests begin, where it is known in which
+they arrived: a grammar still being compiled, or a priority, lets a later one begin first.
 """
 
 from __future__ import annotations
@@ -64,14 +64,15 @@ class Streams:
         request: str,
         prompt: Sequence[int] | None,
         seed: int | None = None,
-        arrival: int | None = None,
+        sample_index: int | None = None,
         origin: Origin | None = None,
         turn: Turn | None = None,
     ) -> int:
         """The request's key; the same again while it runs, and in all submissions of one origin.
 
-        `prompt`: token ids, if any, with what earlier submissions emitted. `arrival`: how many requests of this prompt
-        without a seed reached the engine before it (`Arrivals`); without it, requests arrive when they begin.
+        `prompt`: token ids, if any, with what earlier submissions emitted. `sample_index`: how many requests of
+        this prompt without a seed reached the engine before it, under all policy versions (`SampleIndex`); without it,
+        requests are counted when they begin.
         """
         if request in self.keys:
             return self.keys[request]
@@ -99,7 +100,7 @@ class Streams:
                     "reuse under kept noise",
                 )
         if later:
-            name = f"later {name}"  # these are counted apart: no arrival numbers them
+            name = f"later {name}"  # these are counted apart: no sample index is theirs
         if seed is not None:
             key = _hash("request", seed, name)
             if known is None:  # not one that resumes after an abort
@@ -113,11 +114,11 @@ class Streams:
             count = self._seen.setdefault(name, _Count(self._round))
             if count.round != self._round:
                 count.round, count.base = self._round, count.next
-            if arrival is None:
-                arrival = count.next
-            # May be negative, where a later arrival began under the version before; unique all the same.
-            index = arrival - count.base
-            count.next = max(count.next, arrival + 1)
+            if sample_index is None:
+                sample_index = count.next
+            # May be negative, where a later sample began under the version before; unique all the same.
+            index = sample_index - count.base
+            count.next = max(count.next, sample_index + 1)
             version = "kept" if self._keep else self._version
             key = _hash(self._base, version, self._salt, name, index)
         if origin is not None:
@@ -170,15 +171,15 @@ class Streams:
 
 @dataclass(slots=True)
 class _Count:
-    """Of one prompt: the arrival that is sample 0 of this round, and the next one expected."""
+    """Of one prompt: the sample index that is 0 in this round, and the next one expected."""
 
     round: int
     base: int = 0
     next: int = 0
 
 
-class Arrivals:
-    """Numbers an engine's requests per prompt, where they arrive: 0, 1, 2, ... over all policy versions."""
+class SampleIndex:
+    """Counts an engine's requests per prompt, where they arrive: 0, 1, 2, ... over all policy versions."""
 
     def __init__(self) -> None:
         self._seen: dict[str, int] = {}

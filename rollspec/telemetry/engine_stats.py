@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from rollspec.tuning.tuner import LEARNED
+from rollspec.tuning.tuner import MODEL_DRAFTERS
 
 LEVELS = ("version", "peak_batch", "cost_error", "speculating", "correlated")
 
@@ -114,7 +114,7 @@ def _merged_levels(parts: Sequence[EngineStats]) -> dict[str, float]:
         if by == "steps":
             weights = [p.drafter.get("train_steps", 0.0) for p in having]
         else:
-            weights = [sum(p.by_source[n][1] for n in LEARNED if n in p.by_source) for p in having]
+            weights = [sum(p.by_source[n][1] for n in MODEL_DRAFTERS if n in p.by_source) for p in having]
         # Where nothing is new anywhere, all count the same.
         out[name] = float(np.average(values, weights=weights if any(weights) else None))
     return out

@@ -8,7 +8,7 @@ would have ended; an arm's rate per batch bucket gives its time for the tokens t
     fixed/<arm>    one arm for everything
     oracle         the best arm of each bucket, known in hindsight, or no speculation at all if that is better
     clairvoyant    the best arm of each step, knowing what will be accepted: no policy can reach it
-    perfect        a drafter that is always right, at the best K for each bucket
+    perfect        a drafter whose drafts are always accepted, at the best K for each bucket
 
 The model may favour an arm. So `clock/played` and `clock/oracle` are the same two times, with each arm's modelled
 seconds corrected by what its own steps took in that bucket where enough of them were timed; elsewhere as the whole

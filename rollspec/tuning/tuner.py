@@ -20,7 +20,7 @@ from rollspec.tuning.policies import make
 from rollspec.tuning.policy import Arm, Outcome, Vector, bucket_of, restored
 from rollspec.tuning.regret import Ledger
 
-LEARNED = ("eagle3", "draft_model", "mtp")  # drafters that cost forward passes; at most one of them drafts
+MODEL_DRAFTERS = ("eagle3", "draft_model", "mtp")  # drafters that cost forward passes; at most one of them drafts
 CONTEXT_BUCKET = 4096  # mean context below which all steps share a bucket; each factor of four above it is another
 
 WATCHED = 8
@@ -91,7 +91,7 @@ class Tuner:
         self.arms = arms_of(config, k_max, drafters)
         self.ks = np.array([a.k for a in self.arms])
         self.none = next(i for i, a in enumerate(self.arms) if not a.k)
-        self.with_model = np.array([any(d in LEARNED for d in a.drafters) for a in self.arms])  # [arms]
+        self.with_model = np.array([any(d in MODEL_DRAFTERS for d in a.drafters) for a in self.arms])  # [arms]
         self.cost = CostModel()
         # "none" is known of always; it is played only if it was asked for.
         self._index = [i for i, a in enumerate(self.arms) if config.arms is None or a.k in config.arms] or [self.none]
@@ -209,9 +209,9 @@ class Tuner:
             accepted[i] += more[0]
         mine = np.array(view.served, bool)
         for drafter in arm.drafters:
-            rows = mine if drafter in LEARNED else ~mine
+            rows = mine if drafter in MODEL_DRAFTERS else ~mine
             share = float(cut[rows].sum()) / max(float(cut.sum()), 1.0)
-            cost = share * (needed - passes) + (passes if drafter in LEARNED else 0.0)
+            cost = share * (needed - passes) + (passes if drafter in MODEL_DRAFTERS else 0.0)
             self.guard.observe(drafter, plan.bucket, batch * float(accepted[rows].sum()) / len(cut), cost * rate)
 
     def _teach(self, plan: Plan, outcome: Outcome) -> None:
@@ -318,7 +318,7 @@ def arms_of(config: TuningConfig, k_max: int, drafters: tuple[str, ...]) -> tupl
     if not drafters:
         return (Arm((), 0),)
     # A lookup is free beside a draft head's passes, so there are arms without the passes, and none without it.
-    free = tuple(d for d in drafters if d not in LEARNED)
+    free = tuple(d for d in drafters if d not in MODEL_DRAFTERS)
     sets = [free, drafters] if free and free != drafters else [drafters]
     arms = [Arm((), 0)]
     arms += [Arm(s, k) for k in config.lengths(k_max) if 0 < k <= k_max for s in sets]

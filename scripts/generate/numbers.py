@@ -74,7 +74,7 @@ def headline() -> str:
         if peers := load(name):
             rows += _peer_rows(name, what, peers)
     if tail := load("long_tail"):
-        whole = tail["summary"]["learned_and_suffix_over_suffix"]["all"]["sums"]
+        whole = tail["summary"]["head_and_suffix_over_suffix"]["all"]["sums"]
         label = "draft head trained while the job runs, over suffix drafts alone: generation, the whole of one job"
         rows.append((label, f"{whole:.2f}x", "one job", "`long_tail.json`"))
     note = f"`make demo`: {_size(demo)}, {_minutes(demo)} minutes for both. " if demo else ""
@@ -380,7 +380,7 @@ def _modelled(d: Any) -> str:
         return "-"
     return (
         f"{found['got']:.2f}x; best fixed setting {found['best_fixed']:.2f}x, oracle {found['oracle']:.2f}x, "
-        f"always right {found['perfect']:.1f}x"
+        f"always accepted {found['perfect']:.1f}x"
     )
 
 

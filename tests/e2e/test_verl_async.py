@@ -232,7 +232,7 @@ def test_an_idle_replica_trains_its_head_while_the_policy_is_trained(run: Any, t
 
 @pytest.mark.supports("verl", "separate_async", "draft head")
 @pytest.mark.slow  # `test_drafter_idle.py` and `test_verl_replica.py` are its shorter siblings
-def test_a_device_that_is_lent_to_rollouts_and_taken_back(run: Any, tmp_path: Path) -> None:
+def test_a_device_that_is_lent_to_rollouts_and_returned(run: Any, tmp_path: Path) -> None:
     """verl's `enable_switch`: the replica on the trainer's device joins the rollouts, and sleeps while the policy is
     trained there; then its head is not trained either.
     """

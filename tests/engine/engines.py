@@ -51,7 +51,7 @@ ALWAYS = {"tuning.policy": "static", "proposal.budget.policy": "fixed", "tuning.
 
 
 def promote_all(worker: Any) -> None:
-    """In a worker: every canary that can be run is promoted, however little its weights get right."""
+    """In a worker: every canary that can be run is promoted, however little is accepted of what its weights draft."""
     from rollspec.head.swap import swapper
 
     swapper.CANARY_RATIO = 0.0

@@ -8,7 +8,7 @@ from typing import Any
 
 
 def random_head(folder: Path, target: Path, seed: int = 0, scale: float = 0.05) -> Path:
-    """An EAGLE-3 head in speculators format with random weights: right now and then, by chance."""
+    """An EAGLE-3 head in speculators format with random weights: accepted now and then, by chance."""
     from safetensors.torch import save_file
 
     from drafter_online.architecture import aux_layers

@@ -127,7 +127,7 @@ def test_an_engine_that_fails_or_hangs_is_one_sentence(sharp: Path) -> None:
 
 
 @pytest.mark.usefixtures("quick")
-def test_learned_and_suffix_drafts_follow_the_distribution(sharp: Path) -> None:
+def test_model_and_suffix_drafts_follow_the_distribution(sharp: Path) -> None:
     """A draft model that is the target: its greedy drafts are accepted with the largest probability, about one half."""
     config = {
         "proposal.drafters": ["suffix", "draft_model"],
@@ -151,8 +151,8 @@ def test_vllms_own_drafts_pass(sharp: Path) -> None:
 @pytest.mark.parametrize("mode", ["standard", pytest.param("coupled", marks=pytest.mark.slow)])
 def test_drafter_swaps_while_requests_run_change_no_distribution(model: Path, tmp_path: Path, mode: str) -> None:
     heads = [random_head(tmp_path / f"head{i}", model, seed=i) for i in range(3)]
-    learned = ["proposal.drafters=[suffix,eagle3]", f"proposal.learned.model={heads[0]}", f"mode={mode}"]
-    arm = Arm.with_rollspec("default", [*learned, "proposal.budget.policy=fixed", *SWITCHING])
+    drafting = ["proposal.drafters=[suffix,eagle3]", f"proposal.learned.model={heads[0]}", f"mode={mode}"]
+    arm = Arm.with_rollspec("default", [*drafting, "proposal.budget.policy=fixed", *SWITCHING])
     plan = Plan(PROMPTS, tokens=4000, max_tokens=48)
     job = Job(str(model), plan, arm, greedy_rounds=0)
     with engine_of(job) as llm:

@@ -53,6 +53,6 @@ def test_osd_with_a_small_draft_model(
         assert set(stats["plays"]) == {"draft_model:5"}
         assert info["promoted"] > 1 and info["version"] > 0 and rates[-1] > rates[0] + 0.05, json.dumps([rates, info])
         assert info["training"]["error"] is None and stats["drafter_levels"]["loss/rejected"] > 0
-        assert "loss/accept_0" not in stats["drafter_levels"], "it learns only where it was refused"
+        assert "loss/accept_0" not in stats["drafter_levels"], "it learns only where it was rejected"
     finally:
         close(llm)

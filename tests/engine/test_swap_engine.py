@@ -1,7 +1,7 @@
 """Drafter weights swapped in a running engine: nothing lost, nothing changed, bad versions refused or rolled back.
 
 float32 and greedy, so every comparison is token identity. One engine drafts with the target itself, so that what is
-swapped in decides everything: the target's weights are always right, noise never is.
+swapped in decides everything: the target's weights are always accepted, noise never is.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ def test_a_swap_mid_generation_loses_nothing_and_is_read_again(
         call(engine, "stats")
 
 
-def test_the_canary_takes_garbage_back(
+def test_the_canary_rolls_garbage_back(
     engine: Any, model: Path, prompts: list[list[int]], plain: dict[str, Any], tmp_path: Path
 ) -> None:
     number = call(engine, "info")["drafter"]["version"]

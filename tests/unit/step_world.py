@@ -21,7 +21,7 @@ TIMED = ("propose_seconds", "tuner_seconds", "step_seconds", "tail_seconds", "pa
 
 @dataclass
 class World:
-    """What happens. `symbols`: size of the alphabet. `head`: chance that its token is right. `epoch`: steps of one."""
+    """What happens. `symbols`: size of the alphabet. `head`: acceptance rate of its tokens. `epoch`: steps of one."""
 
     overrides: dict[str, Any]
     head: float | None = None
@@ -267,13 +267,13 @@ def random_texts(batch: int, length: int, symbols: int, seed: int = 0) -> list[l
 
 
 def simulate(
-    engine: Any, texts: Texts, right: float = 0.0, seed: int = 0, pass_seconds: float = 0.0005, fail: bool = False
+    engine: Any, texts: Texts, accepted: float = 0.0, seed: int = 0, pass_seconds: float = 0.0005, fail: bool = False
 ) -> int:
     """Decode fixed texts with exact verification, as an engine would; returns the steps taken.
 
-    The draft head is right with probability `right` per token, and takes `pass_seconds` per pass; or it fails.
+    Tokens of the draft head are accepted with probability `accepted`; a pass takes `pass_seconds`; or it fails.
     """
-    return _decode(engine, texts, right, seed, pass_seconds, fail)[0]
+    return _decode(engine, texts, accepted, seed, pass_seconds, fail)[0]
 
 
 def rollout(engine: Any, texts: list[list[int]], seed: int = 0) -> tuple[float, float]:
@@ -287,7 +287,7 @@ def rollout(engine: Any, texts: list[list[int]], seed: int = 0) -> tuple[float, 
 def _decode(
     engine: Any,
     texts: Texts,
-    right: float = 0.0,
+    accepted: float = 0.0,
     seed: int = 0,
     pass_seconds: float = 0.0,
     fail: bool = False,
@@ -321,7 +321,7 @@ def _decode(
             rows = []
             for r in ids:
                 after = texts[r][1][len(said[r]) :] + [1] * passes
-                rows.append([t if rng.random() < right else 3 for t in after[:passes]])
+                rows.append([t if rng.random() < accepted else 3 for t in after[:passes]])
             engine.passed(passes, pass_seconds * passes, len(ids))
         out = engine.complete(rows)
         assert all(len(d) <= engine.k for d in out)

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from rollspec.head.swap.owner import SwapOwner, Weights
-from rollspec.head.swap.payload import Version, check, distance, read
+from rollspec.head.swap.payload import LoadedVersion, check, distance, read
 from rollspec.log_once import LogOnce
 
 LARGE = 0.02
@@ -22,7 +22,7 @@ LARGE = 0.02
 class Staged:
     """Weights that the second copy of the drafter holds."""
 
-    version: Version
+    version: LoadedVersion
     change: float  # |new - old| / |old| over all weights
     seconds: float
     marks: list[float]  # fingerprint
@@ -34,11 +34,11 @@ class Deployment:
     def __init__(self, owner: SwapOwner, weights: Weights) -> None:
         self.owner = owner
         self.weights = weights
-        self.running = Version(0, {}, since=0)
+        self.running = LoadedVersion(0, {}, since=0)
         self.pauses: list[float] = []  # seconds that steps waited for an exchange, since the last drain
         self.resent = 0  # times that lost weights were put back
         self._log_once = LogOnce()
-        self._before: tuple[Version, dict[str, list[float]]] | None = None  # and what was known of its acceptance
+        self._before: tuple[LoadedVersion, dict[str, list[float]]] | None = None  # and what was known of its acceptance
         self._loading: threading.Thread | None = None  # something into the second copy
 
     def stage(self, payload: Mapping[str, Any]) -> Staged:
@@ -108,5 +108,5 @@ class Deployment:
         if self._loading is not None:
             self._loading.join()
 
-    def _tensors(self, version: Version) -> dict[str, torch.Tensor]:
+    def _tensors(self, version: LoadedVersion) -> dict[str, torch.Tensor]:
         return version.tensors or self.weights.original()

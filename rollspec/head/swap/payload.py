@@ -21,7 +21,7 @@ class SwapRefusedError(RollspecError):
 
 
 @dataclass(frozen=True, slots=True)
-class Version:
+class LoadedVersion:
     """Weights that run, or were asked for and read."""
 
     number: int
@@ -40,7 +40,9 @@ def not_loaded(why: str) -> SwapRefusedError:
     return SwapRefusedError(f"rollspec: drafter weights were not loaded: {why}.")
 
 
-def read(payload: Mapping[str, Any], running: int, owner: SwapOwner, original: Mapping[str, torch.Tensor]) -> Version:
+def read(
+    payload: Mapping[str, Any], running: int, owner: SwapOwner, original: Mapping[str, torch.Tensor]
+) -> LoadedVersion:
     """Read what a payload names (`Swapper.request`); without `back` only versions newer than the `running` one.
     `original`: the weights that the engine was started with.
 
@@ -49,7 +51,7 @@ def read(payload: Mapping[str, Any], running: int, owner: SwapOwner, original: M
     """
     back = bool(payload.get("back"))
     if back and not payload.get("dir"):
-        return Version(0, dict(original), since=0)
+        return LoadedVersion(0, dict(original), since=0)
     folder = Path(str(payload.get("dir", "")))
     if (folder / "manifest.json").is_file() or folder.name.isdigit():
         try:
@@ -58,11 +60,11 @@ def read(payload: Mapping[str, Any], running: int, owner: SwapOwner, original: M
             )
         except (DrafterError, ValueError) as e:
             raise SwapRefusedError(f"rollspec: {str(e).removeprefix('drafter-online: ')}") from e
-        return Version(found.number, dict(found.tensors), folder.parent, found.manifest.target_version)
+        return LoadedVersion(found.number, dict(found.tensors), folder.parent, found.manifest.target_version)
     version = int(payload.get("version", running + 1))
     if version <= running and not back:
         raise SwapRefusedError(f"rollspec: drafter version {version} is not newer than version {running}, which runs.")
-    return Version(version, read_folder(folder))
+    return LoadedVersion(version, read_folder(folder))
 
 
 def read_folder(folder: Path) -> dict[str, torch.Tensor]:

@@ -27,7 +27,7 @@ from drafter_online.versions import Verdict, Versions
 from rollspec.head.ranks import NOTHING, Note, Ranks
 from rollspec.head.swap.deployment import Deployment, Staged
 from rollspec.head.swap.owner import SwapOwner, Weights
-from rollspec.head.swap.payload import SwapRefusedError, Version, not_loaded, unprepared
+from rollspec.head.swap.payload import LoadedVersion, SwapRefusedError, not_loaded, unprepared
 from rollspec.log_once import LogOnce
 
 CANARY_RATIO = 0.9
@@ -329,7 +329,7 @@ class Swapper:
         self._log_once(f"{ran.number} {verdict}", message, ran.number, reason, level=level)
         self._record(ran, verdict, reason, canary is not None)
 
-    def _record(self, ran: Version, verdict: CanaryVerdict, reason: str, canary: bool) -> None:
+    def _record(self, ran: LoadedVersion, verdict: CanaryVerdict, reason: str, canary: bool) -> None:
         """Pass the verdict on, or record it in the store that the version is from."""
         store = ran.store if self.ranks.first else None
         if self.report is not None:

@@ -30,9 +30,9 @@ def swept() -> tuple[list[list[Any]], list[list[cost_table.Cell]]]:
             for r in range(2):
                 took = seconds(tokens, context_tokens)
                 steps[r] += [(tokens, took, context_tokens, 0, spot.requests)] * 10
-                accepted = None if spot.right is None else float(spot.right)
+                accepted = None if spot.all_accepted is None else float(spot.all_accepted)
                 cells[r].append(
-                    cost_table.Cell(spot.requests, spot.k, spot.right, prompt, context_tokens, took, accepted)
+                    cost_table.Cell(spot.requests, spot.k, spot.all_accepted, prompt, context_tokens, took, accepted)
                 )
     return steps, cells
 
@@ -40,7 +40,7 @@ def swept() -> tuple[list[list[Any]], list[list[cost_table.Cell]]]:
 def test_the_sweep_covers_accepted_and_rejected_with_whole_drafts() -> None:
     spots = list(cost.grid(cost.REQUESTS, cost.DRAFTS))
     assert len(spots) == len(set(spots)) == len(cost.REQUESTS) * (1 + 2 * (len(cost.DRAFTS) - 1))
-    assert {s.right for s in spots if not s.k} == {None}
+    assert {s.all_accepted for s in spots if not s.k} == {None}
     assert cost.Spot(8, 4, True).length == 1 + 5 * cost.STEPS
     assert cost.Spot(8, 16, False).length == 1 + cost.STEPS + 16
     assert max(s.length for s in spots) + cost.PROMPT <= cost.LEAST_LEN

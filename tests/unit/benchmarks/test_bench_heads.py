@@ -81,7 +81,10 @@ def test_recipes_train_from_one_folder_and_are_measured_alike(tmp_path: Path, mo
     for runs in found.values():
         curve = runs["0"]["curve"]
         assert 1 < len(curve) <= recipes.LOOKS + 1 and curve[-1]["cpu_seconds"] >= 0.2
-        assert 1.0 <= curve[-1]["acceptance_length"] <= 3.0 and runs["0"]["ceiling"] == found["default"]["0"]["ceiling"]
+        assert (
+            1.0 <= curve[-1]["acceptance_length"] <= 3.0
+            and runs["0"]["max_acceptance"] == found["default"]["0"]["max_acceptance"]
+        )
 
 
 def test_draws_of_a_head_are_accepted_by_their_rule(tmp_path: Path) -> None:

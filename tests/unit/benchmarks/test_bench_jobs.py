@@ -84,7 +84,7 @@ def test_the_tuner_is_held_against_the_best_fixed_arm_and_the_oracle() -> None:
 def test_harm_compares_whole_jobs() -> None:
     own = tuned_epochs(1.01)
     for e in own:
-        e |= {"ceiling": 0.01, "drafters_off": ["suffix@64"]}
+        e |= {"max_acceptance": 0.01, "drafters_off": ["suffix@64"]}
     jobs = {"none": tuned_epochs(1.0), "rollspec": own, "rollspec, K = 0": tuned_epochs(0.9)}
     runs = {name: [[{**e, "cpu_seconds": 2 * e["seconds"]} for e in job]] * 6 for name, job in jobs.items()}
     s = harm.summarise(runs)
@@ -231,7 +231,7 @@ def test_reuse_refuses_what_it_does_not_know(args: list[str], says: str) -> None
     assert isinstance(result.exception, RollspecError) and says in str(result.exception)
 
 
-WAITS = ("preempt_seconds", "preempt_p99_seconds", "micro_step_seconds", "learned_length")
+WAITS = ("preempt_seconds", "preempt_p99_seconds", "micro_step_seconds", "head_length")
 
 
 def _long_job(gen: float, step: float, trained: bool = False, lengths: int = 5) -> dict[str, Any]:
@@ -252,14 +252,14 @@ def test_long_tail_compares_steps_of_the_same_work() -> None:
         "not trained": {0: _long_job(11.0, 30.0, lengths=6)},
     }
     summary = long_tail.summarise(runs)
-    gain, cost_ = summary["learned_and_suffix_over_suffix"], summary["training_while_idle"]
+    gain, cost_ = summary["head_and_suffix_over_suffix"], summary["training_while_idle"]
     assert gain["second half"]["pairs"].median == pytest.approx(1.2) and gain["second half"]["verdict"] == "reached"
     assert gain["first epoch"]["pairs"].n == 4 and gain["second half"]["pairs"].n == 8 and gain["same_lengths"] == 1.0
     assert cost_["all"]["sums"] == pytest.approx(1.01) and cost_["same_lengths"] == 0.0
     assert summary["arms"]["long_tail"]["used"] == pytest.approx(0.75)
     assert summary["arms"]["suffix"]["used"] is None
     assert "48 training steps" in str(long_tail.table(summary).caption)
-    assert long_tail.summarise({"suffix": runs["suffix"]})["learned_and_suffix_over_suffix"] is None
+    assert long_tail.summarise({"suffix": runs["suffix"]})["head_and_suffix_over_suffix"] is None
 
 
 def test_long_tail_refuses_an_arm_it_does_not_know() -> None:

@@ -72,7 +72,7 @@ def test_one_engine_tries_a_version_and_the_others_follow(services: Services, ti
     assert (event.version, event.verdict) == (number, "promoted") and event.reason.startswith("first: ")
 
 
-def test_what_an_engine_takes_back_is_rolled_back_and_an_alarm(services: Services, tiny_target: Path) -> None:
+def test_what_an_engine_rolls_back_is_noted_and_an_alarm(services: Services, tiny_target: Path) -> None:
     service = services(passes=1000.0)
     engine = FakeEngine(service, verdict="rolled_back")
     feed(engine, tiny_target)

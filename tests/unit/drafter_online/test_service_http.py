@@ -17,7 +17,7 @@ httpx = pytest.importorskip("httpx")
 pytest.importorskip("torch")
 
 from drafter_online.alarms import Alarms  # noqa: E402
-from drafter_online.engines import ConnectedEngine, Counts, Engines, Hello, Status  # noqa: E402
+from drafter_online.engines import ConnectedEngine, DomainCounts, Engines, Hello, Status  # noqa: E402
 from drafter_online.errors import DrafterError, VersionError  # noqa: E402
 from drafter_online.http import HttpServer, build  # noqa: E402
 from drafter_online.idle import StepWatch  # noqa: E402
@@ -35,9 +35,9 @@ def service(tmp_path: Any) -> Any:
 
     engines = Engines()
     engines.by_session["s"] = ConnectedEngine(Hello("<b>host</b>:1", "base", [1, 2, 3]))
-    engine = engines.report("s", Status(3, domains={"code": Counts(1, 10, 5, 9, 6, 16)}))
+    engine = engines.report("s", Status(3, domains={"code": DomainCounts(1, 10, 5, 9, 6, 16)}))
     assert engine is not None
-    engines.domains["code"] = Counts(1, 10, 5, 9, 6, 16)
+    engines.domains["code"] = DomainCounts(1, 10, 5, 9, 6, 16)
     alarms = Alarms()
     alarms.set("store", "it cannot be written")
 

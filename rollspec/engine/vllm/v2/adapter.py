@@ -32,13 +32,13 @@ from rollspec.engine.vllm.v2.scheduling import DRAFTED
 from rollspec.head.ranks import Ranks
 
 if TYPE_CHECKING:
-    from rollspec.engine.vllm.v2.head import Head
+    from rollspec.engine.vllm.v2.head import RunnerDraftHead
 
 Ints = npt.NDArray[np.integer[Any]]
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class ScheduledRequest:
     """What of a scheduled request the runner does not keep."""
 
     prompt_token_ids: Sequence[int] | None
@@ -53,8 +53,8 @@ class Adapter:
         self.runner = runner
         self.ranks = ranks
         self.k = int(runner.num_speculative_steps)
-        self.head: Head | None = None
-        self.requests: dict[str, Request] = {}
+        self.head: RunnerDraftHead | None = None
+        self.requests: dict[str, ScheduledRequest] = {}
         self._drafts: dict[str, list[int]] = {}  # newest draft of every running request
         self._slots: dict[str, int] = {}  # draft slots that the scheduler reserved in this step
         self._verified: dict[str, list[int]] = {}  # the drafts in them
@@ -86,7 +86,7 @@ class Adapter:
             self.requests.pop(req_id, None)
             self._drafts.pop(req_id, None)
         for new in scheduled.scheduled_new_reqs:
-            self.requests[new.req_id] = Request(new.prompt_token_ids, new.sampling_params)
+            self.requests[new.req_id] = ScheduledRequest(new.prompt_token_ids, new.sampling_params)
 
     def _settle(self, scheduled: Any) -> Any:
         """The step without its padded draft slots."""

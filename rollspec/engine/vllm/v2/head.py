@@ -26,7 +26,7 @@ ARGUMENTS = ("attn_metadata", "slot_mappings", "last_hidden_states", "aux_hidden
 """Of `DraftModelSpeculator.propose` after the batch, in order; there are more."""
 
 
-class Head(DraftHead):
+class RunnerDraftHead(DraftHead):
     """One worker's draft head. Its `drafter` runs it."""
 
     def __init__(self, bridge: Bridge, runner: Any, ranks: Ranks, drafter: SpeculatorRun) -> None:

@@ -40,7 +40,7 @@ def install(worker: Any, config: RollspecConfig) -> None:
     A fault here leaves the engine without speculation; it does not keep it from starting.
     """
     from rollspec.engine.vllm.v2.adapter import Adapter
-    from rollspec.engine.vllm.v2.head import Head
+    from rollspec.engine.vllm.v2.head import RunnerDraftHead
     from rollspec.engine.vllm.v2.max_acceptance import MaxAcceptance
     from rollspec.engine.vllm.v2.scoring import score_prompts
     from rollspec.engine.vllm.v2.speculator import MemorySpeculator
@@ -79,7 +79,7 @@ def install(worker: Any, config: RollspecConfig) -> None:
         verification = Verification(runner.rejection_sampler, coupled, bridge.uncouple, ranks)
         v2.Verify.wrap(runner.rejection_sampler, verification.around, __name__)
         knows = config.reuse.mode == "coupled" or (shares_noise() and not memory)
-        if bridge.drafting and not knows:  # drafts that know the noise are right more often than max p
+        if bridge.drafting and not knows:  # drafts that know the noise are accepted more often than max p
             most = bridge.max_acceptance = MaxAcceptance(runner, lambda req_id: len(bridge.scheduled.get(req_id, ())))
             v2.ProcessLogits.wrap(runner.sampler, most.process, __name__)
             v2.SampleStep.wrap(runner, most.sample, __name__)
@@ -94,7 +94,7 @@ def install(worker: Any, config: RollspecConfig) -> None:
         v2.LoadWeights.wrap(runner.get_model(), watch.load, __name__)
         if not memory:
             drafter = SpeculatorRun(runner.speculator, run, runner, shares_noise)
-            head = Head(bridge, runner, ranks, drafter)
+            head = RunnerDraftHead(bridge, runner, ranks, drafter)
             if head.capture is not None:
                 v2.ProcessLogits.wrap(runner.sampler, head.look, __name__)
             equip(worker, bridge, head, config)

@@ -120,7 +120,7 @@ class SpeculatorRun:
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """One token per row [n, vocab] by the target's own noise, and the logits that it was drawn from.
 
-        Where drafter and target agree the drafts are right, else at least as often as (1 - d) / (1 + d), d being the
+        Where drafter and target agree the drafts are accepted, else at least as often as (1 - d) / (1 + d), d being the
         total variation of the two (Daliri et al., arXiv:2408.07978).
         """
         from vllm.v1.worker.gpu.sample.gumbel import gumbel_sample

@@ -32,7 +32,10 @@ from rollspec.errors import ConfigError
             "unknown key 'drafter.buffer' (value {'zzz': 1, 'keep_versions': 2}) in the given",
         ),
         ({"drafter.ray.resources.gpu": 1}, "'drafter.ray.resources.gpu' (value 1) in the given mapping; did you mean"),
-        ({"drafter.mode": "capture"}, "drafter.mode = capture is for a learned drafter, and proposal.drafters = ['suf"),
+        (
+            {"drafter.mode": "capture"},
+            "drafter.mode = capture is for a draft head or draft model, and proposal.drafters = ['suf",
+        ),
         ({"tuning": {"options": {"epsilon": 1}}}, "unknown key 'tuning.options.epsilon' (value 1)"),
         ({"tuning.options.table": {4: 2}}, "tuning.options.table is set and tuning.policy = hedge"),
         (

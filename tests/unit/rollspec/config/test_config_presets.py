@@ -11,7 +11,7 @@ import pytest
 from drafter_online.recipes import RECIPES
 from drafter_online.trainer import DrafterTraining
 from rollspec.config import RollspecConfig, knobs, presets, resolve
-from rollspec.config.sections import MOST_TRAINED, LearnedConfig, TrainingConfig
+from rollspec.config.sections import MOST_TRAINED, ModelDrafterConfig, TrainingConfig
 from rollspec.tuning.tuner import Tuner
 
 CONFIGS = sorted((Path(__file__).parents[4] / "configs").glob("*.yaml"))
@@ -240,7 +240,9 @@ def test_training_follows_how_the_engine_draws_drafts(given: dict[str, object], 
 
 def test_settings_of_training_are_those_of_the_trainer() -> None:
     training = RollspecConfig().drafter_training
-    assert DrafterTraining(**training) == DrafterTraining() and DrafterTraining().ttt_steps == LearnedConfig().k_max
+    assert (
+        DrafterTraining(**training) == DrafterTraining() and DrafterTraining().ttt_steps == ModelDrafterConfig().k_max
+    )
     longest = RollspecConfig.load({"proposal.learned.k_max": 16}, env={}).drafter_training
     assert DrafterTraining(**longest).ttt_steps == MOST_TRAINED
     bounds = {n: f.metadata for n, f in DrafterTraining.model_fields.items()}

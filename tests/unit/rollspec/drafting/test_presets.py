@@ -32,7 +32,7 @@ def test_presets_with_a_head_run_the_passes_they_are_named_for(preset: str, by_b
 
 @pytest.mark.parametrize(("batch", "dear", "passes"), [(1, False, 4), (16, False, 4), (1, True, 0), (64, True, 0)])
 def test_respec_drafts_what_its_profile_pays_for(batch: int, dear: bool, passes: int) -> None:
-    """The head is always right; the clock says whether verifying is nearly free or costs what it gives."""
+    """All that the head drafts is accepted; the clock says whether verifying is nearly free or costs what it gives."""
     p = Engine(RollspecConfig.load("respec", env={}), 4096, "eagle3")
     ids = [f"r{i}" for i in range(batch)]
     for i in ids:

@@ -22,7 +22,8 @@ TENSOR = "vllm.v1.worker.gpu.buffer_utils:UvaBackedTensor"
 def asks(temperature: float | None) -> Any:
     extra = {"rollspec": {"score_temperature": temperature}} if temperature else None
     return like(
-        "rollspec.engine.vllm.v2.adapter:Request", sampling_params=like("vllm:SamplingParams", extra_args=extra)
+        "rollspec.engine.vllm.v2.adapter:ScheduledRequest",
+        sampling_params=like("vllm:SamplingParams", extra_args=extra),
     )
 
 

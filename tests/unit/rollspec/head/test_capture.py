@@ -39,7 +39,7 @@ class Engine:
     def begin(self, req_id: str, prompt: list[int], limit: int = 100, **metadata: Any) -> None:
         self.engine.begin(req_id, prompt, limit)
         params = like("vllm:SamplingParams", temperature=0.7, extra_args={"rollspec": metadata} if metadata else None)
-        self.bridge.running[req_id] = like("rollspec.engine.vllm.v2.adapter:Request", sampling_params=params)
+        self.bridge.running[req_id] = like("rollspec.engine.vllm.v2.adapter:ScheduledRequest", sampling_params=params)
 
     def step(self, batch: dict[str, tuple[int, int, list[int], list[int]]]) -> None:
         """`batch`: request -> (first position, positions computed, draft, tokens said)."""
@@ -108,7 +108,7 @@ def test_of_a_later_turn_only_what_it_says_is_a_target() -> None:
     e = Engine()
     prompt = [1, 2, 3, 20, 21, 9, 9]  # the first prompt, the first turn, the tool
     e.engine.begin("a", prompt, 5, turn=Turn("x", 1, 3, 5))
-    e.bridge.running["a"] = like("rollspec.engine.vllm.v2.adapter:Request", sampling_params=None)
+    e.bridge.running["a"] = like("rollspec.engine.vllm.v2.adapter:ScheduledRequest", sampling_params=None)
     e.step({"a": (0, 7, [], [30])})
     e.step({"a": (7, 4, [31, 32, 33], [31, 32, 33, 34])})
     (s,) = e.capture.take()

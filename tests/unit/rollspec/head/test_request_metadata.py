@@ -38,7 +38,7 @@ def test_metadata(given: Any, domain: str, private: bool) -> None:
 def test_domains_count_what_drafts_achieve() -> None:
     def request(domain: str) -> Any:
         params = like("vllm:SamplingParams", extra_args={"rollspec": {"domain": domain}})
-        return like("rollspec.engine.vllm.v2.adapter:Request", sampling_params=params)
+        return like("rollspec.engine.vllm.v2.adapter:ScheduledRequest", sampling_params=params)
 
     running = {"a": request("code"), "b": request("prose")}
     d = Domains(running)

@@ -17,7 +17,7 @@ def test_worth_counts_what_pays() -> None:
 def test_acceptance_follows_what_it_sees() -> None:
     a = Acceptance(3)
     for _ in range(1000):
-        a.observe(1, 2)  # the first token is right, the second wrong, the third never judged
+        a.observe(1, 2)  # the first token is accepted, the second rejected, the third never verified
     assert a.rates[0] > 0.95 and a.rates[1] < 0.05 and a.rates[2] == pytest.approx(0.6)
     a.changed()
     assert 0.05 < a.rates[1] < 0.6, "new weights are hoped for again"

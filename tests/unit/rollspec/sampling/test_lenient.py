@@ -18,7 +18,7 @@ def _pair(seed: int, vocab: int, drift: float) -> tuple[np.ndarray, np.ndarray]:
     return p / p.sum(), q / q.sum()
 
 
-def test_cut_is_the_first_refused_token() -> None:
+def test_cut_is_the_first_rejected_token() -> None:
     log_old, log_new = np.zeros(4), np.log(np.array([1.0, 0.5, 1.0, 1.0]))
     low, high = np.array([0.9, 0.4, 0.9, 0.9]), np.array([0.9, 0.6, 0.9, 0.9])
     assert kept(log_new, log_old, high) == 1

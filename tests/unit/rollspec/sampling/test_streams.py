@@ -8,7 +8,7 @@ import pytest
 
 from rollspec.proposal.base import Turn
 from rollspec.sampling import streams
-from rollspec.sampling.streams import Arrivals, Origin, Streams
+from rollspec.sampling.streams import Origin, SampleIndex, Streams
 
 A, B = [1, 2, 3], [1, 2, 4]
 
@@ -56,12 +56,12 @@ def test_the_order_of_beginning_does_not_matter_where_arrivals_are_known() -> No
     orders = [(0, 1, 2), (2, 0, 1)]
     seen = []
     for order in orders:
-        s, arrivals = Streams(0), Arrivals()
+        s, numbering = Streams(0), SampleIndex()
         keys = []
         for version in range(2):
             s.set_version(version)
-            numbers = [arrivals.number(A) for _ in range(3)]
-            began = {i: s.begin(f"{version}-{i}", A, arrival=numbers[i]) for i in order}
+            numbers = [numbering.number(A) for _ in range(3)]
+            began = {i: s.begin(f"{version}-{i}", A, sample_index=numbers[i]) for i in order}
             keys += [began[i] for i in range(3)]
         assert len(set(keys)) == 6
         seen.append(keys)
@@ -71,18 +71,18 @@ def test_the_order_of_beginning_does_not_matter_where_arrivals_are_known() -> No
 
 def test_one_that_waited_over_a_new_version_shares_no_noise() -> None:
     s = Streams(0)
-    keys = [s.begin("1", A, arrival=1), s.begin("2", A, arrival=2)]
+    keys = [s.begin("1", A, sample_index=1), s.begin("2", A, sample_index=2)]
     s.set_version(1)
-    keys += [s.begin("0", A, arrival=0), s.begin("3", A, arrival=3), s.begin("4", A, arrival=4)]
+    keys += [s.begin("0", A, sample_index=0), s.begin("3", A, sample_index=3), s.begin("4", A, sample_index=4)]
     assert len(set(keys)) == 5
 
 
 def test_arrivals_are_bounded_and_give_no_number_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(streams, "MOST_PROMPTS", 2)
-    arrivals = Arrivals()
-    numbers = [arrivals.number([i % 3]) for i in range(30)] + [arrivals.number(None) for _ in range(2)]
+    numbering = SampleIndex()
+    numbers = [numbering.number([i % 3]) for i in range(30)] + [numbering.number(None) for _ in range(2)]
     given = [(i % 3, n) for i, n in enumerate(numbers[:30])]
-    assert len(set(given)) == 30 and numbers[30] != numbers[31] and len(arrivals._seen) <= 2
+    assert len(set(given)) == 30 and numbers[30] != numbers[31] and len(numbering._seen) <= 2
 
 
 def test_own_seeds_decide_alone_and_repeats_are_told(caplog: pytest.LogCaptureFixture) -> None:
@@ -143,21 +143,21 @@ def test_counting_is_bounded_and_never_repeats(monkeypatch: pytest.MonkeyPatch) 
 @pytest.mark.parametrize("keep", [False, True])
 def test_a_request_submitted_again_keeps_its_noise_and_its_siblings_their_numbers(keep: bool) -> None:
     """One is aborted before it says anything, one after two tokens, over a new version; then a sibling comes."""
-    undisturbed, arrivals = Streams(0, keep=keep), Arrivals()
-    expected = [undisturbed.begin(str(i), A, arrival=arrivals.number(A)) for i in range(3)]
+    undisturbed, numbering = Streams(0, keep=keep), SampleIndex()
+    expected = [undisturbed.begin(str(i), A, sample_index=numbering.number(A)) for i in range(3)]
     undisturbed.set_version(1)
-    later = undisturbed.begin("later", A, arrival=arrivals.number(A))
+    later = undisturbed.begin("later", A, sample_index=numbering.number(A))
 
-    s, arrivals = Streams(0, keep=keep), Arrivals()
+    s, numbering = Streams(0, keep=keep), SampleIndex()
     origins = [Origin(name, len(A)) for name in "ab"]
 
     def submit(request: str, said: list[int], origin: Origin | None) -> int:
         prompt = [*A, *said]
-        return s.begin(request, prompt, arrival=arrivals.number(prompt, origin), origin=origin)
+        return s.begin(request, prompt, sample_index=numbering.number(prompt, origin), origin=origin)
 
     keys = [submit("a", [], origins[0]), submit("b", [], origins[1])]
     s.end("a"), s.end("b")
-    arrivals.number(A, third := Origin("c", len(A)))  # aborted before it began
+    numbering.number(A, third := Origin("c", len(A)))  # aborted before it began
     assert [submit("a2", [], origins[0]), submit("b2", [8, 9], origins[1]), submit("c", [], third)] == [
         *keys, expected[2],
     ]  # fmt: skip
@@ -183,11 +183,11 @@ def test_in_another_engine_it_has_other_noise_and_says_so_once(caplog: pytest.Lo
 
 def test_only_the_latest_submissions_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(streams, "MOST_ORIGINS", 2)
-    s, arrivals = Streams(0), Arrivals()
+    s, numbering = Streams(0), SampleIndex()
     for i in range(5):
         origin = Origin(str(i), 3)
-        s.begin(str(i), A, arrival=arrivals.number(A, origin), origin=origin)
-    assert len(s._origins) == len(arrivals._origins) == 2
+        s.begin(str(i), A, sample_index=numbering.number(A, origin), origin=origin)
+    assert len(s._origins) == len(numbering._origins) == 2
 
 
 def test_prompts_without_tokens_get_noise_too() -> None:

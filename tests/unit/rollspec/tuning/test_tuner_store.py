@@ -30,7 +30,7 @@ def test_what_was_learned_survives(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     ticks = itertools.count()
     monkeypatch.setattr("time.perf_counter", lambda: 1e-6 * next(ticks))  # the tuner counts its own time
     first = Engine(RollspecConfig.load("default", env={}), 4096)
-    rollout(first, random_texts(4, 300, 1))  # all drafts are right: no two arms are alike
+    rollout(first, random_texts(4, 300, 1))  # all drafts are accepted: no two arms are alike
     store.save(tmp_path, first.tuning_state(), MACHINE)
     found, problem = store.load(tmp_path, MACHINE)
     assert found is not None and problem is None

@@ -1,7 +1,7 @@
-"""Learned drafts in a real vLLM engine, alone and beside suffix drafts: what is sampled does not change.
+"""Drafts of models in a real vLLM engine, alone and beside suffix drafts: what is sampled does not change.
 
-float32 and greedy, so every comparison is token identity. A draft model that is the target itself is always right; a
-head with random weights is nearly always wrong: between them every number of accepted tokens occurs.
+float32 and greedy, so every comparison is token identity. A draft model that is the target itself is always accepted; a
+head with random weights is nearly always rejected: between them every number of accepted tokens occurs.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""Coupled sampling with learned and hybrid drafts, swapped while requests run: the same tokens, more of them drafted.
+"""Coupled sampling with drafts of a head, alone and beside suffix drafts, swapped while requests run: the same tokens,
+more of them drafted.
 
 float32 and temperature 1, so every comparison is token identity over the whole text.
 """
