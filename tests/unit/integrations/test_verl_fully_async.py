@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from vllm_like import like
+from vllm_like import like, plays
 
 from rollspec.errors import ConfigError
 from rollspec.proposal.base import prompt_key
@@ -107,6 +107,7 @@ def rollouter(folder: Path) -> Any:
 
     one, lent = (like("verl.workers.rollout.replica:RolloutReplica", server_handle=object()) for _ in range(2))
 
+    @plays("verl.experimental.fully_async_policy.fully_async_rollouter:FullyAsyncRollouter")
     class Rollouter:
         def __init__(self) -> None:
             self.config = omegaconf.OmegaConf.create(

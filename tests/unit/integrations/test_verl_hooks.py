@@ -78,6 +78,7 @@ def module() -> Any:
     """A stand-in for trainer_base.py, hooked."""
     from rollspec_verl import trainer as hooks
 
+    @plays("verl.trainer.ppo.v1.replay_buffer:ReplayBuffer", "slow")
     class ReplayBuffer:
         poll_interval = 2.0
         slow = 0.0

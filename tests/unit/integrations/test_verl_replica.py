@@ -7,7 +7,7 @@ import logging
 from typing import Any
 
 import pytest
-from vllm_like import like
+from vllm_like import like, plays
 
 from rollspec.engine import calls
 
@@ -59,6 +59,7 @@ def test_verls_word_for_a_pause_is_vllms(wait: bool) -> None:
 
     got: list[Any] = []
 
+    @plays("vllm.v1.engine.async_llm:AsyncLLM")
     class Engine:
         async def pause_generation(self, *, mode: str = "abort", clear_cache: bool = True) -> None:
             got.append((mode, clear_cache))

@@ -46,15 +46,18 @@ def agent(
     """The sampling parameters that an agent loop sends."""
     from rollspec_verl import reuse
 
+    @plays("verl.experimental.agent_loop.agent_loop:AgentLoopBase")
     class AgentLoopBase:
         def __init__(self) -> None:
             self.config = self
             self.rollout_config = {"custom": custom}
 
+    @plays("verl.experimental.agent_loop.single_turn_agent_loop:SingleTurnAgentLoop")
     class SingleTurnAgentLoop(AgentLoopBase):
         async def run(self, sampling_params: dict[str, Any], priority: int = 0, **kwargs: Any) -> dict[str, Any]:
             return sampling_params
 
+    @plays("verl.experimental.agent_loop.tool_agent_loop:ToolAgentLoop")
     class ToolAgentLoop(SingleTurnAgentLoop):
         run = SingleTurnAgentLoop.run
 

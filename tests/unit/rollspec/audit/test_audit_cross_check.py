@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from installed import needs_vllm
-from vllm_like import like
+from vllm_like import like, plays
 
 from rollspec.audit import run as audit_run
 from rollspec.audit.engine import Arm, ArmOutput, Plan
@@ -94,6 +94,7 @@ def test_wrong_sampling_stays_a_fault_of_sampling(monkeypatch: pytest.MonkeyPatc
 
 @needs_vllm
 def test_an_engine_that_scores_no_prompts_is_audited_without(monkeypatch: pytest.MonkeyPatch) -> None:
+    @plays("vllm.entrypoints.llm:LLM")
     class Engine:
         def generate(self, *_: Any, **__: Any) -> Any:
             raise ValueError("prompt_logprobs\nare not supported")
@@ -109,9 +110,10 @@ def test_an_engine_that_scores_no_prompts_is_audited_without(monkeypatch: pytest
 def test_scores_are_of_the_response() -> None:
     asked: list[Any] = []
 
+    @plays("vllm.entrypoints.llm:LLM")
     class Engine:
-        def generate(self, requests: list[Any], params: Any, use_tqdm: bool) -> list[Any]:
-            asked.append((requests, params.max_tokens, params.prompt_logprobs))
+        def generate(self, prompts: list[Any], sampling_params: Any, *, use_tqdm: bool) -> list[Any]:
+            asked.append((prompts, sampling_params.max_tokens, sampling_params.prompt_logprobs))
             scores = [None] + [{t: like("vllm.logprobs:Logprob", logprob=-float(t))} for t in (6, 7, 8)]
             return [like("vllm.outputs:RequestOutput", prompt_token_ids=[5, 6, 7, 8], prompt_logprobs=scores)]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from vllm_like import check, like
+from vllm_like import check, like, plays
 
 torch = pytest.importorskip("torch")
 
@@ -17,6 +17,7 @@ SPECULATOR = "vllm.v1.worker.gpu.spec_decode.eagle.speculator:EagleSpeculator"
 TARGET_SLOTS = 7
 
 
+@plays(SPECULATOR)
 class Fake:
     """A speculator whose heads draft and are as sure as they say, [requests, K] each."""
 
@@ -36,19 +37,19 @@ class Fake:
         self.ran: list[tuple[Any, dict[str, Any]]] = []
         self.loaded: list[str] = []
 
-    def load_draft_model(self, target: Any, names: set[str]) -> Any:
+    def load_draft_model(self, target_model: Any, target_attn_layer_names: set[str]) -> Any:
         self.loaded.append("general")
         return head(5, [0.5, 0.5, 0.5])
 
-    def propose(self, batch: Any, **kwargs: Any) -> Any:
+    def propose(self, input_batch: Any, **kwargs: Any) -> Any:
         self.ran.append((self.model, kwargs))
         if not kwargs.get("dummy_run"):
             assert bool((self.block_tables.slot_mappings == TARGET_SLOTS).all()), "a head reads at another one's slots"
             self.block_tables.slot_mappings.fill_(-1)
             passes = kwargs["num_speculative_tokens"]
-            self.probs[: batch.num_reqs, :passes] = self.model.sure[: batch.num_reqs, :passes]
+            self.probs[: input_batch.num_reqs, :passes] = self.model.sure[: input_batch.num_reqs, :passes]
             self.tokens.fill_(self.model.token)
-        return self.tokens[: batch.num_reqs]
+        return self.tokens[: input_batch.num_reqs]
 
 
 def head(token: int, *sure: list[float]) -> Any:
