@@ -233,7 +233,7 @@ def repeats(
     arms: Annotated[
         str | None, typer.Option(help="Runs of each seed, separated by semicolons (without;again;with); default: all.")
     ] = None,
-    steps: Annotated[int | None, typer.Option(help="Training steps of a job; default: all 32 of the demo's.")] = None,
+    steps: Annotated[int | None, typer.Option(help="Training steps of a job; default: all of the demo's.")] = None,
     work: Work = None,
 ) -> None:
     """Do lengths and rewards of a job shift? Pairs without/without and without/with (an hour and a half: 15 jobs)."""

@@ -9,7 +9,8 @@ The job is the demo's, so that the runs of a demo that was not cut short can be 
 Two trainings of one job part at the first token that is sampled differently, and stay apart: their steps are not
 independent, so a test over steps finds differences between runs without rollspec, too. Here every seed (of the policy
 and the prompts) is trained three times: without rollspec, without it and with another seed of the engine, and with it.
-The pairs without rollspec say what chance does. `rollspec demo` compares its runs with them.
+The pairs without rollspec say what chance does. `rollspec demo` compares its runs with them. The demo's job differs
+with the machine's number format, so the results of a machine without bfloat16 have a file of their own.
 """
 
 from __future__ import annotations
@@ -27,8 +28,10 @@ from rich.table import Table
 from benchmarks.drift import CACHE
 from benchmarks.harness import QUICK, provenance, save
 from benchmarks.jobs import finished, folder, run_missing, seeds_in
+from examples.demo.cli import settings_for
 from examples.demo.job import Job, JobSettings, build_job, prepare_assets
 from examples.demo.runner import provenance_of, run_job
+from rollspec.machine import native_dtype
 from rollspec.telemetry.runs import STEP, Run, load_run
 from rollspec.telemetry.summary import PHASES, REWARD, t_critical, tokens_per_step
 
@@ -130,8 +133,12 @@ def run(
 ) -> Path:
     """Run what is missing in `work`, then compare all that is there; the JSON."""
     console = Console(stderr=True)
-    settings = JobSettings(size="tiny", train_prompts=8, epochs=2, steps=2) if quick else JobSettings(steps=steps)
-    work = (work or CACHE / ("repeats-quick" if quick else "repeats")).resolve()
+    if quick:
+        name, settings = "repeats-quick", JobSettings(size="tiny", train_prompts=8, epochs=2, steps=2)
+    else:
+        settings = settings_for(native_dtype(), None, steps=steps)
+        name = "repeats" if settings.dtype == "bfloat16" else f"repeats-{settings.dtype}"
+    work = (work or CACHE / name).resolve()
     began = provenance()
     run_missing(
         jobs(seeds, work, settings, arms), lambda job, show: run_job(job, timeout=SECONDS, on_step=show), console
@@ -155,6 +162,6 @@ def run(
         "phases": times,
         "with_rollspec": [runs["with"] for runs in found.values() if "with" in runs],
     }
-    path = save("repeats-quick" if quick else "repeats", result, out)
+    path = save(name, result, out)
     console.print(table(result))
     return path

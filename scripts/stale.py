@@ -35,6 +35,7 @@ JOB = (
     "examples/grpo_arithmetic",
     "examples/demo/job.py",
 )
+REPEATS = ("rollspec/sampling", "rollspec/engine/vllm", "examples/grpo_arithmetic", "examples/demo/job.py")
 UNTRAINED = ":(exclude)rollspec/engine/daemon.py"  # where no arm trains a drafter
 DEMO = (*JOB, UNTRAINED, "examples/demo/sampler.py")
 TRAINING = tuple(
@@ -73,7 +74,8 @@ MEASURES: dict[str, tuple[str, ...]] = {
     "peers-demo": ENGINE,  # none of its arms has a head
     "propose": DRAFTING,
     "recipes": TRAINING,
-    "repeats": ("rollspec/sampling", "rollspec/engine/vllm", "examples/grpo_arithmetic", "examples/demo/job.py"),
+    "repeats": REPEATS,
+    "repeats-float32": REPEATS,
     "replay": ENGINE,
     "reuse": JOB,
     "rollout": ENGINE,

@@ -36,8 +36,8 @@ from rollspec.machine import native_dtype
 from rollspec.telemetry.runs import METRICS, REPEATS, Row, load_run
 
 RUNS = ("baseline", "rollspec")
-REPEATED = ROOT / "benchmarks" / "results" / "repeats.json"  # of `rollspec bench repeats`
-CONTROL = ROOT / "benchmarks" / "results" / "control.json"  # of `rollspec bench control`
+RESULTS = ROOT / "benchmarks" / "results"
+CONTROL = RESULTS / "control.json"  # of `rollspec bench control`
 MINUTES = 15.0  # of a demonstration whose size was not asked for
 FAILED = 1
 INTERRUPTED = 130  # as a shell reports Ctrl-C
@@ -240,8 +240,8 @@ def steps_done(folder: Path) -> int:
 def add_repeats(baseline: Path) -> None:
     """Put the measured pairs of runs without rollspec beside a baseline of the same job, for the report."""
     settings = provenance_of(baseline).get("settings") or {}
-    with suppress(FileNotFoundError):
-        known = json.loads(REPEATED.read_text(encoding="utf-8"))
+    for path in sorted(RESULTS.glob("repeats*.json")):  # of `rollspec bench repeats`, one for each number format
+        known = json.loads(path.read_text(encoding="utf-8"))
         if all(settings.get(name) == value for name, value in known["settings"].items()):
             (baseline / REPEATS).write_text(json.dumps({"groups": known["groups"]}) + "\n", encoding="utf-8")
 

@@ -144,8 +144,13 @@ def control_times() -> str:
 
 
 def repeats() -> str:
-    """How far two trainings of one job are apart without rollspec; without and with it, where that was run."""
-    found = load("repeats")
+    """How far two trainings of one job are apart without rollspec, and without and with it, by number format."""
+    return "; in float32, ".join(filter(None, map(_repeated, ("repeats", "repeats-float32"))))
+
+
+def _repeated(name: str) -> str:
+    if (found := load(name)) is None:
+        return ""
     steps = len(found["groups"][0][0])
     parts = [
         f"{count_of(len(found['length'][side]))} {'pair' if len(found['length'][side]) == 1 else 'pairs'} of runs "
@@ -157,10 +162,7 @@ def repeats() -> str:
     for label, form, unit in (("length", ".1f", " tokens"), ("reward", ".3f", " of reward")):
         if "shift" in (r := found[label]):
             parts.append(f"the mean shift with it is {r['shift']:+{form}}{unit}, chance gives ±{r['bound']:{form}}")
-    demo = load(DEMO)
-    its = demo["comparison"]["steps"] if demo else steps
-    other = "" if its == steps else f"; the demo's runs have {its}, so this is no bound for their difference"
-    return f"{'; '.join(parts)} (runs of {steps} steps{other}; `{RESULTS}/repeats.json`)"
+    return f"{'; '.join(parts)} (runs of {steps} steps; `{RESULTS}/{name}.json`)"
 
 
 def head() -> str:

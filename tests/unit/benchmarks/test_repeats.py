@@ -47,7 +47,7 @@ def test_runs_become_pairs_and_the_demo_finds_those_of_its_job(tmp_path: Path, m
     assert result["length"]["without"][1] == pytest.approx(sum(gaps) / len(gaps))
     assert len(result["reward"]["with"]) == 3 and "shifted" in result["reward"]
 
-    monkeypatch.setattr(cli, "REPEATED", path)
+    monkeypatch.setattr(cli, "RESULTS", tmp_path)
     for name, change in (("same", {"seed": 9}), ("other", {"n": 2})):
         baseline = write_run(tmp_path / name, rows(False))
         (baseline / "run.json").write_text(json.dumps({"settings": {**result["settings"], **change}}))
