@@ -35,6 +35,7 @@ from drafter_online.wire import Message
 if TYPE_CHECKING:
     from drafter_online.hub import Hub
     from drafter_online.link import Link
+    from drafter_online.release import Release
     from drafter_online.settings import ServiceConfig
     from drafter_online.trainer import Trainer
 
@@ -141,6 +142,7 @@ class Daemon(Protocol):
     config: ServiceConfig
     engines: Engines
     hub: Hub
+    release: Release
     trainer: Trainer
 
     def healthy(self) -> tuple[bool, str]:
@@ -234,7 +236,8 @@ class JobCheckpoint:
         if not self.service.trainer.resume(Checkpoints(folder / "state")):
             raise ServiceError(f"drafter-online: there is no state of a drafter's training in {folder}.")
         try:
-            _copy(folder, self.home, aside=True)
+            with self.service.release.replacing():
+                _copy(folder, self.home, aside=True)
         except OSError as e:
             raise ServiceError(
                 f"drafter-online: the copy in {folder} cannot be taken over ({_reason(e)}); what was here is kept."

@@ -16,7 +16,7 @@ import contextlib
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from drafter_online.engines import ConnectedEngine, Engines, VersionVerdict
 from drafter_online.errors import DrafterError, VersionError
@@ -51,12 +51,25 @@ class Release:
         """The store is another one now: forget the verdicts on the old one's versions, not what engines run."""
         with self._lock:
             self.current = self.store.promoted()
-            self.candidate = self.store.candidate(after=self.current)
+            # Under a number that engines have run they may run something else: no verdict of theirs is on this one.
+            self.candidate = self.store.candidate(after=max(self.current or 0, self.running))
             """The version that waits for its verdict."""
             self.store.on_canary = self.candidate
             self.trusted.clear()
             self.canaries.clear()
             self._bad.clear()
+
+    @contextlib.contextmanager
+    def replacing(self) -> Iterator[None]:
+        """The store is replaced meanwhile: verdicts on the old one's versions are not recorded in the new one."""
+        with self._lock:
+            waiting, self.candidate = self.candidate, None
+        try:
+            yield
+        except BaseException:
+            self.candidate = waiting
+            raise
+        self.reread()
 
     def published(self, number: int) -> None:
         """A version is there to be tried; one that was not decided upon is left behind."""

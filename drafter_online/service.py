@@ -348,7 +348,6 @@ class Service:
         self._published_at = self.trainer.counts.steps
         self._tokens_before, self._fresh = self.trainer.counts.tokens, 0
         self.parts = TargetParts()
-        self.release.reread()
         running = self.versions.floor = self.release.running
         before = self.release.current
         # Engines take nothing older than what they run, and under one number they may run something else.

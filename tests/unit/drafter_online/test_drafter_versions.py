@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from drafter_online import versions as module
-from drafter_online.engines import ConnectedEngine, Engines, Hello
+from drafter_online.engines import ConnectedEngine, Engines, Hello, VersionVerdict
 from drafter_online.errors import VersionError
 from drafter_online.release import Release
 from drafter_online.versions import MANIFEST, MODEL, Versions
@@ -149,6 +149,29 @@ def test_retention_keeps_the_version_on_canary(tmp_path: Path, restarted: bool) 
     release.published(publish(store))
     publish(store)
     assert candidate not in store.numbers(), "another one is on canary"
+
+
+def test_a_verdict_on_a_version_of_the_store_before_is_none_on_this_ones(tmp_path: Path) -> None:
+    """A job goes back to a checkpoint while an engine has a version on canary that the checkpoint does not know."""
+    saved, store = Versions(tmp_path / "saved"), Versions(tmp_path / "store")
+    for folder in (saved, store, store):
+        publish(folder)
+    release = Release(store, Engines(), lambda: publish(store), patience=60.0)
+    candidate = release.candidate
+    assert candidate == 2 and release.offer(ConnectedEngine(Hello("engine", BASE, []))) == (2, True)
+
+    with pytest.raises(FileNotFoundError), release.replacing():
+        shutil.copytree(tmp_path / "gone", store.folder)
+    assert release.candidate == 2, "nothing was replaced"
+
+    with release.replacing():
+        shutil.rmtree(store.folder)
+        shutil.copytree(saved.folder, store.folder)
+        assert not release.judge("engine", VersionVerdict(2, "promoted"))
+    assert store.events() == [] and release.current is None
+    # Version 1 is not the one of that number that the engine knows, and waits for no verdict of its.
+    assert release.candidate is None and not release.judge("engine", VersionVerdict(1, "promoted"))
+    assert store.events() == []
 
 
 def test_verdicts(tmp_path: Path) -> None:
