@@ -37,7 +37,10 @@ async def _send(original: Callable[..., Any], self: Any, weights: Any) -> Any:
 
     try:
         return await original(self, weights)
-    except zmq.Again as e:
+    except (zmq.Again, FileNotFoundError) as e:
+        # An engine that dies takes the shared memory with it, which verl then misses when it cleans up.
+        if not isinstance(e, zmq.Again) and not isinstance(e.__context__, zmq.Again):
+            raise
         raise TimeoutError(
             f"rollspec: the vLLM engine took no weights for {BUCKET_SECONDS:g} s, so it is dead or stuck; its own "
             "log says why. Resume the job from its last checkpoint."

@@ -13,6 +13,7 @@ import re
 import shutil
 import signal
 import subprocess
+import sys
 import tempfile
 import time
 import uuid
@@ -136,6 +137,15 @@ def test_grpo_reports_and_accepts_until_its_engine_is_killed(make: Callable[...,
     assert [len(x["lengths"]) for x in lengths[:4]] == [32] * 4
     assert "rollspec/accept/rate" in text
     assert list((job.folder / "tensorboard").rglob("events.*")) and list(job.folder.rglob("*.wandb"))
+
+
+def test_an_engine_killed_within_a_sync_ends_it(run_bounded: Callable[..., Any], tmp_path: Path) -> None:
+    """verl's socket would wait for the next acknowledgement for ever."""
+    from rollspec_verl_cpu import environment
+
+    done = run_bounded([sys.executable, Path(__file__).with_name("killed_sync.py"), tmp_path], 120, env=environment())
+    assert done.returncode == 0, done.stdout[-3000:]
+    assert "rollspec: the vLLM engine took no weights for 2 s, so it is dead or stuck" in done.stdout
 
 
 def ppo(make: Callable[..., Job], folder: Path, speculate: bool, **size: Any) -> tuple[Job, list[dict[str, Any]]]:
