@@ -1,6 +1,6 @@
 """Writes what each trainer was run with into README.md and docs/trainers.md: a cell is a test that carries the mark
 
-    @pytest.mark.supports("verl", "colocate_async", "drafts", "versions")
+    @pytest.mark.supports("verl", "colocate_async", "drafts", "policy versions")
 
 The marks are read from the tests' text; nothing is run.
 """
@@ -17,7 +17,7 @@ BEGIN, END = "<!-- support: python -m scripts.generate -->", "<!-- end of suppor
 MARK = "supports"
 NOT_RUN = "not run"
 
-COLUMNS = ("drafts", "draft head", "versions", "metrics", "resume")
+COLUMNS = ("drafts", "draft head", "policy versions", "metrics", "resume")
 
 ROWS = (
     ("verl", "sync"),

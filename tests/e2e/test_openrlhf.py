@@ -24,7 +24,7 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.supports(
-    "OpenRLHF", "its vLLM actors; an actor stands in for its trainer", "drafts", "versions", "metrics"
+    "OpenRLHF", "its vLLM actors; an actor stands in for its trainer", "drafts", "policy versions", "metrics"
 )
 def test_its_actors_speculate_and_are_measured(run_bounded: Callable[..., Any], tmp_path: Path) -> None:
     import torch

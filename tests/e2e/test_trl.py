@@ -54,7 +54,7 @@ def logged(text: str) -> list[str]:
     return [line for line in text.splitlines() if "rollspec: " in line]
 
 
-@pytest.mark.supports("TRL", "colocate", "drafts", "versions", "metrics", "resume")
+@pytest.mark.supports("TRL", "colocate", "drafts", "policy versions", "metrics", "resume")
 def test_grpo_with_trl(run_bounded: Callable[..., Any], model: Path, tmp_path: Path) -> None:
     (result, text), (resumed, again) = ran(run_bounded, tmp_path, model, "train", "resume")
     assert result["start"]["state"] == "suffix"

@@ -75,7 +75,7 @@ def rows(job: Job) -> list[dict[str, Any]]:
     return [json.loads(line)["data"] for line in (job.folder / "metrics.jsonl").read_text().splitlines()]
 
 
-@pytest.mark.supports("verl", "sync", "drafts", "versions", "metrics")
+@pytest.mark.supports("verl", "sync", "drafts", "policy versions", "metrics")
 def test_grpo_reports_and_accepts_until_its_engine_is_killed(make: Callable[..., Job], tmp_path: Path) -> None:
     """Two epochs, the second drafted from the first under the same noise, engine and trainer agree. Then the engine is
     killed in mid-rollout, and the job ends by its own error. Started without the demo's runner, which would clean up:

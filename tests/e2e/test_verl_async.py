@@ -183,7 +183,7 @@ def _begins(whole: list[int], part: list[int]) -> bool:
     return whole[: len(part)] == part
 
 
-@pytest.mark.supports("verl", "colocate_async", "drafts", "versions", "metrics")
+@pytest.mark.supports("verl", "colocate_async", "drafts", "policy versions", "metrics")
 def test_colocate_async(run: Any, tmp_path: Path) -> None:
     """One machine in turns: rollouts of the next step begin while this one's are finished, and wait for its update."""
     rows, histories, noted = run(tmp_path / "job", *COLOCATED)
@@ -191,7 +191,7 @@ def test_colocate_async(run: Any, tmp_path: Path) -> None:
     assert sum(row["rollspec/policy/spanning"] for row in rows) > 0, "no response was aborted and went on"
 
 
-@pytest.mark.supports("verl", "separate_async", "drafts", "versions", "metrics")
+@pytest.mark.supports("verl", "separate_async", "drafts", "policy versions", "metrics")
 @pytest.mark.slow  # `test_colocate_async` aborts as well, and the Gloo engine is in `test_verl_cpu.py`
 def test_separate_async(run: Any, tmp_path: Path) -> None:
     """Rollouts on a replica of their own, two updates of the policy per sync, weights sent by a checkpoint engine.
@@ -246,7 +246,7 @@ def test_a_device_that_is_lent_to_rollouts_and_returned(run: Any, tmp_path: Path
     assert max(row["rollspec/drafter/preempt_seconds"] for row in rows) < 2.0
 
 
-@pytest.mark.supports("verl", "fully_async recipe", "drafts", "versions", "metrics")
+@pytest.mark.supports("verl", "fully_async recipe", "drafts", "policy versions", "metrics")
 @pytest.mark.slow  # `test_verl_fully_async.py` and `test_separate_async` are its shorter siblings
 def test_fully_async_recipe(run: Any, tmp_path: Path) -> None:
     """verl's older recipe: rollouts and training in two actors that never wait for a step of the other."""

@@ -31,7 +31,7 @@ def _greedy_hf(model: Any, prompts: list[list[int]], n: int) -> list[list[int]]:
     return out
 
 
-@pytest.mark.supports("vLLM", "any program", "versions")
+@pytest.mark.supports("vLLM", "any program", "policy versions")
 def test_weight_sync_without_repacking_matches_hf(
     model: Path,
     prompts: list[list[int]],

@@ -212,7 +212,7 @@ def test_trl_generates_with_the_server(server: str, prompts: list[list[int]], re
     assert stats["accepted"] > 0 and stats["version"] == 3
 
 
-@pytest.mark.supports("TRL", "server", "drafts", "versions", "metrics")
+@pytest.mark.supports("TRL", "server", "drafts", "policy versions", "metrics")
 def test_a_trl_job_with_a_server_tells_it_versions_and_rewards(
     server: str, model: Path, run_bounded: Callable[..., Any], tmp_path: Path
 ) -> None:
