@@ -54,6 +54,7 @@ MEASURES: dict[str, tuple[str, ...]] = {
     "demo-0.32-earlier": DEMO,
     "demo-0.32-float32": DEMO,
     "demo-0.32-four": DEMO,
+    "demo-0.32-pairs": DEMO,
     "demo-0.32-reversed": DEMO,
     "demo-0.32-slower": DEMO,
     "demo-0.32-xeon": DEMO,

@@ -34,6 +34,7 @@ from scripts.stale import RESULTS, ROOT
 DEMO, EARLIER = (
     "demo-0.32",
     (
+        "demo-0.32-pairs",
         "demo-0.32-float32",
         "demo-0.32-slower",
         "demo-0.32-earlier",
