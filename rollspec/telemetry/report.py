@@ -1,7 +1,7 @@
 """One self-contained HTML page about a run, alone or against a baseline, and the same numbers as JSON.
 
     page, numbers = write_report("runs/latest/rollspec", baseline="runs/latest/baseline")
-    print(numbers["headline"])     # generation 1.62x faster from the second epoch on; reward and lengths unchanged
+    print(numbers["headline"])     # generation 1.62x faster from the second epoch on; reward and lengths ...
 
 `rollspec report RUN [--baseline RUN ...]` is the command. The page has no external assets and no script; it follows the
 reader's light or dark setting. A metric that a run does not carry leaves a sentence in its place.
@@ -205,8 +205,11 @@ def _sameness(c: Numbers) -> str:
     known = {name: d for name, d in (("reward", c["reward"]), ("lengths", c["length"])) if d is not None}
     if not known:
         return "reward and lengths were not measured in both runs"
-    same = " and ".join(name for name, d in known.items() if d["unchanged"])
-    parts = [f"{same} unchanged"] if same else []
+    same = [name for name, d in known.items() if d["unchanged"]]
+    parts = []
+    if same:
+        pairs = known[same[0]]["pairs"]
+        parts.append(f"{' and '.join(same)} within what runs without rollspec differ by ({pairs} pairs)")
     for name, d in known.items():
         if not d["unchanged"]:
             parts.append(f"{name} {'higher' if d['mean'] > 0 else 'lower'} by {number(abs(d['mean']))}")

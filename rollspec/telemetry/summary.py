@@ -1,7 +1,7 @@
 """From measured runs to the numbers a report states: per run, one against the other, and against what was possible.
 
-Claims are kept honest here: a speed-up comes with its bootstrap interval over steps, "unchanged" means that the runs
-differ by no more than two runs without rollspec do, and a number whose metric is missing is None.
+Claims are kept honest here: a speed-up comes with its bootstrap interval over steps, reward and lengths
+are compared with what two runs without rollspec differ by, and a number whose metric is missing is None.
 """
 
 from __future__ import annotations

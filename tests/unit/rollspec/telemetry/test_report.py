@@ -141,11 +141,12 @@ def test_a_change_is_one_beyond_that_of_runs_without_rollspec(tmp_path: Path) ->
     worse = write_run(tmp_path / "b", [{**r, "critic/score/mean": r["critic/score/mean"] - 0.2} for r in rows(True)])
     c = write_report(worse, calm)[1]["comparison"]
     assert c["reward"]["pairs"] == 3 and c["reward"]["unchanged"] is False and c["length"]["unchanged"] is True
-    assert "lengths unchanged, reward lower by 0.2" in write_report(worse, calm)[1]["headline"]
+    within = "within what runs without rollspec differ by (3 pairs)"
+    assert f"lengths {within}, reward lower by 0.2" in write_report(worse, calm)[1]["headline"]
     wild = [moved(seed, reward) for seed, reward in enumerate((0.0, 0.2, -0.2, 0.1))]
     c = write_report(worse, wild)[1]["comparison"]
     assert c["reward"]["unchanged"] is True and c["reward"]["noise"] > 0.2
-    assert "reward and lengths unchanged" in write_report(worse, wild)[1]["headline"]
+    assert f"reward and lengths {within}" in write_report(worse, wild)[1]["headline"]
 
 
 def test_pairs_that_were_measured_before_lie_beside_the_baseline(demo: Path) -> None:
