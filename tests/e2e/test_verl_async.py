@@ -206,12 +206,25 @@ def test_separate_async(run: Any, tmp_path: Path) -> None:
 @pytest.mark.timeout(1300)
 def test_a_head_is_trained_beside_a_colocated_job_and_resumes(run: Any, tmp_path: Path) -> None:
     """By a trainer of its own: colocated rollouts leave the engine no idle time that is not the policy's training."""
-    more = (*HEAD, "drafter.mode=dedicated")
-    mode = (*COLOCATED, f"trainer.default_local_dir={tmp_path / 'checkpoints'}")
+    total = trained_and_resumed(run, tmp_path, *COLOCATED, head="dedicated")
+    assert total["sent"] > 0, total
+
+
+@pytest.mark.supports("verl", "separate_async", "draft head", "resume")
+@pytest.mark.slow  # `test_separate_async` and `test_online_engine.py` are its shorter siblings
+@pytest.mark.timeout(1300)
+def test_an_idle_replica_trains_its_head_while_the_policy_is_trained_and_resumes(run: Any, tmp_path: Path) -> None:
+    total = trained_and_resumed(run, tmp_path, *SEPARATE, ALONE, head="idle")
+    assert 0 < total["used_seconds"] <= total["idle_seconds"], total
+
+
+def trained_and_resumed(run: Any, tmp_path: Path, *mode: str, head: str) -> dict[str, float]:
+    """What a job's head did, summed over its steps; a job that resumes from its checkpoint goes on with the head."""
+    more = (*HEAD, f"drafter.mode={head}")
+    mode = (*mode, f"trainer.default_local_dir={tmp_path / 'checkpoints'}")
     save = f"trainer.save_freq={HEAD_STEPS}"
     rows, histories, noted = run(tmp_path / "job", *mode, save, more=more, steps=HEAD_STEPS)
     total = head_of(rows, histories, noted)
-    assert total["sent"] > 0, total
 
     (saved,) = (tmp_path / "checkpoints" / f"global_step_{HEAD_STEPS}" / "rollspec").glob("**/drafter")
     number = young_head.promote_by_hand(Versions(saved / "versions"))
@@ -221,13 +234,7 @@ def test_a_head_is_trained_beside_a_colocated_job_and_resumes(run: Any, tmp_path
     assert again[0]["rollspec/history/prompts"] >= rows[-1]["rollspec/history/prompts"], "no history was loaded"
     assert again[0]["rollspec/policy/version"] >= rows[-1]["rollspec/policy/version"]
     assert again[-1]["rollspec/drafter/version"] >= number, "the checkpoint's head was not taken"
-
-
-@pytest.mark.supports("verl", "separate_async", "draft head")
-@pytest.mark.slow  # `test_separate_async` and `test_online_engine.py` are its shorter siblings
-def test_an_idle_replica_trains_its_head_while_the_policy_is_trained(run: Any, tmp_path: Path) -> None:
-    total = head_of(*run(tmp_path / "job", *SEPARATE, ALONE, more=(*HEAD, "drafter.mode=idle"), steps=HEAD_STEPS))
-    assert 0 < total["used_seconds"] <= total["idle_seconds"], total
+    return total
 
 
 @pytest.mark.supports("verl", "separate_async", "draft head")
@@ -246,11 +253,13 @@ def test_a_device_that_is_lent_to_rollouts_and_returned(run: Any, tmp_path: Path
     assert max(row["rollspec/drafter/preempt_seconds"] for row in rows) < 2.0
 
 
-@pytest.mark.supports("verl", "fully_async recipe", "drafts", "policy versions", "metrics")
+@pytest.mark.supports("verl", "fully_async recipe", "drafts", "draft head", "policy versions", "metrics")
 @pytest.mark.slow  # `test_verl_fully_async.py` and `test_separate_async` are its shorter siblings
 def test_fully_async_recipe(run: Any, tmp_path: Path) -> None:
-    """verl's older recipe: rollouts and training in two actors that never wait for a step of the other."""
-    rows, histories, noted = run(tmp_path / "job", *FULLY, program=RECIPE)
+    """verl's older recipe: rollouts and training in two actors that never wait for a step of the other. A trainer of
+    its own learns from the rollouts, and the engine takes what it made.
+    """
+    rows, histories, noted = run(tmp_path / "job", *FULLY, more=(*HEAD, "drafter.mode=dedicated"), program=RECIPE)
     ours = [row for row in rows if "rollspec/policy/version" in row]
     assert len(ours) >= STEPS, [sorted(row) for row in rows]
     assert not any(row["rollspec/guard/faults"] for row in ours)
@@ -260,6 +269,8 @@ def test_fully_async_recipe(run: Any, tmp_path: Path) -> None:
     later = [row["rollspec/accept/length"] for row in ours[STEPS // 2 :] if row["rollspec/rollout/tokens"] > 0]
     assert later and min(later) > 1.2
     check_history(histories, noted)
+    total = young_head.totals(ours, "captured", "sent", "train_steps", "passes")
+    assert min(total.values()) > 0, total
 
 
 def head_of(
