@@ -239,11 +239,11 @@ class IdleTraining(HeadTraining):
         if version == self._version and not again:
             return
         with self.head.reading:
-            if not self.head.asleep:
+            # Until then the head has those of the model's folder, or of the version before.
+            if not self.head.asleep and (parts := self._target()) is not None:
+                given = {n: w.float() for n, w in parts.items()}
+                self._trainer.drafter.refresh(given, self._trainer.buffer.token_counts())
                 self._version = version
-                if (parts := self._target()) is not None:  # until then the head has those of the model's folder
-                    given = {n: w.float() for n, w in parts.items()}
-                    self._trainer.drafter.refresh(given, self._trainer.buffer.token_counts())
 
     def _publish(self) -> None:
         """Offer what was learned to the engine, in the place of what it has not swapped in yet.

@@ -101,11 +101,13 @@ class HeadTraining:
         self._hung = hangs is not None
 
     def _target(self) -> dict[str, torch.Tensor] | None:
-        """The target's parts without the rows that vLLM pads for its shards; None where all ranks must give them, which
-        they do with the next weights.
+        """The target's parts without the rows that vLLM pads for its shards; None where they are not to be had now: all
+        ranks must give them, which they do with the next weights, or vLLM is loading new ones.
         """
         if self.parts is None and not self.head.ranks.alone:
             return None
         parts = self.parts if self.parts is not None else self.head.target_parts()
+        if any(w.is_meta for w in parts.values()):  # its weight transfer puts a layer's there until all have come
+            return None
         vocabulary = int(self.head.runner.model_config.get_vocab_size())
         return {n: w if n == "norm" else w[:vocabulary] for n, w in parts.items()}

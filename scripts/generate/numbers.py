@@ -31,18 +31,8 @@ from scripts.generate.cells import (
 )  # fmt: skip
 from scripts.stale import RESULTS, ROOT
 
-DEMO, EARLIER = (
-    "demo-0.32",
-    (
-        "demo-0.32-pairs",
-        "demo-0.32-float32",
-        "demo-0.32-slower",
-        "demo-0.32-earlier",
-        "demo-0.32-reversed",
-        "demo-0.32-four",
-        "demo-0.32-xeon",
-    ),
-)
+DEMO = "demo-0.32"
+EARLIER = tuple(f"{DEMO}-{name}" for name in ("pairs", "float32", "slower", "earlier", "reversed", "four", "xeon"))
 CONTROLS = {"control": "the demo's policy", "control-smollm2": "SmolLM2-135M"}
 PEERS = {"peers-demo": "the demo's policy", "peers": "SmolLM2-135M"}
 ARMS = {"memory": "suffix drafts", "head": "draft head and suffix drafts", "head, coupled": "the same, `mode: coupled`"}

@@ -70,14 +70,17 @@ def test_a_program_needs_nothing_but_the_switch(
 # --------------------------------------------------------------------------------------------------------
 
 
+TRL = (
+    "--logprobs-mode", "processed_logprobs", "--max-logprobs", "-1",
+    "--weight-transfer-config", '{"backend": "nccl"}', "--worker-extension-cls", "gloo_transfer.Worker",
+)  # fmt: skip
+"""The settings that TRL's servers have; Gloo stands in for NCCL."""
+
+
 @pytest.fixture(scope="module")
 def serving(model: Path) -> Iterator[Server]:
-    """`vllm serve` with the settings that TRL's servers have; Gloo stands in for NCCL."""
-    options = (
-        "--logprobs-mode", "processed_logprobs", "--max-logprobs", "-1",
-        "--weight-transfer-config", '{"backend": "nccl"}', "--worker-extension-cls", "gloo_transfer.Worker",
-    )  # fmt: skip
-    server = Server(model, *options, ROLLSPEC="default", VLLM_LOGGING_LEVEL="INFO", PYTHONPATH=here())
+    """`vllm serve` with the settings that TRL's servers have."""
+    server = Server(model, *TRL, ROLLSPEC="default", VLLM_LOGGING_LEVEL="INFO", PYTHONPATH=here())
     try:
         server.wait()
         yield server
@@ -212,25 +215,71 @@ def test_trl_generates_with_the_server(server: str, prompts: list[list[int]], re
     assert stats["accepted"] > 0 and stats["version"] == 3
 
 
+def trl_job(run_bounded: Callable[..., Any], server: str, model: Path, folder: Path) -> dict[str, Any]:
+    """What three steps of a TRL job with this server left behind; its weights are those of another policy then."""
+    pytest.importorskip("trl")
+    out = folder / "result.json"
+    command = [sys.executable, APPS / "trl_server_app.py", model, server, out]
+    done = run_bounded(command, 300, env={"PYTHONPATH": here(), "VLLM_HOST_IP": "127.0.0.1"})
+    assert done.returncode == 0, done.stdout[-4000:]
+    result: dict[str, Any] = json.loads(out.read_text())
+    steps = result["steps"] = [row for row in result["log"] if "loss" in row]
+    assert [row["rollspec/policy/version"] for row in steps] == [0, 1, 2]
+    for row in steps:
+        assert row["rollspec/history/rewarded"] == 8
+        assert row["rollspec/guard/faults"] == 0, {k: v for k, v in row.items() if "fault" in k}
+        assert row["rollspec/health/nan_logprobs"] == 0 and row["rollspec/health/logprob_corr"] > 0.999
+    return result
+
+
 @pytest.mark.supports("TRL", "server", "drafts", "policy versions", "metrics")
 def test_a_trl_job_with_a_server_tells_it_versions_and_rewards(
     server: str, model: Path, run_bounded: Callable[..., Any], tmp_path: Path
 ) -> None:
-    """The last test of this server: its weights are those of another policy then."""
-    pytest.importorskip("trl")
+    """The last test of this server."""
     from rollspec_trl.engines import Server
 
     Server(server).call("stats")  # what was counted before is not this job's
-    out = tmp_path / "result.json"
-    command = [sys.executable, APPS / "trl_server_app.py", model, server, out]
-    done = run_bounded(command, 300, env={"PYTHONPATH": here(), "VLLM_HOST_IP": "127.0.0.1"})
-    assert done.returncode == 0, done.stdout[-4000:]
-    result = json.loads(out.read_text())
-    steps = [row for row in result["log"] if "loss" in row]
-    assert [row["rollspec/policy/version"] for row in steps] == [0, 1, 2]
-    for row in steps:
-        assert row["rollspec/history/rewarded"] == 8 and row["rollspec/guard/faults"] == 0
-        assert row["rollspec/health/nan_logprobs"] == 0 and row["rollspec/health/logprob_corr"] > 0.999
-    assert steps[1]["rollspec/accept/accepted"] > 0
+    result = trl_job(run_bounded, server, model, tmp_path)
+    assert result["steps"][1]["rollspec/accept/accepted"] > 0
     first, stale, synced = result["gaps"]
     assert max(first, synced) < 1e-5 < 1e-3 < stale, "the trainer's weights are there after a sync, not before"
+
+
+YOUNG_HEAD = {
+    "preset": "long_tail", "drafter.publish_every": 2, "drafter.training.batch_tokens": 128,
+    "drafter.capture.share": 1.0, "proposal.learned.canary_drafts": 4, "proposal.learned.k_max": 2,
+    # What it drafts is verified all the same.
+    "tuning.policy": "static", "tuning.arms": [2], "tuning.guard.enabled": False, "proposal.budget.policy": "fixed",
+}  # fmt: skip
+
+
+@pytest.mark.supports("TRL", "server", "draft head")
+@pytest.mark.slow  # the job above and `test_online_engine.py` are its shorter siblings
+def test_a_server_trains_its_head_while_the_trainer_computes(
+    model: Path, prompts: list[list[int]], run_bounded: Callable[..., Any], tmp_path: Path
+) -> None:
+    client_module = pytest.importorskip("trl.generation.vllm_client")
+    from rollspec_trl.engines import Server as Asked
+
+    config = json.dumps({"rollspec": YOUNG_HEAD})
+    server = Server(model, *TRL, "--additional-config", config, PYTHONPATH=here())
+    try:
+        server.wait()
+        steps = trl_job(run_bounded, server.url, model, tmp_path)["steps"]
+        assert sum(row["rollspec/drafter/captured"] for row in steps) > 0, steps
+        asked, client = Asked(server.url), client_module.VLLMClient(base_url=server.url, connection_timeout=10)
+
+        def head() -> dict[str, Any]:
+            found: dict[str, Any] = asked.call("info")["drafter"]
+            return found
+
+        def swapped() -> bool:
+            client.generate(prompts[:2], max_tokens=16)  # weights are swapped in when a step begins
+            return bool(head()["version"])
+
+        assert until(lambda: head()["training"].get("steps", 0) >= 2, 120), head()
+        assert until(swapped, 60) and head()["training"]["error"] is None, head()
+    finally:
+        print(*(line for line in server.said().splitlines() if "rollspec: " in line), sep="\n")
+        server.end()

@@ -18,6 +18,7 @@ from idle_engine import RUNNER, Trainings, steps, still, until  # noqa: E402
 from drafter_online.versions import Versions  # noqa: E402
 from rollspec import RollspecConfig  # noqa: E402
 from rollspec.head import idle  # noqa: E402
+from rollspec.head.training import HeadTraining  # noqa: E402
 
 
 def test_it_trains_while_nothing_runs_and_offers_versions(training: Trainings) -> None:
@@ -125,7 +126,15 @@ def test_a_draft_model_is_trained_and_follows_the_targets_weights(tiny_target: P
     assert isinstance(made, DraftModel) and t._trainer.steps == 1
     states = torch.randn(3, made.hidden)
     before = made.targets(states)
-    t._target = lambda: {"norm": made._norm.clone(), "lm_head": 2 * made._lm_head}
+    new = {"norm": made._norm.clone(), "lm_head": 2 * made._lm_head}
+    head.ranks, t.parts = SimpleNamespace(alone=True), None
+    head.runner = like(RUNNER, model_config=SimpleNamespace(get_vocab_size=lambda: len(new["lm_head"])))
+    t._target = lambda: HeadTraining._target(t)
+    # vLLM is loading weights: a layer that has not all of its own yet has none.
+    head.target_parts = lambda: {**new, "lm_head": new["lm_head"].to("meta")}
+    idle.IdleTraining._refresh(t)
+    torch.testing.assert_close(made.targets(states), before)
+    head.target_parts = lambda: new
     idle.IdleTraining._refresh(t)
     torch.testing.assert_close(made.targets(states), 2 * before)
 
@@ -182,7 +191,10 @@ def test_the_targets_weights_are_not_read_while_the_engine_sleeps() -> None:
     head = SimpleNamespace(
         asleep=True, reading=threading.Lock(), bridge=SimpleNamespace(engine=SimpleNamespace(version=3))
     )
-    t: Any = SimpleNamespace(head=head, _version=-1, _target=lambda: taken.append(1))
+    trainer = SimpleNamespace(
+        drafter=SimpleNamespace(refresh=lambda *given: None), buffer=SimpleNamespace(token_counts=dict)
+    )
+    t: Any = SimpleNamespace(head=head, _trainer=trainer, _version=-1, _target=lambda: taken.append(1) or {})
     idle.IdleTraining._refresh(t)
     assert not taken and t._version == -1, "they are taken when it is awake"
     head.asleep = False
