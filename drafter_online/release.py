@@ -67,7 +67,8 @@ class Release:
         try:
             yield
         except BaseException:
-            self.candidate = waiting
+            with self._lock:
+                self.candidate = waiting
             raise
         self.reread()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import re
 import sys
 from collections.abc import Callable
@@ -42,7 +43,8 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def ran(run: Callable[..., Any], folder: Path, model: Path, *jobs: str) -> list[tuple[dict[str, Any], str]]:
     """What each of some jobs of `trl_job.py` left behind, and what it printed."""
-    done = run([sys.executable, Path(__file__).with_name("trl_job.py"), folder, model, *jobs], 500, cwd=ROOT)
+    command = [sys.executable, Path(__file__).with_name("trl_job.py"), folder, model, *jobs]
+    done = run(command, 500, cwd=ROOT, env={"PYTHONPATH": os.pathsep.join(p for p in sys.path if p)})
     assert done.returncode == 0, done.stdout[-5000:]
     before, *printed = re.split(r"^=== .*$", done.stdout, flags=re.M)
     printed[0] = before + printed[0]

@@ -257,7 +257,7 @@ def test_a_device_that_is_lent_to_rollouts_and_returned(run: Any, tmp_path: Path
 @pytest.mark.slow  # `test_verl_fully_async.py` and `test_separate_async` are its shorter siblings
 def test_fully_async_recipe(run: Any, tmp_path: Path) -> None:
     """verl's older recipe: rollouts and training in two actors that never wait for a step of the other. A trainer of
-    its own learns from the rollouts, and the engine takes what it made.
+    its own learns from the rollouts, and the head drafts.
     """
     rows, histories, noted = run(tmp_path / "job", *FULLY, more=(*HEAD, "drafter.mode=dedicated"), program=RECIPE)
     ours = [row for row in rows if "rollspec/policy/version" in row]

@@ -23,11 +23,7 @@ import young_head
 
 from examples.trl_grpo.train import build, parser
 
-HEAD = {
-    "preset": "long_tail", "drafter.mode": "dedicated", **young_head.SETTINGS,
-    # What it drafts is verified all the same.
-    "tuning.policy": "static", "tuning.arms": [2], "tuning.guard.enabled": False, "proposal.budget.policy": "fixed",
-}  # fmt: skip
+HEAD = {"preset": "long_tail", "drafter.mode": "dedicated", **young_head.SETTINGS, **young_head.VERIFIED}
 STARTING = 240.0
 """Seconds for the head's trainer to start and to have a version, on a slow machine."""
 

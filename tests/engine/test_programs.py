@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import young_head
 from engines import KV_BYTES, MAX_LEN, build, close
 from served import Server
 
@@ -246,14 +247,6 @@ def test_a_trl_job_with_a_server_tells_it_versions_and_rewards(
     assert max(first, synced) < 1e-5 < 1e-3 < stale, "the trainer's weights are there after a sync, not before"
 
 
-YOUNG_HEAD = {
-    "preset": "long_tail", "drafter.publish_every": 2, "drafter.training.batch_tokens": 128,
-    "drafter.capture.share": 1.0, "proposal.learned.canary_drafts": 4, "proposal.learned.k_max": 2,
-    # What it drafts is verified all the same.
-    "tuning.policy": "static", "tuning.arms": [2], "tuning.guard.enabled": False, "proposal.budget.policy": "fixed",
-}  # fmt: skip
-
-
 @pytest.mark.supports("TRL", "server", "draft head")
 @pytest.mark.slow  # the job above and `test_online_engine.py` are its shorter siblings
 def test_a_server_trains_its_head_while_the_trainer_computes(
@@ -262,12 +255,12 @@ def test_a_server_trains_its_head_while_the_trainer_computes(
     client_module = pytest.importorskip("trl.generation.vllm_client")
     from rollspec_trl.engines import Server as Asked
 
-    config = json.dumps({"rollspec": YOUNG_HEAD})
+    config = json.dumps({"rollspec": {"preset": "long_tail", **young_head.SETTINGS, **young_head.VERIFIED}})
     server = Server(model, *TRL, "--additional-config", config, PYTHONPATH=here())
     try:
         server.wait()
         steps = trl_job(run_bounded, server.url, model, tmp_path)["steps"]
-        assert sum(row["rollspec/drafter/captured"] for row in steps) > 0, steps
+        assert young_head.totals(steps, "captured")["captured"] > 0, steps
         asked, client = Asked(server.url), client_module.VLLMClient(base_url=server.url, connection_timeout=10)
 
         def head() -> dict[str, Any]:

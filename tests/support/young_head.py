@@ -17,6 +17,14 @@ SETTINGS: dict[str, Any] = {
     "proposal.learned.canary_drafts": 4,
     "proposal.learned.k_max": 2,
 }
+VERIFIED: dict[str, Any] = {
+    "tuning.policy": "static",
+    "tuning.arms": [2],
+    "tuning.guard.enabled": False,
+    "proposal.budget.policy": "fixed",
+}
+"""What it drafts is verified all the same."""
+
 OVERRIDES = tuple(f"{name}={value}" for name, value in SETTINGS.items())
 """The same for a command line."""
 
