@@ -328,6 +328,8 @@ def gpu(
         str, typer.Option(help="Parts, or the beginnings of their names, separated by commas (start,exact).")
     ] = "",
     model: Model = None,
+    head: Annotated[Path | None, typer.Option(exists=True, file_okay=False, help="A head of --model.")] = None,
+    prompts: Prompts = None,
     out: Out = None,
     json: Json = False,
 ) -> None:
@@ -335,7 +337,8 @@ def gpu(
     if device not in ("cuda", "cpu"):
         raise RollspecError(f"rollspec: --device {device!r} is neither cuda nor cpu; give one of them.")
     suite, names = _module("gpu.suite"), tuple(n.strip() for n in only.split(",") if n.strip())
-    written = suite.run(suite.Options(minutes, device, not no_vllm, fresh, names, _model(model), out))
+    options = suite.Options(minutes, device, not no_vllm, fresh, names, _model(model), head, prompts, out=out)
+    written = suite.run(options)
     _module("gpu.__main__").show(written, json)
 
 

@@ -58,7 +58,7 @@ def engine(
         disable_log_stats=False,
         speculative_config=speculative,
         additional_config={"rollspec": rollspec} if rollspec else {},
-        **{"max_model_len": 1024, "max_num_seqs": 64, "enable_prefix_caching": False} | options,
+        **{"max_model_len": 1024, "max_num_seqs": 64, "enable_prefix_caching": False} | options | dict(spec.engine),
     )
     try:
         if rollspec is not None and (info := call(llm, "info")).get("state") == "off":

@@ -74,12 +74,17 @@ def describe(device: Device) -> dict[str, Any]:
     }
 
 
-def revision() -> dict[str, Any]:
+def revision(told: str | None = None) -> dict[str, Any]:
     """Commit, and whether the tree is as it says: no changed and no new file that git does not ignore.
 
     `clean` is None where git has no answer, as in a copy without its `.git`.
+
+    Args:
+        told: the commit whose clean tree was copied; it counts where git has no answer.
     """
     head, status = _git("rev-parse", "HEAD"), _git("status", "--porcelain")
+    if head is None and told is not None:
+        return {"commit": told, "clean": True}
     return {"commit": head, "clean": None if head is None or status is None else not status}
 
 

@@ -31,6 +31,9 @@ class Spec:
     dry: bool
     folder: str  # for models that are made here
     model: str | None = None  # a real checkpoint; None: the demo's policy
+    head: str | None = None  # of that checkpoint
+    prompts: str | None = None  # for it; None: built-in ones
+    engine: Mapping[str, Any] = field(default_factory=dict)  # options of every `vllm.LLM`
     arguments: Mapping[str, Any] = field(default_factory=dict)
 
     @property
@@ -50,13 +53,17 @@ class Part:
     vllm: bool = True
     arguments: Mapping[str, Any] = field(default_factory=dict)
 
-    def spec(self, device: Device, folder: str, model: str | None) -> dict[str, Any]:
+    def spec(self, device: Device, folder: str, **given: Any) -> dict[str, Any]:
         """The `Spec` of this part as JSON."""
-        return asdict(Spec(device, device == "cpu", folder, model, dict(self.arguments)))
+        return asdict(Spec(device, device == "cpu", folder, arguments=dict(self.arguments), **given))
 
 
-def parts(device: Device) -> list[Part]:
-    """All parts, the ones that matter most first; of the cost curves the small shape's."""
+def parts(device: Device, head: bool = False) -> list[Part]:
+    """All parts, the ones that matter most first; of the cost curves the small shape's.
+
+    Args:
+        head: whether there is a real head to measure.
+    """
     dry = device == "cpu"
     batches = list(DRY_BATCHES if dry else BATCHES)
     found = [
@@ -71,6 +78,8 @@ def parts(device: Device) -> list[Part]:
         Part("capture", "Cost of capturing training samples", "swaps:capture", 2.0),
         Part("acceptance", "Acceptance on a real model", "curve:acceptance", 2.0),
     ]
+    if head:
+        found.append(Part("speed", "Speed on a real model with a real head", "speed:measure", 5.0))
     for shape in ("tiny",) if dry else SHAPES:
         found += [
             Part(

@@ -13,7 +13,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +42,10 @@ class Options:
     fresh: bool = False  # measure again what is finished
     only: tuple[str, ...] = ()  # names of parts, or their beginnings
     model: Path | None = None  # real checkpoint for identity and acceptance
+    head: Path | None = None  # its draft head
+    prompts: Path | None = None  # for it; built-in ones otherwise
+    engine: Mapping[str, Any] = field(default_factory=dict)  # options of every `vllm.LLM`
+    commit: str | None = None  # of a copy without its `.git`, made from a clean tree
     out: Path | None = None
 
 
@@ -55,7 +60,11 @@ def run(options: Options) -> Path | None:
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     out = options.out or RESULTS / ("gpu.json" if options.device == "cuda" else "gpu-dry.json")
     result = begin(options, out)
-    wanted = [p for p in parts(options.device) if not options.only or p.name.startswith(options.only)]
+    wanted = [
+        p
+        for p in parts(options.device, options.head is not None)
+        if not options.only or p.name.startswith(options.only)
+    ]
     done = {name for name, found in result["parts"].items() if found["state"] == "done"}
     chosen, left = choose(wanted, options.minutes, done, options.vllm and machine.has_vllm())
     ends = time.monotonic() + 60 * options.minutes
@@ -88,10 +97,12 @@ def begin(options: Options, out: Path) -> dict[str, Any]:
         "benchmark": "gpu",
         "format": FORMAT,
         "dry": options.device == "cpu",
-        **machine.revision(),
+        **machine.revision(options.commit),
         "device": machine.describe(options.device),
         "versions": machine.versions(),
         "model": str(options.model) if options.model else "the demo's policy",
+        "head": str(options.head) if options.head else None,
+        "engine": dict(options.engine),
         "began": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "minutes": options.minutes,
         "parts": {},
@@ -102,7 +113,7 @@ def begin(options: Options, out: Path) -> dict[str, Any]:
         earlier = json.loads(out.read_text())
     except ValueError:
         return result
-    same = ("format", "dry", "commit", "clean", "device", "versions", "model")
+    same = ("format", "dry", "commit", "clean", "device", "versions", "model", "head", "engine")
     # A tree that differs from its commit may have changed since.
     if earlier.get("clean") and all(earlier.get(name) == result[name] for name in same):
         result["parts"] = earlier["parts"]
@@ -119,7 +130,13 @@ def execute(part: Part, options: Options, out: Path) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder, log.open("ab") as said:
         given, found = Path(folder) / "spec.json", Path(folder) / "found.json"
         models = Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")).expanduser() / "rollspec" / "gpu"
-        given.write_text(json.dumps(part.spec(options.device, str(models), _text(options.model))))
+        told = {
+            "model": _text(options.model),
+            "head": _text(options.head),
+            "prompts": _text(options.prompts),
+            "engine": dict(options.engine),
+        }
+        given.write_text(json.dumps(part.spec(options.device, str(models), engine=dict(options.engine), **told)))
         said.write(f"\n=== {part.name}\n".encode())
         said.flush()
         folders = [str(ROOT), str(ROOT / "integrations"), os.environ.get("PYTHONPATH", "")]
