@@ -80,6 +80,10 @@ def _identity(f: Found) -> Said:
     return said, "fails" if f["parted"] else "holds" if f["accepted"] else "undecided"
 
 
+def _control(f: Found) -> Said:
+    return f"{f['parted']} of {f['requests']} texts differ", "measured"
+
+
 def _propose(f: Found) -> Said:
     times = [r["device_us"] for r in f["batches"]]
     waits = sum(r["synchronisations"] for r in f["batches"])
@@ -136,6 +140,11 @@ CLAIMS: tuple[tuple[str, str, str, Callable[[Found], Said]], ...] = (
     ("exact/greedy", "Greedy texts are those without drafts", "0 differ", _identity),
     ("exact/coupled", "Coupled texts at temperature 1 are those without drafts", "0 differ", _identity),
     ("exact/storm", "Mixed requests in any batch say the same", "0 differ", _identity),
+    ("exact/control", "Texts without drafts that differ in batches of another size (control)", "-", _control),
+    ("invariant/greedy", "Greedy texts, batch-invariant kernels", "0 differ", _identity),
+    ("invariant/coupled", "Coupled texts at temperature 1, batch-invariant kernels", "0 differ", _identity),
+    ("invariant/storm", "Mixed requests, batch-invariant kernels", "0 differ", _identity),
+    ("invariant/control", "Texts without drafts in batches of another size, batch-invariant kernels", "-", _control),
     ("propose", "Device time of propose", f"at most {DEVICE_US:.0f} us, no synchronisation", _propose),
     ("propose", "Host time of propose", f"at most {100 * HOST_SHARE:.0f} % of a step", _host),
     ("kernels", "Verification, noise and lookup on the device", "as their plain definitions", _kernels),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Iterator
+from importlib.util import find_spec
 from typing import Any
 
 from benchmarks.engines import Arm, Work, epoch
@@ -51,14 +52,19 @@ def engine(
         accept_at(rates)
     from vllm import LLM
 
+    settings: dict[str, Any] = {
+        "dtype": dtype or ("float32" if spec.device == "cpu" else "bfloat16"),
+        "enforce_eager": spec.device == "cpu",
+        "max_model_len": 1024,
+        "max_num_seqs": 64,
+        "enable_prefix_caching": False,
+    }
     llm = LLM(
         model=model,
-        dtype=dtype or ("float32" if spec.device == "cpu" else "bfloat16"),
-        enforce_eager=spec.device == "cpu",
         disable_log_stats=False,
         speculative_config=speculative,
         additional_config={"rollspec": rollspec} if rollspec else {},
-        **{"max_model_len": 1024, "max_num_seqs": 64, "enable_prefix_caching": False} | options | dict(spec.engine),
+        **settings | options | dict(spec.engine),
     )
     try:
         if rollspec is not None and (info := call(llm, "info")).get("state") == "off":
@@ -77,6 +83,12 @@ def environment(spec: Spec) -> None:
     # Functions of this package are sent to the workers pickled; nothing else is.
     os.environ.update(VLLM_ALLOW_INSECURE_SERIALIZATION="1", VLLM_NO_USAGE_STATS="1", HF_HUB_OFFLINE="1")
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
+    # A fork of a process that has computed with several threads can wait for ever for the ones that it lacks.
+    os.environ.setdefault("VLLM_WORKER_MULTIPROCESSING_METHOD", "spawn")
+    if find_spec("flashinfer") is None:
+        os.environ.setdefault("VLLM_USE_FLASHINFER_SAMPLER", "0")
+    if spec.arguments.get("invariant"):
+        os.environ["VLLM_BATCH_INVARIANT"] = "1"
 
 
 def call(llm: Any, op: str, **payload: Any) -> dict[str, Any]:

@@ -74,10 +74,18 @@ def parts(device: Device, head: bool = False) -> list[Part]:
         Part("exact/coupled", "Coupled identity at temperature 1", "exact:coupled", 1.5),
         Part("propose", "Device and host time of propose", "propose:measure", 1.5),
         Part("exact/storm", "A storm of mixed requests", "exact:mixed", 2.0),
+        Part("exact/control", "Rounding without drafts", "exact:control", 1.5),
         Part("swap", "Pause of a swap of drafter weights", "swaps:pauses", 1.5),
         Part("capture", "Cost of capturing training samples", "swaps:capture", 2.0),
         Part("acceptance", "Acceptance on a real model", "curve:acceptance", 2.0),
     ]
+    if not dry:  # vLLM has these kernels on GPUs
+        found += [
+            replace(p, name=p.name.replace("exact", "invariant"), title=f"{p.title}, batch-invariant kernels",
+                    arguments={"invariant": True})
+            for p in found
+            if p.name.startswith("exact/")
+        ]  # fmt: skip
     if head:
         found.append(Part("speed", "Speed on a real model with a real head", "speed:measure", 5.0))
     for shape in ("tiny",) if dry else SHAPES:

@@ -102,7 +102,6 @@ def begin(options: Options, out: Path) -> dict[str, Any]:
         "versions": machine.versions(),
         "model": str(options.model) if options.model else "the demo's policy",
         "head": str(options.head) if options.head else None,
-        "engine": dict(options.engine),
         "began": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "minutes": options.minutes,
         "parts": {},
@@ -113,7 +112,7 @@ def begin(options: Options, out: Path) -> dict[str, Any]:
         earlier = json.loads(out.read_text())
     except ValueError:
         return result
-    same = ("format", "dry", "commit", "clean", "device", "versions", "model", "head", "engine")
+    same = ("format", "dry", "commit", "clean", "device", "versions", "model", "head")
     # A tree that differs from its commit may have changed since.
     if earlier.get("clean") and all(earlier.get(name) == result[name] for name in same):
         result["parts"] = earlier["parts"]
@@ -134,9 +133,8 @@ def execute(part: Part, options: Options, out: Path) -> dict[str, Any]:
             "model": _text(options.model),
             "head": _text(options.head),
             "prompts": _text(options.prompts),
-            "engine": dict(options.engine),
         }
-        given.write_text(json.dumps(part.spec(options.device, str(models), engine=dict(options.engine), **told)))
+        given.write_text(json.dumps(part.spec(options.device, str(models), **told)))
         said.write(f"\n=== {part.name}\n".encode())
         said.flush()
         folders = [str(ROOT), str(ROOT / "integrations"), os.environ.get("PYTHONPATH", "")]
@@ -158,7 +156,7 @@ def execute(part: Part, options: Options, out: Path) -> dict[str, Any]:
             result = {"state": "failed", "reason": f"it did not end within {limit:.0f} s; see {log}"}
         finally:
             _end(process)
-    return result | {"title": part.title, "seconds": round(time.monotonic() - began, 1)}
+    return result | {"engine": dict(options.engine), "title": part.title, "seconds": round(time.monotonic() - began, 1)}
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

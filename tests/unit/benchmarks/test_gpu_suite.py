@@ -20,6 +20,7 @@ from benchmarks.gpu.plan import NotHereError, Part, Spec, choose, parts
 from benchmarks.harness import ROOT
 
 CLEAN = {"commit": "c0ffee", "clean": True}
+IDENTITIES = ("greedy", "coupled", "storm", "control")
 
 
 @pytest.fixture(autouse=True)
@@ -85,7 +86,7 @@ def test_twenty_minutes_hold_one_whole_cost_curve() -> None:
     chosen, left = choose(parts("cuda"), 20)
     names = {p.name for p in chosen}
     assert {f"cost/{plan.SHAPES[0]}/{arm}" for arm in plan.ARMS} <= names
-    assert set(left) == {f"cost/{plan.SHAPES[1]}/{arm}" for arm in plan.ARMS}
+    assert set(left) == {f"cost/{plan.SHAPES[1]}/{arm}" for arm in plan.ARMS} | {f"invariant/{w}" for w in IDENTITIES}
 
 
 def test_arms_of_a_curve_run_together_or_not_at_all() -> None:
@@ -287,7 +288,7 @@ def sample(**more: Any) -> dict[str, Any]:
     parts_: dict[str, Any] = {
         "start": done({"v2_runner": True, "asynchronous": True, "full_graphs": True, "state": "on", "reason": None,
                        "graphs": {"captured": {"FULL": 35}}, "start_seconds": 41.0, "holds": True}),
-        "exact/greedy": done(identity), "exact/coupled": done(identity), "exact/storm": done(identity),
+        **{f"{kernels}/{what}": done(identity) for kernels in ("exact", "invariant") for what in IDENTITIES},
         "propose": done({"batches": [{"batch": b, **row} for b in (1, 64, 256)], "error_mode_passed": True}),
         "swap": done({"pause_ms": {"median": 0.4, "p99": 0.9}, "pause_steps": {"median": 0.1, "p99": 0.2}}),
         "capture": done({"1": {"ratio": ratio}, "8": {"ratio": ratio}}),
@@ -313,6 +314,7 @@ def test_claims_of_a_good_run() -> None:
     assert found.pop("Verification, noise and lookup on the device") == "fails"
     assert found.pop("Tokens per verify step, last epoch") == "not measured"
     assert found.pop("Idle training of a head") == "measured"
+    assert {found.pop(what) for what in [*found] if "control" in what or "another size" in what} == {"measured"}
     assert set(found.values()) == {"holds"}
 
 
