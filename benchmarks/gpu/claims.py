@@ -71,6 +71,9 @@ def _start(f: Found) -> Said:
         return f"rollspec is off: {f['reason']}", "fails"
     runner = "second runner" if f["v2_runner"] else "first runner"
     graphs = ", ".join(f"{n} {kind}" for kind, n in f["graphs"]["captured"].items()) or "none captured"
+    replayed = f.get("graphs_replayed") or {}
+    if replayed:
+        graphs += f"; {replayed.get('FULL', 0)} of {sum(replayed.values())} steps replay a full one"
     ahead = "asynchronous" if f["asynchronous"] else "synchronous"
     return f"{runner}; graphs: {graphs}; {ahead}; {f['start_seconds']:.0f} s", "holds" if f["holds"] else "fails"
 

@@ -84,7 +84,7 @@ def environment(spec: Spec) -> None:
     os.environ.update(VLLM_ALLOW_INSECURE_SERIALIZATION="1", VLLM_NO_USAGE_STATS="1", HF_HUB_OFFLINE="1")
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
     # A fork of a process that has computed with several threads can wait for ever for the ones that it lacks.
-    os.environ.setdefault("VLLM_WORKER_MULTIPROCESSING_METHOD", "spawn")
+    os.environ.setdefault("VLLM_WORKER_MULTIPROC_METHOD", "spawn")
     if find_spec("flashinfer") is None:
         os.environ.setdefault("VLLM_USE_FLASHINFER_SAMPLER", "0")
     if spec.arguments.get("invariant"):
@@ -134,6 +134,27 @@ def _graphs(worker: Any) -> dict[str, Any]:
         kinds[shape.cg_mode.name] = kinds.get(shape.cg_mode.name, 0) + 1
         tokens.append(int(shape.num_tokens))
     return {"runner": type(worker.model_runner).__module__, "captured": kinds, "largest": max(tokens, default=0)}
+
+
+def count_graphs(worker: Any) -> None:
+    """Count the steps by the kind of CUDA graph that they replay, from now on; `graphs_replayed` says."""
+    manager = worker.model_runner.cudagraph_manager
+    inner, counts = manager.dispatch, dict[str, int]()
+    worker._rollspec_graphs = counts
+
+    def dispatch(*args: Any, **kwargs: Any) -> Any:
+        found = inner(*args, **kwargs)
+        counts[found.cg_mode.name] = counts.get(found.cg_mode.name, 0) + 1
+        return found
+
+    manager.dispatch = dispatch
+
+
+def graphs_replayed(worker: Any) -> dict[str, int]:
+    """Steps since the last time, by kind."""
+    found = dict(worker._rollspec_graphs)
+    worker._rollspec_graphs.clear()
+    return found
 
 
 # ---- acceptance by decree -------------------------------------------------------------------------------------------

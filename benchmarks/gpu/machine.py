@@ -80,11 +80,11 @@ def revision(told: str | None = None) -> dict[str, Any]:
     `clean` is None where git has no answer, as in a copy without its `.git`.
 
     Args:
-        told: the commit whose clean tree was copied; it counts where git has no answer.
+        told: the commit whose clean tree was copied, where what git says here is of something else.
     """
-    head, status = _git("rev-parse", "HEAD"), _git("status", "--porcelain")
-    if head is None and told is not None:
+    if told is not None:
         return {"commit": told, "clean": True}
+    head, status = _git("rev-parse", "HEAD"), _git("status", "--porcelain")
     return {"commit": head, "clean": None if head is None or status is None else not status}
 
 

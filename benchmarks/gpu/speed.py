@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.engines import Arm, Work, epoch
-from benchmarks.gpu.engine import K, engine
+from benchmarks.gpu.engine import K, count_graphs, engine, graphs_replayed
 from benchmarks.gpu.plan import NotHereError, Spec
 
 BATCHES = (1, 4, 32)
@@ -29,9 +29,9 @@ def arms(model_head: str) -> dict[str, tuple[dict[str, Any] | None, dict[str, An
     both = {"preset": "default", "proposal.drafters": ["suffix", "eagle3"], "proposal.learned.model": model_head}
     return {
         "none": (None, None),
-        "eagle3 of vLLM": (own, None),
         "memory": (None, {"preset": "default"}),
         "head and memory": (None, both),
+        "eagle3 of vLLM": (own, None),
         "head and memory, coupled": (None, both | {"mode": "coupled"}),
         "none again": (None, None),
     }
@@ -49,6 +49,8 @@ def measure(spec: Spec) -> dict[str, Any]:
     for name, (speculative, rollspec) in arms(spec.head).items():
         with engine(spec, spec.model, speculative=speculative, rollspec=rollspec, max_model_len=MOST + 512) as llm:
             arm = Arm(name, rollspec=rollspec)
+            if spec.device == "cuda":
+                llm.collective_rpc(count_graphs)
             found[name] = {}
             for batch, count in sizes.items():
                 rows = found[name][str(batch)] = []
@@ -62,6 +64,8 @@ def measure(spec: Spec) -> dict[str, Any]:
                     both = [
                         epoch(llm, Work(chosen, lengths[batch, r], batch, version + again), arm) for again in range(2)
                     ]
+                    replayed = llm.collective_rpc(graphs_replayed)[0] if spec.device == "cuda" else {}
+                    both[-1]["graphs"] = replayed
                     if r >= 0:
                         rows.append(dict(zip(("fresh", "repeated"), both, strict=True)))
         for row in _summary(found):  # into the log: all there is where the rest does not end
@@ -89,6 +93,7 @@ def _summary(found: dict[str, Any]) -> list[dict[str, Any]]:
                         "tokens_per_verification": tokens / max(1, tokens - accepted),
                         "drafted": drafted,
                         "accepted": accepted,
+                        "graphs": [r["graphs"] for r in mine if "graphs" in r],
                         "faults": [f for r in mine for f in r.get("faults", ())],
                     }
                 )

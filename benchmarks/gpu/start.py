@@ -6,7 +6,7 @@ import time
 from typing import Any
 
 from benchmarks.gpu import models
-from benchmarks.gpu.engine import MEMORY, call, decode, engine, facts
+from benchmarks.gpu.engine import MEMORY, call, count_graphs, decode, engine, facts, graphs_replayed
 from benchmarks.gpu.plan import Spec
 
 
@@ -18,7 +18,11 @@ def measure(spec: Spec) -> dict[str, Any]:
     with engine(spec, model, rollspec=MEMORY, load_format="dummy", skip_tokenizer_init=True) as llm:
         seconds = time.monotonic() - began
         found = facts(llm)
-        said = decode(llm, [[5, 6, 7, 8] * 4] * 2, 16)
+        if spec.device == "cuda":
+            llm.collective_rpc(count_graphs)
+        # One prompt that repeats itself and one that does not: drafts of different lengths.
+        said = decode(llm, [[5, 6, 7, 8] * 4, [*range(10, 26)]], 48)
+        replayed = llm.collective_rpc(graphs_replayed)[0] if spec.device == "cuda" else {}
         info = call(llm, "info")
     full = any("FULL" in kind for kind in found["graphs"]["captured"])
     return {
@@ -28,5 +32,11 @@ def measure(spec: Spec) -> dict[str, Any]:
         "reason": info.get("reason"),
         "start_seconds": seconds,
         "decoded": said["tokens"],
-        "holds": found["v2_runner"] and full and found["asynchronous"] and info.get("state") != "off",
+        "drafted": said["drafted"],
+        "graphs_replayed": replayed,
+        "holds": found["v2_runner"]
+        and full
+        and found["asynchronous"]
+        and info.get("state") != "off"
+        and replayed.get("FULL", 0) > 0.9 * sum(replayed.values()),
     }

@@ -133,6 +133,7 @@ def execute(part: Part, options: Options, out: Path) -> dict[str, Any]:
             "model": _text(options.model),
             "head": _text(options.head),
             "prompts": _text(options.prompts),
+            "engine": dict(options.engine),
         }
         given.write_text(json.dumps(part.spec(options.device, str(models), **told)))
         said.write(f"\n=== {part.name}\n".encode())

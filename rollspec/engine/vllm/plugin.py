@@ -159,9 +159,16 @@ def _init_device(init_device: Any, wrapper: Any) -> None:
     if hooks.wanted_by_environment() is not False and config is not None:
         hooks.install_patches()
     if config is not None:
-        from rollspec.engine.vllm.v2 import install, layers
+        from rollspec.engine.vllm.v2 import graphs, install, layers
 
-        hooks.install({table.InitSpeculator: install.make_speculator, table.LoadTarget: layers.read_and_widen})
+        hooks.install(
+            {
+                table.InitSpeculator: install.make_speculator,
+                table.LookAtAttention: graphs.look_at_attention,
+                table.MakeGraphs: graphs.make_graphs,
+                table.LoadTarget: layers.read_and_widen,
+            }
+        )
     init_device(wrapper)
 
 

@@ -75,15 +75,20 @@ def test_a_checkout_that_is_not_installed_is_a_plugin_all_the_same(tmp_path: Pat
 def test_minutes_decide_what_runs_in_the_order_of_worth() -> None:
     everything, _ = choose(parts("cuda"), 1000)
     assert [p.name for p in everything] == [p.name for p in parts("cuda")]
-    chosen, left = choose(parts("cuda"), 5)
+    chosen, left = choose(parts("cuda"), 7)
     assert [p.name for p in chosen] == ["kernels", "training", "start", "exact/greedy"]
-    assert sum(p.minutes for p in chosen) <= 5
+    assert sum(p.minutes for p in chosen) <= 7
     assert {p.name for p in chosen} | set(left) == {p.name for p in parts("cuda")}
     assert "minutes" in left["exact/storm"]
 
 
-def test_twenty_minutes_hold_one_whole_cost_curve() -> None:
-    chosen, left = choose(parts("cuda"), 20)
+def test_a_real_head_is_measured_where_there_is_one() -> None:
+    assert "speed" not in {p.name for p in parts("cuda")}
+    assert [p.name for p in parts("cuda", head=True)][:4] == ["kernels", "training", "start", "speed"]
+
+
+def test_forty_minutes_hold_one_whole_cost_curve() -> None:
+    chosen, left = choose(parts("cuda"), 40)
     names = {p.name for p in chosen}
     assert {f"cost/{plan.SHAPES[0]}/{arm}" for arm in plan.ARMS} <= names
     assert set(left) == {f"cost/{plan.SHAPES[1]}/{arm}" for arm in plan.ARMS} | {f"invariant/{w}" for w in IDENTITIES}

@@ -92,6 +92,20 @@ InitSpeculator = Hook(  # the runner's constructor makes its speculator by the m
     why="drafts from memory have no speculator of vLLM's",
     removal="vLLM takes a speculator class by name",
 )
+LookAtAttention = Hook(  # the runner knows its attention kernels, and plans its CUDA graphs
+    "v2_adaptive_verification",
+    "vllm.v1.worker.gpu.model_runner:maybe_create_adaptive_verification_manager",
+    by=("graphs",),
+    why="finds out whether its attention kernels replay graphs for drafts of different lengths",
+    removal="vLLM captures such graphs for any speculator that asks for them",
+)
+MakeGraphs = Hook(
+    "v2_cudagraph_manager",
+    "vllm.v1.worker.gpu.model_runner:ModelCudaGraphManager",
+    by=("graphs",),
+    why="captures full CUDA graphs for drafts of different lengths, as vLLM does for adaptive verification",
+    removal=LookAtAttention.removal,
+)
 LoadTarget = Hook(  # the target is loaded, and the layers whose hidden states a head reads are set
     "v2_load_model",
     f"{RUNNER}.load_model",
