@@ -50,6 +50,7 @@ MEASURES: dict[str, tuple[str, ...]] = {
     "control-smollm2": ENGINE,
     "cost": (*ENGINE, "benchmarks/cost.py"),
     "demo": DEMO,
+    "gpu": (*ENGINE, *TRAINING, "benchmarks/gpu"),
     "demo-0.32": DEMO,
     "demo-0.32-earlier": DEMO,
     "demo-0.32-float32": DEMO,
