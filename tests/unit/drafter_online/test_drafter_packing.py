@@ -159,7 +159,7 @@ def test_parts_have_the_gradients_of_the_whole(
     p = pack(samples, [1.0, 0.3, 2.0], steps=STEPS, rejected=True)
     # A head that drafts fewer tokens than the engine kept has no "any other": its logarithm is of rounding errors.
     terms = LossTerms() if pruned else LossTerms(rejected=0.7, induced=0.4)
-    monkeypatch.setattr(objective, "LOGITS", at_once)
+    monkeypatch.setitem(objective.LOGITS, "cpu", at_once)
 
     def gradients(loss: torch.Tensor) -> dict[str, torch.Tensor]:
         drafter.module.zero_grad()
