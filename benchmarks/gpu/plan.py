@@ -51,6 +51,7 @@ class Part:
     function: str
     minutes: float
     vllm: bool = True
+    timed: bool = True  # nothing else may run meanwhile
     arguments: Mapping[str, Any] = field(default_factory=dict)
 
     def spec(self, device: Device, folder: str, **given: Any) -> dict[str, Any]:
@@ -71,11 +72,11 @@ def parts(device: Device, head: bool = False) -> list[Part]:
         Part("training", "Idle training of a head", "training:measure", 0.7, vllm=False),
         Part("start", "Engine start", "start:measure", 2.1),
         *([Part("speed", "Speed on a real model with a real head", "speed:measure", 10.0)] if head else []),
-        Part("exact/greedy", "Greedy identity", "exact:greedy", 3.5),
-        Part("exact/coupled", "Coupled identity at temperature 1", "exact:coupled", 3.5),
+        Part("exact/greedy", "Greedy identity", "exact:greedy", 3.5, timed=False),
+        Part("exact/coupled", "Coupled identity at temperature 1", "exact:coupled", 3.5, timed=False),
         Part("propose", "Device and host time of propose", "propose:measure", 2.0),
-        Part("exact/storm", "A storm of mixed requests", "exact:mixed", 4.0),
-        Part("exact/control", "Rounding without drafts", "exact:control", 3.5),
+        Part("exact/storm", "A storm of mixed requests", "exact:mixed", 4.0, timed=False),
+        Part("exact/control", "Rounding without drafts", "exact:control", 3.5, timed=False),
         Part("swap", "Pause of a swap of drafter weights", "swaps:pauses", 2.5),
         Part("capture", "Cost of capturing training samples", "swaps:capture", 3.0),
         Part("acceptance", "Acceptance on a real model", "curve:acceptance", 4.0),

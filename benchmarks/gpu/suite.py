@@ -12,9 +12,12 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +35,9 @@ GRACE, LEAST = 1.5, 240.0
 """A part may take this many times its minutes, and at least so many seconds, then it is ended."""
 
 
+_running: set[subprocess.Popen[bytes]] = set()
+
+
 @dataclass(frozen=True)
 class Options:
     """What a call asks for."""
@@ -45,6 +51,7 @@ class Options:
     head: Path | None = None  # its draft head
     prompts: Path | None = None  # for it; built-in ones otherwise
     engine: Mapping[str, Any] = field(default_factory=dict)  # options of every `vllm.LLM`
+    together: int = 1  # parts that run at once, of those whose times do not matter
     commit: str | None = None  # of a copy without its `.git`, made from a clean tree
     out: Path | None = None
 
@@ -72,16 +79,33 @@ def run(options: Options) -> Path | None:
         TextColumn("{task.description}"), BarColumn(), TextColumn("{task.completed:.0f} of {task.total:.0f}"),
         TimeElapsedColumn(), console=console, transient=True,
     ) as bar:  # fmt: skip
-        task = bar.add_task("", total=len(chosen))
-        for part in chosen:
+        task, writing = bar.add_task("", total=len(chosen)), threading.Lock()
+
+        def finish(part: Part) -> None:
             bar.update(task, description=part.title)
             if time.monotonic() + 60 * part.minutes > ends and part is not chosen[0]:
                 left[part.name] = f"needs about {part.minutes:.1f} minutes, and fewer were left"
             else:
-                result["parts"][part.name] = found = execute(part, options, out)
+                found = execute(part, options, out)
+                with writing:
+                    result["parts"][part.name] = found
+                    save(result, out)
                 bar.console.print(line(part, found), highlight=False)
-                save(result, out)
             bar.advance(task)
+
+        for timed, some in groupby(chosen, lambda p: p.timed):
+            if timed or options.together == 1:
+                for part in some:
+                    finish(part)
+                continue
+            with ThreadPoolExecutor(options.together) as pool:
+                try:
+                    list(pool.map(finish, some))
+                except BaseException:
+                    pool.shutdown(wait=False, cancel_futures=True)
+                    for process in list(_running):
+                        _end(process)
+                    raise
     for name, why in left.items():
         if result["parts"].get(name, {}).get("state") != "failed":
             result["parts"][name] = {"state": "left out", "reason": why, "title": _title(wanted, name)}
@@ -133,7 +157,7 @@ def execute(part: Part, options: Options, out: Path) -> dict[str, Any]:
             "model": _text(options.model),
             "head": _text(options.head),
             "prompts": _text(options.prompts),
-            "engine": dict(options.engine),
+            "engine": _engine(part, options),
         }
         given.write_text(json.dumps(part.spec(options.device, str(models), **told)))
         said.write(f"\n=== {part.name}\n".encode())
@@ -142,10 +166,13 @@ def execute(part: Part, options: Options, out: Path) -> dict[str, Any]:
         if not machine.is_installed():
             folders.append(str(machine.plugin(Path(folder) / "plugin")))
         environment = os.environ | {"PYTHONPATH": os.pathsep.join(p for p in folders if p)}
+        if options.together > 1:
+            environment.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "2")
         process = subprocess.Popen(
             [sys.executable, "-m", "benchmarks.gpu.child", part.function, str(given), str(found)],
             cwd=ROOT, env=environment, stdout=said, stderr=said, start_new_session=True,
         )  # fmt: skip
+        _running.add(process)
         try:
             process.wait(limit)
             result: dict[str, Any] = (
@@ -157,7 +184,19 @@ def execute(part: Part, options: Options, out: Path) -> dict[str, Any]:
             result = {"state": "failed", "reason": f"it did not end within {limit:.0f} s; see {log}"}
         finally:
             _end(process)
-    return result | {"engine": dict(options.engine), "title": part.title, "seconds": round(time.monotonic() - began, 1)}
+            _running.discard(process)
+    return result | {
+        "engine": _engine(part, options),
+        "title": part.title,
+        "seconds": round(time.monotonic() - began, 1),
+    }
+
+
+def _engine(part: Part, options: Options) -> dict[str, Any]:
+    """Options of a part's engines; those of parts that run together share the memory."""
+    shares = not part.timed and options.together > 1
+    memory = {"gpu_memory_utilization": 0.8 / options.together, "kv_cache_memory_bytes": 3 << 30} if shares else {}
+    return memory | dict(options.engine)
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

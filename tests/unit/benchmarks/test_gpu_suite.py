@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from typer.testing import CliRunner
 from vllm_like import like, plays
 
 from benchmarks import cli as bench_cli
+from benchmarks.gpu import __main__ as entry
 from benchmarks.gpu import child, claims, kernels, machine, models, page, plan, propose, storm, suite
 from benchmarks.gpu.plan import NotHereError, Part, Spec, choose, parts
 from benchmarks.harness import ROOT
@@ -148,6 +150,44 @@ def test_a_second_call_goes_on_where_the_first_was(tmp_path: Path, monkeypatch: 
     assert json.loads(out.read_text())["parts"]["training"]["state"] == "done"
     suite.run(_options(tmp_path, fresh=True))
     assert ran[3:] == ["kernels", "training"]
+
+
+def test_parts_whose_times_do_not_matter_run_at_once_and_share_the_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    running: set[str] = set()
+    beside: dict[str, int] = {}
+    meet = threading.Barrier(len(IDENTITIES), timeout=20)
+
+    def execute(part: Part, options: Any, out: Path) -> dict[str, Any]:
+        running.add(part.name)
+        if not part.timed:
+            meet.wait()
+        beside[part.name] = len(running)
+        if not part.timed:
+            meet.wait()
+        running.discard(part.name)
+        return {"state": "failed", "reason": "only its time is asked for", "title": part.title, "seconds": 1.0}
+
+    monkeypatch.setattr(suite, "execute", execute)
+    monkeypatch.setattr(machine, "has_vllm", lambda: True)
+    options = _options(tmp_path, vllm=True, only=("exact", "start", "swap"), together=len(IDENTITIES))
+    suite.run(options)
+    assert beside == {"start": 1, "swap": 1} | {f"exact/{what}": len(IDENTITIES) for what in IDENTITIES}
+    by_name = {p.name: suite._engine(p, dataclasses.replace(options, engine={"seed": 1})) for p in parts("cuda")}
+    assert by_name["start"] == {"seed": 1}
+    assert by_name["exact/greedy"]["gpu_memory_utilization"] * len(IDENTITIES) < 1 and by_name["exact/greedy"]["seed"]
+
+
+def test_the_command_line_has_every_option(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[suite.Options] = []
+    monkeypatch.setattr(entry, "run", lambda options: asked.append(options))
+    line = "x --minutes 3 --device cpu --no-vllm --fresh --only a b --model m --head h --prompts p --together 2"
+    monkeypatch.setattr(sys, "argv", [*line.split(), "--engine", '{"seed": 1}', "--commit", "c0ffee", "--out", "o"])
+    entry.main()
+    given = {f.name: getattr(asked[0], f.name) for f in dataclasses.fields(suite.Options)}
+    defaults = {f.name: getattr(suite.Options(), f.name) for f in dataclasses.fields(suite.Options)}
+    assert not [name for name in given if given[name] == defaults[name]]
 
 
 @pytest.mark.parametrize("other", [{"commit": "beef", "clean": True}, {"commit": "c0ffee", "clean": False}])
