@@ -215,7 +215,7 @@ class JobCheckpoint:
                 f"drafter-online: {folder} is not there for the daemon; put checkpoints on shared storage."
             )
         try:
-            _copy(self.home, folder)
+            copy_state(self.home, folder)
         except OSError as e:
             raise ServiceError(
                 f"drafter-online: the drafter's state cannot be copied to {folder} ({_reason(e)}); make it writable "
@@ -237,7 +237,7 @@ class JobCheckpoint:
             raise ServiceError(f"drafter-online: there is no state of a drafter's training in {folder}.")
         try:
             with self.service.release.replacing():
-                _copy(folder, self.home, aside=True)
+                copy_state(folder, self.home, aside=True)
         except OSError as e:
             raise ServiceError(
                 f"drafter-online: the copy in {folder} cannot be taken over ({_reason(e)}); what was here is kept."
@@ -259,7 +259,7 @@ class JobCheckpoint:
         return there != here
 
 
-def _copy(source: Path, target: Path, aside: bool = False) -> None:
+def copy_state(source: Path, target: Path, aside: bool = False) -> None:
     """Copy the parts of one folder to another, whose own are kept `aside` or deleted; what cannot be copied changes
     nothing there.
     """

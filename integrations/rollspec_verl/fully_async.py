@@ -84,7 +84,9 @@ async def _save_checkpoint(
     out = await original(self, local_global_step_folder, *args, **kwargs)
     state = trainer.State.of(self)
     with state.faults.left_out("save"):
-        await asyncio.to_thread(trainer.save, self, state, Path(local_global_step_folder).resolve())
+        folder = Path(local_global_step_folder).resolve()
+        await asyncio.to_thread(trainer.save, self, state, folder)
+        trainer.prune(state, folder)
     return out
 
 

@@ -147,11 +147,16 @@ def _compute_advantage(original: Callable[..., Any], self: Any, batch: Any, *arg
 
 
 def _save_checkpoint(original: Callable[..., Any], self: Any, *args: Any, **kwargs: Any) -> Any:
-    out = original(self, *args, **kwargs)
+    """Before verl's own part, which ends with the file that names the latest checkpoint: a job that is killed while it
+    saves resumes from a checkpoint that is whole.
+    """
     state = State.of(self)
+    folder = Path(self.config.trainer.default_local_dir).resolve() / f"global_step_{self.global_steps}"
     with state.faults.left_out("save"):
-        steps = Path(self.config.trainer.default_local_dir).resolve()
-        save(self, state, steps / f"global_step_{self.global_steps}")
+        save(self, state, folder)
+    out = original(self, *args, **kwargs)
+    with state.faults.left_out("save"):
+        prune(state, folder)
     return out
 
 
@@ -214,14 +219,18 @@ def load(trainer: Any, state: State, folder: Path) -> None:
 
 def save(trainer: Any, state: State, checkpoint: Path) -> None:
     """The engines write what is rollspec's to the folder of a checkpoint."""
-    if not state.config.enabled:
-        return
-    steps, folder = checkpoint.parent, checkpoint / "rollspec"
-    _call(trainer, "save", lambda i: {"dir": str(folder / f"replica_{i}")})
-    # verl removes weights beyond max_actor_ckpt_to_keep and leaves the rest of those folders; ours go with them.
-    for old in steps.glob("global_step_*/rollspec"):
-        if old != folder and not (old.parent / "actor").exists():
-            shutil.rmtree(old, ignore_errors=True)
+    if state.config.enabled:
+        _call(trainer, "save", lambda i: {"dir": str(checkpoint / "rollspec" / f"replica_{i}")})
+
+
+def prune(state: State, checkpoint: Path) -> None:
+    """Remove what is rollspec's of checkpoints before this one whose weights are gone: verl removes those beyond
+    max_actor_ckpt_to_keep and leaves the rest of their folders.
+    """
+    if state.config.enabled:
+        for old in checkpoint.parent.glob("global_step_*"):
+            if old != checkpoint and not (old / "actor").exists():
+                shutil.rmtree(old / "rollspec", ignore_errors=True)
 
 
 def take(trainer: Any, state: State, rollouts: Rollouts) -> None:

@@ -7,7 +7,6 @@ is never called from here; new weights reach it as a published version, which it
 
 from __future__ import annotations
 
-import shutil
 import tempfile
 import threading
 import time
@@ -17,6 +16,7 @@ from typing import Any
 from drafter_online.buffer import Buffer, BufferConfig, add_all
 from drafter_online.errors import BufferFileError, DrafterError, TrainingError
 from drafter_online.idle import Idle
+from drafter_online.job_checkpoint import copy_state, finish
 from drafter_online.model import load
 from drafter_online.trainer import DrafterTraining, Trainer
 from drafter_online.versions import Versions
@@ -122,7 +122,8 @@ class IdleTraining(HeadTraining):
             self._trainer.checkpoint()
             self._trainer.checkpoints.wait()
             self._trainer.buffer.save(self.folder / "buffer")
-            shutil.copytree(self.folder, folder, dirs_exist_ok=True)
+            folder.mkdir(parents=True, exist_ok=True)
+            copy_state(self.folder, folder)
             return True
         except (OSError, DrafterError) as e:  # a full disk, say; history and weights of the checkpoint are not ours
             self._fault("saving", str(e))
@@ -137,7 +138,8 @@ class IdleTraining(HeadTraining):
         try:
             if self._trainer is not None:
                 return False
-            shutil.copytree(folder, self.folder, dirs_exist_ok=True)
+            finish(folder)
+            copy_state(folder, self.folder, aside=True)
         except OSError as e:
             self._fault("loading", str(e))
             return False

@@ -18,7 +18,7 @@ from vllm_like import like, plays
 from benchmarks import cli as bench_cli
 from benchmarks.gpu import __main__ as entry
 from benchmarks.gpu import child, claims, kernels, machine, models, page, plan, propose, storm, suite
-from benchmarks.gpu.plan import NotHereError, Part, Spec, choose, parts
+from benchmarks.gpu.plan import NotHereError, Part, Spec, parts
 from benchmarks.harness import ROOT
 
 CLEAN = {"commit": "c0ffee", "clean": True}
@@ -69,52 +69,6 @@ def test_a_checkout_that_is_not_installed_is_a_plugin_all_the_same(tmp_path: Pat
     assert [d.metadata["Name"] for d in metadata.distributions(path=[str(machine.plugin(tmp_path))])] == ["rollspec"]
     (found,) = next(iter(metadata.distributions(path=[str(tmp_path)]))).entry_points
     assert f'[project.entry-points."{found.group}"]\n{found.name} = "{found.value}"' in project
-
-
-# ---- the plan
-
-
-def test_minutes_decide_what_runs_in_the_order_of_worth() -> None:
-    everything, _ = choose(parts("cuda"), 1000)
-    assert [p.name for p in everything] == [p.name for p in parts("cuda")]
-    chosen, left = choose(parts("cuda"), 7)
-    assert [p.name for p in chosen] == ["kernels", "training", "start", "exact/greedy"]
-    assert sum(p.minutes for p in chosen) <= 7
-    assert {p.name for p in chosen} | set(left) == {p.name for p in parts("cuda")}
-    assert "minutes" in left["exact/storm"]
-
-
-def test_a_real_head_is_measured_where_there_is_one() -> None:
-    assert "speed" not in {p.name for p in parts("cuda")}
-    assert [p.name for p in parts("cuda", head=True)][:4] == ["kernels", "training", "start", "speed"]
-
-
-def test_forty_minutes_hold_one_whole_cost_curve() -> None:
-    chosen, left = choose(parts("cuda"), 40)
-    names = {p.name for p in chosen}
-    assert {f"cost/{plan.SHAPES[0]}/{arm}" for arm in plan.ARMS} <= names
-    assert set(left) == {f"cost/{plan.SHAPES[1]}/{arm}" for arm in plan.ARMS} | {f"invariant/{w}" for w in IDENTITIES}
-
-
-def test_arms_of_a_curve_run_together_or_not_at_all() -> None:
-    curve = [p for p in parts("cuda") if p.name.startswith("cost/qwen3-1.7b")]
-    chosen, left = choose(curve, sum(p.minutes for p in curve) - 0.1)
-    assert not chosen and len(left) == len(plan.ARMS)
-    done = {curve[0].name}
-    assert choose(curve, sum(p.minutes for p in curve[1:]) + 0.01, done)[0] == curve[1:]
-
-
-def test_without_vllm_only_parts_that_need_torch_alone() -> None:
-    chosen, left = choose(parts("cuda"), 1000, vllm=False)
-    assert [p.name for p in chosen] == ["kernels", "training"]
-    assert all("vLLM" in why for why in left.values())
-
-
-def test_every_part_names_a_function() -> None:
-    for part in parts("cuda"):
-        module, _, name = part.function.partition(":")
-        text = (ROOT / "benchmarks" / "gpu" / f"{module}.py").read_text()
-        assert f"def {name}(spec: Spec)" in text, part
 
 
 # ---- running and going on

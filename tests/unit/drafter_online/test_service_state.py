@@ -123,7 +123,7 @@ def aged(tmp_path: Path) -> dict[str, Path]:
 
 
 def copied_until_killed(ages: dict[str, Path], renames: int, aside: bool) -> bool:
-    """`_copy` in a process of its own, which is killed before rename `renames`; whether it was."""
+    """`copy_state` in a process of its own, which is killed before rename `renames`; whether it was."""
     child = os.fork()
     if not child:
         try:
@@ -135,7 +135,7 @@ def copied_until_killed(ages: dict[str, Path], renames: int, aside: bool) -> boo
                 actual(*paths)
 
             os.rename = rename  # type: ignore[assignment]
-            job_checkpoint._copy(ages["new"], ages["old"], aside)
+            job_checkpoint.copy_state(ages["new"], ages["old"], aside)
         finally:
             os._exit(0)
     return os.WIFSIGNALED(os.waitpid(child, 0)[1])
@@ -171,7 +171,7 @@ def test_an_error_in_a_copy_leaves_it_to_the_next_one(tmp_path: Path, monkeypatc
     with monkeypatch.context() as m:
         m.setattr(job_checkpoint, "sync_folder", lambda path: full(path) if path == ages["old"] else None)
         with pytest.raises(OSError, match="No space"):
-            job_checkpoint._copy(ages["new"], ages["old"])
+            job_checkpoint.copy_state(ages["new"], ages["old"])
     job_checkpoint.finish(ages["old"])
     assert ages_of(ages["old"]) == dict.fromkeys(("state", "versions"), "new")
 
