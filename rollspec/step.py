@@ -91,6 +91,11 @@ class Engine(State):
         self.tuner.host(host, len(step.running), step.plan.k > 0)
         return drafts
 
+    @property
+    def rests_for(self) -> int:
+        """How many steps after the next one will have no drafts, whatever is emitted until then."""
+        return self._plan.ahead if self._plan is not None and not self._plan.k else 0
+
     def _observe(
         self, req_ids: Sequence[str], sampled: Sequence[Sequence[int]], scheduled: Mapping[str, Sequence[int]]
     ) -> list[Request]:

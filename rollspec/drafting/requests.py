@@ -267,3 +267,4 @@ class StepResult:
     verified: dict[str, list[int]]  # the drafts that the step verified, by request
     tokens: int  # that it computed
     context_tokens: float  # of the batch
+    began: float | None  # by the clock; None: while the step before still ran, so its time is not its own

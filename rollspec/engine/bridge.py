@@ -79,7 +79,8 @@ class Bridge:
         self.collected: set[str] = set()  # ended and in history, before vLLM reported it
         self._scheduler_output: Any = None
         self._now = 0.0  # start of this step's drafting
-        self._began = 0.0  # start of this step's forward pass
+        self.began = 0.0
+        """When this step's forward pass began."""
         self._ended = 0.0  # end of the last step's drafting
 
     # ---- hooks of the worker ----------------------------------------------------------------------------------------
@@ -94,7 +95,7 @@ class Bridge:
         tokens that the engine dropped of preempted ones.
         """
         self._scheduler_output = scheduler_output
-        self._began = time.perf_counter()
+        self.began = time.perf_counter()
         if self.coupled is not None:
             self.coupled.before_step(scheduler_output)
         if self.head is not None:
@@ -210,6 +211,15 @@ class Bridge:
 
     # ---- the step ---------------------------------------------------------------------------------------------------
 
+    def rests_for(self) -> int:
+        """How many steps after the next one will have no drafts, whatever is sampled until then: the tuner rests."""
+        return self.engine.rests_for if self.drafting else 0
+
+    def begins_nothing(self, scheduler_output: Any) -> bool:
+        """Whether a step begins and ends no request, and no program or weights have begun a new policy version."""
+        changes = scheduler_output.scheduled_new_reqs or scheduler_output.finished_req_ids
+        return not changes and (self.policy is None or not self.policy.changed)
+
     def decide(self, step: StepResult) -> int:
         """How many passes the draft head should run now; `finish` must follow. Never raises."""
         if not self.drafting:
@@ -244,8 +254,11 @@ class Bridge:
         batch = len(step.sampled)
         decode_only = step.tokens == batch + sum(map(len, step.verified.values()))
         # What the engine does between two busy steps (scheduling, detokenising) belongs to the step's cost.
-        gap = self._began - self._ended
-        seconds = now - self._began + (gap if 0.0 < gap < LONG_GAP else 0.0)
+        if step.began is None:  # from the tokens of the step before to its own
+            seconds, decode_only = now - self._ended, False
+        else:
+            gap = step.began - self._ended
+            seconds = now - step.began + (gap if 0.0 < gap < LONG_GAP else 0.0)
         self.engine.timed(step.tokens, decode_only, seconds, batch)
         if self.head is not None and self.head.capture is not None:
             self.head.capture.stepped(seconds)

@@ -34,6 +34,11 @@ class PolicyWatch:
         """A program says which version the weights are."""
         self._announced, self._changed = True, False
 
+    @property
+    def changed(self) -> bool:
+        """Whether weights were loaded since the last step."""
+        return self._changed
+
     def before_step(self) -> None:
         """The engine starts a step. Never raises."""
         if not self._changed:

@@ -51,6 +51,7 @@ class Plan:
     drafters: tuple[str, ...] = ()  # who may draft: the arm's, less those that the guard holds back
     rest: bool = False  # not even watched
     steps: int = 1  # that what is seen of this one stands for
+    ahead: int = 0  # further steps of this batch that will rest, whatever is seen of this one
 
 
 @dataclass(slots=True)
@@ -135,7 +136,8 @@ class Tuner:
         quiet = self._quiet[bucket] = self._quiet.get(bucket, 0) + 1 if watch and chosen == self.none else 0
         resting = quiet > REST_AFTER
         rest, steps = resting and quiet % REST_EVERY != 0, REST_EVERY if resting else 1
-        return Plan(bucket, chosen, played, self.arms[played].k, watch, drafters, rest, steps)
+        ahead = REST_EVERY - 1 - quiet % REST_EVERY if rest else 0
+        return Plan(bucket, chosen, played, self.arms[played].k, watch, drafters, rest, steps, ahead)
 
     def _prices(self, bucket: int, played: int) -> bool:
         """Whether this step goes without drafts for its price alone. A bandit measures what it plays; and what was

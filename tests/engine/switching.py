@@ -20,6 +20,45 @@ def any_arm(worker: Any) -> None:
     tuner.policy.choose = lambda bucket: rng.randrange(len(tuner.arms))
 
 
+def on_a_thread(worker: Any) -> None:
+    """Drafts are made on a thread of their own, as on a GPU, in stretches with drafts and without, in which the tuner
+    soon rests and steps begin before the last one's tokens are known.
+    """
+    import random
+    from concurrent.futures import ThreadPoolExecutor
+
+    from rollspec.tuning import tuner as module
+
+    module.REST_AFTER = 2
+    rng, left = random.Random(0), {"steps": 0, "arm": 0}
+    found = bridge(worker)
+    tuner, adapter = found.engine.tuner, found.join.__self__
+    adapter._thread = ThreadPoolExecutor(1)
+    worker._rollspec_begun = begun = {True: 0, False: 0}
+
+    def choose(bucket: int) -> int:
+        if not left["steps"]:
+            nothing = rng.random() < 0.6
+            left["steps"], left["arm"] = (
+                rng.choice([2, 8, 24]),
+                tuner.none if nothing else rng.randrange(len(tuner.arms)),
+            )
+        left["steps"] -= 1
+        return left["arm"]
+
+    def begins_nothing(scheduled: Any) -> bool:
+        says = type(found).begins_nothing(found, scheduled)
+        begun[says] += 1
+        return says
+
+    tuner.policy.choose, found.begins_nothing = choose, begins_nothing
+
+
+def begun_ahead(worker: Any) -> int:
+    """Steps that began before the last one's tokens were known."""
+    return int(worker._rollspec_begun[True])
+
+
 def any_arm_and_passes(worker: Any) -> None:
     """Any arm and any number of the draft head's passes at any step, whatever they cost."""
     import random

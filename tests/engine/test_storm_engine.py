@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from engines import CACHING, build, call, close, metric
-from switching import COUPLED, GRAMMAR, QUIET, any_arm
+from switching import COUPLED, GRAMMAR, QUIET, any_arm, begun_ahead, on_a_thread
 
 from benchmarks.gpu.storm import chosen, parameters, serve
 
@@ -55,11 +55,15 @@ def storm(llm: Any, seed: int, prompts: list[list[int]]) -> list[tuple[list[int]
 @pytest.mark.parametrize("rounds", [4, pytest.param(24, marks=[pytest.mark.slow, pytest.mark.timeout(1800)])])
 def test_no_token_depends_on_the_storm(model: Path, prompts: list[list[int]], rounds: int) -> None:
     said: list[list[Any]] = []
-    for config, engine in ((QUIET, {"max_num_seqs": 64}), (COUPLED, TIGHT)):
+    for config, engine, switch in (
+        (QUIET, {"max_num_seqs": 64}, None),
+        (COUPLED, TIGHT, any_arm),
+        (COUPLED, TIGHT, on_a_thread),
+    ):
         llm = build(model, config, **engine)
         try:
-            if config is COUPLED:
-                llm.collective_rpc(any_arm)
+            if switch is not None:
+                llm.collective_rpc(switch)
             said.append([])
             for i in range(rounds):
                 call(llm, "set_version", version=i // 2)
@@ -68,9 +72,12 @@ def test_no_token_depends_on_the_storm(model: Path, prompts: list[list[int]], ro
             assert not stats["faults"], stats["faults"]
             assert (stats["drafted"] > stats["accepted"] > 0) == (config is COUPLED)
             assert (metric(llm, "prefix_cache_hits") > 0) == (config is COUPLED)
+            if switch is on_a_thread:
+                assert llm.collective_rpc(begun_ahead)[0] > 0
         finally:
             close(llm)
-    for i, (quiet, drafted) in enumerate(zip(*said, strict=True)):
+    for i, (quiet, *drafted) in enumerate(zip(*said, strict=True)):
         assert len(quiet) == REQUESTS
-        parted = [j for j, (a, b) in enumerate(zip(quiet, drafted, strict=True)) if a != b]
-        assert not parted, (i, [(requests(random.Random(i), prompts)[j], quiet[j], drafted[j]) for j in parted[:3]])
+        for found in drafted:
+            parted = [j for j, (a, b) in enumerate(zip(quiet, found, strict=True)) if a != b]
+            assert not parted, (i, [(requests(random.Random(i), prompts)[j], quiet[j], found[j]) for j in parted[:3]])

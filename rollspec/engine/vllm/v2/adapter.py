@@ -10,11 +10,13 @@ Under asynchronous scheduling the next step is scheduled before this one's draft
 which those without a draft leave the step when it begins. On a CPU everything runs in line. On a GPU a thread waits for
 the step's tokens, which vLLM copies to the host anyway, while the device runs what is queued, and its drafts are put in
 place when the next step begins: the step's own thread waits for the device only where a head (`head.py`) needs the
-tokens just sampled.
+tokens just sampled. While the tuner rests no drafts can come, and steps begin without waiting for the tokens of the one
+before, as in an engine without speculation.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -35,6 +37,8 @@ if TYPE_CHECKING:
     from rollspec.engine.vllm.v2.head import RunnerDraftHead
 
 Ints = npt.NDArray[np.integer[Any]]
+StepBegun = tuple[dict[str, list[int]], int, float | None]
+"""Of a step: the drafts that it verifies, the tokens that it computes, and when it began (as `StepResult.began`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,9 +65,11 @@ class Adapter:
         self._tokens = 0  # that this step computes
         self._last: list[str] = []  # requests of the last step, in the runner's order
         self._sampled: tuple[torch.Tensor, torch.Tensor] | None = None
-        self._batch: Any = None  # of the step whose tokens are on their way to the host
+        self._batch: Any = None  # of the step that is being sampled
         self._thread = ThreadPoolExecutor(1, "rollspec-draft") if runner.device.type == "cuda" else None
-        self._late: Future[list[list[int]]] | None = None
+        self._late: deque[tuple[Any, Future[list[list[int]]]]] = deque()  # batches whose drafts are not taken yet
+        self._ahead = 0  # steps that may begin without them
+        self._waited = True  # this step began when the tokens of the one before were known
 
     # ---- a step begins ----------------------------------------------------------------------------------------------
 
@@ -71,7 +77,12 @@ class Adapter:
         """Around `GPUModelRunner.execute_model`."""
         if kwargs.get("dummy_run") or (len(args) > 1 and args[1]):
             return execute(scheduled, *args, **kwargs)
-        self.join()
+        self._waited = not (self._ahead > 0 and self.bridge.begins_nothing(scheduled))
+        if self._waited:
+            self._ahead = 0
+            self.join()
+        else:
+            self._ahead -= 1
         for new in scheduled.scheduled_new_reqs:
             self._drafts.pop(new.req_id, None)  # preempted: what was drafted lies in a slot that it gave up
         scheduled = self._settle(scheduled)
@@ -115,24 +126,31 @@ class Adapter:
         if computed and self._slots and output is not None:
             inner = getattr(output, "model_runner_output", output)
             inner.__dict__[DRAFTED] = {r: len(d) for r, d in self._verified.items()}
-        if self._batch is not None and self._thread is not None:
-            self._late = self._thread.submit(self._wait_and_draft, self._batch, output)
+        batch, self._batch = self._batch, None
+        if batch is not None and self._thread is not None:
+            step = self._verified, self._tokens, self.bridge.began if self._waited else None
+            self._late.append((batch, self._thread.submit(self._wait_and_draft, batch, output, step)))
         return output
 
-    def _wait_and_draft(self, batch: Any, output: Any) -> list[list[int]]:
-        """On the drafting thread: the step's tokens are on the host when vLLM's copy of them is done."""
+    def _wait_and_draft(self, batch: Any, output: Any, step: StepBegun) -> list[list[int]]:
+        """On the drafting thread: the step's tokens are on the host when vLLM's copy of them is done. The next step may
+        have begun by then.
+        """
         output.copy_event.synchronize()
-        return self._draft(batch, output.sampled_token_ids, output.num_sampled_tokens_np)
+        return self._draft(batch, output.sampled_token_ids, output.num_sampled_tokens_np, step)
 
     def join(self) -> None:
         """Take the drafts of the last step, where a thread makes them. Before anything else reads or changes rollspec's
         state.
         """
-        late, self._late = self._late, None
-        batch, self._batch = self._batch, None
-        if late is None or batch is None:
+        if not self._late:
             return
-        drafts = self._keep(batch, late.result())
+        while self._late:
+            batch, late = self._late.popleft()
+            drafts = self._keep(batch, late.result())
+        self._ahead = self.bridge.rests_for() if self.ranks.alone else 0
+        if not any(drafts):
+            return
         rows = torch.zeros(len(drafts), self.k, dtype=torch.int64, pin_memory=self.runner.device.type == "cuda")
         _write(rows, drafts)
         # Slots behind a draft's end leave the step; what they hold is not read.
@@ -159,21 +177,29 @@ class Adapter:
             return out
         assert self._sampled is not None
         sampled, counts = (t.cpu().numpy() for t in self._sampled)
-        drafts = self._keep(batch, self._draft(batch, sampled, counts, given, kwargs))
+        step = self._verified, self._tokens, self.bridge.began
+        drafts = self._keep(batch, self._draft(batch, sampled, counts, step, given, kwargs))
         _write(out, drafts)
         if self.head is not None:
             self.head.end()
         return out
 
     def _draft(
-        self, batch: Any, sampled: Ints, counts: Ints, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+        self,
+        batch: Any,
+        sampled: Ints,
+        counts: Ints,
+        begun: StepBegun,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
     ) -> list[list[int]]:
         """Drafts of the batch, after a step that sampled the first `counts` [n] of the tokens `sampled` [n, k + 1];
         `args` and `kwargs` are those of the speculator's `propose`, for the head.
         """
+        verified, computed, began = begun
         tokens = [row[:n] for row, n in zip(sampled.tolist(), counts.tolist(), strict=True)]
         context = float(batch.seq_lens_cpu_upper_bound.numpy()[: batch.num_reqs].sum())
-        step = StepResult(batch.req_ids, tokens, self._verified, self._tokens, context)
+        step = StepResult(batch.req_ids, tokens, verified, computed, context, began)
         if self.head is None:
             self.bridge.decide(step)
             return self.bridge.finish(None, None, batch.num_reqs)

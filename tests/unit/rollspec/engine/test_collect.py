@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from types import SimpleNamespace
 from typing import Any
 
@@ -20,7 +21,7 @@ NEW = "vllm.v1.core.sched.output:NewRequestData"
 
 
 def result(*sampled: list[int]) -> StepResult:
-    return StepResult(["a", "b"], list(sampled), {}, len(sampled), 0.0)
+    return StepResult(["a", "b"], list(sampled), {}, len(sampled), 0.0, 0.0)
 
 
 def step(**scheduled: int) -> Any:
@@ -40,7 +41,7 @@ def test_a_step_too_many_begins_no_request_anew() -> None:
         finish=lambda q, r, scheduled=False: finished.append((q, scheduled)), stepped=lambda seconds: None
     )
     bridge: Any = SimpleNamespace(
-        running={"a": None, "b": None}, engine=p, collected=set(), coupled=None, drafting=True, _began=0.0,
+        running={"a": None, "b": None}, engine=p, collected=set(), coupled=None, drafting=True, began=0.0,
         _ended=0.0, head=SimpleNamespace(capture=capture, before_step=lambda *_: None),
         _scheduler_output=step(a=1, b=1),
     )  # fmt: skip
@@ -66,10 +67,26 @@ def test_a_step_too_many_begins_no_request_anew() -> None:
     assert not bridge.collected, "its name may be given again"
 
 
+def test_a_step_that_began_before_the_last_one_ended_says_nothing_of_what_steps_cost() -> None:
+    timed: list[tuple[bool, float]] = []
+    engine = like(
+        "rollspec.step:Engine",
+        requests={"a": None},
+        timed=lambda tokens, decode_only, seconds, batch: timed.append((decode_only, seconds)),
+        prepare=lambda req_ids, sampled, scheduled, context_tokens: 0,
+    )
+    now = time.perf_counter()
+    bridge: Any = SimpleNamespace(engine=engine, collected=set(), head=None, _ended=now - 1.0)
+    Bridge._prepare(bridge, StepResult(["a"], [[5]], {}, 1, 8.0, now - 0.5))
+    Bridge._prepare(bridge, StepResult(["a"], [[5]], {}, 1, 8.0, None))
+    (alone, half), (among, whole) = timed
+    assert alone and 0.5 <= half < 1.0 and not among and 1.0 <= whole < 2.0
+
+
 def test_tokens_that_the_engine_drops_and_samples_again_are_in_the_history_once() -> None:
     p = Engine(RollspecConfig.load({}, env={}), 64)
     bridge: Any = SimpleNamespace(
-        running={"a": None}, engine=p, collected=set(), coupled=None, drafting=True, _began=0.0, _ended=0.0,
+        running={"a": None}, engine=p, collected=set(), coupled=None, drafting=True, began=0.0, _ended=0.0,
         head=None, _begin=lambda req_id: p.begin(req_id, [1, 2], 6, stop_ids=(9,)),
     )  # fmt: skip
     bridge._forget_dropped = lambda request: Bridge._forget_dropped(bridge, request)
@@ -79,12 +96,12 @@ def test_tokens_that_the_engine_drops_and_samples_again_are_in_the_history_once(
 
     for tokens in ([5], [6, 9]):  # the scheduler preempts it before it sees the last ones
         begins()
-        Bridge._prepare(bridge, StepResult(["a"], [tokens], {}, 1, 8.0))
+        Bridge._prepare(bridge, StepResult(["a"], [tokens], {}, 1, 8.0, 0.0))
     begins(scheduled_new_reqs=[like(NEW, req_id="a", prefill_token_ids=[1, 2, 5])])
     assert not Bridge.ended(bridge, "a"), "the stop token was dropped, too"
-    Bridge._prepare(bridge, StepResult(["a"], [[6, 7]], {}, 4, 8.0))
+    Bridge._prepare(bridge, StepResult(["a"], [[6, 7]], {}, 4, 8.0, 0.0))
     begins(scheduled_new_reqs=[like(NEW, req_id="a", prefill_token_ids=[1, 2, 5, 6, 7])])  # nothing in flight
-    Bridge._prepare(bridge, StepResult(["a"], [[8]], {}, 6, 8.0))
+    Bridge._prepare(bridge, StepResult(["a"], [[8]], {}, 6, 8.0, 0.0))
     begins(finished_req_ids={"a"})
     ((_, prompt),) = p.history
     assert [r.tokens.tolist() for r in prompt.responses] == [[5, 6, 7, 8]]

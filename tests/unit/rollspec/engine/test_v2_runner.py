@@ -7,6 +7,8 @@ import itertools
 import random
 import subprocess
 import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any
 
@@ -65,6 +67,8 @@ class Bridge:
 
     policy = None
     fault = None
+    began = 1.0
+    rests = 0
 
     def __init__(self) -> None:
         self.steps: list[Any] = []
@@ -72,6 +76,12 @@ class Bridge:
 
     def before_step(self, scheduled: Any) -> None:
         pass
+
+    def rests_for(self) -> int:
+        return self.rests
+
+    def begins_nothing(self, scheduled: Any) -> bool:
+        return not (scheduled.scheduled_new_reqs or scheduled.finished_req_ids)
 
     def decide(self, step: Any) -> int:
         self.steps.append(step)
@@ -266,8 +276,6 @@ def test_slots_leave_room_for_prompts() -> None:
 
 
 def test_drafts_made_on_a_thread_are_put_in_place_when_the_next_step_begins() -> None:
-    from concurrent.futures import ThreadPoolExecutor
-
     bridge = Bridge()
     adapter = adapter_of(bridge)
     adapter._thread = ThreadPoolExecutor(1)
@@ -297,6 +305,57 @@ def test_drafts_made_on_a_thread_are_put_in_place_when_the_next_step_begins() ->
     assert waited == [True] and bridge.steps[0].sampled == [[7]]
     assert ran[0].scheduled_spec_decode_tokens == {"a": [11, 12]}
     assert adapter.runner.req_states.draft_tokens[5].tolist() == [11, 12, 0, 0]
+
+
+def test_steps_begin_without_the_last_ones_tokens_while_the_tuner_rests() -> None:
+    bridge = Bridge()
+    adapter = adapter_of(bridge)
+    adapter._thread = ThreadPoolExecutor(1)
+    bridge.next = [[]]
+    known = threading.Event()
+    batch = like(
+        BATCH, req_ids=["a"], num_reqs=1, idx_mapping=torch.tensor([5]), seq_lens_cpu_upper_bound=torch.tensor([3])
+    )
+    said = itertools.count(7)
+
+    def step(**more: Any) -> None:
+        adapter.execute_model(lambda s: None, scheduled({"a": [-1] * K}, **more))
+        output = like(
+            "vllm.v1.worker.gpu.async_utils:AsyncOutput",
+            sampled_token_ids=np.array([[next(said)]]),
+            num_sampled_tokens_np=np.array([1]),
+            model_runner_output=ModelRunnerOutput(req_ids=["a"], req_id_to_index={"a": 0}),
+            copy_event=like("torch.cuda.streams:Event", synchronize=lambda: known.wait(20)),
+        )
+
+        def sample_tokens(_: Any) -> Any:
+            adapter.propose(lambda b: torch.full((1, K), 3), batch)
+            return output
+
+        adapter.sample_tokens(sample_tokens, None)
+
+    def seen() -> list[int]:
+        return [s.sampled[0][0] for s in bridge.steps]
+
+    step(new=("a",))
+    bridge.rests = 2
+    known.set()
+    step()  # waits, and learns that two more need not
+    known.clear()
+    step()
+    step()
+    assert seen() == [7], "none of them is known"
+    threading.Timer(0.2, known.set).start()
+    step()
+    assert known.is_set() and seen()[:4] == [7, 8, 9, 10], "in their order"
+    assert [s.began for s in bridge.steps[:4]] == [1.0, 1.0, None, None]
+    step()  # two more may go ahead again, but not one that a request ends with
+    known.clear()
+    threading.Timer(0.2, known.set).start()
+    step(finished=("b",))
+    assert known.is_set() and seen()[:6] == [7, 8, 9, 10, 11, 12]
+    adapter.join()
+    assert not adapter._late and seen() == [7, 8, 9, 10, 11, 12, 13]
 
 
 @pytest.mark.parametrize("preset", ["default", "long_tail"])

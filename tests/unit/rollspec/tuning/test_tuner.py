@@ -297,6 +297,8 @@ def test_where_nothing_pays_it_is_hardly_looked_at_until_the_weights_move() -> N
     late = plans[-80:]
     assert all(p.k == 0 for p in late)
     assert sum(not p.rest for p in late) == 10 and {p.steps for p in late} == {8}
+    for i, p in enumerate(late[:-8]):  # what was said of the steps to come held
+        assert [q.rest for q in late[i + 1 : i + 2 + p.ahead]] == [True] * p.ahead + [not p.rest]
     t.changed()
     assert not any(t.plan(64, 0.0).rest for _ in range(40)), "new weights are watched closely"
 
