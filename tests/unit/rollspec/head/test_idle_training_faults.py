@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import threading
 import time
 from pathlib import Path
@@ -108,8 +109,9 @@ def test_a_checkpoint_that_cannot_take_the_state_is_left_without_it(
     def full(*args: Any, **kwargs: Any) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(idle.shutil, "copytree", full)
+    monkeypatch.setattr(shutil, "copytree", full)
     assert not e.t.save(tmp_path / "checkpoint")
+    assert not list((tmp_path / "checkpoint").iterdir()), "a part of it"
     before = steps(e.t)
     assert until(lambda: steps(e.t) > before) and e.t.error is None
 
