@@ -37,7 +37,7 @@ CONTROLS = {"control": "the demo's policy", "control-smollm2": "SmolLM2-135M"}
 PEERS = {"peers-demo": "the demo's policy", "peers": "SmolLM2-135M"}
 ARMS = {"memory": "suffix drafts", "head": "draft head and suffix drafts", "head, coupled": "the same, `mode: coupled`"}
 PROMPTS = ("fresh", "repeated")
-GOAL = "2 %"  # of the null control: `GOAL` of benchmarks/control.py, whose import loads an engine
+GOAL = "2 %"  # of the null control: `GOAL` of benchmarks/control.py
 THE_DEMO = "docs/benchmarks.md#the-demo"
 Row = tuple[str, ...]
 
@@ -60,7 +60,7 @@ def headline() -> str:
             label = f"**null control**: nothing drafted (K = 0), {what}, batch {' / '.join(found['on_over_off'])}"
             rows.append((label, *joined(map(speed_of, found["on_over_off"].values())), f"`{name}.json`"))
     if head := load("head"):
-        rows += _head_rows(head)
+        rows += [*_head_rows(head), *_gpu_rows()]
     for name, what in PEERS.items():
         if peers := load(name):
             rows += _peer_rows(name, what, peers)
@@ -319,6 +319,15 @@ def _head_rows(d: Any) -> Iterator[Row]:
             yield label, *joined(median_of(a["speedup_over_none"]) for a in found), "`head.json`"
             if all(alone):
                 yield "the same arm over suffix drafts alone", *joined(map(median_of, alone)), "`head.json`"
+
+
+def _gpu_rows() -> Iterator[Row]:
+    speed = (load("gpu") or {}).get("parts", {}).get("speed", {})
+    for r in speed.get("found", speed).get("summary", ()):
+        if (r["arm"], r["epoch"]) == ("eagle3 of vLLM", "fresh"):
+            low, middle, high = (r["over_none"][i] for i in (0, len(r["over_none"]) // 2, -1))
+            what = f"vLLM's own EAGLE-3 with such a head, an H100, SmolLM2-135M, batch {r['batch']}, new prompts"
+            yield what, f"{middle:.2f}x", f"{low:.2f}-{high:.2f} (range)", "[gpu](docs/benchmarks.md#on-a-gpu)"
 
 
 def _peer_rows(result: str, what: str, d: Any) -> Iterator[Row]:
