@@ -94,7 +94,7 @@ class Engine(State):
     @property
     def rests_for(self) -> int:
         """How many steps after the next one will have no drafts, whatever is emitted until then."""
-        return self._plan.ahead if self._plan is not None and not self._plan.k else 0
+        return 0 if self._plan is None else self._plan.ahead
 
     def _observe(
         self, req_ids: Sequence[str], sampled: Sequence[Sequence[int]], scheduled: Mapping[str, Sequence[int]]

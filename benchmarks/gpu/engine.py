@@ -137,10 +137,12 @@ def _graphs(worker: Any) -> dict[str, Any]:
 
 
 def count_graphs(worker: Any) -> None:
-    """Count the steps by the kind of CUDA graph that they replay, from now on; `graphs_replayed` says."""
-    manager = worker.model_runner.cudagraph_manager
-    inner, counts = manager.dispatch, dict[str, int]()
-    worker._rollspec_graphs = counts
+    """Count the steps by the kind of CUDA graph that they replay, from now on, where there are any."""
+    counts = worker._rollspec_graphs = dict[str, int]()
+    manager = getattr(worker.model_runner, "cudagraph_manager", None)
+    if manager is None or not manager.graphs:
+        return
+    inner = manager.dispatch
 
     def dispatch(*args: Any, **kwargs: Any) -> Any:
         found = inner(*args, **kwargs)

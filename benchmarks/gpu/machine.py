@@ -74,16 +74,16 @@ def describe(device: Device) -> dict[str, Any]:
     }
 
 
-def revision(told: str | None = None) -> dict[str, Any]:
+def revision(copied: str | None = None) -> dict[str, Any]:
     """Commit, and whether the tree is as it says: no changed and no new file that git does not ignore.
 
     `clean` is None where git has no answer, as in a copy without its `.git`.
 
     Args:
-        told: the commit whose clean tree was copied, where what git says here is of something else.
+        copied: the commit whose clean tree was copied, where what git says here is of something else.
     """
-    if told is not None:
-        return {"commit": told, "clean": True}
+    if copied is not None:
+        return {"commit": copied, "clean": True}
     head, status = _git("rev-parse", "HEAD"), _git("status", "--porcelain")
     return {"commit": head, "clean": None if head is None or status is None else not status}
 

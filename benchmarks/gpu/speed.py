@@ -44,13 +44,13 @@ def measure(spec: Spec) -> dict[str, Any]:
     prompts = _prompts(spec)
     lengths: dict[tuple[int, int], list[int]] = {}
     found: dict[str, Any] = {}
+    summary: list[dict[str, Any]] = []
     sizes = {1: 2} if spec.quick else REQUESTS
     rounds = 1 if spec.quick else ROUNDS
     for name, (speculative, rollspec) in arms(spec.head).items():
         with engine(spec, spec.model, speculative=speculative, rollspec=rollspec, max_model_len=MOST + 512) as llm:
             arm = Arm(name, rollspec=rollspec)
-            if spec.device == "cuda":
-                llm.collective_rpc(count_graphs)
+            llm.collective_rpc(count_graphs)
             found[name] = {}
             for batch, count in sizes.items():
                 rows = found[name][str(batch)] = []
@@ -64,39 +64,37 @@ def measure(spec: Spec) -> dict[str, Any]:
                     both = [
                         epoch(llm, Work(chosen, lengths[batch, r], batch, version + again), arm) for again in range(2)
                     ]
-                    replayed = llm.collective_rpc(graphs_replayed)[0] if spec.device == "cuda" else {}
-                    both[-1]["graphs"] = replayed
+                    both[-1]["graphs"] = llm.collective_rpc(graphs_replayed)[0]
                     if r >= 0:
                         rows.append(dict(zip(("fresh", "repeated"), both, strict=True)))
-        for row in _summary(found):  # into the log: all there is where the rest does not end
-            if row["arm"] == name:
-                print(row, flush=True)
-    return {"model": Path(spec.model).name, "batches": list(sizes), "arms": found, "summary": _summary(found)}
+        rows = _summary(name, found)
+        print(*rows, sep="\n", flush=True)  # into the log: all there is where the rest does not end
+        summary += rows
+    return {"model": Path(spec.model).name, "batches": list(sizes), "arms": found, "summary": summary}
 
 
-def _summary(found: dict[str, Any]) -> list[dict[str, Any]]:
-    """Per arm, batch and epoch: tokens a second over all rounds, over those of `none`, and tokens a verify step."""
+def _summary(name: str, found: dict[str, Any]) -> list[dict[str, Any]]:
+    """Of an arm, per batch and epoch: tokens a second over all rounds, over those of `none`, tokens a verify step."""
     out = []
-    for name, batches in found.items():
-        for batch, _rows in batches.items():
-            for when in ("fresh", "repeated"):
-                mine, plain = ([r[when] for r in found[n][batch]] for n in (name, "none"))
-                took, tokens = sum(r["seconds"] for r in mine), sum(r["tokens"] for r in mine)
-                accepted, drafted = (sum(r[key] for r in mine) for key in ("accepted", "drafted"))
-                out.append(
-                    {
-                        "arm": name,
-                        "batch": int(batch),
-                        "epoch": when,
-                        "tokens_per_second": tokens / took,
-                        "over_none": sorted(p["seconds"] / m["seconds"] for p, m in zip(plain, mine, strict=True)),
-                        "tokens_per_verification": tokens / max(1, tokens - accepted),
-                        "drafted": drafted,
-                        "accepted": accepted,
-                        "graphs": [r["graphs"] for r in mine if "graphs" in r],
-                        "faults": [f for r in mine for f in r.get("faults", ())],
-                    }
-                )
+    for batch, rows in found[name].items():
+        for when in ("fresh", "repeated"):
+            mine, plain = ([r[when] for r in some] for some in (rows, found["none"][batch]))
+            took, tokens = sum(r["seconds"] for r in mine), sum(r["tokens"] for r in mine)
+            accepted, drafted = (sum(r[key] for r in mine) for key in ("accepted", "drafted"))
+            out.append(
+                {
+                    "arm": name,
+                    "batch": int(batch),
+                    "epoch": when,
+                    "tokens_per_second": tokens / took,
+                    "over_none": sorted(p["seconds"] / m["seconds"] for p, m in zip(plain, mine, strict=True)),
+                    "tokens_per_verification": tokens / max(1, tokens - accepted),
+                    "drafted": drafted,
+                    "accepted": accepted,
+                    "graphs": [r["graphs"] for r in mine if "graphs" in r],
+                    "faults": [f for r in mine for f in r.get("faults", ())],
+                }
+            )
     return out
 
 

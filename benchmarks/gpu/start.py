@@ -18,11 +18,10 @@ def measure(spec: Spec) -> dict[str, Any]:
     with engine(spec, model, rollspec=MEMORY, load_format="dummy", skip_tokenizer_init=True) as llm:
         seconds = time.monotonic() - began
         found = facts(llm)
-        if spec.device == "cuda":
-            llm.collective_rpc(count_graphs)
+        llm.collective_rpc(count_graphs)
         # One prompt that repeats itself and one that does not: drafts of different lengths.
         said = decode(llm, [[5, 6, 7, 8] * 4, [*range(10, 26)]], 48)
-        replayed = llm.collective_rpc(graphs_replayed)[0] if spec.device == "cuda" else {}
+        replayed = llm.collective_rpc(graphs_replayed)[0]
         info = call(llm, "info")
     full = any("FULL" in kind for kind in found["graphs"]["captured"])
     return {

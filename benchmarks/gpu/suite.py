@@ -125,7 +125,8 @@ def begin(options: Options, out: Path) -> dict[str, Any]:
         "device": machine.describe(options.device),
         "versions": machine.versions(),
         "model": str(options.model) if options.model else "the demo's policy",
-        "head": str(options.head) if options.head else None,
+        "head": _text(options.head),
+        "prompts": _text(options.prompts),
         "began": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "minutes": options.minutes,
         "parts": {},
@@ -136,7 +137,7 @@ def begin(options: Options, out: Path) -> dict[str, Any]:
         earlier = json.loads(out.read_text())
     except ValueError:
         return result
-    same = ("format", "dry", "commit", "clean", "device", "versions", "model", "head")
+    same = ("format", "dry", "commit", "clean", "device", "versions", "model", "head", "prompts")
     # A tree that differs from its commit may have changed since.
     if earlier.get("clean") and all(earlier.get(name) == result[name] for name in same):
         result["parts"] = earlier["parts"]
@@ -147,19 +148,14 @@ def begin(options: Options, out: Path) -> dict[str, Any]:
 def execute(part: Part, options: Options, out: Path) -> dict[str, Any]:
     """One part in a process of its own, ended where it takes far too long."""
     limit = max(LEAST, GRACE * 60 * part.minutes)
-    began = time.monotonic()
+    began, engine = time.monotonic(), _engine(part, options)
     log = out.with_suffix(".log")
     log.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as folder, log.open("ab") as said:
         given, found = Path(folder) / "spec.json", Path(folder) / "found.json"
         models = Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")).expanduser() / "rollspec" / "gpu"
-        told = {
-            "model": _text(options.model),
-            "head": _text(options.head),
-            "prompts": _text(options.prompts),
-            "engine": _engine(part, options),
-        }
-        given.write_text(json.dumps(part.spec(options.device, str(models), **told)))
+        files = {name: _text(getattr(options, name)) for name in ("model", "head", "prompts")}
+        given.write_text(json.dumps(part.spec(options.device, str(models), engine=engine, **files)))
         said.write(f"\n=== {part.name}\n".encode())
         said.flush()
         folders = [str(ROOT), str(ROOT / "integrations"), os.environ.get("PYTHONPATH", "")]
@@ -185,11 +181,7 @@ def execute(part: Part, options: Options, out: Path) -> dict[str, Any]:
         finally:
             _end(process)
             _running.discard(process)
-    return result | {
-        "engine": _engine(part, options),
-        "title": part.title,
-        "seconds": round(time.monotonic() - began, 1),
-    }
+    return result | {"engine": engine, "title": part.title, "seconds": round(time.monotonic() - began, 1)}
 
 
 def _engine(part: Part, options: Options) -> dict[str, Any]:

@@ -86,7 +86,7 @@ async def _save_checkpoint(
     with state.faults.left_out("save"):
         folder = Path(local_global_step_folder).resolve()
         await asyncio.to_thread(trainer.save, self, state, folder)
-        trainer.prune(state, folder)
+        await asyncio.to_thread(trainer.prune, state, folder)
     return out
 
 

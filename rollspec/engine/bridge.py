@@ -253,10 +253,10 @@ class Bridge:
                 self._begin(req_id)
         batch = len(step.sampled)
         decode_only = step.tokens == batch + sum(map(len, step.verified.values()))
-        # What the engine does between two busy steps (scheduling, detokenising) belongs to the step's cost.
         if step.began is None:  # from the tokens of the step before to its own
             seconds, decode_only = now - self._ended, False
         else:
+            # What the engine does between two busy steps (scheduling, detokenising) belongs to the step's cost.
             gap = step.began - self._ended
             seconds = now - step.began + (gap if 0.0 < gap < LONG_GAP else 0.0)
         self.engine.timed(step.tokens, decode_only, seconds, batch)

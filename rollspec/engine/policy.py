@@ -23,27 +23,23 @@ class PolicyWatch:
     def __init__(self, begin: Callable[[], None]) -> None:
         self._begin = begin
         self._announced = False
-        self._changed = False
+        self.changed = False
+        """Whether weights were loaded since the last step."""
 
     def load(self, load_weights: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Around `model.load_weights`."""
-        self._changed = True
+        self.changed = True
         return load_weights(*args, **kwargs)
 
     def announced(self) -> None:
         """A program says which version the weights are."""
-        self._announced, self._changed = True, False
-
-    @property
-    def changed(self) -> bool:
-        """Whether weights were loaded since the last step."""
-        return self._changed
+        self._announced, self.changed = True, False
 
     def before_step(self) -> None:
         """The engine starts a step. Never raises."""
-        if not self._changed:
+        if not self.changed:
             return
-        self._changed = False
+        self.changed = False
         if self._announced:
             return
         try:

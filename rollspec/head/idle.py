@@ -122,7 +122,6 @@ class IdleTraining(HeadTraining):
             self._trainer.checkpoint()
             self._trainer.checkpoints.wait()
             self._trainer.buffer.save(self.folder / "buffer")
-            folder.mkdir(parents=True, exist_ok=True)
             copy_state(self.folder, folder)
             return True
         except (OSError, DrafterError) as e:  # a full disk, say; history and weights of the checkpoint are not ours

@@ -28,7 +28,7 @@ IDENTITIES = ("greedy", "coupled", "storm", "control")
 @pytest.fixture(autouse=True)
 def settled(monkeypatch: pytest.MonkeyPatch) -> None:
     """A clean tree, whatever is being worked on."""
-    monkeypatch.setattr(machine, "revision", lambda told=None: dict(CLEAN))
+    monkeypatch.setattr(machine, "revision", lambda copied=None: dict(CLEAN))
 
 
 # ---- without a GPU
@@ -149,7 +149,7 @@ def test_another_revision_starts_anew(tmp_path: Path, monkeypatch: pytest.Monkey
     ran: list[str] = []
     _fake(monkeypatch, ran)
     suite.run(_options(tmp_path))
-    monkeypatch.setattr(machine, "revision", lambda told=None: dict(other))
+    monkeypatch.setattr(machine, "revision", lambda copied=None: dict(other))
     suite.run(_options(tmp_path))
     suite.run(_options(tmp_path))  # of a changed tree nobody knows whether it is still the same
     again = 0 if other["clean"] else 2
