@@ -1,5 +1,5 @@
 """The `long_tail` preset in whole GRPO jobs with two replicas: what a draft head adds to suffix drafts, and what
-training them inside idle engines costs the job.
+training it on the device of an idle engine costs the job.
 
     rollspec bench long-tail
     rollspec bench long-tail --arms 'suffix;long_tail' --seeds 1    # one part; a later call resumes from what is there
@@ -46,8 +46,9 @@ ARMS: dict[str, tuple[str, tuple[str, ...]]] = {
     ),
     "not trained": ("long_tail", ("drafter.mode=off",)),
 }
-"""Preset and overrides. In `long_tail` each replica trains a head of its own; in the third a process of its own
-trains one for both. The last two draft alike, with the fresh head; they differ by capture and training."""
+"""Preset and overrides. In `long_tail` the head is trained on one replica's device while that replica idles; in the
+third at any time, as on a device of its own. The last two draft alike, with the fresh head; they differ by capture and
+training."""
 
 GAIN, COST = 1.15, 1.01
 """Generation time of suffix over long_tail, at least; step time of trained over not trained, at most."""

@@ -10,7 +10,7 @@ from typing import Any
 from rich.console import Console
 
 from benchmarks.peer_plan import Cell
-from scripts.stale import MEASURES, ROOT, changed
+from benchmarks.stale import MEASURES, ROOT, changed
 
 CODE = (*MEASURES["peers"], "benchmarks", ":(exclude)benchmarks/results", "configs", "rollspec/config",
         "examples/grpo_arithmetic")  # fmt: skip

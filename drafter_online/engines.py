@@ -74,7 +74,7 @@ class Status(msgspec.Struct, frozen=True):
     """An engine's report, sent every second or two."""
 
     version: int  # of the drafter it runs; 0: as it was started
-    busy: bool = False  # a version is being staged or on canary
+    busy: bool = False  # it takes no other version now: one is on canary, or on its way
     policy: int = 0  # policy version
     speculating: bool = True
     off: list[str] = []  # (drafter, batch) pairs that its guard switched off
@@ -82,6 +82,7 @@ class Status(msgspec.Struct, frozen=True):
     verdicts: list[VersionVerdict] = []  # the latest
     counts: dict[str, float] = {}  # captured, dropped, private, ...
     faults: list[str] = []
+    seconds: float = 0.0  # that its steps have taken
 
 
 class Progress(msgspec.Struct, frozen=True):
@@ -96,6 +97,8 @@ class Progress(msgspec.Struct, frozen=True):
     step_age: float = 0.0  # seconds that the running micro-step has taken
     hangs: str | None = None  # why it is taken for one that hangs
     engines: int = 1  # that are connected
+    idle: dict[str, float] = {}  # of training that yields to an engine: seconds and counts since the start
+    levels: dict[str, float] = {}  # of the same: how long the engine waited for it, and what that costs
 
 
 class CheckpointRequest(msgspec.Struct, frozen=True):
@@ -180,6 +183,7 @@ class Engines:
     def __init__(self) -> None:
         self.by_session: dict[str, ConnectedEngine] = {}
         self.domains: dict[str, DomainCounts] = {}
+        self.seconds = 0.0  # of their steps
 
     def __iter__(self) -> Iterator[ConnectedEngine]:
         return iter([e for e in list(self.by_session.values()) if e.reported])
@@ -190,6 +194,7 @@ class Engines:
         if engine is None:
             return None
         if engine.reported:
+            self.seconds += max(0.0, status.seconds - engine.status.seconds)
             for name, now in status.domains.items():
                 known = name[:MOST_NAME]
                 if known not in self.domains and len(self.domains) >= MOST_DOMAINS:

@@ -12,14 +12,12 @@ Nothing here knows an engine. Nothing here can end a step that hangs, either: `S
 
 from __future__ import annotations
 
-import logging
 import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
-log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 LEAST_SECONDS = 120.0
@@ -27,9 +25,6 @@ LEAST_SECONDS = 120.0
 
 TIMES = 20.0
 """A step hangs once it takes so many times the mean of those before it."""
-
-MAX_FAILURES = 3
-"""Micro-steps that raise, in a row, before training is stopped."""
 
 
 class StepWatch:
@@ -110,6 +105,12 @@ class IdleCost:
 
     busy: float = 0.0
     delayed: float = 0.0
+    seen: float = 0.0  # seconds that the engine had computed at the last look
+
+    def at(self, seconds: float) -> None:
+        """The engine has computed so many seconds in all."""
+        self.step(max(0.0, seconds - self.seen))
+        self.seen = seconds
 
     def step(self, seconds: float) -> None:
         """The engine made a step."""
@@ -143,7 +144,23 @@ class Idle(Generic[T]):
         self._clock = clock
         self._idle_since: float | None = None
         self._seen = 0.0  # when `available` was last brought up to date
-        self._failures = 0
+
+    @property
+    def sums(self) -> dict[str, float]:
+        """What only grows, by the names of `rollspec.telemetry.metrics`."""
+        c = self.counts
+        return {"idle_seconds": c.available, "used_seconds": c.used, "wasted_seconds": c.wasted}
+
+    @property
+    def levels(self) -> dict[str, float]:
+        """What the engine waited, how long a micro-step takes, and what training costs, by the same names."""
+        c = self.counts
+        return {
+            "preempt_seconds": max(c.latencies, default=0.0),
+            "preempt_p99_seconds": c.latency_p99,
+            "micro_step_seconds": c.step_seconds,
+            "idle_cost": self.cost.share,
+        }
 
     def allows(self, wanted: bool) -> bool:
         """Whether a step may start now; `wanted`: something else wants the machine. Keeps the accounts."""
@@ -156,20 +173,14 @@ class Idle(Generic[T]):
             return False
         if self._idle_since is None:
             self._idle_since = now
-        return not self.stopped and now - self._idle_since >= self.cost.settle(self.settle_seconds)
-
-    @property
-    def stopped(self) -> bool:
-        """Training was given up."""
-        return self._failures >= MAX_FAILURES
+        return now - self._idle_since >= self.cost.settle(self.settle_seconds)
 
     def tick(self, wanted: Callable[[], float | None], step: Callable[[Callable[[], bool]], T]) -> T | None:
-        """Run one micro-step if it may run, and return what it did; None when none ran, or it raised.
+        """Run one micro-step if it may run, and return what it did; None when none ran.
 
         Args:
             wanted: since when something else wants the machine, by the clock; None: nothing does. Asked often.
-            step: takes the question "must I stop?" (`Trainer.micro_step`). What it raises is logged; after
-                `MAX_FAILURES` in a row training is stopped.
+            step: takes the question "must I stop?" (`Trainer.micro_step`). What it raises is raised, as wasted time.
         """
         if not self.allows(wanted() is not None):
             return None
@@ -185,18 +196,13 @@ class Idle(Generic[T]):
         try:
             with self.watch:
                 result = step(must_stop)
-            self._failures = 0
-        except Exception as e:  # training must not end the engine
-            self._failures += 1
-            if self._failures == 1:
-                log.warning("drafter-online: a training step failed (%s: %s)", type(e).__name__, e)
-            if self.stopped:
-                log.error(
-                    "drafter-online: training is stopped: %d steps in a row failed, the last with %r; drafting "
-                    "continues as it is", self._failures, e,
-                )  # fmt: skip
+        finally:
+            self._account(start, asked, result)
+        return result
+
+    def _account(self, start: float, asked: list[float], result: T | None) -> None:
         end = self._clock()
-        self.allows(wanted() is not None)
+        self.allows(bool(asked))
         c = self.counts
         if asked:
             self.cost.delayed += end - asked[0]
@@ -207,4 +213,3 @@ class Idle(Generic[T]):
         else:
             c.steps += 1
             c.used += end - start
-        return result

@@ -27,13 +27,14 @@ from typing import Any
 import msgspec
 
 from drafter_online import engines, startup, wire
+from drafter_online.activity import Watched
 from drafter_online.alarms import Alarms
 from drafter_online.buffer import add_all
 from drafter_online.engines import ConnectedEngine, Engines, Hello, Progress, Status, read
 from drafter_online.errors import BufferFileError, ServiceError, TrainingError, VersionError
 from drafter_online.fetch import piece
 from drafter_online.hub import Hub
-from drafter_online.idle import StepWatch
+from drafter_online.idle import Idle
 from drafter_online.inbox import Inbox
 from drafter_online.job_checkpoint import JobCheckpoint, finish
 from drafter_online.modes import normal_mode
@@ -42,13 +43,14 @@ from drafter_online.rewards import MOST_PENDING
 from drafter_online.samples import Sample
 from drafter_online.settings import ServiceConfig
 from drafter_online.target import TargetParts
+from drafter_online.trainer import StepReport
 from drafter_online.versions import Versions
 from drafter_online.wire import Message
-from drafter_online.worth import Worth
+from drafter_online.worth import WhenItPays, Worth
 
 log = logging.getLogger(__name__)
 
-WAIT_SECONDS = 0.2  # of training, for something to do
+WAIT_SECONDS = 0.05  # of training, for something to do
 BACK_OFF = (1.0, 60.0)  # seconds after a failed step: first, longest
 ASK_SECONDS = 30.0  # for the target's tensors, once an engine that was asked has not sent them
 
@@ -78,7 +80,11 @@ class Service:
         self._fresh = 0  # tokens that came since the start
         self._asked = -ASK_SECONDS  # when an engine was last asked for the target's tensors
         self.parts = TargetParts()
-        self.watch = StepWatch()
+        self.device = None if config.yields_to is None else Watched(config.yields_to)
+        """Of the engine that it is shared with."""
+        self.idle: Idle[StepReport] = Idle(settle_seconds=0.0 if self.device is None else 0.02)
+        self.watch = self.idle.watch
+        self.when = WhenItPays(config.publish_every) if config.train_when == "pays" else None
         self.terms: dict[str, float] = {}  # of the latest loss
         self.worth = Worth()
         self.length = 1.0  # acceptance length on the latest training windows
@@ -186,9 +192,13 @@ class Service:
             engine.samples += 1
 
     def _report(self, session: str, status: Status) -> None:
+        before, seconds = self.engines.total(), self.engines.seconds
         engine = self.engines.report(session, status)
         if engine is None:
             return
+        if self.when is not None:
+            now = self.engines.total()
+            self.when.served(now.emitted - before.emitted, now.steps - before.steps, self.engines.seconds - seconds)
         for found in status.verdicts[-16:]:
             if self.release.judge(engine.name, found):
                 self.counts[f"verdict/{found.verdict}"] += 1
@@ -199,11 +209,11 @@ class Service:
         progress = Progress(
             c.steps, c.tokens, loss if math.isfinite(loss) else None, self.terms, self.length,
             len(self.trainer.buffer), self.watch.age, self.watch.hangs, len(self.hub),
+            *(({**self.idle.sums, "preempted": c.preempted}, self.idle.levels) if self.device is not None else ()),
         )  # fmt: skip
         self.hub.send(session, Message("status", msgspec.to_builtins(progress)))
-        now = time.monotonic()
-        if status.policy > self.parts.policy and now - self._asked > ASK_SECONDS:
-            self._asked = now
+        if status.policy > self.parts.policy and time.monotonic() - self._asked > ASK_SECONDS:
+            self._asked = time.monotonic()
             self.hub.send(session, Message("refresh", {"policy": status.policy}))
         offer = self.release.offer(engine)
         if offer is not None:
@@ -244,8 +254,18 @@ class Service:
                 log.debug("drafter-online: a training step failed", exc_info=e)
                 again = time.monotonic() + min(BACK_OFF[0] * 2 ** min(failures - 1, 16), BACK_OFF[1])
 
+    def _wanted(self) -> float | None:
+        """Since when an engine has the device that this trains on; None where training may use it."""
+        return None if self.device is None else self.device.wanted()
+
     def _turn(self) -> bool:
-        """Take what came, make a micro-step where there is something to learn, publish where it is time."""
+        """Take what came, make a micro-step where there is something to learn, publish where it is time; all of it only
+        while no engine needs the device.
+        """
+        if self.device is not None:
+            self.idle.cost.at(self.device.busy)
+        if not self.idle.allows(self._wanted() is not None):
+            return False
         self._take()
         if time.monotonic() - self._saved > self.config.save_seconds:
             self._save()
@@ -253,8 +273,16 @@ class Service:
             self._publish()  # also where training waits: an earlier version may have been on canary until now
         if self._credit() <= 0 or not len(self.trainer.buffer):
             return False
-        with self.watch:
-            report = self.trainer.micro_step(self._stop.is_set)
+        if self.when is not None and not self.when.allows(self.trainer.counts.steps):
+            return False
+        used = self.idle.counts.used
+        report = self.idle.tick(
+            self._wanted, lambda interrupt: self.trainer.micro_step(lambda: self._stop.is_set() or interrupt())
+        )
+        if report is None:
+            return False
+        if self.when is not None:
+            self.when.trained(self.idle.counts.used - used)
         if report.skipped is not None:
             self.counts[f"skipped/{report.skipped}"] += 1
             self.alarms.set("loss", "the latest losses were not finite" if report.skipped == "not_finite" else None)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -35,6 +35,15 @@ class ServiceConfig(BaseModel):
     publish_every: int = Field(100, ge=1, description="Optimiser steps from which on it publishes, once that pays.")
     passes: float = Field(
         16.0, gt=0, description="Times a token is trained on, on average, before training waits for new feedback."
+    )
+    train_when: Literal["always", "pays"] = Field(
+        "always",
+        description="`pays` trains a round of publish_every steps only where its expected gain exceeds its cost.",
+    )
+    yields_to: Path | None = Field(
+        None,
+        description="File by which an engine on the same device says when it computes (drafter_online/activity.py); "
+        "training takes the time in between. Unset: the device is the trainer's own.",
     )
     buffer_bytes: int = Field(1 << 30, ge=1 << 16, description="Bytes of samples that are trained on.")
     buffer: BufferConfig = Field(

@@ -82,7 +82,7 @@ for stage in "${stages[@]}"; do
         check "mypy" mypy
         check "imports" lint-imports --no-cache
         check "vLLM's signatures" python scripts/check_vllm.py
-        check "stale results" python -m scripts.stale
+        check "stale results" python -m benchmarks.stale
         check "shellcheck" shellcheck scripts/*.sh .ci/run
         ;;
     unit | engine | e2e | slow) run_pytest "$stage" "$@" ;;

@@ -131,9 +131,10 @@ class DrafterConfig(Section):
 
     mode: Literal["off", "capture", "idle", "dedicated", "policy"] = Field(
         "off",
-        description="`idle` trains inside the engine's worker while it has nothing to do; `dedicated` in a process of "
-        "its own, which engines share (docs/service.md); `policy` there too, on the hidden states of the policy's "
-        "training pass instead of the engine's (verl); `capture` records samples and trains nothing; `off` neither.",
+        description="Trains the head in a process that the job's engines share: `dedicated` on a device of its own "
+        "(docs/service.md), `idle` on an engine's, while that engine has nothing to do, `policy` as `dedicated`, on "
+        "the hidden states of the policy's training pass instead of the engines' (verl). `capture` records samples "
+        "and trains nothing; `off` neither.",
     )
     dir: Path | None = Field(
         None,
@@ -143,11 +144,11 @@ class DrafterConfig(Section):
     endpoint: str | None = Field(
         None,
         pattern=r"^(tcp|ipc)://.+",
-        description="Of `dedicated`, `policy`: where `drafter-online serve` listens; unset: rollspec starts it itself.",
+        description="Where `drafter-online serve` listens; unset: rollspec starts it itself.",
     )
     token_file: Path | None = Field(
         None,
-        description="Of `dedicated`, `policy`: file with the daemon's token; unset: DRAFTER_ONLINE_TOKEN, or none.",
+        description="File with the daemon's token; unset: DRAFTER_ONLINE_TOKEN, or none.",
     )
     device: str = Field(
         "cpu", description="Of `dedicated`, `policy`: torch device of the trainer that rollspec starts."
@@ -164,8 +165,8 @@ class DrafterConfig(Section):
     )
     train_when: Literal["always", "pays"] = Field(
         "always",
-        description="Of `idle`: `pays` trains a round of `publish_every` steps only where its expected gain exceeds "
-        "its cost, as SpecBlock does (docs/drafter.md).",
+        description="`pays` trains a round of `publish_every` steps only where its expected gain exceeds its cost, as "
+        "SpecBlock does (docs/drafter.md).",
     )
     buffer_bytes: int = Field(1 << 30, ge=1 << 16, description="Bytes of samples that are trained on.")
     training: TrainingConfig = TrainingConfig()
@@ -183,13 +184,8 @@ class DrafterConfig(Section):
 
     @property
     def trains(self) -> bool:
-        """Whether a trainer is fed."""
-        return self.mode == "idle" or self.shared
-
-    @property
-    def shared(self) -> bool:
-        """Whether the trainer is a process of its own, one for the job."""
-        return self.mode in ("dedicated", "policy")
+        """Whether there is a trainer, which is the job's."""
+        return self.mode in ("idle", "dedicated", "policy")
 
 
 class GuardConfig(Section):

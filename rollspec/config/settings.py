@@ -147,7 +147,9 @@ class RollspecConfig(Section):
         own, changes = f"replica_{number}", {}
         if self.history.dir is not None:
             changes["history.dir"] = self.history.dir / own
-        if self.drafter.dir is not None and not self.drafter.shared:  # that trainer is the job's
+            if self.drafter.trains and self.drafter.dir is None:
+                changes["drafter.dir"] = self.history.dir / "drafter"
+        if self.drafter.dir is not None and not self.drafter.trains:  # else its trainer is the job's
             changes["drafter.dir"] = self.drafter.dir / own
         return self.change(changes) if changes else self
 

@@ -1,10 +1,10 @@
-"""Finds or starts the trainer of a job (`drafter.mode: dedicated` or `policy` without an endpoint): one for all its
-replicas.
+"""Finds or starts the trainer of a job (`drafter.mode` without an endpoint): one for all its replicas.
 
 Where Ray runs, it is a named actor, which Ray starts again where it dies; elsewhere a process on this machine, behind
 a socket in a folder that only this user can enter. The first replica that builds an engine starts it and the others
 find it. It is no process's child: it ends by itself when no engine has been connected for `LINGER` seconds, however the
-job ended; its state is in drafter.dir.
+job ended; its state is in drafter.dir. With `drafter.mode: idle` it is on the device of that first replica, and trains
+while the engine there has nothing to do.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import json
 import logging
 import os
 import secrets
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -41,17 +42,22 @@ RESTARTS = 3
 """Times that Ray starts an actor again that died. It resumes from its folder, and engines find it where it was."""
 
 
-def settle(config: RollspecConfig, target: str) -> RollspecConfig:
-    """The configuration with the trainer's endpoint filled in; where none can be started, with training off.
+def settle(config: RollspecConfig, target: str, platform: str = "cpu") -> RollspecConfig:
+    """The configuration with the trainer's endpoint and folder filled in; where none can be started, with training off.
 
     Args:
         config: with the head's folder in `proposal.learned.model`.
         target: folder (or hub name) of the target.
+        platform: torch's name of the engine's kind of device.
     """
     try:
         ray = sys.modules.get("ray")
-        on_ray = ray is not None and ray.is_initialized()
-        endpoint = _actor(ray, config, target) if on_ray else _process(config, target)
+        ray = ray if ray is not None and ray.is_initialized() else None
+        config = config.change({"drafter.dir": str(folder_of(config, ray))})
+        if config.drafter.mode == "idle":
+            local = int(os.environ.get("LOCAL_RANK", "0"))  # of an engine that is built within a rank of the trainer
+            config = config.change({"drafter.device": platform if platform == "cpu" else f"{platform}:{local}"})
+        endpoint = _process(config, target) if ray is None else _actor(ray, config, target)
     except Exception as e:  # an engine without a trainer is an engine
         logger.warning("rollspec: the drafter is not trained, because its trainer cannot be started (%s).", e)
         return config.change({"drafter.mode": "off"})
@@ -59,15 +65,17 @@ def settle(config: RollspecConfig, target: str) -> RollspecConfig:
     return config.change({"drafter.endpoint": endpoint})
 
 
-def options(config: RollspecConfig, target: str, folder: Path) -> dict[str, Any]:
+def options(config: RollspecConfig, target: str) -> dict[str, Any]:
     """The daemon's settings, in JSON types: by policy versions, and gone with the job."""
     d = config.drafter
-    return {
-        "dir": str(folder),
+    shared = {"yields_to": str(activity_file(config, d.device))} if d.mode == "idle" else {}
+    return shared | {
+        "dir": str(d.dir),
         "target": target,
         "head": config.proposal.learned.model,
         "device": d.device,
         "publish_every": d.publish_every,
+        "train_when": d.train_when,
         "buffer_bytes": d.buffer_bytes,
         "training": config.drafter_training,
         "recency": 0,
@@ -76,27 +84,38 @@ def options(config: RollspecConfig, target: str, folder: Path) -> dict[str, Any]
     }
 
 
-def folder_of(config: RollspecConfig) -> Path:
+def folder_of(config: RollspecConfig, ray: Any) -> Path:
     """Where the trainer keeps its state: drafter.dir, in history.dir, or a temporary folder of this job."""
     if config.drafter.dir is not None:
         return config.drafter.dir
     if config.history.dir is not None:
         return config.history.dir / "drafter"
-    return _private("job-" + _short(_job())) / "state"
+    return _private("job-" + _short(_job(ray))) / "state"
+
+
+def activity_file(config: RollspecConfig, device: Any) -> Path:
+    """By which an engine on a device says when it computes, to the trainer of this folder on the same one."""
+    assert config.drafter.dir is not None
+    kind, _, index = str(device).partition(":")
+    visible = [name for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name]
+    if index and int(index) < len(visible):
+        index = visible[int(index)].replace("/", "-")  # as other processes call it
+    return _run_folder(config.drafter.dir) / f"{kind}-{index}"
 
 
 # ---- a process ------------------------------------------------------------------------------------------------------
 
 
 def _process(config: RollspecConfig, target: str) -> str:
-    folder = folder_of(config)
+    folder = config.drafter.dir
+    assert folder is not None
     folder.mkdir(parents=True, exist_ok=True)
-    run = _private(_short(str(folder.resolve())))  # short: the path of a socket has 107 bytes at most
+    run = _run_folder(folder)
     endpoint = f"ipc://{run}/wire"
     lock = try_lock(run / "lock")
     if lock is None:  # the trainer that another replica started has it
         return endpoint
-    given = {**options(config, target, folder), "endpoint": endpoint}
+    given = {**options(config, target), "endpoint": endpoint}
     try:
         with open(folder / "daemon.log", "ab") as log:
             process = subprocess.Popen(
@@ -119,9 +138,24 @@ def _environment(config: RollspecConfig) -> dict[str, str]:
     return {k: v for k, v in os.environ.items() if k != "ROLLSPEC" and not k.startswith("ROLLSPEC__")} | hidden
 
 
+def _run_folder(folder: Path) -> Path:
+    """On this machine, of the trainer with this folder; short: the path of a socket has 107 bytes at most."""
+    return _private(_short(str(folder.resolve())))
+
+
+def _leave(folder: Path) -> None:
+    """The job has ended: a state in no folder of the user's goes with it."""
+    if folder.parent.parent == _temporary():
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _temporary() -> Path:
+    return Path(tempfile.gettempdir()) / f"rollspec-drafter-{os.getuid()}"
+
+
 def _private(name: str) -> Path:
     """A folder below the temporary one that only this user can enter."""
-    parent = Path(tempfile.gettempdir()) / f"rollspec-drafter-{os.getuid()}"
+    parent = _temporary()
     parent.mkdir(mode=0o700, exist_ok=True)
     if parent.stat().st_uid != os.getuid() or parent.stat().st_mode & 0o077:
         raise PermissionError(f"{parent} is not this user's alone")
@@ -129,8 +163,10 @@ def _private(name: str) -> Path:
     return parent / name
 
 
-def _job() -> str:
+def _job(ray: Any) -> str:
     """What the replicas of one job have in common where they share no folder."""
+    if ray is not None:
+        return str(ray.get_runtime_context().get_job_id())
     return os.environ.get("TORCHELASTIC_RUN_ID") or os.environ.get("MASTER_PORT") or str(os.getpid())
 
 
@@ -174,6 +210,7 @@ def main() -> int:
     service.start()
     reason = service.run(stop)
     service.close()
+    _leave(service.config.dir)
     logger.info("rollspec: the drafter's trainer has ended because %s.", reason)
     return 0
 
@@ -187,14 +224,17 @@ class Trainer:
     Args:
         given: settings of the service without its endpoint.
         token: what engines prove themselves with, also to an actor that was started again.
+        visible: the engine's CUDA_VISIBLE_DEVICES, of which it uses one; Ray shows an actor that asks for none none.
     """
 
-    def __init__(self, given: dict[str, Any], token: str) -> None:
+    def __init__(self, given: dict[str, Any], token: str, visible: str | None = None) -> None:
         import ray
 
         from drafter_online.wire import TOKEN_VARIABLE
 
         _take_cores()
+        if visible is not None:
+            os.environ["CUDA_VISIBLE_DEVICES"] = visible
         self._token = os.environ[TOKEN_VARIABLE] = token
         self._service = _listening(given, f"tcp://{ray.util.get_node_ip_address()}")
         self._service.start()
@@ -207,6 +247,7 @@ class Trainer:
         try:
             self._service.run(threading.Event())
             self._service.close()
+            _leave(self._service.config.dir)
             ray.kill(ray.get_actor(actor_name(ray)), no_restart=True)
             status = 0
         finally:
@@ -246,15 +287,15 @@ def actor_name(ray: Any) -> str:
 def _actor(ray: Any, config: RollspecConfig, target: str) -> str:
     from drafter_online.wire import TOKEN_VARIABLE
 
-    folder = folder_of(config)
     name = actor_name(ray)
-    place = _place(config)
+    place = _place(ray, config)
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES") if config.drafter.mode == "idle" else None
     theirs = name in (a["name"] for a in ray.util.list_named_actors(all_namespaces=True))  # another replica's
     actor = (
         ray.remote(Trainer)
         # Detached: a replica that started it may end before the others.
         .options(name=name, get_if_exists=True, lifetime="detached", max_restarts=RESTARTS, **place)
-        .remote(options(config, target, folder), secrets.token_urlsafe(32))
+        .remote(options(config, target), secrets.token_urlsafe(32), visible)
     )
     try:
         endpoint, token = ray.get(actor.address.remote(), timeout=START_SECONDS)
@@ -270,8 +311,13 @@ def _actor(ray: Any, config: RollspecConfig, target: str) -> str:
     return str(endpoint)
 
 
-def _place(config: RollspecConfig) -> dict[str, Any]:
+def _place(ray: Any, config: RollspecConfig) -> dict[str, Any]:
     """What the actor asks of the node that it is put on, in Ray's names."""
+    if config.drafter.mode == "idle":  # beside the engine
+        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+        here = ray.get_runtime_context().get_node_id()
+        return {"num_cpus": 0.0, "scheduling_strategy": NodeAffinitySchedulingStrategy(here, soft=False)}
     gpus = float(config.drafter.device.startswith("cuda"))
     return {"num_cpus": 0.0, "num_gpus": gpus, "resources": dict(config.drafter.ray.resources)}
 

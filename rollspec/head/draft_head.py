@@ -124,8 +124,6 @@ class DraftHead:
         """
         if self.capture is not None and aux is not None:
             self.capture.step(req_ids, starts, tokens, rows, aux)
-        if self.training is not None:
-            self.training.observed(tokens)
         if self.domains is not None:
             running = [[] if self.bridge.ended(q) else t for q, t in zip(req_ids, tokens, strict=True)]
             self.domains.observe(req_ids, running, self.bridge.scheduled)
@@ -195,6 +193,12 @@ class DraftHead:
 
     # ---- the engine --------------------------------------------------------------------------------------------------
 
+    def sleeps(self, asleep: bool) -> None:
+        """The engine's memory is released, or is there again."""
+        self.asleep = asleep
+        if self.training is not None:
+            self.training.rests()
+
     def target_parts(self) -> dict[str, torch.Tensor]:
         """The target's embedding, last norm and LM head, which the head in training uses; all ranks must call it."""
         target = self.runner.get_model()
@@ -232,8 +236,7 @@ class DraftHead:
             sums["capture_seconds"] = self.capture.seconds
         if self.training is not None:
             t = self.training.info()
-            before = dict(zip(("steps", "tokens"), self.training.resumed, strict=True))
-            sums |= {f"train_{k}": t[k] - n for k, n in before.items() if k in t}
+            sums |= {f"train_{k}": t[k] for k in ("steps", "tokens")}
             names = ("idle_seconds", "used_seconds", "wasted_seconds", "preempted")
             sums |= {k: t[k] for k in (*names, "sent", "sent_bytes", "feedback_dropped", "private") if k in t}
             if "away" in t:

@@ -58,9 +58,9 @@ _ENVIRONMENT = """\
 | `ROLLSPEC_PATCHES` | the vLLM plugin | `cpu`: fix vLLM's CPU build in every engine, with or without rollspec; \
 `none`: never, so speculation stays off where a fix is needed; unset: in engines that rollspec speculates in |
 | `ROLLSPEC_VERL_LENGTHS` | the verl integration | file that gets one JSON line per step with all response lengths |
-| `ROLLSPEC_TRAINER_CORES` | the trainer of `drafter.mode: dedicated` without an endpoint | \
+| `ROLLSPEC_TRAINER_CORES` | the trainer that a job starts | \
 cores that its process runs on, as `2,5-7`; unset: those of the engine that starts it |
-| `DRAFTER_ONLINE_TOKEN` | `drafter-online serve`, engines with `drafter.mode: dedicated` | the token they share, \
+| `DRAFTER_ONLINE_TOKEN` | `drafter-online serve`, engines that it trains for | the token they share, \
 unless a file is given |
 | `VLLM_PLUGINS` | vLLM | names of the plugins it loads; where it is set, `rollspec` must be among them |
 | `ROLLSPEC_VENV`, `ROLLSPEC_PYTHON`, `ROLLSPEC_PIP_ARGS` | `make setup` | see [contributing](../CONTRIBUTING.md) |

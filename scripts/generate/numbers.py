@@ -14,6 +14,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from benchmarks.stale import RESULTS, ROOT
 from scripts.generate.cells import (
     both,
     count_of,
@@ -29,7 +30,6 @@ from scripts.generate.cells import (
     table_of,
     time_of,
 )  # fmt: skip
-from scripts.stale import RESULTS, ROOT
 
 DEMO = "demo-0.32"
 EARLIER = tuple(f"{DEMO}-{name}" for name in ("pairs", "float32", "slower", "earlier", "reversed", "four", "xeon"))

@@ -10,8 +10,8 @@ from typing import Any
 
 from benchmarks import peer_page
 from benchmarks.peer_table import summarise
+from benchmarks.stale import RESULTS, ROOT
 from scripts.generate import numbers, results
-from scripts.stale import RESULTS, ROOT
 
 FILE = ROOT / "docs" / "peers.md"
 

@@ -10,8 +10,8 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
+from benchmarks.stale import RESULTS, ROOT, reasons
 from scripts.generate import numbers
-from scripts.stale import RESULTS, ROOT, reasons
 
 MARK = " *(stale)*"
 BLOCK = re.compile(r"(<!-- results: (\S+) -->\n).*?(<!-- end of results -->)", re.DOTALL)

@@ -193,8 +193,8 @@ def test_ppo_with_rollspec_disabled(make: Callable[..., Job], tmp_path: Path) ->
 @pytest.mark.slow  # its parts are in tests of two engines, of training beside one, and of checkpoints
 @pytest.mark.timeout(1600)
 def test_long_tail_trains_while_a_replica_idles_swaps_and_resumes(make: Callable[..., Job], tmp_path: Path) -> None:
-    """Two replicas: the one whose share of a rollout is finished trains the head, and takes over what it made of it.
-    A resumed job goes on from the versions, the samples and the training of the checkpoint.
+    """Two replicas and one head: it is trained on the device of one while that one's share of a rollout is finished,
+    and both take it over. A resumed job goes on from the versions, the samples and the training of the checkpoint.
     """
     checkpoints = f"trainer.default_local_dir={tmp_path / 'checkpoints'}"
     job = make(tmp_path / "first", checkpoints, "trainer.save_freq=3", preset="long_tail", overrides=YOUNG_HEAD,
@@ -208,7 +208,7 @@ def test_long_tail_trains_while_a_replica_idles_swaps_and_resumes(make: Callable
     assert 80 <= total["captured"] <= 96 and total["passes"] > 0, total
     assert total["train_steps"] > 0 and 0 < total["used_seconds"] <= total["idle_seconds"], total
     # Nothing is idle while the trainer computes.
-    assert total["idle_seconds"] < 2 * sum(r["timing_s/gen"] for r in steps)
+    assert total["idle_seconds"] < sum(r["timing_s/gen"] for r in steps)
     assert total["swaps"] >= 1 and total["promoted"] + total["rolled_back"] >= 1, total
     assert {"rollspec/drafter/staleness", "rollspec/drafter/loss", "rollspec/drafter/accept_length"} <= set(steps[-1])
     assert any("rollspec/accept/rate/eagle3" in r for r in steps)
@@ -216,12 +216,11 @@ def test_long_tail_trains_while_a_replica_idles_swaps_and_resumes(make: Callable
     assert "Draft head: acceptance length" in page and "Idle time and what training made of it" in page
 
     saved = tmp_path / "checkpoints" / "global_step_3" / "rollspec"
-    stores = [Versions(saved / f"replica_{i}" / "drafter" / "versions") for i in range(2)]
-    assert any(store.numbers() for store in stores) and any(store.events() for store in stores)
-    assert list(saved.glob("replica_*/drafter/state/step-*")) and list(
-        saved.glob("replica_*/drafter/buffer/index.json")
-    )
-    number = young_head.promote_by_hand(next(store for store in stores if store.numbers()))
+    assert [p.parent for p in saved.rglob("drafter")] == [saved], "one head for both"
+    store = Versions(saved / "drafter" / "versions")
+    assert store.numbers() and store.events()
+    assert list(saved.glob("drafter/state/step-*")) and (saved / "drafter" / "buffer" / "index.json").is_file()
+    number = young_head.promote_by_hand(store)
     resume = ("trainer.resume_mode=auto", "trainer.total_training_steps=4")
     again = make(tmp_path / "second", checkpoints, *resume, preset="long_tail", overrides=YOUNG_HEAD, epochs=3,
                  replicas=2)  # fmt: skip

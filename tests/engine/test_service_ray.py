@@ -29,9 +29,9 @@ def cluster() -> Iterator[None]:
     ray.shutdown()
 
 
-def config(folder: Path, place: dict[str, int]) -> RollspecConfig:
+def config(folder: Path, place: dict[str, int], mode: str = "dedicated") -> RollspecConfig:
     given: dict[str, Any] = {
-        "proposal.drafters": ["eagle3"], "drafter.mode": "dedicated", "drafter.dir": str(folder),
+        "proposal.drafters": ["eagle3"], "drafter.mode": mode, "drafter.dir": str(folder),
         "drafter.ray.resources": place,
     }  # fmt: skip
     return RollspecConfig.load(given, env={})
@@ -62,15 +62,20 @@ def no_token(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_ray_starts_a_trainer_again_and_its_engines_find_it(
     cluster: None, no_token: None, model: Path, tmp_path: Path
 ) -> None:
-    settled = daemon.settle(config(tmp_path / "d", {"trainer": 1}), str(model))
+    """Beside an engine (`drafter.mode: idle`), whose device it is on."""
+    given = config(tmp_path / "d", {}, "idle")
+    settled = daemon.settle(given, str(model))
+    assert settled.drafter.mode == "idle"
     link = replica(settled, model)
     until(lambda: link.poll(0.05) is not None and link.ready)
     name = daemon.actor_name(ray)
+    lock = tmp_path / "d" / "lock"
+    first = lock.read_text()
     ray.kill(ray.get_actor(name), no_restart=False)
-    until(lambda: link.poll(0.05) is not None and not link.ready)
-    until(lambda: link.poll(0.05) is not None and link.ready)
-    assert link.counts["sessions"] == 2
-    assert daemon.settle(config(tmp_path / "d", {"trainer": 1}), str(model)) == settled
+    until(lambda: lock.read_text() not in ("", first))
+    until(lambda: link.poll(0.05) is not None and link.counts["lost"] > 0 and link.ready)
+    assert link.counts["sessions"] > 1
+    assert daemon.settle(given, str(model)) == settled
     link.close()
     ray.kill(ray.get_actor(name))
 

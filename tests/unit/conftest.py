@@ -74,16 +74,6 @@ def swapper(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 
 
 @pytest.fixture
-def training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """Makes training threads without an engine, which are stopped after the test."""
-    from idle_engine import Trainings
-
-    made = Trainings(tmp_path, monkeypatch)
-    yield made
-    made.stop()
-
-
-@pytest.fixture
 def demo(tmp_path: Path) -> Path:
     """Folder of a demo job: a run with rollspec and its baseline."""
     from report_samples import write_demo

@@ -120,10 +120,12 @@ def configure(args: Any, source: Source) -> None:
             "taken from the engine, as with dedicated."
         )
         config = config.change({"drafter.mode": "dedicated"})
-    if config.drafter.shared and config.drafter.endpoint is None:
+    if config.drafter.trains and config.drafter.endpoint is None:
+        from vllm.platforms import current_platform
+
         from rollspec.engine import daemon
 
-        config = daemon.settle(config, str(args.model))
+        config = daemon.settle(config, str(args.model), current_platform.device_type)
     _keep(args, config.to_dict())
     compat.ask_for_runner()
     # A fresh dict each time: vLLM writes into it.

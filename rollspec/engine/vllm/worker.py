@@ -35,23 +35,20 @@ def equip(worker: Any, bridge: Bridge, head: DraftHead, config: RollspecConfig) 
     if config.drafter.trains and head.trainable:
         weights.build()  # now rather than at the first swap
         if head.capture is not None:  # on the rank that drafts
-            _train(bridge, head, config.drafter.mode)
+            _train(bridge, head, config)
 
 
-def _train(bridge: Bridge, head: DraftHead, mode: str) -> None:
-    """Begin to train; where no daemon can be fed, the engine serves with the head it has."""
-    if mode == "idle":
-        from rollspec.head.idle import IdleTraining
-
-        head.training = IdleTraining(head)
-        return
+def _train(bridge: Bridge, head: DraftHead, config: RollspecConfig) -> None:
+    """Begin to feed the trainer; where none can be fed, the engine serves with the head it has."""
     from drafter_online.errors import DrafterError
-    from rollspec.head.dedicated import DedicatedTraining
+    from rollspec.engine import daemon
+    from rollspec.head.training import HeadTraining
 
     assert head.capture is not None
     try:
-        head.training = DedicatedTraining(head)
-    except DrafterError as e:
+        shared = config.drafter.mode == "idle" and config.drafter.dir is not None
+        head.training = HeadTraining(head, daemon.activity_file(config, head.device) if shared else None)
+    except (DrafterError, OSError) as e:
         bridge.count("drafter feedback")
         head.capture.paused = True
         logger.error("rollspec: the drafter gets no feedback: %s", str(e).removeprefix("drafter-online: "))
@@ -98,13 +95,13 @@ def _watch_sleep(worker: Any, head: DraftHead) -> None:
 
     def falls_asleep(sleep: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         with head.reading:
-            head.asleep = True
+            head.sleeps(True)
         return sleep(*args, **kwargs)
 
     def wakes_up(wake_up: Callable[..., Any], tags: list[str] | None = None) -> Any:
         out = wake_up(tags)
         if tags is None or "weights" in tags:
-            head.asleep = False
+            head.sleeps(False)
             head.swapper.wake()
             if head.specialists is not None:
                 head.specialists.stale = True

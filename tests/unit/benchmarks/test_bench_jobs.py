@@ -278,4 +278,4 @@ def test_teachers_differ_in_where_samples_come_from() -> None:
     assert found["step_seconds"] == 4.0, "without the first step"
     assert found["policy_share"] == 0.02 and teachers.summary([{}])["samples"] == 0.0
     made = resolve("long_tail", env={}, overrides=[*teachers.DRAFTING, "drafter.mode=policy"])
-    assert made.drafter.shared and made.tuning.lengths(made.proposal.k_max)[-1] == 3
+    assert made.drafter.trains and made.tuning.lengths(made.proposal.k_max)[-1] == 3

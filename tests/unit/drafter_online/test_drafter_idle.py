@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
-from drafter_online.idle import MAX_FAILURES, Idle, StepWatch
+from drafter_online.idle import Idle, StepWatch
 
 
 class Clock:
@@ -124,18 +124,19 @@ def test_a_step_that_hangs_is_seen_from_outside() -> None:
     assert watch.bound == 20 * 122.0 / 2 and watch.age == 0.0, "slow steps are given longer"
 
 
-def test_failures_are_counted_and_end_training_but_nothing_else(caplog: pytest.LogCaptureFixture) -> None:
-    rule, _ = idle(settle_seconds=0.0)
+def test_a_step_that_fails_is_wasted_time() -> None:
+    rule, clock = idle(settle_seconds=0.0)
 
     def crash(_: Callable[[], bool]) -> str:
+        clock.now += 2.0
         raise RuntimeError("boom")
 
-    assert rule.tick(unwanted, crash) is None
+    with pytest.raises(RuntimeError, match="boom"):
+        rule.tick(unwanted, crash)
+    assert rule.counts.wasted == 2.0 and rule.counts.steps == 0 and rule.watch.age == 0.0
     assert rule.tick(unwanted, lambda _: "fine") == "fine"
-    assert not rule.stopped
-    assert [rule.tick(unwanted, crash) for _ in range(MAX_FAILURES)] == [None] * MAX_FAILURES
-    assert rule.stopped and not rule.allows(False) and rule.tick(unwanted, lambda _: "never") is None
-    assert caplog.text.count("boom") == 3  # once per streak, and the last verdict
+    assert rule.sums == {"idle_seconds": 2.0, "used_seconds": 0.0, "wasted_seconds": 2.0}
+    assert rule.levels["preempt_seconds"] == rule.levels["idle_cost"] == 0.0
 
 
 def test_training_that_costs_the_job_too_much_waits_longer() -> None:

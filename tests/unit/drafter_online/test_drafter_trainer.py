@@ -242,11 +242,13 @@ def test_out_of_memory_halves_the_batch(tiny_target: Path, buffer: Buffer, where
     assert report.skipped is None and 0 < report.tokens <= 100
 
 
-def test_idle_training_survives_the_trainer(tiny_target: Path, buffer: Buffer) -> None:
+def test_a_step_that_fails_is_wasted_idle_time(tiny_target: Path, buffer: Buffer) -> None:
     t = trainer(tiny_target, buffer)
     Fails(t, RuntimeError("device lost"), "backward")
     idle = Idle[Any](settle_seconds=0.0)
-    assert idle.tick(lambda: None, t.micro_step) is None and idle.counts.wasted > 0
+    with pytest.raises(RuntimeError, match="device lost"):
+        idle.tick(lambda: None, t.micro_step)
+    assert idle.counts.wasted > 0
     report = idle.tick(lambda: None, t.micro_step)
     assert report is not None and report.skipped is None and idle.counts.steps == 1
 

@@ -41,6 +41,8 @@ NOT_AT_IMPORT = {
     "rollspec/telemetry": ENGINES,
     "rollspec/engine/vllm": {"vllm", "verl", "ray"},  # the plugin is loaded in processes that never build an engine
     "rollspec": {"verl", "ray"},
+    "benchmarks": {"scripts"},  # a command started elsewhere would find the one that verl installs
+    "examples": {"scripts"},
 }
 
 MOST_LINES = 400

@@ -99,7 +99,7 @@ def test_the_environment_is_read_once_and_does_not_undo_what_a_job_decided(monke
         sent = json.loads(json.dumps(job.of_replica(number).to_dict()))
         for found in (RollspecConfig.from_dict(sent), resolve(sent), resolve(RollspecConfig.from_dict(sent))):
             assert found.history.dir == Path(f"/data/replica_{number}")
-            assert found.drafter.dir == Path(f"/heads/replica_{number}")
+            assert found.drafter.dir == Path("/heads"), "their trainer's"
     assert resolve({**sent, "proposal.k_max": 3}).history.dir == Path("/data/replica_1")
     assert resolve(sent, overrides=["history.dir=/mine"]).history.dir == Path("/mine")
     del sent["history"]["dir"]
@@ -109,6 +109,10 @@ def test_the_environment_is_read_once_and_does_not_undo_what_a_job_decided(monke
 def test_replicas_share_a_trainer_of_their_job() -> None:
     config = resolve("serve", overrides={"history.dir": "/data", "drafter.dir": "/job"}, env={}).of_replica(2)
     assert (config.history.dir, config.drafter.dir) == (Path("/data/replica_2"), Path("/job"))
+    found = resolve("long_tail", overrides={"history.dir": "/data"}, env={}).of_replica(2)
+    assert (found.history.dir, found.drafter.dir) == (Path("/data/replica_2"), Path("/data/drafter"))
+    captures = resolve("long_tail", overrides={"drafter.mode": "capture", "drafter.dir": "/job"}, env={}).of_replica(2)
+    assert captures.drafter.dir == Path("/job/replica_2"), "nothing is shared"
     plain = resolve(env={})
     assert plain.of_replica(1) is plain
 

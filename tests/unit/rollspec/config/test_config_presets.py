@@ -233,7 +233,7 @@ def test_training_follows_how_the_engine_draws_drafts(given: dict[str, object], 
     from rollspec.engine import daemon
 
     config = RollspecConfig.load({"drafter.training.recipe": "matched", **given}, env={})
-    for settings in (config.drafter_training, daemon.options(config, "target", Path("folder"))["training"]):
+    for settings in (config.drafter_training, daemon.options(config, "target")["training"]):
         terms = DrafterTraining(**settings)
         assert (terms.draft_sampling, terms.divergence) == (sampling, divergence)
 

@@ -1,7 +1,7 @@
 """Which benchmark results are stale: from a commit that is not in HEAD's history, with local changes, or older than the
 code that they measure (comments and docstrings apart).
 
-    python -m scripts.stale
+    python -m benchmarks.stale
 
 Prints a table of the stale ones, and fails where a result does not say so itself (`"stale": true`), where a page does
 not show it beside a number or prints another number than the result (`python -m scripts.generate` writes all three),
@@ -106,7 +106,7 @@ def reasons(root: Path = ROOT) -> dict[str, list[str]] | None:
     for path in sorted((root / RESULTS).glob("*.json")):
         if path.stem not in MEASURES:
             raise ValueError(
-                f"{RESULTS}/{path.name} has no line in MEASURES of scripts/stale.py: add what it measures."
+                f"{RESULTS}/{path.name} has no line in MEASURES of benchmarks/stale.py: add what it measures."
             )
         marks = sorted(set(_revisions(json.loads(path.read_bytes()))))
         why = [] if marks else ["it names no commit"]

@@ -7,15 +7,16 @@ import os
 import time
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
-pytest.importorskip("torch")
+torch = pytest.importorskip("torch")
 pytest.importorskip("zmq")
 
-from wire_ends import until
+from wire_ends import until  # noqa: E402
 
-from rollspec import RollspecConfig
+from rollspec import RollspecConfig  # noqa: E402
 
 
 @pytest.mark.timeout(180)
@@ -57,6 +58,36 @@ def test_replicas_of_a_job_share_one_process_that_ends_with_them(
         e.link.close()
     until(lambda: try_lock(lock), seconds=60)
     assert "no engine was connected" in (tmp_path / "d" / "daemon.log").read_text()
+
+
+def test_a_trainer_on_an_engines_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both say the same file, whatever of the machine's devices each of them sees."""
+    from rollspec.engine import daemon
+
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    given: list[dict[str, Any]] = []
+    monkeypatch.setattr(
+        daemon, "_process", lambda config, target: given.append(daemon.options(config, target)) or "ipc://x"
+    )
+    config = RollspecConfig.load({"proposal.drafters": ["eagle3"], "drafter.mode": "idle"}, env={})
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5,6")
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    settled = daemon.settle(config, "target", "cuda")
+    assert settled.drafter.device == given[0]["device"] == "cuda:1" and given[0]["dir"] == str(settled.drafter.dir)
+    assert Path(given[0]["yields_to"]).name == "cuda-6"
+    assert daemon.activity_file(settled, torch.device("cuda", 1)) == Path(given[0]["yields_to"])
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "6")
+    assert daemon.activity_file(settled, torch.device("cuda", 0)) == Path(given[0]["yields_to"])
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
+    assert daemon.activity_file(settled, torch.device("cuda", 6)) == Path(given[0]["yields_to"])
+    settled = daemon.settle(config, "target", "cpu")
+    assert daemon.activity_file(settled, torch.device("cpu")) == Path(given[1]["yields_to"])
+    # A state that nobody gave a folder goes with the job, and no other.
+    for folder in (settled.drafter.dir, tmp_path / "mine" / "state"):
+        assert folder is not None
+        folder.mkdir(parents=True, exist_ok=True)
+        daemon._leave(folder)
+    assert not settled.drafter.dir.exists() and (tmp_path / "mine" / "state").is_dir()
 
 
 def test_a_trainer_that_cannot_be_started_costs_the_training(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from scripts import stale
+from benchmarks import stale
 from scripts.generate import results
 
 CODE = "rollspec/proposal/scan.py"

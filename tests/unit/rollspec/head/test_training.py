@@ -2,118 +2,35 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from vllm_like import like
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("zmq")
 
 from drafter_target import sample  # noqa: E402
+from training_side import Side  # noqa: E402
 from wire_ends import Ends, Recorder, until  # noqa: E402
 
 from drafter_online import fetch  # noqa: E402
+from drafter_online.activity import Watched  # noqa: E402
 from drafter_online.errors import VersionError, WireError  # noqa: E402
 from drafter_online.fetch import Fetch  # noqa: E402
 from drafter_online.samples import Sample  # noqa: E402
 from drafter_online.target import TargetParts, pieces  # noqa: E402
 from drafter_online.versions import Versions  # noqa: E402
 from drafter_online.wire import Message  # noqa: E402
-from rollspec import RollspecConfig  # noqa: E402
-from rollspec.head import dedicated  # noqa: E402
-
-
-class Capture:
-    """Finished samples, as the engine's capture holds them."""
-
-    def __init__(self) -> None:
-        self.waiting: list[Sample] = []
-        self.paused = False
-        self.counts = {"samples": 0}
-
-    @property
-    def ready(self) -> bool:
-        return bool(self.waiting)
-
-    def take(self, most: int | None = None) -> list[Sample]:
-        out, self.waiting = self.waiting[:most], self.waiting[most:] if most else []
-        return out
-
-
-class Swapper:
-    """Takes what it is offered, after loading it as the real one does."""
-
-    def __init__(self) -> None:
-        self.version, self.busy = 0, False
-        self.report: Any = None
-        self.offered: list[tuple[Path, bool]] = []
-
-    def offer(self, folder: Path, canary: bool = True) -> None:
-        self.offered.append((folder, canary))
-        assert folder.stat().st_mode & 0o077 == 0, "others on this machine cannot read it"
-        loaded = Versions(folder.parent).load(int(folder.name), newer_than=self.version)
-        self.version, self.tensors = loaded.number, loaded.tensors
-        assert self.report is not None
-        self.report(self.version, "promoted", "fine")
-
-
-class Side:
-    """A DedicatedTraining without an engine."""
-
-    def __init__(self, endpoint: str, **drafter: Any) -> None:
-        given = {"proposal.drafters": ["eagle3"], "drafter.mode": "dedicated", "drafter.endpoint": endpoint}
-        config = RollspecConfig.load({**given, **{f"drafter.{k}": v for k, v in drafter.items()}}, env={})
-        self.capture, self.swapper = Capture(), Swapper()
-        hf = {n: 1 for n in ("hidden_size", "num_hidden_layers", "vocab_size", "intermediate_size")}
-        engine = SimpleNamespace(version=0, tuner=SimpleNamespace(guard=SimpleNamespace(off=[])))
-        bridge = SimpleNamespace(
-            config=config, engine=engine, faults={}, fault=None, running={}, state=lambda: ("eagle3", "")
-        )
-        bridge.count = lambda cause: bridge.faults.update({cause: bridge.faults.get(cause, 0) + 1})
-        model = like(
-            "vllm.model_executor.models.qwen3:Qwen3ForCausalLM",
-            model=like(
-                "vllm.model_executor.models.qwen3:Qwen3Model",
-                embed_tokens=SimpleNamespace(weight=torch.arange(24.0).reshape(6, 4)),
-                norm=SimpleNamespace(weight=torch.ones(4)),
-            ),
-            lm_head=SimpleNamespace(weight=torch.zeros(6, 4)),
-        )
-        hf |= {"model_type": "m"}
-        runner = like(
-            "vllm.v1.worker.gpu.model_runner:GPUModelRunner",
-            model_config=like("vllm.config:ModelConfig", hf_text_config=hf, get_vocab_size=lambda: 5),
-            get_model=lambda: model,
-        )
-        self.head = SimpleNamespace(
-            bridge=bridge,
-            capture=self.capture,
-            swapper=self.swapper,
-            runner=runner,
-            layers=(1, 2, 3),
-            base="m",
-            domains=None,
-            asleep=False,
-        )
-        weights = {"embed": model.model.embed_tokens, "norm": model.model.norm, "lm_head": model.lm_head}
-        self.head.ranks, self.head.reading = SimpleNamespace(alone=True), threading.Lock()
-        self.head.target_parts = lambda: {n: m.weight for n, m in weights.items()}
-        self.training = dedicated.DedicatedTraining(self.head)  # type: ignore[arg-type]
-
-    def close(self) -> None:
-        self.training.stop()
+from rollspec.head import training  # noqa: E402
 
 
 @pytest.fixture
 def ends(ends: Ends, monkeypatch: pytest.MonkeyPatch) -> Ends:
     monkeypatch.setattr("drafter_online.link.HELLO_SECONDS", 0.2)
     monkeypatch.setattr("drafter_online.link.AWAY_SECONDS", 3.0)
-    monkeypatch.setattr(dedicated, "STATUS_SECONDS", 0.1)
+    monkeypatch.setattr(training, "STATUS_SECONDS", 0.1)
     return ends
 
 
@@ -186,6 +103,15 @@ def test_versions_come_in_pieces(ends: Ends, tmp_path: Path, monkeypatch: Any) -
     hub.send(session, Message("offer", {"version": 4, "manifest": b"{}"}))
     until(lambda: last(hub)[:2] == [4, "refused"])
     assert s.swapper.version == 2 and s.training.error is None
+    # One that no step has taken up yet stays whole until the newer one is there.
+    s.swapper.offer = lambda folder, canary=True: s.swapper.offered.append((folder, canary))  # type: ignore[method-assign]
+    store.publish({"w": torch.ones(1000)}, {}, base="b", target_version=0)  # number 4, which was refused above
+    for i in (5.0, 6.0):
+        number = store.publish({"w": torch.full((1000,), i)}, {}, base="b", target_version=0)
+        count = len(s.swapper.offered)
+        offer(number)
+        until(lambda n=count: len(s.swapper.offered) == n + 1)
+    assert all((folder / "model.safetensors").is_file() for folder, _ in s.swapper.offered[-2:])
     s.training.stop()
     assert not first.parent.exists()
 
@@ -196,12 +122,12 @@ def test_a_head_of_20_mb_takes_a_fraction_of_a_second_and_holds_up_no_step(ends:
     hub = ends.hub()
     hub.handler.received = lambda session, m: m.kind == "fetch" and hub.send(session, fetch.piece(store, m.body))
     s = side(ends, hub)
-    s.swapper.offer = lambda folder, canary: setattr(s.swapper, "busy", True)  # type: ignore[method-assign]
+    s.swapper.offer = lambda folder, canary: setattr(s.swapper, "open", False)  # type: ignore[method-assign]
     manifest = (store.path(1) / "manifest.json").read_bytes()
     begin = time.monotonic()
     hub.send(hub.handler.sessions[-1], Message("offer", {"version": 1, "manifest": manifest}))
     longest, last = 0.0, begin
-    while not s.swapper.busy:  # what the engine's own thread would do meanwhile
+    while s.swapper.open:  # what the engine's own thread would do meanwhile
         time.sleep(0.001)
         now = time.monotonic()
         longest, last = max(longest, now - last), now
@@ -241,6 +167,13 @@ def test_the_target_is_sent_when_it_is_asked_for(ends: Ends, monkeypatch: Any) -
     until(lambda: len(of(hub, "status")) > told + 2)
     assert not of(hub, "target"), "its memory is not there"
     s.head.asleep = False
+    # vLLM is loading weights: a layer that has not all of its own yet has none.
+    whole, s.head.target_parts = s.head.target_parts, lambda: {"norm": torch.ones(4, device="meta")}
+    hub.send(hub.handler.sessions[-1], Message("refresh", {}))
+    told = len(of(hub, "status"))
+    until(lambda: len(of(hub, "status")) > told + 2)
+    assert not of(hub, "target") and s.training.error is None
+    s.head.target_parts = whole
     hub.send(hub.handler.sessions[-1], Message("refresh", {}))
     parts = TargetParts()
     until(lambda: len(of(hub, "target")) == 7)
@@ -346,6 +279,10 @@ def test_how_the_daemons_training_goes(ends: Ends, caplog: pytest.LogCaptureFixt
     hub.send(session, Message("status", {**body, "steps": 3, "tokens": 100}))  # it resumed an older state
     hub.send(session, Message("status", {**body, "steps": 4, "tokens": 140}))
     until(lambda: s.training.info()["tokens"] == 320)
+    idle = {"idle_seconds": 4.0, "used_seconds": 2.0}
+    hub.send(session, Message("status", {**body, "idle": idle, "levels": {"idle_cost": 0.01}}))
+    until(lambda: s.training.info().get("used_seconds") == 1.0)
+    assert s.training.info()["idle_seconds"] == 2.0 and s.training.info()["idle_cost"] == 0.01
     for _ in range(2):
         hub.send(session, Message("status", {**body, "step_age": 200.0, "hangs": "a step runs for 200 s"}))
     until(lambda: s.training.info()["hangs"])
@@ -356,6 +293,40 @@ def test_how_the_daemons_training_goes(ends: Ends, caplog: pytest.LogCaptureFixt
     until(lambda: s.training.info()["loss"] == 1.0)
     assert s.head.bridge.faults == {"drafter training: a step hangs": 1}
     assert caplog.text.count("a step runs for 200 s") == 1
+
+
+def test_a_trainer_on_the_device_sees_when_the_engine_has_it(ends: Ends, tmp_path: Path) -> None:
+    hub = ends.hub()
+    watched = Watched(tmp_path / "cpu")
+    assert watched.wanted() is not None, "no engine is there"
+    s = side(ends, hub, device=tmp_path / "cpu")
+    until(lambda: watched.wanted() is None)
+    s.training.step_begins()
+    assert watched.wanted() is not None
+    s.training.step_ended()
+    until(lambda: watched.wanted() is None)
+    assert watched.busy == s.training.activity.busy > 0.0
+    s.training.updating = True
+    assert watched.wanted() is not None
+    s.training.step_begins()  # the engine has its device back
+    s.training.step_ended()
+    assert not s.training.updating
+    until(lambda: watched.wanted() is None)
+    s.head.asleep = True
+    s.training.rests()
+    assert watched.wanted() is not None
+    until(lambda: of(hub, "status")[-1].body["seconds"] == s.training.activity.busy)
+
+
+def test_an_engine_without_a_place_for_it_is_served_all_the_same(ends: Ends, tmp_path: Path, caplog: Any) -> None:
+    hub = ends.hub()
+    (tmp_path / "file").write_text("")
+    s = side(ends, hub, device=tmp_path / "file" / "cpu")
+    until(lambda: len(of(hub, "status")) > 2)
+    assert caplog.text.count("sharing the device with the drafter's training failed") == 1
+    s.training.step_begins()
+    s.training.step_ended()
+    assert s.training.activity.busy > 0.0 and s.training.error is None
 
 
 def test_long_samples_go_in_windows(tiny_target: Path) -> None:

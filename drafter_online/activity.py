@@ -1,0 +1,124 @@
+"""Whether an engine uses its device, for a trainer in another process that shares it: a few bytes that both map.
+
+    device = Activity()                      # the engine's; not shown to a trainer yet
+    device.show(path)                        # False: another engine of this device is the one that is watched
+    device.begins(), device.ends()           # around a step
+    device.away = True                       # the engine sleeps, or the policy's trainer has the device
+
+    watched = Watched(path)                  # the trainer's
+    watched.wanted()                         # since when the device is not the trainer's; None: it may train
+
+Times are `time.monotonic()`, which all processes of a machine share.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import mmap
+import os
+import time
+from pathlib import Path
+
+from drafter_online.files import try_lock
+
+QUIET_SECONDS = 0.05
+"""Without a step for this long, the engine has no request running."""
+
+LOOK_SECONDS = 0.5
+"""Between two looks whether the engine is still there."""
+
+INSIDE, STEPPED, AWAY, BUSY = range(4)
+"""Numbers: a step runs (1 or 0); when the last one began or ended; the device is lent (1 or 0); seconds of steps."""
+
+SIZE = 8 * 4
+
+
+class Activity:
+    """Of one engine."""
+
+    def __init__(self) -> None:
+        self._values = memoryview(bytearray(SIZE)).cast("d")
+        self._lock: int | None = None
+        self._values[STEPPED] = time.monotonic()
+
+    def show(self, path: Path) -> bool:
+        """Write to `path` from now on, where no other engine does; the lock on it goes with this process.
+
+        Raises:
+            OSError: it cannot be written.
+        """
+        if self._lock is None and (lock := try_lock(path)) is not None:
+            os.ftruncate(lock, SIZE)
+            shown = memoryview(mmap.mmap(lock, SIZE)).cast("d")
+            shown[:] = self._values
+            self._lock, self._values = lock, shown
+        return self._lock is not None
+
+    def begins(self) -> None:
+        """A step begins."""
+        self._values[STEPPED] = time.monotonic()
+        self._values[INSIDE] = 1.0
+
+    def ends(self) -> None:
+        """It ends."""
+        v, now = self._values, time.monotonic()
+        if v[INSIDE]:
+            v[BUSY] += now - v[STEPPED]
+        v[STEPPED] = now
+        v[INSIDE] = 0.0
+
+    @property
+    def away(self) -> bool:
+        """Whether the engine sleeps, or its device is lent to something else."""
+        return bool(self._values[AWAY])
+
+    @away.setter
+    def away(self, value: bool) -> None:
+        self._values[AWAY] = float(value)
+
+    @property
+    def busy(self) -> float:
+        """Seconds that steps have taken."""
+        return float(self._values[BUSY])
+
+
+class Watched:
+    """An engine's activity, as the trainer sees it. Without an engine there the device is not the trainer's either."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._values: memoryview[float] | None = None
+        self._looked = -LOOK_SECONDS
+
+    def wanted(self) -> float | None:
+        """Since when the device is the engine's or somebody else's; None where training may use it."""
+        now = time.monotonic()
+        if now - self._looked >= LOOK_SECONDS:
+            self._looked = now
+            self._look()
+        v = self._values
+        if v is None or v[AWAY]:
+            return now
+        stepped = v[STEPPED]
+        return stepped if v[INSIDE] or now - stepped <= QUIET_SECONDS else None
+
+    @property
+    def busy(self) -> float:
+        """Seconds that the engine's steps have taken."""
+        return 0.0 if self._values is None else float(self._values[BUSY])
+
+    def _look(self) -> None:
+        """Whether an engine writes to the file, which then has its lock."""
+        try:
+            fd = os.open(self.path, os.O_RDONLY)
+        except OSError:
+            self._values = None
+            return
+        try:
+            fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            self._values = None
+        except BlockingIOError:
+            if self._values is None and os.fstat(fd).st_size == SIZE:
+                self._values = memoryview(mmap.mmap(fd, SIZE, access=mmap.ACCESS_READ)).cast("d")
+        finally:
+            os.close(fd)
