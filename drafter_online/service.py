@@ -80,9 +80,8 @@ class Service:
         self._fresh = 0  # tokens that came since the start
         self._asked = -ASK_SECONDS  # when an engine was last asked for the target's tensors
         self.parts = TargetParts()
-        self.device = None if config.yields_to is None else Watched(config.yields_to)
-        """Of the engine that it is shared with."""
-        self.idle: Idle[StepReport] = Idle(settle_seconds=0.0 if self.device is None else 0.02)
+        self.device = config.yields_to and Watched(config.yields_to)  # the engine's that it is shared with
+        self.idle: Idle[StepReport] = Idle(settle_seconds=0.02 if self.device else 0.0)
         self.watch = self.idle.watch
         self.when = WhenItPays(config.publish_every) if config.train_when == "pays" else None
         self.terms: dict[str, float] = {}  # of the latest loss
@@ -209,7 +208,7 @@ class Service:
         progress = Progress(
             c.steps, c.tokens, loss if math.isfinite(loss) else None, self.terms, self.length,
             len(self.trainer.buffer), self.watch.age, self.watch.hangs, len(self.hub),
-            *(({**self.idle.sums, "preempted": c.preempted}, self.idle.levels) if self.device is not None else ()),
+            *(({**self.idle.sums, "preempted": c.preempted}, self.idle.levels) if self.device else ()),
         )  # fmt: skip
         self.hub.send(session, Message("status", msgspec.to_builtins(progress)))
         if status.policy > self.parts.policy and time.monotonic() - self._asked > ASK_SECONDS:
@@ -256,22 +255,22 @@ class Service:
 
     def _wanted(self) -> float | None:
         """Since when an engine has the device that this trains on; None where training may use it."""
-        return None if self.device is None else self.device.wanted()
+        return self.device.wanted() if self.device else None
 
     def _turn(self) -> bool:
-        """Take what came, make a micro-step where there is something to learn, publish where it is time; all of it only
-        while no engine needs the device.
-        """
-        if self.device is not None:
-            self.idle.cost.at(self.device.busy)
-        if not self.idle.allows(self._wanted() is not None):
+        """While no engine needs the device: take what came, make a micro-step, publish where it is time."""
+        self.idle.cost.at(self.device.busy if self.device else 0.0)
+        if self._wanted() is not None:
+            self.idle.allows(True)
             return False
         self._take()
+        if not len(self.trainer.buffer) or not self.idle.allows(False):
+            return False
         if time.monotonic() - self._saved > self.config.save_seconds:
             self._save()
         if self.trainer.counts.steps - self._published_at >= self.config.publish_every:
             self._publish()  # also where training waits: an earlier version may have been on canary until now
-        if self._credit() <= 0 or not len(self.trainer.buffer):
+        if self._credit() <= 0:
             return False
         if self.when is not None and not self.when.allows(self.trainer.counts.steps):
             return False

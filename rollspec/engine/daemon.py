@@ -52,12 +52,17 @@ def settle(config: RollspecConfig, target: str, platform: str = "cpu") -> Rollsp
     """
     try:
         ray = sys.modules.get("ray")
-        ray = ray if ray is not None and ray.is_initialized() else None
-        config = config.change({"drafter.dir": str(folder_of(config, ray))})
+        on_ray = ray is not None and ray.is_initialized()
+        job = secrets.token_hex(6) if on_ray else _job()  # the first replica's, where they share no folder
+        config = config.change({"drafter.dir": str(folder_of(config, job))})
         if config.drafter.mode == "idle":
             local = int(os.environ.get("LOCAL_RANK", "0"))  # of an engine that is built within a rank of the trainer
             config = config.change({"drafter.device": platform if platform == "cpu" else f"{platform}:{local}"})
-        endpoint = _process(config, target) if ray is None else _actor(ray, config, target)
+        if on_ray:
+            endpoint, folder = _actor(ray, config, target)
+            config = config.change({"drafter.dir": folder})
+        else:
+            endpoint = _process(config, target)
     except Exception as e:  # an engine without a trainer is an engine
         logger.warning("rollspec: the drafter is not trained, because its trainer cannot be started (%s).", e)
         return config.change({"drafter.mode": "off"})
@@ -84,13 +89,13 @@ def options(config: RollspecConfig, target: str) -> dict[str, Any]:
     }
 
 
-def folder_of(config: RollspecConfig, ray: Any) -> Path:
+def folder_of(config: RollspecConfig, job: str) -> Path:
     """Where the trainer keeps its state: drafter.dir, in history.dir, or a temporary folder of this job."""
     if config.drafter.dir is not None:
         return config.drafter.dir
     if config.history.dir is not None:
         return config.history.dir / "drafter"
-    return _private("job-" + _short(_job(ray))) / "state"
+    return _private("job-" + _short(job)) / "state"
 
 
 def activity_file(config: RollspecConfig, device: Any) -> Path:
@@ -109,7 +114,6 @@ def activity_file(config: RollspecConfig, device: Any) -> Path:
 def _process(config: RollspecConfig, target: str) -> str:
     folder = config.drafter.dir
     assert folder is not None
-    folder.mkdir(parents=True, exist_ok=True)
     run = _run_folder(folder)
     endpoint = f"ipc://{run}/wire"
     lock = try_lock(run / "lock")
@@ -117,6 +121,8 @@ def _process(config: RollspecConfig, target: str) -> str:
         return endpoint
     given = {**options(config, target), "endpoint": endpoint}
     try:
+        _leave(folder)  # of a job before, which was killed
+        folder.mkdir(parents=True, exist_ok=True)
         with open(folder / "daemon.log", "ab") as log:
             process = subprocess.Popen(
                 [sys.executable, "-m", "rollspec.engine.daemon", json.dumps(given)],
@@ -163,10 +169,8 @@ def _private(name: str) -> Path:
     return parent / name
 
 
-def _job(ray: Any) -> str:
-    """What the replicas of one job have in common where they share no folder."""
-    if ray is not None:
-        return str(ray.get_runtime_context().get_job_id())
+def _job() -> str:
+    """What the replicas of one job on this machine have in common."""
     return os.environ.get("TORCHELASTIC_RUN_ID") or os.environ.get("MASTER_PORT") or str(os.getpid())
 
 
@@ -253,9 +257,9 @@ class Trainer:
         finally:
             os._exit(status)
 
-    def address(self) -> tuple[str, str]:
-        """Endpoint and token."""
-        return self._service.hub.endpoint, self._token
+    def address(self) -> tuple[str, str, str]:
+        """Endpoint, token and folder."""
+        return self._service.hub.endpoint, self._token, str(self._service.config.dir)
 
 
 def _listening(given: dict[str, Any], host: str) -> Service:
@@ -284,7 +288,8 @@ def actor_name(ray: Any) -> str:
     return f"rollspec-drafter-{ray.get_runtime_context().get_job_id()}"
 
 
-def _actor(ray: Any, config: RollspecConfig, target: str) -> str:
+def _actor(ray: Any, config: RollspecConfig, target: str) -> tuple[str, str]:
+    """The actor's endpoint and folder."""
     from drafter_online.wire import TOKEN_VARIABLE
 
     name = actor_name(ray)
@@ -298,7 +303,7 @@ def _actor(ray: Any, config: RollspecConfig, target: str) -> str:
         .remote(options(config, target), secrets.token_urlsafe(32), visible)
     )
     try:
-        endpoint, token = ray.get(actor.address.remote(), timeout=START_SECONDS)
+        endpoint, token, folder = ray.get(actor.address.remote(), timeout=START_SECONDS)
     except ray.exceptions.GetTimeoutError as e:
         if theirs:
             raise TimeoutError(f"the actor {name} did not answer for {START_SECONDS:g} s") from e
@@ -308,7 +313,7 @@ def _actor(ray: Any, config: RollspecConfig, target: str) -> str:
             "drafter.ray or drafter.device"
         ) from e
     os.environ[TOKEN_VARIABLE] = token  # the engine's processes are children of this one
-    return str(endpoint)
+    return endpoint, folder
 
 
 def _place(ray: Any, config: RollspecConfig) -> dict[str, Any]:
