@@ -6,7 +6,7 @@ export ROLLSPEC_VENV := $(VENV)
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup test test-unit test-engine test-e2e test-slow lint format demo serve-demo bench gpu docs clean clean-all
+.PHONY: help setup test test-unit test-engine test-e2e test-modes test-slow lint format demo serve-demo bench gpu docs clean clean-all
 
 help:  ## list the targets
 	@grep -E '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | \
@@ -26,6 +26,9 @@ test-engine: setup  ## tests against a real vLLM engine on CPU, minutes
 
 test-e2e: setup  ## whole training jobs on CPU, minutes
 	@scripts/test.sh e2e $(ARGS)
+
+test-modes: setup  ## jobs of the trainer modes that `make test` leaves out, minutes; CI runs them, too
+	@scripts/test.sh modes $(ARGS)
 
 test-slow: setup  ## long sweeps that the other targets leave out, many minutes
 	@scripts/test.sh slow $(ARGS)

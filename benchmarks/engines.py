@@ -23,7 +23,7 @@ from rollspec.machine import native_dtype
 
 START_SECONDS = 240.0
 RUN_SECONDS = 600.0
-TRAINER = "rollspec.engine.daemon"  # in the command line of the process of `drafter.mode: dedicated`
+TRAINER = "rollspec.engine.daemon"  # in the command line of a job's trainer
 MAX_NEW = 512  # tokens of a response that ends by itself
 
 

@@ -53,6 +53,7 @@ MEASURES: dict[str, tuple[str, ...]] = {
     "gpu": (*ENGINE, *TRAINING, "benchmarks/gpu"),
     "demo-0.32": DEMO,
     "demo-0.32-earlier": DEMO,
+    "demo-0.32-epochs": DEMO,
     "demo-0.32-float32": DEMO,
     "demo-0.32-four": DEMO,
     "demo-0.32-pairs": DEMO,
@@ -73,6 +74,7 @@ MEASURES: dict[str, tuple[str, ...]] = {
     "make-head-tasks": (*TRAINING, "drafter_online/make_head.py"),
     "lookup": ("rollspec/proposal",),
     "peers": (*ENGINE, *HEAD),
+    "peers-rules": ENGINE,
     "peers-demo": ENGINE,  # none of its arms has a head
     "propose": DRAFTING,
     "recipes": TRAINING,

@@ -48,11 +48,16 @@ class Activity:
             OSError: it cannot be written.
         """
         if self._lock is None and (lock := try_lock(path)) is not None:
-            os.ftruncate(lock, SIZE)
-            shown = memoryview(mmap.mmap(lock, SIZE)).cast("d")
-            shown[:] = self._values
-            self._lock, self._values = lock, shown
+            os.pwrite(lock, bytes(self._values), 0)  # takes the room; a map of a full file system's file would end us
+            self._lock, self._values = lock, memoryview(mmap.mmap(lock, SIZE)).cast("d")
         return self._lock is not None
+
+    def hide(self) -> None:
+        """Write to no file any more: another engine of the device may."""
+        if self._lock is not None:
+            self._values = memoryview(bytearray(bytes(self._values))).cast("d")
+            os.close(self._lock)
+            self._lock = None
 
     def begins(self) -> None:
         """A step begins."""

@@ -74,7 +74,7 @@ class Status(msgspec.Struct, frozen=True):
     """An engine's report, sent every second or two."""
 
     version: int  # of the drafter it runs; 0: as it was started
-    busy: bool = False  # it takes no other version now: one is on canary, or on its way
+    busy: bool = False  # a version is on its way, being staged or on canary
     policy: int = 0  # policy version
     speculating: bool = True
     off: list[str] = []  # (drafter, batch) pairs that its guard switched off

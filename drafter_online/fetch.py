@@ -29,7 +29,7 @@ class Fetch:
 
     Args:
         manifest: its manifest.json, as the daemon sent it.
-        folder: where it is put; what else is there is deleted.
+        folder: where it is put; what else is there (the version before, which was swapped in or refused) is deleted.
 
     Raises:
         VersionError: the manifest is damaged, the version is larger than anything sensible, or cannot be kept here.

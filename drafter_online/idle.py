@@ -105,11 +105,12 @@ class IdleCost:
 
     busy: float = 0.0
     delayed: float = 0.0
-    seen: float = 0.0  # seconds that the engine had computed at the last look
+    seen: float | None = None  # seconds that the engine had computed at the last look
 
     def at(self, seconds: float) -> None:
         """The engine has computed so many seconds in all."""
-        self.step(max(0.0, seconds - self.seen))
+        if self.seen is not None:
+            self.step(max(0.0, seconds - self.seen))
         self.seen = seconds
 
     def step(self, seconds: float) -> None:

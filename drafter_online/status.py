@@ -37,6 +37,7 @@ def status(service: Service) -> dict[str, Any]:
             "not_finite": c.not_finite,
             "failed": service.counts["failed_steps"],
             "out_of_memory": c.out_of_memory,
+            **({"rounds": w.rounds, "rounds_skipped": w.skipped} if (w := service.when) is not None else {}),
             "terms": service.terms,
             "step_age_seconds": round(service.watch.age, 1),
             "hangs": service.watch.hangs,

@@ -64,7 +64,7 @@ class Worth:
 class WhenItPays:
     """When to train (`drafter.train_when: pays`); `every` optimiser steps are a round.
 
-    S seconds of steps at t tokens per request and step came since the last decision, and as much is taken to come. The
+    S seconds of steps at t tokens per request and step came since the last round, and as much is taken to come. The
     gain in t that a round is expected to bring is the discounted mean of what past rounds brought, or what was lost
     since the last one where that is more. A round is trained where that saves more of S than the latest one took.
     Without feedback there is no round.
@@ -77,8 +77,9 @@ class WhenItPays:
         self.skipped = 0  # decisions against one
         self._until = 0  # optimiser steps at which the running round ends
         self._spent = 0.0  # training seconds of the running round
-        self._emitted = self._rows = 0  # since the last decision
+        self._emitted = self._rows = 0  # since the last round began
         self._seconds = 0.0
+        self._refused = 0  # rows at the last decision against a round
         self._before: float | None = None  # t before the last round, whose gain is not known yet
         self._after = 0.0  # t right after it
 
@@ -99,15 +100,16 @@ class WhenItPays:
         if not self._rows:
             return False
         length, seconds = self._emitted / self._rows, self._seconds
-        self._emitted, self._rows, self._seconds = 0, 0, 0.0
         if self._before is not None:
             found = length - self._before
             self.gain = found if self.rounds == 1 else KEEP * self.gain + (1 - KEEP) * found
             self._before, self._after = None, length
         gain = max(self.gain, self._after - length)
         if self.rounds >= FIRST and (gain <= 0 or saved(seconds, length, length + gain) <= self.cost):
-            self.skipped += 1
+            self.skipped += self._rows != self._refused
+            self._refused = self._rows
             return False
+        self._emitted, self._rows, self._seconds, self._refused = 0, 0, 0.0, 0
         self._before = length
         self._until = (steps // self.every + 1) * self.every
         self.rounds += 1

@@ -4,7 +4,8 @@
 #   scripts/test.sh lint unit engine e2e
 #   scripts/test.sh unit -k config -x        (arguments from the first dash on go to pytest)
 #
-#   scripts/test.sh slow                     (long sweeps, marked `slow`, that the other stages leave out)
+#   scripts/test.sh modes                    (of the slow ones, a job of each trainer mode that e2e leaves out)
+#   scripts/test.sh slow                     (long sweeps, marked `slow`, that lint to e2e leave out)
 #
 # ROLLSPEC_TEST_WORKERS: test files that run at the same time (2 where there are two cores; not for whole jobs).
 #
@@ -13,12 +14,13 @@
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit 1
 
-declare -A LIMIT=([unit]=1200 [engine]=3000 [e2e]=3000 [slow]=6000)
+declare -A LIMIT=([unit]=1200 [engine]=3000 [e2e]=3000 [modes]=2400 [slow]=6000)
 # Engines mostly wait for imports and for each other: two at a time, with one thread each, take little more than one.
 workers="${ROLLSPEC_TEST_WORKERS:-$(($(nproc) > 1 ? 2 : 1))}"
 # Whole jobs keep both cores busy: two at a time took as long as one after the other.
-declare -A SPREAD=([unit]="-n $workers" [engine]="-n $workers --dist loadfile" [e2e]="" [slow]="")
-declare -A FILES=([unit]="tests/unit tests/kernels" [engine]=tests/engine [e2e]=tests/e2e [slow]="tests/engine tests/e2e")
+declare -A SPREAD=([unit]="-n $workers" [engine]="-n $workers --dist loadfile" [e2e]="" [modes]="" [slow]="")
+declare -A FILES=([unit]="tests/unit tests/kernels" [engine]=tests/engine [e2e]=tests/e2e [modes]=tests/e2e
+    [slow]="tests/engine tests/e2e")
 passed=0
 failed=0
 skipped=0
@@ -54,7 +56,7 @@ run_pytest() {
     local threads="${OMP_NUM_THREADS:-2}" which="not slow"
     # With more threads than cores every operation waits for one that is not running.
     [[ -n "${SPREAD[$stage]}" ]] && ((workers > 1)) && threads=1
-    [[ "$stage" == slow ]] && which=slow
+    [[ "$stage" == slow || "$stage" == modes ]] && which="$stage"
     # shellcheck disable=SC2086 # several words, or none
     env OMP_NUM_THREADS="$threads" timeout --foreground -s INT -k 30 "${LIMIT[$stage]}" \
         python -m pytest ${FILES[$stage]} ${SPREAD[$stage]} -m "$which" -r s "$@" 2>&1 | tee "$log"
@@ -85,9 +87,9 @@ for stage in "${stages[@]}"; do
         check "stale results" python -m benchmarks.stale
         check "shellcheck" shellcheck scripts/*.sh .ci/run
         ;;
-    unit | engine | e2e | slow) run_pytest "$stage" "$@" ;;
+    unit | engine | e2e | modes | slow) run_pytest "$stage" "$@" ;;
     *)
-        echo "scripts/test.sh: there is no stage '$stage'; choose from lint, unit, engine, e2e, slow." >&2
+        echo "scripts/test.sh: there is no stage '$stage'; choose from lint, unit, engine, e2e, modes, slow." >&2
         exit 2
         ;;
     esac

@@ -63,7 +63,7 @@ class ServerCalls(EngineCalls):
     replica_rank: int
     node_rank: int
     rollspec_on = False
-    rollspec_trains = False  # whether its workers train the drafter while they idle
+    rollspec_trains = False  # whether the drafter is trained while engines idle
     rollspec_segments: frozenset[str] = frozenset()
 
     async def rollspec_call(self, op: str, payload: dict[str, Any]) -> dict[str, Any]:

@@ -38,6 +38,8 @@ LINGER = 90.0
 START_SECONDS = 120.0
 """Bound on waiting for a Ray actor to say where it listens."""
 
+ALL = "all"
+
 RESTARTS = 3
 """Times that Ray starts an actor again that died. It resumes from its folder, and engines find it where it was."""
 
@@ -60,7 +62,9 @@ def settle(config: RollspecConfig, target: str, platform: str = "cpu") -> Rollsp
             config = config.change({"drafter.device": platform if platform == "cpu" else f"{platform}:{local}"})
         if on_ray:
             endpoint, folder = _actor(ray, config, target)
-            config = config.change({"drafter.dir": folder})
+            if folder != str(config.drafter.dir):
+                _leave(Path(str(config.drafter.dir)))
+                config = config.change({"drafter.dir": folder})
         else:
             endpoint = _process(config, target)
     except Exception as e:  # an engine without a trainer is an engine
@@ -152,7 +156,7 @@ def _run_folder(folder: Path) -> Path:
 def _leave(folder: Path) -> None:
     """The job has ended: a state in no folder of the user's goes with it."""
     if folder.parent.parent == _temporary():
-        shutil.rmtree(folder, ignore_errors=True)
+        shutil.rmtree(folder.parent, ignore_errors=True)
 
 
 def _temporary() -> Path:
@@ -171,7 +175,8 @@ def _private(name: str) -> Path:
 
 def _job() -> str:
     """What the replicas of one job on this machine have in common."""
-    return os.environ.get("TORCHELASTIC_RUN_ID") or os.environ.get("MASTER_PORT") or str(os.getpid())
+    ranks = [os.environ[name] for name in ("TORCHELASTIC_RUN_ID", "MASTER_PORT") if name in os.environ]
+    return "-".join([*ranks, str(os.getppid())]) if ranks else str(os.getpid())
 
 
 def _short(text: str) -> str:
@@ -198,7 +203,9 @@ def main() -> int:
     import signal
 
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
-    _take_cores()  # first: what is imported here starts threads
+    given = json.loads(sys.argv[1])
+    if "yields_to" not in given:  # else it is on the engine's
+        _take_cores()  # first: what is imported here starts threads
     from drafter_online.errors import DrafterError
     from drafter_online.service import Service
     from drafter_online.settings import settings
@@ -207,7 +214,7 @@ def main() -> int:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
     try:
-        service = Service(settings(json.loads(sys.argv[1])))
+        service = Service(settings(given))
     except DrafterError as e:
         logger.error("%s", e)
         return 2
@@ -228,7 +235,8 @@ class Trainer:
     Args:
         given: settings of the service without its endpoint.
         token: what engines prove themselves with, also to an actor that was started again.
-        visible: the engine's CUDA_VISIBLE_DEVICES, of which it uses one; Ray shows an actor that asks for none none.
+        visible: the engine's CUDA_VISIBLE_DEVICES, of which it uses one (`ALL`: unset); Ray may show an actor that
+            asks for none none.
     """
 
     def __init__(self, given: dict[str, Any], token: str, visible: str | None = None) -> None:
@@ -236,9 +244,12 @@ class Trainer:
 
         from drafter_online.wire import TOKEN_VARIABLE
 
-        _take_cores()
+        if "yields_to" not in given:
+            _take_cores()
         if visible is not None:
             os.environ["CUDA_VISIBLE_DEVICES"] = visible
+        if visible == ALL:
+            del os.environ["CUDA_VISIBLE_DEVICES"]
         self._token = os.environ[TOKEN_VARIABLE] = token
         self._service = _listening(given, f"tcp://{ray.util.get_node_ip_address()}")
         self._service.start()
@@ -294,7 +305,7 @@ def _actor(ray: Any, config: RollspecConfig, target: str) -> tuple[str, str]:
 
     name = actor_name(ray)
     place = _place(ray, config)
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES") if config.drafter.mode == "idle" else None
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES", ALL) if config.drafter.mode == "idle" else None
     theirs = name in (a["name"] for a in ray.util.list_named_actors(all_namespaces=True))  # another replica's
     actor = (
         ray.remote(Trainer)

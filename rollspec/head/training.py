@@ -90,7 +90,7 @@ class HeadTraining:
         self._asked = 0.0  # when the last piece was asked for
         self._cache = Path(tempfile.gettempdir()) / f"rollspec-versions-{uuid.uuid4().hex}"
         self._canary = True  # of the version that is fetched
-        self._given: int | None = None  # the newest version in the cache that the swapper has
+        self._given: int | None = None  # the version in the cache that the swapper has
         self._pieces: Iterator[Message] | None = None
         self._pieces_of = 0
         self._reported = 0.0
@@ -206,6 +206,7 @@ class HeadTraining:
             self._ship()
 
     def _close(self) -> None:
+        self.activity.hide()
         self.link.close()
         self.link.away = "the connection has ended"
         self.checkpoints.tick(self.link)
@@ -233,7 +234,7 @@ class HeadTraining:
         counts |= {f"capture_{k}": v for k, v in self.capture.counts.items()}
         body = {
             "version": swapper.version,
-            "busy": not swapper.open or self._fetch is not None,
+            "busy": swapper.busy or self._fetch is not None,
             "policy": bridge.engine.version,
             "speculating": bridge.state()[0] != "none",
             "off": list(bridge.engine.tuner.guard.off),
@@ -324,12 +325,11 @@ class HeadTraining:
         number, manifest = body.get("version"), body.get("manifest")
         if not (isinstance(number, int) and isinstance(manifest, bytes)) or number <= swapper.version:
             return
-        if not swapper.open or self._fetch is not None:
+        if swapper.busy or self._fetch is not None:
             return
         self.counts["offers"] += 1
         self._canary = bool(body.get("canary", True))
-        # Beside the one before, which no step has taken up yet, or is being staged.
-        self._fetch = Fetch(manifest, self._cache / str(self.counts["offers"] % 2))
+        self._fetch = Fetch(manifest, self._cache)
         self._asked = 0.0
 
     def _continue(self) -> None:

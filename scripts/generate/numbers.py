@@ -32,7 +32,7 @@ from scripts.generate.cells import (
 )  # fmt: skip
 
 DEMO = "demo-0.32"
-EARLIER = tuple(f"{DEMO}-{name}" for name in ("pairs", "float32", "slower", "earlier", "reversed", "four", "xeon"))
+EARLIER = tuple(f"{DEMO}-{n}" for n in ("epochs", "pairs", "float32", "slower", "earlier", "reversed", "four", "xeon"))
 CONTROLS = {"control": "the demo's policy", "control-smollm2": "SmolLM2-135M"}
 PEERS = {"peers-demo": "the demo's policy", "peers": "SmolLM2-135M"}
 ARMS = {"memory": "suffix drafts", "head": "draft head and suffix drafts", "head, coupled": "the same, `mode: coupled`"}

@@ -192,6 +192,7 @@ def test_colocate_async(run: Any, tmp_path: Path) -> None:
 
 
 @pytest.mark.supports("verl", "separate_async", "drafts", "policy versions", "metrics")
+@pytest.mark.modes
 @pytest.mark.slow  # `test_colocate_async` aborts as well, and the Gloo engine is in `test_verl_cpu.py`
 def test_separate_async(run: Any, tmp_path: Path) -> None:
     """Rollouts on a replica of their own, two updates of the policy per sync, weights sent by a checkpoint engine.
@@ -254,6 +255,7 @@ def test_a_device_that_is_lent_to_rollouts_and_returned(run: Any, tmp_path: Path
 
 
 @pytest.mark.supports("verl", "fully_async recipe", "drafts", "draft head", "policy versions", "metrics")
+@pytest.mark.modes
 @pytest.mark.slow  # `test_verl_fully_async.py` and `test_separate_async` are its shorter siblings
 def test_fully_async_recipe(run: Any, tmp_path: Path) -> None:
     """verl's older recipe: rollouts and training in two actors that never wait for a step of the other. A trainer of

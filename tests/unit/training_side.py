@@ -37,7 +37,7 @@ class Swapper:
     """Takes what it is offered, after loading it as the real one does."""
 
     def __init__(self) -> None:
-        self.version, self.open = 0, True
+        self.version, self.busy = 0, False
         self.report: Any = None
         self.offered: list[tuple[Path, bool]] = []
 

@@ -46,8 +46,10 @@ def _train(bridge: Bridge, head: DraftHead, config: RollspecConfig) -> None:
 
     assert head.capture is not None
     try:
-        shared = config.drafter.mode == "idle" and config.drafter.dir is not None
-        head.training = HeadTraining(head, daemon.activity_file(config, head.device) if shared else None)
+        device = None
+        if config.drafter.mode == "idle" and config.drafter.dir is not None:
+            device = daemon.activity_file(config, head.device)
+        head.training = HeadTraining(head, device)
     except (DrafterError, OSError) as e:
         bridge.count("drafter feedback")
         head.capture.paused = True

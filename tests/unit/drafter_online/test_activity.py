@@ -89,3 +89,8 @@ def test_one_engine_of_a_device_is_watched(tmp_path: Path) -> None:
     assert watched.wanted() is None
     second.ends()
     assert second.busy > 0.0 == first.busy
+    first.hide()
+    assert watched.wanted() is not None and second.show(tmp_path / "cpu-"), "an engine that ended in a living process"
+    until(lambda: watched.wanted() is None)
+    first.begins()
+    assert watched.wanted() is None and watched.busy == second.busy

@@ -67,6 +67,7 @@ def service(tmp_path: Any) -> Any:
         training="running",
         healthy=lambda: (True, "ok"),
         watch=StepWatch(),
+        when=None,
         terms={"accept_0": 1.0},
     )
 

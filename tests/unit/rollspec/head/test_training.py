@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -103,15 +104,17 @@ def test_versions_come_in_pieces(ends: Ends, tmp_path: Path, monkeypatch: Any) -
     hub.send(session, Message("offer", {"version": 4, "manifest": b"{}"}))
     until(lambda: last(hub)[:2] == [4, "refused"])
     assert s.swapper.version == 2 and s.training.error is None
-    # One that no step has taken up yet stays whole until the newer one is there.
-    s.swapper.offer = lambda folder, canary=True: s.swapper.offered.append((folder, canary))  # type: ignore[method-assign]
+    # One that no step has taken up yet is neither fetched again nor replaced.
     store.publish({"w": torch.ones(1000)}, {}, base="b", target_version=0)  # number 4, which was refused above
-    for i in (5.0, 6.0):
-        number = store.publish({"w": torch.full((1000,), i)}, {}, base="b", target_version=0)
-        count = len(s.swapper.offered)
-        offer(number)
-        until(lambda n=count: len(s.swapper.offered) == n + 1)
-    assert all((folder / "model.safetensors").is_file() for folder, _ in s.swapper.offered[-2:])
+    number = store.publish({"w": torch.ones(1000)}, {}, base="b", target_version=0)
+    s.swapper.offer = lambda folder, canary=True: setattr(s.swapper, "busy", True)  # type: ignore[method-assign]
+    offer(number)
+    until(lambda: s.training.info()["fetched"] == 3)
+    offers = s.training.info()["offers"]
+    offer(number)
+    told = len(of(hub, "status"))
+    until(lambda: len(of(hub, "status")) > told + 2)
+    assert s.training.info()["offers"] == offers and of(hub, "status")[-1].body["busy"]
     s.training.stop()
     assert not first.parent.exists()
 
@@ -122,12 +125,12 @@ def test_a_head_of_20_mb_takes_a_fraction_of_a_second_and_holds_up_no_step(ends:
     hub = ends.hub()
     hub.handler.received = lambda session, m: m.kind == "fetch" and hub.send(session, fetch.piece(store, m.body))
     s = side(ends, hub)
-    s.swapper.offer = lambda folder, canary: setattr(s.swapper, "open", False)  # type: ignore[method-assign]
+    s.swapper.offer = lambda folder, canary: setattr(s.swapper, "busy", True)  # type: ignore[method-assign]
     manifest = (store.path(1) / "manifest.json").read_bytes()
     begin = time.monotonic()
     hub.send(hub.handler.sessions[-1], Message("offer", {"version": 1, "manifest": manifest}))
     longest, last = 0.0, begin
-    while s.swapper.open:  # what the engine's own thread would do meanwhile
+    while not s.swapper.busy:  # what the engine's own thread would do meanwhile
         time.sleep(0.001)
         now = time.monotonic()
         longest, last = max(longest, now - last), now
@@ -355,3 +358,28 @@ def test_fetching_survives_what_it_is_sent(tmp_path: Path) -> None:
     assert not fetch.take(Message("chunk", ask))
     with pytest.raises(VersionError, match="longer than"):
         fetch.take(Message("chunk", ask, {"data": torch.ones(9999, dtype=torch.uint8)}))
+
+
+def test_what_is_reported_of_training() -> None:
+    from rollspec.head.draft_head import DraftHead
+    from rollspec.telemetry.engine_stats import EngineStats
+    from rollspec.telemetry.metrics import find, to_metrics
+
+    info: dict[str, Any] = {
+        "loss": 2.5, "terms": {"accept_0": 2.0, "rejected": 1.0}, "length": 1.5, "samples": 7, "step_age_seconds": 0.0,
+        "hangs": None, "steps": 2, "tokens": 40, "wasted_seconds": 0.5, "idle_seconds": 9.0, "used_seconds": 8.0,
+        "preempted": 1, "preempt_seconds": 0.2, "preempt_p99_seconds": 0.1, "micro_step_seconds": 0.3, "away": None,
+    }  # fmt: skip
+    deployment = SimpleNamespace(pauses=[], running=SimpleNamespace(number=0, since=0))
+    drafts = SimpleNamespace(
+        caught_up=0, rebuilt=0, swapper=SimpleNamespace(counts={}, deployment=deployment), capture=None,
+        training=SimpleNamespace(info=lambda: info), _drained={}, policy_version=0,
+        engine=SimpleNamespace(head=SimpleNamespace(reached=None)),
+    )  # fmt: skip
+    for trained in (2.0, 0.0):  # since the call before
+        sums, levels = DraftHead.drain(drafts)  # type: ignore[arg-type]
+        metrics = to_metrics(EngineStats(drafter=sums, drafter_levels=levels))
+        got = {n.removeprefix("rollspec/drafter/"): v for n, v in metrics.items() if "/drafter/" in n}
+        assert all(find(n) is not None for n in metrics) and got["train_steps"] == trained
+        assert (got["loss"], got["loss/accept_0"], got["loss/rejected"], got["away"]) == (2.5, 2.0, 1.0, 0.0)
+        assert (got["preempt_p99_seconds"], got["micro_step_seconds"]) == (0.1, 0.3)
