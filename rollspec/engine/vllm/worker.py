@@ -46,10 +46,8 @@ def _train(bridge: Bridge, head: DraftHead, config: RollspecConfig) -> None:
 
     assert head.capture is not None
     try:
-        device = None
-        if config.drafter.mode == "idle" and config.drafter.dir is not None:
-            device = daemon.activity_file(config, head.device)
-        head.training = HeadTraining(head, device)
+        shared = config.drafter.mode == "idle" and config.drafter.dir is not None
+        head.training = HeadTraining(head, daemon.activity_file(config, head.device) if shared else None)
     except (DrafterError, OSError) as e:
         bridge.count("drafter feedback")
         head.capture.paused = True
