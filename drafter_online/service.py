@@ -191,11 +191,11 @@ class Service:
             engine.samples += 1
 
     def _report(self, session: str, status: Status) -> None:
-        before, seconds = self.engines.total(), self.engines.seconds
+        before, seconds = self.engines.total() if self.when else None, self.engines.seconds
         engine = self.engines.report(session, status)
         if engine is None:
             return
-        if self.when is not None:
+        if self.when is not None and before is not None:
             now = self.engines.total()
             self.when.served(now.emitted - before.emitted, now.steps - before.steps, self.engines.seconds - seconds)
         for found in status.verdicts[-16:]:

@@ -38,8 +38,6 @@ LINGER = 90.0
 START_SECONDS = 120.0
 """Bound on waiting for a Ray actor to say where it listens."""
 
-ALL = "all"
-
 RESTARTS = 3
 """Times that Ray starts an actor again that died. It resumes from its folder, and engines find it where it was."""
 
@@ -235,7 +233,7 @@ class Trainer:
     Args:
         given: settings of the service without its endpoint.
         token: what engines prove themselves with, also to an actor that was started again.
-        visible: the engine's CUDA_VISIBLE_DEVICES, of which it uses one (`ALL`: unset); Ray may show an actor that
+        visible: the engine's CUDA_VISIBLE_DEVICES, of which a trainer beside it uses one; Ray may show an actor that
             asks for none none.
     """
 
@@ -246,10 +244,10 @@ class Trainer:
 
         if "yields_to" not in given:
             _take_cores()
-        if visible is not None:
+        elif visible is not None:
             os.environ["CUDA_VISIBLE_DEVICES"] = visible
-        if visible == ALL:
-            del os.environ["CUDA_VISIBLE_DEVICES"]
+        else:
+            os.environ.pop("CUDA_VISIBLE_DEVICES", None)
         self._token = os.environ[TOKEN_VARIABLE] = token
         self._service = _listening(given, f"tcp://{ray.util.get_node_ip_address()}")
         self._service.start()
@@ -305,7 +303,7 @@ def _actor(ray: Any, config: RollspecConfig, target: str) -> tuple[str, str]:
 
     name = actor_name(ray)
     place = _place(ray, config)
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES", ALL) if config.drafter.mode == "idle" else None
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     theirs = name in (a["name"] for a in ray.util.list_named_actors(all_namespaces=True))  # another replica's
     actor = (
         ray.remote(Trainer)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -140,3 +141,11 @@ def during(llm: Any, prompts: list[list[int]], act: Any, at: int = 12) -> list[l
             pace(llm, 0)
             act()
     return [done[i] for i in range(2 * len(prompts))]
+
+
+def until(condition: Callable[[], Any], seconds: float = 60.0) -> None:
+    """Wait for what happens in another process."""
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "it did not come"
+        time.sleep(0.1)

@@ -20,7 +20,7 @@ from typing import Any
 
 import pytest
 from audited import COUPLED, EVERYTHING, PROMPTS, SWITCHING, Swapping, audit, engine_of, in_process
-from engines import KV_BYTES
+from engines import KV_BYTES, until
 from heads import random_head
 from models import make_sharp_model
 from typer.testing import CliRunner
@@ -101,19 +101,12 @@ def test_an_audit_that_is_killed_leaves_nothing(sharp: Path, tmp_path: Path) -> 
     )
     env = {name: value for name, value in os.environ.items() if name != VARIABLE}  # a process like any other
     process = subprocess.Popen([sys.executable, "-c", program, str(sharp)], env={**env, "TMPDIR": str(tmp_path)})
-    until(lambda: list(tmp_path.glob("rollspec-audit-*/log.txt")))
+    until(lambda: list(tmp_path.glob("rollspec-audit-*/log.txt")), 30)
     (folder,) = tmp_path.glob("rollspec-audit-*")
     time.sleep(2.0)  # its engine's process watches
     os.kill(process.pid, signal.SIGKILL)
     process.wait()
-    until(lambda: not folder.exists())
-
-
-def until(condition: Callable[[], Any], seconds: float = 30.0) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.1)
+    until(lambda: not folder.exists(), 30)
 
 
 def test_an_engine_that_fails_or_hangs_is_one_sentence(sharp: Path) -> None:

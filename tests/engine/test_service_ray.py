@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from engines import until
 
 from rollspec import RollspecConfig
 from rollspec.engine import daemon
@@ -114,10 +114,3 @@ def test_an_actor_that_fits_nowhere_is_said_to(
     settled = daemon.settle(config(tmp_path, {"elsewhere": 2}), str(model))
     assert settled.drafter.mode == "off"
     assert "no node of the Ray cluster had" in caplog.text and "'elsewhere': 2.0" in caplog.text
-
-
-def until(condition: Any, seconds: float = 60.0) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "it did not come"
-        time.sleep(0.1)

@@ -6,13 +6,11 @@ float32 and greedy, so every comparison is token identity.
 from __future__ import annotations
 
 import shutil
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from engines import ALWAYS, bridge, build, call, close, during, generate, promote_all, swap
+from engines import ALWAYS, bridge, build, call, close, during, generate, promote_all, swap, until
 from heads import random_head, random_weights
 
 pytestmark = pytest.mark.engine
@@ -182,7 +180,7 @@ def test_an_engine_killed_in_a_canary_comes_back_with_a_version_of_the_store(
 
     llm = build(model, options)
     try:
-        until(lambda: on_canary(llm, (2,)))
+        until(lambda: on_canary(llm, (2,)), 120)
         manager = llm.llm_engine.engine_core.resources.engine_manager
         pids = {*llm.collective_rpc(lambda worker: os.getpid()), *(p.pid for p in manager.processes)}
         for pid in pids - {os.getpid()}:
@@ -196,7 +194,7 @@ def test_an_engine_killed_in_a_canary_comes_back_with_a_version_of_the_store(
     llm = build(model, options)
     try:
         # What was promoted, while the trainer takes the dead engine for one that tries the newer one; else that one.
-        until(lambda: on_canary(llm, (1, 2)))
+        until(lambda: on_canary(llm, (1, 2)), 120)
         assert [(e.version, e.verdict) for e in store.events()] == [(1, "promoted")]
     finally:
         close(llm)
@@ -278,10 +276,3 @@ def test_a_version_may_draft_other_tokens(
         assert stats["drafted"] > 0 and not stats["faults"]
     finally:
         close(llm)
-
-
-def until(condition: Callable[[], bool], seconds: float = 120.0) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "it did not come"
-        time.sleep(0.2)

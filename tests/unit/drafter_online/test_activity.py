@@ -48,7 +48,7 @@ def test_an_engine_in_another_process(tmp_path: Path) -> None:
         assert process.stdout.readline() == "done\n"
 
     try:
-        assert watched.wanted() is not None, "no engine is there: the device is nobody's to use"
+        assert watched.wanted() is not None, "no engine is there, so the device is not the trainer's either"
         assert process.stdout.readline() == "there\n"
         until(lambda: watched.wanted() is None)
         before = time.monotonic()

@@ -88,7 +88,7 @@ def test_an_engine_that_begins_a_step_does_not_wait_for_a_micro_step(
 
 
 def test_without_an_engine_it_waits(services: Services, tiny_target: Path, tmp_path: Path) -> None:
-    service = services(yields_to=tmp_path / "nobody")
+    service = services(yields_to=tmp_path / "empty")
     engine = FakeEngine(service)
     feed(engine, tiny_target)
     assert still(service, engine) and service.trainer.counts.steps == 0

@@ -82,7 +82,7 @@ def test_a_trainer_on_an_engines_device(tmp_path: Path, monkeypatch: pytest.Monk
     assert daemon.activity_file(settled, torch.device("cuda", 6)) == Path(given[0]["yields_to"])
     settled = daemon.settle(config, "target", "cpu")
     assert daemon.activity_file(settled, torch.device("cpu")) == Path(given[1]["yields_to"])
-    # A state that nobody gave a folder goes with the job, and no other.
+    # A state in a temporary folder goes with the job, and no other.
     for folder in (settled.drafter.dir, tmp_path / "mine" / "state"):
         assert folder is not None
         folder.mkdir(parents=True, exist_ok=True)

@@ -112,8 +112,8 @@ def test_versions_come_in_pieces(ends: Ends, tmp_path: Path, monkeypatch: Any) -
     until(lambda: s.training.info()["fetched"] == 3)
     offers = s.training.info()["offers"]
     offer(number)
-    told = len(of(hub, "status"))
-    until(lambda: len(of(hub, "status")) > told + 2)
+    sent = len(of(hub, "status"))
+    until(lambda: len(of(hub, "status")) > sent + 2)
     assert s.training.info()["offers"] == offers and of(hub, "status")[-1].body["busy"]
     s.training.stop()
     assert not first.parent.exists()
@@ -166,15 +166,15 @@ def test_the_target_is_sent_when_it_is_asked_for(ends: Ends, monkeypatch: Any) -
     s.head.bridge.engine.version = 4
     s.head.asleep = True
     hub.send(hub.handler.sessions[-1], Message("refresh", {}))
-    told = len(of(hub, "status"))
-    until(lambda: len(of(hub, "status")) > told + 2)
+    sent = len(of(hub, "status"))
+    until(lambda: len(of(hub, "status")) > sent + 2)
     assert not of(hub, "target"), "its memory is not there"
     s.head.asleep = False
     # vLLM is loading weights: a layer that has not all of its own yet has none.
     whole, s.head.target_parts = s.head.target_parts, lambda: {"norm": torch.ones(4, device="meta")}
     hub.send(hub.handler.sessions[-1], Message("refresh", {}))
-    told = len(of(hub, "status"))
-    until(lambda: len(of(hub, "status")) > told + 2)
+    sent = len(of(hub, "status"))
+    until(lambda: len(of(hub, "status")) > sent + 2)
     assert not of(hub, "target") and s.training.error is None
     s.head.target_parts = whole
     hub.send(hub.handler.sessions[-1], Message("refresh", {}))
