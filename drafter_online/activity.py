@@ -1,11 +1,11 @@
 """Whether an engine uses its device, for a trainer in another process that shares it: a few bytes that both map.
 
     device = Activity()                      # the engine's; not shown to a trainer yet
-    device.show(path)                        # False: another engine of this device is the one that is watched
+    device.show(folder / name_of_device)     # False: another engine of this device is the one that is watched
     device.begins(), device.ends()           # around a step
     device.away = True                       # the engine sleeps, or the policy's trainer has the device
 
-    watched = Watched(path)                  # the trainer's
+    watched = Watched(folder)                # the trainer's: the device of the first engine that shows itself
     watched.wanted()                         # since when the device is not the trainer's; None: it may train
 
 Times are `time.monotonic()`, which all processes of a machine share.
@@ -13,6 +13,7 @@ Times are `time.monotonic()`, which all processes of a machine share.
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import mmap
 import os
@@ -26,6 +27,9 @@ QUIET_SECONDS = 0.05
 
 LOOK_SECONDS = 0.5
 """Between two looks whether the engine is still there."""
+
+MISSING_SECONDS = 60.0
+"""Without an engine for this long, while samples of engines wait, the trainer says so."""
 
 INSIDE, STEPPED, AWAY, BUSY = range(4)
 """Numbers: a step runs (1 or 0); when the last one began or ended; the device is lent (1 or 0); seconds of steps."""
@@ -88,12 +92,20 @@ class Activity:
 
 
 class Watched:
-    """An engine's activity, as the trainer sees it. Without an engine there the device is not the trainer's either."""
+    """An engine's activity, as the trainer sees it: of the first one that shows itself in `folder`, and then of those
+    on the same device. Without an engine there the device is not the trainer's either.
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    Attributes:
+        device: name of the file, and so of the device; empty before there was an engine.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.device = ""
         self._values: memoryview[float] | None = None
         self._looked = -LOOK_SECONDS
+        self._seen = time.monotonic()  # an engine
+        self._lent = False
 
     def wanted(self) -> float | None:
         """Since when the device is the engine's or somebody else's; None where training may use it."""
@@ -112,18 +124,39 @@ class Watched:
         """Seconds that the engine's steps have taken."""
         return 0.0 if self._values is None else float(self._values[BUSY])
 
+    def was_lent(self) -> bool:
+        """Whether the engine's device was lent to something else since this was last asked."""
+        before, v = self._lent, self._values
+        self._lent = bool(v is not None and v[AWAY])
+        return self._lent and not before
+
+    @property
+    def missing(self) -> str | None:
+        """One sentence without its full stop where no engine has been there for long, else None."""
+        if time.monotonic() - self._seen < MISSING_SECONDS:
+            return None
+        where = f"on {self.device} " if self.device else ""
+        return f"the drafter is not trained, because no engine {where}says in {self.folder} when it computes"
+
     def _look(self) -> None:
-        """Whether an engine writes to the file, which then has its lock."""
-        try:
-            fd = os.open(self.path, os.O_RDONLY)
-        except OSError:
-            self._values = None
-            return
+        """Whether an engine writes to a file, which then has its lock."""
+        found = None
+        with contextlib.suppress(OSError):
+            for name in [self.device] if self.device else sorted(os.listdir(self.folder)):
+                found = self._map(self.folder / name)
+                if found is not None:
+                    self.device, self._seen = name, time.monotonic()
+                    break
+        self._values = found
+
+    def _map(self, path: Path) -> memoryview[float] | None:
+        fd = os.open(path, os.O_RDONLY)
         try:
             fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
-            self._values = None
+            return None
         except BlockingIOError:
-            if self._values is None and os.fstat(fd).st_size == SIZE:
-                self._values = memoryview(mmap.mmap(fd, SIZE, access=mmap.ACCESS_READ)).cast("d")
+            if self._values is not None or os.fstat(fd).st_size < SIZE:
+                return self._values
+            return memoryview(mmap.mmap(fd, SIZE, access=mmap.ACCESS_READ)).cast("d")
         finally:
             os.close(fd)

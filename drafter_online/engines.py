@@ -220,3 +220,15 @@ class Engines:
     def newest(self) -> int:
         """The newest drafter version that one runs."""
         return max((e.status.version for e in self), default=0)
+
+    @property
+    def collapsed(self) -> str | None:
+        """One sentence without its full stop where engines have switched drafters off, else None."""
+        off = sorted(e.name for e in self if e.status.off)
+        return f"drafters are off, because too little was accepted, on {', '.join(off)}" if off else None
+
+    @property
+    def degraded(self) -> str | None:
+        """Faults of the engines, else None."""
+        faults = sorted({f for e in self for f in e.status.faults})
+        return f"engines degraded: {'; '.join(faults[:4])}"[:500] if faults else None

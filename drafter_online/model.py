@@ -155,8 +155,8 @@ class DraftModel:
         self.hidden = int(verifier.hidden_size)
         self._eps = float(getattr(verifier, "rms_norm_eps", 1e-6))
         self._gain = 1.0 if verifier.model_type in GEMMA_STYLE_FINAL_NORM_MODEL_TYPES else 0.0
-        self._norm = (norm.float() + self._gain).to(model.device)  # [H]
-        self._lm_head = lm_head.float().to(model.device)  # [V, H]
+        self._norm = norm.float() + self._gain  # [H]; goes where the model is
+        self._lm_head = lm_head.float()  # [V, H]
 
     def refresh(self, parts: Mapping[str, Tensor], counts: Mapping[int, int] | None = None) -> None:
         """As `Eagle3.refresh`; a target with tied weights has no LM head of its own."""
@@ -198,6 +198,7 @@ class DraftModel:
     def targets(self, states: Tensor) -> Tensor:
         """As `Eagle3.targets`."""
         with torch.no_grad():
+            self._norm, self._lm_head = self._norm.to(states.device), self._lm_head.to(states.device)
             y = states.float()  # [N, H]
             y = y * (y.pow(2).mean(-1, keepdim=True) + self._eps).rsqrt() * self._norm
             return y @ self._lm_head.T

@@ -75,12 +75,14 @@ class Service:
         self.versions = Versions(config.dir / "versions", config.keep_versions)
         self._stop = threading.Event()
         self.rewards: deque[tuple[str, float]] = deque(maxlen=MOST_PENDING)  # request, reward
-        self._alone = time.monotonic()
+        self.leaves = threading.Event()  # another trainer wants the folder
+        self._alone, self._served = time.monotonic(), False
         self._saved = time.monotonic()
         self._fresh = 0  # tokens that came since the start
         self._asked = -ASK_SECONDS  # when an engine was last asked for the target's tensors
         self.parts = TargetParts()
         self.device = config.yields_to and Watched(config.yields_to)  # the engine's that it is shared with
+        self._on = config.device
         self.idle: Idle[StepReport] = Idle(settle_seconds=0.02 if self.device else 0.0)
         self.watch = self.idle.watch
         self.when = WhenItPays(config.publish_every) if config.train_when == "pays" else None
@@ -110,28 +112,28 @@ class Service:
         self._thread.start()
 
     def run(self, stop: threading.Event) -> str:
-        """Look after alarms until `stop` is set, or until no engine has been there for `linger`; says which."""
+        """Look after alarms until `stop` is set, no engine was there for `linger`, or one left and `leaves` is set."""
         while not stop.wait(0.25):
             self.tick()
-            linger = self.config.linger
-            if linger is not None and time.monotonic() - self._alone > linger:
-                return f"no engine was connected for {linger:g} s"
+            if time.monotonic() - self._alone > (self.config.linger or math.inf):
+                return f"no engine was connected for {self.config.linger:g} s"
+            if self.leaves.is_set():
+                if self._served and not len(self.hub):
+                    return "its engines are gone and another trainer wants its folder"
+                self.leaves.clear()
         return "it was stopped"
 
     def tick(self) -> None:
         """Look after alarms, and notice whether an engine is connected."""
         if len(self.hub):
-            self._alone = time.monotonic()
+            self._alone, self._served = time.monotonic(), True
         failed = self.trainer.checkpoints.failed if self.trainer.checkpoints is not None else None
         self.alarms.set("checkpoint", failed)
         self.alarms.set("hang", self.watch.hangs)
         self.alarms.set("verdicts", self.release.problem)
-        off = sorted(e.name for e in self.engines if e.status.off)
-        self.alarms.set(
-            "collapse", f"drafters are off, because too little was accepted, on {', '.join(off)}" if off else None
-        )
-        faults = sorted({f for e in self.engines for f in e.status.faults})
-        self.alarms.set("faults", f"engines degraded: {'; '.join(faults[:4])}"[:500] if faults else None)
+        self.alarms.set("device", self.device.missing if self.device and len(self.inbox) else None)
+        self.alarms.set("collapse", self.engines.collapsed)
+        self.alarms.set("faults", self.engines.degraded)
 
     def close(self) -> None:
         """Stop training within a micro-step, save everything, and free the endpoint and the folder."""
@@ -262,7 +264,12 @@ class Service:
         self.idle.cost.at(self.device.busy if self.device else 0.0)
         if self._wanted() is not None:
             self.idle.allows(True)
+            if self.device and self.device.was_lent():
+                self.trainer.lends()
             return False
+        if self.device and self.device.device != self._on:
+            self.trainer.to(startup.torch_device(self.device.device))
+            self._on = self.device.device
         self._take()
         if not len(self.trainer.buffer) or not self.idle.allows(False):
             return False
@@ -270,9 +277,7 @@ class Service:
             self._save()
         if self.trainer.counts.steps - self._published_at >= self.config.publish_every:
             self._publish()  # also where training waits: an earlier version may have been on canary until now
-        if self._credit() <= 0:
-            return False
-        if self.when is not None and not self.when.allows(self.trainer.counts.steps):
+        if self._credit() <= 0 or (self.when is not None and not self.when.allows(self.trainer.counts.steps)):
             return False
         used = self.idle.counts.used
         report = self.idle.tick(
@@ -334,11 +339,7 @@ class Service:
     def publish_first(self) -> int:
         """Publish the head that engines were started with; for going back where nothing else is good."""
         self.versions.floor = self.engines.newest
-        made, dtype = startup.first_drafter(self.config), startup.dtype(self.config)
-        return self.versions.publish(
-            made.weights(dtype), made.config(dtype), base=made.base, kind=made.kind,
-            target_version=0, provenance={"copy_of": str(self.config.head or "a fresh head")},
-        )  # fmt: skip
+        return startup.publish_first(self.config, self.versions)
 
     def _save(self) -> None:
         self._saved = time.monotonic()

@@ -42,8 +42,8 @@ class ServiceConfig(BaseModel):
     )
     yields_to: Path | None = Field(
         None,
-        description="File by which an engine on the same device says when it computes (drafter_online/activity.py); "
-        "training takes the time in between. Unset: the device is the trainer's own.",
+        description="Folder in which engines say when they compute (drafter_online/activity.py). The trainer takes the "
+        "device of the first one, and its time in between. Unset: the device is the trainer's own.",
     )
     buffer_bytes: int = Field(1 << 30, ge=1 << 16, description="Bytes of samples that are trained on.")
     buffer: BufferConfig = Field(

@@ -83,6 +83,28 @@ def trainer(config: ServiceConfig, versions: Versions, alarms: Alarms) -> Traine
     return found
 
 
+def publish_first(config: ServiceConfig, versions: Versions) -> int:
+    """Publish the head that engines were started with."""
+    made, of = first_drafter(config), dtype(config)
+    return versions.publish(
+        made.weights(of), made.config(of), base=made.base, kind=made.kind,
+        target_version=0, provenance={"copy_of": str(config.head or "a fresh head")},
+    )  # fmt: skip
+
+
+def torch_device(name: str) -> str:
+    """What torch calls here the device that an engine calls `name`: a GPU by its UUID, any other as torch does."""
+    if not name.startswith("GPU-"):
+        return name
+    seen = [f"GPU-{torch.cuda.get_device_properties(i).uuid}" for i in range(torch.cuda.device_count())]
+    if name not in seen:
+        raise ServiceError(
+            f"drafter-online: the engine's device {name} is none of those that the trainer sees "
+            f"({', '.join(seen) or 'none'}); give the trainer all devices in CUDA_VISIBLE_DEVICES."
+        )
+    return f"cuda:{seen.index(name)}"
+
+
 def buffer(config: ServiceConfig, alarms: Alarms) -> Buffer:
     """The samples that were saved; empty, with an alarm, where they are damaged."""
     keep = config.buffer

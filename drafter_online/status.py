@@ -30,7 +30,7 @@ def status(service: Service) -> dict[str, Any]:
         "endpoint": service.hub.endpoint,
         "training": {
             "state": service.training if service.trains else "ended",
-            "device": service.config.device,
+            "device": str(service.trainer.device),
             "steps": c.steps,
             "tokens": c.tokens,
             "loss": round(loss, 5) if math.isfinite(loss) else None,

@@ -127,7 +127,6 @@ class Trainer:
         self.steps = 1 if drafter.kind == "draft_model" else self.config.ttt_steps
         """Training-time-test steps the drafter is run for; a model of sequences has one."""
         self.checkpoints = Checkpoints(checkpoints) if checkpoints is not None else None
-        self.device = torch.device(device)
         self.parent = parent
         self.counts = TrainerCounts()
         self._rng = random.Random(self.config.seed)
@@ -136,15 +135,30 @@ class Trainer:
         self.rate = 1.0
         """What the learning rate is multiplied by from now on; the caller's to set, and not kept in checkpoints."""
         self.batch_tokens = self.config.batch_tokens
+        self._bad_in_a_row = 0
+        self._build(device)
+        self._good = self._master_weights.state()
+
+    def _build(self, device: Any) -> None:
+        self.device = torch.device(device)
         wants_bf16 = self.config.precision == "bf16" or (self.config.precision == "auto" and self.device.type != "cpu")
         self.dtype = torch.bfloat16 if wants_bf16 else torch.float32
         with normal_mode():
-            drafter.module.to(self.device, self.dtype).train()
+            self.drafter.module.to(self.device, self.dtype).train()
             self._master_weights = MasterWeights(
-                drafter.module, self.config.learning_rate, self.config.betas, self.config.weight_decay
+                self.drafter.module, self.config.learning_rate, self.config.betas, self.config.weight_decay
             )
-        self._bad_in_a_row = 0
-        self._good = self._master_weights.state()
+
+    def to(self, device: Any) -> None:
+        """Go on with the same state on another device."""
+        state = self._master_weights.state()
+        self._build(device)
+        self._master_weights.restore(state)
+
+    def lends(self) -> None:
+        """Something else uses the device: it gets the memory that torch keeps for later."""
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
 
     # ---- a micro-step -----------------------------------------------------------------------------------------------
 

@@ -3,8 +3,8 @@
 Where Ray runs, it is a named actor, which Ray starts again where it dies; elsewhere a process on this machine, behind
 a socket in a folder that only this user can enter. The first replica that builds an engine starts it and the others
 find it. It is no process's child: it ends by itself when no engine has been connected for `LINGER` seconds, however the
-job ended; its state is in drafter.dir. With `drafter.mode: idle` it is on the device of that first replica, and trains
-while the engine there has nothing to do.
+job ended, or when the next job wants its folder; its state is in drafter.dir. With `drafter.mode: idle` it goes to the
+device of the first replica that made a step, and trains while the engine there has nothing to do.
 """
 
 from __future__ import annotations
@@ -16,14 +16,16 @@ import logging
 import os
 import secrets
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
 import threading
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from drafter_online.files import try_lock
+from drafter_online.files import replace, try_lock
 from rollspec.config import RollspecConfig
 from rollspec.machine import TRAINER_CORES
 
@@ -38,26 +40,31 @@ LINGER = 90.0
 START_SECONDS = 120.0
 """Bound on waiting for a Ray actor to say where it listens."""
 
+LEAVE_SECONDS = 30.0
+"""Bound on waiting for the trainer of a job before to save its state and end."""
+
+RUNNING = "trainer.json"
+"""File of a trainer that can be asked to end: its process, and its settings."""
+
+ACTOR = "rollspec-drafter-"
+"""What names of trainers in a Ray cluster begin with."""
+
 RESTARTS = 3
 """Times that Ray starts an actor again that died. It resumes from its folder, and engines find it where it was."""
 
 
-def settle(config: RollspecConfig, target: str, platform: str = "cpu") -> RollspecConfig:
+def settle(config: RollspecConfig, target: str) -> RollspecConfig:
     """The configuration with the trainer's endpoint and folder filled in; where none can be started, with training off.
 
     Args:
         config: with the head's folder in `proposal.learned.model`.
         target: folder (or hub name) of the target.
-        platform: torch's name of the engine's kind of device.
     """
     try:
         ray = sys.modules.get("ray")
         on_ray = ray is not None and ray.is_initialized()
         job = secrets.token_hex(6) if on_ray else _job()  # the first replica's, where they share no folder
         config = config.change({"drafter.dir": str(folder_of(config, job))})
-        if config.drafter.mode == "idle":
-            local = int(os.environ.get("LOCAL_RANK", "0"))  # of an engine that is built within a rank of the trainer
-            config = config.change({"drafter.device": platform if platform == "cpu" else f"{platform}:{local}"})
         if on_ray:
             endpoint, folder = _actor(ray, config, target)
             if folder != str(config.drafter.dir):
@@ -75,12 +82,11 @@ def settle(config: RollspecConfig, target: str, platform: str = "cpu") -> Rollsp
 def options(config: RollspecConfig, target: str) -> dict[str, Any]:
     """The daemon's settings, in JSON types: by policy versions, and gone with the job."""
     d = config.drafter
-    shared = {"yields_to": str(activity_file(config, d.device))} if d.mode == "idle" else {}
-    return shared | {
+    where = {"yields_to": str(devices(Path(str(d.dir))))} if d.mode == "idle" else {"device": d.device}
+    return where | {
         "dir": str(d.dir),
         "target": target,
         "head": config.proposal.learned.model,
-        "device": d.device,
         "publish_every": d.publish_every,
         "train_when": d.train_when,
         "buffer_bytes": d.buffer_bytes,
@@ -100,14 +106,11 @@ def folder_of(config: RollspecConfig, job: str) -> Path:
     return _private("job-" + _short(job)) / "state"
 
 
-def activity_file(config: RollspecConfig, device: Any) -> Path:
-    """By which an engine on a device says when it computes, to the trainer of this folder on the same one."""
-    assert config.drafter.dir is not None
-    kind, _, index = str(device).partition(":")
-    visible = [name for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name]
-    if index and int(index) < len(visible):
-        index = visible[int(index)].replace("/", "-")  # as other processes call it
-    return _run_folder(config.drafter.dir) / f"{kind}-{index}"
+def devices(folder: Path) -> Path:
+    """Where engines on this machine say when they compute, each by the name of its device, to the trainer with this
+    folder.
+    """
+    return _run_folder(folder) / "devices"
 
 
 # ---- a process ------------------------------------------------------------------------------------------------------
@@ -118,12 +121,15 @@ def _process(config: RollspecConfig, target: str) -> str:
     assert folder is not None
     run = _run_folder(folder)
     endpoint = f"ipc://{run}/wire"
+    given = {**options(config, target), "endpoint": endpoint}
     lock = try_lock(run / "lock")
+    if lock is None:
+        lock = _of_job_before(run, given)
     if lock is None:  # the trainer that another replica started has it
         return endpoint
-    given = {**options(config, target), "endpoint": endpoint}
     try:
-        _leave(folder)  # of a job before, which was killed
+        (run / RUNNING).unlink(missing_ok=True)  # of a job before, which was killed, as its state
+        _leave(folder)
         folder.mkdir(parents=True, exist_ok=True)
         with open(folder / "daemon.log", "ab") as log:
             process = subprocess.Popen(
@@ -141,9 +147,36 @@ def _process(config: RollspecConfig, target: str) -> str:
     return endpoint
 
 
+def _of_job_before(run: Path, given: dict[str, Any]) -> int | None:
+    """The lock of a trainer with other settings, once it has ended; None where it has these, or engines use it."""
+    try:
+        pid, before = json.loads((run / RUNNING).read_bytes())
+    except (OSError, ValueError):  # it is being started
+        return None
+    if before == given:
+        return None
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGHUP)
+    lock, end = None, time.monotonic() + LEAVE_SECONDS
+    while lock is None and time.monotonic() < end:
+        time.sleep(0.25)
+        lock = try_lock(run / "lock")
+    if lock is None:
+        changed = sorted(k for k in given if before.get(k) != given[k])
+        logger.warning(
+            "rollspec: engines use the drafter's trainer of %s, so it keeps its settings, which differ in: %s.",
+            given["dir"], ", ".join(changed),
+        )  # fmt: skip
+    return lock
+
+
 def _environment(config: RollspecConfig) -> dict[str, str]:
-    hidden = {"CUDA_VISIBLE_DEVICES": ""} if config.drafter.device == "cpu" else {}
-    return {k: v for k, v in os.environ.items() if k != "ROLLSPEC" and not k.startswith("ROLLSPEC__")} | hidden
+    kept = {k: v for k, v in os.environ.items() if k != "ROLLSPEC" and not k.startswith("ROLLSPEC__")}
+    if config.drafter.mode == "idle":
+        kept.pop("CUDA_VISIBLE_DEVICES", None)  # it finds the engine's among all
+    elif config.drafter.device == "cpu":
+        kept["CUDA_VISIBLE_DEVICES"] = ""
+    return kept
 
 
 def _run_folder(folder: Path) -> Path:
@@ -198,8 +231,6 @@ def _take_cores() -> None:
 
 def main() -> int:
     """The process: a service with the settings in its only argument."""
-    import signal
-
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
     given = json.loads(sys.argv[1])
     if "yields_to" not in given:  # else it is on the engine's
@@ -216,6 +247,10 @@ def main() -> int:
     except DrafterError as e:
         logger.error("%s", e)
         return 2
+    signal.signal(signal.SIGHUP, lambda *_: service.leaves.set())
+    replace(
+        Path(given["endpoint"].removeprefix("ipc://")).with_name(RUNNING), json.dumps([os.getpid(), given]).encode()
+    )
     service.start()
     reason = service.run(stop)
     service.close()
@@ -233,21 +268,19 @@ class Trainer:
     Args:
         given: settings of the service without its endpoint.
         token: what engines prove themselves with, also to an actor that was started again.
-        visible: the engine's CUDA_VISIBLE_DEVICES, of which a trainer beside it uses one; Ray may show an actor that
-            asks for none none.
     """
 
-    def __init__(self, given: dict[str, Any], token: str, visible: str | None = None) -> None:
+    def __init__(self, given: dict[str, Any], token: str) -> None:
         import ray
 
         from drafter_online.wire import TOKEN_VARIABLE
 
         if "yields_to" not in given:
             _take_cores()
-        elif visible is not None:
-            os.environ["CUDA_VISIBLE_DEVICES"] = visible
         else:
-            os.environ.pop("CUDA_VISIBLE_DEVICES", None)
+            os.environ.pop(
+                "CUDA_VISIBLE_DEVICES", None
+            )  # none, as it asks Ray for none; it finds the engine's among all
         self._token = os.environ[TOKEN_VARIABLE] = token
         self._service = _listening(given, f"tcp://{ray.util.get_node_ip_address()}")
         self._service.start()
@@ -266,6 +299,13 @@ class Trainer:
         finally:
             os._exit(status)
 
+    def leave(self, folder: str) -> None:
+        """Save and end where this is the trainer's folder and its engines are gone."""
+        if folder == str(self._service.config.dir):
+            self._service.leaves.set()
+            while self._service.leaves.is_set():  # if it ends, until the process does
+                time.sleep(0.1)
+
     def address(self) -> tuple[str, str, str]:
         """Endpoint, token and folder."""
         return self._service.hub.endpoint, self._token, str(self._service.config.dir)
@@ -274,7 +314,6 @@ class Trainer:
 def _listening(given: dict[str, Any], host: str) -> Service:
     """The service, behind the port that it had before where this is the same host and the port is free."""
     from drafter_online.errors import WireError
-    from drafter_online.files import replace
     from drafter_online.service import Service
     from drafter_online.settings import settings
 
@@ -294,7 +333,7 @@ def _listening(given: dict[str, Any], host: str) -> Service:
 
 def actor_name(ray: Any) -> str:
     """Of this job's trainer."""
-    return f"rollspec-drafter-{ray.get_runtime_context().get_job_id()}"
+    return f"{ACTOR}{ray.get_runtime_context().get_job_id()}"
 
 
 def _actor(ray: Any, config: RollspecConfig, target: str) -> tuple[str, str]:
@@ -303,13 +342,18 @@ def _actor(ray: Any, config: RollspecConfig, target: str) -> tuple[str, str]:
 
     name = actor_name(ray)
     place = _place(ray, config)
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    theirs = name in (a["name"] for a in ray.util.list_named_actors(all_namespaces=True))  # another replica's
+    found = {a["name"]: a["namespace"] for a in ray.util.list_named_actors(all_namespaces=True)}
+    theirs = name in found  # another replica's
+    for other, namespace in found.items():
+        if other.startswith(ACTOR) and not theirs:  # of a job before, which may still have the folder
+            with contextlib.suppress(ray.exceptions.RayError, ValueError):
+                before = ray.get_actor(other, namespace=namespace)
+                ray.get(before.leave.remote(str(config.drafter.dir)), timeout=LEAVE_SECONDS)
     actor = (
         ray.remote(Trainer)
         # Detached: a replica that started it may end before the others.
         .options(name=name, get_if_exists=True, lifetime="detached", max_restarts=RESTARTS, **place)
-        .remote(options(config, target), secrets.token_urlsafe(32), visible)
+        .remote(options(config, target), secrets.token_urlsafe(32))
     )
     try:
         endpoint, token, folder = ray.get(actor.address.remote(), timeout=START_SECONDS)

@@ -247,8 +247,10 @@ class HeadTraining:
         self.link.send(Message("status", body))
 
     def _show(self) -> None:
-        """Let a trainer on this device see when the engine computes, once no other engine does."""
-        if self.device is not None:
+        """Let a trainer on this device see when the engine computes, once no other engine does; after the first step,
+        because the trainer takes memory there and vLLM measures its own before.
+        """
+        if self.device is not None and self.activity.busy > 0.0:
             try:
                 self.activity.show(self.device)
             except OSError as e:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -60,8 +61,9 @@ def no_token(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_ray_starts_a_trainer_again_and_its_engines_find_it(
-    cluster: None, no_token: None, model: Path, tmp_path: Path
-) -> None:
+    cluster: None, no_token: None, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:  # fmt: skip
     """Beside an engine (`drafter.mode: idle`), whose device it is on."""
     given = config(tmp_path / "d", {}, "idle")
     settled = daemon.settle(given, str(model))
@@ -76,8 +78,14 @@ def test_ray_starts_a_trainer_again_and_its_engines_find_it(
     until(lambda: link.poll(0.05) is not None and link.counts["lost"] > 0 and link.ready)
     assert link.counts["sessions"] > 1
     assert daemon.settle(given, str(model)) == settled
+    # The next job of the cluster wants the folder: not while an engine uses the trainer, and at once when it is gone.
+    again = lock.read_text()
+    monkeypatch.setattr(daemon, "actor_name", lambda _: f"{daemon.ACTOR}next")
+    assert daemon.settle(given, str(model)).drafter.mode == "off" and "is in use by another daemon" in caplog.text
     link.close()
-    ray.kill(ray.get_actor(name))
+    time.sleep(1.0)  # until the trainer knows it
+    assert daemon.settle(given, str(model)).drafter.mode == "idle" and lock.read_text() != again
+    ray.kill(ray.get_actor(f"{daemon.ACTOR}next"))
 
 
 @pytest.mark.slow  # `test_replicas_of_a_job_share_one_process_that_ends_with_them` is its sibling without Ray

@@ -121,11 +121,9 @@ def configure(args: Any, source: Source) -> None:
         )
         config = config.change({"drafter.mode": "dedicated"})
     if config.drafter.trains and config.drafter.endpoint is None:
-        from vllm.platforms import current_platform
-
         from rollspec.engine import daemon
 
-        config = daemon.settle(config, str(args.model), current_platform.device_type)
+        config = daemon.settle(config, str(args.model))
     _keep(args, config.to_dict())
     compat.ask_for_runner()
     # A fresh dict each time: vLLM writes into it.

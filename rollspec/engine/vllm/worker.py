@@ -15,6 +15,8 @@ from rollspec.errors import UnsupportedEngineError
 from rollspec.head.ranks import Ranks
 
 if TYPE_CHECKING:
+    import torch
+
     from rollspec.head.draft_head import DraftHead
 
 logger = logging.getLogger("rollspec")
@@ -46,12 +48,19 @@ def _train(bridge: Bridge, head: DraftHead, config: RollspecConfig) -> None:
 
     assert head.capture is not None
     try:
-        shared = config.drafter.mode == "idle" and config.drafter.dir is not None
-        head.training = HeadTraining(head, daemon.activity_file(config, head.device) if shared else None)
+        folder = config.drafter.dir if config.drafter.mode == "idle" else None
+        head.training = HeadTraining(head, folder and daemon.devices(folder) / device_name(head.device))
     except (DrafterError, OSError) as e:
         bridge.count("drafter feedback")
         head.capture.paused = True
         logger.error("rollspec: the drafter gets no feedback: %s", str(e).removeprefix("drafter-online: "))
+
+
+def device_name(device: torch.device) -> str:
+    """What every process of the machine calls a device."""
+    from vllm.platforms import current_platform
+
+    return str(current_platform.get_device_uuid(device.index or 0)) if current_platform.is_cuda() else str(device)
 
 
 def bridge(worker: Any) -> Bridge | None:

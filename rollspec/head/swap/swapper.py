@@ -41,12 +41,11 @@ class Swap:
         offered ──▶ staging ──▶ staged ──▶ canary ──▶ promoted, or rolled back
            └─▶ deferred ▲         └── without a canary ──▶ promoted
 
-    Until it runs it can be refused, or a newer one takes its place.
+    Until a step takes it up, a newer offer takes its place.
     """
 
     payload: Mapping[str, Any]
     offered: bool = False
-    replaces: bool = False  # it replaced a staged one, and cannot be replaced itself
     staged: Staged | None = None
     error: SwapRefusedError | None = None  # why it could not be staged, on this rank
 
@@ -98,12 +97,6 @@ class Swapper:
     def busy(self) -> bool:
         """Whether a swap is on its way or on canary."""
         return any(s is not None for s in (self._swap, self._deferred, self._offer))
-
-    @property
-    def open(self) -> bool:
-        """Whether a newer version may be offered: none is on canary, and no offer that needs none is in the way."""
-        waiting = self._offer
-        return self.canary is None and self._deferred is None and (waiting is None or waiting.canary)
 
     def info(self) -> dict[str, Any]:
         """What runs, and what became of the last swap."""
@@ -201,16 +194,10 @@ class Swapper:
 
     def _accept(self) -> Swap | None:
         """The offer, if it can be staged now."""
-        if (there := self._swap) is not None:
-            staged = there.staged is not None and self.canary is None
-            gives_way = there.offered and there.canary and not there.replaces and staged
-            # Ranks swap what is staged first: none of them knows that all have staged.
-            if not (self.ranks.alone and gives_way):
-                return None
+        if self._swap is not None:
+            return None
         with self._lock:
             swap, self._offer = self._offer, None
-        if swap is not None:
-            swap.replaces = there is not None
         return swap
 
     def _begin(self, swap: Swap, wait: bool = False) -> dict[str, Any]:
@@ -227,7 +214,7 @@ class Swapper:
                 f"rollspec: version {self.canary.version} has been running for {self.canary.seen} of its "
                 f"{self.canary.drafts} canary drafts; try again after its verdict."
             )
-        if self._swap is not None and not swap.replaces:
+        if self._swap is not None:
             raise SwapRefusedError("rollspec: a swap is being prepared; try again when it is done.")
         self.deployment.wait()
         self._swap = swap

@@ -35,7 +35,7 @@ def looks_always(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_an_engine_in_another_process(tmp_path: Path) -> None:
     file = tmp_path / "run" / "cuda-3"
-    watched = Watched(file)
+    watched = Watched(file.parent)
     process = subprocess.Popen(
         [sys.executable, "-c", ENGINE, str(file)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
@@ -75,7 +75,7 @@ def test_an_engine_in_another_process(tmp_path: Path) -> None:
 
 
 def test_one_engine_of_a_device_is_watched(tmp_path: Path) -> None:
-    first, second, watched = Activity(), Activity(), Watched(tmp_path / "cpu-")
+    first, second, watched = Activity(), Activity(), Watched(tmp_path)
     second.begins()
     second.ends()
     assert first.show(tmp_path / "cpu-") and not second.show(tmp_path / "cpu-")
@@ -94,3 +94,19 @@ def test_one_engine_of_a_device_is_watched(tmp_path: Path) -> None:
     until(lambda: watched.wanted() is None)
     first.begins()
     assert watched.wanted() is None and watched.busy == second.busy
+
+
+def test_the_first_engine_that_shows_itself_says_which_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first, other, watched = Activity(), Activity(), Watched(tmp_path / "devices")
+    assert watched.wanted() is not None and watched.device == "" and watched.missing is None
+    monkeypatch.setattr(activity, "MISSING_SECONDS", 0.0)
+    assert watched.missing is not None and "no engine says in" in watched.missing
+    assert first.show(tmp_path / "devices" / "GPU-2")
+    until(lambda: watched.wanted() is None)
+    assert other.show(tmp_path / "devices" / "GPU-1") and watched.device == "GPU-2"
+    assert not watched.was_lent()
+    first.away = True
+    assert watched.wanted() is not None and watched.was_lent() and not watched.was_lent(), "once"
+    first.hide()
+    assert watched.wanted() is not None and watched.device == "GPU-2", "the other one's device is not the trainer's"
+    assert "no engine on GPU-2 says" in str(watched.missing)

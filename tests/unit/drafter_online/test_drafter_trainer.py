@@ -120,6 +120,18 @@ def test_resumes_bit_for_bit(tiny_target: Path, buffer: Buffer, tmp_path: Path, 
     assert b.counts == a.counts
 
 
+@pytest.mark.parametrize("kw", [{}, {"precision": "bf16"}])
+def test_goes_on_after_a_move_as_if_there_had_been_none(
+    tiny_target: Path, buffer: Buffer, tmp_path: Path, kw: dict[str, Any]
+) -> None:
+    moved, stayed = trainer(tiny_target, buffer, tmp_path, **kw), trainer(tiny_target, buffer, **kw)
+    for _ in range(3):
+        moved.micro_step(), stayed.micro_step()
+    moved.to("cpu")
+    assert [moved.micro_step().terms for _ in range(3)] == [stayed.micro_step().terms for _ in range(3)]
+    assert equal(weights(moved), weights(stayed))
+
+
 def test_nothing_to_resume(tiny_target: Path, buffer: Buffer, tmp_path: Path) -> None:
     assert not trainer(tiny_target, buffer, tmp_path).resume() and not trainer(tiny_target, buffer).resume()
 

@@ -48,8 +48,9 @@ def service(tmp_path: Any) -> Any:
 
     return SimpleNamespace(
         started=time.time(),
-        config=SimpleNamespace(target="MODEL", device="cpu"),
+        config=SimpleNamespace(target="MODEL"),
         trainer=SimpleNamespace(
+            device="cpu",
             drafter=SimpleNamespace(base="base"),
             last_loss=1.5,
             counts=SimpleNamespace(steps=10, tokens=100, not_finite=0, out_of_memory=0),

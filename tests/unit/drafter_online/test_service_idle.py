@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -15,9 +16,11 @@ from fake_engine import FakeEngine, checkpoint, feed  # noqa: E402
 from running_service import Services  # noqa: E402
 from wire_ends import until  # noqa: E402
 
-from drafter_online import activity  # noqa: E402
+from drafter_online import activity, startup  # noqa: E402
 from drafter_online.activity import Activity  # noqa: E402
+from drafter_online.errors import ServiceError  # noqa: E402
 from drafter_online.service import Service  # noqa: E402
+from drafter_online.trainer import Trainer  # noqa: E402
 
 
 @pytest.fixture
@@ -25,7 +28,7 @@ def device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Activity:
     """Of an engine."""
     monkeypatch.setattr(activity, "LOOK_SECONDS", 0.0)
     made = Activity()
-    assert made.show(tmp_path / "device")
+    assert made.show(tmp_path / "devices" / "cpu")
     return made
 
 
@@ -41,7 +44,7 @@ def still(service: Service, engine: FakeEngine, seconds: float = 0.4) -> bool:
 def test_it_trains_while_the_engine_does_not(
     services: Services, tiny_target: Path, device: Activity, tmp_path: Path
 ) -> None:
-    service = services(yields_to=tmp_path / "device", passes=1e6, job=True)
+    service = services(yields_to=tmp_path / "devices", passes=1e6, job=True)
     engine, other = FakeEngine(service, "its own"), FakeEngine(service, "another")
     device.begins()
     feed(engine, tiny_target)
@@ -65,7 +68,7 @@ def test_it_trains_while_the_engine_does_not(
 def test_an_engine_that_begins_a_step_does_not_wait_for_a_micro_step(
     services: Services, tiny_target: Path, device: Activity, tmp_path: Path
 ) -> None:
-    service = services(yields_to=tmp_path / "device", passes=1e6)
+    service = services(yields_to=tmp_path / "devices", passes=1e6)
     engine = FakeEngine(service)
     feed(engine, tiny_target)
     engine.until(lambda: service.trainer.counts.steps > 0)
@@ -92,6 +95,43 @@ def test_without_an_engine_it_waits(services: Services, tiny_target: Path, tmp_p
     engine = FakeEngine(service)
     feed(engine, tiny_target)
     assert still(service, engine) and service.trainer.counts.steps == 0
+
+
+def test_samples_that_wait_for_an_engine_to_show_itself_are_an_alarm(
+    services: Services, tiny_target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(activity, "MISSING_SECONDS", 0.0)
+    service = services(yields_to=tmp_path / "empty")
+    engine = FakeEngine(service)
+    service.tick()
+    assert "device" not in [a.kind for a in service.alarms], "nothing is to be trained yet"
+    feed(engine, tiny_target)
+    until(lambda: service.tick() or "device" in [a.kind for a in service.alarms])
+
+
+def test_it_goes_to_the_engines_device_with_all_that_it_has(
+    services: Services, tiny_target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(activity, "LOOK_SECONDS", 0.0)
+    there = [SimpleNamespace(uuid="5f-b"), SimpleNamespace(uuid="5f-a")]
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: len(there))
+    monkeypatch.setattr(torch.cuda, "get_device_properties", there.__getitem__)
+    gone: list[str] = []
+    monkeypatch.setattr(Trainer, "to", lambda self, device: gone.append(device))  # stands in for a GPU
+    freed: list[int] = []
+    monkeypatch.setattr(Trainer, "lends", lambda self: freed.append(self.counts.steps))
+    service = services(yields_to=tmp_path / "devices", passes=1e6)
+    engine, device = FakeEngine(service), Activity()
+    feed(engine, tiny_target)
+    assert still(service, engine) and not gone
+    assert device.show(tmp_path / "devices" / "GPU-5f-a")
+    engine.until(lambda: service.trainer.counts.steps > 0)
+    assert gone == ["cuda:1"], "once, as this process calls it"
+    device.away = True
+    until(lambda: freed)
+    assert still(service, engine) and len(freed) == 1
+    with pytest.raises(ServiceError, match="GPU-5f-c is none of those that the trainer sees"):
+        startup.torch_device("GPU-5f-c")
 
 
 def test_rounds_are_trained_where_they_pay(services: Services, tiny_target: Path) -> None:

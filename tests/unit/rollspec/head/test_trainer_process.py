@@ -21,7 +21,7 @@ from rollspec import RollspecConfig  # noqa: E402
 
 @pytest.mark.timeout(180)
 def test_replicas_of_a_job_share_one_process_that_ends_with_them(
-    tiny_target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tiny_target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     pytest.importorskip("speculators")
     from fake_engine import FakeEngine
@@ -30,7 +30,7 @@ def test_replicas_of_a_job_share_one_process_that_ends_with_them(
     from drafter_online.files import try_lock
     from rollspec.engine import daemon
 
-    monkeypatch.setattr(daemon, "LINGER", 2.0)
+    monkeypatch.setattr(daemon, "LINGER", 20.0)
     monkeypatch.setenv("ROLLSPEC", "not for the daemon")
     core = max(os.sched_getaffinity(0))
     monkeypatch.setenv("ROLLSPEC_TRAINER_CORES", str(core))
@@ -54,34 +54,44 @@ def test_replicas_of_a_job_share_one_process_that_ends_with_them(
         assert time.monotonic() < end, (tmp_path / "d" / "daemon.log").read_text()
     threads = os.listdir(f"/proc/{(tmp_path / 'd' / 'lock').read_text()}/task")
     assert len(threads) > 1 and all(os.sched_getaffinity(int(thread)) == {core} for thread in threads)
+    # The next job has other settings: not while engines use the trainer, and at once when they are gone.
+    monkeypatch.setattr(daemon, "LEAVE_SECONDS", 2.0)
+    faster = config.change({"drafter.publish_every": 7})
+    assert daemon.settle(faster, str(tiny_target)).drafter.mode == "dedicated"
+    assert "keeps its settings, which differ in: publish_every" in caplog.text
+    process = (tmp_path / "d" / "lock").read_text()
     for e in engines:
         e.link.close()
+    monkeypatch.setattr(daemon, "LEAVE_SECONDS", 60.0)
+    monkeypatch.setattr(daemon, "LINGER", 0.5)
+    daemon.settle(faster, str(tiny_target))
+    until(lambda: (tmp_path / "d" / "lock").read_text() not in ("", process), seconds=60)
+    log = (tmp_path / "d" / "daemon.log").read_text()
+    assert "its engines are gone and another trainer wants its folder" in log
     until(lambda: try_lock(lock), seconds=60)
     assert "no engine was connected" in (tmp_path / "d" / "daemon.log").read_text()
 
 
 def test_a_trainer_on_an_engines_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Both say the same file, whatever of the machine's devices each of them sees."""
+    """It is given no device: it goes to the one of the engine that shows itself first, and sees all."""
     from rollspec.engine import daemon
 
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5,6")
     given: list[dict[str, Any]] = []
     monkeypatch.setattr(
         daemon, "_process", lambda config, target: given.append(daemon.options(config, target)) or "ipc://x"
     )
     config = RollspecConfig.load({"proposal.drafters": ["eagle3"], "drafter.mode": "idle"}, env={})
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5,6")
-    monkeypatch.setenv("LOCAL_RANK", "1")
-    settled = daemon.settle(config, "target", "cuda")
-    assert settled.drafter.device == given[0]["device"] == "cuda:1" and given[0]["dir"] == str(settled.drafter.dir)
-    assert Path(given[0]["yields_to"]).name == "cuda-6"
-    assert daemon.activity_file(settled, torch.device("cuda", 1)) == Path(given[0]["yields_to"])
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "6")
-    assert daemon.activity_file(settled, torch.device("cuda", 0)) == Path(given[0]["yields_to"])
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
-    assert daemon.activity_file(settled, torch.device("cuda", 6)) == Path(given[0]["yields_to"])
-    settled = daemon.settle(config, "target", "cpu")
-    assert daemon.activity_file(settled, torch.device("cpu")) == Path(given[1]["yields_to"])
+    settled = daemon.settle(config, "target")
+    assert settled.drafter.dir is not None and given[0]["dir"] == str(settled.drafter.dir)
+    assert given[0]["yields_to"] == str(daemon.devices(settled.drafter.dir)) and "device" not in given[0]
+    assert "CUDA_VISIBLE_DEVICES" not in daemon._environment(config)
+    dedicated = config.change({"drafter.mode": "dedicated"})
+    assert daemon._environment(dedicated)["CUDA_VISIBLE_DEVICES"] == "", "it trains on the CPU"
+    gpu = dedicated.change({"drafter.device": "cuda:1", "drafter.dir": str(tmp_path / "d")})
+    assert daemon._environment(gpu)["CUDA_VISIBLE_DEVICES"] == "5,6"
+    assert daemon.options(gpu, "target")["device"] == "cuda:1" and "yields_to" not in daemon.options(gpu, "target")
     # A state in a temporary folder goes with the job, and no other.
     for folder in (settled.drafter.dir, tmp_path / "mine" / "state"):
         assert folder is not None

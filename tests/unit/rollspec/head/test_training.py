@@ -300,9 +300,12 @@ def test_how_the_daemons_training_goes(ends: Ends, caplog: pytest.LogCaptureFixt
 
 def test_a_trainer_on_the_device_sees_when_the_engine_has_it(ends: Ends, tmp_path: Path) -> None:
     hub = ends.hub()
-    watched = Watched(tmp_path / "cpu")
-    assert watched.wanted() is not None, "no engine is there"
-    s = side(ends, hub, device=tmp_path / "cpu")
+    watched = Watched(tmp_path / "devices")
+    s = side(ends, hub, device=tmp_path / "devices" / "cpu")
+    until(lambda: len(of(hub, "status")) > 1)
+    assert watched.wanted() is not None, "until it has made a step, the engine measures what memory it may take"
+    s.training.step_begins()
+    s.training.step_ended()
     until(lambda: watched.wanted() is None)
     s.training.step_begins()
     assert watched.wanted() is not None
@@ -325,10 +328,10 @@ def test_an_engine_without_a_place_for_it_is_served_all_the_same(ends: Ends, tmp
     hub = ends.hub()
     (tmp_path / "file").write_text("")
     s = side(ends, hub, device=tmp_path / "file" / "cpu")
-    until(lambda: len(of(hub, "status")) > 2)
-    assert caplog.text.count("sharing the device with the drafter's training failed") == 1
     s.training.step_begins()
     s.training.step_ended()
+    until(lambda: len(of(hub, "status")) > 2)
+    assert caplog.text.count("sharing the device with the drafter's training failed") == 1
     assert s.training.activity.busy > 0.0 and s.training.error is None
 
 
