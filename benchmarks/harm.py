@@ -228,7 +228,7 @@ def run(
     rounds, epochs, length = (2, 2, 24) if quick else (rounds, EPOCHS, LENGTH)
     source: dict[str, Any] = {"preset": "default"}
     if head:
-        source |= {"proposal.drafters": ["suffix", "eagle3"], "proposal.learned.model": str(head)}
+        source |= {"proposal.drafters": ["suffix", "eagle3"], "proposal.head.model": str(head)}
     configurations = dict(zip(ARMS, (None, source, NOTHING), strict=True))
     engines: dict[str, Engine] = {}
     results: dict[str, dict[str, dict[str, Any]]] = {}

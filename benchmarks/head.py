@@ -43,7 +43,7 @@ IDLE = 4.0  # seconds after an epoch in which an arm that trains has nothing els
 
 def arm(name: str, head: Path, seed: int = 0, folder: Path | None = None) -> Arm:
     """An arm by name; `folder`: for the state of those that train."""
-    both = {"preset": "default", "proposal.drafters": ["suffix", "eagle3"], "proposal.learned.model": str(head)}
+    both = {"preset": "default", "proposal.drafters": ["suffix", "eagle3"], "proposal.head.model": str(head)}
     more: dict[str, Any] = {
         "head": {},
         "head, coupled": {"mode": "coupled"},

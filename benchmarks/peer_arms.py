@@ -19,7 +19,7 @@ from rollspec.head.checkpoint_resolver import BLOCK, NO_MAPPING, PARALLEL
 NONE, OURS = "none", "rollspec"
 """What every other arm is compared with; both run beside all the others."""
 
-HEAD = "proposal.learned"
+HEAD = "proposal.head"
 
 
 @dataclass(frozen=True)

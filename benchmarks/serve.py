@@ -61,7 +61,7 @@ def run(quick: bool = False, requests: int = 10_000, out: Path | None = None) ->
         head = heads.fresh(model)
         options = {
             "proposal.drafters": ["suffix", "eagle3"],
-            "proposal.learned.model": str(heads.save(head, folder / "head")),
+            "proposal.head.model": str(heads.save(head, folder / "head")),
             "drafter.mode": "dedicated",
             "drafter.endpoint": f"ipc://{folder}/wire",
         }

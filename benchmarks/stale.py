@@ -25,13 +25,14 @@ RESULTS = "benchmarks/results"
 DRAFTING = ("rollspec/step.py", "rollspec/drafting", "rollspec/proposal", "rollspec/tuning")
 # What makes training text, and the head's trainer, are no part of an engine that is measured.
 BESIDE = (":(exclude)rollspec/engine/vllm/generate.py", ":(exclude)rollspec/engine/daemon.py")
-ENGINE = (*DRAFTING, "rollspec/sampling", "rollspec/engine", "cpu/vllm_cpu_v2", *BESIDE)
+ENGINE = (*DRAFTING, "rollspec/sampling", "rollspec/engine", "rollspec/config", "configs", "cpu/vllm_cpu_v2", *BESIDE)
 HEAD = ("rollspec/head", "drafter_online")
 TEACHER = "integrations/rollspec_verl/teacher.py"  # of `drafter.mode: policy` alone
 JOB = (
     *ENGINE,
     "integrations/rollspec_verl",
     f":(exclude){TEACHER}",
+    "cpu/rollspec_verl_cpu",
     "examples/grpo_arithmetic",
     "examples/demo/job.py",
 )

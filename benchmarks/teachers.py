@@ -30,7 +30,7 @@ ARMS = {"engine": "dedicated", "policy": "policy"}
 """`drafter.mode` of each."""
 SECONDS = 1800.0  # bound of a run
 DRAFTING = (
-    "proposal.drafters=[eagle3]", "proposal.learned.k_max=3", "proposal.k_max=3", "proposal.budget.policy=fixed",
+    "proposal.drafters=[eagle3]", "proposal.head.k_max=3", "proposal.k_max=3", "proposal.budget.policy=fixed",
     "tuning.policy=static", "tuning.guard.enabled=false", "drafter.publish_every=20",
     "drafter.training.batch_tokens=512",
 )  # fmt: skip

@@ -26,7 +26,7 @@ MOST = 256
 def arms(model_head: str) -> dict[str, tuple[dict[str, Any] | None, dict[str, Any] | None]]:
     """vLLM's own method and rollspec's configuration, by name."""
     own = {"method": "eagle3", "model": model_head, "num_speculative_tokens": K}
-    both = {"preset": "default", "proposal.drafters": ["suffix", "eagle3"], "proposal.learned.model": model_head}
+    both = {"preset": "default", "proposal.drafters": ["suffix", "eagle3"], "proposal.head.model": model_head}
     return {
         "none": (None, None),
         "memory": (None, {"preset": "default"}),

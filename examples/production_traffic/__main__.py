@@ -153,14 +153,14 @@ def _options(name: str, out: Path, suffix: bool) -> dict[str, Any]:
     if name == "none":
         return {}
     drafters = ["suffix", "eagle3"] if suffix else ["eagle3"]
-    common: dict[str, Any] = {"proposal.drafters": drafters, "proposal.learned.k_max": DRAFTS}
+    common: dict[str, Any] = {"proposal.drafters": drafters, "proposal.head.k_max": DRAFTS}
     if name == "online":
         return {
-            **common, "preset": "serve", "proposal.learned.model": str(out / "fresh"), "drafter.capture.share": 1.0,
+            **common, "preset": "serve", "proposal.head.model": str(out / "fresh"), "drafter.capture.share": 1.0,
         }  # fmt: skip
     if not (out / "head").is_dir():
         raise RollspecError(f"the frozen drafter is made by the online one: run --only online --out {out} first.")
-    return {**common, "preset": "default", "proposal.learned.model": str(out / "head")}
+    return {**common, "preset": "default", "proposal.head.model": str(out / "head")}
 
 
 def _freeze(folder: Path, head: Path, version: int) -> None:

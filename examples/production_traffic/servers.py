@@ -71,12 +71,13 @@ def server(model: str, name: str, folder: Path, rollspec: dict[str, Any] | None,
         sys.executable, "-m", "vllm.entrypoints.cli.main", "serve", model, "--served-model-name", name,
         "--host", "127.0.0.1", "--port", url.rpartition(":")[2], "--dtype", "float32", "--max-model-len", "512",
         "--max-num-seqs", str(most), "--no-enable-prefix-caching", "--disable-uvicorn-access-log",
+        "--async-scheduling",  # with rollspec and without: nothing but drafting differs
     ]  # fmt: skip
     if rollspec is not None:
         command += ["--additional-config", json.dumps({"rollspec": rollspec})]
     env = {"OMP_NUM_THREADS": "1", "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
     # The CPU build's bugs are mended in a server without rollspec, too: both sides sample from the same distribution.
-    env |= {"ROLLSPEC_PATCHES": "cpu", "VLLM_NO_USAGE_STATS": "1"}
+    env |= {"ROLLSPEC_PATCHES": "cpu", "VLLM_NO_USAGE_STATS": "1", "VLLM_USE_V2_MODEL_RUNNER": "1"}
     with running("vllm serve", command, ENGINE_CORE, folder / "server.log", lambda: answers(f"{url}/health"), **env):
         yield url
 

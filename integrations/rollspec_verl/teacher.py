@@ -111,7 +111,7 @@ class Teacher:
     """Of one training process. Everything but sending runs on its thread, and nothing is raised into verl."""
 
     def __init__(self, config: RollspecConfig, target: str) -> None:
-        self.config, self.target, self.head = config.drafter, target, config.proposal.learned.model
+        self.config, self.target, self.head = config.drafter, target, config.proposal.head.model
         self.fault: str | None = None  # why it teaches no more
         self.inbox = Inbox(HOLD_BYTES)
         self.counts = {"passes": 0, "skipped": 0, "sent": 0}

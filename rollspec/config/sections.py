@@ -84,7 +84,7 @@ class ProposalConfig(Section):
     )
     k_max: int = Field(16, ge=1, le=64, description="Longest draft of a request in one step, in tokens.")
     suffix: SuffixConfig = SuffixConfig()
-    learned: ModelDrafterConfig = ModelDrafterConfig()
+    head: ModelDrafterConfig = ModelDrafterConfig()
     budget: BudgetConfig = BudgetConfig()
 
 

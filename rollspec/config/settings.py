@@ -63,8 +63,8 @@ class RollspecConfig(Section):
                 f"proposal.drafters = {list(drafters)} must name each drafter once, and one of eagle3, draft_model "
                 "and mtp at most: remove one"
             )
-        if "draft_model" in drafters and self.proposal.learned.model is None:
-            raise ValueError("proposal.drafters has draft_model and proposal.learned.model is unset: give its folder")
+        if "draft_model" in drafters and self.proposal.head.model is None:
+            raise ValueError("proposal.drafters has draft_model and proposal.head.model is unset: give its folder")
         if self.drafter.mode != "off" and not {"eagle3", "draft_model"} & set(drafters):
             raise ValueError(
                 f"drafter.mode = {self.drafter.mode} is for a draft head or draft model, and proposal.drafters = "
@@ -109,7 +109,7 @@ class RollspecConfig(Section):
         return {
             "draft_sampling": "probabilistic" if sampled else "greedy",
             "batch_tokens": given.batch_tokens,
-            "ttt_steps": min(self.proposal.learned.k_max, MOST_TRAINED),
+            "ttt_steps": min(self.proposal.head.k_max, MOST_TRAINED),
             **RECIPES[given.recipe],
             **rate,
         }

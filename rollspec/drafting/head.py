@@ -34,7 +34,7 @@ class Head(Drafter):
 
     def __init__(self, name: str, config: RollspecConfig, history: History) -> None:
         self.name = name
-        self.router = Router(min(config.proposal.learned.k_max, config.proposal.k_max))
+        self.router = Router(min(config.proposal.head.k_max, config.proposal.k_max))
         self.version = 0  # of its weights; 0: as started
         self.pass_seconds: Vector = np.zeros(0)  # [arms] that its passes would take
         self.since = PROBE_EVERY  # steps since it last ran

@@ -56,7 +56,7 @@ class Bridge:
         )
         self.head: Any = None  # a `DraftHead` where a head or a draft model runs
         self.machine = machine
-        if heads := len(config.proposal.learned.specialists):
+        if heads := len(config.proposal.head.specialists):
             self.machine["specialists"] = heads  # a pass costs as many more
         self._tokenizer = tokenizer
         self.runner: Any = None

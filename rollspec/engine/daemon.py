@@ -57,7 +57,7 @@ def settle(config: RollspecConfig, target: str) -> RollspecConfig:
     """The configuration with the trainer's endpoint and folder filled in; where none can be started, with training off.
 
     Args:
-        config: with the head's folder in `proposal.learned.model`.
+        config: with the head's folder in `proposal.head.model`.
         target: folder (or hub name) of the target.
     """
     try:
@@ -86,7 +86,7 @@ def options(config: RollspecConfig, target: str) -> dict[str, Any]:
     return where | {
         "dir": str(d.dir),
         "target": target,
-        "head": config.proposal.learned.model,
+        "head": config.proposal.head.model,
         "publish_every": d.publish_every,
         "train_when": d.train_when,
         "buffer_bytes": d.buffer_bytes,

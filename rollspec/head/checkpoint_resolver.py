@@ -24,7 +24,7 @@ from rollspec.tuning.tuner import MODEL_DRAFTERS
 logger = logging.getLogger("rollspec")
 
 GENERAL = "general"
-"""What the head in proposal.learned.model is called among specialists."""
+"""What the head in proposal.head.model is called among specialists."""
 
 MAKE = """
 import sys
@@ -74,14 +74,14 @@ def settle(args: Any, config: RollspecConfig) -> tuple[RollspecConfig, str | Non
         )
         return _without(config, {"proposal.drafters": rest}), None
     kept = _specialists(args, config, path, name)
-    return config.change({"proposal.learned.model": path, "proposal.learned.specialists": kept}), name
+    return config.change({"proposal.head.model": path, "proposal.head.specialists": kept}), name
 
 
 def _without(config: RollspecConfig, changes: dict[str, Any]) -> RollspecConfig:
     """The configuration of an engine that runs no head."""
-    if config.proposal.learned.specialists:
+    if config.proposal.head.specialists:
         logger.warning("rollspec: the specialists are left out because proposal.drafters has no eagle3 that can run.")
-        changes = {**changes, "proposal.learned.specialists": {}}
+        changes = {**changes, "proposal.head.specialists": {}}
     return config.change(changes) if changes else config
 
 
@@ -89,7 +89,7 @@ def _found(args: Any, config: RollspecConfig, name: str) -> str:
     """The folder, or what vLLM finds it by."""
     if getattr(args, "data_parallel_size", 1) > 1:
         raise _UnfitError("data_parallel_size > 1 is not tested with it")
-    given, target = config.proposal.learned.model, str(args.model)
+    given, target = config.proposal.head.model, str(args.model)
     if name == "mtp":
         return _with_mtp(target, given)
     if given is None:  # made once per target
@@ -105,7 +105,7 @@ def _found(args: Any, config: RollspecConfig, name: str) -> str:
 def _with_mtp(target: str, given: str | None) -> str:
     """The target, whose checkpoint has the layer that predicts further tokens."""
     if given is not None:
-        raise _UnfitError("proposal.learned.model is set, and an MTP layer is in its target's checkpoint")
+        raise _UnfitError("proposal.head.model is set, and an MTP layer is in its target's checkpoint")
     config = _read(target) or {}
     layers = int(config.get("text_config", config).get("num_nextn_predict_layers") or 0)
     if layers != 1:
@@ -117,12 +117,12 @@ def _specialists(args: Any, config: RollspecConfig, path: str, name: str) -> dic
     """Those that can run beside the head at `path`; the others are left out, with a sentence each."""
     kept: dict[str, str] = {}
     mine = _read(path)
-    for domain, given in config.proposal.learned.specialists.items():
+    for domain, given in config.proposal.head.specialists.items():
         try:
             if name != "eagle3":
                 raise _UnfitError(f"only eagle3 heads run beside each other, and the drafter is a {name}")
             if domain == GENERAL:
-                raise _UnfitError("that is what the head in proposal.learned.model is called")
+                raise _UnfitError("that is what the head in proposal.head.model is called")
             theirs, folder = _read(given), given
             if theirs is not None and _flat(theirs):
                 folder = _publishable(args, config, given)

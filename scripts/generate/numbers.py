@@ -35,7 +35,6 @@ DEMO = "demo-0.32"
 EARLIER = tuple(f"{DEMO}-{n}" for n in ("epochs", "pairs", "float32", "slower", "earlier", "reversed", "four", "xeon"))
 CONTROLS = {"control": "the demo's policy", "control-smollm2": "SmolLM2-135M"}
 PEERS = {"peers-demo": "the demo's policy", "peers": "SmolLM2-135M"}
-ARMS = {"memory": "suffix drafts", "head": "draft head and suffix drafts", "head, coupled": "the same, `mode: coupled`"}
 PROMPTS = ("fresh", "repeated")
 GOAL = "2 %"  # of the null control: `GOAL` of benchmarks/control.py
 THE_DEMO = "docs/benchmarks.md#the-demo"
@@ -69,7 +68,8 @@ def headline() -> str:
         label = "draft head trained while the job runs, over suffix drafts alone: generation, the whole of one job"
         rows.append((label, f"{whole:.2f}x", "one job", "`long_tail.json`"))
     note = f"`make demo`: {_size(demo)}, {_minutes(demo)} minutes for both. " if demo else ""
-    machines = _machines([name for row in rows for name in re.findall(r"`([^`]+)\.json`", row[-1])])
+    names = [name for row in rows for name in re.findall(r"`([^`]+)\.json`", row[-1])]
+    machines = _machines([name for name in names if name != "gpu"])  # its rows say which
     return f"{table_of(('', 'with / without', '95 %', 'file'), rows)}\n\n{note}{machines}"
 
 
@@ -165,7 +165,7 @@ def head() -> str:
             for arm, a in kinds[kind].items():
                 if arm != "none":
                     memory = both(median_of(a["speedup_over_memory"])) if a["speedup_over_memory"] else "not measured"
-                    name = ARMS[arm] if arm == "memory" else arm
+                    name = "suffix drafts" if arm == "memory" else arm
                     rows.append((batch, kind, name, both(median_of(a["speedup_over_none"])), memory,
                                  f"{a['acceptance_length']:.2f}", percent(a["acceptance_rate"]),
                                  percent(a["pass_over_step"], 1)))  # fmt: skip
@@ -310,37 +310,34 @@ def _other_pairs(found: Mapping[str, Any]) -> Row:
 
 
 def _head_rows(d: Any) -> Iterator[Row]:
-    for batch, kinds in d["batches"].items():
-        for arm in [a for a in kinds["fresh"] if a not in ("none", "memory")]:
-            found = [kinds[kind][arm] for kind in PROMPTS]
-            alone = [a["speedup_over_memory"] for a in found]
-            missing = "" if all(alone) else "; suffix drafts alone were not measured"
-            label = f"{ARMS.get(arm, arm)}, SmolLM2-135M, batch {batch}, new prompts / the same again{missing}"
-            yield label, *joined(median_of(a["speedup_over_none"]) for a in found), "`head.json`"
-            if all(alone):
-                yield "the same arm over suffix drafts alone", *joined(map(median_of, alone)), "`head.json`"
+    """Of new prompts; the same prompts again are on the page."""
+    batches = " / ".join(d["batches"])
+    found = [kinds["fresh"]["head"] for kinds in d["batches"].values() if "head" in kinds["fresh"]]
+    for of, name in (("no drafts", "speedup_over_none"), ("suffix drafts alone", "speedup_over_memory")):
+        if found and all(arm[name] for arm in found):
+            label = f"draft head and suffix drafts over {of}, SmolLM2-135M, new prompts, batch {batches}"
+            yield label, *joined(median_of(arm[name]) for arm in found), "`head.json`"
 
 
 def _gpu_rows() -> Iterator[Row]:
     speed = (load("gpu") or {}).get("parts", {}).get("speed", {})
-    for r in speed.get("found", speed).get("summary", ()):
-        if (r["arm"], r["epoch"]) == ("eagle3 of vLLM", "fresh"):
-            low, middle, high = (r["over_none"][i] for i in (0, len(r["over_none"]) // 2, -1))
-            what = f"vLLM's own EAGLE-3 with such a head, an H100, SmolLM2-135M, batch {r['batch']}, new prompts"
-            yield what, f"{middle:.2f}x", f"{low:.2f}-{high:.2f} (range)", "[gpu](docs/benchmarks.md#on-a-gpu)"
+    found = [
+        (r["batch"], r["over_none"]) for r in speed.get("found", speed).get("summary", ())
+        if (r["arm"], r["epoch"]) == ("eagle3 of vLLM", "fresh")
+    ]  # fmt: skip
+    if found:
+        what = "vLLM's own EAGLE-3 with such a head, an H100, SmolLM2-135M, new prompts, batch "
+        middle = " / ".join(f"{x[len(x) // 2]:.2f}x" for _, x in found)
+        ranges = " / ".join(f"{x[0]:.2f}-{x[-1]:.2f}" for _, x in found)
+        yield what + " / ".join(str(b) for b, _ in found), middle, f"{ranges} (range)", "`gpu.json`"
 
 
 def _peer_rows(result: str, what: str, d: Any) -> Iterator[Row]:
     workloads = d["summary"]["workloads"]
-    for arm, name in (
-        ("rollspec", "suffix drafts"),
-        ("eagle3 K=2", "vLLM's own EAGLE-3 with K = 2, for comparison"),
-    ):
-        arms = [workloads[w]["arms"] for w in ("fresh", "epochs") if w in workloads and arm in workloads[w]["arms"]]
-        if len(arms) == 2:
-            alone = "" if d["overlapping"][arm] else ", its steps not overlapping"
-            label = f"{name}{alone}, {what}, new prompts / from the second epoch on"
-            yield label, *joined(median_of(a[arm]["speedup"]) for a in arms), f"`{result}.json`"
+    arms = [workloads[w]["arms"] for w in ("fresh", "epochs") if "rollspec" in workloads.get(w, {}).get("arms", ())]
+    if len(arms) == 2:
+        label = f"suffix drafts, {what}, new prompts / from the second epoch on"
+        yield label, *joined(median_of(a["rollspec"]["speedup"]) for a in arms), f"`{result}.json`"
 
 
 def _machines(names: Sequence[str]) -> str:

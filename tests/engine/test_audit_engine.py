@@ -124,7 +124,7 @@ def test_model_and_suffix_drafts_follow_the_distribution(sharp: Path) -> None:
     """A draft model that is the target: its greedy drafts are accepted with the largest probability, about one half."""
     config = {
         "proposal.drafters": ["suffix", "draft_model"],
-        "proposal.learned.model": str(sharp),
+        "proposal.head.model": str(sharp),
         "proposal.budget.policy": "fixed",
         "tuning.policy": "exp3spec",  # arms change all the time
         "tuning.guard.enabled": False,
@@ -144,7 +144,7 @@ def test_vllms_own_drafts_pass(sharp: Path) -> None:
 @pytest.mark.parametrize("mode", ["standard", pytest.param("coupled", marks=pytest.mark.slow)])
 def test_drafter_swaps_while_requests_run_change_no_distribution(model: Path, tmp_path: Path, mode: str) -> None:
     heads = [random_head(tmp_path / f"head{i}", model, seed=i) for i in range(3)]
-    drafting = ["proposal.drafters=[suffix,eagle3]", f"proposal.learned.model={heads[0]}", f"mode={mode}"]
+    drafting = ["proposal.drafters=[suffix,eagle3]", f"proposal.head.model={heads[0]}", f"mode={mode}"]
     arm = Arm.with_rollspec("default", [*drafting, "proposal.budget.policy=fixed", *SWITCHING])
     plan = Plan(PROMPTS, tokens=4000, max_tokens=48)
     job = Job(str(model), plan, arm, greedy_rounds=0)

@@ -74,8 +74,8 @@ def test_a_draft_model_with_and_without_the_noise(
 ) -> None:
     """Swapped in mid-request: first a moved copy of the target, then the target itself, then the copy again."""
     copy = moved(model, tmp_path / "copy", 0.1)
-    config = COUPLED | {"proposal.drafters": ["draft_model"], "proposal.learned.model": str(copy), **ALWAYS}
-    llm = build(model, config | {"coupled.drafts": drafts, "proposal.learned.canary_drafts": 0})
+    config = COUPLED | {"proposal.drafters": ["draft_model"], "proposal.head.model": str(copy), **ALWAYS}
+    llm = build(model, config | {"coupled.drafts": drafts, "proposal.head.canary_drafts": 0})
     try:
         found = {}
         call(llm, "set_version", version=0)
@@ -109,9 +109,9 @@ def test_a_head_and_suffix_drafts_under_any_switch(
 ) -> None:
     """Random arms and passes, prompts in chunks, preemption, and weights swapped every few steps."""
     heads = [random_head(tmp_path / f"head{i}", model, seed=i) for i in range(3)]
-    config = COUPLED | {"proposal.drafters": ["suffix", "eagle3"], "proposal.learned.model": str(heads[0]), **ALWAYS}
+    config = COUPLED | {"proposal.drafters": ["suffix", "eagle3"], "proposal.head.model": str(heads[0]), **ALWAYS}
     tight = {"max_num_batched_tokens": 64, "enable_chunked_prefill": True, "num_gpu_blocks_override": 14}
-    llm = build(model, config | {"proposal.learned.canary_drafts": 0}, **tight)
+    llm = build(model, config | {"proposal.head.canary_drafts": 0}, **tight)
     try:
         llm.collective_rpc(any_arm_and_passes)
         swapped: list[dict[str, Any]] = []

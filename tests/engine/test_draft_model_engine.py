@@ -33,7 +33,7 @@ def test_osd_with_a_small_draft_model(
     options: dict[str, Any] = {
         "preset": "osd",
         "proposal.drafters": ["draft_model"],
-        "proposal.learned.model": str(small_model(tmp_path / "small", model)),
+        "proposal.head.model": str(small_model(tmp_path / "small", model)),
         "drafter.dir": str(tmp_path),
         "drafter.training": {"learning_rate": 3e-3, "batch_tokens": 512},
         "drafter.capture.share": 1.0,

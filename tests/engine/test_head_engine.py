@@ -38,7 +38,7 @@ def _info(worker: Any) -> dict[str, Any]:
 def test_a_perfect_draft_model_beside_suffix_drafts(
     model: Path, prompts: list[list[int]], plain: dict[str, Any]
 ) -> None:
-    config = {"proposal.drafters": ["suffix", "draft_model"], "proposal.learned.model": str(model), **ALWAYS}
+    config = {"proposal.drafters": ["suffix", "draft_model"], "proposal.head.model": str(model), **ALWAYS}
     llm = build(model, config)
     try:
         assert call(llm, "info")["state"] == "suffix+draft_model"
@@ -70,7 +70,7 @@ def test_a_head_alone_and_beside_suffix_drafts_under_any_switch(
     model: Path, head: Path, prompts: list[list[int]], plain: dict[str, Any]
 ) -> None:
     """Preemption, prompts in chunks, staggered ends, random arms and passes."""
-    config = {"proposal.drafters": ["suffix", "eagle3"], "proposal.learned.model": str(head), **ALWAYS}
+    config = {"proposal.drafters": ["suffix", "eagle3"], "proposal.head.model": str(head), **ALWAYS}
     llm = build(model, config, **TIGHT)
     try:
         llm.collective_rpc(any_arm_and_passes)
@@ -90,7 +90,7 @@ def test_a_head_alone_and_beside_suffix_drafts_under_any_switch(
 
 
 def test_a_useless_head_alone_rests(model: Path, head: Path, prompts: list[list[int]], plain: dict[str, Any]) -> None:
-    llm = build(model, {"proposal.drafters": ["eagle3"], "proposal.learned.model": str(head)})
+    llm = build(model, {"proposal.drafters": ["eagle3"], "proposal.head.model": str(head)})
     try:
         for _ in range(3):
             assert generate(llm, prompts) == plain["greedy"]
@@ -143,9 +143,9 @@ def test_ranks_run_and_swap_the_drafter_together(
         expected = generate(alone, prompts)
     finally:
         close(alone)
-    config = {"proposal.drafters": ["suffix", "eagle3"], "proposal.learned.model": str(head), **ALWAYS}
-    config |= {"proposal.learned.canary_drafts": 30, "drafter.mode": "capture"}
-    config |= {"proposal.learned.specialists": {"other": str(random_head(tmp_path / "other", model, seed=1))}}
+    config = {"proposal.drafters": ["suffix", "eagle3"], "proposal.head.model": str(head), **ALWAYS}
+    config |= {"proposal.head.canary_drafts": 30, "drafter.mode": "capture"}
+    config |= {"proposal.head.specialists": {"other": str(random_head(tmp_path / "other", model, seed=1))}}
     llm = build(model, config, tensor_parallel_size=2)
     try:
         llm.collective_rpc(any_arm_and_passes)

@@ -67,8 +67,8 @@ def test_a_job_starts_from_it(
     model: Path, made: dict[str, Any], prompts: list[list[int]], plain: dict[str, Any]
 ) -> None:
     always = {"tuning.policy": "static", "proposal.budget.policy": "fixed", "tuning.guard.enabled": False}
-    options = {"proposal.drafters": ["eagle3"], "proposal.learned.model": made["head"], **always}
-    llm = build(model, {**options, "proposal.learned.k_max": K})
+    options = {"proposal.drafters": ["eagle3"], "proposal.head.model": made["head"], **always}
+    llm = build(model, {**options, "proposal.head.k_max": K})
     try:
         assert generate(llm, prompts) == plain["greedy"]
         stats = call(llm, "stats")

@@ -50,7 +50,7 @@ def test_an_mtp_layer_drafts_rests_and_catches_up(model: Path, prompts: list[lis
         wanted = generate(alone, prompts)
     finally:
         close(alone)
-    llm = build(target, {"proposal.drafters": ["mtp"], "proposal.learned.k_max": 3, **ALWAYS})
+    llm = build(target, {"proposal.drafters": ["mtp"], "proposal.head.k_max": 3, **ALWAYS})
     try:
         assert generate(llm, prompts) == wanted
         stats, info = call(llm, "stats"), call(llm, "info")

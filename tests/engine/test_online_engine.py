@@ -22,7 +22,7 @@ def test_acceptance_rises_while_the_engine_idles(
 ) -> None:
     options: dict[str, Any] = {
         "proposal.drafters": ["eagle3"],
-        "proposal.learned.k_max": 3,
+        "proposal.head.k_max": 3,
         "drafter.mode": "idle",
         "drafter.dir": str(tmp_path),
         "drafter.publish_every": 60,
@@ -67,9 +67,9 @@ def test_a_head_in_specforges_layout_is_trained_and_replaced(
 ) -> None:
     options: dict[str, Any] = {
         "proposal.drafters": ["eagle3"],
-        "proposal.learned.model": str(specforge_head(tmp_path / "head", model)),
-        "proposal.learned.canary_drafts": 0,
-        "proposal.learned.k_max": 3,
+        "proposal.head.model": str(specforge_head(tmp_path / "head", model)),
+        "proposal.head.canary_drafts": 0,
+        "proposal.head.k_max": 3,
         "drafter.mode": "idle",
         "drafter.dir": str(tmp_path),
         "drafter.publish_every": 30,

@@ -27,7 +27,7 @@ def test_a_preset_runs_as_it_is(
 ) -> None:
     options: dict[str, Any] = {
         "preset": name,
-        "proposal.learned.model": str(random_head(tmp_path / "head", model)),
+        "proposal.head.model": str(random_head(tmp_path / "head", model)),
         "drafter.dir": str(tmp_path),
         "drafter.capture.share": 1.0,  # few are said: weights are relative to those of a batch
     }
@@ -203,8 +203,8 @@ def test_taps_takes_the_surest_of_its_heads(
     loud = random_head(tmp_path / "loud", model, seed=1, scale=0.3)  # larger logits: surer
     options = {
         "preset": "taps",
-        "proposal.learned.model": str(random_head(tmp_path / "head", model)),
-        "proposal.learned.specialists": {"code": str(loud)},
+        "proposal.head.model": str(random_head(tmp_path / "head", model)),
+        "proposal.head.specialists": {"code": str(loud)},
     }
     llm = build(model, options)
     try:

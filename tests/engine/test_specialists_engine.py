@@ -12,7 +12,7 @@ from heads import random_head
 pytestmark = pytest.mark.engine
 
 ALWAYS = {
-    "proposal.drafters": ["eagle3"], "proposal.learned.k_max": 3, "tuning.policy": "static",
+    "proposal.drafters": ["eagle3"], "proposal.head.k_max": 3, "tuning.policy": "static",
     "proposal.budget.policy": "fixed", "tuning.guard.enabled": False,
 }  # fmt: skip
 TIGHT = {"max_num_batched_tokens": 160, "enable_chunked_prefill": True, "num_gpu_blocks_override": 24}
@@ -51,7 +51,7 @@ def test_the_same_head_twice_is_one_head(
     unsure = random_head(tmp_path / "unsure", model, scale=0.0)
     found = []
     for general, further in ((head, {}), (head, same), (unsure, same)):
-        options = {"proposal.learned.model": str(general), "proposal.learned.specialists": further}
+        options = {"proposal.head.model": str(general), "proposal.head.specialists": further}
         llm = build(model, {**ALWAYS, **options})
         try:
             assert generate(llm, prompts) == plain["greedy"]
@@ -76,8 +76,8 @@ def test_the_surest_head_drafts_and_comes_back_after_a_sleep(
     (misfit / "config.json").write_text(config.replace('"draft_vocab_size": ', '"draft_vocab_size": 1'))
     options = {
         **ALWAYS,
-        "proposal.learned.model": str(random_head(tmp_path / "head", model)),
-        "proposal.learned.specialists": {
+        "proposal.head.model": str(random_head(tmp_path / "head", model)),
+        "proposal.head.specialists": {
             "loud": str(loud), "misfit": str(misfit), "gone": str(tmp_path / "gone"), "general": str(loud),
         },
     }  # fmt: skip
@@ -105,7 +105,7 @@ def test_specialists_without_a_head_are_left_out(
     model: Path, prompts: list[list[int]], plain: dict[str, Any], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     head = random_head(tmp_path / "head", model)
-    llm = build(model, {"preset": "default", "proposal.learned.specialists": {"code": str(head)}})
+    llm = build(model, {"preset": "default", "proposal.head.specialists": {"code": str(head)}})
     try:
         assert "the specialists are left out because proposal.drafters has no eagle3" in caplog.text
         assert generate(llm, prompts) == plain["greedy"] and call(llm, "info")["state"] == "suffix"
@@ -124,8 +124,8 @@ def test_heads_are_loaded_where_the_targets_weights_are_to_be_sent(model: Path, 
     heads = [random_head(tmp_path / name, model, seed=i) for i, name in enumerate(("head", "code"))]
     options = {
         **ALWAYS,
-        "proposal.learned.model": str(heads[0]),
-        "proposal.learned.specialists": {"code": str(heads[1])},
+        "proposal.head.model": str(heads[0]),
+        "proposal.head.specialists": {"code": str(heads[1])},
     }
     llm = build(model, options, load_format="dummy")
     try:

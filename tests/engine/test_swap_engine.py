@@ -42,8 +42,8 @@ def noisy(folder: Path, into: Path, scale: float = 5.0, seed: int = 0) -> Path:
 @pytest.fixture(scope="module")
 def engine(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
     bad = noisy(model, tmp_path_factory.mktemp("noise"))
-    config = {"proposal.drafters": ["draft_model"], "proposal.learned.model": str(bad), **ALWAYS}
-    config |= {"proposal.learned.canary_drafts": 40}
+    config = {"proposal.drafters": ["draft_model"], "proposal.head.model": str(bad), **ALWAYS}
+    config |= {"proposal.head.canary_drafts": 40}
     llm = build(model, config, max_num_batched_tokens=256)
     yield llm
     close(llm)

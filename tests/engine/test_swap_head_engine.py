@@ -38,8 +38,8 @@ def test_versions_of_a_head_with_the_targets_embedding_in_them(
     for seed in (1, 2):
         store.publish(random_weights(config, seed), mine, base=base, target_version=0)
     store.publish(random_weights(config, 3), mine, base="another", target_version=0)
-    options = {"proposal.drafters": ["suffix", "eagle3"], "proposal.learned.model": str(head), **ALWAYS}
-    options |= {"drafter.mode": "capture", "drafter.capture.share": 1.0, "proposal.learned.canary_drafts": 20}
+    options = {"proposal.drafters": ["suffix", "eagle3"], "proposal.head.model": str(head), **ALWAYS}
+    options |= {"drafter.mode": "capture", "drafter.capture.share": 1.0, "proposal.head.canary_drafts": 20}
     llm = build(model, options, max_num_batched_tokens=64, enable_chunked_prefill=True, num_gpu_blocks_override=14)
     try:
         llm.collective_rpc(promote_all)
@@ -120,7 +120,7 @@ def test_a_swap_while_a_request_is_preempted(
     other.mkdir()
     config = json.loads((model / "config.json").read_text())
     save_file(random_weights(config, 1), other / "model.safetensors")
-    options = {"proposal.drafters": ["eagle3"], "proposal.learned.model": str(head), **ALWAYS}
+    options = {"proposal.drafters": ["eagle3"], "proposal.head.model": str(head), **ALWAYS}
     options |= {"drafter.mode": "capture", "drafter.capture.share": 1.0}
     llm = build(model, options, max_num_batched_tokens=64, enable_chunked_prefill=True, num_gpu_blocks_override=14)
     try:
@@ -163,9 +163,9 @@ def test_an_engine_killed_in_a_canary_comes_back_with_a_version_of_the_store(
 
     head = random_head(tmp_path / "head", model)
     config, mine = json.loads((model / "config.json").read_text()), json.loads((head / "config.json").read_text())
-    options = {"proposal.drafters": ["eagle3"], "proposal.learned.model": str(head), **ALWAYS}
+    options = {"proposal.drafters": ["eagle3"], "proposal.head.model": str(head), **ALWAYS}
     options |= {"drafter.mode": "idle", "drafter.dir": str(tmp_path), "drafter.publish_every": 1_000_000}
-    options |= {"drafter.capture.share": 1.0, "proposal.learned.canary_drafts": 100_000}
+    options |= {"drafter.capture.share": 1.0, "proposal.head.canary_drafts": 100_000}
     store = Versions(tmp_path / "versions")
     for seed in (1, 2):
         store.publish(random_weights(config, seed), mine, base=base_of(config), target_version=0)
@@ -263,7 +263,7 @@ def test_a_version_may_draft_other_tokens(
     weights = {n: t.contiguous() for n, t in heads.own_weights(other).items()}
     base = other.config.drafter_online["base"]
     Versions(tmp_path / "versions").publish(weights, heads.config_of(other), base=base, target_version=0)
-    given = {"proposal.drafters": ["eagle3"], "proposal.learned.model": str(started), "tuning.policy": "static"}
+    given = {"proposal.drafters": ["eagle3"], "proposal.head.model": str(started), "tuning.policy": "static"}
     llm = build(model, {**given, "tuning.guard.enabled": False})
     try:
         assert llm.collective_rpc(_drafts_of)[0] == list(range(64))

@@ -61,7 +61,7 @@ def test_what_is_read_late_is_what_was_missed(
     model: Path, prompts: list[list[int]], plain: dict[str, Any], tmp_path: Path, drafter: str
 ) -> None:
     folder = random_head(tmp_path / "head", model, scale=0.3) if drafter == "eagle3" else model
-    config = {"proposal.drafters": [drafter], "proposal.learned.model": str(folder), **ALWAYS}
+    config = {"proposal.drafters": [drafter], "proposal.head.model": str(folder), **ALWAYS}
     llm = build(model, config)
     try:
         llm.collective_rpc(_forget)

@@ -14,8 +14,8 @@ SETTINGS: dict[str, Any] = {
     "drafter.publish_every": 2,
     "drafter.training.batch_tokens": 128,
     "drafter.capture.share": 1.0,
-    "proposal.learned.canary_drafts": 4,
-    "proposal.learned.k_max": 2,
+    "proposal.head.canary_drafts": 4,
+    "proposal.head.k_max": 2,
 }
 VERIFIED: dict[str, Any] = {
     "tuning.policy": "static",

@@ -68,9 +68,9 @@ def build(job: dict[str, Any]) -> Any:
         env={},  # whatever the shell says about jobs
         overrides={
             "proposal.drafters": ["eagle3"],
-            "proposal.learned.model": job["head"],
+            "proposal.head.model": job["head"],
             "tuning.arms": [drafts],  # 0: nothing is drafted
-            **(DRAFTING | {"proposal.k_max": drafts, "proposal.learned.k_max": drafts} if drafts else {}),
+            **(DRAFTING | {"proposal.k_max": drafts, "proposal.head.k_max": drafts} if drafts else {}),
             "drafter.mode": "capture",
             "drafter.capture.share": 1.0,  # recording is what this engine is for
             "history.dir": None,

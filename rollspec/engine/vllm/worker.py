@@ -31,7 +31,7 @@ def equip(worker: Any, bridge: Bridge, head: DraftHead, config: RollspecConfig) 
     from rollspec.head.swap import Swapper
 
     weights = DraftWeights(head)
-    head.swapper = Swapper(head, weights, head.ranks, config.proposal.learned.canary_drafts)
+    head.swapper = Swapper(head, weights, head.ranks, config.proposal.head.canary_drafts)
     bridge.head = head  # last: from now on it sees the steps
     _watch_sleep(worker, head)
     if config.drafter.trains and head.trainable:

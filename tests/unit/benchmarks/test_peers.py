@@ -62,8 +62,8 @@ def test_every_arm_runs_or_says_why_not() -> None:
 def test_a_language_model_goes_to_the_arm_that_drafts_with_one(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"architectures": ["LlamaForCausalLM"]}))
     found = peer_arms.chosen(None, [tmp_path, HEAD])
-    learned = found.arms["osd+model"].rollspec["proposal"]["learned"]  # type: ignore[index, call-overload]
-    assert learned["model"] == str(tmp_path)
+    head = found.arms["osd+model"].rollspec["proposal"]["head"]  # type: ignore[index, call-overload]
+    assert head["model"] == str(tmp_path)
     assert "taps" in found.left, "it is no head"
     assert "small language model" in peer_arms.chosen(None, [HEAD]).left["osd+model"]
 
@@ -73,7 +73,7 @@ def test_a_head_goes_to_the_arms_that_take_one_and_to_no_other() -> None:
     for name, arm in found.items():
         shown = json.dumps([arm.rollspec, arm.speculative])
         assert (str(HEAD) in shown) == (PEERS[name].takes or PEERS[name].heads > 0), name
-    assert found["taps"].rollspec["proposal"]["learned"]["specialists"] == {"head2": "/heads/two"}  # type: ignore[index, call-overload]
+    assert found["taps"].rollspec["proposal"]["head"]["specialists"] == {"head2": "/heads/two"}  # type: ignore[index, call-overload]
 
 
 def test_published_policies_are_not_overruled() -> None:

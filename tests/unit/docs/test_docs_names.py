@@ -282,9 +282,9 @@ NOWHERE = "|".join(
         r"tak(?:e|es|en|ing)[ _](?:\w+?[ _])?back",  # roll back
         r"(?:always|(?:drafts?|tokens?|head|phrase) (?:is|are)) right|(?:is|are) right more often",  # accepted
         r"(?:offered|refused)[ _](?:tokens?|drafts?|proposals?)",  # draft tokens, rejected
-        # Draft head; the knob `proposal.learned` is its old name, and what a tuner learned is another thing.
-        r"(?<!proposal\.)learned[ _](?:drafts?|drafters?|heads?|models?|length|engine|and[ _](?:suffix|hybrid))",
-        r"(?-i:(?<!__)LEARNED(?!__)|LearnedConfig)",
+        # Draft head; what a tuner learned is another thing.
+        r"learned[ _](?:drafts?|drafters?|heads?|models?|length|engine|and[ _](?:suffix|hybrid))",
+        r"(?-i:LEARNED|LearnedConfig)",
     )
 )
 """Words that another one has the place of, in tests and benchmarks too."""
@@ -344,8 +344,8 @@ def test_the_check_of_words_sees_mistakes() -> None:
     ):
         assert words.search(wrong), wrong
     for fine in (
-        "proposal.learned.model",
-        "ROLLSPEC__PROPOSAL__LEARNED__MODEL=HEAD",
+        "proposal.head.model",
+        "ROLLSPEC__PROPOSAL__HEAD__MODEL=HEAD",
         "test_what_was_learned_is_kept",
         "a head that learned from drafts",
         "the tokens to the right",

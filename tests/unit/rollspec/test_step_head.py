@@ -15,7 +15,7 @@ pytestmark = pytest.mark.usefixtures("steady_clock")
 
 
 def make(**overrides: Any) -> Engine:
-    given = {"proposal.drafters": ["suffix", "eagle3"], "proposal.learned.model": "x", **overrides}
+    given = {"proposal.drafters": ["suffix", "eagle3"], "proposal.head.model": "x", **overrides}
     return Engine(RollspecConfig.load("default", overrides=given, env={}), 4096, "eagle3")
 
 

@@ -19,7 +19,7 @@ TRACE = Path(__file__).with_name("step_trace.json")
 
 
 def make(overrides: dict[str, Any], head: str | None) -> Any:
-    given = {"proposal.learned.model": "x", **overrides}
+    given = {"proposal.head.model": "x", **overrides}
     return Engine(RollspecConfig.load("default", overrides=given, env={}), 4096, head)
 
 

@@ -29,8 +29,8 @@ def make_speculator(make: Callable[..., Any], vllm_config: Any, *args: Any) -> A
     if config is not None and given.method == compat.MEMORY_METHOD:
         return MemorySpeculator(int(given.num_speculative_tokens))
     speculator = make(vllm_config, *args)
-    if config is not None and config.proposal.learned.specialists:
-        specialists.arrange(speculator, config.proposal.learned.specialists)
+    if config is not None and config.proposal.head.specialists:
+        specialists.arrange(speculator, config.proposal.head.specialists)
     return speculator
 
 

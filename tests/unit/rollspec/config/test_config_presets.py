@@ -34,8 +34,8 @@ MEANS: dict[str, dict[str, object]] = {
     "aurora": {
         "proposal.drafters": ["eagle3"],
         "proposal.k_max": 5,
-        "proposal.learned.k_max": 5,
-        "proposal.learned.canary_drafts": 0,
+        "proposal.head.k_max": 5,
+        "proposal.head.canary_drafts": 0,
         "proposal.budget.policy": "fixed",
         "drafter.mode": "dedicated",
         "drafter.publish_every": 50,
@@ -64,8 +64,8 @@ MEANS: dict[str, dict[str, object]] = {
     "osd": {
         "proposal.drafters": ["eagle3"],
         "proposal.k_max": 5,
-        "proposal.learned.k_max": 5,
-        "proposal.learned.canary_drafts": 0,
+        "proposal.head.k_max": 5,
+        "proposal.head.canary_drafts": 0,
         "proposal.budget.policy": "fixed",
         "drafter.mode": "idle",
         "drafter.publish_every": 10,
@@ -130,7 +130,7 @@ MEANS: dict[str, dict[str, object]] = {
     "tlt": {
         "proposal.drafters": ["suffix", "eagle3"],
         "proposal.k_max": 8,
-        "proposal.learned.k_max": 8,
+        "proposal.head.k_max": 8,
         "proposal.budget.policy": "fixed",
         "drafter.mode": "idle",
         "tuning.policy": "beg_mab",
@@ -206,7 +206,7 @@ def test_presets_train_what_they_serve(name: str) -> None:
     """And a position is trained for every one that the preset drafts."""
     config = resolve(name, env={})
     fields = TRAINS[name] | {"ttt_steps": {"aurora": 5, "osd": 5, "tlt": 8}.get(name, 4)}
-    assert config.proposal.learned.k_max == fields["ttt_steps"]
+    assert config.proposal.head.k_max == fields["ttt_steps"]
     assert DrafterTraining(**config.drafter_training) == DrafterTraining(**fields)
     faster = config.change({"drafter.training.learning_rate": 0.5, "drafter.training.batch_tokens": 64})
     assert DrafterTraining(**faster.drafter_training) == DrafterTraining(
@@ -243,7 +243,7 @@ def test_settings_of_training_are_those_of_the_trainer() -> None:
     assert (
         DrafterTraining(**training) == DrafterTraining() and DrafterTraining().ttt_steps == ModelDrafterConfig().k_max
     )
-    longest = RollspecConfig.load({"proposal.learned.k_max": 16}, env={}).drafter_training
+    longest = RollspecConfig.load({"proposal.head.k_max": 16}, env={}).drafter_training
     assert DrafterTraining(**longest).ttt_steps == MOST_TRAINED
     bounds = {n: f.metadata for n, f in DrafterTraining.model_fields.items()}
     assert {n: bounds[n] for n in TrainingConfig.model_fields if n != "recipe"} == {
@@ -253,7 +253,7 @@ def test_settings_of_training_are_those_of_the_trainer() -> None:
 
 def test_day_0_starts_from_nothing_and_may_rest() -> None:
     c = RollspecConfig.load("day0", env={})
-    assert c.proposal.learned.model is None and c.drafter.captures and c.proposal.learned.canary_drafts
+    assert c.proposal.head.model is None and c.drafter.captures and c.proposal.head.canary_drafts
     assert "none" in {a.name for a in Tuner(c.tuning, c.proposal.k_max, c.proposal.drafters).arms}
 
 

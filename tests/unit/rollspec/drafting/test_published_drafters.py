@@ -82,7 +82,7 @@ def test_a_drafter_that_is_configured_alone_drafts_alone(name: str, kept: bool) 
 def test_a_drafter_beside_a_head_leaves_no_draft_to_others(name: str) -> None:
     """Per request whichever is worth more drafts, and arms are named by both."""
     world = World({"proposal.drafters": [name, "eagle3"], **ALL_VERIFIED}, head=0.5, steps=120, changed=0.2)
-    settings = {"proposal.learned.model": "x"}
+    settings = {"proposal.head.model": "x"}
     found = play(world, lambda o, head: Engine(RollspecConfig.load(overrides=o | settings, env={}), 2048, head))
     drafted: Counter[str] = Counter()
     arms: set[str] = set()

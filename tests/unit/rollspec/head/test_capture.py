@@ -24,7 +24,7 @@ class Engine:
     """One step at a time: which positions are computed, what was drafted, what was said."""
 
     def __init__(self, layers: tuple[int, ...] = (0, 1, 2), **overrides: Any) -> None:
-        given = {"proposal.drafters": ["eagle3"], "proposal.learned.model": "x", "drafter.mode": "capture"}
+        given = {"proposal.drafters": ["eagle3"], "proposal.head.model": "x", "drafter.mode": "capture"}
         given |= {"drafter.capture.share": 1.0, **overrides}
         config = RollspecConfig.load(given, env={})
         self.engine = step.Engine(config, 4096, "eagle3")

@@ -37,7 +37,7 @@ def settle(tmp_path: Path, head: dict[str, Any] | None, drafters: list[str] | No
     target = folder(tmp_path / "target", TARGET)
     model = folder(tmp_path / "head", head) if head is not None else None
     config = RollspecConfig.load(
-        {"proposal.drafters": drafters or ["suffix", "eagle3"], "proposal.learned.model": model}, env={}
+        {"proposal.drafters": drafters or ["suffix", "eagle3"], "proposal.head.model": model}, env={}
     )
     return checkpoint_resolver.settle(like(ARGS, model=target, **args), config)
 
@@ -76,12 +76,12 @@ def test_what_does_not_fit_is_left_out_in_one_sentence(
 
 def test_a_targets_own_mtp_layer_is_taken(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     target = folder(tmp_path / "target", {**TARGET, "num_nextn_predict_layers": 1})
-    cases: list[tuple[dict[str, Any], str | None]] = [({}, "mtp"), ({"proposal.learned.model": "x"}, None)]
+    cases: list[tuple[dict[str, Any], str | None]] = [({}, "mtp"), ({"proposal.head.model": "x"}, None)]
     for given, method in cases:
         config = RollspecConfig.load({"proposal.drafters": ["suffix", "mtp"], **given}, env={})
         found, name = checkpoint_resolver.settle(like(ARGS, model=target), config)
-        assert name == method and (method is None or found.proposal.learned.model == target)
-    assert "proposal.learned.model is set" in caplog.text
+        assert name == method and (method is None or found.proposal.head.model == target)
+    assert "proposal.head.model is set" in caplog.text
     config = RollspecConfig.load({"proposal.drafters": ["suffix", "mtp"]}, env={})
     without = folder(tmp_path / "without", TARGET)
     assert checkpoint_resolver.settle(like(ARGS, model=without), config)[1] is None
@@ -120,7 +120,7 @@ def test_a_fresh_head_is_made_once(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(checkpoint_resolver.subprocess, "run", run)
     target = folder(tmp_path / "target", TARGET)
     config = RollspecConfig.load({"proposal.drafters": ["eagle3"], "drafter.dir": str(tmp_path)}, env={})
-    found = {checkpoint_resolver.settle(like(ARGS, model=target), config)[0].proposal.learned.model for _ in range(2)}
+    found = {checkpoint_resolver.settle(like(ARGS, model=target), config)[0].proposal.head.model for _ in range(2)}
     assert len(found) == 1 and len(calls) == 1
     assert [p.name for p in (tmp_path / "heads").iterdir()] == [Path(found.pop()).name]
 
@@ -143,12 +143,12 @@ def given(tmp_path: Path, config: dict[str, Any], weights: list[str], **more: An
     header = json.dumps({n: {"dtype": "F32", "shape": [0], "data_offsets": [0, 0]} for n in weights}).encode()
     path = folder(tmp_path / "head", config)
     (tmp_path / "head" / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header)
-    options = {"proposal.drafters": ["eagle3"], "proposal.learned.model": path, "drafter.mode": "idle"}
+    options = {"proposal.drafters": ["eagle3"], "proposal.head.model": path, "drafter.mode": "idle"}
     options |= {"drafter.dir": str(tmp_path), **more}
     target = folder(tmp_path / "target", TARGET)
     found, method = checkpoint_resolver.settle(like(ARGS, model=target), RollspecConfig.load(options, env={}))
     assert method == "eagle3"
-    return found.proposal.learned
+    return found.proposal.head
 
 
 FLAT = {"vocab_size": 100, "hidden_size": 16, "draft_vocab_size": 50}
@@ -185,7 +185,7 @@ def test_a_head_that_training_could_not_replace_runs_as_a_converted_copy(
     assert given(tmp_path, config, weights, **{"drafter.mode": "off"}).model == head and len(calls) == 1
     assert copies.pop() not in (head, None)
     other = folder(tmp_path / "other", config)
-    more = {"proposal.learned.specialists": {"code": other}}
+    more = {"proposal.head.specialists": {"code": other}}
     kept = given(tmp_path, config, weights, **more).specialists
     assert (kept["code"] == other) == (config is HEAD)
 
@@ -208,7 +208,7 @@ def test_a_name_on_the_hub_becomes_its_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     head, target = folder(tmp_path / "snapshot", HEAD), folder(tmp_path / "target", TARGET)
-    options = {"proposal.drafters": ["suffix", "eagle3"], "proposal.learned.model": "someone/head"}
+    options = {"proposal.drafters": ["suffix", "eagle3"], "proposal.head.model": "someone/head"}
     config = RollspecConfig.load(options, env={})
     asked = []
     monkeypatch.setattr("huggingface_hub.snapshot_download", lambda name, **k: asked.append((name, k)) or head)
@@ -216,7 +216,7 @@ def test_a_name_on_the_hub_becomes_its_folder(
     assert method is None and "someone/head has no safetensors file on the hub" in caplog.text
     (Path(head) / "model.safetensors").touch()
     found, method = checkpoint_resolver.settle(like(ARGS, model=target, download_dir="/cache"), config)
-    assert method == "eagle3" and found.proposal.learned.model == head
+    assert method == "eagle3" and found.proposal.head.model == head
     assert asked[0][0] == "someone/head" and asked[0][1]["cache_dir"] == "/cache"
 
     def offline(name: str, **more: Any) -> str:
@@ -227,7 +227,7 @@ def test_a_name_on_the_hub_becomes_its_folder(
     assert method is None and found.proposal.drafters == ("suffix",)
     assert "someone/head is neither a folder nor to be had from the hub (Cannot find" in caplog.text
     monkeypatch.setenv("VLLM_USE_MODELSCOPE", "True")  # then vLLM looks elsewhere
-    assert checkpoint_resolver.settle(like(ARGS, model=target), config)[0].proposal.learned.model == "someone/head"
+    assert checkpoint_resolver.settle(like(ARGS, model=target), config)[0].proposal.head.model == "someone/head"
 
 
 def test_configurations_that_cannot_be_are_refused() -> None:
@@ -255,7 +255,7 @@ def test_configurations_that_cannot_be_are_refused() -> None:
         ),
         ("code", {**HEAD, "target_hidden_size": 32}, "hidden size of the target"),
         ("code", None, "is no folder with a config.json"),
-        ("general", HEAD, "that is what the head in proposal.learned.model is called"),
+        ("general", HEAD, "that is what the head in proposal.head.model is called"),
     ],
 )
 def test_specialists_have_the_shape_of_the_head(
@@ -265,13 +265,13 @@ def test_specialists_have_the_shape_of_the_head(
     config = RollspecConfig.load(
         {
             "proposal.drafters": ["eagle3"],
-            "proposal.learned.model": folder(tmp_path / "head", HEAD),
-            "proposal.learned.specialists": {name: path},
+            "proposal.head.model": folder(tmp_path / "head", HEAD),
+            "proposal.head.specialists": {name: path},
         },
         env={},
     )
     with caplog.at_level(logging.WARNING, "rollspec"):
         found, method = checkpoint_resolver.settle(like(ARGS, model=folder(tmp_path / "target", TARGET)), config)
     assert method == "eagle3"
-    assert found.proposal.learned.specialists == ({name: path} if words is None else {})
+    assert found.proposal.head.specialists == ({name: path} if words is None else {})
     assert words is None or words in caplog.text

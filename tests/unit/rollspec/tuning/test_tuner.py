@@ -167,7 +167,7 @@ def test_nothing_is_decided_by_a_clock() -> None:
 
 def test_a_policy_is_told_what_the_step_took_by_the_clock() -> None:
     """Drafting for it and the head's passes included; not where prompts were computed or nothing was timed."""
-    over = {"tuning.policy": "ucbspec", "proposal.drafters": ["eagle3"], "proposal.learned.model": "x"}
+    over = {"tuning.policy": "ucbspec", "proposal.drafters": ["eagle3"], "proposal.head.model": "x"}
     p = Engine(RollspecConfig.load("default", overrides=over, env={}), 4096, "eagle3")
     told: list[float | None] = []
     modelled: list[float] = []
