@@ -15,6 +15,7 @@ import os
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from multiprocessing.connection import wait
 from typing import Any, get_args
 
 from benchmarks.prefixes import Prefixes
@@ -143,10 +144,13 @@ class Engine:
             return []
 
     def _answer(self, seconds: float) -> Any:
-        if not self._pipe.poll(seconds):
+        # Processes that the engine started have its end of the pipe, too, and may outlive it.
+        if not wait([self._pipe, self._process.sentinel], seconds):
             self.close()
             raise TimeoutError(f"rollspec: the engine of arm {self.arm.name!r} did not answer within {seconds:g} s.")
         try:
+            if not self._pipe.poll():
+                raise EOFError
             answer = self._pipe.recv()
         except EOFError as e:
             self.close()

@@ -15,8 +15,8 @@ from rollspec.errors import RollspecError
 
 ALIVE = 7
 """Engines at once at most; where memory is short, fewer."""
-ENGINE_BYTES = 3.1e9
-"""Of one engine with its processes, and some room: a model of 135M parameters in float32 takes about 2.6 GB."""
+ENGINE_BYTES = 4.5e9
+"""Of one engine with its three processes (4.1 GB with SmolLM2-135M), and some room for a trainer beside it."""
 LEAST = 3
 """Pairs of an arm below which arms are left out rather than pairs."""
 SLOWER = 1.15

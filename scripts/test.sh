@@ -4,7 +4,7 @@
 #   scripts/test.sh lint unit engine e2e
 #   scripts/test.sh unit -k config -x        (arguments from the first dash on go to pytest)
 #
-#   scripts/test.sh modes                    (of the slow ones, a job of each trainer mode that e2e leaves out)
+#   scripts/test.sh modes                    (of the slow ones, those that CI runs: trainer modes, a head with a resume)
 #   scripts/test.sh slow                     (long sweeps, marked `slow`, that lint to e2e leave out)
 #
 # ROLLSPEC_TEST_WORKERS: test files that run at the same time (2 where there are two cores; not for whole jobs).

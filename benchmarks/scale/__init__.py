@@ -2,7 +2,7 @@
 
 events.py    a clock and queues
 spread.py    a version from one place to N replicas: one after another, from a store, from each other
-fleet.py     publications, staggered trials, replicas that come, leave and die; how old what they run is
+fleet.py     publications, one canary at a time, replicas that come, leave and die; how old what they run is
 feedback.py  samples from N replicas to one trainer, at the rate that its budget allows
 costs.py     what was measured here, what follows by arithmetic, what is assumed
 limits.py    where each part binds, by arithmetic; the table

@@ -13,7 +13,7 @@ from typing import Any
 STEPS = 0.3
 
 _ANSWER = re.compile(r"####\s*(-?\d+)\s*$")
-_HEARD = re.compile(r"<tool_response>\s*(-?\d+)\s*</tool_response>")
+_ANSWERS = re.compile(r"<tool_response>\s*(-?\d+)\s*</tool_response>")
 
 
 def compute_score(
@@ -38,6 +38,6 @@ def compute_score(
     results = (extra_info or {}).get("results")
     wanted = [] if results is None else [str(r) for r in results]
     found = 0
-    for said in _HEARD.findall(solution_str):
+    for said in _ANSWERS.findall(solution_str):
         found += found < len(wanted) and said == wanted[found]
     return STEPS * found / len(wanted) if wanted else 0.0

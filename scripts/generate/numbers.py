@@ -35,6 +35,7 @@ DEMO = "demo-0.32"
 EARLIER = tuple(f"{DEMO}-{n}" for n in ("epochs", "pairs", "float32", "slower", "earlier", "reversed", "four", "xeon"))
 CONTROLS = {"control": "the demo's policy", "control-smollm2": "SmolLM2-135M"}
 PEERS = {"peers-demo": "the demo's policy", "peers": "SmolLM2-135M"}
+HEADS = {"head": "new prompts", "head-short": "an earlier head, short responses"}
 PROMPTS = ("fresh", "repeated")
 GOAL = "2 %"  # of the null control: `GOAL` of benchmarks/control.py
 THE_DEMO = "docs/benchmarks.md#the-demo"
@@ -58,8 +59,10 @@ def headline() -> str:
         if found := load(name):
             label = f"**null control**: nothing drafted (K = 0), {what}, batch {' / '.join(found['on_over_off'])}"
             rows.append((label, *joined(map(speed_of, found["on_over_off"].values())), f"`{name}.json`"))
-    if head := load("head"):
-        rows += [*_head_rows(head), *_gpu_rows()]
+    for name, what in HEADS.items():
+        if found := load(name):
+            rows += _head_rows(name, what, found)
+    rows += _gpu_rows()
     for name, what in PEERS.items():
         if peers := load(name):
             rows += _peer_rows(name, what, peers)
@@ -309,14 +312,14 @@ def _other_pairs(found: Mapping[str, Any]) -> Row:
     return label, ranges, "see there", ", ".join(f"`{name}.json`" for name in found)
 
 
-def _head_rows(d: Any) -> Iterator[Row]:
+def _head_rows(result: str, what: str, d: Any) -> Iterator[Row]:
     """Of new prompts; the same prompts again are on the page."""
     batches = " / ".join(d["batches"])
     found = [kinds["fresh"]["head"] for kinds in d["batches"].values() if "head" in kinds["fresh"]]
     for of, name in (("no drafts", "speedup_over_none"), ("suffix drafts alone", "speedup_over_memory")):
         if found and all(arm[name] for arm in found):
-            label = f"draft head and suffix drafts over {of}, SmolLM2-135M, new prompts, batch {batches}"
-            yield label, *joined(median_of(arm[name]) for arm in found), "`head.json`"
+            label = f"draft head and suffix drafts over {of}, SmolLM2-135M, {what}, batch {batches}"
+            yield label, *joined(median_of(arm[name]) for arm in found), f"`{result}.json`"
 
 
 def _gpu_rows() -> Iterator[Row]:

@@ -6,17 +6,14 @@ A job takes 170 CPU-seconds before its first step, so each asserts as much as ca
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import os
 import re
-import shutil
 import signal
-import subprocess
 import sys
-import tempfile
 import time
-import uuid
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -24,10 +21,10 @@ from typing import Any
 import psutil
 import pytest
 import young_head
+from running_job import running
 
 from drafter_online.versions import Versions
 from examples.demo.job import Job, JobSettings, build_job, prepare_assets
-from examples.demo.processes import MARKER, Family
 from examples.demo.runner import log_tail, run_job
 from rollspec.telemetry.report import write_report
 
@@ -83,37 +80,24 @@ def test_grpo_reports_and_accepts_until_its_engine_is_killed(make: Callable[...,
     """
     loggers = "trainer.logger=[console,file,wandb,tensorboard]"
     job = make(tmp_path / "job", loggers, epochs=50, preset="coupled_reuse", overrides=NOTED)
-    marker, scratch = uuid.uuid4().hex, tempfile.mkdtemp(prefix="rs-")  # short: Ray puts unix sockets in it
-    environment = {**os.environ, **job.environment, MARKER: marker, "RAY_TMPDIR": scratch}
-    log = job.folder / "job.log"
-    with log.open("wb") as out:
-        process = subprocess.Popen(
-            job.command, cwd=job.cwd, env=environment, stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )  # fmt: skip
-    family = Family(process.pid, marker)
-    try:
+    with running(job) as started:
         metrics = job.folder / "metrics.jsonl"
         # Two epochs of two steps. What is written is in rows: the last may still be on its way.
-        wait_for(lambda: metrics.exists() and metrics.read_text().count("\n") >= 4, family, 800)
+        started.wait_for(lambda: metrics.exists() and metrics.read_text().count("\n") >= 4, 800)
         time.sleep(0.3)  # the next rollout has begun
-        engine = next(pid for pid in family.alive() if "VLLM::Engine" in name_of(pid))
-        names = {name for pid in family.alive() for name in segments_of(pid)}
+        engine = next(pid for pid in started.family.alive() if "VLLM::Engine" in name_of(pid))
+        names = {name for pid in started.family.alive() for name in segments_of(pid)}
         assert names, "vLLM's processes share no memory any more; this test and segments.py can be made simpler"
         os.kill(engine, signal.SIGKILL)
-        wait_for(lambda: process.poll() is not None, family, 180)
-        assert process.returncode != 0
-        text = log.read_text(errors="replace")
+        started.wait_for(lambda: started.process.poll() is not None, 180)
+        assert started.process.returncode != 0
+        text = started.log.read_text(errors="replace")
         assert "rollspec: the vLLM engine of replica 0 died" in text
         # The job's own last word; lines of its actors may still follow it.
         sentence = "rollspec_verl.servers.EngineLost: rollspec: the vLLM engine of rollout replica 0 is dead"
-        assert any(line.startswith(sentence) for line in log_tail(log, lines=40, width=500).splitlines())
-        wait_for(lambda: not family.alive(strays=True), family, 60)
+        assert any(line.startswith(sentence) for line in log_tail(started.log, lines=40, width=500).splitlines())
+        started.wait_for(lambda: not started.family.alive(strays=True), 60)
         assert not [name for name in names if (Path("/dev/shm") / name).exists()]
-    finally:
-        family.stop()
-        process.wait(10)
-        shutil.rmtree(scratch, ignore_errors=True)
 
     steps = rows(job)[:4]
     for row in steps:
@@ -190,6 +174,7 @@ def test_ppo_with_rollspec_disabled(make: Callable[..., Job], tmp_path: Path) ->
 
 
 @pytest.mark.supports("verl", "sync", "draft head", "resume")
+@pytest.mark.modes
 @pytest.mark.slow  # its parts are in tests of two engines, of training beside one, and of checkpoints
 @pytest.mark.timeout(1600)
 def test_long_tail_trains_while_a_replica_idles_swaps_and_resumes(make: Callable[..., Job], tmp_path: Path) -> None:
@@ -233,6 +218,37 @@ def test_long_tail_trains_while_a_replica_idles_swaps_and_resumes(make: Callable
     assert row["rollspec/drafter/version"] >= number, "the checkpoint's drafter was not taken"
 
 
+@pytest.mark.slow  # `test_service_state.py` kills a daemon before every rename of its copy
+@pytest.mark.timeout(1600)
+def test_a_job_killed_while_it_saves_resumes_from_the_checkpoint_before(
+    make: Callable[..., Job], tmp_path: Path
+) -> None:
+    """Driver, engines and trainer are killed at once between rollspec's part of a checkpoint and the end of verl's."""
+    folder = tmp_path / "checkpoints"
+    latest = folder / "latest_checkpointed_iteration.txt"
+    more = (f"trainer.default_local_dir={folder}", "trainer.save_freq=1")
+    kind = {"preset": "long_tail", "overrides": (*YOUNG_HEAD, "drafter.mode=dedicated")}
+    job = make(tmp_path / "first", *more, **kind, epochs=50)
+    with running(job) as started:
+        started.wait_for(latest.exists, 800)
+        started.wait_for((folder / "global_step_2" / "rollspec").exists, 300, every=0.002)
+        for pid in started.family.alive(strays=True):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+    assert latest.read_text() == "1", "it was not killed within the save"
+    before = rows(job)[0]
+    again = make(tmp_path / "second", *more, "trainer.resume_mode=auto", "trainer.total_training_steps=2", **kind)
+    run_job(dataclasses.replace(again, total_steps=1), timeout=700, stall=600)
+    (row,) = rows(again)
+    assert row["training/global_step"] == 2 and row["rollspec/guard/faults"] == 0
+    assert row["rollspec/history/prompts"] >= before["rollspec/history/prompts"], "the history was not loaded"
+    assert row["rollspec/health/logprob_corr"] > 0.99
+    saved = [Versions(folder / f"global_step_{n}" / "rollspec" / "drafter" / "versions") for n in (1, 2)]
+    assert latest.read_text() == "2" and all(saved[0].numbers()[-1] <= n for n in saved[1].numbers()[-1:])
+    for store in saved:
+        assert all(store.load(n).tensors for n in store.numbers()), "a version is whole or not there"
+
+
 @pytest.mark.slow  # `test_verl_teacher.py` and `test_service_ray.py` are its shorter siblings
 @pytest.mark.timeout(1200)
 def test_the_policys_training_pass_teaches_the_head(make: Callable[..., Job], tmp_path: Path) -> None:
@@ -271,14 +287,6 @@ def test_lossy_reuse_says_so_and_keeps_to_the_present_policys_log_probs(
     assert second["rollspec/health/warnings/overlap"] == 1.0
     log = (job.folder / "job.log").read_text(errors="replace")
     assert "LOSSY: old responses are reused (reuse.mode = lenient, bias 0.5" in log
-
-
-def wait_for(condition: Callable[[], bool], family: Family, seconds: float) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, f"not within {seconds} s"
-        family.look()
-        time.sleep(0.2)
 
 
 def name_of(pid: int) -> str:

@@ -197,7 +197,7 @@ def test_a_published_rule_ends_drafts_and_changes_no_token(
         close(llm)
 
 
-def test_taps_takes_the_surest_of_its_heads(
+def test_taps_takes_the_most_confident_of_its_heads(
     model: Path, prompts: list[list[int]], plain: dict[str, Any], tmp_path: Path
 ) -> None:
     loud = random_head(tmp_path / "loud", model, seed=1, scale=0.3)  # larger logits: surer

@@ -184,7 +184,7 @@ def _check_turns(engine: Any, policy: Path, once: list[tuple[list[int], list[int
         assert sorted(kept) == sorted(response for p, response in once if tuple(p[:8]) == prompt) and begun == 1
 
 
-HEARD: list[str] = []
+WARNINGS: list[str] = []
 """In the worker: what rollspec logs, once `_listen` ran there."""
 
 
@@ -193,13 +193,13 @@ def _listen(worker: Any) -> None:
 
     class Ear(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
-            HEARD.append(record.getMessage())
+            WARNINGS.append(record.getMessage())
 
     logging.getLogger("rollspec").addHandler(Ear(logging.WARNING))
 
 
-def _heard(worker: Any) -> list[str]:
-    return list(HEARD)
+def _warnings(worker: Any) -> list[str]:
+    return list(WARNINGS)
 
 
 def test_requests_that_cannot_be_reused_are_told_once_and_answered(engine: Any) -> None:
@@ -229,14 +229,14 @@ def test_requests_that_cannot_be_reused_are_told_once_and_answered(engine: Any) 
     assert again == once and [len(t) for t in once] == [20] * 6
     assert once[1] == once[2] == once[4] != once[5]
     assert reuse == [2, 40, 40, 2], "the one without a seed, and the one whose seed nobody else has"
-    heard: list[str] = engine.collective_rpc(_heard)[0]
+    warned: list[str] = engine.collective_rpc(_warnings)[0]
     for sentence in (
         "temperature 0 reuse no old",
         "whose seed another one of their group has",
         "have seed 3 under one",
     ):
-        assert len([h for h in heard if sentence in h]) == 1, heard
-    assert all(h.startswith("rollspec: ") and h.endswith(".") for h in heard)
+        assert len([h for h in warned if sentence in h]) == 1, warned
+    assert all(h.startswith("rollspec: ") and h.endswith(".") for h in warned)
 
 
 def _history(worker: Any, prompt: list[int], since: int) -> tuple[list[list[int]], int]:

@@ -1,4 +1,4 @@
-"""Several heads in a real vLLM engine: each has a KV cache of its own, the surest drafts, and no token changes."""
+"""Several heads in a real vLLM engine: each has its own KV cache, the most confident drafts, no token changes."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def _whole(worker: Any) -> bool:
     return own.keys() == found._kept[1].keys() and all(bool((t == found._kept[1][n]).all()) for n, t in own.items())
 
 
-@pytest.mark.slow  # `test_the_surest_head_drafts_and_comes_back_after_a_sleep` is its shorter sibling
+@pytest.mark.slow  # `test_the_most_confident_head_drafts_and_comes_back_after_a_sleep` is its shorter sibling
 def test_the_same_head_twice_is_one_head(
     model: Path, prompts: list[list[int]], plain: dict[str, Any], tmp_path: Path
 ) -> None:
@@ -66,7 +66,7 @@ def test_the_same_head_twice_is_one_head(
     assert found[0] == found[1] == found[2] and found[0][1] > 0
 
 
-def test_the_surest_head_drafts_and_comes_back_after_a_sleep(
+def test_the_most_confident_head_drafts_and_comes_back_after_a_sleep(
     model: Path, prompts: list[list[int]], plain: dict[str, Any], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Preempted, with prompts in chunks; and heads that cannot run here are left out."""

@@ -15,6 +15,8 @@ from drafter_online.versions import Versions
 from rollspec import RollspecConfig
 from rollspec.head import training
 
+LAYERS = "vllm.model_executor.layers"
+
 
 class Capture:
     """Finished samples, as the engine's capture holds them."""
@@ -67,8 +69,8 @@ class Side:
             "vllm.model_executor.models.qwen3:Qwen3ForCausalLM",
             model=like(
                 "vllm.model_executor.models.qwen3:Qwen3Model",
-                embed_tokens=SimpleNamespace(weight=torch.arange(24.0).reshape(6, 4)),
-                norm=SimpleNamespace(weight=torch.ones(4)),
+                embed_tokens=SimpleNamespace(weight=torch.arange(24.0).reshape(6, 4)),  # vLLM's gets it from its method
+                norm=like(f"{LAYERS}.layernorm:RMSNorm", weight=torch.ones(4)),
             ),
             lm_head=SimpleNamespace(weight=torch.zeros(6, 4)),
         )

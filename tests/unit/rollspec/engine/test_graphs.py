@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import inspect
 import logging
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from vllm_like import like
+from vllm_like import like, plays
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("vllm")
@@ -25,6 +24,7 @@ from rollspec.engine.vllm.v2 import graphs  # noqa: E402
 K, SEQUENCES = 4, 8
 
 
+@plays("vllm.v1.attention.backend:AttentionMetadataBuilder", "support")
 class Attention:
     """A metadata builder of a backend."""
 
@@ -84,7 +84,7 @@ def look(vllm_config: Any, support: AttentionCGSupport = AttentionCGSupport.ALWA
 @pytest.fixture
 def planned(monkeypatch: pytest.MonkeyPatch) -> Any:
     """vLLM's own plan of graphs, as the runner asks for it."""
-    rank = SimpleNamespace(is_first_rank=True, is_last_rank=True)
+    rank = like("vllm.distributed.parallel_state:GroupCoordinator", is_first_rank=True, is_last_rank=True)
     monkeypatch.setattr(cudagraph_utils, "get_pp_group", lambda: rank)
     monkeypatch.setattr(cudagraph_utils.current_platform, "get_global_graph_pool", lambda: None, raising=False)
 

@@ -82,7 +82,7 @@ def step(speculator: Fake, passes: int = K, **kwargs: Any) -> Any:
     return speculator.propose(batch, num_speculative_tokens=passes, **kwargs)
 
 
-def test_the_surest_drafts_for_each_request(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_most_confident_drafts_for_each_request(monkeypatch: pytest.MonkeyPatch) -> None:
     # `code` begins surer than the general head for a, which expects more tokens; for b it is surer of all.
     speculator, found = load(monkeypatch, {"code": head(9, [0.6, 0.0, 0.0], [0.9, 0.9, 0.9])})
     found.attach(speculator.probs)
