@@ -53,6 +53,7 @@ MEASURES: dict[str, tuple[str, ...]] = {
     "demo": DEMO,
     "gpu": (*ENGINE, *TRAINING, "benchmarks/gpu"),
     "demo-0.32": DEMO,
+    "demo-0.32-again": DEMO,
     "demo-0.32-earlier": DEMO,
     "demo-0.32-epochs": DEMO,
     "demo-0.32-float32": DEMO,

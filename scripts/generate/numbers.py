@@ -32,13 +32,13 @@ from scripts.generate.cells import (
 )  # fmt: skip
 
 DEMO = "demo-0.32"
-EARLIER = tuple(f"{DEMO}-{n}" for n in ("epochs", "pairs", "float32", "slower", "earlier", "reversed", "four", "xeon"))
+OTHERS = ("again", "epochs", "pairs", "float32", "slower", "earlier", "reversed", "four", "xeon")
+EARLIER = tuple(f"{DEMO}-{n}" for n in OTHERS)
 CONTROLS = {"control": "the demo's policy", "control-smollm2": "SmolLM2-135M"}
 PEERS = {"peers-demo": "the demo's policy", "peers": "SmolLM2-135M"}
 HEADS = {"head": "new prompts", "head-short": "an earlier head, short responses"}
 PROMPTS = ("fresh", "repeated")
 GOAL = "2 %"  # of the null control: `GOAL` of benchmarks/control.py
-THE_DEMO = "docs/benchmarks.md#the-demo"
 Row = tuple[str, ...]
 
 
@@ -307,7 +307,7 @@ def _other_pairs(found: Mapping[str, Any]) -> Row:
     names = ("later", "later_tokens_per_second", "step")
     values = [[d["comparison"][name]["value"] for d in found.values()] for name in names]
     pairs = f"{count_of(len(found))} other {'pair' if len(found) == 1 else 'pairs'} of runs"
-    label = f"the three rows above in [{pairs}]({THE_DEMO}), lowest to highest"
+    label = f"the three rows above in [{pairs}](docs/benchmarks.md#the-demo), lowest to highest"
     ranges = " / ".join(f"{min(v):.2f}x to {max(v):.2f}x" for v in values)
     return label, ranges, "see there", ", ".join(f"`{name}.json`" for name in found)
 
