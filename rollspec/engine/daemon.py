@@ -277,10 +277,8 @@ class Trainer:
 
         if "yields_to" not in given:
             _take_cores()
-        else:
-            os.environ.pop(
-                "CUDA_VISIBLE_DEVICES", None
-            )  # none, as it asks Ray for none; it finds the engine's among all
+        else:  # Ray shows it no device, as it asks for none; it finds the engine's among all
+            os.environ.pop("CUDA_VISIBLE_DEVICES", None)
         self._token = os.environ[TOKEN_VARIABLE] = token
         self._service = _listening(given, f"tcp://{ray.util.get_node_ip_address()}")
         self._service.start()
@@ -344,8 +342,8 @@ def _actor(ray: Any, config: RollspecConfig, target: str) -> tuple[str, str]:
     place = _place(ray, config)
     found = {a["name"]: a["namespace"] for a in ray.util.list_named_actors(all_namespaces=True)}
     theirs = name in found  # another replica's
-    for other, namespace in found.items():
-        if other.startswith(ACTOR) and not theirs:  # of a job before, which may still have the folder
+    for other, namespace in () if theirs else found.items():
+        if other.startswith(ACTOR):  # of a job before, which may still have the folder
             with contextlib.suppress(ray.exceptions.RayError, ValueError):
                 before = ray.get_actor(other, namespace=namespace)
                 ray.get(before.leave.remote(str(config.drafter.dir)), timeout=LEAVE_SECONDS)
