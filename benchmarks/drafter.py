@@ -208,17 +208,15 @@ def collect(size: str, quick: bool) -> Data:
     named = json.dumps([found.weights, found.made_by, prompts, copies, held, limit])
     folder = CACHE / "drafter" / f"{size}-{hashlib.sha256(named.encode()).hexdigest()[:12]}"
     if not (folder / "done").is_file():
-        model, tokenizer = _load(found.model)
+        model, tokenizer = load(found.model)
         aux = architecture.aux_layers(model.config.num_hidden_layers)
         for version, weights in enumerate(found.weights):
-            _weights(model, weights)
-            _write(
-                folder / f"train-{version}", _sample(model, tokenizer, "train", prompts, copies, limit, aux, version)
-            )
-        _write(folder / "test", _sample(model, tokenizer, "val", held, 1, limit, aux, len(found.weights) - 1))
+            put_weights(model, weights)
+            write(folder / f"train-{version}", _sample(model, tokenizer, "train", prompts, copies, limit, aux, version))
+        write(folder / "test", _sample(model, tokenizer, "val", held, 1, limit, aux, len(found.weights) - 1))
         (folder / "done").touch()
-    train = [_read(folder / f"train-{v}") for v in range(len(found.weights))]
-    data = Data(found.model, found.made_by, train, [], _read(folder / "test"))
+    train = [read(folder / f"train-{v}") for v in range(len(found.weights))]
+    data = Data(found.model, found.made_by, train, [], read(folder / "test"))
     data.replayed = _replayed(folder, data, found, 12 if quick else 60)
     return data
 
@@ -233,17 +231,18 @@ def _policies(size: str, quick: bool) -> Drift:
     return Drift(model, "", [start, start], "the example's smaller policy, twice")
 
 
-def _load(path: str) -> tuple[Any, Any]:
-    import torch
+def load(path: str, dtype: str = "float32") -> tuple[Any, Any]:
+    """A policy and its tokenizer, padded on the left."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
+    model = AutoModelForCausalLM.from_pretrained(path, dtype=dtype).eval()
     tokenizer = AutoTokenizer.from_pretrained(path)
     tokenizer.padding_side = "left"
     return model, tokenizer
 
 
-def _weights(model: Any, path: str) -> None:
+def put_weights(model: Any, path: str) -> None:
+    """Give the policy the weights of a version."""
     from safetensors.torch import load_file
 
     missing = model.load_state_dict(load_file(path), strict=False)
@@ -302,22 +301,24 @@ def _replayed(folder: Path, data: Data, found: Drift, steps: int) -> list[list[A
 
     if not (folder / "replayed").is_dir():
         half, _ = train(data, Arm(sees=(0,)), 99, 0, steps, 1 << 30)
-        model, _ = _load(found.model)
+        model, _ = load(found.model)
         for version, weights in enumerate(found.weights):
-            _weights(model, weights)
+            put_weights(model, weights)
             done = [replay(model, half.drafter, s, K) for s in data.train[version]]
-            _write(folder / "replaying" / f"train-{version}", done)
+            write(folder / "replaying" / f"train-{version}", done)
         (folder / "replaying").rename(folder / "replayed")
-    return [_read(folder / "replayed" / f"train-{v}") for v in range(len(data.train))]
+    return [read(folder / "replayed" / f"train-{v}") for v in range(len(data.train))]
 
 
-def _write(folder: Path, samples: list[Any]) -> None:
+def write(folder: Path, samples: list[Any]) -> None:
+    """Keep samples as files."""
     folder.mkdir(parents=True, exist_ok=True)
     for i, s in enumerate(samples):
         (folder / f"{i:05d}.safetensors").write_bytes(s.to_bytes())
 
 
-def _read(folder: Path) -> list[Any]:
+def read(folder: Path) -> list[Any]:
+    """The samples that `write` kept, in their order."""
     from drafter_online.samples import Sample
 
     return [Sample.from_bytes(p.read_bytes()) for p in sorted(folder.glob("*.safetensors"))]

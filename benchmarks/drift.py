@@ -48,7 +48,7 @@ class Drift:
 def drift(settings: JobSettings | None = None, cache: Path = CACHE) -> Drift:
     """Checkpoints of the demo job, one per epoch; run now unless they are there already."""
     settings = settings or JobSettings()
-    assets = prepare_assets(settings, cache / "grpo_arithmetic")
+    assets = prepare_assets(settings, cache / settings.example)
     # The identity is the baseline's: what is saved does not depend on how the rollouts were made.
     probe = build_job(settings, assets, cache / "drift" / "probe", speculate=False)
     folder = cache / "drift" / probe.settings_hash
@@ -90,7 +90,7 @@ def _train(settings: JobSettings, assets: Assets, work: Path, expected: list[Pat
         "actor_rollout_ref.actor.checkpoint.save_contents=[hf_model]",
         f"trainer.default_local_dir={work / 'checkpoints'}",
     )
-    run_job(dataclasses.replace(job, command=(*job.command, *more)), timeout=3600)
+    run_job(dataclasses.replace(job, command=(*job.command, *more)), timeout=2 * 3600 if settings.model else 3600)
     for epoch, path in enumerate(expected, 1):
         saved = work / "checkpoints" / f"global_step_{epoch * settings.steps_per_epoch}" / "actor" / "huggingface"
         shutil.copyfile(saved / "model.safetensors", path)

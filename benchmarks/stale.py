@@ -76,6 +76,8 @@ MEASURES: dict[str, tuple[str, ...]] = {
     "make-head-smollm2": (*TRAINING, "drafter_online/make_head.py"),
     "make-head-tasks": (*TRAINING, "drafter_online/make_head.py"),
     "lookup": ("rollspec/proposal",),
+    "moving": (*TRAINING, "examples/demo/job.py", "examples/grpo_tasks"),
+    "moving-terms": (*TRAINING, "examples/demo/job.py", "examples/grpo_tasks"),
     "peers": (*ENGINE, *HEAD),
     "peers-rules": ENGINE,
     "peers-demo": ENGINE,  # none of its arms has a head
@@ -91,6 +93,7 @@ MEASURES: dict[str, tuple[str, ...]] = {
     "serve": (*ENGINE, *HEAD),
     "swap": ("rollspec/head", "rollspec/engine/vllm"),
     "traffic": (*ENGINE, *HEAD, "examples/production_traffic"),
+    "traffic-smollm2": (*ENGINE, *HEAD, "examples/production_traffic"),
     "teachers": (*ENGINE, *HEAD, "integrations/rollspec_verl", "examples/demo/job.py"),
     "training-smollm2": TRAINING,
     "tuner": ENGINE,

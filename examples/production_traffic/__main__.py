@@ -3,9 +3,12 @@
     make serve-demo                                  or: python -m examples.production_traffic --out runs/traffic
     python -m examples.production_traffic --bursts 8,8,4 --only online
 
+    python -m examples.production_traffic --model smollm2 --head runs/head
+
 A small language model of the standard library is trained on first use (some three minutes) and served by a real
-`vllm serve`. Clients ask for completions of code, then of prose, then of code again. The online drafter starts as a
-fresh head; the frozen one is what the online one had become when the traffic turned to prose.
+`vllm serve`. Clients ask for completions of code, then of prose, then of code again. A model of yours is asked for
+arithmetic, lists, code and rewriting. The online drafter starts as `--head`, or a fresh one; the frozen one is what the
+online one had become when the traffic turned for the first time.
 """
 
 from __future__ import annotations
@@ -26,13 +29,16 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.harness import provenance
-from examples.production_traffic import language, results, servers, traffic
-from examples.production_traffic.corpus import Domain
+from examples.models import resolve
+from examples.production_traffic import language, results, servers, topics, traffic
 from examples.production_traffic.traffic import Burst, Plan
 from rollspec.errors import RollspecError
+from rollspec.machine import native_dtype
 
 ARMS = ("none", "online", "frozen")  # in the order in which they run: the frozen one is made by the online one
-ORDER: tuple[Domain, ...] = ("code", "prose", "code")
+CORPUS = (("code", 20), ("prose", 20), ("code", 10))
+REAL = (("arithmetic", 6), ("lists", 6), ("code", 16), ("rewriting", 16))
+"""Bursts of each domain, in this order, unless `--bursts` says other numbers; the latter with `--model`."""
 ROOT = Path(__file__).resolve().parents[2]
 DAEMON = {
     "option.publish_every": 40,
@@ -41,6 +47,7 @@ DAEMON = {
     "set.batch_tokens": 512,
     "set.ttt_steps": 3,
 }
+DAEMON_REAL = {"option.publish_every": 20, "option.recency": 20, "set.batch_tokens": 512}
 DRAFTS = 3
 
 
@@ -50,7 +57,9 @@ def main(argv: list[str] | None = None) -> int:
         prog="python -m examples.production_traffic", description=__doc__.partition("\n\n")[0] if __doc__ else None
     )
     parser.add_argument("--out", type=Path, help="folder of the run; default runs/traffic-<time>")
-    parser.add_argument("--bursts", default="20,20,10", help="bursts of code, of prose, and of code again")
+    parser.add_argument("--model", help="PATH|HUB|smollm2: serve this model instead of the example's")
+    parser.add_argument("--head", type=Path, help="draft head of --model that the online drafter starts as")
+    parser.add_argument("--bursts", help="of each domain in turn, as 20,20,10: of code, of prose, and of code again")
     parser.add_argument("--clients", type=int, default=4, help="requests at the same time")
     parser.add_argument("--pause", type=float, default=3.0, help="seconds between bursts")
     parser.add_argument("--suffix", action="store_true", help="draft from what was said before, too")
@@ -78,22 +87,31 @@ def run(args: argparse.Namespace, console: Console) -> dict[str, Any]:
     """Run the arms, write `summary.json` and `traffic.svg`; the numbers."""
     out = (args.out or ROOT / "runs" / f"traffic-{datetime.now():%Y%m%d-%H%M%S}").resolve()
     out.mkdir(parents=True, exist_ok=True)
-    plan = Plan(_phases(args.bursts), clients=args.clients, pause=args.pause, seed=args.seed)
+    if args.head and not (args.model and (args.head / "config.json").is_file()):
+        raise RollspecError(f"--head {args.head}: give the folder of a head, with config.json, and its --model.")
+    phases = _phases(args.bursts, REAL if args.model else CORPUS)
+    plan = Plan(phases, clients=args.clients, pause=args.pause, seed=args.seed)
+    if args.model:
+        plan = replace(plan, tokens=(96, 160), natural=True)
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "rollspec" / "production_traffic"
     console.print(f"runs go to {out}", highlight=False, soft_wrap=True)
-    made = language.prepare(cache, steps=4 if args.tiny else 600, grown=not args.tiny, seed=args.seed)
+    if args.model:
+        made = topics.prepare(resolve(args.model), args.seed)
+    else:
+        made = language.prepare(cache, steps=4 if args.tiny else 600, grown=not args.tiny, seed=args.seed)
     os.sched_setaffinity(0, {servers.TRAINER_CORE})  # the server's core is the server's
     arms: dict[str, list[Burst]] = {}
     for name in ARMS:
         file = out / f"{name}.jsonl"
         if args.only in (None, name):
             console.print(f"[bold]{results.NAMES[name]}[/bold]: starting the server")
-            arms[name] = asyncio.run(_arm(name, made, plan, out, args.suffix, console))
+            arms[name] = asyncio.run(_arm(name, made, plan, out, args, console))
         elif file.is_file():
             arms[name] = traffic.read_bursts(file)
     arms = {name: bursts for name, bursts in arms.items() if len(bursts) == sum(n for _, n in plan.phases)}
     summary = {
-        **results.summarize(plan, arms), "plan": vars(plan), "suffix": args.suffix, "provenance": provenance(),
+        **results.summarize(plan, arms), "model": args.model, "head": args.head and str(args.head),
+        "plan": vars(plan), "suffix": args.suffix, "provenance": provenance(),
     }  # fmt: skip
     (out / "summary.json").write_text(json.dumps(summary, indent=2) + "\n", encoding="utf-8")
     picture = out / "traffic.svg"
@@ -111,7 +129,7 @@ def run(args: argparse.Namespace, console: Console) -> dict[str, Any]:
 
 
 async def _arm(
-    name: str, made: language.Language, plan: Plan, out: Path, suffix: bool, console: Console
+    name: str, made: language.Language, plan: Plan, out: Path, args: argparse.Namespace, console: Console
 ) -> list[Burst]:
     folder = out / name
     folder.mkdir(exist_ok=True)
@@ -119,31 +137,33 @@ async def _arm(
 
     def seen(burst: Burst) -> None:
         console.print(
-            f"  {burst.domain:5}  {burst.requests:4} requests, {burst.rate:5.0f} tokens/s, {burst.length:.2f} tokens "
+            f"  {burst.domain:10}  {burst.requests:4} requests, {burst.rate:5.0f} tokens/s, {burst.length:.2f} tokens "
             f"per step, version {burst.version}" + (f", {burst.failed} failed" if burst.failed else ""),
             highlight=False,
         )
         if name == "online" and burst.number == first_phase - 1:
             _freeze(folder, out / "head", burst.version)
 
-    options = _options(name, out, suffix)
+    options = _options(name, out, args.suffix)
+    dtype = native_dtype() if args.model else "float32"
     endpoint = f"ipc://{folder / 'wire'}"
     if name == "online":
         from drafter_online import head as heads
 
         shutil.rmtree(folder / "drafter", ignore_errors=True)
-        head = heads.save(heads.fresh(made.model), out / "fresh")
-        with servers.daemon(made.model, head, folder, endpoint, DAEMON) as url:
+        first = heads.load(args.head, made.model) if args.head else heads.fresh(made.model)
+        head = heads.save(first, out / "first")
+        with servers.daemon(made.model, head, folder, endpoint, DAEMON_REAL if args.model else DAEMON) as url:
             console.print(f"  status: {url}/status", highlight=False)
-            return await _traffic(made, plan, out, name, {**options, "drafter.endpoint": endpoint}, seen)
-    return await _traffic(made, plan, out, name, options, seen)
+            return await _traffic(made, plan, out, name, {**options, "drafter.endpoint": endpoint}, seen, dtype)
+    return await _traffic(made, plan, out, name, options, seen, dtype)
 
 
 async def _traffic(
-    made: language.Language, plan: Plan, out: Path, name: str, options: dict[str, Any], seen: Any
+    made: language.Language, plan: Plan, out: Path, name: str, options: dict[str, Any], seen: Any, dtype: str
 ) -> list[Burst]:
-    with servers.server(made.model, traffic.MODEL, out / name, options or None, plan.clients) as url:
-        warm = replace(plan, phases=((ORDER[0], 2),), pause=0.0, seed=plan.seed + 1)
+    with servers.server(made.model, traffic.MODEL, out / name, options or None, plan.clients, dtype) as url:
+        warm = replace(plan, phases=((plan.phases[0][0], 2),), pause=0.0, seed=plan.seed + 1)
         await traffic.send(url, warm, {d: p[::-1] for d, p in made.prompts.items()}, out / f"{name}.warm", _quiet)
         return await traffic.send(url, plan, made.prompts, out / f"{name}.jsonl", seen)
 
@@ -156,7 +176,7 @@ def _options(name: str, out: Path, suffix: bool) -> dict[str, Any]:
     common: dict[str, Any] = {"proposal.drafters": drafters, "proposal.head.k_max": DRAFTS}
     if name == "online":
         return {
-            **common, "preset": "serve", "proposal.head.model": str(out / "fresh"), "drafter.capture.share": 1.0,
+            **common, "preset": "serve", "proposal.head.model": str(out / "first"), "drafter.capture.share": 1.0,
         }  # fmt: skip
     if not (out / "head").is_dir():
         raise RollspecError(f"the frozen drafter is made by the online one: run --only online --out {out} first.")
@@ -167,19 +187,22 @@ def _freeze(folder: Path, head: Path, version: int) -> None:
     """Keep what the online drafter is now, before its store forgets it."""
     from drafter_online.versions import Versions
 
-    source = Versions(folder / "drafter" / "versions").path(version) if version else folder.parent / "fresh"
+    source = Versions(folder / "drafter" / "versions").path(version) if version else folder.parent / "first"
     shutil.rmtree(head, ignore_errors=True)
     shutil.copytree(source, head)
 
 
-def _phases(text: str) -> tuple[tuple[Domain, int], ...]:
+def _phases(text: str | None, order: tuple[tuple[str, int], ...]) -> tuple[tuple[str, int], ...]:
+    if text is None:
+        return order
     try:
         counts = [int(n) for n in text.split(",")]
     except ValueError:
         counts = []
-    if len(counts) != len(ORDER) or min(counts) < 1:
-        raise RollspecError(f"--bursts {text}: give three counts, as 20,20,10: of code, prose, and code again.")
-    return tuple(zip(ORDER, counts, strict=True))
+    if len(counts) != len(order) or min(counts) < 1:
+        names = ", ".join(domain for domain, _ in order)
+        raise RollspecError(f"--bursts {text}: give {len(order)} counts from 1 up, of {names}.")
+    return tuple((domain, count) for (domain, _), count in zip(order, counts, strict=True))
 
 
 def _quiet(burst: Burst) -> None:

@@ -39,7 +39,7 @@ class Language:
     """Where the model is, and token ids of the prompts by domain."""
 
     model: str
-    prompts: dict[Domain, list[list[int]]]
+    prompts: dict[str, list[list[int]]]
 
 
 def prepare(cache: str | Path, steps: int = 600, grown: bool = True, seed: int = 0) -> Language:

@@ -64,12 +64,14 @@ def running(
 
 
 @contextmanager
-def server(model: str, name: str, folder: Path, rollspec: dict[str, Any] | None, most: int) -> Iterator[str]:
+def server(
+    model: str, name: str, folder: Path, rollspec: dict[str, Any] | None, most: int, dtype: str = "float32"
+) -> Iterator[str]:
     """`vllm serve` on the CPU; its base URL. `rollspec`: options, None for a server without it."""
     url = f"http://127.0.0.1:{free_port()}"
     command = [
         sys.executable, "-m", "vllm.entrypoints.cli.main", "serve", model, "--served-model-name", name,
-        "--host", "127.0.0.1", "--port", url.rpartition(":")[2], "--dtype", "float32", "--max-model-len", "512",
+        "--host", "127.0.0.1", "--port", url.rpartition(":")[2], "--dtype", dtype, "--max-model-len", "512",
         "--max-num-seqs", str(most), "--no-enable-prefix-caching", "--disable-uvicorn-access-log",
         "--async-scheduling",  # with rollspec and without: nothing but drafting differs
     ]  # fmt: skip

@@ -17,8 +17,6 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from examples.production_traffic.corpus import Domain
-
 MODEL = "language"
 TIMEOUT = 120.0
 COUNTERS = {
@@ -33,15 +31,16 @@ COUNTERS = {
 class Plan:
     """Traffic: `phases` of so many bursts of one domain each, `burst` requests by `clients` at a time."""
 
-    phases: tuple[tuple[Domain, int], ...]
+    phases: tuple[tuple[str, int], ...]
     burst: int = 12
     clients: int = 4
     pause: float = 3.0  # seconds between bursts
     tokens: tuple[int, int] = (32, 80)  # lengths of answers, uniform
     temperature: float = 0.0  # greedy, so that answers of all servers can be compared
     seed: int = 0
+    natural: bool = False  # answers end where the model ends them, `tokens` are the most
 
-    def bursts(self, prompts: dict[Domain, list[list[int]]]) -> Iterator[tuple[Domain, list[dict[str, Any]]]]:
+    def bursts(self, prompts: dict[str, list[list[int]]]) -> Iterator[tuple[str, list[dict[str, Any]]]]:
         """Domain and requests of every burst; prompts come again only when there are no more."""
         rng = random.Random(self.seed)
         next_prompt = dict.fromkeys(prompts, 0)
@@ -60,7 +59,7 @@ class Burst:
     """What came of one burst; a line of `bursts.jsonl`."""
 
     number: int
-    domain: Domain
+    domain: str
     requests: int  # sent so far, this burst included
     failed: int
     seconds: float
@@ -101,7 +100,7 @@ def client_of(url: str) -> Any:
 
 
 async def send(
-    url: str, plan: Plan, prompts: dict[Domain, list[list[int]]], out: Path, seen: Callable[[Burst], None]
+    url: str, plan: Plan, prompts: dict[str, list[list[int]]], out: Path, seen: Callable[[Burst], None]
 ) -> list[Burst]:
     """Send the traffic; every burst is written to `out` and given to `seen` as it ends."""
     import httpx
@@ -136,7 +135,7 @@ async def send(
 
 
 async def _burst(
-    client: Any, plan: Plan, domain: Domain, requests: list[dict[str, Any]]
+    client: Any, plan: Plan, domain: str, requests: list[dict[str, Any]]
 ) -> tuple[list[float | None], list[str]]:
     """Seconds of each request, None where it failed; and a hash of each answer, empty where there is none."""
     waiting = iter(enumerate(requests))
@@ -147,11 +146,11 @@ async def _burst(
         for n, request in waiting:
             begin = time.perf_counter()
             try:
+                more = {"vllm_xargs": {"rollspec": json.dumps({"domain": domain})}, "ignore_eos": not plan.natural}
                 answer = await client.completions.create(
-                    model=MODEL, temperature=plan.temperature, **request,
-                    extra_body={"vllm_xargs": {"rollspec": json.dumps({"domain": domain})}, "ignore_eos": True},
-                )  # fmt: skip
-                good = answer.usage.completion_tokens == request["max_tokens"]
+                    model=MODEL, temperature=plan.temperature, **request, extra_body=more
+                )
+                good = plan.natural or answer.usage.completion_tokens == request["max_tokens"]
                 said[n] = hashlib.sha256(answer.choices[0].text.encode()).hexdigest()[:8]
             except Exception as e:  # a failed request is a result
                 print(f"a request failed: {e}")

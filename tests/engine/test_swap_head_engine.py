@@ -249,6 +249,20 @@ def _drafts_of(worker: Any) -> list[int]:
     return [i + int(n) for i, n in enumerate(ids)]
 
 
+def _drafts_as_vllm_would(worker: Any) -> bool:
+    """Whether tokens and confidence over what the head can draft are those over the whole vocabulary."""
+    import torch
+
+    run = bridge(worker).head.drafter
+    hidden = torch.randn(8, run.speculator.hidden_size, dtype=run.speculator.dtype)
+    with torch.inference_mode():
+        some, offsets = run._logits(hidden, 0)
+        every = run.speculator.compute_draft_logits(hidden, 0).float()
+    best = some.argmax(-1)
+    same = torch.equal(best + offsets[best], every.argmax(-1))
+    return some.shape[1] < every.shape[1] and same and torch.allclose(some.logsumexp(-1), every.logsumexp(-1))
+
+
 def test_a_version_may_draft_other_tokens(
     model: Path, prompts: list[list[int]], plain: dict[str, Any], tmp_path: Path
 ) -> None:
@@ -267,11 +281,13 @@ def test_a_version_may_draft_other_tokens(
     llm = build(model, {**given, "tuning.guard.enabled": False})
     try:
         assert llm.collective_rpc(_drafts_of)[0] == list(range(64))
+        assert llm.collective_rpc(_drafts_as_vllm_would)[0]
         assert generate(llm, prompts) == plain["greedy"]
         answer = swap(llm, tmp_path / "versions" / "1", canary=False)
         assert "error" not in answer, answer
         assert generate(llm, prompts) == plain["greedy"]
         assert llm.collective_rpc(_drafts_of)[0] == list(range(100, 164))
+        assert llm.collective_rpc(_drafts_as_vllm_would)[0]
         stats = call(llm, "stats")
         assert stats["drafted"] > 0 and not stats["faults"]
     finally:

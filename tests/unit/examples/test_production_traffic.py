@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import ast
+import random
 from pathlib import Path
 
 import pytest
 
 from examples.production_traffic.__main__ import main
 from examples.production_traffic.corpus import documents
+from examples.production_traffic.language import PROMPTS
 from examples.production_traffic.results import draw, phases, rows, summarize
+from examples.production_traffic.topics import TOPICS
 from examples.production_traffic.traffic import Burst, Plan, read_bursts
 
 PLAN = Plan((("code", 4), ("prose", 4), ("code", 2)), burst=2)
@@ -70,4 +73,19 @@ def test_picture_and_lines_of_a_run(tmp_path: Path) -> None:
 
 def test_bad_counts_are_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--out", str(tmp_path), "--bursts", "3,x"]) == 2
-    assert "give three counts" in capsys.readouterr().err
+    assert "give 3 counts" in capsys.readouterr().err
+
+
+def test_a_head_needs_its_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--out", str(tmp_path), "--head", str(tmp_path)]) == 2
+    assert "and its --model" in capsys.readouterr().err
+
+
+def test_a_model_of_ones_own_gets_four_topics(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from itertools import islice
+
+    for made in TOPICS.values():
+        first, again = (list(islice(made(random.Random(3)), PROMPTS)) for _ in range(2))
+        assert first == again and len(set(first)) > PROMPTS * 0.7
+    assert main(["--out", str(tmp_path), "--model", "smollm2", "--bursts", "1,2,3"]) == 2
+    assert "give 4 counts from 1 up, of arithmetic, lists, code, rewriting" in capsys.readouterr().err

@@ -1,0 +1,346 @@
+"""Does a real policy move away from its draft head? A GRPO job, heads that stopped learning, and one that did not.
+
+    python -m examples.grpo_tasks.warm_up --model smollm2 --minutes 14 --out runs/warm
+    drafter-online make-head --model runs/warm --minutes 45 --prompts TASKS --out runs/head
+    python -m benchmarks.moving --model runs/warm --head runs/head
+    python -m benchmarks.moving --model runs/warm --head runs/head --ablate    # what it learns from
+
+The job runs once (`benchmarks/drift.py`, an hour of two cores) and saves the policy after every eight updates. Each of
+these policies answers the job's prompts, to train on, and prompts that are in no training; heads are trained between
+two policies as an online drafter is, and every policy is drafted for by a head that has only seen the ones before it:
+
+    kept training             trains on every policy's responses
+    frozen mid-job            the same, until half of the updates
+    frozen at the start       as it came
+    the start's text only     trains on the responses of the first policy alone: training without freshness
+
+Acceptance is that of greedy drafts on what a policy said at temperature 1. Beside it is how far the policy has moved:
+KL(policy || start) per token of its own responses, over the whole vocabulary, and its entropy.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import hashlib
+import json
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks import harness
+from benchmarks.drafter import ARMS as SAID
+from benchmarks.drafter import Arm, load, put_weights, read, write
+from benchmarks.drift import CACHE, Drift, drift
+from examples.demo.job import REAL, JobSettings
+from rollspec.machine import native_dtype
+from rollspec.telemetry.runs import load_run
+from rollspec.telemetry.summary import REWARD
+
+KEPT, MIDWAY, START, OLD_TEXT = "kept training", "frozen mid-job", "frozen at the start", "the start's text only"
+LIMIT = 512  # tokens of a response
+COPIES = 2  # responses to a prompt that are trained on, per policy
+AT_ONCE = 32  # sequences
+DRAFTED = 4  # tokens of a draft whose verify steps are in what is trained on
+
+ARMS = {
+    **{name: arm for name, arm in SAID.items() if name not in ("1 TTT step", "5 TTT steps")},
+    "learning rate 3e-4": Arm({"learning_rate": 3e-4}),
+    "learning rate 3e-3": Arm({"learning_rate": 3e-3}),
+}
+"""What `--ablate` compares: the terms of `benchmarks/drafter.py`, for a head that begins trained."""
+
+
+@dataclass
+class Version:
+    """A policy of the job: what it said on the job's prompts and on others, and how far it is from the first."""
+
+    weights: str
+    train: list[Any]
+    test: list[Any]
+    facts: dict[str, float]
+
+
+def run(
+    model: Path,
+    head: Path,
+    epochs: int = 8,
+    steps: int = 8,
+    seeds: int = 3,
+    rate: float | None = None,
+    out: Path | None = None,
+) -> Path:
+    """The job or what it saved, then the heads; prints a row per policy, and writes JSON after every seed.
+
+    Args:
+        model: the starting policy.
+        head: its draft head, of `drafter-online make-head`.
+        epochs: of the job; the policy is saved after each.
+        steps: micro-steps of training per policy.
+        seeds: of the training's samples.
+        rate: learning rate; the default's when None.
+    """
+    settings = JobSettings(model=str(model), **REAL, epochs=epochs + 1)
+    found = drift(settings)
+    versions = collect(found, head)
+    target = out or harness.RESULTS / "moving.json"
+    lengths: dict[str, list[list[float]]] = {}
+    for seed in range(seeds):
+        for name, row in heads_over(found.model, head, versions, steps, seed, rate).items():
+            lengths.setdefault(name, []).append(row)
+            print(f"seed {seed}  {name:24} {[round(x, 2) for x in row]}", flush=True)
+        result = {
+            "benchmark": "moving",
+            "provenance": harness.provenance(),
+            "policy": found.made_by,
+            "updates_per_version": settings.steps_per_epoch,
+            "micro_steps_per_version": steps,
+            "learning_rate": rate,
+            "rewards": rewards(found, settings.steps_per_epoch),
+            "versions": [v.facts for v in versions],
+            "lengths": lengths,
+            "last_quarter": last_quarter(lengths),
+        }
+        harness.save("moving", result, target)
+    return target
+
+
+def ablate(
+    model: Path,
+    head: Path,
+    names: Sequence[str] | None = None,
+    epochs: int = 8,
+    steps: int = 8,
+    seeds: int = 3,
+    out: Path | None = None,
+) -> Path:
+    """What the head learns from: one that is trained further by each of `ARMS`; rows join those that are there."""
+    found = drift(JobSettings(model=str(model), **REAL, epochs=epochs + 1))
+    versions = collect(found, head)
+    target = out or harness.RESULTS / "moving-terms.json"
+    rows = json.loads(target.read_text())["arms"] if target.is_file() else {}
+    for name in names or ARMS:
+        arm = ARMS[name]
+        lengths = [
+            follow(trainer_of(found.model, head, arm, s), versions, steps, errors=arm.errors) for s in range(seeds)
+        ]
+        rows[name] = {"lengths": lengths, "after_the_first": [statistics.mean(row[1:]) for row in lengths]}
+        print(f"{name:28} {[round(x, 3) for x in rows[name]['after_the_first']]}", flush=True)
+        facts = {"policy": found.made_by, "micro_steps_per_version": steps, "arms": rows}
+        harness.save("moving-terms", {"benchmark": "moving-terms", "provenance": harness.provenance(), **facts}, target)
+    return target
+
+
+def last_quarter(lengths: dict[str, list[list[float]]]) -> dict[str, Any]:
+    """Acceptance length of the head that kept training over each of the others, in the job's last quarter."""
+    count = max(1, len(lengths[KEPT][0]) // 4)
+    tails = {name: [statistics.mean(row[-count:]) for row in rows] for name, rows in lengths.items()}
+    return {
+        name: {"length": statistics.mean(tail), "kept_over_it": [a / b for a, b in zip(tails[KEPT], tail, strict=True)]}
+        for name, tail in tails.items()
+    }
+
+
+def rewards(found: Drift, steps: int) -> list[float]:
+    """The job's mean reward in each of its epochs."""
+    known = load_run(Path(found.weights[-1]).parent / "job").known(*REWARD)
+    return [statistics.mean(known[at : at + steps]) for at in range(0, len(known), steps)]
+
+
+def heads_over(
+    model: str, folder: Path, versions: list[Version], steps: int, seed: int, rate: float | None = None
+) -> dict[str, list[float]]:
+    """Acceptance lengths of every head on every policy's responses to prompts that are in no training."""
+    half, terms = len(versions) // 2, {} if rate is None else {"learning_rate": rate}
+    head, old, frozen, kept = (trainer_of(model, folder, Arm(terms), seed) for _ in range(4))
+    for sample in versions[0].train:
+        old.buffer.add(sample)
+    begun = follow(kept, versions[:half], steps)
+    frozen.drafter.head.load_state_dict(kept.drafter.head.state_dict())
+    return {
+        KEPT: begun + follow(kept, versions[half:], steps),
+        MIDWAY: begun + follow(frozen, versions[half:], 0),
+        START: follow(head, versions, 0),
+        OLD_TEXT: follow(old, versions, steps, reads=False),
+    }
+
+
+def follow(trainer: Any, versions: list[Version], steps: int, reads: bool = True, errors: bool = False) -> list[float]:
+    """Acceptance length on each policy in turn, before so many micro-steps of training after each.
+
+    Args:
+        reads: what each policy says gets into the buffer.
+        errors: with the verify steps, and so with the tokens that were rejected.
+    """
+    from drafter_online.samples import Verify
+
+    lengths = []
+    for version in versions:
+        trainer.drafter.refresh(_parts(version.weights))
+        lengths.append(trainer.evaluate(version.test).length)
+        for sample in version.train if reads and steps else ():
+            trainer.buffer.add(sample if errors else dataclasses.replace(sample, verify=Verify.gather(())))
+        for _ in range(steps):
+            trainer.micro_step()
+    return lengths
+
+
+def trainer_of(model: str, folder: Path, arm: Arm, seed: int) -> Any:
+    """A trainer of the head in `folder` with an arm's settings."""
+    from drafter_online import head as heads
+    from drafter_online.buffer import Buffer, BufferConfig
+    from drafter_online.model import Eagle3
+    from drafter_online.trainer import DrafterTraining, Trainer
+
+    drafter = Eagle3(heads.load(folder, model))
+    return Trainer(drafter, Buffer(BufferConfig(**arm.buffer)), DrafterTraining(**{"seed": seed, **arm.terms}))
+
+
+def _parts(weights: str) -> dict[str, Any]:
+    """What a head follows of its target."""
+    from safetensors import safe_open
+
+    names = {"embed": "model.embed_tokens.weight", "norm": "model.norm.weight", "lm_head": "lm_head.weight"}
+    with safe_open(weights, "pt") as file:
+        there = set(file.keys())
+        parts = {part: file.get_tensor(name).float() for part, name in names.items() if name in there}
+    return {"lm_head": parts["embed"], **parts}  # tied where it has none
+
+
+# ---- the data -------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A prompt of the job, and what its reward needs."""
+
+    ids: list[int]
+    answer: str
+    info: dict[str, Any]
+
+
+def collect(found: Drift, head: Path) -> list[Version]:
+    """What every policy says, with the verify steps of drafts by `head`; kept under ~/.cache/rollspec/moving."""
+    import torch
+
+    from drafter_online import architecture
+
+    train = _asked(found, Path(found.prompts))
+    test = [
+        p for p in _asked(found, Path(found.prompts).with_name("val.parquet")) if p.ids not in [t.ids for t in train]
+    ]
+    named = json.dumps([found.weights, found.made_by, str(head), LIMIT, COPIES, len(train), len(test)])
+    kept = CACHE / "moving" / hashlib.sha256(named.encode()).hexdigest()[:12]
+    loaded: tuple[Any, ...] = ()
+    versions: list[Version] = []
+    for i, weights in enumerate(found.weights):
+        folder = kept / f"version-{i}"
+        if not (folder / "facts.json").is_file():
+            if not loaded:
+                (model, tokenizer), (first, _) = (load(found.model, native_dtype()) for _ in range(2))
+                drafter = trainer_of(found.model, head, Arm(), 0).drafter
+                loaded = model, tokenizer, first, drafter
+            model, tokenizer, first, drafter = loaded
+            put_weights(model, weights)
+            torch.manual_seed(i)
+            aux = architecture.aux_layers(model.config.num_hidden_layers)
+            said = [sample(model, tokenizer, some, n, i, aux) for some, n in ((train, COPIES), (test, 1))]
+            replay = harness.from_tests("support", "reference_samples").replay
+            write(folder / "train", [replay(model, drafter, s, DRAFTED) for s in said[0]])
+            write(folder / "test", said[1])
+            facts = {"version": i, **distance(model, first, said[1])}
+            (folder / "facts.json").write_text(json.dumps(facts))
+            print(facts, flush=True)
+        facts = json.loads((folder / "facts.json").read_text())
+        versions.append(Version(weights, read(folder / "train"), read(folder / "test"), facts))
+    return versions
+
+
+def _asked(found: Drift, file: Path) -> list[Asked]:
+    import pandas as pd
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(found.model)
+    asked = []
+    for row in pd.read_parquet(file).itertuples():
+        text = tokenizer.apply_chat_template(list(row.prompt), add_generation_prompt=True, tokenize=False)
+        ids = tokenizer.encode(text, add_special_tokens=False)
+        asked.append(Asked(ids, row.reward_model["ground_truth"], dict(row.extra_info)))
+    return asked
+
+
+def sample(model: Any, tokenizer: Any, asked: list[Asked], copies: int, version: int, aux: Any) -> list[Any]:
+    """Responses at temperature 1 with their rewards, as samples."""
+    import torch
+
+    from examples.grpo_tasks.data import DATA_SOURCE
+    from examples.grpo_tasks.reward import compute_score
+
+    capture = harness.from_tests("support", "reference_samples").capture
+    end, out = model.generation_config.eos_token_id, []
+    ends = set(end if isinstance(end, list) else [end])
+    every = [p for p in asked for _ in range(copies)]
+    for at in range(0, len(every), AT_ONCE):
+        some = every[at : at + AT_ONCE]
+        batch = tokenizer.pad({"input_ids": [p.ids for p in some]}, return_tensors="pt")
+        with torch.no_grad():
+            done = model.generate(**batch, do_sample=True, temperature=1.0, top_k=0, top_p=1.0, max_new_tokens=LIMIT)
+        for j, (p, ids) in enumerate(zip(some, done[:, batch["input_ids"].shape[1] :].tolist(), strict=True)):
+            length = next((n + 1 for n, token in enumerate(ids) if token in ends), len(ids))
+            text = tokenizer.decode(ids[:length], skip_special_tokens=True)
+            found = capture(
+                model, p.ids + ids[:length], len(p.ids), aux, request_id=f"{version}-{at + j}",
+                prompt_key=" ".join(map(str, p.ids)), target_version=version,
+                reward=float(compute_score(DATA_SOURCE, text, p.answer, p.info)),
+            )  # fmt: skip
+            out.append(found)
+    return out
+
+
+def distance(model: Any, first: Any, said: list[Any]) -> dict[str, float]:
+    """Per token of what `model` said: KL from `first`, entropy, and the probability of the likeliest token."""
+    import torch
+
+    kl = entropy = likeliest = tokens = 0.0
+    with torch.no_grad():
+        for s in said:
+            rows = slice(len(s) - s.response_length - 1, -1)
+            now, then = (
+                m(input_ids=s.input_ids[None], use_cache=False).logits[0, rows].float().log_softmax(-1)
+                for m in (model, first)
+            )
+            p = now.exp()
+            kl += float((p * (now - then)).sum())
+            entropy -= float((p * now).sum())
+            likeliest += float(p.amax(-1).sum())
+            tokens += s.response_length
+    return {
+        "kl_from_start": kl / tokens, "entropy": entropy / tokens, "likeliest": likeliest / tokens,
+        "response_length": tokens / len(said),
+    }  # fmt: skip
+
+
+def main() -> None:
+    """Command line."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--model", type=Path, required=True, help="folder of the starting policy")
+    parser.add_argument("--head", type=Path, required=True, help="its draft head")
+    for name in ("epochs", "steps", "seeds"):
+        default = {"epochs": 8, "steps": 8, "seeds": 3}[name]
+        parser.add_argument(f"--{name}", type=int, default=default)
+    parser.add_argument("--rate", type=float, help="learning rate of the heads' training")
+    parser.add_argument("--ablate", nargs="*", metavar="ARM", help="what it learns from instead: all, or some of ARMS")
+    parser.add_argument("--out", type=Path)
+    args = vars(parser.parse_args())
+    names = args.pop("ablate")
+    if names is None:
+        print(run(**args))
+    else:
+        del args["rate"]
+        print(ablate(names=names, **args))
+
+
+if __name__ == "__main__":
+    main()
