@@ -3,7 +3,8 @@
     fresh     prompts that were never seen: memory has the siblings of a prompt, and nothing where it is sampled once
     repeated  the same prompts again, right after: what a second epoch under the same policy is
 
-Every arm does the same tokens: lengths are recorded once, without speculation, and replayed. Arms take turns, each
+Responses end by themselves: with lengths that are given, a response goes on after the model ended it, and a head that
+was trained on whole ones does not know that text. Times are per token, as arms say other texts. Arms take turns, each
 round has prompts of its own, each seed has engines of its own, and ratios are of pairs, by the clock and by the
 engines' CPU time. The head drafts by rejection sampling, where its greedy drafts are accepted with at most the
 likeliest token's probability, and coupled, with the target's noise or greedily. It stays as it is, or is trained
@@ -28,7 +29,7 @@ from benchmarks.head_prompts import Prompts
 from benchmarks.head_table import summarise, table
 
 DEFAULT = ("none", "memory", "head", "head, coupled")
-ARMS = (*DEFAULT, "head, coupled greedy", "head, trained", "head, idle")
+ARMS = (*DEFAULT, "head, 8 passes", "head, coupled greedy", "head, trained", "head, idle")
 TRAINED = {"head, trained": "dedicated", "head, idle": "idle"}
 """`drafter.mode` of the arms that train."""
 BATCHES = (1, 4, 32)
@@ -46,6 +47,7 @@ def arm(name: str, head: Path, seed: int = 0, folder: Path | None = None) -> Arm
     both = {"preset": "default", "proposal.drafters": ["suffix", "eagle3"], "proposal.head.model": str(head)}
     more: dict[str, Any] = {
         "head": {},
+        "head, 8 passes": {"proposal.head.k_max": 8},
         "head, coupled": {"mode": "coupled"},
         "head, coupled greedy": {"mode": "coupled", "coupled.drafts": "greedy"},
     } | {n: {"drafter.mode": mode, "drafter.dir": str((folder or Path()) / mode)} for n, mode in TRAINED.items()}
@@ -159,10 +161,7 @@ def _batch(by_seed: dict[int, dict[str, Any]], epochs: int) -> dict[str, Any]:
 
 def _round(live: Sequence[Engine], order: list[list[int]], batch: int, epochs: int, version: int, r: int) -> Any:
     """Every engine's epochs of one round, in turn."""
-    live[0].resume()  # without speculation: what it emitted is not in any history
-    lengths = [min(MOST, n) for n in live[0].run(Work(order, None, batch, 10 * version))["lengths"]]
-    live[0].suspend()
-    work = Work(order, lengths, batch, 10 * version)
+    work = Work(order, None, batch, 10 * version, most=MOST)
     for engine in live if r % 2 == 0 else list(reversed(live)):
         engine.resume()
         done = []

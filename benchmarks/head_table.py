@@ -15,8 +15,8 @@ Rounds = Sequence[Sequence[dict[str, Any]]]
 
 
 def summarise(runs: Mapping[str, Rounds], names: Sequence[str]) -> dict[str, Any]:
-    """Speed-ups over none and over memory by the clock and by CPU time, acceptance, and what had been predicted of it;
-    by epoch (`names`) and arm.
+    """Speed-ups per token over none and over memory by the clock and by CPU time, acceptance, and what had been
+    predicted of it; by epoch (`names`) and arm.
     """
     out: dict[str, Any] = {}
     for at, workload in enumerate(names):
@@ -27,7 +27,7 @@ def summarise(runs: Mapping[str, Rounds], names: Sequence[str]) -> dict[str, Any
             out[workload][name] = {
                 **{
                     f"speedup_over_{other}{by}": asdict(
-                        ratio([one[at][key] for one in runs[other]], [e[key] for e in every])
+                        ratio([each(one[at], key) for one in runs[other]], [each(e, key) for e in every])
                     )
                     for other in ("none", "memory")
                     for by, key in (("", "seconds"), ("_cpu", "cpu_seconds"))
@@ -41,6 +41,11 @@ def summarise(runs: Mapping[str, Rounds], names: Sequence[str]) -> dict[str, Any
                 "pass_over_step": _pass(every),
             }
     return out
+
+
+def each(epoch: Mapping[str, Any], key: str) -> float:
+    """`key` of an epoch per token: responses end by themselves, so arms emit other numbers of them."""
+    return float(epoch[key] / epoch["tokens"])
 
 
 def calibration(epochs: Sequence[dict[str, Any]]) -> dict[str, Any]:

@@ -67,6 +67,7 @@ MEASURES: dict[str, tuple[str, ...]] = {
     "draws": TRAINING,
     "harm": ENGINE,
     "head": (*ENGINE, *HEAD, "examples/grpo_tasks"),
+    "head-recorded": (*ENGINE, *HEAD, "examples/grpo_tasks"),
     "head-short": (*ENGINE, *HEAD, "examples/grpo_tasks"),
     "head-tasks": (*ENGINE, UNTRAINED, *HEAD, "examples/grpo_tasks"),
     "identity-bfloat16": ("rollspec/sampling", "rollspec/engine/vllm", "cpu/vllm_cpu_v2"),
