@@ -32,8 +32,10 @@ from typing import Any
 
 from benchmarks import harness
 from benchmarks.drafter import ARMS as SAID
-from benchmarks.drafter import Arm, load, put_weights, read, write
+from benchmarks.drafter import Arm as Terms
+from benchmarks.drafter import load, put_weights, read, write
 from benchmarks.drift import CACHE, Drift, drift
+from benchmarks.engines import Arm, Engine, Work
 from examples.demo.job import REAL, JobSettings
 from rollspec.machine import native_dtype
 from rollspec.telemetry.runs import load_run
@@ -47,8 +49,8 @@ DRAFTED = 4  # tokens of a draft whose verify steps are in what is trained on
 
 ARMS = {
     **{name: arm for name, arm in SAID.items() if name not in ("1 TTT step", "5 TTT steps")},
-    "learning rate 3e-4": Arm({"learning_rate": 3e-4}),
-    "learning rate 3e-3": Arm({"learning_rate": 3e-3}),
+    "learning rate 3e-4": Terms({"learning_rate": 3e-4}),
+    "learning rate 3e-3": Terms({"learning_rate": 3e-3}),
 }
 """What `--ablate` compares: the terms of `benchmarks/drafter.py`, for a head that begins trained."""
 
@@ -163,7 +165,7 @@ def heads_over(
 ) -> dict[str, list[float]]:
     """Acceptance lengths of every head on every policy's responses to prompts that are in no training."""
     half, terms = len(versions) // 2, {} if rate is None else {"learning_rate": rate}
-    head, old, frozen, kept = (trainer_of(model, folder, Arm(terms), seed) for _ in range(4))
+    head, old, frozen, kept = (trainer_of(model, folder, Terms(terms), seed) for _ in range(4))
     for sample in versions[0].train:
         old.buffer.add(sample)
     begun = follow(kept, versions[:half], steps)
@@ -196,7 +198,7 @@ def follow(trainer: Any, versions: list[Version], steps: int, reads: bool = True
     return lengths
 
 
-def trainer_of(model: str, folder: Path, arm: Arm, seed: int) -> Any:
+def trainer_of(model: str, folder: Path, arm: Terms, seed: int) -> Any:
     """A trainer of the head in `folder` with an arm's settings."""
     from drafter_online import head as heads
     from drafter_online.buffer import Buffer, BufferConfig
@@ -232,8 +234,6 @@ class Asked:
 
 def collect(found: Drift, head: Path) -> list[Version]:
     """What every policy says, with the verify steps of drafts by `head`; kept under ~/.cache/rollspec/moving."""
-    import torch
-
     from drafter_online import architecture
 
     train = _asked(found, Path(found.prompts))
@@ -242,29 +242,35 @@ def collect(found: Drift, head: Path) -> list[Version]:
     ]
     named = json.dumps([found.weights, found.made_by, str(head), LIMIT, COPIES, len(train), len(test)])
     kept = CACHE / "moving" / hashlib.sha256(named.encode()).hexdigest()[:12]
-    loaded: tuple[Any, ...] = ()
-    versions: list[Version] = []
-    for i, weights in enumerate(found.weights):
-        folder = kept / f"version-{i}"
-        if not (folder / "facts.json").is_file():
-            if not loaded:
-                (model, tokenizer), (first, _) = (load(found.model, native_dtype()) for _ in range(2))
-                drafter = trainer_of(found.model, head, Arm(), 0).drafter
-                loaded = model, tokenizer, first, drafter
-            model, tokenizer, first, drafter = loaded
-            put_weights(model, weights)
-            torch.manual_seed(i)
+    missing = [i for i in range(len(found.weights)) if not (kept / f"version-{i}" / "facts.json").is_file()]
+    if missing:
+        engine = Engine(Arm("none"), found.model, REAL["max_prompt_length"] + LIMIT)
+        try:
+            (model, tokenizer), (first, _) = (load(found.model, native_dtype()) for _ in range(2))
+            drafter = trainer_of(found.model, head, Terms(), 0).drafter
             aux = architecture.aux_layers(model.config.num_hidden_layers)
-            said = [sample(model, tokenizer, some, n, i, aux) for some, n in ((train, COPIES), (test, 1))]
             replay = harness.from_tests("support", "reference_samples").replay
-            write(folder / "train", [replay(model, drafter, s, DRAFTED) for s in said[0]])
-            write(folder / "test", said[1])
-            facts = {"version": i, **distance(model, first, said[1])}
-            (folder / "facts.json").write_text(json.dumps(facts))
-            print(facts, flush=True)
-        facts = json.loads((folder / "facts.json").read_text())
-        versions.append(Version(weights, read(folder / "train"), read(folder / "test"), facts))
-    return versions
+            for i in missing:
+                put_weights(model, found.weights[i])
+                every = [*(p for p in train for _ in range(COPIES)), *test]
+                work = Work([p.ids for p in every], None, AT_ONCE, i, found.weights[i], texts=True, most=LIMIT)
+                engine.resume()
+                said = samples(model, tokenizer, every, engine.run(work)["texts"], i, aux)
+                engine.suspend()
+                ours, others = said[: COPIES * len(train)], said[COPIES * len(train) :]
+                write(kept / f"version-{i}" / "train", [replay(model, drafter, s, DRAFTED) for s in ours])
+                write(kept / f"version-{i}" / "test", others)
+                facts = {"version": i, **distance(model, first, others)}
+                (kept / f"version-{i}" / "facts.json").write_text(json.dumps(facts))
+                print(facts, flush=True)
+        finally:
+            engine.resume()
+            engine.close()
+    return [
+        Version(weights, read(folder / "train"), read(folder / "test"), json.loads((folder / "facts.json").read_text()))
+        for i, weights in enumerate(found.weights)
+        for folder in [kept / f"version-{i}"]
+    ]
 
 
 def _asked(found: Drift, file: Path) -> list[Asked]:
@@ -280,31 +286,21 @@ def _asked(found: Drift, file: Path) -> list[Asked]:
     return asked
 
 
-def sample(model: Any, tokenizer: Any, asked: list[Asked], copies: int, version: int, aux: Any) -> list[Any]:
-    """Responses at temperature 1 with their rewards, as samples."""
-    import torch
-
+def samples(model: Any, tokenizer: Any, asked: list[Asked], said: list[list[int]], version: int, aux: Any) -> list[Any]:
+    """What was answered to each prompt, with its reward and the model's hidden states."""
     from examples.grpo_tasks.data import DATA_SOURCE
     from examples.grpo_tasks.reward import compute_score
 
     capture = harness.from_tests("support", "reference_samples").capture
-    end, out = model.generation_config.eos_token_id, []
-    ends = set(end if isinstance(end, list) else [end])
-    every = [p for p in asked for _ in range(copies)]
-    for at in range(0, len(every), AT_ONCE):
-        some = every[at : at + AT_ONCE]
-        batch = tokenizer.pad({"input_ids": [p.ids for p in some]}, return_tensors="pt")
-        with torch.no_grad():
-            done = model.generate(**batch, do_sample=True, temperature=1.0, top_k=0, top_p=1.0, max_new_tokens=LIMIT)
-        for j, (p, ids) in enumerate(zip(some, done[:, batch["input_ids"].shape[1] :].tolist(), strict=True)):
-            length = next((n + 1 for n, token in enumerate(ids) if token in ends), len(ids))
-            text = tokenizer.decode(ids[:length], skip_special_tokens=True)
-            found = capture(
-                model, p.ids + ids[:length], len(p.ids), aux, request_id=f"{version}-{at + j}",
-                prompt_key=" ".join(map(str, p.ids)), target_version=version,
-                reward=float(compute_score(DATA_SOURCE, text, p.answer, p.info)),
-            )  # fmt: skip
-            out.append(found)
+    out = []
+    for at, (p, ids) in enumerate(zip(asked, said, strict=True)):
+        text = tokenizer.decode(ids, skip_special_tokens=True)
+        found = capture(
+            model, p.ids + ids, len(p.ids), aux, request_id=f"{version}-{at}",
+            prompt_key=" ".join(map(str, p.ids)), target_version=version,
+            reward=float(compute_score(DATA_SOURCE, text, p.answer, p.info)),
+        )  # fmt: skip
+        out.append(found)
     return out
 
 
