@@ -234,21 +234,23 @@ class Asked:
 
 def collect(found: Drift, head: Path) -> list[Version]:
     """What every policy says, with the verify steps of drafts by `head`; kept under ~/.cache/rollspec/moving."""
-    from drafter_online import architecture
-
-    train = _asked(found, Path(found.prompts))
-    test = [
-        p for p in _asked(found, Path(found.prompts).with_name("val.parquet")) if p.ids not in [t.ids for t in train]
-    ]
-    named = json.dumps([found.weights, found.made_by, str(head), LIMIT, COPIES, len(train), len(test)])
+    named = json.dumps([found.weights, found.made_by, str(head), LIMIT, COPIES])
     kept = CACHE / "moving" / hashlib.sha256(named.encode()).hexdigest()[:12]
     missing = [i for i in range(len(found.weights)) if not (kept / f"version-{i}" / "facts.json").is_file()]
     if missing:
         engine = Engine(Arm("none"), found.model, REAL["max_prompt_length"] + LIMIT)
-        try:
+        try:  # the engine first: vLLM asks for nearly all memory to be free
+            train = _asked(found, Path(found.prompts))
+            test = [
+                p
+                for p in _asked(found, Path(found.prompts).with_name("val.parquet"))
+                if p.ids not in [t.ids for t in train]
+            ]
+            from drafter_online.architecture import aux_layers
+
             (model, tokenizer), (first, _) = (load(found.model, native_dtype()) for _ in range(2))
             drafter = trainer_of(found.model, head, Terms(), 0).drafter
-            aux = architecture.aux_layers(model.config.num_hidden_layers)
+            aux = aux_layers(model.config.num_hidden_layers)
             replay = harness.from_tests("support", "reference_samples").replay
             for i in missing:
                 put_weights(model, found.weights[i])
