@@ -86,6 +86,7 @@ def run(
         seeds: of the training's samples.
         rate: learning rate; the default's when None.
     """
+    harness.pin(threads=2)
     settings = JobSettings(model=str(model), **REAL, epochs=epochs + 1)
     found = policies(settings, every)
     versions = collect(found, head)
@@ -122,6 +123,7 @@ def ablate(
     out: Path | None = None,
 ) -> Path:
     """What the head learns from: one that is trained further by each of `ARMS`; rows join those that are there."""
+    harness.pin(threads=2)
     found = policies(JobSettings(model=str(model), **REAL, epochs=epochs + 1), every)
     versions = collect(found, head)
     target = out or harness.RESULTS / "moving-terms.json"
