@@ -21,6 +21,7 @@ import hashlib
 import json
 import statistics
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -168,24 +169,29 @@ def measure(made: tuple[Any, float], data: Data) -> dict[str, Any]:
 
 def untrained(data: Data, seed: int) -> tuple[Any, float]:
     """A fresh head."""
-    return trainer_of(data, Arm(), seed, 1 << 30), 0.0
+    return fresh_trainer(data, Arm(), seed, 1 << 30), 0.0
 
 
-def trainer_of(data: Data, arm: Arm, seed: int, budget: int) -> Any:
+def fresh_trainer(data: Data, arm: Arm, seed: int, budget: int) -> Any:
     """A trainer that has seen nothing."""
     from drafter_online import head as heads
+
+    return trainer_of(heads.fresh(data.model, seed=seed), arm, seed, {"max_bytes": budget}, LEARNING)
+
+
+def trainer_of(head: Any, arm: Arm, seed: int, buffer: Mapping[str, Any], training: Mapping[str, Any]) -> Any:
+    """A trainer of `head` by an arm, which goes before `buffer` and `training`, fields of their settings."""
     from drafter_online.buffer import Buffer, BufferConfig
     from drafter_online.model import Eagle3
     from drafter_online.trainer import DrafterTraining, Trainer
 
-    buffer = Buffer(BufferConfig(max_bytes=budget, **arm.buffer))
-    head = heads.fresh(data.model, seed=seed)
-    return Trainer(Eagle3(head), buffer, DrafterTraining(**{**LEARNING, "seed": seed, **arm.terms}))
+    kept = Buffer(BufferConfig(**{**buffer, **arm.buffer}))
+    return Trainer(Eagle3(head), kept, DrafterTraining(**{**training, "seed": seed, **arm.terms}))
 
 
 def train(data: Data, arm: Arm, seed: int, replica: int, steps: int, budget: int) -> tuple[Any, float]:
     """The head of one of the arm's replicas after the job, and the seconds that its training took."""
-    trainer = trainer_of(data, arm, seed, budget)
+    trainer = fresh_trainer(data, arm, seed, budget)
     versions = range(len(data.train)) if arm.sees is None else arm.sees
     start = time.perf_counter()
     for version in versions:

@@ -63,8 +63,8 @@ def drift(settings: JobSettings | None = None, cache: Path = CACHE) -> Drift:
     return Drift(assets.model, assets.train, [start, *map(str, expected)], made_by)
 
 
-def first_prompts(policy: Drift, count: int) -> list[list[int]]:
-    """Token ids of the job's first prompts; of `INSTRUCTIONS` where the policy is of no job."""
+def first_prompts(policy: Drift, count: int | None) -> list[list[int]]:
+    """Token ids of the job's first prompts, or of all; of `INSTRUCTIONS` where the policy is of no job."""
     import pandas as pd
     from transformers import AutoTokenizer
 

@@ -21,6 +21,7 @@ KL(policy || start) per token of its own responses, over the whole vocabulary, a
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import hashlib
 import json
@@ -33,8 +34,8 @@ from typing import Any
 from benchmarks import harness
 from benchmarks.drafter import ARMS as SAID
 from benchmarks.drafter import Arm as Terms
-from benchmarks.drafter import load, put_weights, read, write
-from benchmarks.drift import CACHE, Drift, drift
+from benchmarks.drafter import load, put_weights, read, trainer_of, write
+from benchmarks.drift import CACHE, Drift, drift, first_prompts
 from benchmarks.engines import Arm, Engine, Work
 from examples.demo.job import REAL, JobSettings
 from rollspec.machine import native_dtype
@@ -45,6 +46,7 @@ KEPT, MIDWAY, START, OLD_TEXT = "kept training", "frozen mid-job", "frozen at th
 LIMIT = 256  # tokens of a response
 COPIES = 2  # responses to a prompt that are trained on, per policy
 AT_ONCE = 64  # sequences
+FACTS = "facts.json"  # of a version, written last
 DRAFTED = 4  # tokens of a draft whose verify steps are in what is trained on
 
 ARMS = {
@@ -86,9 +88,7 @@ def run(
         seeds: of the training's samples.
         rate: learning rate; the default's when None.
     """
-    harness.pin(threads=2)
-    settings = JobSettings(model=str(model), **REAL, epochs=epochs + 1)
-    found = policies(settings, every)
+    found, per_epoch = policies(model, epochs, every)
     versions = collect(found, head)
     target = out or harness.RESULTS / "moving.json"
     lengths: dict[str, list[list[float]]] = {}
@@ -100,10 +100,10 @@ def run(
             "benchmark": "moving",
             "provenance": harness.provenance(),
             "policy": found.made_by,
-            "updates_per_version": every * settings.steps_per_epoch,
+            "updates_per_version": every * per_epoch,
             "micro_steps_per_version": steps,
             "learning_rate": rate,
-            "rewards": rewards(found, settings.steps_per_epoch),
+            "rewards": rewards(found, per_epoch),
             "versions": [v.facts for v in versions],
             "lengths": lengths,
             "last_quarter": last_quarter(lengths),
@@ -123,16 +123,14 @@ def ablate(
     out: Path | None = None,
 ) -> Path:
     """What the head learns from: one that is trained further by each of `ARMS`; rows join those that are there."""
-    harness.pin(threads=2)
-    found = policies(JobSettings(model=str(model), **REAL, epochs=epochs + 1), every)
+    found, _ = policies(model, epochs, every)
     versions = collect(found, head)
     target = out or harness.RESULTS / "moving-terms.json"
     rows = json.loads(target.read_text())["arms"] if target.is_file() else {}
     for name in names or ARMS:
         arm = ARMS[name]
-        lengths = [
-            follow(trainer_of(found.model, head, arm, s), versions, steps, errors=arm.errors) for s in range(seeds)
-        ]
+        trainers = (_trainer(found.model, head, arm, seed) for seed in range(seeds))
+        lengths = [follow(trainer, versions, steps, errors=arm.errors) for trainer in trainers]
         rows[name] = {"lengths": lengths, "after_the_first": [statistics.mean(row[1:]) for row in lengths]}
         print(f"{name:28} {[round(x, 3) for x in rows[name]['after_the_first']]}", flush=True)
         facts = {"policy": found.made_by, "micro_steps_per_version": steps, "arms": rows}
@@ -150,10 +148,12 @@ def last_quarter(lengths: dict[str, list[list[float]]]) -> dict[str, Any]:
     }
 
 
-def policies(settings: JobSettings, every: int) -> Drift:
-    """The start, and what the job saved after each so many epochs."""
+def policies(model: Path, epochs: int, every: int) -> tuple[Drift, int]:
+    """The start, and what the job saved after each `every` epochs; and its updates per epoch."""
+    harness.pin(threads=2)
+    settings = JobSettings(model=str(model), **REAL, epochs=epochs + 1)
     found = drift(settings)
-    return dataclasses.replace(found, weights=found.weights[::every])
+    return dataclasses.replace(found, weights=found.weights[::every]), settings.steps_per_epoch
 
 
 def rewards(found: Drift, steps: int) -> list[float]:
@@ -167,7 +167,7 @@ def heads_over(
 ) -> dict[str, list[float]]:
     """Acceptance lengths of every head on every policy's responses to prompts that are in no training."""
     half, terms = len(versions) // 2, {} if rate is None else {"learning_rate": rate}
-    head, old, frozen, kept = (trainer_of(model, folder, Terms(terms), seed) for _ in range(4))
+    head, old, frozen, kept = (_trainer(model, folder, Terms(terms), seed) for _ in range(4))
     for sample in versions[0].train:
         old.buffer.add(sample)
     begun = follow(kept, versions[:half], steps)
@@ -200,15 +200,10 @@ def follow(trainer: Any, versions: list[Version], steps: int, reads: bool = True
     return lengths
 
 
-def trainer_of(model: str, folder: Path, arm: Terms, seed: int) -> Any:
-    """A trainer of the head in `folder` with an arm's settings."""
+def _trainer(model: str, folder: Path, arm: Terms, seed: int) -> Any:
     from drafter_online import head as heads
-    from drafter_online.buffer import Buffer, BufferConfig
-    from drafter_online.model import Eagle3
-    from drafter_online.trainer import DrafterTraining, Trainer
 
-    drafter = Eagle3(heads.load(folder, model))
-    return Trainer(drafter, Buffer(BufferConfig(**arm.buffer)), DrafterTraining(**{"seed": seed, **arm.terms}))
+    return trainer_of(heads.load(folder, model), arm, seed, {}, {})
 
 
 def _parts(weights: str) -> dict[str, Any]:
@@ -238,56 +233,47 @@ def collect(found: Drift, head: Path) -> list[Version]:
     """What every policy says, with the verify steps of drafts by `head`; kept under ~/.cache/rollspec/moving."""
     named = json.dumps([found.weights, found.made_by, str(head), LIMIT, COPIES])
     kept = CACHE / "moving" / hashlib.sha256(named.encode()).hexdigest()[:12]
-    missing = [i for i in range(len(found.weights)) if not (kept / f"version-{i}" / "facts.json").is_file()]
-    if missing:
-        engine = Engine(Arm("none"), found.model, REAL["max_prompt_length"] + LIMIT)
-        try:  # the engine first: vLLM asks for nearly all memory to be free
-            train = _asked(found, Path(found.prompts))
-            test = [
-                p
-                for p in _asked(found, Path(found.prompts).with_name("val.parquet"))
-                if p.ids not in [t.ids for t in train]
-            ]
-            from drafter_online.architecture import aux_layers
-
-            (model, tokenizer), (first, _) = (load(found.model, native_dtype()) for _ in range(2))
-            drafter = trainer_of(found.model, head, Terms(), 0).drafter
-            aux = aux_layers(model.config.num_hidden_layers)
-            replay = harness.from_tests("support", "reference_samples").replay
-            for i in missing:
-                put_weights(model, found.weights[i])
-                every = [*(p for p in train for _ in range(COPIES)), *test]
-                work = Work([p.ids for p in every], None, AT_ONCE, i, found.weights[i], texts=True, most=LIMIT)
-                engine.resume()
-                said = samples(model, tokenizer, every, engine.run(work)["texts"], i, aux)
-                engine.suspend()
-                ours, others = said[: COPIES * len(train)], said[COPIES * len(train) :]
-                write(kept / f"version-{i}" / "train", [replay(model, drafter, s, DRAFTED) for s in ours])
-                write(kept / f"version-{i}" / "test", others)
-                facts = {"version": i, **distance(model, first, others)}
-                (kept / f"version-{i}" / "facts.json").write_text(json.dumps(facts))
-                print(facts, flush=True)
-        finally:
-            engine.resume()
-            engine.close()
+    folders = [kept / f"version-{i}" for i in range(len(found.weights))]
+    if missing := [i for i, folder in enumerate(folders) if not (folder / FACTS).is_file()]:
+        _answer(found, head, folders, missing)
     return [
-        Version(weights, read(folder / "train"), read(folder / "test"), json.loads((folder / "facts.json").read_text()))
-        for i, weights in enumerate(found.weights)
-        for folder in [kept / f"version-{i}"]
+        Version(weights, read(folder / "train"), read(folder / "test"), json.loads((folder / FACTS).read_text()))
+        for weights, folder in zip(found.weights, folders, strict=True)
     ]
+
+
+def _answer(found: Drift, head: Path, folders: Sequence[Path], missing: Sequence[int]) -> None:
+    """Write what the policies `missing` say."""
+    from drafter_online.architecture import aux_layers
+
+    # The engine first: vLLM asks for nearly all memory to be free.
+    with contextlib.closing(Engine(Arm("none"), found.model, REAL["max_prompt_length"] + LIMIT)) as engine:
+        train = _asked(found, Path(found.prompts))
+        seen = [p.ids for p in train]
+        test = [p for p in _asked(found, Path(found.prompts).with_name("val.parquet")) if p.ids not in seen]
+        every = [*(p for p in train for _ in range(COPIES)), *test]
+        (model, tokenizer), (first, _) = (load(found.model, native_dtype()) for _ in range(2))
+        drafter = _trainer(found.model, head, Terms(), 0).drafter
+        aux = aux_layers(model.config.num_hidden_layers)
+        replay = harness.from_tests("support", "reference_samples").replay
+        for i in missing:
+            put_weights(model, found.weights[i])
+            work = Work([p.ids for p in every], None, AT_ONCE, i, found.weights[i], texts=True, most=LIMIT)
+            said = samples(model, tokenizer, every, engine.run(work)["texts"], i, aux)
+            ours, others = said[: -len(test)], said[-len(test) :]
+            write(folders[i] / "train", [replay(model, drafter, s, DRAFTED) for s in ours])
+            write(folders[i] / "test", others)
+            facts = {"version": i, **distance(model, first, others)}
+            (folders[i] / FACTS).write_text(json.dumps(facts))
+            print(facts, flush=True)
 
 
 def _asked(found: Drift, file: Path) -> list[Asked]:
     import pandas as pd
-    from transformers import AutoTokenizer
 
-    tokenizer = AutoTokenizer.from_pretrained(found.model)
-    asked = []
-    for row in pd.read_parquet(file).itertuples():
-        text = tokenizer.apply_chat_template(list(row.prompt), add_generation_prompt=True, tokenize=False)
-        ids = tokenizer.encode(text, add_special_tokens=False)
-        asked.append(Asked(ids, row.reward_model["ground_truth"], dict(row.extra_info)))
-    return asked
+    ids = first_prompts(dataclasses.replace(found, prompts=str(file)), None)
+    rows = pd.read_parquet(file).itertuples()
+    return [Asked(i, r.reward_model["ground_truth"], dict(r.extra_info)) for i, r in zip(ids, rows, strict=True)]
 
 
 def samples(model: Any, tokenizer: Any, asked: list[Asked], said: list[list[int]], version: int, aux: Any) -> list[Any]:

@@ -33,7 +33,6 @@ from examples.models import resolve
 from examples.production_traffic import language, results, servers, topics, traffic
 from examples.production_traffic.traffic import Burst, Plan
 from rollspec.errors import RollspecError
-from rollspec.machine import native_dtype
 
 ARMS = ("none", "online", "frozen")  # in the order in which they run: the frozen one is made by the online one
 CORPUS = (("code", 20), ("prose", 20), ("code", 10))
@@ -90,9 +89,8 @@ def run(args: argparse.Namespace, console: Console) -> dict[str, Any]:
     if args.head and not (args.model and (args.head / "config.json").is_file()):
         raise RollspecError(f"--head {args.head}: give the folder of a head, with config.json, and its --model.")
     phases = _phases(args.bursts, REAL if args.model else CORPUS)
-    plan = Plan(phases, clients=args.clients, pause=args.pause, seed=args.seed)
-    if args.model:
-        plan = replace(plan, tokens=(96, 160), natural=True)
+    answers: dict[str, Any] = {"tokens": (96, 160), "natural": True} if args.model else {}
+    plan = Plan(phases, clients=args.clients, pause=args.pause, seed=args.seed, **answers)
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "rollspec" / "production_traffic"
     console.print(f"runs go to {out}", highlight=False, soft_wrap=True)
     if args.model:
@@ -145,7 +143,6 @@ async def _arm(
             _freeze(folder, out / "head", burst.version)
 
     options = _options(name, out, args.suffix)
-    dtype = native_dtype() if args.model else "float32"
     endpoint = f"ipc://{folder / 'wire'}"
     if name == "online":
         from drafter_online import head as heads
@@ -155,14 +152,14 @@ async def _arm(
         head = heads.save(first, out / "first")
         with servers.daemon(made.model, head, folder, endpoint, DAEMON_REAL if args.model else DAEMON) as url:
             console.print(f"  status: {url}/status", highlight=False)
-            return await _traffic(made, plan, out, name, {**options, "drafter.endpoint": endpoint}, seen, dtype)
-    return await _traffic(made, plan, out, name, options, seen, dtype)
+            return await _traffic(made, plan, out, name, {**options, "drafter.endpoint": endpoint}, seen)
+    return await _traffic(made, plan, out, name, options, seen)
 
 
 async def _traffic(
-    made: language.Language, plan: Plan, out: Path, name: str, options: dict[str, Any], seen: Any, dtype: str
+    made: language.Language, plan: Plan, out: Path, name: str, options: dict[str, Any], seen: Any
 ) -> list[Burst]:
-    with servers.server(made.model, traffic.MODEL, out / name, options or None, plan.clients, dtype) as url:
+    with servers.server(made.model, traffic.MODEL, out / name, options or None, plan.clients, made.dtype) as url:
         warm = replace(plan, phases=((plan.phases[0][0], 2),), pause=0.0, seed=plan.seed + 1)
         await traffic.send(url, warm, {d: p[::-1] for d, p in made.prompts.items()}, out / f"{name}.warm", _quiet)
         return await traffic.send(url, plan, made.prompts, out / f"{name}.jsonl", seen)

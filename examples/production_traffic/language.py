@@ -36,10 +36,11 @@ PROMPT_TOKENS = 48
 
 @dataclass(frozen=True)
 class Language:
-    """Where the model is, and token ids of the prompts by domain."""
+    """Where the model is, token ids of the prompts by domain, and the type that it is served in."""
 
     model: str
     prompts: dict[str, list[list[int]]]
+    dtype: str = "float32"
 
 
 def prepare(cache: str | Path, steps: int = 600, grown: bool = True, seed: int = 0) -> Language:

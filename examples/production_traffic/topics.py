@@ -10,6 +10,7 @@ from pathlib import Path
 from drafter_online.prompts import tokenized
 from examples.grpo_tasks.task import KINDS
 from examples.production_traffic.language import PROMPTS, Language
+from rollspec.machine import native_dtype
 
 SEED = 5_000_003  # apart from those of the prompts that a head was trained on
 ROOM = 300  # tokens of a prompt
@@ -25,7 +26,7 @@ WORK = (
 LANGUAGES = ("Python", "JavaScript", "C", "Java", "Go")
 TONES = ("formal", "friendly", "shorter", "more polite", "angry", "cheerful")
 NEWS = (
-    "the report is late and has to be sent today", "nobody told me that the meeting was moved to Friday",
+    "the report is late and has to be sent today", "I did not know that the meeting was moved to Friday",
     "the parcel came broken and I want my money back", "we are going to the lake if it does not rain",
     "your invoice has a mistake in the second line", "the new printer does not work since Monday",
     "I cannot come to the party because I am ill", "the team did a great job on the last project",
@@ -75,4 +76,5 @@ def prepare(model: Path, seed: int = 0) -> Language:
     """
     rng = random.Random(SEED + seed)
     texts = {topic: list(itertools.islice(made(rng), PROMPTS)) for topic, made in TOPICS.items()}
-    return Language(str(model), {topic: tokenized(some, model, ROOM)[0] for topic, some in texts.items()})
+    prompts = {topic: tokenized(some, model, ROOM)[0] for topic, some in texts.items()}
+    return Language(str(model), prompts, native_dtype())

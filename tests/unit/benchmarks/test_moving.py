@@ -45,7 +45,7 @@ def said(models: list[Any], version: int) -> list[Any]:
     return samples(models[version], Words(), asked, answers, version, aux)
 
 
-def test_a_policy_is_as_far_as_it_has_moved(moved: tuple[Drift, list[Any]], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_policy_is_as_far_as_it_has_moved(moved: tuple[Drift, list[Any]]) -> None:
     _, models = moved
     found = said(models, 1)
     assert [s.target_version for s in found] == [1] * 4
