@@ -116,7 +116,7 @@ class Engine(State):
         """
         head, confidence, counters = self.head, self.confidence, self.counters
         decoding, rows = 0, Rows()
-        view = View(seconds=head.pass_seconds) if head is not None else None
+        view = View(runs=head.passes > 0, seconds=head.pass_seconds) if head is not None else None
         for r in running:
             p = r.lookup
             counters.stats.emitted += len(r.emitted)

@@ -1,7 +1,8 @@
 """The draft head as a drafter: an EAGLE-3 head or a draft model, which the engine runs where it pays.
 
 Before a pass is run its proposals are estimated and weighed against memory's (`proposal/router.py`); after it, once
-more with what it proposed. While the head rests, one pass every so many steps keeps its acceptance known.
+more with what it proposed. While the head rests it is run every so many steps all the same: its acceptance stays
+known at every position that it may reach, and what its passes cost at the most.
 """
 
 from __future__ import annotations
@@ -20,9 +21,11 @@ from rollspec.proposal.history import History
 from rollspec.proposal.router import Acceptance, Router, Vector, worth
 from rollspec.tuning.tuner import Tuner
 
-PROBE_EVERY = 64  # steps after which a head that the tuner did not choose runs one pass, unverified
+PROBE_EVERY = 64  # steps after which a head that rests is run once, as far as it may reach
+EARLY_EVERY, KNOWN = 8, 32  # the same until its first position was tried so often
+REACH = 0.1  # cumulative acceptance below which a position is not probed
 
-CANARY_EVERY = 4  # the same while its weights are a canary: how soon its verdict comes
+CANARY_EVERY = 4  # steps after which one pass is run while its weights are a canary: how soon its verdict comes
 
 
 Scored = Callable[[str, int, int], None]  # of a scored draft: request, tokens that the target emitted, that are known
@@ -36,7 +39,8 @@ class Head(Drafter):
         self.name = name
         self.router = Router(min(config.proposal.head.k_max, config.proposal.k_max))
         self.version = 0  # of its weights; 0: as started
-        self.pass_seconds: Vector = np.zeros(0)  # [arms] that its passes would take
+        self.passes = np.zeros(0, int)  # [arms] that it would run
+        self.pass_seconds: Vector = np.zeros(0)  # [arms] that they would take
         self.since = PROBE_EVERY  # steps since it last ran
         self.rested = True  # not run in the step before its present pass: then its weights are in no cache
         self._price = 0.0
@@ -48,7 +52,7 @@ class Head(Drafter):
         `most`: longest draft of a request. `resting`: it cannot be run now. `canary`: its weights are to be judged.
         """
         router, asked = self.router, step.asked
-        self.pass_seconds = np.zeros(len(tuner.arms))
+        self.passes, self.pass_seconds = np.zeros(len(tuner.arms), int), np.zeros(len(tuner.arms))
         for r in step.running:  # also of those that no draft was looked for: a draft is scored once
             r.head.clear()
             r.head.serves = r.head.sent = False
@@ -62,13 +66,12 @@ class Head(Drafter):
         expected[np.arange(router.k)[None] >= rooms[:, None]] = 0.0
         have = [worth(r.lookup.expected, price) if step.uses_memory else 0.0 for r in asked]
         gains = router.gains(expected, have, price) * (batch / len(asked))
-        seconds = tuner.cost.seconds(batch, context)
-        costs = router.costs(batch, seconds)
+        costs = router.costs(batch, tuner.cost.seconds(batch, context))
         # One choice per draft length; a fixed budget asks for no price, so the passes are free to it as well.
-        rate = 0.0 if selection.fixed else batch / seconds
+        rate = 0.0 if selection.fixed else tuner.pace(batch, context)
         best = [router.passes(gains, costs, rate, d) for d in range(router.k + 1)]
-        limits = [min(a.k, router.k) for a in tuner.arms]
-        self.pass_seconds = np.where(tuner.with_model, costs[[best[d] for d in limits]], 0.0)
+        self.passes = np.where(tuner.with_model, np.array(best)[np.minimum(tuner.ks, router.k)], 0)
+        self.pass_seconds = costs[self.passes]
         for r, probs, value in zip(asked, expected, have, strict=True):
             h = r.head
             h.expected = [p for p in probs.tolist() if p > price]
@@ -76,7 +79,11 @@ class Head(Drafter):
             h.allowed = len(h.expected) if h.serves else r.lookup.allowed
         if self.name in step.plan.drafters and (passes := best[min(step.plan.k, router.k)]):
             return passes
-        return 1 if self.since >= (CANARY_EVERY if canary else PROBE_EVERY) else 0
+        if canary:
+            return 1 if self.since >= CANARY_EVERY else 0
+        if self.since < (PROBE_EVERY if router.acceptance.tries[0] >= KNOWN else EARLY_EVERY):
+            return 0
+        return 1 + int((router.acceptance.rates[:-1].cumprod() > REACH).sum())
 
     def read(
         self,

@@ -167,8 +167,8 @@ class State:
         probed would seem too dear to be run at all.
         """
         assert self.head is not None
-        if not self.head.rested:  # a probe takes several times what a pass of many in a row does
-            self.head.router.cost.observe(batch, passes, seconds - late)
+        cost = self.head.router.cost  # after a rest a pass takes several times what it does in a row of many
+        (cost.bound if self.head.rested else cost.observe)(batch, passes, seconds - late)
         self._drafted += seconds
         self.stats.passes += passes
         self.stats.pass_seconds += seconds

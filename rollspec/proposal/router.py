@@ -48,8 +48,16 @@ class Acceptance:
 
     @property
     def rates(self) -> Vector:
-        """Per position, prior included. Shape [k]."""
-        rates: Vector = (self.accepted + PRIOR_WEIGHT * self.prior) / (self.tries + PRIOR_WEIGHT)
+        """Per position, prior included. Shape [k].
+
+        A position is expected to be as much above or below its own prior as the one before it: of drafts that are not
+        verified only the first token is known, and a head that is good there is hardly bad after it.
+        """
+        rates, better = np.zeros_like(self.prior), 0.0
+        for i, (accepted, tries, prior) in enumerate(zip(self.accepted, self.tries, self.prior, strict=True)):
+            hoped = min(max(prior + better, 0.0), 1.0)
+            rates[i] = (accepted + PRIOR_WEIGHT * hoped) / (tries + PRIOR_WEIGHT)
+            better = rates[i] - prior
         return rates
 
     @property
@@ -107,6 +115,11 @@ class PassCost:
         cell[0] += (min(seconds, 2.0 * cell[0]) - cell[0]) / cell[1]
         each = seconds / passes
         self.each += (min(each, 2.0 * self.each) - self.each) / 32.0 if self.each else each
+
+    def bound(self, batch: int, passes: int, seconds: float) -> None:
+        """They took `seconds` after a rest, with weights in no cache: an estimate above that was too high."""
+        if 0.0 < seconds < self.seconds(batch, passes, 0.0):
+            self._cells[bucket_of(batch), passes] = [seconds, 1.0]
 
     def state(self) -> dict[str, Any]:
         """Everything, in JSON types."""

@@ -12,6 +12,7 @@ from itertools import accumulate
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from rollspec.config import TuningConfig
 from rollspec.tuning.cost import CostModel
@@ -78,8 +79,9 @@ class Rows:
 
 @dataclass(slots=True)
 class View(Rows):
-    """The same of the arms with a draft head, from what it proposed or would have."""
+    """The same of the arms that run a draft head, from what it proposed or would have."""
 
+    runs: npt.NDArray[np.bool_] = field(default_factory=lambda: np.zeros(0, bool))  # [arms] that would run it
     served: list[bool] = field(default_factory=list)  # rows that it served
     seconds: Vector = field(default_factory=lambda: np.zeros(0))  # [arms] that its passes take
 
@@ -139,6 +141,11 @@ class Tuner:
         ahead = REST_EVERY - 1 - quiet % REST_EVERY if rest else 0
         return Plan(bucket, chosen, played, self.arms[played].k, watch, drafters, rest, steps, ahead)
 
+    def pace(self, batch: int, context_tokens: float) -> float:
+        """Tokens per second that the best arm without a draft head gives: what time is worth to the head's passes."""
+        seconds = self._seconds(batch, self._verified, context_tokens)
+        return float((batch * self._emitted / seconds)[~self.with_model].max())
+
     def _prices(self, bucket: int, played: int) -> bool:
         """Whether this step goes without drafts for its price alone. A bandit measures what it plays; and what was
         asked for without none stays without.
@@ -170,7 +177,7 @@ class Tuner:
         emitted, verified = self._tokens(rows)
         if view is not None:
             more, longer = self._tokens(view)
-            emitted, verified = np.where(self.with_model, more, emitted), np.where(self.with_model, longer, verified)
+            emitted, verified = np.where(view.runs, more, emitted), np.where(view.runs, longer, verified)
         seconds = self._seconds(batch, verified, context_tokens)
         if view is not None:
             seconds = seconds + view.seconds
@@ -198,9 +205,11 @@ class Tuner:
         arm = self.arms[plan.chosen]
         rate = batch / float(seconds[self.none])
         needed = float(seconds[plan.chosen] - seconds[self.none])
-        if view is None or len(arm.drafters) == 1:
-            for drafter in arm.drafters:  # without a draft head their proposals are one, and so is the verdict
-                self.guard.observe(drafter, plan.bucket, batch * emitted, needed * rate)
+        ran = view is not None and bool(view.runs[plan.chosen])
+        if view is None or not ran or len(arm.drafters) == 1:
+            for drafter in arm.drafters:  # without the head their proposals are one, and so is the verdict
+                if ran or drafter not in MODEL_DRAFTERS:
+                    self.guard.observe(drafter, plan.bucket, batch * emitted, needed * rate)
             return
         passes = float(view.seconds[plan.chosen])
         cut = np.minimum(np.array(view.proposed), arm.k)

@@ -229,8 +229,8 @@ def trained_and_resumed(run: Any, tmp_path: Path, *mode: str, head: str) -> dict
 
     (saved,) = (tmp_path / "checkpoints" / f"global_step_{HEAD_STEPS}" / "rollspec").glob("**/drafter")
     number = young_head.promote_by_hand(Versions(saved / "versions"))
-    resume = "trainer.resume_mode=auto"
-    again, _, _ = run(tmp_path / "again", *mode, resume, more=more, steps=HEAD_STEPS + 2, done=HEAD_STEPS)
+    resume, taken = "trainer.resume_mode=auto", (HEAD[0], *young_head.RESUMED_OVERRIDES, f"drafter.mode={head}")
+    again, _, _ = run(tmp_path / "again", *mode, resume, more=taken, steps=HEAD_STEPS + 2, done=HEAD_STEPS)
     assert [row["rollspec/guard/faults"] for row in again] == [0, 0]
     assert again[0]["rollspec/history/prompts"] >= rows[-1]["rollspec/history/prompts"], "no history was loaded"
     assert again[0]["rollspec/policy/version"] >= rows[-1]["rollspec/policy/version"]

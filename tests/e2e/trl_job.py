@@ -102,7 +102,7 @@ def main(out: str, model: str, what: str) -> None:
     if what == "tools":
         args.tools, args.max_response = True, 512
     if what.startswith("head"):
-        args.rollspec = HEAD
+        args.rollspec = HEAD | (young_head.RESUMED if what == "head_resume" else {})
     trainer = build(args)
     llm = trainer.vllm_generation.llm
     result: dict[str, Any] = {"start": info_of(llm)}

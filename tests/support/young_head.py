@@ -25,7 +25,10 @@ VERIFIED: dict[str, Any] = {
 }
 """What it drafts is verified all the same."""
 
-OVERRIDES = tuple(f"{name}={value}" for name, value in SETTINGS.items())
+RESUMED: dict[str, Any] = {**SETTINGS, "proposal.head.canary_drafts": 0}
+"""Of a job that takes up the version of `promote_by_hand`: four drafts of so young a head decide by chance."""
+
+OVERRIDES, RESUMED_OVERRIDES = (tuple(f"{name}={value}" for name, value in s.items()) for s in (SETTINGS, RESUMED))
 """The same for a command line."""
 
 

@@ -3,13 +3,15 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import numpy as np
 import pytest
 from step_world import simulate, story
 
 from rollspec import RollspecConfig
-from rollspec.drafting.head import CANARY_EVERY, PROBE_EVERY
+from rollspec.drafting.head import CANARY_EVERY, EARLY_EVERY, KNOWN, PROBE_EVERY
 from rollspec.step import Engine
 from rollspec.tuning.guard import Guard
+from rollspec.tuning.tuner import Plan
 
 pytestmark = pytest.mark.usefixtures("steady_clock")
 
@@ -86,6 +88,53 @@ def test_a_pass_after_a_rest_says_nothing_of_what_a_pass_costs() -> None:
         p.complete([[6 + i] * ran[-1]] if ran[-1] else None)
     assert ran[0] and ran[1], "the first one cost half a second, and it was run again"
     assert p.head.router.cost.each == pytest.approx(0.001)
+
+
+def test_a_probe_corrects_passes_that_once_seemed_too_dear() -> None:
+    """The first pass in a row compiled something: after it the head rests, and only probes are timed."""
+    p = make()
+    simulate(p, texts(1), 0.9, pass_seconds=0.05)
+    assert p.head.router.cost.each > 0.02 and p.head.router.acceptance.tries[0] > 0
+    for seed in range(3):
+        simulate(p, texts(4, 1 + seed), 0.9)
+    p.drain()
+    simulate(p, texts(4, 9), 0.9)
+    assert p.head.router.cost.seconds(4, 4, 0.0) == pytest.approx(4 * 0.0005)
+    assert p.drain().by_source["eagle3"][2] > 100
+
+
+def test_a_probe_reaches_as_far_as_the_head_may() -> None:
+    p = make()
+    p.tuner.plan = lambda batch, context_tokens: Plan(0, p.tuner.none, p.tuner.none, 0, 1)  # type: ignore[method-assign]
+    p.begin("a", [1, 2], 4000)
+    ran: list[int] = []
+    for _ in range(50 * EARLY_EVERY):
+        ran.append(p.prepare(["a"], [[5]], {}))
+        p.complete([[5, 5, 9, 9][: ran[-1]]] if ran[-1] else None)  # the first token is what the target says
+    probes = [n for n in ran if n]
+    assert len(probes) >= KNOWN and set(probes) == {4}, "often, until something is known"
+    assert ran[-EARLY_EVERY:].count(0) >= EARLY_EVERY - 1 and p.head.router.acceptance.tries[0] <= KNOWN + 2
+    assert (p.head.router.acceptance.rates > 0.8).all(), "good at its first token, and so hoped to be at others"
+
+
+def test_arms_with_a_head_that_does_not_run_are_credited_with_nothing_of_it() -> None:
+    """Passes that cost more than they give: what the head might have said is no reason to choose its arms."""
+    p = make()
+    simulate(p, texts(2), 0.9, pass_seconds=0.2)
+    seen = []
+    observe = p.tuner.policy.observe
+
+    def noting(bucket: int, outcome: Any) -> None:
+        seen.append((outcome.emitted.tolist(), outcome.seconds.tolist()))
+        observe(bucket, outcome)
+
+    p.tuner.policy.observe = noting  # type: ignore[method-assign]
+    simulate(p, texts(2, 3), 0.9, pass_seconds=0.2)
+    model = p.tuner.with_model
+    with_head, without = (np.flatnonzero(x & (p.tuner.ks > 0)) for x in (model, ~model))
+    rests = [(e, s) for e, s in seen if [e[i] for i in with_head] == [e[i] for i in without]]
+    assert len(rests) > 0.9 * len(seen)
+    assert all([s[i] for i in with_head] == [s[i] for i in without] for _, s in rests)
 
 
 def test_dear_passes_are_not_run() -> None:
