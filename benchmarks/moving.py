@@ -51,6 +51,7 @@ DRAFTED = 4  # tokens of a draft whose verify steps are in what is trained on
 
 ARMS = {
     **{name: arm for name, arm in SAID.items() if name not in ("1 TTT step", "5 TTT steps")},
+    "learning rate 1e-4": Terms({"learning_rate": 1e-4}),
     "learning rate 3e-4": Terms({"learning_rate": 3e-4}),
     "learning rate 3e-3": Terms({"learning_rate": 3e-3}),
 }
@@ -331,8 +332,9 @@ def main() -> None:
     names = args.pop("ablate")
     if names is None:
         print(run(**args))
+    elif args.pop("rate") is not None:
+        parser.error("--rate: with --ablate the rate is an arm's")
     else:
-        del args["rate"]
         print(ablate(names=names, **args))
 
 

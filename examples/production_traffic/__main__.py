@@ -29,6 +29,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.harness import provenance
+from drafter_online.errors import DrafterError
 from examples.models import resolve
 from examples.production_traffic import language, results, servers, topics, traffic
 from examples.production_traffic.traffic import Burst, Plan
@@ -71,7 +72,7 @@ def main(argv: list[str] | None = None) -> int:
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # `kill` ends the servers as Ctrl-C does
     try:
         summary = run(args, console)
-    except RollspecError as e:
+    except (RollspecError, DrafterError) as e:
         print(e, file=sys.stderr)
         return 2
     except KeyboardInterrupt:
