@@ -133,7 +133,7 @@ def head(
 ) -> None:
     """What a draft head adds to a real model: none, suffix drafts (`memory`), both; new and old prompts (an hour).
 
-    `head, 8 passes`, `head, coupled greedy`, `head, trained` and `head, idle` are further --arms.
+    `head, 4 passes`, `head, coupled greedy`, `head, trained` and `head, idle` are further --arms.
     """
     chosen = names("--arms", arms, _module("head").ARMS, ";") if arms else None
     given = _given(rounds=rounds, batches=_sizes(batches) if batches else None, arms=chosen, samples=samples)

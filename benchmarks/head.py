@@ -29,7 +29,7 @@ from benchmarks.head_prompts import Prompts
 from benchmarks.head_table import summarise, table
 
 DEFAULT = ("none", "memory", "head", "head, coupled")
-ARMS = (*DEFAULT, "head, 8 passes", "head, coupled greedy", "head, trained", "head, idle")
+ARMS = (*DEFAULT, "head, 4 passes", "head, coupled greedy", "head, trained", "head, idle")
 TRAINED = {"head, trained": "dedicated", "head, idle": "idle"}
 """`drafter.mode` of the arms that train."""
 BATCHES = (1, 4, 32)
@@ -47,7 +47,7 @@ def arm(name: str, head: Path, seed: int = 0, folder: Path | None = None) -> Arm
     both = {"preset": "default", "proposal.drafters": ["suffix", "eagle3"], "proposal.head.model": str(head)}
     more: dict[str, Any] = {
         "head": {},
-        "head, 8 passes": {"proposal.head.k_max": 8},
+        "head, 4 passes": {"proposal.head.k_max": 4},
         "head, coupled": {"mode": "coupled"},
         "head, coupled greedy": {"mode": "coupled", "coupled.drafts": "greedy"},
     } | {n: {"drafter.mode": mode, "drafter.dir": str((folder or Path()) / mode)} for n, mode in TRAINED.items()}

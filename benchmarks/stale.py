@@ -46,6 +46,7 @@ TRAINING = tuple(
 
 MEASURES: dict[str, tuple[str, ...]] = {
     "audit_power": ("rollspec/audit",),
+    "audit-smollm2": ("rollspec/audit",),
     "bandits": ("rollspec/tuning",),
     "control": ENGINE,
     "control-smollm2": ENGINE,
@@ -66,7 +67,9 @@ MEASURES: dict[str, tuple[str, ...]] = {
     "drafter-replicas": (*TRAINING, "drafter_online/buffer.py", "drafter_online/samples.py"),
     "draws": TRAINING,
     "harm": ENGINE,
+    "harm-smollm2": ENGINE,
     "head": (*ENGINE, *HEAD, "examples/grpo_tasks"),
+    "head-passes": (*ENGINE, *HEAD, "examples/grpo_tasks"),
     "head-recorded": (*ENGINE, *HEAD, "examples/grpo_tasks"),
     "head-short": (*ENGINE, *HEAD, "examples/grpo_tasks"),
     "head-tasks": (*ENGINE, UNTRAINED, *HEAD, "examples/grpo_tasks"),

@@ -48,7 +48,7 @@ DAEMON = {
     "set.ttt_steps": 3,
 }
 DAEMON_REAL = {"option.publish_every": 20, "option.recency": 20, "set.batch_tokens": 512}
-DRAFTS = 3
+DRAFTS = 3  # of the head of the language model
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -143,7 +143,7 @@ async def _arm(
         if name == "online" and burst.number == first_phase - 1:
             _freeze(folder, out / "head", burst.version)
 
-    options = _options(name, out, args.suffix)
+    options = _options(name, out, args.suffix, args.model is not None)
     endpoint = f"ipc://{folder / 'wire'}"
     if name == "online":
         from drafter_online import head as heads
@@ -166,12 +166,12 @@ async def _traffic(
         return await traffic.send(url, plan, made.prompts, out / f"{name}.jsonl", seen)
 
 
-def _options(name: str, out: Path, suffix: bool) -> dict[str, Any]:
+def _options(name: str, out: Path, suffix: bool, real: bool = False) -> dict[str, Any]:
     """What `--additional-config` says; nothing for the server without speculation."""
     if name == "none":
         return {}
     drafters = ["suffix", "eagle3"] if suffix else ["eagle3"]
-    common: dict[str, Any] = {"proposal.drafters": drafters, "proposal.head.k_max": DRAFTS}
+    common: dict[str, Any] = {"proposal.drafters": drafters} | ({} if real else {"proposal.head.k_max": DRAFTS})
     if name == "online":
         return {
             **common, "preset": "serve", "proposal.head.model": str(out / "first"), "drafter.capture.share": 1.0,

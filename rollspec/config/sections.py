@@ -66,7 +66,9 @@ class ModelDrafterConfig(Section):
         description="Folders of further heads by domain, of the shape of `model`: all propose, the most confident one "
         "drafts.",
     )
-    k_max: int = Field(4, ge=1, le=16, description="Most passes of the draft head in one step.")
+    k_max: int = Field(
+        8, ge=1, le=16, description="Most passes of the draft head in one step; fewer are run where more do not pay."
+    )
     canary_drafts: int = Field(
         64, ge=0, description="Drafts that a canary of new weights takes; 0 promotes them at once."
     )
@@ -86,10 +88,6 @@ class ProposalConfig(Section):
     suffix: SuffixConfig = SuffixConfig()
     head: ModelDrafterConfig = ModelDrafterConfig()
     budget: BudgetConfig = BudgetConfig()
-
-
-MOST_TRAINED = 8
-"""Most drafted positions that a head is trained for (`DrafterTraining.ttt_steps`): each costs a pass of training."""
 
 
 class CaptureConfig(Section):
@@ -116,6 +114,9 @@ class TrainingConfig(Section):
         None, gt=0, description="Of AdamW, constant after warm-up; unset: the recipe's (1e-3; aurora and osd 1e-5)."
     )
     batch_tokens: int = Field(2048, ge=16, description="Tokens packed into one micro-step.")
+    ttt_steps: int = Field(
+        4, ge=1, le=8, description="Drafted tokens that a head is trained for, each a pass of training; k_max at most."
+    )
 
 
 class RayConfig(Section):

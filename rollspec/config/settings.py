@@ -16,7 +16,6 @@ from pydantic import Field, model_validator
 from drafter_online.recipes import RECIPES
 from rollspec.config.layers import environment, flat, knobs, layers_of, overriding, validated
 from rollspec.config.sections import (
-    MOST_TRAINED,
     CoupledConfig,
     DrafterConfig,
     HistoryConfig,
@@ -109,7 +108,7 @@ class RollspecConfig(Section):
         return {
             "draft_sampling": "probabilistic" if sampled else "greedy",
             "batch_tokens": given.batch_tokens,
-            "ttt_steps": min(self.proposal.head.k_max, MOST_TRAINED),
+            "ttt_steps": min(self.proposal.head.k_max, given.ttt_steps),
             **RECIPES[given.recipe],
             **rate,
         }

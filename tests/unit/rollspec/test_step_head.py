@@ -30,7 +30,7 @@ def test_a_good_draft_head_serves_what_nobody_said_before() -> None:
     steps = simulate(p, texts(4), 0.9)
     stats = p.drain()
     drafts, drafted, accepted = stats.by_source["eagle3"]
-    assert drafts > 50 and accepted > 0.75 * drafted and stats.passes > 0
+    assert drafts > 50 and accepted > 0.7 * drafted and stats.passes > 0
     assert steps < 0.6 * 150
 
 
@@ -110,9 +110,9 @@ def test_a_probe_reaches_as_far_as_the_head_may() -> None:
     ran: list[int] = []
     for _ in range(50 * EARLY_EVERY):
         ran.append(p.prepare(["a"], [[5]], {}))
-        p.complete([[5, 5, 9, 9][: ran[-1]]] if ran[-1] else None)  # the first token is what the target says
+        p.complete([[5, *[9] * 7][: ran[-1]]] if ran[-1] else None)  # the first token is what the target says
     probes = [n for n in ran if n]
-    assert len(probes) >= KNOWN and set(probes) == {4}, "often, until something is known"
+    assert len(probes) >= KNOWN and probes[0] == 5 and probes[-1] == 8, "often, until something is known"
     assert ran[-EARLY_EVERY:].count(0) >= EARLY_EVERY - 1 and p.head.router.acceptance.tries[0] <= KNOWN + 2
     assert (p.head.router.acceptance.rates > 0.8).all(), "good at its first token, and so hoped to be at others"
 
@@ -261,7 +261,7 @@ def test_a_head_that_is_always_right_serves_what_the_engine_would_have_said() ->
 
 def test_a_stop_rule_learns_of_each_proposal_what_was_emitted_of_it() -> None:
     """Memory's proposal is judged by its own tokens, also where the head's is preferred."""
-    p = make(**{"proposal.budget.policy": "disco"})
+    p = make(**{"proposal.budget.policy": "disco", "proposal.head.k_max": 4})
     rule, seen = p.selection.rule, set()
     assert rule is not None
     learn = rule.learn

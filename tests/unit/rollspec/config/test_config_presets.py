@@ -11,7 +11,7 @@ import pytest
 from drafter_online.recipes import RECIPES
 from drafter_online.trainer import DrafterTraining
 from rollspec.config import RollspecConfig, knobs, presets, resolve
-from rollspec.config.sections import MOST_TRAINED, ModelDrafterConfig, TrainingConfig
+from rollspec.config.sections import TrainingConfig
 from rollspec.tuning.tuner import Tuner
 
 CONFIGS = sorted((Path(__file__).parents[4] / "configs").glob("*.yaml"))
@@ -40,6 +40,7 @@ MEANS: dict[str, dict[str, object]] = {
         "drafter.mode": "dedicated",
         "drafter.publish_every": 50,
         "drafter.training.recipe": "aurora",
+        "drafter.training.ttt_steps": 5,
         "tuning.policy": "static",
         "tuning.arms": [5],
         "tuning.guard.enabled": False,
@@ -70,6 +71,7 @@ MEANS: dict[str, dict[str, object]] = {
         "drafter.mode": "idle",
         "drafter.publish_every": 10,
         "drafter.training.recipe": "osd",
+        "drafter.training.ttt_steps": 5,
         "tuning.policy": "static",
         "tuning.arms": [5],
         "tuning.guard.enabled": False,
@@ -130,9 +132,9 @@ MEANS: dict[str, dict[str, object]] = {
     "tlt": {
         "proposal.drafters": ["suffix", "eagle3"],
         "proposal.k_max": 8,
-        "proposal.head.k_max": 8,
         "proposal.budget.policy": "fixed",
         "drafter.mode": "idle",
+        "drafter.training.ttt_steps": 8,
         "tuning.policy": "beg_mab",
         "tuning.arms": [0, 1, 2, 4, 8],
         "tuning.options.sets": {"1": [8], "4": [4, 8], "16": [2, 4], "32": [1, 2], "64": [0]},
@@ -203,10 +205,10 @@ TRAINS = {
 
 @pytest.mark.parametrize("name", TRAINS)
 def test_presets_train_what_they_serve(name: str) -> None:
-    """And a position is trained for every one that the preset drafts."""
+    """And a position is trained for every one that a paper's preset drafts."""
     config = resolve(name, env={})
     fields = TRAINS[name] | {"ttt_steps": {"aurora": 5, "osd": 5, "tlt": 8}.get(name, 4)}
-    assert config.proposal.head.k_max == fields["ttt_steps"]
+    assert name == "respec" or config.proposal.head.k_max == fields["ttt_steps"]
     assert DrafterTraining(**config.drafter_training) == DrafterTraining(**fields)
     faster = config.change({"drafter.training.learning_rate": 0.5, "drafter.training.batch_tokens": 64})
     assert DrafterTraining(**faster.drafter_training) == DrafterTraining(
@@ -240,11 +242,9 @@ def test_training_follows_how_the_engine_draws_drafts(given: dict[str, object], 
 
 def test_settings_of_training_are_those_of_the_trainer() -> None:
     training = RollspecConfig().drafter_training
-    assert (
-        DrafterTraining(**training) == DrafterTraining() and DrafterTraining().ttt_steps == ModelDrafterConfig().k_max
-    )
-    longest = RollspecConfig.load({"proposal.head.k_max": 16}, env={}).drafter_training
-    assert DrafterTraining(**longest).ttt_steps == MOST_TRAINED
+    assert DrafterTraining(**training) == DrafterTraining()
+    shorter = RollspecConfig.load({"proposal.head.k_max": 2}, env={}).drafter_training
+    assert DrafterTraining(**shorter).ttt_steps == 2, "no position is trained for that is never drafted"
     bounds = {n: f.metadata for n, f in DrafterTraining.model_fields.items()}
     assert {n: bounds[n] for n in TrainingConfig.model_fields if n != "recipe"} == {
         n: f.metadata for n, f in TrainingConfig.model_fields.items() if n != "recipe"
