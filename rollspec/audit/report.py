@@ -6,6 +6,7 @@ import html
 import json
 from pathlib import Path
 
+from drafter_online.files import replace
 from rollspec.audit.evidence import AuditError
 from rollspec.audit.power import Power
 from rollspec.audit.statistics import TestResult
@@ -119,7 +120,7 @@ def write(result: AuditResult, path: Path) -> None:
     text = FORMATS[path.suffix](result)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text, encoding="utf-8")
+        replace(path, text.encode())
     except OSError as e:
         raise AuditError(f"rollspec: --out {str(path)!r} cannot be written ({e.strerror or e}).") from e
 

@@ -21,6 +21,7 @@ from typing import Annotated, Any
 import jinja2
 import typer
 
+from drafter_online import files
 from rollspec.errors import RollspecError
 from rollspec.telemetry.figures import figures, number
 from rollspec.telemetry.runs import Run, find_pair, load_run
@@ -86,8 +87,8 @@ def write_report(
     page = render(main, base, numbers)
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        target.write_text(page, encoding="utf-8")
-        target.with_suffix(".json").write_text(json.dumps(numbers, indent=2) + "\n", encoding="utf-8")
+        files.replace(target, page.encode())
+        files.replace(target.with_suffix(".json"), (json.dumps(numbers, indent=2) + "\n").encode())
     except OSError as e:
         raise RollspecError(f"rollspec: {target} cannot be written ({e.strerror or e}); choose another --out.") from e
     return target, numbers

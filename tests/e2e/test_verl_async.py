@@ -254,14 +254,16 @@ def test_a_device_that_is_lent_to_rollouts_and_returned(run: Any, tmp_path: Path
     assert max(row["rollspec/drafter/preempt_seconds"] for row in rows) < 2.0
 
 
-@pytest.mark.supports("verl", "fully_async recipe", "drafts", "draft head", "policy versions", "metrics")
+@pytest.mark.supports("verl", "fully_async recipe", "drafts", "draft head", "policy versions", "metrics", "resume")
 @pytest.mark.modes
 @pytest.mark.slow  # `test_verl_fully_async.py` and `test_separate_async` are its shorter siblings
+@pytest.mark.timeout(1300)
 def test_fully_async_recipe(run: Any, tmp_path: Path) -> None:
     """verl's older recipe: rollouts and training in two actors that never wait for a step of the other. A trainer of
-    its own learns from the rollouts, and the head drafts.
+    its own learns from the rollouts, and the head drafts. A resumed job goes on with history, versions and head.
     """
-    rows, histories, noted = run(tmp_path / "job", *FULLY, more=(*HEAD, "drafter.mode=dedicated"), program=RECIPE)
+    mode = (*FULLY, f"trainer.default_local_dir={tmp_path / 'checkpoints'}", f"trainer.save_freq={STEPS}")
+    rows, histories, noted = run(tmp_path / "job", *mode, more=(*HEAD, "drafter.mode=dedicated"), program=RECIPE)
     ours = [row for row in rows if "rollspec/policy/version" in row]
     assert len(ours) >= STEPS, [sorted(row) for row in rows]
     assert not any(row["rollspec/guard/faults"] for row in ours)
@@ -273,6 +275,18 @@ def test_fully_async_recipe(run: Any, tmp_path: Path) -> None:
     check_history(histories, noted)
     total = young_head.totals(ours, "captured", "sent", "train_steps", "passes")
     assert min(total.values()) > 0, total
+
+    done = max(int(folder.name.rpartition("_")[2]) for folder in (tmp_path / "checkpoints").glob("global_step_*"))
+    (saved,) = (tmp_path / "checkpoints" / f"global_step_{done}" / "rollspec").glob("**/drafter")
+    number = young_head.promote_by_hand(Versions(saved / "versions"))
+    taken = (HEAD[0], *young_head.RESUMED_OVERRIDES, "drafter.mode=dedicated")
+    longer = (*mode, "trainer.resume_mode=auto", f"rollout.total_rollout_steps={PROMPTS * (done + 3)}")
+    rows, histories, _ = run(tmp_path / "again", *longer, more=taken, program=RECIPE, steps=done + 3, done=done)
+    again = [row for row in rows if "rollspec/policy/version" in row]
+    assert again and not any(row["rollspec/guard/faults"] for row in again)
+    assert min(row["rollspec/policy/version"] for row in again) >= done, "versions go on"
+    assert again[0]["rollspec/history/prompts"] == 2 * PROMPTS, "no history was loaded"
+    assert again[-1]["rollspec/drafter/version"] >= number, "the checkpoint's head was not taken"
 
 
 def head_of(
