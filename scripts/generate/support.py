@@ -96,7 +96,8 @@ def table(numbered: bool = False) -> str:
         cells = []
         for column in COLUMNS:
             ours = sorted((m for m in found if m.row == row and column in m.columns), key=lambda m: m.slow)
-            name = f"`{ours[0].test}`{' *(slow)*' if ours[0].slow else ''}" if ours else NOT_RUN
+            when = " *(by hand)*" if row[0] in ELSEWHERE else " *(slow)*" if ours and ours[0].slow else ""
+            name = f"`{ours[0].test}`{when}" if ours else NOT_RUN
             cells.append(f"({named.setdefault(name, len(named) + 1)})" if numbered and ours else name)
         lines.append(f"| {row[0]} {version(row[0])} | {row[1]} | {' | '.join(cells)} |")
     if numbered:
