@@ -49,7 +49,9 @@ def root(tmp_path: Path) -> Path:
 def test_a_result_is_current_until_the_code_that_it_measures_changes(root: Path) -> None:
     assert stale.reasons(root) == {"lookup": []}
     write(root, "rollspec/telemetry/report.py", "y = 1\n")  # nothing that it measures
+    write(root, str(Path(CODE).with_name("README.md")), "What was measured.\n")
     write(root, CODE, '"""What it is, in other words."""\n\nx = 1  # one\n')
+    git(root, "add", "--intent-to-add", ".")
     assert stale.reasons(root) == {"lookup": []}
     write(root, CODE, '"""What it is."""\nx = 2\n')
     assert "changed since" in str(stale.reasons(root))
