@@ -75,7 +75,8 @@ def test_a_draft_model_with_and_without_the_noise(
     """Swapped in mid-request: first a moved copy of the target, then the target itself, then the copy again."""
     copy = moved(model, tmp_path / "copy", 0.1)
     config = COUPLED | {"proposal.drafters": ["draft_model"], "proposal.head.model": str(copy), **ALWAYS}
-    llm = build(model, config | {"coupled.drafts": drafts, "proposal.head.canary_drafts": 0})
+    few = {"proposal.head.k_max": 4, "proposal.head.canary_drafts": 0}  # so that the last swap comes in mid-request
+    llm = build(model, config | few | {"coupled.drafts": drafts})
     try:
         found = {}
         call(llm, "set_version", version=0)
