@@ -10,6 +10,7 @@ import pytest
 from engines import build, call, close, generate
 from heads import random_head
 
+from rollspec.config import resolve
 from rollspec.proposal.base import prompt_key
 
 pytest.importorskip("speculators")
@@ -33,7 +34,6 @@ def test_a_preset_runs_as_it_is(
     }
     llm = build(model, options)
     try:
-        llm.collective_rpc(_note_weights)
         llm.collective_rpc(_note_plays)
         said = generate(llm, prompts)
         assert said == plain["greedy"]
@@ -41,7 +41,7 @@ def test_a_preset_runs_as_it_is(
         items = [(prompt_key(p), prompt_key(r), float(i % 3)) for i, (p, r) in enumerate(zip(asked, said, strict=True))]
         assert call(llm, "rewards", items=items)["matched"] > 0
         end = time.monotonic() + 120
-        while not _enough(llm, name) and time.monotonic() < end:
+        while not call(llm, "info")["drafter"]["training"].get("steps", 0) and time.monotonic() < end:
             time.sleep(0.5)  # the engine idles, and aurora's trainer starts
         assert generate(llm, prompts) == plain["greedy"]
         stats, info = call(llm, "stats"), call(llm, "info")
@@ -63,12 +63,10 @@ def test_a_preset_runs_as_it_is(
         assert (rejected is not None and rejected > 0) if name in ("aurora", "osd") else rejected is None, stats
         if name == "aurora":  # Aurora trains beside the engine
             assert training["mode"] == "dedicated" and training["sent"] > 0, training
-            return
-        # ReSpec weights its loss by rewards; the others do not.
-        (weights,) = llm.collective_rpc(_weights)
-        assert weights and any(abs(w - 1) > 0.05 for w in weights) == (name == "respec"), weights
     finally:
         close(llm)
+    # In the trainer, another process; see `test_rewards_weight_the_loss_where_they_are_asked_to`.
+    assert (resolve(name, env={}).drafter_training.get("reward_beta", 0.0) > 0) == (name == "respec")
 
 
 def test_das_drafts_from_siblings_and_epochs_and_most_for_the_longest(
@@ -310,30 +308,3 @@ def _shares(worker: Any) -> list[float]:
     from rollspec.proposal import lengths
 
     return list(lengths.noted)
-
-
-def _note_weights(worker: Any) -> None:
-    """Keep what the trainer weights its samples with."""
-    from drafter_online import losses
-
-    plain, losses.noted = losses.reward_weights, []
-
-    def noting(*args: Any, **kwargs: Any) -> Any:
-        found = plain(*args, **kwargs)
-        losses.noted += found.tolist()
-        return found
-
-    losses.reward_weights = noting
-
-
-def _weights(worker: Any) -> list[float]:
-    from drafter_online import losses
-
-    return list(losses.noted)
-
-
-def _enough(llm: Any, name: str) -> bool:
-    """Whether it trained, and where rewards weight the loss on samples that have one."""
-    if not call(llm, "info")["drafter"]["training"].get("steps", 0):
-        return False
-    return name != "respec" or any(abs(w - 1) > 0.05 for w in llm.collective_rpc(_weights)[0])
