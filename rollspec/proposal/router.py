@@ -53,12 +53,14 @@ class Acceptance:
         A position is expected to be as much above or below its own prior as the one before it: of drafts that are not
         verified only the first token is known, and a head that is good there is hardly bad after it.
         """
-        rates, better = np.zeros_like(self.prior), 0.0
-        for i, (accepted, tries, prior) in enumerate(zip(self.accepted, self.tries, self.prior, strict=True)):
+        rates: list[float] = []
+        better = 0.0  # floats below: every scored draft asks for this, and NumPy's scalars take twice as long
+        rows = zip(self.accepted.tolist(), self.tries.tolist(), self.prior.tolist(), strict=True)
+        for accepted, tries, prior in rows:
             hoped = min(max(prior + better, 0.0), 1.0)
-            rates[i] = (accepted + PRIOR_WEIGHT * hoped) / (tries + PRIOR_WEIGHT)
-            better = rates[i] - prior
-        return rates
+            rates.append((accepted + PRIOR_WEIGHT * hoped) / (tries + PRIOR_WEIGHT))
+            better = rates[-1] - prior
+        return np.array(rates)
 
     @property
     def measured(self) -> Vector:

@@ -83,7 +83,8 @@ FULLY = (
 )
 EVERYWHERE = {"VERL_USE_EXTERNAL_MODULES": "rollspec_verl_cpu,rollspec_verl"}
 
-HEAD = ("proposal.drafters=[suffix,eagle3]", *young_head.OVERRIDES)
+BOTH = "proposal.drafters=[suffix,eagle3]"
+HEAD, RESUMED_HEAD = (BOTH, *young_head.OVERRIDES), (BOTH, *young_head.RESUMED_OVERRIDES)
 HEAD_STEPS = 10
 """Of a job with a head: its trainer takes some of them to start."""
 
@@ -229,8 +230,8 @@ def trained_and_resumed(run: Any, tmp_path: Path, *mode: str, head: str) -> dict
 
     (saved,) = (tmp_path / "checkpoints" / f"global_step_{HEAD_STEPS}" / "rollspec").glob("**/drafter")
     number = young_head.promote_by_hand(Versions(saved / "versions"))
-    resume, taken = "trainer.resume_mode=auto", (HEAD[0], *young_head.RESUMED_OVERRIDES, f"drafter.mode={head}")
-    again, _, _ = run(tmp_path / "again", *mode, resume, more=taken, steps=HEAD_STEPS + 2, done=HEAD_STEPS)
+    resume, more = "trainer.resume_mode=auto", (*RESUMED_HEAD, f"drafter.mode={head}")
+    again, _, _ = run(tmp_path / "again", *mode, resume, more=more, steps=HEAD_STEPS + 2, done=HEAD_STEPS)
     assert [row["rollspec/guard/faults"] for row in again] == [0, 0]
     assert again[0]["rollspec/history/prompts"] >= rows[-1]["rollspec/history/prompts"], "no history was loaded"
     assert again[0]["rollspec/policy/version"] >= rows[-1]["rollspec/policy/version"]
@@ -279,7 +280,7 @@ def test_fully_async_recipe(run: Any, tmp_path: Path) -> None:
     done = max(int(folder.name.rpartition("_")[2]) for folder in (tmp_path / "checkpoints").glob("global_step_*"))
     (saved,) = (tmp_path / "checkpoints" / f"global_step_{done}" / "rollspec").glob("**/drafter")
     number = young_head.promote_by_hand(Versions(saved / "versions"))
-    taken = (HEAD[0], *young_head.RESUMED_OVERRIDES, "drafter.mode=dedicated")
+    taken = (*RESUMED_HEAD, "drafter.mode=dedicated")
     longer = (*mode, "trainer.resume_mode=auto", f"rollout.total_rollout_steps={PROMPTS * (done + 3)}")
     rows, histories, _ = run(tmp_path / "again", *longer, more=taken, program=RECIPE, steps=done + 3, done=done)
     again = [row for row in rows if "rollspec/policy/version" in row]
