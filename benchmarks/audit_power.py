@@ -107,7 +107,7 @@ def engine(
     """
     from benchmarks import planted
     from examples.grpo_arithmetic.prepare import prepare
-    from rollspec.audit.engine import Arm, Plan
+    from rollspec.audit.engine import AuditPlan, Variant
     from rollspec.audit.prompts import token_prompts
     from rollspec.audit.run import run_audit
 
@@ -116,9 +116,9 @@ def engine(
         os.environ[planted.VARIABLE] = str(share)  # the engines' processes inherit it
         prompts = token_prompts(model, None, 8, 64)
         for fault in faults:
-            plan = Plan(prompts, tokens=2_000 if quick else tokens or ENGINE[fault], samples=64)
+            plan = AuditPlan(prompts, tokens=2_000 if quick else tokens or ENGINE[fault], samples=64)
             name = f"{100 * share:g} % {fault}" + (f" in {given.name}" if given else "")
-            arm = Arm(name, engine={"logits_processors": [f"benchmarks.planted:{fault}"]})
+            arm = Variant(name, engine={"logits_processors": [f"benchmarks.planted:{fault}"]})
             began = time.perf_counter()
             result = run_audit(model, plan, arm)
             seconds = time.perf_counter() - began

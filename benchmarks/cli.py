@@ -121,7 +121,7 @@ def head(
     rounds: Annotated[int | None, typer.Option(min=1, help="Alternating rounds per batch size.")] = None,
     batches: Annotated[str | None, typer.Option(help="Batch sizes, separated by commas.")] = None,
     arms: Arms = None,
-    samples: Annotated[int | None, typer.Option(min=1, help="Of each prompt; with 1 memory knows no sibling.")] = None,
+    samples: Annotated[int | None, typer.Option(min=1, help="Of each prompt; with 1 a prompt has no sibling.")] = None,
     seeds: Annotated[str, typer.Option(help="Of prompts' order and of engines, which each starts anew.")] = "0",
     epochs: Annotated[
         int | None, typer.Option(min=1, max=8, help="Of a round's prompts: fresh, then repeated; default 2.")
@@ -131,7 +131,7 @@ def head(
         typer.Option(exists=True, file_okay=False, help="--out of a make-head; prompts it trained on are left out."),
     ] = None,
 ) -> None:
-    """What a draft head adds to a real model: none, suffix drafts (`memory`), both; new and old prompts (an hour).
+    """What a draft head adds to a real model: none, suffix drafts, both; new and old prompts (an hour).
 
     `head, 4 passes`, `head, coupled greedy`, `head, trained` and `head, idle` are further --arms.
     """
@@ -242,7 +242,7 @@ def repeats(
 
 @command.command()
 def bandits(quick: Quick = False, out: Out = None, json: Json = False) -> None:
-    """What tuning policies lose in simulated environments whose best arm is known (a minute)."""
+    """What tuning strategies lose in simulated environments whose best arm is known (a minute)."""
     _measure("bandits", json, out, quick=quick)
 
 
@@ -303,13 +303,13 @@ def tuner(
     out: Out = None,
     json: Json = False,
     rounds: Annotated[int, typer.Option(min=1, help="Alternating rounds over all arms.")] = 3,
-    policies: Annotated[
+    strategies: Annotated[
         str | None, typer.Option(help="Arms, separated by commas (hedge,K=4,oracle); default: all of them.")
     ] = None,
 ) -> None:
     """A batch that falls from 64 to 1: the tuner against fixed K, bandits and the oracle (a quarter of an hour)."""
-    chosen = names("--policies", policies, _module("tuner").ARMS) if policies else None
-    _measure("tuner", json, out, quick=quick, rounds=rounds, policies=chosen)
+    chosen = names("--strategies", strategies, _module("tuner").ARMS) if strategies else None
+    _measure("tuner", json, out, quick=quick, rounds=rounds, strategies=chosen)
 
 
 @command.command()

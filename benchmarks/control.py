@@ -23,7 +23,7 @@ ROUNDS = 24
 GOAL = 0.02
 """How far from 1 the ratio of times may be."""
 
-NOTHING = {"preset": "default", "tuning.policy": "static", "tuning.arms": [0]}
+NOTHING = {"preset": "default", "tuning.strategy": "static", "tuning.arms": [0]}
 
 
 def run(quick: bool = False, rounds: int = ROUNDS, model: Path | None = None, out: Path | None = None) -> Path:

@@ -201,8 +201,8 @@ def run(
         rollspec={
             "preset": "default",
             "proposal.k_max": k_max,
-            "proposal.budget.policy": "fixed",
-            "tuning": {"policy": "static", "arms": [k_max], "guard": {"enabled": False}},
+            "proposal.budget.rule": "fixed",
+            "tuning": {"strategy": "static", "arms": [k_max], "guard": {"enabled": False}},
         },
     )
     engine = Engine(arm, path, longest, max(requests))

@@ -355,7 +355,7 @@ def _load_weights(worker: Any, path: str) -> None:
 
 
 def _forget(worker: Any) -> None:
-    """Drafts from memory start an epoch sequence knowing nothing."""
+    """Suffix drafts start an epoch sequence knowing nothing."""
     bridge = getattr(worker.model_runner, "_rollspec", None)
     if bridge is not None:
         cost = bridge.engine.tuner.cost  # of the machine, not of the texts

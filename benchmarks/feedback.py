@@ -31,7 +31,7 @@ def run(head: Path, tokens: int, out: Path, prompts: Path, drafts: int = 4, seed
     record = json.loads((head / RECORD).read_text())
     most = record["max_tokens"]
     rows, _ = files.tokenized(files.read(prompts, seed), record["target"], 1024)
-    job = generate.Job(
+    job = generate.GenerationJob(
         record["target"], str(head), rows, record["temperature"], most, max(map(len, rows)) + most, seed, batch,
         seconds=3600.0, tokens=tokens, drafts=drafts,
     )  # fmt: skip

@@ -1,6 +1,6 @@
-"""What a draft head adds on a real model: none, drafts from memory, head and memory, over fresh and repeated prompts.
+"""What a draft head adds on a real model: none, suffix drafts, head and suffix drafts, over fresh and repeated prompts.
 
-    fresh     prompts that were never seen: memory has the siblings of a prompt, and nothing where it is sampled once
+    fresh     prompts that were never seen: suffix drafts have a prompt's siblings, and nothing where it is sampled once
     repeated  the same prompts again, right after: what a second epoch under the same policy is
 
 Responses end by themselves: with lengths that are given, a response goes on after the model ended it, and a head that
@@ -28,7 +28,7 @@ from benchmarks.harness import pin, provenance, save
 from benchmarks.head_prompts import Prompts
 from benchmarks.head_table import summarise, table
 
-DEFAULT = ("none", "memory", "head", "head, coupled")
+DEFAULT = ("none", "suffix", "head", "head, coupled")
 ARMS = (*DEFAULT, "head, 4 passes", "head, coupled greedy", "head, trained", "head, idle")
 TRAINED = {"head, trained": "dedicated", "head, idle": "idle"}
 """`drafter.mode` of the arms that train."""
@@ -51,7 +51,7 @@ def arm(name: str, head: Path, seed: int = 0, folder: Path | None = None) -> Arm
         "head, coupled": {"mode": "coupled"},
         "head, coupled greedy": {"mode": "coupled", "coupled.drafts": "greedy"},
     } | {n: {"drafter.mode": mode, "drafter.dir": str((folder or Path()) / mode)} for n, mode in TRAINED.items()}
-    fixed = {"none": None, "memory": "default"}
+    fixed = {"none": None, "suffix": "default"}
     return Arm(name, rollspec=fixed[name] if name in fixed else both | more[name], seed=seed)
 
 
@@ -76,7 +76,7 @@ def run(
 ) -> Path:
     """The whole benchmark; prints tables and writes JSON after every batch size. `quick` only shows that it runs.
 
-    `none` and `memory` are always among the arms.
+    `none` and `suffix` are always among the arms.
     """
     pin(apart=True)
     console = Console(stderr=True)

@@ -15,7 +15,7 @@ Rounds = Sequence[Sequence[dict[str, Any]]]
 
 
 def summarise(runs: Mapping[str, Rounds], names: Sequence[str]) -> dict[str, Any]:
-    """Speed-ups per token over none and over memory by the clock and by CPU time, acceptance, and what had been
+    """Speed-ups per token over none and over suffix drafts by the clock and by CPU time, acceptance, and what had been
     predicted of it; by epoch (`names`) and arm.
     """
     out: dict[str, Any] = {}
@@ -29,7 +29,7 @@ def summarise(runs: Mapping[str, Rounds], names: Sequence[str]) -> dict[str, Any
                     f"speedup_over_{other}{by}": asdict(
                         ratio([each(one[at], key) for one in runs[other]], [each(e, key) for e in every])
                     )
-                    for other in ("none", "memory")
+                    for other in ("none", "suffix")
                     for by, key in (("", "seconds"), ("_cpu", "cpu_seconds"))
                 },
                 "tokens_per_second": tokens / sum(e["seconds"] for e in every),
@@ -89,7 +89,7 @@ def table(batch: int, result: Mapping[str, Any]) -> Table:
         for name, a in arms.items():
             shown = [
                 f"{r['median']:.2f}x\n{r['low']:.2f}-\n{r['high']:.2f}"
-                for r in (a["speedup_over_none"], a["speedup_over_none_cpu"], a["speedup_over_memory"])
+                for r in (a["speedup_over_none"], a["speedup_over_none_cpu"], a["speedup_over_suffix"])
             ]
             rate, off = a["acceptance_rate"], a["calibration"]["all"]["ratio"]
             t.add_row(

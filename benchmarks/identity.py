@@ -21,14 +21,14 @@ import numpy as np
 
 from benchmarks.harness import pin, provenance, save
 from rollspec import RollspecConfig
-from rollspec.audit.engine import Arm, Plan, run_arm
+from rollspec.audit.engine import AuditPlan, Variant, run_arm
 from rollspec.audit.evidence import Samples
 from rollspec.audit.noise import Words, gumbel, keys_of
 from rollspec.audit.prompts import token_prompts
 from rollspec.audit.reference import Reference
 
 COUPLED = ["mode=coupled"]
-SWITCHING = [*COUPLED, "tuning.policy=random", "tuning.guard.enabled=false"]
+SWITCHING = [*COUPLED, "tuning.strategy=random", "tuning.guard.enabled=false"]
 
 
 Lead = Callable[[int, list[int], int, int], float]
@@ -113,7 +113,7 @@ def leads(samples: Samples, keys: Words, prompts: Sequence[Sequence[int]], targe
     return lead
 
 
-def compare(a: Samples, b: Samples, plan: Plan, target: Reference) -> dict[str, Any]:
+def compare(a: Samples, b: Samples, plan: AuditPlan, target: Reference) -> dict[str, Any]:
     """Tokens compared, texts that part, and the leads of the winners where they do."""
     keys = keys_of(a, plan.prompts, RollspecConfig.load({"mode": "coupled"}, env={}), plan.seed, 0)
     found = same_tokens(a, b, leads(a, keys, plan.prompts, target), 0.0)
@@ -144,10 +144,10 @@ def run(
 
             model = str(prepare(folder, size="tiny" if quick else "demo").model)
         prompts = token_prompts(model, None, 8, 128)
-        plan = Plan(prompts, tokens=2_000 if quick else tokens, samples=16, max_tokens=128, dtype=dtype)
+        plan = AuditPlan(prompts, tokens=2_000 if quick else tokens, samples=16, max_tokens=128, dtype=dtype)
         found = []
         for overrides in ([*COUPLED, "proposal.drafters=[]"], SWITCHING):
-            arm = Arm.with_rollspec("default", overrides)
+            arm = Variant.with_rollspec("default", overrides)
             found.append(run_arm(model, plan, arm, greedy_rounds=0))
         result = compare(found[0].samples, found[1].samples, plan, Reference(model, plan.temperature))
     drafts = found[1].drafts

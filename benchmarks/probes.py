@@ -67,7 +67,7 @@ def know(worker: Any, answers: dict[str, list[int]], k: int, accepted: bool) -> 
     vocabulary = worker.model_runner.model_config.get_vocab_size()
 
     def one(group: Any, room: int) -> Draft:
-        said = next(len(r.output) for r in engine.requests.values() if r.memory.group is group)
+        said = next(len(r.output) for r in engine.requests.values() if r.suffix.group is group)
         tokens = answers[group.key][said : said + room]
         if not accepted:
             tokens = [(t + 1) % vocabulary for t in tokens]

@@ -1,4 +1,4 @@
-"""Host time of drafting: `Engine.step` per step and per request, without an engine, on texts with a known repeat rate.
+"""Host time of drafting: `DraftEngine.step` per step and per request, without an engine, on texts of known repeat rate.
 
 In the fourth epoch, with three of history. Times are of this thread on the CPU; runs do the same steps, because the
 tuner is given times that no clock decides, so each step counts with its fastest run.
@@ -17,7 +17,7 @@ from rich.table import Table
 
 from benchmarks.harness import provenance, save
 from rollspec import RollspecConfig
-from rollspec.step import Engine
+from rollspec.step import DraftEngine
 
 LENGTH = 200
 EPOCHS = 3
@@ -45,7 +45,7 @@ def step_ms(tokens: float) -> float:
 
 def last_epoch(batch: int) -> list[float]:
     """Seconds of each step with all its requests in the last epoch."""
-    engine = Engine(RollspecConfig.load("default", env={}), 4096)
+    engine = DraftEngine(RollspecConfig.load("default", env={}), 4096)
     engine.tuner.host = lambda *_: None  # type: ignore[method-assign]  # else what is drafted depends on the machine
     rng = random.Random(1)
     times: list[float] = []

@@ -24,26 +24,26 @@ from benchmarks.reuse import ARMS
 from benchmarks.two_policies import rollouts
 from examples.demo.job import JobSettings, prepare_assets
 
-FIXED = ("proposal.budget.policy=fixed", "tuning.policy=static", "tuning.guard.enabled=false")
+FIXED = ("proposal.budget.rule=fixed", "tuning.strategy=static", "tuning.guard.enabled=false")
 LONGEST = 352
 
 
 def measure(old: str, new: str, arm: str, seed: int, fixed: bool, quick: bool = False) -> dict[str, Any]:
     """One arm: what the new policy's epoch took."""
-    from rollspec.audit.engine import Arm, Plan
+    from rollspec.audit.engine import AuditPlan, Variant
     from rollspec.audit.prompts import token_prompts
 
     assets = prepare_assets(JobSettings(seed=seed), CACHE / "grpo_arithmetic")
     most = 4 if quick else 32
     prompts = token_prompts(new, Path(assets.train), most, LONGEST)
-    plan = Plan(prompts, tokens=1, samples=8, max_tokens=LONGEST, seed=seed, min_rounds=1, max_rounds=1)
+    plan = AuditPlan(prompts, tokens=1, samples=8, max_tokens=LONGEST, seed=seed, min_rounds=1, max_rounds=1)
     given = ARMS[arm]
     if given is None:
-        chosen = Arm.plain()
+        chosen = Variant.plain()
     else:
         more = FIXED if fixed and given[0] != "spec_rl" else ()
         seeded = (f"coupled.seed={seed}",) if given[0] == "coupled_reuse" else ()
-        chosen = Arm.with_rollspec(given[0], (*given[1], *seeded, *more))
+        chosen = Variant.with_rollspec(given[0], (*given[1], *seeded, *more))
     output = rollouts(new, plan, chosen, old)
     tokens = output.samples.n_tokens
     return {

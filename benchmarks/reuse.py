@@ -85,7 +85,7 @@ def distance(work: Path, arm: str, seed: int, settings: JobSettings) -> dict[str
     one an epoch later, on its prompts. Kept beside the job. None where the job saved no such policy.
     """
     from benchmarks.two_policies import check_lossy, rollouts
-    from rollspec.audit.engine import Arm, Plan
+    from rollspec.audit.engine import AuditPlan, Variant
     from rollspec.audit.prompts import token_prompts
     from rollspec.audit.reference import Reference
 
@@ -99,8 +99,8 @@ def distance(work: Path, arm: str, seed: int, settings: JobSettings) -> dict[str
     assets = prepare_assets(dataclasses.replace(settings, seed=seed), CACHE / "grpo_arithmetic")
     longest = min(settings.max_response_length, 200)
     prompts = token_prompts(assets.model, Path(assets.train), 8, longest)
-    plan = Plan(prompts, tokens=10_000, max_tokens=longest, temperature=settings.temperature, seed=seed)
-    chosen = Arm.with_rollspec(given[0], given[1])
+    plan = AuditPlan(prompts, tokens=10_000, max_tokens=longest, temperature=settings.temperature, seed=seed)
+    chosen = Variant.with_rollspec(given[0], given[1])
     output = rollouts(later, plan, chosen, assets.model)
     new, old = (Reference(m, plan.temperature) for m in (later, assets.model))
     config = (chosen.rollspec or {})["reuse"]

@@ -1,9 +1,9 @@
-"""Environments whose best arm is known, to see what policies lose: how many tokens a step emits under every arm.
+"""Environments whose best arm is known, to see what strategies lose: how many tokens a step emits under every arm.
 
 A request's proposal has an accepted length a with P(a >= n) = p^n; an arm with draft length K emits min(a, K) + 1 of
 it, so the arms of one drafter share each draw, as they do in an engine. Another drafter has draws of its own; only a
-full-information policy reads them, and in an engine that would mean that all of them draft. What happens does not
-depend on what is played: policies that play the same environment see the same steps.
+full-information strategy reads them, and in an engine that would mean that all of them draft. What happens does not
+depend on what is played: strategies that play the same environment see the same steps.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from rollspec.tuning.policies import make
-from rollspec.tuning.policy import Arm, Outcome, Policy, Vector
+from rollspec.tuning.strategies import make
+from rollspec.tuning.strategy import Arm, Outcome, Strategy, Vector
 
 Matrix = npt.NDArray[np.float64]
 Plays = npt.NDArray[np.int64]
@@ -149,13 +149,13 @@ class Run:
     throughput: float
 
 
-def play(policy: Policy, environment: Environment, steps: int | None = None, bucket: int = 0) -> Run:
-    """Let `policy` play the first `steps` steps."""
+def play(strategy: Strategy, environment: Environment, steps: int | None = None, bucket: int = 0) -> Run:
+    """Let `strategy` play the first `steps` steps."""
     n = environment.steps if steps is None else steps
     plays = np.zeros(n, dtype=np.int64)
     for t in range(n):
-        plays[t] = policy.choose(bucket)
-        policy.observe(bucket, environment.step(t, int(plays[t])))
+        plays[t] = strategy.choose(bucket)
+        strategy.observe(bucket, environment.step(t, int(plays[t])))
     at = np.arange(n)
     lost = environment.rates()[:n].max(1) * environment.seconds[plays] - environment.expected[at, plays]
     return Run(plays, np.cumsum(lost), environment.throughput(plays))

@@ -30,8 +30,8 @@ ARMS = {"engine": "dedicated", "policy": "policy"}
 """`drafter.mode` of each."""
 SECONDS = 1800.0  # bound of a run
 DRAFTING = (
-    "proposal.drafters=[eagle3]", "proposal.head.k_max=3", "proposal.k_max=3", "proposal.budget.policy=fixed",
-    "tuning.policy=static", "tuning.guard.enabled=false", "drafter.publish_every=20",
+    "proposal.drafters=[eagle3]", "proposal.head.k_max=3", "proposal.k_max=3", "proposal.budget.rule=fixed",
+    "tuning.strategy=static", "tuning.guard.enabled=false", "drafter.publish_every=20",
     "drafter.training.batch_tokens=512",
 )  # fmt: skip
 SHOWN = {

@@ -38,19 +38,19 @@ def configuration(name: str, ks: dict[int, int] | None = None) -> dict[str, Any]
     """rollspec's configuration of an arm. `ks`: the oracle's draft length per batch size.
 
     `K=...` and the bandits verify all that was drafted, as their papers do; `goodput` is the budget alone, without a
-    policy; `oracle` is hedge's setting with its policy replaced by the arms that were best in hindsight.
+    policy; `oracle` is hedge's setting with its strategy replaced by the arms that were best in hindsight.
     """
     base: dict[str, Any] = {"preset": "default"}
-    plain = {"proposal.budget.policy": "fixed", "tuning.guard.enabled": False}
+    plain = {"proposal.budget.rule": "fixed", "tuning.guard.enabled": False}
     if name.startswith("K="):
-        return base | plain | {"tuning.policy": "static", "tuning.arms": [int(name[2:])]}
+        return base | plain | {"tuning.strategy": "static", "tuning.arms": [int(name[2:])]}
     if name in BANDITS:
-        return base | plain | {"tuning.policy": name}
+        return base | plain | {"tuning.strategy": name}
     if name == "goodput":
-        return base | {"tuning.policy": "static", "tuning.guard.enabled": False}
+        return base | {"tuning.strategy": "static", "tuning.guard.enabled": False}
     if name == "oracle":
         rows = {str(b): k for b, k in (ks or {}).items()}
-        return base | {"tuning.policy": "table", "tuning.options": {"table": rows}, "tuning.guard.enabled": False}
+        return base | {"tuning.strategy": "table", "tuning.options": {"table": rows}, "tuning.guard.enabled": False}
     return base
 
 
@@ -94,19 +94,19 @@ class Load:
         return engine
 
 
-def chosen(policies: Sequence[str] | None) -> tuple[str, ...]:
+def chosen(strategies: Sequence[str] | None) -> tuple[str, ...]:
     """The arms to run, in their order; `none` always among them, and hedge where the oracle is."""
-    if policies is None:
+    if strategies is None:
         return ARMS
-    wanted = {"none", *policies} | ({"hedge"} if "oracle" in policies else set())
+    wanted = {"none", *strategies} | ({"hedge"} if "oracle" in strategies else set())
     return tuple(a for a in ARMS if a in wanted)
 
 
 def run(
-    quick: bool = False, rounds: int = ROUNDS, policies: Sequence[str] | None = None, out: Path | None = None
+    quick: bool = False, rounds: int = ROUNDS, strategies: Sequence[str] | None = None, out: Path | None = None
 ) -> Path:
     """The whole benchmark; prints the table and writes JSON. `quick` only shows that it runs."""
-    arms = chosen(policies if policies or not quick else ("K=4", "goodput", "thompson", "hedge", "oracle"))
+    arms = chosen(strategies if strategies or not quick else ("K=4", "goodput", "thompson", "hedge", "oracle"))
     pin()
     console = Console(stderr=True)
     began, clock = provenance(), time.monotonic()

@@ -26,10 +26,10 @@ import numpy.typing as npt
 
 from benchmarks.lenient_distance import distribution, total_variation
 from drafter_online.child import CPU_ENVIRONMENT
-from rollspec.audit.engine import Arm, Job, Plan
+from rollspec.audit.engine import AuditJob, AuditPlan, Variant
 from rollspec.audit.evidence import Samples
 from rollspec.audit.verdict import DraftCounts
-from rollspec.audit.worker import Response, build, counters, gathered, generate, next_round, read
+from rollspec.audit.worker import AuditResponse, build, counters, gathered, generate, next_round, read
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -52,20 +52,20 @@ class Rollouts:
 
 
 def rollouts(
-    model: str | Path, plan: Plan, arm: Arm, old: str | Path, old_temperature: float | None = None
+    model: str | Path, plan: AuditPlan, arm: Variant, old: str | Path, old_temperature: float | None = None
 ) -> Rollouts:
     """Rounds of `arm`'s engine with the weights of `model`, after one with those of `old`, or under a lossy rule after
     one each. They are as many as `plan` asks for, and whole.
     """
     for name, value in CPU_ENVIRONMENT.items():
         os.environ.setdefault(name, value)
-    llm = build(Job(str(model), plan, arm))
+    llm = build(AuditJob(str(model), plan, arm))
     try:
         reuse = lenient_reuse(llm, arm.rollspec, plan.seed)
-        found: list[tuple[Response, int, int]] = []
+        found: list[tuple[AuditResponse, int, int]] = []
         drafts, seconds, version, r = [0, 0], 0.0, 0, 0
         while (sum(len(s.tokens) for s, _, _ in found) < plan.tokens or r < plan.min_rounds) and r < plan.max_rounds:
-            before: list[Response] = []
+            before: list[AuditResponse] = []
             if r == 0 or reuse is not None:
                 _load(llm, old)
                 version = next_round(llm, arm, version)
@@ -139,7 +139,9 @@ def prefixes(
     return asyncio.run(every())
 
 
-def lenient_round(llm: Any, plan: Plan, r: int, reuse: Any, old: list[Response]) -> list[tuple[Response, int, int]]:
+def lenient_round(
+    llm: Any, plan: AuditPlan, r: int, reuse: Any, old: list[AuditResponse]
+) -> list[tuple[AuditResponse, int, int]]:
     """A round that starts from the responses `old`, sibling by sibling: (response, tokens ruled, tokens kept) each."""
     from vllm import SamplingParams
 
@@ -154,7 +156,7 @@ def lenient_round(llm: Any, plan: Plan, r: int, reuse: Any, old: list[Response])
     out, requests, params = [], [], []
     for s, prefix in zip(old, found, strict=True):
         start = [] if prefix is None else prefix.tokens
-        said = Response(s.prompt, r, list(start), [] if prefix is None else list(prefix.logprobs))
+        said = AuditResponse(s.prompt, r, list(start), [] if prefix is None else list(prefix.logprobs))
         # A token that is kept, or the first one drawn in the place of a rejected one.
         out.append((said, 0 if prefix is None else min(len(start) + 1, len(s.tokens)), len(start)))
         if prefix is None or not prefix.finished:

@@ -27,7 +27,7 @@ LATE_SECONDS = 300.0  # after its time is over: requests end, and the last sampl
 
 
 @dataclasses.dataclass(frozen=True)
-class Job:
+class GenerationJob:
     """What the engine generates, until a limit of `seconds`, response `tokens` or `bytes` of samples is reached."""
 
     model: str
@@ -45,7 +45,7 @@ class Job:
     engine: dict[str, Any] = dataclasses.field(default_factory=dict)  # more arguments of vLLM's `LLM`
 
 
-def run(job: Job, folder: Path, note: Callable[[dict[str, Any]], None]) -> None:
+def run(job: GenerationJob, folder: Path, note: Callable[[dict[str, Any]], None]) -> None:
     """Generate into `folder`, which `collect` empties; `note` gets the engine's progress a few times a second.
 
     Raises:

@@ -167,7 +167,7 @@ class _Work:
         capture = self.folder / "capture"
         if not (capture / heads.CONFIG).exists():
             heads.save(heads.fresh(o.model, aux=self.record["aux_layers"], random=True), capture)  # it never drafts
-        job = generate.Job(
+        job = generate.GenerationJob(
             o.model,
             str(capture),
             tokens,

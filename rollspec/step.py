@@ -4,8 +4,8 @@
     rows, probs = ...                      # the engine runs the draft head that many passes; none where it is 0
     drafts = engine.complete(rows, probs)  # per request, 0 to k tokens
 
-`Engine` knows no inference engine, takes no lock and formats nothing: an adapter calls it from one thread. `begin` and
-`finish` announce requests, `timed` and `passed` times.
+`DraftEngine` knows no inference engine, takes no lock and formats nothing: an adapter calls it from one thread.
+`begin` and `finish` announce requests, `timed` and `passed` times.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from collections.abc import Mapping, Sequence
 
 from rollspec.drafting.base import NO_DRAFT, Draft
 from rollspec.drafting.requests import Request, Step
-from rollspec.drafting.state import State
+from rollspec.drafting.state import DraftState
 from rollspec.tuning.tuner import Rows, View
 
 
-class Engine(State):
+class DraftEngine(DraftState):
     """Drafts for all running requests of one inference engine."""
 
     _turn = 0  # which requests are drafted for while nothing is verified
@@ -109,9 +109,9 @@ class Engine(State):
         return running
 
     def _learn(self, running: Sequence[Request]) -> tuple[int, Rows, View | None]:
-        """Score every proposal against what was emitted (calibration, the head's acceptance); memory follows.
+        """Score every proposal against what was emitted (calibration, the head's acceptance); corpora follow.
 
-        Verified or not, so that the tuner learns of every arm: of those without the head from memory's proposals, of
+        Verified or not, so that the tuner learns of every arm: of those without the head from model-free proposals, of
         those with it from whichever was preferred. Returns how many requests had a chance of a draft, and both.
         """
         head, confidence, counters = self.head, self.confidence, self.counters
@@ -188,7 +188,7 @@ class Engine(State):
         return passes
 
     def _hand_over(self, step: Step) -> list[list[int]]:
-        """Per request the proposal worth more, as far as budget and plan allow; then memory stores what was emitted."""
+        """Per request the proposal worth more, as far as budget and plan allow; then corpora store what was emitted."""
         drafts: list[list[int]] = [[] for _ in range(step.size)]
         if k := min(self.k, step.plan.k):
             for r in step.asked:

@@ -11,7 +11,7 @@ import statistics
 from typing import Any
 
 from benchmarks.gpu import models
-from benchmarks.gpu.engine import MEMORY, K, decode, engine
+from benchmarks.gpu.engine import SUFFIX, K, decode, engine
 from benchmarks.gpu.plan import Spec
 from benchmarks.gpu.propose import repeating
 
@@ -30,7 +30,7 @@ def cost(spec: Spec) -> dict[str, Any]:
     with engine(
         spec,
         str(models.target(spec.folder, shape, dtype)),
-        rollspec=MEMORY if arm == "rollspec" else None,
+        rollspec=SUFFIX if arm == "rollspec" else None,
         speculative=_method(spec, arm, shape, dtype),
         rates=RATES if arm != "none" else None,
         load_format="dummy",
@@ -77,7 +77,7 @@ def acceptance(spec: Spec) -> dict[str, Any]:
         with engine(
             spec,
             model,
-            rollspec=MEMORY if arm == "rollspec" else None,
+            rollspec=SUFFIX if arm == "rollspec" else None,
             speculative=_method(spec, arm, "", ""),
         ) as llm:
             found[arm] = []

@@ -15,14 +15,14 @@ from benchmarks.harness import pin
 K = 4
 """Draft length of every arm."""
 
-MEMORY: dict[str, Any] = {
+SUFFIX: dict[str, Any] = {
     "preset": "default",
     "proposal.drafters": ["suffix"],
     "proposal.k_max": K,
-    "proposal.budget.policy": "fixed",
-    "tuning": {"policy": "static", "arms": [K], "guard": {"enabled": False}},
+    "proposal.budget.rule": "fixed",
+    "tuning": {"strategy": "static", "arms": [K], "guard": {"enabled": False}},
 }
-"""rollspec drafts from memory and verifies all that it drafted: costs and identity, not the best speed."""
+"""rollspec drafts by suffixes and verifies all that it drafted: costs and identity, not the best speed."""
 
 
 @contextlib.contextmanager

@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import Any
 
 from benchmarks.gpu import models, storm
-from benchmarks.gpu.engine import MEMORY, call, decode, engine
+from benchmarks.gpu.engine import SUFFIX, call, decode, engine
 from benchmarks.gpu.plan import Spec
 
 COUPLED = {"mode": "coupled"}
@@ -27,7 +27,7 @@ def greedy(spec: Spec) -> dict[str, Any]:
     prompts, length = _work(spec, model)
     with engine(spec, model, dtype=_dtype(spec)) as llm:
         expected = decode(llm, prompts, length)["texts"]
-    with engine(spec, model, rollspec=MEMORY, dtype=_dtype(spec)) as llm:
+    with engine(spec, model, rollspec=SUFFIX, dtype=_dtype(spec)) as llm:
         found = _epochs(llm, prompts, length, 0.0)
     return _compared([expected] * len(found["texts"]), found)
 
@@ -38,7 +38,7 @@ def coupled(spec: Spec) -> dict[str, Any]:
     prompts, length = _work(spec, model)
     with engine(spec, model, rollspec=QUIET, dtype=_dtype(spec)) as llm:
         expected = _epochs(llm, prompts, length, 1.0)["texts"]
-    with engine(spec, model, rollspec=MEMORY | COUPLED, dtype=_dtype(spec)) as llm:
+    with engine(spec, model, rollspec=SUFFIX | COUPLED, dtype=_dtype(spec)) as llm:
         found = _epochs(llm, prompts, length, 1.0)
     return _compared(expected, found)
 
@@ -49,7 +49,7 @@ def mixed(spec: Spec) -> dict[str, Any]:
     prompts, _ = _work(spec, model)
     rounds, requests = (1, 12) if spec.quick else (6, 50)
     said, counts = [], {}
-    for config, seats in ((QUIET, 64), (MEMORY | COUPLED, 6)):
+    for config, seats in ((QUIET, 64), (SUFFIX | COUPLED, 6)):
         with engine(spec, model, rollspec=config, dtype=_dtype(spec), max_num_seqs=seats) as llm:
             said.append([storm.run(llm, i, prompts, requests) for i in range(rounds)])
             counts = call(llm, "stats")

@@ -13,7 +13,7 @@ import threading
 from typing import Any
 
 from benchmarks.gpu import models
-from benchmarks.gpu.engine import MEMORY, decode, engine, needs_v2
+from benchmarks.gpu.engine import SUFFIX, decode, engine, needs_v2
 from benchmarks.gpu.plan import Spec
 
 BATCHES = (1, 64, 256)
@@ -25,7 +25,7 @@ def measure(spec: Spec) -> dict[str, Any]:
     model = str(models.target(spec.folder, shape, "float32" if spec.dry else "bfloat16"))
     rows = []
     with engine(
-        spec, model, rollspec=MEMORY, load_format="dummy", skip_tokenizer_init=True, max_num_seqs=max(batches)
+        spec, model, rollspec=SUFFIX, load_format="dummy", skip_tokenizer_init=True, max_num_seqs=max(batches)
     ) as llm:
         needs_v2(llm)
         llm.collective_rpc(watch, args=(spec.device == "cuda", "warn"))

@@ -29,10 +29,10 @@ def arms(model_head: str) -> dict[str, tuple[dict[str, Any] | None, dict[str, An
     both = {"preset": "default", "proposal.drafters": ["suffix", "eagle3"], "proposal.head.model": model_head}
     return {
         "none": (None, None),
-        "memory": (None, {"preset": "default"}),
-        "head and memory": (None, both),
+        "suffix": (None, {"preset": "default"}),
+        "head and suffix": (None, both),
         "eagle3 of vLLM": (own, None),
-        "head and memory, coupled": (None, both | {"mode": "coupled"}),
+        "head and suffix, coupled": (None, both | {"mode": "coupled"}),
         "none again": (None, None),
     }
 

@@ -6,7 +6,7 @@ import time
 from typing import Any
 
 from benchmarks.gpu import models
-from benchmarks.gpu.engine import MEMORY, call, count_graphs, decode, engine, facts, graphs_replayed
+from benchmarks.gpu.engine import SUFFIX, call, count_graphs, decode, engine, facts, graphs_replayed
 from benchmarks.gpu.plan import Spec
 
 
@@ -15,7 +15,7 @@ def measure(spec: Spec) -> dict[str, Any]:
     shape = "tiny" if spec.dry else "qwen3-1.7b"
     model = str(models.target(spec.folder, shape, "float32" if spec.dry else "bfloat16"))
     began = time.monotonic()
-    with engine(spec, model, rollspec=MEMORY, load_format="dummy", skip_tokenizer_init=True) as llm:
+    with engine(spec, model, rollspec=SUFFIX, load_format="dummy", skip_tokenizer_init=True) as llm:
         seconds = time.monotonic() - began
         found = facts(llm)
         llm.collective_rpc(count_graphs)

@@ -9,7 +9,7 @@ from rollspec.engine import calls
 from rollspec.telemetry.rollouts import NO_ANSWER
 
 
-class Engine(calls.EngineCalls, ABC):
+class TrlEngine(calls.EngineCalls, ABC):
     """The engine a `VLLMGeneration` samples with."""
 
     @abstractmethod
@@ -26,25 +26,25 @@ class Engine(calls.EngineCalls, ABC):
             return self.rollspec_failed(op, e)
 
 
-class Colocated(Engine):
+class Colocated(TrlEngine):
     """vLLM's `LLM` in this process."""
 
     def __init__(self, llm: Any) -> None:
         self._llm = llm
 
     def ask(self, op: str, payload: dict[str, Any]) -> list[Any]:
-        """See `Engine.ask`."""
+        """See `TrlEngine.ask`."""
         return list(self._llm.collective_rpc("rollspec", args=(op, payload)))
 
 
-class Server(Engine):
+class Server(TrlEngine):
     """`vllm serve` with its development endpoints, which TRL needs anyway (VLLM_SERVER_DEV_MODE=1)."""
 
     def __init__(self, base_url: str) -> None:
         self._url = f"{base_url.rstrip('/')}/collective_rpc"
 
     def ask(self, op: str, payload: dict[str, Any]) -> list[Any]:
-        """See `Engine.ask`."""
+        """See `TrlEngine.ask`."""
         import requests  # type: ignore[import-untyped]  # TRL's client needs it
 
         # Not TRL's session: it tries again for a minute, and what it repeats here would count twice.

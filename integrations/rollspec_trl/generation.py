@@ -17,7 +17,7 @@ from rollspec.sampling.conversations import Conversation
 from rollspec.sampling.scoring import TURN
 from rollspec_trl import options
 from rollspec_trl.engines import Colocated
-from rollspec_trl.state import State, wrap_all
+from rollspec_trl.state import TrlState, wrap_all
 
 logger = logging.getLogger("rollspec")
 
@@ -31,7 +31,7 @@ def install(module: ModuleType) -> None:
 def _init(original: Callable[..., Any], self: Any) -> Any:
     with options.for_engine(self):
         out = original(self)
-    state = State.of(self)
+    state = TrlState.of(self)
     with state.faults.left_out("connecting"):
         state.connect(self)
     return out
@@ -40,7 +40,7 @@ def _init(original: Callable[..., Any], self: Any) -> Any:
 def _sync(original: Callable[..., Any], self: Any) -> Any:
     """The engine has new weights: a policy version begins. With several ranks each announces it to its own engine."""
     out = original(self)
-    state = State.of(self)
+    state = TrlState.of(self)
     with state.faults.left_out("policy version"):
         version = state.syncs if state.step is None else state.step()
         state.syncs += 1
@@ -55,7 +55,7 @@ def _sync(original: Callable[..., Any], self: Any) -> Any:
 
 
 def _generate(original: Callable[..., Any], self: Any, *args: Any, **kwargs: Any) -> Any:
-    state = State.of(self)
+    state = TrlState.of(self)
     given = {**dict(zip(("prompts", "images"), args, strict=False)), **kwargs}
     prompts, images = given["prompts"], given.get("images")
     rollouts: list[Conversation | None] = []
@@ -85,7 +85,7 @@ def _generate(original: Callable[..., Any], self: Any, *args: Any, **kwargs: Any
     return out
 
 
-def _rollouts(state: State, prompts: Sequence[Sequence[int]]) -> list[Conversation | None]:
+def _rollouts(state: TrlState, prompts: Sequence[Sequence[int]]) -> list[Conversation | None]:
     """The rollout that each prompt goes on with. TRL's tool loop keeps those of the last turn in their order."""
     if not state.rollouts:
         return [Conversation.begin(prompt) for prompt in prompts]

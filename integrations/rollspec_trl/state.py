@@ -14,12 +14,12 @@ from rollspec.telemetry.faults import Faults
 from rollspec.telemetry.health import HealthWatch
 from rollspec.telemetry.wandb_run import WandbWatch
 from rollspec_trl import options
-from rollspec_trl.engines import Colocated, Engine, Server
+from rollspec_trl.engines import Colocated, Server, TrlEngine
 
 logger = logging.getLogger("rollspec")
 
 
-class State:
+class TrlState:
     """One engine of a job, as its trainer process sees it.
 
     `turns`: what each call of `generate` returned since the trainer began a batch, as (prompts, responses).
@@ -27,7 +27,7 @@ class State:
     """
 
     def __init__(self) -> None:
-        self.engine: Engine | None = None  # None where rollspec is off in it, or another process talks to it
+        self.engine: TrlEngine | None = None  # None where rollspec is off in it, or another process talks to it
         self.step: Callable[[], int] | None = None  # the trainer's step, where a trainer is hooked
         self.syncs = 0
         self.version: int | None = None
@@ -46,7 +46,7 @@ class State:
         self.faults = Faults()
 
     @classmethod
-    def of(cls, generation: Any) -> State:
+    def of(cls, generation: Any) -> TrlState:
         """The state of a `VLLMGeneration`, made when first asked for."""
         state = generation.__dict__.get("_rollspec")
         if state is None:
@@ -57,7 +57,7 @@ class State:
         """The engine is up: find out whether rollspec is on in it."""
         if not options.config().enabled:
             return
-        engine: Engine
+        engine: TrlEngine
         if generation.mode == "colocate":
             engine = Colocated(generation.llm)
         elif generation.accelerator.is_main_process:

@@ -18,7 +18,7 @@ from rollspec.log_once import LogOnce
 from rollspec.proposal.base import as_tokens, prompt_key
 from rollspec.telemetry.rollouts import engine_metrics, rollout_metrics
 from rollspec_trl import options
-from rollspec_trl.state import State, wrap_all
+from rollspec_trl.state import TrlState, wrap_all
 
 log_once = LogOnce()
 
@@ -35,13 +35,13 @@ def install(module: ModuleType) -> None:
     wrap_all(module.GRPOTrainer, hooks, "nothing is measured")
 
 
-def state_of(trainer: Any) -> State | None:
+def state_of(trainer: Any) -> TrlState | None:
     """The state of the trainer's engine; None where it does not generate with vLLM."""
     generation = trainer.__dict__.get("vllm_generation")
     if generation is None:
         log_once.warn("use_vllm=False is not accelerated; set use_vllm=True, or leave rollspec out")
         return None
-    return State.of(generation)
+    return TrlState.of(generation)
 
 
 # ---- hooks
@@ -80,7 +80,7 @@ def _rewards(original: Callable[..., Any], self: Any, inputs: Any, prompts: Any,
     return out
 
 
-def _on_batch(state: State, out: dict[str, Any], items: list[list[Any]], alone: bool) -> None:
+def _on_batch(state: TrlState, out: dict[str, Any], items: list[list[Any]], alone: bool) -> None:
     """Rollouts are finished and scored: measure them; `items` gets the rewards that the engine records.
 
     `alone`: this process has every rollout of the job, so that the n-th of a prompt is the same sample in every epoch.
@@ -119,7 +119,7 @@ def _by_response(values: Any, mask: Any) -> list[Any]:
     return [row[kept].float().cpu().numpy() for row, kept in zip(values, mask, strict=True)]
 
 
-def _epochs(state: State, prompts: list[Any], responses: list[Any], logprobs: list[Any] | None) -> dict[str, float]:
+def _epochs(state: TrlState, prompts: list[Any], responses: list[Any], logprobs: list[Any] | None) -> dict[str, float]:
     """How much of the last epoch's responses these repeat; a sample is named by its place among its prompt's."""
     seen: dict[str, int] = {}
     keys = [prompt_key(p) for p in prompts]
@@ -136,11 +136,11 @@ def _suspects(trainer: Any) -> dict[str, list[str]]:
     clauses = []
     if (getattr(generation, "top_p", None) or 1.0) < 1.0 or (getattr(generation, "top_k", None) or 0) > 0:
         clauses.append("top_p and top_k cut the engine's distribution, and the trainer's is whole")
-    kept = config.enabled and config.reuse.mode == "coupled"
-    return {"ratios": clauses, "overlap": ["reuse.mode = coupled does that"] if kept else []}
+    kept = config.enabled and config.reuse.mode == "replay"
+    return {"ratios": clauses, "overlap": ["reuse.mode = replay does that"] if kept else []}
 
 
-def _send_rewards(trainer: Any, state: State, items: list[list[Any]]) -> None:
+def _send_rewards(trainer: Any, state: TrlState, items: list[list[Any]]) -> None:
     if not options.config().enabled:
         return
     if trainer.vllm_generation.mode == "server" and trainer.accelerator.num_processes > 1:
@@ -162,7 +162,7 @@ def _log(original: Callable[..., Any], self: Any, logs: dict[str, Any], *args: A
     return original(self, logs, *args, **kwargs)
 
 
-def _add_metrics(trainer: Any, state: State, logs: dict[str, Any]) -> None:
+def _add_metrics(trainer: Any, state: TrlState, logs: dict[str, Any]) -> None:
     now = time.perf_counter()
     since = trainer.__dict__.get("_rollspec_logged", now)
     trainer.__dict__["_rollspec_logged"] = now

@@ -59,7 +59,7 @@ async def _init_workers(original: Callable[..., Any], self: Any, *args: Any, **k
 async def _sampled(original: Callable[..., Any], self: Any, rollout_sample: Any, *args: Any, **kwargs: Any) -> Any:
     """A prompt's responses are there and scored."""
     out = await original(self, rollout_sample, *args, **kwargs)
-    state = trainer.State.of(self)
+    state = trainer.VerlState.of(self)
     with state.faults.left_out("rollouts"):
         trainer.take(self, state, Rollouts.of(rollout_sample.full_batch))
     return out
@@ -70,7 +70,7 @@ async def _synced(original: Callable[..., Any], self: Any, *args: Any, **kwargs:
     itself measured.
     """
     out = await original(self, *args, **kwargs)
-    state = trainer.State.of(self)
+    state = trainer.VerlState.of(self)
     with state.faults.left_out("collecting metrics"):
         # The actor's own steps count prompts.
         step = max((last for r in state.rollouts for _, last in r.versions if last is not None), default=0)
@@ -82,7 +82,7 @@ async def _save_checkpoint(
     original: Callable[..., Any], self: Any, local_global_step_folder: str, *args: Any, **kwargs: Any
 ) -> Any:
     out = await original(self, local_global_step_folder, *args, **kwargs)
-    state = trainer.State.of(self)
+    state = trainer.VerlState.of(self)
     with state.faults.left_out("save"):
         folder = Path(local_global_step_folder).resolve()
         await asyncio.to_thread(trainer.save, self, state, folder)
@@ -92,7 +92,7 @@ async def _save_checkpoint(
 
 def _load_checkpoint(original: Callable[..., Any], self: Any, *args: Any, **kwargs: Any) -> Any:
     out = original(self, *args, **kwargs)
-    state = trainer.State.of(self)
+    state = trainer.VerlState.of(self)
     with state.faults.left_out("load"):
         if (found := _resumed_from(self.config.trainer)) is not None:
             trainer.load(self, state, Path(found).resolve())
@@ -113,7 +113,7 @@ async def _fit(original: Callable[..., Any], self: Any, *args: Any, **kwargs: An
     try:
         return await original(self, *args, **kwargs)
     finally:
-        with trainer.State.of(self).faults.left_out("end"):
+        with trainer.VerlState.of(self).faults.left_out("end"):
             await asyncio.to_thread(servers.tidy, servers.replicas_of(self))
 
 

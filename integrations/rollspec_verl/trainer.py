@@ -61,7 +61,7 @@ def legacy(module: ModuleType) -> None:
     logger.warning("rollspec: trainer.use_v1=false has no hooks: rollouts are accelerated, but nothing is measured.")
 
 
-class State:
+class VerlState:
     """What the hooks keep per trainer."""
 
     def __init__(self, config: RollspecConfig) -> None:
@@ -74,7 +74,7 @@ class State:
         self.step_began = time.perf_counter()
 
     @classmethod
-    def of(cls, trainer: Any) -> State:
+    def of(cls, trainer: Any) -> VerlState:
         """The trainer's state, made when first asked for."""
         state = trainer.__dict__.get("_rollspec_state")
         if state is None:
@@ -125,7 +125,7 @@ def _fit(fit: Callable[..., Any], self: Any, agent_loop_manager: Any) -> Any:
         servers.require_alive(servers.replicas_of(self))
         return generate(*args, **kwargs)
 
-    state = State.of(self)
+    state = VerlState.of(self)
     with state.faults.left_out("fit"):
         wrap(agent_loop_manager, "generate_sequences", alive)
         if self.global_steps > 0:
@@ -140,7 +140,7 @@ def _fit(fit: Callable[..., Any], self: Any, agent_loop_manager: Any) -> Any:
 def _compute_advantage(original: Callable[..., Any], self: Any, batch: Any, *args: Any, **kwargs: Any) -> Any:
     """Rollouts are finished and scored."""
     out = original(self, batch, *args, **kwargs)
-    state = State.of(self)
+    state = VerlState.of(self)
     with state.faults.left_out("rollouts"):
         take(self, state, Rollouts.read(batch))
     return out
@@ -150,7 +150,7 @@ def _save_checkpoint(original: Callable[..., Any], self: Any, *args: Any, **kwar
     """Before verl's own part, which ends with the file that names the latest checkpoint: a job that is killed while it
     saves resumes from a checkpoint that is whole.
     """
-    state = State.of(self)
+    state = VerlState.of(self)
     folder = Path(self.config.trainer.default_local_dir).resolve() / f"global_step_{self.global_steps}"
     with state.faults.left_out("save"):
         save(self, state, folder)
@@ -161,7 +161,7 @@ def _save_checkpoint(original: Callable[..., Any], self: Any, *args: Any, **kwar
 
 
 def _step(step: Callable[..., Any], self: Any, *args: Any, **kwargs: Any) -> Any:
-    State.of(self).step_began = time.perf_counter()
+    VerlState.of(self).step_began = time.perf_counter()
     try:
         return step(self, *args, **kwargs)
     except servers.EngineLost:
@@ -178,7 +178,7 @@ def _step(step: Callable[..., Any], self: Any, *args: Any, **kwargs: Any) -> Any
 
 def _consume_sync_metrics(consume: Callable[..., Any], self: Any) -> dict[str, Any]:
     """verl merges these (trainer_base.py:674) into the step's metrics right before they are logged."""
-    out, state = dict(consume(self)), State.of(self)
+    out, state = dict(consume(self)), VerlState.of(self)
     with state.faults.left_out("collecting metrics"):
         out.update(metrics(self, state))
         state.watch.observe(out)
@@ -208,7 +208,7 @@ HOOKS = {
 # ---- what they do
 
 
-def load(trainer: Any, state: State, folder: Path) -> None:
+def load(trainer: Any, state: VerlState, folder: Path) -> None:
     """The engines take what is rollspec's in a checkpoint's `folder`."""
     saved = sorted((folder / "rollspec").glob("replica_*"))
     if state.config.enabled and saved:
@@ -217,13 +217,13 @@ def load(trainer: Any, state: State, folder: Path) -> None:
         print(f"rollspec: history of the checkpoint {saved[0].parent}: {answers}", flush=True)
 
 
-def save(trainer: Any, state: State, checkpoint: Path) -> None:
+def save(trainer: Any, state: VerlState, checkpoint: Path) -> None:
     """The engines write what is rollspec's to the folder of a checkpoint."""
     if state.config.enabled:
         _call(trainer, "save", lambda i: {"dir": str(checkpoint / "rollspec" / f"replica_{i}")})
 
 
-def prune(state: State, checkpoint: Path) -> None:
+def prune(state: VerlState, checkpoint: Path) -> None:
     """Remove what is rollspec's of checkpoints before this one whose weights are gone: verl removes those beyond
     max_actor_ckpt_to_keep and leaves the rest of their folders.
     """
@@ -233,7 +233,7 @@ def prune(state: State, checkpoint: Path) -> None:
                 shutil.rmtree(old / "rollspec", ignore_errors=True)
 
 
-def take(trainer: Any, state: State, rollouts: Rollouts) -> None:
+def take(trainer: Any, state: VerlState, rollouts: Rollouts) -> None:
     """Keep scored rollouts until they are measured, and send their rewards to the engines."""
     state.rollouts.append(rollouts)
     if state.config.enabled:
@@ -243,7 +243,7 @@ def take(trainer: Any, state: State, rollouts: Rollouts) -> None:
         _call(trainer, "rewards", lambda i: {"items": items}, wait=False)
 
 
-def _measure(trainer: Any, state: State, step: int) -> dict[str, float]:
+def _measure(trainer: Any, state: VerlState, step: int) -> dict[str, float]:
     """What the step's rollouts were like, all mini-batches together."""
     parts, state.rollouts = state.rollouts, []
     if not parts:
@@ -260,7 +260,7 @@ def _measure(trainer: Any, state: State, step: int) -> dict[str, float]:
     return found
 
 
-def _suspects(trainer: Any, state: State, rollouts: Rollouts) -> dict[str, list[str]]:
+def _suspects(trainer: Any, state: VerlState, rollouts: Rollouts) -> dict[str, list[str]]:
     """What in this job is known to move importance ratios away from 1, or to repeat the last epoch, as clauses."""
     rollout, clauses = trainer.config.actor_rollout_ref.rollout, []
     if rollout.get("top_p", 1.0) < 1.0 or rollout.get("top_k", -1) > 0:
@@ -287,7 +287,7 @@ def _resumed_from(config: Any, step: int) -> Path:
     return Path(config.default_local_dir).resolve() / f"global_step_{step}"
 
 
-def metrics(trainer: Any, state: State, step: int | None = None) -> dict[str, float]:
+def metrics(trainer: Any, state: VerlState, step: int | None = None) -> dict[str, float]:
     """What rollspec says of the rollouts and engines since it was asked last. `step`: where it is not the trainer's."""
     out: dict[str, float] = {}
     with state.faults.left_out("measuring rollouts"):

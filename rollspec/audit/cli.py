@@ -26,7 +26,7 @@ from rich.progress import BarColumn, SpinnerColumn, TextColumn, TimeElapsedColum
 from rich.progress import Progress as Bars
 from rich.table import Table
 
-from rollspec.audit.engine import ARM_SECONDS, Arm, Plan, Progress
+from rollspec.audit.engine import ARM_SECONDS, AuditPlan, Progress, Variant
 from rollspec.audit.evidence import AuditError
 from rollspec.audit.report import FAMILY_COLUMNS, check_path, facts, families, json_text, verdict_line, write
 from rollspec.audit.run import Stage, run_audit
@@ -89,11 +89,11 @@ def command(
     if not 0 < alpha < 1:
         raise AuditError(f"rollspec: --alpha {alpha:g} cannot be used; give a probability such as {ALPHA:g}.")
     arguments = overriding(engine or ())
-    switches = ("tuning.policy=random", "tuning.options.table=null", "tuning.guard.enabled=false")
+    switches = ("tuning.strategy=random", "tuning.options.table=null", "tuning.guard.enabled=false")
     chosen = [*(overrides or ()), *(switches if switch_arms else ())]
     arm = _arm(preset, chosen, speculative_config, arguments)
     found = token_prompts(model, prompts, max_prompts, max_tokens, bool(arguments.get("trust_remote_code")))
-    plan = Plan(
+    plan = AuditPlan(
         found, tokens=tokens, samples=samples, max_tokens=max_tokens, temperature=temperature, seed=seed, dtype=dtype
     )
     console = Console(stderr=as_json)
@@ -148,20 +148,20 @@ def _display(console: Console) -> Iterator[Stage]:
         yield stage
 
 
-def _arm(preset: str, overrides: Sequence[str], speculative_config: str | None, engine: dict[str, Any]) -> Arm:
+def _arm(preset: str, overrides: Sequence[str], speculative_config: str | None, engine: dict[str, Any]) -> Variant:
     if speculative_config is None:
-        return Arm.with_rollspec(preset, overrides, engine)
+        return Variant.with_rollspec(preset, overrides, engine)
     if overrides or preset != "default":
         raise AuditError(
             "rollspec: --speculative-config replaces rollspec's speculation; leave out --preset, --set and "
             "--switch-arms."
         )
     if speculative_config == "none":
-        return Arm.plain(engine)
+        return Variant.plain(engine)
     try:
         config = json.loads(speculative_config)
     except json.JSONDecodeError:
         config = None
     if not isinstance(config, dict):
         raise AuditError(f"rollspec: --speculative-config is {speculative_config}; write a JSON object or none.")
-    return Arm(f"vLLM's {config.get('method', 'own')} speculation", speculative_config=config, engine=engine)
+    return Variant(f"vLLM's {config.get('method', 'own')} speculation", speculative_config=config, engine=engine)

@@ -25,7 +25,7 @@ TAIL_LINES = 25
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class AuditPlan:
     """What is generated: `tokens` sampled tokens, in rounds of at most `samples` responses to every prompt, at least
     `min_rounds` of them: suffix drafts need responses of siblings or of an earlier round.
     """
@@ -42,7 +42,7 @@ class Plan:
 
 
 @dataclass(frozen=True, slots=True)
-class Arm:
+class Variant:
     """One engine: rollspec's resolved configuration, vLLM's own speculation, or neither; and more `LLM` arguments."""
 
     name: str
@@ -64,14 +64,14 @@ class Arm:
         return bool(self.rollspec["proposal"]["drafters"]) and self.rollspec["tuning"]["arms"] != [0]
 
     @classmethod
-    def plain(cls, engine: Mapping[str, Any] | None = None) -> Arm:
+    def plain(cls, engine: Mapping[str, Any] | None = None) -> Variant:
         """The engine without speculation."""
         return cls("without speculation", engine=dict(engine or {}))
 
     @classmethod
     def with_rollspec(
         cls, source: Source = "default", overrides: Sequence[str] = (), engine: Mapping[str, Any] | None = None
-    ) -> Arm:
+    ) -> Variant:
         """An engine with rollspec. The audit's text must not reach the job's history or metrics, so both stay off."""
         config = resolve(source, overrides=[*overrides, "history.dir=null", "telemetry.jsonl=null"])
         return cls(
@@ -82,14 +82,14 @@ class Arm:
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class AuditJob:
     """What an engine's process does: each prompt is answered greedily so many times, from the second time on with
     drafts from the first, then sampled from; at last the responses in `score` are read as prompts.
     """
 
     model: str
-    plan: Plan
-    arm: Arm
+    plan: AuditPlan
+    arm: Variant
     greedy_rounds: int = GREEDY_ROUNDS
     score: Given = ()
 
@@ -97,8 +97,8 @@ class Job:
 @dataclass(frozen=True, slots=True)
 class ArmOutput:
     """An engine's responses, and its drafts while it sampled and while it was greedy. `off`: why rollspec did not
-    speculate in it, or None. `scored`: [tokens] log-probabilities, at temperature 1, of each response in `Job.score`,
-    or why the engine gave none.
+    speculate in it, or None. `scored`: [tokens] log-probabilities, at temperature 1, of each response in
+    `AuditJob.score`, or why the engine gave none.
     """
 
     samples: Samples
@@ -111,22 +111,22 @@ class ArmOutput:
 
 def run_arm(
     model: str | Path,
-    plan: Plan,
-    arm: Arm,
+    plan: AuditPlan,
+    arm: Variant,
     *,
     greedy_rounds: int = GREEDY_ROUNDS,
     score: Given = (),
     timeout: float = ARM_SECONDS,
     progress: Progress = lambda done, total: None,
 ) -> ArmOutput:
-    """Build the engine in a new process, generate (see `Job`), end it. `progress` gets (tokens sampled, tokens wanted).
+    """Build the engine in a new process, generate (see `AuditJob`), end it. `progress` gets tokens (sampled, wanted).
 
     Raises:
         AuditError: the engine failed or took longer than `timeout` seconds; the message ends with its last lines.
     """
     with tempfile.TemporaryDirectory(prefix="rollspec-audit-") as name:
         folder = Path(name)
-        (folder / "job").write_bytes(pickle.dumps(Job(str(model), plan, arm, greedy_rounds, score)))
+        (folder / "job").write_bytes(pickle.dumps(AuditJob(str(model), plan, arm, greedy_rounds, score)))
         _run_process(arm.name, folder, timeout, lambda done: progress(done, plan.tokens))
         output: ArmOutput = pickle.loads((folder / "output").read_bytes())
         return output

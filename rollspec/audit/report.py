@@ -34,7 +34,7 @@ def facts(result: AuditResult) -> list[Row]:
     out: dict[str, str] = {}
     if subject := made.get("subject"):
         own = subject.get("rollspec")
-        out["engine"] = subject["name"] + (f", draft lengths by {own['tuning']['policy']}" if own else "")
+        out["engine"] = subject["name"] + (f", draft lengths by {own['tuning']['strategy']}" if own else "")
     if plan := made.get("plan"):
         out["tested"] = (
             f"{result.n_tokens:,} tokens: {plan['prompts']} prompts, {plan['samples']} siblings each, temperature "

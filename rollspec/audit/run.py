@@ -17,7 +17,7 @@ import numpy as np
 
 from rollspec import __version__
 from rollspec.audit.distribution import distribution_tests
-from rollspec.audit.engine import ARM_SECONDS, GREEDY_ROUNDS, Arm, Given, Plan, Progress, run_arm
+from rollspec.audit.engine import ARM_SECONDS, GREEDY_ROUNDS, AuditPlan, Given, Progress, Variant, run_arm
 from rollspec.audit.evidence import Evidence, Samples
 from rollspec.audit.noise import Witness, first_round, keys_of
 from rollspec.audit.power import detectable
@@ -35,8 +35,8 @@ Stage = Callable[[str], Progress]
 
 def run_audit(
     model: str | Path,
-    plan: Plan,
-    subject: Arm,
+    plan: AuditPlan,
+    subject: Variant,
     *,
     alpha: float = ALPHA,
     timeout: float = ARM_SECONDS,
@@ -62,7 +62,7 @@ def run_audit(
         yield announce(name)
         seconds[name] = round(time.perf_counter() - start, 1)
 
-    plain = Arm.plain(subject.engine)
+    plain = Variant.plain(subject.engine)
     with timed(f"sampling, {subject.name}") as progress:
         output = run_arm(model, plan, subject, timeout=timeout, progress=progress)
     given = one_of_each(output.samples, plan)
@@ -99,7 +99,7 @@ def run_audit(
     return replace(result, notes=tuple(notes))
 
 
-def one_of_each(samples: Samples, plan: Plan) -> Given:
+def one_of_each(samples: Samples, plan: AuditPlan) -> Given:
     """The first response to each of the first `READ` prompts."""
     _, first = np.unique(samples.prompt, return_index=True)
     return tuple((plan.prompts[samples.prompt[s]], tuple(samples.tokens[s].tolist())) for s in first[:READ])
@@ -108,8 +108,8 @@ def one_of_each(samples: Samples, plan: Plan) -> Given:
 def judge(
     samples: Samples,
     target: Reference,
-    plan: Plan,
-    arm: Arm,
+    plan: AuditPlan,
+    arm: Variant,
     progress: Progress | None = None,
     version: int = GREEDY_ROUNDS,
     alpha: float = ALPHA,
@@ -136,7 +136,7 @@ def judge(
     )
 
 
-def _provenance(model: str | Path, plan: Plan, subject: Arm, target: Reference) -> dict[str, Any]:
+def _provenance(model: str | Path, plan: AuditPlan, subject: Variant, target: Reference) -> dict[str, Any]:
     import torch
 
     from rollspec.engine.vllm.compat import vllm_version

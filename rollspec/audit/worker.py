@@ -1,6 +1,6 @@
 """One engine of an audit, in a process of its own: `python -m rollspec.audit.worker JOB PID`.
 
-Reads an `engine.Job`, writes an `engine.ArmOutput` to `output` beside it, and meanwhile the tokens so far to
+Reads an `engine.AuditJob`, writes an `engine.ArmOutput` to `output` beside it, and meanwhile the tokens so far to
 `progress`. PID is the audit's: with it this process ends. Only vLLM's public interface is used.
 """
 
@@ -16,7 +16,7 @@ from typing import Any
 
 from drafter_online.child import end_with
 from drafter_online.files import replace
-from rollspec.audit.engine import Arm, ArmOutput, Given, Job, Plan
+from rollspec.audit.engine import ArmOutput, AuditJob, AuditPlan, Given, Variant
 from rollspec.audit.evidence import Samples, samples_from
 from rollspec.audit.statistics import Floats
 from rollspec.audit.verdict import DraftCounts
@@ -26,7 +26,7 @@ MAX_SEQS = 64  # more requests than this queue, so that they end and begin at di
 
 
 @dataclass(slots=True)
-class Response:
+class AuditResponse:
     """One response: tokens and the log-probabilities that the engine reported for them."""
 
     prompt: int
@@ -35,21 +35,21 @@ class Response:
     log_probs: list[float]
 
 
-def gathered(responses: Sequence[Response]) -> Samples:
+def gathered(responses: Sequence[AuditResponse]) -> Samples:
     """The responses as arrays."""
     return samples_from(*([getattr(r, name) for r in responses] for name in ("tokens", "prompt", "round", "log_probs")))
 
 
-def work(llm: Any, folder: Path, job: Job) -> None:
+def work(llm: Any, folder: Path, job: AuditJob) -> None:
     """Generate what `job` asks for with an engine that is built, and write it into `folder`."""
     plan = job.plan
-    greedy: list[Response] = []
+    greedy: list[AuditResponse] = []
     for r in range(job.greedy_rounds):
         next_round(llm, job.arm, r)
         greedy += generate(llm, plan, r, copies=2 if r else 1, temperature=0.0)
     before = counters(llm)
 
-    def one(r: int, copies: int) -> list[Response]:
+    def one(r: int, copies: int) -> list[AuditResponse]:
         next_round(llm, job.arm, job.greedy_rounds + r)
         return generate(llm, plan, r, copies, plan.temperature)
 
@@ -63,14 +63,16 @@ def work(llm: Any, folder: Path, job: Job) -> None:
     replace(folder / "output", pickle.dumps(output))
 
 
-def sample(plan: Plan, one: Callable[[int, int], list[Response]], note: Callable[[int], None]) -> list[Response]:
+def sample(
+    plan: AuditPlan, one: Callable[[int, int], list[AuditResponse]], note: Callable[[int], None]
+) -> list[AuditResponse]:
     """Rounds of siblings until there are exactly `plan.tokens` tokens (fewer only after `max_rounds`).
 
     Args:
         one: (round, siblings per prompt) -> responses in the order of the requests.
         note: gets the tokens so far after each round.
     """
-    out: list[Response] = []
+    out: list[AuditResponse] = []
     tokens = 0
     for r in range(plan.max_rounds):
         if tokens >= plan.tokens:
@@ -86,7 +88,7 @@ def sample(plan: Plan, one: Callable[[int, int], list[Response]], note: Callable
     return out
 
 
-def cut(found: list[Response], room: int) -> list[Response]:
+def cut(found: list[AuditResponse], room: int) -> list[AuditResponse]:
     """The first responses, `room` tokens in all. They are in the order of the requests, so that what was sampled has no
     say in what is kept.
     """
@@ -94,12 +96,12 @@ def cut(found: list[Response], room: int) -> list[Response]:
     for s in found:
         if room <= 0:
             break
-        out.append(Response(s.prompt, s.round, s.tokens[:room], s.log_probs[:room]))
+        out.append(AuditResponse(s.prompt, s.round, s.tokens[:room], s.log_probs[:room]))
         room -= len(s.tokens)
     return out
 
 
-def build(job: Job) -> Any:
+def build(job: AuditJob) -> Any:
     """The engine that `job` describes."""
     from vllm import LLM
 
@@ -127,7 +129,7 @@ def build(job: Job) -> Any:
     return LLM(**(args | arm.engine))
 
 
-def generate(llm: Any, plan: Plan, r: int, copies: int, temperature: float) -> list[Response]:
+def generate(llm: Any, plan: AuditPlan, r: int, copies: int, temperature: float) -> list[AuditResponse]:
     """Responses to every prompt; the copies of a prompt are siblings, in order."""
     from vllm import SamplingParams
 
@@ -141,7 +143,7 @@ def generate(llm: Any, plan: Plan, r: int, copies: int, temperature: float) -> l
         ignore_eos=temperature == 0,
     )
     outputs = llm.generate([{"prompt_token_ids": list(plan.prompts[i])} for i in order], params, use_tqdm=False)
-    return [Response(i, r, *read(o)) for i, o in zip(order, outputs, strict=True)]
+    return [AuditResponse(i, r, *read(o)) for i, o in zip(order, outputs, strict=True)]
 
 
 def read(output: Any) -> tuple[list[int], list[float]]:
@@ -164,14 +166,14 @@ def score(llm: Any, given: Given) -> tuple[Floats, ...] | str:
     return tuple(f.astype(float) for f in found)
 
 
-def next_round(llm: Any, arm: Arm, version: int) -> int:
+def next_round(llm: Any, arm: Variant, version: int) -> int:
     """Tell rollspec that a round begins, as a trainer does after a weight sync: past rounds are drafted from too."""
     if arm.rollspec is not None and _off(llm, arm) is None:
         llm.collective_rpc("rollspec", args=("set_version", {"version": version}))
     return version + 1
 
 
-def _off(llm: Any, arm: Arm) -> str | None:
+def _off(llm: Any, arm: Variant) -> str | None:
     """Why rollspec does not speculate in this engine, or None where it does or was not asked to."""
     if arm.rollspec is None:
         return None
@@ -196,5 +198,5 @@ def counters(llm: Any) -> tuple[int, int]:
 if __name__ == "__main__":
     _file = Path(sys.argv[1])
     end_with(int(sys.argv[2]), _file.parent)
-    _job: Job = pickle.loads(_file.read_bytes())
+    _job: AuditJob = pickle.loads(_file.read_bytes())
     work(build(_job), _file.parent, _job)

@@ -36,7 +36,7 @@ class SuffixConfig(Section):
 class BudgetConfig(Section):
     """How much of what was proposed is verified."""
 
-    policy: Literal["fixed", "goodput", "tetris", "svip", "specdec++", "disco", "eesd", "ucbspec", "exp3spec"] = Field(
+    rule: Literal["fixed", "goodput", "tetris", "svip", "specdec++", "disco", "eesd", "ucbspec", "exp3spec"] = Field(
         "goodput",
         description="`goodput` keeps a token only while its calibrated probability of acceptance pays for the measured "
         "cost of verifying it; `fixed` verifies every proposed token up to k_max; `svip` and `specdec++` every one "
@@ -195,8 +195,8 @@ class GuardConfig(Section):
     enabled: bool = Field(True, description="False lets a drafter draft however few of its tokens are accepted.")
 
 
-class PolicyConfig(Section):
-    """Of single policies; the parameters of the published bandits are those of their papers (docs/tuning.md)."""
+class StrategyConfig(Section):
+    """Of single strategies; the parameters of the published bandits are those of their papers (docs/tuning.md)."""
 
     table: dict[int, int] | None = Field(
         None,
@@ -212,9 +212,9 @@ class PolicyConfig(Section):
 
 
 class TuningConfig(Section):
-    """How much is drafted: the policy that chooses an arm (drafters, K) per step and batch bucket."""
+    """How much is drafted: the strategy that chooses an arm (drafters, K) per step and batch bucket."""
 
-    policy: Literal[
+    strategy: Literal[
         "hedge", "static", "table", "random", "ucbspec", "exp3spec", "beg_mab", "thompson", "smartspec", "respec"
     ] = Field(
         "hedge",
@@ -226,7 +226,7 @@ class TuningConfig(Section):
         min_length=1,
         description="Draft lengths K to choose from, 0 for none; unset: 0, 1, 2, 4, ... up to proposal.k_max.",
     )
-    options: PolicyConfig = PolicyConfig()
+    options: StrategyConfig = StrategyConfig()
     guard: GuardConfig = GuardConfig()
 
     def lengths(self, k_max: int) -> tuple[int, ...]:
@@ -267,9 +267,9 @@ class CoupledConfig(Section):
 class ReuseConfig(Section):
     """What past rollouts may do besides being drafted from."""
 
-    mode: Literal["independent", "coupled", "lenient"] = Field(
+    mode: Literal["independent", "replay", "lenient"] = Field(
         "independent",
-        description="`independent`: each epoch's randomness is fresh. `coupled`: a sample keeps its noise over epochs "
+        description="`independent`: each epoch's randomness is fresh. `replay`: a sample keeps its noise over epochs "
         "and repeats its old response while the new policy's choice agrees; each epoch is exact by itself, but epochs "
         "are correlated. Needs mode=coupled. `lenient` is LOSSY: SPEC-RL's rule starts a rollout "
         "from a prefix of the last epoch's response, and rollouts do not follow the policy exactly (verl only).",
@@ -284,7 +284,7 @@ class ReuseConfig(Section):
     @property
     def seeds(self) -> Literal["fresh", "keep"]:
         """`keep` where noise does not depend on the policy version."""
-        return "keep" if self.mode == "coupled" else "fresh"
+        return "keep" if self.mode == "replay" else "fresh"
 
 
 class HealthConfig(Section):

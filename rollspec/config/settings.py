@@ -50,10 +50,10 @@ class RollspecConfig(Section):
 
     @model_validator(mode="after")
     def _consistent(self) -> RollspecConfig:
-        if self.reuse.mode == "coupled" and self.mode != "coupled":
-            raise ValueError("reuse.mode = coupled repeats past noise: set mode: coupled as well")
-        if self.reuse.mode == "coupled" and not self.proposal.drafters:
-            raise ValueError("reuse.mode = coupled drafts old responses: proposal.drafters must not be empty")
+        if self.reuse.mode == "replay" and self.mode != "coupled":
+            raise ValueError("reuse.mode = replay repeats past noise: set mode: coupled as well")
+        if self.reuse.mode == "replay" and not self.proposal.drafters:
+            raise ValueError("reuse.mode = replay drafts old responses: proposal.drafters must not be empty")
         if self.reuse.mode == "lenient" and self.mode != "standard":
             raise ValueError("reuse.mode = lenient is lossy, which mode = coupled excludes: set mode: standard")
         drafters = self.proposal.drafters
@@ -77,15 +77,15 @@ class RollspecConfig(Section):
                 f"tuning.arms has {bad[0]}, which is not between 0 and proposal.k_max = {k_max}: change one of the two"
             )
         table, sets = tuning.options.table, tuning.options.sets
-        for name, given, policy in (("table", table, "table"), ("sets", sets, "beg_mab")):
-            if given is not None and tuning.policy != policy:
+        for name, given, strategy in (("table", table, "table"), ("sets", sets, "beg_mab")):
+            if given is not None and tuning.strategy != strategy:
                 raise ValueError(
-                    f"tuning.options.{name} is set and tuning.policy = {tuning.policy}: set that to {policy}, or "
+                    f"tuning.options.{name} is set and tuning.strategy = {tuning.strategy}: set that to {strategy}, or "
                     "unset it"
                 )
-        if tuning.policy == "table" and table is None:
+        if tuning.strategy == "table" and table is None:
             raise ValueError(
-                "tuning.policy = table needs tuning.options.table, a mapping of batch sizes to draft lengths such as "
+                "tuning.strategy = table needs tuning.options.table, a mapping of batch sizes to draft lengths such as "
                 "{4: 8, 16: 4, 64: 0}"
             )
         if sets and not all(sets.values()):

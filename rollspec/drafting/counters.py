@@ -86,7 +86,7 @@ class Counters:
 
     def finished(self, r: Request) -> None:
         """A request ended: what it repeated of its old response."""
-        m = r.memory
+        m = r.suffix
         if m.replay is not None and not r.private:
             counts = zip(self.stats.reuse, m.reused(len(r.output)), m.counted, strict=True)
             self.stats.reuse = [total + now - before for total, now, before in counts]

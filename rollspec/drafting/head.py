@@ -1,7 +1,7 @@
 """The draft head as a drafter: an EAGLE-3 head or a draft model, which the engine runs where it pays.
 
-Before a pass is run its proposals are estimated and weighed against memory's (`proposal/router.py`); after it, once
-more with what it proposed. While the head rests it is run every so many steps all the same: its acceptance stays
+Before a pass is run its proposals are estimated and weighed against suffix drafts (`proposal/router.py`), after it
+once more with what it proposed. While the head rests it is run every so many steps all the same: its acceptance stays
 known at every position that it may reach, and what its passes cost at the most.
 """
 
@@ -18,7 +18,7 @@ from rollspec.drafting.requests import Request, Step
 from rollspec.drafting.selection import FLOOR, Selection
 from rollspec.proposal.confidence import Confidence
 from rollspec.proposal.history import History
-from rollspec.proposal.router import Acceptance, Router, Vector, worth
+from rollspec.proposal.router import HeadAcceptance, Router, Vector, worth
 from rollspec.tuning.tuner import Tuner
 
 PROBE_EVERY = 64  # steps after which a head that rests is run once, as far as it may reach
@@ -33,7 +33,7 @@ Scored = Callable[[str, int, int], None]  # of a scored draft: request, tokens t
 
 @register_drafter("eagle3", "draft_model", "mtp")
 class Head(Drafter):
-    """One draft head beside memory, or alone."""
+    """One draft head beside suffix drafts, or alone."""
 
     def __init__(self, name: str, config: RollspecConfig, history: History) -> None:
         self.name = name
@@ -47,7 +47,7 @@ class Head(Drafter):
         self._remembered: tuple[int, Mapping[str, Any]] | None = None  # (version, acceptance) of an earlier run
 
     def route(self, step: Step, tuner: Tuner, selection: Selection, most: int, *, resting: bool, canary: bool) -> int:
-        """Estimate its proposals, prefer it or memory per request, and say how many passes to run.
+        """Estimate its proposals, prefer it or suffix drafts per request, and say how many passes to run.
 
         `most`: longest draft of a request. `resting`: it cannot be run now. `canary`: its weights are to be judged.
         """
@@ -94,7 +94,7 @@ class Head(Drafter):
         selection: Selection,
         most: int,
     ) -> list[Sequence[float]]:
-        """Take what its passes gave and prefer it or memory again: per request of `step.asked`, the calibrated
+        """Take what its passes gave and prefer it or suffix drafts again: per request of `step.asked`, the calibrated
         cumulative acceptance of the preferred proposal.
         """
         rates = self.router.acceptance.rates
@@ -167,7 +167,7 @@ class Head(Drafter):
         router = self.router
         if (kept := state.get("drafter")) is not None:
             version = int(kept["version"])
-            Acceptance(router.k).restore(kept["acceptance"])  # raises before anything is taken
+            HeadAcceptance(router.k).restore(kept["acceptance"])  # raises before anything is taken
         if "passes" in state:  # not there where it was measured on another machine
             router.cost.restore(state["passes"])
         if kept is not None and version == self.version:

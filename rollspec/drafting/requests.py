@@ -1,4 +1,4 @@
-"""Running requests, in parts by owner: the engine's facts, memory's state, the proposals, the head's state."""
+"""Running requests, in parts by owner: the engine's facts, the suffix drafter's, the proposals, the head's state."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ class Proposal:
 class HeadPart(Proposal):
     """The draft head's part. Where the head was not run, `expected` is an estimate and `draft` is empty.
 
-    `allowed` counts tokens of the proposal that is preferred, the head's or memory's.
+    `allowed` counts tokens of the proposal that is preferred, the head's or the model-free one.
     """
 
-    serves: bool = False  # whether the head's proposal is preferred to memory's
+    serves: bool = False  # whether the head's proposal is preferred to the model-free one
     sent: bool = False  # whether the head's proposal is what the engine was handed to verify
     version: int = 0  # of the weights that drafted what was sent
     accepted_sum: float = 0.0  # draft tokens of this request that the target emitted, discounted
@@ -79,7 +79,7 @@ class Group:
 
 @dataclass(slots=True)
 class Replay:
-    """One request's old response under the same noise (`reuse.mode: coupled`), drafted at the same position while it
+    """One request's old response under the same noise (`reuse.mode: replay`), drafted at the same position while it
     holds. `at`: leading tokens repeated so far. `alive`: nothing has differed yet.
     """
 
@@ -110,7 +110,7 @@ class Replay:
 
 
 @dataclass(slots=True)
-class MemoryPart:
+class SuffixPart:
     """What the drafters that remember responses keep of a request."""
 
     group: Group | None = None  # the corpus of its prompt
@@ -159,10 +159,10 @@ class Request:
     verified: int = 0  # draft tokens
     accepted: int = 0  # of these, at most as many as were emitted
     # What was proposed after it.
-    asked: bool = False  # whether memory was looked up
+    asked: bool = False  # whether a model-free draft was looked up
     lookup: Proposal = field(default_factory=Proposal)
     head: HeadPart = field(default_factory=HeadPart)
-    memory: MemoryPart = field(default_factory=MemoryPart)
+    suffix: SuffixPart = field(default_factory=SuffixPart)
 
     def verify(self, place: int, tokens: Sequence[int], verified: int) -> None:
         """The engine computed `tokens` for it, at `place` of the batch, and verified `verified` draft tokens.

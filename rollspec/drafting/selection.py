@@ -25,8 +25,8 @@ class Selection:
 
     def __init__(self, config: BudgetConfig, arms: Sequence[int] = ()) -> None:
         self.config = config
-        self.fixed = config.policy != "goodput"
-        self.rule: StopRule | None = RULES[config.policy](arms) if config.policy in RULES else None
+        self.fixed = config.rule != "goodput"
+        self.rule: StopRule | None = RULES[config.rule](arms) if config.rule in RULES else None
         self.refill = lengths.Refill()
 
     def price(self, batch: int, cost: CostModel, context_tokens: float) -> float:
@@ -34,12 +34,12 @@ class Selection:
         return 0.0 if self.fixed else max(FLOOR, budget.floor(batch, cost, context_tokens))
 
     def floor(self, batch: int, cost: CostModel, context_tokens: float) -> float:
-        """Acceptance at which proposals of memory end."""
+        """Acceptance at which model-free proposals end."""
         price = self.price(batch, cost, context_tokens)
         return price / lengths.LIMITS[1] if self._power() else price  # what counts double pays at half the chance
 
     def cut(self, r: Request, p: Proposal, batch: int) -> Sequence[float]:
-        """`p.expected`, up to where the rule of `budget.policy` ends the draft."""
+        """`p.expected`, up to where the rule of `budget.rule` ends the draft."""
         p.kept = self.rule.keep(r, p, batch) if self.rule is not None and p.expected else len(p.expected)
         return p.expected[: p.kept]
 
@@ -65,7 +65,7 @@ class Selection:
         `drafts`: cumulative acceptance per token. Those that were asked may be a sample, as the step's plan says.
         """
         batch, asked = len(step.running), step.asked
-        if self.config.policy == "tetris" and step.plan.k:
+        if self.config.rule == "tetris" and step.plan.k:
             return budget.likeliest(drafts, len(asked) * max(step.plan.k - TETRIS_EXTRA, 1))
         if self.fixed or not any(drafts):
             return [len(probs) for probs in drafts]
@@ -83,7 +83,7 @@ class Selection:
 
 def _remaining(r: Request) -> float:
     """Expected tokens until the request's end."""
-    m, length = r.memory, len(r.output)
+    m, length = r.suffix, len(r.output)
     if length >= m.remaining_at:
         m.remaining = lengths.remaining(length, m.ended, r.max_tokens)
         m.remaining_at = length + LENGTHS_EVERY

@@ -13,8 +13,8 @@ import numpy as np
 
 from rollspec.config import RollspecConfig
 from rollspec.drafting.base import Draft, Drafter, register_drafter
-from rollspec.drafting.memory import CORPUS_BYTES
 from rollspec.drafting.requests import Request
+from rollspec.drafting.suffix import CORPUS_BYTES
 from rollspec.proposal.history import History
 from rollspec.proposal.ngrams import ROW_BYTES, UNSEEN, PromptTable, PromptTables, Row
 

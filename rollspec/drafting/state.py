@@ -14,9 +14,9 @@ from rollspec.drafting import hierarchy, recycling, siblings  # noqa: F401 - the
 from rollspec.drafting.base import DRAFTERS
 from rollspec.drafting.counters import Counters
 from rollspec.drafting.head import Head, Scored
-from rollspec.drafting.memory import SuffixMemory
 from rollspec.drafting.requests import Request, Step, still_thinks
 from rollspec.drafting.selection import Selection
+from rollspec.drafting.suffix import SuffixDrafter
 from rollspec.proposal.base import TokenArray, Turn, as_tokens, prompt_key
 from rollspec.proposal.confidence import Confidence
 from rollspec.proposal.history import History, extend_spans
@@ -27,7 +27,7 @@ from rollspec.tuning.tuner import Plan, Tuner
 THINK_TAIL = 8  # tokens of a prompt in which a chat template may begin the response's thinking
 
 
-class State:
+class DraftState:
     """Requests, drafters and tuning, of one inference engine. One thread.
 
     Args:
@@ -43,7 +43,7 @@ class State:
         """Of the policy."""
         self.requests: dict[str, Request] = {}
         self.history = History(config.history.max_bytes, config.proposal.suffix.window)
-        # Memory is kept beside a head that drafts alone as well: expected lengths and rewards rest on it.
+        # The suffix drafter is kept beside a head that drafts alone as well: expected lengths and rewards rest on it.
         names = dict.fromkeys(("replay", *config.proposal.drafters, "suffix"))
         made = {name: DRAFTERS[name](name, config, self.history) for name in names}
         self.drafters = [d for d in made.values() if not isinstance(d, Head)]
@@ -195,9 +195,9 @@ class State:
         return self.counters.stats
 
     @property
-    def suffix(self) -> SuffixMemory:
+    def suffix(self) -> SuffixDrafter:
         """The corpora of suffix drafts."""
-        return next(d for d in self.drafters if isinstance(d, SuffixMemory))
+        return next(d for d in self.drafters if isinstance(d, SuffixDrafter))
 
     def drain(self) -> EngineStats:
         """Counters since the last call, with the present levels filled in."""

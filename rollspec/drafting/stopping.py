@@ -1,4 +1,4 @@
-"""Where the draft of one request ends: the rules of `proposal.budget.policy` that look at one request at a time.
+"""Where the draft of one request ends: the rules of `proposal.budget.rule` that look at one request at a time.
 
     @register_rule("short")
     class Short(StopRule):
@@ -16,8 +16,8 @@ from typing import TypeVar
 import numpy as np
 
 from rollspec.drafting.requests import Proposal, Request
-from rollspec.tuning.policies import make
-from rollspec.tuning.policy import Arm, Outcome, Policy, Vector
+from rollspec.tuning.strategies import make
+from rollspec.tuning.strategy import Arm, Outcome, Strategy, Vector
 from rollspec.tuning.tuner import MODEL_DRAFTERS
 
 SVIP_BOUND = 0.7
@@ -63,7 +63,7 @@ T = TypeVar("T", bound=type[StopRule])
 
 
 def register_rule(name: str) -> Callable[[T], T]:
-    """Make a rule known as `proposal.budget.policy: <name>`."""
+    """Make a rule known as `proposal.budget.rule: <name>`."""
 
     def register(cls: T) -> T:
         RULES[name] = cls
@@ -143,12 +143,12 @@ class PerPrompt(StopRule):
     where a drafter proposes less than the arm asks for, the arm is paid for what there was.
     """
 
-    policy: str
+    strategy: str
 
     def __init__(self, lengths: Sequence[int]) -> None:
         super().__init__(lengths)
         self._arms = [Arm(("draft",), k) for k in self.lengths]
-        self.learners: dict[str, tuple[Policy, int]] = {}  # by request: its bandit and the arm in play
+        self.learners: dict[str, tuple[Strategy, int]] = {}  # by request: its bandit and the arm in play
         self._begun = 0
 
     def keep(self, r: Request, p: Proposal, batch: int) -> int:  # noqa: D102
@@ -157,7 +157,7 @@ class PerPrompt(StopRule):
         known = self.learners.get(r.req_id)
         if known is None:
             self._begun += 1
-            known = make(self.policy, self._arms, {"reward": "length"}, self._begun), 0
+            known = make(self.strategy, self._arms, {"reward": "length"}, self._begun), 0
         arm = known[0].choose(0)
         self.learners[r.req_id] = known[0], arm
         return min(self.lengths[arm], len(p.expected))
@@ -176,14 +176,14 @@ class PerPrompt(StopRule):
 class UCBSpecPerPrompt(PerPrompt):
     """UCBSpec, Algorithm 4 of BanditSpec (`tuning/bandits.py`), for each prompt."""
 
-    policy = "ucbspec"
+    strategy = "ucbspec"
 
 
 @register_rule("exp3spec")
 class EXP3SpecPerPrompt(PerPrompt):
     """EXP3Spec, Algorithm 5 of BanditSpec (`tuning/bandits.py`), for each prompt."""
 
-    policy = "exp3spec"
+    strategy = "exp3spec"
 
 
 @register_rule("disco")

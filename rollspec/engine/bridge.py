@@ -1,4 +1,4 @@
-"""Connects one worker of an inference engine to `Engine`: a step's outcome goes in, drafts come out, faults are caught.
+"""Connects one worker of an inference engine to `DraftEngine`: a step's outcome in, drafts out, faults caught.
 
 No failure here may reach the training job: the first fault is logged with its cause,
 counted, and the engine runs on without drafts.
@@ -19,7 +19,7 @@ from rollspec.engine.noise_keys import NoiseKeys
 from rollspec.engine.policy import PolicyWatch
 from rollspec.head import metadata
 from rollspec.sampling import scoring
-from rollspec.step import Engine
+from rollspec.step import DraftEngine
 from rollspec.telemetry.engine_stats import EngineStats
 from rollspec.telemetry.faults import Faults
 from rollspec.telemetry.metrics import to_metrics
@@ -51,7 +51,7 @@ class Bridge:
         self, config: RollspecConfig, max_model_len: int, machine: dict[str, Any], tokenizer: Callable[[], str | None]
     ) -> None:
         self.config = config
-        self.engine = Engine(
+        self.engine = DraftEngine(
             config, max_model_len, next((d for d in config.proposal.drafters if d in MODEL_DRAFTERS), None)
         )
         self.head: Any = None  # a `DraftHead` where a head or a draft model runs
@@ -231,7 +231,7 @@ class Bridge:
             return 0
 
     def finish(self, rows: Any, probs: Any, batch: int) -> list[list[int]]:
-        """The drafts of the step that `decide` began; `rows` and `probs` as `Engine.complete`. Never raises."""
+        """The drafts of the step that `decide` began; `rows` and `probs` as `DraftEngine.complete`. Never raises."""
         if not self.drafting:
             return [[] for _ in range(batch)]
         try:

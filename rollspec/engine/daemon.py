@@ -262,7 +262,7 @@ def main() -> int:
 # ---- a Ray actor ----------------------------------------------------------------------------------------------------
 
 
-class Trainer:
+class TrainerActor:
     """The same service as a Ray actor; it ends its process itself.
 
     Args:
@@ -348,7 +348,7 @@ def _actor(ray: Any, config: RollspecConfig, target: str) -> tuple[str, str]:
                 before = ray.get_actor(other, namespace=namespace)
                 ray.get(before.leave.remote(str(config.drafter.dir)), timeout=LEAVE_SECONDS)
     actor = (
-        ray.remote(Trainer)
+        ray.remote(TrainerActor)
         # Detached: a replica that started it may end before the others.
         .options(name=name, get_if_exists=True, lifetime="detached", max_restarts=RESTARTS, **place)
         .remote(options(config, target), secrets.token_urlsafe(32))

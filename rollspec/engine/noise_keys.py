@@ -49,7 +49,7 @@ class NoiseKeys:
         self._broken: Exception | None = None  # what made the noise of the next step unknown
         if self.keep:
             logger.warning(
-                "rollspec: noise is kept over epochs (reuse.mode = coupled): the rollouts of each policy follow it "
+                "rollspec: noise is kept over epochs (reuse.mode = replay): the rollouts of each policy follow it "
                 "exactly, but they are correlated with those of the policies before it, which it was trained on."
             )
 

@@ -92,7 +92,7 @@ def _info(bridge: Bridge, payload: dict[str, Any]) -> dict[str, Any]:
         "running": len(p.requests),
         "prompts": len(p.history),
         "cost": {"c0": cost.c0, "c1": cost.c1, "fitted": cost.fitted, "error": cost.error},
-        "policy": p.config.tuning.policy,
+        "strategy": p.config.tuning.strategy,
         "arms": [a.name for a in p.tuner.arms],
         "drafters_off": p.tuner.guard.off,
         **({"drafter": bridge.head.info()} if bridge.head is not None else {}),

@@ -23,7 +23,7 @@ from rollspec.head.drafter_kv import DrafterKV, Entry
 from rollspec.head.host import Host
 from rollspec.head.ranks import Ranks
 from rollspec.head.swap import Swapper
-from rollspec.step import Engine
+from rollspec.step import DraftEngine
 
 logger = logging.getLogger("rollspec")
 
@@ -96,7 +96,7 @@ class DraftHead:
             self.fail("swap", e)
 
     @property
-    def engine(self) -> Engine:
+    def engine(self) -> DraftEngine:
         """The step's side."""
         return self.bridge.engine
 

@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 from rollspec.config import RollspecConfig
 from rollspec.drafting.requests import StepResult
-from rollspec.step import Engine
+from rollspec.step import DraftEngine
 
 
 class Host(Protocol):
@@ -23,7 +23,7 @@ class Host(Protocol):
     fault: str | None
 
     @property
-    def engine(self) -> Engine:
+    def engine(self) -> DraftEngine:
         """The step's side."""
 
     @property

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from rollspec.proposal.base import Draft
-from rollspec.tuning.policy import restored
+from rollspec.tuning.strategy import restored
 
 _MATCH_EDGES = (2, 3, 5, 9, 17)  # match lengths 1, 2, 3-4, 5-8, 9-16, 17+
 _FREQ_EDGES = (0.25, 0.45, 0.65, 0.85, 0.985)

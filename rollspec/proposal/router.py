@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from rollspec.tuning.policy import bucket_of, restored
+from rollspec.tuning.strategy import bucket_of, restored
 
 Vector = npt.NDArray[np.float64]
 
@@ -38,7 +38,7 @@ def worth(probs: Sequence[float], price: float) -> float:
     return total
 
 
-class Acceptance:
+class HeadAcceptance:
     """How often the draft head's i-th token is what the target says, given that those before it were."""
 
     def __init__(self, k: int) -> None:
@@ -93,7 +93,7 @@ class Acceptance:
         Raises:
             ValueError, KeyError, TypeError: `state` cannot be used; nothing of it is.
         """
-        fresh = vars(Acceptance(len(self.tries)))
+        fresh = vars(HeadAcceptance(len(self.tries)))
         rows = {name: [*state[name], *x[len(state[name]) :]][: len(x)] for name, x in fresh.items()}
         found = restored(rows, fresh)
         if (found["accepted"] > found["tries"]).any() or (found["prior"] > 1).any():
@@ -158,7 +158,7 @@ class Router:
 
     def __init__(self, k: int) -> None:
         self.k = k
-        self.acceptance = Acceptance(k)
+        self.acceptance = HeadAcceptance(k)
         self.cost = PassCost()
 
     def expected(self, trust: Sequence[float]) -> Vector:

@@ -134,7 +134,7 @@ def limits(run: Run) -> Numbers | None:
 
     The engine's ledger (tuning/regret.py) writes per training step the seconds that other settings would have taken.
     `oracle`: the best arm of each batch bucket, known in hindsight; `clairvoyant`: the best arm of each engine step,
-    which no policy can reach; `perfect`: a drafter whose drafts are always accepted. Shares are of engine time.
+    which no strategy can reach; `perfect`: a drafter whose drafts are always accepted. Shares are of engine time.
     """
     seconds = {name.removeprefix(MODELLED): sum(run.known(name)) for name in run.names(MODELLED)}
     bounds = ("played", "oracle", "clairvoyant", "perfect")

@@ -1,1 +1,1 @@
-"""How much to draft: arms, policies, the cost model and the guard."""
+"""How much to draft: arms, strategies, the cost model and the guard."""

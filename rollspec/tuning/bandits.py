@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from rollspec.tuning.policy import Arm, Learner, Learning, Outcome, Vector, by_batch, register
+from rollspec.tuning.strategy import Arm, Learner, Learning, Outcome, Vector, by_batch, register
 
 DELTA = 0.5  # of UCBSpec, as in the proof of Theorem 4.3
 EPSILON, WINDOW = 0.1, 300  # of BEG-MAB, as in its code: chance of a random arm, and plays of an arm that it remembers
@@ -107,7 +107,7 @@ class EXP3Spec(_Bounded):
         b = self._buckets[bucket]
         p = float(b["drawn"][outcome.played])
         if p == 0.0:
-            return  # another policy chose this arm, so no probability belongs to it
+            return  # another strategy chose this arm, so no probability belongs to it
         b["rounds"] += 1
         b["losses"][outcome.played] += (self._top - self.reward(outcome)) / (self._span * p)
 

@@ -19,7 +19,7 @@ PATIENCE = 50
 """Verify steps (and, to come back, probes) that a verdict rests on, so that a few unlucky ones switch nothing off."""
 
 BELOW = 0.9
-"""A drafter is off when it reaches less than this of break-even; closer to it the policy decides, without an alarm."""
+"""A drafter is off when it reaches less than this of break-even; closer to it the strategy decides, with no alarm."""
 
 RECOVER = 1.1  # a drafter comes back when its probes reach break-even by this factor, so that it does not flap
 

@@ -1,4 +1,4 @@
-"""The default policy: discounted full-information Hedge over what each arm would have given.
+"""The default strategy: discounted full-information Hedge over what each arm would have given.
 
 A verified chain shows what every arm would have emitted, so nothing has to be explored: per batch bucket, discounted
 sums E_a (tokens) and S_a (seconds) are kept for all arms. With ρ = max_a E_a/S_a, an arm's loss ρ·S_a - E_a is the
@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 
-from rollspec.tuning.policy import Arm, Learner, Learning, Outcome, Vector, register
+from rollspec.tuning.strategy import Arm, Learner, Learning, Outcome, Vector, register
 
 HALF_LIVES = (16.0, 64.0, 256.0)  # steps after which an observation counts half, one learner each
 KEEP = 0.25  # what is kept of the past when the policy's or a drafter's weights move

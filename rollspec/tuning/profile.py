@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from rollspec.tuning.bandits import Bandit, acceptance, expected
-from rollspec.tuning.policy import Learner, Outcome, Vector, register
+from rollspec.tuning.strategy import Learner, Outcome, Vector, register
 
 REPEATS = 3  # steps by which ReSpec profiles each arm at a batch bucket
 KEEP = 0.5  # what ReSpec keeps of its acceptance statistics when the policy's or the drafter's weights move

@@ -7,7 +7,7 @@ would have ended; an arm's rate per batch bucket gives its time for the tokens t
     fixed/none     no speculation
     fixed/<arm>    one arm for everything
     oracle         the best arm of each bucket, known in hindsight, or no speculation at all if that is better
-    clairvoyant    the best arm of each step, knowing what will be accepted: no policy can reach it
+    clairvoyant    the best arm of each step, knowing what will be accepted: no strategy can reach it
     perfect        a drafter whose drafts are always accepted, at the best K for each bucket
 
 The model may favour an arm. So `clock/played` and `clock/oracle` are the same two times, with each arm's modelled
@@ -25,7 +25,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from rollspec.tuning.cost import CostModel
-from rollspec.tuning.policy import Arm, Outcome, Vector
+from rollspec.tuning.strategy import Arm, Outcome, Vector
 
 MOST = 1 << 16
 """Responses that are kept between two calls of `close`: a server whose counters are never read keeps no more."""

@@ -1,4 +1,4 @@
-"""Saves the tuning beside the history: the cost model, the policy, the calibration.
+"""Saves the tuning beside the history: the cost model, the strategy, the calibration.
 
 One JSON file with a checksum and the machine and model it was measured on. On another machine the cost model is left
 out; the calibration of drafts holds anywhere.

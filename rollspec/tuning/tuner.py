@@ -17,9 +17,9 @@ import numpy.typing as npt
 from rollspec.config import TuningConfig
 from rollspec.tuning.cost import CostModel
 from rollspec.tuning.guard import Guard
-from rollspec.tuning.policies import make
-from rollspec.tuning.policy import Arm, Outcome, Vector, bucket_of, restored
 from rollspec.tuning.regret import Ledger
+from rollspec.tuning.strategies import make
+from rollspec.tuning.strategy import Arm, Outcome, Vector, bucket_of, restored
 
 MODEL_DRAFTERS = ("eagle3", "draft_model", "mtp")  # drafters that cost forward passes; at most one of them drafts
 CONTEXT_BUCKET = 4096  # mean context below which all steps share a bucket; each factor of four above it is another
@@ -28,7 +28,7 @@ WATCHED = 8
 """One request in this many is drafted for, unverified, while nothing is verified: what keeps the arms comparable."""
 
 REST_AFTER, REST_EVERY = 64, 8
-"""After so many steps in which the policy wanted none, nothing is looked up at all but in every so many-th step."""
+"""After so many steps in which the strategy wanted none, nothing is looked up at all but in every so many-th step."""
 
 PRICE_EVERY, PRICE_FIRST, PRICE_STEPS = 256, 16, 4
 """After so many drafted steps of a batch bucket (the first time after fewer) come so many without drafts: what such a
@@ -45,7 +45,7 @@ class Plan:
     """One step's decision."""
 
     bucket: int
-    chosen: int  # the policy's arm
+    chosen: int  # the strategy's arm
     played: int  # what the guard lets through
     k: int  # longest draft of a request that is verified
     watch: int  # draft for every `watch`-th request only, and verify nothing; 0: draft for all
@@ -87,7 +87,7 @@ class View(Rows):
 
 
 class Tuner:
-    """Cost model, policy, guard and ledger of one engine. One thread."""
+    """Cost model, strategy, guard and ledger of one engine. One thread."""
 
     def __init__(self, config: TuningConfig, k_max: int, drafters: tuple[str, ...]) -> None:
         self.config = config
@@ -98,8 +98,8 @@ class Tuner:
         self.cost = CostModel()
         # "none" is known of always; it is played only if it was asked for.
         self._index = [i for i, a in enumerate(self.arms) if config.arms is None or a.k in config.arms] or [self.none]
-        self.policy = make(
-            config.policy, [self.arms[i] for i in self._index], config.options.model_dump(exclude_none=True)
+        self.strategy = make(
+            config.strategy, [self.arms[i] for i in self._index], config.options.model_dump(exclude_none=True)
         )
         self.k_most = max(self.arms[i].k for i in self._index)
         self.guard = Guard()
@@ -113,7 +113,7 @@ class Tuner:
         self._verified: Vector = np.zeros(len(self.arms))
         self._seen = 0
         self._seeded: set[int] = set()
-        self._quiet: dict[int, int] = {}  # steps in a row, by bucket, in which the policy wanted none
+        self._quiet: dict[int, int] = {}  # steps in a row, by bucket, in which the strategy wanted none
         self._unpriced: dict[int, int] = {}  # steps, by bucket, since none was played
 
     def plan(self, batch: int, context_tokens: float) -> Plan:
@@ -122,7 +122,7 @@ class Tuner:
         if bucket not in self._seeded and self._seen:
             self._seeded.add(bucket)
             self._seed(bucket, batch, context_tokens)
-        chosen = self._index[self.policy.choose(bucket)]
+        chosen = self._index[self.strategy.choose(bucket)]
         played = chosen
         drafters = self.arms[chosen].drafters
         if self.config.guard.enabled and drafters:
@@ -150,7 +150,7 @@ class Tuner:
         """Whether this step goes without drafts for its price alone. A bandit measures what it plays; and what was
         asked for without none stays without.
         """
-        if played == self.none or not self.policy.full_information or self.none not in self._index:
+        if played == self.none or not self.strategy.full_information or self.none not in self._index:
             self._unpriced[bucket] = 0
             return False
         n = self._unpriced[bucket] = self._unpriced.get(bucket, PRICE_EVERY - PRICE_FIRST) + 1
@@ -229,16 +229,16 @@ class Tuner:
         measured = outcome.measured
         if plan.played in self._index:
             at = self._index.index(plan.played)
-        elif self.policy.full_information:
+        elif self.strategy.full_information:
             at, measured = 0, None  # it looks at no arm in particular
         else:
             return  # the guard played an arm that this bandit does not have
-        if measured is None and self.policy.measures:
+        if measured is None and self.strategy.measures:
             return
         emitted, seconds = outcome.emitted[self._index], outcome.seconds[self._index]
-        if measured is not None and not self.cost.fitted and not self.policy.full_information:
+        if measured is not None and not self.cost.fitted and not self.strategy.full_information:
             seconds = seconds * (measured / seconds[at])  # modelled ones have no scale yet
-        self.policy.observe(plan.bucket, Outcome(at, outcome.batch, emitted, seconds, measured))
+        self.strategy.observe(plan.bucket, Outcome(at, outcome.batch, emitted, seconds, measured))
 
     def modelled(self, running: Sequence[tuple[int, int]]) -> dict[str, float]:
         """Seconds by setting for what was emitted since the last call; `running`: as `Ledger.close` takes them."""
@@ -262,7 +262,7 @@ class Tuner:
 
     def changed(self) -> None:
         """The policy's or a drafter's weights moved."""
-        self.policy.changed()
+        self.strategy.changed()
         self._quiet.clear()
         self._seen = min(self._seen, 16)
 
@@ -290,15 +290,15 @@ class Tuner:
     def _seed(self, bucket: int, batch: int, context_tokens: float) -> None:
         seconds = _SEED_STEPS * self._seconds(batch, self._verified, context_tokens)
         emitted = _SEED_STEPS * batch * self._emitted
-        self.policy.prior(bucket, Outcome(0, batch, emitted[self._index], seconds[self._index]))
+        self.strategy.prior(bucket, Outcome(0, batch, emitted[self._index], seconds[self._index]))
 
     # ---- kept with the job ------------------------------------------------------------------------------------------
 
     def state(self) -> dict[str, Any]:
         """Its state, in JSON types."""
         return {
-            "policy": self.config.policy,
-            "learners": self.policy.state(),
+            "strategy": self.config.strategy,
+            "learners": self.strategy.state(),
             "cost": self.cost.state(),
             "host": self._host.tolist(),
             "arms": [a.name for a in self.arms],
@@ -308,7 +308,7 @@ class Tuner:
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Inverse of `state`; what belongs to another policy or other arms is left out.
+        """Inverse of `state`; what belongs to another strategy or other arms is left out.
 
         Raises:
             ValueError: the numbers cannot be used.
@@ -320,8 +320,8 @@ class Tuner:
         self._host, self._emitted, self._verified = restored({name: state[name] for name in like}, like).values()
         self._seen = min(int(state["seen"]), 64)
         self._hosted = [1 + _HOST_FIRST if h else 0 for h in self._host]
-        if state["policy"] == self.config.policy:
-            self.policy.restore(state["learners"])
+        if state["strategy"] == self.config.strategy:
+            self.strategy.restore(state["learners"])
 
 
 def arms_of(config: TuningConfig, k_max: int, drafters: tuple[str, ...]) -> tuple[Arm, ...]:

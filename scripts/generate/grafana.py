@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from drafter_online.status import METRICS, Metric
+from drafter_online.status import METRICS, Exported
 from rollspec.telemetry.prometheus import MODEL, Series, series
 
 FILE = Path(__file__).resolve().parents[2] / "docs" / "monitoring" / "grafana.json"
@@ -86,7 +86,7 @@ def _panel(s: Series, number: int, place: dict[str, int], kind: str) -> dict[str
     return _drawn(number, kind, title, s.row.meaning, place, unit, expression(s), s.label or MODEL)
 
 
-def _daemon_panel(m: Metric, number: int, place: dict[str, int]) -> dict[str, Any]:
+def _daemon_panel(m: Exported, number: int, place: dict[str, int]) -> dict[str, Any]:
     name, per_second = f"drafter_online_{m.name}", m.kind == "counter"
     expr = f"sum by ({m.label or 'instance'}) (rate({name}_total[$__rate_interval]))" if per_second else name
     title = m.name + (" (per second)" if per_second else "")

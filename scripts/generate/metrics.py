@@ -14,7 +14,7 @@ _GROUPS = {
     "tuner": "How much is drafted, how that was decided, and how far from the best it was.",
     "drafter": "The draft head: its passes, its weights, its samples and its training.",
     "history": "The past responses that drafts come from.",
-    "reuse": "What was taken over from past rollouts: `reuse.mode: coupled`, and the lossy `lenient`.",
+    "reuse": "What was taken over from past rollouts: `reuse.mode: replay`, and the lossy `lenient`.",
     "policy": "Which policy is being sampled.",
     "guard": "What went wrong and was survived.",
     "health": "Whether the rollouts are what the trainer takes them for: draws of its policy, and fresh ones.",

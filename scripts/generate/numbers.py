@@ -167,8 +167,8 @@ def head() -> str:
         for kind in PROMPTS:
             for arm, a in kinds[kind].items():
                 if arm != "none":
-                    memory = both(median_of(a["speedup_over_memory"])) if a["speedup_over_memory"] else "not measured"
-                    name = "suffix drafts" if arm == "memory" else arm
+                    memory = both(median_of(a["speedup_over_suffix"])) if a["speedup_over_suffix"] else "not measured"
+                    name = "suffix drafts" if arm == "suffix" else arm
                     rows.append((batch, kind, name, both(median_of(a["speedup_over_none"])), memory,
                                  f"{a['acceptance_length']:.2f}", percent(a["acceptance_rate"]),
                                  percent(a["pass_over_step"], 1)))  # fmt: skip
@@ -316,7 +316,7 @@ def _head_rows(result: str, what: str, d: Any) -> Iterator[Row]:
     """Of new prompts; the same prompts again are on the page."""
     batches = " / ".join(d["batches"])
     found = [kinds["fresh"]["head"] for kinds in d["batches"].values() if "head" in kinds["fresh"]]
-    for of, name in (("no drafts", "speedup_over_none"), ("suffix drafts alone", "speedup_over_memory")):
+    for of, name in (("no drafts", "speedup_over_none"), ("suffix drafts alone", "speedup_over_suffix")):
         if found and all(arm[name] for arm in found):
             label = f"draft head and suffix drafts over {of}, SmolLM2-135M, {what}, batch {batches}"
             yield label, *joined(median_of(arm[name]) for arm in found), f"`{result}.json`"

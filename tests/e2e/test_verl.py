@@ -33,7 +33,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1700)]
 
 SETTINGS = JobSettings(size="tiny", train_prompts=16, prompts_per_step=8, n=4, epochs=2, max_response_length=200)
 
-STATIC = ("tuning.policy=static", "tuning.guard.enabled=false", "proposal.budget.policy=fixed")
+STATIC = ("tuning.strategy=static", "tuning.guard.enabled=false", "proposal.budget.rule=fixed")
 """What is drafted and verified depends on no clock."""
 
 NOTED = ("telemetry.health.max_overlap=0.02", *STATIC)
@@ -116,7 +116,7 @@ def test_grpo_reports_and_accepts_until_its_engine_is_killed(make: Callable[...,
         assert row["rollspec/reuse/share"] > 0
         assert row["rollspec/health/epoch_overlap"] > row["rollspec/health/epoch_overlap_chance"]
         assert row["rollspec/health/warnings/overlap"] == 1.0
-    assert "noise is kept over epochs (reuse.mode = coupled)" in text and "reuse.mode = coupled does that" in text
+    assert "noise is kept over epochs (reuse.mode = replay)" in text and "reuse.mode = replay does that" in text
     lengths = [json.loads(line) for line in (job.folder / "lengths.jsonl").read_text().splitlines()]
     assert [len(x["lengths"]) for x in lengths[:4]] == [32] * 4
     assert "rollspec/accept/rate" in text
@@ -165,7 +165,7 @@ def test_ppo_with_a_critic_and_kept_noise(make: Callable[..., Job], tmp_path: Pa
     assert second["rollspec/health/epoch_overlap"] > second["rollspec/health/epoch_overlap_chance"]
     assert second["rollspec/health/warnings/overlap"] == 1.0
     log = (job.folder / "job.log").read_text(errors="replace")
-    assert "noise is kept over epochs (reuse.mode = coupled)" in log and "reuse.mode = coupled does that" in log
+    assert "noise is kept over epochs (reuse.mode = replay)" in log and "reuse.mode = replay does that" in log
 
 
 @pytest.mark.slow  # `test_disabled_asks_no_server` and `test_inert_without_a_switch` are its shorter siblings

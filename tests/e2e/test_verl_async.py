@@ -112,7 +112,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., tuple[list[di
         overrides = (
             f"history.dir={kept}",
             "proposal.suffix.window=16",
-            "tuning.policy=static",
+            "tuning.strategy=static",
             "tuning.guard.enabled=false",
             *more,
         )

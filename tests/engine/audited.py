@@ -14,21 +14,21 @@ from engines import KV_BYTES, call, close
 
 from rollspec.audit import engine as audit_engine
 from rollspec.audit import worker as audit_worker
-from rollspec.audit.engine import Arm, Job, Plan, run_arm
+from rollspec.audit.engine import AuditJob, AuditPlan, Variant, run_arm
 from rollspec.audit.reference import Reference
 from rollspec.audit.run import judge
 from rollspec.audit.verdict import AuditResult
 
 PROMPTS = tuple(tuple(range(3 + i, 11 + i)) for i in range(6))
-EVERYTHING = ["proposal.budget.policy=fixed", "tuning.policy=static", "tuning.guard.enabled=false"]
+EVERYTHING = ["proposal.budget.rule=fixed", "tuning.strategy=static", "tuning.guard.enabled=false"]
 """Is verified, whatever it costs here."""
 
-SWITCHING = ["tuning.policy=random", "tuning.guard.enabled=false"]
+SWITCHING = ["tuning.strategy=random", "tuning.guard.enabled=false"]
 COUPLED = ["mode=coupled", *SWITCHING]
 
 
 @contextmanager
-def engine_of(job: Job) -> Iterator[Any]:
+def engine_of(job: AuditJob) -> Iterator[Any]:
     small = replace(job.arm, engine={"kv_cache_memory_bytes": KV_BYTES, **job.arm.engine})
     llm = audit_worker.build(replace(job, arm=small))
     try:
@@ -48,14 +48,14 @@ def in_process(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(audit_engine, "_run_process", run)
 
 
-def audit(model: Path, arm: Arm, tokens: int, *, sure: bool = False, **plan: Any) -> AuditResult:
+def audit(model: Path, arm: Variant, tokens: int, *, sure: bool = False, **plan: Any) -> AuditResult:
     """The sampled half of an audit: one engine, the tests, the verdict.
 
     Args:
         sure: of an engine that must pass: of a thousand such audits one fails by chance, but no two in a row.
     """
     for seed in (0, 1):
-        given = Plan(PROMPTS, **{"tokens": tokens, "max_tokens": 48, "seed": seed, **plan})
+        given = AuditPlan(PROMPTS, **{"tokens": tokens, "max_tokens": 48, "seed": seed, **plan})
         out = run_arm(model, given, arm, greedy_rounds=0)
         result = judge(out.samples, Reference(model, given.temperature), given, arm, version=0)
         result = replace(result, drafts=out.drafts if arm.drafts else None, provenance={"off": out.off})

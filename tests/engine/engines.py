@@ -47,7 +47,7 @@ def _hold_costs(worker: Any) -> None:
 CACHING = {"enable_prefix_caching": True, "block_size": 32}
 """As jobs run; with blocks that these tests' prompts fill."""
 
-ALWAYS = {"tuning.policy": "static", "proposal.budget.policy": "fixed", "tuning.guard.enabled": False}
+ALWAYS = {"tuning.strategy": "static", "proposal.budget.rule": "fixed", "tuning.guard.enabled": False}
 """Everything that is proposed is verified, whatever it brings."""
 
 

@@ -17,7 +17,7 @@ def any_arm(worker: Any) -> None:
 
     rng = random.Random(0)
     tuner = bridge(worker).engine.tuner
-    tuner.policy.choose = lambda bucket: rng.randrange(len(tuner.arms))
+    tuner.strategy.choose = lambda bucket: rng.randrange(len(tuner.arms))
 
 
 def on_a_thread(worker: Any) -> None:
@@ -51,7 +51,7 @@ def on_a_thread(worker: Any) -> None:
         begun[says] += 1
         return says
 
-    tuner.policy.choose, found.begins_nothing = choose, begins_nothing
+    tuner.strategy.choose, found.begins_nothing = choose, begins_nothing
 
 
 def begun_ahead(worker: Any) -> int:
@@ -66,7 +66,7 @@ def any_arm_and_passes(worker: Any) -> None:
     rng = random.Random(0)
     engine = bridge(worker).engine
     tuner, route = engine.tuner, engine.head.route
-    tuner.policy.choose = lambda bucket: rng.randrange(len(tuner.arms))
+    tuner.strategy.choose = lambda bucket: rng.randrange(len(tuner.arms))
     tuner.config = tuner.config.model_copy(update={"guard": tuner.config.guard.model_copy(update={"enabled": False})})
 
     def routed(step: Any, *args: Any, **kwargs: Any) -> int:

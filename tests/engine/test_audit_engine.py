@@ -29,7 +29,7 @@ from warm_server import VARIABLE
 from benchmarks.identity import leads, same_tokens
 from benchmarks.two_policies import check_lossy, rollouts
 from rollspec.audit import worker as audit_worker
-from rollspec.audit.engine import Arm, ArmOutput, Job, Plan, run_arm
+from rollspec.audit.engine import ArmOutput, AuditJob, AuditPlan, Variant, run_arm
 from rollspec.audit.evidence import AuditError
 from rollspec.audit.noise import keys_of
 from rollspec.audit.reference import Reference
@@ -83,7 +83,7 @@ def test_the_command_checks_every_token_of_coupled_sampling(sharp: Path, tmp_pat
     """One wrong token of all is found with certainty, so their number only has to show drafts of both fates."""
     out = tmp_path / "audit.json"
     args = ["audit", "--model", str(sharp), "--set", "mode=coupled", "--switch-arms"]
-    args += ["--set", "proposal.budget.policy=fixed"]  # what a step takes here decides on no draft
+    args += ["--set", "proposal.budget.rule=fixed"]  # what a step takes here decides on no draft
     done = CliRunner().invoke(app, [*args, "--tokens", "8000", "--out", str(out)])
     assert done.exit_code == 0, done.output[-3000:]
     assert "mode coupled, draft lengths by random" in " ".join(done.output.split())
@@ -96,8 +96,8 @@ def test_the_command_checks_every_token_of_coupled_sampling(sharp: Path, tmp_pat
 
 def test_an_audit_that_is_killed_leaves_nothing(sharp: Path, tmp_path: Path) -> None:
     program = (
-        "from rollspec.audit.engine import Arm, Plan, run_arm; import sys;"
-        f"run_arm(sys.argv[1], Plan({PROMPTS!r}), Arm.plain())"
+        "from rollspec.audit.engine import Variant, AuditPlan, run_arm; import sys;"
+        f"run_arm(sys.argv[1], AuditPlan({PROMPTS!r}), Variant.plain())"
     )
     env = {name: value for name, value in os.environ.items() if name != VARIABLE}  # a process like any other
     process = subprocess.Popen([sys.executable, "-c", program, str(sharp)], env={**env, "TMPDIR": str(tmp_path)})
@@ -111,9 +111,9 @@ def test_an_audit_that_is_killed_leaves_nothing(sharp: Path, tmp_path: Path) -> 
 
 def test_an_engine_that_fails_or_hangs_is_one_sentence(sharp: Path) -> None:
     with pytest.raises(AuditError, match=r"did not finish within 2 s"):
-        run_arm(sharp, Plan(PROMPTS), Arm.plain(), timeout=2)
+        run_arm(sharp, AuditPlan(PROMPTS), Variant.plain(), timeout=2)
     with pytest.raises(AuditError, match=r"ended with status 1: .*nonsense"):
-        run_arm(sharp, Plan(PROMPTS), Arm.plain({"nonsense": 1}), timeout=LIMIT)
+        run_arm(sharp, AuditPlan(PROMPTS), Variant.plain({"nonsense": 1}), timeout=LIMIT)
 
 
 # ---- engines that are right
@@ -125,11 +125,11 @@ def test_model_and_suffix_drafts_follow_the_distribution(sharp: Path) -> None:
     config = {
         "proposal.drafters": ["suffix", "draft_model"],
         "proposal.head.model": str(sharp),
-        "proposal.budget.policy": "fixed",
-        "tuning.policy": "exp3spec",  # arms change all the time
+        "proposal.budget.rule": "fixed",
+        "tuning.strategy": "exp3spec",  # arms change all the time
         "tuning.guard.enabled": False,
     }
-    result = audit(sharp, Arm.with_rollspec(config), 8000, sure=True)
+    result = audit(sharp, Variant.with_rollspec(config), 8000, sure=True)
     assert result.verdict == "pass", result.reasons
     assert result.drafts is not None and min(result.drafts.accepted, result.drafts.rejected) > 500
 
@@ -137,7 +137,7 @@ def test_model_and_suffix_drafts_follow_the_distribution(sharp: Path) -> None:
 @pytest.mark.slow  # of vLLM, not of rollspec
 @pytest.mark.usefixtures("quick")
 def test_vllms_own_drafts_pass(sharp: Path) -> None:
-    result = audit(sharp, Arm("ngram", speculative_config=NGRAM), 8000, sure=True)
+    result = audit(sharp, Variant("ngram", speculative_config=NGRAM), 8000, sure=True)
     assert result.verdict == "pass", (result.reasons, result.tests[:3])
 
 
@@ -145,9 +145,9 @@ def test_vllms_own_drafts_pass(sharp: Path) -> None:
 def test_drafter_swaps_while_requests_run_change_no_distribution(model: Path, tmp_path: Path, mode: str) -> None:
     heads = [random_head(tmp_path / f"head{i}", model, seed=i) for i in range(3)]
     drafting = ["proposal.drafters=[suffix,eagle3]", f"proposal.head.model={heads[0]}", f"mode={mode}"]
-    arm = Arm.with_rollspec("default", [*drafting, "proposal.budget.policy=fixed", *SWITCHING])
-    plan = Plan(PROMPTS, tokens=4000, max_tokens=48)
-    job = Job(str(model), plan, arm, greedy_rounds=0)
+    arm = Variant.with_rollspec("default", [*drafting, "proposal.budget.rule=fixed", *SWITCHING])
+    plan = AuditPlan(PROMPTS, tokens=4000, max_tokens=48)
+    job = AuditJob(str(model), plan, arm, greedy_rounds=0)
     with engine_of(job) as llm:
         swapping = Swapping(llm, heads)
         audit_worker.work(swapping, tmp_path, job)
@@ -165,10 +165,10 @@ def test_two_builds_say_the_same_under_coupled(sharp: Path) -> None:
     """Steps that overlap against ones that follow each other, in small batches with prompts in chunks."""
     tight = {"max_num_seqs": 7, "max_num_batched_tokens": 64, "enable_chunked_prefill": True}
     arms = (
-        Arm.with_rollspec("default", COUPLED),
-        Arm.with_rollspec("default", [*COUPLED, "proposal.k_max=4"], {**tight, "async_scheduling": False}),
+        Variant.with_rollspec("default", COUPLED),
+        Variant.with_rollspec("default", [*COUPLED, "proposal.k_max=4"], {**tight, "async_scheduling": False}),
     )
-    plan, target = Plan(PROMPTS, tokens=4000, max_tokens=48), Reference(sharp, 1.0)
+    plan, target = AuditPlan(PROMPTS, tokens=4000, max_tokens=48), Reference(sharp, 1.0)
     one, other = (run_arm(sharp, plan, arm, greedy_rounds=0) for arm in arms)
     for out, arm in zip((one, other), arms, strict=True):
         result = replace(judge(out.samples, target, plan, arm, version=0), drafts=out.drafts)
@@ -198,8 +198,8 @@ def moved(model: Path, folder: Path, scale: float = 0.02) -> Path:
 
 
 def test_kept_noise_follows_the_policy_that_replaced_another(sharp: Path, tmp_path: Path) -> None:
-    arm = Arm.with_rollspec("coupled_reuse", EVERYTHING, SMALL)
-    plan = Plan(PROMPTS, tokens=4000, samples=32, max_tokens=48)
+    arm = Variant.with_rollspec("coupled_reuse", EVERYTHING, SMALL)
+    plan = AuditPlan(PROMPTS, tokens=4000, samples=32, max_tokens=48)
     out = rollouts(sharp, plan, arm, moved(sharp, tmp_path / "old"))
     result = replace(judge(out.samples, Reference(sharp, 1.0), plan, arm, version=1), drafts=out.drafts)
     assert result.verdict == "pass", result.reasons
@@ -213,8 +213,8 @@ def test_lenient_reuse_is_as_far_from_the_policy_as_its_formula_says(sharp: Path
     applied at all lies 7.5 of them away, and is found with probability 0.999.
     """
     old = moved(sharp, tmp_path / "old", 0.05)
-    arm = Arm.with_rollspec("spec_rl", ["reuse.bias=0"], SMALL)
-    plan = Plan(PROMPTS, tokens=5000, samples=28, max_tokens=24)  # the rule decides eight tokens of a response
+    arm = Variant.with_rollspec("spec_rl", ["reuse.bias=0"], SMALL)
+    plan = AuditPlan(PROMPTS, tokens=5000, samples=28, max_tokens=24)  # the rule decides eight tokens of a response
     out = rollouts(sharp, plan, arm, old)
     policies = (Reference(sharp, plan.temperature), Reference(old, plan.temperature))
     lossy = check_lossy(out.samples, out.ruled, PROMPTS, *policies, 0.0)
@@ -236,7 +236,7 @@ def test_a_lossy_redraw_fails(sharp: Path) -> None:
     with probability 0.9999.
     """
     lossy = {"worker_extension_cls": "audit_redraw.RedrawFromTarget"}
-    result = audit(sharp, Arm("lossy", speculative_config=NGRAM, engine=lossy), 10000)
+    result = audit(sharp, Variant("lossy", speculative_config=NGRAM, engine=lossy), 10000)
     assert result.verdict == "fail"
     assert result.log_probs is not None and not result.log_probs.failure
     assert result.min_p < 1e-6
@@ -265,7 +265,7 @@ def test_a_planted_bias_fails_and_speculation_is_not_to_blame(sharp: Path, tmp_p
 
 @pytest.mark.usefixtures("quick")
 def test_an_engine_that_does_not_draft_is_inconclusive(sharp: Path) -> None:
-    result = audit(sharp, Arm.with_rollspec("default", ["enabled=false"]), 1000)
+    result = audit(sharp, Variant.with_rollspec("default", ["enabled=false"]), 1000)
     assert result.verdict == "inconclusive"
     assert "0 tokens were drafted" in result.reasons[0]
     assert result.provenance["off"] == "enabled is false"

@@ -293,7 +293,7 @@ def _break_keys(worker: Any) -> None:
 def test_a_fault_leaves_verification_to_vllm(model: Path, prompts: list[list[int]]) -> None:
     """No request ends, the step follows the policy, and the engine says how it samples from then on."""
     for fault, cause in ((_break_verification, "the kernel was not launched"), (_break_keys, "TypeError")):
-        llm = build(model, COUPLED | {"proposal.budget.policy": "fixed", "tuning.policy": "static"})
+        llm = build(model, COUPLED | {"proposal.budget.rule": "fixed", "tuning.strategy": "static"})
         # One token is left to draw, found through everything that changes logits.
         certain = {"top_k": 1, "repetition_penalty": 1.3, "ignore_eos": True, "limit": 60, "temperature": 0.7}
         try:

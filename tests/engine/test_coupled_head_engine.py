@@ -18,7 +18,7 @@ from switching import COUPLED, QUIET, any_arm_and_passes
 
 pytestmark = pytest.mark.engine
 
-ALWAYS = {"tuning.policy": "static", "proposal.budget.policy": "fixed", "tuning.guard.enabled": False}
+ALWAYS = {"tuning.strategy": "static", "proposal.budget.rule": "fixed", "tuning.guard.enabled": False}
 LONG = {"ignore_eos": True, "temperature": 1.0}
 CUT = LONG | {"top_k": 6, "temperature": 0.8}
 

@@ -17,7 +17,7 @@ from switching import any_arm_and_passes
 
 pytestmark = pytest.mark.engine
 
-ALWAYS = {"tuning.policy": "static", "proposal.budget.policy": "fixed", "tuning.guard.enabled": False}
+ALWAYS = {"tuning.strategy": "static", "proposal.budget.rule": "fixed", "tuning.guard.enabled": False}
 """A draft is made and verified whatever it costs."""
 
 TIGHT = {"max_num_batched_tokens": 160, "enable_chunked_prefill": True, "num_gpu_blocks_override": 14}

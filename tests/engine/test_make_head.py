@@ -66,7 +66,7 @@ def test_vllm_without_rollspec_serves_it(
 def test_a_job_starts_from_it(
     model: Path, made: dict[str, Any], prompts: list[list[int]], plain: dict[str, Any]
 ) -> None:
-    always = {"tuning.policy": "static", "proposal.budget.policy": "fixed", "tuning.guard.enabled": False}
+    always = {"tuning.strategy": "static", "proposal.budget.rule": "fixed", "tuning.guard.enabled": False}
     options = {"proposal.drafters": ["eagle3"], "proposal.head.model": made["head"], **always}
     llm = build(model, {**options, "proposal.head.k_max": K})
     try:

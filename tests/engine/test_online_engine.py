@@ -14,7 +14,7 @@ from heads import specforge_head
 pytest.importorskip("speculators")
 pytestmark = pytest.mark.engine
 
-ALWAYS = {"tuning.policy": "static", "proposal.budget.policy": "fixed", "tuning.guard.enabled": False}
+ALWAYS = {"tuning.strategy": "static", "proposal.budget.rule": "fixed", "tuning.guard.enabled": False}
 
 
 def test_acceptance_rises_while_the_engine_idles(

@@ -177,7 +177,7 @@ def test_a_published_rule_ends_drafts_and_changes_no_token(
         (found,) = llm.collective_rpc(_ruled)
         offered, kept = found["offered"], found["kept"]
         if name == "smartspec":
-            assert found["policy"] == "smartspec" and len(found["rates"]) > 1, "it learns an acceptance rate"
+            assert found["strategy"] == "smartspec" and len(found["rates"]) > 1, "it learns an acceptance rate"
         elif name == "tetris":
             assert kept and all(taken <= 4 * batch for taken, batch in kept), "the capacity is the batch's"
             assert max(found["longest"]) == 6, "and a likely draft has more than the average"
@@ -230,7 +230,7 @@ def _note_drafts(worker: Any) -> None:
             return kept
 
         rule.keep = noting
-    elif selection.config.policy == "tetris":
+    elif selection.config.rule == "tetris":
         allot = selection.allot
 
         def sharing(chains: Any, step: Any, cost: Any) -> Any:
@@ -248,14 +248,14 @@ def _ruled(worker: Any) -> dict[str, Any]:
     from rollspec.engine.vllm.worker import bridge
 
     engine = bridge(worker).engine
-    rule, policy = engine.selection.rule, engine.tuner.policy
-    found = {**engine.selection.noted, "policy": policy.name}
+    rule, strategy = engine.selection.rule, engine.tuner.strategy
+    found = {**engine.selection.noted, "strategy": strategy.name}
     found["rule"] = next((n for n, cls in stopping.RULES.items() if type(rule) is cls), "")
     found["posterior"] = [n for both in getattr(rule, "posteriors", {}).values() for n in both]
     found["weights"] = rule.weights.tolist() if hasattr(rule, "weights") else []
     found["learners"], found["begun"] = list(getattr(rule, "learners", [])), getattr(rule, "_begun", 0)
-    if policy.name == "smartspec":
-        found["rates"] = {r for b in policy.state()["buckets"].values() for r in b["rates"]}
+    if strategy.name == "smartspec":
+        found["rates"] = {r for b in strategy.state()["buckets"].values() for r in b["rates"]}
     return found
 
 
@@ -268,7 +268,7 @@ def _note_plays(worker: Any) -> None:
     from rollspec.engine.vllm.worker import bridge
 
     tuner = bridge(worker).engine.tuner
-    tuner.noted, plan, observe = ([], []), tuner.plan, tuner.policy.observe
+    tuner.noted, plan, observe = ([], []), tuner.plan, tuner.strategy.observe
 
     def planning(batch: int, context_tokens: float) -> Any:
         made = plan(batch, context_tokens)
@@ -280,7 +280,7 @@ def _note_plays(worker: Any) -> None:
         tuner.noted[1].append(outcome.measured is not None and outcome.elapsed == outcome.measured)
         observe(bucket, outcome)
 
-    tuner.plan, tuner.policy.observe = planning, observing
+    tuner.plan, tuner.strategy.observe = planning, observing
 
 
 def _tlt(worker: Any) -> tuple[list[tuple[int, int]], bool]:

@@ -24,8 +24,8 @@ pytestmark = pytest.mark.engine
 
 PROMPTS = tuple(tuple(range(3 + i, 11 + i)) for i in range(6))
 REUSE = {
-    "preset": "default", "mode": "coupled", "reuse.mode": "coupled", "coupled.seed": 5,
-    "tuning.policy": "static", "proposal.budget.policy": "fixed",  # how much is drafted must not depend on the clock
+    "preset": "default", "mode": "coupled", "reuse.mode": "replay", "coupled.seed": 5,
+    "tuning.strategy": "static", "proposal.budget.rule": "fixed",  # how much is drafted must not depend on the clock
 }  # fmt: skip
 COPIES, LIMIT = 40, 48
 

@@ -54,8 +54,8 @@ def test_a_daemon_learns_from_a_server_and_the_server_outlives_it(
         "proposal.head.k_max": 3,
         "proposal.head.model": str(head),
         "proposal.head.canary_drafts": 16,
-        "proposal.budget.policy": "fixed",
-        "tuning.policy": "static",
+        "proposal.budget.rule": "fixed",
+        "tuning.strategy": "static",
         "tuning.guard.enabled": False,
     }
     server = Server(model, "--additional-config", json.dumps({"rollspec": options}))

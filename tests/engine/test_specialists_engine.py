@@ -12,8 +12,8 @@ from heads import random_head
 pytestmark = pytest.mark.engine
 
 ALWAYS = {
-    "proposal.drafters": ["eagle3"], "proposal.head.k_max": 3, "tuning.policy": "static",
-    "proposal.budget.policy": "fixed", "tuning.guard.enabled": False,
+    "proposal.drafters": ["eagle3"], "proposal.head.k_max": 3, "tuning.strategy": "static",
+    "proposal.budget.rule": "fixed", "tuning.guard.enabled": False,
 }  # fmt: skip
 TIGHT = {"max_num_batched_tokens": 160, "enable_chunked_prefill": True, "num_gpu_blocks_override": 24}
 

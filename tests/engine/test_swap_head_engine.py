@@ -277,7 +277,7 @@ def test_a_version_may_draft_other_tokens(
     weights = {n: t.contiguous() for n, t in heads.own_weights(other).items()}
     base = other.config.drafter_online["base"]
     Versions(tmp_path / "versions").publish(weights, heads.config_of(other), base=base, target_version=0)
-    given = {"proposal.drafters": ["eagle3"], "proposal.head.model": str(started), "tuning.policy": "static"}
+    given = {"proposal.drafters": ["eagle3"], "proposal.head.model": str(started), "tuning.strategy": "static"}
     llm = build(model, {**given, "tuning.guard.enabled": False})
     try:
         assert llm.collective_rpc(_drafts_of)[0] == list(range(64))

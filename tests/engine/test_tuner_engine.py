@@ -34,14 +34,14 @@ def _garbage(worker: Any) -> None:
 def _longest(worker: Any) -> None:
     """The longest drafts at every step, whatever they cost."""
     tuner = bridge(worker).engine.tuner
-    tuner.policy.choose = lambda bucket: len(tuner.arms) - 1
+    tuner.strategy.choose = lambda bucket: len(tuner.arms) - 1
     tuner.config = tuner.config.model_copy(update={"guard": tuner.config.guard.model_copy(update={"enabled": False})})
 
 
 def _policy(worker: Any) -> tuple[str, list[str]]:
     """The policy that decides in this engine, and the arms that it has."""
     tuner = bridge(worker).engine.tuner
-    return type(tuner.policy).name, [arm.name for arm in tuner.arms]
+    return type(tuner.strategy).name, [arm.name for arm in tuner.arms]
 
 
 def test_tokens_are_identical_under_any_switch_and_any_pressure(
@@ -123,7 +123,7 @@ def test_what_was_learned_is_saved_and_reported(
 def test_a_garbage_drafter_is_switched_off_and_changes_nothing(
     model: Path, prompts: list[list[int]], plain: dict[str, Any]
 ) -> None:
-    off = {"tuning.policy": "static", "proposal.budget.policy": "fixed"}
+    off = {"tuning.strategy": "static", "proposal.budget.rule": "fixed"}
     llm = build(model, {"preset": "default", **off})
     try:
         llm.collective_rpc(_garbage)
@@ -144,7 +144,7 @@ def test_published_policies_run_and_change_nothing(
     model: Path, prompts: list[list[int]], plain: dict[str, Any], policy: str
 ) -> None:
     options = {"table": {"4": 8, "16": 2}} if policy == "table" else {}
-    llm = build(model, {"preset": "default", "tuning": {"policy": policy, "options": options}})
+    llm = build(model, {"preset": "default", "tuning": {"strategy": policy, "options": options}})
     try:
         for version in range(2):
             call(llm, "set_version", version=version)

@@ -12,7 +12,7 @@ from heads import random_head
 
 pytestmark = pytest.mark.engine
 
-ALWAYS = {"tuning.policy": "static", "proposal.budget.policy": "fixed", "tuning.guard.enabled": False}
+ALWAYS = {"tuning.strategy": "static", "proposal.budget.rule": "fixed", "tuning.guard.enabled": False}
 
 
 def _forget(worker: Any) -> None:

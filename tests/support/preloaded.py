@@ -36,9 +36,9 @@ def lookups() -> None:
     """numba reads what it has compiled for a second, and scipy is imported where costs are fitted."""
     import rollspec.tuning.cost  # noqa: F401
     from rollspec.config import RollspecConfig
-    from rollspec.step import Engine
+    from rollspec.step import DraftEngine
 
-    engine = Engine(RollspecConfig.load({}, env={}), 64)
+    engine = DraftEngine(RollspecConfig.load({}, env={}), 64)
     engine.begin("a", [1, 2, 3], 32)
     for n in range(1, 10):
         engine.timed(n, True, 0.01 * n, 1)

@@ -18,10 +18,10 @@ SETTINGS: dict[str, Any] = {
     "proposal.head.k_max": 2,
 }
 VERIFIED: dict[str, Any] = {
-    "tuning.policy": "static",
+    "tuning.strategy": "static",
     "tuning.arms": [2],
     "tuning.guard.enabled": False,
-    "proposal.budget.policy": "fixed",
+    "proposal.budget.rule": "fixed",
 }
 """What it drafts is verified all the same."""
 

@@ -214,28 +214,28 @@ def _plain(value: Any) -> Any:
 
 
 WORLDS = {
-    "memory": World({}),
-    "memory, all is verified": World({"proposal.budget.policy": "fixed", "tuning.policy": "static"}, seed=1),
-    "memory under kept noise": World({"mode": "coupled", "reuse.mode": "coupled"}, kept=True, changed=0.03, seed=2),
-    "memory that nothing repeats": World(
+    "suffix": World({}),
+    "suffix, all is verified": World({"proposal.budget.rule": "fixed", "tuning.strategy": "static"}, seed=1),
+    "suffix under kept noise": World({"mode": "coupled", "reuse.mode": "replay"}, kept=True, changed=0.03, seed=2),
+    "suffix that nothing repeats": World(
         {}, symbols=60, changed=1.0, samples=999, batch=24, steps=240, epoch=239, seed=3
     ),
-    "memory, long ones count for more": World({"proposal.budget.length_weight": 2.0}, seed=4),
-    "memory, SVIP": World({"proposal.budget.policy": "svip"}, seed=4),
-    "memory and head": World({"proposal.drafters": ["suffix", "eagle3"]}, head=0.8, steps=240, seed=5),
-    "memory and head, any arm": World(
-        {"proposal.drafters": ["suffix", "eagle3"], "tuning.policy": "random"},
+    "suffix, long ones count for more": World({"proposal.budget.length_weight": 2.0}, seed=4),
+    "suffix, SVIP": World({"proposal.budget.rule": "svip"}, seed=4),
+    "suffix and head": World({"proposal.drafters": ["suffix", "eagle3"]}, head=0.8, steps=240, seed=5),
+    "suffix and head, any arm": World(
+        {"proposal.drafters": ["suffix", "eagle3"], "tuning.strategy": "random"},
         head=0.7,
         changed=0.3,
         kept=True,
         steps=240,
         seed=6,
     ),
-    "memory and head, all is verified": World(
+    "suffix and head, all is verified": World(
         {
             "proposal.drafters": ["suffix", "eagle3"],
-            "proposal.budget.policy": "specdec++",
-            "tuning.policy": "static",
+            "proposal.budget.rule": "specdec++",
+            "tuning.strategy": "static",
         },
         head=0.2,
         changed=0.4,

@@ -35,7 +35,7 @@ NO_KERNELS = (
 )
 
 MEMORY_METHOD = "ngram_gpu"
-"""vLLM's speculative method that stands for drafts from memory."""
+"""vLLM's speculative method that stands for model-free drafts."""
 
 
 def vllm_version() -> str:

@@ -5,7 +5,7 @@
 `drafter-online make-head` starts it in a process of its own, so that the engine's memory is free again when training
 begins. It samples as it always does; the head beside it says which layers are recorded, and drafts if the job says so.
 
-    job.json         what to build and generate (`drafter_online.generate.Job`)
+    job.json         what to build and generate (`drafter_online.generate.GenerationJob`)
     progress.json    what was generated so far, or why not
     samples/         one file per response (`drafter_online.samples.Sample`), whole or not there
 
@@ -30,7 +30,7 @@ DRAIN_SECONDS = 2.0
 """Between two times that the worker writes what it holds, which is bounded (`rollspec.head.capture.HOLD_BYTES`)."""
 
 
-DRAFTING = {"proposal.budget.policy": "fixed", "tuning.policy": "static", "tuning.guard.enabled": False}
+DRAFTING = {"proposal.budget.rule": "fixed", "tuning.strategy": "static", "tuning.guard.enabled": False}
 """Of an engine whose head drafts in every step, whether that pays or not."""
 
 

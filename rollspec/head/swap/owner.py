@@ -7,7 +7,7 @@ from typing import Protocol
 
 import torch
 
-from rollspec.proposal.router import Acceptance
+from rollspec.proposal.router import HeadAcceptance
 
 
 class SwapOwner(Protocol):
@@ -22,7 +22,7 @@ class SwapOwner(Protocol):
     asleep: bool
 
     @property
-    def acceptance(self) -> Acceptance:
+    def acceptance(self) -> HeadAcceptance:
         """What is known of that of the weights that run."""
 
     @property

@@ -143,11 +143,11 @@ def test_bandits_write_json(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_options_of_the_new_benchmarks() -> None:
     invoke = CliRunner().invoke
-    for name, options in (("cost", ("--model", "--store", "--rounds")), ("tuner", ("--rounds", "--policies")),
+    for name, options in (("cost", ("--model", "--store", "--rounds")), ("tuner", ("--rounds", "--strategies")),
                           ("harm", ("--model", "--rounds")), ("bandits", ())):  # fmt: skip
         shown = invoke(bench_cli.command, [name, "--help"], env={"COLUMNS": "200"}).output
         assert all(o in shown for o in ("--quick", "--out", "--json", *options)), shown
-    refused = invoke(bench_cli.command, ["tuner", "--policies", "edge"])
+    refused = invoke(bench_cli.command, ["tuner", "--strategies", "edge"])
     assert isinstance(refused.exception, RollspecError) and "edge" in str(refused.exception)
 
 

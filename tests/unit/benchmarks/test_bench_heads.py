@@ -18,7 +18,7 @@ from drafter_online.held_out import split
 from rollspec.errors import RollspecError
 
 
-def test_what_a_head_adds_is_told_by_workload_over_none_and_over_memory() -> None:
+def test_what_a_head_adds_is_told_by_workload_over_none_and_over_suffix_drafts() -> None:
     def round_of(seconds: float, accepted: int, source: str | None) -> list[dict[str, Any]]:
         counts = {source: [9, 2 * accepted, accepted]} if source else {}
         one = {"tokens": 100, "drafted": 2 * accepted, "accepted": accepted, "by_source": counts}
@@ -27,12 +27,12 @@ def test_what_a_head_adds_is_told_by_workload_over_none_and_over_memory() -> Non
 
     runs = {
         "none": [round_of(4.0, 0, None)] * 2,
-        "memory": [round_of(4.0, 5, "suffix")] * 2,
+        "suffix": [round_of(4.0, 5, "suffix")] * 2,
         "head": [round_of(2.0, 50, "eagle3")] * 2,
     }
     s = head_table.summarise(runs, head.workloads(2))
     assert (
-        s["fresh"]["head"]["speedup_over_none"]["median"] == s["repeated"]["head"]["speedup_over_memory"]["median"] == 2
+        s["fresh"]["head"]["speedup_over_none"]["median"] == s["repeated"]["head"]["speedup_over_suffix"]["median"] == 2
     )
     assert s["fresh"]["head"]["acceptance_length"] == 2.0 and s["fresh"]["none"]["acceptance_rate"] is None
     assert s["fresh"]["head"]["by_source"] == {"eagle3": [18, 200, 100]}

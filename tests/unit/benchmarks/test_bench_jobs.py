@@ -200,7 +200,7 @@ def test_jobs_of_the_reuse_benchmark_differ_in_rollspec_alone(tmp_path: Path, mo
     }
     assert len(differ - {()}) == 1 and len(next(iter(differ - {()}))) == 1
     (at,) = next(iter(differ - {()}))
-    assert "reuse:{mode:'coupled'" in commands["coupled"][at] and "seed:3" in commands["coupled"][at]
+    assert "reuse:{mode:'replay'" in commands["coupled"][at] and "seed:3" in commands["coupled"][at]
     assert "mode:'lenient'" in commands["lenient, bias 0"][at] and "bias:0.0" in commands["lenient, bias 0"][at]
     assert "mode:'lenient'" not in commands["independent"][at] and len({j.folder for j in found.values()}) == 5
 

@@ -10,12 +10,12 @@ import pytest
 
 from benchmarks.identity import compare
 from rollspec import RollspecConfig
-from rollspec.audit.engine import Plan
+from rollspec.audit.engine import AuditPlan
 from rollspec.audit.evidence import Samples, samples_from
 from rollspec.audit.noise import gumbel, keys_of
 
 VOCAB = 20
-PLAN = Plan(prompts=((1, 2, 3), (4, 5)), seed=3, temperature=0.5)
+PLAN = AuditPlan(prompts=((1, 2, 3), (4, 5)), seed=3, temperature=0.5)
 PLACES = [0, 0, 1]
 """Prompts of the texts: two siblings and one of another prompt."""
 

@@ -79,7 +79,7 @@ def test_a_head_goes_to_the_arms_that_take_one_and_to_no_other() -> None:
 def test_published_policies_are_not_overruled() -> None:
     found = peer_arms.chosen("exp3spec,eesd,svip,smartspec", []).arms
     plays = {n: RollspecConfig.from_dict(a.rollspec) for n, a in found.items() if isinstance(a.rollspec, dict)}
-    rules = {n: (p.tuning.policy, p.proposal.budget.policy) for n, p in plays.items() if n != "rollspec"}
+    rules = {n: (p.tuning.strategy, p.proposal.budget.rule) for n, p in plays.items() if n != "rollspec"}
     assert rules == {n: ("static", n) for n in ("exp3spec", "eesd", "svip")} | {"smartspec": ("smartspec", "fixed")}
     assert not any(p.tuning.guard.enabled for n, p in plays.items() if n != "rollspec")
 

@@ -104,21 +104,21 @@ class Engine:
 @needs_vllm
 def test_a_round_starts_from_old_responses_and_says_what_the_rule_decided() -> None:
     from benchmarks.two_policies import lenient_round
-    from rollspec.audit.engine import Plan
-    from rollspec.audit.worker import Response
+    from rollspec.audit.engine import AuditPlan
+    from rollspec.audit.worker import AuditResponse
     from rollspec.config import ReuseConfig
     from rollspec.sampling.lenient_reuse import LenientReuse, old_responses
 
     reuse = LenientReuse(ReuseConfig(mode="lenient"), old_responses(1 << 20), 64, 20, frozenset({0}))
     engine = Engine({7: -99.0})
     old = [
-        Response(0, 0, [4, 5, 0], [-1.0] * 3),  # kept whole, to its end
-        Response(0, 0, [4, 7, 5], [-1.0] * 3),  # cut before the 7
-        Response(1, 0, [7, 4], [-1.0] * 2),  # cut at once
-        Response(1, 0, [4, 5], [-1.0] * 2),  # kept whole, and goes on
-        Response(1, 0, [4, 5, 6, 6, 6, 6, 6], [-1.0] * 7),  # longer than the limit: generated whole
+        AuditResponse(0, 0, [4, 5, 0], [-1.0] * 3),  # kept whole, to its end
+        AuditResponse(0, 0, [4, 7, 5], [-1.0] * 3),  # cut before the 7
+        AuditResponse(1, 0, [7, 4], [-1.0] * 2),  # cut at once
+        AuditResponse(1, 0, [4, 5], [-1.0] * 2),  # kept whole, and goes on
+        AuditResponse(1, 0, [4, 5, 6, 6, 6, 6, 6], [-1.0] * 7),  # longer than the limit: generated whole
     ]
-    plan = Plan(((1, 2), (3, 4)), max_tokens=6, temperature=0.8)
+    plan = AuditPlan(((1, 2), (3, 4)), max_tokens=6, temperature=0.8)
     found = lenient_round(engine, plan, 2, reuse, old)
     assert [(s.tokens, ruled) for s, ruled, _ in found] == [
         ([4, 5, 0], 3),

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from rollspec.tuning import policies, policy  # noqa: F401 - `policies` has all of them register
+from rollspec.tuning import strategies, strategy  # noqa: F401 - `strategies` has all of them register
 
 ROOT = Path(__file__).parents[3]
 BLOCK = re.compile(r'^( *)```python title="(\w+\.py)"\n(.*?)^\1```', re.MULTILINE | re.DOTALL)
@@ -24,7 +24,7 @@ def blocks(page: str) -> dict[str, str]:
 @pytest.fixture(autouse=True)
 def own_registry(monkeypatch: pytest.MonkeyPatch) -> None:
     """What an example registers is gone after it."""
-    monkeypatch.setattr(policy, "REGISTRY", dict(policy.REGISTRY))
+    monkeypatch.setattr(strategy, "REGISTRY", dict(strategy.REGISTRY))
 
 
 def run(*titles: str) -> None:
@@ -45,8 +45,8 @@ def test_a_loss(monkeypatch: pytest.MonkeyPatch) -> None:
     run("loss.py")
 
 
-def test_a_policy_and_what_the_page_says_it_prints(capsys: pytest.CaptureFixture[str]) -> None:
-    run("policy.py", "simulate.py")
+def test_a_strategy_and_what_the_page_says_it_prints(capsys: pytest.CaptureFixture[str]) -> None:
+    run("strategy.py", "simulate.py")
     printed = capsys.readouterr().out
     assert printed and printed in (ROOT / "docs" / "extending.md").read_text(encoding="utf-8")
 

@@ -154,11 +154,11 @@ class Engine:
 
     def __init__(self, target: Path) -> None:
         self.target = target
-        self.jobs: list[generate.Job] = []
+        self.jobs: list[generate.GenerationJob] = []
         self.killed = False
         self.samples = 12
 
-    def __call__(self, job: generate.Job, folder: Path, note: Any) -> None:
+    def __call__(self, job: generate.GenerationJob, folder: Path, note: Any) -> None:
         self.jobs.append(job)
         (folder / generate.SAMPLES).mkdir(parents=True)
         for i in range(self.samples):
@@ -365,7 +365,7 @@ def test_an_engine_that_fails_is_one_sentence(tmp_path: Path, monkeypatch: pytes
     program.write_text("import sys\nprint('INFO fine')\nraise ValueError('no memory for the cache')\n")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     monkeypatch.setattr(generate, "ENGINE", "failing_engine")
-    job = generate.Job("m", "h", [[1]], 1.0, 8, 16, 0, 1, 1.0)
+    job = generate.GenerationJob("m", "h", [[1]], 1.0, 8, 16, 0, 1, 1.0)
     with pytest.raises(TrainingError, match=r"status 1 \(ValueError: no memory for the cache\); see .*engine.log") as e:
         generate.run(job, tmp_path / "engine", lambda _: None)
     assert "\n" not in str(e.value)

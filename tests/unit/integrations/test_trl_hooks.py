@@ -47,7 +47,7 @@ def test_a_step_says_once_what_is_wrong_with_its_rollouts(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The stand-in says the same in every epoch, and its trainer is 0.1 nats away from its engine."""
-    rollspec_trl.enable({"mode": "coupled", "reuse.mode": "coupled", "telemetry.health.max_overlap": 0.1})
+    rollspec_trl.enable({"mode": "coupled", "reuse.mode": "replay", "telemetry.health.max_overlap": 0.1})
     monkeypatch.setitem(health.LIMITS, "gap", 0.05)
     t = trainer_of(Llm(), tmp_path, top_p=0.9)
     with caplog.at_level(logging.WARNING, "rollspec"):
@@ -64,7 +64,7 @@ def test_a_step_says_once_what_is_wrong_with_its_rollouts(
     assert second["rollspec/health/warnings/gap"] == second["rollspec/health/warnings/overlap"] == 1.0
     texts = [r.getMessage() for r in caplog.records]
     assert len(texts) == 2 and "at step 0 engine and trainer differ" in texts[0] and "top_p and top_k cut" in texts[0]
-    assert "at step 1" in texts[1] and "reuse.mode = coupled does that" in texts[1]
+    assert "at step 1" in texts[1] and "reuse.mode = replay does that" in texts[1]
 
 
 def test_of_several_processes_none_knows_which_sample_is_which(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -145,7 +145,7 @@ def test_the_settings_are_resolved_before_anything_is_built(tmp_path: Path, monk
     monkeypatch.delenv("ROLLSPEC__HISTORY__DIR")
     from rollspec_verl import trainer as hooks
 
-    assert hooks.State.of(trainer).config.to_dict() == sent
+    assert hooks.VerlState.of(trainer).config.to_dict() == sent
     wrong = module().PPOTrainer(tmp_path, custom={"rollspec": {"k_max": 1}})
     with pytest.raises(ConfigError, match=r"proposal\.k_max"):
         wrong._init_dataloader()

@@ -10,17 +10,17 @@ from step_world import simulate, story
 
 from rollspec import RollspecConfig
 from rollspec.proposal.base import Turn, as_tokens, prompt_key
-from rollspec.step import Engine
+from rollspec.step import DraftEngine
 from rollspec.telemetry.metrics import to_metrics
 
 pytestmark = pytest.mark.usefixtures("steady_clock")
 
-STATIC = {"tuning.policy": "static", "tuning.guard.enabled": False}
+STATIC = {"tuning.strategy": "static", "tuning.guard.enabled": False}
 """Everything that is proposed is verified, whatever it brings."""
 
 
-def make(**overrides: Any) -> Engine:
-    return Engine(RollspecConfig.load("default", overrides=overrides, env={}), 4096)
+def make(**overrides: Any) -> DraftEngine:
+    return DraftEngine(RollspecConfig.load("default", overrides=overrides, env={}), 4096)
 
 
 def test_second_epoch_is_drafted_from_the_first() -> None:
@@ -38,7 +38,7 @@ def test_second_epoch_is_drafted_from_the_first() -> None:
 
 def test_a_response_that_starts_from_an_old_prefix_is_one_response() -> None:
     """Drafts go on where the prefix ends, history holds it whole, and its tokens are not counted as emitted."""
-    p = make(**STATIC, **{"proposal.budget.policy": "fixed"})
+    p = make(**STATIC, **{"proposal.budget.rule": "fixed"})
     prompt, text = [1, 2, 3], story(0)
     simulate(p, {"old": (prompt, text)})
     p.set_version(1)
@@ -54,7 +54,7 @@ def test_a_response_that_starts_from_an_old_prefix_is_one_response() -> None:
 
 def test_a_rollout_that_is_aborted_and_goes_on_is_one_response() -> None:
     """Under kept noise: history has it once, what it repeats is the last epoch's, and each token is counted once."""
-    p = make(**STATIC, **{"proposal.budget.policy": "fixed"})
+    p = make(**STATIC, **{"proposal.budget.rule": "fixed"})
     prompt, text = [1, 2, 3], story(0, 40)
     key = prompt_key(prompt)
     p.begin("old", prompt, len(text), stream=7)
@@ -126,7 +126,7 @@ def test_useless_drafts_are_not_verified() -> None:
     """Text that never repeats, over few symbols so that suffixes always match: the budget learns to verify little."""
     rng = random.Random(0)
     texts = {str(i): ([1, i], [rng.randrange(4) for _ in range(300)]) for i in range(32)}
-    p, greedy = make(), make(**{"proposal.budget.policy": "fixed", **STATIC})
+    p, greedy = make(), make(**{"proposal.budget.rule": "fixed", **STATIC})
     simulate(p, texts)
     simulate(greedy, texts)
     assert p.drain().step_seconds < 0.5 * greedy.drain().step_seconds
@@ -173,7 +173,7 @@ def test_tokens_past_a_stop_or_the_limit_are_not_history() -> None:
 
 
 def test_nothing_past_a_stop_is_counted_or_drafted_for_siblings() -> None:
-    p = make(**{"proposal.suffix.sources": ["siblings", "past"], "proposal.budget.policy": "fixed"})
+    p = make(**{"proposal.suffix.sources": ["siblings", "past"], "proposal.budget.rule": "fixed"})
     p.begin("a", [1, 2], 40, stop_ids={9})
     p.begin("b", [1, 2], 40, stop_ids={9})
     p.step(["a", "b"], [[5], []], {})
@@ -183,7 +183,7 @@ def test_nothing_past_a_stop_is_counted_or_drafted_for_siblings() -> None:
 
 
 def test_a_prompt_near_the_context_limit_is_not_drafted_past_it() -> None:
-    p = Engine(RollspecConfig.load("default", overrides={"proposal.budget.policy": "fixed"}, env={}), 12)
+    p = DraftEngine(RollspecConfig.load("default", overrides={"proposal.budget.rule": "fixed"}, env={}), 12)
     for name in ("a", "b"):
         p.begin(name, [1, 2, 3, 4], 100)
     p.step(["a"], [[5, 6, 7, 8, 9, 10, 11, 12, 13]], {"a": [5] * 8})
@@ -245,7 +245,7 @@ def test_as_tokens_is_contiguous_int32() -> None:
 
 def test_no_draft_reaches_the_token_from_which_on_a_request_may_stop() -> None:
     """vLLM decides by the first row of a step whether the one after all drafts may stop."""
-    p = Engine(RollspecConfig.load({"proposal.budget.policy": "fixed", "tuning.policy": "static"}, env={}), 256)
+    p = DraftEngine(RollspecConfig.load({"proposal.budget.rule": "fixed", "tuning.strategy": "static"}, env={}), 256)
     text = list(range(20, 40))
     for name, said, least in (("old", [], 0), ("new", [], 6), ("goes on", text[:2], 4)):
         p.begin(name, [1, 2, 3], 100, emitted=said, min_tokens=least)
@@ -264,7 +264,7 @@ def test_the_turns_of_a_rollout_share_what_is_remembered_with_its_siblings() -> 
     """The second turn is drafted from a sibling's second, and from what the tool said to itself; history has what was
     sampled, and no word of the tool's.
     """
-    p = make(**STATIC, **{"proposal.budget.policy": "fixed"})
+    p = make(**STATIC, **{"proposal.budget.rule": "fixed"})
     prompt, tool, call = [1, 2, 3], [900, 901, 902, 903, 904, 905], [50, 51, 52, 53]
     answer = [60, 61, 62, 63, 64, 65]
 
@@ -305,7 +305,7 @@ def test_a_private_turn_and_one_that_does_not_fit_its_prompt_stand_alone() -> No
 
 def test_thinking_and_the_rest_are_counted_apart() -> None:
     """By where a request is when a step begins; a template may open the thinking in the prompt."""
-    p = make(**STATIC, **{"proposal.budget.policy": "fixed"})
+    p = make(**STATIC, **{"proposal.budget.rule": "fixed"})
     p.think = (900, 901)
     p.begin("opens", [1, 2, 900, 3], 90)
     p.begin("does not", [900, 1, 901, 3], 90)

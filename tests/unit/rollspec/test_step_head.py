@@ -9,16 +9,16 @@ from step_world import simulate, story
 
 from rollspec import RollspecConfig
 from rollspec.drafting.head import CANARY_EVERY, EARLY_EVERY, KNOWN, PROBE_EVERY
-from rollspec.step import Engine
+from rollspec.step import DraftEngine
 from rollspec.tuning.guard import Guard
 from rollspec.tuning.tuner import Plan
 
 pytestmark = pytest.mark.usefixtures("steady_clock")
 
 
-def make(**overrides: Any) -> Engine:
+def make(**overrides: Any) -> DraftEngine:
     given = {"proposal.drafters": ["suffix", "eagle3"], "proposal.head.model": "x", **overrides}
-    return Engine(RollspecConfig.load("default", overrides=given, env={}), 4096, "eagle3")
+    return DraftEngine(RollspecConfig.load("default", overrides=given, env={}), 4096, "eagle3")
 
 
 def texts(n: int, seed: int = 0) -> dict[str, tuple[list[int], list[int]]]:
@@ -122,13 +122,13 @@ def test_arms_with_a_head_that_does_not_run_are_credited_with_nothing_of_it() ->
     p = make()
     simulate(p, texts(2), 0.9, pass_seconds=0.2)
     seen = []
-    observe = p.tuner.policy.observe
+    observe = p.tuner.strategy.observe
 
     def noting(bucket: int, outcome: Any) -> None:
         seen.append((outcome.emitted.tolist(), outcome.seconds.tolist()))
         observe(bucket, outcome)
 
-    p.tuner.policy.observe = noting  # type: ignore[method-assign]
+    p.tuner.strategy.observe = noting  # type: ignore[method-assign]
     simulate(p, texts(2, 3), 0.9, pass_seconds=0.2)
     model = p.tuner.with_model
     with_head, without = (np.flatnonzero(x & (p.tuner.ks > 0)) for x in (model, ~model))
@@ -172,7 +172,7 @@ def test_arms_are_drafter_sets_and_lengths() -> None:
 
 
 def test_the_guard_holds_back_one_drafter_and_not_the_other() -> None:
-    p = make(**{"tuning.policy": "static", "proposal.budget.policy": "fixed"})
+    p = make(**{"tuning.strategy": "static", "proposal.budget.rule": "fixed"})
     p.tuner.guard = Guard(patience=10)
     simulate(p, texts(4), 1.0, seed=1)
     for seed in range(3):
@@ -229,7 +229,7 @@ def test_what_is_known_of_a_version_is_kept_for_that_version() -> None:
 
 
 def test_a_sent_chain_carries_the_version_that_drafted_it() -> None:
-    p = make(**{"proposal.budget.policy": "fixed", "tuning.policy": "static"})
+    p = make(**{"proposal.budget.rule": "fixed", "tuning.strategy": "static"})
     p.swapped(3)
     p.begin("a", [1, 2, 3], 50)
     passes = p.prepare(["a"], [[4]], {})
@@ -261,7 +261,7 @@ def test_a_head_that_is_always_right_serves_what_the_engine_would_have_said() ->
 
 def test_a_stop_rule_learns_of_each_proposal_what_was_emitted_of_it() -> None:
     """Memory's proposal is judged by its own tokens, also where the head's is preferred."""
-    p = make(**{"proposal.budget.policy": "disco", "proposal.head.k_max": 4})
+    p = make(**{"proposal.budget.rule": "disco", "proposal.head.k_max": 4})
     rule, seen = p.selection.rule, set()
     assert rule is not None
     learn = rule.learn

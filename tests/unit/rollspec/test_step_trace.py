@@ -13,14 +13,14 @@ import pytest
 from step_world import WORLDS, play
 
 from rollspec import RollspecConfig
-from rollspec.step import Engine
+from rollspec.step import DraftEngine
 
 TRACE = Path(__file__).with_name("step_trace.json")
 
 
 def make(overrides: dict[str, Any], head: str | None) -> Any:
     given = {"proposal.head.model": "x", **overrides}
-    return Engine(RollspecConfig.load("default", overrides=given, env={}), 4096, head)
+    return DraftEngine(RollspecConfig.load("default", overrides=given, env={}), 4096, head)
 
 
 @pytest.mark.parametrize("name", WORLDS)

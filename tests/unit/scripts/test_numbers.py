@@ -35,7 +35,7 @@ def results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     }
     runs = {name: write_run(tmp_path / name, rows(name == "rollspec"), **made) for name in ("baseline", "rollspec")}
     demo = report_json(load_run(runs["rollspec"]), load_run(runs["baseline"]))
-    arm = {"speedup_over_none": RATIO, "speedup_over_memory": None, "acceptance_length": 2.0, "acceptance_rate": 0.5,
+    arm = {"speedup_over_none": RATIO, "speedup_over_suffix": None, "acceptance_length": 2.0, "acceptance_rate": 0.5,
            "pass_over_step": None}  # fmt: skip
     kinds = {kind: {"none": {**arm, "acceptance_rate": None}, "head": arm} for kind in numbers.PROMPTS}
     found: dict[str, Any] = {
@@ -58,7 +58,7 @@ def test_the_headline_has_a_file_in_every_row_and_the_null_control(results: dict
     assert "demo-0.32: AMD EPYC, 2 cores; control, head: Intel Xeon, 2 cores." in text
     results["control-smollm2"] = results["control"]
     arm = results["head"]["batches"]["1"]["fresh"]
-    arm["head"]["speedup_over_memory"] = RATIO  # one object in both kinds
+    arm["head"]["speedup_over_suffix"] = RATIO  # one object in both kinds
     text = numbers.headline()
     assert "K = 0), SmolLM2-135M, batch 4" in text
     assert "over suffix drafts alone, SmolLM2-135M, new prompts, batch 1 | 0.80x |" in text

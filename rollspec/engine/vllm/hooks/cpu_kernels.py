@@ -12,7 +12,7 @@ def _without_llvmlite(rebind: Any, overrides: Any) -> None:
     """Leave llvmlite's modules out of the scan.
 
     `_rebind_kernels` reads `vars(value)` of whatever has a `__dict__`; llvmlite's wrapper of its library answers to any
-    name with a function, so the second engine that a process builds dies once numba is loaded, which drafts from memory
+    name with a function, so the second engine that a process builds dies once numba is loaded, which suffix drafts do
     load.
     """
     hidden = {name: sys.modules.pop(name) for name in [n for n in sys.modules if n.partition(".")[0] == "llvmlite"]}

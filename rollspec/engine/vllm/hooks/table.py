@@ -89,7 +89,7 @@ InitSpeculator = Hook(  # the runner's constructor makes its speculator by the m
     "init_speculator",
     "vllm.v1.worker.gpu.model_runner:init_speculator",
     by=("install",),
-    why="drafts from memory have no speculator of vLLM's",
+    why="model-free drafts have no speculator of vLLM's",
     removal="vLLM takes a speculator class by name",
 )
 LookAtAttention = Hook(  # the runner knows its attention kernels, and plans its CUDA graphs

@@ -21,13 +21,13 @@ logger = logging.getLogger("rollspec")
 
 
 def make_speculator(make: Callable[..., Any], vllm_config: Any, *args: Any) -> Any:
-    """Around `init_speculator`: drafts from memory alone get `MemorySpeculator`; a head gets its specialists."""
+    """Around `init_speculator`: model-free drafts alone get `ModelFreeSpeculator`; a head gets its specialists."""
     from rollspec.engine.vllm import specialists
-    from rollspec.engine.vllm.v2.speculator import MemorySpeculator
+    from rollspec.engine.vllm.v2.speculator import ModelFreeSpeculator
 
     given, config = vllm_config.speculative_config, engine_config(vllm_config)
     if config is not None and given.method == compat.MEMORY_METHOD:
-        return MemorySpeculator(int(given.num_speculative_tokens))
+        return ModelFreeSpeculator(int(given.num_speculative_tokens))
     speculator = make(vllm_config, *args)
     if config is not None and config.proposal.head.specialists:
         specialists.arrange(speculator, config.proposal.head.specialists)
@@ -43,7 +43,7 @@ def install(worker: Any, config: RollspecConfig) -> None:
     from rollspec.engine.vllm.v2.head import RunnerDraftHead
     from rollspec.engine.vllm.v2.max_acceptance import MaxAcceptance
     from rollspec.engine.vllm.v2.scoring import score_prompts
-    from rollspec.engine.vllm.v2.speculator import MemorySpeculator
+    from rollspec.engine.vllm.v2.speculator import ModelFreeSpeculator
     from rollspec.engine.vllm.v2.speculator_run import SpeculatorRun
     from rollspec.engine.vllm.v2.verify import Verification
     from rollspec.engine.vllm.worker import BRIDGE, equip, is_output_rank, ranks_of, ready
@@ -68,7 +68,7 @@ def install(worker: Any, config: RollspecConfig) -> None:
     def shares_noise() -> bool:
         return coupled() and config.coupled.drafts == "noise"
 
-    memory = isinstance(runner.speculator, MemorySpeculator)
+    model_free = isinstance(runner.speculator, ModelFreeSpeculator)
     try:
         ready()
         bridge.drafting = is_output_rank(worker)
@@ -78,7 +78,7 @@ def install(worker: Any, config: RollspecConfig) -> None:
             v2.GiveSeed.wrap(runner.sampler, noise.add_request, __name__)
         verification = Verification(runner.rejection_sampler, coupled, bridge.uncouple, ranks)
         v2.Verify.wrap(runner.rejection_sampler, verification.around, __name__)
-        knows = config.reuse.mode == "coupled" or (shares_noise() and not memory)
+        knows = config.reuse.mode == "replay" or (shares_noise() and not model_free)
         if bridge.drafting and not knows:  # drafts that know the noise are accepted more often than max p
             most = bridge.max_acceptance = MaxAcceptance(runner, lambda req_id: len(bridge.scheduled.get(req_id, ())))
             v2.ProcessLogits.wrap(runner.sampler, most.process, __name__)
@@ -92,7 +92,7 @@ def install(worker: Any, config: RollspecConfig) -> None:
             bridge.engine.think = compat.think_tokens(runner.model_config)
         watch = bridge.policy = PolicyWatch(functools.partial(operations.next_version, bridge))
         v2.LoadWeights.wrap(runner.get_model(), watch.load, __name__)
-        if not memory:
+        if not model_free:
             drafter = SpeculatorRun(runner.speculator, run, runner, shares_noise)
             head = RunnerDraftHead(bridge, runner, ranks, drafter)
             if head.capture is not None:
@@ -110,9 +110,9 @@ def _warm(config: RollspecConfig) -> None:
 
     An engine of its own drafts for one request and is thrown away.
     """
-    from rollspec.step import Engine
+    from rollspec.step import DraftEngine
 
-    engine = Engine(config, 64)
+    engine = DraftEngine(config, 64)
     engine.begin("warm", [1, 2, 3], 32)
     for n in range(1, 10):
         engine.timed(n, True, 0.01 * n, 1)  # the eighth measured step fits the costs

@@ -1,4 +1,4 @@
-"""The speculator of an engine that drafts from memory alone; the drafts themselves are written by `adapter.Adapter`.
+"""The speculator of an engine whose drafts are all model-free; the drafts themselves are written by `adapter.Adapter`.
 
 vLLM builds a method's speculator by name (vllm/v1/worker/gpu/spec_decode/__init__.py, `init_speculator`), without a
 plug-in point. Where rollspec named the method `compat.MEMORY_METHOD`, `init_speculator` returns this class instead.
@@ -12,7 +12,7 @@ import torch
 from vllm.v1.worker.gpu.spec_decode.speculator import BaseSpeculator
 
 
-class MemorySpeculator(BaseSpeculator):  # type: ignore[misc] # vLLM has no types that mypy sees
+class ModelFreeSpeculator(BaseSpeculator):  # type: ignore[misc] # vLLM has no types that mypy sees
     """Proposes filler: valid tokens, which a step verifies only in padded draft slots."""
 
     supports_mm_inputs = False

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from rollspec.audit import cli as audit_cli
 from rollspec.audit import prompts as audit_prompts
-from rollspec.audit.engine import Arm, Plan, _cause, run_arm
+from rollspec.audit.engine import AuditPlan, Variant, _cause, run_arm
 from rollspec.audit.evidence import AuditError, samples_from
 from rollspec.audit.noise import NoiseCheck
 from rollspec.audit.report import check_path, families, markdown, page, verdict_line, write
@@ -129,18 +129,18 @@ def test_pages_say_the_verdict_and_escape(tmp_path: Path) -> None:
 
 
 def test_an_arm_leaves_the_jobs_files_alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    arm = Arm.with_rollspec("default", [f"history.dir={tmp_path}", "proposal.k_max=3"])
+    arm = Variant.with_rollspec("default", [f"history.dir={tmp_path}", "proposal.k_max=3"])
     assert arm.drafts and arm.rollspec is not None
     assert arm.rollspec["history"]["dir"] is None
     assert arm.rollspec["proposal"]["k_max"] == 3
-    assert not Arm.plain().drafts
+    assert not Variant.plain().drafts
     monkeypatch.setenv("ROLLSPEC", "default")
     monkeypatch.setenv("ROLLSPEC__PROPOSAL__K_MAX", "9")
     monkeypatch.setenv("ROLLSPEC_PATCHES", "cpu")
     started: dict[str, Any] = {}
     monkeypatch.setattr("subprocess.Popen", lambda command, **given: started.update(given) or 1 / 0)
     with pytest.raises(ZeroDivisionError):
-        run_arm("m", Plan(((1,),)), arm)
+        run_arm("m", AuditPlan(((1,),)), arm)
     env = started["env"]
     assert "ROLLSPEC" not in env and "ROLLSPEC__PROPOSAL__K_MAX" not in env
     assert env["ROLLSPEC_PATCHES"] == "cpu"
@@ -236,11 +236,11 @@ def test_sizes_that_do_not_fit(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) 
 
 
 @pytest.fixture
-def ran(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Plan, Arm]]:
+def ran(monkeypatch: pytest.MonkeyPatch) -> list[tuple[AuditPlan, Variant]]:
     """The command without engines: what it would have run."""
-    calls: list[tuple[Plan, Arm]] = []
+    calls: list[tuple[AuditPlan, Variant]] = []
 
-    def run_audit(model: str, plan: Plan, subject: Arm, **kwargs: Any) -> AuditResult:
+    def run_audit(model: str, plan: AuditPlan, subject: Variant, **kwargs: Any) -> AuditResult:
         calls.append((plan, subject))
         kwargs["stage"]("sampling")(1, 2)
         return {"fail": _result, "pass": lambda: _result("pass")}.get(
@@ -253,21 +253,21 @@ def ran(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Plan, Arm]]:
 
 
 @pytest.mark.parametrize(("model", "status"), [("pass", 0), ("fail", 1), ("nothing drafted", 2)])
-def test_exit_status_is_the_verdict(ran: list[tuple[Plan, Arm]], model: str, status: int) -> None:
+def test_exit_status_is_the_verdict(ran: list[tuple[AuditPlan, Variant]], model: str, status: int) -> None:
     out = runner.invoke(app, ["audit", "--model", model, "--max-tokens", "8"])
     assert out.exit_code == status, out.output
     assert {0: "PASS", 1: "FAIL", 2: "INCONCLUSIVE"}[status] in out.output
     assert len(ran) == 1
 
 
-def test_json_is_all_of_stdout(ran: list[tuple[Plan, Arm]], tmp_path: Path) -> None:
+def test_json_is_all_of_stdout(ran: list[tuple[AuditPlan, Variant]], tmp_path: Path) -> None:
     file = tmp_path / "r.html"
     out = runner.invoke(app, ["audit", "--model", "fail", "--max-tokens", "8", "--json", "--out", str(file)])
     assert json.loads(out.stdout)["verdict"] == "fail"
     assert "FAIL" in file.read_text()
 
 
-def test_options_reach_the_plan_and_the_engine(ran: list[tuple[Plan, Arm]]) -> None:
+def test_options_reach_the_plan_and_the_engine(ran: list[tuple[AuditPlan, Variant]]) -> None:
     args = ["--preset", "suffix_only", "--set", "proposal.k_max=5", "--tokens", "99", "--samples", "3", "--seed", "4"]
     args += ["--max-tokens", "8", "--engine", "tensor_parallel_size=2", "--temperature", "0.7", "--dtype", "bfloat16"]
     runner.invoke(app, ["audit", "--model", "pass", *args])
@@ -296,7 +296,9 @@ def test_options_reach_the_plan_and_the_engine(ran: list[tuple[Plan, Arm]]) -> N
         (["--engine", "nonsense"], "the override 'nonsense' has no '='"),
     ],
 )
-def test_bad_input_is_one_sentence_and_status_2(ran: list[tuple[Plan, Arm]], args: list[str], says: str) -> None:
+def test_bad_input_is_one_sentence_and_status_2(
+    ran: list[tuple[AuditPlan, Variant]], args: list[str], says: str
+) -> None:
     out = runner.invoke(app, ["audit", "--model", "pass", "--max-tokens", "8", *args])
     assert out.exit_code == 2, out.output
     assert says in out.stderr
@@ -337,8 +339,8 @@ def test_the_headline_says_what_was_found() -> None:
 
 
 def test_lossy_reuse_fails_although_every_test_passes() -> None:
-    arm = Arm.with_rollspec("spec_rl")
-    assert arm.lossy == 0.5 and Arm.with_rollspec("default").lossy is None and Arm.plain().lossy is None
+    arm = Variant.with_rollspec("spec_rl")
+    assert arm.lossy == 0.5 and Variant.with_rollspec("default").lossy is None and Variant.plain().lossy is None
     result = AuditResult([GOOD], 1000, drafts=DRAFTS, lossy=arm.lossy)
     assert result.verdict == "fail" and "reuse.mode = lenient, bias 0.5" in result.reasons[0]
     assert result.to_dict()["lossy"] == 0.5 and "reuse.mode = lenient" in markdown(result)

@@ -11,7 +11,7 @@ from installed import needs_vllm
 from vllm_like import like, plays
 
 from rollspec.audit import run as audit_run
-from rollspec.audit.engine import Arm, ArmOutput, Plan
+from rollspec.audit.engine import ArmOutput, AuditPlan, Variant
 from rollspec.audit.evidence import Evidence, samples_from
 from rollspec.audit.report import json_text, markdown, page, verdict_line
 from rollspec.audit.verdict import AuditResult, DraftCounts, LogProbCheck
@@ -19,7 +19,7 @@ from rollspec.audit.worker import score
 
 SERVED = np.array([0.5, 0.3, 0.15, 0.05])
 OTHER = np.array([0.1, 0.4, 0.3, 0.2])
-PLAN = Plan(tuple((i, 1) for i in range(10)), tokens=6000)
+PLAN = AuditPlan(tuple((i, 1) for i in range(10)), tokens=6000)
 
 
 class Reference:
@@ -50,7 +50,7 @@ def run(
     log_probs = [served.score((), row).tolist() for row in rows]
     drawn = samples_from(rows, [i % 10 for i in range(200)], log_probs=log_probs)
 
-    def run_arm(model: Any, plan: Plan, arm: Arm, *, score: Any = (), **_: Any) -> ArmOutput:
+    def run_arm(model: Any, plan: AuditPlan, arm: Variant, *, score: Any = (), **_: Any) -> ArmOutput:
         if arm.drafts:
             assert not score
             return ArmOutput(drawn, greedy, DraftCounts(90, 40), DraftCounts(9, 9), None)
@@ -60,7 +60,7 @@ def run(
 
     monkeypatch.setattr(audit_run, "run_arm", run_arm)
     monkeypatch.setattr(audit_run, "Reference", lambda *_: Reference(reference))
-    return audit_run.run_audit("m", PLAN, Arm("drafts", speculative_config={"method": "ngram"}))
+    return audit_run.run_audit("m", PLAN, Variant("drafts", speculative_config={"method": "ngram"}))
 
 
 def test_a_right_reference_is_said_to_agree(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,7 @@ import pytest
 
 from rollspec import RollspecConfig
 from rollspec.audit.distribution import distribution_tests
-from rollspec.audit.engine import Arm
+from rollspec.audit.engine import Variant
 from rollspec.audit.evidence import Evidence, Samples, samples_from
 from rollspec.audit.noise import NoiseCheck, Witness, Words, first_round, gumbel, keys_of
 from rollspec.audit.report import facts
@@ -72,7 +72,7 @@ def test_one_wrong_token_is_found_and_named() -> None:
     assert any("1 are not" in found for _, found in facts(result))
 
 
-@pytest.mark.parametrize("other", [{"coupled.seed": 4}, {"reuse.mode": "coupled"}])
+@pytest.mark.parametrize("other", [{"coupled.seed": 4}, {"reuse.mode": "replay"}])
 def test_another_noise_fails(other: dict[str, object]) -> None:
     samples, _ = _sample()
     config = RollspecConfig.load({"mode": "coupled", "coupled.seed": 3, **other}, env={})
@@ -81,7 +81,7 @@ def test_another_noise_fails(other: dict[str, object]) -> None:
 
 
 def test_kept_noise_repeats_and_only_its_first_round_is_a_sample() -> None:
-    keep = RollspecConfig.load({"mode": "coupled", "reuse.mode": "coupled"}, env={})
+    keep = RollspecConfig.load({"mode": "coupled", "reuse.mode": "replay"}, env={})
     samples, keys = _sample(keep)
     assert all((samples.tokens[s] == samples.tokens[s + 60]).all() for s in range(120))
     first = first_round(samples)
@@ -91,6 +91,6 @@ def test_kept_noise_repeats_and_only_its_first_round_is_a_sample() -> None:
 
 
 def test_the_page_names_mode_and_switches() -> None:
-    arm = Arm.with_rollspec("default", ["mode=coupled", "tuning.policy=random"])
+    arm = Variant.with_rollspec("default", ["mode=coupled", "tuning.strategy=random"])
     result = AuditResult([], 0, provenance={"subject": {"name": arm.name, "rollspec": arm.rollspec}})
     assert ("engine", "rollspec, preset default, mode coupled, draft lengths by random") in facts(result)

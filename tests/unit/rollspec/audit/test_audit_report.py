@@ -12,7 +12,7 @@ from safetensors.numpy import save_file
 
 from rollspec import __version__
 from rollspec.audit.distribution import distribution_tests
-from rollspec.audit.engine import Arm, Plan
+from rollspec.audit.engine import AuditPlan, Variant
 from rollspec.audit.power import detectable
 from rollspec.audit.report import markdown, page
 from rollspec.audit.run import _provenance, checkpoint, prompts_hash
@@ -33,7 +33,7 @@ def test_the_page_says_what_was_tested_and_how_to_repeat_it(tmp_path: Path) -> N
         tokens.size,
         power=detectable(evidence, len(tests), 1e-3),
         provenance={"command": "rollspec audit --model <m>", "began": "2026-01-02T03:04:05+00:00"}
-        | _provenance(tmp_path, Plan(prompts), Arm.plain({}), SimpleNamespace(device="cpu"))  # type: ignore[arg-type]
+        | _provenance(tmp_path, AuditPlan(prompts), Variant.plain({}), SimpleNamespace(device="cpu"))  # type: ignore[arg-type]
         | {"plan": plan | {"prompts_blake2b": prompts_hash(prompts)}},
     )
     weights = hashlib.blake2b(b"a.safetensors\0" + str(file.stat().st_size).encode() + b"\0" + file.read_bytes(),

@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from rollspec.audit.engine import Plan
-from rollspec.audit.worker import Response, cut, sample
+from rollspec.audit.engine import AuditPlan
+from rollspec.audit.worker import AuditResponse, cut, sample
 
 PARENT = """
 import subprocess, sys, time
@@ -59,17 +59,17 @@ def _lives(pid: int) -> bool:
         return False
 
 
-def _rounds(lengths: Any, tokens: int) -> tuple[list[Response], list[tuple[int, int]], list[int]]:
+def _rounds(lengths: Any, tokens: int) -> tuple[list[AuditResponse], list[tuple[int, int]], list[int]]:
     """The responses of an engine whose lengths are `lengths(request)`, what it was asked for, and the progress."""
     asked: list[tuple[int, int]] = []
     noted: list[int] = []
 
-    def one(r: int, siblings: int) -> list[Response]:
+    def one(r: int, siblings: int) -> list[AuditResponse]:
         asked.append((r, siblings))
         sizes = [lengths(i) for i in range(8 * siblings)]
-        return [Response(i // siblings, r, [r] * n, [-1.0] * n) for i, n in enumerate(sizes)]
+        return [AuditResponse(i // siblings, r, [r] * n, [-1.0] * n) for i, n in enumerate(sizes)]
 
-    plan = Plan(((1,),) * 8, tokens=tokens)
+    plan = AuditPlan(((1,),) * 8, tokens=tokens)
     return sample(plan, one, noted.append), asked, noted
 
 
@@ -90,7 +90,7 @@ def test_no_more_is_generated_than_a_round_of_siblings_too_many() -> None:
 
 
 def test_what_is_cut_depends_on_no_token() -> None:
-    rows = [Response(i, 0, [i] * 4, [0.0] * 4) for i in range(5)]
+    rows = [AuditResponse(i, 0, [i] * 4, [0.0] * 4) for i in range(5)]
     found = cut(rows, 10)
     assert [(s.prompt, len(s.tokens)) for s in found] == [(0, 4), (1, 4), (2, 2)]
     assert cut(rows, 0) == [] and [len(s.tokens) for s in cut(rows, 99)] == [4] * 5

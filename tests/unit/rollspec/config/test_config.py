@@ -37,12 +37,15 @@ from rollspec.errors import ConfigError
             "drafter.mode = capture is for a draft head or draft model, and proposal.drafters = ['suf",
         ),
         ({"tuning": {"options": {"epsilon": 1}}}, "unknown key 'tuning.options.epsilon' (value 1)"),
-        ({"tuning.options.table": {4: 2}}, "tuning.options.table is set and tuning.policy = hedge"),
+        ({"tuning.options.table": {4: 2}}, "tuning.options.table is set and tuning.strategy = hedge"),
         (
             {"tuning.options.sets": {4: [2]}},
-            "tuning.options.sets is set and tuning.policy = hedge: set that to beg_mab",
+            "tuning.options.sets is set and tuning.strategy = hedge: set that to beg_mab",
         ),
-        ({"tuning": {"policy": "table", "options": {"table": {4: 3}}}}, "K = 3, which is not among tuning.arms [0, 1"),
+        (
+            {"tuning": {"strategy": "table", "options": {"table": {4: 3}}}},
+            "K = 3, which is not among tuning.arms [0, 1",
+        ),
     ],
 )
 def test_settings_of_training_and_buffer_are_checked_at_the_start(given: dict[str, object], says: str) -> None:
@@ -57,7 +60,7 @@ def test_later_layers_win(tmp_path: Path) -> None:
     env = {"ROLLSPEC__PROPOSAL__K_MAX": "4", "ROLLSPEC__HISTORY__MAX_BYTES": "100000", "OTHER": "x"}
     config = RollspecConfig.load(file, env=env, overrides=["history.max_bytes=200000"])
     assert config.preset == "suffix_only"
-    assert config.proposal.budget.policy == "fixed"  # from the preset
+    assert config.proposal.budget.rule == "fixed"  # from the preset
     assert config.proposal.suffix.window == 7  # from the file
     assert config.proposal.k_max == 4  # the environment over the file
     assert config.history.max_bytes == 200_000  # the override over the environment

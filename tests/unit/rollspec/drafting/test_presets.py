@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from rollspec import RollspecConfig
-from rollspec.step import Engine
+from rollspec.step import DraftEngine
 
 
 @pytest.mark.parametrize(
@@ -15,7 +15,7 @@ from rollspec.step import Engine
 def test_presets_with_a_head_run_the_passes_they_are_named_for(preset: str, by_batch: dict[int, int]) -> None:
     """The head is always wrong: a fixed length is drafted all the same, a tuned one is not."""
     for batch, passes in by_batch.items():
-        p = Engine(RollspecConfig.load(preset, env={}), 2048, "eagle3")
+        p = DraftEngine(RollspecConfig.load(preset, env={}), 2048, "eagle3")
         ids = [f"r{i}" for i in range(batch)]
         for i in ids:
             p.begin(i, prompt=[1, 2, 3, 5 + int(i[1:])], max_tokens=200)
@@ -33,7 +33,7 @@ def test_presets_with_a_head_run_the_passes_they_are_named_for(preset: str, by_b
 @pytest.mark.parametrize(("batch", "dear", "passes"), [(1, False, 4), (16, False, 4), (1, True, 0), (64, True, 0)])
 def test_respec_drafts_what_its_profile_pays_for(batch: int, dear: bool, passes: int) -> None:
     """All that the head drafts is accepted; the clock says whether verifying is nearly free or costs what it gives."""
-    p = Engine(RollspecConfig.load("respec", env={}), 4096, "eagle3")
+    p = DraftEngine(RollspecConfig.load("respec", env={}), 4096, "eagle3")
     ids = [f"r{i}" for i in range(batch)]
     for i in ids:
         p.begin(i, prompt=[1, 2, 3, 5 + int(i[1:])], max_tokens=400)

@@ -12,12 +12,12 @@ from step_world import World, play
 from rollspec import RollspecConfig
 from rollspec.config import TuningConfig
 from rollspec.drafting.hierarchy import HierarchyDrafting
-from rollspec.drafting.memory import SuffixMemory
 from rollspec.drafting.recycling import CANDIDATES, Adjacency, TokenRecycling
 from rollspec.drafting.siblings import VOTERS, SiblingNgrams, Stand
+from rollspec.drafting.suffix import SuffixDrafter
 from rollspec.proposal.base import Draft
 from rollspec.proposal.ngrams import FOLLOWERS, Ngrams, PromptTables
-from rollspec.step import Engine
+from rollspec.step import DraftEngine
 from rollspec.tuning.tuner import Rows, Tuner
 
 pytestmark = pytest.mark.usefixtures("steady_clock")
@@ -29,16 +29,16 @@ SOURCES = {
     "hierarchy": {"hierarchy-context", "hierarchy-model", "hierarchy-statistics"},
     "suffix": {"group", "global"},
 }
-ALL_VERIFIED = {"tuning.policy": "static", "tuning.guard.enabled": False, "proposal.budget.policy": "fixed"}
+ALL_VERIFIED = {"tuning.strategy": "static", "tuning.guard.enabled": False, "proposal.budget.rule": "fixed"}
 
 
-def make(*drafters: str, **overrides: Any) -> Engine:
+def make(*drafters: str, **overrides: Any) -> DraftEngine:
     settings = {"proposal.drafters": list(drafters), **ALL_VERIFIED, **overrides}
-    return Engine(RollspecConfig.load(overrides=settings, env={}), 4096)
+    return DraftEngine(RollspecConfig.load(overrides=settings, env={}), 4096)
 
 
 def say(
-    p: Engine, name: str, text: Sequence[int], prompt: Sequence[int] = (1, 2), end: bool = True, **given: Any
+    p: DraftEngine, name: str, text: Sequence[int], prompt: Sequence[int] = (1, 2), end: bool = True, **given: Any
 ) -> None:
     """A request says `text`, a token per step."""
     p.begin(name, list(prompt), 500, **given)
@@ -48,7 +48,7 @@ def say(
         p.finish(name)
 
 
-def draft(p: Engine, name: str) -> Draft:
+def draft(p: DraftEngine, name: str) -> Draft:
     return p.requests[name].lookup.draft
 
 
@@ -59,11 +59,11 @@ def draft(p: Engine, name: str) -> Draft:
 @pytest.mark.parametrize("kept", [False, True])
 def test_a_drafter_that_is_configured_alone_drafts_alone(name: str, kept: bool) -> None:
     """Also under kept noise, whose replay is no drafter to choose but what `reuse.mode` is."""
-    reuse = {"mode": "coupled", "reuse.mode": "coupled"} if kept else {}
+    reuse = {"mode": "coupled", "reuse.mode": "replay"} if kept else {}
     engines = []
 
-    def engine(overrides: dict[str, Any], head: str | None) -> Engine:
-        engines.append(Engine(RollspecConfig.load(overrides=overrides, env={}), 2048, head))
+    def engine(overrides: dict[str, Any], head: str | None) -> DraftEngine:
+        engines.append(DraftEngine(RollspecConfig.load(overrides=overrides, env={}), 2048, head))
         return engines[-1]
 
     world = World({"proposal.drafters": [name], **ALL_VERIFIED, **reuse}, kept=kept, steps=120, changed=0.2)
@@ -74,8 +74,8 @@ def test_a_drafter_that_is_configured_alone_drafts_alone(name: str, kept: bool) 
     assert sum(drafted[source] for source in SOURCES[name]) > 0
     (p,) = engines
     assert bool(p.suffix.config.sources) == (name == "suffix"), "no text is kept in a corpus that nobody drafts from"
-    assert [d for d in p.drafters if isinstance(d, SuffixMemory)], "which know how long a prompt's responses are"
-    assert any(r.memory.ended for r in p.requests.values())
+    assert [d for d in p.drafters if isinstance(d, SuffixDrafter)], "which know how long a prompt's responses are"
+    assert any(r.suffix.ended for r in p.requests.values())
 
 
 @pytest.mark.parametrize("name", sorted(SOURCES))
@@ -83,7 +83,7 @@ def test_a_drafter_beside_a_head_leaves_no_draft_to_others(name: str) -> None:
     """Per request whichever is worth more drafts, and arms are named by both."""
     world = World({"proposal.drafters": [name, "eagle3"], **ALL_VERIFIED}, head=0.5, steps=120, changed=0.2)
     settings = {"proposal.head.model": "x"}
-    found = play(world, lambda o, head: Engine(RollspecConfig.load(overrides=o | settings, env={}), 2048, head))
+    found = play(world, lambda o, head: DraftEngine(RollspecConfig.load(overrides=o | settings, env={}), 2048, head))
     drafted: Counter[str] = Counter()
     arms: set[str] = set()
     for stats in found["stats"]:
@@ -105,7 +105,7 @@ def test_drafters_are_asked_in_the_configured_order(order: tuple[str, str]) -> N
 
 def test_the_guard_holds_back_all_drafters_that_cost_no_pass_together() -> None:
     """Their proposals are one: were one of them held back alone, the other would go on."""
-    t = Tuner(TuningConfig(policy="static", arms=(4,)), 4, ("token_recycling", "hierarchy"))
+    t = Tuner(TuningConfig(strategy="static", arms=(4,)), 4, ("token_recycling", "hierarchy"))
     for tokens in (1, 2, 4, 5, 8) * 20:
         t.cost.observe(tokens, 0.01 * tokens, 0.0, tokens > 1, 1)  # a draft token costs what a step does
     for _ in range(100):

@@ -13,7 +13,7 @@ from rollspec.drafting.requests import Proposal, Request
 from rollspec.drafting.stopping import RULES, Disco, EXP3SpecPerPrompt, UCBSpecPerPrompt
 from rollspec.proposal.base import Draft, as_tokens
 from rollspec.proposal.budget import likeliest
-from rollspec.step import Engine
+from rollspec.step import DraftEngine
 
 LENGTHS = (0, 1, 2, 4, 8)
 
@@ -140,7 +140,7 @@ def test_a_rule_ends_drafts_in_a_step_and_learns_from_it(preset: str) -> None:
     """Text of which half repeats; without the rule every draft would be as long as the arm."""
     rng = random.Random(1)
     period = [rng.randrange(5, 40) for _ in range(24)]
-    p = Engine(RollspecConfig.load(preset, env={}), 4096)
+    p = DraftEngine(RollspecConfig.load(preset, env={}), 4096)
     texts = {f"r{i}": [t if rng.random() < 0.8 else rng.randrange(5, 40) for t in period * 12] for i in range(6)}
     at, drafts, lengths, given = dict.fromkeys(texts, 0), {n: [] for n in texts}, set(), []
     cut: list[tuple[int, int]] = []

@@ -15,7 +15,7 @@ from rollspec import RollspecConfig
 from rollspec.drafting.requests import StepResult
 from rollspec.engine.bridge import Bridge
 from rollspec.engine.operations import _collect
-from rollspec.step import Engine
+from rollspec.step import DraftEngine
 
 NEW = "vllm.v1.core.sched.output:NewRequestData"
 
@@ -35,7 +35,7 @@ def step(**scheduled: int) -> Any:
 
 
 def test_a_step_too_many_begins_no_request_anew() -> None:
-    p = Engine(RollspecConfig.load({}, env={}), 64)
+    p = DraftEngine(RollspecConfig.load({}, env={}), 64)
     finished: list[tuple[str, bool]] = []
     capture = SimpleNamespace(
         finish=lambda q, r, scheduled=False: finished.append((q, scheduled)), stepped=lambda seconds: None
@@ -70,7 +70,7 @@ def test_a_step_too_many_begins_no_request_anew() -> None:
 def test_a_step_that_began_before_the_last_one_ended_says_nothing_of_what_steps_cost() -> None:
     timed: list[tuple[bool, float]] = []
     engine = like(
-        "rollspec.step:Engine",
+        "rollspec.step:DraftEngine",
         requests={"a": None},
         timed=lambda tokens, decode_only, seconds, batch: timed.append((decode_only, seconds)),
         prepare=lambda req_ids, sampled, scheduled, context_tokens: 0,
@@ -84,7 +84,7 @@ def test_a_step_that_began_before_the_last_one_ended_says_nothing_of_what_steps_
 
 
 def test_tokens_that_the_engine_drops_and_samples_again_are_in_the_history_once() -> None:
-    p = Engine(RollspecConfig.load({}, env={}), 64)
+    p = DraftEngine(RollspecConfig.load({}, env={}), 64)
     bridge: Any = SimpleNamespace(
         running={"a": None}, engine=p, collected=set(), coupled=None, drafting=True, began=0.0, _ended=0.0,
         head=None, _begin=lambda req_id: p.begin(req_id, [1, 2], 6, stop_ids=(9,)),

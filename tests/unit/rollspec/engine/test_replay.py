@@ -19,8 +19,8 @@ from rollspec.sampling.streams import Streams
 from rollspec.telemetry.engine_stats import EngineStats
 from rollspec.telemetry.metrics import find, to_metrics
 
-REUSE = {"mode": "coupled", "reuse.mode": "coupled"}
-STATIC = {"tuning.policy": "static", "tuning.guard.enabled": False, "proposal.budget.policy": "fixed"}
+REUSE = {"mode": "coupled", "reuse.mode": "replay"}
+STATIC = {"tuning.strategy": "static", "tuning.guard.enabled": False, "proposal.budget.rule": "fixed"}
 
 
 def test_a_replay_ends_with_the_first_difference() -> None:
@@ -89,9 +89,9 @@ def test_a_history_of_another_tokenizer_is_refused_in_one_sentence(tmp_path: Pat
 
 
 def test_an_old_response_longer_than_the_limit_is_drafted_up_to_it() -> None:
-    from rollspec.step import Engine
+    from rollspec.step import DraftEngine
 
-    p = Engine(RollspecConfig.load("default", overrides=REUSE | STATIC, env={}), 4096)
+    p = DraftEngine(RollspecConfig.load("default", overrides=REUSE | STATIC, env={}), 4096)
     old = list(range(10, 90))
     _run(p, 0, old, stream=4)
     p.drain()
@@ -143,9 +143,9 @@ def _run(p: Any, version: int, text: list[int], stream: int) -> int:
 
 
 def test_the_proposer_replays_realigns_and_counts() -> None:
-    from rollspec.step import Engine
+    from rollspec.step import DraftEngine
 
-    p = Engine(RollspecConfig.load("default", overrides=REUSE | STATIC, env={}), 4096)
+    p = DraftEngine(RollspecConfig.load("default", overrides=REUSE | STATIC, env={}), 4096)
     old = list(range(10, 90))
     assert _run(p, 0, old, stream=4) == 80
     p.drain()
@@ -166,7 +166,7 @@ def test_the_proposer_replays_realigns_and_counts() -> None:
 @pytest.mark.parametrize(
     ("overrides", "says"),
     [
-        ({"reuse.mode": "coupled"}, "set mode: coupled as well"),
+        ({"reuse.mode": "replay"}, "set mode: coupled as well"),
         ({"reuse.mode": "lenient", "mode": "coupled"}, "lossy, which mode = coupled excludes"),
         ({"mode": "coupled", "reuse.seeds": "keep"}, "unknown key 'reuse.seeds'"),
         (REUSE | {"proposal.drafters": []}, "must not be empty"),

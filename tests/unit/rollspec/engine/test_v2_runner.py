@@ -364,11 +364,11 @@ def test_the_first_step_imports_and_compiles_nothing(preset: str) -> None:
 import sys
 from rollspec import RollspecConfig
 from rollspec.engine.vllm.v2.install import _warm
-from rollspec.step import Engine
+from rollspec.step import DraftEngine
 config = RollspecConfig.load({preset!r}, env={{}})
 _warm(config)
 before = set(sys.modules)
-engine = Engine(config, 64)
+engine = DraftEngine(config, 64)
 engine.begin("a", [1, 2, 3], 32)
 for n in range(1, 10):
     engine.timed(n, True, 0.01 * n, 1)

@@ -27,7 +27,7 @@ class Engine:
         given = {"proposal.drafters": ["eagle3"], "proposal.head.model": "x", "drafter.mode": "capture"}
         given |= {"drafter.capture.share": 1.0, **overrides}
         config = RollspecConfig.load(given, env={})
-        self.engine = step.Engine(config, 4096, "eagle3")
+        self.engine = step.DraftEngine(config, 4096, "eagle3")
         faults: dict[str, int] = {}
         self.bridge = SimpleNamespace(
             config=config, engine=self.engine, faults=faults, scheduled={}, running={},

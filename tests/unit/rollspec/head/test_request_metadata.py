@@ -10,7 +10,7 @@ from vllm_like import like
 from rollspec import RollspecConfig
 from rollspec.head import metadata
 from rollspec.head.domains import Domains
-from rollspec.step import Engine
+from rollspec.step import DraftEngine
 
 
 @pytest.mark.parametrize(
@@ -54,7 +54,7 @@ def test_domains_count_what_drafts_achieve() -> None:
 
 @pytest.mark.usefixtures("steady_clock")
 def test_nothing_of_a_private_request_stays() -> None:
-    p = Engine(RollspecConfig.load(env={}), 256)
+    p = DraftEngine(RollspecConfig.load(env={}), 256)
     text = list(range(20, 40))
     for req_id, private in (("secret", True), ("other", False)):
         p.begin(req_id, [1, 2, 3], 100, private=private)

@@ -17,7 +17,7 @@ from swap_owner import payload, run_until, weight  # noqa: E402
 
 from rollspec.config import RollspecConfig  # noqa: E402
 from rollspec.head.swap import Swapper, SwapRefusedError  # noqa: E402
-from rollspec.step import Engine  # noqa: E402
+from rollspec.step import DraftEngine  # noqa: E402
 
 
 def test_weights_arrive_in_the_same_storage_and_the_targets_stay(swapper: Swapper) -> None:
@@ -147,10 +147,10 @@ def test_lost_weights_come_back(swapper: Swapper, canary: bool) -> None:
 def test_a_canary_is_held_against_what_a_resumed_job_has_seen() -> None:
     """A state that is loaded is taken into the record that the canary reads."""
     config = RollspecConfig.load({"proposal.drafters": ["suffix", "eagle3"]}, env={})
-    engine = Engine(config, 64, "eagle3")
+    engine = DraftEngine(config, 64, "eagle3")
     assert engine.head is not None
     acceptance = engine.head.router.acceptance  # as a `DraftHead` takes it when it is made
-    other = Engine(config, 64, "eagle3")
+    other = DraftEngine(config, 64, "eagle3")
     assert other.head is not None
     other.head.router.acceptance.observe(1, 1)
     engine.restore_tuning(other.tuning_state())

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from rollspec.drafting.requests import HeadPart
-from rollspec.proposal.router import Acceptance, PassCost, Router, worth
+from rollspec.proposal.router import HeadAcceptance, PassCost, Router, worth
 
 
 def test_worth_counts_what_pays() -> None:
@@ -15,7 +15,7 @@ def test_worth_counts_what_pays() -> None:
 
 
 def test_acceptance_follows_what_it_sees() -> None:
-    a = Acceptance(3)
+    a = HeadAcceptance(3)
     for _ in range(1000):
         a.observe(1, 2)  # the first token is accepted, the second rejected, the third never verified
     assert a.rates[0] > 0.95 and a.rates[1] < 0.05
@@ -26,7 +26,7 @@ def test_acceptance_follows_what_it_sees() -> None:
 
 
 def test_acceptance_and_costs_are_kept() -> None:
-    a, again = Acceptance(3), Acceptance(2)
+    a, again = HeadAcceptance(3), HeadAcceptance(2)
     for _ in range(100):
         a.observe(1, 2)
     again.restore(json.loads(json.dumps(a.state())))
@@ -37,7 +37,7 @@ def test_acceptance_and_costs_are_kept() -> None:
         {**a.state(), "tries": [float("nan")]},
         {**a.state(), "accepted": 1},
     ):
-        b = Acceptance(1)
+        b = HeadAcceptance(1)
         with pytest.raises((ValueError, KeyError, TypeError)):
             b.restore(bad)
         assert b.rates == pytest.approx([0.6])

@@ -13,14 +13,14 @@ from rollspec import RollspecConfig
 from rollspec.errors import HistoryError
 from rollspec.proposal.base import as_tokens, prompt_key
 from rollspec.proposal.history import History, Response, extend_spans
-from rollspec.step import Engine
+from rollspec.step import DraftEngine
 
 PROMPTS = [[1, 2, 3 + i] for i in range(25)]
 LENGTH = 40
 
 
-def make(**overrides: Any) -> Engine:
-    return Engine(RollspecConfig.load("default", overrides=overrides, env={}), 4096)
+def make(**overrides: Any) -> DraftEngine:
+    return DraftEngine(RollspecConfig.load("default", overrides=overrides, env={}), 4096)
 
 
 def text_of(version: int, prompt: int, at: int) -> int:
@@ -126,7 +126,7 @@ def test_200_responses_aborted_over_10_syncs(known: str, sources: list[str], tmp
 
 
 def test_what_an_aborted_part_said_drafts_for_its_siblings_and_for_what_goes_on() -> None:
-    p = make(**{"tuning.policy": "static", "tuning.guard.enabled": False, "proposal.budget.policy": "fixed"})
+    p = make(**{"tuning.strategy": "static", "tuning.guard.enabled": False, "proposal.budget.rule": "fixed"})
     text = [100 + i for i in range(30)]
     p.begin("a", [1, 2], 99, origin="x")
     p.step(["a"], [text], {})

@@ -161,9 +161,9 @@ def test_repeating_the_last_epoch_is_said_with_its_cause(caplog: pytest.LogCaptu
     for _ in range(2):
         metrics = w.epochs(["a"], ["0"], [response], p)
     with caplog.at_level(logging.WARNING, "rollspec"):
-        found = w.check(metrics, 2, {"overlap": ["reuse.mode = coupled"]})
+        found = w.check(metrics, 2, {"overlap": ["reuse.mode = replay"]})
     assert found == {"rollspec/health/warnings": 1.0, "rollspec/health/warnings/overlap": 1.0}
-    assert "reuse.mode = coupled" in caplog.text and "1.000 of the tokens repeats" in caplog.text
+    assert "reuse.mode = replay" in caplog.text and "1.000 of the tokens repeats" in caplog.text
     assert watch(max_overlap=1.0).check(metrics, 2, {}) == {"rollspec/health/warnings": 0.0}
 
 

@@ -14,8 +14,8 @@ from benchmarks import bandits as benchmark
 from benchmarks.simulate import ENVIRONMENTS, LENGTHS, Environment, adversarial, play, stationary, swap
 from rollspec.tuning import bandits
 from rollspec.tuning.bandits import BegMab, EXP3Spec, Thompson, UCBSpec, acceptance, expected
-from rollspec.tuning.policies import make
-from rollspec.tuning.policy import Arm, Outcome, Policy
+from rollspec.tuning.strategies import make
+from rollspec.tuning.strategy import Arm, Outcome, Strategy
 
 NAMES = ("ucbspec", "exp3spec", "beg_mab", "thompson")
 NONE, SHORT, LONG = Arm((), 0), Arm(("suffix",), 2), Arm(("suffix",), 4)
@@ -237,7 +237,7 @@ def test_a_seed_decides_all(name: str) -> None:
 # ---- state
 
 
-def resumed(name: str, policy: Policy) -> Policy:
+def resumed(name: str, policy: Strategy) -> Strategy:
     other = make(name, LENGTHS, {}, 99)
     other.restore(json.loads(json.dumps(policy.state(), sort_keys=True, allow_nan=False)))
     return other

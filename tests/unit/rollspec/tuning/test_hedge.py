@@ -12,7 +12,7 @@ import pytest
 
 from rollspec.tuning import hedge
 from rollspec.tuning.hedge import Hedge
-from rollspec.tuning.policy import Arm, Outcome, Table, bucket_of
+from rollspec.tuning.strategy import Arm, Outcome, Table, bucket_of
 
 KS = np.array([0, 1, 2, 4, 8, 16])
 ARMS = [Arm(("suffix",) if k else (), int(k)) for k in KS]

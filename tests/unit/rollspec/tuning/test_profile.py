@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from rollspec.tuning.bandits import expected
-from rollspec.tuning.policies import make
-from rollspec.tuning.policy import Arm, Outcome
 from rollspec.tuning.profile import REPEATS, ReSpec, SmartSpec, solve
+from rollspec.tuning.strategies import make
+from rollspec.tuning.strategy import Arm, Outcome
 
 ARMS = (Arm((), 0), Arm(("eagle3",), 2), Arm(("eagle3",), 4))
 KS = np.array([0.0, 2.0, 4.0])

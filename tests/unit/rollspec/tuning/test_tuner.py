@@ -12,10 +12,10 @@ from step_world import C0, C1, random_texts
 from rollspec import RollspecConfig
 from rollspec.config import TuningConfig
 from rollspec.errors import ConfigError
-from rollspec.step import Engine
+from rollspec.step import DraftEngine
 from rollspec.tuning.cost import CostModel
-from rollspec.tuning.policy import Outcome
 from rollspec.tuning.regret import TIMED, Ledger, without_drafts
+from rollspec.tuning.strategy import Outcome
 from rollspec.tuning.tuner import Rows, Tuner, arms_of
 
 pytestmark = pytest.mark.usefixtures("steady_clock")
@@ -59,14 +59,17 @@ def test_arms_of_a_configuration() -> None:
         ({"tuning.arms": []}, "at least 1 item"),
         ({"tuning.arms": [2, 2]}, "each draft length once"),
         ({"tuning.arms": [-1]}, "-1, which is not between"),
-        ({"tuning.policy": "hedg"}, "tuning.policy"),
-        ({"tuning.policy": "table"}, "needs tuning.options.table"),
+        ({"tuning.strategy": "hedg"}, "tuning.strategy"),
+        ({"tuning.strategy": "table"}, "needs tuning.options.table"),
         ({"tuning.options": {"half_life": 0}}, "unknown key 'tuning.options.half_life' (value 0) in the overrides"),
-        ({"tuning": {"policy": "table", "options": {"table": {}}}}, "tuning.options.table = {} cannot be used"),
-        ({"tuning.policy": "table", "tuning.options.table": {4: 3}}, "tuning.options.table asks for K = 3"),
-        ({"tuning.policy": "beg_mab", "tuning.options.sets": {4: [3]}}, "tuning.options.sets asks for K = 3"),
-        ({"tuning.policy": "beg_mab", "tuning.options.sets": {4: []}}, "must name a draft length for every batch size"),
-        ({"tuning.policy": "beg_mab", "tuning.options.sets": 4}, "tuning.options.sets = 4 cannot be used"),
+        ({"tuning": {"strategy": "table", "options": {"table": {}}}}, "tuning.options.table = {} cannot be used"),
+        ({"tuning.strategy": "table", "tuning.options.table": {4: 3}}, "tuning.options.table asks for K = 3"),
+        ({"tuning.strategy": "beg_mab", "tuning.options.sets": {4: [3]}}, "tuning.options.sets asks for K = 3"),
+        (
+            {"tuning.strategy": "beg_mab", "tuning.options.sets": {4: []}},
+            "must name a draft length for every batch size",
+        ),
+        ({"tuning.strategy": "beg_mab", "tuning.options.sets": 4}, "tuning.options.sets = 4 cannot be used"),
         ({"proposal.budget.length_weight": -1}, "proposal.budget.length_weight = -1"),
     ],
 )
@@ -76,9 +79,9 @@ def test_bad_settings_get_one_sentence_at_the_start(given: dict[str, Any], says:
     assert says in str(e.value) and str(e.value).count("rollspec:") == 1
 
 
-@pytest.mark.parametrize(("policy", "plays"), [("hedge", True), ("ucbspec", False), ("static", False)])
-def test_a_step_without_drafts_is_priced_by_playing_it_where_drafts_always_pay(policy: str, plays: bool) -> None:
-    t = tuner(policy=policy, arms=(0, 4))
+@pytest.mark.parametrize(("strategy", "plays"), [("hedge", True), ("ucbspec", False), ("static", False)])
+def test_a_step_without_drafts_is_priced_by_playing_it_where_drafts_always_pay(strategy: str, plays: bool) -> None:
+    t = tuner(strategy=strategy, arms=(0, 4))
     without = 0.0
     for _ in range(600):
         plan = t.plan(8, 0.0)
@@ -122,9 +125,9 @@ def test_long_contexts_are_a_bucket_of_their_own() -> None:
 
 def test_counterfactuals_of_a_chain() -> None:
     """Offered 5 and 2 tokens, accepted 3 and 2, and one that outlived what is known after 1 of 4."""
-    t = tuner(policy="static", arms=(4,))
+    t = tuner(strategy="static", arms=(4,))
     seen: list[Outcome] = []
-    t.policy.observe = lambda bucket, outcome: seen.append(outcome)  # type: ignore[method-assign]
+    t.strategy.observe = lambda bucket, outcome: seen.append(outcome)  # type: ignore[method-assign]
     t.arms = arms_of(TuningConfig(), 16, ("suffix",))
     t.ks, t._index = np.array([a.k for a in t.arms]), list(range(len(t.arms)))
     t._emitted, t._verified, t.ledger = np.ones(6), np.zeros(6), Ledger(t.arms)
@@ -167,8 +170,8 @@ def test_nothing_is_decided_by_a_clock() -> None:
 
 def test_a_policy_is_told_what_the_step_took_by_the_clock() -> None:
     """Drafting for it and the head's passes included; not where prompts were computed or nothing was timed."""
-    over = {"tuning.policy": "ucbspec", "proposal.drafters": ["eagle3"], "proposal.head.model": "x"}
-    p = Engine(RollspecConfig.load("default", overrides=over, env={}), 4096, "eagle3")
+    over = {"tuning.strategy": "ucbspec", "proposal.drafters": ["eagle3"], "proposal.head.model": "x"}
+    p = DraftEngine(RollspecConfig.load("default", overrides=over, env={}), 4096, "eagle3")
     told: list[float | None] = []
     modelled: list[float] = []
 
@@ -176,7 +179,7 @@ def test_a_policy_is_told_what_the_step_took_by_the_clock() -> None:
         told.append(outcome.measured)
         modelled.append(float(outcome.seconds[outcome.played]))
 
-    p.tuner.policy.observe = observe  # type: ignore[method-assign]
+    p.tuner.strategy.observe = observe  # type: ignore[method-assign]
     p.begin("r", [1, 2, 3], 4000)
 
     def step(**timed: Any) -> None:
@@ -194,7 +197,7 @@ def test_a_policy_is_told_what_the_step_took_by_the_clock() -> None:
     step(decode_only=False, seconds=2.0)
     step()
     assert told[0] == pytest.approx(9.0, abs=0.1) and told[1:] == [None, None]
-    p.tuner.policy.measures = True  # type: ignore[misc]
+    p.tuner.strategy.measures = True  # type: ignore[misc]
     step(decode_only=False, seconds=2.0)
     assert len(told) == 3
 
@@ -271,7 +274,7 @@ def test_without_drafts_responses_of_one_length_end_together() -> None:
 
 def test_an_engine_knows_what_its_responses_take_without_drafts() -> None:
     """Told apart by drain: what a request emitted before the last one is not counted again."""
-    p = Engine(RollspecConfig.load("default", env={}), 4096)
+    p = DraftEngine(RollspecConfig.load("default", env={}), 4096)
     p.begin("a", [1, 2, 3], 500)
     p.begin("b", [1, 2, 3], 500)
     for t in range(4):
@@ -304,7 +307,7 @@ def test_where_nothing_pays_it_is_hardly_looked_at_until_the_weights_move() -> N
 
 
 def test_what_is_said_while_nobody_looks_reaches_the_siblings() -> None:
-    p = Engine(RollspecConfig.load("default", env={}), 4096)
+    p = DraftEngine(RollspecConfig.load("default", env={}), 4096)
     p.begin("a", [1, 2, 3], 500)
     p.begin("b", [1, 2, 3], 500)
     said = random_texts(1, 40, 50)[0]

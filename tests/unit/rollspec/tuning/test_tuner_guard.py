@@ -12,7 +12,7 @@ from step_world import random_texts, rollout
 
 from rollspec import RollspecConfig
 from rollspec.proposal.base import Draft
-from rollspec.step import Engine
+from rollspec.step import DraftEngine
 from rollspec.tuning.guard import Guard
 
 pytestmark = pytest.mark.usefixtures("steady_clock")
@@ -53,7 +53,7 @@ class Planted:
 
 @pytest.fixture
 def static() -> dict[str, Any]:
-    return {"tuning.policy": "static", "proposal.budget.policy": "fixed"}
+    return {"tuning.strategy": "static", "proposal.budget.rule": "fixed"}
 
 
 FAULTS = {
@@ -67,7 +67,7 @@ FAULTS = {
 @pytest.mark.parametrize("policy", ["static", "hedge"])
 def test_a_broken_drafter_costs_little_whatever_the_policy(fault: str, policy: str, static: dict[str, Any]) -> None:
     texts = random_texts(32, 600, 60)
-    p = Engine(RollspecConfig.load("default", overrides=static | {"tuning.policy": policy}, env={}), 4096)
+    p = DraftEngine(RollspecConfig.load("default", overrides=static | {"tuning.strategy": policy}, env={}), 4096)
     p.suffix.draft = Planted(FAULTS[fault])  # type: ignore[method-assign]
     seconds, plain = rollout(p, texts)
     s = p.drain()
@@ -75,7 +75,7 @@ def test_a_broken_drafter_costs_little_whatever_the_policy(fault: str, policy: s
         assert s.drafters_off == ["suffix@32"] and s.alarms == 1
         assert seconds < 1.6 * plain, "fifty steps at K = 16, and then none"
         without = static | {"tuning.guard.enabled": False}
-        unguarded = Engine(RollspecConfig.load("default", overrides=without, env={}), 4096)
+        unguarded = DraftEngine(RollspecConfig.load("default", overrides=without, env={}), 4096)
         unguarded.suffix.draft = Planted(FAULTS[fault])  # type: ignore[method-assign]
         assert rollout(unguarded, texts)[0] > 3 * plain
     else:
@@ -85,7 +85,7 @@ def test_a_broken_drafter_costs_little_whatever_the_policy(fault: str, policy: s
 
 def test_a_drafter_that_is_repaired_comes_back(static: dict[str, Any]) -> None:
     texts = random_texts(8, 1200, 60)
-    p = Engine(RollspecConfig.load("default", overrides=static, env={}), 4096)
+    p = DraftEngine(RollspecConfig.load("default", overrides=static, env={}), 4096)
     p.suffix.draft = Planted(FAULTS["all-zero logits"])  # type: ignore[method-assign]
     rollout(p, texts)
     assert p.drain().drafters_off
@@ -99,7 +99,7 @@ def test_a_drafter_that_is_repaired_comes_back(static: dict[str, Any]) -> None:
 
 def test_unpredictable_text_costs_next_to_nothing() -> None:
     """No repeats to speak of, batch 64, learning included: what the engine computes, not host time."""
-    p = Engine(RollspecConfig.load("default", env={}), 4096)
+    p = DraftEngine(RollspecConfig.load("default", env={}), 4096)
     seconds, plain = rollout(p, random_texts(64, 300, 200))
     assert seconds < 1.02 * plain
     s = p.drain()
@@ -113,13 +113,13 @@ def test_moving_batch_beats_every_static_length() -> None:
     base = [[rng.randrange(3, 60) for _ in range(min(512, int(40 * rng.paretovariate(1.2))))] for _ in range(64)]
 
     def total(over: dict[str, Any]) -> float:
-        p = Engine(RollspecConfig.load("default", overrides=over, env={}), 4096)
+        p = DraftEngine(RollspecConfig.load("default", overrides=over, env={}), 4096)
         out, r = 0.0, random.Random(1)
         for version in range(3):
             p.set_version(version)
             out += rollout(p, [[t if r.random() > 0.12 else r.randrange(3, 60) for t in text] for text in base])[0]
         return out
 
-    off = {"tuning.policy": "static", "proposal.budget.policy": "fixed", "tuning.guard.enabled": False}
+    off = {"tuning.strategy": "static", "proposal.budget.rule": "fixed", "tuning.guard.enabled": False}
     statics = [total(off | {"tuning.arms": [k]}) for k in (0, 1, 2, 4, 8, 16)]
     assert total({}) < 0.97 * min(statics)

@@ -12,7 +12,7 @@ from step_world import random_texts, rollout
 
 from rollspec import RollspecConfig
 from rollspec.errors import HistoryError
-from rollspec.step import Engine
+from rollspec.step import DraftEngine
 from rollspec.tuning import store
 
 pytestmark = pytest.mark.usefixtures("steady_clock")
@@ -21,7 +21,7 @@ MACHINE = {"device": "cpu x2", "layers": 4}
 
 
 def tuning_state() -> dict[str, Any]:
-    p = Engine(RollspecConfig.load("default", env={}), 4096)
+    p = DraftEngine(RollspecConfig.load("default", env={}), 4096)
     rollout(p, random_texts(4, 200, 4))
     return p.tuning_state()
 
@@ -29,12 +29,12 @@ def tuning_state() -> dict[str, Any]:
 def test_what_was_learned_survives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ticks = itertools.count()
     monkeypatch.setattr("time.perf_counter", lambda: 1e-6 * next(ticks))  # the tuner counts its own time
-    first = Engine(RollspecConfig.load("default", env={}), 4096)
+    first = DraftEngine(RollspecConfig.load("default", env={}), 4096)
     rollout(first, random_texts(4, 300, 1))  # all drafts are accepted: no two arms are alike
     store.save(tmp_path, first.tuning_state(), MACHINE)
     found, problem = store.load(tmp_path, MACHINE)
     assert found is not None and problem is None
-    again = Engine(RollspecConfig.load("default", env={}), 4096)
+    again = DraftEngine(RollspecConfig.load("default", env={}), 4096)
     again.restore_tuning(found)
     then, now = (p.tuner.cost.seconds(20) for p in (first, again))
     assert now == pytest.approx(then, rel=0.05)
@@ -47,13 +47,13 @@ def test_another_machine_keeps_the_calibration_and_drops_the_costs(tmp_path: Pat
     found, problem = store.load(tmp_path, MACHINE | {"device": "cpu x64"})
     assert found is not None and "tuner" not in found and found["confidence"]
     assert problem is not None and "device = 'cpu x2' and this is 'cpu x64'" in problem
-    p = Engine(RollspecConfig.load("default", env={}), 4096)
+    p = DraftEngine(RollspecConfig.load("default", env={}), 4096)
     p.restore_tuning(found)
     assert not p.tuner.cost.fitted
 
 
 def test_other_arms_keep_the_costs(tmp_path: Path) -> None:
-    p = Engine(RollspecConfig.load("default", overrides={"proposal.k_max": 4}, env={}), 4096)
+    p = DraftEngine(RollspecConfig.load("default", overrides={"proposal.k_max": 4}, env={}), 4096)
     p.restore_tuning(tuning_state())
     assert p.tuner.cost.fitted
 
@@ -68,7 +68,7 @@ def test_a_damaged_file_is_refused_and_set_aside(tmp_path: Path, damage: str) ->
         store.save(tmp_path, good, MACHINE)
         found, _ = store.load(tmp_path, MACHINE)
         with pytest.raises(ValueError, match="numbers that cannot be"):
-            Engine(RollspecConfig.load("default", env={}), 4096).restore_tuning(found or {})
+            DraftEngine(RollspecConfig.load("default", env={}), 4096).restore_tuning(found or {})
         return
     outer = json.loads(text)
     outer["body"] = outer["body"].replace("1", "2")

@@ -1,4 +1,4 @@
-"""The drafters that remember responses: suffix drafts from siblings and past epochs, and replay under kept noise.
+"""The model-free drafters of past responses: suffix drafts from siblings and past epochs, and replay under kept noise.
 
 Suffix drafts have one corpus per prompt group, one global corpus as fallback. A group's corpus holds its prompt, what
 its siblings have emitted so far in this round, and the responses of past rounds (SuffixDecoding arXiv:2411.04975;
@@ -32,7 +32,7 @@ MAX_ENDED = 256  # lengths of finished responses kept per prompt
 
 
 @register_drafter("replay")
-class ReplayMemory(Drafter):
+class ReplayDrafter(Drafter):
     """Proposes the response that a request gave an epoch ago under the same noise, while it repeats it."""
 
     def __init__(self, name: str, config: RollspecConfig, history: History) -> None:
@@ -48,20 +48,20 @@ class ReplayMemory(Drafter):
         tokens = old.tolist()
         part = self.history.part(r.key, r.origin)
         if part is not None:  # it was aborted, and this part of it is counted; at least as long as what came back
-            r.memory.replay = Replay(tokens)
-            r.memory.replay.advance(part.tokens.tolist())
-            r.memory.counted = r.memory.reused(len(part.tokens))
-        r.memory.replay = Replay(tokens)
-        r.memory.replay.advance(r.output)
+            r.suffix.replay = Replay(tokens)
+            r.suffix.replay.advance(part.tokens.tolist())
+            r.suffix.counted = r.suffix.reused(len(part.tokens))
+        r.suffix.replay = Replay(tokens)
+        r.suffix.replay.advance(r.output)
 
     def observe(self, r: Request) -> None:
         """Follow the old response."""
-        if r.memory.replay is not None:
-            r.memory.replay.advance(r.emitted)
+        if r.suffix.replay is not None:
+            r.suffix.replay.advance(r.emitted)
 
     def propose(self, r: Request, room: int) -> Draft | None:
         """What follows in the old response."""
-        return r.memory.replay.draft(room) if r.memory.replay is not None else None
+        return r.suffix.replay.draft(room) if r.suffix.replay is not None else None
 
 
 class _NoCorpus:
@@ -77,7 +77,7 @@ class _NoCorpus:
 
 
 @register_drafter("suffix")
-class SuffixMemory(Drafter):
+class SuffixDrafter(Drafter):
     """Proposes what followed the same tokens in responses of the prompt's group, or of any prompt."""
 
     def __init__(self, name: str, config: RollspecConfig, history: History) -> None:
@@ -120,7 +120,7 @@ class SuffixMemory(Drafter):
                 self._forget_rounds(group, r.version)
         if r.origin is not None and (part := group.parts.pop(r.origin, None)) is not None:
             self._take_out(group, part, r.number)
-        m = r.memory
+        m = r.suffix
         m.group, m.sequence, m.ended = group, group.next_seq, group.ended.setdefault(r.number, [])
         m.context = [*[NOTHING] * DEPTH, *r.prompt[-DEPTH:].tolist(), *r.output][-DEPTH:]
         group.running.add(m.sequence)
@@ -135,7 +135,7 @@ class SuffixMemory(Drafter):
 
     def observe(self, r: Request) -> None:
         """Move the context on."""
-        context = r.memory.context
+        context = r.suffix.context
         context.extend(r.emitted)
         del context[:-DEPTH]
 
@@ -146,7 +146,7 @@ class SuffixMemory(Drafter):
         """
         new = []
         for r in running:
-            m = r.memory
+            m = r.suffix
             if wait:
                 m.unstored.extend(r.emitted)
             elif m.group is not None:
@@ -156,7 +156,7 @@ class SuffixMemory(Drafter):
 
     def finish(self, r: Request) -> None:
         """Keep the whole response for later rounds and for the global corpus, or nothing of a private request."""
-        m, sources = r.memory, self.config.sources
+        m, sources = r.suffix, self.config.sources
         if (group := m.group) is None:
             return
         if r.private:
@@ -185,7 +185,7 @@ class SuffixMemory(Drafter):
 
     def propose_all(self, asked: Sequence[Request], rooms: Sequence[int]) -> Sequence[Draft | None]:
         """The likeliest continuation of each one's context."""
-        parts = [r.memory for r in asked]
+        parts = [r.suffix for r in asked]
         return self.draft([m.group for m in parts if m.group], [m.context for m in parts], rooms)
 
     def draft(self, groups: Sequence[Group], contexts: Sequence[Sequence[int]], rooms: Sequence[int]) -> list[Draft]:
@@ -201,7 +201,7 @@ class SuffixMemory(Drafter):
             for tokens, probs, n, match, other in zip(*columns, strict=True)
         ]
 
-    # ---- memory -----------------------------------------------------------------------------------------------------
+    # ---- the corpora ------------------------------------------------------------------------------------------------
 
     @property
     def corpus_bytes(self) -> int:

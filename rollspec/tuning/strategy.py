@@ -1,6 +1,6 @@
-"""Which arm to play: the interface of all policies, their registry, and the ones that learn nothing.
+"""Which arm to play: the interface of all strategies, their registry, and the ones that learn nothing.
 
-An arm is (drafters, K): who may draft and the longest draft of a request. A policy keeps one learner per batch bucket
+An arm is (drafters, K): who may draft and the longest draft of a request. A strategy keeps one learner per batch bucket
 (octaves of the number of running requests), because what pays at batch 1 harms at batch 64.
 """
 
@@ -74,7 +74,7 @@ def restored(row: Mapping[str, Any], like: Learner, ragged: bool = False) -> Lea
     return found
 
 
-class Policy(ABC):
+class Strategy(ABC):
     """Chooses an arm per step. One thread; every random draw comes from its own generator."""
 
     name: ClassVar[str]
@@ -96,7 +96,7 @@ class Policy(ABC):
     def prior(self, bucket: int, outcome: Outcome) -> None:  # noqa: B027 - bandits learn from what they play only
         """What other buckets let expect of one that has seen nothing yet."""
 
-    def changed(self) -> None:  # noqa: B027 - most policies have nothing to do
+    def changed(self) -> None:  # noqa: B027 - most strategies have nothing to do
         """The policy's or a drafter's weights moved: what was learned is older than it looks."""
 
     def state(self) -> dict[str, Any]:
@@ -107,8 +107,8 @@ class Policy(ABC):
         """Inverse of `state`. Raises ValueError if it belongs to other arms."""
 
 
-class Learning(Policy):
-    """A policy that keeps named arrays per batch bucket, and saves them with the job."""
+class Learning(Strategy):
+    """A strategy that keeps named arrays per batch bucket, and saves them with the job."""
 
     ragged: ClassVar[bool] = False  # whether the arrays may have any length
 
@@ -131,12 +131,12 @@ class Learning(Policy):
         self._buckets = defaultdict(self._new, found)
 
 
-REGISTRY: dict[str, type[Policy]] = {}
-P = TypeVar("P", bound=type[Policy])
+REGISTRY: dict[str, type[Strategy]] = {}
+P = TypeVar("P", bound=type[Strategy])
 
 
 def register(name: str) -> Callable[[P], P]:
-    """Class decorator: makes a policy selectable as `tuning.policy: <name>`."""
+    """Class decorator: makes a strategy selectable as `tuning.strategy: <name>`."""
 
     def add(cls: P) -> P:
         cls.name = name
@@ -153,7 +153,7 @@ def by_batch(rows: Mapping[int, Any], bucket: int) -> Any:
 
 
 @register("static")
-class Static(Policy):
+class Static(Strategy):
     """One arm for everything: the longest of those given (`tuning.arms: [K]`), with all drafters."""
 
     def choose(self, bucket: int) -> int:  # noqa: D102
@@ -161,7 +161,7 @@ class Static(Policy):
 
 
 @register("random")
-class Random(Policy):
+class Random(Strategy):
     """Any arm at any step, evenly: for audits and tests, which want every switch to happen."""
 
     def choose(self, bucket: int) -> int:  # noqa: D102
@@ -169,7 +169,7 @@ class Random(Policy):
 
 
 @register("table")
-class Table(Policy):
+class Table(Strategy):
     """A draft length per batch size, fixed beforehand (option `table`): ReSpec's profile (arXiv:2510.26475), vLLM's
     `num_speculative_tokens_per_batch_size`, or the best arms of an earlier run (`rollspec bench tuner` prints them).
     """
