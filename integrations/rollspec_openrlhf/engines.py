@@ -31,8 +31,8 @@ def install(module: ModuleType, config: RollspecConfig) -> None:
 def subclass(base: type, config: RollspecConfig) -> type:
     """The actor's class with rollspec's part of the engine's `additional_config`."""
 
-    class RolloutRayActor(EngineCalls, base):  # type: ignore[misc,valid-type]
-        async def __init__(self, *args: Any, **kwargs: Any) -> None:
+    class RolloutRayActor(EngineCalls, base):  # type: ignore[misc]
+        async def __init__(self, *args: Any, **kwargs: Any) -> None:  # type: ignore[misc]  # Ray awaits it
             mine = config.of_replica(kwargs.get("seed", 0))  # each engine has a seed of its own
             kwargs["additional_config"] = {**(kwargs.get("additional_config") or {}), "rollspec": mine.to_dict()}
             await super().__init__(*args, **kwargs)

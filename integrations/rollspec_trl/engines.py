@@ -45,7 +45,7 @@ class Server(TrlEngine):
 
     def ask(self, op: str, payload: dict[str, Any]) -> list[Any]:
         """See `TrlEngine.ask`."""
-        import requests  # type: ignore[import-untyped]  # TRL's client needs it
+        import requests  # TRL's client needs it
 
         # Not TRL's session: it tries again for a minute, and what it repeats here would count twice.
         reply = requests.post(self._url, json={"method": "rollspec", "args": [op, payload]}, timeout=calls.CALL_SECONDS)

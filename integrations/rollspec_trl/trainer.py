@@ -167,7 +167,7 @@ def _add_metrics(trainer: Any, state: TrlState, logs: dict[str, Any]) -> None:
     since = trainer.__dict__.get("_rollspec_logged", now)
     trainer.__dict__["_rollspec_logged"] = now
     seconds, state.generation_seconds = state.generation_seconds, 0.0
-    mine = {"lengths": state.lengths, "rewards": state.rewards}
+    mine: dict[str, list[Any]] = {"lengths": state.lengths, "rewards": state.rewards}
     mine["answers"] = [state.engine.call("stats")] if state.engine is not None else []
     engine, trained = state.logprobs
     overlaps = [found for found in state.overlaps if found]

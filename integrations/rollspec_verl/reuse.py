@@ -252,11 +252,11 @@ class ReusingServer:
 
     def _rollspec_limit(self, params: dict[str, Any], prompt: int) -> int:
         """Most response tokens, as `generate` computes them."""
-        config = self.config  # type: ignore[attr-defined]
+        config: Any = self.config  # type: ignore[attr-defined]
         given = params.get("max_tokens", params.get("max_new_tokens"))
         if given is None:
             given = min(config.response_length, config.prompt_length + config.response_length - prompt)
-        return max(1, min(int(given), config.max_model_len - prompt))
+        return max(1, min(int(given), int(config.max_model_len) - prompt))
 
     async def _rollspec_score(self, request_id: str, priority: int, prompt: list[int], params: Any) -> Any:
         """One scoring request, through the gate that verl closes while it syncs weights."""

@@ -21,7 +21,7 @@ _NAME = re.compile(r"/dev/shm/(psm_\w+)")
 
 def mapped_below() -> set[str]:
     """Names of the segments that descendants of this process map; none where there is no /proc."""
-    import psutil  # type: ignore[import-untyped]  # vLLM depends on it
+    import psutil  # vLLM depends on it
 
     names: set[str] = set()
     for process in psutil.Process().children(recursive=True):

@@ -276,7 +276,7 @@ def _of_job() -> tuple[str | None, str | None]:
     return ray.get(actor.address.remote(), timeout=60.0)  # type: ignore[no-any-return]
 
 
-def _decoder_layers(module: torch.nn.Module) -> Any:
+def _decoder_layers(module: Any) -> Any:
     """The model's list of decoder layers: the longest list of modules of one class in what transformers calls its
     decoder, which leaves out a tower that sees.
 

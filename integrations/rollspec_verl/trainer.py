@@ -195,7 +195,7 @@ def _look(asynchronous: type, look: Callable[..., Any], self: Any) -> Any:
     return out
 
 
-HOOKS = {
+HOOKS: dict[str, Callable[..., Any]] = {
     "_init_dataloader": _settle_first,
     "fit": _fit,
     "step": _step,

@@ -114,8 +114,12 @@ class TrainingConfig(Section):
         None, gt=0, description="Of AdamW, constant after warm-up; unset: the recipe's (1e-3; aurora and osd 1e-5)."
     )
     batch_tokens: int = Field(2048, ge=16, description="Tokens packed into one micro-step.")
-    ttt_steps: int = Field(
-        4, ge=1, le=8, description="Drafted tokens that a head is trained for, each a pass of training; k_max at most."
+    ttt_steps: int | None = Field(
+        None,
+        ge=1,
+        le=8,
+        description="Drafted tokens that a head is trained for, each a pass of training; `head.k_max` at most. "
+        "Unset: 4, and k_max where the recipe learns from rejected tokens (aurora, osd).",
     )
 
 

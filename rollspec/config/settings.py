@@ -27,6 +27,8 @@ from rollspec.config.sections import (
 )
 from rollspec.errors import ConfigError
 
+TTT_STEPS = 4  # a head trained for four tokens drafts eight as well; each is a pass of training
+
 Source: TypeAlias = "str | Path | Mapping[str, Any] | RollspecConfig | None"
 
 
@@ -105,11 +107,13 @@ class RollspecConfig(Section):
         sampled = self.mode == "coupled" and self.coupled.drafts == "noise"
         given = self.drafter.training
         rate = {} if given.learning_rate is None else {"learning_rate": given.learning_rate}
+        recipe, k_max = RECIPES[given.recipe], self.proposal.head.k_max
+        steps = given.ttt_steps or (k_max if "rejected" in recipe else TTT_STEPS)
         return {
             "draft_sampling": "probabilistic" if sampled else "greedy",
             "batch_tokens": given.batch_tokens,
-            "ttt_steps": min(self.proposal.head.k_max, given.ttt_steps),
-            **RECIPES[given.recipe],
+            "ttt_steps": min(k_max, steps),
+            **recipe,
             **rate,
         }
 

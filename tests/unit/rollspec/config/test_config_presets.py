@@ -40,7 +40,6 @@ MEANS: dict[str, dict[str, object]] = {
         "drafter.mode": "dedicated",
         "drafter.publish_every": 50,
         "drafter.training.recipe": "aurora",
-        "drafter.training.ttt_steps": 5,
         "tuning.strategy": "static",
         "tuning.arms": [5],
         "tuning.guard.enabled": False,
@@ -71,7 +70,6 @@ MEANS: dict[str, dict[str, object]] = {
         "drafter.mode": "idle",
         "drafter.publish_every": 10,
         "drafter.training.recipe": "osd",
-        "drafter.training.ttt_steps": 5,
         "tuning.strategy": "static",
         "tuning.arms": [5],
         "tuning.guard.enabled": False,
@@ -220,7 +218,10 @@ def test_every_recipe_can_be_set_and_trained_by() -> None:
     assert list(get_args(TrainingConfig.model_fields["recipe"].annotation)) == list(RECIPES)
     for name, fields in RECIPES.items():
         config = resolve({"drafter.training.recipe": name}, env={})
-        assert DrafterTraining(**config.drafter_training) == DrafterTraining(**fields, ttt_steps=4)
+        steps = 8 if "rejected" in fields else 4  # all that it drafts, where what was refused of it is learned from
+        assert DrafterTraining(**config.drafter_training) == DrafterTraining(**fields, ttt_steps=steps)
+        given = config.change({"drafter.training.ttt_steps": 3}).drafter_training
+        assert DrafterTraining(**given).ttt_steps == 3
 
 
 @pytest.mark.parametrize(
