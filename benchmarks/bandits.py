@@ -16,7 +16,7 @@ from benchmarks.harness import Ratio, provenance, ratio, save
 from benchmarks.simulate import ENVIRONMENTS, Environment, play
 from rollspec.tuning.strategies import make
 
-POLICIES = ("hedge", "ucbspec", "exp3spec", "beg_mab", "thompson")
+STRATEGIES = ("hedge", "ucbspec", "exp3spec", "beg_mab", "thompson")
 FIXED = "static best"  # the one arm that is best in hindsight
 SEEDS = 10
 
@@ -38,7 +38,7 @@ def run(quick: bool = False, out: Path | None = None) -> Path:
     steps = 500 if quick else 4000
     began = provenance()
     console = Console(stderr=True)
-    strategies = (FIXED, *POLICIES)
+    strategies = (FIXED, *STRATEGIES)
     results: dict[str, Any] = {}
     table = Table(title=f"throughput / oracle, {steps} steps: median of {SEEDS} seeds (least-most)")
     table.add_column("environment")

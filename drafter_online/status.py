@@ -136,34 +136,24 @@ METRICS = (
     Exported("counter", "failed_steps", "training steps that failed", lambda s: s["training"]["failed"]),
     Exported("gauge", "loss", "latest training loss (nats)", lambda s: s["training"]["loss"]),
     Exported("gauge", "loss_term", "its terms, without their weights", lambda s: s["training"]["terms"], "term"),
-    Exported(
-        "gauge",
-        "step_age_seconds",
-        "age of the training step that runs now",
-        lambda s: s["training"]["step_age_seconds"],
-    ),
+    Exported("gauge", "step_age_seconds", "age of the training step that runs now",
+             lambda s: s["training"]["step_age_seconds"]),
     Exported("gauge", "version_promoted", "version that engines should run", lambda s: s["versions"]["promoted"] or 0),
     Exported("gauge", "version_latest", "newest version", lambda s: s["versions"]["latest"] or 0),
     Exported("counter", "published", "versions published", lambda s: s["versions"]["published"]),
     Exported("counter", "failed_publications", "versions that could not be written", lambda s: s["versions"]["failed"]),
     Exported("counter", "rolled_back", "versions rolled back", lambda s: s["versions"]["rolled_back"]),
-    Exported(
-        "gauge", "lag_seconds", "age of the oldest weights that an engine runs", lambda s: s["versions"]["lag_seconds"]
-    ),
+    Exported("gauge", "lag_seconds", "age of the oldest weights that an engine runs",
+             lambda s: s["versions"]["lag_seconds"]),
     Exported("counter", "samples", "samples received", lambda s: s["feedback"]["samples"]),
-    Exported(
-        "counter",
-        "samples_dropped",
-        "samples that came faster than training took them",
-        lambda s: s["feedback"]["dropped"],
-    ),
+    Exported("counter", "samples_dropped", "samples that came faster than training took them",
+             lambda s: s["feedback"]["dropped"]),
     Exported("gauge", "samples_waiting", "samples waiting", lambda s: s["feedback"]["waiting"]),
     Exported("gauge", "buffer_bytes", "bytes of samples trained on", lambda s: s["feedback"]["buffer_bytes"]),
     Exported("gauge", "engines", "engines connected", lambda s: len(s["engines"])),
     Exported("gauge", "accept_rate", "accepted / drafted tokens since the start", lambda s: s["acceptance"]["rate"]),
-    Exported(
-        "gauge", "accept_length", "tokens per request and step since the start", lambda s: s["acceptance"]["length"]
-    ),
+    Exported("gauge", "accept_length", "tokens per request and step since the start",
+             lambda s: s["acceptance"]["length"]),
     Exported("gauge", "engine_version", "version that an engine runs", lambda s: s["versions"]["running"], "engine"),
     Exported("counter", "domain_requests", "requests", _of_domains("requests"), "domain"),
     Exported("counter", "domain_emitted", "tokens emitted", _of_domains("emitted"), "domain"),
@@ -171,7 +161,7 @@ METRICS = (
     Exported("counter", "domain_accepted", "drafted tokens accepted", _of_domains("accepted"), "domain"),
     Exported("counter", "messages_refused", "messages refused, by kind", _refused, "kind"),
     Exported("gauge", "alarm", "1 while an alarm is on", lambda s: {a["kind"]: 1 for a in s["alarms"]}, "kind"),
-)
+)  # fmt: skip
 
 
 class Collector:

@@ -167,9 +167,9 @@ def head() -> str:
         for kind in PROMPTS:
             for arm, a in kinds[kind].items():
                 if arm != "none":
-                    memory = both(median_of(a["speedup_over_suffix"])) if a["speedup_over_suffix"] else "not measured"
+                    over = both(median_of(a["speedup_over_suffix"])) if a["speedup_over_suffix"] else "not measured"
                     name = "suffix drafts" if arm == "suffix" else arm
-                    rows.append((batch, kind, name, both(median_of(a["speedup_over_none"])), memory,
+                    rows.append((batch, kind, name, both(median_of(a["speedup_over_none"])), over,
                                  f"{a['acceptance_length']:.2f}", percent(a["acceptance_rate"]),
                                  percent(a["pass_over_step"], 1)))  # fmt: skip
     columns = ("batch", "prompts", "arm", "over none", "over suffix drafts", "tokens per step", "accepted",

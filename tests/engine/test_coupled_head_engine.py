@@ -11,14 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from engines import build, call, close, generate
+from engines import ALWAYS, build, call, close, generate
 from heads import random_head
 from models import moved
 from switching import COUPLED, QUIET, any_arm_and_passes
 
 pytestmark = pytest.mark.engine
 
-ALWAYS = {"tuning.strategy": "static", "proposal.budget.rule": "fixed", "tuning.guard.enabled": False}
 LONG = {"ignore_eos": True, "temperature": 1.0}
 CUT = LONG | {"top_k": 6, "temperature": 0.8}
 

@@ -11,14 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from engines import bridge, build, call, close, generate
+from engines import ALWAYS, bridge, build, call, close, generate
 from heads import random_head
 from switching import any_arm_and_passes
 
 pytestmark = pytest.mark.engine
-
-ALWAYS = {"tuning.strategy": "static", "proposal.budget.rule": "fixed", "tuning.guard.enabled": False}
-"""A draft is made and verified whatever it costs."""
 
 TIGHT = {"max_num_batched_tokens": 160, "enable_chunked_prefill": True, "num_gpu_blocks_override": 14}
 

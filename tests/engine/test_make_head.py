@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from engines import build, call, close, generate
+from engines import ALWAYS, build, call, close, generate
 from typer.testing import CliRunner
 
 from drafter_online.buffer import Buffer
@@ -66,8 +66,7 @@ def test_vllm_without_rollspec_serves_it(
 def test_a_job_starts_from_it(
     model: Path, made: dict[str, Any], prompts: list[list[int]], plain: dict[str, Any]
 ) -> None:
-    always = {"tuning.strategy": "static", "proposal.budget.rule": "fixed", "tuning.guard.enabled": False}
-    options = {"proposal.drafters": ["eagle3"], "proposal.head.model": made["head"], **always}
+    options = {"proposal.drafters": ["eagle3"], "proposal.head.model": made["head"], **ALWAYS}
     llm = build(model, {**options, "proposal.head.k_max": K})
     try:
         assert generate(llm, prompts) == plain["greedy"]

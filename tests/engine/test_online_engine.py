@@ -8,13 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from engines import build, call, close, generate
+from engines import ALWAYS, build, call, close, generate
 from heads import specforge_head
 
 pytest.importorskip("speculators")
 pytestmark = pytest.mark.engine
-
-ALWAYS = {"tuning.strategy": "static", "proposal.budget.rule": "fixed", "tuning.guard.enabled": False}
 
 
 def test_acceptance_rises_while_the_engine_idles(

@@ -39,7 +39,7 @@ def _longest(worker: Any) -> None:
 
 
 def _policy(worker: Any) -> tuple[str, list[str]]:
-    """The policy that decides in this engine, and the arms that it has."""
+    """The strategy that decides in this engine, and the arms that it has."""
     tuner = bridge(worker).engine.tuner
     return type(tuner.strategy).name, [arm.name for arm in tuner.arms]
 
@@ -139,12 +139,12 @@ def test_a_garbage_drafter_is_switched_off_and_changes_nothing(
 OTHERS = [pytest.param(name, marks=pytest.mark.slow) for name in ("exp3spec", "ucbspec", "beg_mab", "thompson")]
 
 
-@pytest.mark.parametrize("policy", ["table", *OTHERS])
+@pytest.mark.parametrize("strategy", ["table", *OTHERS])
 def test_published_policies_run_and_change_nothing(
-    model: Path, prompts: list[list[int]], plain: dict[str, Any], policy: str
+    model: Path, prompts: list[list[int]], plain: dict[str, Any], strategy: str
 ) -> None:
-    options = {"table": {"4": 8, "16": 2}} if policy == "table" else {}
-    llm = build(model, {"preset": "default", "tuning": {"strategy": policy, "options": options}})
+    options = {"table": {"4": 8, "16": 2}} if strategy == "table" else {}
+    llm = build(model, {"preset": "default", "tuning": {"strategy": strategy, "options": options}})
     try:
         for version in range(2):
             call(llm, "set_version", version=version)
@@ -152,8 +152,8 @@ def test_published_policies_run_and_change_nothing(
         stats = call(llm, "stats")
         assert not stats["faults"] and stats["accepted"] > 0
         ((named, arms),) = llm.collective_rpc(_policy)
-        assert named == policy and set(stats["plays"]) <= set(arms)
-        if policy == "table":  # by batch size alone: 12 requests at first, fewer later
+        assert named == strategy and set(stats["plays"]) <= set(arms)
+        if strategy == "table":  # by batch size alone: 12 requests at first, fewer later
             assert {"suffix:2", "suffix:8"} <= set(stats["plays"]) <= {"suffix:2", "suffix:8", "none"}, stats["plays"]
         else:  # a learner tries several
             assert len(stats["plays"]) > 2, stats["plays"]

@@ -7,12 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from engines import build, call, close, generate
+from engines import ALWAYS, build, call, close, generate
 from heads import random_head
 
 pytestmark = pytest.mark.engine
-
-ALWAYS = {"tuning.strategy": "static", "proposal.budget.rule": "fixed", "tuning.guard.enabled": False}
 
 
 def _forget(worker: Any) -> None:

@@ -138,7 +138,7 @@ def test_prompts_of_a_model_that_comes_with_none(monkeypatch: pytest.MonkeyPatch
 def test_bandits_write_json(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bandits, "SEEDS", 2)
     found = json.loads(bandits.run(quick=True, out=tmp_path / "b.json").read_text())
-    assert set(found["environments"]["stationary"]) == {bandits.FIXED, *bandits.POLICIES}
+    assert set(found["environments"]["stationary"]) == {bandits.FIXED, *bandits.STRATEGIES}
 
 
 def test_options_of_the_new_benchmarks() -> None:

@@ -111,11 +111,11 @@ def test_beg_mab_is_paid_in_measured_seconds() -> None:
     assert beg.state()["buckets"]["0"] == {"0": [1.0], "1": [0.5]} and beg.choose(0) == 0
 
 
-@pytest.mark.parametrize("policy", [UCBSpec, EXP3Spec])
-def test_goodput_is_paid_in_measured_seconds(policy: type[UCBSpec | EXP3Spec]) -> None:
+@pytest.mark.parametrize("strategy", [UCBSpec, EXP3Spec])
+def test_goodput_is_paid_in_measured_seconds(strategy: type[UCBSpec | EXP3Spec]) -> None:
     paid = Outcome(1, 8, np.array([8.0, 16.0]), np.array([2.0, 3.0]), 4.0)
-    assert policy(PAIR).reward(paid) == pytest.approx(2.0 * 2.0 / 4.0)
-    assert policy(PAIR, LENGTH).reward(paid) == 2.0, "the paper's reward knows no seconds"
+    assert strategy(PAIR).reward(paid) == pytest.approx(2.0 * 2.0 / 4.0)
+    assert strategy(PAIR, LENGTH).reward(paid) == 2.0, "the paper's reward knows no seconds"
 
 
 @pytest.mark.usefixtures("no_chance")
@@ -218,13 +218,13 @@ def test_an_adversary_that_knows_ucbspec_harms_exp3spec_less() -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_buckets_learn_apart_and_weights_that_move_change_nothing(name: str) -> None:
-    policy, env = make(name, LENGTHS, {}, 5), stationary(60, seed=5)
-    play(policy, env, bucket=-3)
-    before = policy.state()
-    policy.changed()
-    play(policy, env, bucket=37)
-    assert set(policy.state()["buckets"]) == {"-3", "37"}
-    assert policy.state()["buckets"]["-3"] == before["buckets"]["-3"]
+    strategy, env = make(name, LENGTHS, {}, 5), stationary(60, seed=5)
+    play(strategy, env, bucket=-3)
+    before = strategy.state()
+    strategy.changed()
+    play(strategy, env, bucket=37)
+    assert set(strategy.state()["buckets"]) == {"-3", "37"}
+    assert strategy.state()["buckets"]["-3"] == before["buckets"]["-3"]
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -237,29 +237,29 @@ def test_a_seed_decides_all(name: str) -> None:
 # ---- state
 
 
-def resumed(name: str, policy: Strategy) -> Strategy:
+def resumed(name: str, strategy: Strategy) -> Strategy:
     other = make(name, LENGTHS, {}, 99)
-    other.restore(json.loads(json.dumps(policy.state(), sort_keys=True, allow_nan=False)))
+    other.restore(json.loads(json.dumps(strategy.state(), sort_keys=True, allow_nan=False)))
     return other
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_state_survives_json(name: str) -> None:
-    policy, env = make(name, LENGTHS, {}, 7), stationary(150, seed=7)
-    play(policy, env, bucket=2)
-    other = resumed(name, policy)
-    assert other.state() == policy.state()
-    policy.rng, other.rng = np.random.default_rng(8), np.random.default_rng(8)
+    strategy, env = make(name, LENGTHS, {}, 7), stationary(150, seed=7)
+    play(strategy, env, bucket=2)
+    other = resumed(name, strategy)
+    assert other.state() == strategy.state()
+    strategy.rng, other.rng = np.random.default_rng(8), np.random.default_rng(8)
     more = swap(150, seed=8)
-    assert (play(policy, more, bucket=2).plays == play(other, more, bucket=2).plays).all()
+    assert (play(strategy, more, bucket=2).plays == play(other, more, bucket=2).plays).all()
     assert resumed(name, make(name, LENGTHS)).state()["buckets"] == {}
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_state_of_another_policy_is_refused(name: str) -> None:
-    policy = make(name, LENGTHS)
-    play(policy, stationary(20))
-    state = policy.state()
+    strategy = make(name, LENGTHS)
+    play(strategy, stationary(20))
+    state = strategy.state()
     with pytest.raises(ValueError, match="arms"):
         make(name, LENGTHS[:3]).restore(state)
     key = next(iter(state["buckets"]["0"]))

@@ -24,24 +24,24 @@ def outcome(rng: np.random.Generator, played: int, batch: int, p: float, c1: flo
     return Outcome(played, batch, emitted, 0.004 + c1 * batch * (1.0 + KS))
 
 
-def weights(policy: Hedge, bucket: int) -> Any:
+def weights(strategy: Hedge, bucket: int) -> Any:
     """Probabilities of the arms in a bucket."""
-    return policy.probabilities(bucket)
+    return strategy.probabilities(bucket)
 
 
 def play(
-    p: Callable[[int], float], batch: int, c1: float, steps: int, seed: int = 0, policy: Hedge | None = None
+    p: Callable[[int], float], batch: int, c1: float, steps: int, seed: int = 0, strategy: Hedge | None = None
 ) -> tuple[float, int]:
     """Throughput relative to the best fixed arm per phase of constant p, and the number of switches."""
     rng = np.random.default_rng(seed)
-    policy = policy or Hedge(ARMS, None, seed)
+    strategy = strategy or Hedge(ARMS, None, seed)
     got, best, switches, last = np.zeros(2), np.zeros(2), 0, -1
     for t in range(steps):
-        arm = policy.choose(0)
+        arm = strategy.choose(0)
         switches += arm != last
         last = arm
         o = outcome(rng, arm, batch, p(t), c1)
-        policy.observe(0, o)
+        strategy.observe(0, o)
         got += (o.emitted[arm], o.seconds[arm])
         # The best arm of this p, from the expectation.
         e = batch * (1.0 - p(t) ** (KS + 1)) / (1.0 - p(t))
@@ -94,39 +94,39 @@ def test_an_adversary_does_not_make_it_worse_than_the_best_fixed_arm_by_much(
     """Blocks in which the arm that led until then is the worst."""
     monkeypatch.setattr(hedge, "HALF_LIVES", (100.0,))
     rng = np.random.default_rng(0)
-    policy = Hedge(ARMS, None, 0)
+    strategy = Hedge(ARMS, None, 0)
     got, fixed = np.zeros(2), np.zeros((2, len(ARMS)))
     p = 0.95
     for t in range(6000):
-        arm = policy.choose(0)
+        arm = strategy.choose(0)
         o = outcome(rng, arm, 8, p, 3e-4)
-        policy.observe(0, o)
+        strategy.observe(0, o)
         got += (o.emitted[arm], o.seconds[arm])
         fixed += (o.emitted, o.seconds)
         if t % 300 == 299:
-            p = 0.95 if int(weights(policy, 0).argmax()) <= 1 else 0.02
+            p = 0.95 if int(weights(strategy, 0).argmax()) <= 1 else 0.02
     assert got[0] / got[1] > 0.93 * (fixed[0] / fixed[1]).max()
 
 
 def test_the_ratio_of_sums_decides_not_the_mean_of_ratios() -> None:
     """Arm 1 is twice as fast in cheap steps and half as fast in dear ones, which take nearly all of the time."""
-    policy = Hedge([Arm((), 0), Arm(("d",), 1)], None, 0)
+    strategy = Hedge([Arm((), 0), Arm(("d",), 1)], None, 0)
     for t in range(400):
         seconds = np.array([0.1, 0.1]) if t % 2 else np.array([0.001, 0.0005])
         emitted = np.array([1.0, 0.5]) if t % 2 else np.array([1.0, 1.0])
-        policy.choose(0)
-        policy.observe(0, Outcome(0, 1, emitted, seconds))
-    assert weights(policy, 0)[0] > 0.9
+        strategy.choose(0)
+        strategy.observe(0, Outcome(0, 1, emitted, seconds))
+    assert weights(strategy, 0)[0] > 0.9
 
 
 def test_weights_are_those_of_the_formula(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hedge, "HALF_LIVES", (10.0,))
-    policy = Hedge([Arm((), 0), Arm(("d",), 1)], None, 0)
+    strategy = Hedge([Arm((), 0), Arm(("d",), 1)], None, 0)
     keep, emitted, seconds, gap, w = 0.5**0.1, np.zeros(2), np.zeros(2), 0.0, np.array([0.5, 0.5])
     rng = np.random.default_rng(3)
     for _ in range(30):
         e, s = 1 + rng.random(2), 0.01 + 0.01 * rng.random(2)
-        policy.observe(4, Outcome(0, 1, e, s))
+        strategy.observe(4, Outcome(0, 1, e, s))
         emitted, seconds = keep * emitted + e, keep * seconds + s
         rate = (emitted / seconds).max()
         loss = rate * s - e
@@ -137,28 +137,28 @@ def test_weights_are_those_of_the_formula(monkeypatch: pytest.MonkeyPatch) -> No
         lost = rate * seconds - emitted
         w = np.exp(-math.log(2) / gap * (lost - lost.min())) if gap else (lost <= lost.min()).astype(float)
         w = w / w.sum()
-        assert weights(policy, 4) == pytest.approx(w, abs=1e-9)
+        assert weights(strategy, 4) == pytest.approx(w, abs=1e-9)
 
 
 def test_buckets_learn_apart() -> None:
     rng = np.random.default_rng(0)
-    policy = Hedge(ARMS, None, 0)
+    strategy = Hedge(ARMS, None, 0)
     for _ in range(300):
-        policy.observe(bucket_of(1), outcome(rng, policy.choose(0), 1, 0.8, 3e-4))
-        policy.observe(bucket_of(64), outcome(rng, policy.choose(6), 64, 0.3, 3e-4))
-    assert ARMS[int(weights(policy, 0).argmax())].k >= 8
-    assert ARMS[int(weights(policy, 6).argmax())].k == 0
+        strategy.observe(bucket_of(1), outcome(rng, strategy.choose(0), 1, 0.8, 3e-4))
+        strategy.observe(bucket_of(64), outcome(rng, strategy.choose(6), 64, 0.3, 3e-4))
+    assert ARMS[int(weights(strategy, 0).argmax())].k >= 8
+    assert ARMS[int(weights(strategy, 6).argmax())].k == 0
 
 
 def test_state_survives_json_and_refuses_other_arms() -> None:
     rng = np.random.default_rng(0)
-    policy = Hedge(ARMS, None, 0)
+    strategy = Hedge(ARMS, None, 0)
     for _ in range(300):
-        policy.observe(3, outcome(rng, policy.choose(3), 8, 0.8, 3e-4))
-    state = json.loads(json.dumps(policy.state()))
+        strategy.observe(3, outcome(rng, strategy.choose(3), 8, 0.8, 3e-4))
+    state = json.loads(json.dumps(strategy.state()))
     again = Hedge(ARMS, None, 1)
     again.restore(state)
-    assert weights(again, 3).argmax() == weights(policy, 3).argmax()
+    assert weights(again, 3).argmax() == weights(strategy, 3).argmax()
     with pytest.raises(ValueError, match="about the arms"):
         Hedge(ARMS[:3], None, 0).restore(state)
     state["buckets"]["3"]["gap"] = -1.0

@@ -89,8 +89,8 @@ def test_smartspec_drafts_only_for_a_tenth_more() -> None:
 
 @pytest.mark.parametrize("name", ["respec", "smartspec"])
 def test_what_was_learned_is_kept(name: str) -> None:
-    policy, again = make(name, ARMS), make(name, ARMS)
+    strategy, again = make(name, ARMS), make(name, ARMS)
     for _ in range(20):
-        policy.observe(1, outcome(policy.choose(1), 0.5, DEAR, measured=1.0))
-    again.restore(json.loads(json.dumps(policy.state())))
-    assert again.state() == policy.state() and again.choose(1) == policy.choose(1)
+        strategy.observe(1, outcome(strategy.choose(1), 0.5, DEAR, measured=1.0))
+    again.restore(json.loads(json.dumps(strategy.state())))
+    assert again.state() == strategy.state() and again.choose(1) == strategy.choose(1)

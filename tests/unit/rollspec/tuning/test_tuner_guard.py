@@ -64,14 +64,14 @@ FAULTS = {
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-@pytest.mark.parametrize("policy", ["static", "hedge"])
-def test_a_broken_drafter_costs_little_whatever_the_policy(fault: str, policy: str, static: dict[str, Any]) -> None:
+@pytest.mark.parametrize("strategy", ["static", "hedge"])
+def test_a_broken_drafter_costs_little_whatever_the_strategy(fault: str, strategy: str, static: dict[str, Any]) -> None:
     texts = random_texts(32, 600, 60)
-    p = DraftEngine(RollspecConfig.load("default", overrides=static | {"tuning.strategy": policy}, env={}), 4096)
+    p = DraftEngine(RollspecConfig.load("default", overrides=static | {"tuning.strategy": strategy}, env={}), 4096)
     p.suffix.draft = Planted(FAULTS[fault])  # type: ignore[method-assign]
     seconds, plain = rollout(p, texts)
     s = p.drain()
-    if policy == "static":
+    if strategy == "static":
         assert s.drafters_off == ["suffix@32"] and s.alarms == 1
         assert seconds < 1.6 * plain, "fifty steps at K = 16, and then none"
         without = static | {"tuning.guard.enabled": False}
