@@ -9,6 +9,9 @@ from __future__ import annotations
 
 from typing import Any
 
+TTT_STEPS = 4
+"""Drafted tokens that a head is trained for, each a pass of training; trained for four, it drafts eight as well."""
+
 RECIPES: dict[str, dict[str, Any]] = {
     "kl": {},
     "matched": {"objective": "matched"},

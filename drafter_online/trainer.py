@@ -35,6 +35,7 @@ from drafter_online.modes import evaluating, normal_mode
 from drafter_online.objective import Acceptance, LossTerms, Result, evaluate
 from drafter_online.optimizer import MasterWeights
 from drafter_online.packing import Batch, pack
+from drafter_online.recipes import TTT_STEPS
 from drafter_online.samples import Sample
 
 if TYPE_CHECKING:
@@ -88,7 +89,7 @@ class DrafterTraining(LossTerms):
     weight_decay: float = Field(0.0, ge=0, description="Of AdamW.")
     clip_norm: float = Field(1.0, gt=0, description="Largest norm of the gradient.")
     ttt_steps: int = Field(
-        4, ge=1, le=8, description="Training-time-test steps: drafted tokens a column is trained for."
+        TTT_STEPS, ge=1, le=8, description="Training-time-test steps: drafted tokens a column is trained for."
     )
     batch_tokens: int = Field(2048, ge=16, description="Tokens packed into one micro-step.")
     window_tokens: int = Field(512, ge=16, description="Longest window of a response.")

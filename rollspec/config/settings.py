@@ -13,7 +13,7 @@ from typing import Any, Literal, TypeAlias, TypeGuard
 
 from pydantic import Field, model_validator
 
-from drafter_online.recipes import RECIPES
+from drafter_online.recipes import RECIPES, TTT_STEPS
 from rollspec.config.layers import environment, flat, knobs, layers_of, overriding, validated
 from rollspec.config.sections import (
     CoupledConfig,
@@ -26,8 +26,6 @@ from rollspec.config.sections import (
     TuningConfig,
 )
 from rollspec.errors import ConfigError
-
-TTT_STEPS = 4  # a head trained for four tokens drafts eight as well; each is a pass of training
 
 Source: TypeAlias = "str | Path | Mapping[str, Any] | RollspecConfig | None"
 

@@ -6,15 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from engines import bridge, build, call, close, generate
+from engines import ALWAYS, bridge, build, call, close, generate
 from heads import random_head
 
 pytestmark = pytest.mark.engine
 
-ALWAYS = {
-    "proposal.drafters": ["eagle3"], "proposal.head.k_max": 3, "tuning.strategy": "static",
-    "proposal.budget.rule": "fixed", "tuning.guard.enabled": False,
-}  # fmt: skip
+HEADS = {**ALWAYS, "proposal.drafters": ["eagle3"], "proposal.head.k_max": 3}
 TIGHT = {"max_num_batched_tokens": 160, "enable_chunked_prefill": True, "num_gpu_blocks_override": 24}
 
 
@@ -52,7 +49,7 @@ def test_the_same_head_twice_is_one_head(
     found = []
     for general, further in ((head, {}), (head, same), (unsure, same)):
         options = {"proposal.head.model": str(general), "proposal.head.specialists": further}
-        llm = build(model, {**ALWAYS, **options})
+        llm = build(model, {**HEADS, **options})
         try:
             assert generate(llm, prompts) == plain["greedy"]
             stats = call(llm, "stats")
@@ -75,7 +72,7 @@ def test_the_most_confident_head_drafts_and_comes_back_after_a_sleep(
     config = (misfit / "config.json").read_text()
     (misfit / "config.json").write_text(config.replace('"draft_vocab_size": ', '"draft_vocab_size": 1'))
     options = {
-        **ALWAYS,
+        **HEADS,
         "proposal.head.model": str(random_head(tmp_path / "head", model)),
         "proposal.head.specialists": {
             "loud": str(loud), "misfit": str(misfit), "gone": str(tmp_path / "gone"), "general": str(loud),
@@ -123,7 +120,7 @@ def test_heads_are_loaded_where_the_targets_weights_are_to_be_sent(model: Path, 
 
     heads = [random_head(tmp_path / name, model, seed=i) for i, name in enumerate(("head", "code"))]
     options = {
-        **ALWAYS,
+        **HEADS,
         "proposal.head.model": str(heads[0]),
         "proposal.head.specialists": {"code": str(heads[1])},
     }
