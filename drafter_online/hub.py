@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import logging
 import threading
-import time
 from collections import Counter, deque
 from typing import Any, Protocol
 
@@ -60,6 +59,7 @@ class Hub:
         self._context, self._socket, self._refusals = wire.open_socket(self, endpoint, token, options, serves=True)
         self.handler = handler
         self.counts: Counter[str] = Counter()  # received, received_bytes, refused/<kind>, failed, unsent
+        self._clock = wire.Awake()
         self._last_message: dict[bytes, float] = {}  # route of an engine -> time of its last message
         self._outgoing: deque[tuple[bytes, Message]] = deque(maxlen=1024)
         self._stop = threading.Event()
@@ -107,7 +107,7 @@ class Hub:
                     route, message = self._outgoing.popleft()
                     if route in self._last_message:
                         self._put(route, message)
-                silent = time.monotonic() - SILENT_SECONDS
+                silent = self._clock.now() - SILENT_SECONDS
                 for route in [r for r, last in self._last_message.items() if last < silent]:
                     self._drop(route)
             except Exception as e:  # one message must not end the service for all
@@ -128,7 +128,7 @@ class Hub:
         if route not in self._last_message:
             self._put(route, Message("again"))
             raise WireError("unknown", "who sent it has not said hello (this daemon was started after it)")
-        self._last_message[route] = time.monotonic()
+        self._last_message[route] = self._clock.now()
         self.counts["received"] += 1
         self.counts["received_bytes"] += sum(map(len, frames))
         if message.kind == "bye":
@@ -147,7 +147,7 @@ class Hub:
         if reason is not None:
             self._put(route, Message("refused", {"reason": reason}))
             raise WireError("refused", reason.rstrip("."))
-        self._last_message[route] = time.monotonic()
+        self._last_message[route] = self._clock.now()
         self._put(route, Message("welcome"))
 
     def _put(self, route: bytes, message: Message) -> None:

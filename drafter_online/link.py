@@ -58,6 +58,7 @@ class Link:
         self._seq = 0
         self._unanswered: OrderedDict[int, int] = OrderedDict()  # sequence number -> bytes
         self.under_way = 0  # bytes
+        self._clock = wire.Awake()
         self._last_message = -AWAY_SECONDS
         self._next_hello = 0.0
         self._next_connection = 0.0
@@ -99,7 +100,7 @@ class Link:
     def poll(self, seconds: float = 0.0) -> list[Message]:
         """Wait up to `seconds` for what the daemon says; keeps the connection alive. Never raises for what comes in."""
         now = time.monotonic()
-        if self.away is None and now - self._last_message > AWAY_SECONDS:
+        if self._clock.now() - self._last_message > AWAY_SECONDS and self.away is None:
             self._lose(f"it has said nothing for {AWAY_SECONDS:g} s")
         if self.away is not None and now >= self._next_hello:
             self._greet(now)
@@ -173,13 +174,13 @@ class Link:
             self._refused(str(message.body.get("reason", ""))[:500])
             self._next_hello = now + REFUSED_SECONDS
         elif message.kind == "welcome":
-            self._last_message = now
+            self._last_message = self._clock.now()
             if self.away is not None:
                 self.away = None
                 self.counts["sessions"] += 1
                 log.info("drafter-online: connected to the drafter daemon at %s.", self.endpoint)
         elif self.away is None:  # its messages from before the interruption are of no use
-            self._last_message = now
+            self._last_message = self._clock.now()
             if message.kind == "ack" and isinstance(seq := message.body.get("seq"), int):
                 self.under_way -= self._unanswered.pop(seq, 0)
             return message

@@ -45,7 +45,7 @@ from drafter_online.settings import ServiceConfig
 from drafter_online.target import TargetParts
 from drafter_online.trainer import StepReport
 from drafter_online.versions import Versions
-from drafter_online.wire import Message
+from drafter_online.wire import Awake, Message
 from drafter_online.worth import WhenItPays, Worth
 
 log = logging.getLogger(__name__)
@@ -68,15 +68,15 @@ class Service:
         self.started = time.time()
         token = wire.read_token(config.token_file)
         wire.check_endpoint(config.endpoint, token)
-        self.engines = Engines()
-        self.alarms = Alarms()
+        self.engines, self.alarms = Engines(), Alarms()
         self.inbox = Inbox(config.inbox_bytes)
         self.counts: Counter[str] = Counter()
         self.versions = Versions(config.dir / "versions", config.keep_versions)
         self._stop = threading.Event()
         self.rewards: deque[tuple[str, float]] = deque(maxlen=MOST_PENDING)  # request, reward
         self.leaves = threading.Event()  # another trainer wants the folder
-        self._alone, self._served = time.monotonic(), False
+        self._clock = Awake()
+        self._alone, self._served = self._clock.now(), False
         self._saved = time.monotonic()
         self._fresh = 0  # tokens that came since the start
         self._asked = -ASK_SECONDS  # when an engine was last asked for the target's tensors
@@ -107,7 +107,7 @@ class Service:
 
     def start(self) -> None:
         """Listen and train, on threads."""
-        self._alone = time.monotonic() + 9 * (self.config.linger or 0.0)  # an engine takes its time to load
+        self._alone = self._clock.now() + 9 * (self.config.linger or 0.0)  # an engine takes its time to load
         self.hub.start()
         self._thread.start()
 
@@ -115,7 +115,7 @@ class Service:
         """Look after alarms until `stop` is set, no engine was there for `linger`, or one left and `leaves` is set."""
         while not stop.wait(0.25):
             self.tick()
-            if time.monotonic() - self._alone > (self.config.linger or math.inf):
+            if self._clock.now() - self._alone > (self.config.linger or math.inf):
                 return f"no engine was connected for {self.config.linger:g} s"
             if self.leaves.is_set():
                 if self._served and not len(self.hub):
@@ -126,7 +126,7 @@ class Service:
     def tick(self) -> None:
         """Look after alarms, and notice whether an engine is connected."""
         if len(self.hub):
-            self._alone, self._served = time.monotonic(), True
+            self._alone, self._served = self._clock.now(), True
         failed = self.trainer.checkpoints.failed if self.trainer.checkpoints is not None else None
         self.alarms.set("checkpoint", failed)
         self.alarms.set("hang", self.watch.hangs)

@@ -16,6 +16,7 @@ import hashlib
 import ipaddress
 import math
 import os
+import time
 import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -37,6 +38,7 @@ MAX_FRAMES = 32
 
 TOKEN_VARIABLE = "DRAFTER_ONLINE_TOKEN"
 LEAST_TOKEN = 16  # characters
+STOPPED_SECONDS = 2.0  # between two looks at the clock, after which a process counts as having been stopped
 
 Kind = Literal[
     "hello", "samples", "rewards", "status", "fetch", "target", "save", "load", "bye",  # from engines
@@ -45,6 +47,23 @@ Kind = Literal[
 
 _Dtype = Literal["int64", "int32", "bool", "uint8", "float32", "bfloat16", "float16"]
 _Shape = Annotated[list[Annotated[int, msgspec.Meta(ge=0)]], msgspec.Meta(max_length=4)]
+
+
+class Awake:
+    """A clock of one thread that looks at it often: seconds in which its process ran. One that was stopped, as by a
+    debugger or with its machine, has heard nothing, and that is no silence of the other side.
+    """
+
+    def __init__(self) -> None:
+        self._last, self._stopped = time.monotonic(), 0.0
+
+    def now(self) -> float:
+        """Seconds, from any start."""
+        now = time.monotonic()
+        if now - self._last > STOPPED_SECONDS:
+            self._stopped += now - self._last
+        self._last = now
+        return now - self._stopped
 
 
 class _Header(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields=True):

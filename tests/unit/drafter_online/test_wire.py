@@ -166,6 +166,19 @@ def test_a_daemon_that_is_away_costs_what_is_sent_and_no_time(ends: Ends, monkey
     until(lambda: again.handler.messages, link)
 
 
+def test_an_engine_that_stood_still_does_not_call_its_daemon_away(ends: Ends, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As one that a debugger, a scheduler or a benchmark stopped: what it did not hear is no silence."""
+    monkeypatch.setattr("drafter_online.wire.STOPPED_SECONDS", 0.4)
+    monkeypatch.setattr("drafter_online.link.AWAY_SECONDS", 0.6)
+    hub = ends.hub()
+    link = connected(ends, hub)
+    time.sleep(1.0)
+    link.poll(0.01)
+    assert link.away is None and link.counts["lost"] == 0
+    assert link.send(Message("rewards", {"a": 1.0}))
+    until(lambda: hub.handler.messages, link)
+
+
 def test_a_daemon_that_was_started_again_at_once_is_told_who_speaks(ends: Ends, monkeypatch: Any) -> None:
     monkeypatch.setattr("drafter_online.link.HELLO_SECONDS", 0.2)
     hub = ends.hub()
