@@ -105,9 +105,19 @@ def control(
     json: Json = False,
     model: Model = None,
     rounds: Annotated[int, typer.Option(min=1, help="Alternating rounds over the batch sizes.")] = 24,
+    head: Annotated[
+        Path | None,
+        typer.Option(
+            exists=True, file_okay=False, help="What training this head of --model costs its engine, instead."
+        ),
+    ] = None,
 ) -> None:
     """An engine with rollspec on and nothing drafted against one without it (minutes)."""
-    _measure("control", json, out, model, quick=quick, rounds=rounds)
+    if head is not None and model is None:
+        raise RollspecError("rollspec: --head is a head of --model; give both.")
+    if head is not None:
+        out = out or _file("control-head", str(model), quick)
+    _measure("control", json, out, model, quick=quick, rounds=rounds, head=head)
 
 
 @command.command()

@@ -1,11 +1,18 @@
 """The null control: an engine with rollspec on and K = 0 against one without it. What differs is not drafting.
 
-Both run in vLLM's second model runner, schedule asynchronously and have the same patches. They decode the same requests
-in turn, at a fixed length; every speed-up that is printed elsewhere is to be read beside this ratio.
+With a head: what training costs an engine that drafts. The same head in three engines, two of which record samples for
+a trainer that never publishes: on a core of its own, and on the engine's while that has nothing to do, for which every
+engine waits before each turn. Drafts are as long in all (K = 2) and the sampling is coupled, so texts and steps are the
+same, and what differs is recording, sending, and who else computes.
+
+All run in vLLM's second model runner, schedule asynchronously and have the same patches. They decode the same requests
+in turn, at a fixed length; every speed-up that is printed elsewhere is to be read beside these ratios.
 """
 
 from __future__ import annotations
 
+import tempfile
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -20,47 +27,75 @@ from examples.demo.job import JobSettings, prepare_assets
 BATCHES = (4, 32)
 LENGTH = 96
 ROUNDS = 24
+PAUSE = 3.0  # seconds before each turn in which an engine has nothing to do, where one trains then
 GOAL = 0.02
 """How far from 1 the ratio of times may be."""
+GOALS = {"dedicated": 0.01, "idle": 0.03}
+"""The same, by how a head is trained."""
 
 NOTHING = {"preset": "default", "tuning.strategy": "static", "tuning.arms": [0]}
+DRAFTING = NOTHING | {
+    "tuning.arms": [2], "tuning.guard.enabled": False, "proposal.budget.rule": "fixed", "mode": "coupled",
+    "proposal.drafters": ["eagle3"], "proposal.head.k_max": 2,
+}  # fmt: skip
+TRAINED = {"drafter.train_when": "always", "drafter.publish_every": 1_000_000}
 
 
-def run(quick: bool = False, rounds: int = ROUNDS, model: Path | None = None, out: Path | None = None) -> Path:
-    """Print the ratios and save them."""
-    pin()
-    console = Console(stderr=True)
+def run(
+    quick: bool = False,
+    rounds: int = ROUNDS,
+    model: Path | None = None,
+    head: Path | None = None,
+    out: Path | None = None,
+) -> Path:
+    """Print the ratios and save them; with `head`, those of training beside its engine."""
+    pin(apart=head is not None)
     began = provenance()
     path = str(model) if model else prepare_assets(JobSettings(), CACHE / "grpo_arithmetic").model
-    works = {
-        batch: Work([[5, 6, 7, 8 + i] for i in range(batch)], [LENGTH] * batch, batch, 0)
-        for batch in (BATCHES[:1] if quick else BATCHES)
-    }
+    with tempfile.TemporaryDirectory(prefix="rollspec-control-", ignore_cleanup_errors=True) as folder:
+        if head is None:
+            arms = [Arm("off"), Arm("on, K = 0", rollspec=NOTHING)]
+        else:
+            both = DRAFTING | {"proposal.head.model": str(head)}
+            arms = [Arm("not trained", rollspec=both)] + [
+                Arm(mode, rollspec=both | TRAINED | {"drafter.mode": mode, "drafter.dir": f"{folder}/{mode}"})
+                for mode in GOALS
+            ]
+        batches = BATCHES[:1] if quick else BATCHES
+        found = measure(arms, path, batches, 3 if quick else rounds, PAUSE if head else 0.0)
+    name = "control" + ("-head" if head else "") + ("-quick" if quick else "")
+    result = {"benchmark": "control", "provenance": began, "finished": {"load": provenance()["load"]}, "model": path}
+    return save(name, {**result, "head": head and str(head), "tokens_per_request": LENGTH, **found}, out)
+
+
+def measure(arms: Sequence[Arm], model: str, batches: Sequence[int], rounds: int, pause: float) -> dict[str, Any]:
+    """Every arm's time over that of the first, by batch size, with verdicts."""
+    console = Console(stderr=True)
+    works = {batch: Work([[5, 6, 7, 8 + i] for i in range(batch)], [LENGTH] * batch, batch, 0) for batch in batches}
     engines: list[Engine] = []
-    seconds: dict[str, dict[int, list[float]]] = {}
+    trained: dict[str, float] = {}
     try:
-        engines += [Engine(a, path, 256) for a in (Arm("off"), Arm("on, K = 0", rollspec=NOTHING))]
-        seconds = alternate(engines, works, 3 if quick else rounds)
+        engines += [Engine(a, model, 256) for a in arms]
+        seconds = alternate(engines, works, rounds, pause)
+        trained = {e.arm.name: e.cpu_seconds(trainer=True) for e in engines}
         idle = idle_cores(engines)
     finally:
         for engine in engines:
             engine.close()
-    found = {batch: ratio(seconds["on, K = 0"][batch], seconds["off"][batch]) for batch in works}
-    for batch, r in found.items():
-        console.print(
-            f"batch {batch}: time with rollspec and nothing drafted / without: {r.median:.4f} "
-            f"(95 % interval {r.low:.4f}-{r.high:.4f}, {r.n} pairs)"
-        )
-    result: dict[str, Any] = {
-        "benchmark": "control",
-        "provenance": began,
-        "finished": {"load": provenance()["load"]},
-        "model": path,
-        "tokens_per_request": LENGTH,
-        "on_over_off": {batch: asdict(r) for batch, r in found.items()},
-        "at_most": {batch: verdict(r, 1 + GOAL) for batch, r in found.items()},
-        "at_least": {batch: verdict(r, 1 - GOAL, most=False) for batch, r in found.items()},
-        "idle_cores": idle,
-        "seconds": seconds,
-    }
-    return save("control" + ("-quick" if quick else ""), result, out)
+    first, *others = (a.name for a in arms)
+    found: dict[str, Any] = {"idle_cores": idle, "seconds": seconds, "trainer_cpu_seconds": trained}
+    for name in others:
+        ratios = {batch: ratio(seconds[name][batch], seconds[first][batch]) for batch in works}
+        for batch, r in ratios.items():
+            console.print(
+                f"batch {batch}: time of {name!r} / {first!r}: {r.median:.4f} "
+                f"(95 % interval {r.low:.4f}-{r.high:.4f}, {r.n} pairs)"
+            )
+        goal = GOALS.get(name, GOAL)
+        row = {
+            "on_over_off": {batch: asdict(r) for batch, r in ratios.items()},
+            "at_most": {batch: verdict(r, 1 + goal) for batch, r in ratios.items()},
+            "at_least": {batch: verdict(r, 1 - goal, most=False) for batch, r in ratios.items()},
+        }
+        found |= row if name not in GOALS else {name: row}
+    return found

@@ -160,9 +160,14 @@ class Engine:
         return answer
 
 
-def alternate(engines: list[Engine], works: Mapping[int, Work], rounds: int) -> dict[str, dict[int, list[float]]]:
+def alternate(
+    engines: list[Engine], works: Mapping[int, Work], rounds: int, pause: float = 0.0
+) -> dict[str, dict[int, list[float]]]:
     """Seconds of each work by arm and the work's key: engines take turns, first one way round and then the other; those
     that wait are suspended. Three rounds come before that are not counted.
+
+    Args:
+        pause: seconds before each turn in which the engine is there and has nothing to do.
     """
     seconds: dict[str, dict[int, list[float]]] = {e.arm.name: {key: [] for key in works} for e in engines}
     for engine in engines:
@@ -172,6 +177,7 @@ def alternate(engines: list[Engine], works: Mapping[int, Work], rounds: int) -> 
             for key, work in works.items():
                 for engine in engines if r % 2 == 0 else reversed(engines):
                     engine.resume()
+                    time.sleep(pause)
                     took = engine.run(work)["seconds"]
                     engine.suspend()
                     if r >= 0:

@@ -49,6 +49,7 @@ MEASURES: dict[str, tuple[str, ...]] = {
     "audit-smollm2": ("rollspec/audit",),
     "bandits": ("rollspec/tuning",),
     "control": ENGINE,
+    "control-head": (*ENGINE, *HEAD),
     "control-smollm2": ENGINE,
     "cost": (*ENGINE, "benchmarks/cost.py"),
     "demo": DEMO,
