@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import multiprocessing as mp
 import os
+import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -182,6 +183,7 @@ def alternate(
                     engine.suspend()
                     if r >= 0:
                         seconds[engine.arm.name][key].append(took)
+            print(f"round {max(r + 1, 0)}/{rounds}", file=sys.stderr, flush=True)
     finally:
         for engine in engines:
             engine.resume()
