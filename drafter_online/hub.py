@@ -48,16 +48,19 @@ class Hub:
     Args:
         endpoint: ZeroMQ's; port 0 or * takes a free one (`endpoint` is then the real one).
         token: required where others than this machine can reach the endpoint; encrypts.
+        welcome: what every engine is told that may connect.
 
     Raises:
         WireError: the endpoint is taken or cannot be used, or needs a token.
     """
 
-    def __init__(self, endpoint: str, handler: Handler, *, token: str | None = None) -> None:
+    def __init__(
+        self, endpoint: str, handler: Handler, *, token: str | None = None, welcome: dict[str, Any] | None = None
+    ) -> None:
         options = {zmq.ROUTER_MANDATORY: 1, zmq.RCVHWM: 16}  # messages per engine; the rest waits with it
         endpoint = endpoint.replace(":0", ":*") if endpoint.endswith(":0") else endpoint
         self._context, self._socket, self._refusals = wire.open_socket(self, endpoint, token, options, serves=True)
-        self.handler = handler
+        self.handler, self._welcome = handler, welcome or {}
         self.counts: Counter[str] = Counter()  # received, received_bytes, refused/<kind>, failed, unsent
         self._clock = wire.Awake()
         self._last_message: dict[bytes, float] = {}  # route of an engine -> time of its last message
@@ -148,7 +151,7 @@ class Hub:
             self._put(route, Message("refused", {"reason": reason}))
             raise WireError("refused", reason.rstrip("."))
         self._last_message[route] = self._clock.now()
-        self._put(route, Message("welcome"))
+        self._put(route, Message("welcome", self._welcome))
 
     def _put(self, route: bytes, message: Message) -> None:
         try:

@@ -55,6 +55,8 @@ class Link:
         self.counts: Counter[str] = Counter()  # sent, sent_bytes, dropped, refused/<kind>, sessions, lost
         self.away: str | None = "it has not answered yet"
         """Why nothing can be sent, None while the daemon listens."""
+        self.welcome: dict[str, Any] = {}
+        """What the daemon said of itself: `rejected`, whether it learns from rejected proposals."""
         self._seq = 0
         self._unanswered: OrderedDict[int, int] = OrderedDict()  # sequence number -> bytes
         self.under_way = 0  # bytes
@@ -174,7 +176,7 @@ class Link:
             self._refused(str(message.body.get("reason", ""))[:500])
             self._next_hello = now + REFUSED_SECONDS
         elif message.kind == "welcome":
-            self._last_message = self._clock.now()
+            self._last_message, self.welcome = self._clock.now(), message.body
             if self.away is not None:
                 self.away = None
                 self.counts["sessions"] += 1

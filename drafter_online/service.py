@@ -94,10 +94,10 @@ class Service:
         try:
             finish(config.dir)
             self.trainer = startup.trainer(config, self.versions, self.alarms)
-            self._published_at = self.trainer.counts.steps
-            self._tokens_before = self.trainer.counts.tokens
+            self._published_at, self._tokens_before = self.trainer.counts.steps, self.trainer.counts.tokens
             self.release = Release(self.versions, self.engines, self.publish_first, config.patience)
-            self.hub = Hub(config.endpoint, self, token=token)
+            rejected = self.trainer.config.reads_rejected
+            self.hub = Hub(config.endpoint, self, token=token, welcome={"rejected": rejected})
         except BaseException:
             os.close(self._lock_file)
             raise

@@ -1,8 +1,9 @@
 """Training samples for the drafter, taken from what the target computes anyway.
 
 Some requests are recorded, whole: per position the target's auxiliary and last hidden states (one more auxiliary
-layer), per verify step what was proposed, by whom, how much was accepted, and the target's top-k logits at every
-proposed position. When the request ends, however it ends, this becomes a `drafter_online.samples.Sample`.
+layer), per verify step what was proposed, by whom, how much was accepted, and, where the trainer learns from rejected
+proposals, the target's top-k logits at every proposed position. When the request ends, however it ends, this becomes a
+`drafter_online.samples.Sample`.
 
 What it costs is timed, and no new request is recorded while it exceeds its share of the step; memory is bounded.
 """
@@ -92,6 +93,7 @@ class Capture:
         self.config = host.config.drafter.capture
         self.off = False
         self.paused = False  # no trainer wants samples now
+        self.logits = True  # whether it learns from what was rejected: top-k of a whole vocabulary per proposed token
         self.seconds = 0.0  # since the last drain of the counters
         self._counts = {"recorded": 0, "skipped": 0, "tokens": 0, "private": 0}
         self._lost = 0  # recordings, for room
@@ -162,7 +164,11 @@ class Capture:
                 self._rows[req_id] = (len(index), len(index) + n)
                 index += range(at, at + n)
             at += n + 1
-        if index:
+        if index and not self.logits:
+            n = len(index)
+            none = torch.zeros(n, 0)
+            self._logits = (none.long(), none, torch.zeros(n))
+        elif index:
             chosen = logits[torch.tensor(index, device=logits.device)].float()
             values, ids = chosen.topk(min(TOP_K, chosen.shape[-1]), dim=-1)
             self._logits = (ids, values, chosen.logsumexp(-1))

@@ -198,6 +198,7 @@ class HeadTraining:
             self.checkpoints.tick(self.link)
             away = self.link.away is not None
             self.capture.paused = away or self.config.mode == "policy"  # the trainer has samples from it
+            self.capture.logits = self.link.welcome.get("rejected") is not False
             if away:
                 self._drop()
                 continue

@@ -23,7 +23,7 @@ class Capture:
 
     def __init__(self) -> None:
         self.waiting: list[Sample] = []
-        self.paused = False
+        self.paused, self.logits = False, True
         self.counts = {"samples": 0}
 
     @property

@@ -17,7 +17,7 @@ pytest.importorskip("fastapi")
 
 from drafter_target import sample  # noqa: E402
 from fake_engine import FakeEngine, checkpoint, feed  # noqa: E402
-from running_service import Services  # noqa: E402
+from running_service import TRAINING, Services  # noqa: E402
 from wire_ends import until  # noqa: E402
 
 from drafter_online import head as heads  # noqa: E402
@@ -191,6 +191,13 @@ def test_engines_of_other_targets_are_refused_in_one_sentence(services: Services
         engine.until(lambda e=engine: e.link.away != "it has not answered yet")
         assert word in str(engine.link.away) and not engine.link.ready
     assert not list(service.engines)
+
+
+@pytest.mark.parametrize("rejected", [0.0, 0.5])
+def test_engines_are_told_whether_it_learns_from_what_was_rejected(services: Services, rejected: float) -> None:
+    engine = FakeEngine(services(training={**TRAINING, "rejected": rejected}))
+    engine.until(lambda: engine.link.away is None)
+    assert engine.link.welcome == {"rejected": rejected > 0}
 
 
 def test_rewards_and_the_moving_target_reach_the_training(services: Services, tiny_target: Path) -> None:

@@ -103,6 +103,22 @@ def test_a_request_becomes_a_sample() -> None:
     assert e.capture.info()["samples"] == 1 and e.capture.info()["recording"] == 0
 
 
+def test_what_no_trainer_reads_of_the_logits_is_not_computed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Top-k over a vocabulary, for every proposed token, is most of what recording costs."""
+    e = Engine()
+    e.capture.logits = False
+    monkeypatch.setattr(torch.Tensor, "topk", lambda *_, **__: pytest.fail("not needed"))
+    e.begin("a", [1, 2, 3], limit=4)
+    e.step({"a": (0, 3, [], [10])})
+    e.engine.requests["a"].head.sent = True
+    e.step({"a": (3, 3, [11, 12], [11, 9])})
+    e.step({"a": (5, 1, [], [8])})
+    (s,) = e.capture.take()
+    assert not e.capture.off and s.validate().verify.top_ids.shape == (2, 0)
+    assert s.verify.proposed.tolist() == [11, 12] and s.verify.accepted.tolist() == [1]
+    assert Sample.from_bytes(s.to_bytes()).verify.logsumexp.shape == (2,)
+
+
 def test_of_a_later_turn_only_what_it_says_is_a_target() -> None:
     """Not what the policy said before, which was one, and not what a tool said. Its reward is the rollout's."""
     e = Engine()

@@ -68,6 +68,15 @@ def test_samples_rewards_and_reports_go_out(ends: Ends, tiny_target: Path) -> No
     assert s.training.info()["sent"] == 3 and s.training.info()["away"] is None
 
 
+@pytest.mark.parametrize(
+    ("welcome", "wanted"), [({"rejected": False}, False), ({"rejected": True}, True), (None, True)]
+)
+def test_logits_are_recorded_for_a_trainer_that_learns_from_them(ends: Ends, welcome: Any, wanted: bool) -> None:
+    hub = ends.hub(welcome=welcome)
+    s = side(ends, hub)
+    until(lambda: not s.capture.paused and s.capture.logits is wanted)
+
+
 def test_versions_come_in_pieces(ends: Ends, tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.setattr(fetch, "CHUNK", 1 << 10)
     store = Versions(tmp_path / "store")
