@@ -26,8 +26,9 @@ from examples.demo.job import JobSettings, prepare_assets
 
 BATCHES = (4, 32)
 LENGTH = 96
+HEAD_LENGTH = 32  # the same, with a head: turns are short, because the machine's speed changes
 ROUNDS = 24
-PAUSE = 3.0  # seconds before each turn in which an engine has nothing to do, where one trains then
+PAUSE = 2.0  # seconds before each turn in which an engine has nothing to do, where one trains then
 GOAL = 0.02
 """How far from 1 the ratio of times may be."""
 GOALS = {"dedicated": 0.01, "idle": 0.03}
@@ -62,16 +63,19 @@ def run(
                 for mode in GOALS
             ]
         batches = BATCHES[:1] if quick else BATCHES
-        found = measure(arms, path, batches, 3 if quick else rounds, PAUSE if head else 0.0)
+        length, pause = (HEAD_LENGTH, PAUSE) if head else (LENGTH, 0.0)
+        found = measure(arms, path, batches, length, 3 if quick else rounds, pause)
     name = "control" + ("-head" if head else "") + ("-quick" if quick else "")
     result = {"benchmark": "control", "provenance": began, "finished": {"load": provenance()["load"]}, "model": path}
-    return save(name, {**result, "head": head and str(head), "tokens_per_request": LENGTH, **found}, out)
+    return save(name, {**result, "head": head and str(head), "tokens_per_request": length, **found}, out)
 
 
-def measure(arms: Sequence[Arm], model: str, batches: Sequence[int], rounds: int, pause: float) -> dict[str, Any]:
+def measure(
+    arms: Sequence[Arm], model: str, batches: Sequence[int], length: int, rounds: int, pause: float
+) -> dict[str, Any]:
     """Every arm's time over that of the first, by batch size, with verdicts."""
     console = Console(stderr=True)
-    works = {batch: Work([[5, 6, 7, 8 + i] for i in range(batch)], [LENGTH] * batch, batch, 0) for batch in batches}
+    works = {batch: Work([[5, 6, 7, 8 + i] for i in range(batch)], [length] * batch, batch, 0) for batch in batches}
     engines: list[Engine] = []
     trained: dict[str, float] = {}
     try:

@@ -67,7 +67,11 @@ class ModelDrafterConfig(Section):
         "drafts.",
     )
     k_max: int = Field(
-        8, ge=1, le=16, description="Most passes of the draft head in one step; fewer are run where more do not pay."
+        8,
+        ge=1,
+        le=16,
+        description="Most passes of the draft head in one step; fewer are run where more do not pay. A head is trained "
+        "for `drafter.training.ttt_steps` of them.",
     )
     canary_drafts: int = Field(
         64, ge=0, description="Drafts that a canary of new weights takes; 0 promotes them at once."
