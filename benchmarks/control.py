@@ -3,7 +3,9 @@
 With a head: what training costs an engine that drafts. The same head in three engines, two of which record samples for
 a trainer that never publishes: on a core of its own, and on the engine's while that has nothing to do, for which every
 engine waits before each turn. Drafts are as long in all (K = 2) and the sampling is coupled, so texts and steps are the
-same, and what differs is recording, sending, and who else computes.
+same, and what differs is recording, sending, and who else computes. What the last of these costs on this machine, whose
+cores share a cache and a memory, a stranger shows: another training on the trainer's core, while the engine that is not
+trained has a further turn.
 
 All run in vLLM's second model runner, schedule asynchronously and have the same patches. They decode the same requests
 in turn, at a fixed length; every speed-up that is printed elsewhere is to be read beside these ratios.
@@ -11,6 +13,10 @@ in turn, at a fixed length; every speed-up that is printed elsewhere is to be re
 
 from __future__ import annotations
 
+import json
+import signal
+import subprocess
+import sys
 import tempfile
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -21,7 +27,7 @@ from rich.console import Console
 
 from benchmarks.drift import CACHE
 from benchmarks.engines import Arm, Engine, Work, alternate, idle_cores
-from benchmarks.harness import pin, provenance, ratio, save, verdict
+from benchmarks.harness import CORES, ROOT, pin, provenance, ratio, save, verdict
 from examples.demo.job import JobSettings, prepare_assets
 
 BATCHES = (4, 32)
@@ -33,6 +39,7 @@ GOAL = 0.02
 """How far from 1 the ratio of times may be."""
 GOALS = {"dedicated": 0.01, "idle": 0.03}
 """The same, by how a head is trained."""
+STRANGER = "another training on the other core"
 
 NOTHING = {"preset": "default", "tuning.strategy": "static", "tuning.arms": [0]}
 DRAFTING = NOTHING | {
@@ -65,28 +72,73 @@ def run(
         batches = BATCHES[:1] if quick else BATCHES
         length, pause = (HEAD_LENGTH, PAUSE) if head else (LENGTH, 0.0)
         found = measure(arms, path, batches, length, 3 if quick else rounds, pause)
+    if head is not None:  # what recording and sending cost: both sides have a training on the other core
+        found["dedicated over a stranger"] = {
+            batch: asdict(ratio(seconds, found["seconds"][STRANGER][batch]))
+            for batch, seconds in found["seconds"]["dedicated"].items()
+        }
     name = "control" + ("-head" if head else "") + ("-quick" if quick else "")
     result = {"benchmark": "control", "provenance": began, "finished": {"load": provenance()["load"]}, "model": path}
     return save(name, {**result, "head": head and str(head), "tokens_per_request": length, **found}, out)
 
 
+class Stranger:
+    """An engine that has nothing to do with a training that runs during its turns, on the other core."""
+
+    def __init__(self, engine: Engine, model: str) -> None:
+        self.arm, self._engine = Arm(STRANGER), engine
+        given = json.dumps({"target": model, "size": 8192, "steps": 1_000_000})
+        self._training = subprocess.Popen(
+            ["taskset", "--cpu-list", str(CORES[-1]), sys.executable, "-m", "benchmarks.training", given],
+            cwd=ROOT, stdout=subprocess.DEVNULL,
+        )  # fmt: skip
+
+    def run(self, work: Work) -> dict[str, Any]:
+        """The engine's turn."""
+        return self._engine.run(work)
+
+    def suspend(self) -> None:
+        """Both."""
+        self._training.send_signal(signal.SIGSTOP)
+        self._engine.suspend()
+
+    def resume(self) -> None:
+        """Both."""
+        if self._training.poll() is not None:
+            raise RuntimeError("rollspec: the training beside the engine ended; its output is above.")
+        self._training.send_signal(signal.SIGCONT)
+        self._engine.resume()
+
+    def end(self) -> None:
+        """The training."""
+        self._training.kill()
+        self._training.wait()
+
+
 def measure(
     arms: Sequence[Arm], model: str, batches: Sequence[int], length: int, rounds: int, pause: float
 ) -> dict[str, Any]:
-    """Every arm's time over that of the first, by batch size, with verdicts."""
+    """Every arm's time over that of the first, by batch size, with verdicts; with a pause, that of a stranger, too."""
     console = Console(stderr=True)
     works = {batch: Work([[5, 6, 7, 8 + i] for i in range(batch)], [length] * batch, batch, 0) for batch in batches}
     engines: list[Engine] = []
     trained: dict[str, float] = {}
     try:
         engines += [Engine(a, model, 256) for a in arms]
-        seconds = alternate(engines, works, rounds, pause)
+        if pause:
+            stranger = Stranger(engines[0], model)
+            try:
+                seconds = alternate([engines[0], stranger, *engines[1:]], works, rounds, pause)
+            finally:
+                stranger.end()
+        else:
+            seconds = alternate(engines, works, rounds)
         trained = {e.arm.name: e.cpu_seconds(trainer=True) for e in engines}
         idle = idle_cores(engines)
     finally:
         for engine in engines:
             engine.close()
-    first, *others = (a.name for a in arms)
+    first, *others = seconds
     found: dict[str, Any] = {"idle_cores": idle, "seconds": seconds, "trainer_cpu_seconds": trained}
     for name in others:
         ratios = {batch: ratio(seconds[name][batch], seconds[first][batch]) for batch in works}
@@ -101,5 +153,5 @@ def measure(
             "at_most": {batch: verdict(r, 1 + goal) for batch, r in ratios.items()},
             "at_least": {batch: verdict(r, 1 - goal, most=False) for batch, r in ratios.items()},
         }
-        found |= row if name not in GOALS else {name: row}
+        found |= {name: row} if pause else row
     return found

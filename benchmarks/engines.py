@@ -14,10 +14,10 @@ import multiprocessing as mp
 import os
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from multiprocessing.connection import wait
-from typing import Any, get_args
+from typing import Any, Protocol, get_args
 
 from benchmarks.prefixes import Prefixes
 from benchmarks.probes import ledger
@@ -161,8 +161,23 @@ class Engine:
         return answer
 
 
+class TakesTurns(Protocol):
+    """An engine, as far as `alternate` needs one."""
+
+    arm: Arm
+
+    def run(self, work: Work) -> dict[str, Any]:
+        """Do `work`."""
+
+    def suspend(self) -> None:
+        """Halt it."""
+
+    def resume(self) -> None:
+        """Resume it."""
+
+
 def alternate(
-    engines: list[Engine], works: Mapping[int, Work], rounds: int, pause: float = 0.0
+    engines: Sequence[TakesTurns], works: Mapping[int, Work], rounds: int, pause: float = 0.0
 ) -> dict[str, dict[int, list[float]]]:
     """Seconds of each work by arm and the work's key: engines take turns, first one way round and then the other; those
     that wait are suspended. Three rounds come before that are not counted.

@@ -48,7 +48,7 @@ class Hub:
     Args:
         endpoint: ZeroMQ's; port 0 or * takes a free one (`endpoint` is then the real one).
         token: required where others than this machine can reach the endpoint; encrypts.
-        welcome: what every engine is told that may connect.
+        welcome: what the daemon says of itself to every engine that may connect.
 
     Raises:
         WireError: the endpoint is taken or cannot be used, or needs a token.

@@ -99,7 +99,7 @@ def derived(w: World) -> dict[str, float]:
         "version_bytes": version_bytes(w),
         "token_bytes": token_bytes(w),
         "sample_bytes": sample_bytes(w),
-        "trial_seconds": w.canary_drafts / w.drafts_per_second,
+        "canary_seconds": w.canary_drafts / w.drafts_per_second,
     }
 
 

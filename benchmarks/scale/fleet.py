@@ -233,8 +233,8 @@ class _Simulation:
         return {
             "versions": float(self._number),
             "promoted": float(len(good)),
-            "trials": float(s.canaries),
-            "died_on_trial": float(s.died),
+            "canaries": float(s.canaries),
+            "died_on_canary": float(s.died),
             "to_verdict": _mean([s.decided[n] - s.published[n] for n in s.decided]),
             "fan_out": _mean(spread),
             "fan_out_longest": max(spread, default=0.0),

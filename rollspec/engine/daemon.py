@@ -37,6 +37,11 @@ logger = logging.getLogger("rollspec")
 LINGER = 90.0
 """Seconds without an engine: longer than an engine takes to start again."""
 
+NICE = {"idle": 19, "dedicated": 10}
+"""How far a trainer on the CPU gives way: `idle` is on the engine's own cores, and ends there what it has begun when a
+request comes.
+"""
+
 START_SECONDS = 120.0
 """Bound on waiting for a Ray actor to say where it listens."""
 
@@ -214,6 +219,15 @@ def _short(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
+def _give_way(given: dict[str, Any]) -> None:
+    """Of this thread, and so of those that it will start: engines come first, on their cores and on the trainer's."""
+    idle = "yields_to" in given
+    if idle or given.get("device") == "cpu":
+        os.nice(NICE["idle" if idle else "dedicated"])
+    if not idle:  # else it is on the engine's
+        _take_cores()
+
+
 def _take_cores() -> None:
     """Move the threads of this process, and so those that they will start, to the trainer's cores."""
     text = os.environ.get(TRAINER_CORES, "")
@@ -233,8 +247,7 @@ def main() -> int:
     """The process: a service with the settings in its only argument."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
     given = json.loads(sys.argv[1])
-    if "yields_to" not in given:  # else it is on the engine's
-        _take_cores()  # first: what is imported here starts threads
+    _give_way(given)  # first: what is imported here starts threads
     from drafter_online.errors import DrafterError
     from drafter_online.service import Service
     from drafter_online.settings import settings
@@ -275,9 +288,8 @@ class TrainerActor:
 
         from drafter_online.wire import TOKEN_VARIABLE
 
-        if "yields_to" not in given:
-            _take_cores()
-        else:  # Ray shows it no device, as it asks for none; it finds the engine's among all
+        _give_way(given)
+        if "yields_to" in given:  # Ray shows it no device, as it asks for none; it finds the engine's among all
             os.environ.pop("CUDA_VISIBLE_DEVICES", None)
         self._token = os.environ[TOKEN_VARIABLE] = token
         self._service = _listening(given, f"tcp://{ray.util.get_node_ip_address()}")

@@ -36,7 +36,6 @@ OTHERS = ("again", "epochs", "pairs", "float32", "slower", "earlier", "reversed"
 EARLIER = tuple(f"{DEMO}-{n}" for n in OTHERS)
 CONTROLS = {"control": "the demo's policy", "control-smollm2": "SmolLM2-135M"}
 PEERS = {"peers-demo": "the demo's policy", "peers": "SmolLM2-135M"}
-HEADS = {"head": "new prompts", "head-short": "an earlier head, short responses"}
 PROMPTS = ("fresh", "repeated")
 GOAL = "2 %"  # of the null control: `GOAL` of benchmarks/control.py
 Row = tuple[str, ...]
@@ -59,10 +58,8 @@ def headline() -> str:
         if found := load(name):
             label = f"**null control**: nothing drafted (K = 0), {what}, batch {' / '.join(found['on_over_off'])}"
             rows.append((label, *joined(map(speed_of, found["on_over_off"].values())), f"`{name}.json`"))
-    for name, what in HEADS.items():
-        if found := load(name):
-            rows += _head_rows(name, what, found)
-    rows += _gpu_rows()
+    if found := load("head"):
+        rows += _head_rows(found)
     for name, what in PEERS.items():
         if peers := load(name):
             rows += _peer_rows(name, what, peers)
@@ -72,8 +69,7 @@ def headline() -> str:
         rows.append((label, f"{whole:.2f}x", "one job", "`long_tail.json`"))
     note = f"`make demo`: {_size(demo)}, {_minutes(demo)} minutes for both. " if demo else ""
     names = [name for row in rows for name in re.findall(r"`([^`]+)\.json`", row[-1])]
-    machines = _machines([name for name in names if name != "gpu"])  # its rows say which
-    return f"{table_of(('', 'with / without', '95 %', 'file'), rows)}\n\n{note}{machines}"
+    return f"{table_of(('', 'with / without', '95 %', 'file'), rows)}\n\n{note}{_machines(names)}"
 
 
 def demo() -> str:
@@ -307,32 +303,19 @@ def _other_pairs(found: Mapping[str, Any]) -> Row:
     names = ("later", "later_tokens_per_second", "step")
     values = [[d["comparison"][name]["value"] for d in found.values()] for name in names]
     pairs = f"{count_of(len(found))} other {'pair' if len(found) == 1 else 'pairs'} of runs"
-    label = f"the three rows above in [{pairs}](docs/benchmarks.md#the-demo), lowest to highest"
-    ranges = " / ".join(f"{min(v):.2f}x to {max(v):.2f}x" for v in values)
-    return label, ranges, "see there", ", ".join(f"`{name}.json`" for name in found)
+    label = f"the three rows above in {pairs}, of other commits and settings: median (lowest to highest)"
+    ranges = " / ".join(f"{median(v):.2f}x ({min(v):.2f}-{max(v):.2f})" for v in values)
+    return label, ranges, "-", "[each of them](docs/benchmarks.md#the-demo)"
 
 
-def _head_rows(result: str, what: str, d: Any) -> Iterator[Row]:
+def _head_rows(d: Any) -> Iterator[Row]:
     """Of new prompts; the same prompts again are on the page."""
     batches = " / ".join(d["batches"])
     found = [kinds["fresh"]["head"] for kinds in d["batches"].values() if "head" in kinds["fresh"]]
     for of, name in (("no drafts", "speedup_over_none"), ("suffix drafts alone", "speedup_over_suffix")):
         if found and all(arm[name] for arm in found):
-            label = f"draft head and suffix drafts over {of}, SmolLM2-135M, {what}, batch {batches}"
-            yield label, *joined(median_of(arm[name]) for arm in found), f"`{result}.json`"
-
-
-def _gpu_rows() -> Iterator[Row]:
-    speed = (load("gpu") or {}).get("parts", {}).get("speed", {})
-    found = [
-        (r["batch"], r["over_none"]) for r in speed.get("found", speed).get("summary", ())
-        if (r["arm"], r["epoch"]) == ("eagle3 of vLLM", "fresh")
-    ]  # fmt: skip
-    if found:
-        what = "vLLM's own EAGLE-3 with such a head, an H100, SmolLM2-135M, new prompts, batch "
-        middle = " / ".join(f"{x[len(x) // 2]:.2f}x" for _, x in found)
-        ranges = " / ".join(f"{x[0]:.2f}-{x[-1]:.2f}" for _, x in found)
-        yield what + " / ".join(str(b) for b, _ in found), middle, f"{ranges} (range)", "`gpu.json`"
+            label = f"draft head and suffix drafts over {of}, SmolLM2-135M, new prompts, batch {batches}"
+            yield label, *joined(median_of(arm[name]) for arm in found), "`head.json`"
 
 
 def _peer_rows(result: str, what: str, d: Any) -> Iterator[Row]:

@@ -38,7 +38,7 @@ def _longest(worker: Any) -> None:
     tuner.config = tuner.config.model_copy(update={"guard": tuner.config.guard.model_copy(update={"enabled": False})})
 
 
-def _policy(worker: Any) -> tuple[str, list[str]]:
+def _strategy(worker: Any) -> tuple[str, list[str]]:
     """The strategy that decides in this engine, and the arms that it has."""
     tuner = bridge(worker).engine.tuner
     return type(tuner.strategy).name, [arm.name for arm in tuner.arms]
@@ -140,7 +140,7 @@ OTHERS = [pytest.param(name, marks=pytest.mark.slow) for name in ("exp3spec", "u
 
 
 @pytest.mark.parametrize("strategy", ["table", *OTHERS])
-def test_published_policies_run_and_change_nothing(
+def test_published_strategies_run_and_change_nothing(
     model: Path, prompts: list[list[int]], plain: dict[str, Any], strategy: str
 ) -> None:
     options = {"table": {"4": 8, "16": 2}} if strategy == "table" else {}
@@ -151,7 +151,7 @@ def test_published_policies_run_and_change_nothing(
             assert generate(llm, prompts) == plain["greedy"]
         stats = call(llm, "stats")
         assert not stats["faults"] and stats["accepted"] > 0
-        ((named, arms),) = llm.collective_rpc(_policy)
+        ((named, arms),) = llm.collective_rpc(_strategy)
         assert named == strategy and set(stats["plays"]) <= set(arms)
         if strategy == "table":  # by batch size alone: 12 requests at first, fewer later
             assert {"suffix:2", "suffix:8"} <= set(stats["plays"]) <= {"suffix:2", "suffix:8", "none"}, stats["plays"]

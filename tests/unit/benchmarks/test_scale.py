@@ -128,7 +128,7 @@ def test_ages_are_a_saw_between_two_versions() -> None:
 
 def test_what_its_canary_rolls_back_no_other_replica_gets() -> None:
     found = simulate(fleet(bad=1.0), 950.0, 0)
-    assert found["promoted"] == 0 and found["trials"] == found["versions"] == found["copies"] == 10.0
+    assert found["promoted"] == 0 and found["canaries"] == found["versions"] == found["copies"] == 10.0
     half = simulate(fleet(bad=0.5), 40_000.0, 0)
     assert half["promoted"] == pytest.approx(200, abs=40)
 
@@ -165,7 +165,7 @@ def killed(f: Fleet, crash: bool) -> _Simulation:
 def test_a_canary_passes_on_at_once_when_its_replica_leaves_and_after_its_lease_when_it_dies() -> None:
     left = killed(fleet(canary=5.0, poll=1.0), crash=False).run(90.0)
     died = killed(fleet(canary=5.0, poll=1.0, lease=10.0), crash=True).run(90.0)
-    assert left["trials"] == died["trials"] == 2.0 and died["died_on_trial"] == 1.0
+    assert left["canaries"] == died["canaries"] == 2.0 and died["died_on_canary"] == 1.0
     assert left["to_verdict"] == pytest.approx(2.0 + 5.0, abs=1.0)
     assert died["to_verdict"] == pytest.approx(2.0 + 10.0 + 5.0, abs=1.0)
 
@@ -234,7 +234,7 @@ def test_the_real_canaries_take_as_long_as_the_simulated_ones(tmp_path: Path, se
 def test_elastic_replicas_take_what_is_good_when_they_come() -> None:
     f = fleet(replicas=50, life=200.0, crashes=0.5, poll=1.0, publish_every=20.0, canary=2.0)
     found = simulate(f, 4000.0, 0)
-    assert found["promoted"] > 0.6 * found["versions"] and found["died_on_trial"] > 0
+    assert found["promoted"] > 0.6 * found["versions"] and found["died_on_canary"] > 0
     assert found["joining"] < 2.0 and found["reached"] > 0.9
     simulation = _Simulation(f, 0)
     simulation.run(500.0)

@@ -218,7 +218,7 @@ def test_every_recipe_can_be_set_and_trained_by() -> None:
     assert list(get_args(TrainingConfig.model_fields["recipe"].annotation)) == list(RECIPES)
     for name, fields in RECIPES.items():
         config = resolve({"drafter.training.recipe": name}, env={})
-        steps = 8 if "rejected" in fields else 4  # all that it drafts, where what was refused of it is learned from
+        steps = 8 if "rejected" in fields else 4  # all that it drafts, where what was rejected of it is learned from
         assert DrafterTraining(**config.drafter_training) == DrafterTraining(**fields, ttt_steps=steps)
         given = config.change({"drafter.training.ttt_steps": 3}).drafter_training
         assert DrafterTraining(**given).ttt_steps == 3

@@ -54,6 +54,7 @@ def test_replicas_of_a_job_share_one_process_that_ends_with_them(
         assert time.monotonic() < end, (tmp_path / "d" / "daemon.log").read_text()
     threads = os.listdir(f"/proc/{(tmp_path / 'd' / 'lock').read_text()}/task")
     assert len(threads) > 1 and all(os.sched_getaffinity(int(thread)) == {core} for thread in threads)
+    assert {os.getpriority(os.PRIO_PROCESS, int(thread)) for thread in threads} == {10}, "its engines come first"
     # The next job has other settings: not while engines use the trainer, and at once when they are gone.
     monkeypatch.setattr(daemon, "LEAVE_SECONDS", 2.0)
     faster = config.change({"drafter.publish_every": 7})
@@ -92,6 +93,12 @@ def test_a_trainer_on_an_engines_device(tmp_path: Path, monkeypatch: pytest.Monk
     gpu = dedicated.change({"drafter.device": "cuda:1", "drafter.dir": str(tmp_path / "d")})
     assert daemon._environment(gpu)["CUDA_VISIBLE_DEVICES"] == "5,6"
     assert daemon.options(gpu, "target")["device"] == "cuda:1" and "yields_to" not in daemon.options(gpu, "target")
+    nice: list[int] = []
+    monkeypatch.setattr(daemon.os, "nice", nice.append)
+    monkeypatch.delenv("ROLLSPEC_TRAINER_CORES", raising=False)
+    for options in (given[0], daemon.options(dedicated, "target"), daemon.options(gpu, "target")):
+        daemon._give_way(options)
+    assert nice == [19, 10], "on the engine's own cores it gives way most; with a device of its own it need not"
     # A state in a temporary folder goes with the job, and no other.
     for folder in (settled.drafter.dir, tmp_path / "mine" / "state"):
         assert folder is not None

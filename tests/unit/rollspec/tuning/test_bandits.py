@@ -256,7 +256,7 @@ def test_state_survives_json(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_state_of_another_policy_is_refused(name: str) -> None:
+def test_state_of_another_strategy_is_refused(name: str) -> None:
     strategy = make(name, LENGTHS)
     play(strategy, stationary(20))
     state = strategy.state()
@@ -288,7 +288,7 @@ def test_environments_keep_their_word(name: str) -> None:
     assert run.regret.shape == (50,) and (np.diff(run.regret) >= -1e-9).all()
 
 
-def test_the_benchmark_writes_every_policy(tmp_path: Path) -> None:
+def test_the_benchmark_writes_every_strategy(tmp_path: Path) -> None:
     result = json.loads(benchmark.run(quick=True, out=tmp_path / "b.json").read_text())
     assert set(result["environments"]) == set(ENVIRONMENTS)
     for row in result["environments"].values():

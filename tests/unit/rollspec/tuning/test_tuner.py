@@ -168,7 +168,7 @@ def test_nothing_is_decided_by_a_clock() -> None:
     assert settled(a, 8, 0.7) == settled(b, 8, 0.7)
 
 
-def test_a_policy_is_told_what_the_step_took_by_the_clock() -> None:
+def test_a_strategy_learns_what_the_step_took_by_the_clock() -> None:
     """Drafting for it and the head's passes included; not where prompts were computed or nothing was timed."""
     over = {"tuning.strategy": "ucbspec", "proposal.drafters": ["eagle3"], "proposal.head.model": "x"}
     p = DraftEngine(RollspecConfig.load("default", overrides=over, env={}), 4096, "eagle3")
