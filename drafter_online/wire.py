@@ -50,8 +50,8 @@ _Shape = Annotated[list[Annotated[int, msgspec.Meta(ge=0)]], msgspec.Meta(max_le
 
 
 class Awake:
-    """A clock of one thread that looks at it often: seconds in which its process ran. One that was stopped, as by a
-    debugger or with its machine, has heard nothing, and that is no silence of the other side.
+    """A clock of one thread that looks at it often: seconds in which its process ran. While it was stopped, as by a
+    debugger or with its machine, it received nothing, which is no silence of the other side.
     """
 
     def __init__(self) -> None:
