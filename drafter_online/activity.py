@@ -31,10 +31,23 @@ LOOK_SECONDS = 0.5
 MISSING_SECONDS = 60.0
 """Without an engine for this long, while samples of engines wait, the trainer says so."""
 
+AUTOGROUP = Path("/proc/self/autogroup")
+"""Linux shares the CPU between sessions first, and between a session's processes, by niceness, then."""
+
 INSIDE, STEPPED, AWAY, BUSY = range(4)
 """Numbers: a step runs (1 or 0); when the last one began or ended; the device is lent (1 or 0); seconds of steps."""
 
 SIZE = 8 * 4
+
+
+def give_way(nice: int) -> None:
+    """Let others come first on the CPU: of this thread, of those that it will start, and of the session that is this
+    process's alone.
+    """
+    os.nice(nice)
+    if os.getsid(0) == os.getpid():
+        with contextlib.suppress(OSError):  # a kernel that does not share by session
+            AUTOGROUP.write_text(str(nice))
 
 
 class Activity:

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 import signal
 import threading
 import time
@@ -25,6 +24,7 @@ from typing import Annotated, Any
 import typer
 
 from drafter_online import make_head_cli, train_cli, versions_cli
+from drafter_online.activity import give_way
 from drafter_online.console import Dtype, Json, Target, group, integers, show_facts, torch_dtype, values
 
 log = logging.getLogger("drafter_online")
@@ -155,7 +155,7 @@ def serve(
 
         torch.set_num_threads(threads)
     if device == "cpu" and nice:
-        os.nice(nice)
+        give_way(nice)
     service = Service(config)
     http: HttpServer | None = None
     try:

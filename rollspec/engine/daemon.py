@@ -25,6 +25,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from drafter_online.activity import give_way
 from drafter_online.files import replace, try_lock
 from rollspec.config import RollspecConfig
 from rollspec.machine import TRAINER_CORES
@@ -223,7 +224,7 @@ def _give_way(given: dict[str, Any]) -> None:
     """Of this thread, and so of those that it will start: engines come first, on their cores and on the trainer's."""
     idle = "yields_to" in given
     if idle or given.get("device") == "cpu":
-        os.nice(NICE["idle" if idle else "dedicated"])
+        give_way(NICE["idle" if idle else "dedicated"])
     if not idle:  # else it is on the engine's
         _take_cores()
 

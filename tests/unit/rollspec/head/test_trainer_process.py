@@ -55,6 +55,8 @@ def test_replicas_of_a_job_share_one_process_that_ends_with_them(
     threads = os.listdir(f"/proc/{(tmp_path / 'd' / 'lock').read_text()}/task")
     assert len(threads) > 1 and all(os.sched_getaffinity(int(thread)) == {core} for thread in threads)
     assert {os.getpriority(os.PRIO_PROCESS, int(thread)) for thread in threads} == {10}, "its engines come first"
+    group = Path(f"/proc/{(tmp_path / 'd' / 'lock').read_text()}/autogroup")
+    assert not group.is_file() or group.read_text().split()[-1] == "10", "what counts beside other sessions"
     # The next job has other settings: not while engines use the trainer, and at once when they are gone.
     monkeypatch.setattr(daemon, "LEAVE_SECONDS", 2.0)
     faster = config.change({"drafter.publish_every": 7})
@@ -94,7 +96,7 @@ def test_a_trainer_on_an_engines_device(tmp_path: Path, monkeypatch: pytest.Monk
     assert daemon._environment(gpu)["CUDA_VISIBLE_DEVICES"] == "5,6"
     assert daemon.options(gpu, "target")["device"] == "cuda:1" and "yields_to" not in daemon.options(gpu, "target")
     nice: list[int] = []
-    monkeypatch.setattr(daemon.os, "nice", nice.append)
+    monkeypatch.setattr(daemon, "give_way", nice.append)
     monkeypatch.delenv("ROLLSPEC_TRAINER_CORES", raising=False)
     for options in (given[0], daemon.options(dedicated, "target"), daemon.options(gpu, "target")):
         daemon._give_way(options)
