@@ -62,6 +62,7 @@ MEASURES: dict[str, tuple[str, ...]] = {
     "demo-0.32-four": DEMO,
     "demo-0.32-pairs": DEMO,
     "demo-0.32-reversed": DEMO,
+    "demo-0.32-sixteen": DEMO,
     "demo-0.32-slower": DEMO,
     "demo-0.32-xeon": DEMO,
     "drafter": ("drafter_online",),

@@ -32,7 +32,7 @@ from scripts.generate.cells import (
 )  # fmt: skip
 
 DEMO = "demo-0.32"
-OTHERS = ("again", "epochs", "pairs", "float32", "slower", "earlier", "reversed", "four", "xeon")
+OTHERS = ("sixteen", "again", "epochs", "pairs", "float32", "slower", "earlier", "reversed", "four", "xeon")
 EARLIER = tuple(f"{DEMO}-{n}" for n in OTHERS)
 CONTROLS = {"control": "the demo's policy", "control-smollm2": "SmolLM2-135M"}
 PEERS = {"peers-demo": "the demo's policy", "peers": "SmolLM2-135M"}
@@ -294,6 +294,8 @@ def _demo_rows(d: Any) -> Iterator[Row]:
     value, interval = ratio_of(c["later"])
     yield f"`make demo`: generation, {_later(d)}", f"**{value}**", interval, at
     yield "the same, in tokens per second", *ratio_of(c["later_tokens_per_second"]), at
+    if relative := c.get("relative"):
+        yield "the same, relative to the phases without rollouts (machines change their speed)", *ratio_of(relative), at
     of = f"generation is {min(share):.0f} to {max(share):.0f} % of it"
     yield f"the whole training step, all epochs ({of})", *ratio_of(c["step"]), at
 
@@ -303,7 +305,9 @@ def _other_pairs(found: Mapping[str, Any]) -> Row:
     names = ("later", "later_tokens_per_second", "step")
     values = [[d["comparison"][name]["value"] for d in found.values()] for name in names]
     pairs = f"{count_of(len(found))} other {'pair' if len(found) == 1 else 'pairs'} of runs"
-    label = f"the three rows above in {pairs}, of other commits and settings: median (lowest to highest)"
+    label = (
+        f"generation, tokens per second and step in {pairs}, of other commits and settings: median (lowest to highest)"
+    )
     ranges = " / ".join(f"{median(v):.2f}x ({min(v):.2f}-{max(v):.2f})" for v in values)
     return label, ranges, "-", "[each of them](docs/benchmarks.md#the-demo)"
 

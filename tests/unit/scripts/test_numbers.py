@@ -51,7 +51,7 @@ def results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 def test_the_headline_has_a_file_in_every_row_and_the_null_control(results: dict[str, Any]) -> None:
     text = numbers.headline()
     table = [line for line in text.splitlines() if line.startswith("|")][2:]
-    assert len(table) == 5 and all(re.search(r"`[a-z0-9.-]+\.json` \|$", line) for line in table)
+    assert len(table) == 6 and all(re.search(r"`[a-z0-9.-]+\.json` \|$", line) for line in table)
     assert "| 1.25x | 1.00-1.56 | `control.json` |" in text  # of times 0.8 (0.64-1.00)
     assert "over no drafts, SmolLM2-135M, new prompts, batch 1 | 0.80x |" in text and "drafts alone" not in text
     assert "bfloat16, 32 prompts of 8 samples, 18 steps over 3 epochs" in text and "10 minutes for both" in text
