@@ -50,6 +50,7 @@ MEASURES: dict[str, tuple[str, ...]] = {
     "bandits": ("rollspec/tuning",),
     "control": ENGINE,
     "control-head": (*ENGINE, *HEAD),
+    "control-head-earlier": (*ENGINE, *HEAD),
     "control-smollm2": ENGINE,
     "cost": (*ENGINE, "benchmarks/cost.py"),
     "demo": DEMO,
