@@ -6,6 +6,8 @@ tuner is given times that no clock decides, so each step counts with its fastest
 
 from __future__ import annotations
 
+import functools
+import json
 import random
 import statistics
 import time
@@ -15,17 +17,13 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.harness import provenance, save
+from benchmarks.harness import RESULTS, provenance, save
 from rollspec import RollspecConfig
 from rollspec.step import DraftEngine
 
 LENGTH = 200
 EPOCHS = 3
 """Of history."""
-
-STEP_MS = {4: 6.5, 32: 11.6}
-"""Decode steps of the demo's engine on two CPU cores, by batch, as `bench control` measured them; others on their line.
-"""
 
 BATCHES = (1, 8, 32, 64)
 CHANGED = 0.05  # of the tokens differ from the previous round
@@ -38,9 +36,17 @@ def texts(batch: int, rng: random.Random) -> tuple[list[list[int]], list[list[in
     return [base[i // 8][:20] for i in range(batch)], changed
 
 
+@functools.cache
+def _steps() -> dict[int, float]:
+    """Milliseconds of the demo's engine's decode steps by batch, as `bench control` measured them last."""
+    found = json.loads((RESULTS / "control.json").read_bytes())
+    n = found["tokens_per_request"]
+    return {int(batch): 1e3 * statistics.median(each) / n for batch, each in found["seconds"]["off"].items()}
+
+
 def step_ms(tokens: float) -> float:
-    """What the demo's engine takes for a step that computes so many tokens."""
-    (low, short), (high, long) = STEP_MS.items()
+    """What the demo's engine takes for a step that computes so many tokens: on the line of two that were measured."""
+    (low, short), (high, long) = _steps().items()
     return short + (tokens - low) * (long - short) / (high - low)
 
 
