@@ -14,6 +14,7 @@ in turn, at a fixed length; every speed-up that is printed elsewhere is to be re
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -27,8 +28,9 @@ from rich.console import Console
 
 from benchmarks.drift import CACHE
 from benchmarks.engines import Arm, Engine, Work, alternate, idle_cores
-from benchmarks.harness import CORES, ROOT, pin, provenance, ratio, save, verdict
+from benchmarks.harness import ROOT, pin, provenance, ratio, save, verdict
 from examples.demo.job import JobSettings, prepare_assets
+from rollspec.machine import TRAINER_CORES
 
 BATCHES = (4, 32)
 LENGTH = 96
@@ -89,7 +91,7 @@ class Stranger:
         self.arm, self._engine = Arm(STRANGER), engine
         given = json.dumps({"target": model, "size": 8192, "steps": 1_000_000})
         self._training = subprocess.Popen(
-            ["taskset", "--cpu-list", str(CORES[-1]), sys.executable, "-m", "benchmarks.training", given],
+            ["taskset", "--cpu-list", os.environ[TRAINER_CORES], sys.executable, "-m", "benchmarks.training", given],
             cwd=ROOT, stdout=subprocess.DEVNULL,
         )  # fmt: skip
 

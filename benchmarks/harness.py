@@ -107,6 +107,11 @@ def from_tests(folder: str, name: str) -> Any:
     return import_module(name)
 
 
+def step_ms(control: Any, batch: str) -> float:
+    """Of a result of `bench control`: milliseconds of a decode step without rollspec."""
+    return 1e3 * float(statistics.median(control["seconds"]["off"][batch])) / float(control["tokens_per_request"])
+
+
 def pin(threads: int | None = None, apart: bool = False) -> None:
     """Environment of every engine of a benchmark: correct with and without rollspec, threads pinned.
 

@@ -17,6 +17,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks import harness
 from benchmarks.harness import RESULTS, provenance, save
 from rollspec import RollspecConfig
 from rollspec.step import DraftEngine
@@ -40,8 +41,7 @@ def texts(batch: int, rng: random.Random) -> tuple[list[list[int]], list[list[in
 def _steps() -> dict[int, float]:
     """Milliseconds of the demo's engine's decode steps by batch, as `bench control` measured them last."""
     found = json.loads((RESULTS / "control.json").read_bytes())
-    n = found["tokens_per_request"]
-    return {int(batch): 1e3 * statistics.median(each) / n for batch, each in found["seconds"]["off"].items()}
+    return {int(batch): harness.step_ms(found, batch) for batch in found["seconds"]["off"]}
 
 
 def step_ms(tokens: float) -> float:

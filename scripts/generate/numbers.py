@@ -14,6 +14,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from benchmarks.harness import step_ms
 from benchmarks.stale import RESULTS, ROOT
 from scripts.generate.cells import (
     both,
@@ -116,7 +117,7 @@ def control_cost() -> str:
     """What being on costs where nothing is drafted, and whether the goal is reached."""
     found = load("control")
     more = span([100 * (r["median"] - 1) for r in found["on_over_off"].values()])
-    steps = span([_step_ms(found, batch) for batch in found["on_over_off"]])
+    steps = span([step_ms(found, batch) for batch in found["on_over_off"]])
     verdicts = {batch: found["at_most"][batch] for batch in found["on_over_off"]}
     same = len({*verdicts.values()}) == 1
     said = next(iter(verdicts.values())) if same else ", ".join(f"{v} at batch {b}" for b, v in verdicts.items())
@@ -128,7 +129,7 @@ def control_times() -> str:
     found = load("control")
     return " and ".join(
         f"{r['median']:.3f} ({r['low']:.3f}-{r['high']:.3f}) at batch {batch} "
-        f"({(r['median'] - 1) * _step_ms(found, batch):.1f} ms of a step of {_step_ms(found, batch):.1f})"
+        f"({(r['median'] - 1) * step_ms(found, batch):.1f} ms of a step of {step_ms(found, batch):.1f})"
         for batch, r in found["on_over_off"].items()
     )
 
@@ -378,10 +379,5 @@ def _difference(d: Any, form: str) -> str:
     return f"{d['mean']:+{form}}{noise}"
 
 
-def _step_ms(found: Any, batch: str) -> float:
-    """Of the null control: what a decode step without rollspec takes."""
-    return 1e3 * float(median(found["seconds"]["off"][batch])) / float(found["tokens_per_request"])
-
-
 def _step(found: Any, batch: str) -> str:
-    return f"{_step_ms(found, batch):.1f} ms" if "seconds" in found else "-"
+    return f"{step_ms(found, batch):.1f} ms" if "seconds" in found else "-"

@@ -65,6 +65,16 @@ class Engine:
                 self.engine.requests[q].append()
         self.capture.end()
 
+    def one_rejected(self) -> Sample:
+        """A request of which the target rejected the second of two drafted tokens."""
+        self.begin("a", [1, 2, 3], limit=4)
+        self.step({"a": (0, 3, [], [10])})
+        self.engine.requests["a"].head.sent = True
+        self.step({"a": (3, 3, [11, 12], [11, 9])})
+        self.step({"a": (5, 1, [], [8])})
+        (sample,) = self.capture.take()
+        return sample
+
     def end(self, req_id: str) -> None:
         self.capture.finish(req_id, self.engine.requests.get(req_id))
         self.engine.finish(req_id)
@@ -108,12 +118,7 @@ def test_what_no_trainer_reads_of_the_logits_is_not_computed(monkeypatch: pytest
     e = Engine()
     e.capture.logits = False
     monkeypatch.setattr(torch.Tensor, "topk", lambda *_, **__: pytest.fail("not needed"))
-    e.begin("a", [1, 2, 3], limit=4)
-    e.step({"a": (0, 3, [], [10])})
-    e.engine.requests["a"].head.sent = True
-    e.step({"a": (3, 3, [11, 12], [11, 9])})
-    e.step({"a": (5, 1, [], [8])})
-    (s,) = e.capture.take()
+    s = e.one_rejected()
     assert not e.capture.off and s.validate().verify.top_ids.shape == (2, 0)
     assert s.verify.proposed.tolist() == [11, 12] and s.verify.accepted.tolist() == [1]
     assert Sample.from_bytes(s.to_bytes()).verify.logsumexp.shape == (2,)
@@ -136,12 +141,7 @@ def test_of_a_later_turn_only_what_it_says_is_a_target() -> None:
 
 def test_a_draft_model_gets_tokens_best_tokens_and_the_last_layer_alone() -> None:
     e = Engine(layers=())
-    e.begin("a", [1, 2, 3], limit=4)
-    e.step({"a": (0, 3, [], [10])})
-    e.engine.requests["a"].head.sent = True
-    e.step({"a": (3, 3, [11, 12], [11, 9])})
-    e.step({"a": (5, 1, [], [8])})
-    (s,) = e.capture.take()
+    s = e.one_rejected()
     assert s.validate().hidden_states.shape == (len(s), 0) and s.verifier_last_hidden_states.shape == (len(s), H)
     assert s.verify.drafter == ("head",) and s.verify.top_ids[:, 0].tolist() == [0, 1]
     again = Sample.from_bytes(s.to_bytes())
