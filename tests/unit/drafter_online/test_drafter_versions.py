@@ -5,7 +5,10 @@ import json
 import multiprocessing
 import os
 import shutil
+import signal
 import threading
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +18,7 @@ import torch
 from drafter_online import versions as module
 from drafter_online.engines import ConnectedEngine, Engines, Hello, VersionVerdict
 from drafter_online.errors import VersionError
+from drafter_online.fetch import Fetch, piece
 from drafter_online.release import Release
 from drafter_online.versions import MANIFEST, MODEL, Versions
 
@@ -264,3 +268,80 @@ def test_a_file_in_the_way_is_said(tmp_path: Path) -> None:
     (tmp_path / "store").write_text("")
     with pytest.raises(VersionError, match="cannot be written"):
         publish(Versions(tmp_path / "store"))
+
+
+def killed(work: Callable[[], Any]) -> bool:
+    """`work` in a process of its own; whether SIGKILL ended it."""
+    child = os.fork()
+    if not child:
+        try:
+            work()
+        finally:
+            os._exit(0)
+    return os.WIFSIGNALED(os.waitpid(child, 0)[1])
+
+
+def die() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+WRITES = 5
+"""Of the weights, the configuration, the manifest, the folder to disk, and the rename."""
+
+
+@pytest.mark.parametrize("writes", range(WRITES + 1))
+def test_a_publisher_killed_at_any_write_leaves_a_whole_version_or_none(tmp_path: Path, writes: int) -> None:
+    store = Versions(tmp_path)
+    publish(store)
+
+    def publishes() -> None:
+        left = iter(range(writes))
+
+        def counted(work: Callable[..., Any]) -> Callable[..., Any]:
+            def run(*args: Any) -> Any:
+                if next(left, None) is None:
+                    die()
+                return work(*args)
+
+            return run
+
+        module.write_synced, module.sync_folder = counted(module.write_synced), counted(module.sync_folder)
+        os.rename = counted(os.rename)
+        publish(store, seed=1)
+
+    assert killed(publishes)  # after the last of these writes: by the folder's second sync
+    left = [p for p in tmp_path.iterdir() if p.name.startswith(".publish")]
+    assert len(left) == (writes < WRITES)
+    after = Versions(tmp_path)
+    assert after.numbers() == ([1] if writes < WRITES else [1, 2])
+    for number in after.numbers():
+        assert torch.equal(after.load(number).tensors["fc.weight"], weights(number - 1)["fc.weight"])
+    for folder in left:
+        os.utime(folder, (then := time.time() - 2 * module.STALE_SECONDS, then))
+    assert publish(after, seed=2) == after.numbers()[-1] == 2 + (writes == WRITES)
+    assert sorted(p.name for p in tmp_path.iterdir()) == [f"{n:08d}" for n in after.numbers()], "nothing is left over"
+
+
+def test_an_engine_killed_in_a_fetch_serves_nothing_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not before the fetch is whole, whichever piece was the last; and the engine after it fetches it again."""
+    monkeypatch.setattr("drafter_online.fetch.CHUNK", 64)
+    store, here = Versions(tmp_path / "store"), tmp_path / "engine"
+    number = publish(store)
+    manifest = (store.path(number) / MANIFEST).read_bytes()
+
+    def fetched(most: int | None = None) -> Fetch:
+        fetch, pieces = Fetch(manifest, here), 0
+        while (ask := fetch.wants()) is not None:
+            if pieces == most:
+                die()
+            assert fetch.take(piece(store, ask))
+            pieces += 1
+        return fetch
+
+    size = sum((store.path(number) / name).stat().st_size for name in (MODEL, "config.json"))
+    for most in range(size // 64):
+        assert killed(lambda most=most: fetched(most))  # type: ignore[misc]
+        with pytest.raises(VersionError, match=rf"version {number} is (refused|not in)"):
+            Versions(here).load(number)
+    assert fetched().path == Versions(here).path(number)
+    assert torch.equal(Versions(here).load(number).tensors["fc.weight"], weights()["fc.weight"])
