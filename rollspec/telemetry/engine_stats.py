@@ -88,7 +88,12 @@ class EngineStats:
 
 MEANS = {"accept_length": "drafted", "loss": "steps", "train_length": "steps", "micro_step_seconds": "steps"}
 """Levels of a draft head that are means, and what replicas weigh in them by: tokens it drafted, or steps of its
-training, in the interval. `loss/<term>` is as `loss`. Other levels take the maximum, which is the worst case."""
+training, in the interval. `loss/<term>` is as `loss`. Other levels take the worst case: the maximum, of `LEAST` the
+minimum.
+"""
+
+LEAST = ("version",)
+"""Levels of which the least counts: a replica that did not get a version of the head shows."""
 
 
 def _added(a: Any, b: Any) -> Any:
@@ -109,7 +114,7 @@ def _merged_levels(parts: Sequence[EngineStats]) -> dict[str, float]:
         values = [p.drafter_levels[name] for p in having]
         by = MEANS.get(name.partition("/")[0])
         if by is None:
-            out[name] = max(values)
+            out[name] = min(values) if name in LEAST else max(values)
             continue
         if by == "steps":
             weights = [p.drafter.get("train_steps", 0.0) for p in having]

@@ -33,7 +33,7 @@ _ROWS = (
     ("rollout/propose_share", "ratio", "gauge", "propose_seconds / engine_seconds"),
     ("drafter/passes", "passes", "counter", "forward passes of the draft head; several heads count as one"),
     ("drafter/pass_seconds", "s", "counter", "time of these passes, inside engine_seconds"),
-    ("drafter/version", "version", "gauge", "version of the draft head's weights; 0: as started"),
+    ("drafter/version", "version", "gauge", "oldest version of the head that a replica runs; 0: as started"),
     ("drafter/staleness", "versions", "gauge", "policy versions since the newest it was trained on, or else its swap"),
     ("drafter/accept_length", "tokens", "gauge", "tokens per verify step of its drafts, replicas weighted by these"),
     ("drafter/swaps", "swaps", "counter", "times its weights were replaced, roll-backs included"),

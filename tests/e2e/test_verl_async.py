@@ -227,6 +227,7 @@ def trained_and_resumed(run: Any, tmp_path: Path, *mode: str, head: str) -> dict
     save = f"trainer.save_freq={HEAD_STEPS}"
     rows, histories, noted = run(tmp_path / "job", *mode, save, more=more, steps=HEAD_STEPS)
     total = head_of(rows, histories, noted)
+    assert rows[-1]["rollspec/drafter/version"] > 0
 
     (saved,) = (tmp_path / "checkpoints" / f"global_step_{HEAD_STEPS}" / "rollspec").glob("**/drafter")
     number = young_head.promote_by_hand(Versions(saved / "versions"))
@@ -299,7 +300,6 @@ def head_of(
     total = young_head.totals(rows, *names)
     assert total["captured"] >= PROMPTS * N and total["train_steps"] > 0 and total["passes"] > 0, total
     assert total["swaps"] >= 1, "no version was swapped in"
-    assert rows[-1]["rollspec/drafter/version"] > 0
     for row in rows:
         assert 0 <= row["rollspec/drafter/staleness"] <= row["rollspec/policy/version"] + 1
     return total

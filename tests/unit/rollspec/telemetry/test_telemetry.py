@@ -49,14 +49,16 @@ def replica(drafted: int, steps: int, **levels: float) -> EngineStats:
 
 
 def test_levels_of_replicas_that_train_a_head_each() -> None:
-    a = replica(30, 10, accept_length=1.0, loss=4.0, **{"loss/accept_0": 1.0}, preempt_seconds=0.5, staleness=1.0)
-    b = replica(10, 30, accept_length=3.0, loss=2.0, **{"loss/accept_0": 3.0}, preempt_seconds=0.1, staleness=4.0)
+    a = replica(30, 10, accept_length=1.0, loss=4.0, **{"loss/accept_0": 1.0}, preempt_seconds=0.5, staleness=1.0,
+                version=7)  # fmt: skip
+    b = replica(10, 30, accept_length=3.0, loss=2.0, **{"loss/accept_0": 3.0}, preempt_seconds=0.1, staleness=4.0,
+                version=8)  # fmt: skip
     c = replica(0, 0, accept_length=9.0, loss=9.0, step_age_seconds=200.0)  # did neither: an old level
     d = replica(50, 0)  # drafts, and has none
     levels = EngineStats.merge([a, b, c, d]).drafter_levels
     assert levels == {
         "accept_length": 1.5, "loss": 2.5, "loss/accept_0": 2.5, "preempt_seconds": 0.5, "staleness": 4.0,
-        "step_age_seconds": 200.0,
+        "step_age_seconds": 200.0, "version": 7,
     }  # fmt: skip
     assert EngineStats.merge([EngineStats.merge([a, b]), c]).drafter_levels == pytest.approx(levels)
     metrics = to_metrics(EngineStats.merge([a, b]))
