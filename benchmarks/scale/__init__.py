@@ -48,7 +48,7 @@ def run(quick: bool = False, out: Path | None = None, measured_in: Path | None =
         measured = costs.measure(quick)
     else:
         measured, source = costs.earlier(measured_in)
-    world = costs.World()
+    world = costs.world()
     replicas, seconds = (REPLICAS[:3], 300.0) if quick else (REPLICAS, SECONDS)
     rows = []
     for n in replicas:

@@ -267,6 +267,16 @@ def test_sizes_are_those_of_a_head_and_of_a_sample(tmp_path: Path) -> None:
     assert sample.nbytes == pytest.approx(t * costs.token_bytes(small), rel=0.01)
 
 
+def test_a_step_gives_what_one_head_of_two_replicas_was_measured_to(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(costs, "RESULTS", tmp_path)
+    assert costs.world() == WORLD, "nothing was measured"
+    rows = [{"arm": "one head", "length": 1.75}, {"arm": "two heads, half the steps each", "length": 1.5}]
+    (tmp_path / "drafter-replicas.json").write_text(json.dumps({"replicas": rows}))
+    assert costs.world() == dataclasses.replace(WORLD, accepted_per_step=0.75)
+
+
 def test_the_whole_benchmark_writes_json_and_a_picture(tmp_path: Path) -> None:
     done = CliRunner().invoke(bench_cli.command, ["scale", "--quick", "--out", str(tmp_path / "s.json"), "--json"])
     assert done.exit_code == 0, done.output
