@@ -229,9 +229,11 @@ def lengths(
     out: Out = None,
     json: Json = False,
     dtypes: Annotated[str, typer.Option(help="Number formats, separated by commas.")] = "bfloat16,float32",
+    seed: Annotated[int, typer.Option(help="Of both engines' sampling.")] = 0,
 ) -> None:
     """Does drafting change how long responses get? One fixed policy, natural ends (ten minutes)."""
-    _measure("lengths", json, out, quick=quick, dtypes=names("--dtypes", dtypes, _module("lengths").DTYPES))
+    _measure("lengths", json, out, quick=quick, dtypes=names("--dtypes", dtypes, _module("lengths").DTYPES),
+             seed=seed)  # fmt: skip
 
 
 @command.command()

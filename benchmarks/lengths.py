@@ -31,16 +31,16 @@ def difference(a: np.ndarray, b: np.ndarray) -> dict[str, Any]:
     return {"tokens": float(gap), "error": float(error), "z": float(gap / error), "responses": int(a.size)}
 
 
-def run(dtypes: Sequence[str] = DTYPES, quick: bool = False, out: Path | None = None) -> Path:
+def run(dtypes: Sequence[str] = DTYPES, quick: bool = False, out: Path | None = None, seed: int = 0) -> Path:
     """Print and save, for each number format, the differences of the first epoch, which has no history, and of the
     later ones.
     """
     pin()
     result: dict[str, Any] = {"benchmark": "lengths", **({"note": QUICK} if quick else {}), "provenance": provenance()}
     policy = drift()
-    result |= {"policy": policy.made_by, "dtypes": {}}
+    result |= {"policy": policy.made_by, "seed": seed, "dtypes": {}}
     for dtype in dtypes:
-        found = measure(policy, dtype, *((4, 2) if quick else (PROMPTS, EPOCHS)))
+        found = measure(policy, dtype, *((4, 2) if quick else (PROMPTS, EPOCHS)), seed)
         result["dtypes"][dtype] = found
         for part in ("first_epoch", "later_epochs"):
             d = found[part]
@@ -53,12 +53,12 @@ def run(dtypes: Sequence[str] = DTYPES, quick: bool = False, out: Path | None = 
     return path
 
 
-def measure(policy: Drift, dtype: str, prompts: int, epochs: int) -> dict[str, Any]:
+def measure(policy: Drift, dtype: str, prompts: int, epochs: int, seed: int = 0) -> dict[str, Any]:
     """Both arms in turn, epoch after epoch, in engines of their own."""
     chosen = [p for p in first_prompts(policy, prompts) for _ in range(SAMPLES)]
     lengths: dict[str, list[np.ndarray]] = {"none": [], "rollspec": []}
     drafts = {"drafted": 0, "accepted": 0}
-    arms = (Arm("none", dtype=dtype), Arm("rollspec", rollspec="default", dtype=dtype))
+    arms = (Arm("none", dtype=dtype, seed=seed), Arm("rollspec", rollspec="default", dtype=dtype, seed=seed))
     engines = {arm.name: Engine(arm, policy.model, MAX_LEN) for arm in arms}
     try:
         for epoch in range(epochs):

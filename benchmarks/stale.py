@@ -79,6 +79,7 @@ MEASURES: dict[str, tuple[str, ...]] = {
     "identity-bfloat16": ("rollspec/sampling", "rollspec/engine/vllm", "cpu/vllm_cpu_v2"),
     "inert": ("rollspec/engine/vllm",),
     "lengths": ENGINE,
+    "lengths-again": ENGINE,
     "long_tail": (*JOB, *HEAD),
     "make-head-smollm2": (*TRAINING, "drafter_online/make_head.py"),
     "make-head-tasks": (*TRAINING, "drafter_online/make_head.py"),

@@ -156,6 +156,21 @@ def _repeated(name: str) -> str:
     return f"{'; '.join(parts)} (runs of {steps} steps; `{RESULTS}/{name}.json`)"
 
 
+def lengths() -> str:
+    """How far lengths under one fixed policy are apart without and with rollspec, by number format and seed."""
+    said = []
+    for name in ("lengths", "lengths-again"):
+        if (found := load(name)) is not None:
+            parts = [
+                f"in {dtype} by {d['tokens']:+.2f} ± {d['error']:.2f} tokens of {r['mean']['none']:.0f} "
+                f"(z = {d['z']:+.1f}, {d['responses']:,} responses each)"
+                for dtype, r in found["dtypes"].items()
+                for d in [r["later_epochs"]]
+            ]
+            said.append(f"{' and '.join(parts)} (`{RESULTS}/{name}.json`, {origin_of(found)})")
+    return "; with another seed ".join(said) or "by what was not measured yet"
+
+
 def head() -> str:
     """What a draft head adds to a real model."""
     found = load("head")
@@ -285,7 +300,7 @@ BLOCKS: dict[str, Callable[[], str]] = {
 }  # fmt: skip
 INLINE: dict[str, Callable[[], str]] = {
     "control-cost": control_cost, "control-times": control_times, "repeats": repeats, "peers-demo": peers_demo,
-    "replicas": replicas,
+    "replicas": replicas, "lengths": lengths,
 }  # fmt: skip
 
 
