@@ -52,6 +52,7 @@ MEASURES: dict[str, tuple[str, ...]] = {
     "control-head": (*ENGINE, *HEAD),
     "control-head-earlier": (*ENGINE, *HEAD),
     "control-smollm2": ENGINE,
+    "control-smollm2-earlier": ENGINE,
     "cost": (*ENGINE, "benchmarks/cost.py"),
     "demo": DEMO,
     "gpu": (*ENGINE, *TRAINING, "benchmarks/gpu"),
