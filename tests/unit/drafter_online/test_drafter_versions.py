@@ -1,19 +1,19 @@
 from __future__ import annotations
 
 import errno
+import functools
 import json
 import multiprocessing
 import os
 import shutil
-import signal
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from killed import die, killed, killing
 
 from drafter_online import versions as module
 from drafter_online.engines import ConnectedEngine, Engines, Hello, VersionVerdict
@@ -270,21 +270,6 @@ def test_a_file_in_the_way_is_said(tmp_path: Path) -> None:
         publish(Versions(tmp_path / "store"))
 
 
-def killed(work: Callable[[], Any]) -> bool:
-    """`work` in a process of its own; whether SIGKILL ended it."""
-    child = os.fork()
-    if not child:
-        try:
-            work()
-        finally:
-            os._exit(0)
-    return os.WIFSIGNALED(os.waitpid(child, 0)[1])
-
-
-def die() -> None:
-    os.kill(os.getpid(), signal.SIGKILL)
-
-
 WRITES = 5
 """Of the weights, the configuration, the manifest, the folder to disk, and the rename."""
 
@@ -295,16 +280,7 @@ def test_a_publisher_killed_at_any_write_leaves_a_whole_version_or_none(tmp_path
     publish(store)
 
     def publishes() -> None:
-        left = iter(range(writes))
-
-        def counted(work: Callable[..., Any]) -> Callable[..., Any]:
-            def run(*args: Any) -> Any:
-                if next(left, None) is None:
-                    die()
-                return work(*args)
-
-            return run
-
+        counted = killing(writes)
         module.write_synced, module.sync_folder = counted(module.write_synced), counted(module.sync_folder)
         os.rename = counted(os.rename)
         publish(store, seed=1)
@@ -340,7 +316,7 @@ def test_an_engine_killed_in_a_fetch_serves_nothing_of_it(tmp_path: Path, monkey
 
     size = sum((store.path(number) / name).stat().st_size for name in (MODEL, "config.json"))
     for most in range(size // 64):
-        assert killed(lambda most=most: fetched(most))  # type: ignore[misc]
+        assert killed(functools.partial(fetched, most))
         with pytest.raises(VersionError, match=rf"version {number} is (refused|not in)"):
             Versions(here).load(number)
     assert fetched().path == Versions(here).path(number)

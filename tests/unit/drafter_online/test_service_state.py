@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import signal
 import threading
 import time
 from pathlib import Path
@@ -19,6 +18,7 @@ pytest.importorskip("fastapi")
 
 from drafter_target import sample  # noqa: E402
 from fake_engine import FakeEngine, checkpoint, feed  # noqa: E402
+from killed import killed, killing  # noqa: E402
 from running_service import TRAINING, Services  # noqa: E402
 
 from drafter_online import job_checkpoint  # noqa: E402
@@ -124,21 +124,12 @@ def aged(tmp_path: Path) -> dict[str, Path]:
 
 def copied_until_killed(ages: dict[str, Path], renames: int, aside: bool) -> bool:
     """`copy_state` in a process of its own, which is killed before rename `renames`; whether it was."""
-    child = os.fork()
-    if not child:
-        try:
-            left, actual = iter(range(renames)), os.rename
 
-            def rename(*paths: Any) -> None:
-                if next(left, None) is None:
-                    os.kill(os.getpid(), signal.SIGKILL)
-                actual(*paths)
+    def copies() -> None:
+        os.rename = killing(renames)(os.rename)
+        job_checkpoint.copy_state(ages["new"], ages["old"], aside)
 
-            os.rename = rename  # type: ignore[assignment]
-            job_checkpoint.copy_state(ages["new"], ages["old"], aside)
-        finally:
-            os._exit(0)
-    return os.WIFSIGNALED(os.waitpid(child, 0)[1])
+    return killed(copies)
 
 
 def ages_of(folder: Path) -> dict[str, str]:
