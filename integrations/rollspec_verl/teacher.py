@@ -35,6 +35,9 @@ HOLD_BYTES = 256 << 20
 LEAST_TOKENS = 4
 """Shorter responses teach nothing about drafts."""
 
+MODES: tuple[str, ...] = ("policy",)
+"""Of `drafter.mode`, those in which the pass is read."""
+
 TICK_SECONDS = 0.05
 FIND_SECONDS = 5.0  # between two looks for the job's trainer, which the first engine starts
 
@@ -99,7 +102,7 @@ def _teacher_of(rank: Any) -> Teacher | None:
         rank._rollspec_teaches = None
         try:
             config = options.read(rank.config.rollout)
-            if config.enabled and config.drafter.mode == "policy":
+            if config.enabled and config.drafter.mode in MODES:
                 rank._rollspec_teaches = Teacher(config, str(rank.config.model.path))
         except Exception as e:  # what cannot be read has ended the job in the task runner, where that reads it
             logger.warning("rollspec: the draft head gets no samples of the policy (%s).", e)

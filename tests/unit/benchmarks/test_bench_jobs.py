@@ -277,5 +277,16 @@ def test_teachers_differ_in_where_samples_come_from() -> None:
     assert found["acceptance_last_quarter"] == 1.4 and found["trained_tokens"] == 60.0 and found["samples"] == 16.0
     assert found["step_seconds"] == 4.0, "without the first step"
     assert found["policy_share"] == 0.02 and teachers.summary([{}])["samples"] == 0.0
+    assert found["trained_tokens_until_1.25"] == 30.0 and found["trained_tokens_until_1.5"] is None
     made = resolve("long_tail", env={}, overrides=[*teachers.DRAFTING, "drafter.mode=policy"])
     assert made.drafter.trains and made.tuning.lengths(made.proposal.k_max)[-1] == 3
+
+
+def test_what_reading_the_training_pass_costs_is_paired_by_steps_and_tokens() -> None:
+    def rows(seconds: float, tokens: float) -> dict[str, Any]:
+        row = {"log_prob_seconds": seconds, "job_tokens": tokens, "step_seconds": 10.0}
+        return {"steps": [row | {"log_prob_seconds": 99.0}, *[row] * 7]}
+
+    found = teachers.costs_of({"0": rows(2.2, 200.0), "1": rows(9.0, 1.0)}, {"0": rows(1.0, 100.0)})
+    assert found["pairs"] == 7 and found["median"] == pytest.approx(0.02) and found["verdict"] == "reached"
+    assert teachers.costs_of({"0": rows(2.2, 200.0)}, {}) == {}
