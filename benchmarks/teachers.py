@@ -73,7 +73,7 @@ def jobs(seeds: Sequence[int], work: Path, steps: int, arms: Sequence[str]) -> l
             given = (*DRAFTING, f"drafter.mode={ARMS[arm]}")
             job = build_job(settings, assets, place, speculate=True, preset="long_tail", overrides=given)
             if arm == "both":
-                more = {MODULES: f"{job.environment[MODULES]},benchmarks.teach_both", "PYTHONPATH": str(ROOT)}
+                more = {MODULES: "benchmarks.teach_both", "PYTHONPATH": str(ROOT)}
                 job = replace(job, environment=job.environment | more)
             found.append((arm, seed, job))
     return found
