@@ -276,7 +276,8 @@ def _of_job() -> tuple[str | None, str | None]:
         actor = ray.get_actor(actor_name(ray))
     except ValueError:
         return None, None
-    return ray.get(actor.address.remote(), timeout=60.0)  # type: ignore[no-any-return]
+    endpoint, token, _ = ray.get(actor.address.remote(), timeout=60.0)
+    return endpoint, token
 
 
 def _decoder_layers(module: Any) -> Any:

@@ -64,12 +64,17 @@ def test_ray_starts_a_trainer_again_and_its_engines_find_it(
     cluster: None, no_token: None, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:  # fmt: skip
-    """Beside an engine (`drafter.mode: idle`), whose device it is on."""
+    """Beside an engine (`drafter.mode: idle`), whose device it is on. What teaches the head finds it as well."""
+    from rollspec_verl import teacher
+
+    from drafter_online import wire
+
     given = config(tmp_path / "d", {}, "idle")
     settled = daemon.settle(given, str(model))
     assert settled.drafter.mode == "idle"
     link = replica(settled, model)
     until(lambda: link.poll(0.05) is not None and link.ready)
+    assert teacher._of_job() == (settled.drafter.endpoint, wire.read_token(None))
     name = daemon.actor_name(ray)
     lock = tmp_path / "d" / "lock"
     first = lock.read_text()
