@@ -16,6 +16,7 @@ import os
 import tempfile
 import time
 from collections.abc import Iterator
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,8 @@ AUDITS = 20
 SECONDS = 180.0
 ENGINE = {"Uniform": 40_000, "MostLikely": 160_000, "Second": 40_000}
 """Tokens sampled per planted fault."""
+SOUND = "none"
+"""In the place of a fault: rollspec's default preset, which must pass."""
 
 
 def chain() -> Any:
@@ -98,7 +101,7 @@ def engine(
     share: float = 0.01,
     given: Path | None = None,
 ) -> Iterator[dict[str, Any]]:
-    """Whole audits of real engines with a planted fault, timed.
+    """Whole audits of real engines with a planted fault, and of rollspec's as it is (`SOUND`), timed.
 
     Args:
         tokens: as many instead of `ENGINE`'s.
@@ -116,9 +119,13 @@ def engine(
         os.environ[planted.VARIABLE] = str(share)  # the engines' processes inherit it
         prompts = token_prompts(model, None, 8, 64)
         for fault in faults:
-            plan = AuditPlan(prompts, tokens=2_000 if quick else tokens or ENGINE[fault], samples=64)
-            name = f"{100 * share:g} % {fault}" + (f" in {given.name}" if given else "")
-            arm = Variant(name, engine={"logits_processors": [f"benchmarks.planted:{fault}"]})
+            plan = AuditPlan(prompts, tokens=2_000 if quick else tokens or ENGINE.get(fault, 40_000), samples=64)
+            where = f" in {given.name}" if given else ""
+            if fault == SOUND:
+                arm = replace(Variant.with_rollspec("default", (), {}), name=f"no fault, rollspec's default{where}")
+            else:
+                name = f"{100 * share:g} % {fault}{where}"
+                arm = Variant(name, engine={"logits_processors": [f"benchmarks.planted:{fault}"]})
             began = time.perf_counter()
             result = run_audit(model, plan, arm)
             seconds = time.perf_counter() - began
@@ -135,7 +142,8 @@ def engine(
                 "detectable": None
                 if result.power is None
                 else {"uniform": result.power.uniform, "argmax": result.power.argmax},
-                "found_in_time": result.verdict == "fail" and seconds <= SECONDS,
+                "drafts": result.drafts and asdict(result.drafts),
+                "found_in_time": result.verdict == ("pass" if fault == SOUND else "fail") and seconds <= SECONDS,
             }
             print(row, flush=True)
             yield row
@@ -162,7 +170,7 @@ def main() -> None:
     parser.add_argument("part", choices=["false-alarms", "power", "engine"])
     parser.add_argument("--audits", type=int, default=3000)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--faults", default=",".join(ENGINE))
+    parser.add_argument("--faults", default=",".join((SOUND, *ENGINE)), help="of the engine part; none: rollspec's own")
     parser.add_argument("--tokens", type=int, help="of the engine part, for every fault")
     parser.add_argument("--share", type=float, default=0.01, help="of the tokens that a fault replaces")
     parser.add_argument("--model", help="of the engine part: a folder, a name, or smollm2")

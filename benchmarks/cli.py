@@ -318,10 +318,14 @@ def tuner(
     strategies: Annotated[
         str | None, typer.Option(help="Arms, separated by commas (hedge,K=4,oracle); default: all of them.")
     ] = None,
+    batches: Annotated[
+        str | None, typer.Option(help="Sizes that the batch stays at (1,4,16,64), instead of one that falls.")
+    ] = None,
 ) -> None:
     """A batch that falls from 64 to 1: the tuner against fixed K, bandits and the oracle (a quarter of an hour)."""
     chosen = names("--strategies", strategies, _module("tuner").ARMS) if strategies else None
-    _measure("tuner", json, out, quick=quick, rounds=rounds, strategies=chosen)
+    steady = _sizes(batches) if batches else ()
+    _measure("tuner", json, out, quick=quick, rounds=rounds, strategies=chosen, batches=steady)
 
 
 @command.command()

@@ -149,11 +149,12 @@ def measure(
                 f"batch {batch}: time of {name!r} / {first!r}: {r.median:.4f} "
                 f"(95 % interval {r.low:.4f}-{r.high:.4f}, {r.n} pairs)"
             )
-        goal = GOALS.get(name, GOAL)
-        row = {
-            "on_over_off": {batch: asdict(r) for batch, r in ratios.items()},
-            "at_most": {batch: verdict(r, 1 + goal) for batch, r in ratios.items()},
-            "at_least": {batch: verdict(r, 1 - goal, most=False) for batch, r in ratios.items()},
-        }
+        row: dict[str, Any] = {"on_over_off": {batch: asdict(r) for batch, r in ratios.items()}}
+        if name != STRANGER:  # of which nothing is claimed
+            goal = GOALS.get(name, GOAL)
+            row |= {
+                "at_most": {batch: verdict(r, 1 + goal) for batch, r in ratios.items()},
+                "at_least": {batch: verdict(r, 1 - goal, most=False) for batch, r in ratios.items()},
+            }
         found |= {name: row} if pause else row
     return found

@@ -2,18 +2,39 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
-from examples.demo.job import Job
+from benchmarks.drift import CACHE
+from examples.demo.job import Assets, Job, JobSettings, prepare_assets
 from examples.demo.runner import finished_run
 from rollspec.telemetry.runs import PROVENANCE
 
 OnStep = Callable[[dict[str, float]], None]
 """Takes the metrics of a training step as it ends."""
+
+
+Build = Callable[[JobSettings, Assets, Path, str], Job]
+"""Of settings with their seed, the assets, the run's folder, and the arm."""
+
+
+def of_seeds(
+    seeds: Sequence[int], arms: Sequence[str], work: Path, settings: JobSettings, build: Build
+) -> list[tuple[str, int, Job]]:
+    """(arm, seed, job) of everything asked for, whole seeds first, on the example's policy."""
+    found = []
+    for seed in seeds:
+        chosen = dataclasses.replace(settings, seed=seed)
+        assets = prepare_assets(chosen, CACHE / "grpo_arithmetic")
+        for arm in arms:
+            place = folder(work, arm, seed)
+            place.mkdir(parents=True, exist_ok=True)
+            found.append((arm, seed, build(chosen, assets, place, arm)))
+    return found
 
 
 def folder(work: Path, arm: str, seed: int) -> Path:

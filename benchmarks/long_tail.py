@@ -22,8 +22,8 @@ from rich.table import Table
 
 from benchmarks.drift import CACHE
 from benchmarks.harness import QUICK, Ratio, pin, provenance, ratio, save, verdict
-from benchmarks.jobs import OnStep, finished, folder, run_missing, seeds_in
-from examples.demo.job import Job, JobSettings, build_job, prepare_assets
+from benchmarks.jobs import OnStep, finished, of_seeds, run_missing, seeds_in
+from examples.demo.job import Assets, Job, JobSettings, build_job
 from examples.demo.runner import run_job
 from rollspec.telemetry.runs import GEN, STEP_TIME, Run, load_run
 from rollspec.telemetry.summary import REWARD
@@ -59,19 +59,14 @@ COUNTS = ("captured", "train_steps", "train_tokens", "swaps", "promoted", "rolle
 
 def jobs(seeds: Sequence[int], arms: Sequence[str], work: Path, settings: JobSettings) -> list[tuple[str, int, Job]]:
     """(arm, seed, job) of everything asked for, whole seeds first."""
-    found = []
-    for seed in seeds:
-        chosen = dataclasses.replace(settings, seed=seed)
-        assets = prepare_assets(chosen, CACHE / "grpo_arithmetic")
-        for arm in arms:
-            preset, overrides = ARMS[arm]
-            place = folder(work, arm, seed)
-            place.mkdir(parents=True, exist_ok=True)
-            same = ("mode=coupled", f"coupled.seed={seed}")
-            own = tuple(o.replace("{folder}", str(place)) for o in overrides)
-            job = build_job(chosen, assets, place, speculate=True, preset=preset, overrides=(*own, *same))
-            found.append((arm, seed, job))
-    return found
+    return of_seeds(seeds, arms, work, settings, _job)
+
+
+def _job(settings: JobSettings, assets: Assets, place: Path, arm: str) -> Job:
+    preset, overrides = ARMS[arm]
+    same = ("mode=coupled", f"coupled.seed={settings.seed}")
+    own = tuple(o.replace("{folder}", str(place)) for o in overrides)
+    return build_job(settings, assets, place, speculate=True, preset=preset, overrides=(*own, *same))
 
 
 def train(job: Job, on_step: OnStep) -> None:

@@ -6,6 +6,7 @@ and left out.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -31,6 +32,7 @@ class Peer:
         rollspec: preset and overrides by dotted name. speculative: vLLM's `speculative_config`, of its own methods.
         heads: how many heads (`--head`) it cannot do without. takes: whether it starts from a head where one is given.
         small: whether it drafts with a small language model, which a `--head` may be, too.
+        own: whether it drafts with a layer that the target has to have.
         only: workloads that it has anything to do in; empty: all. lossy: its samples do not follow the policy.
         refused: why it runs in no engine here.
     """
@@ -41,6 +43,7 @@ class Peer:
     heads: int = 0
     takes: bool = False
     small: bool = False
+    own: bool = False
     only: tuple[str, ...] = ()
     lossy: bool = False
     refused: str = ""
@@ -100,7 +103,7 @@ PEERS: dict[str, Peer] = {
         small=True,
     ),
     "dflash": Peer("vLLM's DFlash", refused=f"not wrapped: {BLOCK}"),
-    "mtp": Peer("vLLM's MTP", refused="the benchmark's targets have no MTP layer"),
+    "mtp": Peer("the target's own MTP layer drafts", {"preset": "default", "proposal.drafters": ["mtp"]}, own=True),
     "pard": Peer("PARD's parallel heads", refused=PARALLEL),
     "vocabularies": Peer("a draft model with another vocabulary", refused=NO_MAPPING),
     "ngram K=2": _lookup(2),
@@ -121,7 +124,11 @@ PEERS: dict[str, Peer] = {
         ("rhymerl", "RhymeRL's HistoSpec", {}),
         ("spec_rl", "SPEC-RL, **lossy**", {"only": ("epochs",), "lossy": True}),
         ("tlt", "TLT: BEG-MAB, idle training", {"takes": True}),
-        ("respec", "ReSpec: lengths solved from a profile, reward-weighted idle training", {"takes": True}),
+        (
+            "respec",
+            "ReSpec: lengths solved from a profile, reward-weighted training beside the engine",
+            {"takes": True},
+        ),
         ("aurora", "Aurora: chains of 5, trained on what was rejected", {"takes": True}),
         ("osd", "Online Speculative Decoding: chains of 5, distilled where it was wrong", {"takes": True}),
         ("smartspec", "SmartSpec's length by batch", {}),
@@ -176,13 +183,15 @@ def _split(heads: Sequence[Path]) -> tuple[list[Path], list[Path]]:
     return [h for h in heads if h not in models], models
 
 
-def arm(name: str, heads: Sequence[Path]) -> Arm | str:
-    """The arm, or the reason why it does not run."""
+def arm(name: str, heads: Sequence[Path], model: Path | None = None) -> Arm | str:
+    """The arm, or the reason why it does not run with `model` (None: the demo's policy)."""
     from rollspec.config import RollspecConfig
 
     peer = PEERS[name]
     if peer.refused:
         return peer.refused
+    if peer.own and not _mtp_layers(model):
+        return "needs a --model with a layer that predicts further tokens (num_nextn_predict_layers)"
     given, models = _split(heads)
     if peer.small and not models:
         return "needs --head with the folder of a small language model"
@@ -200,13 +209,22 @@ def arm(name: str, heads: Sequence[Path]) -> Arm | str:
     return Arm(name, rollspec=resolved.to_dict())
 
 
-def chosen(text: str | None, heads: Sequence[Path]) -> Chosen:
+def _mtp_layers(model: Path | None) -> int:
+    """Of a model in a folder, by its config.json."""
+    try:
+        config = json.loads((model / "config.json").read_text(encoding="utf-8")) if model else {}
+        return int(config.get("text_config", config).get("num_nextn_predict_layers") or 0)
+    except (OSError, ValueError):
+        return 0
+
+
+def chosen(text: str | None, heads: Sequence[Path], model: Path | None = None) -> Chosen:
     """The arms of `--arms`.
 
     Raises:
         RollspecError: there is no such arm.
     """
-    found = {name: arm(name, heads) for name in asked(text)}
+    found = {name: arm(name, heads, model) for name in asked(text)}
     return Chosen(
         {name: a for name, a in found.items() if isinstance(a, Arm)},
         {name: a for name, a in found.items() if isinstance(a, str)},

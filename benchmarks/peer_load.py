@@ -10,6 +10,7 @@ A seed is one turn of every workload: it has prompts and an order of its own, so
 
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -83,8 +84,17 @@ class Load:
         """Tokens of prompt and response at most."""
         return max(map(len, self.pool)) + max(w.most for w in WORKLOADS.values())
 
-    def check(self, seeds: int) -> None:
-        """Raises RollspecError unless every workload has prompts of its own in every seed."""
+    def check(self, seeds: int, model: str = "") -> None:
+        """Raises RollspecError unless every workload has prompts of its own in every seed, and the model has room for
+        prompts and responses.
+        """
+        room = context(model)
+        if room is not None and room < self.longest:
+            longest = max(map(len, self.pool))
+            raise RollspecError(
+                f"rollspec: --model {model} has a context of {room} tokens, and the longest prompt ({longest}) with "
+                f"its response needs {self.longest}; give --prompts with shorter ones, or another model."
+            )
         if "shift" in self.workloads and len(self.prompts) < 2:
             raise RollspecError(
                 "rollspec: --workloads shift needs prompts of two topics, which these are not; give --prompts whose "
@@ -143,6 +153,15 @@ class Load:
             Work((some * 4)[: max(4, b)], [16] * max(4, b), b, i, self.weights[0] if not i else "")
             for i, b in enumerate((64, 8, 1), 1)
         ]
+
+
+def context(model: str) -> int | None:
+    """Tokens that a model in a folder has room for, by its config.json; None where that does not say."""
+    try:
+        config = json.loads((Path(model) / "config.json").read_text(encoding="utf-8"))
+        return int(config.get("text_config", config)["max_position_embeddings"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
 
 
 def load(policy: Drift, file: Path | None, workloads: tuple[str, ...], room: int = ROOM) -> Load:

@@ -133,6 +133,16 @@ def table(workload: str, summary: Mapping[str, Any]) -> Table:
     return t
 
 
+def swept(arms: Mapping[str, Any]) -> dict[str, tuple[str, list[str]]]:
+    """Of each family with several draft lengths (`ngram K=2`, `ngram K=4`): the fastest, and all that ran."""
+    speeds = beside(arms)
+    families: dict[str, list[str]] = {}
+    for name in speeds:
+        if " K=" in name:
+            families.setdefault(name.partition(" ")[0], []).append(name)
+    return {f: (max(names, key=speeds.__getitem__), names) for f, names in families.items() if len(names) > 1}
+
+
 def sentences(summary: Mapping[str, Any]) -> list[str]:
     """Who wins, workload by workload and over all."""
     out = []
@@ -145,6 +155,8 @@ def sentences(summary: Mapping[str, Any]) -> list[str]:
             if over := other["over_ours"]:
                 said += f", {over['median']:.2f}x ({over['low']:.2f}-{over['high']:.2f}) of rollspec's"
             said += ". "
+        for family, (name, names) in swept(s["arms"]).items():
+            said += f"Of {len(names)} lengths of `{family}` the best is {name.partition(' ')[2]}. "
         out.append(f"{said}Arms whose whole interval is more than 2 % above it: {', '.join(faster) or 'no arm'}.")
     overall = summary["overall"]
     if overall["best_over_ours"] is not None:

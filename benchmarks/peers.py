@@ -61,7 +61,7 @@ class Peers:
         Raises:
             RollspecError: not even one pair fits, or the engine without speculation does not run.
         """
-        self.load.check(self.seeds)
+        self.load.check(self.seeds, self.policy.model)
         began = time.monotonic()
         self.result = self._begin()
         none, start, warm = self._guarded(NONE, self._start, self.chosen.arms[NONE])
@@ -244,9 +244,9 @@ def run(
         towards: a later checkpoint of `model`, which the policy of *epochs* moves to.
         seeds: most pairs of an arm at a workload.
     """
-    chosen = of_names(arms, heads)
+    chosen = of_names(arms, heads, model)
     wanted = names("--workloads", workloads, WORKLOADS)
-    pin(apart=any(trains(arm) for arm in chosen.arms.values()))
+    pin(apart=True)  # in every call: one core is the rollout device and the other the idle one, whatever trains
     settings = {"prompts": str(prompts) if prompts else None, "heads": [str(h) for h in heads]}
     if model is None and towards is not None:
         raise RollspecError("rollspec: --towards is a later checkpoint of --model, which is not given; give both.")

@@ -27,9 +27,9 @@ from rich.table import Table
 
 from benchmarks.drift import CACHE
 from benchmarks.harness import QUICK, provenance, save
-from benchmarks.jobs import finished, folder, run_missing, seeds_in
+from benchmarks.jobs import finished, of_seeds, run_missing, seeds_in
 from examples.demo.cli import settings_for
-from examples.demo.job import Job, JobSettings, build_job, prepare_assets
+from examples.demo.job import Assets, Job, JobSettings, build_job
 from examples.demo.runner import provenance_of, run_job
 from rollspec.machine import native_dtype
 from rollspec.telemetry.runs import STEP, Run, load_run
@@ -50,16 +50,12 @@ def jobs(
     seeds: Sequence[int], work: Path, settings: JobSettings, arms: Sequence[str] = ARMS
 ) -> list[tuple[str, int, Job]]:
     """(arm, seed, job), whole seeds first."""
-    found = []
-    for seed in seeds:
-        chosen = replace(settings, seed=seed)
-        assets = prepare_assets(chosen, CACHE / "grpo_arithmetic")
-        for arm in arms:
-            own = replace(chosen, engine_seed=seed + OTHER_SEED) if arm == "again" else chosen
-            place = folder(work, arm, seed)
-            place.mkdir(parents=True, exist_ok=True)
-            found.append((arm, seed, build_job(own, assets, place, speculate=arm == "with")))
-    return found
+    return of_seeds(seeds, arms, work, settings, _job)
+
+
+def _job(settings: JobSettings, assets: Assets, place: Path, arm: str) -> Job:
+    own = replace(settings, engine_seed=settings.seed + OTHER_SEED) if arm == "again" else settings
+    return build_job(own, assets, place, speculate=arm == "with")
 
 
 def rows(run: Run) -> list[dict[str, float]]:

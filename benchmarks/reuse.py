@@ -21,9 +21,9 @@ from rich.console import Console
 
 from benchmarks.drift import CACHE
 from benchmarks.harness import QUICK, pin, provenance, save
-from benchmarks.jobs import OnStep, finished, folder, run_missing, seeds_in
+from benchmarks.jobs import OnStep, finished, folder, of_seeds, run_missing, seeds_in
 from benchmarks.reuse_table import read, summarise, table
-from examples.demo.job import Job, JobSettings, build_job, prepare_assets
+from examples.demo.job import Assets, Job, JobSettings, build_job, prepare_assets
 from examples.demo.runner import run_job
 from rollspec.errors import RollspecError
 from rollspec.telemetry.runs import load_run
@@ -50,20 +50,15 @@ def jobs(
     seeds: Sequence[int], arms: Sequence[str], work: Path, settings: JobSettings = SETTINGS
 ) -> list[tuple[str, int, Job]]:
     """(arm, seed, job) of everything asked for, whole seeds first."""
-    found = []
-    for seed in seeds:
-        chosen = dataclasses.replace(settings, seed=seed)
-        assets = prepare_assets(chosen, CACHE / "grpo_arithmetic")
-        for arm in arms:
-            given = ARMS[arm]
-            preset, overrides = given or ("default", ())
-            if given is not None and preset == "coupled_reuse":
-                overrides = (*overrides, f"coupled.seed={seed}")
-            job = build_job(
-                chosen, assets, folder(work, arm, seed), speculate=given is not None, preset=preset, overrides=overrides
-            )
-            found.append((arm, seed, job))
-    return found
+    return of_seeds(seeds, arms, work, settings, _job)
+
+
+def _job(settings: JobSettings, assets: Assets, place: Path, arm: str) -> Job:
+    given = ARMS[arm]
+    preset, overrides = given or ("default", ())
+    if given is not None and preset == "coupled_reuse":
+        overrides = (*overrides, f"coupled.seed={settings.seed}")
+    return build_job(settings, assets, place, speculate=given is not None, preset=preset, overrides=overrides)
 
 
 def train(job: Job, settings: JobSettings, on_step: OnStep) -> None:

@@ -23,13 +23,15 @@ ROOT = Path(__file__).resolve().parents[1]
 RESULTS = "benchmarks/results"
 
 DRAFTING = ("rollspec/step.py", "rollspec/drafting", "rollspec/proposal", "rollspec/tuning")
-# What makes training text, and the head's trainer, are no part of an engine that is measured.
-BESIDE = (":(exclude)rollspec/engine/vllm/generate.py", ":(exclude)rollspec/engine/daemon.py")
-ENGINE = (*DRAFTING, "rollspec/sampling", "rollspec/engine", "rollspec/config", "configs", "cpu/vllm_cpu_v2", *BESIDE)
+BESIDE = ":(exclude)rollspec/engine/vllm/generate.py"  # makes training text: no part of an engine that is measured
+PLAIN = (*DRAFTING, "rollspec/sampling", "rollspec/engine", "rollspec/config", "cpu/vllm_cpu_v2", BESIDE)
+UNTRAINED = ":(exclude)rollspec/engine/daemon.py"  # starts the head's trainer: of no concern where no arm has one
+TRAINED = (*PLAIN, "configs")
+ENGINE = (*TRAINED, UNTRAINED)
+DEFAULT = (*PLAIN, "configs/default.yaml", UNTRAINED)  # no arm has another preset
 HEAD = ("rollspec/head", "drafter_online")
 TEACHER = "integrations/rollspec_verl/teacher.py"  # of `drafter.mode: policy` alone
 JOB = (
-    *ENGINE,
     "integrations/rollspec_verl",
     f":(exclude){TEACHER}",
     "cpu/rollspec_verl_cpu",
@@ -37,8 +39,7 @@ JOB = (
     "examples/demo/job.py",
 )
 REPEATS = ("rollspec/sampling", "rollspec/engine/vllm", "examples/grpo_arithmetic", "examples/demo/job.py")
-UNTRAINED = ":(exclude)rollspec/engine/daemon.py"  # where no arm trains a drafter
-DEMO = (*JOB, UNTRAINED, "examples/demo/sampler.py")
+DEMO = (*DEFAULT, *JOB, "examples/demo/sampler.py")
 TRAINING = tuple(
     f"drafter_online/{n}.py"
     for n in ("attention", "head", "initial_weights", "losses", "model", "objective", "optimizer", "packing", "trainer")
@@ -48,12 +49,12 @@ MEASURES: dict[str, tuple[str, ...]] = {
     "audit_power": ("rollspec/audit",),
     "audit-smollm2": ("rollspec/audit",),
     "bandits": ("rollspec/tuning",),
-    "control": ENGINE,
-    "control-head": (*ENGINE, *HEAD),
-    "control-head-earlier": (*ENGINE, *HEAD),
-    "control-smollm2": ENGINE,
-    "control-smollm2-earlier": ENGINE,
-    "cost": (*ENGINE, "benchmarks/cost.py"),
+    "control": DEFAULT,
+    "control-head": (*TRAINED, *HEAD),
+    "control-head-earlier": (*TRAINED, *HEAD),
+    "control-smollm2": DEFAULT,
+    "control-smollm2-earlier": DEFAULT,
+    "cost": (*DEFAULT, "benchmarks/cost.py"),
     "demo": DEMO,
     "gpu": (*ENGINE, *TRAINING, "benchmarks/gpu"),
     "demo-0.32": DEMO,
@@ -70,24 +71,24 @@ MEASURES: dict[str, tuple[str, ...]] = {
     "drafter": ("drafter_online",),
     "drafter-replicas": (*TRAINING, "drafter_online/buffer.py", "drafter_online/samples.py"),
     "draws": TRAINING,
-    "harm": ENGINE,
-    "harm-smollm2": ENGINE,
-    "head": (*ENGINE, *HEAD, "examples/grpo_tasks"),
-    "head-passes": (*ENGINE, *HEAD, "examples/grpo_tasks"),
-    "head-recorded": (*ENGINE, *HEAD, "examples/grpo_tasks"),
-    "head-short": (*ENGINE, *HEAD, "examples/grpo_tasks"),
-    "head-tasks": (*ENGINE, UNTRAINED, *HEAD, "examples/grpo_tasks"),
+    "harm": DEFAULT,
+    "harm-smollm2": DEFAULT,
+    "head": (*TRAINED, *HEAD, "examples/grpo_tasks"),
+    "head-passes": (*TRAINED, *HEAD, "examples/grpo_tasks"),
+    "head-recorded": (*TRAINED, *HEAD, "examples/grpo_tasks"),
+    "head-short": (*TRAINED, *HEAD, "examples/grpo_tasks"),
+    "head-tasks": (*TRAINED, *HEAD, "examples/grpo_tasks"),
     "identity-bfloat16": ("rollspec/sampling", "rollspec/engine/vllm", "cpu/vllm_cpu_v2"),
     "inert": ("rollspec/engine/vllm",),
-    "lengths": ENGINE,
-    "lengths-again": ENGINE,
-    "long_tail": (*JOB, *HEAD),
+    "lengths": DEFAULT,
+    "lengths-again": DEFAULT,
+    "long_tail": (*TRAINED, *JOB, *HEAD),
     "make-head-smollm2": (*TRAINING, "drafter_online/make_head.py"),
     "make-head-tasks": (*TRAINING, "drafter_online/make_head.py"),
     "lookup": ("rollspec/proposal",),
     "moving": (*TRAINING, "examples/demo/job.py", "examples/grpo_tasks"),
     "moving-terms": (*TRAINING, "examples/demo/job.py", "examples/grpo_tasks"),
-    "peers": (*ENGINE, *HEAD),
+    "peers": (*TRAINED, *HEAD),
     "peers-rules": ENGINE,
     "peers-demo": ENGINE,  # none of its arms has a head
     "propose": DRAFTING,
@@ -95,17 +96,18 @@ MEASURES: dict[str, tuple[str, ...]] = {
     "repeats": REPEATS,
     "repeats-float32": REPEATS,
     "replay": ENGINE,
-    "reuse": JOB,
+    "reuse": (*TRAINED, *JOB),
     "rollout": ENGINE,
     "runners": ("cpu/vllm_cpu_v2",),
     "scale": ("benchmarks/scale", "drafter_online/canary.py", "drafter_online/release.py"),
-    "serve": (*ENGINE, *HEAD),
+    "serve": (*TRAINED, *HEAD),
     "swap": ("rollspec/head", "rollspec/engine/vllm"),
-    "traffic": (*ENGINE, *HEAD, "examples/production_traffic"),
-    "traffic-smollm2": (*ENGINE, *HEAD, "examples/production_traffic"),
-    "teachers": (*ENGINE, *HEAD, "integrations/rollspec_verl", "examples/demo/job.py"),
+    "traffic": (*TRAINED, *HEAD, "examples/production_traffic"),
+    "traffic-smollm2": (*TRAINED, *HEAD, "examples/production_traffic"),
+    "teachers": (*TRAINED, *HEAD, "integrations/rollspec_verl", "examples/demo/job.py"),
     "training-smollm2": TRAINING,
-    "tuner": ENGINE,
+    "tuner": DEFAULT,
+    "tuner-steady": DEFAULT,
 }
 """What each file of `benchmarks/results` measures, by its name without `.json`: paths from the root."""
 

@@ -23,9 +23,9 @@ from rich.table import Table
 
 from benchmarks.drift import CACHE
 from benchmarks.harness import ROOT, provenance, ratio, save, verdict
-from benchmarks.jobs import finished, folder, run_missing, seeds_in
+from benchmarks.jobs import finished, of_seeds, run_missing, seeds_in
 from benchmarks.options import arms_and_seeds
-from examples.demo.job import Job, JobSettings, build_job, prepare_assets
+from examples.demo.job import Assets, Job, JobSettings, build_job
 from examples.demo.runner import provenance_of, run_job
 from rollspec.telemetry.runs import STEP, load_run
 
@@ -63,20 +63,16 @@ SHOWN = {
 
 def jobs(seeds: Sequence[int], work: Path, steps: int, arms: Sequence[str]) -> list[tuple[str, int, Job]]:
     """(arm, seed, job), whole seeds first."""
-    found = []
-    for seed in seeds:
-        settings = replace(JobSettings(steps=steps), seed=seed)
-        assets = prepare_assets(settings, CACHE / "grpo_arithmetic")
-        for arm in arms:
-            place = folder(work, arm, seed)
-            place.mkdir(parents=True, exist_ok=True)
-            given = (*DRAFTING, f"drafter.mode={ARMS[arm]}")
-            job = build_job(settings, assets, place, speculate=True, preset="long_tail", overrides=given)
-            if arm == "both":
-                more = {MODULES: "benchmarks.teach_both", "PYTHONPATH": str(ROOT)}
-                job = replace(job, environment=job.environment | more)
-            found.append((arm, seed, job))
-    return found
+    return of_seeds(seeds, arms, work, JobSettings(steps=steps), _job)
+
+
+def _job(settings: JobSettings, assets: Assets, place: Path, arm: str) -> Job:
+    given = (*DRAFTING, f"drafter.mode={ARMS[arm]}")
+    job = build_job(settings, assets, place, speculate=True, preset="long_tail", overrides=given)
+    if arm == "both":
+        more = {MODULES: "benchmarks.teach_both", "PYTHONPATH": str(ROOT)}
+        job = replace(job, environment=job.environment | more)
+    return job
 
 
 def rows(place: Path) -> list[dict[str, float]]:

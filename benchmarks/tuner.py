@@ -4,6 +4,8 @@ drifting policy, against every fixed draft length, published bandits and the ora
 Lengths are fixed so that the batch halves every `HALF_LIFE` tokens; the requests that run longest by themselves get
 the longest. Two real engines take turns, one without rollspec and one whose rollspec is made anew for each run under
 another configuration: every arm starts without history and without a cost model, and what learning costs counts.
+
+With `batches` the batch stays at one size, one after the other: the distance to the arm that was best there.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ from benchmarks import probes
 from benchmarks.drift import MAX_LEN, PROMPTS, SAMPLES, Drift, drift, first_prompts
 from benchmarks.engines import Arm, Engine, Work, idle_cores
 from benchmarks.harness import QUICK, pin, provenance, save
-from benchmarks.tuner_table import oracle_table, summarise, table
+from benchmarks.tuner_table import distance, distances, oracle_table, summarise, table
 from rollspec.errors import RollspecError
 
 FIXED = (1, 2, 4, 8, 16)
@@ -32,6 +34,10 @@ BATCH = PROMPTS * SAMPLES
 HALF_LIFE = 48  # tokens in which the batch halves
 ROUNDS = 3
 EPOCHS = 4
+STEADY = ("none", *(f"K={k}" for k in FIXED), "hedge")
+"""The arms of a batch that stays."""
+STEADY_TOKENS = 96
+"""Of each of its responses."""
 
 
 def configuration(name: str, ks: dict[int, int] | None = None) -> dict[str, Any]:
@@ -69,12 +75,15 @@ def moving(natural: Sequence[int], half_life: int = HALF_LIFE) -> list[int]:
 class Load:
     """The requests of each epoch, in one order, and how long they get."""
 
-    def __init__(self, policy: Drift, prompts: list[list[int]], weights: list[str], seed: int = 0) -> None:
-        self.policy, self.weights = policy, weights
+    def __init__(self, policy: Drift, prompts: list[list[int]], weights: list[str], batch: int = 0) -> None:
+        """`batch`: that stays; 0: one that falls, of all requests."""
+        self.policy, self.weights, self.batch = policy, weights, batch or BATCH
         order = list(range(len(prompts) * SAMPLES))
-        random.Random(seed).shuffle(order)  # siblings start apart, as in a real batch
+        random.Random(0).shuffle(order)  # siblings start apart, as in a real batch
+        if batch:  # a few times its size, where that is small
+            order = order[: max(8, 4 * batch)]
         self.prompts = [prompts[i // SAMPLES] for i in order]
-        self.lengths: list[list[int]] = []
+        self.lengths: list[list[int]] = [[STEADY_TOKENS] * len(order)] * len(weights) if batch else []
 
     def record(self, engine: Engine) -> None:
         """Lengths of every epoch's responses, by an engine without speculation."""
@@ -84,7 +93,7 @@ class Load:
     def epochs(self, engine: Engine) -> list[dict[str, Any]]:
         """Run the epochs in turn, starting without a history."""
         return [
-            engine.run(Work(self.prompts, self.lengths[e], BATCH, e, weights, e == 0))
+            engine.run(Work(self.prompts, self.lengths[e], self.batch, e, weights, e == 0))
             for e, weights in enumerate(self.weights)
         ]
 
@@ -102,61 +111,97 @@ def chosen(strategies: Sequence[str] | None) -> tuple[str, ...]:
     return tuple(a for a in ARMS if a in wanted)
 
 
+def turns(
+    arms: Sequence[str], engines: dict[str, Engine], load: Load, rounds: int, console: Console
+) -> tuple[dict[str, list[list[dict[str, Any]]]], dict[int, int]]:
+    """What every arm's runs measured, by round and epoch, and the oracle's draft length per batch size.
+
+    Raises:
+        RollspecError: rollspec's engine left its tuner out.
+    """
+    runs: dict[str, list[list[dict[str, Any]]]] = {name: [] for name in arms}
+    ks: dict[int, int] = {}
+    for r in range(rounds):
+        # The first round keeps the order, for the oracle; then every other one is turned round.
+        for name in arms if r % 2 == 0 else arms[::-1]:
+            engine = engines["none" if name == "none" else "rollspec"]
+            if name != "none":
+                engine.call(probes.become, configuration(name, ks))
+            runs[name].append(load.epochs(engine))
+            if name == "hedge" and not ks:
+                ks = oracle_table(runs[name][0])
+                if not ks:
+                    faults = runs[name][0][-1].get("faults") or "none counted"
+                    raise RollspecError(f"rollspec: the tuner saw no step of its own run; faults: {faults}.")
+            console.print(f"round {r + 1}/{rounds} {name}: {sum(e['seconds'] for e in runs[name][-1]):.2f} s")
+    return runs, ks
+
+
 def run(
-    quick: bool = False, rounds: int = ROUNDS, strategies: Sequence[str] | None = None, out: Path | None = None
+    quick: bool = False,
+    rounds: int = ROUNDS,
+    strategies: Sequence[str] | None = None,
+    out: Path | None = None,
+    batches: Sequence[int] = (),
 ) -> Path:
-    """The whole benchmark; prints the table and writes JSON. `quick` only shows that it runs."""
+    """The whole benchmark; prints the table and writes JSON. `quick` only shows that it runs.
+
+    Args:
+        batches: sizes that the batch stays at, one after the other; none: it falls from 64 to 1.
+    """
     arms = chosen(strategies if strategies or not quick else ("K=4", "goodput", "thompson", "hedge", "oracle"))
+    if batches:
+        arms = tuple(a for a in STEADY if strategies is None or a in (*strategies, "none", "hedge"))
     pin()
     console = Console(stderr=True)
     began, clock = provenance(), time.monotonic()
     console.print("checkpoints of the demo job (made once, minutes)")
     policy = drift()
     rounds, epochs, half_life = (1, 2, 12) if quick else (rounds, EPOCHS, HALF_LIFE)
-    load = Load(policy, first_prompts(policy, PROMPTS), policy.weights[:epochs])
+    prompts, weights = first_prompts(policy, PROMPTS), policy.weights[:epochs]
+    load = Load(policy, prompts, weights)
     engines: dict[str, Engine] = {}
-    runs: dict[str, list[list[dict[str, Any]]]] = {name: [] for name in arms}
-    ks: dict[int, int] = {}
+    found: dict[str, Any] = {}
     try:
         for name in ("none", "rollspec"):
             console.print(f"start {name}")
             engines[name] = load.warm(
                 Engine(Arm(name, rollspec="default" if name == "rollspec" else None), policy.model, MAX_LEN, BATCH)
             )
-        load.record(engines["none"])
-        load.lengths = [moving(natural, half_life) for natural in load.lengths]
         idle = idle_cores(list(engines.values()))
-        for r in range(rounds):
-            # The first round keeps the order, for the oracle; then every other one is turned round.
-            for name in arms if r % 2 == 0 else arms[::-1]:
-                engine = engines["none" if name == "none" else "rollspec"]
-                if name != "none":
-                    engine.call(probes.become, configuration(name, ks))
-                runs[name].append(load.epochs(engine))
-                if name == "hedge" and not ks:
-                    ks = oracle_table(runs[name][0])
-                    if not ks:
-                        faults = runs[name][0][-1].get("faults") or "none counted"
-                        raise RollspecError(f"rollspec: the tuner saw no step of its own run; faults: {faults}.")
-                console.print(f"round {r + 1}/{rounds} {name}: {sum(e['seconds'] for e in runs[name][-1]):.2f} s")
+        if batches:
+            for batch in batches:
+                console.print(f"batch {batch}", highlight=False)
+                runs, _ = turns(arms, engines, Load(policy, prompts, weights, batch), rounds, console)
+                found[str(batch)] = {**distance(runs), "runs": runs}
+        else:
+            load.record(engines["none"])
+            load.lengths = [moving(natural, half_life) for natural in load.lengths]
+            runs, ks = turns(arms, engines, load, rounds, console)
     finally:
         for engine in engines.values():
             engine.close()
-    result = {
+    result: dict[str, Any] = {
         "benchmark": "tuner",
         "provenance": began,
         "finished": {"load": provenance()["load"], "seconds": time.monotonic() - clock},
-        "policy": {"model": policy.model, "made_by": policy.made_by, "epochs": len(load.weights)},
-        "requests": BATCH,
-        "half_life": half_life,
-        "lengths": sorted(load.lengths[0]),
+        "policy": {"model": policy.model, "made_by": policy.made_by, "epochs": len(weights)},
         "idle_cores": idle,
-        "oracle_table": ks,
-        "configurations": {n: configuration(n, ks) for n in arms if n != "none"},
-        **summarise(runs),
-        "runs": runs,
     }
+    if batches:
+        result |= {"tokens": STEADY_TOKENS, "batches": found}
+        console.print(distances(result))
+    else:
+        result |= {
+            "requests": BATCH,
+            "half_life": half_life,
+            "lengths": sorted(load.lengths[0]),
+            "oracle_table": ks,
+            "configurations": {n: configuration(n, ks) for n in arms if n != "none"},
+            **summarise(runs),
+            "runs": runs,
+        }
+        console.print(table(result))
     if quick:
         console.print(QUICK)
-    console.print(table(result))
-    return save("tuner" + ("-quick" if quick else ""), result, out)
+    return save("tuner" + ("-steady" if batches else "") + ("-quick" if quick else ""), result, out)

@@ -16,7 +16,7 @@ from benchmarks.harness import ratio, verdict
 Runs = dict[str, list[list[dict[str, Any]]]]
 """Arm -> rounds -> epochs -> what the engine measured."""
 
-ORACLE_GOAL, FIXED_GOAL = 1.05, 1.05
+ORACLE_GOAL, FIXED_GOAL, STEADY_GOAL = 1.05, 1.05, 1.03
 
 
 def oracle_table(epochs: Sequence[dict[str, Any]]) -> dict[int, int]:
@@ -77,6 +77,37 @@ def summarise(runs: Runs) -> dict[str, Any]:
             "verdict": verdict(found, ORACLE_GOAL),
         }
     return out
+
+
+def distance(runs: Runs) -> dict[str, Any]:
+    """Of a batch that stays: the time of hedge over that of the arm which took least of all, with or without drafts.
+    Pairs are epochs; `later`: from the second one on, which has a history and knows what steps cost.
+    """
+    each = {name: [e["seconds"] for one in rounds for e in one] for name, rounds in runs.items()}
+    later = {name: [e["seconds"] for one in rounds for e in one[1:]] for name, rounds in runs.items()}
+    best = min((name for name in runs if name != "hedge"), key=lambda name: sum(each[name]))
+    found, after = ratio(each["hedge"], each[best]), ratio(later["hedge"], later[best])
+    return {
+        "best": best,
+        "hedge_over_best": asdict(found),
+        "hedge_over_best_later": asdict(after),
+        "goal": STEADY_GOAL,
+        "verdict": verdict(found, STEADY_GOAL),
+        "verdict_later": verdict(after, STEADY_GOAL),
+        "over_none": {name: asdict(ratio(each["none"], seconds)) for name, seconds in each.items() if name != "none"},
+    }
+
+
+def distances(result: dict[str, Any]) -> Table:
+    """By batch size, for people."""
+    t = Table(title="a batch that stays: hedge's time over that of the best arm in hindsight, measured")
+    for column in ("batch", "best arm", "hedge / best", "95 % interval", "later epochs", "95 % interval", "goal"):
+        t.add_column(column, justify="left" if column == "best arm" else "right")
+    for batch, found in result["batches"].items():
+        both = (found["hedge_over_best"], found["hedge_over_best_later"])
+        cells = [cell for r in both for cell in (f"{r['median']:.3f}", f"{r['low']:.3f}-{r['high']:.3f}")]
+        t.add_row(batch, found["best"], *cells, f"{found['goal']:g}: {found['verdict']}, {found['verdict_later']}")
+    return t
 
 
 def _counted(epochs: Sequence[dict[str, Any]]) -> dict[str, Any]:

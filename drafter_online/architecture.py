@@ -44,25 +44,33 @@ def target_config(target: str | Path) -> Any:
 
 
 def check_room(target: str | Path, config: Any) -> None:
-    """That a model has room for an EAGLE-3 head: a decoder alone, whose layers all keep keys and values.
+    """That a model has room for an EAGLE-3 head.
 
     Raises:
-        HeadError: it is an encoder-decoder, or has layers with a recurrent state, which rejected drafts cannot leave.
+        HeadError: it has none.
     """
-    if getattr(config, "is_encoder_decoder", False):
-        raise HeadError(
-            f"drafter-online: {target} is an encoder-decoder model ({config.model_type}), which has no room for an "
-            "EAGLE-3 head; give a decoder-only one."
-        )
-    named = [getattr(config, n, None) or () for n in ("layer_types", "layers_block_type")]
-    kinds = [str(config.model_type), *named[0], *named[1]]
+    if why := without_room(config):
+        raise HeadError(f"drafter-online: {target} {why}; give a decoder-only model whose layers are all attention.")
+
+
+def without_room(config: Any) -> str | None:
+    """Why a model (its configuration: an object or a mapping) has no room for an EAGLE-3 head, as a part of a sentence:
+    it is an encoder-decoder, or has layers with a recurrent state, which rejected drafts cannot leave. Else None.
+    """
+    plain: dict[str, Any] = dict(config) if isinstance(config, Mapping) else vars(config)
+
+    def get(name: str) -> Any:
+        return plain.get(name, getattr(config, name, None))
+
+    kind = get("model_type")
+    if get("is_encoder_decoder"):
+        return f"is an encoder-decoder model ({kind}), which has no room for an EAGLE-3 head"
+    kinds = [str(kind), *(get("layer_types") or ()), *(get("layers_block_type") or ())]
     state = next((k for k in kinds if any(word in k for word in RECURRENT)), None)
-    state = state or next((n for n in STATES if getattr(config, n, None) is not None), None)
+    state = state or next((n for n in STATES if get(n) is not None), None)
     if state is not None:
-        raise HeadError(
-            f"drafter-online: {target} ({config.model_type}) has layers with a recurrent state ({state}), which has no "
-            "room for an EAGLE-3 head; give a model whose layers are all attention."
-        )
+        return f"({kind}) has layers with a recurrent state ({state}), which have no room for an EAGLE-3 head"
+    return None
 
 
 def base_of(config: Any) -> str:

@@ -19,7 +19,7 @@ from safetensors.torch import save as dump
 from torch import Tensor
 
 from drafter_online import vocabulary
-from drafter_online.architecture import aux_layers, base_of, check_aux_layers, target_config
+from drafter_online.architecture import aux_layers, base_of, check_aux_layers, check_room, target_config
 from drafter_online.errors import HeadError
 from drafter_online.files import replace
 from drafter_online.initial_weights import start_as_target
@@ -66,6 +66,7 @@ def fresh(
     from transformers import LlamaConfig
 
     verifier = target_config(target)
+    check_room(target, verifier)
     chosen = list(aux) if aux is not None else aux_layers(verifier.num_hidden_layers)
     check_aux_layers(chosen, verifier.num_hidden_layers)
     whole = int(verifier.vocab_size)

@@ -47,15 +47,18 @@ def choose(counts: Mapping[int, int], size: int, vocabulary: int) -> tuple[Tenso
     return d2t, t2d, coverage(counts, t2d)
 
 
-def misfit(weights: Mapping[str, Tensor]) -> str | None:
-    """Why a head's `d2t` is no map into the vocabulary: draft token i is the target's i + d2t[i], in rising order, and
-    `t2d`, where the head has it, is true there and nowhere else. None where it fits, or there is none.
+def misfit(weights: Mapping[str, Tensor], vocabulary: int | None = None) -> str | None:
+    """Why a head's `d2t` is no map into the vocabulary (its number of tokens, where that is known): draft token i is
+    the target's i + d2t[i], in rising order, and `t2d`, where the head has it, is true there and nowhere else. None
+    where it fits, or there is none.
     """
     d2t, t2d = weights.get("d2t"), weights.get("t2d")
     if d2t is None:
         return None
+    if t2d is not None and vocabulary is not None and len(t2d) != vocabulary:
+        return f"t2d is of {len(t2d)} tokens, and the target's vocabulary has {vocabulary}"
     ids = (torch.arange(len(d2t)) + d2t.detach().to("cpu", torch.int64)).tolist()
-    size = max(ids, default=0) + 1 if t2d is None else len(t2d)
+    size = vocabulary or (max(ids, default=0) + 1 if t2d is None else len(t2d))
     for i, token in enumerate(ids):
         if not 0 <= token < size:
             return f"d2t makes draft token {i} the target's {token}, which its vocabulary has not"

@@ -24,6 +24,8 @@ import pytest
 if TYPE_CHECKING:
     import psutil
 
+pytest_plugins = ["passed_tests"]
+
 ENVIRONMENT = {
     "HF_HUB_OFFLINE": "1",
     "TOKENIZERS_PARALLELISM": "false",

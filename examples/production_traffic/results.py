@@ -27,8 +27,9 @@ def phases(plan: Plan) -> list[range]:
 def summarize(plan: Plan, arms: Mapping[str, Sequence[Burst]]) -> dict[str, Any]:
     """Numbers of a finished run.
 
-    `requests_to_recover`: requests of a phase until tokens per step beyond the first one were back at 90 % of what the
-    last bursts of the phase had; None where that was never so.
+    `requests_to_recover`: requests of a phase until tokens per step beyond the first one were at 90 % of what the last
+    bursts of the phase had; `requests_to_first`: of what the last bursts of the first phase had, whose topic may be an
+    easier one. None where that was never so.
     """
     out: dict[str, Any] = {"arms": {}, "phases": [{"domain": d, "bursts": n} for d, n in plan.phases]}
     for name, bursts in arms.items():
@@ -37,17 +38,15 @@ def summarize(plan: Plan, arms: Mapping[str, Sequence[Burst]]) -> dict[str, Any]
             inside = [bursts[i] for i in part]
             last = inside[-CONVERGED:]
             converged = statistics.fmean(b.length for b in last)
-            goal = 1 + RECOVERED * (converged - 1)
-            back = next((b for b in inside if b.length >= goal), None)
+            first = rows[0]["acceptance_length"] if rows else converged
             rows.append(
                 {
                     "tokens_per_second": sum(b.tokens for b in inside) / sum(b.seconds for b in inside),
                     "tokens_per_second_at_end": sum(b.tokens for b in last) / sum(b.seconds for b in last),
                     "acceptance_length_first": inside[0].length,
                     "acceptance_length": converged,
-                    "requests_to_recover": None
-                    if back is None or converged <= 1
-                    else back.requests - (inside[0].requests - plan.burst),
+                    "requests_to_recover": _requests_until(converged, inside, plan),
+                    "requests_to_first": _requests_until(first, inside, plan),
                     "failed": sum(b.failed for b in inside),
                     "altered": sum(_altered(arms["none"][i], bursts[i]) for i in part) if "none" in arms else None,
                     "versions": len({b.version for b in inside} - {0}),
@@ -64,29 +63,48 @@ def summarize(plan: Plan, arms: Mapping[str, Sequence[Burst]]) -> dict[str, Any]
     return out
 
 
+def _requests_until(length: float, phase: Sequence[Burst], plan: Plan) -> int | None:
+    """Requests of a phase until 90 % of an acceptance length, counted from its first token on."""
+    back = next((b for b in phase if b.length >= 1 + RECOVERED * (length - 1)), None)
+    return None if back is None or length <= 1 else back.requests - (phase[0].requests - plan.burst)
+
+
 def _altered(reference: Burst, other: Burst) -> int:
     """Requests whose greedy answer is not that of the server without speculation."""
     return sum(a != b for a, b in zip(reference.answers, other.answers, strict=True))
 
 
 def rows(plan: Plan, summary: Mapping[str, Any]) -> list[tuple[str, ...]]:
-    """A line per arm and phase: arm, domain, tokens/s at the end, acceptance length at its start and end, recovery."""
+    """A line per arm and phase: arm, domain, tokens/s at the end, acceptance length at its start and end, requests to
+    recover what the phase ended with, and what the first phase ended with.
+    """
     out: list[tuple[str, ...]] = []
     for name, found in summary["arms"].items():
         for (domain, _), row in zip(plan.phases, found, strict=True):
-            back = row["requests_to_recover"]
+            back, first = (row.get(f"requests_to_{what}") for what in ("recover", "first"))
             out.append(
                 (
                     NAMES[name], domain, f"{row['tokens_per_second']:.0f}", f"{row['tokens_per_second_at_end']:.0f}",
                     f"{row['acceptance_length_first']:.2f}", f"{row['acceptance_length']:.2f}",
-                    "–" if name == "none" or back is None else str(back), str(row["failed"]),
+                    *("–" if name == "none" or n is None else str(n) for n in (back, first)), str(row["failed"]),
                     "–" if row["altered"] is None else str(row["altered"]),
                 )
             )  # fmt: skip
     return out
 
 
-HEAD = ("server", "traffic", "tokens/s", "(end)", "tokens/step", "(end)", "recovery", "failed", "altered")
+HEAD = (
+    "server",
+    "traffic",
+    "tokens/s",
+    "(end)",
+    "tokens/step",
+    "(end)",
+    "recovery",
+    "of the first",
+    "failed",
+    "altered",
+)
 """`(end)`: of a phase's last bursts; the acceptance length before it is that of the first burst."""
 
 

@@ -140,7 +140,7 @@ def _specialists(args: Any, config: RollspecConfig, path: str, name: str) -> dic
 
 
 def _check(args: Any, path: str, name: str) -> None:
-    """That the draft model at `path` fits the target, by the two config.json files."""
+    """That the draft model at `path` fits the target, by the two config.json files and the head's vocabulary map."""
     mine, target = _read(path), _read(str(args.model))
     if mine is None:
         if Path(path).is_dir():
@@ -161,12 +161,33 @@ def _check(args: Any, path: str, name: str) -> None:
         layers, depth = mine.get("eagle_aux_hidden_state_layer_ids") or [], target.get("num_hidden_layers")
         if depth and any(not 0 <= int(i) <= depth for i in layers):
             raise _UnfitError(f"{path} reads the target's layers {layers}, and {args.model} has {depth}")
+        from drafter_online.architecture import without_room
+        from drafter_online.vocabulary import misfit
+
+        if why := without_room(target):
+            raise _UnfitError(f"{args.model} {why}")
+        if why := misfit(_vocabulary_map(Path(path)), target.get("vocab_size")):
+            raise _UnfitError(f"the vocabulary map of {path} does not fit ({why})")
     for what, have, want in pairs:
         if have is not None and want is not None and have != want:
             why = f", and {NO_MAPPING}" if name == "draft_model" else ""
             raise _UnfitError(
                 f"the {what} of {path} is {have} and that of {args.model} is {want}{why}; give a drafter made for it"
             )
+
+
+def _vocabulary_map(folder: Path) -> dict[str, Any]:
+    """A head's tensors `d2t` and `t2d`, of those that it has; none where its files cannot be read, as vLLM will say."""
+    from safetensors import SafetensorError, safe_open
+
+    found: dict[str, Any] = {}
+    try:
+        for file in folder.glob("*.safetensors"):
+            with safe_open(file, framework="pt") as f:
+                found |= {name: f.get_tensor(name) for name in ("d2t", "t2d") if name in f.keys()}  # noqa: SIM118
+    except (OSError, SafetensorError):
+        return {}
+    return found
 
 
 def _kind(config: dict[str, Any]) -> str:

@@ -7,19 +7,14 @@ file, so that the mark of a stale one stands beside the number. Links are writte
 
 from __future__ import annotations
 
-import json
-import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from pathlib import Path
-from statistics import median
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from benchmarks.harness import step_ms
-from benchmarks.stale import RESULTS, ROOT
+from benchmarks.stale import RESULTS
 from scripts.generate.cells import (
     both,
     count_of,
-    joined,
     listed,
     median_of,
     name_of,
@@ -31,46 +26,21 @@ from scripts.generate.cells import (
     table_of,
     time_of,
 )  # fmt: skip
+from scripts.generate.headline import (
+    CONTROLS,
+    DEMO,
+    EARLIER,
+    IF_MACHINE,
+    Row,
+    epochs,
+    headline,
+    load,
+    minutes,
+    size,
+)  # fmt: skip
 
-DEMO = "demo-0.32"
-OTHERS = ("sixteen", "again", "epochs", "pairs", "float32", "slower", "earlier", "reversed", "four", "xeon")
-EARLIER = tuple(f"{DEMO}-{n}" for n in OTHERS)
-CONTROLS = {"control": "the demo's policy", "control-smollm2": "SmolLM2-135M"}
-PEERS = {"peers-demo": "the demo's policy", "peers": "SmolLM2-135M"}
 PROMPTS = ("fresh", "repeated")
 GOAL = "2 %"  # of the null control: `GOAL` of benchmarks/control.py
-Row = tuple[str, ...]
-
-
-def load(name: str, root: Path = ROOT) -> Any:
-    """A result; None where there is none."""
-    path = root / RESULTS / f"{name}.json"
-    return json.loads(path.read_bytes()) if path.is_file() else None
-
-
-def headline() -> str:
-    """The table of README.md and of docs/index.md: what is faster, what is not, and the null control."""
-    rows: list[Row] = []
-    if demo := load(DEMO):
-        rows += _demo_rows(demo)
-    if others := {name: other for name in EARLIER if (other := load(name))}:
-        rows.append(_other_pairs(others))
-    for name, what in CONTROLS.items():
-        if found := load(name):
-            label = f"**null control**: nothing drafted (K = 0), {what}, batch {' / '.join(found['on_over_off'])}"
-            rows.append((label, *joined(map(speed_of, found["on_over_off"].values())), f"`{name}.json`"))
-    if found := load("head"):
-        rows += _head_rows(found)
-    for name, what in PEERS.items():
-        if peers := load(name):
-            rows += _peer_rows(name, what, peers)
-    if tail := load("long_tail"):
-        whole = tail["summary"]["head_and_suffix_over_suffix"]["all"]["sums"]
-        label = "draft head trained while the job runs, over suffix drafts alone: generation, the whole of one job"
-        rows.append((label, f"{whole:.2f}x", "one job", "`long_tail.json`"))
-    note = f"`make demo`: {_size(demo)}, {_minutes(demo)} minutes for both. " if demo else ""
-    names = [name for row in rows for name in re.findall(r"`([^`]+)\.json`", row[-1])]
-    return f"{table_of(('', 'with / without', '95 %', 'file'), rows)}\n\n{note}{_machines(names)}"
 
 
 def demo() -> str:
@@ -83,18 +53,18 @@ def demo() -> str:
     rows: list[tuple[str, Callable[[Any], str]]] = [
         ("generation, from the second epoch on", lambda d: both(ratio_of(d["comparison"]["later"]))),
         ("the same, per token", lambda d: both(ratio_of(d["comparison"]["later_tokens_per_second"]))),
-        ("generation, epoch by epoch", lambda d: " / ".join(f"{r['value']:.2f}x" for r in _epochs(d))),
+        ("generation, epoch by epoch", lambda d: " / ".join(f"{r['value']:.2f}x" for r in epochs(d))),
         ("whole training step, all epochs", lambda d: both(ratio_of(d["comparison"]["step"]))),
         ("the phases without rollouts", newer("other_phases")),
-        ("generation relative to these phases, from the second epoch on", newer("relative")),
+        (f"generation relative to these phases, from the second epoch on ({IF_MACHINE})", newer("relative")),
         ("generation's share of a step, without", lambda d: f"{100 * d['baseline']['gen_share']:.0f} %"),
         ("acceptance length; rate",
          lambda d: f"{d['run']['accept_length']:.2f}; {100 * d['run']['accept_rate']:.0f} %"),
         ("reward, with - without", lambda d: _difference(d["comparison"]["reward"], ".3f")),
         ("response length, with - without", lambda d: _difference(d["comparison"]["length"], ".1f")),
         ("modelled, against the same engine without drafts", _modelled),
-        ("job", _size),
-        ("both runs together", lambda d: f"{_minutes(d)} minutes"),
+        ("job", size),
+        ("both runs together", lambda d: f"{minutes(d)} minutes"),
         ("measured on", lambda d: origin_of(d)),
     ]  # fmt: skip
     table = [(label, *(of(d) for d in found.values())) for label, of in rows]
@@ -109,7 +79,8 @@ def control() -> str:
         if (found := load(name))
         for batch, r in found["on_over_off"].items()
     ]
-    columns = ("model", "batch", "a step without", "speed, K = 0 / without", "95 %", "pairs", "measured on", "file")
+    columns = ("model", "batch", "a step without", "speed, K = 0 / without", "95 % interval", "pairs", "measured on",
+               "file")  # fmt: skip
     return table_of(columns, rows)
 
 
@@ -136,24 +107,20 @@ def control_times() -> str:
 
 def repeats() -> str:
     """How far two trainings of one job are apart without rollspec, and without and with it, by number format."""
-    return "; in float32, ".join(filter(None, map(_repeated, ("repeats", "repeats-float32"))))
+    rows = [row for name in ("repeats", "repeats-float32") if (found := load(name)) for row in _repeated(name, found)]
+    columns = ("mean difference of two runs, with - without", "both without rollspec", "without and with rollspec",
+               "mean shift with it", "chance gives at most", "file")  # fmt: skip
+    note = "*Chance gives at most*: the bound of the mean shift, 97.5 %, two-sided, from the pairs without rollspec."
+    return f"{table_of(columns, rows)}\n\n{note}"
 
 
-def _repeated(name: str) -> str:
-    if (found := load(name)) is None:
-        return ""
-    steps = len(found["groups"][0][0])
-    parts = [
-        f"{count_of(len(found['length'][side]))} {'pair' if len(found['length'][side]) == 1 else 'pairs'} of runs "
-        f"{what} differ by {listed(found['length'][side], '+.1f')} tokens and by "
-        f"{listed(found['reward'][side], '+.3f')} of reward"
-        for side, what in (("without", "both without rollspec"), ("with", "without and with it"))
-        if found["length"][side]
-    ]
-    for label, form, unit in (("length", ".1f", " tokens"), ("reward", ".3f", " of reward")):
-        if "shift" in (r := found[label]):
-            parts.append(f"the mean shift with it is {r['shift']:+{form}}{unit}, chance gives ±{r['bound']:{form}}")
-    return f"{'; '.join(parts)} (runs of {steps} steps; `{RESULTS}/{name}.json`)"
+def _repeated(name: str, found: Any) -> Iterator[Row]:
+    steps, dtype = len(found["groups"][0][0]), "float32" if name.endswith("float32") else "bfloat16"
+    for label, what, form in (("length", "tokens a response", ".1f"), ("reward", "reward", ".3f")):
+        r = found[label]
+        pairs = [", ".join(f"{d:+{form}}" for d in r[side]) or "-" for side in ("without", "with")]
+        shift = (f"{r['shift']:+{form}}", f"±{r['bound']:{form}}") if "shift" in r else ("-", "-")
+        yield f"{what}, {dtype}, runs of {steps} steps", *pairs, *shift, f"`{RESULTS}/{name}.json`"
 
 
 def lengths() -> str:
@@ -162,8 +129,8 @@ def lengths() -> str:
     for name in ("lengths", "lengths-again"):
         if (found := load(name)) is not None:
             parts = [
-                f"in {dtype} by {d['tokens']:+.2f} ± {d['error']:.2f} tokens of {r['mean']['none']:.0f} "
-                f"(z = {d['z']:+.1f}, {d['responses']:,} responses each)"
+                f"in {dtype} by {d['tokens']:+.2f} tokens of {r['mean']['none']:.0f} "
+                f"(standard error {d['error']:.2f}, z = {d['z']:+.1f}, {d['responses']:,} responses each)"
                 for dtype, r in found["dtypes"].items()
                 for d in [r["later_epochs"]]
             ]
@@ -193,8 +160,45 @@ def head() -> str:
         table_of(columns, rows)
         + f"\n\n`{RESULTS}/head.json`, {on}: {name_of(found['model'])}, {name_of(found['head'])}, "
         f"{found['samples_per_prompt']} {'sample' if found['samples_per_prompt'] == 1 else 'samples'} of each prompt "
-        f"({name_of(found['prompts'])}), {pairs}, {_seeds(found)}. " + control_line()
+        f"({name_of(found['prompts'])}), {pairs}, {_seeds(found)}. In brackets: the interval, under six pairs no more "
+        "than their range. Each ratio is the median of its own pairs, of turns that ran close in time, so *over none* "
+        "and *over suffix drafts* need not divide. " + control_line()
     )
+
+
+def calibration() -> str:
+    """Predicted over accepted draft tokens of the arms of `head`, by batch, and by who drafted."""
+    found = load("head")
+    by_batch: dict[str, list[float]] = {}
+    by_source: dict[str, list[float]] = {}
+    for batch, kinds in found["batches"].items():
+        for kind in PROMPTS:
+            for arm in kinds[kind].values():
+                for source, c in arm.get("calibration", {}).items():
+                    if c["ratio"] is not None:
+                        ratios, key = (by_batch, f"batch {batch}") if source == "all" else (by_source, f"`{source}`")
+                        ratios.setdefault(key, []).append(c["ratio"])
+    said = [
+        ", ".join(f"{min(v):.2f} to {max(v):.2f} {word} {key}" for key, v in ratios.items())
+        for word, ratios in (("at", by_batch), ("of", by_source))
+    ]
+    return f"{said[0]}; by who drafted {said[1]} (`{RESULTS}/head.json`)"
+
+
+def harm() -> str:
+    """Nothing to gain on a real model: time over that without rollspec, and over the null control."""
+    found = load("harm-smollm2")
+    rows = []
+    for batch, scenarios in found["batches"].items():
+        for r in scenarios.values():
+            ratios = [r[name] for name in ("rollspec_over_none", "control_over_none", "rollspec_over_control")]
+            cells = [f"{x['median']:.3f} ({x['low']:.3f}-{x['high']:.3f})" for x in ratios]
+            rows.append((batch, *cells, str(ratios[0]["n"])))
+    columns = ("batch", "time over none", "null control (K = 0) over none", "over the null control", "rounds")
+    missing = "" if "64" in found["batches"] else " Batch 64 was not run on this model."
+    goal = f"Goal at most {next(r['goal'] for scenarios in found['batches'].values() for r in scenarios.values()):.3f}."
+    at = f"`{RESULTS}/harm-smollm2.json`, {origin_of(found)}."
+    return f"{table_of(columns, rows)}\n\n{goal}{missing} {at}"
 
 
 def _seeds(found: Any) -> str:
@@ -296,87 +300,12 @@ def replicas() -> str:
 
 BLOCKS: dict[str, Callable[[], str]] = {
     "headline": headline, "demo": demo, "control": control, "head": head, "propose": propose, "tuner": tuner,
-    "audit-power": audit_power, "control-line": control_line,
+    "audit-power": audit_power, "control-line": control_line, "repeats": repeats, "harm": harm,
 }  # fmt: skip
 INLINE: dict[str, Callable[[], str]] = {
-    "control-cost": control_cost, "control-times": control_times, "repeats": repeats, "peers-demo": peers_demo,
-    "replicas": replicas, "lengths": lengths,
+    "control-cost": control_cost, "control-times": control_times, "peers-demo": peers_demo,
+    "replicas": replicas, "lengths": lengths, "calibration": calibration,
 }  # fmt: skip
-
-
-def _demo_rows(d: Any) -> Iterator[Row]:
-    c, at = d["comparison"], f"`{DEMO}.json`"
-    share = [100 * d[side]["gen_share"] for side in ("run", "baseline")]
-    value, interval = ratio_of(c["later"])
-    yield f"`make demo`: generation, {_later(d)}", f"**{value}**", interval, at
-    yield "the same, in tokens per second", *ratio_of(c["later_tokens_per_second"]), at
-    if relative := c.get("relative"):
-        yield "the same, relative to the phases without rollouts (machines change their speed)", *ratio_of(relative), at
-    of = f"generation is {min(share):.0f} to {max(share):.0f} % of it"
-    yield f"the whole training step, all epochs ({of})", *ratio_of(c["step"]), at
-
-
-def _other_pairs(found: Mapping[str, Any]) -> Row:
-    """The range of the demo's other pairs of runs; each is on the page of benchmarks."""
-    names = ("later", "later_tokens_per_second", "step")
-    values = [[d["comparison"][name]["value"] for d in found.values()] for name in names]
-    pairs = f"{count_of(len(found))} other {'pair' if len(found) == 1 else 'pairs'} of runs"
-    label = (
-        f"generation, tokens per second and step in {pairs}, of other commits and settings: median (lowest to highest)"
-    )
-    ranges = " / ".join(f"{median(v):.2f}x ({min(v):.2f}-{max(v):.2f})" for v in values)
-    return label, ranges, "-", "[each of them](docs/benchmarks.md#the-demo)"
-
-
-def _head_rows(d: Any) -> Iterator[Row]:
-    """Of new prompts; the same prompts again are on the page."""
-    batches = " / ".join(d["batches"])
-    found = [kinds["fresh"]["head"] for kinds in d["batches"].values() if "head" in kinds["fresh"]]
-    for of, name in (("no drafts", "speedup_over_none"), ("suffix drafts alone", "speedup_over_suffix")):
-        if found and all(arm[name] for arm in found):
-            label = f"draft head and suffix drafts over {of}, SmolLM2-135M, new prompts, batch {batches}"
-            yield label, *joined(median_of(arm[name]) for arm in found), "`head.json`"
-
-
-def _peer_rows(result: str, what: str, d: Any) -> Iterator[Row]:
-    workloads = d["summary"]["workloads"]
-    arms = [workloads[w]["arms"] for w in ("fresh", "epochs") if "rollspec" in workloads.get(w, {}).get("arms", ())]
-    if len(arms) == 2:
-        label = f"suffix drafts, {what}, new prompts / from the second epoch on"
-        yield label, *joined(median_of(a["rollspec"]["speedup"]) for a in arms), f"`{result}.json`"
-
-
-def _machines(names: Sequence[str]) -> str:
-    """Which file is of which machine, in a sentence."""
-    at: dict[str, list[str]] = {}
-    for name in dict.fromkeys(names):
-        at.setdefault(origin_of(load(name)).split(", 20")[0], []).append(name)
-    if len(at) == 1:
-        return f"All on {next(iter(at))}."
-    return "; ".join(f"{', '.join(files)}: {machine}" for machine, files in at.items()) + "."
-
-
-def _later(d: Any) -> str:
-    last = len(_epochs(d))
-    return f"epochs 2 to {last}" if last > 2 else "epoch 2"
-
-
-def _epochs(d: Any) -> list[Any]:
-    return [r for _, r in sorted(d["comparison"]["by_epoch"].items(), key=lambda item: int(item[0]))]
-
-
-def _size(d: Any) -> str:
-    s, steps = d["provenance"]["rollspec"]["settings"], d["comparison"]["steps"]
-    timed = d["comparison"].get("timed", steps)
-    first = "" if timed == steps else "; ratios leave out the first step"
-    return (
-        f"verl GRPO, 16 M-parameter policy in {s['dtype']}, {s['train_prompts']} prompts of {s['n']} samples, {steps} "
-        f"steps over {d['run']['epochs']} epochs, one run with and one without{first}"
-    )
-
-
-def _minutes(d: Any) -> str:
-    return f"{sum(run['wall_seconds'] for run in d['provenance'].values()) / 60:.0f}"
 
 
 def _modelled(d: Any) -> str:

@@ -12,6 +12,7 @@ from benchmarks import peer_page
 from benchmarks.peer_table import summarise
 from benchmarks.stale import RESULTS, ROOT
 from scripts.generate import numbers, results
+from scripts.generate.headline import load
 
 FILE = ROOT / "docs" / "peers.md"
 
@@ -26,7 +27,8 @@ def there() -> dict[str, Any]:
 
 def render() -> str:
     """The page, which says what is stale as the others do; as it is where the history is not all here."""
-    text, stale = peer_page.render(there()), results.found()
+    control = load("control-smollm2") or {"on_over_off": ()}
+    text, stale = peer_page.render(there(), tuple(control["on_over_off"])), results.found()
     text = text.replace("\n## ", f"\n{numbers.control_line()}\n\n## ", 1)  # beside every ratio, before the first
     if stale is None:
         return FILE.read_text("utf-8") if FILE.is_file() else text

@@ -2,12 +2,13 @@
 
     @pytest.mark.supports("verl", "colocate_async", "drafts", "policy versions")
 
-The marks are read from the tests' text; nothing is run.
+and has passed: `pytest --record` keeps in `tests/passed.json` when it did last. Nothing is run here.
 """
 
 from __future__ import annotations
 
 import ast
+import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +17,7 @@ ROOT = Path(__file__).resolve().parents[2]
 BEGIN, END = "<!-- support: python -m scripts.generate -->", "<!-- end of support -->"
 MARK = "supports"
 NOT_RUN = "not run"
+PASSED = ROOT / "tests" / "passed.json"
 
 COLUMNS = ("drafts", "draft head", "policy versions", "metrics", "resume")
 
@@ -23,8 +25,11 @@ ROWS = (
     ("verl", "sync"),
     ("verl", "colocate_async"),
     ("verl", "separate_async"),
+    ("verl", "separate_async, enable_switch"),
     ("verl", "fully_async recipe"),
+    ("verl", "tools (agent loop)"),
     ("TRL", "colocate"),
+    ("TRL", "colocate, tools"),
     ("TRL", "server"),
     ("OpenRLHF", "its vLLM actors; an actor stands in for its trainer"),
     ("OpenRLHF", "its trainer"),
@@ -55,6 +60,7 @@ def marks(text: str, file: str) -> Iterator[Mark]:
     Raises:
         ValueError: a mark of no row or column of the table.
     """
+    slow = "pytestmark" in text and "pytest.mark.slow" in text.partition("pytestmark")[2].partition("\n\n")[0]
     for node in ast.walk(ast.parse(text)):
         if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             continue
@@ -67,7 +73,7 @@ def marks(text: str, file: str) -> Iterator[Mark]:
                 raise ValueError(
                     f"{file}: {node.name} supports {trainer}, {mode}, {columns}; rows are {ROWS}, columns {COLUMNS}"
                 )
-            yield Mark(node.name, (trainer, mode), tuple(columns), "pytest.mark.slow" in names)
+            yield Mark(node.name, (trainer, mode), tuple(columns), slow or "pytest.mark.slow" in names)
 
 
 def version(trainer: str) -> str:
@@ -81,14 +87,16 @@ def version(trainer: str) -> str:
 
 
 def table(numbered: bool = False) -> str:
-    """Rows of `ROWS`. Of several tests a cell names one that `make test` runs, if there is one.
+    """Rows of `ROWS`. Of several tests that passed a cell names one that `make test` runs, if there is one.
 
     `numbered`: cells are numbers, and the tests' names are a list below.
     """
+    passed: dict[str, dict[str, str]] = json.loads(PASSED.read_text(encoding="utf-8"))
     found = [
         mark
         for path in sorted((ROOT / "tests").rglob("test_*.py"))
         for mark in marks(path.read_text(encoding="utf-8"), path.name)
+        if mark.test in passed
     ]
     lines = [f"| trainer | mode | {' | '.join(COLUMNS)} |", "|---|---|" + "---|" * len(COLUMNS)]
     named: dict[str, int] = {}
@@ -97,7 +105,7 @@ def table(numbered: bool = False) -> str:
         for column in COLUMNS:
             ours = sorted((m for m in found if m.row == row and column in m.columns), key=lambda m: m.slow)
             when = " *(by hand)*" if row[0] in ELSEWHERE else " *(slow)*" if ours and ours[0].slow else ""
-            name = f"`{ours[0].test}`{when}" if ours else NOT_RUN
+            name = f"`{ours[0].test}`{when}, {passed[ours[0].test]['date']}" if ours else NOT_RUN
             cells.append(f"({named.setdefault(name, len(named) + 1)})" if numbered and ours else name)
         lines.append(f"| {row[0]} {version(row[0])} | {row[1]} | {' | '.join(cells)} |")
     if numbered:

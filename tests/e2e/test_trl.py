@@ -73,7 +73,7 @@ def test_grpo_with_trl(run_bounded: Callable[..., Any], model: Path, tmp_path: P
         assert row["rollspec/rollout/tokens"] == pytest.approx(row["completions/mean_length"] * 16)
         assert 0 < row["rollspec/rollout/generation_share"] <= 1
     first, second = steps[:2], steps[2:]
-    assert all(r["rollspec/accept/accepted"] > 0 for r in second)
+    assert min(r["rollspec/accept/length"] for r in second) > 1.2
     assert sum(r["rollspec/accept/length"] for r in second) > sum(r["rollspec/accept/length"] for r in first)
     assert "rollspec:" not in text.replace("rollspec: the engine speculates", ""), "nothing to complain about"
 
@@ -118,8 +118,9 @@ def test_a_head_is_trained_beside_a_trl_job_and_resumes(
     assert head["version"] >= number and head["training"]["error"] is None, head
 
 
+@pytest.mark.supports("TRL", "colocate, tools", "drafts", "policy versions", "metrics")
 @pytest.mark.slow  # `test_verl_tools.py` is its sibling
-def test_rollouts_with_tools(run_bounded: Callable[..., Any], tmp_path: Path) -> None:
+def test_tools_in_trls_own_loop(run_bounded: Callable[..., Any], tmp_path: Path) -> None:
     """TRL's own tool loop. What a tool says is context: what is kept, rewarded and drafted is what the policy sampled,
     turn by turn, under the first prompts; engine and trainer agree about it.
     """

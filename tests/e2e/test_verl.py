@@ -6,7 +6,6 @@ A job takes 170 CPU-seconds before its first step, so each asserts as much as ca
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import json
 import os
@@ -21,7 +20,7 @@ from typing import Any
 import psutil
 import pytest
 import young_head
-from running_job import running
+from running_job import metrics_of, running
 
 from drafter_online.versions import Versions
 from examples.demo.job import Job, JobSettings, build_job, prepare_assets
@@ -68,10 +67,6 @@ def make(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Job]:
     return build
 
 
-def rows(job: Job) -> list[dict[str, Any]]:
-    return [json.loads(line)["data"] for line in (job.folder / "metrics.jsonl").read_text().splitlines()]
-
-
 @pytest.mark.supports("verl", "sync", "drafts", "policy versions", "metrics")
 def test_grpo_reports_and_accepts_until_its_engine_is_killed(make: Callable[..., Job], tmp_path: Path) -> None:
     """Two epochs, the second drafted from the first under the same noise, engine and trainer agree. Then the engine is
@@ -79,7 +74,7 @@ def test_grpo_reports_and_accepts_until_its_engine_is_killed(make: Callable[...,
     the job itself must end and leave nothing.
     """
     loggers = "trainer.logger=[console,file,wandb,tensorboard]"
-    job = make(tmp_path / "job", loggers, epochs=50, preset="coupled_reuse", overrides=NOTED)
+    job = make(tmp_path / "job", loggers, epochs=50, dtype="float32", preset="coupled_reuse", overrides=NOTED)
     with running(job) as started:
         metrics = job.folder / "metrics.jsonl"
         # Two epochs of two steps. What is written is in rows: the last may still be on its way.
@@ -99,12 +94,12 @@ def test_grpo_reports_and_accepts_until_its_engine_is_killed(make: Callable[...,
         started.wait_for(lambda: not started.family.alive(strays=True), 60)
         assert not [name for name in names if (Path("/dev/shm") / name).exists()]
 
-    steps = rows(job)[:4]
+    steps = metrics_of(job)[:4]
     for row in steps:
         assert row["rollspec/rollout/speculating"] == 1.0
         assert row["rollspec/guard/faults"] == 0
-        assert row["rollspec/health/logprob_corr"] > 0.99
-        assert row["training/rollout_actor_probs_pearson_corr"] > 0.99
+        assert row["rollspec/health/logprob_corr"] > 0.999
+        assert row["training/rollout_actor_probs_pearson_corr"] > 0.999
         assert row["rollspec/history/rewarded"] == 32
         assert row["rollspec/rollout/tokens"] == pytest.approx(row["response_length/mean"] * 32, rel=0.005)
         assert 0 < row["rollout/spec_accept_rate"] <= 1 <= row["rollout/spec_accept_length"]
@@ -113,7 +108,7 @@ def test_grpo_reports_and_accepts_until_its_engine_is_killed(make: Callable[...,
     first, second = steps[:2], steps[2:]
     assert sum(r["rollspec/accept/length"] for r in second) > sum(r["rollspec/accept/length"] for r in first)
     for row in second:
-        assert row["rollspec/reuse/share"] > 0
+        assert row["rollspec/accept/length"] > 1.2 and row["rollspec/reuse/share"] > 0
         assert row["rollspec/health/epoch_overlap"] > row["rollspec/health/epoch_overlap_chance"]
         assert row["rollspec/health/warnings/overlap"] == 1.0
     assert "noise is kept over epochs (reuse.mode = replay)" in text and "reuse.mode = replay does that" in text
@@ -146,7 +141,7 @@ def ppo(make: Callable[..., Job], folder: Path, speculate: bool, **size: Any) ->
     ]
     job = dataclasses.replace(job, command=(*job.command, *critic))
     run_job(job, timeout=800, stall=600)
-    steps = rows(job)
+    steps = metrics_of(job)
     assert len(steps) == 2 and "critic/vf_loss" in steps[0]
     assert ("rollspec/accept/rate" in steps[1]) is speculate
     assert steps[1]["rollspec/health/logprob_corr"] > 0.99
@@ -185,7 +180,7 @@ def test_long_tail_trains_while_a_replica_idles_swaps_and_resumes(make: Callable
     job = make(tmp_path / "first", checkpoints, "trainer.save_freq=3", preset="long_tail", overrides=YOUNG_HEAD,
                replicas=2, steps=3)  # fmt: skip
     run_job(job, timeout=840, stall=600)  # two engines and two trainers start on the same cores
-    steps = rows(job)
+    steps = metrics_of(job)
     assert len(steps) == 3
     for row in steps:
         assert row["rollspec/guard/faults"] == 0 and row["rollspec/health/logprob_corr"] > 0.99
@@ -212,51 +207,21 @@ def test_long_tail_trains_while_a_replica_idles_swaps_and_resumes(make: Callable
                  replicas=2)  # fmt: skip
     again = dataclasses.replace(again, total_steps=2)
     run_job(again, timeout=600, stall=600)
-    row, last = rows(again)
+    row, last = metrics_of(again)
     assert row["rollspec/guard/faults"] == last["rollspec/guard/faults"] == 0
     kept = steps[-1]["rollspec/history/prompts"]
     assert row["rollspec/history/prompts"] >= kept, "the checkpoint's history was not loaded"
     assert last["rollspec/drafter/version"] >= number, "the checkpoint's drafter was not taken"
 
 
-@pytest.mark.slow  # `test_service_state.py` kills a daemon before every rename of its copy
-@pytest.mark.timeout(1600)
-def test_a_job_killed_while_it_saves_resumes_from_the_checkpoint_before(
-    make: Callable[..., Job], tmp_path: Path
-) -> None:
-    """Driver, engines and trainer are killed at once between rollspec's part of a checkpoint and the end of verl's."""
-    folder = tmp_path / "checkpoints"
-    latest = folder / "latest_checkpointed_iteration.txt"
-    more = (f"trainer.default_local_dir={folder}", "trainer.save_freq=1")
-    kind = {"preset": "long_tail", "overrides": (*YOUNG_HEAD, "drafter.mode=dedicated")}
-    job = make(tmp_path / "first", *more, **kind, epochs=50)
-    with running(job) as started:
-        started.wait_for(latest.exists, 800)
-        started.wait_for((folder / "global_step_2" / "rollspec").exists, 300, every=0.002)
-        for pid in started.family.alive(strays=True):
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-    assert latest.read_text() == "1", "it was not killed within the save"
-    before = rows(job)[0]
-    again = make(tmp_path / "second", *more, "trainer.resume_mode=auto", "trainer.total_training_steps=2", **kind)
-    run_job(dataclasses.replace(again, total_steps=1), timeout=700, stall=600)
-    (row,) = rows(again)
-    assert row["training/global_step"] == 2 and row["rollspec/guard/faults"] == 0
-    assert row["rollspec/history/prompts"] >= before["rollspec/history/prompts"], "the history was not loaded"
-    assert row["rollspec/health/logprob_corr"] > 0.99
-    saved = [Versions(folder / f"global_step_{n}" / "rollspec" / "drafter" / "versions") for n in (1, 2)]
-    assert latest.read_text() == "2" and all(saved[0].numbers()[-1] <= n for n in saved[1].numbers()[-1:])
-    for store in saved:
-        assert all(store.load(n).tensors for n in store.numbers()), "a version is whole or not there"
-
-
+@pytest.mark.modes
 @pytest.mark.slow  # `test_verl_teacher.py` and `test_service_ray.py` are its shorter siblings
 @pytest.mark.timeout(1200)
 def test_the_policys_training_pass_teaches_the_head(make: Callable[..., Job], tmp_path: Path) -> None:
     """The trainer has its samples from the log-prob pass; the engine records none and serves what it publishes."""
     job = make(tmp_path / "job", preset="long_tail", overrides=("drafter.mode=policy", *YOUNG_HEAD), steps=4)
     run_job(job, timeout=900, stall=600)
-    steps = rows(job)
+    steps = metrics_of(job)
     assert len(steps) == 4
     for row in steps:
         assert row["rollspec/guard/faults"] == 0 and row["rollspec/health/logprob_corr"] > 0.99
@@ -275,7 +240,7 @@ def test_lossy_reuse_says_so_and_keeps_to_the_present_policys_log_probs(
     """The second epoch starts from the first one's responses; engine and trainer agree about every token of them."""
     job = make(tmp_path / "lossy", preset="spec_rl", train_prompts=8, max_response_length=96)
     run_job(job, timeout=800, stall=600)
-    first, second = rows(job)
+    first, second = metrics_of(job)
     for row in (first, second):
         assert row["rollspec/reuse/lossy"] == (row is second) and row["rollspec/reuse/bias"] == 0.5
         assert row["rollspec/guard/faults"] == 0

@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 import young_head
+from marked_weights import band
 
 from drafter_online.versions import Versions
 from examples.demo.job import JobSettings, build_job, prepare_assets
@@ -81,7 +82,6 @@ FULLY = (
     "ray_kwargs.ray_init.num_cpus=48",
     "ray_kwargs.ray_init.num_gpus=2",
 )
-EVERYWHERE = {"VERL_USE_EXTERNAL_MODULES": "rollspec_verl_cpu,rollspec_verl"}
 
 BOTH = "proposal.drafters=[suffix,eagle3]"
 HEAD, RESUMED_HEAD = (BOTH, *young_head.OVERRIDES), (BOTH, *young_head.RESUMED_OVERRIDES)
@@ -103,9 +103,11 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., tuple[list[di
         program: str = "verl.trainer.main_ppo",
         replicas: int = 1,
         done: int = 0,
+        marked: bool = False,
     ) -> tuple[list[dict[str, Any]], list[History], list[dict[str, Any]]]:
         """Metrics of each step, what each engine kept, and what verl noted. `more`: settings of rollspec. `done`: steps
-        of the checkpoint that it resumes from.
+        of the checkpoint that it resumes from. `marked`: engines get weights that say by each token which version
+        they are.
         """
         kept = folder / "history"
         # All that was said is kept; how much is drafted depends on no clock.
@@ -119,7 +121,8 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., tuple[list[di
         settings = dataclasses.replace(SETTINGS, steps=steps, epochs=steps // 2 + 1)
         job = build_job(settings, assets, folder, speculate=True, preset="coupled_reuse", overrides=overrides)
         command = [program if part == "verl.trainer.main_ppo" else part for part in job.command]
-        environment = job.environment | (EVERYWHERE if program == RECIPE else {})
+        modules = [*(["rollspec_verl_cpu", "rollspec_verl"] if program == RECIPE else []), *["marked_weights"] * marked]
+        environment = job.environment | {"VERL_USE_EXTERNAL_MODULES": ",".join(modules), "PYTHONPATH": str(SUPPORT)}
         job = dataclasses.replace(job, command=(*command, *mode), environment=environment, total_steps=steps - done)
         folder.mkdir(parents=True, exist_ok=True)
         run_job(job, timeout=540, stall=400)
@@ -178,6 +181,33 @@ def check_history(histories: list[History], noted: list[dict[str, Any]]) -> None
     # The file of the last sync may come too late for the job's end, so that the last step's are not in it.
     assert not Counter(lost) - late, "lost, or of other policy versions than verl noted"
     assert set(responses) >= set(trained)
+
+
+MARKED = {
+    "sync": ((), "verl.trainer.main_ppo"),
+    "colocate_async": (COLOCATED, "verl.trainer.main_ppo"),
+    # So few at a time that rollouts take longer than training, and run when new weights come.
+    "separate_async": ((*SEPARATE, ALONE, f"{ROLLOUT}.max_num_seqs=2"), "verl.trainer.main_ppo"),
+    "fully_async": (FULLY, RECIPE),
+}
+
+
+@pytest.mark.slow  # `test_every_token_is_of_the_version_whose_weights_said_it` of the engine is its sibling
+@pytest.mark.parametrize("mode", MARKED)
+def test_every_token_is_of_the_version_whose_weights_said_it(run: Any, tmp_path: Path, mode: str) -> None:
+    """By a mark in the weights, whatever the trainer notes; the policy that is trained stays without."""
+    more, program = MARKED[mode]
+    rows, histories, _ = run(tmp_path / "job", *more, program=program, marked=True)
+    assert not any(row.get("rollspec/guard/faults") for row in rows)
+    wrong, seen, responses, spanning = [], set(), 0, 0
+    for prompt, entry in chain(*histories):
+        for r in entry.responses:
+            versions, tokens = r.versions().tolist(), r.tokens.tolist()
+            wrong += [(prompt, i, v) for i, (t, v) in enumerate(zip(tokens, versions, strict=True)) if t not in band(v)]
+            responses, spanning, seen = responses + 1, spanning + (len(set(versions)) > 1), seen | set(versions)
+    assert not wrong, f"{len(wrong)} tokens are of another version: {wrong[:5]}"
+    assert responses >= PROMPTS * N * (STEPS - 1) and len(seen) >= STEPS - 1, (responses, seen)
+    assert spanning > 0 or mode == "sync", "no response was aborted and went on"
 
 
 def _begins(whole: list[int], part: list[int]) -> bool:
@@ -240,7 +270,7 @@ def trained_and_resumed(run: Any, tmp_path: Path, *mode: str, head: str) -> dict
     return total
 
 
-@pytest.mark.supports("verl", "separate_async", "draft head")
+@pytest.mark.supports("verl", "separate_async, enable_switch", "drafts", "draft head", "policy versions", "metrics")
 @pytest.mark.slow  # `test_drafter_idle.py` and `test_verl_replica.py` are its shorter siblings
 def test_a_device_that_is_lent_to_rollouts_and_returned(run: Any, tmp_path: Path) -> None:
     """verl's `enable_switch`: the replica on the trainer's device joins the rollouts, and sleeps while the policy is
@@ -274,6 +304,9 @@ def test_fully_async_recipe(run: Any, tmp_path: Path) -> None:
     assert sum(row.get("rollspec/history/rewarded", 0) for row in ours) >= PROMPTS * N * (STEPS - 1)
     later = [row["rollspec/accept/length"] for row in ours[STEPS // 2 :] if row["rollspec/rollout/tokens"] > 0]
     assert later and min(later) > 1.2
+    assert sum(row["rollspec/policy/spanning"] for row in ours) > 0, "no response was aborted and went on"
+    # What the first policy says is trained by it or by one that has moved little.
+    assert ours[0]["rollspec/health/logprob_corr"] > 0.999
     check_history(histories, noted)
     total = young_head.totals(ours, "captured", "sent", "train_steps", "passes")
     assert min(total.values()) > 0, total

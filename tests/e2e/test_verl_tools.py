@@ -18,7 +18,8 @@ pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(1700)]
 PROMPTS, N = 8, 4
 
 
-def test_rollouts_with_tools(tmp_path: Path) -> None:
+@pytest.mark.supports("verl", "tools (agent loop)", "drafts", "policy versions", "metrics")
+def test_tools_in_verls_agent_loop(tmp_path: Path) -> None:
     """Two epochs. Later turns are drafted like first ones; what is kept and rewarded is what the policy sampled, turn
     by turn, under the first prompts; engine and trainer agree about it.
     """

@@ -62,28 +62,14 @@ def moved(model: str | Path, folder: Path, scale: float) -> Path:
     return folder
 
 
-BAND = 4
-"""Tokens that a marked model can say."""
-
-
-def marked(model: str | Path, folder: Path, mark: int) -> Path:
-    """The same untied model with weights that say only the tokens of `band(mark)`, each as often, whatever came before:
-    one dimension of every embedding is so large that it is all that the LM head sees.
-    """
+def with_mark(model: str | Path, folder: Path, mark: int) -> Path:
+    """The same untied model with weights that say only the tokens of `marked_weights.band(mark)`."""
     import torch
+    from marked_weights import marked
     from transformers import AutoModelForCausalLM
 
     other = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
     assert not other.config.tie_word_embeddings
-    with torch.no_grad():
-        other.model.embed_tokens.weight[:, 0] = 1000.0
-        other.model.norm.weight[0] = 1.0
-        other.lm_head.weight[:, 0] = 0.0
-        other.lm_head.weight[band(mark), 0] = 8.0
+    other.load_state_dict({name: marked(name, tensor, mark) for name, tensor in other.state_dict().items()})
     other.save_pretrained(folder)
     return folder
-
-
-def band(mark: int) -> list[int]:
-    """What a model with this mark says."""
-    return list(range(20 + BAND * mark, 20 + BAND * (mark + 1)))

@@ -49,14 +49,19 @@ class Process:
             self.process.wait()
 
 
-class Server(Process):
-    """A small server of `policy`: what the command `vllm serve` runs."""
+VLLM = ("-m", "vllm.entrypoints.cli.main", "serve")
+TRL = (str(Path(sys.executable).with_name("trl")), "vllm-serve", "--model")
+"""What starts a server; the model comes next."""
 
-    def __init__(self, model: Path, *options: str, **env: str) -> None:
+
+class Server(Process):
+    """A small server of `policy`: what the command `vllm serve` runs, or `trl vllm-serve`."""
+
+    def __init__(self, model: Path, *options: str, program: tuple[str, ...] = VLLM, **env: str) -> None:
         port = free_port()
         self.url = f"http://127.0.0.1:{port}"
         command = [
-            sys.executable, "-m", "vllm.entrypoints.cli.main", "serve", str(model), "--host", "127.0.0.1",
+            sys.executable, *program, str(model), "--host", "127.0.0.1",
             "--port", str(port), "--dtype", "float32", "--enforce-eager", "--max-model-len", str(MAX_LEN),
             "--max-num-seqs", "16", "--kv-cache-memory-bytes", str(KV_BYTES), "--no-enable-prefix-caching",
             "--served-model-name", "policy", *options,

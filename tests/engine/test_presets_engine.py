@@ -10,6 +10,7 @@ import pytest
 from engines import build, call, close, generate
 from heads import random_head
 
+from drafter_online.train_cli import saved_buffer
 from rollspec.config import resolve
 from rollspec.proposal.base import prompt_key
 
@@ -62,11 +63,22 @@ def test_a_preset_runs_as_it_is(
         # Aurora and online distillation learn where the engine rejected a token; the others do not.
         rejected = stats["drafter_levels"].get("loss/rejected")
         assert (rejected is not None and rejected > 0) if name in ("aurora", "osd") else rejected is None, stats
-        if name == "aurora":  # Aurora trains beside the engine
+        if name in ("aurora", "respec"):  # they train beside the engine, also while the policy is updated
             assert training["mode"] == "dedicated" and training["sent"] > 0, training
+            call(llm, "updating", on=True)
+            time.sleep(1)
+            before = call(llm, "info")["drafter"]["training"]["steps"]
+            end = time.monotonic() + 60
+            while call(llm, "info")["drafter"]["training"]["steps"] == before:
+                assert time.monotonic() < end, "nothing is trained while the policy is updated"
+                time.sleep(0.5)
+        call(llm, "save", dir=str(tmp_path / "saved" / "replica_0"))
     finally:
         close(llm)
-    # In the trainer, another process; see `test_rewards_weight_the_loss_where_they_are_asked_to`.
+    # The trainer, another process, has the rewards; what it does with them is tested by
+    # `test_rewards_weight_the_loss_where_they_are_asked_to`.
+    rewards = {s.reward for s in saved_buffer(next((tmp_path / "saved").rglob("drafter/buffer")))}
+    assert {0.0, 1.0, 2.0} & rewards, rewards
     assert (resolve(name, env={}).drafter_training.get("reward_beta", 0.0) > 0) == (name == "respec")
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import young_head
 from engines import KV_BYTES, MAX_LEN, build, close
-from served import Server
+from served import TRL, Server
 
 pytestmark = pytest.mark.engine
 
@@ -71,17 +71,14 @@ def test_a_program_needs_nothing_but_the_switch(
 # --------------------------------------------------------------------------------------------------------
 
 
-TRL = (
-    "--logprobs-mode", "processed_logprobs", "--max-logprobs", "-1",
-    "--weight-transfer-config", '{"backend": "nccl"}', "--worker-extension-cls", "gloo_transfer.Worker",
-)  # fmt: skip
-"""The settings that TRL's servers have; Gloo stands in for NCCL."""
+GLOO = ("--worker-extension-cls", "gloo_transfer.Worker")
+"""It stands in for NCCL."""
 
 
 @pytest.fixture(scope="module")
 def serving(model: Path) -> Iterator[Server]:
-    """`vllm serve` with the settings that TRL's servers have."""
-    server = Server(model, *TRL, ROLLSPEC="default", VLLM_LOGGING_LEVEL="INFO", PYTHONPATH=here())
+    """`vllm serve` as `trl vllm-serve` starts it."""
+    server = Server(model, *GLOO, program=TRL, ROLLSPEC="default", VLLM_LOGGING_LEVEL="INFO", PYTHONPATH=here())
     try:
         server.wait()
         yield server
@@ -161,12 +158,45 @@ def test_serve_stop_strings_logprobs_and_seeds(
     assert len({answer.choices[0].text for answer in seeded}) == 1
 
 
+def test_serve_guides_json(client: Any, prompts: list[list[int]]) -> None:
+    """A number is JSON, and all the JSON that the tests' tokens can say. Drafted from the second request on."""
+    schema = {"type": "integer", "minimum": 100, "maximum": 999999}
+    kwargs = {"model": "policy", "max_tokens": MAX_TOKENS, "extra_body": {"structured_outputs": {"json": schema}}}
+    greedy = [client.completions.create(prompt=prompts, temperature=0.0, **kwargs).choices for _ in range(2)]
+    assert [c.text for c in greedy[0]] == [c.text for c in greedy[1]]
+    sampled = client.completions.create(prompt=prompts, temperature=1.0, n=4, **kwargs).choices
+    for choice in (*greedy[0], *sampled):
+        assert choice.finish_reason == "stop" and 100 <= json.loads(choice.text) <= 999999, choice
+
+
+def test_serve_ends_what_its_client_gives_up(
+    server: str, client: Any, prompts: list[list[int]], reference: list[Any]
+) -> None:
+    def aborted() -> float:
+        return counted(server, "vllm:request_success_total", 'finished_reason="abort"')
+
+    before = aborted()
+    for prompt in prompts:
+        kwargs = {"model": "policy", "temperature": 1.0, "max_tokens": 200, "extra_body": {"ignore_eos": True}}
+        with client.completions.create(prompt=prompt, stream=True, **kwargs) as stream:
+            next(iter(stream))
+    assert until(lambda: aborted() == before + len(prompts)), "it was not aborted"
+    assert until(lambda: counted(server, "vllm:num_requests_running") == 0), "it still runs"
+    after = client.completions.create(prompt=prompts, model="policy", temperature=0.0, max_tokens=MAX_TOKENS)
+    assert [c.text for c in after.choices] == [r.text for r in reference]
+
+
 def generated(server: str) -> float:
     """Tokens that came out of the engine so far, those past a stop string, too."""
+    return counted(server, "vllm:generation_tokens_total")
+
+
+def counted(server: str, name: str, label: str = "") -> float:
+    """One of the server's metrics, over all that has the label."""
     import requests
 
     lines = requests.get(f"{server}/metrics", timeout=10).text.splitlines()
-    return sum(float(line.split()[-1]) for line in lines if line.startswith("vllm:generation_tokens_total"))
+    return sum(float(line.split()[-1]) for line in lines if line.startswith(f"{name}{{") and label in line)
 
 
 def until(condition: Callable[[], bool], seconds: float = 30) -> bool:
@@ -256,7 +286,7 @@ def test_a_server_trains_its_head_while_the_trainer_computes(
     from rollspec_trl.engines import Server as Asked
 
     config = json.dumps({"rollspec": {"preset": "long_tail", **young_head.SETTINGS, **young_head.VERIFIED}})
-    server = Server(model, *TRL, "--additional-config", config, PYTHONPATH=here())
+    server = Server(model, *GLOO, "--additional-config", config, program=TRL, PYTHONPATH=here())
     try:
         server.wait()
         steps = trl_job(run_bounded, server.url, model, tmp_path)["steps"]

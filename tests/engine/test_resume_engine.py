@@ -14,7 +14,8 @@ from typing import Any
 
 import pytest
 from engines import CACHING, bridge, build, call, close, metric
-from models import band, marked, moved
+from marked_weights import band
+from models import moved, with_mark
 from switching import COUPLED, QUIET, any_arm
 
 pytestmark = pytest.mark.engine
@@ -152,7 +153,7 @@ def test_every_token_is_of_the_version_whose_weights_said_it(
     model: Path, prompts: list[list[int]], tmp_path: Path
 ) -> None:
     """By a mark in the weights, not by what this test noted. Drafts of versions before are all rejected."""
-    weights = [marked(model, tmp_path / str(mark), mark) for mark in range(SYNCS + 1)]
+    weights = [with_mark(model, tmp_path / str(mark), mark) for mark in range(SYNCS + 1)]
     tight: dict[str, Any] = CACHING | {"max_num_seqs": 16, "max_num_batched_tokens": 256}
     llm = build(model, {"preset": "default"}, **tight)
     try:

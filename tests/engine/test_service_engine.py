@@ -6,13 +6,14 @@ import json
 import signal
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from served import Process, Server
 
+from drafter_online.versions import Versions
 from examples.production_traffic.servers import free_port
 
 pytest.importorskip("speculators")
@@ -29,38 +30,55 @@ def started() -> Iterator[list[Process]]:
         p.end()
 
 
-def test_a_daemon_learns_from_a_server_and_the_server_outlives_it(
-    model: Path, prompts: list[list[int]], started: list[Process], tmp_path: Path
-) -> None:
-    import requests
+class Daemon(Process):
+    """A trainer that learns quickly, and the settings of servers that learn from it."""
+
+    def __init__(self, model: Path, folder: Path) -> None:
+        from drafter_online import head as heads
+
+        self.head = heads.save(heads.fresh(model), folder / "head")
+        self.endpoint, self.page = f"ipc://{folder}/wire", f"http://127.0.0.1:{free_port()}"
+        command = [
+            sys.executable, "-m", "drafter_online.cli", "serve", "--target", str(model), "--head", str(self.head),
+            "--dir", str(folder / "daemon"), "--endpoint", self.endpoint, "--port", self.page.rpartition(":")[2],
+        ]  # fmt: skip
+        command += ["--option", "publish_every=40", "--option", "dtype=float32", "--nice", "0"]
+        super().__init__([*command, "--set", "learning_rate=3e-3", "--set", "batch_tokens=512"])
+
+    def server(self, model: Path, **more: Any) -> Server:
+        options = {
+            "preset": "serve",
+            "drafter.endpoint": self.endpoint,
+            "drafter.capture.share": 1.0,
+            "proposal.drafters": ["eagle3"],
+            "proposal.head.k_max": 3,
+            "proposal.head.model": str(self.head),
+            "proposal.head.canary_drafts": 16,
+            "proposal.budget.rule": "fixed",
+            "tuning.strategy": "static",
+            "tuning.guard.enabled": False,
+            **more,
+        }
+        return Server(model, "--additional-config", json.dumps({"rollspec": options}))
+
+    def status(self) -> dict[str, Any]:
+        import requests
+
+        return dict(requests.get(f"{self.page}/status", timeout=10).json())
+
+    def engines(self) -> int:
+        import requests
+
+        try:
+            return len(self.status()["engines"])
+        except requests.RequestException:
+            return 0
+
+
+def asking(server: Server, prompts: list[list[int]]) -> Callable[..., list[str]]:
+    """Greedy answers to the prompts; keywords are rollspec's settings of the request."""
     from openai import OpenAI
 
-    from drafter_online import head as heads
-
-    head = heads.save(heads.fresh(model), tmp_path / "head")
-    endpoint, page = f"ipc://{tmp_path}/wire", f"http://127.0.0.1:{free_port()}"
-    command = [
-        sys.executable, "-m", "drafter_online.cli", "serve", "--target", str(model), "--head", str(head),
-        "--dir", str(tmp_path / "daemon"), "--endpoint", endpoint, "--port", page.rpartition(":")[2],
-    ]  # fmt: skip
-    command += ["--option", "publish_every=40", "--option", "dtype=float32", "--nice", "0"]
-    daemon = Process([*command, "--set", "learning_rate=3e-3", "--set", "batch_tokens=512"])
-    started.append(daemon)
-    options = {
-        "preset": "serve",
-        "drafter.endpoint": endpoint,
-        "drafter.capture.share": 1.0,
-        "proposal.drafters": ["eagle3"],
-        "proposal.head.k_max": 3,
-        "proposal.head.model": str(head),
-        "proposal.head.canary_drafts": 16,
-        "proposal.budget.rule": "fixed",
-        "tuning.strategy": "static",
-        "tuning.guard.enabled": False,
-    }
-    server = Server(model, "--additional-config", json.dumps({"rollspec": options}))
-    started.append(server)
-    server.wait()
     client = OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=60)
 
     def ask(**metadata: Any) -> list[str]:
@@ -70,16 +88,19 @@ def test_a_daemon_learns_from_a_server_and_the_server_outlives_it(
         )
         return [c.text for c in answer.choices]
 
-    def status() -> dict[str, Any]:
-        return dict(requests.get(f"{page}/status", timeout=10).json())
+    return ask
 
-    def connected() -> bool:
-        try:
-            return len(status()["engines"]) == 1
-        except requests.RequestException:
-            return False
 
-    daemon.wait_for(connected, 60)
+def test_a_daemon_learns_from_a_server_and_the_server_outlives_it(
+    model: Path, prompts: list[list[int]], started: list[Process], tmp_path: Path
+) -> None:
+    daemon = Daemon(model, tmp_path)
+    started.append(daemon)
+    server = daemon.server(model)
+    started.append(server)
+    server.wait()
+    ask, status = asking(server, prompts), daemon.status
+    daemon.wait_for(lambda: daemon.engines() == 1, 60)
     # Private requests are served, and nothing of them comes.
     first = ask(domain="secret", private=True)
     time.sleep(1.5)
@@ -100,3 +121,47 @@ def test_a_daemon_learns_from_a_server_and_the_server_outlives_it(
     while time.monotonic() - begin < 4:
         assert ask() == first
     assert server.process.poll() is None and "Traceback" not in server.said()
+
+
+@pytest.mark.slow  # `test_canary.py` and `test_service.py` decide about versions among engines that are stand-ins
+def test_of_two_servers_one_tries_a_version_and_one_that_comes_late_follows(
+    model: Path, prompts: list[list[int]], started: list[Process], tmp_path: Path
+) -> None:
+    """One head for both: what the first one's canary promoted runs in the second, which was never asked to try it."""
+    import requests
+
+    daemon = Daemon(model, tmp_path)
+    started.append(daemon)
+    first = daemon.server(model)
+    started.append(first)
+    first.wait()
+    ask = asking(first, prompts)
+    said = ask()
+
+    def runs(server: Server) -> dict[str, Any]:
+        answer = requests.post(
+            f"{server.url}/collective_rpc", json={"method": "rollspec", "args": ["info", {}]}, timeout=30
+        )
+        return dict(answer.json()["results"][0]["drafter"])
+
+    def until(condition: Callable[[], Any], seconds: float, *asks: Callable[..., list[str]]) -> None:
+        end = time.monotonic() + seconds
+        while not condition():
+            assert time.monotonic() < end, json.dumps(daemon.status())[:3000]
+            for each in asks or (ask,):
+                assert each() == said, "greedy answers do not depend on the drafter"
+
+    until(lambda: runs(first)["version"], 180)
+    late = daemon.server(model)
+    started.append(late)
+    late.wait()
+    both = (ask, asking(late, prompts))
+    # It begins with what runs elsewhere, and follows it from then on.
+    begun = runs(first)["version"]
+    until(lambda: runs(late)["version"] >= begun, 120, *both)
+    until(lambda: runs(first)["version"] == runs(late)["version"] > begun, 240, *both)
+    running = daemon.status()["versions"]["running"]
+    assert len(running) == 2 and 0 not in running.values(), running
+    promoted = [e.version for e in Versions(tmp_path / "daemon" / "versions").events() if e.verdict == "promoted"]
+    assert len(promoted) == len(set(promoted)) > 1, "a version is judged once"
+    assert runs(late)["version"] in promoted, "what nobody tried runs in the second"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
@@ -12,6 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from examples.demo.job import Job
 from examples.demo.processes import MARKER, Family
@@ -32,6 +34,15 @@ class RunningJob:
             assert time.monotonic() < end, f"not within {seconds} s"
             self.family.look()
             time.sleep(every)
+
+
+def metrics_of(job: Job) -> list[dict[str, Any]]:
+    """Of each step that has ended; the last line may still be on its way."""
+    try:
+        text = (job.folder / "metrics.jsonl").read_text()
+    except FileNotFoundError:
+        return []
+    return [json.loads(line)["data"] for line in text[: text.rfind("\n") + 1].splitlines()]
 
 
 @contextmanager

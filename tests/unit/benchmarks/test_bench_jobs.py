@@ -190,7 +190,7 @@ def test_jobs_of_the_reuse_benchmark_differ_in_rollspec_alone(tmp_path: Path, mo
     manifest = tmp_path / "m.json"
     manifest.write_text("{}")
     assets = drift.Assets("model", "train", "val", "reward", str(manifest))
-    monkeypatch.setattr(reuse, "prepare_assets", lambda *_: assets)
+    monkeypatch.setattr(jobs, "prepare_assets", lambda *_: assets)
     found = {arm: j for arm, _, j in reuse.jobs((3,), tuple(reuse.ARMS), tmp_path)}
     commands = {
         arm: [c for c in j.command if "experiment_name" not in c and "local_dir" not in c] for arm, j in found.items()
@@ -211,10 +211,10 @@ def test_the_reuse_benchmark_pools_finished_jobs_of_its_own_settings(
     manifest = tmp_path / "m.json"
     manifest.write_text("{}")
     assets = drift.Assets("model", "train", "val", "reward", str(manifest))
-    monkeypatch.setattr(reuse, "prepare_assets", lambda *_: assets)
+    monkeypatch.setattr(jobs, "prepare_assets", lambda *_: assets)
     for seed in (0, 1):
         for arm, _, made in reuse.jobs((seed,), ("none", "coupled"), tmp_path):
-            made.folder.mkdir(parents=True)
+            made.folder.mkdir(parents=True, exist_ok=True)
             same = made.settings_hash if (arm, seed) != ("coupled", 1) else "another"
             status = "finished" if (arm, seed) != ("none", 1) else "failed"
             (made.folder / "run.json").write_text(json.dumps({"settings_hash": same, "status": status}))
@@ -265,6 +265,18 @@ def test_long_tail_compares_steps_of_the_same_work() -> None:
 def test_long_tail_refuses_an_arm_it_does_not_know() -> None:
     done = CliRunner().invoke(bench_cli.command, ["long-tail", "--arms", "none"])
     assert isinstance(done.exception, RollspecError) and "--arms has 'none'" in str(done.exception)
+
+
+def test_of_a_batch_that_stays_the_distance_is_that_to_the_best_arm() -> None:
+    def run(*seconds: float) -> list[dict[str, Any]]:
+        return [{"seconds": s} for s in seconds]
+
+    runs = {"none": [run(4, 4)] * 3, "K=2": [run(2, 2)] * 3, "hedge": [run(3, 2.02)] * 3}
+    found = tuned.distance(runs)
+    assert found["best"] == "K=2" and found["hedge_over_best_later"]["median"] == pytest.approx(1.01)
+    assert found["verdict"] == "undecided" and found["verdict_later"] == "undecided", "three pairs"
+    assert tuned.distance({k: v * 2 for k, v in runs.items()})["verdict_later"] == "reached"
+    assert tuned.distances({"batches": {"4": found}}).row_count == 1
 
 
 def test_teachers_differ_in_where_samples_come_from() -> None:

@@ -73,4 +73,45 @@ def test_the_figure_has_every_arm_and_is_always_the_same() -> None:
     summary = peer_table.summarise(TURNS)["workloads"]["full"]
     drawn = peer_page.figure("full", summary)
     assert drawn == peer_page.figure("full", summary) and drawn.startswith("<svg")
-    assert all(f">{name}<" in drawn for name in ("rollspec", "das", "ngram K=2")) and ">none<" not in drawn
+    assert all(f">{name}<" in drawn for name in ("none", "rollspec", "das", "ngram K=2"))
+
+
+def test_the_figure_is_of_ratios_that_all_heats_have() -> None:
+    """Over rollspec's default; no speculation has no such ratio of its own, so it is the default's, inverted."""
+    arms = peer_page._beside(peer_table.summarise(TURNS)["workloads"]["epochs"]["arms"])
+    assert arms["das"]["median"] == pytest.approx(2.0 / 2.2) and arms["rollspec"]["median"] == 1.0
+    assert arms["none"]["median"] == pytest.approx(0.5)
+    drawn = peer_page.figure("epochs", peer_table.summarise(TURNS)["workloads"]["epochs"])
+    assert "times as fast as rollspec" in drawn and "as no speculation" not in drawn
+
+
+def test_goals_and_their_outcomes() -> None:
+    frozen = [turn(seed, "shift", none=4.0, rollspec=2.0, eagle3_K2=2.2, eagle3_K4=2.4) for seed in range(2)]
+    small = result() | {"summary": peer_table.summarise([*TURNS, *frozen])}
+    text = peer_page.render({"peers": small})
+    assert "| *shift*: at least 1.15x of the frozen head, `eagle3 K=2` | 1.100x (1.100-1.100) | 2 | missed, of" in text
+    assert "| *epochs*: at least 1.5x of no speculation | 2.000x (2.000-2.000) | 12 | reached |" in text
+    assert "| `ngram K=2` in *full* | 2 to 12 | missed |" in text  # `spec_rl` is lossy
+    assert "the null control was not run at that size" in text
+    assert "was not run at that size" not in peer_page.render({"peers": small}, ("4", "64"))
+    assert "at least 1.15x" not in peer_page.render({"peers-demo": small})
+
+
+def test_a_file_of_calls_with_other_cores_says_so() -> None:
+    trained = result() | {"summary": peer_table.summarise([*TURNS, turn(0, "fresh", none=4.0, rollspec=2.0, tlt=2.5)])}
+    assert "different core settings" not in peer_page.render({"peers": trained})  # an earlier result has no cores
+    for trainer_on, says in ((None, True), ("1", False)):
+        made = CLEAN | {"engines_on": [0, 1], "trainer_on": trainer_on}
+        text = peer_page.render({"peers": trained | {"provenance": made}})
+        assert ("ran under different core settings" in text) is says and ("although `tlt` trained" in text) is says
+
+
+def test_arms_that_ran_twice_stand_beside_each_other() -> None:
+    text = peer_page.render({"peers-demo": result(), "peers-rules": result()})
+    assert "Over rollspec's default in *epochs* and *full*:" in text
+    assert "| das | 0.91x / 0.80x | 0.91x / 0.80x |" in text
+    assert "ran [again](#the-demos-policy-four-arms-again)" in text
+    again = (
+        text.partition("Over rollspec's default in *epochs* and *full*:")[2].partition("\n\n|")[2].partition("\n\n")[0]
+    )
+    assert "| das |" in again and "| ngram K=2 |" not in again  # in one workload only

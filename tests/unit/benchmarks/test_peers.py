@@ -16,6 +16,7 @@ from benchmarks import (
     peer_load,
     peer_plan,
     peer_store,
+    peer_table,
     peers,
     two_policies,
 )
@@ -126,11 +127,36 @@ def test_no_two_turns_share_a_prompt() -> None:
             seen |= mine
 
 
-def test_a_workload_that_does_not_fit_is_one_sentence() -> None:
+def test_a_workload_that_does_not_fit_is_one_sentence(tmp_path: Path) -> None:
     with pytest.raises(RollspecError, match=r"shift needs prompts of two topics.*--prompts"):
         load(topics=1).check(1)
     with pytest.raises(RollspecError, match=r"--workloads epochs needs 400 different prompts for --seeds 100"):
         load(("epochs",)).check(100)
+    (tmp_path / "config.json").write_text('{"max_position_embeddings": 163}')
+    with pytest.raises(RollspecError, match=r"has a context of 163 tokens, and the longest prompt \(4\).* needs 164"):
+        load().check(1, str(tmp_path))
+    (tmp_path / "config.json").write_text('{"max_position_embeddings": 164}')
+    load().check(1, str(tmp_path))
+
+
+def test_a_layer_that_the_target_has_not_is_no_arm(tmp_path: Path) -> None:
+    assert "num_nextn_predict_layers" in peer_arms.chosen("mtp", []).left["mtp"]
+    (tmp_path / "config.json").write_text('{"num_nextn_predict_layers": 1}')
+    assert peer_arms.chosen("mtp", [], tmp_path).arms["mtp"].rollspec["proposal"]["drafters"] == ["mtp"]  # type: ignore[index]
+
+
+def test_the_best_length_of_a_sweep_is_named() -> None:
+    def arm(speed: float | None) -> dict[str, Any]:
+        return {"over_ours": None if speed is None else {"median": speed}, "speedup": {"median": 1.2}}
+
+    arms = {
+        "none": arm(None),
+        "rollspec": arm(None),
+        "ngram K=2": arm(0.7),
+        "ngram K=4": arm(0.8),
+        "eagle3 K=2": arm(1),
+    }
+    assert peer_table.swept(arms) == {"ngram": ("ngram K=4", ["ngram K=2", "ngram K=4"])}
 
 
 # ---- plan -----------------------------------------------------------------------------------------------------------
@@ -182,7 +208,7 @@ def test_what_is_done_is_not_planned_again() -> None:
 # ---- a run, with fakes ----------------------------------------------------------------------------------------------
 
 CLEAN = {"git": "c" * 40, "dirty": False, "load": [0], "time": "2026-01-01T00:00:00Z", "cpu": "x", "cores": 2,
-         "versions": {"vllm": "0"}}  # fmt: skip
+         "engines_on": [0], "trainer_on": "1", "OMP_NUM_THREADS": "1", "versions": {"vllm": "0"}}  # fmt: skip
 PACE = {"none": 2.0, "rollspec": 1.0, "das": 1.6, "seer": 1.5, "smartspec": 1.8, "ngram K=2": 2.5}
 
 

@@ -53,6 +53,10 @@ def test_recovery_is_counted_from_the_shift() -> None:
     summary = summarize(PLAN, {"none": none, "online": online, "frozen": frozen})
     assert [p["requests_to_recover"] for p in summary["arms"]["online"]] == [4, 6, 2]
     assert [p["requests_to_recover"] for p in summary["arms"]["none"]] == [None] * 3
+    # A topic that is harder to draft is recovered, and the first one's length is not there.
+    harder = summarize(PLAN, {"online": bursts([2.0] * 4 + [1.1, 1.4, 1.4, 1.4] + [2.0] * 2)})["arms"]["online"]
+    assert [p["requests_to_recover"] for p in harder] == [2, 4, 2]
+    assert [p["requests_to_first"] for p in harder] == [2, None, 2]
     assert summary["online_over_frozen"] == pytest.approx([1.5] * 3)
     assert summary["online_over_none"] == pytest.approx([1.875] * 3)
     assert len(rows(PLAN, summary)) == 9

@@ -11,7 +11,7 @@ from report_samples import rows, write_run
 
 from rollspec.telemetry.report import report_json
 from rollspec.telemetry.runs import load_run
-from scripts.generate import numbers
+from scripts.generate import headline, numbers
 
 BENCH = {
     "git": "c" * 40,
@@ -39,20 +39,23 @@ def results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
            "pass_over_step": None}  # fmt: skip
     kinds = {kind: {"none": {**arm, "acceptance_rate": None}, "head": arm} for kind in numbers.PROMPTS}
     found: dict[str, Any] = {
-        numbers.DEMO: demo,
+        headline.DEMO: demo,
         "control": {"provenance": BENCH, "on_over_off": {"4": RATIO}},
         "head": {"provenance": BENCH, "model": "/models/small", "head": "/heads/h", "prompts": "built in",
                  "samples_per_prompt": 1, "batches": {"1": {**kinds, "runs": {}}}},
     }  # fmt: skip
-    monkeypatch.setattr(numbers, "load", lambda name, *_: found.get(name))
+    for module in (numbers, headline):
+        monkeypatch.setattr(module, "load", lambda name, *_: found.get(name))
     return found
 
 
 def test_the_headline_has_a_file_in_every_row_and_the_null_control(results: dict[str, Any]) -> None:
     text = numbers.headline()
     table = [line for line in text.splitlines() if line.startswith("|")][2:]
-    assert len(table) == 6 and all(re.search(r"`[a-z0-9.-]+\.json` \|$", line) for line in table)
+    assert len(table) == 7 and all(re.search(r"`[a-z0-9.-]+\.json` \|$", line) for line in table)
     assert "| 1.25x | 1.00-1.56 | `control.json` |" in text  # of times 0.8 (0.64-1.00)
+    assert "|  | speed-up | 95 % interval; range under six pairs | file |" in text
+    assert "generation, epoch 1 (no past responses yet" in text and "two measurements" not in text
     assert "over no drafts, SmolLM2-135M, new prompts, batch 1 | 0.80x |" in text and "drafts alone" not in text
     assert "bfloat16, 32 prompts of 8 samples, 18 steps over 3 epochs" in text and "10 minutes for both" in text
     assert "demo-0.32: AMD EPYC, 2 cores; control, head: Intel Xeon, 2 cores." in text
@@ -96,3 +99,43 @@ def test_the_tuner_and_the_peers_of_the_demos_policy(results: dict[str, Any]) ->
     rows = [{"arm": "one head", "length": 2.0, "lengths": [1.9, 2.1]}]
     results["drafter-replicas"] = {"provenance": BENCH, "replicas": rows, "replicas_setting": {"steps": 240}}
     assert numbers.replicas().startswith("one head 2.00 (1.90 and 2.10) (240 micro-steps; `")
+
+
+def test_other_pairs_of_the_demo_have_a_row_for_each_ratio(results: dict[str, Any]) -> None:
+    for name in headline.EARLIER[:2]:
+        results[name] = results[headline.DEMO]
+    rows = [line for line in numbers.headline().splitlines() if "[each of them]" in line]
+    assert len(rows) == 3 and "generation in two other pairs of runs" in rows[0]
+    assert "in tokens per second" in rows[1] and "the whole training step" in rows[2]
+
+
+def test_the_head_stands_beside_the_other_benchmark_that_has_it(results: dict[str, Any]) -> None:
+    workload = {"arms": {"rollspec+head": {"over_ours": RATIO}}}
+    results["peers"] = {"provenance": BENCH, "summary": {"workloads": {"fresh": workload, "shift": workload}}}
+    row = next(line for line in numbers.headline().splitlines() if "not reconciled" in line)
+    assert "| 0.80x / 0.80x | 0.64-1.00 / 0.64-1.00 | `peers.json` |" in row
+
+
+def test_repeats_are_a_row_for_each_quantity(results: dict[str, Any]) -> None:
+    found = {"without": [1.5, -2.0], "with": [0.25], "shift": 0.25, "bound": 3.0}
+    results["repeats"] = {"groups": [[[{}] * 4, []]], "length": found, "reward": {"without": [], "with": []}}
+    text = numbers.repeats()
+    assert "| tokens a response, bfloat16, runs of 4 steps | +1.5, -2.0 | +0.2 | +0.2 | ±3.0 | `" in text
+    assert "| reward, bfloat16, runs of 4 steps | - | - | - | - | `" in text and "float32" not in text
+
+
+def test_calibration_is_a_range_by_batch_and_by_who_drafted(results: dict[str, Any]) -> None:
+    kinds = results["head"]["batches"]["1"]
+    kinds["fresh"]["head"] |= {"calibration": {"all": {"ratio": 0.9}, "eagle3": {"ratio": 1.1}, "x": {"ratio": None}}}
+    assert numbers.calibration().startswith("0.90 to 0.90 at batch 1; by who drafted 1.10 to 1.10 of `eagle3` (`")
+
+
+def test_harm_says_which_batch_is_missing(results: dict[str, Any]) -> None:
+    names = ("rollspec_over_none", "control_over_none", "rollspec_over_control")
+    found = {name: RATIO for name in names} | {"goal": 1 / 0.99}
+    results["harm-smollm2"] = {"provenance": BENCH, "batches": {"4": {"unpredictable": found}}}
+    text = numbers.harm()
+    assert "| 4 | 0.800 (0.640-1.000) | 0.800 (0.640-1.000) | 0.800 (0.640-1.000) | 5 |" in text
+    assert "Goal at most 1.010. Batch 64 was not run on this model." in text
+    results["harm-smollm2"]["batches"]["64"] = {"unpredictable": found}
+    assert "Batch 64 was not run" not in numbers.harm()

@@ -1,9 +1,12 @@
-"""The table of support: what a mark may say, and that the pages hold what the tests say."""
+"""The table of support: what a mark may say, that only what passed is named, and that the pages hold it."""
 
 from __future__ import annotations
 
 import ast
+import json
+from pathlib import Path
 
+import passed_tests
 import pytest
 
 from scripts.generate import support
@@ -32,10 +35,26 @@ def test_marks_are_read_from_the_text() -> None:
     }
 
 
+def test_a_module_of_slow_tests_is_slow() -> None:
+    text = TEXT.replace("import pytest\n", "import pytest\n\npytestmark = [pytest.mark.e2e, pytest.mark.slow]\n")
+    assert all(m.slow for m in support.marks(text, "x.py"))
+
+
 @pytest.mark.parametrize("args", ['"verl", "async", "drafts"', '"verl", "sync", "speed"', '"verl", "sync"'])
 def test_a_mark_outside_the_table_is_an_error(args: str) -> None:
     with pytest.raises(ValueError, match=r"x\.py: test_one supports verl"):
         list(support.marks(f"@pytest.mark.supports({args})\ndef test_one(): ...", "x.py"))
+
+
+def test_a_test_that_has_not_passed_is_not_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "passed.json"
+    ran = {"test_grpo_with_trl": {"passed"}, "test_colocate_async": {"passed", "failed"}, "test_other": {"skipped"}}
+    passed_tests.update(file, {"test_colocate_async": {"passed"}}, "1234abcd", "2026-01-02")
+    passed_tests.update(file, ran, "5678abcd", "2026-02-03")
+    assert json.loads(file.read_text()) == {"test_grpo_with_trl": {"date": "2026-02-03", "commit": "5678abcd"}}
+    monkeypatch.setattr(support, "PASSED", file)
+    assert set(support.table().split("`")[1::2]) == {"test_grpo_with_trl"}
+    assert "`test_grpo_with_trl`, 2026-02-03" in support.table()
 
 
 def test_pages_name_tests_that_are_there() -> None:

@@ -33,7 +33,9 @@ def test_the_closing_line_is_counted(tmp_path: Path, line: str, word: str, numbe
 def test_left_out_tests_are_counted_with_several_workers(tmp_path: Path) -> None:
     (tmp_path / "test_it.py").write_text("def test_one(): ...\ndef test_two(): ...\ndef test_three(): ...\n")
     (tmp_path / "conftest.py").write_text((SCRIPT.parents[1] / "tests/conftest.py").read_text())
-    (tmp_path / "pytest.ini").write_text("[pytest]\naddopts = -q\n")
+    (tmp_path / "pytest.ini").write_text(
+        f"[pytest]\naddopts = -q\npythonpath = {SCRIPT.parents[1] / 'tests/support'}\n"
+    )
     for workers in ([], ["-n", "2"]):
         command = [sys.executable, "-m", "pytest", "-k", "one", *workers, "-p", "no:cacheprovider", str(tmp_path)]
         done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)

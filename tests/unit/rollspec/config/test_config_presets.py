@@ -77,7 +77,7 @@ MEANS: dict[str, dict[str, object]] = {
     "respec": {
         "proposal.drafters": ["eagle3"],
         "proposal.budget.rule": "fixed",
-        "drafter.mode": "idle",
+        "drafter.mode": "dedicated",
         "drafter.training.recipe": "respec",
         "tuning.strategy": "respec",
         "tuning.arms": [0, 2, 4],

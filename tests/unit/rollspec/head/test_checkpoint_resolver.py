@@ -74,6 +74,32 @@ def test_what_does_not_fit_is_left_out_in_one_sentence(
     assert words in record.message and record.message.startswith("rollspec: the drafter 'eagle3' is left out because")
 
 
+@pytest.mark.parametrize(
+    ("d2t", "words"),
+    [([0, 0, 120], "draft token 2 the target's 122"), ([-1, 0, 0], "draft token 0 the target's -1"), ([0, 5, 90], "")],
+)
+def test_a_vocabulary_map_that_leads_out_of_the_vocabulary_is_found(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, d2t: list[int], words: str
+) -> None:
+    torch = pytest.importorskip("torch")
+    from safetensors.torch import save_file
+
+    (tmp_path / "head").mkdir()
+    save_file({"d2t": torch.tensor(d2t)}, tmp_path / "head" / "model.safetensors")
+    _, method = settle(tmp_path, {**HEAD, "draft_vocab_size": 3})
+    assert (method is None) == bool(words) and words in caplog.text
+    assert ("the vocabulary map of" in caplog.text) == bool(words)
+
+
+def test_a_target_with_recurrent_layers_gets_no_head(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    target = folder(tmp_path / "target", {**TARGET, "model_type": "x", "layer_types": ["linear_attention"] * 4})
+    config = RollspecConfig.load(
+        {"proposal.drafters": ["eagle3"], "proposal.head.model": folder(tmp_path / "head", HEAD)}, env={}
+    )
+    assert checkpoint_resolver.settle(like(ARGS, model=target), config)[1] is None
+    assert "has layers with a recurrent state (linear_attention)" in caplog.text
+
+
 def test_a_targets_own_mtp_layer_is_taken(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     target = folder(tmp_path / "target", {**TARGET, "num_nextn_predict_layers": 1})
     cases: list[tuple[dict[str, Any], str | None]] = [({}, "mtp"), ({"proposal.head.model": "x"}, None)]

@@ -1,0 +1,158 @@
+"""The table of README.md and of docs/index.md: what is faster, what is not, and the null control."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from benchmarks.stale import RESULTS, ROOT
+from scripts.generate.cells import count_of, joined, median_of, origin_of, ratio_of, speed_of, table_of
+
+DEMO = "demo-0.32"
+OTHERS = ("sixteen", "again", "epochs", "pairs", "float32", "slower", "earlier", "reversed", "four", "xeon")
+EARLIER = tuple(f"{DEMO}-{n}" for n in OTHERS)
+CONTROLS = {"control": "the demo's policy", "control-smollm2": "SmolLM2-135M"}
+PEERS = {"peers-demo": "the demo's policy", "peers": "SmolLM2-135M"}
+INTERVAL = "95 % interval; range under six pairs"
+PAIR = "Its intervals resample the steps of this one pair; pairs differ by more."
+MEDIANS = "Where a row is of several pairs, a ratio is their median, so two ratios need not divide into a third."
+IF_MACHINE = "right only if the machine, and not rollspec, changed their speed"
+NEW_PROMPTS = (
+    "\n\n**New prompts and epoch 1 of `make demo` are two measurements.** *New prompts*: turns of one warm engine, "
+    "which knows its costs and what it said to other prompts; only the turn is timed. Epoch 1: the start of a whole "
+    "job, which knows neither. How much each of these differences makes was not measured."
+)
+Row = tuple[str, ...]
+
+
+def load(name: str, root: Path = ROOT) -> Any:
+    """A result; None where there is none."""
+    path = root / RESULTS / f"{name}.json"
+    return json.loads(path.read_bytes()) if path.is_file() else None
+
+
+def headline() -> str:
+    """The table of README.md and of docs/index.md: what is faster, what is not, and the null control."""
+    rows: list[Row] = []
+    if demo := load(DEMO):
+        rows += _demo_rows(demo)
+    if others := {name: other for name in EARLIER if (other := load(name))}:
+        rows += _other_pairs(others)
+    for name, what in CONTROLS.items():
+        if found := load(name):
+            label = f"**null control**: nothing drafted (K = 0), {what}, batch {' / '.join(found['on_over_off'])}"
+            rows.append((label, *joined(map(speed_of, found["on_over_off"].values())), f"`{name}.json`"))
+    if found := load("head"):
+        rows += _head_rows(found)
+        rows += _head_again()
+    for name, what in PEERS.items():
+        if peers := load(name):
+            rows += _peer_rows(name, what, peers)
+    if tail := load("long_tail"):
+        whole = tail["summary"]["head_and_suffix_over_suffix"]["all"]["sums"]
+        label = "draft head trained while the job runs, over suffix drafts alone: generation, the whole of one job"
+        rows.append((label, f"{whole:.2f}x", "one job", "`long_tail.json`"))
+    note = f"`make demo`: {size(demo)}, {minutes(demo)} minutes for both. {PAIR} " if demo else ""
+    names = [name for row in rows for name in re.findall(r"`([^`]+)\.json`", row[-1])]
+    table = table_of(("", "speed-up", INTERVAL, "file"), rows)
+    return f"{table}\n\n{note}{MEDIANS} {_machines(names)}{NEW_PROMPTS if demo and load('peers-demo') else ''}"
+
+
+def _demo_rows(d: Any) -> Iterator[Row]:
+    c, at = d["comparison"], f"`{DEMO}.json`"
+    share = [100 * d[side]["gen_share"] for side in ("run", "baseline")]
+    value, interval = ratio_of(c["later"])
+    yield f"`make demo`: generation, {_later(d)}", f"**{value}**", interval, at
+    yield "the same, in tokens per second", *ratio_of(c["later_tokens_per_second"]), at
+    if relative := c.get("relative"):
+        yield f"the same, relative to the phases without rollouts ({IF_MACHINE})", *ratio_of(relative), at
+    first = "`make demo`: generation, epoch 1 (no past responses yet, and costs are still being learned)"
+    yield first, *ratio_of(epochs(d)[0]), at
+    of = f"generation is {min(share):.0f} to {max(share):.0f} % of it"
+    if (rest := c.get("other_phases")) and rest["high"] < 1:
+        why = "[why is not settled](docs/benchmarks.md#phases-without-rollouts)"
+        of += f"; the other phases were slower in the run with rollspec, {ratio_of(rest)[0]}, {why}"
+    yield f"`make demo`: the whole training step, all epochs ({of})", *ratio_of(c["step"]), at
+
+
+def _other_pairs(found: Mapping[str, Any]) -> Iterator[Row]:
+    """The range of the demo's other pairs of runs; each is on the page of benchmarks."""
+    pairs = f"{count_of(len(found))} other {'pair' if len(found) == 1 else 'pairs'} of runs"
+    for label, name in (
+        (f"generation in {pairs}, of other commits and settings: their median and range", "later"),
+        ("the same pairs, in tokens per second", "later_tokens_per_second"),
+        ("the same pairs, the whole training step", "step"),
+    ):
+        values = [d["comparison"][name]["value"] for d in found.values()]
+        lowest, highest = min(values), max(values)
+        at = "[each of them](docs/benchmarks.md#the-demo)"
+        yield label, f"{median(values):.2f}x", f"{lowest:.2f}-{highest:.2f}", at
+
+
+def _head_rows(d: Any) -> Iterator[Row]:
+    """Of new prompts; the same prompts again are on the page."""
+    batches = " / ".join(d["batches"])
+    found = [kinds["fresh"]["head"] for kinds in d["batches"].values() if "head" in kinds["fresh"]]
+    for of, name in (("no drafts", "speedup_over_none"), ("suffix drafts alone", "speedup_over_suffix")):
+        if found and all(arm[name] for arm in found):
+            label = f"draft head and suffix drafts over {of}, SmolLM2-135M, new prompts, batch {batches}"
+            yield label, *joined(median_of(arm[name]) for arm in found), "`head.json`"
+
+
+def _head_again() -> Iterator[Row]:
+    """A head beside suffix drafts in the other benchmark that has it."""
+    workloads = (load("peers") or {"summary": {"workloads": {}}})["summary"]["workloads"]
+    arms = [workloads.get(w, {}).get("arms", {}).get("rollspec+head") for w in ("fresh", "shift")]
+    if all(arms):
+        label = "the same in another benchmark, **not reconciled**: new prompts at batch 16 / after a shift of topic"
+        why = "[more](docs/benchmarks.md#a-real-language-model-side-by-side)"
+        cells = joined(median_of(arm["over_ours"]) for arm in arms if arm)
+        yield f"{label}, batch 1 to 8 ({why})", *cells, "`peers.json`"
+
+
+def _peer_rows(result: str, what: str, d: Any) -> Iterator[Row]:
+    workloads = d["summary"]["workloads"]
+    arms = [workloads[w]["arms"] for w in ("fresh", "epochs") if "rollspec" in workloads.get(w, {}).get("arms", ())]
+    if len(arms) == 2:
+        label = f"suffix drafts in turns of one warm engine, {what}: new prompts / from the second epoch on"
+        yield label, *joined(median_of(a["rollspec"]["speedup"]) for a in arms), f"`{result}.json`"
+
+
+def _machines(names: Sequence[str]) -> str:
+    """Which file is of which machine, in a sentence."""
+    at: dict[str, list[str]] = {}
+    for name in dict.fromkeys(names):
+        at.setdefault(origin_of(load(name)).split(", 20")[0], []).append(name)
+    if len(at) == 1:
+        return f"All on {next(iter(at))}."
+    return "; ".join(f"{', '.join(files)}: {machine}" for machine, files in at.items()) + "."
+
+
+def _later(d: Any) -> str:
+    last = len(epochs(d))
+    return f"epochs 2 to {last}" if last > 2 else "epoch 2"
+
+
+def epochs(d: Any) -> list[Any]:
+    """Ratios of the demo's generation, epoch by epoch."""
+    return [r for _, r in sorted(d["comparison"]["by_epoch"].items(), key=lambda item: int(item[0]))]
+
+
+def size(d: Any) -> str:
+    """The demo's job, in words."""
+    s, steps = d["provenance"]["rollspec"]["settings"], d["comparison"]["steps"]
+    timed = d["comparison"].get("timed", steps)
+    first = "" if timed == steps else "; ratios leave out the first step"
+    return (
+        f"verl GRPO, 16 M-parameter policy in {s['dtype']}, {s['train_prompts']} prompts of {s['n']} samples, {steps} "
+        f"steps over {d['run']['epochs']} epochs, one run with and one without{first}"
+    )
+
+
+def minutes(d: Any) -> str:
+    """Of both runs."""
+    return f"{sum(run['wall_seconds'] for run in d['provenance'].values()) / 60:.0f}"

@@ -1,0 +1,176 @@
+"""Whole verl jobs whose driver, engine or head's trainer is killed in the middle of a save, a swap and a weight sync:
+the job ends by its own error or goes on, and what resumes has the head of the last checkpoint.
+
+Processes halt at these points until the test has killed one of them (`tests/support/halting`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import torch
+import young_head
+from running_job import RunningJob, metrics_of, running
+
+from drafter_online.versions import Versions
+from examples.demo.job import Job, JobSettings, build_job, prepare_assets
+from examples.demo.runner import log_tail
+
+pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(2400)]
+
+SUPPORT = Path(__file__).parents[1] / "support"
+SETTINGS = JobSettings(
+    size="tiny", train_prompts=8, prompts_per_step=8, n=4, epochs=200, max_response_length=96, dtype="float32"
+)
+POINTS = ("save", "swap", "sync")
+TITLES = {"engine": "VLLM::", "trainer": "TrainerActor"}
+"""How their processes name themselves."""
+
+
+@dataclasses.dataclass
+class Halted:
+    """A job that runs, and the points that it can halt at."""
+
+    job: Job
+    run: RunningJob
+    points: Path
+
+    @property
+    def store(self) -> Versions:
+        """The head's versions in the newest checkpoint that is whole."""
+        return Versions(self.checkpoint / "rollspec" / "drafter" / "versions")
+
+    @property
+    def checkpoint(self) -> Path:
+        folder = self.points.parent / "checkpoints"
+        return folder / f"global_step_{(folder / 'latest_checkpointed_iteration.txt').read_text()}"
+
+    @property
+    def steps(self) -> list[dict[str, Any]]:
+        return metrics_of(self.job)
+
+    def until(self, condition: Callable[[], Any], seconds: float = 300, every: float = 0.2) -> None:
+        """Until it holds; the job must not end meanwhile."""
+
+        def holds() -> bool:
+            assert self.run.process.poll() is None, log_tail(self.run.log, lines=60, width=300)
+            try:
+                return bool(condition())
+            except FileNotFoundError:  # not written yet
+                return False
+
+        self.run.wait_for(holds, seconds, every)
+
+    def kill_at(self, point: str, who: str) -> None:
+        """One of the job's processes, when one of them has come to the point; the job goes on from there."""
+        at = self.points / point
+        at.with_suffix(".armed").touch()
+        self.until(at.with_suffix(".halted").exists, every=0.01)
+        for pid in [self.run.process.pid] if who == "driver" else titled(self.run, TITLES[who]):
+            os.kill(pid, signal.SIGKILL)
+        at.with_suffix(".on").touch()
+
+
+def titled(run: RunningJob, title: str) -> list[int]:
+    """Of the job's processes, those with the title; there is one at least."""
+    found = []
+    for pid in run.family.alive(strays=True):
+        try:
+            process = psutil.Process(pid)
+            if title in process.name() or title in " ".join(process.cmdline()):
+                found.append(pid)
+        except psutil.Error:  # it has just ended
+            continue
+    assert found, title
+    return found
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Callable[[str], Any]:
+    assets = prepare_assets(SETTINGS, tmp_path / "assets")
+    # Every version is promoted at once: four drafts of so young a head decide by chance.
+    overrides = (*young_head.RESUMED_OVERRIDES, "drafter.mode=dedicated", "tuning.strategy=static",
+                 "tuning.guard.enabled=false", "proposal.budget.rule=fixed")  # fmt: skip
+    points = tmp_path / "points"
+    points.mkdir()
+    more = (f"trainer.default_local_dir={tmp_path / 'checkpoints'}", "trainer.save_freq=1", "trainer.resume_mode=auto")
+
+    def start(name: str) -> Any:
+        folder = tmp_path / name
+        folder.mkdir()
+        for old in points.iterdir():
+            old.unlink()
+        job = build_job(SETTINGS, assets, folder, speculate=True, preset="long_tail", overrides=overrides)
+        halting = {"ROLLSPEC_TEST_HALT": str(points), "PYTHONPATH": str(SUPPORT / "halting")}
+        job = dataclasses.replace(job, command=(*job.command, *more), environment=job.environment | halting)
+        return job, points
+
+    return start
+
+
+def tensors(store: Versions) -> dict[int, dict[str, torch.Tensor]]:
+    """Of all that are in a store; each is whole."""
+    found = {number: dict(store.load(number).tensors) for number in store.numbers()}
+    assert found and all(found.values())
+    return found
+
+
+@pytest.mark.parametrize("who", ["driver", "engine"])
+def test_it_ends_by_its_own_error_and_resumes_with_the_same_head(start: Callable[[str], Any], who: str) -> None:
+    """Three times, and each job is resumed by the next."""
+    before: dict[int, dict[str, torch.Tensor]] = {}
+    step = 0
+    for number, point in enumerate((*POINTS, None)):
+        job, points = start(f"job-{number}")
+        with running(job) as run:
+            it = Halted(job, run, points)
+            it.until(lambda it=it: it.steps, 800)
+            row = it.steps[0]
+            assert row["training/global_step"] == step + 1 and row["rollspec/guard/faults"] == 0
+            if before:
+                assert row["rollspec/drafter/version"] >= max(before), "the checkpoint's head was not taken"
+                assert row["rollspec/history/prompts"] == SETTINGS.train_prompts, "the history was not loaded"
+            it.until(lambda it=it, step=step: it.steps[-1]["training/global_step"] >= step + 2 and it.store.promoted())
+            now = tensors(it.store)
+            for version in now.keys() & before.keys():
+                assert all(torch.equal(t, before[version][name]) for name, t in now[version].items()), version
+            assert all(row["rollspec/health/logprob_corr"] > 0.999 for row in it.steps)
+            if point is None:
+                assert max(now) > max(before), "nothing was learned since"
+                break
+            it.kill_at(point, who)
+            run.wait_for(lambda run=run: run.process.poll() is not None, 240)
+            assert run.process.returncode != 0
+            run.wait_for(lambda run=run: not run.family.alive(strays=True), 120)
+            if who == "engine":
+                assert "rollspec: the vLLM engine" in run.log.read_text(errors="replace")
+            before, step = tensors(it.store), int(it.checkpoint.name.rpartition("_")[2])
+            promoted = it.store.promoted()
+            assert promoted is not None
+            before = {version: t for version, t in before.items() if version <= promoted}
+
+
+def test_it_goes_on_without_the_heads_trainer(start: Callable[[str], Any]) -> None:
+    """Killed three times in one job: Ray starts it again, it takes up its state, and engines take its versions."""
+    job, points = start("job")
+    with running(job) as run:
+        it = Halted(job, run, points)
+        it.until(lambda: it.steps, 800)
+        for point in POINTS:
+            it.until(lambda: it.store.promoted())
+            before, at = it.store.promoted(), len(it.steps)
+            it.kill_at(point, "trainer")
+            assert before is not None
+            it.until(lambda before=before: (it.store.promoted() or 0) > before)
+            it.until(lambda at=at: len(it.steps) > at + 2)
+            tensors(it.store)
+        for row in it.steps:
+            assert row["rollspec/health/logprob_corr"] > 0.999
+        assert it.steps[-1]["rollspec/drafter/version"] > 0
