@@ -24,7 +24,7 @@ KEPT = ("provenance", "lengths", "seconds", "turns", "overlapping", "distance")
 def key(result: dict[str, Any]) -> Any:
     """What has to agree before an earlier result is gone on from, beside the code."""
     made = result["provenance"]
-    place = [made[name] for name in ("cpu", "cores", "engines_on", "trainer_on", "OMP_NUM_THREADS", "versions")]
+    place = [made.get(name) for name in ("cpu", "cores", "engines_on", "trainer_on", "OMP_NUM_THREADS", "versions")]
     return [result.get("format"), result["policy"], result["settings"], *place]
 
 

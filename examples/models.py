@@ -9,6 +9,7 @@ What rollspec cannot draft for is refused here, with the reason, before minutes 
 
 from __future__ import annotations
 
+import errno
 import json
 import re
 import sys
@@ -93,6 +94,11 @@ def _from_hub(name: str, files: tuple[str, ...]) -> Path:
     try:
         return Path(snapshot_download(name, allow_patterns=list(files)))
     except Exception as e:  # the hub's client raises a dozen unrelated types for "not there" and "offline"
+        if isinstance(e, OSError) and e.errno == errno.ENOSPC:
+            raise RollspecError(
+                f"rollspec: --model {name} did not fit on the disk of the hub's cache; free some, or set HF_HOME to a "
+                "folder with room."
+            ) from e
         raise RollspecError(
             f"rollspec: --model {name} is no folder here, and the model hub did not give it ({type(e).__name__}); "
             f"give the folder of a checkpoint, or {SMOLLM2}."

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -51,8 +52,16 @@ def test_a_preset_runs_as_it_is(
         assert info["preset"] == name and info["state"] not in ("none", "off"), info
         if name in ("aurora", "osd"):
             assert set(stats["plays"]) == {"eagle3:5"} and stats["drafted"] > 0
-        if name == "respec":  # it profiles every length
+        if name == "respec":  # it profiles every length, and keeps to its table until weights move
             assert set(stats["plays"]) == {"eagle3:4", "eagle3:2", "none"} and stats["drafted"] > 0
+            ((plays, paid),) = llm.collective_rpc(_tlt)
+            by_bucket: dict[int, list[int]] = {}
+            for batch, k in plays:
+                by_bucket.setdefault(batch.bit_length(), []).append(k)
+            played = [ks[PROFILED:] for ks in by_bucket.values()]
+            changes = sum(a != b for ks in played for a, b in pairwise(ks))
+            moved = 2 * (info["drafter"]["promoted"] + info["drafter"]["rolled_back"]) + 1
+            assert paid and sum(map(len, played)) > 40 and changes <= len(played) * moved, plays
         if name == "tlt":  # 12 requests at first, fewer later: sets by batch size, and nothing else
             ((arms, paid),) = llm.collective_rpc(_tlt)
             assert arms and all(k in SETS[batch] for batch, k in arms), arms
@@ -271,6 +280,9 @@ def _ruled(worker: Any) -> dict[str, Any]:
         found["rates"] = {r for b in strategy.state()["buckets"].values() for r in b["rates"]}
     return found
 
+
+PROFILED = 9
+"""Steps of ReSpec's profile at a batch size: three of each of its lengths."""
 
 SETS = {b: next(s for most, s in {1: {8}, 4: {4, 8}, 16: {2, 4}}.items() if b <= most) for b in range(1, 13)}
 """Draft lengths of the preset `tlt` by batch size."""

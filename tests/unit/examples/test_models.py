@@ -112,6 +112,16 @@ def test_a_hub_that_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "did not give it (ConnectionError)" in one_sentence(e) and "or smollm2" in str(e.value)
 
 
+def test_a_disk_that_is_full(monkeypatch: pytest.MonkeyPatch) -> None:
+    def snapshot(*_: Any, **__: Any) -> str:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", snapshot)
+    with pytest.raises(RollspecError) as e:
+        models.resolve("some/model")
+    assert "did not fit on the disk" in one_sentence(e) and "HF_HOME" in str(e.value)
+
+
 def test_cache_home(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     assert home() == tmp_path / "rollspec"
