@@ -49,6 +49,8 @@ START_SECONDS = 120.0
 LEAVE_SECONDS = 30.0
 """Bound on waiting for the trainer of a job before to save its state and end."""
 
+ORPHAN_SECONDS = 2.0  # between two looks whether Ray's node is still there
+
 RUNNING = "trainer.json"
 """File of a trainer that can be asked to end: its process, and its settings."""
 
@@ -277,7 +279,7 @@ def main() -> int:
 
 
 class TrainerActor:
-    """The same service as a Ray actor; it ends its process itself.
+    """The same service as a Ray actor; it ends its process itself, also when Ray's node is gone and its engines stay.
 
     Args:
         given: settings of the service without its endpoint.
@@ -301,11 +303,14 @@ class TrainerActor:
         import ray
 
         status = 1  # Ray starts it again
+        orphaned = threading.Event()
+        threading.Thread(target=_when_orphaned, args=(os.getppid(), orphaned), daemon=True).start()
         try:
-            self._service.run(threading.Event())
+            self._service.run(orphaned)
             self._service.close()
             _leave(self._service.config.dir)
-            ray.kill(ray.get_actor(actor_name(ray)), no_restart=True)
+            if not orphaned.is_set():
+                ray.kill(ray.get_actor(actor_name(ray)), no_restart=True)
             status = 0
         finally:
             os._exit(status)
@@ -320,6 +325,13 @@ class TrainerActor:
     def address(self) -> tuple[str, str, str]:
         """Endpoint, token and folder."""
         return self._service.hub.endpoint, self._token, str(self._service.config.dir)
+
+
+def _when_orphaned(parent: int, then: threading.Event) -> None:
+    """Set the event when the process that started this one is gone: a raylet, in an actor's process."""
+    while os.getppid() == parent:
+        time.sleep(ORPHAN_SECONDS)
+    then.set()
 
 
 def _listening(given: dict[str, Any], host: str) -> Service:

@@ -37,16 +37,22 @@ def test_a_preset_runs_as_it_is(
     llm = build(model, options)
     try:
         llm.collective_rpc(_note_plays)
-        said = generate(llm, prompts)
-        assert said == plain["greedy"]
         asked = [p for p in prompts for _ in range(2)]
-        items = [(prompt_key(p), prompt_key(r), float(i % 3)) for i, (p, r) in enumerate(zip(asked, said, strict=True))]
-        assert call(llm, "rewards", items=items)["matched"] > 0
+
+        def rewarded() -> None:
+            """Greedy responses, and a reward for each."""
+            said = generate(llm, prompts)
+            assert said == plain["greedy"]
+            both = enumerate(zip(asked, said, strict=True))
+            items = [(prompt_key(p), prompt_key(r), float(i % 3)) for i, (p, r) in both]
+            assert call(llm, "rewards", items=items)["matched"] > 0
+
+        rewarded()
         end = time.monotonic() + 180
         while not call(llm, "info")["drafter"]["training"].get("steps", 0) and time.monotonic() < end:
-            time.sleep(2)  # the engine idles, and aurora's trainer starts
-            generate(llm, prompts)  # a trainer that came late has too few samples of the first batch for a step
-        assert generate(llm, prompts) == plain["greedy"]
+            time.sleep(2)  # the engine idles, and a trainer in a process of its own starts
+            rewarded()  # one that came late has neither samples nor rewards of before
+        rewarded()
         stats, info = call(llm, "stats"), call(llm, "info")
         assert not stats["faults"], stats["faults"]
         assert info["preset"] == name and info["state"] not in ("none", "off"), info
@@ -60,8 +66,8 @@ def test_a_preset_runs_as_it_is(
                 by_bucket.setdefault(batch.bit_length(), []).append(k)
             played = [ks[PROFILED:] for ks in by_bucket.values()]
             changes = sum(a != b for ks in played for a, b in pairwise(ks))
-            moved = 2 * (info["drafter"]["promoted"] + info["drafter"]["rolled_back"]) + 1
-            assert paid and sum(map(len, played)) > 40 and changes <= len(played) * moved, plays
+            assert paid and sum(map(len, played)) > 40, plays
+            assert changes < 0.1 * sum(map(len, played)), "it does not keep to its table"
         if name == "tlt":  # 12 requests at first, fewer later: sets by batch size, and nothing else
             ((arms, paid),) = llm.collective_rpc(_tlt)
             assert arms and all(k in SETS[batch] for batch, k in arms), arms

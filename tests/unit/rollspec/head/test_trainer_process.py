@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import threading
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -127,3 +128,28 @@ def test_the_preset_of_servers() -> None:
     with pytest.raises(ConfigError, match="endpoint"):
         RollspecConfig.load({"preset": "serve", "drafter.endpoint": "localhost:1"}, env={})
     assert json.loads(json.dumps(config.to_dict()))["drafter"]["endpoint"]
+
+
+def test_an_actor_whose_node_is_gone_learns_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from rollspec.engine import daemon
+
+    monkeypatch.setattr(daemon, "ORPHAN_SECONDS", 0.05)
+    here = threading.Event()
+    threading.Thread(target=daemon._when_orphaned, args=(os.getppid(), here), daemon=True).start()
+    file = tmp_path / "orphaned"
+    if not (node := os.fork()):
+        try:
+            parent = os.getpid()
+            if not os.fork():  # the actor
+                gone = threading.Event()
+                daemon._when_orphaned(parent, gone)
+                file.write_text(str(gone.is_set()))
+            else:
+                time.sleep(0.3)
+        finally:
+            os._exit(0)
+    time.sleep(0.15)
+    assert not file.exists(), "its node is there"
+    os.waitpid(node, 0)
+    until(lambda: file.exists() and file.read_text() == "True")
+    assert not here.is_set()
