@@ -210,7 +210,10 @@ HOOKS: dict[str, Callable[..., Any]] = {
 
 def load(trainer: Any, state: VerlState, folder: Path) -> None:
     """The engines take what is rollspec's in a checkpoint's `folder`."""
-    saved = sorted((folder / "rollspec").glob("replica_*"))
+    own = folder / "rollspec"
+    saved = sorted(own.glob("replica_*"))
+    if not saved and (own / "drafter").is_dir():  # its engines ended before they had written their parts
+        saved = [own / "replica_0"]
     if state.config.enabled and saved:
         # Another number of replicas than when it was saved: histories are shared out again.
         answers = _call(trainer, "load", lambda i: {"dir": str(saved[i % len(saved)])})

@@ -175,6 +175,8 @@ def _save(bridge: Bridge, payload: dict[str, Any]) -> dict[str, Any]:
 
 
 def _load(bridge: Bridge, payload: dict[str, Any]) -> dict[str, Any]:
+    if bridge.head is not None and bridge.head.training is not None:  # whatever becomes of the history
+        bridge.head.training.load(Path(payload["dir"]) / "drafter")
     try:
         vocab = int(bridge.runner.model_config.get_vocab_size())
         p = bridge.engine
@@ -183,8 +185,6 @@ def _load(bridge: Bridge, payload: dict[str, Any]) -> dict[str, Any]:
         bridge.count("history file refused", e)
         return {"error": str(e)}
     bridge.engine.suffix.warm()
-    if bridge.head is not None and bridge.head.training is not None:
-        bridge.head.training.load(Path(payload["dir"]) / "drafter")
     return {"responses": count, "tuning": _load_tuning(bridge, Path(payload["dir"]))}
 
 

@@ -282,12 +282,12 @@ def test_history_is_saved_with_a_checkpoint_and_dropped_with_its_weights(tmp_pat
     assert (tmp_path / "global_step_4" / "rollspec").exists()
 
 
-@pytest.mark.parametrize("mode", ["auto", "resume_path"])
-def test_history_is_loaded_from_the_checkpoint_that_was_resumed(tmp_path: Path, mode: str) -> None:
+@pytest.mark.parametrize(("mode", "part"), [("auto", "replica_0"), ("resume_path", "replica_0"), ("auto", "drafter")])
+def test_history_is_loaded_from_the_checkpoint_that_was_resumed(tmp_path: Path, mode: str, part: str) -> None:
     handles = Handle(), Handle()
     elsewhere = tmp_path / "other" / "global_step_4"
     saved = (elsewhere if mode == "resume_path" else tmp_path / "global_step_4") / "rollspec" / "replica_0"
-    saved.mkdir(parents=True)
+    (saved.parent / part).mkdir(parents=True)
     trainer = module().PPOTrainer(tmp_path, *handles)
     trainer.config.trainer.update({"resume_mode": mode, "resume_from_path": str(elsewhere)})
     manager = agent_loops()
