@@ -19,7 +19,7 @@ import torch
 import young_head
 from running_job import RunningJob, metrics_of, running
 
-from drafter_online.versions import Versions
+from drafter_online.versions import Event, Versions
 from examples.demo.job import Job, JobSettings, build_job, prepare_assets
 from examples.demo.runner import log_tail
 
@@ -129,28 +129,34 @@ def tensors(store: Versions) -> dict[int, dict[str, torch.Tensor]]:
     return found
 
 
-@pytest.mark.parametrize("who", ["driver", "engine"])
-def test_it_ends_by_its_own_error_and_resumes_with_the_same_head(start: Callable[[str], Any], who: str) -> None:
-    """Three times, and each job is resumed by the next."""
-    before: dict[int, dict[str, torch.Tensor]] = {}
+CHAINS = {
+    "driver first": (("save", "driver"), ("swap", "engine"), ("sync", "driver")),
+    "engine first": (("save", "engine"), ("swap", "driver"), ("sync", "engine")),
+}
+"""Jobs, each resumed by the next: where they halt, and who is killed."""
+
+
+@pytest.mark.parametrize("chain", CHAINS)
+def test_it_ends_by_its_own_error_and_resumes_with_the_same_head(start: Callable[[str], Any], chain: str) -> None:
+    before: list[Event] = []
+    weights: dict[int, dict[str, torch.Tensor]] = {}
     step = 0
-    for number, point in enumerate((*POINTS, None)):
+    for number, (point, who) in enumerate((*CHAINS[chain], ("", ""))):
         job, points = start(f"job-{number}")
         with running(job) as run:
             it = Halted(job, run, points)
             it.until(lambda it=it: it.steps, 800)
-            row = it.steps[0]
-            assert row["training/global_step"] == step + 1 and row["rollspec/guard/faults"] == 0
-            if before:
-                assert row["rollspec/drafter/version"] >= max(before), "the checkpoint's head was not taken"
-                assert row["rollspec/history/prompts"] == SETTINGS.train_prompts, "the history was not loaded"
-            it.until(lambda it=it, step=step: it.steps[-1]["training/global_step"] >= step + 2 and it.store.promoted())
-            now = tensors(it.store)
-            for version in now.keys() & before.keys():
-                assert all(torch.equal(t, before[version][name]) for name, t in now[version].items()), version
-            assert all(row["rollspec/health/logprob_corr"] > 0.999 for row in it.steps)
-            if point is None:
-                assert max(now) > max(before), "nothing was learned since"
+            assert it.steps[0]["training/global_step"] == step + 1
+            last = before[-1].version if before else 0
+            it.until(lambda it=it, last=last: (it.store.promoted() or 0) > last)
+            it.until(lambda it=it, step=step: it.steps[-1]["training/global_step"] >= step + 2)
+            assert it.store.events()[: len(before)] == before, "another head than the checkpoint's was trained"
+            for version, now in tensors(it.store).items():
+                assert all(torch.equal(t, weights.get(version, now)[name]) for name, t in now.items()), version
+            for row in it.steps:
+                assert row["rollspec/guard/faults"] == 0 and row["rollspec/health/logprob_corr"] > 0.999
+            assert it.steps[-1]["rollspec/drafter/version"] > last, "its versions are not swapped in"
+            if not point:
                 break
             it.kill_at(point, who)
             run.wait_for(lambda run=run: run.process.poll() is not None, 240)
@@ -160,10 +166,8 @@ def test_it_ends_by_its_own_error_and_resumes_with_the_same_head(start: Callable
             run.wait_for(lambda run=run, stays=stays: not left(run, stays), 240, every=1.0)
             if who == "engine":
                 assert "rollspec: the vLLM engine" in run.log.read_text(errors="replace")
-            before, step = tensors(it.store), int(it.checkpoint.name.rpartition("_")[2])
-            promoted = it.store.promoted()
-            assert promoted is not None
-            before = {version: t for version, t in before.items() if version <= promoted}
+            before, weights, step = it.store.events(), tensors(it.store), int(it.checkpoint.name.rpartition("_")[2])
+            assert before and before[-1].verdict == "promoted"
 
 
 def test_it_goes_on_without_the_heads_trainer(start: Callable[[str], Any]) -> None:
