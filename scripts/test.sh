@@ -14,7 +14,7 @@
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit 1
 
-declare -A LIMIT=([unit]=1200 [engine]=3000 [e2e]=3000 [modes]=2400 [slow]=6000)
+declare -A LIMIT=([unit]=1200 [engine]=3000 [e2e]=3000 [modes]=2400 [slow]=9000)
 # Engines mostly wait for imports and for each other: two at a time, with one thread each, take little more than one.
 workers="${ROLLSPEC_TEST_WORKERS:-$(($(nproc) > 1 ? 2 : 1))}"
 # Whole jobs keep both cores busy: two at a time took as long as one after the other.
