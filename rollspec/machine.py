@@ -6,12 +6,15 @@ import os
 import platform
 import re
 import subprocess
+import threading
+import time
 from contextlib import suppress
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
+ORPHAN_SECONDS = 2.0  # between two looks whether the process that started this one is there
 
 TRAINER_CORES = "ROLLSPEC_TRAINER_CORES"
 """Environment: the cores that the trainer's process runs on, as `2,5-7`; unset: those of the engine that starts it."""
@@ -70,3 +73,10 @@ def local_folder(name: str | Path) -> Path:
 def now() -> str:
     """UTC, to the second."""
     return datetime.now(timezone.utc).isoformat(timespec="seconds")
+
+
+def when_orphaned(parent: int, then: threading.Event) -> None:
+    """Set the event when the process that started this one is gone: a raylet, in the process of an actor."""
+    while os.getppid() == parent:
+        time.sleep(ORPHAN_SECONDS)
+    then.set()

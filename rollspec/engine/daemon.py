@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any
 from drafter_online.activity import give_way
 from drafter_online.files import replace, try_lock
 from rollspec.config import RollspecConfig
-from rollspec.machine import TRAINER_CORES
+from rollspec.machine import TRAINER_CORES, when_orphaned
 
 if TYPE_CHECKING:
     from drafter_online.service import Service
@@ -48,8 +48,6 @@ START_SECONDS = 120.0
 
 LEAVE_SECONDS = 30.0
 """Bound on waiting for the trainer of a job before to save its state and end."""
-
-ORPHAN_SECONDS = 2.0  # between two looks whether Ray's node is still there
 
 RUNNING = "trainer.json"
 """File of a trainer that can be asked to end: its process, and its settings."""
@@ -304,7 +302,7 @@ class TrainerActor:
 
         status = 1  # Ray starts it again
         orphaned = threading.Event()
-        threading.Thread(target=_when_orphaned, args=(os.getppid(), orphaned), daemon=True).start()
+        threading.Thread(target=when_orphaned, args=(os.getppid(), orphaned), daemon=True).start()
         try:
             self._service.run(orphaned)
             self._service.close()
@@ -325,13 +323,6 @@ class TrainerActor:
     def address(self) -> tuple[str, str, str]:
         """Endpoint, token and folder."""
         return self._service.hub.endpoint, self._token, str(self._service.config.dir)
-
-
-def _when_orphaned(parent: int, then: threading.Event) -> None:
-    """Set the event when the process that started this one is gone: a raylet, in an actor's process."""
-    while os.getppid() == parent:
-        time.sleep(ORPHAN_SECONDS)
-    then.set()
 
 
 def _listening(given: dict[str, Any], host: str) -> Service:

@@ -131,18 +131,18 @@ def test_the_preset_of_servers() -> None:
 
 
 def test_an_actor_whose_node_is_gone_learns_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from rollspec.engine import daemon
+    from rollspec import machine
 
-    monkeypatch.setattr(daemon, "ORPHAN_SECONDS", 0.05)
+    monkeypatch.setattr(machine, "ORPHAN_SECONDS", 0.05)
     here = threading.Event()
-    threading.Thread(target=daemon._when_orphaned, args=(os.getppid(), here), daemon=True).start()
+    threading.Thread(target=machine.when_orphaned, args=(os.getppid(), here), daemon=True).start()
     file = tmp_path / "orphaned"
     if not (node := os.fork()):
         try:
             parent = os.getpid()
             if not os.fork():  # the actor
                 gone = threading.Event()
-                daemon._when_orphaned(parent, gone)
+                machine.when_orphaned(parent, gone)
                 file.write_text(str(gone.is_set()))
             else:
                 time.sleep(0.3)
