@@ -92,6 +92,15 @@ def provenance() -> dict[str, Any]:
     }
 
 
+def text_config(model: Path | str) -> dict[str, Any]:
+    """The config.json of a model in a folder, of its language model where it has others; empty where there is none."""
+    try:
+        config: dict[str, Any] = json.loads((Path(model) / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return dict(config.get("text_config") or config)
+
+
 def save(name: str, result: dict[str, Any], out: Path | None = None) -> Path:
     """Write `benchmarks/results/<name>.json` (or `out`), whole or not at all."""
     path = out or RESULTS / f"{name}.json"

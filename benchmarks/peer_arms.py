@@ -6,13 +6,13 @@ and left out.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from benchmarks.engines import Arm
+from benchmarks.harness import text_config
 from benchmarks.options import names
 from rollspec.errors import ConfigError
 from rollspec.head.checkpoint_resolver import BLOCK, NO_MAPPING, PARALLEL
@@ -190,7 +190,7 @@ def arm(name: str, heads: Sequence[Path], model: Path | None = None) -> Arm | st
     peer = PEERS[name]
     if peer.refused:
         return peer.refused
-    if peer.own and not _mtp_layers(model):
+    if peer.own and not (model and text_config(model).get("num_nextn_predict_layers")):
         return "needs a --model with a layer that predicts further tokens (num_nextn_predict_layers)"
     given, models = _split(heads)
     if peer.small and not models:
@@ -207,15 +207,6 @@ def arm(name: str, heads: Sequence[Path], model: Path | None = None) -> Arm | st
     except ConfigError as e:
         return f"not there ({' '.join(str(e).removeprefix('rollspec: ').partition(';')[0].split())})"
     return Arm(name, rollspec=resolved.to_dict())
-
-
-def _mtp_layers(model: Path | None) -> int:
-    """Of a model in a folder, by its config.json."""
-    try:
-        config = json.loads((model / "config.json").read_text(encoding="utf-8")) if model else {}
-        return int(config.get("text_config", config).get("num_nextn_predict_layers") or 0)
-    except (OSError, ValueError):
-        return 0
 
 
 def chosen(text: str | None, heads: Sequence[Path], model: Path | None = None) -> Chosen:

@@ -10,7 +10,6 @@ A seed is one turn of every workload: it has prompts and an order of its own, so
 
 from __future__ import annotations
 
-import json
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -20,6 +19,7 @@ from typing import Any
 
 from benchmarks.drift import CACHE, Drift
 from benchmarks.engines import Work
+from benchmarks.harness import text_config
 from examples.cache import built_once
 from examples.grpo_arithmetic.prepare import prepare
 from rollspec.errors import RollspecError
@@ -88,7 +88,7 @@ class Load:
         """Raises RollspecError unless every workload has prompts of its own in every seed, and the model has room for
         prompts and responses.
         """
-        room = context(model)
+        room = text_config(model).get("max_position_embeddings")
         if room is not None and room < self.longest:
             longest = max(map(len, self.pool))
             raise RollspecError(
@@ -153,15 +153,6 @@ class Load:
             Work((some * 4)[: max(4, b)], [16] * max(4, b), b, i, self.weights[0] if not i else "")
             for i, b in enumerate((64, 8, 1), 1)
         ]
-
-
-def context(model: str) -> int | None:
-    """Tokens that a model in a folder has room for, by its config.json; None where that does not say."""
-    try:
-        config = json.loads((Path(model) / "config.json").read_text(encoding="utf-8"))
-        return int(config.get("text_config", config)["max_position_embeddings"])
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
 
 
 def load(policy: Drift, file: Path | None, workloads: tuple[str, ...], room: int = ROOM) -> Load:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
@@ -57,11 +58,7 @@ def without_room(config: Any) -> str | None:
     """Why a model (its configuration: an object or a mapping) has no room for an EAGLE-3 head, as a part of a sentence:
     it is an encoder-decoder, or has layers with a recurrent state, which rejected drafts cannot leave. Else None.
     """
-    plain: dict[str, Any] = dict(config) if isinstance(config, Mapping) else vars(config)
-
-    def get(name: str) -> Any:
-        return plain.get(name, getattr(config, name, None))
-
+    get = functools.partial(_field, config)
     kind = get("model_type")
     if get("is_encoder_decoder"):
         return f"is an encoder-decoder model ({kind}), which has no room for an EAGLE-3 head"
@@ -79,10 +76,15 @@ def base_of(config: Any) -> str:
     Args:
         config: the target's text configuration (an object or a mapping). Engines have it at hand.
     """
-    plain: dict[str, Any] = dict(config) if isinstance(config, Mapping) else vars(config)
-    fields = {n: plain.get(n, getattr(config, n, None)) for n in _BASE_FIELDS}
+    fields = {n: _field(config, n) for n in _BASE_FIELDS}
     short = hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()[:8]
     return "{model_type}-l{num_hidden_layers}-h{hidden_size}-v{vocab_size}-".format(**fields) + short
+
+
+def _field(config: Any, name: str) -> Any:
+    """Of a configuration, an object or a mapping; None where it has none of that name."""
+    plain: dict[str, Any] = dict(config) if isinstance(config, Mapping) else vars(config)
+    return plain.get(name, getattr(config, name, None))
 
 
 def is_draft_model(folder: str | Path) -> bool:

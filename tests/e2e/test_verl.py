@@ -17,10 +17,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 import young_head
-from running_job import metrics_of, running
+from running_job import metrics_of, running, title_of
 
 from drafter_online.versions import Versions
 from examples.demo.job import Job, JobSettings, build_job, prepare_assets
@@ -80,7 +79,7 @@ def test_grpo_reports_and_accepts_until_its_engine_is_killed(make: Callable[...,
         # Two epochs of two steps. What is written is in rows: the last may still be on its way.
         started.wait_for(lambda: metrics.exists() and metrics.read_text().count("\n") >= 4, 800)
         time.sleep(0.3)  # the next rollout has begun
-        engine = next(pid for pid in started.family.alive() if "VLLM::Engine" in name_of(pid))
+        engine = next(pid for pid in started.family.alive() if "VLLM::Engine" in title_of(pid))
         names = {name for pid in started.family.alive() for name in segments_of(pid)}
         assert names, "vLLM's processes share no memory any more; this test and segments.py can be made simpler"
         os.kill(engine, signal.SIGKILL)
@@ -253,13 +252,6 @@ def test_lossy_reuse_says_so_and_keeps_to_the_present_policys_log_probs(
     assert second["rollspec/health/warnings/overlap"] == 1.0
     log = (job.folder / "job.log").read_text(errors="replace")
     assert "LOSSY: old responses are reused (reuse.mode = lenient, bias 0.5" in log
-
-
-def name_of(pid: int) -> str:
-    try:
-        return psutil.Process(pid).name()
-    except psutil.Error:  # it has just ended
-        return ""
 
 
 def segments_of(pid: int) -> list[str]:

@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 import young_head
 from marked_weights import band
+from running_job import metrics_of
 
 from drafter_online.versions import Versions
 from examples.demo.job import JobSettings, build_job, prepare_assets
@@ -129,14 +130,13 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., tuple[list[di
         histories = [History(1 << 30, 99) for _ in range(replicas)]
         loaded = [h.load(file.parent, version=99) for h, file in zip(histories, sorted(kept.rglob(FILE)), strict=True)]
         assert all(loaded) if replicas == 1 else any(loaded)  # one that is lent may have said nothing last
-        return read(folder / "metrics.jsonl", "data"), histories, read(folder / "lengths.jsonl")
+        return metrics_of(job), histories, read(folder / "lengths.jsonl")
 
     return run
 
 
-def read(path: Path, key: str | None = None) -> list[dict[str, Any]]:
-    rows = [json.loads(line) for line in path.read_text().splitlines()]
-    return [row[key] for row in rows] if key else rows
+def read(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
 
 
 def check(

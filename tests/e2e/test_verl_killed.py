@@ -13,11 +13,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 import torch
 import young_head
-from running_job import RunningJob, metrics_of, running
+from running_job import RunningJob, metrics_of, running, title_of
 
 from drafter_online.versions import Event, Versions
 from examples.demo.job import Job, JobSettings, build_job, prepare_assets
@@ -89,14 +88,6 @@ def left(run: RunningJob, but: str | None) -> list[str]:
     """Titles of the job's processes, but for those with one that may stay."""
     titles = [title_of(pid) for pid in run.family.alive(strays=True)]
     return [title for title in titles if title and (but is None or but not in title)]
-
-
-def title_of(pid: int) -> str:
-    try:
-        process = psutil.Process(pid)
-        return f"{process.name()} {' '.join(process.cmdline())}"
-    except psutil.Error:  # it has just ended
-        return ""
 
 
 @pytest.fixture

@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 
 import pytest
+from running_job import metrics_of
 
 from examples.agent_tools.job import build
 from examples.agent_tools.tokenizer import build_tokenizer
@@ -29,7 +30,7 @@ def test_tools_in_verls_agent_loop(tmp_path: Path) -> None:
     )  # fmt: skip
     job.folder.mkdir(parents=True)
     run_job(dataclasses.replace(job, command=(*job.command, "trainer.save_freq=4")), timeout=1500, stall=900)
-    steps = [json.loads(line)["data"] for line in (job.folder / "metrics.jsonl").read_text().splitlines()]
+    steps = metrics_of(job)
     lengths = [json.loads(line) for line in (job.folder / "lengths.jsonl").read_text().splitlines()]
     assert len(steps) == len(lengths) == 4
     for row, sizes in zip(steps, lengths, strict=True):

@@ -75,6 +75,12 @@ class Daemon(Process):
             return 0
 
 
+@pytest.fixture
+def daemon(model: Path, started: list[Process], tmp_path: Path) -> Daemon:
+    started.append(found := Daemon(model, tmp_path))
+    return found
+
+
 def asking(server: Server, prompts: list[list[int]]) -> Callable[..., list[str]]:
     """Greedy answers to the prompts; keywords are rollspec's settings of the request."""
     from openai import OpenAI
@@ -92,12 +98,9 @@ def asking(server: Server, prompts: list[list[int]]) -> Callable[..., list[str]]
 
 
 def test_a_daemon_learns_from_a_server_and_the_server_outlives_it(
-    model: Path, prompts: list[list[int]], started: list[Process], tmp_path: Path
+    model: Path, prompts: list[list[int]], started: list[Process], daemon: Daemon
 ) -> None:
-    daemon = Daemon(model, tmp_path)
-    started.append(daemon)
-    server = daemon.server(model)
-    started.append(server)
+    started.append(server := daemon.server(model))
     server.wait()
     ask, status = asking(server, prompts), daemon.status
     daemon.wait_for(lambda: daemon.engines() == 1, 60)
@@ -125,24 +128,18 @@ def test_a_daemon_learns_from_a_server_and_the_server_outlives_it(
 
 @pytest.mark.slow  # `test_canary.py` and `test_service.py` decide about versions among engines that are stand-ins
 def test_of_two_servers_one_tries_a_version_and_one_that_comes_late_follows(
-    model: Path, prompts: list[list[int]], started: list[Process], tmp_path: Path
+    model: Path, prompts: list[list[int]], started: list[Process], daemon: Daemon, tmp_path: Path
 ) -> None:
     """One head for both: what the first one's canary promoted runs in the second, which was never asked to try it."""
-    import requests
+    from rollspec_trl.engines import Server as Asked
 
-    daemon = Daemon(model, tmp_path)
-    started.append(daemon)
-    first = daemon.server(model)
-    started.append(first)
+    started.append(first := daemon.server(model))
     first.wait()
     ask = asking(first, prompts)
     said = ask()
 
     def runs(server: Server) -> dict[str, Any]:
-        answer = requests.post(
-            f"{server.url}/collective_rpc", json={"method": "rollspec", "args": ["info", {}]}, timeout=30
-        )
-        return dict(answer.json()["results"][0]["drafter"])
+        return dict(Asked(server.url).call("info")["drafter"])
 
     def until(condition: Callable[[], Any], seconds: float, *asks: Callable[..., list[str]]) -> None:
         end = time.monotonic() + seconds
@@ -152,8 +149,7 @@ def test_of_two_servers_one_tries_a_version_and_one_that_comes_late_follows(
                 assert each() == said, "greedy answers do not depend on the drafter"
 
     until(lambda: runs(first)["version"], 180)
-    late = daemon.server(model)
-    started.append(late)
+    started.append(late := daemon.server(model))
     late.wait()
     both = (ask, asking(late, prompts))
     # It begins with what runs elsewhere, and follows it from then on.
@@ -164,4 +160,4 @@ def test_of_two_servers_one_tries_a_version_and_one_that_comes_late_follows(
     assert len(running) == 2 and 0 not in running.values(), running
     promoted = [e.version for e in Versions(tmp_path / "daemon" / "versions").events() if e.verdict == "promoted"]
     assert len(promoted) == len(set(promoted)) > 1, "a version is judged once"
-    assert runs(late)["version"] in promoted, "what nobody tried runs in the second"
+    assert runs(late)["version"] in promoted, "what was not tried runs in the second"

@@ -8,7 +8,7 @@ stay as they are.
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from typing import Any
 
 BAND = 4
@@ -47,18 +47,13 @@ def in_verl(module: Any) -> None:
     update = adapter.update_weights
 
     async def updates(self: Any, weights: Any, *args: Any, global_steps: int | None = None, **kwargs: Any) -> None:
-        mark = global_steps or 0
+        from verl.workers.rollout.utils import ensure_async_iterator
 
-        def each() -> Iterator[Any]:
-            for name, tensor in weights:
-                yield name, marked(name, tensor, mark)
+        async def each() -> AsyncIterator[Any]:
+            async for name, tensor in ensure_async_iterator(weights):
+                yield name, marked(name, tensor, global_steps or 0)
 
-        async def each_async() -> AsyncIterator[Any]:
-            async for name, tensor in weights:
-                yield name, marked(name, tensor, mark)
-
-        sent = each_async() if hasattr(weights, "__aiter__") else each()
-        await update(self, sent, *args, global_steps=global_steps, **kwargs)
+        await update(self, each(), *args, global_steps=global_steps, **kwargs)
 
     adapter.update_weights = updates
 

@@ -7,7 +7,6 @@ pass in one run.
 from __future__ import annotations
 
 import json
-import subprocess
 import time
 from pathlib import Path
 from typing import Any
@@ -41,9 +40,9 @@ class Recorder:
 
     def pytest_sessionfinish(self) -> None:
         if self.outcomes:
-            head = ["git", "rev-parse", "--short=8", "HEAD"]
-            done = subprocess.run(head, cwd=FILE.parent, capture_output=True, text=True, check=True)
-            update(FILE, self.outcomes, done.stdout.strip(), time.strftime("%Y-%m-%d"))
+            from rollspec.machine import git_sha
+
+            update(FILE, self.outcomes, (git_sha() or "unknown")[:8], time.strftime("%Y-%m-%d"))
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

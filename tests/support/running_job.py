@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from examples.demo.job import Job
 from examples.demo.processes import MARKER, Family
 
@@ -34,6 +36,15 @@ class RunningJob:
             assert time.monotonic() < end, f"not within {seconds} s"
             self.family.look()
             time.sleep(every)
+
+
+def title_of(pid: int) -> str:
+    """A process's name and command line, which Ray and vLLM set to what it is; empty where it has just ended."""
+    try:
+        process = psutil.Process(pid)
+        return f"{process.name()} {' '.join(process.cmdline())}"
+    except psutil.Error:
+        return ""
 
 
 def metrics_of(job: Job) -> list[dict[str, Any]]:

@@ -29,23 +29,18 @@ def sync(module):  # type: ignore[no-untyped-def]
     """In the trainer's worker: when an engine has the first of the policy's new weights."""
     sender, send = module.BucketedWeightSender, module.BucketedWeightSender.async_send_weights
 
-    def halted(weights):  # type: ignore[no-untyped-def]
-        for i, each in enumerate(weights):
-            if i == 1:
-                halt("sync")
-            yield each
+    async def halted(weights):  # type: ignore[no-untyped-def]
+        from verl.workers.rollout.utils import ensure_async_iterator
 
-    async def halted_async(weights):  # type: ignore[no-untyped-def]
         i = 0
-        async for each in weights:
+        async for each in ensure_async_iterator(weights):
             if i == 1:
                 halt("sync")
             i += 1
             yield each
 
     async def sends(self, weights, *args, **kwargs):  # type: ignore[no-untyped-def]
-        each = halted_async if hasattr(weights, "__aiter__") else halted
-        await send(self, each(weights), *args, **kwargs)
+        await send(self, halted(weights), *args, **kwargs)
 
     sender.async_send_weights = sends
 
