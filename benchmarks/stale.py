@@ -15,7 +15,7 @@ import ast
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +38,11 @@ JOB = (
     "examples/grpo_arithmetic",
     "examples/demo/job.py",
 )
+RESUME = {
+    "rollspec/engine/operations.py": {"_save", "_load", "_load_tuning"},
+    "integrations/rollspec_verl/trainer.py": {"load"},
+}
+"""Functions, by file, that no result measures: what a job saves and takes up again."""
 REPEATS = ("rollspec/sampling", "rollspec/engine/vllm", "examples/grpo_arithmetic", "examples/demo/job.py")
 DEMO = (*DEFAULT, *JOB, "examples/demo/sampler.py")
 TRAINING = tuple(
@@ -151,7 +156,8 @@ def changed(root: Path, commit: str, paths: tuple[str, ...]) -> bool:
     if files is None:
         return True
     return any(
-        _code(_git(root, "show", f"{commit}:{file}")) != _code(_read(root / file))
+        _code(_git(root, "show", f"{commit}:{file}"), RESUME.get(file, set()))
+        != _code(_read(root / file), RESUME.get(file, set()))
         for file in files.splitlines()
         if not file.endswith(".md")  # a page says what was measured
     )
@@ -161,12 +167,15 @@ def _read(path: Path) -> str | None:
     return path.read_text(encoding="utf-8", errors="replace") if path.is_file() else None
 
 
-def _code(text: str | None) -> str | None:
-    """What of a file decides what it does: of Python, neither comments nor docstrings nor layout."""
+def _code(text: str | None, apart: Collection[str] = ()) -> str | None:
+    """What of a file decides what it does: of Python, neither comments nor docstrings nor layout, nor functions
+    `apart`.
+    """
     try:
         tree = ast.parse(text or "")
     except (SyntaxError, ValueError):
         return text
+    tree.body = [node for node in tree.body if not (isinstance(node, ast.FunctionDef) and node.name in apart)]
     for node in ast.walk(tree):
         body = getattr(node, "body", None)
         if (

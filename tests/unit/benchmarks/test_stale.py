@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import re
 import subprocess
@@ -59,6 +60,21 @@ def test_a_result_is_current_until_the_code_that_it_measures_changes(root: Path)
     assert "changed since" in str(stale.reasons(root))
     result(root, "lookup", {"git": git(root, "rev-parse", "HEAD"), "dirty": False})
     assert stale.reasons(root) == {"lookup": []}
+
+
+def test_what_a_job_saves_and_takes_up_again_is_in_no_result(root: Path) -> None:
+    file = "rollspec/engine/operations.py"
+    write(root, file, "def _load(x):\n    return x\n\n\ndef _swap(x):\n    return x\n")
+    git(root, "add", ".")
+    git(root, "commit", "-qm", "operations")
+    result(root, "control", {"git": git(root, "rev-parse", "HEAD"), "dirty": False})
+    write(root, file, "def _load(x):\n    return 2 * x\n\n\ndef _swap(x):\n    return x\n")
+    assert (stale.reasons(root) or {})["control"] == []
+    write(root, file, "def _load(x):\n    return x\n\n\ndef _swap(x):\n    return 2 * x\n")
+    assert "changed since" in str((stale.reasons(root) or {})["control"])
+    for path, names in stale.RESUME.items():
+        found = {node.name for node in ast.parse((stale.ROOT / path).read_text()).body if hasattr(node, "name")}
+        assert names <= found, f"{path} has no function of these names: {names - found}"
 
 
 def test_what_cannot_be_checked_out_again_is_stale(root: Path) -> None:
