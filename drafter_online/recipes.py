@@ -20,8 +20,9 @@ RECIPES: dict[str, dict[str, Any]] = {
     "aurora": {"learning_rate": 1e-5, "warmup_steps": 0, "clip_norm": 2.5, "rejected": 0.5},
     # arXiv:2310.07177: the loss where a proposal was rejected and nowhere else; rate and warm-up of its scripts.
     "osd": {"learning_rate": 1e-5, "warmup_steps": 0, "accept": 0.0, "rejected": 1.0},
-    # arXiv:2510.26475: rewards as weights of the loss; its abstract gives no strength, so this one is ours.
-    "respec": {"reward_beta": 1.0},
+    # arXiv:2510.26475: rewards as weights of the loss, and one update of the drafter for several of the policy; its
+    # abstract gives neither strength nor interval, so these are ours.
+    "respec": {"reward_beta": 1.0, "update_interval": 2},
     # arXiv:2602.19580: versions are extrapolated by one interval between two publications, and the canary judges them.
     "leap": {"leap": 1.0},
 }

@@ -87,7 +87,7 @@ class Service:
         self.watch = self.idle.watch
         self.when = WhenItPays(config.publish_every) if config.train_when == "pays" else None
         self.terms: dict[str, float] = {}  # of the latest loss
-        self.worth = Worth()
+        self.worth = Worth(config.training.update_interval)
         self.length = 1.0  # acceptance length on the latest training windows
         self.job_checkpoint = JobCheckpoint(self)
         self._lock_file = startup.lock_folder(config.dir)
@@ -233,7 +233,8 @@ class Service:
         return "running" if self._credit() > 0 else "waiting for new feedback"
 
     def _credit(self) -> float:
-        return self.config.passes * self._fresh - (self.trainer.counts.tokens - self._tokens_before)
+        due = not self.worth.waits(self.engines.policy)
+        return due * (self.config.passes * self._fresh - (self.trainer.counts.tokens - self._tokens_before))
 
     def _train(self) -> None:
         failures, again = 0, 0.0
@@ -311,12 +312,11 @@ class Service:
             self.counts["refreshed"] += 1
 
     def _publish(self) -> None:
-        """What was learned, as a version, where that pays and no other one is still being tried."""
+        """What was learned, as a version: no other one is on trial, and it pays, or nothing better comes soon."""
         waited = self.trainer.counts.steps - self._published_at
         if self.release.candidate is not None and waited < 10 * self.config.publish_every:
             return
-        waits = self._credit() <= 0  # nothing better comes before new feedback does
-        if not waits and not self.worth.pays(self.trainer.buffer, waited, self.config.publish_every):
+        if self._credit() > 0 and not self.worth.pays(self.trainer.buffer, waited, self.config.publish_every):
             return
         self._published_at = self.trainer.counts.steps
         if not self.engines.policy:  # a policy that does not move sends its tensors no second time
@@ -331,7 +331,7 @@ class Service:
             return
         self.alarms.set("store", None)
         self.counts["published"] += 1
-        self.worth.published()
+        self.worth.published(self.engines.policy)
         self.release.published(number)
         log.info("drafter-online: version %d is published (loss %.3f).", number, self.trainer.last_loss)
         self._save()

@@ -100,6 +100,12 @@ class DrafterTraining(LossTerms):
     leap: float = Field(
         0.0, ge=0, description="Publish weights extrapolated by this many publication intervals (Leap+Verify)."
     )
+    update_interval: int = Field(
+        0,
+        ge=0,
+        description="Versions of the policy per version of the drafter, whose training waits for them (ReSpec); 0: it "
+        "never waits.",
+    )
     max_bad_steps: int = Field(
         3, ge=1, description="Steps with a loss that is not finite, in a row, before going back."
     )

@@ -38,8 +38,10 @@ class Worth:
     them: where the policy moves or the traffic shifts it falls, and training raises it again.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, interval: int = 0) -> None:
+        self.interval = interval
         self._now = self._least = 0.0
+        self._policy: int | None = None  # its version at the latest publication
 
     def observe(self, length: float) -> None:
         """Acceptance length of a micro-step's windows."""
@@ -48,9 +50,15 @@ class Worth:
         self._now += SMOOTHING * (length - self._now)
         self._least = min(self._least, self._now)
 
-    def published(self) -> None:
-        """The present weights are the engine's."""
-        self._least = self._now
+    def published(self, policy: int) -> None:
+        """The present weights are the engine's, which samples from this version of the policy."""
+        self._least, self._policy = self._now, policy
+
+    def waits(self, policy: int) -> bool:
+        """Whether fewer than `interval` versions of the policy came since the latest publication (ReSpec's update
+        interval). A policy whose version stays 0 does not move: nothing waits for it.
+        """
+        return policy > 0 and self._policy is not None and 0 <= policy - self._policy < self.interval
 
     def pays(self, samples: Iterable[Sized], steps: int, earliest: int) -> bool:
         """Whether to publish now, `steps` after the last version and never before `earliest`; as many tokens as the

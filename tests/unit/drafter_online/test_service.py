@@ -224,6 +224,23 @@ def test_rewards_and_the_moving_target_reach_the_training(services: Services, ti
     assert service.parts.policy == 4
 
 
+def test_one_update_of_the_drafter_for_several_of_the_policy(services: Services, tiny_target: Path) -> None:
+    service = services(passes=1e6, publish_every=2, recency=0, training={**TRAINING, "update_interval": 2})
+    engine = FakeEngine(service)
+    engine.policy = 1
+    engine.until(lambda: service.engines.policy == 1)
+    feed(engine, tiny_target, 8, target_version=1)
+    for policy, published in ((1, 1), (2, 1), (3, 2), (4, 2), (5, 3)):
+        engine.policy = policy
+        engine.until(lambda p=policy, n=published: service.engines.policy == p and service.counts["published"] >= n)
+        for _ in range(20):
+            engine.turn()
+        steps = service.trainer.counts.steps
+        engine.turn(0.2)
+        assert service.trainer.counts.steps == steps, "it trains while it waits"
+        assert service.counts["published"] == published
+
+
 def test_a_full_disk_costs_versions_and_nothing_else(services: Services, tiny_target: Path, monkeypatch: Any) -> None:
     from drafter_online import files, versions
 

@@ -17,18 +17,28 @@ def test_a_version_is_published_when_its_gain_is_more_than_it_costs() -> None:
     worth = learned(1.5, 1.8)
     assert worth.pays(SAMPLES, 100, 100) and not worth.pays(SAMPLES, 99, 100)
     assert not worth.pays([range(int(COST))], 100, 100), "too few tokens to come"
-    worth.published()
+    worth.published(0)
     assert not worth.pays(SAMPLES, 100, 100), "the engine has it"
 
 
 def test_what_is_learned_after_a_shift_pays_although_it_was_better_before() -> None:
     worth = learned(1.5, 2.5)
-    worth.published()
+    worth.published(0)
     assert not worth.pays(SAMPLES, 100, 100)
     for length in (1.2, 1.4):  # other traffic
         for _ in range(60):
             worth.observe(length)
     assert worth.pays(SAMPLES, 100, 100)
+
+
+def test_an_update_waits_for_so_many_versions_of_the_policy() -> None:
+    worth, always = Worth(2), Worth()
+    assert not worth.waits(1), "nothing was published yet"
+    for one in (worth, always):
+        one.published(3)
+    assert [worth.waits(policy) for policy in (3, 4, 5)] == [True, True, False]
+    assert not worth.waits(0) and not worth.waits(1), "a policy that does not move, or starts again"
+    assert not always.waits(3)
 
 
 def test_without_a_gain_a_version_comes_late_and_not_never() -> None:

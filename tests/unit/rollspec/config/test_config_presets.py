@@ -184,7 +184,7 @@ def test_presets_of_published_systems_play_what_they_are_named_for() -> None:
         played = {chosen("tlt", batch) for _ in range(200)}  # it explores, within the set
         assert played == {f"{d}:{k}" if k else "none" for k in lengths for d in ("suffix", "suffix+eagle3")}, batch
     terms = {name: DrafterTraining(**plays[name].drafter_training) for name in ("aurora", "osd", "respec", "tlt")}
-    assert terms["respec"].reward_beta > 0
+    assert terms["respec"].reward_beta > 0 and terms["respec"].update_interval > 1
     assert terms["aurora"].accept and terms["aurora"].rejected and terms["aurora"].step_decay == 0.8
     assert terms["osd"].rejected and not terms["osd"].accept
     assert not terms["tlt"].rejected and plays["tlt"].drafter.captures
@@ -195,7 +195,7 @@ def test_presets_of_published_systems_play_what_they_are_named_for() -> None:
 TRAINS = {
     "aurora": {"learning_rate": 1e-5, "warmup_steps": 0, "clip_norm": 2.5, "rejected": 0.5},
     "osd": {"learning_rate": 1e-5, "warmup_steps": 0, "accept": 0.0, "rejected": 1.0},
-    "respec": {"reward_beta": 1.0},
+    "respec": {"reward_beta": 1.0, "update_interval": 2},
     "tlt": {},
 }
 """What each preset changes of how a head is trained."""
