@@ -52,7 +52,8 @@ TRAINING = tuple(
 
 MEASURES: dict[str, tuple[str, ...]] = {
     "audit_power": ("rollspec/audit",),
-    "audit-smollm2": ("rollspec/audit",),
+    "audit-smollm2": (*DEFAULT, "rollspec/audit"),
+    "audit-smollm2-earlier": ("rollspec/audit",),
     "bandits": ("rollspec/tuning",),
     "control": DEFAULT,
     "control-head": (*TRAINED, *HEAD),
@@ -87,6 +88,8 @@ MEASURES: dict[str, tuple[str, ...]] = {
     "inert": ("rollspec/engine/vllm",),
     "lengths": DEFAULT,
     "lengths-again": DEFAULT,
+    "lengths-2": DEFAULT,
+    "lengths-3": DEFAULT,
     "long_tail": (*TRAINED, *JOB, *HEAD),
     "make-head-smollm2": (*TRAINING, "drafter_online/make_head.py"),
     "make-head-tasks": (*TRAINING, "drafter_online/make_head.py"),

@@ -5,7 +5,8 @@
 One verl job per arm and seed: the demo's, from a fresh head, whose drafts are verified in every step, whether that pays
 or not, so that its acceptance is seen in each rollout, which is the first one after a sync of weights. The arms differ
 in where samples come from: `dedicated` records requests in the engine, `policy` reads the training pass; trainer,
-buffer and versions are the same. What reading costs is the log-prob pass with it over the pass without, per token and
+buffer and versions are the same. Acceptance is of the whole rollout: `drafter/accept_length` is of the version that ran
+last in it. What reading costs is the log-prob pass with it over the pass without, per token and
 step by step, as a share of the whole step.
 """
 
@@ -35,7 +36,7 @@ READ = ("policy", "both")
 """The arms that read the training pass."""
 GOAL = 0.05
 """Share of the step that reading may cost."""
-LENGTHS = (1.25, 1.5, 2.0)
+LENGTHS = (1.25, 1.5, 1.7)
 """Acceptance lengths; the tokens that were trained on until then are reported."""
 MODULES = "VERL_USE_EXTERNAL_MODULES"
 """What verl's processes import when they begin."""
@@ -46,7 +47,7 @@ DRAFTING = (
     "drafter.training.batch_tokens=512",
 )  # fmt: skip
 SHOWN = {
-    "acceptance": "rollspec/drafter/accept_length",
+    "acceptance": "rollspec/accept/length",
     "version": "rollspec/drafter/version",
     "trained": "rollspec/drafter/train_tokens",
     "captured": "rollspec/drafter/captured",

@@ -40,6 +40,8 @@ from scripts.generate.headline import (
 )  # fmt: skip
 
 PROMPTS = ("fresh", "repeated")
+LENGTHS = ("lengths", "lengths-again", "lengths-2", "lengths-3")
+"""A seed each; the first in both number formats."""
 GOAL = "2 %"  # of the null control: `GOAL` of benchmarks/control.py
 
 
@@ -125,9 +127,10 @@ def _repeated(name: str, found: Any) -> Iterator[Row]:
 
 def lengths() -> str:
     """How far lengths under one fixed policy are apart without and with rollspec, by number format and seed."""
-    said = []
-    for name in ("lengths", "lengths-again"):
+    said, single = [], []
+    for name in LENGTHS:
         if (found := load(name)) is not None:
+            single += [r["later_epochs"] for dtype, r in found["dtypes"].items() if dtype == "float32"]
             parts = [
                 f"in {dtype} by {d['tokens']:+.2f} tokens of {r['mean']['none']:.0f} "
                 f"(standard error {d['error']:.2f}, z = {d['z']:+.1f}, {d['responses']:,} responses each)"
@@ -135,7 +138,16 @@ def lengths() -> str:
                 for d in [r["later_epochs"]]
             ]
             said.append(f"{' and '.join(parts)} (`{RESULTS}/{name}.json`, {origin_of(found)})")
-    return "; with another seed ".join(said) or "by what was not measured yet"
+    text = "; with another seed ".join(said) or "by what was not measured yet"
+    if len(single) > 1:
+        weights = [1 / d["error"] ** 2 for d in single]
+        mean = sum(w * d["tokens"] for w, d in zip(weights, single, strict=True)) / sum(weights)
+        error = sum(weights) ** -0.5
+        text += (
+            f"; the {len(single)} seeds in float32 together by {mean:+.2f} (standard error {error:.2f}, "
+            f"z = {mean / error:+.1f})"
+        )
+    return text
 
 
 def head() -> str:

@@ -142,7 +142,9 @@ def test_it_ends_by_its_own_error_and_resumes_with_the_same_head(start: Callable
             it.until(lambda it=it, last=last: (it.store.promoted() or 0) > last)
             it.until(lambda it=it, step=step: it.steps[-1]["training/global_step"] >= step + 2)
             assert it.store.events()[: len(before)] == before, "another head than the checkpoint's was trained"
-            for version, now in tensors(it.store).items():
+            stored = tensors(it.store)
+            assert not weights or weights.keys() & stored.keys(), "no version of the checkpoint is there"
+            for version, now in stored.items():
                 assert all(torch.equal(t, weights.get(version, now)[name]) for name, t in now.items()), version
             for row in it.steps:
                 assert row["rollspec/guard/faults"] == 0 and row["rollspec/health/logprob_corr"] > 0.999

@@ -69,13 +69,12 @@ def _load(worker: Any, file: str) -> None:
     worker.model_runner.model.load_weights(list(load_file(file).items()))
 
 
-def _history(worker: Any) -> list[tuple[str, list[int], list[tuple[int, int]]]]:
+def _history(worker: Any) -> list[tuple[str | None, list[int], list[tuple[int, int]]]]:
     """Name, tokens and versions of every response of a rollout."""
     out = []
     for _, entry in bridge(worker).engine.history:
         for r in entry.responses:
-            if r.origin:
-                out.append((r.origin, r.tokens.tolist(), list(r.spans or ((0, r.version),))))
+            out.append((r.origin, r.tokens.tolist(), list(r.spans or ((0, r.version),))))
     return out
 
 
