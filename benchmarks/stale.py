@@ -112,6 +112,7 @@ MEASURES: dict[str, tuple[str, ...]] = {
     "swap": ("rollspec/head", "rollspec/engine/vllm"),
     "traffic": (*TRAINED, *HEAD, "examples/production_traffic"),
     "traffic-smollm2": (*TRAINED, *HEAD, "examples/production_traffic"),
+    "teachers-earlier": (*TRAINED, *HEAD, "integrations/rollspec_verl", "examples/demo/job.py"),
     "teachers": (*TRAINED, *HEAD, "integrations/rollspec_verl", "examples/demo/job.py"),
     "training-smollm2": TRAINING,
     "tuner": DEFAULT,
@@ -194,9 +195,10 @@ def _code(text: str | None, apart: Collection[str] = ()) -> str | None:
 def _revisions(data: Any) -> Iterator[tuple[str, bool]]:
     """Every (commit, whether there were local changes) that a result names, wherever in it."""
     if isinstance(data, dict):
-        commit = data.get("git") or data.get("git_sha")
-        if isinstance(commit, str):
-            yield commit.split()[0], bool(data.get("dirty")) or " " in commit
+        jobs = data.get("commits")  # of the jobs, where a result was made from some that had run before
+        for commit in (data.get("git") or data.get("git_sha"), *(jobs if isinstance(jobs, list) else ())):
+            if isinstance(commit, str):
+                yield commit.split()[0], bool(data.get("dirty")) or " " in commit
         data = list(data.values())
     if isinstance(data, list):
         for value in data:

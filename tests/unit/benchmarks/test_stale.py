@@ -84,6 +84,7 @@ def test_what_cannot_be_checked_out_again_is_stale(root: Path) -> None:
         ("demo", {"git_sha": f"{head} with local changes"}, "local changes"),
         ("replay", {"git": "f" * 40, "dirty": False}, "ffffffff is not in this history"),
         ("runners", {"cores": 2}, "names no commit"),
+        ("teachers", {"git": head, "dirty": False, "commits": ["e" * 40]}, "eeeeeeee is not in this history"),
     ):
         result(root, name, provenance)
         found = stale.reasons(root)
