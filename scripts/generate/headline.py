@@ -54,7 +54,7 @@ def headline() -> str:
             rows += _peer_rows(name, what, peers)
     if tail := load("long_tail"):
         whole = tail["summary"]["head_and_suffix_over_suffix"]["all"]["sums"]
-        label = "a draft head per replica trained while the job runs, over suffix drafts alone: generation, one whole job"
+        label = "a draft head per replica trained while the job runs, over suffix drafts alone: generation, a whole job"
         rows.append((label, f"{whole:.2f}x", "one job", "`long_tail.json`"))
     note = f"`make demo`: {size(demo)}, {minutes(demo)} minutes for both. {PAIR} " if demo else ""
     names = [name for row in rows for name in re.findall(r"`([^`]+)\.json`", row[-1])]
