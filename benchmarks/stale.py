@@ -15,7 +15,7 @@ import ast
 import json
 import subprocess
 import sys
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -88,8 +88,6 @@ MEASURES: dict[str, tuple[str, ...]] = {
     "inert": ("rollspec/engine/vllm",),
     "lengths": DEFAULT,
     "lengths-again": DEFAULT,
-    "lengths-2": DEFAULT,
-    "lengths-3": DEFAULT,
     "long_tail": (*TRAINED, *JOB, *HEAD),
     "make-head-smollm2": (*TRAINING, "drafter_online/make_head.py"),
     "make-head-tasks": (*TRAINING, "drafter_online/make_head.py"),
@@ -160,8 +158,7 @@ def changed(root: Path, commit: str, paths: tuple[str, ...]) -> bool:
     if files is None:
         return True
     return any(
-        _code(_git(root, "show", f"{commit}:{file}"), RESUME.get(file, set()))
-        != _code(_read(root / file), RESUME.get(file, set()))
+        _code(file, _git(root, "show", f"{commit}:{file}")) != _code(file, _read(root / file))
         for file in files.splitlines()
         if not file.endswith(".md")  # a page says what was measured
     )
@@ -171,14 +168,13 @@ def _read(path: Path) -> str | None:
     return path.read_text(encoding="utf-8", errors="replace") if path.is_file() else None
 
 
-def _code(text: str | None, apart: Collection[str] = ()) -> str | None:
-    """What of a file decides what it does: of Python, neither comments nor docstrings nor layout, nor functions
-    `apart`.
-    """
+def _code(file: str, text: str | None) -> str | None:
+    """What of a file decides what is measured: of Python, neither comments nor docstrings nor layout, nor `RESUME`."""
     try:
         tree = ast.parse(text or "")
     except (SyntaxError, ValueError):
         return text
+    apart = RESUME.get(file, set())
     tree.body = [node for node in tree.body if not (isinstance(node, ast.FunctionDef) and node.name in apart)]
     for node in ast.walk(tree):
         body = getattr(node, "body", None)
@@ -195,8 +191,8 @@ def _code(text: str | None, apart: Collection[str] = ()) -> str | None:
 def _revisions(data: Any) -> Iterator[tuple[str, bool]]:
     """Every (commit, whether there were local changes) that a result names, wherever in it."""
     if isinstance(data, dict):
-        jobs = data.get("commits")  # of the jobs, where a result was made from some that had run before
-        for commit in (data.get("git") or data.get("git_sha"), *(jobs if isinstance(jobs, list) else ())):
+        # `commits`: of the jobs, where a result was made from some that had run before.
+        for commit in (data.get("git") or data.get("git_sha"), *data.get("commits", ())):
             if isinstance(commit, str):
                 yield commit.split()[0], bool(data.get("dirty")) or " " in commit
         data = list(data.values())

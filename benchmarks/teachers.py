@@ -6,8 +6,8 @@ One verl job per arm and seed: the demo's, from a fresh head, whose drafts are v
 or not, so that its acceptance is seen in each rollout, which is the first one after a sync of weights. The arms differ
 in where samples come from: `dedicated` records requests in the engine, `policy` reads the training pass; trainer,
 buffer and versions are the same. Acceptance is of the whole rollout: `drafter/accept_length` is of the version that ran
-last in it. What reading costs is the log-prob pass with it over the pass without, per token and
-step by step, as a share of the whole step.
+last in it. What reading costs is the log-prob pass with it over the pass without, per token and step by step, as a
+share of the whole step.
 """
 
 from __future__ import annotations

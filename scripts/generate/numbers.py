@@ -40,8 +40,6 @@ from scripts.generate.headline import (
 )  # fmt: skip
 
 PROMPTS = ("fresh", "repeated")
-LENGTHS = ("lengths", "lengths-again", "lengths-2", "lengths-3")
-"""A seed each; the first in both number formats."""
 GOAL = "2 %"  # of the null control: `GOAL` of benchmarks/control.py
 
 
@@ -128,7 +126,7 @@ def _repeated(name: str, found: Any) -> Iterator[Row]:
 def lengths() -> str:
     """How far lengths under one fixed policy are apart without and with rollspec, by number format and seed."""
     said, single = [], []
-    for name in LENGTHS:
+    for name in ("lengths", "lengths-again"):  # a seed each; the first in both number formats
         if (found := load(name)) is not None:
             single += [r["later_epochs"] for dtype, r in found["dtypes"].items() if dtype == "float32"]
             parts = [

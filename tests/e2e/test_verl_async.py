@@ -339,6 +339,8 @@ def head_of(
     total = young_head.totals(rows, *names)
     assert total["captured"] >= PROMPTS * N and total["train_steps"] > 0 and total["passes"] > 0, total
     assert total["swaps"] >= 1, "no version was swapped in"
+    for row in rows:
+        assert 0 <= row["rollspec/drafter/staleness"] <= row["rollspec/policy/version"] + 1
     if len(histories) == 1:  # of several replicas each has its own version
         follows_the_policy(rows)
     return total

@@ -43,11 +43,11 @@ def test_tools_in_verls_agent_loop(tmp_path: Path) -> None:
         assert 0.9 * len(turns) < row["rollspec/history/rewarded"] <= len(turns)
         assert row["rollspec/rollout/tokens"] == pytest.approx(sum(sizes["lengths"]), rel=0.05)
         assert row["response_length/mean"] * PROMPTS // 2 * N > 1.1 * sum(sizes["lengths"]), "tools said nothing"
-        assert 0 < row["rollspec/accept/thinking_share"] < 1
+        assert row["rollspec/accept/thinking_length"] >= 1 and 0 < row["rollspec/accept/thinking_share"] < 1
     for row in steps[2:]:
         assert row["rollspec/accept/length"] > 1.3, "the second epoch is not drafted from the first"
         apart = [row[f"rollspec/accept/{part}_length"] for part in ("thinking", "answer")]
-        assert min(apart) < row["rollspec/accept/length"] < max(apart), "what is thought is not told apart"
+        assert min(apart) < row["rollspec/accept/length"] < max(apart), "thinking is not counted apart"
     assert sum(r["rollspec/accept/answer_length"] for r in steps[2:]) > sum(
         r["rollspec/accept/answer_length"] for r in steps[:2]
     )
