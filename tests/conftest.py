@@ -8,7 +8,6 @@ descendants are ended, and the shared-memory segments that appeared during it ar
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
 import signal
 import subprocess
@@ -142,8 +141,9 @@ def _starts_engines(item: pytest.Item) -> bool:
 @contextlib.contextmanager
 def _tidy() -> Iterator[None]:
     import psutil
+    from orphans import adopt
 
-    _adopt_orphans()
+    adopt()
     me = psutil.Process()
     before = {(p.pid, p.create_time()) for p in me.children(recursive=True)}
     segments = _segments()
@@ -151,13 +151,6 @@ def _tidy() -> Iterator[None]:
     _end([p for p in me.children(recursive=True) if (p.pid, p.create_time()) not in before and not _keeper(p)])
     for name in _segments() - segments:
         _remove_unmapped(SHM / name)
-
-
-def _adopt_orphans() -> None:
-    """Make this process the parent of descendants whose own parent has died, so that they can be found (Linux)."""
-    pr_set_child_subreaper = 36
-    with contextlib.suppress(OSError, AttributeError):
-        ctypes.CDLL(None).prctl(pr_set_child_subreaper, 1, 0, 0, 0)
 
 
 def _keeper(process: psutil.Process) -> bool:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+from orphans import left_to_process_one
 
 from examples.demo.job import Job
 from examples.demo.processes import MARKER, Family
@@ -61,15 +62,16 @@ def running(job: Job) -> Iterator[RunningJob]:
     """The job, and nothing of it afterwards."""
     marker, scratch = uuid.uuid4().hex, tempfile.mkdtemp(prefix="rs-")  # short: Ray puts unix sockets in it
     log = job.folder / "job.log"
-    with log.open("wb") as out:
-        process = subprocess.Popen(
-            job.command, cwd=job.cwd, env={**os.environ, **job.environment, MARKER: marker, "RAY_TMPDIR": scratch},
-            stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT, start_new_session=True,
-        )  # fmt: skip
-    family = Family(process.pid, marker)
-    try:
-        yield RunningJob(process, family, log)
-    finally:
-        family.stop()
-        process.wait(10)
-        shutil.rmtree(scratch, ignore_errors=True)
+    with left_to_process_one():
+        with log.open("wb") as out:
+            process = subprocess.Popen(
+                job.command, cwd=job.cwd, env={**os.environ, **job.environment, MARKER: marker, "RAY_TMPDIR": scratch},
+                stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT, start_new_session=True,
+            )  # fmt: skip
+        family = Family(process.pid, marker)
+        try:
+            yield RunningJob(process, family, log)
+        finally:
+            family.stop()
+            process.wait(10)
+            shutil.rmtree(scratch, ignore_errors=True)
