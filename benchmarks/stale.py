@@ -28,7 +28,13 @@ PLAIN = (*DRAFTING, "rollspec/sampling", "rollspec/engine", "rollspec/config", "
 UNTRAINED = ":(exclude)rollspec/engine/daemon.py"  # starts the head's trainer: of no concern where no arm has one
 TRAINED = (*PLAIN, "configs")
 ENGINE = (*TRAINED, UNTRAINED)
-DEFAULT = (*PLAIN, "configs/default.yaml", UNTRAINED)  # no arm has another preset
+WITHOUT_HEAD = (  # what only an engine with a draft head or a draft model runs
+    UNTRAINED,
+    ":(exclude)rollspec/engine/vllm/specialists.py",
+    ":(exclude)rollspec/engine/vllm/v2/head.py",
+    "rollspec/config/sections.py::ModelDrafterConfig",
+)
+DEFAULT = (*PLAIN, "configs/default.yaml", *WITHOUT_HEAD)  # no arm has another preset, or a head
 HEAD = ("rollspec/head", "drafter_online")
 TEACHER = "integrations/rollspec_verl/teacher.py"  # of `drafter.mode: policy` alone
 JOB = (
@@ -116,7 +122,9 @@ MEASURES: dict[str, tuple[str, ...]] = {
     "tuner": DEFAULT,
     "tuner-steady": DEFAULT,
 }
-"""What each file of `benchmarks/results` measures, by its name without `.json`: paths from the root."""
+"""What each file of `benchmarks/results` measures, by its name without `.json`: paths from the root, as git takes them;
+`FILE::NAME` leaves one class or function of a file out.
+"""
 
 
 def reasons(root: Path = ROOT) -> dict[str, list[str]] | None:
@@ -154,11 +162,15 @@ def _of_commit(root: Path, commit: str, paths: tuple[str, ...]) -> list[str]:
 def changed(root: Path, commit: str, paths: tuple[str, ...]) -> bool:
     """Whether the code in `paths` is another one than at `commit`; or that is not known, as in no repository."""
     # Against the working tree: the commit that changes a module also changes what the pages say of its numbers.
-    files = _git(root, "diff", "--name-only", commit, "--", *paths)
+    files = _git(root, "diff", "--name-only", commit, "--", *(p for p in paths if "::" not in p))
     if files is None:
         return True
+    apart = {file: set(names) for file, names in RESUME.items()}
+    for file, _, name in (p.partition("::") for p in paths if "::" in p):
+        apart.setdefault(file, set()).add(name)
     return any(
-        _code(file, _git(root, "show", f"{commit}:{file}")) != _code(file, _read(root / file))
+        _code(_git(root, "show", f"{commit}:{file}"), apart.get(file, set()))
+        != _code(_read(root / file), apart.get(file, set()))
         for file in files.splitlines()
         if not file.endswith(".md")  # a page says what was measured
     )
@@ -168,14 +180,13 @@ def _read(path: Path) -> str | None:
     return path.read_text(encoding="utf-8", errors="replace") if path.is_file() else None
 
 
-def _code(file: str, text: str | None) -> str | None:
-    """What of a file decides what is measured: of Python, neither comments nor docstrings nor layout, nor `RESUME`."""
+def _code(text: str | None, apart: set[str]) -> str | None:
+    """What of a file decides what is measured: of Python, neither comments nor docstrings nor layout, nor `apart`."""
     try:
         tree = ast.parse(text or "")
     except (SyntaxError, ValueError):
         return text
-    apart = RESUME.get(file, set())
-    tree.body = [node for node in tree.body if not (isinstance(node, ast.FunctionDef) and node.name in apart)]
+    tree.body = [n for n in tree.body if not (isinstance(n, ast.FunctionDef | ast.ClassDef) and n.name in apart)]
     for node in ast.walk(tree):
         body = getattr(node, "body", None)
         if (

@@ -63,8 +63,12 @@ class ModelDrafterConfig(Section):
     )
     specialists: dict[str, str] = Field(
         {},
-        description="Folders of further heads by domain, of the shape of `model`: all propose, the most confident one "
-        "drafts.",
+        description="Folders of further heads or draft models by domain, of the shape of `model`.",
+    )
+    route: Literal["confidence", "domain"] = Field(
+        "confidence",
+        description="Which of `model` and `specialists` drafts for a request: with `confidence` all propose and the "
+        "most confident one drafts (TAPS); with `domain` the one of the request's domain, else `model` (OSD).",
     )
     k_max: int = Field(
         8,

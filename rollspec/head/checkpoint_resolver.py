@@ -50,6 +50,10 @@ OTHERS = {
 """Why a drafter of another kind does not run here, by a part of what its config.json calls it."""
 
 
+UNCOMPARED = ("max_position_embeddings", "model_type", "transformers_version", "_name_or_path", "use_cache")
+"""Settings of a model that may differ between heads that run beside each other."""
+
+
 class _UnfitError(Exception):
     """Why a draft model cannot run, as a part of a sentence."""
 
@@ -80,7 +84,9 @@ def settle(args: Any, config: RollspecConfig) -> tuple[RollspecConfig, str | Non
 def _without(config: RollspecConfig, changes: dict[str, Any]) -> RollspecConfig:
     """The configuration of an engine that runs no head."""
     if config.proposal.head.specialists:
-        logger.warning("rollspec: the specialists are left out because proposal.drafters has no eagle3 that can run.")
+        logger.warning(
+            "rollspec: the specialists are left out because proposal.drafters has no head or draft model that can run."
+        )
         changes = {**changes, "proposal.head.specialists": {}}
     return config.change(changes) if changes else config
 
@@ -119,12 +125,12 @@ def _specialists(args: Any, config: RollspecConfig, path: str, name: str) -> dic
     mine = _read(path)
     for domain, given in config.proposal.head.specialists.items():
         try:
-            if name != "eagle3":
-                raise _UnfitError(f"only eagle3 heads run beside each other, and the drafter is a {name}")
+            if name == "mtp":
+                raise _UnfitError("the drafter is an MTP layer, of which a target has one")
             if domain == GENERAL:
                 raise _UnfitError("that is what the head in proposal.head.model is called")
             theirs, folder = _read(given), given
-            if theirs is not None and _flat(theirs):
+            if name == "eagle3" and theirs is not None and _flat(theirs):
                 folder = _publishable(args, config, given)
                 theirs = _read(folder)
             if mine is None or theirs is None:
@@ -202,7 +208,7 @@ def _kind(config: dict[str, Any]) -> str:
 def _shape(config: dict[str, Any]) -> dict[str, Any]:
     """What heads that run beside each other have in common: everything that is computed with, but for the weights."""
     layer = config.get("transformer_layer_config", config)
-    plain = {k: v for k, v in layer.items() if "dtype" not in k and k not in ("max_position_embeddings", "model_type")}
+    plain = {k: v for k, v in layer.items() if "dtype" not in k and not k.endswith("_token_id") and k not in UNCOMPARED}
     own = ("draft_vocab_size", "eagle_aux_hidden_state_layer_ids", "norm_before_residual", "norm_before_fc")
     return {"layer": plain, **{k: config.get(k) or None for k in own}}
 

@@ -47,6 +47,11 @@ class Halted:
         return Versions(self.checkpoint / "rollspec" / "drafter" / "versions")
 
     @property
+    def live(self) -> Versions:
+        """Those that its trainer has."""
+        return Versions(self.job.folder / "drafter" / "versions")
+
+    @property
     def checkpoint(self) -> Path:
         folder = self.points.parent / "checkpoints"
         return folder / f"global_step_{(folder / 'latest_checkpointed_iteration.txt').read_text()}"
@@ -105,7 +110,8 @@ def start(tmp_path: Path) -> Callable[[str], Any]:
         folder.mkdir()
         for old in points.iterdir():
             old.unlink()
-        job = build_job(SETTINGS, assets, folder, speculate=True, preset="long_tail", overrides=overrides)
+        here = (*overrides, f"drafter.dir={folder / 'drafter'}")
+        job = build_job(SETTINGS, assets, folder, speculate=True, preset="long_tail", overrides=here)
         halting = {"ROLLSPEC_TEST_HALT": str(points), "PYTHONPATH": str(SUPPORT / "halting")}
         job = dataclasses.replace(job, command=(*job.command, *more), environment=job.environment | halting)
         return job, points
@@ -118,6 +124,12 @@ def tensors(store: Versions) -> dict[int, dict[str, torch.Tensor]]:
     found = {number: dict(store.load(number).tensors) for number in store.numbers()}
     assert found and all(found.values())
     return found
+
+
+def same(some: dict[int, dict[str, torch.Tensor]], others: dict[int, dict[str, torch.Tensor]]) -> bool:
+    """Whether the versions that both have are the same."""
+    both = some.keys() & others.keys()
+    return all(torch.equal(t, others[v][name]) for v in both for name, t in some[v].items())
 
 
 CHAINS = {
@@ -136,16 +148,16 @@ def test_it_ends_by_its_own_error_and_resumes_with_the_same_head(start: Callable
         job, points = start(f"job-{number}")
         with running(job) as run:
             it = Halted(job, run, points)
+            if weights:  # before it trains
+                it.until(lambda it=it, weights=weights: weights.keys() <= set(it.live.numbers()), 800)
+                assert same(weights, tensors(it.live)), "another head than the checkpoint's is trained further"
             it.until(lambda it=it: it.steps, 800)
             assert it.steps[0]["training/global_step"] == step + 1
             last = before[-1].version if before else 0
             it.until(lambda it=it, last=last: (it.store.promoted() or 0) > last)
             it.until(lambda it=it, step=step: it.steps[-1]["training/global_step"] >= step + 2)
             assert it.store.events()[: len(before)] == before, "another head than the checkpoint's was trained"
-            stored = tensors(it.store)
-            assert not weights or weights.keys() & stored.keys(), "no version of the checkpoint is there"
-            for version, now in stored.items():
-                assert all(torch.equal(t, weights.get(version, now)[name]) for name, t in now.items()), version
+            assert same(weights, tensors(it.store))
             for row in it.steps:
                 assert row["rollspec/guard/faults"] == 0 and row["rollspec/health/logprob_corr"] > 0.999
             assert it.steps[-1]["rollspec/drafter/version"] > last, "its versions are not swapped in"

@@ -6,8 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from engines import ALWAYS, bridge, build, call, close, generate
+from engines import ALWAYS, bridge, build, call, close, generate, say_together
 from heads import random_head
+from models import moved
 
 pytestmark = pytest.mark.engine
 
@@ -98,13 +99,48 @@ def test_the_most_confident_head_drafts_and_comes_back_after_a_sleep(
         close(llm)
 
 
+def test_each_class_of_requests_has_a_draft_model_of_its_own(
+    model: Path, prompts: list[list[int]], plain: dict[str, Any], tmp_path: Path
+) -> None:
+    """OSD's routing. The target itself drafts for one class and is hardly ever wrong, a spoiled copy for the others."""
+    from vllm import SamplingParams
+
+    options = {
+        "preset": "osd",
+        "drafter.mode": "off",
+        "proposal.drafters": ["draft_model"],
+        "proposal.head.model": str(moved(model, tmp_path / "other", 3.0)),
+        "proposal.head.specialists": {"sums": str(model)},
+    }
+    llm = build(model, options, **TIGHT)
+    try:
+        params = [
+            SamplingParams(
+                temperature=0.0,
+                max_tokens=160 - 7 * (i % 5),
+                detokenize=False,
+                extra_args={"rollspec": {"domain": ("sums", "talk", "general")[i % 3]}},
+            )
+            for i in range(2 * len(prompts))
+        ]
+        outs = say_together(llm, [{"prompt_token_ids": p} for p in prompts for _ in range(2)], params)
+        assert [list(o.outputs[0].token_ids) for o in outs] == plain["greedy"]
+        stats, models = call(llm, "stats"), call(llm, "info")["drafter"]["specialists"]
+        assert not stats["faults"] and set(stats["plays"]) == {"draft_model:5"}
+        rates = {name: tally["accepted"] / tally["known"] for name, tally in models.items()}
+        assert rates["sums"] > 0.95 and rates["general"] < 0.5, models
+        assert models["general"]["drafts"] > models["sums"]["drafts"], "two classes of three have no model of their own"
+    finally:
+        close(llm)
+
+
 def test_specialists_without_a_head_are_left_out(
     model: Path, prompts: list[list[int]], plain: dict[str, Any], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     head = random_head(tmp_path / "head", model)
     llm = build(model, {"preset": "default", "proposal.head.specialists": {"code": str(head)}})
     try:
-        assert "the specialists are left out because proposal.drafters has no eagle3" in caplog.text
+        assert "the specialists are left out because proposal.drafters has no head" in caplog.text
         assert generate(llm, prompts) == plain["greedy"] and call(llm, "info")["state"] == "suffix"
     finally:
         close(llm)

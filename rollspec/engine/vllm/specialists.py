@@ -1,10 +1,14 @@
-"""Further heads beside the general one, each for a domain; the most confident of them drafts for a request.
+"""Further heads, or draft models, beside the general one, each for a domain; one of them drafts for a request.
 
 TAPS (arXiv 2603.27027) trains drafters on the text of one task each and finds that choosing between them by confidence
-at inference beats averaging their weights. Here all heads read every step, each into a KV cache of its own, and propose
-for every request; per request and step that draft is verified whose cumulative probabilities, by its own head, sum
-highest: the number of accepted tokens that the head expects. A pass of S heads costs S passes, and the router measures
-it so. A chosen draft is one-hot, so any choice is lossless.
+at inference beats averaging their weights. With `proposal.head.route: confidence` all heads read every step, each into
+a KV cache of its own, and propose for every request; per request and step that draft is verified whose cumulative
+probabilities, by its own head, sum highest: the number of accepted tokens that the head expects. A pass of S heads
+costs S passes, and the router measures it so.
+
+OSD (arXiv 2310.07177) sends each class of queries to a draft model of its own. With `route: domain` a request is
+drafted for by the head of its domain, or the general one where it has none, and a step runs only the heads of its
+requests. A chosen draft is one-hot, so any choice is lossless.
 
 The general head is the one that is trained and swapped; specialists keep the weights that they were loaded with. The
 acceptance rate, and the verdict on a canary of the general weights, count the drafts that were chosen.
@@ -18,7 +22,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -83,6 +87,8 @@ class Specialists:
         self._kept: list[dict[str, torch.Tensor]] = [{}]  # what each head was loaded with, on the CPU
         self._served: dict[str, int] = {}  # head of each request's latest draft
         self._probs: torch.Tensor | None = None  # each pass writes its confidence here, [max_num_reqs, k]
+        self._domain_of: Callable[[str], str] | None = None
+        self._routes: dict[str, int] = {}  # head of each request of the last step, by its domain
         config = speculator.vllm_config
         self._ranks = ranks_of(config)
         self._layers = config.compilation_config.static_forward_context
@@ -114,11 +120,16 @@ class Specialists:
     def _load(self, folder: str) -> torch.nn.Module:
         """As vLLM loads its own head, with layers of other names; `checkpoint_resolver.settle` compared the shapes."""
         from vllm.compilation.backends import set_model_tag
+        from vllm.config import replace
         from vllm.v1.worker.gpu.spec_decode.eagle import utils
 
         name, make = f"specialist_{len(self.models)}", utils.get_model
         mine = copy.copy(self.speculator.draft_model_config)
         mine.model = folder
+        if self.speculator.method == "draft_model":
+            alone = replace(self.speculator._draft_vllm_config, model_config=mine)
+            with set_model_tag(name):
+                return make(vllm_config=alone, prefix=name)  # type: ignore[no-any-return]
 
         def make_head(**given: Any) -> Any:
             with set_model_tag(name):
@@ -149,20 +160,33 @@ class Specialists:
 
     # ---- the step ---------------------------------------------------------------------------------------------------
 
-    def attach(self, probs: torch.Tensor) -> None:
-        """Choose by `probs` [max_num_reqs, k], which every pass writes and a chosen draft's are left in."""
-        self._probs = probs
+    def attach(self, probs: torch.Tensor, domain_of: Callable[[str], str] | None = None) -> None:
+        """Choose from the next step on.
 
-    def each(self, run: Callable[..., Any], *args: Any) -> list[Any]:
-        """What `run` returns with each of the heads in the general one's place."""
+        Args:
+            probs: [max_num_reqs, k], which every pass writes and a chosen draft's are left in.
+            domain_of: a request's domain, by which its head is chosen; None: by confidence.
+        """
+        self._probs, self._domain_of = probs, domain_of
+
+    def each(self, run: Callable[..., Any], *args: Any, heads: Sequence[int] | None = None) -> list[Any]:
+        """What `run` returns with each of the heads, or of these, in the general one's place."""
         out = []
-        for model in self.models:
-            with v2.HeadModel.during(self.speculator, model):
+        for i in heads if heads is not None else range(len(self.models)):
+            with v2.HeadModel.during(self.speculator, self.models[i]):
                 out.append(run(*args))
         return out
 
+    def _routed(self, req_ids: Sequence[str]) -> list[int]:
+        """The head of each request's domain."""
+        assert self._domain_of is not None
+        index = {name: i for i, name in enumerate(self.names)}
+        known = self._routes
+        self._routes = {r: known[r] if r in known else index.get(self._domain_of(r), 0) for r in req_ids}
+        return [self._routes[r] for r in req_ids]
+
     def propose(self, propose: Callable[..., torch.Tensor], *args: Any, **kwargs: Any) -> torch.Tensor:
-        """Around the speculator's `propose`: for each request the most confident head's draft, [requests, k]."""
+        """Around the speculator's `propose`: for each request the draft of its head, [requests, k]."""
         kwargs["is_profile"] = True  # without CUDA graphs
         if self._probs is None or kwargs.get("dummy_run"):  # every head is warmed up
             first: torch.Tensor = self.each(lambda: propose(*args, **kwargs))[0]
@@ -176,11 +200,17 @@ class Specialists:
             tables.slot_mappings.copy_(slots)
             return propose(*args, **kwargs).clone(), written.clone()
 
-        tokens, probs = (torch.stack(found) for found in zip(*self.each(run), strict=True))  # [heads, requests, k]
-        best = probs.nan_to_num(0.0).cumprod(-1).sum(-1).argmax(0)  # [requests]
+        routed = None if self._domain_of is None else self._routed(batch.req_ids)
+        heads = sorted(set(routed)) if routed else list(range(len(self.models)))
+        # [heads, requests, k]
+        tokens, probs = (torch.stack(found) for found in zip(*self.each(run, heads=heads), strict=True))
+        if routed:
+            best = torch.tensor([heads.index(i) for i in routed], device=probs.device)  # [requests]
+        else:
+            best = probs.nan_to_num(0.0).cumprod(-1).sum(-1).argmax(0)
         requests = torch.arange(len(best), device=best.device)
         written.copy_(probs[best, requests])
-        self._served = dict(zip(batch.req_ids, best.tolist(), strict=True))
+        self._served = dict(zip(batch.req_ids, (heads[i] for i in best.tolist()), strict=True))
         return tokens[best, requests]
 
     def scored(self, req_id: str, accepted: int, known: int) -> None:

@@ -19,6 +19,7 @@ from rollspec.engine.bridge import Bridge
 from rollspec.engine.vllm import specialists
 from rollspec.engine.vllm.v2.layers import LAYERS
 from rollspec.engine.vllm.v2.speculator_run import SpeculatorRun
+from rollspec.head import metadata
 from rollspec.head.draft_head import DraftHead
 from rollspec.head.ranks import Ranks
 
@@ -36,8 +37,12 @@ class RunnerDraftHead(DraftHead):
         self._read: Callable[..., Any] = drafter.read
         self.specialists = specialists.of(runner.speculator)
         if self.specialists is not None:
-            self.specialists.attach(drafter.probs)
+            by_domain = bridge.config.proposal.head.route == "domain"
+            self.specialists.attach(drafter.probs, self._domain_of if by_domain else None)
             self._read = functools.partial(self.specialists.each, drafter.read)
+
+    def _domain_of(self, req_id: str) -> str:
+        return metadata.of(getattr(self.bridge.running.get(req_id), "sampling_params", None)).domain
 
     def drafts(
         self, step: StepResult, batch: Any, args: tuple[Any, ...], kwargs: dict[str, Any]

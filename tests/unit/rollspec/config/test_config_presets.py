@@ -64,6 +64,7 @@ MEANS: dict[str, dict[str, object]] = {
     "osd": {
         "proposal.drafters": ["eagle3"],
         "proposal.k_max": 5,
+        "proposal.head.route": "domain",
         "proposal.head.k_max": 5,
         "proposal.head.canary_drafts": 0,
         "proposal.budget.rule": "fixed",

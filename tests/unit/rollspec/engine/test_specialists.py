@@ -99,6 +99,21 @@ def test_the_most_confident_drafts_for_each_request(monkeypatch: pytest.MonkeyPa
     }  # fmt: skip
 
 
+def test_a_domains_head_drafts_for_its_requests_and_no_other_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    speculator, found = load(monkeypatch, {"code": head(9, [0.1] * K), "math": head(7, [0.9] * K)})
+    domains = {"a": "code", "b": "weather"}
+    found.attach(speculator.probs, domains.__getitem__)
+    assert step(speculator).tolist() == [[9] * K, [5] * K], "the domain decides, not how sure a head is"
+    assert speculator.probs[0].tolist() == [pytest.approx(0.1)] * K
+    assert [m for m, _ in speculator.ran] == found.models[:2], "no request is about math"
+    found.scored("a", 1, 3)
+    found.scored("b", 2, 3)
+    assert [t["accepted"] for t in found.info().values()] == [2, 1, 0]
+    speculator.ran.clear()
+    domains["b"] = "code"  # a request keeps its head: its KV is in that head's cache
+    assert step(speculator).tolist() == [[9] * K, [5] * K]
+
+
 def test_only_the_passes_of_the_step_count(monkeypatch: pytest.MonkeyPatch) -> None:
     speculator, found = load(monkeypatch, {"code": head(9, [0.6, 0.0, 0.0])})
     found.attach(speculator.probs)

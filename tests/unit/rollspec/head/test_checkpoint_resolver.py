@@ -301,3 +301,23 @@ def test_specialists_have_the_shape_of_the_head(
     assert method == "eagle3"
     assert found.proposal.head.specialists == ({name: path} if words is None else {})
     assert words is None or words in caplog.text
+
+
+def test_draft_models_of_one_shape_run_beside_each_other(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    small = {"vocab_size": TARGET["vocab_size"], "hidden_size": 8, "num_hidden_layers": 1, "transformers_version": "4"}
+    same = folder(tmp_path / "same", {**small, "transformers_version": "5", "eos_token_id": 2})
+    config = RollspecConfig.load(
+        {
+            "proposal.drafters": ["draft_model"],
+            "proposal.head.model": folder(tmp_path / "small", small),
+            "proposal.head.specialists": {
+                "code": same,
+                "math": folder(tmp_path / "deep", {**small, "num_hidden_layers": 2}),
+            },
+        },
+        env={},
+    )
+    with caplog.at_level(logging.WARNING, "rollspec"):
+        found, method = checkpoint_resolver.settle(like(ARGS, model=folder(tmp_path / "target", TARGET)), config)
+    assert method == "draft_model" and found.proposal.head.specialists == {"code": same}
+    assert "'math' is left out because" in caplog.text and "has another shape" in caplog.text
