@@ -4,10 +4,12 @@
     drafter-online make-head --model runs/warm --minutes 45 --prompts TASKS --out runs/head
     python -m benchmarks.moving --model runs/warm --head runs/head
     python -m benchmarks.moving --model runs/warm --head runs/head --ablate    # what it learns from
+    python -m benchmarks.moving ... --towards runs/later --prompts tasks/train.parquet    # without the job
 
-The job runs once (`benchmarks/drift.py`, 64 updates in 45 minutes of two cores). Every 16 updates its policy answers
-the job's prompts, to train on, and prompts that are in no training; heads are trained between two policies as an online
-drafter is, and every policy is drafted for by a head that has only seen the ones before it:
+With `--towards` policies are on the straight line to a later checkpoint. Else the job runs once (`benchmarks/drift.py`,
+64 updates in 45 minutes of two cores), and every 16 updates are a policy. Each policy answers the job's prompts, to
+train on, and prompts that are in no training; heads are trained between two policies as an online drafter is, and every
+policy is drafted for by a head that has only seen the ones before it:
 
     kept training             trains on every policy's responses
     frozen mid-job            the same, until half of the updates
@@ -26,7 +28,7 @@ import dataclasses
 import hashlib
 import json
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -37,6 +39,7 @@ from benchmarks.drafter import Arm as Terms
 from benchmarks.drafter import load, put_weights, read, trainer_of, write
 from benchmarks.drift import CACHE, Drift, drift, first_prompts
 from benchmarks.engines import Arm, Engine, Work
+from benchmarks.peer_load import drifting
 from examples.demo.job import REAL, JobSettings
 from rollspec.machine import native_dtype
 from rollspec.telemetry.runs import load_run
@@ -51,11 +54,14 @@ DRAFTED = 4  # tokens of a draft whose verify steps are in what is trained on
 
 ARMS = {
     **{name: arm for name, arm in SAID.items() if name not in ("1 TTT step", "5 TTT steps")},
+    "half the steps": Terms(share=0.5),
+    "twice the steps": Terms(share=2.0),
     "learning rate 1e-4": Terms({"learning_rate": 1e-4}),
     "learning rate 3e-4": Terms({"learning_rate": 3e-4}),
     "learning rate 3e-3": Terms({"learning_rate": 3e-3}),
 }
 """What `--ablate` compares: the terms of `benchmarks/drafter.py`, for a head that begins trained."""
+KEPT_SHARE = 0.4  # of all samples' bytes fits into a term's buffer, so that it matters what is kept
 
 
 @dataclass
@@ -77,6 +83,8 @@ def run(
     seeds: int = 3,
     rate: float | None = None,
     out: Path | None = None,
+    towards: Path | None = None,
+    prompts: Path | None = None,
 ) -> Path:
     """The job or what it saved, then the heads; prints a row per policy, and writes JSON after every seed.
 
@@ -88,8 +96,10 @@ def run(
         steps: micro-steps of training per policy.
         seeds: of the training's samples.
         rate: learning rate; the default's when None.
+        towards: a later checkpoint, in the place of the job.
+        prompts: of that, Parquet as `examples.grpo_tasks.prepare` writes them, with val.parquet beside.
     """
-    found, per_epoch = policies(model, epochs, every)
+    found, per_epoch = policies(model, epochs, every, towards, prompts)
     versions = collect(found, head)
     target = out or harness.RESULTS / "moving.json"
     lengths: dict[str, list[list[float]]] = {}
@@ -104,7 +114,7 @@ def run(
             "updates_per_version": every * per_epoch,
             "micro_steps_per_version": steps,
             "learning_rate": rate,
-            "rewards": rewards(found, per_epoch),
+            "rewards": None if towards else rewards(found, per_epoch),
             "versions": [v.facts for v in versions],
             "lengths": lengths,
             "last_quarter": last_quarter(lengths),
@@ -122,19 +132,28 @@ def ablate(
     steps: int = 8,
     seeds: int = 3,
     out: Path | None = None,
+    towards: Path | None = None,
+    prompts: Path | None = None,
 ) -> Path:
     """What the head learns from: one that is trained further by each of `ARMS`; rows join those that are there."""
-    found, _ = policies(model, epochs, every)
+    found, _ = policies(model, epochs, every, towards, prompts)
     versions = collect(found, head)
+    room = {"max_bytes": int(KEPT_SHARE * sum(s.nbytes for version in versions for s in version.train))}
     target = out or harness.RESULTS / "moving-terms.json"
     rows = json.loads(target.read_text())["arms"] if target.is_file() else {}
     for name in names or ARMS:
         arm = ARMS[name]
-        trainers = (_trainer(found.model, head, arm, seed) for seed in range(seeds))
-        lengths = [follow(trainer, versions, steps, errors=arm.errors) for trainer in trainers]
+        trainers = (_trainer(found.model, head, arm, seed, room) for seed in range(seeds))
+        lengths = [follow(t, versions, round(arm.share * steps), errors=arm.errors) for t in trainers]
         rows[name] = {"lengths": lengths, "after_the_first": [statistics.mean(row[1:]) for row in lengths]}
         print(f"{name:28} {[round(x, 3) for x in rows[name]['after_the_first']]}", flush=True)
-        facts = {"policy": found.made_by, "micro_steps_per_version": steps, "arms": rows}
+        facts = {
+            "policy": found.made_by,
+            "versions": [v.facts for v in versions],
+            "micro_steps_per_version": steps,
+            "buffer_bytes": room["max_bytes"],
+            "arms": rows,
+        }
         harness.save("moving-terms", {"benchmark": "moving-terms", "provenance": harness.provenance(), **facts}, target)
     return target
 
@@ -149,9 +168,13 @@ def last_quarter(lengths: dict[str, list[list[float]]]) -> dict[str, Any]:
     }
 
 
-def policies(model: Path, epochs: int, every: int) -> tuple[Drift, int]:
-    """The start, and what the job saved after each `every` epochs; and its updates per epoch."""
+def policies(
+    model: Path, epochs: int, every: int, towards: Path | None = None, prompts: Path | None = None
+) -> tuple[Drift, int]:
+    """The start, and what the job saved after each `every` epochs; and its updates per epoch, none without a job."""
     harness.pin(threads=2)
+    if towards is not None:
+        return dataclasses.replace(drifting(model, towards, epochs // every + 1), prompts=str(prompts)), 0
     settings = JobSettings(model=str(model), **REAL, epochs=epochs + 1)
     found = drift(settings)
     return dataclasses.replace(found, weights=found.weights[::every]), settings.steps_per_epoch
@@ -201,10 +224,10 @@ def follow(trainer: Any, versions: list[Version], steps: int, reads: bool = True
     return lengths
 
 
-def _trainer(model: str, folder: Path, arm: Terms, seed: int) -> Any:
+def _trainer(model: str, folder: Path, arm: Terms, seed: int, buffer: Mapping[str, Any] | None = None) -> Any:
     from drafter_online import head as heads
 
-    return trainer_of(heads.load(folder, model), arm, seed, {}, {})
+    return trainer_of(heads.load(folder, model), arm, seed, buffer or {}, {})
 
 
 def _parts(weights: str) -> dict[str, Any]:
@@ -326,10 +349,16 @@ def main() -> None:
     for name, default in {"epochs": 8, "every": 2, "steps": 8, "seeds": 3}.items():
         parser.add_argument(f"--{name}", type=int, default=default)
     parser.add_argument("--rate", type=float, help="learning rate of the heads' training")
+    parser.add_argument("--towards", type=Path, help="a later checkpoint: no job, policies on the line to it")
+    parser.add_argument("--prompts", type=Path, help="of that: Parquet of examples.grpo_tasks.prepare")
     parser.add_argument("--ablate", nargs="*", metavar="ARM", help="what it learns from instead: all, or some of ARMS")
     parser.add_argument("--out", type=Path)
     args = vars(parser.parse_args())
     names = args.pop("ablate")
+    if (args["towards"] is None) != (args["prompts"] is None):
+        parser.error("--towards and --prompts go together: a job has prompts of its own")
+    if unknown := set(names or ()) - set(ARMS):
+        parser.error(f"--ablate has no arm {sorted(unknown)[0]!r}; choose from {', '.join(ARMS)}")
     if names is None:
         print(run(**args))
     elif args.pop("rate") is not None:
