@@ -91,6 +91,8 @@ class Capture:
         self._runner = runner
         self._layers = layers
         self.config = host.config.drafter.capture
+        self.by_another: Callable[[str], bool] = lambda req_id: False
+        """Whether a request's draft is of a head that is not trained."""
         self.off = False
         self.paused = False  # no trainer wants samples now
         self.logits = True  # whether it learns from what was rejected: top-k of a whole vocabulary per proposed token
@@ -272,6 +274,8 @@ class Capture:
         self._grow(r, ids.nbytes + values.nbytes + lse.nbytes)
         # The weights may have been swapped since it was drafted.
         drafter, version = ("head", request.head.version) if request.head.sent else ("suffix", NO_DRAFTER)
+        if request.head.sent and self.by_another(req_id):
+            drafter, version = "specialist", NO_DRAFTER
         accepted = min(accepted, len(scheduled))
         r.steps.append(VerifyStep(position, drafter, list(scheduled), accepted, ids, values, lse, version))
 

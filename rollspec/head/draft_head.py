@@ -88,6 +88,8 @@ class DraftHead:
         """A draft was scored: news for the canary of new weights, if the request's KV is theirs."""
         if self.specialists is not None:
             self.specialists.scored(req_id, accepted, length)
+            if self.specialists.drafted(req_id):
+                return
         if self.swapper.canary is None or not self.states.current(req_id):
             return
         try:

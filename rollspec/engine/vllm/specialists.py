@@ -11,7 +11,8 @@ drafted for by the head of its domain, or the general one where it has none, and
 requests. A chosen draft is one-hot, so any choice is lossless.
 
 The general head is the one that is trained and swapped; specialists keep the weights that they were loaded with. The
-acceptance rate, and the verdict on a canary of the general weights, count the drafts that were chosen.
+acceptance rate counts the drafts that were chosen; the verdict on a canary of the general weights, and what it learns
+from rejections, count its own.
 
 With CUDA graphs the target keeps its own, and the heads run without: vLLM captures its speculator's passes with one
 model in them, which a replay would run in the place of every other. Not run on a GPU.
@@ -85,7 +86,8 @@ class Specialists:
         self.stale = False
         self._target = target
         self._kept: list[dict[str, torch.Tensor]] = [{}]  # what each head was loaded with, on the CPU
-        self._served: dict[str, int] = {}  # head of each request's latest draft
+        self._served: dict[str, int] = {}  # head of each request's latest draft, until that is scored
+        self._drafted: dict[str, int] = {}  # the same, until the next one
         self._probs: torch.Tensor | None = None  # each pass writes its confidence here, [max_num_reqs, k]
         self._domain_of: Callable[[str], str] | None = None
         self._routes: dict[str, int] = {}  # head of each request of the last step, by its domain
@@ -211,7 +213,14 @@ class Specialists:
         requests = torch.arange(len(best), device=best.device)
         written.copy_(probs[best, requests])
         self._served = dict(zip(batch.req_ids, (heads[i] for i in best.tolist()), strict=True))
+        if len(self._drafted) > 4 * len(self._probs):  # of requests that ended
+            self._drafted.clear()
+        self._drafted |= self._served
         return tokens[best, requests]
+
+    def drafted(self, req_id: str) -> bool:
+        """Whether a request's latest draft is a specialist's."""
+        return self._drafted.get(req_id, 0) != 0
 
     def scored(self, req_id: str, accepted: int, known: int) -> None:
         """A request's latest draft was scored."""

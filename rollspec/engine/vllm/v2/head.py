@@ -40,6 +40,8 @@ class RunnerDraftHead(DraftHead):
             by_domain = bridge.config.proposal.head.route == "domain"
             self.specialists.attach(drafter.probs, self._domain_of if by_domain else None)
             self._read = functools.partial(self.specialists.each, drafter.read)
+            if self.capture is not None:
+                self.capture.by_another = self.specialists.drafted
 
     def _domain_of(self, req_id: str) -> str:
         return metadata.of(getattr(self.bridge.running.get(req_id), "sampling_params", None)).domain

@@ -108,6 +108,7 @@ def test_a_domains_head_drafts_for_its_requests_and_no_other_runs(monkeypatch: p
     assert [m for m, _ in speculator.ran] == found.models[:2], "no request is about math"
     found.scored("a", 1, 3)
     found.scored("b", 2, 3)
+    assert found.drafted("a") and not found.drafted("b") and not found.drafted("gone"), "who is to learn from it"
     assert [t["accepted"] for t in found.info().values()] == [2, 1, 0]
     speculator.ran.clear()
     domains["b"] = "code"  # a request keeps its head: its KV is in that head's cache

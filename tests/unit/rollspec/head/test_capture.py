@@ -113,6 +113,17 @@ def test_a_request_becomes_a_sample() -> None:
     assert e.capture.info()["samples"] == 1 and e.capture.info()["recording"] == 0
 
 
+def test_a_specialists_draft_teaches_the_general_head_nothing_of_its_rejections() -> None:
+    e = Engine()
+    e.capture.by_another = {"a"}.__contains__
+    e.begin("a", [1, 2, 3], limit=4)
+    e.step({"a": (0, 3, [], [10])})
+    e.engine.requests["a"].head.sent = True
+    e.step({"a": (3, 4, [11, 12, 13], [11, 12, 9])})
+    (s,) = e.capture.take()
+    assert s.verify.drafter == ("specialist",) and s.draft_version == -1
+
+
 def test_what_no_trainer_reads_of_the_logits_is_not_computed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Top-k over a vocabulary, for every proposed token, is most of what recording costs."""
     e = Engine()
