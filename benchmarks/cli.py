@@ -111,13 +111,15 @@ def control(
             exists=True, file_okay=False, help="What training this head of --model costs its engine, instead."
         ),
     ] = None,
+    batches: Annotated[str | None, typer.Option(help="Batch sizes, separated by commas (4,32,64).")] = None,
 ) -> None:
     """An engine with rollspec on and nothing drafted against one without it (minutes)."""
     if head is not None and model is None:
         raise RollspecError("rollspec: --head is a head of --model; give both.")
     if head is not None:
         out = out or _file("control-head", str(model), quick)
-    _measure("control", json, out, model, quick=quick, rounds=rounds, head=head)
+    sizes = _sizes(batches) if batches else ()
+    _measure("control", json, out, model, quick=quick, rounds=rounds, head=head, batches=sizes)
 
 
 @command.command()

@@ -56,9 +56,12 @@ def run(
     rounds: int = ROUNDS,
     model: Path | None = None,
     head: Path | None = None,
+    batches: Sequence[int] = (),
     out: Path | None = None,
 ) -> Path:
-    """Print the ratios and save them; with `head`, those of training beside its engine."""
+    """Print the ratios and save them; with `head`, those of training beside its engine. `batches`: `BATCHES` if none
+    are given.
+    """
     pin(apart=head is not None)
     began = provenance()
     path = str(model) if model else prepare_assets(JobSettings(), CACHE / "grpo_arithmetic").model
@@ -71,7 +74,7 @@ def run(
                 Arm(mode, rollspec=both | TRAINED | {"drafter.mode": mode, "drafter.dir": f"{folder}/{mode}"})
                 for mode in GOALS
             ]
-        batches = BATCHES[:1] if quick else BATCHES
+        batches = batches or (BATCHES[:1] if quick else BATCHES)
         length, pause = (HEAD_LENGTH, PAUSE) if head else (LENGTH, 0.0)
         found = measure(arms, path, batches, length, 3 if quick else rounds, pause)
     if head is not None:  # what recording and sending cost: both sides have a training on the other core

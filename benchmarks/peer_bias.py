@@ -6,6 +6,7 @@ so the distance can be measured without binning (`benchmarks/two_policies.py: ch
 
 from __future__ import annotations
 
+import math
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -16,13 +17,21 @@ MOST = 40_000
 """Positions looked at in each epoch: of so many a distance of 0.01 is about six standard errors."""
 
 
+FOUND = 3.3
+"""Standard errors from none at which a bias counts as found: p < 1e-3."""
+
+
 @dataclass(frozen=True)
 class Ruled:
-    """An epoch's responses. `ruled`: leading tokens of each that the rule decided."""
+    """An epoch's responses, of all seeds. `ruled`: leading tokens of each that the rule decided."""
 
     prompts: list[list[int]]
     texts: list[list[int]]
     ruled: list[int]
+
+    def and_(self, other: Ruled) -> Ruled:
+        """With those of another seed."""
+        return Ruled(self.prompts + other.prompts, self.texts + other.texts, self.ruled + other.ruled)
 
 
 def distance(epochs: Mapping[int, Ruled], model: str, weights: Sequence[str], bias: float) -> list[dict[str, Any]]:
@@ -44,9 +53,41 @@ def distance(epochs: Mapping[int, Ruled], model: str, weights: Sequence[str], bi
         rows = np.arange(len(e.texts), dtype=np.int64)
         samples = Samples(tuple(np.asarray(t, dtype=np.int64) for t in e.texts), rows, np.zeros_like(rows))
         found = check_lossy(samples, np.asarray(e.ruled, dtype=np.int64), e.prompts, new, old, bias, MOST)
-        found_by = found.measured / found.error if found.error else 0.0
-        out.append({"epoch": number, **asdict(found), "agrees": found.agrees, "z": found_by})
+        out.append({"epoch": number, **_row(found)})
     return out
+
+
+def overall(rows: Sequence[Mapping[str, Any]]) -> float:
+    """Standard errors from none, of several of `distance` together."""
+    error = math.sqrt(sum((r["positions"] * r["error"]) ** 2 for r in rows))
+    return sum(r["positions"] * r["measured"] for r in rows) / error if error else 0.0
+
+
+def pooled(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Several of `distance` as one, of the same epoch in several calls."""
+    from benchmarks.two_policies import LossyCheck
+
+    n = sum(r["positions"] for r in rows)
+
+    def mean(name: str) -> float:
+        return float(sum(r["positions"] * r[name] for r in rows) / n) if n else 0.0
+
+    error = math.sqrt(sum((r["positions"] * r["error"]) ** 2 for r in rows)) / n if n else 0.0
+    counts = {name: sum(r[name] for r in rows) for name in ("tokens", "ruled", "positions")}
+    largest = max((r["largest"] for r in rows), default=0.0)
+    return _row(LossyCheck(**counts, measured=mean("measured"), error=error, theory=mean("theory"), largest=largest,
+                           bias=rows[0]["bias"]))  # fmt: skip
+
+
+def joined(before: Sequence[Mapping[str, Any]], now: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """`distance` of an earlier call and of this one, which had other seeds, epoch by epoch."""
+    epochs = sorted({r["epoch"] for r in (*before, *now)})
+    return [{"epoch": e, **pooled([r for r in (*before, *now) if r["epoch"] == e])} for e in epochs]
+
+
+def _row(found: Any) -> dict[str, Any]:
+    z = found.measured / found.error if found.error else 0.0
+    return {**asdict(found), "agrees": found.agrees, "z": z}
 
 
 def _reference(model: str, weights: str) -> Any:

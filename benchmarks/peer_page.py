@@ -10,6 +10,7 @@ from typing import Any
 
 from benchmarks.engines import Arm
 from benchmarks.peer_arms import NONE, OURS, PEERS, trains
+from benchmarks.peer_bias import FOUND, overall
 from benchmarks.peer_load import LATER, WORKLOADS
 from benchmarks.peer_table import COLUMNS, rows, sentences
 
@@ -156,7 +157,7 @@ def _part(
         kept = summary["workloads"]["epochs"]["arms"][arm]["kept_share"]
         lines.append(
             f"**{arm} is lossy.** It kept {100 * kept:.0f} % of the tokens of the epoch before. Total variation from "
-            f"the policy where its rule decided: {said}."
+            f"the policy where its rule decided: {said}. {_found(epochs)}"
         )
         if all(e["theory"] < 1e-9 for e in epochs):
             lines.append(
@@ -237,6 +238,13 @@ def _goals(summary: Mapping[str, Any], controlled: Sequence[str]) -> list[str]:
         lines.append(f"| {goal} | {_listed(faster) or 'no arm'} | {spread} | {says} |")
     note = [] if "64" in controlled else ["\n*Full* has a batch of 64; the null control was not run at that size."]
     return [*lines, *note, ""]
+
+
+def _found(epochs: Sequence[Mapping[str, Any]]) -> str:
+    z = overall(epochs)
+    return (
+        f"All together: z = {z:.1f}, so the bias is {'found' if z > FOUND else 'not found'} (p < 0.001 at {FOUND:g})."
+    )
 
 
 def _reciprocal(ratio: Mapping[str, Any]) -> dict[str, Any]:

@@ -24,7 +24,7 @@ from benchmarks.harness import RESULTS, pin, provenance, save
 from benchmarks.options import names
 from benchmarks.peer_arms import NONE, OURS, PEERS, Chosen, trains
 from benchmarks.peer_arms import chosen as of_names
-from benchmarks.peer_bias import Ruled, distance
+from benchmarks.peer_bias import Ruled, distance, joined
 from benchmarks.peer_load import EPOCHS, WORKLOADS, Load, drifting, load
 from benchmarks.peer_plan import Costs, Heat, Plan, plan, room
 from benchmarks.peer_store import FORMAT, begin, finished
@@ -87,7 +87,9 @@ class Peers:
         for name, epochs in self._lossy.items():
             self.console.print(f"{name}: its distance from the policy", highlight=False)
             bias = float(self.chosen.arms[name].rollspec["reuse"]["bias"])  # type: ignore[index]
-            self.result.setdefault("distance", {})[name] = distance(epochs, self.policy.model, self.load.weights, bias)
+            now = distance(epochs, self.policy.model, self.load.weights, bias)
+            known = self.result.setdefault("distance", {})
+            known[name] = joined(known.get(name, ()), now)
             self._save()
         for workload, s in self.result["summary"]["workloads"].items():
             self.console.print(table(workload, s))
@@ -218,7 +220,8 @@ class Peers:
         for work in works:
             done = engine.run(work)
             if any(done.get("ruled", ())):
-                self._lossy.setdefault(name, {})[len(out)] = Ruled(work.prompts, done["texts"], done["ruled"])
+                epochs, here = self._lossy.setdefault(name, {}), Ruled(work.prompts, done["texts"], done["ruled"])
+                epochs[len(out)] = epochs[len(out)].and_(here) if len(out) in epochs else here
             out.append({k: done[k] for k in KEPT if k in done})
             if trains(self.chosen.arms[name]):
                 time.sleep(IDLE)

@@ -135,8 +135,17 @@ def test_seer_drafts_from_siblings_alone_and_rhymerl_from_the_last_epoch(
             assert again < 1.5 * once and twice > 1.5 * (once + again), found
         else:
             assert again > 2 * once and twice > 1.5 * again, found
+            kept = llm.collective_rpc(_kept_versions)[0]
+            assert all(versions == [1, 2] for versions in kept), "what was said two epochs ago drafts for nothing"
     finally:
         close(llm)
+
+
+def _kept_versions(worker: Any) -> list[list[int]]:
+    """Policy versions of the responses that each prompt is drafted from."""
+    from rollspec.engine.vllm.worker import bridge
+
+    return [sorted({r.version for r in each.responses}) for _, each in bridge(worker).engine.history]
 
 
 @pytest.mark.parametrize(
@@ -206,6 +215,9 @@ def test_a_published_rule_ends_drafts_and_changes_no_token(
         offered, kept = found["offered"], found["kept"]
         if name == "smartspec":
             assert found["strategy"] == "smartspec" and len(found["rates"]) > 1, "it learns an acceptance rate"
+            solved = found["solved"]
+            assert solved and all(k == _best_goodput(*of) for k, *of in solved), solved
+            assert len({k for k, *_ in solved}) > 1, "always the same length, whatever it costs and brings"
         elif name == "tetris":
             assert kept and all(taken <= 4 * batch for taken, batch in kept), "the capacity is the batch's"
             assert max(found["longest"]) == 6, "and a likely draft has more than the average"
@@ -246,8 +258,22 @@ def _note_drafts(worker: Any) -> None:
     """Keep how long drafts were before and after the rule, or per step what the batch was given."""
     from rollspec.engine.vllm.worker import bridge
 
-    selection = bridge(worker).engine.selection
-    selection.noted = {"offered": [], "kept": [], "longest": []}
+    selection, strategy = bridge(worker).engine.selection, bridge(worker).engine.tuner.strategy
+    selection.noted = {"offered": [], "kept": [], "longest": [], "solved": []}
+    if strategy.name == "smartspec":
+        choose = strategy.choose
+
+        def choosing(bucket: int) -> int:
+            b = strategy._buckets[bucket]
+            known = [b[n].tolist() for n in ("seconds", "steps")], b["rates"][strategy._group].tolist()
+            chosen: int = choose(bucket)
+            (seconds, (steps,)), rates = known
+            if all(seconds) and steps % 20 == 1:
+                ks = strategy._ks.tolist()
+                selection.noted["solved"].append((ks[chosen], seconds, rates, ks))
+            return chosen
+
+        strategy.choose = choosing
     if (rule := selection.rule) is not None:
         keep = rule.keep
 
@@ -269,6 +295,14 @@ def _note_drafts(worker: Any) -> None:
             return lengths
 
         selection.allot = sharing
+
+
+def _best_goodput(seconds: list[float], rates: list[float], lengths: list[int]) -> int:
+    """The draft length of the most expected tokens per second by SmartSpec's formula; none counts 1.1 times."""
+    found = {}
+    for t, rate, k in zip(seconds, rates, lengths, strict=True):
+        found[k] = sum(rate**i for i in range(int(k) + 1)) / t * (1.0 if k else 1.1)
+    return max(found, key=lambda k: found[k])
 
 
 def _ruled(worker: Any) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks import peer_page, peer_table
+from benchmarks import peer_bias, peer_page, peer_table
 from benchmarks.peer_arms import PEERS
 
 CLEAN = {"git": "c" * 40, "dirty": False, "load": [0], "time": "2026-01-01T00:00:00Z", "cpu": "x", "cores": 2,
@@ -115,3 +115,15 @@ def test_arms_that_ran_twice_stand_beside_each_other() -> None:
         text.partition("Over rollspec's default in *epochs* and *full*:")[2].partition("\n\n|")[2].partition("\n\n")[0]
     )
     assert "| das |" in again and "| ngram K=2 |" not in again  # in one workload only
+
+
+def test_a_bias_is_found_in_all_seeds_together() -> None:
+    one = {"epoch": 1, "tokens": 900, "ruled": 500, "positions": 400, "measured": 0.02, "error": 0.01, "theory": 0.02,
+           "largest": 0.3, "bias": 0.5}  # fmt: skip
+    twice = peer_bias.joined([one], [one])
+    assert [r["epoch"] for r in twice] == [1] and twice[0]["positions"] == 800
+    assert twice[0]["measured"] == pytest.approx(0.02) and twice[0]["error"] == pytest.approx(0.01 / 2**0.5)
+    assert twice[0]["z"] == pytest.approx(peer_bias.overall(twice)) == pytest.approx(2 * 2**0.5)
+    assert [r["epoch"] for r in peer_bias.joined([one], [{**one, "epoch": 2}])] == [1, 2]
+    here = peer_bias.Ruled([[1]], [[2, 3]], [2])
+    assert here.and_(here) == peer_bias.Ruled([[1], [1]], [[2, 3]] * 2, [2, 2])
