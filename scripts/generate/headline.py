@@ -21,11 +21,6 @@ INTERVAL = "95 % interval; range under six pairs"
 PAIR = "Its intervals resample the steps of this one pair; pairs differ by more."
 MEDIANS = "Where a row is of several pairs, a ratio is their median, so two ratios need not divide into a third."
 IF_MACHINE = "right only if the machine, and not rollspec, changed their speed"
-NEW_PROMPTS = (
-    "\n\n**New prompts and epoch 1 of `make demo` are two measurements.** *New prompts*: turns of one warm engine, "
-    "which knows its costs and what it said to other prompts; only the turn is timed. Epoch 1: the start of a whole "
-    "job, which knows neither. How much each of these differences makes was not measured."
-)
 Row = tuple[str, ...]
 
 
@@ -59,7 +54,7 @@ def headline() -> str:
     note = f"`make demo`: {size(demo)}, {minutes(demo)} minutes for both. {PAIR} " if demo else ""
     names = [name for row in rows for name in re.findall(r"`([^`]+)\.json`", row[-1])]
     table = table_of(("", "speed-up", INTERVAL, "file"), rows)
-    return f"{table}\n\n{note}{MEDIANS} {_machines(names)}{NEW_PROMPTS if demo and load('peers-demo') else ''}"
+    return f"{table}\n\n{note}{MEDIANS} {_machines(names)}"
 
 
 def _demo_rows(d: Any) -> Iterator[Row]:
