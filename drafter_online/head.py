@@ -24,6 +24,7 @@ from drafter_online.errors import HeadError
 from drafter_online.files import replace
 from drafter_online.initial_weights import start_as_target
 from drafter_online.modes import normal_mode
+from drafter_online.recipes import TTT_STEPS
 from drafter_online.specforge import from_specforge, speculators_config
 
 log = logging.getLogger(__name__)
@@ -41,7 +42,7 @@ def fresh(
     draft_vocab_size: int | None = None,
     counts: Mapping[int, int] | None = None,
     layers: int = 1,
-    speculative_tokens: int = 3,
+    speculative_tokens: int = TTT_STEPS,
     random: bool = False,
     seed: int = 0,
 ) -> Any:

@@ -312,7 +312,7 @@ class Service:
             self.counts["refreshed"] += 1
 
     def _publish(self) -> None:
-        """What was learned, as a version: no other one is on trial, and it pays, or nothing better comes soon."""
+        """What was learned, as a version: no other one is on canary, and it pays, or nothing better comes soon."""
         waited = self.trainer.counts.steps - self._published_at
         if self.release.candidate is not None and waited < 10 * self.config.publish_every:
             return

@@ -311,8 +311,9 @@ def test_installed_code_uses_the_words_of_the_glossary() -> None:
     files = [f for d in ("rollspec", "drafter_online", "integrations") for f in sorted((ROOT / d).rglob("*.py"))]
     assert len(files) > 150
     for file in files:
-        # TRL hands a `trial` to what is wrapped.
-        text = re.sub(r"\btrial(?=[:,)=])", "", file.read_text(encoding="utf-8"))
+        text = file.read_text(encoding="utf-8")
+        if "rollspec_trl" in file.parts:  # which gets a `trial` from TRL
+            text = re.sub(r"\btrial(?=[:,)=])", "", text)
         found = [m[0] for m in words.finditer(text)]
         assert not found, f"{file.relative_to(ROOT)}: {found}"
 
