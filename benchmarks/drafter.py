@@ -21,7 +21,7 @@ import hashlib
 import json
 import statistics
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -115,7 +115,7 @@ def run(
     if quick and not names:
         arms = dict(list(arms.items())[::6])
     data = collect(size, quick)
-    budget = int(0.4 * sum(s.nbytes for version in data.train for s in version))  # evictions matter
+    budget = budget_of(data.train)
     target = out or harness.RESULTS / "drafter.json"
     table = {} if quick or not target.is_file() else json.loads(target.read_text())
     setting = {
@@ -187,6 +187,11 @@ def trainer_of(head: Any, arm: Arm, seed: int, buffer: Mapping[str, Any], traini
 
     kept = Buffer(BufferConfig(**{**buffer, **arm.buffer}))
     return Trainer(Eagle3(head), kept, DrafterTraining(**{**training, "seed": seed, **arm.terms}))
+
+
+def budget_of(train: Iterable[Iterable[Any]]) -> int:
+    """Bytes of a buffer that some of these samples do not fit into, so that it matters what is kept."""
+    return int(0.4 * sum(s.nbytes for version in train for s in version))
 
 
 def train(data: Data, arm: Arm, seed: int, replica: int, steps: int, budget: int) -> tuple[Any, float]:

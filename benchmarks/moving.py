@@ -36,7 +36,7 @@ from typing import Any
 from benchmarks import harness
 from benchmarks.drafter import ARMS as SAID
 from benchmarks.drafter import Arm as Terms
-from benchmarks.drafter import load, put_weights, read, trainer_of, write
+from benchmarks.drafter import budget_of, load, put_weights, read, trainer_of, write
 from benchmarks.drift import CACHE, Drift, drift, first_prompts
 from benchmarks.engines import Arm, Engine, Work
 from benchmarks.peer_load import drifting
@@ -61,7 +61,6 @@ ARMS = {
     "learning rate 3e-3": Terms({"learning_rate": 3e-3}),
 }
 """What `--ablate` compares: the terms of `benchmarks/drafter.py`, for a head that begins trained."""
-KEPT_SHARE = 0.4  # of all samples' bytes fits into a term's buffer, so that it matters what is kept
 
 
 @dataclass
@@ -138,7 +137,7 @@ def ablate(
     """What the head learns from: one that is trained further by each of `ARMS`; rows join those that are there."""
     found, _ = policies(model, epochs, every, towards, prompts)
     versions = collect(found, head)
-    room = {"max_bytes": int(KEPT_SHARE * sum(s.nbytes for version in versions for s in version.train))}
+    room = {"max_bytes": budget_of(v.train for v in versions)}
     target = out or harness.RESULTS / "moving-terms.json"
     rows = json.loads(target.read_text())["arms"] if target.is_file() else {}
     for name in names or ARMS:
@@ -351,14 +350,18 @@ def main() -> None:
     parser.add_argument("--rate", type=float, help="learning rate of the heads' training")
     parser.add_argument("--towards", type=Path, help="a later checkpoint: no job, policies on the line to it")
     parser.add_argument("--prompts", type=Path, help="of that: Parquet of examples.grpo_tasks.prepare")
-    parser.add_argument("--ablate", nargs="*", metavar="ARM", help="what it learns from instead: all, or some of ARMS")
+    parser.add_argument(
+        "--ablate",
+        nargs="*",
+        metavar="ARM",
+        choices=tuple(ARMS),
+        help="what it learns from instead: all, or some of ARMS",
+    )
     parser.add_argument("--out", type=Path)
     args = vars(parser.parse_args())
     names = args.pop("ablate")
     if (args["towards"] is None) != (args["prompts"] is None):
         parser.error("--towards and --prompts go together: a job has prompts of its own")
-    if unknown := set(names or ()) - set(ARMS):
-        parser.error(f"--ablate has no arm {sorted(unknown)[0]!r}; choose from {', '.join(ARMS)}")
     if names is None:
         print(run(**args))
     elif args.pop("rate") is not None:

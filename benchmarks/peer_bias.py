@@ -15,8 +15,6 @@ from typing import Any
 
 MOST = 40_000
 """Positions looked at in each epoch: of so many a distance of 0.01 is about six standard errors."""
-
-
 FOUND = 3.3
 """Standard errors from none at which a bias counts as found: p < 1e-3."""
 

@@ -15,6 +15,7 @@ import ast
 import json
 import subprocess
 import sys
+from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -44,11 +45,11 @@ JOB = (
     "examples/grpo_arithmetic",
     "examples/demo/job.py",
 )
-RESUME = {
-    "rollspec/engine/operations.py": {"_save", "_load", "_load_tuning"},
-    "integrations/rollspec_verl/trainer.py": {"load"},
-}
-"""Functions, by file, that no result measures: what a job saves and takes up again."""
+RESUME = (
+    *(f"rollspec/engine/operations.py::{name}" for name in ("_save", "_load", "_load_tuning")),
+    "integrations/rollspec_verl/trainer.py::load",
+)
+"""Functions that no result measures: what a job saves and takes up again."""
 REPEATS = ("rollspec/sampling", "rollspec/engine/vllm", "examples/grpo_arithmetic", "examples/demo/job.py")
 DEMO = (*DEFAULT, *JOB, "examples/demo/sampler.py")
 TRAINING = tuple(
@@ -165,12 +166,11 @@ def changed(root: Path, commit: str, paths: tuple[str, ...]) -> bool:
     files = _git(root, "diff", "--name-only", commit, "--", *(p for p in paths if "::" not in p))
     if files is None:
         return True
-    apart = {file: set(names) for file, names in RESUME.items()}
-    for file, _, name in (p.partition("::") for p in paths if "::" in p):
-        apart.setdefault(file, set()).add(name)
+    apart: dict[str, set[str]] = defaultdict(set)
+    for file, _, name in (p.partition("::") for p in (*paths, *RESUME) if "::" in p):
+        apart[file].add(name)
     return any(
-        _code(_git(root, "show", f"{commit}:{file}"), apart.get(file, set()))
-        != _code(_read(root / file), apart.get(file, set()))
+        _code(_git(root, "show", f"{commit}:{file}"), apart[file]) != _code(_read(root / file), apart[file])
         for file in files.splitlines()
         if not file.endswith(".md")  # a page says what was measured
     )

@@ -253,9 +253,8 @@ class Capture:
         if req_id in self._seen:
             return req_id in self._recordings
         self._seen.add(req_id)
-        state = self._host.running.get(req_id)
         busy = self._share[0] > self.config.share * self._share[1] and self._share[1] > 0.0
-        if metadata.of(getattr(state, "sampling_params", None)).private:
+        if metadata.of_running(self._host.running, req_id).private:
             self._counts["private"] += 1
         elif self.paused or busy or self.bytes > HOLD_BYTES:
             self._counts["skipped"] += 1

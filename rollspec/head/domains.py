@@ -44,8 +44,7 @@ class Domains:
         return {name: list(row) for name, row in list(self._rows.items())}
 
     def _begin(self, req_id: str) -> list[int]:
-        state = self._running.get(req_id)
-        found = metadata.of(getattr(state, "sampling_params", None))
+        found = metadata.of_running(self._running, req_id)
         self.private += found.private
         name = found.domain if found.domain in self._rows or len(self._rows) < MOST_DOMAINS else OTHER
         row = self._rows.setdefault(name, [0] * 6)

@@ -41,6 +41,11 @@ def of(sampling_params: Any) -> Metadata:
     return Metadata(domain, bool(given.get("private", False)))
 
 
+def of_running(running: Mapping[str, Any], req_id: str) -> Metadata:
+    """That of one of the requests that an engine runs (`sampling_params` of each); of one that is gone, `PLAIN`."""
+    return of(getattr(running.get(req_id), "sampling_params", None))
+
+
 def added(extra_args: Mapping[str, Any] | None, settings: Mapping[str, Any]) -> dict[str, Any]:
     """A request's `extra_args`, which are not changed, with more of rollspec's own settings."""
     extra = dict(extra_args or {})

@@ -103,14 +103,18 @@ def say_together(llm: Any, requests: list[Any], params: Any) -> list[Any]:
     return llm.wait_for_completion(use_tqdm=False)  # type: ignore[no-any-return]
 
 
-def generate(llm: Any, prompts: list[list[int]], copies: int = 2, limit: int = 160, **params: Any) -> list[list[int]]:
-    """What an engine says to `copies` of each prompt, which are all there before the first is scheduled."""
+def generate(
+    llm: Any, prompts: list[list[int]], copies: int = 2, limit: int = 160, own: Any = lambda i: {}, **params: Any
+) -> list[list[int]]:
+    """What an engine says to `copies` of each prompt, which are all there before the first is scheduled. `own`: further
+    parameters of the i-th request.
+    """
     from vllm import SamplingParams
 
     requests = [{"prompt_token_ids": p} for p in prompts for _ in range(copies)]
     # Staggered limits: requests leave the batch at different steps, as in a long tail.
     sampling = [
-        SamplingParams(detokenize=False, **{"temperature": 0.0, "max_tokens": limit - 7 * (i % 5), **params})
+        SamplingParams(detokenize=False, **{"temperature": 0.0, "max_tokens": limit - 7 * (i % 5), **params, **own(i)})
         for i in range(len(requests))
     ]
     return [list(o.outputs[0].token_ids) for o in say_together(llm, requests, sampling)]

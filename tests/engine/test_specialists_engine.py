@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from engines import ALWAYS, bridge, build, call, close, generate, say_together
+from engines import ALWAYS, bridge, build, call, close, generate
 from heads import random_head
 from models import moved
 
@@ -103,8 +103,6 @@ def test_each_class_of_requests_has_a_draft_model_of_its_own(
     model: Path, prompts: list[list[int]], plain: dict[str, Any], tmp_path: Path
 ) -> None:
     """OSD's routing. The target itself drafts for one class and is hardly ever wrong, a spoiled copy for the others."""
-    from vllm import SamplingParams
-
     options = {
         "preset": "osd",
         "drafter.mode": "off",
@@ -114,17 +112,11 @@ def test_each_class_of_requests_has_a_draft_model_of_its_own(
     }
     llm = build(model, options, **TIGHT)
     try:
-        params = [
-            SamplingParams(
-                temperature=0.0,
-                max_tokens=160 - 7 * (i % 5),
-                detokenize=False,
-                extra_args={"rollspec": {"domain": ("sums", "talk", "general")[i % 3]}},
-            )
-            for i in range(2 * len(prompts))
-        ]
-        outs = say_together(llm, [{"prompt_token_ids": p} for p in prompts for _ in range(2)], params)
-        assert [list(o.outputs[0].token_ids) for o in outs] == plain["greedy"]
+
+        def own(i: int) -> dict[str, Any]:
+            return {"extra_args": {"rollspec": {"domain": ("sums", "talk", "general")[i % 3]}}}
+
+        assert generate(llm, prompts, own=own) == plain["greedy"]
         stats, models = call(llm, "stats"), call(llm, "info")["drafter"]["specialists"]
         assert not stats["faults"] and set(stats["plays"]) == {"draft_model:5"}
         rates = {name: tally["accepted"] / tally["known"] for name, tally in models.items()}

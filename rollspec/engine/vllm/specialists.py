@@ -90,7 +90,6 @@ class Specialists:
         self._drafted: dict[str, int] = {}  # the same, until the next one
         self._probs: torch.Tensor | None = None  # each pass writes its confidence here, [max_num_reqs, k]
         self._domain_of: Callable[[str], str] | None = None
-        self._routes: dict[str, int] = {}  # head of each request of the last step, by its domain
         config = speculator.vllm_config
         self._ranks = ranks_of(config)
         self._layers = config.compilation_config.static_forward_context
@@ -179,13 +178,12 @@ class Specialists:
                 out.append(run(*args))
         return out
 
-    def _routed(self, req_ids: Sequence[str]) -> list[int]:
-        """The head of each request's domain."""
-        assert self._domain_of is not None
-        index = {name: i for i, name in enumerate(self.names)}
-        known = self._routes
-        self._routes = {r: known[r] if r in known else index.get(self._domain_of(r), 0) for r in req_ids}
-        return [self._routes[r] for r in req_ids]
+    def _routed(self, req_id: str, domain_of: Callable[[str], str]) -> int:
+        """The head of a request's domain: the one that drafted for it before."""
+        if (head := self._drafted.get(req_id)) is not None:
+            return head
+        name = domain_of(req_id)
+        return self.names.index(name) if name in self.names else 0
 
     def propose(self, propose: Callable[..., torch.Tensor], *args: Any, **kwargs: Any) -> torch.Tensor:
         """Around the speculator's `propose`: for each request the draft of its head, [requests, k]."""
@@ -202,7 +200,8 @@ class Specialists:
             tables.slot_mappings.copy_(slots)
             return propose(*args, **kwargs).clone(), written.clone()
 
-        routed = None if self._domain_of is None else self._routed(batch.req_ids)
+        by = self._domain_of
+        routed = None if by is None else [self._routed(r, by) for r in batch.req_ids]
         heads = sorted(set(routed)) if routed else list(range(len(self.models)))
         # [heads, requests, k]
         tokens, probs = (torch.stack(found) for found in zip(*self.each(run, heads=heads), strict=True))

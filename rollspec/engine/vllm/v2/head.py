@@ -44,7 +44,7 @@ class RunnerDraftHead(DraftHead):
                 self.capture.by_another = self.specialists.drafted
 
     def _domain_of(self, req_id: str) -> str:
-        return metadata.of(getattr(self.bridge.running.get(req_id), "sampling_params", None)).domain
+        return metadata.of_running(self.bridge.running, req_id).domain
 
     def drafts(
         self, step: StepResult, batch: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
