@@ -107,7 +107,7 @@ class Sweep:
             steps: list[probes.Step] = self.engine.call(probes.steps)
             observed += steps
             tokens = spot.requests * (1 + spot.k)
-            whole = [s for s in steps if s[0] == tokens and s[4] == spot.requests][SETTLE:]
+            whole = [s for s in steps if s[0] == tokens and s[3] == spot.requests][SETTLE:]
             if len(whole) >= 3:
                 seconds = [s[1] for s in whole]
                 accepted = done["accepted"] / done["drafted"] if done["drafted"] else None

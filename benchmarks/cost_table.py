@@ -64,7 +64,7 @@ def merge(rounds: Sequence[Sequence[Cell]]) -> list[Cell]:
 
 def errors(model: CostModel, cells: Sequence[Cell]) -> dict[str, Any]:
     """|fit - measured| / measured over cells."""
-    off = [(abs(model.seconds(c.tokens, c.context_tokens, c.k > 0) / c.seconds - 1.0), c) for c in cells]
+    off = [(abs(model.seconds(c.tokens, c.context_tokens, c.requests) / c.seconds - 1.0), c) for c in cells]
     values = [e for e, _ in off]
     worst = max(off, key=lambda e: e[0])
     return {
@@ -135,7 +135,7 @@ def summarise(model: CostModel, rounds: Sequence[Sequence[Cell]], before: CostMo
             asdict(c)
             | {
                 "tokens": c.tokens,
-                "fit": model.seconds(c.tokens, c.context_tokens),
+                "fit": model.seconds(c.tokens, c.context_tokens, c.requests),
                 "seconds_by_round": measured[c.spot],
             }
             for c in cells

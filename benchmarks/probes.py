@@ -8,8 +8,8 @@ from __future__ import annotations
 import random
 from typing import Any
 
-Step = tuple[int, float, float, bool, int]
-"""What the cost model observes of a step: tokens, seconds, context tokens, whether it verifies, requests."""
+Step = tuple[int, float, float, int]
+"""What the cost model observes of a step: tokens, seconds, context tokens, requests."""
 
 
 def become(worker: Any, source: dict[str, Any]) -> None:
@@ -37,11 +37,9 @@ def watch(worker: Any) -> None:
     cost = worker.model_runner._rollspec.engine.tuner.cost
     observe, worker.seen = cost.observe, []
 
-    def seen(
-        tokens: int, seconds: float, context_tokens: float = 0.0, verifies: bool = False, requests: int = 0
-    ) -> None:
-        worker.seen.append((tokens, seconds, context_tokens, verifies, requests))
-        observe(tokens, seconds, context_tokens, verifies, requests)
+    def seen(tokens: int, seconds: float, context_tokens: float = 0.0, requests: int = 0) -> None:
+        worker.seen.append((tokens, seconds, context_tokens, requests))
+        observe(tokens, seconds, context_tokens, requests)
 
     cost.observe = seen
 

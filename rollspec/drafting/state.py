@@ -158,7 +158,7 @@ class DraftState:
         self._measured = seconds + self._drafted if decode_only and 0.0 < seconds < LONGEST else None
         self._drafted = 0.0
         if decode_only:
-            self.tuner.cost.observe(tokens, seconds, self._step.context_tokens, tokens > batch, batch)
+            self.tuner.cost.observe(tokens, seconds, self._step.context_tokens, batch)
 
     def passed(self, passes: int, seconds: float, batch: int, late: float = 0.0) -> None:
         """The head ran `passes` passes for `batch` requests, `late` of the seconds to read what it had missed.

@@ -1,9 +1,12 @@
-"""What an engine step costs, fitted online from measured steps: T(n, h, v) seconds.
+"""What an engine step costs, fitted online from measured steps: T(n, h, b) seconds.
 
 n: tokens that go through the target (one per request, plus draft tokens). h: context tokens of the batch.
-v: 1 where the step verifies drafts, else 0: rejection sampling costs something whatever the number of drafts.
+b: requests. Where n > b the step verifies drafts, and rejection sampling costs something whatever their number.
 
-    T = c0 + f(n) + c_h·h + c_v·v
+    T = c0 + f(n) + c_h·h·(1 + a·(n/b - 1)) + c_v·[n > b]
+
+Draft tokens read the context of their request, too: on a CPU the more of them the longer that takes, on an accelerator
+they share what was loaded (a near 0).
 
 f is piecewise linear over octaves of n and never falls: an accelerator's curve has a knee and a CPU's has steps, which
 one line would miss. Segments that were never measured take the slope of their neighbours.
@@ -36,6 +39,7 @@ _PRIOR = 0.1  # weight of "fifty tokens double a step" against one measured cell
 _LEAST = 0.05  # share of the fastest measured step that every step takes at the least
 _NARROW = 1.5  # most over fewest tokens measured, below which their differences say nothing about the slope
 _ERRORS = 256  # latest predictions whose error is kept
+_VERIFIES = 64  # added to the last number of a cell's key where its steps verify drafts
 LONGEST = 60.0  # seconds; a longer step is a clock that jumped or a machine that slept
 
 
@@ -45,10 +49,12 @@ class CostModel:
     def __init__(self, c0: float = 0.010, c1: float = 0.0002) -> None:
         # Before anything is measured: fifty tokens double a step. Only the ratio matters.
         self.c0, self.c1, self.c_context, self.c_verify = c0, c1, 0.0, 0.0
+        self.c_drafts = 0.0  # a·c_h: seconds per context token and draft token of its request
         self.fitted = False
         self.skipped = 0  # steps whose time could not be used (no clock, a jump), or that came with nothing computed
         self._lay(c0 + c1 * np.arange(1024, dtype=np.float64), c1)
-        self._cells: dict[tuple[int, int, int], list[float]] = {}  # means of n, h, v, seconds; weight; last step
+        # Means of n, h, h·(n/b - 1) and seconds; weight; last step.
+        self._cells: dict[tuple[int, int, int], list[float]] = {}
         self._errors: deque[float] = deque(maxlen=_ERRORS)
         self._steps = 0
         self._surprises = 0
@@ -56,9 +62,12 @@ class CostModel:
 
     # ---- prediction -------------------------------------------------------------------------------------------------
 
-    def seconds(self, tokens: float, context_tokens: float = 0.0, verifies: bool = False) -> float:
-        """Predicted duration of a step with `tokens` tokens and `context_tokens`; `verifies`: drafts."""
-        more = self.c_context * context_tokens + self.c_verify * verifies
+    def seconds(self, tokens: float, context_tokens: float = 0.0, requests: float = 0) -> float:
+        """Predicted duration of a step with `tokens` tokens, of `requests` requests (0: one each)."""
+        return self._seconds(tokens, context_tokens, _read(tokens, context_tokens, requests), 0 < requests < tokens)
+
+    def _seconds(self, tokens: float, context_tokens: float, read: float, verifies: bool) -> float:
+        more = self.c_context * context_tokens + self.c_drafts * read + self.c_verify * verifies
         low = int(tokens)
         if low + 1 >= len(self._curve):
             return float(self._curve[-1] + self._tail * (tokens - len(self._curve) + 1) + more)
@@ -66,14 +75,15 @@ class CostModel:
         return below + (tokens - low) * (float(self._curve[low + 1]) - below) + more
 
     def curve(self, tokens: int, most: int, context_tokens: float = 0.0) -> npt.NDArray[np.float64]:
-        """Predicted durations without drafts, and with 1, 2, ... `most` draft tokens beside `tokens` tokens.
-
-        Shape [most + 1].
+        """Predicted durations without drafts, and with 1, 2, ... `most` draft tokens beside the `tokens` tokens of as
+        many requests. Shape [most + 1].
         """
         if tokens + most >= len(self._curve):
             self._grow(tokens + most + 1)
         out = self._curve[tokens : tokens + most + 1] + self.c_context * context_tokens
         out[1:] += self.c_verify
+        if self.c_drafts:
+            out += self.c_drafts * context_tokens / tokens * np.arange(most + 1)
         return out
 
     def slope(self, tokens: int) -> float:
@@ -87,27 +97,31 @@ class CostModel:
 
     # ---- learning ---------------------------------------------------------------------------------------------------
 
-    def observe(
-        self, tokens: int, seconds: float, context_tokens: float = 0.0, verifies: bool = False, requests: int = 0
-    ) -> None:
+    def observe(self, tokens: int, seconds: float, context_tokens: float = 0.0, requests: int = 0) -> None:
         """A step took `seconds`. Times that cannot be (non-positive, not finite, a minute) are left out and counted."""
         if tokens <= 0 or not 0.0 < seconds < LONGEST:
             self.skipped += 1
             return
         if self.fitted:
-            error = abs(self.seconds(tokens, context_tokens, verifies) - seconds) / seconds
+            error = abs(self.seconds(tokens, context_tokens, requests) - seconds) / seconds
             self._errors.append(error)
             self._surprises = self._surprises + 1 if error > _SURPRISE else 0
-        key = (int(3 * math.log2(tokens)), requests.bit_length(), int(context_tokens).bit_length() + 64 * verifies)
+        read, verifies = _read(tokens, context_tokens, requests), 0 < requests < tokens
+        key = (
+            int(3 * math.log2(tokens)),
+            requests.bit_length(),
+            int(context_tokens).bit_length() + _VERIFIES * verifies,
+        )
         cell = self._cells.get(key)
         if cell is None or cell[5] < self._steps - _STALE:
             if cell is None and len(self._cells) >= _MAX_CELLS:
                 del self._cells[min(self._cells, key=lambda k: self._cells[k][4])]
-            self._cells[key] = [float(tokens), float(context_tokens), float(verifies), seconds, 1.0, 0.0]
+            self._cells[key] = [float(tokens), float(context_tokens), read, seconds, 1.0, 0.0]
         else:
             weight = min(cell[4] + 1.0, _MEMORY)
             cell[0] += (tokens - cell[0]) / weight
             cell[1] += (context_tokens - cell[1]) / weight
+            cell[2] += (read - cell[2]) / weight
             cell[3] += (min(seconds, _CLIP * cell[3]) - cell[3]) / weight
             cell[4] = weight
         self._steps += 1
@@ -123,18 +137,18 @@ class CostModel:
         fresh = {k[0] for k, c in self._cells.items() if c[5] > since}
         cells = np.array(
             [
-                c[:5]
+                [*c[:5], k[2] >= _VERIFIES]
                 for k, c in self._cells.items()
                 # One measurement alone may be a step that compiled something.
-                if (c[5] > since or k[0] not in fresh) and (c[4] >= 2.0 or self._plausible(c))
+                if (c[5] > since or k[0] not in fresh) and (c[4] >= 2.0 or self._plausible(k, c))
             ]
         )
         if not len(cells):
             return
-        n, context_tokens, verifies, seconds, weight = cells.T
+        n, context_tokens, read, seconds, weight, verifies = cells.T
         trust = np.sqrt(np.minimum(weight, 16.0))
         if n.max() < _NARROW * n.min():
-            shape = np.array([self.seconds(c[0], c[1], bool(c[2])) for c in cells])
+            shape = np.array([self._seconds(c[0], c[1], c[2], bool(c[5])) for c in cells])
             self._scale(float(np.average(seconds / shape, weights=trust)))
             return
         from scipy.optimize import nnls
@@ -143,8 +157,9 @@ class CostModel:
         used = int(np.flatnonzero(segments.max(axis=0) > 0).max()) + 1
         columns = [np.ones_like(n), *segments.T[:used]]
         with_context = bool(context_tokens.max() > 2.0 * max(context_tokens.min(), 1.0))
+        with_read = with_context and bool(read.max() > 0)
         with_verify = bool(verifies.min() < verifies.max())
-        columns += [context_tokens] * with_context + [verifies] * with_verify
+        columns += [context_tokens] * with_context + [read] * with_read + [verifies] * with_verify
         # Relative errors matter, so each row is divided by what it should give.
         rows = np.stack(columns, axis=1) * (trust / seconds)[:, None]
         # Slopes in units of what their segment adds to a step here, so that weights mean the same on every machine.
@@ -163,13 +178,14 @@ class CostModel:
             return
         rest = list(found[1 + used :])
         self.c_context = float(rest.pop(0)) if with_context else 0.0
+        self.c_drafts = float(rest.pop(0)) if with_read else 0.0
         self.c_verify = float(rest.pop(0)) if with_verify else 0.0
         # A step takes time whatever it computes; what was measured may be explained without, and then T(1) would be 0.
         self._set(max(float(found[0]), _LEAST * float(seconds.min())), found[1 : 1 + used])
         self.fitted = True
 
-    def _plausible(self, cell: list[float]) -> bool:
-        return 0.5 < cell[3] / self.seconds(cell[0], cell[1], bool(cell[2])) < 2.0
+    def _plausible(self, key: tuple[int, int, int], cell: list[float]) -> bool:
+        return 0.5 < cell[3] / self._seconds(cell[0], cell[1], cell[2], key[2] >= _VERIFIES) < 2.0
 
     def _scale(self, factor: float) -> None:
         self._lay(self._curve * factor, self._tail * factor)
@@ -218,6 +234,11 @@ class CostModel:
             cells[int(a), int(b), int(c)] = [*(float(v) for v in values), -math.inf]
         self._cells = cells
         self._fit()
+
+
+def _read(tokens: float, context_tokens: float, requests: float) -> float:
+    """Context tokens that draft tokens read beside the first token of their request: h·(n/b - 1)."""
+    return context_tokens * (tokens / requests - 1.0) if requests else 0.0
 
 
 def _ramps(n: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:

@@ -29,7 +29,7 @@ def swept() -> tuple[list[list[Any]], list[list[cost_table.Cell]]]:
             tokens, context_tokens = spot.requests * (1 + spot.k), float(spot.requests * prompt)
             for r in range(2):
                 took = seconds(tokens, context_tokens)
-                steps[r] += [(tokens, took, context_tokens, 0, spot.requests)] * 10
+                steps[r] += [(tokens, took, context_tokens, spot.requests)] * 10
                 accepted = None if spot.all_accepted is None else float(spot.all_accepted)
                 cells[r].append(
                     cost_table.Cell(spot.requests, spot.k, spot.all_accepted, prompt, context_tokens, took, accepted)

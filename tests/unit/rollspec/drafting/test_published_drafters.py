@@ -107,7 +107,7 @@ def test_the_guard_holds_back_all_drafters_that_cost_no_pass_together() -> None:
     """Their proposals are one: were one of them held back alone, the other would go on."""
     t = Tuner(TuningConfig(strategy="static", arms=(4,)), 4, ("token_recycling", "hierarchy"))
     for tokens in (1, 2, 4, 5, 8) * 20:
-        t.cost.observe(tokens, 0.01 * tokens, 0.0, tokens > 1, 1)  # a draft token costs what a step does
+        t.cost.observe(tokens, 0.01 * tokens, 0.0, 1)  # a draft token costs what a step does
     for _ in range(100):
         t.observe(t.plan(1, 0.0), 1, 0.0, Rows([4], [0]))
     assert t.guard.off == ["hierarchy@1", "token_recycling@1"]

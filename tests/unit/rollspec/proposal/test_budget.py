@@ -136,7 +136,7 @@ def test_a_curve_with_a_knee_is_used_up_to_the_knee() -> None:
     rng = random.Random(0)
     for _ in range(3000):
         n = rng.randrange(1, 120)
-        cost.observe(n, 0.01 + 0.002 * max(0, n - 32), 0, False, 8)
+        cost.observe(n, 0.01 + 0.002 * max(0, n - 32), 0, 8)
     assert sum(allocate([[0.6] * 16] * 8, 8, cost)) == pytest.approx(24, abs=4)
 
 

@@ -86,7 +86,7 @@ def test_a_step_without_drafts_is_priced_by_playing_it_where_drafts_always_pay(s
     for _ in range(600):
         plan = t.plan(8, 0.0)
         tokens = 8 * (1 + plan.k)
-        t.cost.observe(tokens, 0.008 + 1e-4 * tokens + 0.003 * (plan.k > 0), 0.0, plan.k > 0, 8)
+        t.cost.observe(tokens, 0.008 + 1e-4 * tokens + 0.003 * (plan.k > 0), 0.0, 8)
         rows = len(range(0, 8, plan.watch or 1))
         t.observe(plan, 8, 0.0, Rows([4] * rows, [3] * rows))
         without += not plan.k
