@@ -69,6 +69,15 @@ class RollspecConfig(Section):
                 f"drafter.mode = {self.drafter.mode} is for a draft head or draft model, and proposal.drafters = "
                 f"{list(drafters)} has none: add eagle3 or draft_model, or set drafter.mode to off"
             )
+        if (
+            self.drafter.mode != "off"
+            and self.drafter.training.recipe == "leap"
+            and not self.proposal.head.canary_drafts
+        ):
+            raise ValueError(
+                "drafter.training.recipe = leap publishes weights that were never trained, and "
+                "proposal.head.canary_drafts = 0 lets them serve unjudged: set that above 0, or another recipe"
+            )
         tuning, k_max, arms = self.tuning, self.proposal.k_max, self.tuning.arms or ()
         if len(set(arms)) != len(arms):
             raise ValueError(f"tuning.arms = {list(arms)} must name each draft length once: remove one")

@@ -36,6 +36,10 @@ from rollspec.errors import ConfigError
             {"drafter.mode": "capture"},
             "drafter.mode = capture is for a draft head or draft model, and proposal.drafters = ['suf",
         ),
+        (
+            {"preset": "long_tail", "drafter.training": {"recipe": "leap"}, "proposal.head.canary_drafts": 0},
+            "proposal.head.canary_drafts = 0 lets them serve unjudged: set that above 0, or another recipe",
+        ),
         ({"tuning": {"options": {"epsilon": 1}}}, "unknown key 'tuning.options.epsilon' (value 1)"),
         ({"tuning.options.table": {4: 2}}, "tuning.options.table is set and tuning.strategy = hedge"),
         (
