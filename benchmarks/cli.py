@@ -30,6 +30,9 @@ Work = Annotated[
 Quick = Annotated[bool, typer.Option("--quick", help="Show that it runs; the numbers mean nothing.")]
 Out = Annotated[Path | None, typer.Option("--out", help="JSON file; default benchmarks/results/NAME.json.")]
 Json = Annotated[bool, typer.Option("--json", help="Print the JSON on stdout.")]
+Towards = Annotated[
+    Path | None, typer.Option(exists=True, file_okay=False, help="Later checkpoint of it, that its epochs move to.")
+]
 Model = Annotated[
     str | None,
     typer.Option(
@@ -156,9 +159,7 @@ def head(
 @command.command()
 def peers(
     model: Model = None,
-    towards: Annotated[
-        Path | None, typer.Option(exists=True, file_okay=False, help="Later checkpoint of it, that its epochs move to.")
-    ] = None,
+    towards: Towards = None,
     prompts: Prompts = None,
     head: Annotated[
         list[Path] | None,
@@ -316,6 +317,9 @@ def tuner(
     quick: Quick = False,
     out: Out = None,
     json: Json = False,
+    model: Model = None,
+    towards: Towards = None,
+    prompts: Prompts = None,
     rounds: Annotated[int, typer.Option(min=1, help="Alternating rounds over all arms.")] = 3,
     strategies: Annotated[
         str | None, typer.Option(help="Arms, separated by commas (hedge,K=4,oracle); default: all of them.")
@@ -327,7 +331,10 @@ def tuner(
     """A batch that falls from 64 to 1: the tuner against fixed K, bandits and the oracle (a quarter of an hour)."""
     chosen = names("--strategies", strategies, _module("tuner").ARMS) if strategies else None
     steady = _sizes(batches) if batches else ()
-    _measure("tuner", json, out, quick=quick, rounds=rounds, strategies=chosen, batches=steady)
+    if model and steady:
+        out = out or _file("tuner-steady", model, quick)
+    moved = _given(towards=towards, prompts=prompts)
+    _measure("tuner", json, out, model, quick, rounds=rounds, strategies=chosen, batches=steady, **moved)
 
 
 @command.command()

@@ -12,7 +12,7 @@ from benchmarks.engines import Arm
 from benchmarks.peer_arms import NONE, OURS, PEERS, trains
 from benchmarks.peer_bias import FOUND, overall
 from benchmarks.peer_load import LATER, WORKLOADS
-from benchmarks.peer_table import COLUMNS, rows, sentences
+from benchmarks.peer_table import COLUMNS, ratio_of, rows, sentences
 
 RESULTS = {
     "peers": "A real language model",
@@ -70,6 +70,8 @@ GOALS = {"shift": 1.15, "epochs": 1.5, "full": 0.99}
 """Of rollspec's default on a real model: over a frozen head after the shift, over no speculation elsewhere."""
 OVERALL = 1.2
 """Of rollspec's default over the best other arm."""
+TRAINED = ("rollspec+trainer", "rollspec+training")
+"""Arms of rollspec whose head is trained meanwhile: what the goal of *shift* is about."""
 FROZEN = "eagle3"
 """Arms of vLLM's own EAGLE-3 with the given head, which is never trained."""
 SIX = 6
@@ -134,7 +136,7 @@ def _part(
         *([AGAIN] if name == "peers-demo" and "peers-rules" in results else []),
         "",
         *_cores(result),
-        *(_goals(summary, controlled) if name == "peers" else ()),
+        *(_goals(result, controlled) if name == "peers" else ()),
         *(_twice(results) if name == "peers-rules" and "peers-demo" in results else ()),
     ]
     for workload, s in summary["workloads"].items():
@@ -207,21 +209,25 @@ def _trains(name: str) -> bool:
     return source is not None and trains(Arm(name, rollspec=RollspecConfig.load(dict(source), env={}).to_dict()))
 
 
-def _goals(summary: Mapping[str, Any], controlled: Sequence[str]) -> list[str]:
-    """What rollspec's default was to reach, and whether it did: a table."""
+def _goals(result: Mapping[str, Any], controlled: Sequence[str]) -> list[str]:
+    """What rollspec's default, and its head that is trained, were to reach, and whether they did: a table."""
+    summary, turns = result["summary"], result.get("turns", ())
     lines = ["| goal of rollspec's default | measured | pairs | outcome |", "|---|---|---:|---|"]
     for workload, least in GOALS.items():
         arms = summary["workloads"].get(workload, {}).get("arms", {})
         if workload == "shift":
             frozen = {n: a["over_ours"] for n, a in arms.items() if n.partition(" ")[0] == FROZEN and a["over_ours"]}
-            best = max(frozen, key=lambda n: frozen[n]["median"], default=None)
-            over, what = (_reciprocal(frozen[best]), f"the frozen head, `{best}`") if best else (None, "")
+            best = max(frozen, key=lambda n: frozen[n]["median"], default="")
+            ours = {f"`{n}` at least": ratio_of(best, n, workload, turns) for n in TRAINED if n in arms and best}
+            ours |= {"at least": _reciprocal(frozen[best])} if best else {}
+            what = f"the frozen head, `{best}`"
         else:
-            over, what = arms[OURS]["speedup"] if OURS in arms else None, "no speculation"
-        if over:
-            goal = f"*{workload}*: at least {least:g}x of {what}"
-            cells = (f"{over['median']:.3f}x ({over['low']:.3f}-{over['high']:.3f})", str(over["n"]))
-            lines.append(f"| {goal} | {' | '.join(cells)} | {_outcome(over, least)}{_short(over)} |")
+            ours, what = {"at least": arms[OURS]["speedup"]} if OURS in arms else {}, "no speculation"
+        for who, over in ours.items():
+            if over:
+                cells = (f"{over['median']:.3f}x ({over['low']:.3f}-{over['high']:.3f})", str(over["n"]))
+                goal = f"*{workload}*: {who} {least:g}x of {what}"
+                lines.append(f"| {goal} | {' | '.join(cells)} | {_outcome(over, least)}{_short(over)} |")
     overall = summary["overall"]
     if overall["best_over_ours"]:
         ahead = 1.0 / overall["best_over_ours"]

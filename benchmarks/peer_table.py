@@ -54,7 +54,8 @@ def _seconds(workload: str, runs: Sequence[Mapping[str, Any]], whole: bool = Fal
     return some if workload == "epochs" and not whole else [sum(some)]
 
 
-def _ratio(base: str, name: str, workload: str, turns: Sequence[Turn], whole: bool = False) -> dict[str, Any] | None:
+def ratio_of(base: str, name: str, workload: str, turns: Sequence[Turn], whole: bool = False) -> dict[str, Any] | None:
+    """How much faster `name` is than `base` in a workload, of turns in which both ran; None where there are none."""
     pairs = [
         pair
         for t in turns
@@ -76,9 +77,9 @@ def _arm(name: str, workload: str, turns: Sequence[Turn]) -> dict[str, Any]:
         for cause, n in (r.get("faults") or {}).items():
             faults[cause] = faults.get(cause, 0) + n
     return {
-        "speedup": _ratio(NONE, name, workload, turns),
-        "whole": _ratio(NONE, name, workload, turns, whole=True),
-        "over_ours": None if name in (NONE, OURS) else _ratio(OURS, name, workload, turns),
+        "speedup": ratio_of(NONE, name, workload, turns),
+        "whole": ratio_of(NONE, name, workload, turns, whole=True),
+        "over_ours": None if name in (NONE, OURS) else ratio_of(OURS, name, workload, turns),
         "tokens_per_second": tokens / seconds,
         "acceptance_length": tokens / (tokens - accepted) if tokens > accepted else None,
         "acceptance_rate": accepted / drafted if drafted else None,

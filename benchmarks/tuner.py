@@ -5,7 +5,8 @@ Lengths are fixed so that the batch halves every `HALF_LIFE` tokens; the request
 the longest. Two real engines take turns, one without rollspec and one whose rollspec is made anew for each run under
 another configuration: every arm starts without history and without a cost model, and what learning costs counts.
 
-With `batches` the batch stays at one size, one after the other: the distance to the arm that was best there.
+With `batches` the batch stays at one size, one after the other: the distance to the arm that was best there. The policy
+is the demo's, whose job saved its checkpoints, or a model that is given, on its way to a later checkpoint of it.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from benchmarks import probes
 from benchmarks.drift import MAX_LEN, PROMPTS, SAMPLES, Drift, drift, first_prompts
 from benchmarks.engines import Arm, Engine, Work, idle_cores
 from benchmarks.harness import QUICK, pin, provenance, save
+from benchmarks.peer_load import drifting
 from benchmarks.tuner_table import distance, distances, oracle_table, summarise, table
 from rollspec.errors import RollspecError
 
@@ -103,6 +105,29 @@ class Load:
         return engine
 
 
+def policy_of(
+    model: Path | None, towards: Path | None, file: Path | None, epochs: int
+) -> tuple[Drift, list[list[int]]]:
+    """The policy by epoch, and `PROMPTS` prompts of it.
+
+    Raises:
+        RollspecError: a checkpoint or prompts are given without a model, or too few prompts.
+        TrainingError: the file cannot be used.
+    """
+    if model is None:
+        if given := towards or file:
+            raise RollspecError(f"rollspec: {given} is of a --model, which is not given; give both.")
+        policy = drift()
+        return policy, first_prompts(policy, PROMPTS)
+    from drafter_online import prompts
+
+    rows = prompts.read(file) if file else prompts.built_in()
+    found, _ = prompts.tokenized(rows, model, MAX_LEN - max(STEADY_TOKENS, max(moving(range(BATCH)))))
+    if len(found) < PROMPTS:
+        raise RollspecError(f"rollspec: --prompts {file} has {len(found)} that fit, and {PROMPTS} are needed.")
+    return drifting(model, towards, epochs), found[:PROMPTS]
+
+
 def chosen(strategies: Sequence[str] | None) -> tuple[str, ...]:
     """The arms to run, in their order; `none` always among them, and hedge where the oracle is."""
     if strategies is None:
@@ -143,11 +168,17 @@ def run(
     strategies: Sequence[str] | None = None,
     out: Path | None = None,
     batches: Sequence[int] = (),
+    model: Path | None = None,
+    towards: Path | None = None,
+    prompts: Path | None = None,
 ) -> Path:
     """The whole benchmark; prints the table and writes JSON. `quick` only shows that it runs.
 
     Args:
         batches: sizes that the batch stays at, one after the other; none: it falls from 64 to 1.
+        model: None: the demo's policy, with the checkpoints of its job.
+        towards: a later checkpoint of `model`; None: it does not move.
+        prompts: of `model`; None: built-in instructions.
     """
     arms = chosen(strategies if strategies or not quick else ("K=4", "goodput", "thompson", "hedge", "oracle"))
     if batches:
@@ -155,11 +186,12 @@ def run(
     pin()
     console = Console(stderr=True)
     began, clock = provenance(), time.monotonic()
-    console.print("checkpoints of the demo job (made once, minutes)")
-    policy = drift()
     rounds, epochs, half_life = (1, 2, 12) if quick else (rounds, EPOCHS, HALF_LIFE)
-    prompts, weights = first_prompts(policy, PROMPTS), policy.weights[:epochs]
-    load = Load(policy, prompts, weights)
+    if model is None:
+        console.print("checkpoints of the demo job (made once, minutes)")
+    policy, asked = policy_of(model, towards, prompts, epochs)
+    weights = policy.weights[:epochs]
+    load = Load(policy, asked, weights)
     engines: dict[str, Engine] = {}
     found: dict[str, Any] = {}
     try:
@@ -172,7 +204,7 @@ def run(
         if batches:
             for batch in batches:
                 console.print(f"batch {batch}", highlight=False)
-                runs, _ = turns(arms, engines, Load(policy, prompts, weights, batch), rounds, console)
+                runs, _ = turns(arms, engines, Load(policy, asked, weights, batch), rounds, console)
                 found[str(batch)] = {**distance(runs), "runs": runs}
         else:
             load.record(engines["none"])

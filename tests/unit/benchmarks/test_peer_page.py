@@ -86,10 +86,12 @@ def test_the_figure_is_of_ratios_that_all_heats_have() -> None:
 
 
 def test_goals_and_their_outcomes() -> None:
-    frozen = [turn(seed, "shift", none=4.0, rollspec=2.0, eagle3_K2=2.2, eagle3_K4=2.4) for seed in range(2)]
-    small = result() | {"summary": peer_table.summarise([*TURNS, *frozen])}
+    shift = {"none": 4.0, "rollspec": 2.0, "eagle3_K2": 2.2, "eagle3_K4": 2.4, "rollspec+trainer": 2.0}
+    turns = [*TURNS, *(turn(seed, "shift", **shift) for seed in range(2))]
+    small = result() | {"summary": peer_table.summarise(turns), "turns": turns}
     text = peer_page.render({"peers": small})
     assert "| *shift*: at least 1.15x of the frozen head, `eagle3 K=2` | 1.100x (1.100-1.100) | 2 | missed, of" in text
+    assert "`rollspec+trainer` at least 1.15x of the frozen head, `eagle3 K=2` | 1.100x (1.100-1.100) | 2 |" in text
     assert "| *epochs*: at least 1.5x of no speculation | 2.000x (2.000-2.000) | 12 | reached |" in text
     assert "| `ngram K=2` in *full* | 2 to 12 | missed |" in text  # `spec_rl` is lossy
     assert "the null control was not run at that size" in text
