@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,8 @@ class Peer:
         heads: how many heads (`--head`) it cannot do without. takes: whether it starts from a head where one is given.
         small: whether it drafts with a small language model, which a `--head` may be, too.
         own: whether it drafts with a layer that the target has to have.
+        first: whether it runs in vLLM's first model runner, as its second one does not have it.
+        needs: a module that vLLM asks for, and the package that has it; empty: none.
         only: workloads that it has anything to do in; empty: all. lossy: its samples do not follow the policy.
         refused: why it runs in no engine here.
     """
@@ -44,6 +47,8 @@ class Peer:
     takes: bool = False
     small: bool = False
     own: bool = False
+    first: bool = False
+    needs: tuple[str, ...] = ()
     only: tuple[str, ...] = ()
     lossy: bool = False
     refused: str = ""
@@ -60,6 +65,12 @@ class Chosen:
 def _lookup(k: int) -> Peer:
     method = {"method": "ngram_gpu", "prompt_lookup_min": 2, "prompt_lookup_max": 5, "num_speculative_tokens": k}
     return Peer(f"vLLM's own prompt lookup, {k} tokens", speculative=method)
+
+
+def _suffix(k: int) -> Peer:
+    return Peer(f"vLLM's own suffix decoding, {k} tokens at most, in its first model runner: the second has none",
+                speculative={"method": "suffix", "num_speculative_tokens": k}, first=True,
+                needs=("arctic_inference", "arctic-inference==0.1.1"))  # fmt: skip
 
 
 def _frozen(k: int) -> Peer:
@@ -109,10 +120,9 @@ PEERS: dict[str, Peer] = {
     "ngram K=2": _lookup(2),
     "ngram K=4": _lookup(4),
     "ngram K=8": _lookup(8),
-    "suffix": Peer(
-        "vLLM's own suffix decoding",
-        refused="vLLM's second model runner (V2), in which every arm runs, has no suffix decoding",
-    ),
+    "suffix K=4": _suffix(4),
+    "suffix K=8": _suffix(8),
+    "suffix K=16": _suffix(16),
     "eagle3 K=1": _frozen(1),
     "eagle3 K=2": _frozen(2),
     "eagle3 K=4": _frozen(4),
@@ -192,13 +202,17 @@ def arm(name: str, heads: Sequence[Path], model: Path | None = None) -> Arm | st
         return peer.refused
     if peer.own and not (model and text_config(model).get("num_nextn_predict_layers")):
         return "needs a --model with a layer that predicts further tokens (num_nextn_predict_layers)"
+    if peer.needs and find_spec(peer.needs[0]) is None:
+        return f"needs a package that is not installed; pip install {peer.needs[1]}"
     given, models = _split(heads)
     if peer.small and not models:
         return "needs --head with the folder of a small language model"
     if len(given) < peer.heads:
         return "needs --head" if peer.heads == 1 else f"needs --head {peer.heads} times"
     if peer.speculative is not None:
-        return Arm(name, speculative={**peer.speculative} | ({"model": str(given[0].resolve())} if peer.heads else {}))
+        runner = {"VLLM_USE_V2_MODEL_RUNNER": "0"} if peer.first else {}
+        model_of = {"model": str(given[0].resolve())} if peer.heads else {}
+        return Arm(name, speculative={**peer.speculative, **model_of}, environment=runner)
     source = configuration(name, heads)
     if source is None:
         return Arm(name)

@@ -56,8 +56,18 @@ def test_every_arm_runs_or_says_why_not() -> None:
         assert all(a.rollspec is None or isinstance(a.rollspec, dict) for a in found.arms.values())
     assert bare.left["rollspec+head"] == bare.left["eagle3 K=4"] == "needs --head" and "tlt" in bare.arms
     assert {"rollspec+head", "rollspec+trainer", "eagle3 K=1"} <= set(one.arms)
-    assert "2 times" in one.left["taps"] and "taps" in two.arms and "V2" in two.left["suffix"]
+    assert "2 times" in one.left["taps"] and "taps" in two.arms
     assert bare.left.keys() >= one.left.keys() >= two.left.keys()
+
+
+def test_an_arm_of_the_first_runner_says_which_package_it_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(peer_arms, "find_spec", lambda name: None)
+    assert "pip install arctic-inference" in peer_arms.chosen("suffix K=8", ()).left["suffix K=8"]
+    monkeypatch.setattr(peer_arms, "find_spec", lambda name: object())
+    found = peer_arms.chosen("suffix", ()).arms
+    arm = found["suffix K=8"]
+    assert {"suffix K=4", "suffix K=16"} <= found.keys() and arm.environment == {"VLLM_USE_V2_MODEL_RUNNER": "0"}
+    assert arm.speculative == {"method": "suffix", "num_speculative_tokens": 8} and not found["none"].environment
 
 
 def test_a_language_model_goes_to_the_arm_that_drafts_with_one(tmp_path: Path) -> None:
