@@ -56,8 +56,8 @@ def run(quick: bool = False, requests: int = 10_000, out: Path | None = None) ->
     with tempfile.TemporaryDirectory(prefix="rollspec-serve-") as name:
         folder = Path(name)
         console.print("greedy answers of a server without rollspec")
-        with servers.server(model, MODEL, folder, None, CLIENTS) as url:
-            expected = asyncio.run(_greedy(url, prompts))
+        with servers.server(model, MODEL, folder, None, CLIENTS) as plain:
+            expected = asyncio.run(_greedy(plain.url, prompts))
         head = heads.fresh(model)
         options = {
             "proposal.drafters": ["suffix", "eagle3"],
@@ -73,8 +73,8 @@ def run(quick: bool = False, requests: int = 10_000, out: Path | None = None) ->
         )  # fmt: skip
         daemon.start()  # and never trains: what it publishes is made here
         console.print("the server with rollspec")
-        with servers.server(model, MODEL, folder, options, CLIENTS) as url:
-            found = asyncio.run(_measure(url, prompts, expected, requests, _Publisher(daemon, model), console))
+        with servers.server(model, MODEL, folder, options, CLIENTS) as drafting:
+            found = asyncio.run(_measure(drafting.url, prompts, expected, requests, _Publisher(daemon, model), console))
         daemon.close()
     result = {"benchmark": "serve", "provenance": began, "clients": CLIENTS, "block": BLOCK, "every": EVERY, **found}
     if quick:

@@ -82,6 +82,12 @@ class Family:
             if pid != me and pid in table and table[pid].started == started and table[pid].state != "Z"
         )
 
+    def signal(self, number: int) -> None:
+        """Send a signal to everything that still runs: SIGSTOP halts it, SIGCONT lets it go on."""
+        for pid in self.alive():
+            with suppress(OSError):
+                os.kill(pid, number)
+
     def stop(self, grace: float = 10.0) -> list[int]:
         """Ask with SIGTERM, insist with SIGKILL after `grace` seconds; the pids that needed stopping.
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from benchmarks.harness import ratio
 from examples.production_traffic.traffic import Burst, Plan
 
 NAMES = {"none": "no speculation", "frozen": "frozen drafter", "online": "online drafter"}
@@ -60,6 +62,36 @@ def summarize(plan: Plan, arms: Mapping[str, Sequence[Burst]]) -> dict[str, Any]
     if {"online", "none"} <= out["arms"].keys():
         pairs = zip(out["arms"]["online"], out["arms"]["none"], strict=True)
         out["online_over_none"] = [a["tokens_per_second_at_end"] / b["tokens_per_second_at_end"] for a, b in pairs]
+    return out
+
+
+def pairs(plan: Plan, seeds: Sequence[Mapping[str, Sequence[Burst]]]) -> dict[str, list[dict[str, Any]]]:
+    """Tokens per second of the online drafter over the other servers' in each phase, burst by burst, over all seeds: of
+    servers that took turns.
+    """
+    found: dict[str, list[dict[str, Any]]] = {}
+    for other in ("frozen", "none"):
+        for part in phases(plan):
+            rates = [
+                (s["online"][i].rate, s[other][i].rate) for s in seeds if {"online", other} <= s.keys() for i in part
+            ]
+            if rates:
+                found.setdefault(other, []).append(asdict(ratio([a for a, _ in rates], [b for _, b in rates])))
+    return found
+
+
+def sentences(plan: Plan, summary: Mapping[str, Any]) -> list[str]:
+    """The online drafter over the others, phase by phase."""
+    out = []
+    for other in ("frozen", "none"):
+        found: Sequence[Any] = summary.get("pairs", {}).get(other) or summary.get(f"online_over_{other}") or ()
+        said = [
+            f"{d} {r:.2f}x" if isinstance(r, float) else f"{d} {r['median']:.2f}x ({r['low']:.2f}-{r['high']:.2f})"
+            for (d, _), r in zip(plan.phases, found, strict=False)
+        ]
+        of = "by bursts, median and 95 %" if summary.get("pairs") else "at the end of"
+        if said:
+            out.append(f"online over {NAMES[other]}, tokens/s {of}: {', '.join(said)}")
     return out
 
 

@@ -12,6 +12,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,13 +23,33 @@ START_SECONDS = 300.0
 CORES = sorted(os.sched_getaffinity(0))
 ENGINE_CORE, TRAINER_CORE = CORES[0], CORES[1 % len(CORES)]
 """The server has a core of its own in every arm, and the trainer the other one: the device and an idle one."""
+
+
+@dataclass(frozen=True)
+class Server:
+    """A server that answers, and the processes that are halted while others have their turn."""
+
+    url: str
+    families: tuple[Family, ...]
+
+    def suspend(self) -> None:
+        """Halt it."""
+        for family in self.families:
+            family.signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        """Let it go on."""
+        for family in self.families:
+            family.signal(signal.SIGCONT)
+
+
 TAIL = 3000  # characters of a log that are shown when its process ended
 
 
 @contextmanager
 def running(
     name: str, command: list[str], core: int, log: Path, ready: Callable[[], bool], **env: str
-) -> Iterator[None]:
+) -> Iterator[Family]:
     """Run `command` on one core until the block ends.
 
     Raises:
@@ -50,8 +71,9 @@ def running(
             family.look()
             time.sleep(0.25)
         family.look()
-        yield
+        yield family
     finally:
+        family.signal(signal.SIGCONT)  # what is halted does not hear that it is to end
         # `timeout` and an impatient user signal twice; the second one must not leave a server behind.
         handlers = {n: signal.signal(n, signal.SIG_IGN) for n in (signal.SIGTERM, signal.SIGINT)}
         try:
@@ -66,8 +88,8 @@ def running(
 @contextmanager
 def server(
     model: str, name: str, folder: Path, rollspec: dict[str, Any] | None, most: int, dtype: str = "float32"
-) -> Iterator[str]:
-    """`vllm serve` on the CPU; its base URL. `rollspec`: options, None for a server without it."""
+) -> Iterator[Server]:
+    """`vllm serve` on the CPU. `rollspec`: options, None for a server without it."""
     url = f"http://127.0.0.1:{free_port()}"
     command = [
         sys.executable, "-m", "vllm.entrypoints.cli.main", "serve", model, "--served-model-name", name,
@@ -80,13 +102,15 @@ def server(
     env = {"OMP_NUM_THREADS": "1", "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
     # The CPU build's bugs are mended in a server without rollspec, too: both sides sample from the same distribution.
     env |= {"ROLLSPEC_PATCHES": "cpu", "VLLM_NO_USAGE_STATS": "1", "VLLM_USE_V2_MODEL_RUNNER": "1"}
-    with running("vllm serve", command, ENGINE_CORE, folder / "server.log", lambda: answers(f"{url}/health"), **env):
-        yield url
+    with running(
+        "vllm serve", command, ENGINE_CORE, folder / "server.log", lambda: answers(f"{url}/health"), **env
+    ) as one:
+        yield Server(url, (one,))
 
 
 @contextmanager
-def daemon(model: str, head: Path, folder: Path, endpoint: str, options: dict[str, Any]) -> Iterator[str]:
-    """`drafter-online serve`; where it answers over HTTP."""
+def daemon(model: str, head: Path, folder: Path, endpoint: str, options: dict[str, Any]) -> Iterator[Server]:
+    """`drafter-online serve`, which answers over HTTP."""
     url = f"http://127.0.0.1:{free_port()}"
     command = [
         sys.executable, "-m", "drafter_online.cli", "serve", "--target", model, "--head", str(head), "--dir",
@@ -98,8 +122,8 @@ def daemon(model: str, head: Path, folder: Path, endpoint: str, options: dict[st
     log = folder / "daemon.log"
     # Clients of the server are on this core, too, and come first: their time is part of what is measured.
     command = ["nice", "-n", "10", *command]
-    with running("drafter-online serve", command, TRAINER_CORE, log, lambda: answers(f"{url}/healthz")):
-        yield url
+    with running("drafter-online serve", command, TRAINER_CORE, log, lambda: answers(f"{url}/healthz")) as one:
+        yield Server(url, (one,))
 
 
 def answers(url: str) -> bool:

@@ -1,6 +1,6 @@
 """Clients of a server: bursts of requests, each with its domain, and what came of them.
 
-Between bursts the clients pause, as traffic does: a daemon on the same machine trains then. Every server is sent the
+Before each burst the clients pause, as traffic does: a daemon on the same machine trains then. Every server is sent the
 same requests in the same order.
 """
 
@@ -12,10 +12,13 @@ import json
 import random
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AsyncExitStack
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
+
+from examples.production_traffic.servers import Server
 
 MODEL = "language"
 TIMEOUT = 120.0
@@ -99,38 +102,48 @@ def client_of(url: str) -> Any:
     return AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=TIMEOUT)
 
 
+Seen = Callable[[str, Burst], None]
+"""Is given the name of a server and what came of a burst there."""
+
+
 async def send(
-    url: str, plan: Plan, prompts: dict[str, list[list[int]]], out: Path, seen: Callable[[Burst], None]
-) -> list[Burst]:
-    """Send the traffic; every burst is written to `out` and given to `seen` as it ends."""
+    servers: Mapping[str, Server], plan: Plan, prompts: dict[str, list[list[int]]], out: Path, seen: Seen
+) -> dict[str, list[Burst]]:
+    """Send every burst to each server in turn, first one way round and then the other; those that wait are halted.
+
+    Args:
+        out: folder; every burst is written to `SERVER.jsonl` there, and given to `seen`, as it ends.
+    """
     import httpx
 
-    done: list[Burst] = []
-    async with (
-        client_of(url) as client,
-        httpx.AsyncClient(timeout=TIMEOUT) as scraper,
-    ):
-        sent = 0
-        before = await counters(scraper, url, COUNTERS)
-        with out.open("w", encoding="utf-8") as file:
-            for number, (domain, requests) in enumerate(plan.bursts(prompts)):
+    done: dict[str, list[Burst]] = {name: [] for name in servers}
+    async with AsyncExitStack() as stack:
+        scraper = await stack.enter_async_context(httpx.AsyncClient(timeout=TIMEOUT))
+        clients = {n: await stack.enter_async_context(client_of(s.url)) for n, s in servers.items()}
+        files = {n: stack.enter_context((out / f"{n}.jsonl").open("w", encoding="utf-8")) for n in servers}
+        for number, (domain, requests) in enumerate(plan.bursts(prompts)):
+            for name in servers if number % 2 == 0 else reversed(servers):
+                server = servers[name]
+                server.resume()
                 if number:
                     await asyncio.sleep(plan.pause)
+                before = await counters(scraper, server.url, COUNTERS)
                 begin = time.perf_counter()
-                times, said = await _burst(client, plan, domain, requests)
+                times, said = await _burst(clients[name], plan, domain, requests)
                 seconds = time.perf_counter() - begin
-                after = await counters(scraper, url, COUNTERS)
-                sent += len(requests)
+                after = await counters(scraper, server.url, COUNTERS)
+                if len(servers) > 1:
+                    server.suspend()
                 grown = {k: int(after[k] - before[k]) for k in ("tokens", "drafted", "accepted")}
                 burst = Burst(
-                    number, domain, sent, sum(t is None for t in times), seconds, version=int(after["version"]),
-                    slowest=max((t for t in times if t is not None), default=TIMEOUT), answers=tuple(said), **grown,
+                    number, domain, (number + 1) * plan.burst, sum(t is None for t in times), seconds,
+                    version=int(after["version"]), slowest=max((t for t in times if t is not None), default=TIMEOUT),
+                    answers=tuple(said), **grown,
                 )  # fmt: skip
-                before = after
-                file.write(json.dumps(asdict(burst)) + "\n")
-                file.flush()
-                done.append(burst)
-                seen(burst)
+                files[name].write(json.dumps(asdict(burst)) + "\n")
+                files[name].flush()
+                done[name].append(burst)
+                seen(name, burst)
     return done
 
 

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import ast
+import asyncio
 import random
 from pathlib import Path
 
 import pytest
 
+from examples.production_traffic import traffic
 from examples.production_traffic.__main__ import main
 from examples.production_traffic.corpus import documents
 from examples.production_traffic.language import PROMPTS
-from examples.production_traffic.results import draw, phases, rows, summarize
+from examples.production_traffic.results import draw, pairs, phases, rows, sentences, summarize
+from examples.production_traffic.servers import Server
 from examples.production_traffic.topics import TOPICS
 from examples.production_traffic.traffic import Burst, Plan, read_bursts
 
@@ -63,6 +66,42 @@ def test_recovery_is_counted_from_the_shift() -> None:
     assert phases(PLAN) == [range(4), range(4, 8), range(8, 10)]
 
 
+def test_bursts_that_alternate_are_compared_pair_by_pair() -> None:
+    fast, slow = bursts([2.0] * 10, rate=150), bursts([2.0] * 10, rate=100)
+    found = pairs(PLAN, [{"online": fast, "frozen": slow}] * 2)
+    assert list(found) == ["frozen"] and [r["n"] for r in found["frozen"]] == [8, 8, 4]
+    assert all(r["median"] == pytest.approx(1.5) for r in found["frozen"])
+    (said,) = sentences(PLAN, {"pairs": found})
+    assert "online over frozen drafter" in said and "code 1.50x (1.50-1.50), prose 1.50x" in said
+
+
+def test_servers_take_turns_and_those_that_wait_are_halted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    happened: list[str] = []
+
+    class Recorded(Server):
+        def suspend(self) -> None:
+            happened.append(f"halt {self.url}")
+
+        def resume(self) -> None:
+            happened.append(f"go on {self.url}")
+
+    async def answer(client: object, plan: Plan, domain: str, requests: list[object]) -> tuple[list[float], list[str]]:
+        happened.append(f"burst {domain}")
+        return [0.1] * len(requests), ["x"] * len(requests)
+
+    async def count(client: object, url: str, names: dict[str, str]) -> dict[str, float]:
+        return dict.fromkeys(names, float(len(happened)))
+
+    monkeypatch.setattr(traffic, "_burst", answer)
+    monkeypatch.setattr(traffic, "counters", count)
+    plan = Plan((("code", 2),), burst=2, pause=0.0)
+    both = {n: Recorded(f"http://{n}", ()) for n in ("a", "b")}
+    done = asyncio.run(traffic.send(both, plan, {"code": [[1]]}, tmp_path, lambda *_: None))
+    assert happened == [w for n in "abba" for w in (f"go on http://{n}", "burst code", f"halt http://{n}")]
+    assert [b.requests for b in done["a"]] == [2, 4] and done["b"][0].tokens == 1
+    assert read_bursts(tmp_path / "b.jsonl") == done["b"]
+
+
 def test_picture_and_lines_of_a_run(tmp_path: Path) -> None:
     import json
     from dataclasses import asdict
@@ -78,6 +117,11 @@ def test_picture_and_lines_of_a_run(tmp_path: Path) -> None:
 def test_bad_counts_are_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--out", str(tmp_path), "--bursts", "3,x"]) == 2
     assert "give 3 counts" in capsys.readouterr().err
+
+
+def test_one_arm_alone_is_not_for_servers_that_take_turns(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--out", str(tmp_path), "--model", "x", "--head", str(tmp_path), "--only", "none"]) == 2
+    assert "all servers take turns" in capsys.readouterr().err
 
 
 def test_a_head_needs_its_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
