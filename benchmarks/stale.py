@@ -25,7 +25,11 @@ RESULTS = "benchmarks/results"
 
 DRAFTING = ("rollspec/step.py", "rollspec/drafting", "rollspec/proposal", "rollspec/tuning")
 BESIDE = ":(exclude)rollspec/engine/vllm/generate.py"  # makes training text: no part of an engine that is measured
-PLAIN = (*DRAFTING, "rollspec/sampling", "rollspec/engine", "rollspec/config", "cpu/vllm_cpu_v2", BESIDE)
+COUNTS = tuple(
+    f"rollspec/telemetry/{n}.py" for n in ("engine_stats", "faults", "metrics", "rollouts", "sinks")
+)  # what an engine counts
+PLAIN = (*DRAFTING, *COUNTS, "rollspec/machine.py", "rollspec/sampling", "rollspec/engine", "rollspec/config",
+         "cpu/vllm_cpu_v2", BESIDE)  # fmt: skip
 UNTRAINED = ":(exclude)rollspec/engine/daemon.py"  # starts the head's trainer: of no concern where no arm has one
 TRAINED = (*PLAIN, "configs")
 ENGINE = (*TRAINED, UNTRAINED)
